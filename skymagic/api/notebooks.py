@@ -32,8 +32,8 @@ from skymagic.pool.notebooks import NotebookRun
 from skymagic.providers import head
 from skymagic.wire import notebook as wire
 from skymagic.wire import processes, tls
+from skymagic.wire.codec import Transport
 from skymagic.wire.threads import failures, run_all
-from skymagic.wire.transport import Transport
 
 RECONNECT_SECONDS = 60.0
 """For which a lost connection is tried again; the notebook goes on meanwhile."""

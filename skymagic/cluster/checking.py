@@ -15,8 +15,8 @@ from skymagic.cluster.health import Findings, Health, Way, gpus, max_rates, xids
 from skymagic.cluster.nodes import Node
 from skymagic.wire import check as wire
 from skymagic.wire import processes
+from skymagic.wire.codec import Transport
 from skymagic.wire.threads import run_all
-from skymagic.wire.transport import Transport
 
 T = TypeVar("T", bound=wire.CheckMessage)
 CLOCK_READINGS = 5

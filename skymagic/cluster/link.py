@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable
 
 from skymagic.wire import agent as wire
-from skymagic.wire.transport import Transport
+from skymagic.wire.codec import Transport
 
 
 class Link:

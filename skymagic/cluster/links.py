@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterable, Iterator
 from skymagic.cluster.link import Link
 from skymagic.cluster.states import States
 from skymagic.wire import agent as wire
+from skymagic.wire.codec import Transport
 from skymagic.wire.threads import run_all
-from skymagic.wire.transport import Transport
 
 
 class Links:

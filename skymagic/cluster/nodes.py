@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from skymagic.wire import agent as wire
-from skymagic.wire.transport import Transport
+from skymagic.wire.codec import Transport
 
 if TYPE_CHECKING:
     from skymagic.bootstrap.additions import Addition

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from skymagic.cluster.nodes import Node, RankState
 from skymagic.errors import ProvisionError
 from skymagic.wire import agent as wire
-from skymagic.wire.exit_status import describe
+from skymagic.wire.processes import describe
 
 
 class States:

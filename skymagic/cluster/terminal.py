@@ -11,7 +11,7 @@ from collections.abc import Callable
 from skymagic.cluster.agents import Agents
 from skymagic.wire import processes
 from skymagic.wire import terminal as wire
-from skymagic.wire.transport import Transport
+from skymagic.wire.codec import Transport
 
 CTRL_C = b"\x03"
 INTERRUPT_TIMEOUT = 5.0

@@ -14,8 +14,8 @@ from skymagic.cluster import Node
 from skymagic.errors import SkyError
 from skymagic.files.messages import files_error
 from skymagic.wire import files as wire
+from skymagic.wire.codec import Transport
 from skymagic.wire.threads import run_all
-from skymagic.wire.transport import Transport
 
 T = TypeVar("T")
 STOP_TIMEOUT = 5.0

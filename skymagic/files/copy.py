@@ -20,7 +20,7 @@ from skymagic.files.transfer.folders import LinkInTheWay
 from skymagic.files.transfer.listing import Listing, absolute, listing
 from skymagic.files.upload import Upload
 from skymagic.wire import files as wire
-from skymagic.wire.transport import Transport
+from skymagic.wire.codec import Transport
 
 
 class Files:

@@ -31,8 +31,8 @@ from skymagic.run.interrupt import StopSignal
 from skymagic.run.report import Limits, Report
 from skymagic.run.results import Failure, Unavailable, error_of
 from skymagic.run.spec import RunSpec
-from skymagic.wire.exit_status import describe
 from skymagic.wire.order import LAST_VALUE, NOT_DEFINED
+from skymagic.wire.processes import describe
 
 
 @dataclass(frozen=True)

@@ -32,8 +32,8 @@ from skymagic.run.interrupt import StopSignal
 from skymagic.run.report import Limits, RankRun, Report
 from skymagic.run.spec import RunSpec
 from skymagic.wire import processes
-from skymagic.wire.exit_status import status_words
 from skymagic.wire.order import LAST_VALUE
+from skymagic.wire.processes import status_words
 
 SCRIPT_VARIABLE = "_sky_script"
 SOURCE = f'__import__("importlib").import_module("{processes.SCRIPT}").run({SCRIPT_VARIABLE});'

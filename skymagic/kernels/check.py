@@ -19,7 +19,7 @@ from pathlib import Path
 
 from skymagic.wire import check as wire
 from skymagic.wire.authentication import Unauthenticated, prove, verify
-from skymagic.wire.transport import write_all
+from skymagic.wire.codec import write_all
 
 PROGRAM_TIMEOUT = 20.0
 """Seconds for a program that looks at the hardware: a GPU that has fallen off its bus makes nvidia-smi hang."""

@@ -20,7 +20,7 @@ from skymagic.files.transfer.listing import Listing, absolute, digests, listing
 from skymagic.files.transfer.receiving import Receiver
 from skymagic.files.transfer.sending import encoded_files
 from skymagic.wire import files as wire
-from skymagic.wire.transport import write_all
+from skymagic.wire.codec import write_all
 
 
 class TransferServer:

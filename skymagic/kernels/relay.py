@@ -20,8 +20,8 @@ import time
 from skymagic.kernels.fork import close_from, fork
 from skymagic.wire import tls
 from skymagic.wire.authentication import Unauthenticated
+from skymagic.wire.codec import write_all
 from skymagic.wire.record import answers
-from skymagic.wire.transport import write_all
 
 IDLE_SECONDS = 60.0
 """For which it waits for a connection when there is none."""

@@ -20,7 +20,7 @@ from typing import NoReturn
 from skymagic.kernels import network
 from skymagic.runtime.info import InstanceInfo
 from skymagic.wire import terminal as wire
-from skymagic.wire.transport import write_all
+from skymagic.wire.codec import write_all
 
 CHUNK = 1 << 16
 GRACE = 1.0

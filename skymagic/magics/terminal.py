@@ -18,7 +18,7 @@ from skymagic.display.sending import write
 from skymagic.errors import RequestError
 from skymagic.magics.arguments.line_magics import TerminalRequest
 from skymagic.pool import Pool, registry
-from skymagic.wire.exit_status import status_words
+from skymagic.wire.processes import status_words
 
 
 def run(request: TerminalRequest) -> None:

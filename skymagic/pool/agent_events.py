@@ -19,7 +19,7 @@ from skymagic.pool.resources import Resources
 from skymagic.pool.states import Event, State
 from skymagic.pool.status import Status, now
 from skymagic.wire import agent as wire
-from skymagic.wire.exit_status import describe
+from skymagic.wire.processes import describe
 
 
 @dataclass(eq=False, repr=False)

@@ -18,7 +18,7 @@ from skymagic.pool.runs import Runs
 from skymagic.pool.states import Event
 from skymagic.pool.status import Status
 from skymagic.run.spec import RunSpec
-from skymagic.wire.session.handshake import REPLACED
+from skymagic.wire.session.frames import REPLACED
 
 RECALL_TIMEOUT = 20.0
 """Seconds in which ranks tell of their last runs."""

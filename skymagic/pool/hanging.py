@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from skymagic.cluster import Agents
-from skymagic.wire.exit_status import describe
+from skymagic.wire.processes import describe
 
 DEADLINE = 5.0
 """Seconds without a sign of life after which a rank counts as hanging."""

@@ -28,9 +28,9 @@ from skymagic.pool.status import Status
 from skymagic.run.run import show_content
 from skymagic.wire import agent as wire
 from skymagic.wire import processes
-from skymagic.wire.exit_status import describe
+from skymagic.wire.codec import Transport
+from skymagic.wire.processes import describe
 from skymagic.wire.threads import run_all
-from skymagic.wire.transport import Transport
 
 TIMEOUT = 30.0
 """Seconds in which agents must tell how their ranks are."""

@@ -35,8 +35,8 @@ from skymagic.pool.status import Status
 from skymagic.run.report import Limits, Report
 from skymagic.run.results import is_connection_error, may_be_connection_error
 from skymagic.run.submission import Submission
-from skymagic.wire.exit_status import describe
 from skymagic.wire.order import Rejoin
+from skymagic.wire.processes import describe
 from skymagic.wire.threads import failures, run_all
 
 REJOIN_TIMEOUT = 60.0

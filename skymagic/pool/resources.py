@@ -20,7 +20,7 @@ from skymagic.pool.release import Step
 from skymagic.pool.status import Status
 from skymagic.wire import agent as wire
 from skymagic.wire import processes
-from skymagic.wire.transport import Transport
+from skymagic.wire.codec import Transport
 
 if TYPE_CHECKING:
     from skymagic.data.remote.remote_store import RemoteStore

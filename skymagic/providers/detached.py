@@ -12,7 +12,7 @@ from skymagic.cluster.tunnel import AgentTunnel
 from skymagic.errors import PoolError
 from skymagic.providers.provider import Survey
 from skymagic.wire import processes
-from skymagic.wire.transport import Transport
+from skymagic.wire.codec import Transport
 
 ADDRESS = "127.0.0.1"
 

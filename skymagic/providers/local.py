@@ -31,8 +31,8 @@ from skymagic.providers.detached import ADDRESS, Access, Detached, Here
 from skymagic.providers.provider import Say, Survey
 from skymagic.providers.room import descriptors, room
 from skymagic.wire import processes
-from skymagic.wire.exit_status import status_words
-from skymagic.wire.transport import write_all
+from skymagic.wire.codec import write_all
+from skymagic.wire.processes import status_words
 
 COMPLAINT = 4000
 """Bytes of what an agent has said last that an error has, at most."""

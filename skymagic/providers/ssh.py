@@ -39,8 +39,8 @@ from skymagic.ssh.config import Endpoint, SshConfig
 from skymagic.ssh.connection import Connection
 from skymagic.ssh.process import Process
 from skymagic.wire import processes
+from skymagic.wire.codec import Transport
 from skymagic.wire.threads import failures, run_all
-from skymagic.wire.transport import Transport
 
 T = TypeVar("T")
 U = TypeVar("U")

@@ -24,7 +24,7 @@ import weakref
 from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Iterator
 from typing import Any
 
-from skymagic.wire.transport import write_all
+from skymagic.wire.codec import write_all
 
 sinks: dict[str, int] = {}
 """The descriptor that takes what is silenced, by stream (``"stdout"``, ``"stderr"``), in place of the null device.

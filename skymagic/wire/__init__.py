@@ -1,7 +1,6 @@
 """Everything that processes send each other: one codec, the messages of each protocol, and the session that carries them.
 
-codec        frozen dataclasses as lines of JSON, with raw bytes behind them: encoder, decoder, bounds
-transport    a pair of byte streams to a process; whole writes and lines on descriptors
+codec        frozen dataclasses as lines of JSON, with raw bytes behind them; the byte streams that carry them
 agent        messages of the node agents: notebook, daemon, agent, forkserver, ranks
 store        messages of the value servers
 files        messages of copying files
@@ -10,12 +9,9 @@ terminal     messages of a terminal on a node
 notebook     messages of a notebook that is a job on the head
 metrics      numbers that ranks report, packed
 order        what notebook and rank agree on besides: the orders in a run's code
-processes    the modules that one process starts in another
-pids         processes that are known by their number, and signals to them
+processes    the modules that one process starts in another, signals, boot ids, and how a process ended
 record       what an agent writes about itself for whoever logs in on its node
 atomic       files that are replaced atomically
-boot         the boot id of this machine
-exit_status  how a process ended, in words
 authentication  connections before their sender is known: bounds, and a challenge–response handshake
 tls          byte streams between nodes that know each other by one certificate
 threads      fork and join: jobs that run at once, and what became of them

@@ -1,4 +1,4 @@
-"""The message codec of all protocols: frozen dataclasses as lines of JSON, with raw bytes behind a message where its type says so.
+"""The message codec of all protocols, and what carries them: lines of JSON, with raw bytes behind a message where its type says so.
 
     ["Kind",{"field":value,…}]⏎                   a message
     ["Kind",{"field":value,…,"nbytes":n}]⏎ n bytes  a message with a payload (`WithPayload`)
@@ -10,10 +10,11 @@ rather than length prefixes, because a login shell may print lines of its own be
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, fields
-from typing import Any, Generic, TypeVar, dataclass_transform
+from typing import Any, Generic, Protocol, TypeVar, dataclass_transform
 
 M = TypeVar("M")
 _to_json = json.JSONEncoder(separators=(",", ":")).encode
@@ -174,3 +175,40 @@ class Decoder(Generic[M]):
 def printable(text: str) -> str:
     """A text from elsewhere (a file's name, what a host says) in one line that every screen can show: control characters are escaped."""
     return "".join(letter if letter.isprintable() else letter.encode("unicode_escape").decode() for letter in text)
+
+
+# -- what carries a protocol -----------------------------------------------------------------------
+
+
+class Transport(Protocol):
+    """A pair of byte streams to an agent, made by a provider."""
+
+    def read(self) -> bytes:
+        """Bytes that have come, at least one; b"" at the end. Called by the link's thread only."""
+
+    def write(self, data: bytes | memoryview) -> None:
+        """Send all of these bytes; raises OSError when the other end is gone."""
+
+    def complaint(self) -> str:
+        """What the other end said before it could speak the protocol: a traceback, a shell's error; else ""."""
+
+    def close(self) -> None:
+        """Close the link and wait until the agent has ended (or end it); twice is safe."""
+
+
+def write_all(descriptor: int, data: bytes | bytearray | memoryview) -> None:
+    """`os.write` until everything is written: it may write a part only."""
+    view = memoryview(data).cast("B")
+    while view:
+        view = view[os.write(descriptor, view) :]
+
+
+def read_line(descriptor: int) -> bytes:
+    """One line, newline included; read byte by byte, for what follows belongs to another reader. Ends the process at an early end."""
+    line = b""
+    while not line.endswith(b"\n"):
+        byte = os.read(descriptor, 1)
+        if not byte:
+            raise SystemExit(0)
+        line += byte
+    return line

@@ -13,9 +13,8 @@ import struct
 from dataclasses import field, fields
 from pathlib import Path
 
-from skymagic.wire.boot import boot_id
 from skymagic.wire.codec import Codec, FrozenMessage, printable
-from skymagic.wire.pids import started
+from skymagic.wire.processes import boot_id, started
 
 FILE = "record"
 """Its name in a daemon's run directory."""

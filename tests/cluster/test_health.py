@@ -9,7 +9,7 @@ from skymagic.cluster.checking import QUICK, check, rounds
 from skymagic.cluster.health import Findings, Gpu, Health, Way, Xid, gpus, max_rates, rate_text, xids
 from skymagic.errors import HostError
 from skymagic.providers import local
-from skymagic.wire.transport import Transport
+from skymagic.wire.codec import Transport
 
 A100 = "NVIDIA A100-SXM4-80GB"
 EIGHT = "".join(f"{number}, {A100}, 550.163.01, 4, 0, 0\n" for number in range(8))

@@ -17,7 +17,7 @@ from skymagic.data.remote.remote_store import RemoteStore
 from skymagic.data.store.store import OVERFLOW, NodeStore, create, digest, overflow, remove
 from skymagic.kernels.store.server import LOCK
 from skymagic.providers.local import ChildTransport
-from skymagic.wire.transport import Transport
+from skymagic.wire.codec import Transport
 from tests.data.far import Far, Notebook, moved
 from tests.lab.nodes import node_of, start
 

@@ -18,7 +18,7 @@ from skymagic.ssh.config import SshConfig
 from skymagic.ssh.connecting import connect
 from skymagic.ssh.connection import Connection
 from skymagic.ssh.hostlist import HostSpec
-from skymagic.wire.transport import Transport
+from skymagic.wire.codec import Transport
 from tests.data.test_remote_store import MB
 from tests.data.test_remote_store_failing import at
 from tests.lab.machines import Machines, machines

@@ -17,7 +17,7 @@ from skymagic.files import multicast
 from skymagic.files.copy import Files
 from skymagic.files.multicast import DataPlane
 from skymagic.providers.local import ChildTransport
-from skymagic.wire.transport import Transport
+from skymagic.wire.codec import Transport
 from tests.data.test_remote_store import MB, Cluster, Counted, put
 from tests.lab.nodes import node_of, start
 

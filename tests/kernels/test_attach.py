@@ -14,7 +14,7 @@ import pytest
 
 from skymagic.kernels.daemon import rundir
 from skymagic.kernels.daemon.rundir import RunDirectoryError
-from skymagic.wire.session.handshake import REPLY, REQUEST, HandshakeRequest
+from skymagic.wire.session.frames import HANDSHAKE_REPLY, HANDSHAKE_REQUEST, HandshakeRequest
 
 
 @pytest.fixture
@@ -126,13 +126,13 @@ def test_nothing_of_the_login_is_held() -> None:
     secret = "0123456789abcdef"
 
     def hello(attempt: int) -> bytes:
-        return REQUEST.encode(HandshakeRequest(secret, attempt > 1, attempt, 0))
+        return HANDSHAKE_REQUEST.encode(HandshakeRequest(secret, attempt > 1, attempt, 0))
 
     done = subprocess.run(command, input=hello(1), capture_output=True, pass_fds=[kept], timeout=60)
     os.close(kept)
     assert os.read(extra, 1) == b""
     os.close(extra)
-    found = REPLY.first(done.stdout, noise=True)
+    found = HANDSHAKE_REPLY.first(done.stdout, noise=True)
     assert found is not None
     assert found[0].error == ""
     assert done.stderr == b""
@@ -140,7 +140,7 @@ def test_nothing_of_the_login_is_held() -> None:
     assert b'"error":""' in again.stdout
     old = subprocess.run(command, input=hello(2), capture_output=True, timeout=60)
     assert b"a newer connection has taken its place" in old.stdout
-    wrong = REQUEST.encode(HandshakeRequest("somebody else", True, 3, 0))
+    wrong = HANDSHAKE_REQUEST.encode(HandshakeRequest("somebody else", True, 3, 0))
     assert b"serves another notebook" in subprocess.run(command, input=wrong, capture_output=True, timeout=60).stdout
     end = hello(3) + FINISH
     gate = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
@@ -183,7 +183,7 @@ def test_without_a_greeting_nothing_starts() -> None:
     assert subprocess.run(command, input=b"", capture_output=True, timeout=60).stdout == b""
     done = subprocess.run(command, input=b"{}\n", capture_output=True, timeout=60)
     assert b"not a message" in done.stdout
-    resume = REQUEST.encode(HandshakeRequest("w", True, 1, 0))
+    resume = HANDSHAKE_REQUEST.encode(HandshakeRequest("w", True, 1, 0))
     done = subprocess.run(command, input=resume, capture_output=True, timeout=60)
     assert b"killed from outside" in done.stdout
     assert b'"gone":true' in done.stdout

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from skymagic.cluster import Node
-from skymagic.wire.transport import Transport
+from skymagic.wire.codec import Transport
 
 
 def node_of(index: int, name: str, process: Callable[[], Transport], address: str = "") -> Node:

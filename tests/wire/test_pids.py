@@ -20,7 +20,7 @@ from skymagic.kernels.agent.rank import Rank
 from skymagic.kernels.daemon import rundir
 from skymagic.kernels.script.supervisor import Supervisor
 from skymagic.kernels.store.server import LOCK, exclusive
-from skymagic.wire import pids
+from skymagic.wire import processes
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="start times and pidfds are Linux's")
 SLEEP = [sys.executable, "-c", "print('up', flush=True); import time; time.sleep(100)"]
@@ -55,15 +55,15 @@ def lives(process: subprocess.Popen[bytes]) -> bool:
 
 
 def test_a_later_process_of_the_same_number_gets_no_signal(stranger: subprocess.Popen[bytes]) -> None:
-    begun = pids.started(stranger.pid)
-    assert begun > pids.started(1) >= 0
-    assert not pids.send(stranger.pid, begun - 1, signal.SIGKILL)
+    begun = processes.started(stranger.pid)
+    assert begun > processes.started(1) >= 0
+    assert not processes.send_signal(stranger.pid, begun - 1, signal.SIGKILL)
     assert lives(stranger)
-    assert not pids.send(stranger.pid, begun, signal.SIGKILL), "it has gone"
+    assert not processes.send_signal(stranger.pid, begun, signal.SIGKILL), "it has gone"
 
 
 def test_the_process_that_is_meant_gets_it(stranger: subprocess.Popen[bytes]) -> None:
-    assert pids.send(stranger.pid, pids.started(stranger.pid), signal.SIGKILL)
+    assert processes.send_signal(stranger.pid, processes.started(stranger.pid), signal.SIGKILL)
     assert stranger.wait() == -signal.SIGKILL
 
 
@@ -71,7 +71,7 @@ def test_a_rank_that_has_ended(stranger: subprocess.Popen[bytes]) -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:
         rank = Rank(0, "ident", ours, output=None)  # type: ignore[arg-type]  # of no interest here
-        rank.pid, rank.started = stranger.pid, pids.started(stranger.pid) - 1
+        rank.pid, rank.started = stranger.pid, processes.started(stranger.pid) - 1
         rank.kill()
     assert lives(stranger)
 
@@ -79,14 +79,14 @@ def test_a_rank_that_has_ended(stranger: subprocess.Popen[bytes]) -> None:
 def test_what_a_script_has_started(stranger: subprocess.Popen[bytes]) -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        Supervisor(ours).signal({stranger.pid: pids.started(stranger.pid) - 1}, signal.SIGKILL)
+        Supervisor(ours).signal({stranger.pid: processes.started(stranger.pid) - 1}, signal.SIGKILL)
     assert lives(stranger)
 
 
 @pytest.mark.parametrize("difference", [0, -1], ids=["itself", "its number"])
 def test_an_earlier_value_server(stranger: subprocess.Popen[bytes], tmp_path: Path, difference: int) -> None:
     """On a file system without locks too: the file alone tells of an earlier server."""
-    (tmp_path / LOCK).write_text(f"{stranger.pid} {pids.started(stranger.pid) + difference}".ljust(40))
+    (tmp_path / LOCK).write_text(f"{stranger.pid} {processes.started(stranger.pid) + difference}".ljust(40))
     with without_locks(), exclusive(tmp_path):
         assert (stranger.wait() == -signal.SIGKILL) if difference == 0 else lives(stranger)
     assert not (tmp_path / LOCK).exists()
@@ -97,7 +97,7 @@ def test_an_earlier_value_server_that_holds_the_lock(tmp_path: Path) -> None:
     with subprocess.Popen(SLEEP, stdout=subprocess.PIPE) as before:
         assert before.stdout is not None
         before.stdout.readline()
-        (tmp_path / LOCK).write_text(f"{before.pid} {pids.started(before.pid) - 1}".ljust(40))
+        (tmp_path / LOCK).write_text(f"{before.pid} {processes.started(before.pid) - 1}".ljust(40))
         holder = os.open(tmp_path / LOCK, os.O_RDWR)
         fcntl.flock(holder, fcntl.LOCK_EX)
         code = (

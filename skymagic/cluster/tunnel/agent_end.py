@@ -6,11 +6,11 @@ import threading
 from collections import deque
 from collections.abc import Callable
 
-from skymagic.wire.exit_status import signal_name
+from skymagic.wire.processes import signal_name
 
 
 class AgentEnd:
-    """A `wire.transport.Transport`.
+    """A `wire.codec.Transport`.
 
     Args:
         send: queues bytes for the agent; never blocks.

@@ -6,7 +6,7 @@ import secrets
 from collections.abc import Callable
 
 from skymagic.cluster.tunnel.tunnel import Tunnel
-from skymagic.wire.transport import Transport
+from skymagic.wire.codec import Transport
 
 
 class AgentTunnel:

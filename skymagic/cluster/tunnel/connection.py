@@ -7,8 +7,8 @@ import socket
 import threading
 from collections.abc import Callable
 
-from skymagic.wire.session.handshake import REPLY, REQUEST, HandshakeReply, HandshakeRequest
-from skymagic.wire.transport import Transport
+from skymagic.wire.codec import Transport
+from skymagic.wire.session.frames import HANDSHAKE_REPLY, HANDSHAKE_REQUEST, HandshakeReply, HandshakeRequest
 
 READ_SIZE = 1 << 18
 
@@ -85,9 +85,9 @@ class Connection:
             self._close()  # last, for it may take its time
 
     def _receive_loop(self, transport: Transport) -> None:
-        transport.write(REQUEST.encode(self._request()))
+        transport.write(HANDSHAKE_REQUEST.encode(self._request()))
         data = b""
-        while (found := REPLY.first(data, noise=True)) is None:
+        while (found := HANDSHAKE_REPLY.first(data, noise=True)) is None:
             piece = transport.read()
             if not piece:
                 return

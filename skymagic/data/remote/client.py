@@ -12,8 +12,8 @@ from collections.abc import Callable
 
 from skymagic.cluster import Node
 from skymagic.wire import store
+from skymagic.wire.codec import Transport
 from skymagic.wire.store import Heartbeat, QueryReply, Read, ReadChunk, ReadReply, Ready, Settings, StoreMessage
-from skymagic.wire.transport import Transport
 
 START_TIMEOUT = 60.0
 """Seconds that a value server may take to say that it is ready."""

@@ -11,8 +11,8 @@ from skymagic.cluster import Node
 from skymagic.data.remote.client import ConnectionLost, StoreClient
 from skymagic.errors import PoolError, SkyError
 from skymagic.wire import store
+from skymagic.wire.codec import Transport
 from skymagic.wire.threads import failures, run_all
-from skymagic.wire.transport import Transport
 
 _FIRST_PAUSE = 0.2
 _LONGEST_PAUSE = 2.0

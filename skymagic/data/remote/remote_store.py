@@ -17,7 +17,7 @@ from skymagic.data.store.device import DeviceBytes
 from skymagic.data.store.store import LARGE, digest
 from skymagic.errors import PoolError
 from skymagic.wire import store
-from skymagic.wire.transport import Transport
+from skymagic.wire.codec import Transport
 
 
 class RemoteStore(Store):

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from skymagic.files.transfer.entries import FILE, FOLDER, LINK, OWN_PREFIX, Entry, Top, stays_inside
 from skymagic.files.transfer.folders import Identity, Place, Root, identity, opened
-from skymagic.wire.boot import boot_id
+from skymagic.wire.processes import boot_id
 
 T = TypeVar("T")
 Skip = Callable[[str, bool], bool]

@@ -17,9 +17,9 @@ from skymagic.files.transfer.entries import FILE, FOLDER, LINK, Entry, Top, unsa
 from skymagic.files.transfer.folders import BY_DESCRIPTOR, NEW_FILE, WRITTEN_OVER, Folders, LinkInTheWay, beside, rename
 from skymagic.files.transfer.listing import digests, error_text
 from skymagic.files.transfer.pieces import LARGE, LEFT, PresentPieces, half_mark, halves, present, remove_left
-from skymagic.wire.boot import boot_id
+from skymagic.wire.codec import write_all
 from skymagic.wire.files import FileFailed, FilePart, FilePiece, FileStart
-from skymagic.wire.transport import write_all
+from skymagic.wire.processes import boot_id
 
 MAX_GROWTH = 64 << 20
 """Bytes by which a file may grow, beside becoming twice as long, between its listing and its copy: logs do."""

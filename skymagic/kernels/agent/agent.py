@@ -34,9 +34,9 @@ from skymagic.plan.capacity import MOST_DESCRIPTORS
 from skymagic.plan.lifetime import Lifetime
 from skymagic.runtime import rendezvous
 from skymagic.wire import agent as wire
-from skymagic.wire.exit_status import signal_name
+from skymagic.wire.codec import read_line, write_all
+from skymagic.wire.processes import signal_name
 from skymagic.wire.record import READERS
-from skymagic.wire.transport import read_line, write_all
 
 STOP_TIMEOUT = 1.0
 """Seconds that idle ranks have to run their plugins' teardown before they are killed."""

@@ -28,7 +28,7 @@ from collections.abc import Callable, Iterable, Mapping
 from skymagic.kernels.agent.loop import Loop
 from skymagic.kernels.network import interface_addresses
 from skymagic.wire.authentication import NO_DESCRIPTOR_PAUSE, NONCE_BYTES, proof, verify
-from skymagic.wire.boot import boot_id
+from skymagic.wire.processes import boot_id
 from skymagic.wire.threads import run_all
 
 TIMEOUT = 2.0

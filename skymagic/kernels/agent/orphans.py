@@ -18,7 +18,7 @@ import time
 from collections.abc import Collection, Iterable
 
 from skymagic.kernels.fork import prctl
-from skymagic.wire.pids import started
+from skymagic.wire.processes import started
 
 PR_SET_CHILD_SUBREAPER = 36
 IDENT = b"SKYMAGIC_IDENT"

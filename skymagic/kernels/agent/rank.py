@@ -12,7 +12,7 @@ from typing import Any
 from skymagic.kernels.agent.loop import Loop
 from skymagic.kernels.agent.output import RankOutput
 from skymagic.wire import agent as wire
-from skymagic.wire import pids
+from skymagic.wire import processes
 
 
 class Rank:
@@ -42,7 +42,7 @@ class Rank:
     def signal(self, signum: int) -> None:
         """Send it a signal; one that has ended gets none."""
         if self.pid is not None:
-            pids.send(self.pid, self.started, signum)
+            processes.send_signal(self.pid, self.started, signum)
 
     def usage(self) -> list[Any] | None:
         """The state of its main thread, as a letter of Linux's, and the processor time that it has used, in seconds."""

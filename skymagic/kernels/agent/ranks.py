@@ -25,7 +25,7 @@ from skymagic.kernels.agent.rank import Rank
 from skymagic.kernels.agent.rank_logs import RankLogs
 from skymagic.plan.lifetime import Lifetime
 from skymagic.wire import agent as wire
-from skymagic.wire import pids
+from skymagic.wire import processes
 
 STACK_DUMP_TIMEOUT = 0.1
 """Seconds for which a rank may write its stack."""
@@ -158,7 +158,7 @@ class Ranks:
             case wire.RankForked():
                 rank = self._ranks.get(message.rank)
                 if rank is None or rank.ident != message.ident:  # replaced before it was there
-                    pids.send(message.pid, message.started, signal.SIGKILL)
+                    processes.send_signal(message.pid, message.started, signal.SIGKILL)
                     return
                 rank.pid, rank.started = message.pid, message.started
                 self._send(message)

@@ -14,7 +14,7 @@ from pathlib import Path
 import skymagic
 from skymagic.plan.lifetime import Lifetime
 from skymagic.wire import agent as wire
-from skymagic.wire.boot import boot_id
+from skymagic.wire.processes import boot_id
 from skymagic.wire.record import RECORD, AgentRecord, identity
 
 CODE = Path(skymagic.__file__).parents[1]

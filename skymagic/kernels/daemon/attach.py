@@ -17,9 +17,9 @@ import sys
 from skymagic.kernels.daemon import rundir
 from skymagic.kernels.daemon.rundir import RunDirectory, RunDirectoryError
 from skymagic.kernels.fork import close_from, fork
-from skymagic.wire.boot import boot_id
-from skymagic.wire.session.handshake import REPLY, REQUEST, HandshakeReply, HandshakeRequest
-from skymagic.wire.transport import read_line, write_all
+from skymagic.wire.codec import read_line, write_all
+from skymagic.wire.processes import boot_id
+from skymagic.wire.session.frames import HANDSHAKE_REPLY, HANDSHAKE_REQUEST, HandshakeReply, HandshakeRequest
 
 DAEMON_VANISHED = (
     "its daemon is not there any more: it was killed from outside (out of memory, an administrator, or systemd with "
@@ -33,7 +33,7 @@ def main(arguments: list[str]) -> int:
     line = read_line(0)
     os.write(1, b"\n")  # ends what a login shell has printed: the reply begins a line
     try:
-        sock = _attach(name, command, REQUEST.decode(line))
+        sock = _attach(name, command, HANDSHAKE_REQUEST.decode(line))
     except RunDirectoryError as problem:
         return _refuse(str(problem), gone=True)
     except (ValueError, OSError) as problem:
@@ -47,7 +47,7 @@ def main(arguments: list[str]) -> int:
 
 
 def _refuse(reason: str, gone: bool) -> int:
-    write_all(1, REPLY.encode(HandshakeReply(boot_id(), error=reason, gone=gone)))
+    write_all(1, HANDSHAKE_REPLY.encode(HandshakeReply(boot_id(), error=reason, gone=gone)))
     return 1
 
 

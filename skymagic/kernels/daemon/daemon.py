@@ -18,21 +18,22 @@ from skymagic.kernels.agent import directories
 from skymagic.kernels.daemon.rundir import RunDirectory, sweep
 from skymagic.kernels.fork import Forked, signal_pipe
 from skymagic.wire import agent as wire
-from skymagic.wire.boot import boot_id
+from skymagic.wire.processes import boot_id
 from skymagic.wire.session import frames
-from skymagic.wire.session.channels import WRITABLE
-from skymagic.wire.session.frames import Frame, ProtocolError, Session
-from skymagic.wire.session.handshake import (
-    EXIT,
-    OPEN,
+from skymagic.wire.session.frames import (
+    AGENT_EXIT,
+    HANDSHAKE_REPLY,
+    HANDSHAKE_REQUEST,
+    OPEN_CHANNEL,
     REPLACED,
-    REPLY,
-    REQUEST,
     AgentExit,
+    Frame,
     HandshakeReply,
     HandshakeRequest,
+    ProtocolError,
+    Session,
 )
-from skymagic.wire.session.loop import SessionLoop
+from skymagic.wire.session.loop import WRITABLE, SessionLoop
 
 ORPHAN_TIMEOUT = 20.0
 """Seconds for which a daemon waits for somebody to attach, when its agent has ended or never got a line."""
@@ -168,7 +169,7 @@ class Daemon:
             data = b""
         line += data
         try:
-            found = REQUEST.first(bytes(line))
+            found = HANDSHAKE_REQUEST.first(bytes(line))
         except ValueError as problem:
             self.loop.watch(sock, lambda _: None, 0)
             self._refuse(sock, str(problem))
@@ -179,7 +180,7 @@ class Daemon:
 
     def _refuse(self, sock: socket.socket, why: str, gone: bool = True) -> None:
         with suppress(OSError):
-            sock.send(REPLY.encode(HandshakeReply(boot_id(), error=why, gone=gone)))
+            sock.send(HANDSHAKE_REPLY.encode(HandshakeReply(boot_id(), error=why, gone=gone)))
         sock.close()
 
     def _attach(self, sock: socket.socket, request: HandshakeRequest, rest: bytes) -> None:
@@ -210,7 +211,7 @@ class Daemon:
         """Go on with this notebook over this connection; `news` is what the agent hears of it."""
         self.client, self.attempt = request.client, request.attempt
         try:
-            reply = REPLY.encode(HandshakeReply(boot_id(), self.session.received))
+            reply = HANDSHAKE_REPLY.encode(HandshakeReply(boot_id(), self.session.received))
             self.loop.attach(sock, request.received, reply, rest)
         except ProtocolError as problem:
             self._refuse(sock, str(problem))
@@ -308,7 +309,7 @@ class Daemon:
 
     def _send_exit(self, status: int, stderr: str) -> None:
         self.status = status
-        self.exit_data = EXIT.encode(AgentExit(status, stderr))
+        self.exit_data = AGENT_EXIT.encode(AgentExit(status, stderr))
         self.session.put(frames.EXIT, 0, self.exit_data)
 
     # -- streams -----------------------------------------------------------------------------------------------------
@@ -316,7 +317,7 @@ class Daemon:
     def _open(self, frame: Frame) -> None:
         sock: socket.socket | None = None
         try:
-            target = OPEN.decode(frame.data)
+            target = OPEN_CHANNEL.decode(frame.data)
             sock = socket.socket(socket.AF_INET6 if ":" in target.address else socket.AF_INET)
             sock.setblocking(False)
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

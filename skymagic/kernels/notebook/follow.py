@@ -9,7 +9,7 @@ from contextlib import suppress
 from skymagic.kernels.daemon import rundir
 from skymagic.kernels.daemon.attach import relay
 from skymagic.kernels.notebook import journal
-from skymagic.wire.transport import write_all
+from skymagic.wire.codec import write_all
 
 
 def main(name: str, job_id: str, what: str = "") -> int:

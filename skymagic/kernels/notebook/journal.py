@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from skymagic.wire import atomic
+from skymagic.wire.codec import write_all
 from skymagic.wire.notebook import CODEC, CellOutput, Executed, NotebookEnded, NotebookMessage, Refused
-from skymagic.wire.transport import write_all
 
 TOLD_BYTES = 1 << 20
 """Of each cell, what it shows is told to this size; its notebook has all."""

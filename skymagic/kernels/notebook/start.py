@@ -10,9 +10,9 @@ from skymagic.kernels.daemon import rundir
 from skymagic.kernels.daemon.attach import daemonize
 from skymagic.kernels.daemon.rundir import RunDirectory, RunDirectoryError
 from skymagic.kernels.fork import fork
+from skymagic.wire.codec import write_all
 from skymagic.wire.notebook import CODEC, ExecuteNotebook, NotebookMessage, Refused
 from skymagic.wire.record import answers
-from skymagic.wire.transport import write_all
 
 
 def main(name: str) -> int:

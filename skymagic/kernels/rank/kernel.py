@@ -34,8 +34,8 @@ from skymagic.kernels.rank.stdio import Stdio
 from skymagic.runtime import info as runtime
 from skymagic.runtime import rendezvous, reporting, silence, usage
 from skymagic.wire import agent as wire
-from skymagic.wire.exit_status import UNFIT
 from skymagic.wire.order import LAST_VALUE, NOT_DEFINED, PREFIX, Debug, Lend, Order, Rejoin, RunCell, decode
+from skymagic.wire.processes import UNFIT
 
 if TYPE_CHECKING:
     from skymagic.kernels.rank.between import BetweenCells

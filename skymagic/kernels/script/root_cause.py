@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from skymagic.wire.exit_status import signal_name
+from skymagic.wire.processes import signal_name
 
 LINE_PREFIX = re.compile(r"^(\[[^\]\s]{1,40}\]:? ?)?")
 """What torch and torchrun put before a line of one process: ``[rank1]: ``, ``[default0]:``."""

@@ -14,7 +14,7 @@ from typing import BinaryIO
 
 from skymagic.data.store.store import LARGE, private
 from skymagic.wire import atomic
-from skymagic.wire.transport import write_all
+from skymagic.wire.codec import write_all
 
 MAX_AGE = 30 * 86400.0
 """Seconds after which a value that no pool has asked for is removed."""

@@ -10,8 +10,8 @@ from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 
+from skymagic.wire.codec import write_all
 from skymagic.wire.store import Read, ReadChunk, ReadReply, StoreMessage, encode
-from skymagic.wire.transport import write_all
 
 PIECE_BYTES = 1 << 19
 """Bytes of a file that are sent at a time."""

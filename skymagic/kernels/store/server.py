@@ -26,7 +26,7 @@ from skymagic.kernels.fork import signal_pipe
 from skymagic.kernels.store.cache import ValueCache, cache_folder, read_pieces, read_slices
 from skymagic.kernels.store.incoming import IncomingValue, StoreFolder, renamed
 from skymagic.kernels.store.outgoing import FileReader, Sender
-from skymagic.wire import pids
+from skymagic.wire import processes
 from skymagic.wire.store import (
     Assemble,
     CancelRead,
@@ -280,7 +280,7 @@ def _kill_holder(descriptor: int) -> None:
     """Kill the server that has written its process into a lock's file: its number, and when it was started."""
     holder = os.pread(descriptor, HOLDER, 0).split()
     if len(holder) == 2 and all(map(bytes.isdigit, holder)):
-        pids.send(int(holder[0]), int(holder[1]), signal.SIGKILL)
+        processes.send_signal(int(holder[0]), int(holder[1]), signal.SIGKILL)
 
 
 @contextlib.contextmanager
@@ -305,7 +305,7 @@ def exclusive(directory: Path) -> Iterator[None]:
             if path.exists() and os.path.samestat(os.fstat(descriptor), path.stat()):
                 break
         os.close(descriptor)
-    os.pwrite(descriptor, f"{os.getpid()} {pids.started(os.getpid())}".ljust(HOLDER).encode(), 0)
+    os.pwrite(descriptor, f"{os.getpid()} {processes.started(os.getpid())}".ljust(HOLDER).encode(), 0)
     try:
         yield
     finally:

@@ -7,7 +7,7 @@ from typing import Any
 
 from skymagic.plugins._torch.backends import Posted
 from skymagic.runtime import info
-from skymagic.wire.boot import boot_id
+from skymagic.wire.processes import boot_id
 
 
 def number() -> int | None:

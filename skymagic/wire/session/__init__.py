@@ -27,8 +27,6 @@ Why not TCP alone: a TCP connection dies with a suspended laptop, a changed addr
 knows how much of what it wrote has arrived; and its end may be noticed after minutes only. Why not QUIC or mosh, which survive
 this: they need UDP, and all there is on many hosts is SSH. So the session lives above what SSH carries.
 
-handshake    the session's messages in JSON: the handshake, what OPEN and EXIT carry
-frames       numbered frames: sequence numbers, acknowledgements, retransmission; pure
-channels     TCP sockets in channels, with credit-based flow control
-loop         the event loop of one end: connection, heartbeats, acknowledgements
+frames       the handshake, and numbered frames: sequence numbers, acknowledgements, retransmission; pure
+loop         the event loop of one end: connection, heartbeats, TCP sockets in channels with flow control
 """

@@ -1,4 +1,4 @@
-"""Exactly-once delivery over lost connections, by sequence numbers and cumulative acknowledgements (as in TCP, RFC 9293).
+"""The frames of a session, and its handshake: exactly-once delivery by sequence numbers and cumulative acknowledgements (TCP, RFC 9293).
 
 Both ends of a tunnel hold a `Session`. It touches no socket and no clock: bytes of a connection come in, frames come out, each once
 and in order. What was sent is kept until it is acknowledged, and sent again over the next connection.
@@ -6,14 +6,17 @@ and in order. What was sent is kept until it is acknowledged, and sent again ove
     kind 1 byte | channel 4 | number 8 | length 4 | data        big endian
 
 Frames are numbered from 1 for each direction. ACK and GONE have no number of their own: ACK's says how many frames have been
-received, and is the heartbeat too. Frames are binary and not `wire.codec`'s lines, for most are pieces of byte streams.
+received, and is the heartbeat too. Frames are binary and not `wire.codec`'s lines, because most are pieces of byte streams; the handshake
+is one line of JSON each way.
 """
 
 from __future__ import annotations
 
 import struct
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+from skymagic.wire.codec import Codec, FrozenMessage
 
 HEADER = struct.Struct("!BIQI")
 MAX_DATA = 1 << 16
@@ -152,3 +155,63 @@ class Session:
                 frames.append(Frame(kind, channel, bytes(self._buffer[body:start])))
         del self._buffer[:start]
         return frames
+
+
+# -- the messages in JSON --------------------------------------------------------------------------
+
+
+LONGEST = 1 << 16
+"""Bytes that a request or a reply, or what a login shell prints before it, may take."""
+REPLACED = "another notebook has attached in the place of this one"
+"""Why a daemon refuses the notebook that it had before."""
+
+
+class HandshakeRequest(FrozenMessage):
+    """Notebook → daemon: who attaches."""
+
+    secret: str = field(repr=False)
+    """Known to this user's notebooks and the daemon only."""
+    resume: bool
+    """Whether the daemon must be there already."""
+    attempt: int
+    """Counts the connections of a session: a newer one takes the place of an older."""
+    received: int
+    """Frames that the notebook has."""
+    client: str = ""
+    """Which notebook it is: the daemon serves one, until another takes its place."""
+    takes_over: bool = False
+    """Whether it begins a session of its own, in the place of the one that the daemon has; what that had under way is lost."""
+
+
+class HandshakeReply(FrozenMessage):
+    """Daemon, or the attach process when there is no daemon → notebook."""
+
+    boot_id: str
+    received: int = 0
+    """Frames that the daemon has."""
+    error: str = ""
+    """Why there is no connection."""
+    gone: bool = False
+    """Whether it is for good."""
+
+
+class OpenChannel(FrozenMessage):
+    """In an OPEN frame, notebook → daemon: where the node is to connect the channel to."""
+
+    address: str
+    port: int
+
+
+class AgentExit(FrozenMessage):
+    """In an EXIT frame, daemon → notebook: how the agent ended, after all that it wrote."""
+
+    status: int
+    """Exit code; negative for a signal."""
+    stderr: str
+    """The end of its standard error."""
+
+
+HANDSHAKE_REQUEST: Codec[HandshakeRequest] = Codec(HandshakeRequest, max_line=LONGEST)
+HANDSHAKE_REPLY: Codec[HandshakeReply] = Codec(HandshakeReply, max_line=LONGEST)
+OPEN_CHANNEL: Codec[OpenChannel] = Codec(OpenChannel, max_line=LONGEST)
+AGENT_EXIT: Codec[AgentExit] = Codec(AgentExit, max_line=LONGEST)
