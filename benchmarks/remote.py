@@ -17,7 +17,7 @@ from benchmarks.figures import Figure, alternate, median, say, timed
 from skymagic.data.remote.remote_store import RemoteStore
 from skymagic.data.store.store import digest
 from skymagic.files.copy import Files
-from skymagic.files.multicast import DataPlane
+from skymagic.files.upload import DataPlane
 from skymagic.ssh.config import SshConfig
 from skymagic.ssh.connecting import connect
 from skymagic.ssh.connection import Connection

@@ -1,15 +1,86 @@
-"""What a copy changes: which files travel, their count in the end, and how far they are."""
+"""What a copy changes: which files travel, how far they are, and results and errors in words."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 from skymagic.cluster import Node
-from skymagic.files.messages import Copied
-from skymagic.files.transfer.entries import FILE, Entry
+from skymagic.errors import FilesError
+from skymagic.files.transfer.listing import FILE, Entry
+from skymagic.plan.units import count, size
 from skymagic.wire import files as wire
 from skymagic.wire.codec import printable
+
+MAX_SENTENCES = 20
+"""Most sentences of an error, and notes, that are shown."""
+
+
+@dataclass(frozen=True)
+class Copied:
+    """What changed through one node.
+
+    Attributes:
+        node, hostname: which.
+        files, nbytes: files that travelled, and the bytes that did: of a large one those that were not there.
+        unchanged: files that were there already.
+        removed: files of an earlier time that went.
+        notes: what stayed behind, and why.
+    """
+
+    node: int
+    hostname: str
+    files: int
+    nbytes: int
+    unchanged: int
+    removed: int = 0
+    notes: tuple[str, ...] = ()
+
+
+def summary(copied: Sequence[Copied], seconds: float, *, to_nodes: bool = True) -> str:
+    """What was done, in a line, and in further lines what stayed behind."""
+    counts = [(one.files, one.nbytes, one.unchanged, one.removed) for one in copied]
+    moved = sum(one.nbytes for one in copied)
+    alike = len(set(counts)) == 1
+    totals = counts[0] if alike else tuple(sum(each) for each in zip(*counts, strict=True))
+    files, nbytes, unchanged, removed = totals
+    where = copied[0].hostname if len(copied) == 1 else count(len(copied), "node") + (" each" if alike else "")
+    done = f"{count(files, 'file')} ({size(nbytes)}) {'to' if to_nodes else 'from'} {where}"
+    if files:
+        speed = f", {size(moved / seconds)}/s" if seconds >= 0.5 else ""
+        done += f" in {seconds:.1f} s{speed}"
+    there = [f"{count(unchanged, 'file')} there already"] if unchanged else []
+    gone = [f"{count(removed, 'file')} removed"] if removed else []
+    notes = dict.fromkeys(printable(note) for one in copied for note in one.notes)
+    return "\n".join(["; ".join([done, *there, *gone]), *_abridged(list(notes))])
+
+
+def files_error(title: str, problems: Iterable[tuple[str, str]], nodes: int) -> FilesError:
+    """One error for all that went wrong.
+
+    Args:
+        title: what became of the whole.
+        problems: (where, sentence); the same sentence is told once.
+        nodes: how many take part.
+    """
+    places: dict[str, list[str]] = {}
+    for where, sentence in problems:
+        places.setdefault(printable(sentence), []).append(where)
+    lines = []
+    for sentence, at in places.items():
+        label = "every node" if nodes > 1 and len(at) == nodes else ", ".join(dict.fromkeys(filter(None, at)))
+        lines.append(f"{label}: {sentence}" if label else sentence)
+    return FilesError("\n".join([f"{title}:", *_abridged(lines)]) if len(lines) > 1 else f"{title}: {lines[0]}")
+
+
+def _abridged(lines: Sequence[str]) -> list[str]:
+    more = [f"… and {len(lines) - MAX_SENTENCES} more"] if len(lines) > MAX_SENTENCES else []
+    return [f"  {line}" for line in [*lines[:MAX_SENTENCES], *more]]
+
+
+# -- which files travel, and how far they are ------------------------------------------------------
+
 
 Progress = Callable[[str, int, int], None]
 """Called with the path of a file under way, the bytes moved so far, and all bytes to move."""

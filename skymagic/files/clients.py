@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from skymagic.cluster import Node
 from skymagic.errors import SkyError
-from skymagic.files.messages import files_error
+from skymagic.files.changes import files_error
 from skymagic.wire import files as wire
 from skymagic.wire.codec import Transport
 from skymagic.wire.threads import run_all

@@ -2,25 +2,142 @@
 
 from __future__ import annotations
 
+import fnmatch
+import glob
 import os
 from collections.abc import Callable, Collection, Sequence
-from pathlib import Path
+from dataclasses import dataclass
+from pathlib import Path, PurePath
 
 from skymagic.cluster import Node
 from skymagic.errors import RequestError
-from skymagic.files.changes import PARTLY_COPIED, ByteCounter, Progress
+from skymagic.files.changes import PARTLY_COPIED, ByteCounter, Copied, Progress, changes, copied, files_error
 from skymagic.files.clients import NOTHING_COPIED, FileClient, FileClients, NodeFailed
-from skymagic.files.destination import destination
-from skymagic.files.download import Download
 from skymagic.files.ignore import unignored
-from skymagic.files.messages import Copied, files_error
-from skymagic.files.multicast import DataPlane
-from skymagic.files.transfer.entries import FOLDER, renamed
 from skymagic.files.transfer.folders import LinkInTheWay
-from skymagic.files.transfer.listing import Listing, absolute, listing
-from skymagic.files.upload import Upload
+from skymagic.files.transfer.listing import FOLDER, LINK, Listing, absolute, listing, renamed, unsafe
+from skymagic.files.transfer.pieces import LARGE, PIECE
+from skymagic.files.transfer.receiving import Receiver
+from skymagic.files.upload import DataPlane, Upload
 from skymagic.wire import files as wire
 from skymagic.wire.codec import Transport
+
+
+@dataclass(frozen=True)
+class Destination:
+    """The name that the source takes at its place; None when it goes into the folder that is there."""
+
+    name: str | None = None
+
+    def base(self, place: str) -> str:
+        """The folder that it goes into, for a place in full."""
+        return place if self.name is None else str(PurePath(place).parent)
+
+
+def destination(found: Listing, target: str, kinds: Collection[str]) -> Destination:
+    """The destination, by the rules of cp and rsync.
+
+    A folder's contents, and several files, go into `target`; and so does what is put where a folder is, or to a path that ends in
+    ``/``. Anything else takes the name. A folder that is put to a folder of its own name is brought up to date, not put inside.
+
+    Args:
+        target: as the user wrote it.
+        kinds: what is there now, on each machine.
+    """
+    last = target.replace(os.sep, "/").rpartition("/")[2]
+    if found.contents or len(found.tops) != 1 or last in ("", ".", "..", "~"):
+        return Destination()
+    top = found.tops[0]
+    inside = FOLDER in kinds and not (top.kind == FOLDER and top.name == last)
+    return Destination(None if inside else last)
+
+
+def unrequested(found: Listing, source: str) -> list[str]:
+    """Names in a node's listing that `source` does not mean: a node must not choose what it writes here."""
+    last = source.rstrip("/").rpartition("/")[2]
+    wrong = {entry.path.split("/")[0] for entry in found.entries} if not found.contents else set()
+    if last in ("", ".", "..", "~"):
+        wrong = set() if len(wrong) <= 1 else wrong
+    elif glob.has_magic(last):
+        wrong = {name for name in wrong if name != last and not fnmatch.fnmatchcase(name, last)}
+    else:
+        wrong -= {last}
+    links = [
+        entry.path for entry in found.entries if entry.kind == LINK and "/" not in entry.path and not found.contents
+    ]
+    return [
+        *(f"{name!r} is refused: {source} was asked for" for name in sorted(wrong)),
+        *(f"{name!r} is refused: it is a link, and a file or a folder was asked for" for name in links),
+    ]
+
+
+# -- what one node sends ---------------------------------------------------------------------------
+
+
+class Download:
+    """A download from one node: listed and compared when it is made.
+
+    Raises:
+        NodeFailed: why it cannot be downloaded.
+    """
+
+    def __init__(
+        self, client: FileClient, src: str, place: Callable[[Node, Listing], tuple[str, str | None]], follow: bool
+    ) -> None:
+        self.node = client.node
+        self._found = Listing.of(client.request(wire.List(src, follow), wire.ListReply).listing)
+        if problems := [*self._found.problems, *unsafe(self._found.entries), *unrequested(self._found, src)]:
+            raise NodeFailed(*problems)
+        base, name = place(self.node, self._found)
+        self._entries = renamed(self._found.entries, name)
+        self._receiver = Receiver(base, self._entries)
+        difference = self._receiver.comparison.compare(
+            self._found.machine, self._found.tops, contents=self._found.contents
+        )
+        if difference.problems:
+            raise NodeFailed(*difference.problems)
+        asked = difference.ask
+        theirs = client.request(wire.Hash(asked), wire.HashReply).hashes if asked else []
+        here = dict(zip(asked, self._receiver.comparison.hashes(asked), strict=True))
+        self._changes = changes(difference.want, asked, theirs, here)
+        want = self._changes.want
+        self.nbytes = sum(self._entries[number].size for number in want)
+        large = [number for number in want if self._entries[number].size >= LARGE]
+        there = dict(zip(large, self._receiver.comparison.pieces(large), strict=True))
+        self._pieces = [there.get(number, "") for number in want]
+
+    def run(self, client: FileClient, counter: ByteCounter) -> Copied:
+        """Download it.
+
+        Raises:
+            NodeFailed: what could not be written.
+        """
+        receiver = self._receiver
+        path = ""
+
+        def take(message: wire.FilePart, payload: bytes | memoryview) -> bool:
+            nonlocal path
+            receiver.take(message, payload)
+            if isinstance(message, wire.FileStart):
+                path = self._entries[message.number].path
+            counter.add(path, PIECE if isinstance(message, wire.FilePiece) else len(payload))
+            return not receiver.disk_full
+
+        try:
+            receiver.begin(self._changes.want)
+            client.receive(wire.SendFiles(self._changes.want, self._pieces), take)
+            receiver.end(self._changes.equal)
+        except (EOFError, OSError):
+            receiver.abort(keep=not client.interrupted)
+            raise
+        finally:
+            receiver.abort()
+        if receiver.problems:
+            raise NodeFailed(*receiver.problems)
+        return copied(self.node, self._entries, self._changes.want, receiver.nbytes, 0, self._found.notes)
+
+
+# -- put, get and sync -----------------------------------------------------------------------------
 
 
 class Files:

@@ -1,23 +1,188 @@
-"""What all nodes get: compared with each of them first, then what several of them lack once for all of these."""
+"""What all nodes get: compared with each of them first, then what several of them lack once for all of these, over the data plane."""
 
 from __future__ import annotations
 
+import itertools
+import threading
 import zlib
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing
+from dataclasses import dataclass
 from functools import partial
+from typing import TYPE_CHECKING
 
 from skymagic.cluster import Node
-from skymagic.files.changes import PARTLY_COPIED, ByteCounter, changes, copied
-from skymagic.files.clients import FileClient, FileClients, NodeFailed
-from skymagic.files.messages import Copied
-from skymagic.files.multicast import DataPlane, Multicast
-from skymagic.files.transfer.entries import Entry
+from skymagic.data.store.base import Buffer
+from skymagic.data.store.store import OVERFLOW, digest
+from skymagic.files.changes import PARTLY_COPIED, ByteCounter, Copied, changes, copied
+from skymagic.files.clients import POLL_INTERVAL, FileClient, FileClients, NodeFailed
 from skymagic.files.transfer.folders import ListedFiles
-from skymagic.files.transfer.listing import Listing, digests
-from skymagic.files.transfer.pieces import LARGE, common
-from skymagic.files.transfer.sending import OnBytes, encoded_files
+from skymagic.files.transfer.listing import Entry, Listing, digests
+from skymagic.files.transfer.pieces import LARGE, OnBytes, common, encoded_files
 from skymagic.wire import files as wire
+
+if TYPE_CHECKING:
+    from skymagic.data.remote.remote_store import RemoteStore
+
+BATCH_BYTES = 64 << 20
+"""Bytes that are brought to all nodes before these take them: two batches at most lie in the nodes' stores."""
+
+
+@dataclass(frozen=True)
+class DataPlane:
+    """The stores of a pool's nodes.
+
+    Attributes:
+        store: all of them.
+        folder: where that of a node is, there.
+    """
+
+    store: RemoteStore
+    folder: Callable[[Node], str]
+
+    def put(
+        self,
+        pieces: Sequence[Buffer],
+        progress: Callable[[int], None] = lambda sent: None,
+        meanwhile: Callable[[], None] = lambda: None,
+    ) -> str:
+        """Bring bytes to all nodes, which keep them until `drop`; their key.
+
+        Args:
+            meanwhile: called when all was sent, and before it has arrived.
+
+        Raises:
+            NodeFailed: a node has no room.
+            PoolError: a node cannot be reached.
+        """
+        key = digest(pieces)
+        self.store.pin([key])  # before it is there: a cell that runs meanwhile removes what nobody needs
+        try:
+            self.store.put(key, pieces, sum(map(len, pieces)), progress)
+            meanwhile()
+            self.store.settle()
+        except BaseException as problem:
+            self.drop([key])
+            raise NodeFailed(str(problem)) if isinstance(problem, OSError) else problem from None
+        return key
+
+    def drop(self, keys: Sequence[str]) -> None:
+        """Remove what was brought; what was brought twice stays once more."""
+        self.store.unpin(keys)
+        self.store.drop(key for key in keys if not self.store.pinned(key))
+
+    def places(self, node: Node, key: str) -> list[str]:
+        """Where it may be on a node."""
+        name = self.store.name(key)
+        return [f"{self.folder(node)}/{name}", f"{self.folder(node)}/{OVERFLOW}/{name}"]
+
+    def include(self, node: Node, key: str, *, deflated: bool = False) -> wire.Include:
+        """What tells a node to go on with what it was brought."""
+        return wire.Include(self.folder(node), self.store.name(key), deflated)
+
+
+class Multicast:
+    """One stream of messages for several nodes: the first client that needs a batch brings it to all of them.
+
+    Args:
+        plane: what carries it.
+        clients: of the nodes, each of which iterates over `messages` on a thread of its own.
+        stream: encoded messages.
+        on_sent: called with bytes that were sent.
+    """
+
+    def __init__(
+        self, plane: DataPlane, clients: Sequence[FileClient], stream: Iterator[bytes], on_sent: Callable[[int], None]
+    ) -> None:
+        self._plane, self._stream, self._on_sent = plane, stream, on_sent
+        self._bringing = threading.Lock()
+        self._next: list[bytes] = []
+        self._keys: list[str] = []
+        """Of the batches, in their order; "" at the end."""
+        self._problem: BaseException | None = None
+        self._taken = dict.fromkeys(clients, 0)
+        """Batches that each node has taken; without those that take no more."""
+        self._dropped = 0
+        self._changed = threading.Condition()
+        """Held while the last two change."""
+
+    def messages(self, client: FileClient) -> Generator[bytes, None, None]:
+        """What a node gets over its own connection: where the batches are. One of them is on its way while it takes another."""
+        for number in itertools.count():
+            if not self._wait(client, number - 1) or not (key := self._batch(client, number)):
+                return
+            yield wire.encode(self._plane.include(client.node, key))
+
+    def included(self, client: FileClient) -> None:
+        """The node has taken one more batch."""
+        with self._changed:
+            if client in self._taken:  # it may have left, interrupted
+                self._taken[client] += 1
+        self._drop()
+
+    def leave(self, client: FileClient) -> None:
+        """The node takes no more; twice is safe."""
+        with self._changed:
+            self._taken.pop(client, None)
+        self._drop()
+
+    def _wait(self, client: FileClient, taken: int) -> bool:
+        """Wait until the node has taken so many; False when it will not."""
+        with self._changed:
+            while self._taken[client] < taken and not client.replied:
+                self._changed.wait(POLL_INTERVAL)
+                client.check()
+        return not client.replied
+
+    def _batch(self, client: FileClient, number: int) -> str:
+        """The key of a batch; "" behind the last one."""
+        with self._bringing:
+            if self._problem is not None:
+                raise self._problem
+            if number == len(self._keys):
+                try:
+                    self._keys.append(self._bring(client))
+                except BaseException as problem:
+                    self._problem = problem
+                    raise
+            return self._keys[number]
+
+    def _bring(self, client: FileClient) -> str:
+        if not self._keys:
+            self._read()
+        if not self._next:
+            return ""
+        sent, nbytes = 0, sum(map(len, self._next))
+
+        def progress(done: int) -> None:
+            nonlocal sent
+            client.check()
+            self._on_sent(done - sent)
+            sent = done
+
+        # the next one is read while the last bytes of this one are on their way
+        key = self._plane.put(self._next, progress, self._read)
+        self._on_sent(nbytes - sent)
+        return key
+
+    def _read(self) -> None:
+        self._next, nbytes = [], 0
+        while nbytes < BATCH_BYTES and (data := next(self._stream, b"")):
+            self._next.append(data)
+            nbytes += len(data)
+
+    def _drop(self) -> None:
+        """Remove the batches that all have taken."""
+        with self._changed:
+            end = min(self._taken.values(), default=len(self._keys))
+            gone = [key for key in self._keys[self._dropped : end] if key]
+            self._dropped = max(end, self._dropped)
+            self._changed.notify_all()
+        self._plane.drop(gone)
+
+
+# -- what all nodes get ----------------------------------------------------------------------------
+
 
 MANY_FILES = 1000
 """Entries from which all nodes are asked at once what they lack."""

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from skymagic.display.screen import Copying
 from skymagic.errors import RequestError
-from skymagic.files.messages import summary
+from skymagic.files.changes import summary
 from skymagic.plan.selection import Selection
 from skymagic.pool import Pool
 

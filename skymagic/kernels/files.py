@@ -14,11 +14,10 @@ from collections.abc import Iterator
 from functools import partial
 
 from skymagic.data.store.store import NodeStore
-from skymagic.files.transfer.entries import FOLDER, Entry, Top
 from skymagic.files.transfer.folders import ListedFiles
-from skymagic.files.transfer.listing import Listing, absolute, digests, listing
+from skymagic.files.transfer.listing import FOLDER, Entry, Listing, Top, absolute, digests, listing
+from skymagic.files.transfer.pieces import encoded_files
 from skymagic.files.transfer.receiving import Receiver
-from skymagic.files.transfer.sending import encoded_files
 from skymagic.wire import files as wire
 from skymagic.wire.codec import write_all
 
@@ -79,7 +78,7 @@ class TransferServer:
                 return self._compare(request)
             case wire.FindPieces():
                 assert self._receiver is not None
-                return wire.FindPiecesReply(self._receiver.pieces(request.numbers, self._cancelled))
+                return wire.FindPiecesReply(self._receiver.comparison.pieces(request.numbers, self._cancelled))
             case wire.Write():
                 return self._write(request)
             case wire.SendFiles():
@@ -107,8 +106,8 @@ class TransferServer:
         entries = [Entry(*plain) for plain in zip(*request.columns, strict=True)]
         self._receiver = Receiver(request.base, entries, mirror=request.mirror)
         tops = [Top(**top) for top in request.tops]
-        found = self._receiver.compare(request.origin, tops, contents=request.contents)
-        hashes = list(self._receiver.hashes(found.ask, self._cancelled))
+        found = self._receiver.comparison.compare(request.origin, tops, contents=request.contents)
+        hashes = list(self._receiver.comparison.hashes(found.ask, self._cancelled))
         return wire.CompareReply(**vars(found), hashes=hashes)
 
     def _write(self, request: wire.Write) -> wire.WriteReply:

@@ -28,7 +28,7 @@ from skymagic.wire.threads import failures, run_all
 
 if TYPE_CHECKING:
     from skymagic.cluster import Node
-    from skymagic.files.multicast import DataPlane
+    from skymagic.files.upload import DataPlane
 
 ANSWER_TIMEOUT = 10.0
 """Seconds in which a rank must tell what is installed."""

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from skymagic.data.remote.remote_store import RemoteStore
     from skymagic.data.shipping.shipper import Shipper
     from skymagic.data.store.store import NodeStore
-    from skymagic.files.multicast import DataPlane
+    from skymagic.files.upload import DataPlane
     from skymagic.providers import Provider, Survey
     from skymagic.run.engine import Engine
 
@@ -240,7 +240,7 @@ class Resources:
 
     def plane(self) -> DataPlane | None:
         """What carries files to several nodes at once; None where there is one node, or all are this machine."""
-        from skymagic.files.multicast import DataPlane
+        from skymagic.files.upload import DataPlane
 
         store = self._remote_store() if len(self.agents.nodes) > 1 else None
         if store is None:

@@ -19,9 +19,9 @@ from hypothesis import strategies as st
 
 from skymagic.cluster import Node
 from skymagic.errors import FilesError, RequestError
+from skymagic.files.changes import Copied, files_error, summary
 from skymagic.files.copy import Files
-from skymagic.files.messages import Copied, files_error, summary
-from skymagic.files.transfer.entries import LINK, Entry, stays_inside, unsafe
+from skymagic.files.transfer.listing import LINK, Entry, stays_inside, unsafe
 from skymagic.providers.local import ChildTransport
 from skymagic.wire.files import EndOfFiles, FileStart, ListReply, SendFilesReply, encode
 from tests.lab.ending import cmdline

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from skymagic.files.ignore import unignored
-from skymagic.files.transfer.entries import FILE
+from skymagic.files.transfer.listing import FILE
 from tests.files.test_files import grow
 
 ENVIRONMENT = {**os.environ, "GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_SYSTEM": os.devnull}

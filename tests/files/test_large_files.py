@@ -12,11 +12,10 @@ from hypothesis import strategies as st
 
 from skymagic.errors import FilesError
 from skymagic.files.transfer import pieces
-from skymagic.files.transfer.entries import FILE, Entry
 from skymagic.files.transfer.folders import Place
-from skymagic.files.transfer.pieces import LARGE, PIECE, common, half_mark, numbered
+from skymagic.files.transfer.listing import FILE, Entry
+from skymagic.files.transfer.pieces import LARGE, PIECE, common, encoded_files, half_mark, numbered
 from skymagic.files.transfer.receiving import Receiver
-from skymagic.files.transfer.sending import encoded_files
 from skymagic.wire.files import FilePart, FilePiece, messages
 from tests.data.test_remote_store import MB, Cluster
 from tests.files.test_multicast import COUNT, Nodes, cluster
@@ -90,7 +89,7 @@ def test_a_cut_connection(nodes: Nodes) -> None:
 def received(receiver: Receiver, path: Path, entry: Entry, stop_at: int = 1 << 62, *, killed: bool = False) -> int:
     """Let a receiver take a file, or the beginning of it; the bytes that it was sent."""
     receiver.begin([0])
-    (there,) = receiver.pieces([0])
+    (there,) = receiver.comparison.pieces([0])
     frames = iter(list(encoded_files([(0, entry, Place.of(str(path)))], there={0: there})))
     for message, payload in messages(lambda: next(frames, b"")):
         if not isinstance(message, FilePart):
@@ -194,7 +193,7 @@ def test_what_changes_there_meanwhile_is_said(source: Path, tmp_path: Path) -> N
     source.write_bytes(source.read_bytes() + b"more")
     receiver = Receiver(str(folder), [entry_of(source)])
     receiver.begin([0])
-    (there,) = receiver.pieces([0])
+    (there,) = receiver.comparison.pieces([0])
     (folder / "a").write_bytes(os.urandom(LARGE))
     for frame in encoded_files([(0, entry_of(source), Place.of(str(source)))], there={0: there}):
         for message, payload in messages(iter([frame, b""]).__next__):

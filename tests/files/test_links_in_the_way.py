@@ -12,7 +12,7 @@ import pytest
 from skymagic.errors import FilesError
 from skymagic.files.copy import Files
 from skymagic.files.transfer import folders, receiving
-from skymagic.files.transfer.entries import FILE, FOLDER, LINK, Entry
+from skymagic.files.transfer.listing import FILE, FOLDER, LINK, Entry
 from skymagic.wire.files import EndOfFiles, FileStart, ListReply, SendFilesReply, encode
 from tests.files.test_files import Nodes, grow, node, one, tree
 from tests.lab.nodes import start

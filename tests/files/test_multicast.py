@@ -13,9 +13,9 @@ import pytest
 from skymagic.cluster import Node
 from skymagic.data.store.store import digest
 from skymagic.errors import FilesError
-from skymagic.files import multicast
+from skymagic.files import upload
 from skymagic.files.copy import Files
-from skymagic.files.multicast import DataPlane
+from skymagic.files.upload import DataPlane
 from skymagic.providers.local import ChildTransport
 from skymagic.wire.codec import Transport
 from tests.data.test_remote_store import MB, Cluster, Counted, put
@@ -95,7 +95,7 @@ class Nodes:
 
 @pytest.fixture
 def nodes(tmp_path: Path, cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> Nodes:
-    monkeypatch.setattr(multicast, "BATCH_BYTES", 3 * MB)
+    monkeypatch.setattr(upload, "BATCH_BYTES", 3 * MB)
     return Nodes(tmp_path, cluster)
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from skymagic.files.transfer import folders
 from skymagic.files.transfer.listing import Listing, listing
-from skymagic.files.transfer.sending import encoded_files
+from skymagic.files.transfer.pieces import encoded_files
 from skymagic.wire.files import EndOfFiles, FileFailed, messages
 from tests.files.test_files import grow
 

@@ -2,11 +2,9 @@
 
 The messages, and their order, are in `skymagic.wire.files`.
 
-entries    files, folders and links as values; which paths are safe
+comparing  what differs in a folder
 folders    folders below a base, opened one by one and never through a link
-listing    a source as a list of entries
-mirror     the record of what was brought into a folder, by which it is removed
-pieces     what is there already of a large file
-receiving  comparison with a folder, atomic writes
-sending    files as encoded messages
+listing    a source as a list of entries: files, folders and links; which paths are safe
+pieces     files as encoded messages; what is there already of a large file
+receiving  atomic writes; the record of what was brought into a folder, by which it is removed
 """

@@ -14,8 +14,8 @@ import stat
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from skymagic.files.transfer.entries import OWN_PREFIX
-
+OWN_PREFIX = ".skymagic-"
+"""Prefix of our own files among the user's."""
 BY_DESCRIPTOR = os.open in os.supports_dir_fd and hasattr(os, "O_NOFOLLOW")
 """Whether the system has openat; else each part of a path is looked at before the path is used."""
 NOFOLLOW = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0)

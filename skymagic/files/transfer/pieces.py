@@ -1,8 +1,7 @@
-"""Pieces of a large file that are there already: in the file that it replaces, and in what a cut connection has left of it.
+"""Files as encoded messages of `wire.files`, and pieces of a large file that are there already.
 
-The blocks are of fixed length, as a value's are (`data.remote.pieces`): a changed part, an appended log, and the rest of half a
-file move as the pieces that are not there.
-"""
+Pieces are found in the file that is replaced, and in what a cut connection has left of it. They are of fixed length, as a value's are
+(`data.remote.remote_store`): a changed part, an appended log, and the rest of half a file move as the pieces that are not there."""
 
 from __future__ import annotations
 
@@ -10,13 +9,15 @@ import contextlib
 import os
 import stat
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import closing
 from hashlib import sha256
 from itertools import zip_longest
+from types import MappingProxyType
 
-from skymagic.files.transfer.entries import OWN_PREFIX, Entry
-from skymagic.files.transfer.folders import NOFOLLOW, Folders
-from skymagic.wire.files import CHUNK
+from skymagic.files.transfer.folders import NOFOLLOW, OWN_PREFIX, Folders, ListedFiles, Place
+from skymagic.files.transfer.listing import Entry, error_text
+from skymagic.wire.files import CHUNK, EndOfFiles, FileChunk, FileFailed, FilePiece, FileStart, encode
 
 PIECE = CHUNK
 """Bytes of a piece; the last one of a file is shorter. A message holds one."""
@@ -183,3 +184,59 @@ def common(texts: Collection[str]) -> str:
 
 def _name(path: str) -> str:
     return path.rpartition("/")[2]
+
+
+# -- files as messages -----------------------------------------------------------------------------
+
+
+OnBytes = Callable[[str, int], None]
+"""Told of bytes that are on their way, with the path of their file."""
+
+
+def encoded_files(
+    files: Iterable[tuple[int, Entry, Place]],
+    told: OnBytes = lambda name, count: None,
+    there: Mapping[int, str] = MappingProxyType({}),
+) -> Iterator[bytes]:
+    """Frames for files, each given as its number, its entry, and where it lies here.
+
+    Args:
+        there: by number, what `pieces.present` said of a file where it goes: these pieces are named, and not sent.
+
+    A file that grows while it is read is sent as long as it was; one that shrinks, as long as it is. The time of writing is that
+    from before: a file that has changed meanwhile is seen as changed the next time.
+    """
+    from xxhash import xxh3_128_digest
+
+    with closing(ListedFiles()) as listed:
+        for number, entry, place in files:
+            try:
+                with open(listed.open(place), "rb", buffering=0) as file:
+                    state = os.fstat(file.fileno())
+                    left, begun, known = state.st_size, False, numbered(there.get(number, ""))
+                    if known:
+                        yield encode(FileStart(number, state.st_mtime_ns, state.st_size, False, 0))
+                        begun = True
+                    while left or not begun:
+                        piece = _read(file.fileno(), min(left, PIECE))
+                        left = left - len(piece) if piece else 0
+                        last, nbytes = left == 0, len(piece)
+                        start = FileStart(number, state.st_mtime_ns, state.st_size, last, nbytes)
+                        if known and (found := known.get(digest := xxh3_128_digest(piece))) is not None:
+                            yield encode(FilePiece(found, digest.hex(), last))
+                        else:
+                            yield encode(FileChunk(last, nbytes) if begun else start, piece)
+                        begun = True
+                        told(entry.path, len(piece))
+            except OSError as problem:
+                yield encode(FileFailed(number, error_text(place.path, problem)))
+    yield encode(EndOfFiles())
+
+
+def _read(descriptor: int, count: int) -> bytes:
+    """So many bytes, or fewer at the end of the file."""
+    pieces = []
+    while count and (piece := os.read(descriptor, count)):
+        pieces.append(piece)
+        count -= len(piece)
+    return pieces[0] if len(pieces) == 1 else b"".join(pieces)

@@ -1,44 +1,34 @@
-"""Messages as files: what is there is compared first; what comes is written beside it, and renamed when it is whole."""
+"""Messages as files: what comes is written beside what is there, and renamed when it is whole; then a mirrored folder is tidied."""
 
 from __future__ import annotations
 
 import contextlib
 import errno
-import itertools
+import json
 import os
-import shutil
 import stat
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
-from functools import partial
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
+from typing import Any
 
-from skymagic.files.transfer import mirror
-from skymagic.files.transfer.entries import FILE, FOLDER, LINK, Entry, Top, unsafe
-from skymagic.files.transfer.folders import BY_DESCRIPTOR, NEW_FILE, WRITTEN_OVER, Folders, LinkInTheWay, beside, rename
-from skymagic.files.transfer.listing import digests, error_text
-from skymagic.files.transfer.pieces import LARGE, LEFT, PresentPieces, half_mark, halves, present, remove_left
+from skymagic.files.transfer.comparing import FolderComparison, os_error_text
+from skymagic.files.transfer.folders import (
+    BY_DESCRIPTOR,
+    NEW_FILE,
+    OWN_PREFIX,
+    WRITTEN_OVER,
+    Folders,
+    beside,
+    rename,
+)
+from skymagic.files.transfer.listing import FOLDER, LINK, Entry, unsafe
+from skymagic.files.transfer.pieces import LARGE, LEFT, PresentPieces, half_mark, halves, remove_left
 from skymagic.wire.codec import write_all
 from skymagic.wire.files import FileFailed, FilePart, FilePiece, FileStart
-from skymagic.wire.processes import boot_id
 
 MAX_GROWTH = 64 << 20
 """Bytes by which a file may grow, beside becoming twice as long, between its listing and its copy: logs do."""
 DISK_FULL_ERRNOS = (errno.ENOSPC, errno.EDQUOT)
-
-
-@dataclass
-class Difference:
-    """What must be done, by numbers of entries.
-
-    Attributes:
-        want: files to be sent.
-        ask: files of the same size and another time: their hashes tell.
-        problems: why it cannot be done.
-    """
-
-    want: list[int] = field(default_factory=list)
-    ask: list[int] = field(default_factory=list)
-    problems: list[str] = field(default_factory=list)
 
 
 class Receiver:
@@ -51,8 +41,10 @@ class Receiver:
     """
 
     def __init__(self, base: str, entries: Sequence[Entry], *, mirror: bool = False) -> None:
-        self._base, self._entries, self._mirror = base, list(entries), mirror
-        self.problems: list[str] = unsafe(self._entries)
+        self.comparison = FolderComparison(base, entries)
+        """What differs there."""
+        self._base, self._entries, self._mirror = base, self.comparison.entries, mirror
+        self.problems = list(self.comparison.unsafe)
         """What went wrong so far, a sentence each."""
         self.disk_full = False
         """Whether the disk is full: nothing more can be written."""
@@ -72,120 +64,6 @@ class Receiver:
         """Bytes that may still come of the file that is written."""
         self._modes = 0o777 & ~_umask()
 
-    def path(self, entry: Entry) -> str:
-        """Where an entry goes, to be shown; what is written is found by `Folders`."""
-        return os.path.join(self._base, *entry.path.split("/"))
-
-    # -- before ------------------------------------------------------------------------------------------------------
-
-    def compare(self, origin: str, tops: Sequence[Top], *, contents: bool) -> Difference:
-        """What differs here; `origin`, a machine, and `tops` there say where it all comes from."""
-        found = Difference(problems=list(self.problems))
-        if found.problems:
-            return found
-        if origin == boot_id():
-            found.problems += self._onto_itself(tops, contents)
-        if os.path.lexists(self._base) and not os.path.isdir(self._base):
-            found.problems.append(f"{self._base} is a file, and no folder")
-        if found.problems:
-            return found
-        sizes = {}
-        for number, entry in enumerate(self._entries):
-            try:
-                sizes[number] = self._compare_entry(number, entry, found)
-            except OSError as problem:
-                found.problems.append(_words(self.path(entry), problem))
-        found.problems = list(dict.fromkeys(found.problems))
-        self._folders.close()
-        found.problems += self._unwritable(found) or self._no_room(found, sizes)
-        return found
-
-    def hashes(self, numbers: Iterable[int], stopped: Callable[[], bool] = lambda: False) -> Iterator[str]:
-        """The xxh3-128 of files that are here now, in hex; "" for one that cannot be read."""
-        try:
-            paths = (self._entries[number].path for number in numbers)
-            yield from digests(paths, partial(self._folders.open, flags=os.O_RDONLY), stopped)
-        finally:
-            self._folders.close()
-
-    def pieces(self, numbers: Iterable[int], stopped: Callable[[], bool] = lambda: False) -> list[str]:
-        """What is here of files that are to come; `pieces.present` says how."""
-        return present(self._folders, (self._entries[number] for number in numbers), stopped)
-
-    def _onto_itself(self, tops: Sequence[Top], contents: bool) -> list[str]:
-        goals = {self._base} if contents else {self.path(each) for each in self._entries if "/" not in each.path}
-        for top, goal in itertools.product(tops, sorted(goals)):
-            with contextlib.suppress(OSError):
-                state = os.stat(goal)
-                if (state.st_dev, state.st_ino) == (top.device, top.number):
-                    return [f"{top.real} is there already: it would be copied onto itself"]
-            if top.kind == FOLDER and os.path.realpath(goal).startswith(os.path.join(top.real, "")):
-                return [f"{top.real} would be copied into itself, to {goal}"]
-        return []
-
-    def _compare_entry(self, number: int, entry: Entry, found: Difference) -> int:
-        """Note what must be done for one entry; returns the bytes that are there now."""
-        path = self.path(entry)
-        try:
-            folder, name = self._folders.parent(entry.path)
-            state = os.lstat(name, dir_fd=folder)
-        except (FileNotFoundError, NotADirectoryError):
-            if entry.kind == FILE:
-                found.want.append(number)
-            return 0
-        is_folder = stat.S_ISDIR(state.st_mode)
-        if entry.kind == FOLDER and stat.S_ISLNK(state.st_mode):
-            raise LinkInTheWay(path)
-        if entry.kind == FOLDER and not is_folder:
-            found.problems.append(f"{path} is a file here, and a folder is to come")
-        elif entry.kind != FOLDER and is_folder:
-            found.problems.append(f"{path} is a folder here, and a {entry.kind} is to come")
-        elif entry.kind == FILE:
-            regular = stat.S_ISREG(state.st_mode)
-            if not regular or state.st_size != entry.size:
-                found.want.append(number)
-            elif state.st_mtime_ns != entry.mtime:
-                found.ask.append(number)
-            return state.st_size if regular else 0
-        return 0
-
-    def _unwritable(self, found: Difference) -> list[str]:
-        """Folders in which something is to be written and may not."""
-        missing = [entry for entry in self._entries if entry.kind != FILE and not os.path.lexists(self.path(entry))]
-        touched = [*(self._entries[number] for number in (*found.want, *found.ask)), *missing]
-        folders = {_nearest_existing(os.path.dirname(self.path(entry))) for entry in touched}
-        if not self._entries:
-            folders.add(_nearest_existing(self._base))
-        return [
-            f"{path}: no permission to write there"
-            for path in sorted(folders)
-            if os.path.isdir(path) and not os.access(path, os.W_OK | os.X_OK)
-        ]
-
-    def _no_room(self, found: Difference, sizes: dict[int, int]) -> list[str]:
-        """A file lies beside the old one until it is whole."""
-        old = [sizes.get(number, 0) for number in found.want]
-        need = sum(self._entries[number].size for number in found.want) - sum(old) + max(old, default=0)
-        need -= sum(self._left_of(self._entries[number]) for number in found.want)
-        folder = _nearest_existing(self._base)
-        free = shutil.disk_usage(folder).free
-        if need <= free:
-            return []
-        from skymagic.plan.units import size  # when it is needed: a node's end starts for each copy
-
-        return [f"{folder}: no room: {size(need)} more are needed, {size(free)} are free"]
-
-    def _left_of(self, entry: Entry) -> int:
-        """Bytes of what a cut connection has left of a file."""
-        left = 0
-        if entry.size >= LARGE:
-            with contextlib.suppress(OSError):
-                folder, name = self._folders.parent(entry.path)
-                for each in halves(self._folders, entry.path):
-                    left += os.lstat(os.path.join(os.path.dirname(name), each), dir_fd=folder).st_size
-        self._folders.close()
-        return left
-
     # -- writing -----------------------------------------------------------------------------------------------------
 
     def begin(self, want: Collection[int]) -> None:
@@ -200,7 +78,7 @@ class Receiver:
                 if self._make_folder(entry.path):
                     self._created.append(entry)
             except OSError as problem:
-                self._note_error(self.path(entry), problem)
+                self._note_error(self.comparison.path(entry), problem)
         self._folders.close()
 
     def _make_folder(self, path: str) -> bool:
@@ -240,7 +118,7 @@ class Receiver:
                 self._finish()
         except OSError as problem:
             self._discard()
-            self._note_error(self.path(self._entries[self._current[0]]), problem)
+            self._note_error(self.comparison.path(self._entries[self._current[0]]), problem)
 
     def _open(self, message: FileStart) -> None:
         number = message.number
@@ -347,7 +225,7 @@ class Receiver:
                 self.problems.append(f"{path}: the disk is full")
             self.disk_full = True
         # all that is below a link says the same
-        elif (words := _words(path, problem)) not in self.problems[-1:]:
+        elif (words := os_error_text(path, problem)) not in self.problems[-1:]:
             self.problems.append(words)
 
     # -- after -------------------------------------------------------------------------------------------------------
@@ -364,16 +242,16 @@ class Receiver:
             try:
                 job(entry)
             except OSError as problem:
-                self._note_error(self.path(entry), problem)
+                self._note_error(self.comparison.path(entry), problem)
         if not self.problems:
             with contextlib.suppress(OSError):  # all that was to come is there
                 remove_left(self._folders, self._entries)
         if self._mirror and not self.problems:
             try:
-                self.removed += mirror.remove_old(self._folders, self._entries)
-                mirror.write_record(self._folders, self._entries)
+                self.removed += remove_old(self._folders, self._entries)
+                write_record(self._folders, self._entries)
             except OSError as problem:
-                self._note_error(os.path.join(self._base, mirror.RECORD), problem)
+                self._note_error(os.path.join(self._base, RECORD), problem)
         self._folders.close()
 
     def _touch_here(self, entry: Entry) -> None:
@@ -416,15 +294,49 @@ def _touch(file: int | str, entry: Entry, modes: int) -> None:
     os.utime(file, ns=(entry.mtime, entry.mtime))
 
 
-def _words(path: str, problem: OSError) -> str:
-    """An OSError in words, with the link where one is in the way."""
-    if isinstance(problem, LinkInTheWay):
-        return str(problem)
-    return f"{path}: it is a link" if problem.errno == errno.ELOOP else error_text(path, problem)
+# -- the record of a mirrored folder ---------------------------------------------------------------
 
 
-def _nearest_existing(path: str) -> str:
-    """The folder itself, or the nearest above it that is there."""
-    while not os.path.exists(path) and path != os.path.dirname(path):
-        path = os.path.dirname(path)
-    return path
+RECORD = f"{OWN_PREFIX}sync"
+
+
+def remove_old(folders: Folders, entries: Sequence[Entry]) -> int:
+    """Remove what the record names, is not wanted, and nobody has changed since, and folders that are empty then; how many files."""
+    wanted = {entry.path for entry in entries}
+    old = [entry for entry in _record(folders) if entry.path not in wanted]
+    return sum(_remove(folders, entry) for entry in sorted(old, key=lambda one: one.path, reverse=True))
+
+
+def _remove(folders: Folders, entry: Entry) -> bool:
+    with contextlib.suppress(OSError):
+        folder, name = folders.parent(entry.path)
+        state = os.lstat(name, dir_fd=folder)
+        if entry.kind == FOLDER:
+            os.rmdir(name, dir_fd=folder)
+        elif entry.kind == LINK or (state.st_size, state.st_mtime_ns) == (entry.size, entry.mtime):
+            os.unlink(name, dir_fd=folder)
+            return True
+    return False
+
+
+def _record(folders: Folders) -> list[Entry]:
+    try:
+        with open(RECORD, encoding="utf-8", opener=folders.open) as file:
+            entries = [Entry(*plain) for plain in json.load(file)]
+    except (OSError, ValueError, TypeError):
+        return []
+    return [] if unsafe(entries) else entries
+
+
+def write_record(folders: Folders, entries: Sequence[Entry]) -> None:
+    """Note what is there now."""
+    noted: list[list[Any]] = []
+    for entry in entries:
+        folder, name = folders.parent(entry.path)
+        state = os.lstat(name, dir_fd=folder)
+        noted.append(Entry(entry.path, entry.kind, state.st_size, state.st_mtime_ns, target=entry.target).plain())
+    folder, name = folders.parent(RECORD)
+    temporary = beside(name)
+    with open(os.open(temporary, NEW_FILE, 0o600, dir_fd=folder), "w", encoding="utf-8") as file:
+        json.dump(noted, file)
+    rename(folder, temporary, name)
