@@ -24,7 +24,7 @@ POLL_INTERVAL = 0.2
 NOTHING_COPIED = "nothing was copied"
 
 
-class Cancelled(Exception):
+class CopyCancelled(Exception):
     """The user interrupted."""
 
 
@@ -124,7 +124,7 @@ class FileClient:
     def check(self) -> None:
         """Raise `Cancelled` after an interrupt."""
         if self.interrupted:
-            raise Cancelled
+            raise CopyCancelled
 
     def _write(self, data: bytes) -> None:
         with self._writing:

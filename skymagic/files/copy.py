@@ -74,7 +74,7 @@ def unrequested(found: Listing, source: str) -> list[str]:
 # -- what one node sends ---------------------------------------------------------------------------
 
 
-class Download:
+class NodeDownload:
     """A download from one node: listed and compared when it is made.
 
     Raises:
@@ -255,7 +255,7 @@ class Files:
 
         counter = ByteCounter(progress)
         with FileClients(chosen, self._start, counter.show) as clients:
-            downloads = clients.each(lambda client: Download(client, src, place, follow))
+            downloads = clients.each(lambda client: NodeDownload(client, src, place, follow))
             counter.total = sum(download.nbytes for download in downloads)
             by_node = {download.node: download for download in downloads}
             return tuple(clients.each(lambda client: by_node[client.node].run(client, counter), PARTLY_COPIED))

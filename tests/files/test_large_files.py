@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from skymagic.errors import FilesError
 from skymagic.files.transfer import pieces
-from skymagic.files.transfer.folders import Place
+from skymagic.files.transfer.folders import FilePlace
 from skymagic.files.transfer.listing import FILE, Entry
 from skymagic.files.transfer.pieces import LARGE, PIECE, common, encoded_files, half_mark, numbered
 from skymagic.files.transfer.receiving import Receiver
@@ -90,7 +90,7 @@ def received(receiver: Receiver, path: Path, entry: Entry, stop_at: int = 1 << 6
     """Let a receiver take a file, or the beginning of it; the bytes that it was sent."""
     receiver.begin([0])
     (there,) = receiver.comparison.pieces([0])
-    frames = iter(list(encoded_files([(0, entry, Place.of(str(path)))], there={0: there})))
+    frames = iter(list(encoded_files([(0, entry, FilePlace.of(str(path)))], there={0: there})))
     for message, payload in messages(lambda: next(frames, b"")):
         if not isinstance(message, FilePart):
             receiver.end([])
@@ -195,7 +195,7 @@ def test_what_changes_there_meanwhile_is_said(source: Path, tmp_path: Path) -> N
     receiver.begin([0])
     (there,) = receiver.comparison.pieces([0])
     (folder / "a").write_bytes(os.urandom(LARGE))
-    for frame in encoded_files([(0, entry_of(source), Place.of(str(source)))], there={0: there}):
+    for frame in encoded_files([(0, entry_of(source), FilePlace.of(str(source)))], there={0: there}):
         for message, payload in messages(iter([frame, b""]).__next__):
             if not isinstance(message, FilePart):
                 break
@@ -222,7 +222,7 @@ def test_a_piece_that_nobody_has(source: Path, tmp_path: Path) -> None:
     folder, entry = target(tmp_path), entry_of(source)
     receiver = Receiver(str(folder), [entry])
     receiver.begin([0])
-    frames = encoded_files([(0, entry, Place.of(str(source)))], there={0: "00" * 16})
+    frames = encoded_files([(0, entry, FilePlace.of(str(source)))], there={0: "00" * 16})
     first, payload = next(messages(frames.__next__))
     assert isinstance(first, FilePart)
     receiver.take(first, payload)

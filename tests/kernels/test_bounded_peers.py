@@ -16,7 +16,7 @@ import pytest
 import xxhash
 import zmq
 
-from skymagic.data.remote.client import Download
+from skymagic.data.remote.client import IncomingFile
 from skymagic.kernels import check
 from skymagic.kernels.agent.discovery import MAX_PROBES, Candidates, answering
 from skymagic.kernels.agent.loop import Loop
@@ -70,7 +70,7 @@ def test_more_than_a_file_has(deflated: bool) -> None:
     data = bytes(64 << 20)
     packed = zlib.compress(data) if deflated else data
     piece = ReadChunk(1, len(packed), deflated, xxhash.xxh3_64_hexdigest(data))
-    download = Download(threading.Event())
+    download = IncomingFile(threading.Event())
     download.begin(1000)
     tracemalloc.start()
     try:

@@ -23,7 +23,7 @@ class ConnectionLost(ConnectionError):
     """A value server cannot be reached at present."""
 
 
-class Download:
+class IncomingFile:
     """A file on its way here; a lost connection interrupts it, and it goes on where it was.
 
     Args:
@@ -110,7 +110,7 @@ class StoreClient:
         self._last_received = 0.0
         self._complaint = ""
         self._numbers = itertools.count(1)
-        self._downloads: dict[int, Download] = {}
+        self._downloads: dict[int, IncomingFile] = {}
         self._queries: dict[int, Callable[[QueryReply], None]] = {}
 
     @property
@@ -197,7 +197,7 @@ class StoreClient:
 
         return wait
 
-    def fetch(self, name: str, download: Download) -> None:
+    def fetch(self, name: str, download: IncomingFile) -> None:
         """Go on with a download until it is complete, unwanted, or the connection is lost.
 
         Raises:

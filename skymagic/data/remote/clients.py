@@ -19,7 +19,7 @@ _LONGEST_PAUSE = 2.0
 _CLOSE_TIMEOUT = 10.0
 
 
-class Clients:
+class StoreClients:
     """Owns a client for each node's value server.
 
     Args:

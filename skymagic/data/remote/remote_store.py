@@ -7,8 +7,8 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 
 from skymagic.cluster import Node
-from skymagic.data.remote.client import Download
-from skymagic.data.remote.clients import Clients
+from skymagic.data.remote.client import IncomingFile
+from skymagic.data.remote.clients import StoreClients
 from skymagic.data.remote.pieces import PIECE, PieceIndex, cut_into_pieces, piece_digests, recipe
 from skymagic.data.remote.prefetch import Prefetch
 from skymagic.data.remote.replication import ReplicatedFile, Replication
@@ -61,7 +61,7 @@ class RemoteStore(Store):
         def settings(node: Node) -> store.Settings:
             return store.Settings(node.address if several else "", public, secret, keep, keep_after, share)
 
-        self._clients = Clients(nodes, start, settings, self._notify, retry_timeout, silence_timeout)
+        self._clients = StoreClients(nodes, start, settings, self._notify, retry_timeout, silence_timeout)
         self._replication = Replication(self._clients, self._notify)
         self._prefetch = Prefetch(self._fetch)
         self._files: dict[str, ReplicatedFile] = {}
@@ -170,7 +170,7 @@ class RemoteStore(Store):
         self._clients.unlink([name], [node])
 
     def _fetch(self, name: str, node: int, unwanted: threading.Event) -> memoryview:
-        download = Download(unwanted)
+        download = IncomingFile(unwanted)
         while not download.complete:  # a download that a lost connection has cut goes on where it was
             if node in self._clients.lost:
                 raise PoolError(f"{self._clients.all[node].node.name} is lost, and a value with it")

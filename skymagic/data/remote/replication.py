@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from skymagic.data.remote.client import ConnectionLost
-from skymagic.data.remote.clients import Clients
+from skymagic.data.remote.clients import StoreClients
 from skymagic.data.remote.fanout import LOCAL, NOTEBOOK, Placement, assign_sources
 from skymagic.data.store.base import Buffer
 from skymagic.errors import PoolError
@@ -64,7 +64,7 @@ class Replication:
         notify: called with one sentence that the user should see.
     """
 
-    def __init__(self, clients: Clients, notify: Callable[[str], None]) -> None:
+    def __init__(self, clients: StoreClients, notify: Callable[[str], None]) -> None:
         self.clients = clients
         self.changed = threading.Condition(threading.RLock())
         """Held for moments, while what follows and the files themselves change."""

@@ -14,7 +14,7 @@ from skymagic.data.shipping.manifest import Manifest
 _NEVER = object()
 
 
-class Readers(NamedTuple):
+class NameReaders(NamedTuple):
     """What the functions and classes of some ranks read."""
 
     names: Mapping[str, frozenset[str]]
@@ -23,11 +23,11 @@ class Readers(NamedTuple):
     """Global name → the first function or class that reads it, in the order of their names."""
 
 
-NOBODY = Readers({}, {})
+NOBODY = NameReaders({}, {})
 
 
 @dataclass
-class _Rank:
+class _RankBindings:
     """The bindings of one rank."""
 
     fingerprints: dict[str, str] = field(default_factory=dict)
@@ -46,12 +46,12 @@ class Bindings:
     """Bindings and sources by rank."""
 
     def __init__(self) -> None:
-        self._ranks: dict[int, _Rank] = {}
+        self._ranks: dict[int, _RankBindings] = {}
         self.replaced: set[int] = set()
         """Ranks that were started anew."""
         self._reads: dict[str, Mapping[str, Sequence[str]]] = {}
         """By digest: function or class → the global names that it reads."""
-        self._readers: tuple[frozenset[str], Readers] = frozenset(), NOBODY
+        self._readers: tuple[frozenset[str], NameReaders] = frozenset(), NOBODY
         """Those of these digests, as they were asked for last."""
 
     def bound(self, manifest: Manifest, rank: int, rebound: Mapping[str, str | None], deleted: Iterable[str]) -> None:
@@ -61,7 +61,7 @@ class Bindings:
             rebound: names that the cell has bound there → fingerprint of the notebook's value, None where it has none.
             deleted: names that the rank had before the cell, and has no more.
         """
-        state = self._ranks.setdefault(rank, _Rank())
+        state = self._ranks.setdefault(rank, _RankBindings())
         for bundle in manifest.orders.get("bundles", ()):
             if bundle["ranks"] is None or rank in bundle["ranks"]:
                 state.rebound.difference_update(bundle["names"])
@@ -74,18 +74,18 @@ class Bindings:
         state.sources.update(dict.fromkeys(manifest.orders.get("sources", ()), ""))
         state.environ.update(manifest.orders.get("environ", {}))
 
-    def _drop(self, state: _Rank, names: Iterable[str]) -> None:
+    def _drop(self, state: _RankBindings, names: Iterable[str]) -> None:
         for name in names:
             state.fingerprints.pop(name, None)
             state.rebound.discard(name)
 
     def set_fingerprints(self, rank: int, fingerprints: Mapping[str, str]) -> None:
         """A rank keeps its own bindings as long as the notebook's values have these fingerprints."""
-        self._ranks.setdefault(rank, _Rank()).fingerprints.update(fingerprints)
+        self._ranks.setdefault(rank, _RankBindings()).fingerprints.update(fingerprints)
 
     def lacking_environ(self, changed: Mapping[str, str | None], ranks: Iterable[int]) -> dict[str, str | None]:
         """Those of the notebook's variables of the environment that some of these ranks have not got."""
-        held = [self._ranks.get(rank, _Rank()).environ for rank in ranks]
+        held = [self._ranks.get(rank, _RankBindings()).environ for rank in ranks]
         return {name: value for name, value in changed.items() if any(each.get(name, _NEVER) != value for each in held)}
 
     def set_reads(self, rank: int, digest: str, names: Mapping[str, Sequence[str]] | None) -> None:
@@ -93,7 +93,7 @@ class Bindings:
         if names is not None:
             self._reads[digest] = names
             self._readers = frozenset(), NOBODY
-        self._ranks.setdefault(rank, _Rank()).reads = digest
+        self._ranks.setdefault(rank, _RankBindings()).reads = digest
         used = {state.reads for state in self._ranks.values()}
         self._reads = {each: names for each, names in self._reads.items() if each in used}
 
@@ -101,7 +101,7 @@ class Bindings:
         """Digests of which ranks need not say what they stand for."""
         return sorted(self._reads)
 
-    def readers(self, ranks: Iterable[int]) -> Readers:
+    def readers(self, ranks: Iterable[int]) -> NameReaders:
         """Functions and classes on these ranks, and what they read."""
         digests = frozenset(self._ranks[rank].reads for rank in ranks if rank in self._ranks) & self._reads.keys()
         if digests != self._readers[0]:
@@ -110,7 +110,7 @@ class Bindings:
                 for function, names in self._reads.get(digest, {}).items():
                     found.setdefault(function, set()).update(names)
             first = {name: function for function in sorted(found, reverse=True) for name in found[function]}
-            self._readers = digests, Readers({each: frozenset(names) for each, names in found.items()}, first)
+            self._readers = digests, NameReaders({each: frozenset(names) for each, names in found.items()}, first)
         return self._readers[1]
 
     def forget(self, ranks: Iterable[int]) -> None:
@@ -121,16 +121,16 @@ class Bindings:
 
     def cloned(self, names: Iterable[str], source: int, ranks: Iterable[int]) -> None:
         """These ranks have got a rank's own values of these names: what holds of them there holds of them here."""
-        names, origin = set(names), self._ranks.get(source, _Rank())
+        names, origin = set(names), self._ranks.get(source, _RankBindings())
         for rank in ranks:
-            state = self._ranks.setdefault(rank, _Rank())
+            state = self._ranks.setdefault(rank, _RankBindings())
             state.fingerprints = {name: each for name, each in state.fingerprints.items() if name not in names}
             state.fingerprints |= {name: each for name, each in origin.fingerprints.items() if name in names}
             state.rebound |= names
 
     def names(self, rank: int) -> frozenset[str]:
         """Names that the rank has, as far as is known."""
-        state = self._ranks.get(rank, _Rank())
+        state = self._ranks.get(rank, _RankBindings())
         return frozenset(state.fingerprints) | state.rebound
 
     def known(self) -> list[int]:

@@ -12,7 +12,7 @@ from typing import Any
 from skymagic.data.capture import installed
 from skymagic.data.shipping.sequence import rebuild_order
 from skymagic.data.store.bundle import INLINE, Location, inline, part_fields
-from skymagic.data.store.index import ContentIndex, Extent, Part
+from skymagic.data.store.index import ContentIndex, FileExtent, Part
 from skymagic.data.store.store import LARGE
 from skymagic.data.values.links import FIXED_TYPES, Ref
 from skymagic.data.values.pickled import Pickled
@@ -209,7 +209,7 @@ class BundleWriter:
             bundle.locations[index] = self._locate(bundle, extent)
             self.nbytes += extent.nbytes
 
-    def _locate(self, bundle: Bundle, extent: Extent) -> Location:
+    def _locate(self, bundle: Bundle, extent: FileExtent) -> Location:
         key, offset, nbytes = extent
         if key not in self._files:
             self.index.store.pin([key])  # until the manifest is collected, or writing failed

@@ -9,9 +9,9 @@ from typing import Any
 from skymagic.data.capture.names import CellNames, is_output, reach
 from skymagic.data.shipping.bindings import Bindings
 from skymagic.data.shipping.bundles import Variable
-from skymagic.data.shipping.links import Inventory, SentLinks
+from skymagic.data.shipping.links import SentLinks, ValueInventory
 from skymagic.data.shipping.refusal import Refusal, message, raised_by_value, refusal
-from skymagic.data.shipping.request import Needs, Request
+from skymagic.data.shipping.request import Needs, ShippingRequest
 from skymagic.data.store.bundle import INLINE
 from skymagic.data.values import pickling
 from skymagic.data.values.links import FIXED_TYPES
@@ -34,7 +34,7 @@ class Collector:
         self._immutables: dict[str, Variable] = {}
         self._unpicklable: dict[str, tuple[object, str]] = {}
 
-    def collect(self, request: Request, read: Mapping[str, str] = MappingProxyType({})) -> Needs:
+    def collect(self, request: ShippingRequest, read: Mapping[str, str] = MappingProxyType({})) -> Needs:
         """Pickle the names that a cell needs, and follow the functions in them to further names.
 
         Args:
@@ -80,7 +80,7 @@ class Collector:
             raise CaptureError(message(refusals))
         return Needs(values, why)
 
-    def add(self, request: Request, needs: Needs, related: Mapping[str, str]) -> bool:
+    def add(self, request: ShippingRequest, needs: Needs, related: Mapping[str, str]) -> bool:
         """Take in further names as if the cell used them; whether there are more of them now.
 
         Args:
@@ -88,7 +88,7 @@ class Collector:
         """
         try:
             names = CellNames(loads=frozenset(related))
-            more = self.collect(Request(names, request.ranks, self.namespace, kept=request.kept))
+            more = self.collect(ShippingRequest(names, request.ranks, self.namespace, kept=request.kept))
         except CaptureError:  # the cell did not ask for them
             return False
         new = more.values.keys() - needs.values.keys()
@@ -97,10 +97,10 @@ class Collector:
             needs.why[name] = f"used by {related[name]}" if name in related else more.why[name]
         return bool(new)
 
-    def related(self, request: Request, needs: Needs, links: SentLinks) -> dict[str, str]:
+    def related(self, request: ShippingRequest, needs: Needs, links: SentLinks) -> dict[str, str]:
         """Names of which ranks hold something that values refer to which are about to travel: name → one that does."""
         moved = [
-            Inventory(value)
+            ValueInventory(value)
             for value in needs.moved
             if not value.fixed and value.name not in request.temporary | request.kept
         ]

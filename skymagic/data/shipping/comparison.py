@@ -16,7 +16,7 @@ from skymagic.data.shipping.collecting import Collector
 from skymagic.data.shipping.fingerprints import Fingerprints
 from skymagic.data.shipping.notes import Notes
 from skymagic.data.shipping.pulled import Pulled
-from skymagic.data.shipping.request import Needs, Request
+from skymagic.data.shipping.request import Needs, ShippingRequest
 from skymagic.data.shipping.sources import Sources
 from skymagic.data.store.index import ContentIndex
 from skymagic.data.values.links import FIXED_TYPES
@@ -50,7 +50,7 @@ class Comparison:
         self._fingerprints = Fingerprints(collector.namespace, collector.folder, index)
         self._pulled: dict[str, Pulled] = {}
 
-    def read_by_functions(self, request: Request) -> dict[str, str]:
+    def read_by_functions(self, request: ShippingRequest) -> dict[str, str]:
         """Names that functions on the ranks read and the cell may need, each with the reason.
 
         Those that the cell names may run, and so may what these read. Of others nobody can say: what a cell has bound on a rank may
@@ -82,7 +82,7 @@ class Comparison:
             found.update({name: f"used by {readers.first[name]}" for name in sorted(sent)})
         return {name: reason for name, reason in found.items() if name not in request.kept}
 
-    def compare(self, request: Request, needs: Needs) -> None:
+    def compare(self, request: ShippingRequest, needs: Needs) -> None:
         """Find which ranks lack which of the values, and the modules that are needed."""
         values, ranks = needs.values, request.ranks
         pickles = [value.pickled for value in values.values() if not value.pickled.plain]
@@ -108,7 +108,7 @@ class Comparison:
             lacking[name] = []
         needs.lacking, needs.staying = lacking, frozenset(staying)
 
-    def finish(self, request: Request, needs: Needs) -> dict[str, str]:
+    def finish(self, request: ShippingRequest, needs: Needs) -> dict[str, str]:
         """Fingerprints of all values by name, once those that travel are written and have their hashes."""
         hashes = needs.hashes
         for value in needs.moved:
@@ -156,12 +156,12 @@ class Comparison:
             if name not in self._namespace and not self._bindings.has_rebound(rank, name)
         )
 
-    def modules(self, request: Request, needs: Needs) -> frozenset[str]:
+    def modules(self, request: ShippingRequest, needs: Needs) -> frozenset[str]:
         """Dotted names of the modules that a cell uses."""
         values = (value.value.__name__ for value in needs.values.values() if isinstance(value.value, ModuleType))
         return request.names.imports.union(needs.sources, values)
 
-    def deleted(self, request: Request) -> frozenset[str]:
+    def deleted(self, request: ShippingRequest) -> frozenset[str]:
         """Names that the cell uses, that some rank holds, and that the notebook has not."""
         held = set().union(*(self._bindings.fingerprints(rank) for rank in request.ranks))
         return (request.names.loads & held) - self._namespace.keys() - _BUILTIN_NAMES
@@ -172,7 +172,7 @@ class Comparison:
         for name in [name for name in known if name not in namespace]:
             del known[name]
 
-    def _identify(self, request: Request, needs: Needs) -> None:
+    def _identify(self, request: ShippingRequest, needs: Needs) -> None:
         """Give all values their fingerprints, except those that nobody can have, and those that travel anyhow."""
         held = [self._bindings.fingerprints(rank) for rank in request.ranks]
         hashes = needs.hashes
@@ -182,7 +182,7 @@ class Comparison:
             if value.pickled.plain or self._index.identify(value.parts, lazily=not any(name in each for each in held)):
                 self._fingerprints.take(value, hashes)
 
-    def _unstable(self, request: Request, needs: Needs) -> set[str]:
+    def _unstable(self, request: ShippingRequest, needs: Needs) -> set[str]:
         """Names whose values seem to have changed, but are the same objects and look different each time."""
         held = [self._bindings.fingerprints(rank) for rank in request.ranks]
         return {

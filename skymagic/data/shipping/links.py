@@ -14,8 +14,8 @@ from skymagic.data.shipping.bundles import Variable
 from skymagic.data.store.base import Buffer
 from skymagic.data.store.store import digest
 from skymagic.data.values import numbered, pickling
-from skymagic.data.values.links import LISTED, ROOT, Links, Ref
-from skymagic.data.values.memory import Region, Span
+from skymagic.data.values.links import LISTED, ROOT, PickleLinks, Ref
+from skymagic.data.values.memory import MemoryRegion, Span
 from skymagic.data.values.pickled import Pickled, groups
 
 _SHORT = 128
@@ -33,7 +33,7 @@ class _Place(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class Sent:
+class SentValue:
     """A value as it was sent: its pickle, and where the ranks have the objects in it."""
 
     stream: str | Buffer
@@ -51,7 +51,7 @@ class Sent:
         return self.places.get(number)
 
 
-class Inventory:
+class ValueInventory:
     """A variable with the identities of all that is in it, found when they are asked for."""
 
     __slots__ = ("_numbers", "_stream", "name", "variable")
@@ -95,8 +95,8 @@ class _Seen(NamedTuple):
 
 
 @dataclass
-class _Rank:
-    sent: dict[str, Sent] = field(default_factory=dict)
+class _RankObjects:
+    sent: dict[str, SentValue] = field(default_factory=dict)
     lost: set[Ref] = field(default_factory=set)
     """Objects that are gone there."""
 
@@ -110,19 +110,19 @@ class SentLinks:
 
     def __init__(self, namespace: dict[str, Any]) -> None:
         self.namespace = namespace
-        self._ranks: dict[int, _Rank] = {}
+        self._ranks: dict[int, _RankObjects] = {}
         self._seen: dict[str, _Seen] = {}
         self._tables = itertools.count(1)
 
     # -- what is held ------------------------------------------------------------------------------------------------
 
-    def bound(self, rank: int, sent: Mapping[str, Sent]) -> None:
+    def bound(self, rank: int, sent: Mapping[str, SentValue]) -> None:
         """A rank has bound names with these objects."""
-        self._ranks.setdefault(rank, _Rank()).sent.update(sent)
+        self._ranks.setdefault(rank, _RankObjects()).sent.update(sent)
 
     def gone(self, rank: int, unlinked: Iterable[str], lost: Iterable[Sequence[int]]) -> None:
         """A rank says what names hold no more, and which objects are gone."""
-        state = self._ranks.setdefault(rank, _Rank())
+        state = self._ranks.setdefault(rank, _RankObjects())
         for name in unlinked:
             state.sent.pop(name, None)
         state.lost.update((table, number) for table, number in lost)
@@ -135,19 +135,19 @@ class SentLinks:
         for rank in ranks:
             self._ranks.pop(rank, None)
 
-    def holds(self, rank: int, contents: Inventory) -> bool:
+    def holds(self, rank: int, contents: ValueInventory) -> bool:
         """Whether a rank has what this value consists of, as it was sent."""
         sent = self._ranks[rank].sent.get(contents.name) if rank in self._ranks else None
         return sent is not None and sent.stream == contents.stream
 
     def view(self, rank: int, names: Iterable[str]) -> tuple[Any, ...]:
         """What a rank holds under these names; ranks where this is equal can be sent the same."""
-        state = self._ranks.get(rank, _Rank())
+        state = self._ranks.get(rank, _RankObjects())
         return (*((name, state.sent.get(name)) for name in sorted(names)), frozenset(state.lost))
 
-    def links(self, rank: int, held: Iterable[Inventory]) -> Links:
+    def links(self, rank: int, held: Iterable[ValueInventory]) -> PickleLinks:
         """What a value can refer to on a rank that holds these."""
-        found = Links()
+        found = PickleLinks()
         state = self._ranks[rank]
         for contents in held:
             sent = state.sent[contents.name]
@@ -162,7 +162,7 @@ class SentLinks:
                     handle, region = by_object[key]
                     start = region.start + place.shift
                     length = region.stop - region.start if place.length is None else place.length
-                    found.memory.storages.setdefault(handle, Region(region.stands, start, start + length))
+                    found.memory.storages.setdefault(handle, MemoryRegion(region.stands, start, start + length))
             arrays = numbered.array_regions(contents.variable.pickled)
             found.memory.arrays += [each for each in arrays if id(each.stands) in found.objects]
         return found
@@ -170,7 +170,7 @@ class SentLinks:
     # -- what refers to what -----------------------------------------------------------------------------------------
 
     def related(
-        self, moved: Sequence[Inventory], names: Iterable[str], open: Callable[[str], Variable | None]
+        self, moved: Sequence[ValueInventory], names: Iterable[str], open: Callable[[str], Variable | None]
     ) -> dict[str, str]:
         """Those of the names that have something in common with values that are about to travel: name → one of those.
 
@@ -195,14 +195,14 @@ class SentLinks:
             variable = open(name)
             if variable is None:
                 continue
-            contents = Inventory(variable)
+            contents = ValueInventory(variable)
             self.see(contents)
             user = next((each.name for each in moved if self.share(contents, each)), None)
             if user is not None:
                 found[name] = user
         return found
 
-    def share(self, one: Inventory, other: Inventory) -> bool:
+    def share(self, one: ValueInventory, other: ValueInventory) -> bool:
         """Whether two values refer to one object or memory; one that is in the other is so also where a class lists its instances."""
         inside = id(one.variable.value) in other.numbers or id(other.variable.value) in one.numbers
         return (
@@ -211,7 +211,7 @@ class SentLinks:
             or _overlap(one.variable.pickled.spans, other.variable.pickled.spans)
         )
 
-    def common(self, one: Inventory, other: Inventory) -> set[int]:
+    def common(self, one: ValueInventory, other: ValueInventory) -> set[int]:
         """Identities of the objects in both of two values, without what is in the classes of their instances."""
         common = one.numbers.keys() & other.numbers.keys()
         if common:
@@ -220,7 +220,7 @@ class SentLinks:
                 common -= numbered.numbers(pickling.dumps(tuple(classes), self.namespace)).keys()
         return common
 
-    def see(self, contents: Inventory) -> None:
+    def see(self, contents: ValueInventory) -> None:
         """Remember what is in a value."""
         variable = contents.variable
         self._seen[variable.name] = _Seen(id(variable.value), contents.numbers, variable.pickled.spans)
@@ -232,31 +232,38 @@ class SentLinks:
 
     # -- what is sent ------------------------------------------------------------------------------------------------
 
-    def sent(self, group: Sequence[Inventory], pickled: Pickled, links: Links | None) -> dict[str, Sent]:
+    def sent(
+        self, group: Sequence[ValueInventory], pickled: Pickled, links: PickleLinks | None
+    ) -> dict[str, SentValue]:
         """How values are sent in one pickle; empty where nothing can refer to them."""
         table = next(self._tables)
         if len(group) == 1 and links is None:
             each = group[0]
             self.see(each)
-            return {each.name: Sent(each.stream, table)} if each.numbers else {}
+            return {each.name: SentValue(each.stream, table)} if each.numbers else {}
         found = {}
-        nested: list[tuple[int, Inventory]] = []
+        nested: list[tuple[int, ValueInventory]] = []
         for index, each in enumerate(group):
             if not each.variable.fixed:
                 self.see(each)
                 if links is None and each.alone:
-                    found[each.name] = Sent(each.stream, table, root=-1 - index)
+                    found[each.name] = SentValue(each.stream, table, root=-1 - index)
                 elif each.numbers:
                     nested.append((-1 - index, each))
         if nested:
-            inside, regions, links = numbered.numbers(pickled), numbered.storages(pickled), links or Links()
+            inside, regions, links = numbered.numbers(pickled), numbered.storages(pickled), links or PickleLinks()
             for root, each in nested:
-                found[each.name] = Sent(each.stream, table, _places(each, inside, root, regions, table, links))
+                found[each.name] = SentValue(each.stream, table, _places(each, inside, root, regions, table, links))
         return found
 
 
 def _places(
-    contents: Inventory, inside: Mapping[int, int], root: int, regions: Mapping[int, Region], table: int, links: Links
+    contents: ValueInventory,
+    inside: Mapping[int, int],
+    root: int,
+    regions: Mapping[int, MemoryRegion],
+    table: int,
+    links: PickleLinks,
 ) -> dict[int, _Place]:
     """Where the objects of one value are, by the numbers of its own pickle."""
     places = {}
@@ -282,7 +289,7 @@ def _places(
     return places
 
 
-def _tables(sent: Sent) -> set[int]:
+def _tables(sent: SentValue) -> set[int]:
     return {sent.table, *(place.ref[0] for place in (sent.places or {}).values())}
 
 

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from skymagic.data.capture.names import CellNames
-from skymagic.data.shipping.links import Sent
+from skymagic.data.shipping.links import SentValue
 
 
-class Item(NamedTuple):
+class ManifestItem(NamedTuple):
     """A variable that a cell needs, as ``--dry-run`` shows it."""
 
     name: str
@@ -33,7 +33,7 @@ class Manifest:
     """For ``Namespace.bind``: plain values that JSON can hold."""
     nbytes: int
     """Bytes that were written or are sent with the orders."""
-    items: tuple[Item, ...]
+    items: tuple[ManifestItem, ...]
     fingerprints: dict[str, str] = field(default_factory=dict)
     """Name → fingerprint of the notebook's value, for every name that the cell loads."""
     stored: dict[str, str] = field(default_factory=dict)
@@ -41,5 +41,5 @@ class Manifest:
     names: CellNames = field(default_factory=CellNames)
     unbound: frozenset[str] = frozenset()
     """Names that the ranks let go of: here they mean Python's own again."""
-    sent: Sequence[tuple[Sequence[int], Mapping[str, Sent]]] = ()
+    sent: Sequence[tuple[Sequence[int], Mapping[str, SentValue]]] = ()
     """Ranks, and how values are sent to them."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 
 from skymagic.data.shipping.bundles import Bundle, Variable
-from skymagic.data.shipping.packing import Apart
+from skymagic.data.shipping.packing import SplitReference
 from skymagic.data.shipping.refusal import heavy
 from skymagic.data.store.index import ContentIndex
 from skymagic.data.values import mapped
@@ -22,7 +22,7 @@ class Notes:
         """Contents of values."""
         self._deleted: set[str] = set()
         self._unstable: set[str] = set()
-        self._apart: set[Apart] = set()
+        self._apart: set[SplitReference] = set()
         self._set: set[str] = set()
         self._secret: set[str] = set()
 
@@ -61,7 +61,7 @@ class Notes:
                 f"their own; --push {name} sends the notebook's"
             )
 
-    def apart(self, found: Iterable[Apart], note: Note) -> None:
+    def apart(self, found: Iterable[SplitReference], note: Note) -> None:
         """The first name of each refers to a value of the second that the ranks have not got."""
         for each in found:
             if each not in self._apart:

@@ -7,16 +7,16 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from skymagic.data.shipping.bundles import Bundle, Variable, groups, in_rebuild_order, merge_plain, parts_of, submodules
-from skymagic.data.shipping.links import Inventory, Sent, SentLinks
-from skymagic.data.shipping.request import Needs, Request
+from skymagic.data.shipping.links import SentLinks, SentValue, ValueInventory
+from skymagic.data.shipping.request import Needs, ShippingRequest
 from skymagic.data.store.index import ContentIndex
 from skymagic.data.values import numbered, pickling
-from skymagic.data.values.links import LISTED, Links, Ref
+from skymagic.data.values.links import LISTED, PickleLinks, Ref
 from skymagic.data.values.naming import Named
 from skymagic.data.values.pickled import Pickled
 
 
-class Apart(NamedTuple):
+class SplitReference(NamedTuple):
     """A value that has something in common with that of another name, of which a rank has its own."""
 
     name: str
@@ -28,9 +28,9 @@ class Packed:
     """What a run's ranks are sent."""
 
     bundles: list[Bundle] = field(default_factory=list)
-    sent: list[tuple[list[int], Mapping[str, Sent]]] = field(default_factory=list)
+    sent: list[tuple[list[int], Mapping[str, SentValue]]] = field(default_factory=list)
     """Ranks, and how values are sent to them."""
-    apart: list[Apart] = field(default_factory=list)
+    apart: list[SplitReference] = field(default_factory=list)
 
 
 @dataclass
@@ -44,7 +44,7 @@ class Packer:
     links: SentLinks
     index: ContentIndex
     folder: str
-    request: Request
+    request: ShippingRequest
     needs: Needs
     packed: Packed = field(default_factory=Packed)
 
@@ -57,9 +57,9 @@ class Packer:
         moved = self.needs.moved
         if not moved:
             return self.packed
-        contents = {value.name: Inventory(value) for value in moved}
+        contents = {value.name: ValueInventory(value) for value in moved}
         held = [
-            Inventory(value)
+            ValueInventory(value)
             for name, value in self.needs.values.items()
             if len(self.needs.lacking[name]) < len(self.request.ranks)
             and not value.fixed
@@ -76,8 +76,8 @@ class Packer:
         return self.packed
 
     def _related(
-        self, group: list[Variable], contents: Mapping[str, Inventory], held: Iterable[Inventory]
-    ) -> list[Inventory]:
+        self, group: list[Variable], contents: Mapping[str, ValueInventory], held: Iterable[ValueInventory]
+    ) -> list[ValueInventory]:
         """What some ranks hold and has something in common with these values; nothing where one is for this run alone."""
         if not self.request.temporary.isdisjoint(value.name for value in group):
             return []
@@ -85,7 +85,7 @@ class Packer:
         names = {each.name for each in mine}
         return [each for each in held if each.name not in names and any(self.links.share(each, one) for one in mine)]
 
-    def _add(self, group: list[Inventory], related: list[Inventory]) -> None:
+    def _add(self, group: list[ValueInventory], related: list[ValueInventory]) -> None:
         """A bundle for the ranks that lack the same of these values, and hold the same of what they refer to."""
         everything = {each.name: each for each in (*related, *group)}
         alike: dict[tuple[Any, ...], list[int]] = {}
@@ -101,9 +101,9 @@ class Packer:
             mine = [each for each in group if each.name in lacks]
             self._bundle(mine, ranks, links)
             if own and not self.request.temporary.intersection(lacks):
-                self._note([each for each in everything.values() if each.name in own], mine, links or Links())
+                self._note([each for each in everything.values() if each.name in own], mine, links or PickleLinks())
 
-    def _note(self, own: Sequence[Inventory], group: Sequence[Inventory], links: Links) -> None:
+    def _note(self, own: Sequence[ValueInventory], group: Sequence[ValueInventory], links: PickleLinks) -> None:
         """Note what refers to a name's value of the notebook where the ranks have their own: the name that has most of it."""
         for each in group:
             apart = {
@@ -115,9 +115,9 @@ class Packer:
             }
             most = max(apart, key=lambda name: apart[name], default=None)
             if most is not None and apart[most]:
-                self.packed.apart.append(Apart(each.name, most))
+                self.packed.apart.append(SplitReference(each.name, most))
 
-    def _bundle(self, group: list[Inventory], ranks: list[int], links: Links | None) -> None:
+    def _bundle(self, group: list[ValueInventory], ranks: list[int], links: PickleLinks | None) -> None:
         first = group[0].variable
         pickled, parts = first.pickled, first.parts
         if len(group) > 1 or links is not None:
@@ -146,7 +146,7 @@ class Packer:
             )
         )
 
-    def _spare(self, group: list[Inventory]) -> Pickled | None:
+    def _spare(self, group: list[ValueInventory]) -> Pickled | None:
         """The values without references; None where they are too large to be sent again."""
         if len(group) == 1:
             pickled = group[0].variable.pickled
@@ -156,7 +156,7 @@ class Packer:
         return pickled if sum(map(len, pickled.pieces)) <= LISTED else None
 
 
-def _numbered(links: Links, spare: Pickled | None) -> list[tuple[Ref, int | None]]:
+def _numbered(links: PickleLinks, spare: Pickled | None) -> list[tuple[Ref, int | None]]:
     """Where the objects are that a pickle refers to, and their numbers in the spare."""
     numbers = numbered.numbers(spare) if spare is not None else {}
     for handle, own in (numbered.storages(spare) if spare is not None else {}).items():

@@ -9,12 +9,12 @@ from skymagic.data.capture.annotations import is_type
 from skymagic.data.capture.modules import ModuleSource
 from skymagic.data.capture.names import CellNames
 from skymagic.data.shipping.bundles import Progress, Variable
-from skymagic.data.shipping.manifest import Item
+from skymagic.data.shipping.manifest import ManifestItem
 from skymagic.data.values.kinds import kind_name
 
 
 @dataclass(frozen=True, eq=False)
-class Request:
+class ShippingRequest:
     """What `Shipper.prepare` was asked for."""
 
     names: CellNames
@@ -76,11 +76,11 @@ class Needs:
         """Of the modules."""
         return {name: module.hash for name, module in self.sources.items()}
 
-    def items(self) -> tuple[Item, ...]:
+    def items(self) -> tuple[ManifestItem, ...]:
         """As ``--dry-run`` shows them."""
         types = {kind: kind_name(kind) for kind in {type(value.value) for value in self.values.values()}}
         return tuple(
-            Item(
+            ManifestItem(
                 name,
                 self.why[name],
                 value.pickled.nbytes,

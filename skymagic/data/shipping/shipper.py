@@ -16,11 +16,11 @@ from skymagic.data.shipping.bundles import BundleWriter, Progress, Variable
 from skymagic.data.shipping.collecting import Collector
 from skymagic.data.shipping.comparison import Comparison
 from skymagic.data.shipping.links import SentLinks
-from skymagic.data.shipping.manifest import Item, Manifest
+from skymagic.data.shipping.manifest import Manifest
 from skymagic.data.shipping.notes import Notes
 from skymagic.data.shipping.packing import Packed, Packer
 from skymagic.data.shipping.refusal import no_room
-from skymagic.data.shipping.request import Needs, Request
+from skymagic.data.shipping.request import Needs, ShippingRequest
 from skymagic.data.shipping.sources import Sources
 from skymagic.data.shipping.unpacking import Unpacking
 from skymagic.data.store.base import Store
@@ -28,7 +28,7 @@ from skymagic.data.store.index import ContentIndex
 from skymagic.data.values import mapped
 from skymagic.errors import CaptureError
 
-__all__ = ["Item", "Manifest", "Shipper"]
+__all__ = ["Manifest", "ManifestItem", "Shipper"]
 
 
 class Shipper(Unpacking):
@@ -111,7 +111,7 @@ class Shipper(Unpacking):
         names = with_scripts(cell_names(source, compiler_flags))
         with self._lock, mapped.to_processes(same_files=not self.store.remote):
             self.assigned.look()
-            request = Request(
+            request = ShippingRequest(
                 names=names,
                 ranks=ranks,
                 space={**self.namespace, **extra} if extra else self.namespace,
@@ -210,7 +210,7 @@ class Shipper(Unpacking):
 
     # -- steps -------------------------------------------------------------------------------------------------------
 
-    def _needs(self, request: Request) -> Needs:
+    def _needs(self, request: ShippingRequest) -> Needs:
         """The values that a run needs, with those of which ranks hold a part that must be the same object."""
         needs = self.collector.collect(request, self.comparison.read_by_functions(request))
         self.comparison.compare(request, needs)
@@ -220,11 +220,11 @@ class Shipper(Unpacking):
             self.comparison.compare(request, needs)
         return needs
 
-    def _required(self, request: Request, needs: Needs) -> frozenset[str]:
+    def _required(self, request: ShippingRequest, needs: Needs) -> frozenset[str]:
         """Dotted names of modules that must be on the nodes, the notebook's own among them."""
         return request.names.required.union(self.sources.required, *(value.pickled.required for value in needs.moved))
 
-    def _load(self, request: Request, needs: Needs, packed: Packed) -> Manifest:
+    def _load(self, request: ShippingRequest, needs: Needs, packed: Packed) -> Manifest:
         """Write what is lacking, and make the orders."""
         bundles = packed.bundles
         unbound = self.comparison.shadowed(request.ranks)
@@ -270,7 +270,7 @@ class Shipper(Unpacking):
             each.forget_names(self.namespace)
         return manifest
 
-    def _environ(self, request: Request) -> dict[str, str | None]:
+    def _environ(self, request: ShippingRequest) -> dict[str, str | None]:
         """What the notebook has changed in its environment and some of the ranks have not got."""
         changed = environment.changed()
         secret = {name for name in changed if environment.is_secret(name)}

@@ -13,7 +13,7 @@ from skymagic.data.values import pickling
 
 
 @dataclass
-class _Group:
+class _PackedGroup:
     """Values of one pickle, on their way back."""
 
     waiting: set[int]
@@ -33,7 +33,7 @@ class Unpacking:
         self.store = store
         self.namespace = namespace
         self._lock = threading.RLock()
-        self._groups: dict[str, _Group] = {}
+        self._groups: dict[str, _PackedGroup] = {}
 
     def prefetch(self, refs: Iterable[Mapping[str, Any]]) -> None:
         """These values that ``Namespace.pack`` packed will be unpacked or discarded: let them come from all nodes at once."""
@@ -52,7 +52,7 @@ class Unpacking:
             return self._open(ref)
         # Values that share something are one pickle: opened with the first of them, forgotten with the last.
         with self._lock:
-            group = self._groups.setdefault(ref["group"], _Group(set(range(ref["count"]))))
+            group = self._groups.setdefault(ref["group"], _PackedGroup(set(range(ref["count"]))))
             if group.values is None:
                 group.values = self._open(ref)
             value = group.values[ref["index"]]
@@ -63,14 +63,14 @@ class Unpacking:
         """Unlink the file of a value that ``Namespace.pack`` packed and that nobody wants; twice is safe."""
         with self._lock:
             if "group" in ref:
-                group = self._groups.setdefault(ref["group"], _Group(set(range(ref["count"]))))
+                group = self._groups.setdefault(ref["group"], _PackedGroup(set(range(ref["count"]))))
                 self._leave(ref, group)
                 if group.waiting or group.values is not None:
                     return
             if ref.get("file"):
                 self.store.discard(ref["file"], ref.get("node", 0))
 
-    def _leave(self, ref: Mapping[str, Any], group: _Group) -> None:
+    def _leave(self, ref: Mapping[str, Any], group: _PackedGroup) -> None:
         group.waiting.discard(ref["index"])
         if not group.waiting:
             self._groups.pop(ref["group"], None)

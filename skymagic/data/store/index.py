@@ -18,7 +18,7 @@ _SAMPLED = 64
 """Bytes of each sample."""
 
 
-class Extent(NamedTuple):
+class FileExtent(NamedTuple):
     """Consecutive bytes of a file: where a part is."""
 
     key: str
@@ -53,7 +53,7 @@ class ContentIndex:
     def __init__(self, store: Store) -> None:
         self.store = store
         self._known: frozenset[str] = frozenset()
-        self._extents: dict[str, Extent] = {}
+        self._extents: dict[str, FileExtent] = {}
         self._samples: set[bytes] = set()
         """Of the large parts that were put."""
         self._devices: dict[tuple[int, int], tuple[tuple[object, ...] | None, str]] = {}
@@ -115,12 +115,12 @@ class ContentIndex:
             if part.hash and part.nbytes >= LARGE and part.hash not in self._known and self.find(part) is None
         }
 
-    def find(self, part: Part) -> Extent | None:
+    def find(self, part: Part) -> FileExtent | None:
         """Where a part with this content lies, if it is here."""
         extent = self._extents.get(part.hash or "")
         return extent if extent is not None and not self.store.missing([extent.key]) else None
 
-    def put(self, part: Part, progress: Callable[[int], None] | None = None) -> Extent:
+    def put(self, part: Part, progress: Callable[[int], None] | None = None) -> FileExtent:
         """Write a large part as a file of its own; its hash becomes that of the bytes that were written."""
         mark = part.data.mark if isinstance(part.data, DeviceBytes) else None  # before its bytes are read
         key = self.store.put(part.hash, [part.data], part.nbytes, progress)
@@ -129,15 +129,15 @@ class ContentIndex:
             self._devices[part.data.place] = (mark, key)
         else:
             self._samples.add(_sample(part.data))
-        extent = self._extents[key] = Extent(key, 0, part.nbytes)
+        extent = self._extents[key] = FileExtent(key, 0, part.nbytes)
         return extent
 
-    def pack(self, parts: Iterable[Part]) -> list[Extent]:
+    def pack(self, parts: Iterable[Part]) -> list[FileExtent]:
         """Write parts one after the other into one file."""
         parts = list(parts)
         pieces, offsets, nbytes = align([part.data for part in parts])
         key = self.store.put(None, pieces, nbytes)
-        extents = [Extent(key, start, part.nbytes) for start, part in zip(offsets, parts, strict=True)]
+        extents = [FileExtent(key, start, part.nbytes) for start, part in zip(offsets, parts, strict=True)]
         self._extents.update(
             {part.hash: extent for part, extent in zip(parts, extents, strict=True) if part.blob and part.hash}
         )

@@ -14,7 +14,7 @@ from typing import Any
 from skymagic.data.values import tensors
 from skymagic.data.values.kinds import is_a
 from skymagic.data.values.mapped import reduce_map
-from skymagic.data.values.memory import SMALL, Block, Reduced, Span, Storage, Tracker, memory, writable
+from skymagic.data.values.memory import SMALL, MemoryBlock, Reduced, Span, Storage, Tracker, memory, writable
 
 _MAPPING = ("_mmap", "filename", "offset", "mode")
 """What numpy keeps of a memory map."""
@@ -39,7 +39,7 @@ def reducer_for(kind: type) -> Reducer | None:
         return reduce_frame
     if is_a(kind, "pandas", "Index"):
         return reduce_index
-    if kind is Block:
+    if kind is MemoryBlock:
         return tensors.reduce_block
     if kind is Storage:
         return tensors.reduce_planned

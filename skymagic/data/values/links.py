@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from skymagic.data.values.kinds import changeable, is_a
-from skymagic.data.values.memory import Block, LinkedMemory
+from skymagic.data.values.memory import LinkedMemory, MemoryBlock
 from skymagic.data.values.pickled import CONTAINERS
 
 LISTED = 4 << 20
@@ -28,7 +28,7 @@ Ref = tuple[int, int]
 
 
 @dataclass
-class Links:
+class PickleLinks:
     """What a pickle refers to instead of copying it."""
 
     objects: dict[int, Ref] = field(default_factory=dict)
@@ -51,7 +51,7 @@ def linkable(kind: type) -> bool:
         kind in FIXED_TYPES
         or kind is tuple
         or kind.__module__ == "typing"
-        or issubclass(kind, (memoryview, Block, types.GenericAlias, types.UnionType))
+        or issubclass(kind, (memoryview, MemoryBlock, types.GenericAlias, types.UnionType))
     ):
         return False
     if any(is_a(kind, *each) for each in _SINGLE):

@@ -30,7 +30,7 @@ class Span(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class Block:
+class MemoryBlock:
     """Memory that several objects of one value look at; it travels once and they stay views of it."""
 
     start: int
@@ -43,21 +43,21 @@ class Block:
 class Storage:
     """A torch storage that consists of a block."""
 
-    block: Block
+    block: MemoryBlock
 
 
 @dataclass
 class Layout:
     """Which memory of a value must travel as common blocks."""
 
-    blocks: Sequence[Block]
+    blocks: Sequence[MemoryBlock]
     storages: dict[int, Storage] = field(default_factory=dict)
     starts: list[int] = field(init=False)
 
     def __post_init__(self) -> None:
         self.starts = [block.start for block in self.blocks]
 
-    def find(self, start: int, stop: int) -> Block | None:
+    def find(self, start: int, stop: int) -> MemoryBlock | None:
         """The block that covers these addresses."""
         index = bisect_right(self.starts, start) - 1
         block = self.blocks[index] if index >= 0 else None
@@ -83,7 +83,7 @@ def layout(spans: Iterable[Span], apart: frozenset[int] | set[int] = frozenset()
     for cluster in clusters(list(owners.values())):
         start, stop = cluster[0].start // _ALIGN * _ALIGN, max(span.stop for span in cluster)
         if len(cluster) > 1 or _wasteful(cluster[0], stop - start):
-            blocks.append(Block(start, stop, cluster[0].owner))
+            blocks.append(MemoryBlock(start, stop, cluster[0].owner))
     return Layout(blocks) if blocks else None
 
 
@@ -128,7 +128,7 @@ def writable(buffer: Any) -> memoryview:
     return memoryview(bytearray(view)) if view.readonly else view
 
 
-class Region(NamedTuple):
+class MemoryRegion(NamedTuple):
     """Memory of something that stands in a pickle: an array, a torch storage, or the part of one that travels."""
 
     stands: Any
@@ -140,9 +140,9 @@ class Region(NamedTuple):
 class LinkedMemory:
     """Memory that the other side has already."""
 
-    storages: dict[int, Region] = field(default_factory=dict)
+    storages: dict[int, MemoryRegion] = field(default_factory=dict)
     """By the handles of torch storages."""
-    arrays: list[Region] = field(default_factory=list)
+    arrays: list[MemoryRegion] = field(default_factory=list)
 
     def array(self, start: int, stop: int) -> Any:
         """The array that has these addresses; None when there is none."""

@@ -10,7 +10,7 @@ from cloudpickle import cloudpickle as _cloud
 
 from skymagic.data.values import arrays, plain, tensors
 from skymagic.data.values.links import LISTED, ROOT, linkable, linkable_kinds, travels
-from skymagic.data.values.memory import Region
+from skymagic.data.values.memory import MemoryRegion
 from skymagic.data.values.pickled import Pickled
 from skymagic.data.values.pickler import ValuePickler
 
@@ -44,20 +44,20 @@ def marks(pickled: Pickled) -> frozenset[int]:
     return plain.containers(pickled.keep) if pickler is None else pickler.found_marks(pickled.keep[1])
 
 
-def storages(pickled: Pickled) -> dict[int, Region]:
+def storages(pickled: Pickled) -> dict[int, MemoryRegion]:
     """The torch storages, by their handles."""
     pickler = _pickler(pickled)
     return tensors.regions(pickler.tracker) if pickler is not None else {}
 
 
-def array_regions(pickled: Pickled) -> list[Region]:
+def array_regions(pickled: Pickled) -> list[MemoryRegion]:
     """The arrays without gaps."""
     pickler = _pickler(pickled)
     objects = [each for _, each in _memo(pickled).values()]
     if pickler is not None:
         objects.append(pickled.keep[1])
     reached = ((each, arrays.reach(each)) for each in objects)
-    return [Region(each, *addresses) for each, addresses in reached if addresses is not None]
+    return [MemoryRegion(each, *addresses) for each, addresses in reached if addresses is not None]
 
 
 def classes(pickled: Pickled) -> list[type]:

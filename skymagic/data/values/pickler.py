@@ -22,10 +22,10 @@ from skymagic.data.values.exceptions import reduce_exception
 from skymagic.data.values.foreign import is_foreign, members_of, reduce_type
 from skymagic.data.values.identity import recognise
 from skymagic.data.values.kinds import changeable, is_a, made_by_python
-from skymagic.data.values.links import Links
+from skymagic.data.values.links import PickleLinks
 from skymagic.data.values.memory import Layout, Tracker
 from skymagic.data.values.pickled import Pickled
-from skymagic.data.values.rope import Buffers, Pieces
+from skymagic.data.values.rope import Buffers, StreamPieces
 from skymagic.data.values.shards import REFUSED, Shards
 
 _MANY = 1 << 20
@@ -40,7 +40,7 @@ class ValuePickler(cloudpickle.Pickler):  # type: ignore[misc]
 
     def __init__(self, namespace: dict[str, Any], folder: str | None, tracker: Tracker) -> None:
         # Nothing here may refer back to the pickler: it holds the value, which must go when the cell is done.
-        self._out = Pieces()
+        self._out = StreamPieces()
         self._buffers = Buffers()
         super().__init__(self._out, protocol=5, buffer_callback=self._buffers.add)
         self.namespace = namespace
@@ -275,7 +275,7 @@ class ValuePickler(cloudpickle.Pickler):  # type: ignore[misc]
 class _LinkedPickler(ValuePickler):
     """Refers to what the other side has already."""
 
-    def __init__(self, namespace: dict[str, Any], folder: str | None, tracker: Tracker, links: Links) -> None:
+    def __init__(self, namespace: dict[str, Any], folder: str | None, tracker: Tracker, links: PickleLinks) -> None:
         super().__init__(namespace, folder, tracker)
         self.links = links
 
@@ -284,7 +284,7 @@ class _LinkedPickler(ValuePickler):
 
 
 def pickler_for(
-    namespace: dict[str, Any], folder: str | None, links: Links | None, shared: Layout | None, between_ranks: bool
+    namespace: dict[str, Any], folder: str | None, links: PickleLinks | None, shared: Layout | None, between_ranks: bool
 ) -> ValuePickler:
     memory = links.memory if links is not None else None
     tracker = Tracker(shared, between_ranks=between_ranks, leaves_only=folder is not None, linked=memory)

@@ -18,7 +18,7 @@ from skymagic.data.store.device import DeviceBytes
 from skymagic.data.values import numbered, plain, rebuild
 from skymagic.data.values.contents import Contents
 from skymagic.data.values.forms import form_for
-from skymagic.data.values.links import LISTED, Links
+from skymagic.data.values.links import LISTED, PickleLinks
 from skymagic.data.values.memory import Tracker, layout
 from skymagic.data.values.pickled import Pickled, groups
 from skymagic.data.values.pickler import ValuePickler, pickler_for
@@ -33,7 +33,7 @@ def dumps(
     *,
     folder: str | None = None,
     between_ranks: bool = False,
-    links: Links | None = None,
+    links: PickleLinks | None = None,
     parts: Shards = REFUSED,
 ) -> Pickled:
     """Pickle a value.

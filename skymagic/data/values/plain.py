@@ -9,7 +9,7 @@ from typing import Any
 
 from skymagic.data.values.memory import SMALL
 from skymagic.data.values.pickled import CONTAINERS, Pickled
-from skymagic.data.values.rope import Pieces
+from skymagic.data.values.rope import StreamPieces
 
 _MANY = 1 << 20
 """Bytes of a pickle above which its objects are not listed one by one to find shared ones."""
@@ -28,7 +28,7 @@ class PlainPickler(pickle.Pickler):
     """Pickles what Python pickles all by itself; one for each thread, for they are many small values."""
 
     def __init__(self) -> None:
-        self.out = Pieces()
+        self.out = StreamPieces()
         super().__init__(self.out, 5)
 
     def reducer_override(self, obj: object) -> Any:

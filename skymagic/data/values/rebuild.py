@@ -22,7 +22,7 @@ from skymagic.data.values.foreign import is_final
 from skymagic.data.values.memory import writable
 
 
-class Here(threading.local):
+class RebuildContext(threading.local):
     """Where values are rebuilt: the global names that rebuilt functions use."""
 
     namespace: dict[str, Any] | None = None
@@ -38,7 +38,7 @@ class Here(threading.local):
     """What the members contain that come for a class, as one hash; None where nobody can say."""
 
 
-here = Here()
+here = RebuildContext()
 
 
 def namespace() -> dict[str, Any]:

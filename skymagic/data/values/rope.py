@@ -31,7 +31,7 @@ class Buffers:
         return False
 
 
-class Pieces:
+class StreamPieces:
     """A file for the pickler to write to, which keeps large byte strings as they are."""
 
     def __init__(self) -> None:

@@ -40,7 +40,7 @@ GROUP = "a process group lives on its ranks alone: leave it out, and pass what w
 MESH = "a DeviceMesh lives on its ranks alone: leave it out, or bring mesh.mesh, the ranks in it"
 
 
-class Apart(pickle.PicklingError):
+class PartlyElsewhere(pickle.PicklingError):
     """A value that is not whole on one rank; the message is a sentence."""
 
 
@@ -49,11 +49,11 @@ class Shards:
 
     def tensor(self, part: Any) -> Any:
         """How a DTensor is pickled."""
-        raise Apart(f"a {type(part).__name__} {NOT_GATHERED} with full_tensor()")
+        raise PartlyElsewhere(f"a {type(part).__name__} {NOT_GATHERED} with full_tensor()")
 
     def wrapper(self, module: Any) -> Any:
         """How a FullyShardedDataParallel is pickled."""
-        raise Apart(
+        raise PartlyElsewhere(
             f"an FSDP module {NOT_GATHERED} with get_model_state_dict(model, options=StateDictOptions(full_state_dict=True))"
         )
 
@@ -253,7 +253,7 @@ def _optimizer(optimizer: Any) -> Any:
 
 
 def _refuse(words: str) -> Any:
-    raise Apart(words)
+    raise PartlyElsewhere(words)
 
 
 def _blank(kind: Any) -> Any:

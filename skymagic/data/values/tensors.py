@@ -12,7 +12,17 @@ from functools import lru_cache
 from typing import Any
 
 from skymagic.data.store.device import DeviceBytes, out_of_band
-from skymagic.data.values.memory import SMALL, Block, Reduced, Region, Span, Storage, Tracker, memory, writable
+from skymagic.data.values.memory import (
+    SMALL,
+    MemoryBlock,
+    MemoryRegion,
+    Reduced,
+    Span,
+    Storage,
+    Tracker,
+    memory,
+    writable,
+)
 
 
 def reduce_tensor(tracker: Tracker, tensor: Any) -> Reduced:
@@ -135,7 +145,7 @@ def reduce_typed(tracker: Tracker, storage: Any) -> Reduced:
     return _typed, (untyped, storage.dtype)
 
 
-def reduce_block(tracker: Tracker, block: Block) -> Reduced:
+def reduce_block(tracker: Tracker, block: MemoryBlock) -> Reduced:
     """The bytes of a block; of a part of a device's storage, only that part comes to the CPU."""
     storage = tracker.storages.get(block.owner)
     if storage is None or storage.device.type == "cpu":
@@ -194,16 +204,16 @@ def reduce_planned(tracker: Tracker, storage: Storage) -> Reduced:
     return _storage, (storage.block,)
 
 
-def regions(tracker: Tracker) -> dict[int, Region]:
+def regions(tracker: Tracker) -> dict[int, MemoryRegion]:
     """The storages that a pickling pass has met, by their handles."""
     planned = {} if tracker.layout is None else tracker.layout.storages
     found = {}
     for handle, storage in tracker.storages.items():
         if handle in planned:
             block = planned[handle].block
-            found[handle] = Region(planned[handle], block.start, block.stop)
+            found[handle] = MemoryRegion(planned[handle], block.start, block.stop)
         elif hasattr(storage, "_cdata") and storage._cdata == handle and storage.nbytes():
-            found[handle] = Region(storage, storage.data_ptr(), storage.data_ptr() + storage.nbytes())
+            found[handle] = MemoryRegion(storage, storage.data_ptr(), storage.data_ptr() + storage.nbytes())
     return found
 
 

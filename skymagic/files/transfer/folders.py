@@ -59,12 +59,12 @@ class Root(NamedTuple):
     path: str
     identity: Identity
 
-    def place(self, path: str) -> Place:
+    def place(self, path: str) -> FilePlace:
         """The place of a path below."""
-        return Place(self, path[len(self.path) :].lstrip("/" + os.sep).replace(os.sep, "/"))
+        return FilePlace(self, path[len(self.path) :].lstrip("/" + os.sep).replace(os.sep, "/"))
 
 
-class Place(NamedTuple):
+class FilePlace(NamedTuple):
     """Where a listed file lies: below a root, with ``/`` between the parts, and through no link."""
 
     root: Root
@@ -76,7 +76,7 @@ class Place(NamedTuple):
         return os.path.join(self.root.path, *self.below.split("/"))
 
     @classmethod
-    def of(cls, path: str, state: os.stat_result | None = None) -> Place:
+    def of(cls, path: str, state: os.stat_result | None = None) -> FilePlace:
         """The place of a file that the user has named: links are followed, now.
 
         Raises:
@@ -212,7 +212,7 @@ class ListedFiles:
         self._root: Root | None = None
         self._folders = Folders("")
 
-    def open(self, place: Place) -> int:
+    def open(self, place: FilePlace) -> int:
         """A descriptor.
 
         Raises:

@@ -13,7 +13,7 @@ from dataclasses import astuple, dataclass, field, replace
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any, NamedTuple, TypeVar
 
-from skymagic.files.transfer.folders import OWN_PREFIX, Identity, Place, Root, identity, opened
+from skymagic.files.transfer.folders import OWN_PREFIX, FilePlace, Identity, Root, identity, opened
 from skymagic.wire.processes import boot_id
 
 FILE, FOLDER, LINK = "file", "folder", "link"
@@ -122,7 +122,7 @@ class Listing:
     """
 
     entries: list[Entry] = field(default_factory=list)
-    places: list[Place] = field(default_factory=list)
+    places: list[FilePlace] = field(default_factory=list)
     tops: list[Top] = field(default_factory=list)
     contents: bool = False
     notes: list[str] = field(default_factory=list)
@@ -243,7 +243,7 @@ class Walk:
             if not os.access(path, os.R_OK):
                 self._found.problems.append(f"{path}: no permission to read it")
             try:
-                place = within.root.place(path) if within else Place.of(path, state)
+                place = within.root.place(path) if within else FilePlace.of(path, state)
             except OSError as problem:
                 self._found.problems.append(error_text(path, problem))
             else:
@@ -251,7 +251,7 @@ class Walk:
         else:
             self._found.notes.append(f"{path} stays behind: it is no file")
 
-    def _put(self, place: Place, entry: Entry) -> None:
+    def _put(self, place: FilePlace, entry: Entry) -> None:
         self._found.entries.append(entry)
         self._found.places.append(place)
 

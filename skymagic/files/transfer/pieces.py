@@ -15,7 +15,7 @@ from hashlib import sha256
 from itertools import zip_longest
 from types import MappingProxyType
 
-from skymagic.files.transfer.folders import NOFOLLOW, OWN_PREFIX, Folders, ListedFiles, Place
+from skymagic.files.transfer.folders import NOFOLLOW, OWN_PREFIX, FilePlace, Folders, ListedFiles
 from skymagic.files.transfer.listing import Entry, error_text
 from skymagic.wire.files import CHUNK, EndOfFiles, FileChunk, FileFailed, FilePiece, FileStart, encode
 
@@ -194,7 +194,7 @@ OnBytes = Callable[[str, int], None]
 
 
 def encoded_files(
-    files: Iterable[tuple[int, Entry, Place]],
+    files: Iterable[tuple[int, Entry, FilePlace]],
     told: OnBytes = lambda name, count: None,
     there: Mapping[int, str] = MappingProxyType({}),
 ) -> Iterator[bytes]:

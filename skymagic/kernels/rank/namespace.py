@@ -330,7 +330,7 @@ def _words(name: str, problem: Exception, parts: Shards) -> str:
     """Why a value cannot be pickled; a refusal of our own is a sentence by itself."""
     if isinstance(parts, shards.Whole) and name in parts.problems:
         return parts.problems[name]
-    return str(problem) if isinstance(problem, shards.Apart) else f"{type(problem).__name__}: {problem}"
+    return str(problem) if isinstance(problem, shards.PartlyElsewhere) else f"{type(problem).__name__}: {problem}"
 
 
 def is_own_code(value: object, variables: Mapping[str, Any]) -> bool:
