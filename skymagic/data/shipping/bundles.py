@@ -14,8 +14,7 @@ from skymagic.data.shipping.sequence import rebuild_order
 from skymagic.data.store.bundle import INLINE, Location, inline, part_fields
 from skymagic.data.store.index import ContentIndex, FileExtent, Part
 from skymagic.data.store.store import LARGE
-from skymagic.data.values.links import FIXED_TYPES, Ref
-from skymagic.data.values.pickled import Pickled
+from skymagic.data.values.pickled import FIXED_TYPES, Pickled, Ref
 from skymagic.data.values.pickling import together
 
 _version = lru_cache(maxsize=1024)(installed.version)

@@ -14,7 +14,7 @@ from skymagic.data.shipping.refusal import Refusal, message, raised_by_value, re
 from skymagic.data.shipping.request import Needs, ShippingRequest
 from skymagic.data.store.bundle import INLINE
 from skymagic.data.values import pickling
-from skymagic.data.values.links import FIXED_TYPES
+from skymagic.data.values.pickled import FIXED_TYPES
 from skymagic.errors import CaptureError
 
 

@@ -19,7 +19,7 @@ from skymagic.data.shipping.pulled import Pulled
 from skymagic.data.shipping.request import Needs, ShippingRequest
 from skymagic.data.shipping.sources import Sources
 from skymagic.data.store.index import ContentIndex
-from skymagic.data.values.links import FIXED_TYPES
+from skymagic.data.values.pickled import FIXED_TYPES
 
 _BUILTIN_NAMES = vars(builtins).keys()
 _LARGE = 1 << 20

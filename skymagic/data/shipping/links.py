@@ -13,10 +13,9 @@ from typing import Any, NamedTuple
 from skymagic.data.shipping.bundles import Variable
 from skymagic.data.store.base import Buffer
 from skymagic.data.store.store import digest
-from skymagic.data.values import numbered, pickling
-from skymagic.data.values.links import LISTED, ROOT, PickleLinks, Ref
+from skymagic.data.values import pickling
 from skymagic.data.values.memory import MemoryRegion, Span
-from skymagic.data.values.pickled import Pickled, groups
+from skymagic.data.values.pickled import LISTED, ROOT, Pickled, PickleLinks, Ref, groups
 
 _SHORT = 128
 """Bytes below which a pickle is as good as its hash."""
@@ -66,7 +65,7 @@ class ValueInventory:
     def numbers(self) -> dict[int, int]:
         """Identity → number of each linkable object."""
         if self._numbers is None:
-            self._numbers = numbered.numbers(self.variable.pickled)
+            self._numbers = pickling.numbers(self.variable.pickled)
         return self._numbers
 
     @property
@@ -151,7 +150,7 @@ class SentLinks:
         state = self._ranks[rank]
         for contents in held:
             sent = state.sent[contents.name]
-            regions = numbered.storages(contents.variable.pickled)
+            regions = pickling.storages(contents.variable.pickled)
             by_object = {id(region.stands): (handle, region) for handle, region in regions.items()}
             for key, number in contents.numbers.items():
                 place = sent.place(number)
@@ -163,7 +162,7 @@ class SentLinks:
                     start = region.start + place.shift
                     length = region.stop - region.start if place.length is None else place.length
                     found.memory.storages.setdefault(handle, MemoryRegion(region.stands, start, start + length))
-            arrays = numbered.array_regions(contents.variable.pickled)
+            arrays = pickling.array_regions(contents.variable.pickled)
             found.memory.arrays += [each for each in arrays if id(each.stands) in found.objects]
         return found
 
@@ -215,9 +214,9 @@ class SentLinks:
         """Identities of the objects in both of two values, without what is in the classes of their instances."""
         common = one.numbers.keys() & other.numbers.keys()
         if common:
-            classes = {*numbered.classes(one.variable.pickled)} & {*numbered.classes(other.variable.pickled)}
+            classes = {*pickling.classes(one.variable.pickled)} & {*pickling.classes(other.variable.pickled)}
             if classes:
-                common -= numbered.numbers(pickling.dumps(tuple(classes), self.namespace)).keys()
+                common -= pickling.numbers(pickling.dumps(tuple(classes), self.namespace)).keys()
         return common
 
     def see(self, contents: ValueInventory) -> None:
@@ -251,7 +250,7 @@ class SentLinks:
                 elif each.numbers:
                     nested.append((-1 - index, each))
         if nested:
-            inside, regions, links = numbered.numbers(pickled), numbered.storages(pickled), links or PickleLinks()
+            inside, regions, links = pickling.numbers(pickled), pickling.storages(pickled), links or PickleLinks()
             for root, each in nested:
                 found[each.name] = SentValue(each.stream, table, _places(each, inside, root, regions, table, links))
         return found
@@ -274,7 +273,7 @@ def _places(
             places[number] = _Place((table, root))
         elif key in inside:
             places[number] = _Place((table, inside[key]))
-    for handle, own in numbered.storages(contents.variable.pickled).items():
+    for handle, own in pickling.storages(contents.variable.pickled).items():
         number = contents.numbers.get(id(own.stands), ROOT)
         if number == ROOT:
             continue  # too large a pickle for its objects to have numbers

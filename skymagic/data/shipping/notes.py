@@ -8,7 +8,7 @@ from skymagic.data.shipping.bundles import Bundle, Variable
 from skymagic.data.shipping.packing import SplitReference
 from skymagic.data.shipping.refusal import heavy
 from skymagic.data.store.index import ContentIndex
-from skymagic.data.values import mapped
+from skymagic.data.values import arrays
 
 Note = Callable[[str], None]
 """Called with a sentence."""
@@ -74,7 +74,7 @@ class Notes:
     def maps(self, values: Mapping[str, Variable], lacking: Mapping[str, Sequence[int]], note: Note) -> None:
         """Which values that travel are maps of files, and arrive as something else."""
         for name, value in values.items():
-            if lacking[name] and (why := mapped.why_as_array(value.value)):
+            if lacking[name] and (why := arrays.why_as_array(value.value)):
                 note(f"{name}: its contents travel as an array, for {why}")
 
     def heavy(self, bundles: Iterable[Bundle], index: ContentIndex, large: int, warn: Note) -> None:

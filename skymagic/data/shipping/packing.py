@@ -10,10 +10,9 @@ from skymagic.data.shipping.bundles import Bundle, Variable, groups, in_rebuild_
 from skymagic.data.shipping.links import SentLinks, SentValue, ValueInventory
 from skymagic.data.shipping.request import Needs, ShippingRequest
 from skymagic.data.store.index import ContentIndex
-from skymagic.data.values import numbered, pickling
-from skymagic.data.values.links import LISTED, PickleLinks, Ref
-from skymagic.data.values.naming import Named
-from skymagic.data.values.pickled import Pickled
+from skymagic.data.values import pickling
+from skymagic.data.values.pickled import LISTED, Pickled, PickleLinks, Ref
+from skymagic.data.values.pickling import Named
 
 
 class SplitReference(NamedTuple):
@@ -158,8 +157,8 @@ class Packer:
 
 def _numbered(links: PickleLinks, spare: Pickled | None) -> list[tuple[Ref, int | None]]:
     """Where the objects are that a pickle refers to, and their numbers in the spare."""
-    numbers = numbered.numbers(spare) if spare is not None else {}
-    for handle, own in (numbered.storages(spare) if spare is not None else {}).items():
+    numbers = pickling.numbers(spare) if spare is not None else {}
+    for handle, own in (pickling.storages(spare) if spare is not None else {}).items():
         there = links.memory.storages.get(handle)
         if there is not None and (there.start, there.stop) == (own.start, own.stop):
             numbers[id(there.stands)] = numbers[id(own.stands)]

@@ -25,10 +25,10 @@ from skymagic.data.shipping.sources import Sources
 from skymagic.data.shipping.unpacking import Unpacking
 from skymagic.data.store.base import Store
 from skymagic.data.store.index import ContentIndex
-from skymagic.data.values import mapped
+from skymagic.data.values import arrays
 from skymagic.errors import CaptureError
 
-__all__ = ["Manifest", "ManifestItem", "Shipper"]
+__all__ = ["Manifest", "Shipper"]
 
 
 class Shipper(Unpacking):
@@ -109,7 +109,7 @@ class Shipper(Unpacking):
                 anything.
         """
         names = with_scripts(cell_names(source, compiler_flags))
-        with self._lock, mapped.to_processes(same_files=not self.store.remote):
+        with self._lock, arrays.to_processes(same_files=not self.store.remote):
             self.assigned.look()
             request = ShippingRequest(
                 names=names,

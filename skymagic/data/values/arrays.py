@@ -1,20 +1,84 @@
-"""How the memory of arrays travels: out of band, without a copy, and shared where it was shared.
-
-numpy is never imported to pickle a value, only used when the value itself has brought it in.
-"""
+"""The memory of numpy's arrays and pandas' frames; memory maps of files, which are arrays of their contents on another machine."""
 
 from __future__ import annotations
 
+import contextlib
+import mmap
+import os
 import pickle
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 from skymagic.data.values import tensors
 from skymagic.data.values.kinds import is_a
-from skymagic.data.values.mapped import reduce_map
 from skymagic.data.values.memory import SMALL, MemoryBlock, Reduced, Span, Storage, Tracker, memory, writable
+from skymagic.data.values.rebuild import here
+
+
+@contextlib.contextmanager
+def to_processes(*, same_files: bool) -> Iterator[None]:
+    """Within: what is pickled goes to processes that see the same files, or not."""
+    before, here.same_files = here.same_files, same_files
+    try:
+        yield
+    finally:
+        here.same_files = before
+
+
+_MODES = {"r": "r", "r+": "r+", "w+": "r+"}
+"""A map's mode, and that of another map of the same file; what was written copy-on-write is in no file."""
+
+
+def reduce_map(array: Any) -> tuple[Any, ...] | None:
+    """How a ``numpy.memmap`` is mapped again by a process that sees the same files; None where its contents have to travel."""
+    if not here.same_files or array.mode not in _MODES or not isinstance(array.base, mmap.mmap):
+        return None
+    try:
+        found = Path(array.filename).stat()
+    except (OSError, TypeError):  # it has been deleted, or never had a name
+        return None
+    order = "C" if array.flags.c_contiguous else "F"
+    where = (os.fspath(array.filename), found.st_dev, found.st_ino)
+    return again, (*where, array.dtype, _MODES[array.mode], array.offset, array.shape, order)
+
+
+def again(
+    path: str, device: int, inode: int, dtype: Any, mode: Any, offset: int, shape: tuple[int, ...], order: Any
+) -> Any:
+    """Map a file.
+
+    Raises:
+        FileNotFoundError: it is not there, or is another one by now.
+    """
+    import numpy
+
+    found = Path(path).stat()
+    if (found.st_dev, found.st_ino) != (device, inode):
+        raise FileNotFoundError(f"{path} was mapped into memory in the notebook, and is another file now")
+    return numpy.memmap(path, dtype=dtype, mode=mode, offset=offset, shape=shape, order=order)
+
+
+def is_map(value: object) -> bool:
+    """Whether a value is a memory map of a file; numpy is not imported for it."""
+    return type(value).__name__ == "memmap" and isinstance(getattr(value, "base", None), mmap.mmap)
+
+
+def why_as_array(value: object) -> str:
+    """Why a map of a file arrives as an array, where its user may not expect that; "" where it does not, or is none."""
+    if not is_map(value):
+        return ""
+    path = getattr(value, "filename", None) or "a file"
+    if not here.same_files:
+        return f"it maps {path}, which is on this machine"
+    mode = getattr(value, "mode", None)
+    return "" if mode not in _MODES or reduce_map(value) else f"it maps {path}, which is not there any more"
+
+
+# -- numpy's arrays and pandas' frames -------------------------------------------------------------
+
 
 _MAPPING = ("_mmap", "filename", "offset", "mode")
 """What numpy keeps of a memory map."""

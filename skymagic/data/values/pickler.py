@@ -19,13 +19,10 @@ from skymagic.data.capture.functions import mentioned_names
 from skymagic.data.capture.modules import is_local
 from skymagic.data.values import arrays, rebuild, reducers, shards
 from skymagic.data.values.exceptions import reduce_exception
-from skymagic.data.values.foreign import is_foreign, members_of, reduce_type
-from skymagic.data.values.identity import recognise
-from skymagic.data.values.kinds import changeable, is_a, made_by_python
-from skymagic.data.values.links import PickleLinks
+from skymagic.data.values.kinds import changeable, is_a, is_foreign, made_by_python, members_of, reduce_type
 from skymagic.data.values.memory import Layout, Tracker
-from skymagic.data.values.pickled import Pickled
-from skymagic.data.values.rope import Buffers, StreamPieces
+from skymagic.data.values.pickled import Buffers, Pickled, PickleLinks, StreamPieces
+from skymagic.data.values.reducers import recognise
 from skymagic.data.values.shards import REFUSED, Shards
 
 _MANY = 1 << 20

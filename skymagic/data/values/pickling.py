@@ -10,20 +10,34 @@ from __future__ import annotations
 import io
 import pickle
 import types
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, cast
+
+from cloudpickle import cloudpickle as _cloud
 
 from skymagic.data.store.base import Buffer, Content
 from skymagic.data.store.device import DeviceBytes
-from skymagic.data.values import numbered, plain, rebuild
+from skymagic.data.values import arrays, rebuild, tensors
 from skymagic.data.values.contents import Contents
 from skymagic.data.values.forms import form_for
-from skymagic.data.values.links import LISTED, PickleLinks
-from skymagic.data.values.memory import Tracker, layout
-from skymagic.data.values.pickled import Pickled, groups
+from skymagic.data.values.memory import MemoryRegion, Tracker, layout
+from skymagic.data.values.pickled import (
+    LISTED,
+    ROOT,
+    Pickled,
+    PickleLinks,
+    Rope,
+    containers_in,
+    groups,
+    is_flat,
+    linkable,
+    linkable_kinds,
+    plain_memo,
+    plainly,
+    travels,
+)
 from skymagic.data.values.pickler import ValuePickler, pickler_for
 from skymagic.data.values.rebuild import here
-from skymagic.data.values.rope import Rope
 from skymagic.data.values.shards import REFUSED, Shards
 
 
@@ -52,7 +66,7 @@ def dumps(
     """
     if value is namespace:
         value = _Namespace()
-    known = plain.plainly(value) if links is None else None
+    known = plainly(value) if links is None else None
     if known is not None:
         return known
     first = pickler_for(namespace, folder, links, None, between_ranks)
@@ -70,7 +84,7 @@ def dumps(
 
 def together(pickles: Sequence[Pickled]) -> list[list[int]]:
     """Indices of pickles whose values share an object or memory, in groups; they must be pickled as one to stay so."""
-    return groups(pickles, [numbered.marks(each) for each in pickles])
+    return groups(pickles, [marks(each) for each in pickles])
 
 
 def loads(
@@ -155,3 +169,98 @@ class _Namespace:
 
     def __reduce__(self) -> Any:
         return rebuild.namespace, ()
+
+
+# -- what is in a value that was pickled here ------------------------------------------------------
+
+
+def numbers(pickled: Pickled) -> dict[int, int]:
+    """Identity → number of each linkable object."""
+    pickler = _pickler(pickled)
+    value = pickled.keep if pickler is None else pickled.keep[1]
+    found = {id(value): ROOT} if linkable(type(value)) else {}
+    if pickler is None and is_flat(value):
+        return found
+    memo = _memo(pickled)
+    kinds = linkable_kinds({key: each for key, (_, each) in memo.items()})
+    functions = {types.FunctionType} & kinds
+    private = pickler.tracker.private if pickler is not None else ()
+    for key, (number, each) in memo.items():
+        if (
+            type(each) in kinds
+            and key not in private
+            and (type(each) not in functions or travels(cast(types.FunctionType, each)))
+        ):
+            found.setdefault(key, number)
+    return found
+
+
+def marks(pickled: Pickled) -> frozenset[int]:
+    """Identities of the changeable objects, as far as it is worth while to list them."""
+    if pickled.marks is not None:
+        return pickled.marks
+    pickler = _pickler(pickled)
+    return containers_in(pickled.keep) if pickler is None else pickler.found_marks(pickled.keep[1])
+
+
+def storages(pickled: Pickled) -> dict[int, MemoryRegion]:
+    """The torch storages, by their handles."""
+    pickler = _pickler(pickled)
+    return tensors.regions(pickler.tracker) if pickler is not None else {}
+
+
+def array_regions(pickled: Pickled) -> list[MemoryRegion]:
+    """The arrays without gaps."""
+    pickler = _pickler(pickled)
+    objects = [each for _, each in _memo(pickled).values()]
+    if pickler is not None:
+        objects.append(pickled.keep[1])
+    reached = ((each, arrays.reach(each)) for each in objects)
+    return [MemoryRegion(each, *addresses) for each, addresses in reached if addresses is not None]
+
+
+def classes(pickled: Pickled) -> list[type]:
+    """The classes of the notebook that travel with it."""
+    found = [each for _, each in _memo(pickled).values() if isinstance(each, type)]
+    return [each for each in found if each in _cloud._DYNAMIC_CLASS_TRACKER_BY_CLASS]
+
+
+def _memo(pickled: Pickled) -> Mapping[int, tuple[int, object]]:
+    if sum(map(len, pickled.pieces)) > LISTED:
+        return {}
+    pickler = _pickler(pickled)
+    return plain_memo(pickled.keep) if pickler is None else pickler.memo.copy()
+
+
+def _pickler(pickled: Pickled) -> ValuePickler | None:
+    """The pickler of a value that is not plain."""
+    keep = pickled.keep
+    return keep[0] if isinstance(keep, tuple) and keep and isinstance(keep[0], ValuePickler) else None
+
+
+# -- values that have their names before others are rebuilt ----------------------------------------
+
+
+class Named:
+    """A value that is bound to its name as soon as it is rebuilt: what is rebuilt after it may use it."""
+
+    def __init__(self, name: str, value: object) -> None:
+        self.name, self.value = name, value
+
+    def __reduce__(self) -> Any:
+        return rebuild.bound, (self.name, self.value)
+
+
+class Accompanied:
+    """A value with what its code uses to rebuild it, for a side that has nothing of these names."""
+
+    def __init__(self, names: Mapping[str, object], value: object) -> None:
+        self.names, self.value = names, value
+
+    def __reduce__(self) -> Any:
+        return rebuild.accompanied, tuple(_Lent(*each) for each in self.names.items()) + (self.value,)
+
+
+class _Lent(Named):
+    def __reduce__(self) -> Any:
+        return rebuild.lent, (self.name, self.value)

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, cast
 
 from cloudpickle import cloudpickle as _cloud
 
-from skymagic.data.values.foreign import is_final
+from skymagic.data.values.kinds import is_final
 from skymagic.data.values.memory import writable
 
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from skymagic.data.values.links import FIXED_TYPES, Ref, linkable_kinds
+from skymagic.data.values.pickled import FIXED_TYPES, Ref, linkable_kinds
 
 GONE = object()
 """In the place of an object that the rank has let go of."""

@@ -19,8 +19,8 @@ from skymagic.data.store.store import NodeStore
 from skymagic.data.values import pickling, rebuild, shards
 from skymagic.data.values.exceptions import without_locals
 from skymagic.data.values.kinds import type_name
-from skymagic.data.values.naming import Accompanied
 from skymagic.data.values.pickled import Pickled
+from skymagic.data.values.pickling import Accompanied
 from skymagic.data.values.shards import REFUSED, Shards
 from skymagic.kernels.rank.held import GONE, Held
 from skymagic.kernels.rank.importer import RemoteImporter

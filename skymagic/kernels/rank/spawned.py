@@ -14,7 +14,7 @@ from multiprocessing.process import BaseProcess
 from typing import Any, NamedTuple
 
 from skymagic.data.values import pickling
-from skymagic.data.values.naming import Named
+from skymagic.data.values.pickling import Named
 from skymagic.kernels.rank.namespace import is_own_code
 
 METHODS = ("spawn", "forkserver")
