@@ -79,7 +79,7 @@ class Cloning:
 
     def _copy(self, ranks: tuple[int, ...], names: tuple[str, ...], source: int) -> tuple[Cloned, bool]:
         """Returns what was copied, and whether there are wrappers around the process group among it."""
-        from skymagic.data.shipping import lent as lending
+        from skymagic.data.shipping.packing import orders_for_lent
 
         shipper = self._resources.shipper
         held = frozenset.intersection(*map(shipper.bindings.names, ranks))
@@ -90,7 +90,8 @@ class Cloning:
         self._check_lent(outcome, source)
         lent = outcome["lent"]
         nodes = {self._resources.agents.specs[rank][0] for rank in (source, *ranks)}
-        with lending.orders(shipper, lent, ranks, same_node=len(nodes) == 1) as manifest:
+        same_node, sources = len(nodes) == 1, shipper.sources
+        with orders_for_lent(sources, shipper.store, lent, ranks, same_node=same_node) as manifest:
             report = self._send(ranks, RunCell(ranks=ranks, execution_count=0, manifest=manifest))
         if not report.good:
             return Cloned(report=report), False

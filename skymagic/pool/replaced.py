@@ -11,7 +11,7 @@ from skymagic.run.report import Report
 
 if TYPE_CHECKING:
     from skymagic.data.shipping.bindings import Bindings
-    from skymagic.data.shipping.manifest import Manifest
+    from skymagic.data.shipping.request import Manifest
 
 
 def missing(report: Report, bindings: Bindings, source: str) -> list[str]:

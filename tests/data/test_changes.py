@@ -20,7 +20,7 @@ import torch
 from matplotlib.figure import Figure
 
 from skymagic.data.shipping.bundles import Variable
-from skymagic.data.shipping.fingerprints import Fingerprints
+from skymagic.data.shipping.comparison import Fingerprints
 from skymagic.data.store.index import ContentIndex
 from skymagic.data.store.store import NodeStore
 from skymagic.data.values import pickling

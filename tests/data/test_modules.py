@@ -19,8 +19,7 @@ import pytest
 from skymagic.data.capture.modules import ModuleSource, as_plain, collect, is_local, search
 from skymagic.data.capture.paths import inside
 from skymagic.data.capture.resources import MAX_BYTES
-from skymagic.data.shipping.bindings import Bindings
-from skymagic.data.shipping.sources import Sources
+from skymagic.data.shipping.bindings import Bindings, Sources
 from skymagic.errors import CaptureError
 from skymagic.kernels.rank.importer import RemoteImporter
 from tests.data.far import FarError, Notebook, moved

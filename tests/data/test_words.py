@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from skymagic.data.capture.staleness import Imported
-from skymagic.data.shipping.bindings import Bindings
-from skymagic.data.shipping.sources import Sources
+from skymagic.data.shipping.bindings import Bindings, Sources
 from skymagic.errors import CaptureError
 from tests.data.far import Notebook
 

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import sys
 import types
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from typing import Any
 
 from skymagic.data.capture import installed
-from skymagic.data.shipping.sequence import rebuild_order
 from skymagic.data.store.bundle import INLINE, Location, inline, part_fields
 from skymagic.data.store.index import ContentIndex, FileExtent, Part
 from skymagic.data.store.store import LARGE
@@ -234,3 +233,34 @@ def submodules(values: Iterable[object], attributes: frozenset[str]) -> list[str
         for prefix in prefixes
         if name.startswith(prefix) and attributes.issuperset(name[len(prefix) :].split("."))
     )
+
+
+# -- in which order values are rebuilt -------------------------------------------------------------
+
+
+def rebuild_order(
+    units: Sequence[Collection[str]], active: Sequence[bool], uses: Mapping[str, Iterable[str]]
+) -> list[int]:
+    """Indices of units (values that are rebuilt as one) in the order in which they can be.
+
+    Functions and classes call nothing while they are rebuilt, so they come first. Of two others the one that the other reaches
+    comes first: it reaches less, unless they reach each other, and then there is no order for them.
+
+    Args:
+        units: the names of each.
+        active: for each, whether it may run code of the notebook.
+        uses: name → names that its code uses, also of names that do not travel.
+    """
+    return sorted(range(len(units)), key=lambda index: len(_reached(units[index], uses)) if active[index] else 0)
+
+
+def _reached(names: Iterable[str], uses: Mapping[str, Iterable[str]]) -> set[str]:
+    """These names, and all that their code uses in turn."""
+    reached: set[str] = set()
+    todo = list(names)
+    while todo:
+        name = todo.pop()
+        if name not in reached:
+            reached.add(name)
+            todo += uses.get(name, ())
+    return reached

@@ -10,7 +10,7 @@ from skymagic.data.capture.names import CellNames, is_output, reach
 from skymagic.data.shipping.bindings import Bindings
 from skymagic.data.shipping.bundles import Variable
 from skymagic.data.shipping.links import SentLinks, ValueInventory
-from skymagic.data.shipping.refusal import Refusal, message, raised_by_value, refusal
+from skymagic.data.shipping.notes import Refusal, message, raised_by_value, refusal
 from skymagic.data.shipping.request import Needs, ShippingRequest
 from skymagic.data.store.bundle import INLINE
 from skymagic.data.values import pickling

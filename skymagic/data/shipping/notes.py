@@ -1,14 +1,18 @@
-"""What the user is told about the values of a run, each thing once."""
+"""What the user is told about the values of a run, each thing once; why a value cannot travel, and what to do instead."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+import traceback
+import types
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 from skymagic.data.shipping.bundles import Bundle, Variable
 from skymagic.data.shipping.packing import SplitReference
-from skymagic.data.shipping.refusal import heavy
 from skymagic.data.store.index import ContentIndex
 from skymagic.data.values import arrays
+from skymagic.data.values.kinds import is_a, type_name
+from skymagic.plan.suggest import did_you_mean
 
 Note = Callable[[str], None]
 """Called with a sentence."""
@@ -92,3 +96,209 @@ class Notes:
         """Forget what was said of names that have come, or gone."""
         self._deleted = {name for name in self._deleted if name not in namespace}
         self._unstable = {name for name in self._unstable if name in namespace}
+
+
+# -- why a value cannot travel ---------------------------------------------------------------------
+
+
+_INSIDE = "make it inside the function, or make {name} in the cell"
+_NESTED = "leave it out of its owner's state with __getstate__, or make {name} in the cell"
+_LEAF = "pass {name}{path}.detach()"
+_PICKLERS = ("skymagic", "cloudpickle", "pickle", "copyreg")
+_BUDGET = 300
+"""Parts tried while looking for the one that cannot be pickled."""
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """A name that cannot travel."""
+
+    name: str
+    type: str
+    why: str
+    """Where it is used: ``"the cell"`` or ``"used by train"``."""
+    reason: str
+    """The problem, with the part that has it."""
+    remedy: str
+
+    @classmethod
+    def missing(cls, name: str, names: Collection[str]) -> Refusal:
+        """A name given with ``--push`` that the notebook has not; `names` are those that it has."""
+        remedy = did_you_mean(name, names).removeprefix("; ") or "check the spelling"
+        return cls(name, "no value", "--push", "nothing in this notebook has this name", remedy)
+
+    def __str__(self) -> str:
+        place = f"used in {self.why}" if self.why == "the cell" else self.why
+        return f"{self.name} ({self.type}, {place}): {self.reason}; {self.remedy}"
+
+
+def refusal(name: str, value: object, why: str, problem: BaseException, attempt: Callable[[object], object]) -> Refusal:
+    """Describe why ``value`` could not be pickled.
+
+    Args:
+        attempt: pickles a value and raises when it cannot; called for the value's parts.
+    """
+    path, culprit = find(value, attempt)
+    named = type_name(culprit) if culprit is not value else ""
+    if "recursion" in str(problem) and (
+        code := _own_code(problem.__cause__ or problem)
+    ):  # cloudpickle raises its own of it
+        reason = f"its {code} calls itself without end"
+        return Refusal(
+            name, type_name(value), why, reason, "let it raise AttributeError for names that it does not know"
+        )
+    if isinstance(problem, RecursionError) or "recursion" in str(problem):
+        return Refusal(
+            name, type_name(value), why, "it is nested too deep to pickle", "flatten it, or make it in the cell"
+        )
+    reason, remedy = explain(culprit, problem)
+    if path:
+        reason = f"{name}{path} ({named}) {reason}"
+        remedy = _LEAF if _computation(culprit) else _INSIDE if "<" in path else _NESTED
+    return Refusal(name, type_name(value), why, reason, remedy.format(name=name, path=path))
+
+
+def raised_by_value(problem: BaseException) -> bool:
+    """Whether a value's own code raised this, and no signal handler: ``KeyboardInterrupt`` may be either."""
+    return bool(_own_code(problem))
+
+
+def _own_code(problem: BaseException) -> str:
+    """The function that raised this, where it is the value's own; empty where it is the pickler's."""
+    frames = [frame for frame, _ in traceback.walk_tb(problem.__traceback__)]
+    module = str(frames[-1].f_globals.get("__name__")) if frames else "skymagic"
+    return "" if module.partition(".")[0] in _PICKLERS else frames[-1].f_code.co_name
+
+
+def no_room(problem: OSError, sizes: list[tuple[str, int]]) -> str:
+    """What to say when the store is full: the largest variables, in bytes, and the remedy."""
+    largest = sorted(sizes, key=lambda each: -each[1])[:3]
+    listed = ", ".join(f"{name} ({nbytes / 1e6:,.0f} MB)" for name, nbytes in largest)
+    return (
+        f"the cell's variables do not fit in the node store: {problem.strerror or problem}; the largest are {listed}; "
+        "free memory or disk, or leave variables out with --no-push NAMES"
+    )
+
+
+def heavy(name: str, nbytes: int) -> str:
+    """What to say of a variable that is long on its way to other machines, in bytes."""
+    return (
+        f"{name}: {nbytes / 1e6:,.0f} MB must travel over this connection; what a cell reads or makes on the nodes "
+        f"need not, and --no-push {name} leaves it out"
+    )
+
+
+def message(refusals: list[Refusal]) -> str:
+    """All refusals as one text, a line each."""
+    count = "1 variable" if len(refusals) == 1 else f"{len(refusals)} variables"
+    lines = "\n".join(f"  {each}" for each in refusals)
+    return f"{count} cannot travel to the ranks; nothing was run:\n{lines}"
+
+
+_KINDS: tuple[tuple[tuple[str, ...], str, str], ...] = (
+    (("socket.socket", "ssl.SSLSocket"), "is a connection of this process", "connect in the cell"),
+    (
+        (
+            "thread.lock",
+            "thread.RLock",
+            "threading.Condition",
+            "threading.Event",
+            "threading.Semaphore",
+            "asyncio.locks.Lock",
+        ),
+        "is a lock of this process",
+        "make it in the cell",
+    ),
+    (
+        ("generator", "async_generator"),
+        "is a generator, whose progress stays in this process",
+        "pass list({name}), or make it in the cell",
+    ),
+    (("coroutine",), "is a coroutine", "await it here, or call its function in the cell"),
+    (
+        ("io.TextIOWrapper", "io.BufferedReader", "io.BufferedWriter", "io.BufferedRandom", "io.FileIO"),
+        "is an open file",
+        "open it in the cell, or pass its contents",
+    ),
+    (("sqlite3.Connection", "sqlite3.Cursor"), "is a database connection", "connect in the cell"),
+    (
+        ("threading.Thread", "multiprocessing.context.Process", "subprocess.Popen"),
+        "runs in this process",
+        "start it in the cell",
+    ),
+    (("mmap.mmap",), "is a mapping of this process", "map the file in the cell, or pass bytes"),
+    (("frame", "traceback"), "belongs to a running program", "keep its text instead: traceback.format_exc()"),
+    (("weakref", "weakref.ReferenceType"), "is a weak reference", "pass what it refers to"),
+    (("contextvars.ContextVar", "contextvars.Context"), "is state of this thread", "make it in the cell"),
+)
+
+
+def explain(culprit: object, problem: BaseException) -> tuple[str, str]:
+    """Reason and remedy; ``{name}`` in the remedy stands for the variable."""
+    known = _known(culprit)
+    if known is not None:
+        return known
+    if made_by := _computation(culprit):
+        return f"is part of a computation ({made_by}), which does not travel", _LEAF
+    text = f"{type(problem).__name__}: {problem}".strip().splitlines()[0] if str(problem) else type(problem).__name__
+    return f"cannot be pickled: {text}", "make it in the cell, or leave it out with --no-push {name}"
+
+
+def _computation(value: object) -> str:
+    """What a tensor that is no leaf was made by; empty for everything else."""
+    made_by = getattr(value, "grad_fn", None) if is_a(type(value), "torch", "Tensor") else None
+    return "" if made_by is None else type(made_by).__name__
+
+
+def _known(value: object) -> tuple[str, str] | None:
+    """Reason and remedy for the kinds of objects that never travel."""
+    names = {type_name(value), *(f"{kind.__module__.lstrip('_')}.{kind.__qualname__}" for kind in type(value).__mro__)}
+    return next(((reason, remedy) for kinds, reason, remedy in _KINDS if not names.isdisjoint(kinds)), None)
+
+
+def find(value: object, attempt: Callable[[object], object]) -> tuple[str, object]:
+    """Path (``.model.lock``, ``['a'][0]``) to the innermost part that cannot be pickled by itself, and that part."""
+    path, budget = "", _BUDGET
+    seen = {id(value)}
+    while _known(value) is None:
+        for step, part in parts(value):
+            if id(part) in seen:
+                continue
+            budget -= 1
+            if budget < 0:
+                return path, value
+            try:
+                attempt(part)
+            except BaseException as problem:
+                if isinstance(problem, KeyboardInterrupt) and not raised_by_value(problem):
+                    raise
+                seen.add(id(part))
+                path, value = path + step, part
+                break
+        else:
+            break
+    return path, value
+
+
+def parts(value: object) -> Iterator[tuple[str, object]]:
+    """What a value consists of, each with how to get there from it."""
+    if isinstance(value, dict):
+        yield from ((f"[{key!r}]", item) for key, item in list(value.items())[:_BUDGET])
+    elif isinstance(value, list | tuple | set | frozenset):
+        yield from ((f"[{index}]", item) for index, item in enumerate(list(value)[:_BUDGET]))
+    elif isinstance(value, types.FunctionType):
+        for name, cell in zip(value.__code__.co_freevars, value.__closure__ or (), strict=False):
+            try:
+                yield f".<closure>.{name}", cell.cell_contents
+            except ValueError:
+                continue
+        yield from ((".<default>", item) for item in value.__defaults__ or ())
+        yield from ((f".<default>.{key}", item) for key, item in (value.__kwdefaults__ or {}).items())
+        yield from ((f".{key}", item) for key, item in vars(value).items())
+    elif isinstance(value, types.MethodType):
+        yield ".__self__", value.__self__
+    elif isinstance(value, type):
+        hidden = (types.GetSetDescriptorType, types.MemberDescriptorType)
+        yield from ((f".{key}", item) for key, item in vars(value).items() if not isinstance(item, hidden))
+    elif not hasattr(type(value), "__getstate__") or type(value).__getstate__ is object.__getstate__:
+        yield from ((f".{key}", item) for key, item in getattr(value, "__dict__", {}).items())

@@ -1,14 +1,18 @@
-"""From values that must travel to bundles: what shares something goes together, and refers to what a rank holds already."""
+"""From values to bundles: what shares something goes together, and refers to what a rank holds already; what one rank lends to others."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import contextlib
+import platform
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from skymagic.data.shipping.bindings import Sources
 from skymagic.data.shipping.bundles import Bundle, Variable, groups, in_rebuild_order, merge_plain, parts_of, submodules
 from skymagic.data.shipping.links import SentLinks, SentValue, ValueInventory
 from skymagic.data.shipping.request import Needs, ShippingRequest
+from skymagic.data.store.base import Store
 from skymagic.data.store.index import ContentIndex
 from skymagic.data.values import pickling
 from skymagic.data.values.pickled import LISTED, Pickled, PickleLinks, Ref
@@ -171,3 +175,60 @@ def _together(group: Sequence[Variable]) -> object:
         return group[0].value
     named = any(value.pickled.active for value in group)
     return tuple(Named(value.name, value.value) if named else value.value for value in group)
+
+
+# -- what one rank has packed for others -----------------------------------------------------------
+
+
+@contextlib.contextmanager
+def orders_for_lent(
+    sources: Sources, store: Store, lent: Mapping[str, Any], ranks: Sequence[int], *, same_node: bool
+) -> Iterator[dict[str, Any]]:
+    """For ``Namespace.bind`` on these ranks; inside, what the orders refer to is in their nodes' stores.
+
+    Args:
+        sources: the modules that the ranks have, and get.
+        store: the node's store, or that of several nodes.
+        lent: what `kernels.rank.lending.lend` packed.
+        same_node: whether the ranks are on the node of the rank that lends.
+    """
+    found = sources.find(lent["modules"], ranks)
+    with _within_reach(store, lent, same_node) as files:
+        yield {
+            "python": platform.python_version(),
+            "files": files,
+            "bundles": [
+                {
+                    "names": lent["names"], "ranks": None, "header": lent["header"], "buffers": lent["buffers"],
+                    "imports": [], "table": None, "links": [], "spare": None, "code": lent["code"], "versions": {},
+                }
+            ],
+            "modules": sources.lacking(found, ranks),
+            "sources": lent["sources"],
+            "temporary": [],
+            "unbound": [],
+        }  # fmt: skip
+
+
+@contextlib.contextmanager
+def _within_reach(store: Store, lent: Mapping[str, Any], same_node: bool) -> Iterator[list[str]]:
+    """The lender's file, by the name that it has where it is needed."""
+    name, node = lent["file"], lent["node"]
+    if name is None:
+        yield []
+    elif same_node or not store.remote:
+        try:
+            yield [name]
+        finally:
+            store.discard(name, node)
+    else:
+        data, before = store.take(name, node), store.keys()
+        key = store.put(None, [data], data.nbytes)
+        store.pin([key])
+        try:
+            store.settle()
+            yield [store.name(key)]
+        finally:
+            store.unpin([key])
+            if key not in before:
+                store.drop([key])
