@@ -21,7 +21,7 @@ from matplotlib.figure import Figure
 
 from skymagic.data.shipping.bundles import Variable
 from skymagic.data.shipping.comparison import Fingerprints
-from skymagic.data.store.index import ContentIndex
+from skymagic.data.store.bundle import ContentIndex
 from skymagic.data.store.store import NodeStore
 from skymagic.data.values import pickling
 from skymagic.data.values.contents import contents_hash

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from skymagic.data.remote.pieces import PIECE, PieceIndex, recipe
+from skymagic.data.remote.remote_store import PIECE, PieceIndex, recipe
 from skymagic.data.store.store import digest
 from tests.data.far import Far, Notebook
 from tests.data.test_remote_store import MB, Cluster, put

@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from skymagic.data.store import store as module
-from skymagic.data.store.index import ContentIndex, Part
+from skymagic.data.store.bundle import ContentIndex, Part
 from skymagic.data.store.store import LARGE, OVERFLOW, NodeStore, create, digest, overflow, remove
 
 

@@ -19,9 +19,6 @@ the notebook connects anew, asks with Query what is there, and goes on with what
 
 client          the connection to one node's value server
 clients         the connections to all: opened at once, retried with backoff, told what to unlink
-fanout          chain replication: which node gets a value from which other one
-pieces          which pieces of a value the nodes have in others
-replication     values on their way to all nodes, and what is done when that fails
-prefetch        files come back from several nodes at once
-remote_store    the stores of several nodes as one `Store`
+replication     chain replication: values on their way to all nodes, and what is done when that fails
+remote_store    the stores of several nodes as one `Store`: pieces of changed files, files that come back from all at once
 """

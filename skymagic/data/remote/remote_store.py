@@ -1,16 +1,20 @@
-"""The stores of several nodes as one: what is put lies on every node, and the notebook's connection carries it once."""
+"""The stores of several nodes as one: what is put lies on every node, and the notebook's connection carries it once.
+
+A changed file is sent as the pieces that no other file on the nodes has, and put together there. The blocks are of fixed length, as rsync's are on its receiving side: a changed element, an appended line and another layer are
+found; what is inserted in the middle moves all that follows, and is sent.
+"""
 
 from __future__ import annotations
 
 import secrets
 import threading
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future
+from itertools import pairwise
 
 from skymagic.cluster import Node
 from skymagic.data.remote.client import IncomingFile
 from skymagic.data.remote.clients import StoreClients
-from skymagic.data.remote.pieces import PIECE, PieceIndex, cut_into_pieces, piece_digests, recipe
-from skymagic.data.remote.prefetch import Prefetch
 from skymagic.data.remote.replication import ReplicatedFile, Replication
 from skymagic.data.store.base import Buffer, Content, Store
 from skymagic.data.store.device import DeviceBytes
@@ -18,6 +22,142 @@ from skymagic.data.store.store import LARGE, digest
 from skymagic.errors import PoolError
 from skymagic.wire import store
 from skymagic.wire.codec import Transport
+from skymagic.wire.store import Slice
+
+PIECE = 1 << 20
+"""Bytes of a piece; the last one of a file is shorter."""
+
+
+class PieceIndex:
+    """Where pieces are, by the hash of what they hold."""
+
+    def __init__(self) -> None:
+        self._places: dict[bytes, tuple[str, int]] = {}
+        self._digests: dict[str, Sequence[bytes]] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._places)
+
+    def add(self, key: str, digests: Sequence[bytes]) -> None:
+        """The file of this key consists of these pieces."""
+        self._digests[key] = digests
+        self._places.update({each: (key, number * PIECE) for number, each in enumerate(digests)})
+
+    def remove(self, keys: Iterable[str]) -> None:
+        """These files are no more; unknown ones are ignored."""
+        for key in keys:
+            for each in self._digests.pop(key, ()):
+                if self._places.get(each, ("",))[0] == key:
+                    del self._places[each]
+
+    def find(self, digests: Iterable[bytes]) -> list[tuple[str, int] | None]:
+        """For each piece, the key of a file that has it, and the offset there."""
+        return [self._places.get(each) for each in digests]
+
+
+def piece_digests(data: Buffer) -> list[bytes]:
+    """The xxh3-128 of each piece."""
+    import xxhash
+
+    return [xxhash.xxh3_128_digest(each) for each in cut_into_pieces(data)]
+
+
+def cut_into_pieces(data: Buffer) -> list[memoryview]:
+    """The pieces."""
+    view = memoryview(data).cast("B")
+    return [view[start : start + PIECE] for start in range(0, view.nbytes, PIECE)]
+
+
+def recipe(lengths: Iterable[int], places: Iterable[tuple[str, int] | None], rest: str) -> list[Slice]:
+    """What a file consists of, as slices of other files, as few as can be; pure.
+
+    Args:
+        lengths: of its pieces.
+        places: name and offset of each; None for one that is in the file `rest`, where they follow one another.
+    """
+    slices: list[Slice] = []
+    sent = 0
+    for nbytes, place in zip(lengths, places, strict=True):
+        name, offset = place or (rest, sent)
+        sent += 0 if place else nbytes
+        slices.append((name, offset, nbytes))
+    joined = slices[:1]
+    for (name, offset, nbytes), following in pairwise(slices):
+        if following[:2] == (name, offset + nbytes):
+            joined[-1] = (name, joined[-1][1], joined[-1][2] + following[2])
+        else:
+            joined.append(following)
+    return joined
+
+
+# -- prefetching -----------------------------------------------------------------------------------
+
+
+FILES_PER_NODE = 2
+"""Files that come from one node at a time: while one arrives, the next is asked for."""
+
+
+class Prefetch:
+    """Fetches files ahead.
+
+    Args:
+        fetch: brings one file: its name, its node, and an event that is set when nobody wants it any more.
+    """
+
+    def __init__(self, fetch: Callable[[str, int, threading.Event], memoryview]) -> None:
+        self._fetch = fetch
+        self._lock = threading.Lock()
+        self._pending: dict[tuple[str, int], tuple[Future[memoryview], threading.Event]] = {}
+
+    def start(self, files: Iterable[tuple[str, int]]) -> None:
+        """These files (name, node) will be taken or discarded, each once, in about this order."""
+        queues: dict[int, list[tuple[str, int]]] = {}
+        with self._lock:
+            for file in files:
+                self._pending[file] = Future(), threading.Event()
+                queues.setdefault(file[1], []).insert(0, file)
+        for queue in queues.values():
+            for _ in range(min(FILES_PER_NODE, len(queue))):
+                threading.Thread(target=self._work, args=(queue,), name="skymagic-prefetch", daemon=True).start()
+
+    def take(self, name: str, node: int) -> memoryview:
+        """A file's bytes. Raises what `fetch` raises."""
+        with self._lock:
+            future, _ = self._pending.get((name, node), (None, None))
+        if future is None:
+            return self._fetch(name, node, threading.Event())
+        try:
+            return future.result()
+        finally:
+            if future.done():  # an interrupt leaves it to be discarded
+                with self._lock:
+                    self._pending.pop((name, node), None)
+
+    def cancel(self, name: str, node: int) -> None:
+        """Nobody wants it; twice is safe."""
+        with self._lock:
+            _, unwanted = self._pending.pop((name, node), (None, None))
+        if unwanted is not None:
+            unwanted.set()
+
+    def _work(self, queue: list[tuple[str, int]]) -> None:
+        while queue:
+            # Two threads share the queue: the other one may have taken the last file meanwhile.
+            try:
+                file = queue.pop()
+            except IndexError:
+                return
+            with self._lock:
+                future, unwanted = self._pending.get(file, (None, None))
+            if future is None or unwanted is None:
+                continue
+            try:
+                future.set_result(self._fetch(*file, unwanted))
+            except BaseException as problem:
+                future.set_exception(problem)
+
+
+# -- the stores of several nodes as one ------------------------------------------------------------
 
 
 class RemoteStore(Store):

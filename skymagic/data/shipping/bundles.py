@@ -10,8 +10,7 @@ from functools import cached_property, lru_cache
 from typing import Any
 
 from skymagic.data.capture import installed
-from skymagic.data.store.bundle import INLINE, Location, inline, part_fields
-from skymagic.data.store.index import ContentIndex, FileExtent, Part
+from skymagic.data.store.bundle import INLINE, ContentIndex, FileExtent, Location, Part, inline, part_fields
 from skymagic.data.store.store import LARGE
 from skymagic.data.values.pickled import FIXED_TYPES, Pickled, Ref
 from skymagic.data.values.pickling import together

@@ -20,8 +20,8 @@ from skymagic.data.shipping.collecting import Collector
 from skymagic.data.shipping.notes import Notes
 from skymagic.data.shipping.request import Needs, ShippingRequest
 from skymagic.data.store.base import Content
+from skymagic.data.store.bundle import ContentIndex
 from skymagic.data.store.device import DeviceBytes
-from skymagic.data.store.index import ContentIndex
 from skymagic.data.store.store import digest
 from skymagic.data.values import pickling
 from skymagic.data.values.contents import contents_hash

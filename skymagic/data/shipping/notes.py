@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from skymagic.data.shipping.bundles import Bundle, Variable
 from skymagic.data.shipping.packing import SplitReference
-from skymagic.data.store.index import ContentIndex
+from skymagic.data.store.bundle import ContentIndex
 from skymagic.data.values import arrays
 from skymagic.data.values.kinds import is_a, type_name
 from skymagic.plan.suggest import did_you_mean

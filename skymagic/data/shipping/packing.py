@@ -13,7 +13,7 @@ from skymagic.data.shipping.bundles import Bundle, Variable, groups, in_rebuild_
 from skymagic.data.shipping.links import SentLinks, SentValue, ValueInventory
 from skymagic.data.shipping.request import Needs, ShippingRequest
 from skymagic.data.store.base import Store
-from skymagic.data.store.index import ContentIndex
+from skymagic.data.store.bundle import ContentIndex
 from skymagic.data.values import pickling
 from skymagic.data.values.pickled import LISTED, Pickled, PickleLinks, Ref
 from skymagic.data.values.pickling import Named

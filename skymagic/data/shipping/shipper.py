@@ -22,8 +22,7 @@ from skymagic.data.shipping.notes import Notes, no_room
 from skymagic.data.shipping.packing import Packed, Packer
 from skymagic.data.shipping.request import Manifest, Needs, ShippingRequest
 from skymagic.data.store.base import Store
-from skymagic.data.store.bundle import read_parts
-from skymagic.data.store.index import ContentIndex
+from skymagic.data.store.bundle import ContentIndex, read_parts
 from skymagic.data.values import arrays, pickling
 from skymagic.errors import CaptureError
 

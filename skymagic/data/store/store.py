@@ -7,18 +7,22 @@ directory on disk beside it.
 
 from __future__ import annotations
 
+import _thread
+import ctypes
+import errno
 import os
 import shutil
 import stat
 import tempfile
 import time
+import weakref
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 
 from skymagic.data.store.base import Content, Store
 from skymagic.data.store.device import host_pieces
-from skymagic.data.store.writer import STEP, Partial
 
 LARGE = 1 << 20
 """Bytes from which a part of a value is worth a file of its own."""
@@ -155,7 +159,7 @@ class NodeStore(Store):
 
         The mapping lives as long as something holds the view or a slice of it; no descriptor stays open.
         """
-        from skymagic.data.store.mmap import map_private  # POSIX, as all of a node is
+        from skymagic.data.store.store import map_private  # POSIX, as all of a node is
 
         return map_private(self.path(name))
 
@@ -170,7 +174,7 @@ class NodeStore(Store):
             return name
 
     def take(self, name: str, node: int = 0) -> memoryview:
-        from skymagic.data.store.mmap import map_private
+        from skymagic.data.store.store import map_private
 
         path = self.path(name)
         view = map_private(path)
@@ -240,3 +244,133 @@ def available(directory: Path) -> int:
     """Bytes that a user may still write to the file system of a directory."""
     status = os.statvfs(directory)
     return status.f_bavail * status.f_frsize
+
+
+# -- a file that is being written ------------------------------------------------------------------
+
+
+STEP = 1 << 18
+"""Bytes copied, hashed and written at a time: small enough to stay in the processor's cache, where hashing is free."""
+
+
+class Partial:
+    """A file that has no name to be found by until it is complete; hashed as it is written.
+
+    Args:
+        directory: where it goes.
+        spill: makes another directory when this one is full.
+        prefix: of its name until then, for those who look for what was left.
+    """
+
+    def __init__(self, directory: Path, spill: Callable[[], Path], prefix: str = "") -> None:
+        import xxhash
+
+        self._prefix = prefix
+        self.nbytes = 0
+        self._spill: Callable[[], Path] | None = spill
+        self._hash = xxhash.xxh3_128()
+        self._scratch = memoryview(bytearray(STEP))
+        self._open(directory)
+
+    def __enter__(self) -> Partial:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        os.close(self._descriptor)
+        self._path.unlink(missing_ok=True)
+
+    def write(self, view: memoryview) -> None:
+        """Append at most STEP bytes."""
+        # The copy is what makes hash and file agree while other threads write to the value.
+        copy = self._scratch[: view.nbytes]
+        copy[:] = view
+        self._hash.update(copy)
+        self.nbytes += copy.nbytes
+        while copy:
+            try:
+                copy = copy[os.write(self._descriptor, copy) :]
+            except OSError as problem:
+                if problem.errno not in (errno.ENOSPC, errno.EDQUOT) or self._spill is None:
+                    raise
+                self._move(self._spill())
+
+    def key(self) -> str:
+        """The hash of what was written so far."""
+        return str(self._hash.hexdigest())
+
+    def read(self, offset: int, nbytes: int) -> bytes:
+        """What was written, from an offset on."""
+        return os.pread(self._descriptor, nbytes, offset)
+
+    def finish(self, name: str) -> None:
+        """Give the file its name."""
+        self._path.rename(self._path.with_name(name))
+
+    def _open(self, directory: Path) -> None:
+        self._path = directory / f"{self._prefix}{os.urandom(16).hex()}.part"
+        self._descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+
+    def _move(self, directory: Path) -> None:
+        """Go on in another directory, with what there is."""
+        descriptor, path = self._descriptor, self._path
+        self._spill = None
+        try:
+            self._open(directory)
+            size, done = os.fstat(descriptor).st_size, 0
+            while done < size:
+                done += os.sendfile(self._descriptor, descriptor, done, size - done)
+        finally:
+            os.close(descriptor)
+            path.unlink()
+
+
+# -- private mappings ------------------------------------------------------------------------------
+
+
+_MUCH = 1 << 26
+
+
+def map_private(path: Path) -> memoryview:
+    """A file's bytes as a writable private mapping, without a descriptor that stays open."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        nbytes = os.fstat(descriptor).st_size
+        return _map(descriptor, nbytes) if nbytes else memoryview(bytearray())
+    finally:
+        os.close(descriptor)
+
+
+_PROT_READ_WRITE = 3
+_MAP_PRIVATE = 2
+
+
+@cache
+def _libc() -> ctypes.CDLL:
+    # Before Python 3.13 a mmap object keeps a duplicate of the descriptor: a rank with a thousand arrays would run out.
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.mmap.restype = ctypes.c_void_p
+    libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
+    libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+    return libc
+
+
+def _map(descriptor: int, nbytes: int) -> memoryview:
+    address = _libc().mmap(None, nbytes, _PROT_READ_WRITE, _MAP_PRIVATE, descriptor, 0)
+    if address in (None, ctypes.c_void_p(-1).value):
+        code = ctypes.get_errno()
+        raise OSError(code, f"cannot map {nbytes} bytes: {os.strerror(code)}")
+    memory = (ctypes.c_ubyte * nbytes).from_address(address)
+    weakref.finalize(memory, _unmap, address, nbytes).atexit = False
+    return memoryview(memory).cast("B")
+
+
+def _unmap(address: int, nbytes: int) -> None:
+    """Give memory back; much of it takes a while, for which nobody needs to wait."""
+    if nbytes >= _MUCH:
+        try:
+            # Not threading.Thread: its locks may be held by whoever is interrupted by this finalizer.
+            _thread.start_new_thread(_libc().munmap, (address, nbytes))
+            return
+        except RuntimeError:  # the interpreter is ending
+            pass
+    _libc().munmap(address, nbytes)

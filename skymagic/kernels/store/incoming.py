@@ -9,8 +9,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import BinaryIO
 
-from skymagic.data.store.store import available, make_overflow, overflow, private
-from skymagic.data.store.writer import STEP, Partial
+from skymagic.data.store.store import STEP, Partial, available, make_overflow, overflow, private
 
 _PREFIX = ".incoming-"
 
