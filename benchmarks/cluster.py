@@ -14,7 +14,7 @@ from typing import Any
 from skymagic.display.screen import Screen
 from skymagic.jobs import cell as broadcast
 from skymagic.plan.requests import Defaults, PluginSpec, PoolRequest, RunRequest
-from skymagic.plan.selection import Selection
+from skymagic.plan.units import Selection
 from skymagic.pool import Pool, making, registry
 from skymagic.run.report import Limits
 

@@ -23,8 +23,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import skymagic as sky
 from skymagic.errors import SkyError
-from skymagic.plan.cloud import settings
 from skymagic.plan.plans import Plan
+from skymagic.plan.requests import cloud_settings
 from skymagic.plan.units import duration_text
 from skymagic.pool import surveys
 from skymagic.providers import Choice
@@ -57,7 +57,7 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 
 def spec(asked: argparse.Namespace) -> sky.Spec:
     """The pool."""
-    cloud = settings({"profile": asked.profile, "subnet": asked.subnet, **asked.settings})
+    cloud = cloud_settings({"profile": asked.profile, "subnet": asked.subnet, **asked.settings})
     fields = {"region": asked.region, "spot": asked.spot, "max_price": asked.limit * 60 / asked.minutes, "cloud": cloud}
     return sky.Spec(
         provider=Choice("aws", {name: value for name, value in fields.items() if value}),
@@ -149,7 +149,7 @@ def look(asked: argparse.Namespace) -> None:
     from skymagic.providers.aws import sweep
     from skymagic.providers.aws.clients import Clients
 
-    cloud = settings({"profile": asked.profile, **asked.settings})
+    cloud = cloud_settings({"profile": asked.profile, **asked.settings})
     found, unseen = sweep.everything(Clients(cloud.profile, cloud.endpoint_url, cloud.deadline_factor))
     if found or unseen:
         raise RuntimeError(f"left: {found}; not seen: {unseen}; `skymagic down --all` ends all that you have rented")

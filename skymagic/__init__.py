@@ -64,7 +64,7 @@ def __getattr__(name: str) -> Any:
 def _absent(name: str) -> Exception:
     """Why there is no such name: an AttributeError, but for what Skyward has and skymagic has not a sentence that says so."""
     if not name.startswith("_"):
-        names: dict[str, str] = import_module(f"{__name__}.plan.absent").NAMES
+        names: dict[str, str] = import_module(f"{__name__}.plan.suggest").ABSENT_NAMES
         if name in names:
             error: Exception = import_module(f"{__name__}.errors").RequestError(names[name])
             return error

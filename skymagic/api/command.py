@@ -164,7 +164,7 @@ def _status(line: argparse.Namespace) -> int:
 
 def _status_rented(line: argparse.Namespace) -> int:
     from skymagic.api import tagged
-    from skymagic.plan.cloud import CloudSettings
+    from skymagic.plan.requests import CloudSettings
 
     if line.hosts or line.disk:
         raise RequestError("--provider shows what is rented: leave --hosts and --disk out")
@@ -198,7 +198,7 @@ def _down(line: argparse.Namespace) -> int:
 
 def _down_rented(line: argparse.Namespace) -> int:
     from skymagic.api import tagged
-    from skymagic.plan.cloud import CloudSettings
+    from skymagic.plan.requests import CloudSettings
 
     if line.hosts or line.all or line.stop:
         raise RequestError("--provider ends one pool by its tags: leave --hosts, --all and --stop out")
@@ -231,7 +231,7 @@ def _positive(text: str) -> int:
 
 def _logs(line: argparse.Namespace) -> int:
     from skymagic.api import logs
-    from skymagic.plan.selection import Selection
+    from skymagic.plan.units import Selection
 
     if line.json and line.follow:
         raise RequestError("--json tells what there is now: leave -f out")

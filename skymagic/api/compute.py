@@ -34,9 +34,9 @@ from skymagic.jobs.task import Task
 from skymagic.jobs.workers import side_by_side
 from skymagic.plan.accelerators import Accelerator
 from skymagic.plan.image import Image
-from skymagic.plan.keywords import suggesting
 from skymagic.plan.requests import Defaults, PluginSpec, PoolRequest
-from skymagic.plan.selection import Selection
+from skymagic.plan.suggest import suggesting
+from skymagic.plan.units import Selection
 from skymagic.plugins import Plugin
 from skymagic.pool import Pool, making, records, registry, surveys
 from skymagic.pool.states import State

@@ -14,8 +14,7 @@ from skymagic.cluster import Agents, logs
 from skymagic.display.logs import Logs
 from skymagic.display.text import last_state, log_lines
 from skymagic.errors import RequestError
-from skymagic.plan.selection import Selection
-from skymagic.plan.units import rank_words
+from skymagic.plan.units import Selection, rank_words
 from skymagic.pool import Pool, kept_logs, readers, records, registry
 from skymagic.pool.reader import Reader
 from skymagic.wire.agent import WHOLE_LOG

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from skymagic.plan.cloud import CloudSettings
-from skymagic.plan.requests import PoolRequest
+from skymagic.plan.requests import CloudSettings, PoolRequest
 from skymagic.providers.aws.clients import Clients
 from skymagic.providers.aws.listing import OfferTable
 from skymagic.providers.aws.market import survey

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from skymagic.api import running
 from skymagic.errors import CloudError, PoolError, RequestError
-from skymagic.plan.cloud import CloudSettings
+from skymagic.plan.requests import CloudSettings
 from skymagic.pool import keys, records, reuse
 from skymagic.pool.records import PoolRecord
 from skymagic.providers.aws.configured import configured

@@ -11,8 +11,8 @@ from skymagic.api.calls import positive
 from skymagic.errors import RequestError
 from skymagic.plan.accelerators import Accelerator, GpuChoice, read_gpus
 from skymagic.plan.image import Image
-from skymagic.plan.keywords import suggesting
 from skymagic.plan.requests import PluginSpec, PoolRequest, plugin_specs
+from skymagic.plan.suggest import suggesting
 from skymagic.plan.units import AtLeast, at_least, duration
 from skymagic.plugins import Plugin
 from skymagic.providers import Choice

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from skymagic.api.running import roughly
 from skymagic.display.text import table
 from skymagic.errors import PoolError, RequestError
-from skymagic.plan.cloud import CloudSettings
+from skymagic.plan.requests import CloudSettings
 from skymagic.pool import records
 
 if TYPE_CHECKING:

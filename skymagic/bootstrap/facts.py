@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 from skymagic.bootstrap.quoting import MARK
 from skymagic.plan import gpus
-from skymagic.plan.capacity import Room
 from skymagic.plan.gpus import GpuDevice
+from skymagic.plan.limits import Room
 from skymagic.plan.plans import Inventory
 
 

@@ -24,8 +24,7 @@ from skymagic.jobs import cell as broadcast
 from skymagic.jobs.ending import ended
 from skymagic.jobs.workdir import folder_here, folder_on_nodes
 from skymagic.plan.requests import RunRequest, ShellRequest, missing_secrets
-from skymagic.plan.selection import Selection
-from skymagic.plan.units import count, rank_words
+from skymagic.plan.units import Selection, count, rank_words
 from skymagic.pool import Pool
 from skymagic.run import interrupt
 from skymagic.run.interrupt import StopSignal

@@ -9,7 +9,7 @@ from pathlib import Path
 from skymagic.display.screen import Copying
 from skymagic.errors import RequestError
 from skymagic.files.changes import summary
-from skymagic.plan.selection import Selection
+from skymagic.plan.units import Selection
 from skymagic.pool import Pool
 
 REMOTE_ROOT = "~/.skymagic/work"

@@ -18,7 +18,7 @@ from pathlib import Path
 from types import FrameType
 from typing import IO, Any
 
-from skymagic.runtime import context
+from skymagic.runtime import rendezvous
 
 INTERNAL = ("ipykernel", "IPython", "ipyparallel", "tornado", "asyncio", "traitlets", "skymagic")
 """Packages whose frames say nothing about the user's code; frames of other libraries are kept."""
@@ -80,7 +80,7 @@ def of_library(frame: dict[str, Any]) -> bool:
 
 def collectives() -> int | None:
     """How many collectives this rank has begun; None without a process group that counts them."""
-    counts = (plugin.collectives() for plugin in list(context.active_plugins))
+    counts = (plugin.collectives() for plugin in list(rendezvous.active_plugins))
     return next((count for count in counts if count is not None), None)
 
 

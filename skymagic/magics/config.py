@@ -16,10 +16,8 @@ from traitlets.config import Configurable
 
 from skymagic.errors import RequestError
 from skymagic.magics.arguments.readers import dollars
-from skymagic.plan.cloud import settings
-from skymagic.plan.requests import Defaults, plugin_specs
-from skymagic.plan.selection import Selection
-from skymagic.plan.units import duration
+from skymagic.plan.requests import Defaults, cloud_settings, plugin_specs
+from skymagic.plan.units import Selection, duration
 
 _BUILT_IN = Defaults()
 
@@ -81,7 +79,7 @@ class SkyMagic(Configurable):
 
     @validate("aws")
     def _check_aws(self, proposal: Any) -> dict[str, Any]:
-        _checked(settings, proposal["value"])
+        _checked(cloud_settings, proposal["value"])
         return dict(proposal["value"])
 
     busy = Enum(
@@ -113,7 +111,7 @@ class SkyMagic(Configurable):
         values = {field.name: getattr(self, field.name) for field in fields(Defaults)}
         values["plugins"] = tuple(spec for text in self.plugins for spec in plugin_specs(text))
         values["only"] = Selection(self.only)
-        values["aws"] = settings(self.aws)
+        values["aws"] = cloud_settings(self.aws)
         return Defaults(**values)
 
 

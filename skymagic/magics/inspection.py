@@ -9,7 +9,7 @@ from skymagic.display.screen import print_note
 from skymagic.display.status import PoolStatus, RankStatus, Status
 from skymagic.jobs import inspection
 from skymagic.magics.arguments.line_magics import CheckRequest, RanksRequest
-from skymagic.plan.selection import Selection
+from skymagic.plan.units import Selection
 from skymagic.pool import Pool, checking, readers, records, registry
 from skymagic.pool.reader import Reader
 

@@ -29,9 +29,8 @@ from skymagic.magics.config import SkyMagic
 from skymagic.magics.results import ResultTables
 from skymagic.magics.runs import Runs, named, usage
 from skymagic.plan.requests import PoolRequest, RunRequest
-from skymagic.plan.selection import Selection
 from skymagic.plan.suggest import LazyNames
-from skymagic.plan.units import rank_words
+from skymagic.plan.units import Selection, rank_words
 from skymagic.pool import keys, making, notebooks, records, registry, surveys
 from skymagic.pool.status import now
 from skymagic.providers.aws.configured import set_up

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from IPython.core.error import UsageError
 from IPython.core.interactiveshell import InteractiveShell
 
-from skymagic.data.capture import assignments, environment
+from skymagic.data.capture import assignments
 from skymagic.display import text as display
 from skymagic.display.screen import print_note
 from skymagic.display.sending import write
@@ -52,7 +52,7 @@ class Runs:
         self._shell, self._settings, self._auto, self._results = shell, settings, auto, results
         self.pending: list[Run] = []
         """Those that go on beside the notebook, and some that have ended."""
-        environment.remember()
+        assignments.remember_environment()
         self._assigned = assignments.watch(shell.user_ns)
         shell.events.register("pre_run_cell", self._cell_begins)
         shell.events.register("post_run_cell", self._cell_ends)

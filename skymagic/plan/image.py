@@ -9,8 +9,8 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from skymagic.errors import RequestError
-from skymagic.plan.keywords import suggesting
 from skymagic.plan.masking import MASK, masked
+from skymagic.plan.suggest import suggesting
 
 if TYPE_CHECKING:
     from packaging.requirements import Requirement

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from skymagic.errors import RequestError
-from skymagic.plan import capacity, gpus
+from skymagic.plan import gpus, limits
 from skymagic.plan.accelerators import matches
 from skymagic.plan.gpus import GpuDevice
 from skymagic.plan.image import Image
@@ -28,7 +28,7 @@ def plan(request: PoolRequest, inventory: Inventory) -> Plan:
     allotted = _allotted(request, inventory, inventory.gpus, nodes, "this machine", mistakes)
     shape = Topology(nodes, allotted.procs_per_node)
     mistakes += [*_elsewhere(request), *_too_small(request, shape, inventory)]
-    mistakes += capacity.refusals(shape.world_size, inventory.room)
+    mistakes += limits.refusals(shape.world_size, inventory.room)
     image = _image(request, mistakes)
     python = image.python or ""
     if inventory.python and python and python.split(".")[:2] != inventory.python.split(".")[:2]:
@@ -45,7 +45,7 @@ def plan(request: PoolRequest, inventory: Inventory) -> Plan:
         memory_gb=inventory.memory_gb,
         devices=allotted.devices,
         gpu_words=allotted.words,
-        question="" if request.yes else capacity.question(shape.world_size, inventory.cpus),
+        question="" if request.yes else limits.question(shape.world_size, inventory.cpus),
     )
 
 
@@ -68,7 +68,7 @@ def plan_over(request: PoolRequest, inventories: Sequence[Inventory], provider: 
     shape = Topology(nodes, max(one.procs_per_node for one in allotted))
     for node, inventory in enumerate(inventories[:nodes]):
         mistakes += _too_weak(request, inventory)
-        mistakes += capacity.refusals_of_node(
+        mistakes += limits.refusals_of_node(
             shape.procs_per_node, shape.world_size, inventory.room, inventory.hostname, head=node == 0
         )
     image = _image(request, mistakes)

@@ -5,24 +5,78 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
+from typing import Any
 
 from skymagic.errors import RequestError
-from skymagic.plan import absent, masking
+from skymagic.plan import masking, suggest
 from skymagic.plan.accelerators import Accelerator, GpuChoice
-from skymagic.plan.cloud import CloudSettings
 from skymagic.plan.image import Image
 from skymagic.plan.masking import is_secret_name
-from skymagic.plan.selection import Selection
-from skymagic.plan.suggest import did_you_mean
-from skymagic.plan.units import AtLeast
+from skymagic.plan.suggest import check_keywords, did_you_mean
+from skymagic.plan.units import AtLeast, Selection
 
 PROVIDERS = ("auto", "local", "ssh", "aws")
 PLANNED_PROVIDERS = ("slurm",)
 """Providers that have a name and nothing else; a package may bring one of them."""
-
-
 COMPOSITE = re.compile(r"(cpu|cuda|xpu|mps|hpu):\w+(,(cpu|cuda|xpu|mps|hpu):\w+)*")
 """Torch's backends by device: a value with a comma in it."""
+
+
+# fmt: off
+REGIONS = (
+    "af-south-1", "ap-east-1", "ap-east-2", "ap-northeast-1", "ap-northeast-2", "ap-northeast-3", "ap-south-1", "ap-south-2",
+    "ap-southeast-1", "ap-southeast-2", "ap-southeast-3", "ap-southeast-4", "ap-southeast-5", "ap-southeast-6", "ap-southeast-7",
+    "ca-central-1", "ca-west-1", "eu-central-1", "eu-central-2", "eu-north-1", "eu-south-1", "eu-south-2", "eu-west-1", "eu-west-2",
+    "eu-west-3", "il-central-1", "me-central-1", "me-south-1", "mx-central-1", "sa-east-1", "us-east-1", "us-east-2", "us-west-1",
+    "us-west-2",
+)
+# fmt: on
+"""EC2's regions (2026-11) for completion, which asks nobody; others are taken as well."""
+SSM = "ssm"
+"""The way in by a session of AWS Systems Manager."""
+
+
+@dataclass(frozen=True)
+class CloudSettings:
+    """Settings of EC2 that a user makes once.
+
+    Attributes:
+        profile: of the AWS configuration; None for what the environment says.
+        subnet: ``subnet-…`` that the machines are in; None for the default one of each zone.
+        use_private_ips: connect to private addresses, and give the machines no public ones.
+        ssh_port: where their sshd listens. user: whom one logs in as: the image's own user.
+        ssh_from: ``"203.0.113.0/24"``: who may connect; None for this machine's address alone.
+        image_id: ``ami-…``; None for Ubuntu, with NVIDIA's driver where there are GPUs.
+        disk: GB of each machine's disk.
+        endpoint_url: another address of AWS's services.
+        deadline_factor: of all deadlines and pauses for AWS.
+        via: ``"ann@bastion"``, a jump host, or ``"ssm"``, AWS Systems Manager: the way to machines without public addresses.
+    """
+
+    profile: str | None = None
+    subnet: str | None = None
+    use_private_ips: bool = False
+    ssh_port: int = 22
+    user: str = "ubuntu"
+    ssh_from: str | None = None
+    image_id: str | None = None
+    disk: int = 100
+    endpoint_url: str | None = None
+    deadline_factor: float = 1.0
+    via: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.via:
+            object.__setattr__(self, "use_private_ips", True)
+
+
+def cloud_settings(values: Mapping[str, Any]) -> CloudSettings:
+    """Settings as a dictionary has them. Raises RequestError for names that are none."""
+    try:
+        check_keywords("SkyMagic.aws", values, [one.name for one in fields(CloudSettings)], {})
+    except TypeError as wrong:
+        raise RequestError(str(wrong)) from None
+    return CloudSettings(**values)
 
 
 @dataclass(frozen=True)
@@ -85,8 +139,8 @@ def no_provider(name: str, known: Iterable[str]) -> str:
     """Why there is no provider of this name, with what there is; `known` are the names that exist."""
     if name in PLANNED_PROVIDERS:
         return f"{name} is not there yet: pools are of this machine (local), of hosts that you name (ssh, --hosts), or rented from EC2 (aws)"
-    if name.lower() in absent.PROVIDERS:
-        return absent.PROVIDERS[name.lower()]
+    if name.lower() in suggest.ABSENT_PROVIDERS:
+        return suggest.ABSENT_PROVIDERS[name.lower()]
     nearest = did_you_mean(name, known) or f"; known are {', '.join(known)}"
     return f"no provider is called {name!r}{nearest}"
 

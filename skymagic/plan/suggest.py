@@ -1,9 +1,12 @@
-"""Spelling suggestions: the known name nearest to a word, by `difflib`."""
+"""What is not known gets the nearest name: words, keywords that a function does not take, and names of Skyward, with a sentence for each."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator
+import functools
+import inspect
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from difflib import get_close_matches
+from typing import Any, TypeVar
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
@@ -40,3 +43,85 @@ class LazyNames(Collection[str]):
 
     def __len__(self) -> int:
         return len(self._all())
+
+
+T = TypeVar("T", bound=Callable[..., Any])
+
+
+def suggesting(name: str, others: Mapping[str, str] | None = None) -> Callable[[T], T]:
+    """A decorator of functions and classes.
+
+    Args:
+        name: what messages call it.
+        others: a keyword as other tools have it → what it is here.
+    """
+
+    def decorate(target: T) -> T:
+        function: Any = target.__init__ if isinstance(target, type) else target  # type: ignore[misc]
+        known = [
+            one.name
+            for one in inspect.signature(function).parameters.values()
+            if one.name != "self" and one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)
+        ]
+
+        @functools.wraps(function)
+        def checked(*args: Any, **keywords: Any) -> Any:
+            check_keywords(name, keywords, known, others or {})
+            return function(*args, **keywords)
+
+        if isinstance(target, type):
+            target.__init__ = checked  # type: ignore[misc]
+            return target
+        return checked  # type: ignore[return-value]
+
+    return decorate
+
+
+def check_keywords(name: str, given: Iterable[str], known: Collection[str], others: Mapping[str, str]) -> None:
+    """Raise TypeError for keywords that are not known; all at once."""
+    wrong = [word for word in given if word not in known]
+    if wrong:
+        raise TypeError("; ".join(f"{name} takes no {word!r}{_instead(word, known, others)}" for word in wrong))
+
+
+def _instead(word: str, known: Collection[str], others: Mapping[str, str]) -> str:
+    if word in others:
+        return f": write {others[word]}"
+    return did_you_mean(word, known) or f"; it takes {', '.join(known) or 'none'}"
+
+
+_CLOUDS = (
+    "Container GCP Hyperstack JarvisLabs LambdaCloud MassedCompute Novita RunPod Scaleway TensorDock VastAI Verda Vultr"
+)
+_FILES = "Storage Volume storage"
+_COLLECTIONS = "barrier counter dict lock queue set"
+_SERVICES = "App Client Session DockerImage containers metrics offers LogConfig OfferRepository"
+
+
+def _sentences() -> dict[str, str]:
+    groups = {
+        _CLOUDS: "there is no provider {name}: pools are of this machine (sky.Local()) or of hosts that you reach over SSH, "
+        "rented ones too (sky.SSH(\"user@host\"))",
+        _FILES: "there is no {name}: %sky_put brings files to the nodes and %sky_get takes them back; what lies in a bucket is "
+        "read in the function, with its own client (s3fs, boto3)",
+        _COLLECTIONS: "there is no {name} that nodes share: calls return their values, and on the ranks the framework's own "
+        "collectives serve (torch.distributed, jax)",
+        _SERVICES: "there is no {name}: sky.Compute makes pools, sky.find finds them, and %sky_status shows them",
+    }  # fmt: skip
+    return {name: text.format(name=f"sky.{name}") for names, text in groups.items() for name in names.split()}
+
+
+ABSENT_NAMES = _sentences()
+"""Public names, as ``sky.NAME``."""
+
+ABSENT_PROVIDERS = {name.lower(): ABSENT_NAMES[name] for name in _CLOUDS.split()}
+"""Providers, as ``provider="NAME"``."""
+
+ABSENT_PLUGINS = {
+    "cuml": "there is no plugin cuml: RAPIDS' own switch needs none, `%load_ext cuml.accel` in a broadcast cell or "
+    "`cuml.accel.install()` in a function, before scikit-learn is imported",
+    "mig": "there is no plugin mig: partition the GPUs on the machine (nvidia-smi mig), and give each rank its part with "
+    "CUDA_VISIBLE_DEVICES=MIG-… in a cell, before CUDA is used",
+    "mps": "there is no plugin mps: start nvidia-cuda-mps-control on the machine, and ranks on one GPU share it",
+}
+"""Plugins, as ``sky.plugins.NAME``."""

@@ -5,17 +5,15 @@ bring more through the entry-point group ``skymagic.plugins``, whose values are 
 parameters that return a `Plugin`. Everything here is safe on a node, and loaded when it is used.
 
 plugin          the dataclass `Plugin`, and `Cluster`: what it may know of a pool before there is one
-table           names, factories, their options, entry points; the order of hooks
-packing         a plugin on its way to a rank; the image that a pool's plugins want
+table           names, factories, their options, entry points; the order of hooks; a plugin on its way to a rank
 integrations    ``@sky.integrations.torch``: a process group for one function
 _torch/         PyTorch: its wheels, a process group per pool, freed and formed anew after a failure
-_keras/         Keras 3: one model trained on all ranks
+_keras          Keras 3: one model trained on all ranks
 _accelerate     Accelerate: the environment of ``accelerate launch``
 _jax            JAX: one global device mesh
 _huggingface    HuggingFace: its packages, and the hub's token
 _reports        what trainers of libraries know of their progress goes to `sky.report`
-_joblib         joblib's tasks on the pool's ranks
-_sklearn        what scikit-learn does in parallel, on the pool's ranks
+_joblib         joblib's tasks, and scikit-learn's, on the pool's ranks
 """
 
 from skymagic.plugins.plugin import Cluster as Cluster

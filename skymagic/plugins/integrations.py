@@ -64,21 +64,21 @@ def process_group(backend: str | None = None) -> Iterator[None]:
         yield
         return
     from skymagic.plugins._torch import plugin as _torch
-    from skymagic.runtime import context, rendezvous
+    from skymagic.runtime import rendezvous
 
     info = among(runtime.participants(), runtime.instance_info())
     hooks = _torch.hooks(backend)
     with rendezvous.subgroup(f"run {runtime.run_number()}"):
         # a group that others wait in is found by this; it is not formed anew, for the function is over by then
         plugin = Plugin("integrations.torch", release=hooks["release"], collectives=hooks["collectives"])
-        context.active_plugins.append(plugin)
+        rendezvous.active_plugins.append(plugin)
         try:
             with hooks["around_app"](info):
                 if info.rank == 0:
                     rendezvous.delete("torch")
                 yield
         finally:
-            context.active_plugins.remove(plugin)
+            rendezvous.active_plugins.remove(plugin)
 
 
 def among(ranks: tuple[int, ...], info: InstanceInfo) -> InstanceInfo:

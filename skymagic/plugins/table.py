@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import functools
 import inspect
+import json
+import pickle
 import sys
 import typing
-from collections.abc import Callable, Container, Iterable
+from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import replace
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
@@ -15,11 +18,10 @@ from pathlib import Path
 from typing import Any
 
 from skymagic.errors import RequestError
-from skymagic.plan.absent import PLUGINS
-from skymagic.plan.keywords import check
+from skymagic.plan.image import Image
 from skymagic.plan.requests import PluginSpec
-from skymagic.plan.suggest import did_you_mean
-from skymagic.plugins.plugin import Plugin
+from skymagic.plan.suggest import ABSENT_PLUGINS, check_keywords, did_you_mean
+from skymagic.plugins.plugin import Cluster, Plugin
 
 GROUP = "skymagic.plugins"
 
@@ -27,11 +29,11 @@ TABLE: dict[str, str] = {
     # The files have an underscore: sky.plugins.torch is the factory, and a module of that name would take its place.
     "torch": "skymagic.plugins._torch.plugin:torch",
     "jax": "skymagic.plugins._jax:jax",
-    "keras": "skymagic.plugins._keras.plugin:keras",
+    "keras": "skymagic.plugins._keras:keras",
     "accelerate": "skymagic.plugins._accelerate:accelerate",
     "huggingface": "skymagic.plugins._huggingface:huggingface",
     "joblib": "skymagic.plugins._joblib:joblib",
-    "sklearn": "skymagic.plugins._sklearn:sklearn",
+    "sklearn": "skymagic.plugins._joblib:sklearn",
 }
 """Our own plugins: name → ``module:factory``."""
 
@@ -72,7 +74,7 @@ def factory(name: str) -> Factory:
     def remembering(*args: Any, **kwargs: Any) -> Plugin:
         signature = inspect.signature(make)
         if not any(one.kind is one.VAR_KEYWORD for one in signature.parameters.values()):
-            check(f"sky.plugins.{name}", kwargs, signature.parameters, {})
+            check_keywords(f"sky.plugins.{name}", kwargs, signature.parameters, {})
         given = signature.bind(*args, **kwargs).arguments
         plugin = make(*args, **kwargs)
         if not isinstance(plugin, Plugin):
@@ -173,7 +175,7 @@ def attribute(name: str) -> Factory:
     try:
         return factory(name)
     except RequestError as unknown:
-        if name in PLUGINS:
+        if name in ABSENT_PLUGINS:
             raise  # it is known, and not here: no mere mistake in writing
         raise AttributeError(str(unknown)) from unknown.__cause__
 
@@ -200,8 +202,8 @@ def _find(name: str) -> Factory:
     for point in points:
         if point.name == name:
             return point.load()  # type: ignore[no-any-return]
-    if name in PLUGINS:
-        raise RequestError(PLUGINS[name])
+    if name in ABSENT_PLUGINS:
+        raise RequestError(ABSENT_PLUGINS[name])
     known = [*TABLE, *(point.name for point in points)]
     nearest = did_you_mean(name, known) or f"; there are {', '.join(sorted(known))}"
     raise RequestError(f"no plugin is called {name!r}{nearest}")
@@ -246,3 +248,46 @@ def _read(value: Any, annotation: Any) -> Any:
 
 
 _TRUTH = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
+
+
+def image_for(asked: Iterable[Plugin | PluginSpec], image: Image, cluster: Cluster) -> Image:
+    """`image` as these plugins want it, each in its turn.
+
+    Raises RequestError for what `resolve` refuses, for requirements that contradict, and for a `transform` that fails.
+    """
+    for plugin in resolve(asked):
+        try:
+            image = plugin.transform(image, cluster)
+        except RequestError as refused:
+            raise RequestError([f"the plugin {plugin.name!r}: {mistake}" for mistake in refused.mistakes]) from None
+        except Exception as problem:
+            raise RequestError(f"the plugin {plugin.name!r} failed in transform: {words(problem)}") from problem
+        if not isinstance(image, Image):
+            raise RequestError(f"the plugin {plugin.name!r} is broken: its transform returns {image!r}, not an Image")
+    return image
+
+
+def packed_plugin(plugin: Plugin) -> dict[str, Any]:
+    """A plugin as values that JSON can hold, for `unpacked_plugin` on a rank: its options, or, built by hand, itself.
+
+    Raises RequestError where one that was built by hand holds what cannot travel.
+    """
+    options = None if plugin.options is None else dict(plugin.options)
+    if options is not None:
+        with contextlib.suppress(TypeError):
+            return {"name": plugin.name, "options": json.loads(json.dumps(options))}
+    import cloudpickle
+
+    try:
+        data = cloudpickle.dumps(plugin)
+    except Exception as problem:
+        raise RequestError(f"the plugin {plugin.name!r} cannot travel to the ranks: {words(problem)}") from problem
+    return {"name": plugin.name, "pickle": base64.b64encode(data).decode()}
+
+
+def unpacked_plugin(values: Mapping[str, Any]) -> Plugin:
+    """The plugin that `packed_plugin` packed."""
+    if "pickle" in values:
+        plugin: Plugin = pickle.loads(base64.b64decode(values["pickle"]))
+        return plugin
+    return load(PluginSpec(values["name"], values["options"]))

@@ -16,7 +16,7 @@ from skymagic.display.screen import Screen
 from skymagic.display.use import RankUse
 from skymagic.plan.plans import Plan
 from skymagic.plan.requests import Defaults
-from skymagic.plan.selection import Selection
+from skymagic.plan.units import Selection
 from skymagic.pool import kept_logs, keys, view
 from skymagic.pool.agent_events import AgentEvents
 from skymagic.pool.attaching import Attaching, Unfinished

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import skymagic
 from skymagic.cluster import Node
 from skymagic.plan.plans import Plan
-from skymagic.plugins import packing
+from skymagic.plugins import table
 from skymagic.pool.status import Status
 from skymagic.runtime.info import InstanceInfo, Peer
 from skymagic.wire import agent as wire
@@ -76,7 +76,7 @@ def of_ranks(status: Status, nodes: Sequence[Node], head_port: int) -> dict[int,
         head_port: a port that is free on the head.
     """
     plan, shape = status.plan, status.plan.topology
-    packed = tuple(map(packing.packed, status.plugins))
+    packed = tuple(map(table.packed_plugin, status.plugins))
     machines = [min(node, len(nodes) - 1) for node in range(shape.nodes)]
     peers = tuple(Peer(node, nodes[index].address, nodes[index].hostname) for node, index in enumerate(machines))
     found = {}

@@ -10,10 +10,10 @@ import time
 from skymagic import plugins
 from skymagic.display import sending
 from skymagic.errors import PoolStateError
-from skymagic.plan.lifetime import Lifetime
+from skymagic.plan.limits import Lifetime
 from skymagic.plan.plans import Plan
 from skymagic.plan.requests import Defaults
-from skymagic.plugins import packing
+from skymagic.plugins import table
 from skymagic.pool import states
 from skymagic.pool.keys import Shown
 from skymagic.pool.states import Event, State
@@ -42,7 +42,7 @@ class Status:
         """Who started it, and where."""
         self.plugins = plugins.resolve(plan.request.plugins)
         for plugin in self.plugins:
-            packing.packed(plugin)  # one that cannot travel is refused before anything starts
+            table.packed_plugin(plugin)  # one that cannot travel is refused before anything starts
         self.state = State.NEW
         """Where it is in its life."""
         self.ended: str | None = None

@@ -9,7 +9,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from skymagic import plugins, providers
-from skymagic.data.capture.namespace import imported
+from skymagic.data.capture.loaded import imported_modules
 from skymagic.display.question import confirmed
 from skymagic.errors import RequestError
 from skymagic.plan.plans import Plan
@@ -38,7 +38,7 @@ def with_imports(request: PoolRequest, namespace: Mapping[str, object], defaults
     """The request with what the notebook uses by now, where other machines are to have it."""
     if request.here or defaults.packages != "sync":
         return request
-    return replace(request, imports=imported(namespace, str(Path.cwd())))
+    return replace(request, imports=imported_modules(namespace, str(Path.cwd())))
 
 
 def surveyed(request: PoolRequest, tell: Callable[[str], None]) -> tuple[Provider, Survey]:

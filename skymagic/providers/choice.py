@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from skymagic.plan.cloud import CloudSettings
-from skymagic.plan.keywords import suggesting
+from skymagic.plan.requests import CloudSettings
+from skymagic.plan.suggest import suggesting
 
 
 @dataclass(frozen=True)

@@ -20,12 +20,12 @@ from skymagic import plugins
 from skymagic.cluster import Node
 from skymagic.errors import RequestError
 from skymagic.plan import gpus, image
-from skymagic.plan.capacity import Room
 from skymagic.plan.gpus import GpuDevice
+from skymagic.plan.limits import Room
 from skymagic.plan.planning import plan
 from skymagic.plan.plans import Inventory, Plan, topology
 from skymagic.plan.requests import PoolRequest
-from skymagic.plugins import packing
+from skymagic.plugins import table
 from skymagic.plugins._torch.plugin import DEFAULT_CUDA, WHEELS
 from skymagic.providers.detached import ADDRESS, Access, Detached, Here
 from skymagic.providers.provider import Say, Survey
@@ -56,7 +56,7 @@ class Local:
             made = plan(request, here)
             shape, each = made.topology, len(made.devices[0]) if made.devices else 0
             cluster = plugins.Cluster(shape.nodes, shape.procs_per_node, request.accelerator, each)
-            asked = packing.image_for(made.request.plugins, made.image, cluster)
+            asked = table.image_for(made.request.plugins, made.image, cluster)
         except RequestError as refused:
             mistakes += refused.mistakes
         if asked.pip:

@@ -30,7 +30,7 @@ from skymagic.plan.image import Image, project
 from skymagic.plan.planning import plan_over
 from skymagic.plan.plans import Plan, Topology, topology
 from skymagic.plan.requests import PoolRequest
-from skymagic.plugins import packing
+from skymagic.plugins import table
 from skymagic.providers.chain import Target
 from skymagic.providers.passing import passed_on
 from skymagic.providers.provider import Say, Survey
@@ -149,7 +149,7 @@ def set_up(machines: Sequence[Machine], requirements: Requirements, say: Say) ->
 def needs(request: PoolRequest, shape: Topology, say: Say) -> tuple[Image, Requirements]:
     """The image of a pool of this shape, and what each of its machines must have. Raises RequestError."""
     cluster = plugins.Cluster(shape.nodes, shape.procs_per_node, request.accelerator, int(gpus.asked(request)))
-    image = with_imports(packing.image_for(request.plugins, request.whole_image(), cluster), request.imports)
+    image = with_imports(table.image_for(request.plugins, request.whole_image(), cluster), request.imports)
     commands = tuple(command for one in plugins.resolve(request.plugins) for command in one.bootstrap(cluster))
     return image, requirements_of(image, commands, request.secret_values(os.environ), say)
 

@@ -6,9 +6,7 @@ sharding      `shard`: this rank's part of data
 generators    generators that live on a rank between runs
 reporting     `report`: numbers of a training by step
 interruption  `on_interruption`: a hook for the time before a machine is taken away
-usage         what may slow a rank down: waiting for batches, memory, a GPU at rest
-limits        what the kernel tells of limits, and what cgroups leave
-rendezvous    a key-value store of the pool's ranks, for plugins
+usage         what may slow a rank down: waiting for batches, memory, a GPU at rest; limits that the kernel tells
+rendezvous    a key-value store of the pool's ranks, for plugins, and the plugins that run here
 on_import     post-import hooks: libraries adapted when a program imports them
-context       what plugins and the kernel of a rank know of each other
 """

@@ -120,3 +120,7 @@ def _first_ephemeral_port() -> int:
     ):
         return int(file.read().split()[0])
     return EPHEMERAL
+
+
+active_plugins: list[Any] = []
+"""The rank's `plugins.Plugin`s, in the order in which their hooks run."""

@@ -1,4 +1,4 @@
-"""What may slow a rank down, measured where it happens: waiting for batches, memory near its limit, a GPU at rest.
+"""What may slow a rank down, measured where it happens: waiting for batches, memory near its limit, a GPU at rest; and the limits that the kernel tells.
 
 ::
 
@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import contextlib
 import math
+import re
 import time
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from os import sysconf
+from pathlib import Path
 
-from skymagic.runtime import limits
 from skymagic.wire.metrics import USAGE, Names
 
 INTERVAL = 1.0
@@ -87,9 +88,63 @@ def memory_use() -> tuple[float, float]:
 
     Of several limits (the machine's, a container's) the one that is nearest.
     """
-    known = [(1 - left / limit, limit) for limit, left in limits.memory() if limit]
+    known = [(1 - left / limit, limit) for limit, left in memory_limits() if limit]
     if not known:
         return 0.0, 0.0
     used, limit = max(known)
-    resident = limits.text(limits.PROC / "self/statm").split()[1:2]
+    resident = kernel_text(PROC / "self/statm").split()[1:2]
     return used, sum(int(pages) for pages in resident) * sysconf("SC_PAGE_SIZE") / limit
+
+
+UNLIMITED = 1 << 60
+"""What is above this stands for no limit, as cgroups of version 1 write it."""
+PROC, CGROUPS = Path("/proc"), Path("/sys/fs/cgroup")
+
+
+def kernel_text(path: Path) -> str:
+    """A file of the kernel's; empty where there is none."""
+    with contextlib.suppress(OSError):
+        return path.read_text()
+    return ""
+
+
+def kernel_field(told: str, name: str) -> int | None:
+    """A number behind a name, as ``/proc/meminfo`` and ``memory.stat`` have them."""
+    found = re.search(rf"^{name}:?\s+(\d+)", told, re.MULTILINE)
+    return int(found[1]) if found else None
+
+
+def cgroup_limits(controller: str, proc: Path = PROC, cgroups: Path = CGROUPS) -> Iterator[tuple[int, int]]:
+    """(limit, what is left of it) in this process's own cgroup and in each above it, where there is a limit.
+
+    Args:
+        controller: ``memory``, in bytes, or ``pids``.
+    """
+    for line in kernel_text(proc / "self/cgroup").splitlines():
+        number, controllers, path = line.split(":", 2)
+        if number == "0":
+            top, most, now, cache = cgroups, f"{controller}.max", f"{controller}.current", "inactive_file"
+        elif controller in controllers.split(","):
+            top, cache = cgroups / controller, "total_inactive_file"
+            most, now = ("pids.max", "pids.current") if controller == "pids" else (
+                "memory.limit_in_bytes", "memory.usage_in_bytes"
+            )  # fmt: skip
+        else:
+            continue
+        group = top / path.lstrip("/")
+        for folder in (group, *group.parents):
+            if not folder.is_relative_to(top):
+                break
+            limit, used = kernel_text(folder / most).strip(), kernel_text(folder / now).strip()
+            if limit.isdecimal() and used.isdecimal() and int(limit) < UNLIMITED:
+                # the kernel gives up this cache before it refuses memory
+                given_up = (kernel_field(kernel_text(folder / "memory.stat"), cache) or 0) * (controller == "memory")
+                yield int(limit), int(limit) - int(used) + given_up
+
+
+def memory_limits(proc: Path = PROC, cgroups: Path = CGROUPS) -> list[tuple[int, int]]:
+    """(limit, what is left of it) in bytes: of this machine, and of the cgroups that this process is in."""
+    told = kernel_text(proc / "meminfo")
+    total, left = kernel_field(told, "MemTotal"), kernel_field(told, "MemAvailable")
+    machine = [] if total is None or left is None else [(total * 1024, left * 1024)]
+    return [*machine, *cgroup_limits("memory", proc, cgroups)]

@@ -11,9 +11,8 @@ import pytest
 
 from skymagic.api import command, costs
 from skymagic.errors import PoolError
-from skymagic.plan.cloud import CloudSettings
 from skymagic.plan.renting import Rental, plan_rented
-from skymagic.plan.requests import PoolRequest
+from skymagic.plan.requests import CloudSettings, PoolRequest
 from skymagic.providers.aws import ledger
 from skymagic.providers.aws.clients import Clients
 from skymagic.providers.aws.ledger import Rent

@@ -12,8 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from skymagic.data.capture.names import cell_names, interactive, reach
-from skymagic.data.capture.scripts import with_scripts
+from skymagic.data.capture.names import cell_names, interactive, reach, with_scripts
 
 BUILTIN = set(dir(__builtins__) if not isinstance(__builtins__, dict) else __builtins__)
 
@@ -132,22 +131,13 @@ CASES: dict[str, str] = {
     "get_ipython().run_line_magic('cd', '$where')": "get_ipython where",
     "get_ipython().run_cell_magic('time', '', 'y = g(z)\\ny')": "get_ipython g z",
     "get_ipython().run_cell_magic('bash', '', 'echo {q}')": "get_ipython",
-    "exec('a = b + c')\neval('d + 1')": "b c d",
-    "globals()['x']; globals()['y'] = 1": "x",
+    "get_ipython().run_line_magic('run', 'script.py'); d.get('@v')": "get_ipython d",
     "df.query('a > @limit')": "df limit",
-    "vars()['x'], locals()['y'], vars(z)['w']": "x y z",
-    "x = 1\nvars()['x']; locals()['y'] = 2; vars()['y']": "",
-    "globals().get('x', y); locals().pop('z'); vars().setdefault('w', 1); d.get('v')": "x y z w d",
-    "'x' in globals(); 'y' not in vars(); 'z' in d": "d",
-    "get_ipython().user_ns['x']": "get_ipython x",
-    "'{x} {y.z} {w[0]} {{v}} {0}'.format(1, **globals())": "x y w",
-    "'{x}'.format_map(vars()); '{y}'.format(z)": "x z",
-    "'%(x)s %%(y)s %d' % globals(); '%(z)s' % w": "x w",
-    "a + '%(x)s' % vars() + b": "a x b",
-    "string.Template('$x ${y} $$z').substitute(globals()); Template('$w').safe_substitute(vars())": "string Template x y w",
+    "def f(limit):\n  return df.query('a > @limit + @other')": "df other limit",
+    "def f():\n  get_ipython().system('echo {a} $b')": "get_ipython a b",
     "globals(); vars(); locals(); dict(globals()); f(**globals())": "f",
     "for k in globals(): globals()[k]; globals()['a' + k]": "",
-    "def f(x):\n  return globals()['a'], 'b' in globals(), '{c}'.format(**globals()), locals()['d'], vars()['e']": "a b c",
+    "eval('a'); '{b}'.format(**globals()); '%(c)s' % vars()": "",
     "'x'.format(y)": "y",
 }
 
@@ -157,12 +147,20 @@ def test_loads(source: str) -> None:
     assert loads(source) == set(CASES[source].split())
 
 
-def test_asking_whether_a_name_is_there() -> None:
-    names = cell_names(
-        "'x' in globals(); 'y' not in vars(); z = 1; 'z' in globals(); 'w' in globals() and globals()['w']"
-    )
-    assert names.probes == {"x", "y"}
-    assert names.loads == {"w", "globals", "vars"}
+KEYS = {
+    "'x' in globals(); 'y' not in vars(); 'z' in d": "x y",
+    "globals()['x']; globals()['y'] = 1; d['z']": "x y",
+    "globals().get('x', z); locals().pop('y'); vars().setdefault('w', 1); d.get('v')": "x y w",
+    "vars()['x'], locals()['y'], vars(z)['w']": "x y",
+    "get_ipython().user_ns['x']": "x",
+    "def f(x): return globals()['a'], 'b' in globals()": "a b",
+    "'w' in globals() and w": "",
+}
+
+
+@pytest.mark.parametrize("source", KEYS)
+def test_names_that_are_looked_up_among_the_global_names(source: str) -> None:
+    assert set(cell_names(source).probes) == set(KEYS[source].split())
 
 
 @pytest.mark.skipif(sys.version_info < (3, 12), reason="PEP 695")
@@ -385,14 +383,13 @@ def test_only_types_travel_for_an_annotations_sake() -> None:
 # what a function mentions
 
 
-def test_strings_in_a_function_that_is_compiled(tmp_path: Path) -> None:
-    source = "def f(y):\n  def g(): return globals()['z']\n  return eval('x + y'), df.query('a > @w')\nk = lambda: 'q' in globals()"
-    path = tmp_path / "cell.py"
-    path.write_text(source)
+def test_strings_in_a_function_that_is_compiled() -> None:
+    source = "def f(y): return df.query('a > @w')\ndef g(): get_ipython().system('echo {x.y} $z')\ndef k(): return globals()['q']"
     names = space("x = y = z = w = q = df = 1")
-    exec(compile(source, str(path), "exec"), names)
-    assert set(reach({"f"}, names)) == {"f", "x", "z", "w", "df"}
-    assert set(reach({"k"}, names)) == {"k", "q"}
+    exec(compile(source, "<cell>", "exec"), names)
+    assert set(reach({"f"}, names)) == {"f", "w", "df"}
+    assert set(reach({"g"}, names)) == {"g", "x", "z"}
+    assert set(reach({"k"}, names)) == {"k"}
 
 
 # files

@@ -16,9 +16,7 @@ from types import ModuleType
 
 import pytest
 
-from skymagic.data.capture.modules import ModuleSource, as_plain, collect, is_local, search
-from skymagic.data.capture.paths import inside
-from skymagic.data.capture.resources import MAX_BYTES
+from skymagic.data.capture.modules import MAX_DATA_BYTES, ModuleSource, as_plain, collect, inside, is_local, search
 from skymagic.data.shipping.bindings import Bindings, Sources
 from skymagic.errors import CaptureError
 from skymagic.kernels.rank.importer import RemoteImporter
@@ -211,7 +209,7 @@ def test_edited_data_files_are_sent_again(folder: Path) -> None:
 
 def test_large_data_files_stay_here_and_it_is_said(folder: Path) -> None:
     write(folder / "pack/__init__.py", "import pkgutil")
-    (folder / "pack/weights.bin").write_bytes(bytes(MAX_BYTES + 1))
+    (folder / "pack/weights.bin").write_bytes(bytes(MAX_DATA_BYTES + 1))
     sources, said = Sources(str(folder), Bindings(), remote=True), list[str]()
     for _ in range(2):
         assert sources.find(["pack"], [0], note=said.append)["pack"].data == ""

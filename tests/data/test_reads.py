@@ -13,7 +13,10 @@ MADE = {  # the others are in the family "read by functions" of the cells that r
     "hook": ("import types\nhooks = types.SimpleNamespace()\nhooks.f = lambda: lr", "got = hooks.f()"),
     "of a function of the notebook": ("train = helper", "got = train()"),
     "of a class of the notebook": ("train = Helper()", "got = train()"),
-    "by name": ("def train(): return globals()['lr']", "got = train()"),
+    "by a query": (
+        "class Df:\n    def query(self, text): return lr\ndef train(): return Df().query('a > @lr')",
+        "got = train()",
+    ),
 }
 
 

@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from skymagic.data.capture import environment
+from skymagic.data.capture import assignments
 from tests.data.far import Notebook
 
 
 @pytest.fixture
 def notebook(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Notebook]:
     monkeypatch.setitem(os.environ, "V2_THERE", "before")
-    monkeypatch.setattr(environment, "_before", dict(os.environ))
+    monkeypatch.setattr(assignments, "_environment_before", dict(os.environ))
     made = Notebook(tmp_path, 2)
     made.here("import os")
     yield made

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from skymagic.data.capture.staleness import Imported
+from skymagic.data.capture.loaded import ImportedTexts
 from skymagic.data.shipping.bindings import Bindings, Sources
 from skymagic.errors import CaptureError
 from tests.data.far import Notebook
@@ -173,13 +173,13 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     sys.modules.pop("helps_here", None)
 
 
-def stale(imported: Imported, path: Path) -> bool:
+def stale(imported: ImportedTexts, path: Path) -> bool:
     found = Sources(str(path.parent), Bindings(), remote=False).find(["helps_here"], [0])
     return bool(imported.stale(found.values()))
 
 
 def test_a_module_that_runs_the_new_text_is_not_said_to_run_the_old_one(module: Path) -> None:
-    there, imported = importlib.import_module("helps_here"), Imported()
+    there, imported = importlib.import_module("helps_here"), ImportedTexts()
     assert not stale(imported, module)
     module.write_text(MODULE.format(scale=22))
     exec(compile(module.read_text(), str(module), "exec", dont_inherit=True), vars(there))  # not by importlib.reload
@@ -197,4 +197,4 @@ def test_a_module_whose_compiled_file_is_older_is_looked_at_itself(module: Path)
         importlib.import_module("helps_here")
     finally:
         sys.dont_write_bytecode = keep
-    assert not stale(Imported(), module)
+    assert not stale(ImportedTexts(), module)

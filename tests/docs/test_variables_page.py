@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from skymagic.data.capture import environment
+from skymagic.data.capture import assignments
 from tests.data.far import Notebook
 from tests.jobs.both_ways import ROOT
 
@@ -33,7 +33,7 @@ def blocks(section: str) -> list[list[str]]:
 
 @pytest.fixture
 def notebook(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Notebook]:
-    monkeypatch.setattr(environment, "_before", dict(os.environ))
+    monkeypatch.setattr(assignments, "_environment_before", dict(os.environ))
     monkeypatch.setattr("string.digits", "0123456789")
     made = Notebook(tmp_path, 2)
     yield made

@@ -18,10 +18,6 @@ READERS = [
     "globals()['{}']",
     "globals().get('{}')",
     "get_ipython().user_ns['{}']",
-    "'{{{}}}'.format(**globals())",
-    "'{{{}}}'.format_map(vars())",
-    "'%({})s' % globals()",
-    "__import__('string').Template('${}').substitute(vars())",
     "globals()['{0}'] if '{0}' in globals() else 'absent'",
 ]
 
@@ -33,11 +29,12 @@ def test_a_name_in_a_string(notebook: Notebook) -> None:
     assert seen(notebook, f"[int(value) for value in ({cell})]") == [list(range(len(READERS)))] * 2
 
 
-def test_a_name_in_a_string_of_a_function_of_the_notebook(notebook: Notebook) -> None:
-    notebook.run(
-        "inner = 'here'\ndef read():\n    return globals()['inner'] + '{inner}'.format(**globals()) + eval('inner')"
-    )
-    assert seen(notebook, "read()") == ["here" * 3] * 2
+def test_a_name_in_a_line_that_ipython_expands(notebook: Notebook) -> None:
+    notebook.run("inner = 'here'\ndef read():\n    return get_ipython().getoutput('echo {inner} $inner')")
+    assert seen(notebook, "read()[0]") == ["here here"] * 2
+    notebook.run("outer = 'there'")
+    notebook.run("%%sky_broadcast\nsaid = !echo $outer {outer.upper()}")
+    assert seen(notebook, "said[0]") == ["there THERE"] * 2
 
 
 def test_globals_alone_bring_nothing(notebook: Notebook) -> None:
@@ -132,8 +129,10 @@ def test_names_of_a_file_that_runs_in_the_cell(notebook: Notebook) -> None:
 DYNAMIC = {
     "globals": "globals()['hid' + 'den']",
     "eval": "eval('hid' + 'den')",
-    "a template": "template = '{' + 'hid' + 'den}'\ntemplate.format(**globals())",
-    "string.Template": "import string\nstring.Template('$hid' + 'den').substitute(vars())",
+    "a template": "'{hidden}'.format(**globals())",
+    "an old template": "'%(hidden)s' % globals()",
+    "string.Template": "import string\nstring.Template('$hidden').substitute(vars())",
+    "eval of a literal": "eval('hidden')",
     "__main__": "import __main__\n__main__.hidden",
     "a function": "def look(name):\n    return globals()[name]\nlook('hid' + 'den')",
 }

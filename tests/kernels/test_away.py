@@ -13,7 +13,7 @@ import pytest
 from skymagic.kernels.agent.away import MAX_BYTES, MAX_DISPLAYS, KeptDisplays
 from skymagic.kernels.agent.output import RankOutput
 from skymagic.kernels.agent.unattended import GRACE, UnattendedRuns
-from skymagic.plan.lifetime import Lifetime
+from skymagic.plan.limits import Lifetime
 from skymagic.wire.agent import BeginOutput, Publish
 from tests.lab.notebook import Notebook
 from tests.lab.pools import borrowed

@@ -18,8 +18,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 from skymagic.errors import CloudError
-from skymagic.plan.cloud import CloudSettings
-from skymagic.plan.requests import PoolRequest
+from skymagic.plan.requests import CloudSettings, PoolRequest
 from skymagic.providers.aws import keys, ledger, stopping, sweep, tags, userdata, watchdog
 from skymagic.providers.aws.clients import Clients
 from skymagic.providers.aws.lease import Lease

@@ -50,9 +50,8 @@ from skymagic.magics.arguments.tokens import Token, split
 from skymagic.magics.config import SkyMagic
 from skymagic.plan.accelerators import Accelerator
 from skymagic.plan.requests import Defaults, PluginSpec, PoolRequest, RunRequest, ShellRequest, plugin_specs
-from skymagic.plan.selection import Selection
 from skymagic.plan.suggest import LazyNames
-from skymagic.plan.units import AtLeast
+from skymagic.plan.units import AtLeast, Selection
 
 parse_restart, parse_stacks, parse_vars = (
     partial(parse_ranks, f"sky_{name}") for name in ("restart", "stacks", "vars")

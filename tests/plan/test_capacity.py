@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from skymagic.errors import RequestError
-from skymagic.plan.capacity import MOST_DESCRIPTORS, Room, question, refusals
+from skymagic.plan.limits import MOST_DESCRIPTORS, Room, question, refusals
 from skymagic.plan.planning import plan, plan_over
 from skymagic.plan.plans import Inventory
 from skymagic.plan.requests import PoolRequest

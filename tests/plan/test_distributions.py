@@ -8,7 +8,7 @@ from types import FunctionType
 import pytest
 
 from skymagic.data.capture import installed
-from skymagic.data.capture.bytecode import code_names
+from skymagic.data.capture.code import code_names
 from skymagic.data.capture.imports import required_names
 from skymagic.plan.distributions import Distribution, Environment, canonical, differs, distributions, lacks
 

@@ -24,9 +24,8 @@ from skymagic.plan.image import Image
 from skymagic.plan.planning import fits, plan
 from skymagic.plan.plans import Inventory, Plan, Topology, topology
 from skymagic.plan.requests import PluginSpec, PoolRequest, RunRequest, plugin_specs
-from skymagic.plan.selection import Selection
 from skymagic.plan.suggest import did_you_mean
-from skymagic.plan.units import AtLeast, at_least, count, duration, duration_text, memory
+from skymagic.plan.units import AtLeast, Selection, at_least, count, duration, duration_text, memory
 
 ROOT = Path(__file__).resolve().parents[2]
 SMALL = Inventory("laptop", cpus=4, memory_gb=16.0, python="3.11")

@@ -100,12 +100,6 @@ def test_torch_trains_one_model(on_torch: Any, options: dict[str, Any]) -> None:
 
 @needs_keras
 @needs_torch
-def test_torch_with_more_batches_on_some_ranks(on_torch: Any) -> None:
-    assert equal(train([9, 40]) @ on_torch)
-
-
-@needs_keras
-@needs_torch
 def test_torch_averages_what_all_ranks_found(on_torch: Any) -> None:
     """One step of plain gradient descent from zero: the mean of the ranks' gradients, by hand."""
 
@@ -206,13 +200,28 @@ def test_jax_trains_one_model(on_jax: Any, norm: bool) -> None:
     assert equal(results)
 
 
+UNEQUAL = pytest.mark.parametrize(
+    ("items", "words"), [([8, 24], "equally many batches"), ([23, 24], "equally many items")]
+)
+
+
 @needs_keras
 @needs_jax
-@pytest.mark.parametrize(("items", "words"), [([8, 24], "equally many batches"), ([23, 24], "equally many items")])
+@UNEQUAL
 def test_unequal_parts_are_refused_on_jax(on_jax: Any, items: list[int], words: str) -> None:
     with pytest.raises(ValueError, match=words) as caught:
         train(items) @ on_jax
     assert "drop_last=True" in str(caught.value)
+
+
+@needs_keras
+@needs_torch
+@UNEQUAL
+def test_unequal_parts_are_refused_on_torch(on_torch: Any, items: list[int], words: str) -> None:
+    with pytest.raises(ValueError, match=words) as caught:
+        train(items) @ on_torch
+    assert "drop_last=True" in str(caught.value)
+    assert equal(train([16] * 2) @ on_torch)
 
 
 @needs_keras

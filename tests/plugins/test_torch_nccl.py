@@ -13,7 +13,7 @@ torch = pytest.importorskip("torch")
 from skymagic.display import text  # noqa: E402
 from skymagic.kernels.network import interfaces  # noqa: E402
 from skymagic.kernels.rank import gpu  # noqa: E402
-from skymagic.plugins._torch import carryover, groups, membership, nccl  # noqa: E402
+from skymagic.plugins._torch import carryover, groups, membership, unblock  # noqa: E402
 from skymagic.runtime import rendezvous  # noqa: E402
 from skymagic.runtime.info import InstanceInfo  # noqa: E402
 
@@ -40,14 +40,14 @@ class Communicator:
 
 def test_all_communicators_are_aborted_as_one_operation() -> None:
     events: list[str] = []
-    nccl.abort_all([Communicator("a", events, fails=True), Communicator("b", events)])
+    unblock.abort_all([Communicator("a", events, fails=True), Communicator("b", events)])
     assert events == ["start", "abort a", "abort b", "end"]
 
 
 def test_an_abort_is_first_and_nobody_waits_for_it_but_who_forms_groups(monkeypatch: pytest.MonkeyPatch) -> None:
     events: list[str] = []
     done = threading.Event()
-    monkeypatch.setattr(nccl, "_backends", lambda: [Communicator("a", events, until=done)])
+    monkeypatch.setattr(unblock, "_backends", lambda: [Communicator("a", events, until=done)])
     group = groups.Group(None)
     started = group._aborts.begin
 
@@ -73,14 +73,14 @@ def test_an_abort_is_first_and_nobody_waits_for_it_but_who_forms_groups(monkeypa
 
 def test_variables_that_the_user_has_not_set() -> None:
     environment = {"TORCH_NCCL_ENABLE_MONITORING": "1", "NCCL_ASYNC_ERROR_HANDLING": "1"}
-    nccl.set_variables(environment)
+    unblock.set_variables(environment)
     assert environment == {
         "TORCH_NCCL_ENABLE_MONITORING": "1",
         "NCCL_ASYNC_ERROR_HANDLING": "1",
         "TORCH_NCCL_TRACE_BUFFER_SIZE": "2000",
     }
     plain: dict[str, str] = {}
-    nccl.set_variables(plain)
+    unblock.set_variables(plain)
     assert plain["TORCH_NCCL_ASYNC_ERROR_HANDLING"] == "0"
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import psutil
 import pytest
 
-from skymagic.plan.lifetime import Lifetime
+from skymagic.plan.limits import Lifetime
 from tests.lab.notebook import DEADLINE, ROOT, Notebook, opened
 
 # ------------------------------------------------------------------------------------------------------ the rule

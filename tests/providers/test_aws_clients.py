@@ -12,7 +12,7 @@ import botocore.exceptions
 import pytest
 
 from skymagic.errors import CloudError
-from skymagic.plan.cloud import REGIONS
+from skymagic.plan.requests import REGIONS
 from skymagic.providers.aws import errors
 from skymagic.providers.aws.clients import Clients
 from skymagic.providers.aws.errors import Kind, Where

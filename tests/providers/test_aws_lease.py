@@ -17,9 +17,8 @@ import pytest
 
 from skymagic.api import tagged
 from skymagic.errors import CloudError, RequestError
-from skymagic.plan.cloud import CloudSettings
 from skymagic.plan.renting import Rental, plan_rented
-from skymagic.plan.requests import PoolRequest
+from skymagic.plan.requests import CloudSettings, PoolRequest
 from skymagic.providers.aws import (
     keys,
     launch,

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from skymagic.plan.cloud import CloudSettings
+from skymagic.plan.requests import CloudSettings
 from skymagic.providers.aws import keys, userdata
 from skymagic.providers.aws.clients import Clients
 from skymagic.providers.aws.lease import Lease

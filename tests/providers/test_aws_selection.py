@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from skymagic.errors import RequestError
 from skymagic.plan.accelerators import Accelerator
-from skymagic.plan.cloud import CloudSettings
-from skymagic.plan.requests import PoolRequest
+from skymagic.plan.requests import CloudSettings, PoolRequest
 from skymagic.plan.units import AtLeast, at_least
 from skymagic.providers.aws import estimates, selection
 from skymagic.providers.aws.catalogue import Catalogue

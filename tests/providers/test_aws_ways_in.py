@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from skymagic.errors import HostError, RequestError
-from skymagic.plan.cloud import CloudSettings
+from skymagic.plan.requests import CloudSettings
 from skymagic.providers.aws import keys, machine, way
 from skymagic.providers.aws.clients import Clients
 from skymagic.providers.aws.launch import Instance

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from skymagic.data.capture.namespace import imported
+from skymagic.data.capture.loaded import imported_modules
 from tests.lab.distributions import Shelf
 from tests.lab.hosts import loopback
 from tests.lab.notebook import Notebook, Shown, opened, seen
@@ -81,6 +81,6 @@ def test_modules_behind_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         "class C:\n    def m(self):\n        import scipy.stats\n",
         space,
     )
-    names = imported(space, str(tmp_path))
+    names = imported_modules(space, str(tmp_path))
     assert {"yaml", "decimal", "packaging.version", "pandas", "scipy.stats"} <= names
     assert not names & {"beside_it", "numpy", "bleach"}

@@ -13,7 +13,7 @@ import pytest
 from skymagic.run.metrics import Metrics
 from skymagic.run.slowness import Usage, now, over
 from skymagic.run.stall import LAST_SAMPLES, Stall
-from skymagic.runtime import limits, usage
+from skymagic.runtime import usage
 from skymagic.wire.metrics import FIXED, USAGE, packed
 from tests.lab.notebook import Shown
 from tests.lab.pools import Pools
@@ -87,7 +87,7 @@ def test_the_memory_that_is_nearest_its_limit_counts(tmp_path: Path) -> None:
     for name, text in files.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
-    told = limits.memory(tmp_path / "proc", tmp_path / "cgroups")
+    told = usage.memory_limits(tmp_path / "proc", tmp_path / "cgroups")
     assert told == [(9_216_000_000, 8_192_000_000), (1_000_000_000, 200_000_000)]
 
 

@@ -1,13 +1,17 @@
-"""Which names the notebook's cells assign: a statement that runs again is a change, even where it makes an equal value.
+"""What the notebook's cells change: names, modules and environment variables.
 
-A name counts as assigned where it has another object after the cell, or where the cell binds it on every path to its end: small
-numbers, True and None are one object each, however often they are assigned. Ranks find in the same way what their cells bind.
+A statement that runs again is a change, even where it makes an equal value. A name counts as assigned where it has another object after
+the cell, or where the cell binds it on every path to its end: small numbers, True and None are one object each, however often they are
+assigned. Ranks find in the same way what their cells bind. Environment variables count from the time when skymagic was loaded: ranks
+began with what there was before.
 """
 
 from __future__ import annotations
 
 import ast
 import contextlib
+import os
+import re
 import types
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -143,3 +147,37 @@ def of(namespace: dict[str, Any]) -> Assignments:
         return Assignments(namespace)
     found.watched = True
     return found
+
+
+_SECRET = re.compile(r"KEY|TOKEN|SECRET|PASSW|CREDENTIAL|AUTH", re.IGNORECASE)
+_OF_THE_MACHINE = re.compile(
+    r"PATH|HOME|PWD|OLDPWD|TMPDIR|USER|SHELL|TERM|COLUMNS|LINES|LD_\w+|PYTHON\w*|VIRTUAL_ENV|CONDA_\w+|SSH_\w+|DISPLAY|PYTEST_\w+"
+    r"|(?:JPY|IPYTHON|JUPYTER|SKYMAGIC|SKYPILOT|COMPUTE_POOL|TORCHELASTIC|SLURM|RAY)\w*"
+    r"|(?:LOCAL_|GROUP_|ROLE_|NODE_)?(?:RANK|WORLD_SIZE)|MASTER_\w+|CUDA_VISIBLE_DEVICES|\w+_SOCKET_IFNAME"
+)
+"""Where the notebook runs, and what each rank has of its own."""
+_environment_before: dict[str, str] = {}
+"""As it was when skymagic was loaded."""
+
+
+def remember_environment() -> None:
+    """What is changed from now on is the notebook's change; later calls do nothing."""
+    if not _environment_before:
+        _environment_before.update(os.environ)
+
+
+def changed_environment() -> dict[str, str | None]:
+    """What the notebook has changed; nothing where skymagic was not loaded into one."""
+    return environment_changes(os.environ, _environment_before) if _environment_before else {}
+
+
+def environment_changes(now: Mapping[str, str], before: Mapping[str, str]) -> dict[str, str | None]:
+    """Variables that are new, differ, or are gone (None); not those of the machine."""
+    names = {*now, *before}
+    differ = {name: now.get(name) for name in sorted(names) if now.get(name) != before.get(name)}
+    return {name: value for name, value in differ.items() if not _OF_THE_MACHINE.fullmatch(name)}
+
+
+def is_secret_variable(name: str) -> bool:
+    """Whether a variable's name says that its value is nobody's business."""
+    return _SECRET.search(name) is not None

@@ -7,16 +7,9 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from skymagic.data.capture.branching import Branching
-from skymagic.data.capture.scopes import (
-    Comprehension,
-    Function,
-    body_uses,
-    comprehension_targets,
-    import_targets,
-    outer_parts,
-    type_parameters,
-)
-from skymagic.data.capture.strings import MODULE_LEVEL, namespace_item, run_file, string_names
+from skymagic.data.capture.code import body_names, call_names, literal_arguments
+
+Comprehension = ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp
 
 
 class Script(NamedTuple):
@@ -29,18 +22,12 @@ class Script(NamedTuple):
     """Names that the cell has defined before."""
 
 
-class Flow(Branching):
-    """Follows a cell in the order of execution, with the names that are defined on every path."""
+class Expressions(Branching):
+    """Follows expressions in the order of evaluation."""
 
-    def __init__(self, *, postponed: bool = False) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.probes: set[str] = set()
-        """Names of which only the presence is asked for."""
         self.scripts: list[Script] = []
-        self.postponed = postponed
-        """Annotations are not evaluated."""
-
-    # expressions
 
     def visit_Name(self, node: ast.Name) -> None:
         if isinstance(node.ctx, ast.Load):
@@ -60,7 +47,6 @@ class Flow(Branching):
         self.visit(left)
         for part in reversed(parts):
             self.visit(part)
-        self._load_strings(node)
 
     def visit_BoolOp(self, node: ast.BoolOp) -> None:
         self.visit(node.values[0])
@@ -78,39 +64,20 @@ class Flow(Branching):
         if not self._hidden:
             self.store(node.target.id)
 
-    def _load_strings(self, node: ast.AST) -> None:
-        for name in string_names(node, MODULE_LEVEL):
-            self.load(name)
-
-    def visit_Compare(self, node: ast.Compare) -> None:
-        self.probes |= {name for name in string_names(node, MODULE_LEVEL) if name not in self.defined}
-        self.generic_visit(node)
-
     def visit_Call(self, node: ast.Call) -> None:
-        self._load_strings(node)
+        for name in call_names(node):
+            self.load(name)
         self.generic_visit(node)
         if (file := run_file(node)) is not None:
             self.scripts.append(Script(*file, frozenset(self.defined.names)))
-        if isinstance(node.func, ast.Name) and node.func.id == "exec":
-            self.stores |= _stored_by(node)
-
-    def visit_Subscript(self, node: ast.Subscript) -> None:
-        name = namespace_item(node, MODULE_LEVEL)
-        self.generic_visit(node)
-        if name is not None:
-            self.load(name) if isinstance(node.ctx, ast.Load) else self.store(name)
 
     def visit_Lambda(self, node: ast.Lambda) -> None:
         for part in outer_parts(node):
             self.visit(part)
-        self._run(node)
-
-    def _run(self, function: Function) -> set[str]:
-        uses = body_uses(function)
-        self.stores |= uses.stores
-        for name in uses.loads:
+        body = body_names(node)
+        self.stores |= body.sets
+        for name in body.loads:
             self.load(name)
-        return uses.loads
 
     def _comprehension(self, node: Comprehension) -> None:
         first = node.generators[0]
@@ -128,6 +95,18 @@ class Flow(Branching):
 
     visit_ListComp = visit_SetComp = visit_DictComp = visit_GeneratorExp = _comprehension
 
+
+class Flow(Expressions):
+    """Follows a cell in the order of execution, with the names that are defined on every path.
+
+    Args:
+        postponed: annotations are not evaluated.
+    """
+
+    def __init__(self, *, postponed: bool = False) -> None:
+        super().__init__()
+        self.postponed = postponed
+
     # simple statements
 
     def visit_Assign(self, node: ast.Assign) -> None:
@@ -135,9 +114,9 @@ class Flow(Branching):
         if len(node.targets) == 1 and isinstance(target, ast.Name) and isinstance(node.value, ast.Lambda):
             for part in outer_parts(node.value):
                 self.visit(part)
-            uses = body_uses(node.value)
-            self.stores |= uses.stores
-            self.wait(target.id, uses.loads)
+            body = body_names(node.value)
+            self.stores |= body.sets
+            self.wait(target.id, body.loads)
             self.store(target.id)
             return
         self.visit(node.value)
@@ -186,16 +165,16 @@ class Flow(Branching):
 
     def _function(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
         with self.hiding(type_parameters(node)):
-            for part in _without_annotations(node) if self.postponed else outer_parts(node):
+            for part in outer_parts(node, annotations=not self.postponed):
                 self.visit(part)
-        uses = body_uses(node)
-        self.stores |= uses.stores
+        body = body_names(node)
+        self.stores |= body.sets
         if node.decorator_list:  # the decorator may call it at once
-            for name in uses.loads - {node.name}:
+            for name in body.loads - {node.name}:
                 self.load(name)
             self._waiting.pop(node.name, None)
         else:
-            self.wait(node.name, uses.loads - {node.name})
+            self.wait(node.name, body.loads - {node.name})
         self.store(node.name)
 
     visit_FunctionDef = visit_AsyncFunctionDef = _function
@@ -308,12 +287,6 @@ class _ClassBody(Flow):
         self._globals.update(node.names)
 
 
-def _without_annotations(node: ast.FunctionDef | ast.AsyncFunctionDef) -> Iterator[ast.expr]:
-    yield from node.decorator_list
-    yield from node.args.defaults
-    yield from (default for default in node.args.kw_defaults if default is not None)
-
-
 def _suppresses(context: ast.expr) -> bool:
     called = context.func if isinstance(context, ast.Call) else None
     return (called.attr if isinstance(called, ast.Attribute) else getattr(called, "id", "")) == "suppress"
@@ -331,11 +304,60 @@ def _irrefutable(pattern: ast.pattern) -> bool:
     return isinstance(pattern, ast.MatchAs) and (pattern.pattern is None or _irrefutable(pattern.pattern))
 
 
-def _stored_by(call: ast.Call) -> set[str]:
-    text = call.args[0].value if call.args and isinstance(call.args[0], ast.Constant) else None
-    flow = Flow()
-    try:
-        flow.block(ast.parse(text).body if isinstance(text, str) else ())
-    except (SyntaxError, ValueError):
-        return set()
-    return flow.stores
+def outer_parts(
+    scope: ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | ast.ClassDef, *, annotations: bool = True
+) -> Iterator[ast.expr]:
+    """Expressions of a definition that are evaluated where it stands, in order."""
+    if not isinstance(scope, ast.Lambda):
+        yield from scope.decorator_list
+        for parameter in getattr(scope, "type_params", ()):
+            parts = (getattr(parameter, name, None) for name in ("bound", "default_value"))
+            yield from (part for part in parts if part is not None)
+    if isinstance(scope, ast.ClassDef):
+        yield from scope.bases
+        yield from (keyword.value for keyword in scope.keywords)
+        return
+    yield from scope.args.defaults
+    yield from (default for default in scope.args.kw_defaults if default is not None)
+    if annotations and not isinstance(scope, ast.Lambda):
+        given = (each.annotation for each in ast.walk(scope.args) if isinstance(each, ast.arg))
+        yield from (annotation for annotation in (*given, scope.returns) if annotation is not None)
+
+
+def type_parameters(scope: ast.AST) -> set[str]:
+    """Names of the PEP 695 parameters of a definition."""
+    return {parameter.name for parameter in getattr(scope, "type_params", ())}
+
+
+def comprehension_targets(node: Comprehension) -> set[str]:
+    """Names that are local to a comprehension."""
+    return {
+        name.id
+        for part in node.generators
+        for name in ast.walk(part.target)
+        if isinstance(name, ast.Name) and isinstance(name.ctx, ast.Store)
+    }
+
+
+def import_targets(node: ast.Import | ast.ImportFrom) -> set[str]:
+    """Names that an import statement binds; a star binds none that could be known."""
+    if isinstance(node, ast.Import):
+        return {alias.asname or alias.name.partition(".")[0] for alias in node.names}
+    return {alias.asname or alias.name for alias in node.names if alias.name != "*"}
+
+
+def run_file(call: ast.Call) -> tuple[str, bool] | None:
+    """File of a ``%run`` line, and whether it runs among the notebook's variables (``-i``); None for any other call."""
+    texts = literal_arguments(call)
+    if not isinstance(call.func, ast.Attribute) or call.func.attr != "run_line_magic" or texts[:1] != ["run"]:
+        return None
+    options, words = "", texts[1].split() if len(texts) > 1 else []
+    while words and words[0].startswith("-"):
+        option = words.pop(0)
+        options += option[1:]
+        if option in ("-N", "-l") and words:
+            words.pop(0)
+    if not words or "m" in options or any(sign in words[0] for sign in "{$"):
+        return None
+    name = words[0].strip("'\"")
+    return (name if name.endswith((".py", ".ipy", ".ipynb")) else name + ".py"), "i" in options

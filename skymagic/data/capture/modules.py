@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import ast
+import base64
 import importlib.machinery
 import importlib.util
+import io
 import os
+import site
 import sys
+import sysconfig
 import types
-from collections.abc import Iterable, Sequence
+import zipfile
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from skymagic.data.capture.imports import imported_names, required_names
-from skymagic.data.capture.paths import is_own
 from skymagic.data.store.store import digest
 
 
@@ -31,7 +36,7 @@ class ModuleSource:
     """The file that it was read from; ``__file__`` on the ranks too."""
     hash: str
     data: str = ""
-    """Its data files, as `resources.packed` makes them; empty where the rank sees the package's folder."""
+    """Its data files, as `packed_data` makes them; empty where the rank sees the package's folder."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +48,7 @@ class _Parsed:
     """Those of them that it does not do without when it is imported."""
 
 
-class Found(NamedTuple):
+class FoundModules(NamedTuple):
     """Modules that travel, and those that would if they were Python."""
 
     sources: dict[str, ModuleSource]
@@ -63,7 +68,7 @@ def collect(names: Iterable[str], folder: str) -> dict[str, ModuleSource]:
     return search(names, folder).sources
 
 
-def search(names: Iterable[str], folder: str) -> Found:
+def search(names: Iterable[str], folder: str) -> FoundModules:
     """Like `collect`, with the files that are not Python. A file that cannot be read is left to the rank's own import."""
     found: dict[str, ModuleSource] = {}
     problems: dict[str, str] = {}
@@ -94,7 +99,7 @@ def search(names: Iterable[str], folder: str) -> Found:
                 required |= parsed.required
                 todo.extend(parsed.required)
             optional.extend(parsed.imports)
-    return Found(found, problems, frozenset(imports), frozenset(required))
+    return FoundModules(found, problems, frozenset(imports), frozenset(required))
 
 
 def is_local(module: str, folder: str) -> bool:
@@ -186,3 +191,121 @@ def _parse(data: bytes, path: str, name: str, package: bool) -> _Parsed | str:
 def as_plain(module: ModuleSource) -> dict[str, Any]:
     """The module as values that JSON can hold."""
     return asdict(module)
+
+
+def is_own(path: str, top: str, folder: str) -> bool:
+    """Whether a module's file is the user's own, so that it travels as source.
+
+    Args:
+        top: the first part of the module's name; through ``sys.path`` it is found directly in one of the entries.
+        folder: the notebook's folder.
+    """
+    if inside(path, folder):
+        return True
+    entries = added(tuple(sys.path), os.environ.get("PYTHONPATH", ""), os.getcwd())
+    if not entries:  # most often; and every path is resolved link by link
+        return False
+    real = os.path.realpath(path)
+    return any(_first_part(real, entry) in (top, f"{top}.py") and inside(path, entry) for entry in entries)
+
+
+@lru_cache(maxsize=4)
+def added(path: tuple[str, ...], pythonpath: str, cwd: str) -> list[str]:
+    """Entries of ``sys.path`` that came after Python's start: not its own, of ``PYTHONPATH``, or of an installation (``.pth``)."""
+    entries = (os.path.realpath(os.path.join(cwd, entry)) for entry in path if entry and not entry.endswith(".zip"))
+    return [entry for entry in entries if entry not in _startup(pythonpath) and not _in_packages(entry)]
+
+
+def inside(path: str, folder: str) -> bool:
+    """Whether a file belongs to a folder, and not to an environment that lies in it."""
+    real = os.path.realpath(path)
+    root = os.path.realpath(folder)
+    if not _under(real, root):
+        return False
+    return not any(_under(real, place) for place in _installed(root)) and not _in_packages(real[len(root) :])
+
+
+def _first_part(path: str, root: str) -> str:
+    return os.path.relpath(path, root).partition(os.sep)[0] if _under(path, root) else ""
+
+
+def _under(path: str, root: str) -> bool:
+    return path == root or path.startswith(root.rstrip(os.sep) + os.sep)
+
+
+def _in_packages(path: str) -> bool:
+    return not {"site-packages", "dist-packages", "node_modules"}.isdisjoint(Path(path).parts)
+
+
+@lru_cache(maxsize=64)
+def _installed(root: str) -> tuple[str, ...]:
+    """Directories of installed code."""
+    paths = [*_environment()]
+    # A prefix such as /usr may hold the notebook's folder itself: only one that lies in the folder is excluded.
+    paths += [prefix for prefix in (sys.prefix, sys.base_prefix) if _under(os.path.realpath(prefix), root)]
+    return tuple(os.path.realpath(path) for path in paths if path and os.path.realpath(path) != root)
+
+
+def _environment() -> Iterator[str]:
+    """Where Python and its packages are installed."""
+    found = [sysconfig.get_path(kind) for kind in ("stdlib", "platstdlib", "purelib", "platlib")]
+    yield from filter(None, [*found, *site.getsitepackages(), site.getusersitepackages()])
+
+
+@lru_cache(maxsize=4)
+def _startup(pythonpath: str) -> frozenset[str]:
+    """What Python put on ``sys.path`` when it started."""
+    compiled = os.path.join(sysconfig.get_path("platstdlib"), "lib-dynload")
+    entries = [*_environment(), compiled, *filter(None, pythonpath.split(os.pathsep))]
+    for folder in {*_environment()}:
+        for file in Path(folder).glob("*.pth"):
+            entries += _listed(file)
+    return frozenset(os.path.realpath(entry) for entry in entries)
+
+
+def _listed(file: Path) -> list[str]:
+    """Folders that a ``.pth`` file adds: of editable installations."""
+    try:
+        lines = file.read_text(errors="replace").splitlines()
+    except OSError:
+        return []
+    plain = (line.strip() for line in lines if not line.startswith(("#", "import ", "import\t")))
+    return [str(file.parent / line) for line in plain if line]
+
+
+MAX_DATA_BYTES = 4_000_000
+"""Data files of a package that together have more bytes do not travel with its source."""
+DATA_READERS = frozenset({"importlib", "importlib.resources", "importlib_resources", "pkgutil"})
+"""Modules that read data files; where the code imports none of them, none of the files is needed."""
+_CODE = (".py", ".pyc", ".pyo", ".pyi", ".so", ".pyd", ".ipynb")
+
+
+def data_files(folder: Path) -> list[Path]:
+    """A package's data files: neither code nor hidden."""
+    files = (path for path in folder.rglob("*") if not path.name.endswith(_CODE) and path.is_file())
+    return sorted(
+        path
+        for path in files
+        if not any(part.startswith((".", "__pycache__")) for part in path.relative_to(folder).parts)
+    )
+
+
+def data_bytes(files: list[Path]) -> int:
+    """Size of data files, in bytes."""
+    return sum(path.stat().st_size for path in files)
+
+
+def packed_data(folder: Path, files: list[Path]) -> str:
+    """Data files as text: a zip archive in base64, the same for the same contents."""
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w") as archive:
+        for path in files:
+            archive.writestr(
+                zipfile.ZipInfo(path.relative_to(folder).as_posix()), path.read_bytes(), zipfile.ZIP_DEFLATED
+            )
+    return base64.b64encode(out.getvalue()).decode()
+
+
+def unpacked_data(text: str) -> zipfile.Path:
+    """The archive as a folder."""
+    return zipfile.Path(zipfile.ZipFile(io.BytesIO(base64.b64decode(text))))

@@ -10,13 +10,12 @@ import re
 import types
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
+from pathlib import Path
 
-from skymagic.data.capture.annotations import annotated_names, value_names
-from skymagic.data.capture.bytecode import code_names
+from skymagic.data.capture.code import annotated_names, code_names, namespace_keys, value_names
 from skymagic.data.capture.dataflow import Flow, Script
-from skymagic.data.capture.functions import mentioned_names
 from skymagic.data.capture.imports import imported_names, required_names
 
 
@@ -39,7 +38,7 @@ class CellNames:
     hints: frozenset[str] = frozenset()
     """Names in annotations that are not evaluated: types of these names travel if they can."""
     probes: frozenset[str] = frozenset()
-    """Names of which it asks only whether they are there (``'x' in globals()``): they travel if they can."""
+    """Names that it looks up among the global names (``globals()["x"]``, ``"x" in globals()``): they travel if they can."""
     scripts: tuple[Script, ...] = ()
     """Files that it runs with ``%run``."""
     runs: bool = True
@@ -77,6 +76,7 @@ def cell_names(source: str, compiler_flags: int = 0) -> CellNames:
         flow.finish()
         attributes = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)} if "." in source else ()
         imports = imported_names(tree) if _MAY_IMPORT.search(source) else frozenset()
+        keys = namespace_keys(tree) if _NAMESPACE.search(source) else set()
         hints = annotated_names(tree, flow.postponed) if ":" in source or "->" in source else set()
     except RecursionError:
         # Expressions nested deeper than this visitor can go: the order is lost, the names are not.
@@ -91,7 +91,7 @@ def cell_names(source: str, compiler_flags: int = 0) -> CellNames:
         required=required_names(tree) if imports else frozenset(),
         attributes=frozenset(attributes),
         hints=frozenset(hints - flow.loads - flow.stores),
-        probes=frozenset(flow.probes - flow.loads),
+        probes=frozenset(keys - flow.loads),
         scripts=tuple(flow.scripts),
         runs=not all(isinstance(each, ast.Pass) for each in tree.body),
     )
@@ -133,6 +133,7 @@ def reach(
     return why
 
 
+_NAMESPACE = re.compile(r"\b(?:globals|vars|locals|user_ns)\b")
 _MAY_IMPORT = re.compile(r"import|files|get_data|(?:read|open)_(?:text|binary)")
 _HISTORY = re.compile(r"In|Out|_i{1,3}|_i\d+|_[iod]h|_exit_code")
 _OF_MODULES = frozenset(
@@ -197,7 +198,7 @@ def static_uses(value: object, namespace: Mapping[str, object]) -> dict[str, str
         seen.add(id(each))
         if isinstance(each, types.FunctionType):
             if each.__globals__ is namespace:
-                names = code_names(each.__code__).loads | mentioned_names(each.__code__) | value_names(each, namespace)
+                names = code_names(each.__code__).loads | value_names(each, namespace)
                 found.update((name, each.__qualname__) for name in sorted(names) if name not in found)
             todo.extend(_inside_function(each))
         elif isinstance(each, type):
@@ -239,3 +240,22 @@ def _inside(value: object) -> Iterator[object]:
         yield type(value)
         if type(value).__module__ == "__main__":
             yield from getattr(value, "__dict__", {}).values()
+
+
+def with_scripts(names: CellNames) -> CellNames:
+    """The names of a cell and of the files that it runs; a file that cannot be read is left to the rank's own error."""
+    for script in names.scripts:
+        try:
+            inner = cell_names(Path(script.path).expanduser().read_text())
+        except (OSError, ValueError, RuntimeError, SyntaxError):
+            continue
+        loads = inner.loads - script.defined if script.interactive else frozenset()
+        names = replace(
+            names,
+            loads=names.loads | loads,
+            hints=names.hints | (inner.hints if script.interactive else frozenset()),
+            imports=names.imports | inner.imports,
+            required=names.required | inner.required,
+            attributes=names.attributes | inner.attributes,
+        )
+    return names

@@ -12,9 +12,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from skymagic.data.capture import modules, resources
+from skymagic.data.capture import modules
+from skymagic.data.capture.loaded import ImportedTexts
 from skymagic.data.capture.modules import ModuleSource
-from skymagic.data.capture.staleness import Imported
 from skymagic.data.shipping.request import Manifest
 from skymagic.data.store.store import digest
 from skymagic.errors import CaptureError
@@ -204,7 +204,7 @@ class Sources:
         self.required: frozenset[str] = frozenset()
         """Dotted names without which the modules that were found last cannot be imported."""
         self._bindings = bindings
-        self._imported = Imported()
+        self._imported = ImportedTexts()
         self._too_large: set[str] = set()
 
     def find(
@@ -237,7 +237,7 @@ class Sources:
         if note is not None and not dry_run:
             for stale in self._imported.stale(found.sources.values()):
                 note(_earlier(stale))
-        if self.remote and not resources.READERS.isdisjoint(found.imports.union(wanted)):
+        if self.remote and not modules.DATA_READERS.isdisjoint(found.imports.union(wanted)):
             return {name: self._with_data(source, note) for name, source in found.sources.items()}
         return found.sources
 
@@ -258,12 +258,12 @@ class Sources:
         if not source.package or not source.source:
             return source
         folder = Path(source.origin).parent
-        files = resources.data_files(folder)
+        files = modules.data_files(folder)
         if not files:
             return source
-        nbytes = resources.nbytes(files)
-        if nbytes <= resources.MAX_BYTES:
-            return replace(source, data=resources.packed(folder, files))
+        nbytes = modules.data_bytes(files)
+        if nbytes <= modules.MAX_DATA_BYTES:
+            return replace(source, data=modules.packed_data(folder, files))
         if note is not None and source.name not in self._too_large:
             self._too_large.add(source.name)
             note(

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 
 from skymagic.data.capture import modules
 from skymagic.data.capture.assignments import Assignments
+from skymagic.data.capture.modules import DATA_READERS
 from skymagic.data.capture.names import interactive, is_output
-from skymagic.data.capture.resources import READERS
 from skymagic.data.shipping.bindings import NOBODY, Bindings, Sources
 from skymagic.data.shipping.bundles import Variable
 from skymagic.data.shipping.collecting import Collector
@@ -253,7 +253,7 @@ class Comparison:
         """Find which ranks lack which of the values, and the modules that are needed."""
         values, ranks = needs.values, request.ranks
         pickles = [value.pickled for value in values.values() if not value.pickled.plain]
-        imported = request.names.imports.union(*(each.modules | (each.packages & READERS) for each in pickles))
+        imported = request.names.imports.union(*(each.modules | (each.packages & DATA_READERS) for each in pickles))
         needs.sources = self._sources.find(imported, ranks, dry_run=request.dry_run, note=request.note)
         note = None if request.dry_run else request.note
         self._identify(request, needs)

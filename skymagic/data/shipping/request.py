@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from skymagic.data.capture.annotations import is_type
+from skymagic.data.capture.code import is_type
 from skymagic.data.capture.modules import ModuleSource
 from skymagic.data.capture.names import CellNames
 from skymagic.data.shipping.bundles import Progress, Variable

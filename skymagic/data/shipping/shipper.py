@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from skymagic.data.capture import assignments, cells, environment
+from skymagic.data.capture import assignments
+from skymagic.data.capture.code import cell_numbers, cell_sources
 from skymagic.data.capture.imports import ModulesNeeded
-from skymagic.data.capture.names import cell_names, last_shown
-from skymagic.data.capture.scripts import with_scripts
+from skymagic.data.capture.names import cell_names, last_shown, with_scripts
 from skymagic.data.shipping.bindings import Bindings, Sources
 from skymagic.data.shipping.bundles import BundleWriter, Progress, Variable
 from skymagic.data.shipping.collecting import Collector
@@ -314,7 +314,7 @@ class Shipper(Unpacking):
                 "bundles": [bundle.plain() for bundle in bundles],
                 "modules": self.sources.lacking(needs.sources, request.ranks),
                 "sources": texts,
-                "cells": cells.numbers(texts),
+                "cells": cell_numbers(texts),
                 "temporary": sorted(request.temporary),
                 "shown": last_shown([value.name for value in needs.moved], self.namespace),
                 "unbound": sorted(unbound),
@@ -339,12 +339,12 @@ class Shipper(Unpacking):
 
     def _environ(self, request: ShippingRequest) -> dict[str, str | None]:
         """What the notebook has changed in its environment and some of the ranks have not got."""
-        changed = environment.changed()
-        secret = {name for name in changed if environment.is_secret(name)}
+        changed = assignments.changed_environment()
+        secret = {name for name in changed if assignments.is_secret_variable(name)}
         if request.note is not None:
             self.notes.secret(secret, request.note)
         return self.bindings.lacking_environ({n: v for n, v in changed.items() if n not in secret}, request.ranks)
 
     def _lacking_cells(self, values: Iterable[Variable], ranks: Sequence[int]) -> dict[str, str]:
         files = frozenset().union(*(value.pickled.files for value in values))
-        return cells.sources(name for name in files if self.bindings.ranks_without_source(name, "", ranks))
+        return cell_sources(name for name in files if self.bindings.ranks_without_source(name, "", ranks))

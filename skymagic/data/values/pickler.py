@@ -13,9 +13,7 @@ from typing import Any
 import cloudpickle
 from cloudpickle import cloudpickle as _cloud
 
-from skymagic.data.capture.annotations import value_names
-from skymagic.data.capture.bytecode import code_names
-from skymagic.data.capture.functions import mentioned_names
+from skymagic.data.capture.code import code_names, value_names
 from skymagic.data.capture.modules import is_local
 from skymagic.data.values import arrays, rebuild, reducers, shards
 from skymagic.data.values.exceptions import reduce_exception
@@ -233,7 +231,7 @@ class ValuePickler(cloudpickle.Pickler):  # type: ignore[misc]
             self.attributes |= names.attributes
             self.referred |= names.imports
             self.required |= names.required
-            for name in sorted(names.loads | mentioned_names(code)):
+            for name in sorted(names.loads):
                 self.uses.setdefault(name, function.__qualname__)
             self._annotated(function)
         else:

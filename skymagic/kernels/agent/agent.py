@@ -30,8 +30,7 @@ from skymagic.kernels.agent.record import RecordFile
 from skymagic.kernels.agent.resources import HeldGpus, Resources
 from skymagic.kernels.agent.unattended import UnattendedRuns
 from skymagic.kernels.fork import signal_pipe
-from skymagic.plan.capacity import MOST_DESCRIPTORS
-from skymagic.plan.lifetime import Lifetime
+from skymagic.plan.limits import MOST_DESCRIPTORS, Lifetime
 from skymagic.runtime import rendezvous
 from skymagic.wire import agent as wire
 from skymagic.wire.codec import read_line, write_all

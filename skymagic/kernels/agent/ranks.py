@@ -23,7 +23,7 @@ from skymagic.kernels.agent.oom import oom_kills
 from skymagic.kernels.agent.output import Pipe, RankOutput, Watcher, enlarge
 from skymagic.kernels.agent.rank import Rank
 from skymagic.kernels.agent.rank_logs import RankLogs
-from skymagic.plan.lifetime import Lifetime
+from skymagic.plan.limits import Lifetime
 from skymagic.wire import agent as wire
 from skymagic.wire import processes
 

@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import skymagic
-from skymagic.plan.lifetime import Lifetime
+from skymagic.plan.limits import Lifetime
 from skymagic.wire import agent as wire
 from skymagic.wire.processes import boot_id
 from skymagic.wire.record import RECORD, AgentRecord, identity

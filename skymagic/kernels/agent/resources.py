@@ -21,7 +21,7 @@ from typing import Any
 
 from skymagic.errors import PoolError
 from skymagic.plan.gpus import HOLD
-from skymagic.runtime import limits
+from skymagic.runtime import usage
 from skymagic.wire import agent as wire
 
 UTIME, STIME, RSS = 11, 12, 21
@@ -50,7 +50,7 @@ class Resources:
         for rank in message.ranks:
             if (found := process(pids[rank]) if rank in pids else None) is not None:
                 ranks[str(rank)] = [*found, *of_devices(devices.get(rank, ()), gpus)]
-        memory = min((limit for limit, _ in limits.memory()), default=0)
+        memory = min((limit for limit, _ in usage.memory_limits()), default=0)
         return wire.RankReply(
             message.ranks[0], message.number, {"at": time.monotonic(), "memory": memory, "ranks": ranks}
         )

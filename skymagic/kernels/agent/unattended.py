@@ -6,7 +6,7 @@ import math
 import signal
 from typing import TYPE_CHECKING
 
-from skymagic.plan.lifetime import Lifetime
+from skymagic.plan.limits import Lifetime
 from skymagic.plan.units import duration_text
 
 if TYPE_CHECKING:

@@ -15,9 +15,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from skymagic.data.capture import resources
 from skymagic.data.capture.imports import imported_names
-from skymagic.data.capture.modules import ModuleSource
+from skymagic.data.capture.modules import ModuleSource, unpacked_data
 
 
 class RemoteImporter(importlib.abc.MetaPathFinder, importlib.abc.InspectLoader):
@@ -91,7 +90,7 @@ class RemoteImporter(importlib.abc.MetaPathFinder, importlib.abc.InspectLoader):
         """
         for module in self._sources.values():
             name = os.path.relpath(path, os.path.dirname(module.origin))
-            if module.data and (found := resources.unpacked(module.data).joinpath(name)).is_file():
+            if module.data and (found := unpacked_data(module.data).joinpath(name)).is_file():
                 return found.read_bytes()
         return Path(path).read_bytes()
 
@@ -135,7 +134,7 @@ class PackageData(importlib.resources.abc.TraversableResources):
     def files(self) -> Any:
         """The package's folder; the archive that was sent, where this machine has none."""
         if self._module.data:
-            return resources.unpacked(self._module.data)
+            return unpacked_data(self._module.data)
         origin = Path(self._module.origin)
         return origin.parent if self._module.source or origin.suffix == ".py" else origin
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Container, Iterable
 from typing import Any
 
-from skymagic.data.capture import cells
+from skymagic.data.capture.code import cell_sources
 from skymagic.data.capture.names import interactive
 from skymagic.data.values import pickling
 from skymagic.kernels.rank.namespace import Namespace
@@ -55,6 +55,6 @@ def _pack(namespace: Namespace, values: dict[str, object]) -> dict[str, Any]:
         "names": list(values),
         "code": pickled.code,
         "modules": sorted(pickled.modules),
-        "sources": cells.sources(pickled.files),
+        "sources": cell_sources(pickled.files),
         "wrappers": pickled.wrappers,
     }

@@ -6,8 +6,8 @@ import contextlib
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from skymagic.plugins import packing
-from skymagic.runtime import context, rendezvous
+from skymagic.plugins import table
+from skymagic.runtime import rendezvous
 from skymagic.runtime.info import InstanceInfo
 
 
@@ -16,8 +16,8 @@ class Hooks:
 
     def __init__(self, specs: Sequence[dict[str, Any]], info: InstanceInfo) -> None:
         self.info = info
-        self.plugins = context.active_plugins
-        self.plugins[:] = [packing.unpacked(spec) for spec in specs]
+        self.plugins = rendezvous.active_plugins
+        self.plugins[:] = [table.unpacked_plugin(spec) for spec in specs]
         self._stack = contextlib.ExitStack()
 
     def enter(self) -> None:

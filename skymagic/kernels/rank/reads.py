@@ -13,8 +13,7 @@ import weakref
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from skymagic.data.capture.bytecode import code_names
-from skymagic.data.capture.functions import mentioned_names
+from skymagic.data.capture.code import code_names
 
 
 class Reads:
@@ -38,7 +37,7 @@ class Reads:
     def add(self, code: types.CodeType) -> None:
         """There is a function of this code; functions in it may outlive it."""
         if id(code) not in self._codes:
-            names = code_names(code).loads | mentioned_names(code)
+            names = code_names(code).loads
             gone = functools.partial(self._forget, id(code))
             self._codes[id(code)] = weakref.ref(code, gone), code.co_qualname.partition(".")[0], names
             self._report = None

@@ -10,7 +10,7 @@ from skymagic.magics.arguments.options import PLUGINS
 from skymagic.magics.arguments.pool_magic import NO_DEFAULTS, POOL_FIELDS, check_environment, pool_of
 from skymagic.magics.arguments.reading import ParsedLine
 from skymagic.plan.requests import PROVIDERS, Defaults, PoolRequest, RunRequest, ShellRequest
-from skymagic.plan.selection import Selection
+from skymagic.plan.units import Selection
 
 
 def parse_broadcast(

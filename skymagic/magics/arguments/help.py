@@ -11,8 +11,7 @@ from typing import Any
 from skymagic.magics.arguments.options import MAGICS, PLUGINS, Option
 from skymagic.magics.arguments.tokens import Token, split
 from skymagic.plan.accelerators import NAMES as GPU_NAMES
-from skymagic.plan.cloud import REGIONS
-from skymagic.plan.requests import PROVIDERS
+from skymagic.plan.requests import PROVIDERS, REGIONS
 
 
 def help_text(magic: str) -> str:

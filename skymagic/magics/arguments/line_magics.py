@@ -12,7 +12,7 @@ from skymagic.errors import RequestError
 from skymagic.magics.arguments.readers import identifiers, one_of, packages, pool_name
 from skymagic.magics.arguments.reading import ParsedLine
 from skymagic.plan.accelerators import Accelerator
-from skymagic.plan.selection import Selection
+from skymagic.plan.units import Selection
 
 HOSTS_OR_PROVIDER = "--hosts names machines of yours, --provider those that are rented: say one of them"
 ALL_IS_RENTED = "--all ends all that you have rented without --provider too: leave one of them out"

@@ -8,8 +8,7 @@ from skymagic.magics.arguments import readers
 from skymagic.magics.arguments.readers import Reader
 from skymagic.plan.accelerators import read_gpus
 from skymagic.plan.requests import plugin_specs
-from skymagic.plan.selection import Selection
-from skymagic.plan.units import at_least, memory
+from skymagic.plan.units import Selection, at_least, memory
 
 PLUGINS = ("torch", "jax", "keras", "huggingface", "accelerate", "joblib", "sklearn")
 

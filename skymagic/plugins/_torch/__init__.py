@@ -9,14 +9,10 @@ A rank that fails in a step leaves the others blocked in a collective. They are 
 plugin       `Plugin` torch: wheels, options, hooks
 groups       the default process group of a rank
 backends     which backend a group has: decided by rank 0, by what all have posted
-devices      the GPU of a rank
-membership   who is in a group, and what its members tell each other before it is used
-nccl         variables for NCCL, and the abort of all its communicators
-unblock      a rank let out of a collective that will never end
-subgroups    groups of the user and of device meshes, made again under their names
-sharded      FSDP, DTensor and device meshes: put in order after a failure, or named as lost
-carryover    what hung on the old group: carried over to the new one, or named as lost
+devices      the GPU of a rank, and what slows a training down: waiting for batches, a GPU at rest
+membership   who is in which group, what its members tell each other before it is used; groups beside the default one
+unblock      a rank let out of a collective that will never end: sockets shut down, NCCL aborted
+carryover    what hung on the old group, sharded models among it: carried over to the new one, or named as lost
 launched     what programs look for that torchrun, accelerate or Lightning would have started
-usage        how long the main thread waits for batches, and what the GPU does
 guard        collectives refused where ranks do not take part in the run
 """

@@ -17,7 +17,7 @@ from datetime import timedelta
 from functools import partial
 from typing import Any
 
-from skymagic.plugins._torch import backends, carryover, guard, launched, membership, nccl, sharded, subgroups
+from skymagic.plugins._torch import backends, carryover, guard, launched, membership, unblock
 from skymagic.plugins._torch.unblock import Connections
 from skymagic.runtime import rendezvous
 from skymagic.runtime.info import InstanceInfo, taking_part
@@ -44,7 +44,7 @@ class Group:
         self.timeout = timeout
         self.posted = posted or backends.Posted("")
         self._connections = Connections()
-        self._aborts = nccl.Aborts()
+        self._aborts = unblock.Aborts()
         self._wrappers: weakref.WeakSet[Any] = weakref.WeakSet()
         self._on_default: weakref.WeakSet[Any] = weakref.WeakSet()
         """Those of them that use the default group."""
@@ -54,7 +54,7 @@ class Group:
         """Notes, each with the variable that it is about."""
         self._size = 0
         """Number of ranks in the default group."""
-        self._before: list[subgroups.Subgroup] = []
+        self._before: list[membership.Subgroup] = []
         self._defaults: list[Any] = []
         """Groups that are gone, while others are formed in their place."""
 
@@ -63,7 +63,7 @@ class Group:
         self.form(info)
         self._size = info.world_size
         if rendezvous.generation() > 0:
-            subgroups.form_again([], alive=False)
+            membership.form_again([], alive=False)
             carryover.differing([])
 
     def form(self, info: InstanceInfo) -> None:
@@ -136,16 +136,16 @@ class Group:
         self.free()  # asynchronous work may be pending without anybody waiting for it
         self._aborts.wait()
         # after an attempt that failed, what variables hold is still of the time before it
-        self._before = list({one.key: one for one in (*subgroups.existing(), *self._before)}.values())
+        self._before = list({one.key: one for one in (*membership.existing(), *self._before)}.values())
         self._defaults += [dist.group.WORLD]
         self.leave()
         gc.collect()  # errors hold frames, and frames the old groups with their connections and threads
-        nccl.empty_cache()
+        unblock.empty_cache()
         self.form(info)
-        formed = subgroups.form_again(self._before, alive=True, timeout=self.timeout)
+        formed = membership.form_again(self._before, alive=True, timeout=self.timeout)
         gone = [*(one.group for one in self._before), *filter(None, self._defaults)]
         carryover.rebind(dist.group.WORLD, gone, formed.made)
-        sharded.reset_steps(waits=False)
+        carryover.reset_steps(waits=False)
         resized = info.world_size if info.world_size != self._size else None
         self._size, self._before, self._defaults = info.world_size, [], []
         return self._carry_models(formed.alive, resized)
@@ -153,14 +153,14 @@ class Group:
     def settle(self) -> list[str]:
         """A cell has failed, and the groups are whole: begin the next step of models as after a whole one, on each rank alike."""
         with rendezvous.waiting():
-            sharded.reset_steps(waits=True)
+            carryover.reset_steps(waits=True)
         return self._carry_models(range(self._size), None)
 
     def _carry_models(self, alive: Collection[int], resized: int | None) -> list[str]:
         """Let models go on; what cannot, once for each, and whose parameters differ between ranks. See `sharded.lost`."""
         variables = carryover.variables()
         lost = [
-            *self._carry_wrappers(), *carryover.lost_groups(variables), *sharded.lost(variables, alive, resized),
+            *self._carry_wrappers(), *carryover.lost_groups(variables), *carryover.lost_shards(variables, alive, resized),
         ]  # fmt: skip
         notes = {note: (note, id(variables.get(note.partition(":")[0]))) for note in lost}
         fresh = [note for note, key in notes.items() if key not in self._reported]
@@ -247,7 +247,7 @@ class Group:
         @functools.wraps(helper)
         def new_group_helper(*args: Any, **kwargs: Any) -> Any:
             backend = kwargs.get("backend", args[3] if len(args) > 3 else "")
-            with self._connections.recorded() if nccl.shares_sockets(backend) else contextlib.nullcontext():
+            with self._connections.recorded() if unblock.shares_sockets(backend) else contextlib.nullcontext():
                 return helper(*args, **kwargs)
 
         @functools.wraps(wrap)

@@ -1,12 +1,16 @@
 """Who is in a process group, and what its members tell each other before user code uses it: tensors, never pickles.
 
 torch's store knows no secret: whoever reaches its port can register as a rank. The ranks of a pool have one, from the control channel, and
-each shows that it knows it before anything is sent through a new group.
+each shows that it knows it before anything is sent through a new group. Groups beside the default one are made again, under their names,
+by members that all live: a `DeviceMesh`, and what is sharded over one, finds its groups by their names.
 """
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
 from functools import cache
 from hashlib import blake2b
 from typing import Any
@@ -31,7 +35,7 @@ def verify(secret: str, rank: int) -> None:
     import torch.distributed as dist
 
     all_gather, _ = _collectives()
-    device = _device()
+    device = device_of_collectives()
     size = dist.get_world_size()
     received = [torch.empty(PROOF_BYTES, dtype=torch.uint8, device=device) for _ in range(size)]
     all_gather(received, torch.tensor(_proof(secret, rank), dtype=torch.uint8, device=device))
@@ -49,7 +53,7 @@ def tell_all(pairs: Sequence[tuple[str, str]]) -> list[dict[int, int]]:
     import torch.distributed as dist
 
     all_gather, all_reduce = _collectives()
-    device = _device()
+    device = device_of_collectives()
     size = dist.get_world_size()
     count = torch.tensor([len(pairs)], device=device)
     all_reduce(count, dist.ReduceOp.MAX)
@@ -68,7 +72,7 @@ def highest(value: int) -> int:
     import torch.distributed as dist
 
     _, all_reduce = _collectives()
-    found = torch.tensor([value], device=_device())
+    found = torch.tensor([value], device=device_of_collectives())
     all_reduce(found, dist.ReduceOp.MAX)
     return int(found.item())
 
@@ -98,7 +102,7 @@ def _proof(secret: str, rank: int) -> list[int]:
     return list(blake2b(f"rank {rank}".encode(), key=secret.encode()[:64], digest_size=PROOF_BYTES).digest())
 
 
-def _device() -> Any:
+def device_of_collectives() -> Any:
     """Where the tensors of the default group's collectives lie: always somewhere, or a stranger would pass without a proof.
 
     ``get_backend()`` answers ``"cpu:gloo,cuda:nccl"``, or ``"undefined"``; what serves which device is in the configuration.
@@ -107,3 +111,89 @@ def _device() -> Any:
     import torch.distributed as dist
 
     return torch.device(backends.device_for_talk(backends.legs(str(dist.get_backend_config()))))
+
+
+LIVES = "holds what it had"
+"""What ranks tell each other that were not started anew."""
+
+
+@dataclass(frozen=True)
+class Subgroup:
+    """A group of which this rank is a member."""
+
+    group: Any
+    name: str
+    ranks: tuple[int, ...]
+    backend: str
+    description: str
+
+    @property
+    def key(self) -> str:
+        """The same on all members, and no other group's."""
+        return f"{self.name} {self.ranks} {self.backend}"
+
+
+@dataclass(frozen=True)
+class Formed:
+    """What has become of groups when the default one was formed anew."""
+
+    made: dict[int, Any]
+    """By the ``id`` of the group that is gone: the one in its place."""
+    alive: frozenset[int]
+    """Ranks that were not started anew."""
+
+
+def existing() -> list[Subgroup]:
+    """The groups of this rank but for the default one."""
+    from torch.distributed import distributed_c10d as c10d
+
+    world = c10d._world
+    return [
+        Subgroup(group, world.pg_names[group], tuple(world.pg_group_ranks[group]), str(backend), group.group_desc)
+        for group, (backend, _) in world.pg_map.items()
+        if group is not c10d.GroupMember.WORLD and group in world.pg_group_ranks
+    ]
+
+
+def form_again(before: Sequence[Subgroup], *, alive: bool, timeout: timedelta | None = None) -> Formed:
+    """Make groups again that the default group's end has taken along; each rank takes part, also one without any.
+
+    Args:
+        alive: whether this rank holds what it had, and was not started anew.
+        timeout: of their collectives; None for torch's.
+    """
+    from torch.distributed import distributed_c10d as c10d
+
+    told = tell_all([(LIVES, ""), *((one.key, "") for one in before)] if alive else [])
+    living = frozenset(rank for rank, table in enumerate(told) if digest(LIVES) in table)
+    # a default group's number of groups made so far names the next one, and must be the same on all ranks
+    count = highest(max([c10d._world.group_count, *(int(g.name) + 1 for g in before if g.name.isdigit())]))
+    made = {}
+    for one in sorted(
+        before, key=lambda one: one.key
+    ):  # in one order on all ranks, for its members wait for each other
+        key = digest(one.key)
+        if all(rank in living and key in told[rank] for rank in one.ranks):
+            with contextlib.suppress(Exception):  # it is named as lost
+                made[id(one.group)] = _make(one, timeout)
+    c10d._world.group_count = count
+    return Formed(made, living)
+
+
+def _make(one: Subgroup, timeout: timedelta | None) -> Any:
+    from torch.distributed import distributed_c10d as c10d
+
+    default = c10d._get_default_group()
+    with rendezvous.waiting():
+        group, _ = c10d._new_process_group_helper(
+            len(one.ranks),
+            one.ranks.index(default.rank()),
+            list(one.ranks),
+            c10d.Backend(one.backend),
+            c10d._world.pg_map[default][1],
+            one.name,
+            timeout=timeout or c10d._get_default_timeout(c10d.Backend(one.backend)),
+            group_desc=one.description,
+        )
+    c10d._world.pg_group_ranks[group] = {rank: index for index, rank in enumerate(one.ranks)}
+    return group

@@ -85,20 +85,20 @@ def hooks(backend: str | None, timeout: float | None = None) -> dict[str, Any]:
 
     @contextlib.contextmanager
     def around_app(info: InstanceInfo) -> Iterator[None]:
-        from skymagic.plugins._torch import nccl
+        from skymagic.plugins._torch import unblock
 
-        nccl.set_variables()
+        unblock.set_variables()
         import torch
 
         from skymagic.plugins import _reports
-        from skymagic.plugins._torch import devices, launched, usage
+        from skymagic.plugins._torch import devices, launched
         from skymagic.plugins._torch.groups import Group
 
         launched.adapt_libraries()
         _reports.adapt_transformers()
         _reports.adapt_lightning()
         posted = devices.take()
-        usage.watch()
+        devices.watch()
         if not posted.gpu and not torch.accelerator.is_available():
             # without it accelerate, and Trainer with it, leave a group on CPUs alone, and each rank trains for itself
             os.environ.setdefault("ACCELERATE_USE_CPU", "true")

@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from skymagic.plan.cloud import CloudSettings
+from skymagic.plan.requests import CloudSettings
 
 VARIABLES = (
     "AWS_ACCESS_KEY_ID", "AWS_PROFILE", "AWS_DEFAULT_PROFILE", "AWS_WEB_IDENTITY_TOKEN_FILE",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from skymagic.errors import CloudError
-from skymagic.plan.cloud import CloudSettings
+from skymagic.plan.requests import CloudSettings
 from skymagic.providers.aws.clients import Clients
 from skymagic.providers.aws.offer import Offer
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from skymagic.errors import CloudError
-from skymagic.plan.cloud import CloudSettings
+from skymagic.plan.requests import CloudSettings
 from skymagic.providers.aws import errors
 from skymagic.providers.aws.clients import Clients
 from skymagic.providers.aws.errors import Where

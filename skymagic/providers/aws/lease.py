@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 
 from skymagic.display.starting import StartStep
 from skymagic.errors import CloudError
-from skymagic.plan.cloud import CloudSettings
+from skymagic.plan.requests import CloudSettings
 from skymagic.plan.units import agreeing
 from skymagic.providers.aws import images, keys, launch, ledger, network, placement, stopping, tags
 from skymagic.providers.aws.clients import Clients

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 from skymagic.display.starting import StartStep
 from skymagic.errors import HostError, HostsError
-from skymagic.plan.cloud import CloudSettings
+from skymagic.plan.requests import CloudSettings
 from skymagic.providers.aws import launch, way
 from skymagic.providers.aws.clients import Clients
 from skymagic.providers.aws.keys import PoolKeys

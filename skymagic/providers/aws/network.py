@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from skymagic.errors import CloudError
-from skymagic.plan.cloud import SSM, CloudSettings
+from skymagic.plan.requests import SSM, CloudSettings
 from skymagic.providers.aws.clients import Clients
 from skymagic.providers.aws.tags import Label, job_filter
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from skymagic.errors import CloudError
-from skymagic.plan.cloud import CloudSettings
+from skymagic.plan.requests import CloudSettings
 from skymagic.providers.aws import images, launch, network, placement
 from skymagic.providers.aws.clients import Clients
 from skymagic.providers.aws.offer import Offer

@@ -7,7 +7,7 @@ from dataclasses import replace
 from shlex import quote
 
 from skymagic.errors import ProvisionError, RequestError
-from skymagic.plan.cloud import SSM, CloudSettings
+from skymagic.plan.requests import SSM, CloudSettings
 from skymagic.providers.aws.launch import Instance
 from skymagic.ssh import connecting, hostlist
 from skymagic.ssh.config import Endpoint, SshConfig

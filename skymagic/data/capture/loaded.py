@@ -1,4 +1,5 @@
-"""Modules whose file was edited after the notebook had imported them: ranks get the new text, the notebook runs the old."""
+"""Modules that the notebook has loaded: those behind its names, which a pool of other machines has from its start, and those whose file
+was edited after the import: ranks get the new text, the notebook runs the old."""
 
 from __future__ import annotations
 
@@ -9,16 +10,49 @@ import inspect
 import os
 import sys
 import types
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from skymagic.data.capture import modules
+from skymagic.data.capture.code import code_names
 from skymagic.data.capture.modules import ModuleSource
+from skymagic.data.capture.names import interactive
+
+
+def imported_modules(namespace: Mapping[str, object], folder: str) -> frozenset[str]:
+    """Dotted names of the modules that the notebook has imported, that its values are made of and that its functions need.
+
+    Those of the notebook's folder stand for what they import in turn.
+    """
+    names: set[str] = set()
+    for name, value in list(namespace.items()):
+        if not name.startswith("_") and not interactive(name, value):
+            names.update(_modules(value, namespace))
+    found = modules.search(names, folder)
+    own = {name.partition(".")[0] for name in found.sources}
+    return frozenset(name for name in names | found.required if name.partition(".")[0] not in own)
+
+
+def _modules(value: object, namespace: Mapping[str, object]) -> Iterator[str]:
+    if isinstance(value, types.ModuleType):
+        yield value.__name__
+        return
+    kind = value if isinstance(value, type | types.FunctionType) else type(value)
+    if kind.__module__ != namespace.get("__name__"):
+        yield from [kind.__module__] if isinstance(kind.__module__, str) else []
+        return
+    for each in (kind, *getattr(kind, "__bases__", ()), *vars(kind).values()):
+        if isinstance(each, types.FunctionType):
+            yield from code_names(each.__code__).required
+        elif isinstance(each, type) and each.__module__ != kind.__module__:
+            yield each.__module__
+
 
 _EARLIER = "an earlier text"
 
 
-class Imported:
+class ImportedTexts:
     """Knows the text that each of the notebook's modules was imported with, as far as that can be found out."""
 
     def __init__(self) -> None:

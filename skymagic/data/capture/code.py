@@ -1,0 +1,323 @@
+"""Names in code: global names, modules and attributes that compiled code mentions, names in literal strings, names in annotations, and
+the cells that code comes from.
+
+Three kinds of strings name variables: what IPython expands (``!echo {x} $y``, the line of a magic, the body of ``%%time``), pandas' queries
+(``"a > @x"``), and annotations. Annotations become strings where they are quoted, and all of them under ``from __future__ import
+annotations``: ``typing.get_type_hints`` on a rank looks names up there. Only classes, modules and what ``typing`` makes travel for their
+sake: in ``Float[Tensor, "batch"]`` and ``Literal["data"]`` a string is no name.
+"""
+
+from __future__ import annotations
+
+import ast
+import dis
+import linecache
+import re
+import string
+import sys
+import types
+import warnings
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from weakref import WeakKeyDictionary
+
+_GLOBAL_STORES = {"STORE_NAME", "STORE_GLOBAL"}
+_GLOBAL_LOADS = {"LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS", "DELETE_GLOBAL"}
+_OWN = {"__name__", "__module__", "__qualname__"}
+
+
+@dataclass(frozen=True)
+class CodeNames:
+    """What a code object and the code inside it name."""
+
+    loads: frozenset[str]
+    """Global names."""
+    imports: frozenset[str]
+    """Dotted names of modules; ``from a import b`` counts as ``a`` and ``a.b``."""
+    attributes: frozenset[str]
+    """Names that may be attributes."""
+    stores: frozenset[str] = frozenset()
+    """Names that it binds at its own level, and global names that the code inside it binds."""
+    required: frozenset[str] = frozenset()
+    """Those of the imports that are not in a ``try``."""
+    sets: frozenset[str] = frozenset()
+    """Those of the stores that are ``global``."""
+
+
+_known: WeakKeyDictionary[types.CodeType, CodeNames] = WeakKeyDictionary()
+
+
+def code_names(code: types.CodeType) -> CodeNames:
+    """The names in a code object and in the code inside it."""
+    names = _known.get(code)
+    if names is None:
+        loads, stores, imports, module = set(), set(), set(), ""
+        required: set[str] = set()
+        sets: set[str] = set()
+        tried = _tried(code)
+        for step in dis.get_instructions(code):
+            if step.opname in _GLOBAL_LOADS:
+                loads.add(str(step.argval))
+            elif step.opname in _GLOBAL_STORES:
+                stores.add(str(step.argval))
+                sets.update([str(step.argval)] if step.opname == "STORE_GLOBAL" else ())
+            elif step.opname == "IMPORT_NAME":
+                module = str(step.argval)
+                imports.add(module)
+                surely = not any(start <= step.offset < end for start, end in tried)
+                required.update([module] if surely else ())
+            elif step.opname == "IMPORT_FROM":
+                imports.add(f"{module}.{step.argval}")
+                required.update([f"{module}.{step.argval}"] if surely else ())
+        inner = [code_names(constant) for constant in code.co_consts if isinstance(constant, types.CodeType)]
+        names = _known[code] = CodeNames(
+            frozenset(loads).union(mentioned_names(code.co_names, _texts(code)), *(each.loads for each in inner))
+            - _OWN,
+            frozenset(imports).union(*(each.imports for each in inner)),
+            frozenset(code.co_names).union(*(each.attributes for each in inner)),
+            frozenset(stores).union(*(each.sets for each in inner)),
+            frozenset(required).union(*(each.required for each in inner)),
+            frozenset(sets).union(*(each.sets for each in inner)),
+        )
+    return names
+
+
+def _tried(code: types.CodeType) -> list[tuple[int, int]]:
+    """Offsets (from, to) of what is in a ``try`` with an ``except``, and of the ``except`` itself; not in a ``with`` or before a ``finally``."""
+    if not code.co_exceptiontable:
+        return []
+    steps = list(dis.get_instructions(code))
+    index = {step.offset: number for number, step in enumerate(steps)}
+    return [
+        (entry.start, entry.end)
+        for entry in getattr(dis.Bytecode(code), "exception_entries", ())
+        if _handles([step.opname for step in steps[index[entry.target] : index[entry.target] + 8]])
+    ]
+
+
+def _handles(handler: list[str]) -> bool:
+    """Whether this is the beginning of an ``except``, or what tidies up after one."""
+    if handler[0] == "COPY":
+        return True
+    asked = handler.index("CHECK_EXC_MATCH") if "CHECK_EXC_MATCH" in handler else len(handler)
+    named = {"PUSH_EXC_INFO", "LOAD_GLOBAL", "LOAD_NAME", "LOAD_ATTR", "BUILD_TUPLE", "LOAD_FAST", "NOP", "CACHE"}
+    return handler[:2] == ["PUSH_EXC_INFO", "POP_TOP"] or (asked < len(handler) and named.issuperset(handler[:asked]))
+
+
+def body_names(function: ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda) -> CodeNames:
+    """What the body of a function takes from the global names and binds in them, by the compiler's own rules of scopes.
+
+    Its defaults, decorators and annotations are left out: they are evaluated where the function stands.
+    """
+    whole = ast.Expression(function) if isinstance(function, ast.Lambda) else ast.Module([function], [])
+    flags = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT  # a default may await
+    mode = "eval" if isinstance(function, ast.Lambda) else "exec"
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        code = compile(whole, "<cell>", mode, flags, dont_inherit=True)
+    name = "<lambda>" if isinstance(function, ast.Lambda) else function.name
+    own = (name, f"<generic parameters of {name}>")  # PEP 695: the function is made in a scope of its parameters
+    bodies = [each for each in code.co_consts if isinstance(each, types.CodeType) and each.co_name in own]
+    names = [code_names(each) for each in bodies]
+    return CodeNames(
+        loads=frozenset().union(*(each.loads for each in names)),
+        imports=frozenset(),
+        attributes=frozenset(),
+        sets=frozenset().union(*(each.sets for each in names)),
+    )
+
+
+# -- names in strings ------------------------------------------------------------------------------------------------
+
+_EXPANDING = frozenset({"system", "getoutput", "run_line_magic", "run_cell_magic"})
+"""What IPython makes of ``!``, ``%`` and ``%%``."""
+_CODE_MAGICS = frozenset({"time", "timeit", "prun", "memit", "mprun", "lprun", "capture", "pyinstrument"})
+_QUERIES = frozenset({"query", "eval"})
+"""Methods of data frames."""
+# IPython's own: a dollar inside single quotes belongs to the shell, and $$ is a dollar.
+_DOLLAR = re.compile(r"(.*?)\$(\$?[\w.]+)(?=(?:[^']*'[^']*')*[^']*$)", re.DOTALL)
+_OPTION = re.compile(r"^\s*(?:-[nrsltTDm]\s*\S+|-\w+)\s*")
+
+
+def mentioned_names(methods: Collection[str], texts: Sequence[str]) -> set[str]:
+    """Names that the literal arguments of calls of these methods mention."""
+    names: set[str] = set()
+    if not _QUERIES.isdisjoint(methods):
+        names.update(name for text in texts for name in re.findall(r"@(\w+)", text))
+    if not _EXPANDING.isdisjoint(methods):
+        names.update(name for text in texts for name in _expanded(text))
+        if not _CODE_MAGICS.isdisjoint(texts):
+            names.update(name for text in texts for name in _magic_names(text) if text not in _CODE_MAGICS)
+    return names
+
+
+def call_names(call: ast.Call) -> set[str]:
+    """Names that a literal argument of a call mentions; none where it is no call of IPython's or of a data frame's."""
+    method, texts = call.func.attr if isinstance(call.func, ast.Attribute) else "", literal_arguments(call)
+    if method == "run_cell_magic" and _CODE_MAGICS.isdisjoint(texts[:1]):
+        texts = texts[:2]  # the body of another magic is not expanded
+    return mentioned_names({method}, texts)
+
+
+def literal_arguments(call: ast.Call) -> list[str]:
+    """The arguments of a call that are literal strings."""
+    return [arg.value for arg in call.args if isinstance(arg, ast.Constant) and isinstance(arg.value, str)]
+
+
+def _texts(code: types.CodeType) -> list[str]:
+    return [constant for constant in code.co_consts if isinstance(constant, str)]
+
+
+def _expanded(text: str) -> set[str]:
+    """Names that IPython would put into a shell or magic line: in ``{expr}`` and ``$var``."""
+    names: set[str] = set()
+    try:
+        fields = [name for _, name, _, _ in string.Formatter().parse(text) if name]
+    except ValueError:  # braces of the shell's own
+        fields = []
+    for expression in fields:
+        names |= _source_names(expression.strip(), "eval")
+    names.update(match[2].partition(".")[0] for match in _DOLLAR.finditer(text) if not match[2].startswith("$"))
+    return {name for name in names if name.isidentifier()}
+
+
+def _magic_names(text: str) -> set[str]:
+    """Names in the code that a magic such as ``%timeit`` runs."""
+    while (option := _OPTION.match(text)) is not None:
+        text = text[option.end() :]
+    return _source_names(text, "exec")
+
+
+def _source_names(source: str, mode: str) -> set[str]:
+    """Names that a piece of code loads and does not bind itself; empty when it is not Python."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the ranks will say it
+            code = compile(source, "<string>", mode, ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return set()
+    names = code_names(code)
+    return set(names.loads - names.stores)
+
+
+def namespace_keys(tree: ast.AST) -> set[str]:
+    """Names that a cell looks up among its global names by a literal key: ``globals()["x"]``, ``vars().get("x")``, ``"x" in globals()``."""
+    keys: list[ast.expr] = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Subscript) and _is_namespace(node.value):
+            keys.append(node.slice)
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and _is_namespace(node.func.value):
+            keys += node.args[:1]
+        elif isinstance(node, ast.Compare) and any(map(_is_namespace, node.comparators)):
+            keys.append(node.left)
+    return {key.value for key in keys if isinstance(key, ast.Constant) and isinstance(key.value, str)}
+
+
+def _is_namespace(node: ast.expr) -> bool:
+    if isinstance(node, ast.Attribute):
+        return node.attr == "user_ns"
+    if not isinstance(node, ast.Call) or node.args or not isinstance(node.func, ast.Name):
+        return False
+    return node.func.id in ("globals", "vars", "locals")
+
+
+# -- names in annotations --------------------------------------------------------------------------------------------
+
+_NOT_NAMES = {"Literal"}
+
+
+def annotated_names(tree: ast.AST, postponed: bool) -> set[str]:
+    """Names in the annotations of a piece of code.
+
+    Args:
+        postponed: whether all annotations are strings; if not, only names inside of string literals count.
+    """
+    names: set[str] = set()
+    for annotation in _annotations(tree):
+        inner = {text for node in _without_literals(annotation) for text in _strings(node)}
+        names |= {name for text in inner for name in text_names(text)}
+        if postponed:
+            names |= {node.id for node in _without_literals(annotation) if isinstance(node, ast.Name)}
+    return names
+
+
+def value_names(value: object, namespace: Mapping[str, object]) -> set[str]:
+    """Names in the string annotations of a function or class that stand for types in `namespace`."""
+    try:
+        annotations = vars(value).get("__annotations__") if isinstance(value, type) else value.__annotations__
+    except Exception:  # evaluated on demand, and not possible here (Python 3.14)
+        return set()
+    texts = {text for each in dict(annotations or ()).values() for text in _forward(each)}
+    return {name for text in texts for name in text_names(text) if is_type(namespace.get(name))}
+
+
+def is_type(value: object) -> bool:
+    """Whether a value is used in annotations: a class, a module of classes, or something that ``typing`` made."""
+    kinds = (type, types.ModuleType, types.GenericAlias, types.UnionType)
+    return isinstance(value, kinds) or type(value).__module__ == "typing"
+
+
+@lru_cache(maxsize=256)
+def text_names(text: str) -> frozenset[str]:
+    """Names in one annotation; none if it is not Python."""
+    try:
+        tree = ast.parse(text.strip(), mode="eval")
+    except (SyntaxError, ValueError, RecursionError):
+        return frozenset()
+    nodes = list(_without_literals(tree))
+    inner = (text_names(each) for node in nodes for each in _strings(node))
+    return frozenset({node.id for node in nodes if isinstance(node, ast.Name)}.union(*inner))
+
+
+def _annotations(tree: ast.AST) -> Iterator[ast.expr]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.arg | ast.AnnAssign) and node.annotation is not None:
+            yield node.annotation
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.returns is not None:
+            yield node.returns
+
+
+def _without_literals(tree: ast.AST) -> Iterator[ast.AST]:
+    """All nodes, but of ``Literal[…]`` the name alone."""
+    yield tree
+    literal = (
+        isinstance(tree, ast.Subscript) and getattr(tree.value, "attr", getattr(tree.value, "id", "")) in _NOT_NAMES
+    )
+    for child in [tree.value] if isinstance(tree, ast.Subscript) and literal else ast.iter_child_nodes(tree):
+        yield from _without_literals(child)
+
+
+def _strings(node: ast.AST) -> Iterable[str]:
+    return [node.value] if isinstance(node, ast.Constant) and isinstance(node.value, str) else []
+
+
+def _forward(annotation: object) -> Iterator[str]:
+    """The strings in an annotation's value: itself, or inside of ``Optional["Net"]`` and ``list["Net"]``."""
+    if isinstance(annotation, str):
+        yield annotation
+    elif isinstance(text := getattr(annotation, "__forward_arg__", None), str):
+        yield text
+    elif getattr(annotation, "__origin__", None) is not None or isinstance(annotation, types.UnionType):
+        for each in getattr(annotation, "__args__", ()):
+            yield from _forward(each)
+
+
+# -- cells -----------------------------------------------------------------------------------------------------------
+
+
+def cell_sources(files: Iterable[str]) -> dict[str, str]:
+    """The text of code that exists in memory alone, by file name."""
+    found = {}
+    for name in files:
+        entry = linecache.cache.get(name)
+        if entry is not None and len(entry) == 4 and entry[1] is None:
+            found[name] = "".join(entry[2])
+    return found
+
+
+def cell_numbers(files: Iterable[str]) -> dict[str, int]:
+    """The numbers of the cells, by file name."""
+    shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
+    known: Mapping[str, int] = getattr(getattr(shell, "compile", None), "_filename_map", {})
+    return {name: known[name] for name in files if name in known}

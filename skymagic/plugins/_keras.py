@@ -1,0 +1,401 @@
+"""Keras 3: its backend chosen before it is imported, and ``fit`` that trains one model on all ranks, on torch and on JAX.
+
+On JAX batches are spread over the mesh of all ranks, from equal weights; what would wait for ever is refused. On torch each step's
+gradients are averaged before an optimizer applies them, as DDP does it, also in training loops of the user's own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+import os
+import random
+import sys
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from skymagic.errors import RequestError
+from skymagic.plugins._reports import keras_fit, with_callback
+from skymagic.plugins.plugin import Cluster, Plugin
+from skymagic.runtime import info as runtime
+from skymagic.runtime.info import InstanceInfo
+
+if TYPE_CHECKING:
+    from skymagic.plan.image import Image
+
+VARIABLE = "KERAS_BACKEND"
+BACKENDS = ("jax", "torch", "tensorflow")
+ALONE = (
+    "skymagic: this fit trains on each rank for itself. To average gradients make the pool with --plugin {backend} "
+    "beside keras; to say that it is meant so: --plugin keras:backend={backend},sync=false\n"
+)
+
+
+def keras(backend: str = "jax", sync: bool = True) -> Plugin:
+    """Install Keras 3 and choose its backend before it is imported.
+
+    With the plugin of the backend beside it, ranks train one model together, each on its own part of the data
+    (``sky.shard``): on JAX by Keras's own ``DataParallel`` over the devices of all ranks, on torch by averaging each
+    step's gradients (plain Keras would not). Without that plugin each rank trains for itself, and says so. On TensorFlow
+    the variable is all there is: set up ``tf.distribute`` yourself.
+
+    Args:
+        backend: ``"jax"``, ``"torch"`` or ``"tensorflow"``.
+        sync: False lets each rank train for itself also where they could train together.
+    """
+    if backend not in BACKENDS:
+        raise RequestError(f"Keras has no backend {backend!r}; it has {', '.join(BACKENDS)}")
+
+    def transform(image: Image, cluster: Cluster) -> Image:
+        if image.env.get(VARIABLE, backend) != backend:
+            raise RequestError(f"{VARIABLE} is {image.env[VARIABLE]!r} and backend={backend!r} is asked for; keep one")
+        engine = "jax[cuda12]" if backend == "jax" and cluster.cuda else backend
+        there = any(package.startswith(backend) for package in image.pip)
+        packages = (*image.pip, "keras>=3", *(() if there else (engine,)))
+        return image.replace(pip=packages, env={**image.env, VARIABLE: backend})
+
+    @contextlib.contextmanager
+    def around_app(info: InstanceInfo) -> Iterator[None]:
+        os.environ[VARIABLE] = backend
+        if backend == "tensorflow":
+            yield
+            return
+        if not sync:
+            with reporting():
+                yield
+            return
+        if backend == "jax":
+            distribute(info)
+        with reporting(), synchronized(backend):
+            yield
+
+    def around_run() -> contextlib.AbstractContextManager[None]:
+        if backend != "jax" or not sync:
+            return contextlib.nullcontext()
+        return own_devices_in_part_runs()
+
+    # With the variable set by transform the import is right, and each rank finds it done. On torch it asks CUDA for its devices when it is
+    # imported (keras/src/backend/torch/core.py), and keeps the answer: that is each rank's own affair.
+    preload = ("keras",) if backend == "jax" else ()
+    return Plugin(name="keras", transform=transform, preload=preload, around_app=around_app, around_run=around_run)
+
+
+def distribute(info: InstanceInfo) -> None:
+    """Let Keras spread its batches over the devices of all ranks, from equal weights; each rank brings its part.
+
+    JAX must have joined its mesh before; without that there is nothing to spread over.
+    """
+    import jax
+    import keras
+    from jax.experimental import multihost_utils
+
+    if not jax.distributed.is_initialized() or info.world_size == 1:
+        return
+    from skymagic.runtime import rendezvous
+
+    if info.rank == 0:
+        rendezvous.put("keras", int.from_bytes(os.urandom(4), "big"))
+    share_seeds(rendezvous.get("keras"))
+    multihost_utils.sync_global_devices("skymagic")  # a mesh that cannot connect is told at the start
+    keras.distribution.set_distribution(keras.distribution.DataParallel(auto_shard_dataset=False))
+
+
+# -- fit on several ranks --------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def reporting() -> Iterator[None]:
+    """Inside, ``fit`` reports its steps and what it logs."""
+    import keras
+
+    model = owner(keras.Model, "fit")
+    plain = model.fit
+    model.fit = keras_fit(plain)
+    try:
+        yield
+    finally:
+        model.fit = plain
+
+
+@contextlib.contextmanager
+def synchronized(backend: str) -> Iterator[None]:
+    """Inside, Keras knows of the other ranks. Keras must be imported, with this backend."""
+    import keras
+
+    with contextlib.ExitStack() as undo:
+
+        def put(kind: Any, name: str, make: Callable[[Any], Any]) -> None:
+            plain = getattr(kind, name)
+            undo.callback(setattr, kind, name, plain)
+            setattr(kind, name, make(plain))
+
+        model = owner(keras.Model, "fit")
+        if backend == "torch":
+            averager = GradientAverager()
+            for kind in {owner(keras.optimizers.Optimizer, "apply"), keras.optimizers.LossScaleOptimizer}:
+                put(kind, "apply", averager.around)
+            put(model, "fit", lambda plain: together(plain, "torch", lambda: torch_callback(averager)))
+        else:
+            put(model, "fit", lambda plain: on_whole_mesh(together(plain, "jax", jax_callback)))
+            for name in ("evaluate", "predict"):
+                put(owner(keras.Model, name), name, on_whole_mesh)
+        yield
+
+
+def owner(kind: type, name: str) -> Any:
+    """The class in which a method is written."""
+    return next(base for base in kind.__mro__ if name in vars(base))
+
+
+def together(plain: Callable[..., Any], backend: str, callback: Callable[[], Any]) -> Callable[..., Any]:
+    """``fit`` with a callback of ours, the last in the list; None of it, and a word, where ranks train apart."""
+    signature = inspect.signature(plain)
+
+    @functools.wraps(plain)
+    def fit(*args: Any, **kwargs: Any) -> Any:
+        bound = signature.bind(*args, **kwargs)
+        ours = callback()
+        if ours is None:
+            warn_alone(backend)
+        else:
+            ours.data = bound.arguments.get("x")
+            with_callback(bound, ours)
+        return plain(*bound.args, **bound.kwargs)
+
+    return fit
+
+
+_warned: set[str] = set()
+
+
+def warn_alone(backend: str) -> None:
+    """Say once in the process that ranks train apart; not on one rank, where that is what was asked for."""
+    if len(runtime.participants()) > 1 and backend not in _warned:
+        _warned.add(backend)
+        sys.stderr.write(ALONE.format(backend=backend))
+
+
+# -- on JAX ----------------------------------------------------------------------------------------------------------
+
+
+class SharedSeeds:
+    """Stands for the module `random` where Keras draws seeds of weights and of dropout: the same ones on all ranks.
+
+    Each rank draws its own weights, and they must be equal. A run of some ranks, which others do not see, must not put the
+    ranks out of step: it draws from the process's own numbers, and each run of all begins anew.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self._seed = seed
+        self._run = -1
+        self._stream = random.Random()
+
+    def randint(self, low: int, high: int) -> int:
+        """A number from `low` to `high`."""
+        from keras.src.utils import rng_utils
+
+        # a seed that is there was set by the user: keras.utils.set_random_seed
+        if not runtime.everyone() or rng_utils.get_random_seed() is not None:
+            return random.randint(low, high)
+        if runtime.run_number() != self._run:
+            self._run = runtime.run_number()
+            self._stream = random.Random(f"{self._seed} {self._run}")
+        return self._stream.randint(low, high)
+
+
+def share_seeds(seed: int) -> None:
+    """From now on Keras draws the same seeds on all ranks; `seed` is known to all of them."""
+    from keras.src.random import seed_generator
+
+    if hasattr(seed_generator, "python_random"):
+        seed_generator.python_random = SharedSeeds(seed)
+
+
+@contextlib.contextmanager
+def own_devices_in_part_runs() -> Iterator[None]:
+    """In a run of some ranks Keras keeps to their own devices; what is on the mesh of all waits for the others for ever."""
+    import keras
+
+    mesh = keras.distribution.distribution()
+    if mesh is None or runtime.everyone():
+        yield
+        return
+    keras.distribution.set_distribution(None)
+    try:
+        yield
+    finally:
+        keras.distribution.set_distribution(mesh)
+
+
+def on_whole_mesh(plain: Callable[..., Any]) -> Callable[..., Any]:
+    """A method of a model, refused (RuntimeError) where the model is on the mesh of all ranks and not all take part."""
+
+    @functools.wraps(plain)
+    def guarded(model: Any, /, *args: Any, **kwargs: Any) -> Any:
+        if not runtime.everyone() and any(not getattr(v.value, "is_fully_addressable", True) for v in model.variables):
+            part = len(runtime.participants())
+            raise RuntimeError(
+                f"this model is on the devices of all {runtime.instance_info().world_size} ranks, and only {part} "
+                f"take{'s' * (part == 1)} part in this run: {plain.__name__} it on all of them, or make it in this run"
+            )
+        return plain(model, *args, **kwargs)
+
+    return guarded
+
+
+def jax_callback() -> Any:
+    """Checks before training that all ranks will do the same number of steps; None where they train apart."""
+    import jax
+
+    if jax.process_count() == 1 or not runtime.everyone():
+        return None
+
+    def everyone(mine: list[int]) -> list[list[int]]:
+        import numpy as np
+        from jax.experimental import multihost_utils
+
+        gathered = multihost_utils.process_allgather(np.array(mine))
+        return [list(map(int, row)) for row in gathered.reshape(-1, len(mine))]
+
+    return equal_parts(everyone)
+
+
+def equal_parts(everyone: Callable[[list[int]], list[list[int]]]) -> Any:
+    """A callback that raises ValueError where ranks have different numbers of batches, or of items: they would wait for each other for ever.
+
+    Args:
+        everyone: given this rank's numbers, all ranks' by rank; each rank calls it.
+    """
+    import keras
+
+    class EqualParts(keras.callbacks.Callback):  # type: ignore[misc]
+        data: Any = None
+
+        def on_train_begin(self, logs: Any = None) -> None:
+            try:
+                items = len(self.data)
+            except TypeError:
+                items = -1
+            steps = self.params.get("steps")
+            rows = everyone([-1 if steps is None else steps, items])
+            for name, column in zip(("batches", "items"), zip(*rows, strict=True), strict=True):
+                if len(set(column)) > 1:
+                    raise ValueError(
+                        f"all ranks must train on equally many {name}, and they have {list(column)} by rank: "
+                        "sky.shard(x, y, drop_last=True) gives equal parts"
+                    )
+
+    return EqualParts()
+
+
+# -- on torch --------------------------------------------------------------------------------------------------------
+
+
+def all_train() -> bool:
+    """Whether there is a process group of several ranks, and all of them take part in the run."""
+    dist = sys.modules.get("torch.distributed")
+    if dist is None or not dist.is_initialized():
+        return False
+    return dist.get_world_size() > 1 and runtime.everyone()
+
+
+class GradientAverager:
+    """Averages gradients over the ranks before an optimizer applies them."""
+
+    def __init__(self) -> None:
+        self._inside = False
+        self._met: weakref.WeakSet[Any] = weakref.WeakSet()
+
+    def around(self, plain: Callable[..., Any]) -> Callable[..., Any]:
+        """The method of a class of optimizers, on averaged gradients; one optimizer within another averages once."""
+
+        def apply(optimizer: Any, grads: Any, trainable_variables: Any = None) -> Any:
+            if self._inside or not all_train():
+                return plain(optimizer, grads, trainable_variables)
+            variables = list(optimizer._trainable_variables if trainable_variables is None else trainable_variables)
+            if optimizer not in self._met:  # a training loop that is not fit
+                self.begin(optimizer, variables)
+            self._inside = True
+            try:
+                return plain(optimizer, average(list(grads), variables), trainable_variables)
+            finally:
+                self._inside = False
+
+        return apply
+
+    def begin(self, optimizer: Any, variables: Sequence[Any]) -> None:
+        """All ranks start from rank 0's values."""
+        broadcast([*variables, *(optimizer.variables if optimizer.built else ())])
+        self._met.add(optimizer)
+
+
+def average(grads: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
+    """Gradients averaged over all ranks, by one all_reduce of all of them in a row; one that no rank has stays None."""
+    import torch
+    import torch.distributed as dist
+
+    values = [variable.value for variable in variables]
+    dtype = torch.float64 if any(value.dtype == torch.float64 for value in values) else torch.float32
+    flat = [
+        (torch.zeros_like(value) if grad is None else grad.detach()).reshape(-1).to(dtype)
+        for grad, value in zip(grads, values, strict=True)
+    ]
+    present = torch.tensor([float(grad is not None) for grad in grads], dtype=dtype, device=values[0].device)
+    row = torch.cat([*flat, present])
+    dist.all_reduce(row)
+    *parts, counts = row.div_(dist.get_world_size()).split([*map(len, flat), len(grads)])
+    return [
+        part.reshape(value.shape).to(value.dtype) if count else None
+        for part, value, count in zip(parts, values, counts.tolist(), strict=True)
+    ]
+
+
+def broadcast(variables: Sequence[Any]) -> None:
+    """Give rank 0's values to these variables on all ranks."""
+    import torch
+    import torch.distributed as dist
+
+    with torch.no_grad():
+        for variable in variables:
+            tensor = variable.value
+            whole = tensor.detach().clone(memory_format=torch.contiguous_format)
+            as_sent = whole.to(torch.uint8) if whole.dtype == torch.bool else whole
+            dist.broadcast(as_sent, 0)
+            tensor.copy_(as_sent)
+
+
+def torch_callback(averager: GradientAverager) -> Any:
+    """What ``fit`` does beside training where ranks train together; None where they train apart."""
+    import torch
+    import torch.distributed as dist
+
+    if not all_train():
+        return None
+    from skymagic.plugins._torch.membership import device_of_collectives
+
+    def everyone(mine: list[int]) -> list[list[int]]:
+        row = torch.tensor(mine, device=device_of_collectives())
+        rows = [torch.empty_like(row) for _ in range(dist.get_world_size())]
+        dist.all_gather(rows, row)
+        return [each.tolist() for each in rows]
+
+    checked = equal_parts(everyone)
+
+    class Synchronization(type(checked)):  # type: ignore[misc]
+        def on_train_begin(self, logs: Any = None) -> None:
+            super().on_train_begin(logs)
+            broadcast(self.model.non_trainable_variables)
+            averager.begin(self.model.optimizer, self.model.trainable_variables)
+
+        def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+            device = self.model.trainable_variables[0].value.device if self.model.trainable_variables else "cpu"
+            stop = torch.tensor([float(self.model.stop_training)], device=device)
+            dist.all_reduce(stop, dist.ReduceOp.MAX)  # one that stops early stops all
+            self.model.stop_training = bool(stop.item())
+
+        def on_train_end(self, logs: Any = None) -> None:
+            broadcast(self.model.non_trainable_variables)  # as DDP's buffers: rank 0's
+
+    return Synchronization()
