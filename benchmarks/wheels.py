@@ -9,14 +9,15 @@ from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
+from skymagic.providers.chain import Target
+from skymagic.providers.sending import send
+
 from benchmarks.figures import Figure, say
 from skymagic.bootstrap import uv
 from skymagic.bootstrap.provision import probe, requirements_of
 from skymagic.bootstrap.requirements import Requirements
 from skymagic.bootstrap.wheelhouse import Wanted, Wheelhouse, fetch
 from skymagic.plan.image import Image
-from skymagic.providers.chain import Target
-from skymagic.providers.sending import send
 from skymagic.providers.ssh import Machine, set_up
 from skymagic.ssh.config import SshConfig
 from skymagic.ssh.connecting import connect

@@ -19,7 +19,6 @@ KINDS = {
     "values": "values",
     "cache": "cache",
     "python": "interpreters",
-    "mirror": "secret of mirrors",
 }
 """Kind of an item → how it is called."""
 Disks = tuple[dict[str, Disk], dict[str, str]]

@@ -18,17 +18,16 @@ builds        which builds a host gets: CPU, or for its GPUs
 disk          sh that lists and removes what skymagic keeps on a host, and what of it may go
 additions     more packages for an environment that is in use
 facts         a probe's answer as a value
-fetching      the script by which one host chooses packages for several, and finds their wheels
 indexes       what a host's package indexes answer and have, asked by its own Python
 install       prepare.sh and install.sh
 listing       what a new environment will hold, for a plan
-mirror        a host's mirror of wheels, fed by an index or another host's
 messages      why a host cannot be set up, and what to do
 origins       what the notebook's own distributions are installed from, and digests of their sources
 own           the notebook's own distributions as wheels
 packages      the part of install.sh that runs uv and pip
 pip_settings  what a host's pip is configured with, for uv too
 probe         probe.sh
+copying       folders that go from host to host, before anything of ours is there
 downloads     how far an installer's downloads are; pure
 progress      the output of install.sh, parsed line by line
 provision     the steps above over a connection

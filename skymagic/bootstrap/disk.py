@@ -47,7 +47,7 @@ for one in "$folder"/code/*/; do
     one=${one%/}
     if ours "${one##*/}"; then tell disk code "$(kb "$one")" "$(mtime "$one")" yes "${one##*/}"; fi
 done
-for one in values cache python mirror; do
+for one in values cache python; do
     if [ -e "$folder/$one" ]; then tell disk "$one" "$(kb "$folder/$one")" "$(mtime "$folder/$one")" yes "$one"; fi
 done
 """
@@ -68,7 +68,7 @@ class Item:
     """Something on a host's disk.
 
     Attributes:
-        kind: "env", "code", "values", "cache", "python" or "mirror".
+        kind: "env", "code", "values", "cache" or "python".
         nbytes: what it takes.
         used: when it was used last, seconds since 1970 by the host's clock.
         ready: False for an environment that somebody makes, or whose making was cut off.
@@ -134,7 +134,7 @@ def _item(text: str) -> Item:
 def removable(disk: Disk, every: bool) -> list[Item]:
     """What may go: environments and code that no pool has used for `UNUSED_AFTER`, or with `every` all that none uses now.
 
-    Values go one by one, by `clean_script`; all of them, caches of packages, the secret of mirrors, and interpreters when no
+    Values go one by one, by `clean_script`; all of them, caches of packages, and interpreters when no
     environment is left, with `every` alone.
     """
     now = disk.running.clock
@@ -148,7 +148,7 @@ def removable(disk: Disk, every: bool) -> list[Item]:
     chosen = [item for item in disk.items if item.kind in ("env", "code") and unused(item)]
     if every:
         kept = any(item.kind == "env" and item not in chosen for item in disk.items)
-        whole = ("values", "cache", "mirror") if kept else ("values", "cache", "mirror", "python")
+        whole = ("values", "cache") if kept else ("values", "cache", "python")
         chosen += [item for item in disk.items if item.kind in whole]
     return chosen
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 ANSWER_SECONDS = 8
 """How long all indexes of a host together have to answer; one that does not is left out."""
 
-INDEX_READER = r'''
+INDEX_PROBE = r'''
 import base64, json, os, re, ssl, sys, threading, time, zipfile, zlib
 from urllib import error, parse, request
 
@@ -48,12 +48,11 @@ def entries(page, base):
     if page.lstrip()[:1] == b'{':
         for one in json.loads(page.decode())['files']:
             told = bool(one.get('core-metadata') or one.get('data-dist-info-metadata'))
-            yield one['filename'], parse.urljoin(base, one['url']), one.get('size'), told, one.get('hashes', {}).get('sha256', '')
+            yield one['filename'], parse.urljoin(base, one['url']), one.get('size'), told
         return
     for link, more in re.findall(r'<a\s[^>]*?href=["\']([^"\'#]+)([^>]*)>', page.decode('utf-8', 'replace'), re.I):
         url = parse.urljoin(base, link)
-        digest = re.search('sha256=([0-9a-f]{64})', more)
-        yield parse.unquote(url.rpartition('/')[2]), url, None, '-metadata' in more, digest.group(1) if digest else ''
+        yield parse.unquote(url.rpartition('/')[2]), url, None, '-metadata' in more
 
 def fits(name):
     python, abi, platform = (name[:-4].rsplit('-', 3) + ['', '', ''])[1:4]
@@ -65,19 +64,11 @@ def fits(name):
 def normal(name):
     return re.sub(r'[-_.]+', '-', name).lower()
 
-def page_of(index, name):
-    return index.rstrip('/') + '/' + normal(name) + '/'
-
 def version_of(file, name):
     """The version of a wheel that is of this project and may fit; else ''."""
     project, version = (file.split('-') + [''])[:2]
     return version if file.endswith('.whl') and fits(file) and normal(project) == normal(name) else ''
-'''
-"""What pages of indexes say, for an interpreter of a host (3.6 or newer). Its arguments are seconds, a minor version, a machine."""
 
-INDEX_PROBE = (
-    INDEX_READER
-    + r'''
 wanted = [text.partition('==')[::2] for text in sys.argv[4:]]
 indexes = list(dict.fromkeys(os.environ.get('SKY_INDEXES', '').split()))
 links = os.environ.get('SKY_LINKS', '').replace(',', ' ').split()
@@ -99,7 +90,7 @@ def cuda(name, url, base, told):
     return 'cuda' if re.search(r'^Requires-Dist: (nvidia|cuda)-', text, re.M) else 'cpu'
 
 def offered(name, version, page, base, source):
-    for file, url, size, told, _ in entries(page, base):
+    for file, url, size, told in entries(page, base):
         has = version_of(file, name)
         if not has or (version and has.partition('+')[0] != version):
             continue
@@ -109,7 +100,7 @@ def offered(name, version, page, base, source):
         offers.add((normal(name), has, str(size or '-'), build, bare(source)))
 
 def ask(index, name, version):
-    url = page_of(index, name)
+    url = index.rstrip('/') + '/' + normal(name) + '/'
     try:
         page = get(url, index)
     except Exception as problem:
@@ -158,7 +149,6 @@ for one in sorted(list(offers)):
 sys.stdout.flush()
 os._exit(0)  # those who still wait are not waited for
 '''
-)
 """Run by an interpreter of the host (3.6 or newer): says which indexes do not answer, and what the others have.
 
 Arguments: seconds, the minor version that is wanted, the machine, then names, or ``name==version``. URLs come in variables:

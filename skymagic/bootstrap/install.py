@@ -10,6 +10,7 @@ from shlex import quote
 from urllib.parse import quote as escaped
 
 from skymagic.bootstrap.builds import TORCH_INDEX, Builds, choose, for_gpus
+from skymagic.bootstrap.copying import COPIED
 from skymagic.bootstrap.facts import Facts
 from skymagic.bootstrap.packages import PACKAGES
 from skymagic.bootstrap.pip_settings import PIP_SETTINGS
@@ -36,6 +37,7 @@ class InstallPlan:
         builds: which builds of PyTorch's packages fit.
         silent: URLs of indexes that do not answer.
         sent: pins of the wheels in `incoming`, which are all that packages come from; () where they come from its indexes.
+        copied: whether another host's environment and code are in `incoming` instead.
         cached: whether uv and pip use what they have kept on the host.
     """
 
@@ -50,6 +52,7 @@ class InstallPlan:
     builds: Builds = field(default_factory=lambda: Builds("auto"))
     silent: tuple[str, ...] = ()
     sent: tuple[str, ...] = ()
+    copied: bool = False
     cached: bool = True
 
 
@@ -90,9 +93,6 @@ main() {
     if mkdir -p "$folder/env" "$folder/code" "$folder/incoming/$token" && chmod 700 "$folder"; then
         # uploads of those who never came back
         find "$folder/incoming" -mindepth 1 -maxdepth 1 -mmin +1440 -exec rm -rf {} + 2>/dev/null
-        for one in "$folder/incoming/$token"/*.whl; do
-            if [ -f "$one" ]; then tell there "${one##*/}"; fi
-        done
         tell prepared "$folder/incoming/$token"
     fi
 }
@@ -188,7 +188,7 @@ environment() {
     step "writing the list of packages" requirements
     answering
     if [ -n "$sent_links" ]; then sent_alone; fi
-    with_uv || with_pip || fail
+    if [ -n "$copied" ]; then by_copy || fail; else with_uv || with_pip || fail; fi
     wait "$beside"
     python=$made/bin/python
     PATH=$made/bin:$PATH VIRTUAL_ENV=$made
@@ -224,6 +224,14 @@ finish() { : >"$made/.making" && mv "$made/.making" "$made/.ready"; }
 
 code() {
     if [ -d "$folder/code/$code" ]; then return; fi
+    fresh=$drop/$copied/code/$code
+    if [ ! -d "$fresh" ]; then unpack; fi
+    sync -f "$fresh" 2>/dev/null || sync
+    # another pool may have been faster; then theirs is as good
+    [ -d "$folder/code/$code" ] || step "placing skymagic" mv "$fresh" "$folder/code/$code"
+}
+
+unpack() {
     fresh=$drop/code
     step "unpacking skymagic" "$python" -m zipfile -e "$drop/$wheel" "$fresh"
     # what nodes run; of the notebook's part, more than half of all, little is imported there, and compiled then
@@ -233,9 +241,6 @@ code() {
         shift
     done
     step "compiling skymagic" "$python" -m compileall -q "$@"
-    sync -f "$fresh" 2>/dev/null || sync
-    # another pool may have been faster; then theirs is as good
-    [ -d "$folder/code/$code" ] || step "placing skymagic" mv "$fresh" "$folder/code/$code"
 }
 """
 
@@ -284,7 +289,8 @@ def install_script(plan: InstallPlan, facts: Facts) -> str:
         "no_cuda": "" if facts.accelerated or plan.builds.only_cuda else "yes",
         "silent": " ".join(plan.silent),
         "sent_links": links(facts, plan.incoming) if plan.sent else "",
-        "sent_mark": "yes" if plan.sent and facts.without_index else "",
+        "sent_mark": "yes" if (plan.sent or plan.copied) and facts.without_index else "",
+        "copied": COPIED if plan.copied else "",
     }
     functions = [
         COMMON + OWN + BEGIN + _MAIN + WATCHED + _INSTALL + PIP_SETTINGS + PACKAGES,

@@ -1,8 +1,15 @@
-"""How packages get into an environment, as functions of sh: by uv, with pip's configuration passed on, or by pip."""
+"""How packages get into an environment, as functions of sh: from another host's, by uv with pip's configuration passed on, or by pip."""
 
 from __future__ import annotations
 
 PACKAGES = r"""
+# Another host of this kind has installed them; the interpreter is this host's own.
+by_copy() {
+    attempt "placing what another host has installed" mv "$drop/$copied/env/$env" "$made" || return 1
+    rm -rf "$made"/bin/python* "$made/pyvenv.cfg" "$made/.ready" "$made/.own" "$made/.sent"
+    attempt "making an environment with $python" "$python" -m venv --without-pip "$made" && begun
+}
+
 # uv is many times faster than pip, but knows fewer ways to reach an index: where it fails, pip tries.
 with_uv() {
     [ -n "$uv" ] || return 1
@@ -24,7 +31,7 @@ with_pip() {
     if [ "$backend" = cpu ]; then cpu=$torch_index; fi
     rm -rf "$made"
     attempt "making an environment with $python" "$python" -m venv "$made" && begun || return 1
-    if [ -z "$uv" ] && attempt "installing uv" uv_by_pip; then
+    if [ -z "$uv" ] && attempt "installing uv" "$made/bin/python" -m pip install $quick uv; then
         uv=$made/bin/uv
         as_pip
         if by_uv; then return; fi
@@ -34,36 +41,10 @@ with_pip() {
     by_steps "installing packages with pip" "$made/bin/python" -m pip install ${cpu:+--extra-index-url "$cpu"} --progress-bar off
 }
 
-uv_by_pip() {
-    if [ -f "$drop/passed.txt" ]; then
-        sed -n '/^-/p; /^uv==/p' "$drop/passed.txt" >"$drop/uv.txt"
-        here_only "$made/bin/python" -m pip install $quick -r "$drop/uv.txt" && return
-    fi
-    "$made/bin/python" -m pip install $quick uv
-}
-
-# A program that asks this host's mirror alone.
-here_only() {
-    env -u UV_DEFAULT_INDEX -u UV_INDEX -u UV_EXTRA_INDEX_URL -u UV_FIND_LINKS -u UV_TORCH_BACKEND -u UV_CONSTRAINT \
-        NO_PROXY=127.0.0.1 no_proxy=127.0.0.1 "$@"
-}
-
-# What has been chosen for all hosts of this kind comes from their mirrors; of what there is no wheel, each host gets its own.
-by_mirror() {
-    sed -n '/^file:/p' "$drop/requirements.txt" >"$drop/uploads.txt"
-    attempt "installing packages that hosts pass on" here_only \
-        "$uv" pip install --no-deps --python "$made/bin/python" -r "$drop/passed.txt" -r "$drop/uploads.txt" || return 1
-    [ ! -f "$drop/rest.txt" ]
-}
-
 quick="--quiet --retries 1 --timeout 15 --only-binary :all:"
 
 # versions.txt holds what is preferred; compiled, it holds what is taken
 by_uv() {
-    if [ -f "$drop/passed.txt" ]; then
-        if by_mirror; then return; fi
-        if [ ! -f "$drop/rest.txt" ]; then tell instead; fi
-    fi
     if [ -f "$drop/scoped-0.txt" ]; then
         by_steps "installing packages with uv" "$uv" pip install --python "$made/bin/python"
         return

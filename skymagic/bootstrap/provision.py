@@ -6,7 +6,7 @@ import re
 import secrets
 import sys
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import file_digest
 from pathlib import Path
@@ -23,6 +23,7 @@ from skymagic.bootstrap.progress import InstallProgress
 from skymagic.bootstrap.remote import Installation, RemoteShell, Report, upload
 from skymagic.bootstrap.requirements import Requirements
 from skymagic.bootstrap.versions import own, pinned, preferred
+from skymagic.bootstrap.wheelhouse import Wheelhouse
 from skymagic.errors import HostError, RequestError
 from skymagic.plan.image import Image, PipIndex, is_place, project
 from skymagic.plugins._torch.plugin import DEFAULT_CUDA, WHEELS
@@ -45,17 +46,16 @@ CLOCK_SKEW_SECONDS = 120
 
 
 @dataclass(frozen=True)
-class Sent:
-    """Wheels that the notebook has sent to a host, or that its mirror has of other hosts.
+class Supply:
+    """What a new environment is made of in the place of what the host's package indexes have.
 
     Attributes:
-        incoming: name of the folder of uploads. pins: ``name==version`` of each that is in ``wheels/`` there, all that there
-            is; () where a mirror has them. there: names of what is in the folder besides, to be installed too.
+        house: wheels of this machine, which are sent. copied: name of the folder of uploads in which another host's environment
+            is; "" for none.
     """
 
-    incoming: str
-    pins: tuple[str, ...] = ()
-    there: frozenset[str] = frozenset()
+    house: Wheelhouse | None = None
+    copied: str = ""
 
 
 # ------------------------------------------------------------------------------------ what a node must have
@@ -180,7 +180,7 @@ def setup(
     requirements: Requirements,
     report: Report,
     facts: Facts | None = None,
-    sent: Sent | None = None,
+    supply: Supply | None = None,
     early: Callable[[Installation], None] = lambda ready: None,
 ) -> Installation:
     """Make a host ready to run skymagic's modules; a host that is ready costs one round trip.
@@ -188,7 +188,7 @@ def setup(
     Args:
         report: called with each step in words, and with installers' progress.
         facts: what `probe` said of this host for the same requirements.
-        sent: wheels that are there already: its packages come from these alone.
+        supply: what its packages come from; None for its package indexes.
         early: called while packages install, with what runs modules that need none of them.
 
     Raises:
@@ -209,11 +209,11 @@ def setup(
             requirements,
             facts,
             report,
-            sent,
+            supply or Supply(),
             lambda python: early(Installation(python, known, code, requirements)),
         )
         if not facts.ready:
-            facts = replace(facts, own=requirements.digests, sent=sent is not None and facts.without_index)
+            facts = replace(facts, own=requirements.digests, sent=supply is not None and facts.without_index)
     python = requirements.python if requirements.prepared else f"{facts.folder}/env/{facts.env}/bin/python"
     ready = Installation(python, facts, f"{facts.folder}/code/{requirements.code}", requirements)
     _renew_own(host, ready, report)
@@ -235,14 +235,13 @@ def _install(
     requirements: Requirements,
     facts: Facts,
     report: Report,
-    sent: Sent | None,
+    supply: Supply,
     runs: Callable[[str], None],
 ) -> None:
-    incoming = sent.incoming if sent is not None else secrets.token_hex(8)
-    plan = plan_install(requirements, facts, incoming, wheel.running()[1])
-    if sent is not None:
-        plan = replace(plan, sent=sent.pins)
-    failure = _tried(host, plan, facts, report, runs, sent.there if sent is not None else None)
+    plan = plan_install(requirements, facts, supply.copied or secrets.token_hex(8), wheel.running()[1])
+    plan = replace(plan, sent=supply.house.pins if supply.house else (), copied=bool(supply.copied))
+    wheels = {f"wheels/{name}": path for name, path in supply.house.files.items()} if supply.house else {}
+    failure = _tried(host, plan, facts, report, runs, wheels)
     if failure is not None and not facts.without_index and blames_cache(failure):
         report("its cache of packages seems to be damaged; installing without it")
         failure = _tried(host, replace(plan, cached=False), facts, report, runs)
@@ -256,15 +255,15 @@ def _tried(
     facts: Facts,
     report: Report,
     runs: Callable[[str], None],
-    there: Collection[str] | None = None,
+    wheels: Mapping[str, Path] | None = None,
 ) -> Failure | None:
-    """Upload and install; what failed.
+    """Upload, unless all of it is there as a copy, and install; what failed.
 
     Args:
-        there: what is in the folder of uploads already; None where there is no such folder.
+        wheels: what is uploaded beside what every new environment needs.
     """
-    files = _files(host, plan, facts)
-    if there is None or not files.keys() <= set(there):
+    if not plan.copied:
+        files = {**_files(host, plan, facts), **(wheels or {})}
         upload(host, prepare_script(plan.requirements, plan.incoming), files, report)
     sizes = {each.name: each.nbytes for each in packages(plan.requirements, facts) if each.nbytes}
     progress = InstallProgress(report, plan.requirements.hidden, sizes=sizes, runs=runs)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from hashlib import sha256
 from pathlib import Path
 from shlex import quote
 from typing import Protocol
@@ -84,15 +83,14 @@ def upload(
 ) -> None:
     """Make the folder of uploads (`prepare` is the script), and fill it; what went half is removed.
 
-    Wheels that are there already, from another host, are not brought again.
-
     Args:
         carry: brings large files by another way than this host's own connection.
     """
-    place, there = prepared(host, prepare)
+    place = prepared(host, prepare)
     try:
-        new = {name: content for name, content in files.items() if name not in there}
-        left = {name: content for name, content in new.items() if not _carried(host, f"{place}/{name}", content, carry)}
+        left = {
+            name: content for name, content in files.items() if not _carried(host, f"{place}/{name}", content, carry)
+        }
         for name, content in announced(left, report):
             host.upload(f"{place}/{name}", chunks(content), nbytes_of(content))
     except BaseException:
@@ -137,20 +135,11 @@ def nbytes_of(content: bytes | Path) -> int:
     return content.stat().st_size if isinstance(content, Path) else len(content)
 
 
-def sha256_of(content: bytes | Path) -> str:
-    """SHA-256 of an upload, in hexadecimal."""
-    digest = sha256()
-    for data in chunks(content):
-        digest.update(data)
-    return digest.hexdigest()
-
-
-def prepared(host: RemoteShell, prepare: str) -> tuple[str, frozenset[str]]:
-    """Make the folder of uploads (`prepare` is the script): where it is, and which wheels are there already. Raises HostError."""
+def prepared(host: RemoteShell, prepare: str) -> str:
+    """Make the folder of uploads (`prepare` is the script): where it is. Raises HostError."""
     done = host.run(prepare, timeout=60.0)
-    there = {line.removeprefix(f"{MARK}there ") for line in done.out.splitlines() if line.startswith(f"{MARK}there ")}
     for line in done.out.splitlines():
         if line.startswith(f"{MARK}prepared "):
-            return line.removeprefix(f"{MARK}prepared "), frozenset(there)
+            return line.removeprefix(f"{MARK}prepared ")
     said = (done.out + done.err).strip()[-2000:]
     raise HostError(host.label, f"it cannot be set up: its folder could not be made:\n{said}")

@@ -8,9 +8,7 @@ detached  the same, where they outlive their notebook
 head      the machines of a pool as they are reached from its head
 room      what this machine has left for more processes
 ssh       machines of your own
-chain     files that go from host to host before anything of ours is there, from mirror to mirror
-passing   wheels that one host fetches for others of its kind
-sending   wheels for hosts that reach no index, once over the notebook's connection
+passing   one environment for several hosts of a kind: the first makes it, and it goes on from host to host
 asking    one script on many hosts
 found     the user's pools on such machines, found and ended without knowing of them
 aws/      machines rented from EC2

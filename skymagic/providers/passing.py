@@ -1,152 +1,292 @@
-"""Downloads once per pool: of hosts of one kind one fetches the wheels from its indexes, and they go on from host to host.
+"""One environment for several hosts of a kind: the first host makes it, and it goes on from host to host.
 
 ::
 
-    host 0              chooses versions        and finds where their wheels are
-    each host           a mirror                as `bootstrap.mirror` has it, asked by the host's own uv while install.sh runs
-    host 0 → host 1 …   skymagic's code, and each wheel that somebody asks for, while it comes
+    package index, or notebook → host 0      install.sh, as for a single host
+    host 0 → host 1 → host 2 → …             its environment, and skymagic's code (`bootstrap.copying`)
+    host 1, host 2, …                        install.sh, which finds both in its folder of uploads
 
-What a mirror does not bring, its host downloads.
+A host that does not get them is set up as a single host. So the notebook's connection and the hosts' package index carry each wheel
+once, and two hosts of a kind have the same builds.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ipaddress
+import json
 import secrets
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
+from shlex import quote
+from typing import cast
 
-from skymagic.bootstrap import wheel
+from skymagic.bootstrap import copying
 from skymagic.bootstrap.builds import choose
-from skymagic.bootstrap.fetching import SOURCES, can_fetch, fetch_script
-from skymagic.bootstrap.install import plan_install, prepare_script
+from skymagic.bootstrap.facts import Facts
+from skymagic.bootstrap.install import prepare_script
 from skymagic.bootstrap.listing import download_bytes, shortage_of
-from skymagic.bootstrap.mirror import PAGES
-from skymagic.bootstrap.progress import InstallProgress
-from skymagic.bootstrap.provision import Sent
-from skymagic.bootstrap.remote import sha256_of, upload
+from skymagic.bootstrap.provision import Supply
+from skymagic.bootstrap.remote import prepared
 from skymagic.bootstrap.requirements import Requirements
-from skymagic.bootstrap.wheelhouse import kind
+from skymagic.bootstrap.wheelhouse import NoWheels, Wanted, fetch, kind
 from skymagic.display.starting import StartStep
-from skymagic.errors import HostError, PoolError
-from skymagic.plan.units import size
-from skymagic.providers.chain import Chain, Target, discard, meeting, place_of, uploads
-from skymagic.providers.sending import provided
-from skymagic.wire.threads import failures, run_all
+from skymagic.errors import HostError
+from skymagic.ssh.connection import Connection
+from skymagic.ssh.process import Process
+from skymagic.wire import tls
+from skymagic.wire.threads import run_all
 
 WORTH_BYTES = 50_000_000
-"""Bytes of wheels from which on it is faster to pass them on than to let each host download its own."""
-_START_SECONDS = 60.0
+"""Bytes of wheels from which on passing them on is faster than one download per host."""
+_END_SECONDS = 15.0
 
 
-def groups(targets: Sequence[Target], requirements: Requirements) -> list[list[Target]]:
-    """Hosts that should have their wheels fetched by the first of them; pure. The others download their own."""
+@dataclass(frozen=True)
+class Target:
+    """A host that gets an environment.
+
+    Attributes:
+        name: as users call it. facts: what it is. python: an interpreter there, of the notebook's minor version; "" for none.
+    """
+
+    name: str
+    host: Connection
+    facts: Facts
+    python: str
+
+
+# -- who passes on -------------------------------------------------------------------------------------------------------
+
+
+def groups(targets: Sequence[Target], requirements: Requirements, *, alone: bool = False) -> list[list[Target]]:
+    """Hosts of one kind, the first of which makes an environment for all; pure. A host that shares with none is a group of one.
+
+    Args:
+        alone: whether each host that reaches an index downloads for itself.
+    """
     kinds: dict[object, list[Target]] = {}
     for each in targets:
-        nbytes = download_bytes(requirements, each.facts)
-        if can_fetch(requirements, each.facts) and nbytes >= WORTH_BYTES and not shortage_of(nbytes, each.facts):
-            kinds.setdefault((kind(each.facts), choose(requirements, each.facts)), []).append(each)
-    return [group for group in kinds.values() if len(group) > 1 and meeting([each.facts for each in group])]
+        known = (kind(each.facts), choose(requirements, each.facts), each.facts.env, each.facts.without_index)
+        shares = _shares(each, requirements) and (each.facts.without_index or not alone)
+        kinds.setdefault(known if shares else each.name, []).append(each)
+    found = []
+    for group in kinds.values():
+        found += [group] if len(group) > 1 and meeting([each.facts for each in group]) else [[each] for each in group]
+    return found
+
+
+def _shares(target: Target, requirements: Requirements) -> bool:
+    """Whether a host's environment can be another one's, and is worth the way."""
+    facts = target.facts
+    makes_environments = any(each.path == target.python and each.venv for each in facts.pythons)
+    if requirements.prepared or facts.ready or not makes_environments:
+        return False
+    if facts.without_index:
+        return True
+    nbytes = download_bytes(requirements, facts)  # commands of plugins may not run twice in an environment
+    return not requirements.commands and nbytes >= WORTH_BYTES and not shortage_of(nbytes, facts)
+
+
+def meeting(hosts: Sequence[Facts]) -> list[str] | None:
+    """Addresses by which hosts reach each other, as far as their interfaces tell; None where none looks like it. Pure.
+
+    A wrong guess costs a few seconds: a host that cannot follow another is set up as a single host.
+    """
+    if len({(each.boot, each.addresses) for each in hosts}) == 1 and hosts[0].boot:
+        return ["127.0.0.1"] * len(hosts)  # accounts of one machine; containers on one have addresses of their own
+    found = [_private(each) for each in hosts]
+    for length in (24, 16, 8):
+        for network in dict.fromkeys(ipaddress.ip_network(f"{each}/{length}", strict=False) for each in found[0]):
+            among = [[each for each in addresses if each in network] for addresses in found]
+            if all(among) and len({each[0] for each in among}) == len(hosts):
+                return [str(each[0]) for each in among]
+    return None
+
+
+def _private(facts: Facts) -> list[ipaddress.IPv4Address]:
+    """A host's private IPv4 addresses, without those of bridges of its own; nothing listens on a public one."""
+    own = ("docker", "virbr", "br-", "veth", "cni", "podman", "lo")
+    found = []
+    for interface, text in facts.addresses:
+        try:
+            address = ipaddress.ip_address(text)
+        except ValueError:
+            continue
+        usable = address.is_private and not address.is_loopback and not address.is_link_local
+        if isinstance(address, ipaddress.IPv4Address) and usable and not interface.startswith(own):
+            found.append(address)
+    return found
+
+
+# -- what they get -----------------------------------------------------------------------------------------------------
+
+
+def from_here(group: Sequence[Target], requirements: Requirements, say: Callable[[str], None]) -> Supply:
+    """Wheels that the notebook fetches for hosts of one kind that reach no index.
+
+    Raises:
+        HostError: there is no such wheel, or a host has no room for them.
+    """
+    facts, names = group[0].facts, ", ".join(each.name for each in group)
+    how = f"no package index can be reached from there; the packages are fetched here, for {facts.system} {facts.machine}, and sent"
+    say(_step(f"{names}: {how}", group))
+    wanted = Wanted(
+        (*requirements.packages, *(() if facts.uv else ("uv",))),
+        requirements.minor,
+        requirements.preferences,
+        indexes=requirements.every_index,
+        paths=tuple(path for path in requirements.uploads if path.endswith(".whl")),
+        backend=requirements.backend,
+    )
+    try:
+        house = fetch(wanted, facts, lambda words: None)
+    except NoWheels as problem:
+        reason = f"it reaches no package index, and its packages could not be fetched here either:\n{problem}"
+        raise HostError(group[0].name, reason, "Fix what that says, or let the host reach an index.") from None
+    for each in group:
+        if words := shortage_of(house.nbytes, each.facts):
+            raise HostError(each.name, f"it cannot be set up: {words}")
+    return Supply(house)
 
 
 @contextlib.contextmanager
 def passed_on(
-    targets: Sequence[Target], requirements: Requirements, say: Callable[[str], None]
-) -> Iterator[dict[str, Sent]]:
-    """Let one host of each kind fetch what all of them need, where that is worth it, while the block installs.
-
-    Hosts that reach no index have got what they need from the notebook before.
+    group: Sequence[Target], requirements: Requirements, say: Callable[[str], None]
+) -> Iterator[Mapping[str, Supply]]:
+    """Copy the environment of a group's first host to the others, which install from it while the block runs.
 
     Yields:
-        By name of host, what it installs from; what nobody has installed from is removed at the end.
-
-    Raises:
-        HostError: hosts that reach no index cannot be helped from here.
+        By name of host, what is there; a host that got nothing is not in it. What nobody installs from is removed at the end.
     """
-    sent: dict[str, Sent] = {}
-    with contextlib.ExitStack() as chains:
-        try:
-            for more in provided([each for each in targets if each.facts.without_index], requirements, say):
-                sent |= more
-            for group in groups(targets, requirements):
-                sent |= _passed(group, requirements, chains, say)
-            yield sent
-        except BaseException:
-            chains.close()
-            discard([(each, sent[each.name].incoming) for each in targets if each.name in sent])
-            raise
-
-
-def _passed(
-    group: Sequence[Target], requirements: Requirements, chains: contextlib.ExitStack, say: Callable[[str], None]
-) -> dict[str, Sent]:
-    token = secrets.token_hex(8)
-    nbytes = size(download_bytes(requirements, group[0].facts))
-    words = f"{group[0].name} fetches the packages (about {nbytes}), and passes them on to {_names(group[1:])}"
-    say(StartStep(words, "environment", [each.name for each in group]))
-    addresses = meeting([each.facts for each in group])
-    assert addresses is not None
-    chains.callback((chain := Chain(group, addresses)).close)
-    sent: dict[str, Sent] = {}
+    first, *others = group
+    say(_step(f"{first.name} passes its environment on to {', '.join(each.name for each in others)}", group))
+    chain = Chain(group, requirements)
+    unused: Sequence[Target] = group
     try:
-        sent = {each.name: Sent(token, there=there) for each, there in _mirrored(chain, token, requirements)}
-        if left := [each for each in group if each.name not in sent]:
-            say(f"{_names(left)}: the packages do not get through from the other hosts; downloading them there")
-    except (PoolError, OSError) as problem:
-        say(f"{_names(group)}: the packages could not be passed on; each downloads its own ({_short(problem)})")
+        supplies = chain.run()
+        if left := [each.name for each in others if each.name not in supplies]:
+            how = "sending the packages from here" if first.facts.without_index else "downloading the packages there"
+            say(f"{', '.join(left)}: the environment does not get through from {first.name}; {how}")
+        chain.discard([each for each in group if each.name not in supplies or not supplies[each.name].copied])
+        unused = [each for each in others if each.name in supplies]
+        yield supplies
+        unused = ()  # install.sh has removed what it has installed from
     finally:
-        if not sent:
-            chain.close()  # its mirrors write to what is removed now
-        discard([(each, token) for each in group if each.name not in sent])
-    return sent
+        if unused:
+            chain.discard(unused)
 
 
-def _names(targets: Sequence[Target]) -> str:
-    return ", ".join(each.name for each in targets)
+def _step(text: str, targets: Sequence[Target]) -> StartStep:
+    return StartStep(text, "environment", [each.name for each in targets], None)
 
 
-def _short(problem: Exception) -> str:
-    lines = [line.strip() for line in str(problem).splitlines() if line.strip()]
-    return "; ".join([*lines[:1], *lines[1:][-1:]])
+class Chain:
+    """Programs on several hosts, each of which passes on what the one before it has.
 
+    Args:
+        group: with a Python each; the first has the environment.
+    """
 
-def _mirrored(chain: Chain, token: str, requirements: Requirements) -> Iterator[tuple[Target, frozenset[str]]]:
-    """Those of a group whose mirrors serve, and what has come there. Raises what is wrong with the first."""
-    first, prepare, files = chain.targets[0], prepare_script(requirements, token), uploads(requirements)
-    wheels = dict(files)
-    code = {(name := wheel.running()[1]): wheels.pop(name)}
+    def __init__(self, group: Sequence[Target], requirements: Requirements) -> None:
+        self.tokens = {each.name: secrets.token_hex(8) for each in group}
+        """By name of host, its folder of uploads: hosts may share a home."""
+        self._group, self._requirements = group, requirements
+        self._environment = f"env/{group[0].facts.env}"
+        self._over = threading.Event()
+        self._processes: list[Process] = []
 
-    def choose_there(over: threading.Event) -> None:
-        """While skymagic's own code, which no choice depends on, is on its way."""
+    def run(self) -> dict[str, Supply]:
+        """Copy; by name of host, what it can be set up from. A host that has the environment already needs nothing."""
+        addresses = meeting([each.facts for each in self._group])
+        assert addresses is not None
+        listen = partial(self._listen, tls.certificate())
+        jobs = [_Job(partial(listen, *each), self._over) for each in zip(self._group, addresses, strict=True)]
+        try:
+            answers = dict(zip((each.name for each in self._group), run_all(jobs), strict=True))
+            links = [each for each in answers.values() if isinstance(each, _Link)]
+            if not links or links[0].target is not self._group[0]:
+                return {}
+            came = run_all([partial(self._take, *each, links[-1]) for each in zip([None, *links], links, strict=False)])
+            there = {name: Supply() for name, answer in answers.items() if answer is None}
+            return there | {
+                link.target.name: Supply(copied=self.tokens[link.target.name])
+                for link, well in zip(links[1:], came[1:], strict=True)
+                if well is True
+            }
+        finally:
+            self._over.set()
+            for each in jobs:  # nothing goes on there any more when this has returned
+                each.ended.wait(_END_SECONDS)
+            run_all([each.close for each in self._processes], timeout=_END_SECONDS)
 
-        def choose_versions() -> None:
-            upload(first.host, prepare, wheels, lambda step: None)
-            _choose(first, token, requirements, over)
-
-        bring_code = partial(upload, first.host, prepare, code, lambda step: None)
-        if problems := failures(run_all([choose_versions, bring_code])):
-            raise problems[0]
-
-    if problem := chain.listen(prepare, choose_there):
-        raise problem
-    bring = {**{name: sha256_of(content) for name, content in files.items()}, PAGES: ""}
-    lacking = chain.serve({"sources": f"{place_of(first, token)}/{SOURCES}"}, (), bring, timeout=_START_SECONDS)
-    for each in chain.targets:
-        if PAGES not in (lost := lacking.get(each.name, [PAGES])):
-            yield each, frozenset(files).difference(lost)
-
-
-def _choose(target: Target, token: str, requirements: Requirements, over: threading.Event) -> None:
-    """Let a host choose for all of its kind. Raises HostError with the last lines that it printed."""
-    plan = plan_install(requirements, target.facts, token, "")
-    progress = InstallProgress(lambda step: None, requirements.hidden)
-
-    def feed(line: str) -> None:
-        if over.is_set():
+    def _listen(self, pem: str, target: Target, address: str) -> _Link | None:
+        """Start a host's program; None where the environment is there already, for hosts may share a home."""
+        place = prepared(target.host, prepare_script(self._requirements, self.tokens[target.name]))
+        if self._over.is_set():
             raise KeyboardInterrupt
-        progress.feed(line)
+        process = target.host.open(f"exec {quote(target.python)} -I -c {quote(copying.program())}")
+        self._processes.append(process)
+        ready = f"{target.facts.folder}/{self._environment}/.ready"
+        unless = "" if target is self._group[0] else ready
+        port = _answer(process, {"pem": pem, "address": address, "unless": unless})
+        return None if port is None else _Link(target, (address, cast("int", port)), process, place)
 
-    done = target.host.run(fetch_script(plan, target.facts), lines=feed)
-    if not progress.done:
-        raise HostError(target.name, progress.failure(done.status, done.err, requirements.minor).reason)
+    def _take(self, before: _Link | None, link: _Link, last: _Link) -> object:
+        """Let a host send or receive; whether all of it is there."""
+        names = [self._environment, f"code/{self._requirements.code}"]
+        words = {"folder": link.target.facts.folder, "names": names, "last": link is last}
+        if before is not None:
+            words |= {"upstream": before.address, "place": link.place, "source": self._group[0].facts.folder}
+        return _answer(link.process, words)
+
+    def discard(self, targets: Sequence[Target]) -> None:
+        """Remove folders of uploads that nobody will install from, as far as the hosts can be reached."""
+        places = [(each, f"{each.facts.folder}/incoming/{self.tokens[each.name]}") for each in targets]
+        jobs = [partial(each.host.run, f"rm -rf {quote(place)}", timeout=20.0) for each, place in places]
+        run_all(jobs, timeout=25.0)
+
+
+@dataclass(frozen=True)
+class _Link:
+    """A host's program that listens.
+
+    Attributes:
+        address: by which the next one reaches it, and its port. place: the host's folder of uploads.
+    """
+
+    target: Target
+    address: tuple[str, int]
+    process: Process
+    place: str
+
+
+class _Job:
+    """A call that is not begun once `over` is set; `ended` is set unless it is under way."""
+
+    def __init__(self, call: Callable[[], object], over: threading.Event) -> None:
+        self._call, self._over, self.ended = call, over, threading.Event()
+        self.ended.set()
+
+    def __call__(self) -> object:
+        self.ended.clear()
+        try:
+            if self._over.is_set():
+                raise KeyboardInterrupt
+            return self._call()
+        finally:
+            self.ended.set()
+
+
+def _answer(process: Process, words: Mapping[str, object]) -> object:
+    """What a program answers. Raises HostError where it does not."""
+    with contextlib.suppress(BrokenPipeError):  # it has ended, and its standard error says why
+        process.write(json.dumps(words).encode() + b"\n")
+    said = b""
+    while not said.endswith(b"\n") and (data := process.read()):
+        said += data
+    if not said:
+        raise HostError(process.host, f"it passes nothing on: {process.complaint().splitlines()[-1:]}")
+    return json.loads(said)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import threading
@@ -15,7 +16,7 @@ from skymagic.bootstrap.builds import choose, question
 from skymagic.bootstrap.facts import Facts
 from skymagic.bootstrap.listing import lines
 from skymagic.bootstrap.messages import refusals
-from skymagic.bootstrap.provision import Sent, probe, refuse, requirements_of, setup
+from skymagic.bootstrap.provision import Supply, probe, refuse, requirements_of, setup
 from skymagic.bootstrap.remote import Installation
 from skymagic.bootstrap.requirements import Requirements
 from skymagic.bootstrap.versions import notebook
@@ -31,8 +32,7 @@ from skymagic.plan.planning import plan_over
 from skymagic.plan.plans import Plan, Topology, topology
 from skymagic.plan.requests import PoolRequest
 from skymagic.plugins import table
-from skymagic.providers.chain import Target
-from skymagic.providers.passing import passed_on
+from skymagic.providers.passing import Target, from_here, groups, passed_on
 from skymagic.providers.provider import Say, Survey
 from skymagic.ssh import connecting, hostlist
 from skymagic.ssh.config import Endpoint, SshConfig
@@ -133,14 +133,29 @@ class SSH:
         return Hosts(plan, tuple(machines), accesses[0].installation.requirements), nodes
 
 
-def set_up(machines: Sequence[Machine], requirements: Requirements, say: Say) -> None:
-    """Set machines up side by side, unless one cannot be; wheels that several of them need are fetched once."""
-    fresh = [] if requirements.prepared else [each for each in machines if not each.facts.ready]
-    targets = [each.target(requirements) for each in fresh]
+def set_up(machines: Sequence[Machine], requirements: Requirements, say: Say, *, alone: bool = False) -> None:
+    """Set machines up in parallel, unless one cannot be; of several of a kind the first makes the environment of all.
+
+    Args:
+        alone: whether each machine downloads its own packages: right where they share no slow link.
+    """
+    named = {each.name: each for each in machines}
+    supplies: dict[str, Supply] = {}
+
+    def install(target: Target) -> None:
+        named[target.name].set_up(requirements, say, supplies.get(target.name))
+
     try:
         side_by_side(lambda one: refuse(one.name, one.facts, requirements), machines)
-        with passed_on(targets, requirements, say) as sent:
-            side_by_side(lambda one: one.set_up(requirements, say, sent.get(one.name)), machines)
+        found = groups([each.target(requirements) for each in machines], requirements, alone=alone)
+        for group in found:
+            if group[0].facts.without_index and not (group[0].facts.ready or requirements.prepared):
+                supplies |= dict.fromkeys((each.name for each in group), from_here(group, requirements, say))
+        side_by_side(install, [group[0] for group in found])
+        with contextlib.ExitStack() as copies:
+            for group in filter(lambda group: len(group) > 1, found):
+                supplies |= copies.enter_context(passed_on(group, requirements, say))
+            side_by_side(install, [each for group in found for each in group[1:]])
     finally:
         for each in machines:
             each.runnable.set()
@@ -198,11 +213,11 @@ class Machine:
         """Whether the tunnel has gone over this connection."""
         self._lock = threading.Lock()
 
-    def set_up(self, requirements: Requirements, say: Say, sent: Sent | None = None) -> None:
+    def set_up(self, requirements: Requirements, say: Say, supply: Supply | None = None) -> None:
         """Give it an environment and skymagic's code, where it lacks them.
 
         Args:
-            sent: wheels that are there for it; None where it takes packages from its indexes.
+            supply: what its packages come from; None for its package indexes.
         """
         assert self._connection is not None
 
@@ -213,7 +228,7 @@ class Machine:
             self._installation = found
             self.runnable.set()
 
-        self._installation = setup(self._connection, requirements, report, self.facts, sent, early)
+        self._installation = setup(self._connection, requirements, report, self.facts, supply, early)
         self.runnable.set()
 
     def target(self, requirements: Requirements) -> Target:

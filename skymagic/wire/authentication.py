@@ -27,7 +27,7 @@ class Unauthenticated:
     """The connections of one listener whose senders are not known yet.
 
     A new connection displaces the oldest one when there are too many. A sender who has the secret shows it within milliseconds, so that
-    strangers who hold connections do not keep it out. `bootstrap.mirror` sends this class as text: it needs the standard library alone.
+    strangers who hold connections do not keep it out. `bootstrap.copying` sends this class as text: it needs the standard library alone.
 
     Args:
         most: how many there may be; each has a thread and a descriptor.

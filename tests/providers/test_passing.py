@@ -1,4 +1,4 @@
-"""Downloads once per pool: one host of a kind fetches wheels from its index, and the others get them from it."""
+"""Downloads once per pool: one host of a kind makes an environment from its index, and the others get it from there."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import contextlib
 import ensurepip
 import gzip
 import os
+import shlex
 import shutil
 import signal
 import threading
@@ -14,9 +15,7 @@ import zipfile
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
-from types import ModuleType
 from urllib.parse import quote
 
 import pytest
@@ -24,14 +23,13 @@ import pytest
 from skymagic.bootstrap import uv, wheel
 from skymagic.bootstrap.facts import Facts, Offer, Python
 from skymagic.bootstrap.listing import download_bytes
-from skymagic.bootstrap.provision import probe, setup
-from skymagic.bootstrap.remote import Installation
+from skymagic.bootstrap.provision import probe
 from skymagic.bootstrap.requirements import Requirements
-from skymagic.providers import chain, passing
-from skymagic.providers.chain import Target, discard
-from skymagic.providers.passing import groups, passed_on
-from skymagic.providers.ssh import side_by_side
-from skymagic.ssh.config import SshConfig
+from skymagic.errors import HostError
+from skymagic.providers import passing
+from skymagic.providers.passing import Target, groups
+from skymagic.providers.ssh import Machine, set_up
+from skymagic.ssh.config import Endpoint, SshConfig
 from skymagic.ssh.connecting import connect
 from skymagic.ssh.connection import Connection
 from skymagic.ssh.hostlist import HostSpec
@@ -65,29 +63,32 @@ def test_which_hosts_pass_on() -> None:
     wanted = replace(SMALL, packages=("numpy==2",))
     large = (Offer("numpy", "2", nbytes=70_000_000, source="https://pypi.org/simple"),)
 
-    def grouped(*hosts: Facts, requirements: Requirements = wanted) -> list[list[str]]:
+    def grouped(*hosts: Facts, requirements: Requirements = wanted, alone: bool = False) -> list[list[str]]:
         targets = [Target(str(n), None, each, "/usr/bin/python3") for n, each in enumerate(hosts)]  # type: ignore[arg-type]
-        return [[each.name for each in group] for group in groups(targets, requirements)]
+        found = [[each.name for each in group] for group in groups(targets, requirements, alone=alone)]
+        assert sorted(sum(found, [])) == [str(n) for n in range(len(hosts))]
+        return [group for group in found if len(group) > 1]
 
     good = replace(HOST, offers=large)
     assert grouped(good, good, good) == [["0", "1", "2"]]
+    assert grouped(good, good, alone=True) == []
     assert grouped(good) == []
     assert grouped(HOST, HOST) == [], "nothing large is known to be downloaded"
     arm = replace(good, machine="aarch64")
     assert grouped(good, arm, good, arm, replace(good, machine="riscv64")) == [["0", "2"], ["1", "3"]]
+    assert grouped(good, replace(good, env="elsewhere"), good) == [["0", "2"]]
     assert grouped(good, replace(good, ready=True), good) == [["0", "2"]]
-    assert grouped(good, replace(good, indexes=0), good) == [["0", "2"]]
+    without = replace(good, indexes=0)
+    assert grouped(good, without, good, without, alone=False) == [["0", "2"], ["1", "3"]]
+    assert grouped(good, without, good, without, alone=True) == [["1", "3"]], "the notebook's link is always shared"
     assert grouped(good, replace(good, pythons=()), good) == [["0", "2"]]
     assert grouped(good, replace(good, disk_kb=250_000), good) == [["0", "2"]]
     far = replace(good, boot="c", addresses=(("eth0", "8.8.8.8"),))
     assert grouped(far, replace(far, boot="d", addresses=(("eth0", "9.9.9.9"),))) == []
-    for unlike in (
-        replace(wanted, commands=("pip install x",)),
-        replace(wanted, files=(("/x/a.tar.gz", "d"),)),
-        replace(wanted, scoped=(("https://own/simple", ("numpy==2",)),)),
-        replace(wanted, python="/opt/python"),
-    ):
-        assert grouped(good, good, requirements=unlike) == []
+    assert grouped(good, good, requirements=replace(wanted, python="/opt/python")) == []
+    once = replace(wanted, commands=("git clone x",))
+    assert grouped(good, good, requirements=once) == [], "a command runs once in an environment"
+    assert grouped(without, without, requirements=once) == [["0", "1"]]
 
 
 class Login:
@@ -122,7 +123,9 @@ class Lab:
     wanted: Requirements
     asked: list[str]
     login: Login
-    targets: list[Target] = field(default_factory=list)
+    endpoints: list[Endpoint] = field(default_factory=list)
+    connections: list[Connection] = field(default_factory=list)
+    facts: list[Facts] = field(default_factory=list)
 
     def wheels(self) -> list[str]:
         return sorted(path.name for path in self.folder.rglob("*.whl"))
@@ -143,13 +146,12 @@ class Lab:
             for part in (".cache/uv", ".skymagic/env", *more):
                 shutil.rmtree(host.home / part, ignore_errors=True)
 
-    def set_up(self, targets: list[Target], told: list[str]) -> list[Installation]:
-        """Pass on, and install from what is passed on."""
-        with passed_on(targets, self.wanted, told.append) as sent:
-            assert sorted(sent) == [each.name for each in targets], told
-            return side_by_side(
-                lambda each: setup(each.host, self.wanted, told.append, each.facts, sent[each.name]), targets
-            )
+    def set_up(self, told: list[str], *facts: Facts, wanted: Requirements | None = None) -> list[Machine]:
+        """A start of the first hosts, which are as `facts` say."""
+        known = zip(self.endpoints, self.connections, facts or self.facts, strict=False)
+        machines = [Machine(*each) for each in known]
+        set_up(machines, wanted or self.wanted, told.append)
+        return machines
 
     def has(self, number: int, name: str) -> bool:
         return bool([*self.hosts[number].home.glob(f".skymagic/env/*/lib/python*/site-packages/{name}-*.dist-info")])
@@ -188,74 +190,16 @@ def lab(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config) -
         for name in hosts.names:
             connection = connect(config.endpoint(HostSpec(name, name)))
             stack.callback(connection.close)
-            facts = probe(connection, wanted, True)
-            made.targets.append(Target(name, connection, facts, facts.pythons[0].path))
+            made.endpoints.append(config.endpoint(HostSpec(name, name)))
+            made.connections.append(connection)
+            made.facts.append(probe(connection, wanted, True))
         yield made
-
-
-@pytest.mark.needs("sshd")
-def test_a_host_that_cannot_take_part(lab: Lab) -> None:
-    told: list[str] = []
-    unlike = [lab.targets[0], replace(lab.targets[1], python="/nowhere/python"), lab.targets[2]]
-    with passed_on(unlike, lab.wanted, told.append) as sent:
-        assert sorted(sent) == ["h1", "h3"]
-        discard([(each, sent[each.name].incoming) for each in lab.targets if each.name in sent])
-    assert told[-1] == "h2: the packages do not get through from the other hosts; downloading them there"
-    assert lab.leftovers() == []
-
-
-@pytest.mark.needs("sshd")
-def test_what_the_index_lacks_leaves_nothing(lab: Lab) -> None:
-    """The ordinary way says what is wrong, with its remedies."""
-    told: list[str] = []
-    with passed_on(lab.targets, replace(lab.wanted, packages=("tiny-large==1.0", "tiny-more==7")), told.append) as sent:
-        assert sent == {}
-    assert "each downloads its own (h1: it cannot be set up: choosing versions with uv failed" in told[-1]
-    assert "tiny-more==7" in told[-1]
-    assert lab.leftovers() == []
-    assert lab.shown(told) == []
-
-
-@pytest.mark.needs("sshd")
-@pytest.mark.parametrize(("module", "step"), [(passing, "upload"), (chain, "asked")])
-def test_an_interrupt_leaves_nothing(lab: Lab, module: ModuleType, step: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """While the first host is asked to choose, and while mirrors begin; the next start (below) works."""
-    called, once = getattr(module, step), threading.Semaphore(1)
-
-    def pressed(*args: object) -> object:
-        if once.acquire(blocking=False):
-            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
-        return called(*args)
-
-    monkeypatch.setattr(module, step, pressed)
-    with pytest.raises(KeyboardInterrupt), passed_on(lab.targets, lab.wanted, print):
-        raise AssertionError("nobody has pressed")
-    assert lab.leftovers() == []
-
-
-@pytest.mark.needs("sshd")
-def test_hosts_without_uv(lab: Lab) -> None:
-    """The first gets it from its index, once, and passes it on like the rest."""
-    program = lab.hosts[0].home / ".local/bin/uv"
-    made = make_wheel(lab.folder, "uv", "1.0")
-    with zipfile.ZipFile(made, "a") as archive:
-        archive.write(program, "uv-1.0.data/scripts/uv")
-    lab.forget()
-    lab.asked.clear()
-    told: list[str] = []
-    lab.set_up([replace(each, facts=replace(each.facts, uv=None)) for each in lab.targets[:2]], told)
-    assert all(lab.has(n, name) for n in range(2) for name in ("uv", "pip", "tiny_large"))
-    assert sorted(lab.asked) == lab.wheels()
-    assert lab.shown(told) == []
-    made.unlink()
 
 
 @pytest.mark.needs("sshd")
 def test_one_host_fetches_and_the_others_get_it_from_there(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each wheel is asked of the index once, for three hosts; their environments are as if each had downloaded."""
     told: list[str] = []
-    lab.forget(".skymagic/code")
-    lab.asked.clear()
     uploads: list[tuple[str, str]] = []
     upload = Connection.upload
 
@@ -264,32 +208,97 @@ def test_one_host_fetches_and_the_others_get_it_from_there(lab: Lab, monkeypatch
         upload(self, path, chunks, nbytes)
 
     monkeypatch.setattr(Connection, "upload", counted)
-    made = lab.set_up(lab.targets, told)
+    made = lab.set_up(told)
     assert uploads == [("h1", wheel.running()[1])], "the code comes once, and goes on from host to host"
-    assert [each.facts.without_index for each in made] == [False] * 3, "later packages come from their index"
+    known = [probe(each, lab.wanted) for each in lab.connections]
+    assert [each.without_index for each in known] == [False] * 3, "later packages come from their index"
+    assert [(each.ready, each.code) for each in known] == [(True, True)] * 3
     assert sorted(lab.asked) == lab.wheels()
     assert all(lab.has(n, name) for n in range(3) for name in ("tiny_large", "tiny_more", "pip"))
     assert lab.leftovers() == []
-    assert not probe(lab.targets[1].host, lab.wanted).without_index
-    assert told[0].startswith("h1 fetches the packages (about ")
-    assert told[0].endswith("), and passes them on to h2, h3")
-    # what uv keeps of a mirror is known again in the next start
-    lab.asked.clear()
-    for host in lab.hosts:
-        shutil.rmtree(host.home / ".skymagic/env")
-    lab.set_up(lab.targets, told)
-    assert lab.asked == []
+    assert "h1 passes its environment on to h2, h3" in told
+    for each, host in zip(made, lab.hosts, strict=True):
+        say = "import sys, tiny_large; from pip import main; print(sys.prefix, tiny_large.__version__)"
+        python = f"{host.home}/.skymagic/env/{each.facts.env}/bin/python"
+        done = lab.connections[made.index(each)].run(f"{python} -c {shlex.quote(say)}; {python[:-6]}pip --version")
+        assert done.out.startswith(f"{host.home}/.skymagic/env/{each.facts.env} 1.0\npip "), done.err
+        assert f" from {host.home}/" in done.out
     assert lab.shown(told) == []
     assert any(b"pip\0install" in each for each in lab.login.commands), "somebody has looked"
 
 
 @pytest.mark.needs("sshd")
+def test_a_host_that_cannot_take_part(lab: Lab) -> None:
+    """It downloads its own, and the others do not wait for it."""
+    told: list[str] = []
+    lab.forget()
+    broken = lab.hosts[1].home / "python"
+    broken.write_text("#!/bin/sh\nexit 1\n")
+    broken.chmod(0o700)
+    unlike = replace(lab.facts[1], pythons=(Python(MINOR, str(broken)),))
+    with pytest.raises(HostError, match="h2: .*making an environment"):
+        lab.set_up(told, lab.facts[0], unlike, lab.facts[2])
+    assert "h2: the environment does not get through from h1; downloading the packages there" in told
+    assert lab.has(0, "tiny_large")
+    assert lab.has(2, "tiny_large")
+    assert lab.leftovers() == []
+
+
+@pytest.mark.needs("sshd")
+def test_what_the_index_lacks_leaves_nothing(lab: Lab) -> None:
+    """The first host says what is wrong, and nothing is passed on."""
+    told: list[str] = []
+    lab.forget()
+    wanted = replace(lab.wanted, packages=("tiny-large==1.0", "tiny-more==7"))
+    with pytest.raises(HostError, match=r"(?s)h1: .*tiny-more==7") as raised:
+        lab.set_up(told, wanted=wanted)
+    assert lab.leftovers() == []
+    assert lab.shown([*told, str(raised.value)]) == []
+
+
+@pytest.mark.needs("sshd")
+@pytest.mark.parametrize("step", ["prepared", "_answer"])
+def test_an_interrupt_leaves_nothing(lab: Lab, step: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While folders of uploads are made, and while programs begin; the next start works."""
+    called, once = getattr(passing, step), threading.Semaphore(1)
+
+    def pressed(*args: object) -> object:
+        if once.acquire(blocking=False):
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+        return called(*args)
+
+    lab.forget()
+    told: list[str] = []
+    monkeypatch.setattr(passing, step, pressed)
+    with pytest.raises(KeyboardInterrupt):
+        lab.set_up(told)
+    assert lab.leftovers() == []
+    monkeypatch.undo()
+    shutil.rmtree(lab.hosts[0].home / ".skymagic/env")
+    lab.set_up(told)
+    assert all(lab.has(n, "tiny_large") for n in range(3))
+
+
+@pytest.mark.needs("sshd")
 def test_two_pools_at_once(lab: Lab) -> None:
-    """Each has mirrors of its own; one makes the environments, and the other waits for it."""
+    """One makes the environments, and the other waits for it."""
     lab.forget(".skymagic/code")
     told: list[list[str]] = [[], []]
     with ThreadPoolExecutor(2) as pool:
-        made = list(pool.map(partial(lab.set_up, lab.targets), told))
-    assert [each.python for each in made[0]] == [each.python for each in made[1]]
+        list(pool.map(lab.set_up, told))
     assert all(lab.has(n, "tiny_large") for n in range(3))
     assert lab.leftovers() == []
+
+
+@pytest.mark.needs("sshd")
+def test_hosts_that_share_a_home(lab: Lab) -> None:
+    """What one of them has made the others have."""
+    lab.forget(".skymagic/code")
+    told: list[str] = []
+    machines = [
+        Machine(replace(lab.endpoints[0], label=name), lab.connections[0], lab.facts[0]) for name in ("a", "b", "c")
+    ]
+    set_up(machines, lab.wanted, told.append)
+    assert lab.has(0, "tiny_large")
+    assert lab.leftovers() == []
+    assert not [line for line in told if "does not get through" in line]

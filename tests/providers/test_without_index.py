@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import sys
-from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,19 +17,15 @@ from skymagic.bootstrap.requirements import Requirements
 from skymagic.bootstrap.wheelhouse import pip_platforms
 from skymagic.errors import HostError
 from skymagic.plan.image import Image
-from skymagic.providers.chain import Target, meeting
-from skymagic.providers.passing import passed_on
-from skymagic.providers.sending import send
+from skymagic.providers.passing import meeting
+from skymagic.providers.ssh import Machine, set_up
 from skymagic.ssh.config import SshConfig
 from skymagic.ssh.connecting import connect
-from skymagic.ssh.connection import Connection, ScriptResult
 from skymagic.ssh.hostlist import HostSpec
-from skymagic.ssh.process import Process
 from tests.lab.distributions import Shelf
-from tests.lab.hosts import Hosts, loopback
+from tests.lab.hosts import loopback
 from tests.lab.notebook import opened
 from tests.lab.shells import SMALL, pip_settings
-from tests.lab.wheels import Pressing, make_wheel
 
 CUT_OFF = {
     "PIP_CONFIG_FILE": "/dev/null",
@@ -44,89 +38,12 @@ CUT_OFF = {
 
 COUNT_UPLOADS = """
 from skymagic.ssh.process import Process
-sent = []
+sent = {"gpu1": 0, "gpu2": 0}
 def counted(self, data, write=Process.write):
-    sent.append(len(data))
+    sent[self.host] += len(data)
     return write(self, data)
 Process.write = counted
 """
-
-
-class Counting:
-    """A connection that counts what goes over it."""
-
-    def __init__(self, connection: Connection) -> None:
-        self.connection, self.label, self.nbytes = connection, connection.label, 0
-
-    def open(self, command: str) -> Process:
-        process = self.connection.open(command)
-        write = process.write
-
-        def counted(data: bytes | memoryview) -> None:
-            self.nbytes += len(data)
-            write(data)
-
-        process.write = counted  # type: ignore[method-assign]
-        return process
-
-    def run(
-        self, script: str, *, lines: Callable[[str], None] | None = None, timeout: float | None = None
-    ) -> ScriptResult:
-        return self.connection.run(script, lines=lines, timeout=timeout)
-
-    def upload(self, path: str, chunks: Iterable[memoryview], nbytes: int) -> None:
-        self.nbytes += nbytes
-        self.connection.upload(path, chunks, nbytes)
-
-
-@pytest.mark.needs("sshd")
-def test_wheels_cross_the_notebooks_link_once(tmp_path: Path) -> None:
-    """What does not get through comes from here all the same; Ctrl-C, and what went wrong, leave nothing there."""
-    small, large = make_wheel(tmp_path, "tiny", "1.0"), tmp_path / "large-1.0-py3-none-any.whl"
-    large.write_bytes(os.urandom(30_000_000))
-    files = {path.name: path for path in (large, small)}
-    with loopback(tmp_path / "hosts", 3) as hosts:
-        targets = [target(hosts, name) for name in hosts.names]
-        told: list[str] = []
-        incoming = [send(targets, SMALL, files, told.append)]
-        first, *others = (each.host.nbytes for each in targets)  # type: ignore[attr-defined]
-        assert 30_000_000 < first < 33_000_000
-        assert max(others) < 100_000
-        assert any(line.startswith("sending large-1.0") for line in told)
-        one_home = [replace(targets[0], name=name) for name in ("h1", "same", "too")]
-        shared = hosts[0].home / ".skymagic/incoming" / send(one_home, SMALL, files, told.append)
-        assert sorted(path.name for path in shared.glob("wheels/*")) == sorted(files)
-        assert (shared / "wheels" / large.name).read_bytes() == large.read_bytes()
-        shutil.rmtree(shared)
-        assert "from here" not in " ".join(told)
-        limited = tmp_path / "python"
-        limited.write_text(f'#!/bin/sh\nulimit -f 1000\nexec {sys.executable} "$@"\n')
-        limited.chmod(0o700)
-        unlike = (replace(targets[1], python=str(limited)), replace(targets[2], python="/nowhere/python"))
-        incoming.append(send([targets[0], *unlike], SMALL, files, told.append))
-        assert "h2, h3: the wheels do not get through from the other hosts; sending them from here" in told
-        incoming.append(send([*unlike, replace(targets[0], python="")], SMALL, files, told.append))
-        for host in hosts:
-            for name in incoming:
-                there = host.home / ".skymagic/incoming" / name / "wheels"
-                assert {path.name: path.read_bytes() for path in there.iterdir()} == {
-                    name: path.read_bytes() for name, path in files.items()
-                }
-        with pytest.raises(KeyboardInterrupt):
-            send(targets, SMALL, files, Pressing("sending large-1.0").append)
-        (hosts[2].home / ".skymagic").rename(hosts[2].home / "was")
-        (hosts[2].home / ".skymagic").write_text("a file")
-        with pytest.raises(HostError, match="h3: .*its folder could not be made"):
-            send(targets, SMALL, files, told.append)
-        left = [*(host.home / ".skymagic/incoming" for host in hosts[:2]), hosts[2].home / "was/incoming"]
-        assert [sorted(path.name for path in folder.iterdir()) for folder in left] == [sorted(incoming)] * 3
-        for each in targets:
-            each.host.connection.close()  # type: ignore[attr-defined]
-
-
-def target(hosts: Hosts, name: str) -> Target:
-    connection = Counting(connect(SshConfig(hosts.config).endpoint(HostSpec(name, name))))
-    return Target(name, connection, probe(connection, SMALL), sys.executable)  # type: ignore[arg-type]
 
 
 @pytest.mark.needs("sshd")
@@ -150,15 +67,21 @@ def test_a_pool_of_hosts_without_an_index(tmp_path: Path) -> None:
             start = "%sky_pool lab --provider ssh --hosts gpu1,gpu2"
             plan = notebook.run(f"{start} --dry-run").text
             assert "packages that the notebook fetches and sends, for no index can be reached from there" in plan
+            notebook.run(COUNT_UPLOADS)
             shown = notebook.run(start).said
             assert "gpu1, gpu2: no package index can be reached from there; the packages are fetched here" in shown
+            assert "gpu1 passes its environment on to gpu2" in shown
+            assert "from here" not in shown
+            once, never = notebook.value("[sent['gpu1'], sent['gpu2']]")
+            assert once > 5_000_000
+            assert never < 500_000, "gpu2 has all of it from gpu1"
             cell = "import tinyown, tinydata\ntinydata.version"
             notebook.run(f"%%sky_broadcast -o seen\n{cell}")
             assert notebook.value("seen") == ["1.2", "1.2"]
-            notebook.run(COUNT_UPLOADS)
+            before = notebook.value("sum(sent.values())")
             notebook.run("%%sky_broadcast -o seen\nimport tinylate\ntinylate.late")
             assert notebook.value("seen") == [True, True]
-            assert 4_000_000 < notebook.value("sum(sent)") < 6_000_000  # once for both
+            assert 4_000_000 < notebook.value("sum(sent.values())") - before < 6_000_000  # once for both
         for host in hosts:
             assert list(host.home.glob(".skymagic/incoming/*")) == []
 
@@ -169,13 +92,12 @@ def test_what_cannot_be_had_here_either_is_said(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     with loopback(tmp_path / "hosts", 1, env=CUT_OFF) as hosts:
         wanted: Requirements = replace(requirements_of(Image()), packages=("no-such-thing-anywhere==9",))
-        each = target(hosts, "h1")
-        with (
-            pytest.raises(HostError, match="(?s)could not be fetched here either.*no-such-thing-anywhere"),
-            passed_on([each], wanted, print),
-        ):
-            pass
-        each.host.connection.close()  # type: ignore[attr-defined]
+        endpoint = SshConfig(hosts.config).endpoint(HostSpec("h1", "h1"))
+        connection = connect(endpoint)
+        machine = Machine(endpoint, connection, probe(connection, wanted))
+        with pytest.raises(HostError, match="(?s)could not be fetched here either.*no-such-thing-anywhere"):
+            set_up([machine], wanted, print)
+        connection.close()
 
 
 HOST = Facts(system="Linux", machine="x86_64", hostname="n", home="/h", folder="/h/s", libc="glibc 2.36")

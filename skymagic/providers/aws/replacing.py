@@ -53,7 +53,7 @@ def ready(
     machines = list(map(ssh.Machine, reached, connections, facts))
     try:
         found = preflight.during(
-            lambda: ssh.set_up(machines, survey.requirements, say),
+            lambda: ssh.set_up(machines, survey.requirements, say, alone=True),
             machines,
             instances,
             offer,
