@@ -6,19 +6,18 @@ import gzip
 import tempfile
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from skymagic.providers.chain import Target
-from skymagic.providers.sending import send
-
 from benchmarks.figures import Figure, say
 from skymagic.bootstrap import uv
-from skymagic.bootstrap.provision import probe, requirements_of
+from skymagic.bootstrap.provision import Supply, probe, requirements_of
 from skymagic.bootstrap.requirements import Requirements
 from skymagic.bootstrap.wheelhouse import Wanted, Wheelhouse, fetch
 from skymagic.plan.image import Image
-from skymagic.providers.ssh import Machine, set_up
+from skymagic.providers.passing import passed_on
+from skymagic.providers.ssh import Machine, set_up, side_by_side
 from skymagic.ssh.config import SshConfig
 from skymagic.ssh.connecting import connect
 from skymagic.ssh.connection import Connection
@@ -113,17 +112,17 @@ def by_hand(host: Connection, requirements: Requirements, source: str) -> None:
 
 
 def sent(hosts: Machines, requirements: Requirements, house: Wheelhouse) -> Iterator[Figure]:
-    """Bytes and seconds on the link; what was probed is not counted."""
+    """Bytes and seconds of a start from empty homes; what was probed is not counted."""
     config = SshConfig(hosts.config)
-    connections = [connect(config.endpoint(HostSpec(name, name))) for name in hosts.names]
+    endpoints = [config.endpoint(HostSpec(name, name)) for name in hosts.names]
+    connections = [connect(each) for each in endpoints]
     try:
-        facts = [probe(connection, requirements) for connection in connections]
-        targets = [
-            Target(name, connection, each, next(one.path for one in each.pythons if one.version == requirements.minor))
-            for name, connection, each in zip(hosts.names, connections, facts, strict=True)
-        ]
+        facts = [replace(probe(each, requirements), indexes=0) for each in connections]
+        known = [Machine(*each) for each in zip(endpoints, connections, facts, strict=True)]
         before, begun = sum(hosts.link.traffic()), time.perf_counter()
-        send(targets, requirements, house.files, say)
+        known[0].set_up(requirements, say, Supply(house))
+        with passed_on([each.target(requirements) for each in known], requirements, say) as copies:
+            side_by_side(lambda each: each.set_up(requirements, say, copies[each.name]), known[1:])
         seconds, crossed = time.perf_counter() - begun, sum(hosts.link.traffic()) - before
     finally:
         for connection in connections:

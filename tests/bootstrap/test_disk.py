@@ -59,7 +59,6 @@ def home(tmp_path: Path) -> Iterator[Path]:
     for name, days in (("stale", 31), ("fresh", 1)):
         (values / name).write_bytes(b"y" * 5000)
         os.utime(values / name, (time.time() - days * DAY,) * 2)
-    (home / ".skymagic/mirror").write_text("secret")
     run = home / ".skymagic/run" / f"skymagic-daemon-{os.getuid()}-lab-0a1b2c3d-0"
     run.mkdir(parents=True, mode=0o700)
     with subprocess.Popen(["sleep", "1000"]) as agent:
@@ -80,7 +79,7 @@ def test_what_is_there(home: Path) -> None:
     disk = parse_disk(sh(disk_script(), home))
     found = {item.place: item for item in disk.items}
     envs = {f"env/{name}" for name in ("old", "new", "used", "half", "cut-off")}
-    assert set(found) == {*envs, "code/c1", "code/c2", "values", "mirror"}
+    assert set(found) == {*envs, "code/c1", "code/c2", "values"}
     assert disk.folder == str(home / ".skymagic")
     assert disk.free > 0
     new = found["env/new"]
@@ -98,15 +97,13 @@ def test_what_nobody_has_used_goes(home: Path) -> None:
     gone = parse_clean(sh(clean_script(removable(disk, every=False)), home))
     assert gone == {"env/old", "env/cut-off", "code/c1"}
     assert before - names(home) == {"env/old", "env/cut-off", "code/c1", "values/stale"}
-    assert (home / ".skymagic/mirror").exists()
     assert not list((home / ".skymagic").glob(".removing*"))
 
 
 def test_all_that_is_not_in_use_goes(home: Path) -> None:
     disk = parse_disk(sh(disk_script(), home))
     gone = parse_clean(sh(clean_script(removable(disk, every=True)), home))
-    assert gone == {"env/old", "env/new", "env/cut-off", "code/c1", "code/c2", "values", "mirror"}
-    assert not (home / ".skymagic/mirror").exists()
+    assert gone == {"env/old", "env/new", "env/cut-off", "code/c1", "code/c2", "values"}
     assert names(home) == {"env/used", "env/half", "env/new.held", "env/new.lock"}
 
 

@@ -14,6 +14,7 @@ no_cuda=yes
 silent=''
 sent_links=''
 sent_mark=''
+copied=''
 
 <COMMON>
 
