@@ -220,7 +220,7 @@ def test_uv_is_told_what_pip_is_configured_with() -> None:
 
 PROMISES = 13
 FAILURES = 8
-SECURITY_PROMISES = 22
+SECURITY_PROMISES = 21
 
 
 def test_each_promise_names_tests_that_exist() -> None:
