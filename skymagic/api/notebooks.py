@@ -322,7 +322,7 @@ def _save(run: NotebookRun, notebook: Mapping[str, Any]) -> None:
 def _taken(run: NotebookRun, ended: wire.NotebookEnded) -> None:
     """The executed notebook is here: the head forgets it, and the pool is anybody's, who need not hear of its runs again."""
     if run.key.plan.remote:
-        keys.Shown(run.job_id).become(ended.shown)
+        keys.DisplayRecord(run.job_id).become(ended.shown)
         for one in records.every():
             if one.job_id == run.job_id:
                 records.write(replace(records.taken(one), process="0 ended", folder=one.folder))

@@ -12,7 +12,7 @@ from skymagic.display.screen import NotebookScreen, Screen, print_note
 from skymagic.plan.units import rank_words
 from skymagic.pool import readers, records
 from skymagic.pool.attaching import Unfinished
-from skymagic.pool.keys import Shown
+from skymagic.pool.keys import DisplayRecord
 from skymagic.pool.reader import Reader, RunEnd, end_words
 
 
@@ -71,7 +71,7 @@ def attached(name: str, as_json: bool) -> str:
     """
     screen = JsonScreen(sys.stdout)
     with contextlib.closing(readers.opened(name)) as reader:
-        shown = Shown(reader.job_id)
+        shown = DisplayRecord(reader.job_id)
         waiting = [one for one in reader.runs() if not (one.over and shown.delivered(one.run, one.spec.ranks))]
         if as_json:
             screen.say("attached", pool=reader.name, job_id=reader.job_id, runs=[one.run for one in waiting])

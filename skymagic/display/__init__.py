@@ -1,15 +1,13 @@
 """What the user sees: text as pure functions of what is shown, and the notebook as a screen.
 
 text      labels, tables and stacks; pure
-sending   writing to the notebook, and knowing when it has left
-identity  messages that say of which contents they are, for who listens to several kernels
 inspection  what ranks do and hold: stacks and variables, those that are alike together
 keyed     what objects with keys have in common
 logs      what ranks wrote, as an object with text and HTML; pure
 results   values by rank as a small table: type, shape or value; pure
 labels    lines of several ranks: labelled, in order, and open ones redrawn in their place
 folding   equal lines of many ranks as one; pure
-live      text that changes in its place: displays and status lines
+live      the front end: what it is, text and displays written to it, and lines that are redrawn in place
 question  yes or no, and no where nobody can answer
 controls  a run's line with its buttons, as widgets
 shell_channel  what is sent to widgets while a cell holds the kernel's main thread

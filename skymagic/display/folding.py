@@ -56,10 +56,6 @@ class Folding:
         self._groups: dict[Line, _Group] = {}
         """By the next line of each stream."""
 
-    def holds(self, rank: int) -> bool:
-        """Whether lines of a rank wait."""
-        return any(waiting for (of, _), waiting in self._waiting.items() if of == rank)
-
     def add(self, stream: Stream, lines: Sequence[str], now: float) -> list[Folded]:
         """Lines of a stream have ended; what all ranks have written by now."""
         rank, name = stream

@@ -18,7 +18,7 @@ from itertools import groupby
 from typing import Protocol
 
 from skymagic.display.folding import MANY, Folded, Folding
-from skymagic.display.sending import Write
+from skymagic.display.live import Write
 from skymagic.plan.units import rank_words
 
 CONTROLS = re.compile(r"(\n|\r|\x1b\[A)")
@@ -208,13 +208,6 @@ class Labels:
                 self._place(key, self._open[key], now)
             for block in {id(block): block for block in self._blocks.values()}.values():
                 block.draw()
-
-    def holds(self, rank: int) -> bool:
-        """Whether text of a rank is kept back for a moment: lines that wait for other ranks', or that are open and have no place yet."""
-        if self._folding is not None and self._folding.holds(rank):
-            return True
-        mine = [one for key, one in self._open.items() if key[0] == rank and key not in self._blocks]
-        return self._area is not None and any(one.open and len(one.open[0]) <= LONGEST for one in mine)
 
     def before_rich(self, rank: int) -> None:
         """Rich output of a rank comes: its open lines go first."""

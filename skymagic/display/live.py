@@ -1,18 +1,18 @@
-"""Text that changes in its place: a display of the notebook that is drawn again, and lines that are replaced by their end.
+"""The front end: which one there is, text and displays written to it, and displays and lines that are redrawn in place.
 
-A notebook cannot move its cursor, but it can replace what a display shows; what it saves is the last state. A terminal can
-redraw its last line. Where neither is there, what moves is not shown, and its end is.
+A notebook cannot move its cursor, but it can replace what a display shows; it saves the last state. A terminal can redraw its last line.
+Elsewhere only the final state of such text is shown.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 import sys
-from collections.abc import Mapping
+import threading
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
-
-from skymagic.display import sending
 
 CELL_ID = "cellId"
 """In the metadata of requests: of which cell it is."""
@@ -69,20 +69,74 @@ def _says_its_cell(kernel: Any) -> bool:
     return not parent or CELL_ID in (parent.get("metadata") or {})
 
 
+Write = Callable[[str, str], None]
+"""Takes a stream's name and text."""
+
+
+class _Collected(threading.local):
+    """Text that this thread has written within `together`.
+
+    Attributes:
+        parts: (stream's name, text) of what is not sent yet; None outside `together`.
+    """
+
+    parts: list[tuple[str, str]] | None = None
+
+
+_collected = _Collected()
+
+
+def write(name: str, text: str) -> None:
+    """Put text on the notebook's own standard output or error; within `together` in one piece with what follows there."""
+    parts = _collected.parts
+    if not text:
+        return
+    if parts is None:
+        stream = sys.stderr if name == "stderr" else sys.stdout
+        stream.write(text)
+        stream.flush()
+    elif parts and parts[-1][0] == name:
+        parts[-1] = name, parts[-1][1] + text
+    else:
+        parts.append((name, text))
+
+
+@contextlib.contextmanager
+def together() -> Iterator[None]:
+    """Send what this thread writes within in as few messages as there are changes of the stream."""
+    if _collected.parts is not None:
+        yield
+        return
+    _collected.parts = []
+    try:
+        yield
+    finally:
+        send_collected()
+        _collected.parts = None
+
+
+def send_collected() -> None:
+    """Send what was written within `together` so far: something else follows that is not a stream's text."""
+    parts, outer = _collected.parts or [], _collected.parts
+    _collected.parts = None
+    for name, text in parts:
+        write(name, text)
+    _collected.parts = None if outer is None else []
+
+
 def show(content: Mapping[str, Any], *, update: bool = False) -> None:
     """Show a bundle of representations: richly in IPython, as text elsewhere."""
     data = dict(content["data"])
     if in_ipython():
         from IPython.core.interactiveshell import InteractiveShell
 
-        transient = dict(content.get("transient") or {})
-        with sending.showing() as identities:
-            metadata = {**(content.get("metadata") or {}), **identities}
-            InteractiveShell.instance().display_pub.publish(
-                data=data, metadata=metadata, transient=transient, update=update
-            )
+        send_collected()
+        metadata, transient = dict(content.get("metadata") or {}), dict(content.get("transient") or {})
+        InteractiveShell.instance().display_pub.publish(
+            data=data, metadata=metadata, transient=transient, update=update
+        )
     else:
-        sending.write("stdout", f"{data.get('text/plain', '')}\n")
+        write("stdout", f"{data.get('text/plain', '')}\n")
 
 
 class Area:

@@ -3,19 +3,28 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any, Protocol
 
 from skymagic.display import text as display
 from skymagic.display.bars import Bars
 from skymagic.display.labels import Labels
-from skymagic.display.live import Area, StatusLine, in_ipython, in_notebook, own_stream, show
+from skymagic.display.live import (
+    Area,
+    StatusLine,
+    in_ipython,
+    in_notebook,
+    own_stream,
+    send_collected,
+    show,
+    together,
+    write,
+)
 from skymagic.display.proxies import Proxies
 from skymagic.display.run_line import RunEnd, RunState
 from skymagic.display.run_view import RunView
-from skymagic.display.sending import kept_back, showing, together, write
 from skymagic.plan.units import size
 from skymagic.wire.agent import IN_LINE
 
@@ -82,7 +91,6 @@ class NotebookScreen(Screen):
         if "\r" in text:
             self._before_bar()
         self._labels.text(rank, name, text)
-        kept_back(partial(self._labels.holds, rank))
         if self._view is not None:
             alone = not (self._many or self._view.shown)
             self._bars.feed(rank, name, text, time.monotonic(), all=alone)
@@ -96,8 +104,8 @@ class NotebookScreen(Screen):
             if in_ipython():
                 from IPython.display import clear_output
 
-                with showing():
-                    clear_output(wait=bool(content.get("wait")))
+                send_collected()
+                clear_output(wait=bool(content.get("wait")))
                 self._labels.cleared()
             return
         bundle = None
@@ -176,6 +184,36 @@ class NotebookScreen(Screen):
         for (rank, _), text in sorted(self._moving.items()):
             write("stdout", f"{self._labels.label(rank, text)}\n" if text else "")
         self._moving.clear()
+
+
+class Settling:
+    """Which contents of ranks count as shown, so that each reaches the screen at least once, even if this process is killed; pure.
+
+    Neither ZeroMQ nor a front end acknowledges output. A content counts as shown SECONDS after it was given to the screen, which holds back
+    lines for a second at most (`folding.LONGEST_WAIT`); ZeroMQ and the system then need less than a millisecond.
+
+    Args:
+        mark: called with a rank and the number of its last content that counts as shown.
+    """
+
+    SECONDS = 2.0
+
+    def __init__(self, mark: Callable[[int, int], None]) -> None:
+        self._mark = mark
+        self._given: deque[tuple[float, int, int]] = deque()
+        """(When, rank, number) of contents that do not count as shown yet."""
+
+    def add(self, rank: int, seq: int, now: float) -> None:
+        """A content was given to the screen."""
+        self._given.append((now, rank, seq))
+
+    def settle(self, now: float) -> None:
+        """Mark what was given long enough ago; called often."""
+        last: dict[int, int] = {}
+        while self._given and self._given[0][0] + self.SECONDS <= now:
+            _, rank, last[rank] = self._given.popleft()
+        for rank, seq in last.items():
+            self._mark(rank, seq)
 
 
 def print_note(text: str) -> None:

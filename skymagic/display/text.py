@@ -45,10 +45,10 @@ def held_back(rank: int, nbytes: int) -> str:
 
 
 def maybe_seen(rank: int, content: Mapping[str, Any]) -> str:
-    """The line before what a kernel was sending as it was killed: whether it has left it, nobody can tell."""
+    """The line before output that a kernel had written shortly before it was killed: it may be on the screen."""
     lines = content["text"].count("\n") if content["kind"] == "stream" else 0
     what = f"the next {lines} lines" if lines > 1 else "the next line" if lines else "what comes next"
-    return f"[rank {rank}: {what} may have been shown before: the notebook was sending it when it was killed]\n"
+    return f"[rank {rank}: {what} may have been shown before: the notebook was killed just after it wrote this]\n"
 
 
 def missed(rank: int, count: int) -> str:

@@ -12,8 +12,8 @@ from IPython.core.interactiveshell import InteractiveShell
 
 from skymagic.data.capture import assignments
 from skymagic.display import text as display
+from skymagic.display.live import write
 from skymagic.display.screen import print_note
-from skymagic.display.sending import write
 from skymagic.errors import RequestError, SkyError
 from skymagic.jobs import cell as broadcast
 from skymagic.jobs import script

@@ -12,9 +12,8 @@ import threading
 from collections.abc import Iterator
 
 from skymagic.cluster.terminal import Terminal
-from skymagic.display.live import own_kernel
+from skymagic.display.live import own_kernel, write
 from skymagic.display.screen import print_note
-from skymagic.display.sending import write
 from skymagic.errors import RequestError
 from skymagic.magics.arguments.line_magics import TerminalRequest
 from skymagic.pool import Pool, registry

@@ -18,8 +18,8 @@ from skymagic.run.submission import Submission
 from skymagic.wire import agent as wire
 from skymagic.wire.order import Order
 
-SEEN = ("stream", "display_data", "update_display_data")
-"""Kinds of what can be seen twice."""
+SEEN = ("stream", "display_data")
+"""Kinds of what can be seen twice; an update replaces what it repeats."""
 
 
 @dataclass(eq=False, repr=False)
@@ -57,8 +57,7 @@ class Dispatch:
     def _run(self, submission: Submission, begin: Callable[[], object], screen: Screen, limits: Limits) -> Report:
         agents = self._resources.agents
         shown, number = self._status.shown, submission.number
-        job_id = self._status.job_id if self._status.plan.outlives else ""
-        marks = (partial(shown.begin, number), partial(shown.mark, number), job_id) if number else ()
+        marks = (partial(shown.begin, number), partial(shown.mark, number)) if number else ()
         try:
             self._status.lifetime.begin(id(submission))
             with agents.busy(submission.ranks):

@@ -28,9 +28,9 @@ from skymagic.wire import atomic
 T = TypeVar("T")
 MAGIC = "skymagic key"
 LINE_BYTES = 64
-"""Of each rank's line in the file that says what was shown: rank, run, settled, begun (see `Shown`)."""
+"""Of each rank's line in the file that says what was shown: rank, run, settled, begun (see `DisplayRecord`)."""
 DELIVERED = -1
-"""In the place of a number: the run is over, and the user has what it gave."""
+"""Instead of a number: the run is over, and the user has what it gave."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ class Heading:
 
 def words(record: records.PoolRecord) -> str:
     """A pool in a line, with the runs that its notebook had begun to show and not shown to their end."""
-    going = Shown(record.job_id).going()
+    going = DisplayRecord(record.job_id).going()
     still = f"; {rank_words(going, 'run')} went on when it was last shown" if going else ""
     return records.words(record) + still
 
@@ -161,11 +161,11 @@ def _otherwise(job_id: str) -> str:
     return f"%sky_status --hosts … shows what runs, %sky_down {job_id} --hosts … ends it"
 
 
-class Shown:
-    """How far this notebook has shown each rank's last run, in a file that outlives it: a line is written by one system call.
+class DisplayRecord:
+    """How far this notebook has shown each rank's last run: a file that outlives it, each line of which is written by one system call.
 
-    Of each rank there are two numbers of contents: up to `settled` they have left this process, after `begun` none has. What lies between,
-    when the notebook is killed, may have been shown: mostly nothing, for both follow each other within a fraction of a millisecond.
+    Output reaches the screen at least once. Of each rank there are two numbers of contents: those up to `settled` are on the screen; none
+    after `begun` was sent to it. Another notebook shows what lies between once more, and says that it may have been shown before.
 
     Args:
         job_id: the pool's; None where nobody can attach, and nothing is kept.
@@ -197,7 +197,7 @@ class Shown:
         self._write(rank, run, begun=seq)
 
     def mark(self, run: int, rank: int, seq: int) -> None:
-        """This content of a rank has left for the screen."""
+        """A rank's contents up to this one are on the screen (`display.screen.Settling`)."""
         self._write(rank, run, settled=seq)
 
     def become(self, text: str) -> None:

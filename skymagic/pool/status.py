@@ -8,14 +8,13 @@ import socket
 import time
 
 from skymagic import plugins
-from skymagic.display import sending
 from skymagic.errors import PoolStateError
 from skymagic.plan.limits import Lifetime
 from skymagic.plan.plans import Plan
 from skymagic.plan.requests import Defaults
 from skymagic.plugins import table
 from skymagic.pool import states
-from skymagic.pool.keys import Shown
+from skymagic.pool.keys import DisplayRecord
 from skymagic.pool.states import Event, State
 
 
@@ -34,10 +33,8 @@ class Status:
         self.defaults = defaults
         """Limits of its runs; the magics set them before each cell, so that %config counts at once."""
         self.job_id = job_id or f"{name}-{secrets.token_hex(4)}"
-        self.shown = Shown(self.job_id if plan.outlives else None)
+        self.shown = DisplayRecord(self.job_id if plan.outlives else None)
         """How far its runs were shown, for another notebook."""
-        if plan.outlives:
-            sending.prepare()
         self.client = f"{getpass.getuser()}@{socket.gethostname()}"
         """Who started it, and where."""
         self.plugins = plugins.resolve(plan.request.plugins)

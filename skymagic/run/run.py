@@ -25,14 +25,13 @@ from __future__ import annotations
 import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import Any
 
 from skymagic.cluster import Agents
-from skymagic.display import sending
 from skymagic.display import text as display
+from skymagic.display.live import together
 from skymagic.display.run_line import RunState
-from skymagic.display.screen import Screen
+from skymagic.display.screen import Screen, Settling
 from skymagic.plan.units import rank_words
 from skymagic.run.inspection import Stacks, stacks
 from skymagic.run.report import Limits, RankRun, Report
@@ -69,9 +68,8 @@ class Run:
     """The event loop of one submission: events, deadlines, and the escalation from interrupt to kill, through the agents.
 
     Args:
-        begin: called with a rank and the number of a content just before it leaves this process.
-        mark: called with the same when it has left this process.
-        job_id: the pool's, where another notebook may go on with the run.
+        begin: called with a rank and the number of a content before it is written to the screen.
+        mark: called with the same when it counts as shown (`Settling`).
     """
 
     def __init__(
@@ -82,10 +80,9 @@ class Run:
         limits: Limits,
         begin: Callable[[int, int], None] = lambda rank, seq: None,
         mark: Callable[[int, int], None] = lambda rank, seq: None,
-        job_id: str = "",
     ) -> None:
-        self._submission, self._job_id = submission, job_id
-        self._begin, self._mark = begin, mark
+        self._submission = submission
+        self._begin, self._settling = begin, Settling(mark)
         self._agents = agents
         self._screen = screen
         self._limits = limits
@@ -109,7 +106,6 @@ class Run:
 
     def wait(self) -> Report:
         """Until every rank has settled. What the user does with the stop button becomes part of the report."""
-        sending.forget()  # of an earlier run
         self._screen.progress(self._state)
         while not all(rank.settled for rank in self.report.ranks.values()):
             self._step()
@@ -131,6 +127,7 @@ class Run:
         self._screen.refresh()
         self._screen.progress(self._state)
         now = time.monotonic()
+        self._settling.settle(now)
         for act in [act for act, when in self._due.items() if when is not None and when <= now]:
             self._due[act] = None
             act(self)
@@ -192,11 +189,11 @@ class Run:
         if (seq := content.get("seq")) is None:
             show_content(self._screen, number, content)
             return
-        # of a notebook that is killed between the two, another shows it again, and says that it may have been seen
-        places = {"run": self.report.run, "rank": number, "from": content.get("first_seq", seq), "to": seq}
-        identity = {"job_id": self._job_id, **places} if self._job_id else None
-        with sending.content(number, partial(self._begin, number, seq), partial(self._mark, number, seq), identity):
+        # a notebook that attaches after this one was killed in between shows it again, and says that it may have been seen
+        self._begin(number, seq)
+        with together():
             show_content(self._screen, number, content)
+        self._settling.add(number, seq, time.monotonic())
 
     # -- ending early ------------------------------------------------------------------------------------------------
 

@@ -23,10 +23,11 @@ class Event:
     content: Mapping[str, Any] = field(default_factory=dict)
 
     @property
-    def stream(self) -> tuple[int, str] | None:
-        """A rank and the name of its stream, of text that may be shown as one with what follows; None of all else."""
-        text = self.kind == "output" and self.content["kind"] == "stream" and not self.content.get("maybe_seen")
-        return (self.rank, self.content["name"]) if text else None
+    def stream(self) -> tuple[int, str, bool] | None:
+        """A rank, the name of its stream and whether its text may have been seen: text with the same three is shown as one. None of all else."""
+        if self.kind != "output" or self.content["kind"] != "stream":
+            return None
+        return self.rank, self.content["name"], bool(self.content.get("maybe_seen"))
 
 
 class Submission:
@@ -73,8 +74,7 @@ class Submission:
             last = following
             texts.append(following.content["text"])
             size += len(texts[-1])
-        first = {"first_seq": event.content["seq"]} if "seq" in event.content else {}
-        return replace(event, content={**last.content, **first, "text": "".join(texts)})
+        return replace(event, content={**last.content, "text": "".join(texts)})
 
     def _take(self, timeout: float) -> Event | None:
         event, self._ahead = self._ahead, None

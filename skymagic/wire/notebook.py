@@ -76,7 +76,7 @@ class NotebookEnded(NotebookMessage):
     """How it has ended: ``done``, ``failed``, ``stopped`` or ``lost``, with the reason of the last.
 
     Attributes:
-        shown: the file that says which runs of the pool were shown, and delivered (`pool.keys.Shown`).
+        shown: the file that says which runs of the pool were shown, and delivered (`pool.keys.DisplayRecord`).
     """
 
     status: str

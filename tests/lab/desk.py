@@ -207,24 +207,6 @@ def killed(notebook: Notebook) -> None:
     assert still_there([process]) == []
 
 
-def exactly_once(shown: list[Shown]) -> str:
-    """What ranks have written to standard output, as a program has it that listened to notebooks which were killed one after the other, and
-    has dropped what it had had by what the messages say of themselves."""
-    had, text = set[tuple[object, ...]](), ""
-    for each in shown:
-        for kind, metadata, content in each.messages:
-            contents = {
-                (one["job_id"], one["run"], one["rank"], number)
-                for one in metadata.get("skymagic", ())
-                for number in range(one["from"], one["to"] + 1)
-            }
-            if kind == "stream" and content["name"] == "stdout" and not contents <= had:
-                assert contents.isdisjoint(had), "a part of it cannot be dropped"
-                text += content["text"]
-                had |= contents
-    return text
-
-
 def without_repeats(shown: list[Shown]) -> list[str]:
     """What a user has seen of one rank in notebooks that were killed one after the other: what was announced as possibly seen, and was, is one."""
     seen: list[str] = []

@@ -34,12 +34,12 @@ def test_text_of_a_stream_that_has_come_is_one() -> None:
     ]  # fmt: skip
 
 
-def test_what_is_announced_stays_by_itself() -> None:
+def test_what_may_have_been_seen_is_announced_once_and_without_what_is_new() -> None:
     submission = Submission([0])
     shown(submission, 0, "seen?\n", 1, maybe_seen=True)
-    shown(submission, 0, "new\n", 2)
-    shown(submission, 0, "seen?\n", 3, maybe_seen=True)
-    assert read(submission) == [(0, "seen?\n", 1), (0, "new\n", 2), (0, "seen?\n", 3)]
+    shown(submission, 0, "and this?\n", 2, maybe_seen=True)
+    shown(submission, 0, "new\n", 3)
+    assert read(submission) == [(0, "seen?\nand this?\n", 2), (0, "new\n", 3)]
 
 
 def test_a_flood_comes_in_pieces_and_what_was_not_read_is_there_still() -> None:

@@ -1,0 +1,40 @@
+"""Output is written to the screen in few messages and in order, and counts as shown a while later."""
+
+from __future__ import annotations
+
+from skymagic.display.folding import LONGEST_WAIT
+from skymagic.display.labels import DELAY, HOLD
+from skymagic.display.screen import Settling
+from tests.lab.notebook import Notebook
+from tests.lab.pools import borrowed
+
+notebook = borrowed("--ranks 2")
+
+
+def test_what_is_written_together_is_one_message_and_stays_in_order(notebook: Notebook) -> None:
+    shown = notebook.run(
+        "from skymagic.display.live import show, together, write\n"
+        "with together():\n"
+        "    write('stderr', 'what follows may ')\n"
+        "    with together(): write('stderr', 'have been shown before\\n')\n"
+        "    show({'data': {'text/plain': 'a display'}})\n"
+        "    write('stdout', 'after it\\n')\n"
+        "write('stdout', 'apart\\n')"
+    )
+    assert shown.stderr == "what follows may have been shown before\n"
+    assert shown.kinds == ["stderr", "display_data", "stdout", "stdout"]
+    assert shown.stdout == "after it\napart\n"
+
+
+def test_what_was_written_counts_as_shown_a_while_later() -> None:
+    marks: list[tuple[int, int]] = []
+    settling = Settling(lambda rank, seq: marks.append((rank, seq)))
+    for rank, seq, now in (0, 1, 0.0), (1, 5, 0.0), (0, 2, 0.5), (0, 3, 1.9):
+        settling.add(rank, seq, now)
+        settling.settle(now)
+    assert marks == []
+    settling.settle(2.6)
+    assert marks == [(0, 2), (1, 5)]
+    settling.settle(10.0)
+    assert marks[2:] == [(0, 3)]
+    assert Settling.SECONDS > LONGEST_WAIT + DELAY + HOLD, "by then, lines that the screen held back are written"
