@@ -9,7 +9,6 @@ liveness  failure detection: whether a node out of reach is gone
 logs      what ranks wrote, as their nodes tell it
 nodes     a machine as its provider gives it; what is known of a rank
 checking  asks nodes how they are, and has them send bytes to each other
-terminal  a program on a pseudo-terminal beside a rank
 health    how nodes are, judged in words; pure
 resources  what ranks use, while somebody wants to know
 rpc       requests to agents, and their replies

@@ -22,7 +22,7 @@ store/      a node's value server
 notebook/   a notebook as a job on the head: executed there, told to whoever asks, kept until it is taken
 files       a node's end of copying files
 check       a node's end of a check: hardware, clock, links
-terminal    a node's end of a terminal: a shell or a command beside a rank
+rank_command  a node's end of %sky_shell: one command beside a rank
 relay       processes of another node for the head, where a notebook is executed
 fork        a function in a forked process
 network     interfaces, and the environment that frameworks read

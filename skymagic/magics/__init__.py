@@ -5,7 +5,7 @@ magics        all magics, registered with one shell
 runs          cells and scripts on pools: now or beside the notebook, and the variables that they leave
 inspection    pools, where ranks are and what they hold
 beside        a cell that goes on beside the notebook: its handle
-terminal      a command, or a prompt, on a rank's node
+rank_command  a command on a rank's node
 debugging     %debug on the frames of a rank
 auto          the input transformer that broadcasts plain cells
 completion    tab completion on magic lines

@@ -22,7 +22,7 @@ from skymagic.display.screen import Copying, print_note, show_object
 from skymagic.errors import CloudError, PoolError
 from skymagic.files.changes import summary
 from skymagic.jobs import clone
-from skymagic.magics import auto, beside, completion, debugging, exposure, inspection, rendering, terminal
+from skymagic.magics import auto, beside, completion, debugging, exposure, inspection, rank_command, rendering
 from skymagic.magics.arguments import cell_magics, line_magics, pool_magic
 from skymagic.magics.arguments.help import help_alone, with_help
 from skymagic.magics.config import SkyMagic
@@ -175,7 +175,7 @@ class SkyMagics(Magics):
     @no_var_expand  # $RANK is the rank's
     @line_magic
     def sky_shell(self, line: str) -> None:
-        usage(lambda: terminal.run(line_magics.parse_shell(line)))
+        usage(lambda: rank_command.run(line_magics.parse_shell(line)))
 
     @line_magic
     def sky_clone(self, line: str) -> None:

@@ -76,7 +76,7 @@ def test_a_command_runs_beside_a_rank_on_its_host(two: tuple[Hosts, Notebook]) -
     notebook.interrupt()
     notebook.finish(running)
     assert not psutil.pid_exists(pid)
-    assert "ssh h2 in one of yours" in notebook.fail("%sky_shell --rank 3").text
+    assert "ssh h2 in a terminal" in notebook.fail("%sky_shell --rank 3").text
 
 
 def test_ranks_of_two_hosts_are_one_world(two: tuple[Hosts, Notebook]) -> None:

@@ -70,8 +70,8 @@ class PipRequest:
 
 
 @dataclass(frozen=True)
-class TerminalRequest:
-    """%sky_shell: on which rank's node (None: rank 0), and which command; "" for a prompt."""
+class CommandRequest:
+    """%sky_shell: on which rank's node (None: rank 0), and which command."""
 
     ranks: Selection | None = None
     pool: str | None = None
@@ -171,14 +171,14 @@ def parse_ranks(magic: str, line: str) -> RanksRequest:
     return RanksRequest(**_fields(ParsedLine(magic, line), targets="ranks"))
 
 
-def parse_shell(line: str) -> TerminalRequest:
-    """``%sky_shell [--rank R] [COMMAND]``: after the first word that is no option of ours, all is the command. Raises RequestError."""
+def parse_shell(line: str) -> CommandRequest:
+    """``%sky_shell [--rank R] COMMAND``: after the first word that is no option of ours, all is the command. Raises RequestError."""
     found = re.match(r"\s*(?:(?:--rank|--pool)(?:\s+|=)\S+\s*)*", line)
     end = found.end() if found is not None else 0
     command = line[end:].strip()
     if command.startswith("-"):  # an option that there is not, or one without its value
         end, command = len(line), ""
-    return TerminalRequest(command=command, **_fields(ParsedLine("sky_shell", line[:end]), targets="ranks"))
+    return CommandRequest(command=command, **_fields(ParsedLine("sky_shell", line[:end]), targets="ranks"))
 
 
 def parse_names(magic: str, line: str) -> NamesRequest:

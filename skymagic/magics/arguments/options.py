@@ -188,7 +188,7 @@ MAGICS: dict[str, Magic] = {
     "sky_logs": Magic("Show what ranks wrote, also what the cell did not show.", (_RANK, _RUN, _CELL, _GREP, _LINES, _FOLLOW, _KEEP, _POOL_NAME), examples=("%sky_logs --rank 1 -n 200", "%sky_logs -f", "%sky_logs --cell 5 --grep 'loss|nan' -o logs      # logs[1] is rank 1's")),
     "sky_stacks": Magic("Show where each rank is now, also while a cell runs beside the notebook (-a).", (_RANK, _POOL_NAME), examples=("%sky_stacks", "%sky_stacks --rank 3")),
     "sky_vars": Magic("Show what the ranks' names hold, and which differ between ranks; values stay there.", (_RANK, _POOL_NAME), examples=("%sky_vars", "%sky_vars --rank 0,3")),
-    "sky_shell": Magic("Run one command on a rank's node, in its folder and environment; in a terminal, alone, open a prompt there.", (_RANK, _POOL_NAME), "[COMMAND]", examples=("%sky_shell --rank 3 nvidia-smi", "%sky_shell --rank 3                    # a prompt, in a terminal")),
+    "sky_shell": Magic("Run one command on a rank's node, in its folder and environment.", (_RANK, _POOL_NAME), "COMMAND", examples=("%sky_shell --rank 3 nvidia-smi",)),
     "sky_push": Magic("Send variables to the ranks.", (_TARGETS, _POOL_NAME), "NAMES", "variables", ("%sky_push model, data",)),
     "sky_pull": Magic("Bring variables back from the ranks, as a list by rank.", (_OUTPUT, _HEAD, _TARGETS, _POOL_NAME), "NAMES", "theirs", examples=("%sky_pull loss, accuracy", "%sky_pull model --head -o trained")),
     "sky_clone": Magic("Copy variables from one rank to another, such as one that was replaced.", (_FROM, _POOL_NAME), "RANKS NAMES", "theirs", examples=("%sky_clone 2 --from 0 model optimizer",)),

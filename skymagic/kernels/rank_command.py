@@ -1,71 +1,62 @@
-"""A node's end of a terminal: a shell, or one command, on a pseudo-terminal, with the environment and the folder of a rank.
+"""A node's end of ``%sky_shell``: one command on a pseudo-terminal, with the environment and the folder of a rank.
 
-It ends with its input: whoever has closed the link leaves nothing behind.
+It ends with its input: a notebook that closes the link leaves nothing behind. On a pseudo-terminal programs print line by line, and Ctrl-C
+reaches all that the command runs in the foreground.
 """
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import pty
 import signal
-import struct
 import sys
-import termios
 import threading
 import time
 from typing import NoReturn
 
 from skymagic.kernels import network
 from skymagic.runtime.info import InstanceInfo
-from skymagic.wire import terminal as wire
-from skymagic.wire.codec import write_all
+from skymagic.wire import rank_command as wire
+from skymagic.wire.transport import write_all
 
+CTRL_C = b"\x03"
 CHUNK = 1 << 16
 GRACE = 1.0
 """Seconds that a program has to end once its terminal is gone."""
+ENVIRONMENT = {"TERM": "dumb", "COLUMNS": "120"}
 
 
 def main() -> int:
-    """Serve one terminal on the streams that this process was started with."""
+    """Serve one command on the streams that this process was started with."""
     source = wire.messages(lambda: os.read(0, CHUNK), noise=True)
     try:
         begin, _ = next(source)
     except EOFError:
         return 0
-    assert isinstance(begin, wire.StartProgram)
+    assert isinstance(begin, wire.BeginCommand)
     pid, terminal = pty.fork()
     if not pid:
         _become(begin)
-    _resize(terminal, begin.rows, begin.columns)
 
     def listen() -> None:
         with contextlib.suppress(EOFError, OSError):
-            for message, payload in source:
-                if isinstance(message, wire.Typed):
-                    write_all(terminal, payload)
-                elif isinstance(message, wire.Resized):
-                    _resize(terminal, message.rows, message.columns)
+            for _ in source:  # nothing but interrupts comes
+                write_all(terminal, CTRL_C)
         _end(pid)
 
     threading.Thread(target=listen, daemon=True).start()
-    with contextlib.suppress(OSError):  # a terminal that nobody has open any more; or whoever started this is gone
+    with contextlib.suppress(OSError):  # nobody has the terminal open any more, or the notebook is gone
         while data := os.read(terminal, CHUNK):
-            write_all(1, wire.encode(wire.Printed(len(data)), data))
+            write_all(1, wire.encode(wire.CommandOutput(len(data)), data))
     status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     with contextlib.suppress(OSError):
-        write_all(1, wire.encode(wire.ProgramEnded(status)))
+        write_all(1, wire.encode(wire.CommandEnded(status)))
     return 0
 
 
-def _resize(terminal: int, rows: int, columns: int) -> None:
-    """Set a pseudo-terminal's size; the system sends SIGWINCH to what has it in the foreground."""
-    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
-
-
 def _end(pid: int) -> NoReturn:
-    """End the program and what it runs in the foreground, and this process."""
+    """End the command and what it runs in the foreground, and this process."""
     for number in (signal.SIGHUP, signal.SIGKILL):
         with contextlib.suppress(ProcessLookupError):
             os.killpg(pid, number)  # its process leads a session
@@ -74,8 +65,8 @@ def _end(pid: int) -> NoReturn:
     os._exit(0)
 
 
-def _become(begin: wire.StartProgram) -> NoReturn:
-    """Become the program."""
+def _become(begin: wire.BeginCommand) -> NoReturn:
+    """Become the command."""
     try:
         with contextlib.suppress(OSError):
             os.chdir(f"/proc/{begin.pid}/cwd")
@@ -85,10 +76,7 @@ def _become(begin: wire.StartProgram) -> NoReturn:
             environment = {**os.environ, **network.environment(info), **begin.env}
             environment |= network.interfaces(info, environment)
         environment["PATH"] = os.pathsep.join([os.path.dirname(sys.executable), environment.get("PATH", os.defpath)])
-        if begin.command:
-            os.execve("/bin/sh", ["sh", "-c", begin.command], {"TERM": "dumb", **environment})
-        shell = environment.get("SHELL", "/bin/sh")
-        os.execve(shell, [shell, "-i"], {"TERM": "xterm-256color", **environment})
+        os.execve("/bin/sh", ["sh", "-c", begin.command], {**ENVIRONMENT, **environment})
     except BaseException as problem:
         print(f"{type(problem).__name__}: {problem}", flush=True)
     os._exit(127)
