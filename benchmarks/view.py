@@ -28,7 +28,7 @@ PREPARE = f"""\
 import os, time, ipywidgets
 from skymagic.display import run_line
 from skymagic.display.controls import RANKS_INTERVAL
-from skymagic.display.run_view import INTERVAL
+from skymagic.display.run_line import INTERVAL
 from skymagic.run.report import RankRun, Report
 from skymagic.run.state import state_of
 pool = %sky_pool

@@ -9,8 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from skymagic.jobs.streams import Stream
-from skymagic.jobs.task import Task, on_all, on_one
+from skymagic.jobs.task import Stream, Task, on_all, on_one
 from skymagic.jobs.workers import Results
 from skymagic.pool import Pool
 from skymagic.runtime import info
@@ -25,7 +24,7 @@ class Call(Task):
     (and is a `RankError` too).
 
     Of a function that yields, ``>>`` gives an iterator over the values, and ``@`` one over lists by rank, None where a rank
-    has ended: `skymagic.jobs.streams.Stream`.
+    has ended: `skymagic.jobs.task.Stream`.
     """
 
     def with_timeout(self, seconds: float) -> Call:

@@ -26,10 +26,10 @@ from typing import Any, Literal, overload
 from skymagic.api.calls import Call, Calls, Function, positive
 from skymagic.api.logs import LogsRequest, collected
 from skymagic.api.specs import ELSEWHERE, Options, Spec, Worker
-from skymagic.display.logs import Logs
 from skymagic.display.screen import print_note
+from skymagic.display.status import Logs
 from skymagic.errors import PoolStateError, ProvisionError, RequestError
-from skymagic.jobs.clone import clone
+from skymagic.jobs.cell import clone
 from skymagic.jobs.task import Task
 from skymagic.jobs.workers import side_by_side
 from skymagic.plan.accelerators import Accelerator

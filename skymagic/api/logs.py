@@ -10,8 +10,8 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from skymagic.cluster import Agents, logs
-from skymagic.display.logs import Logs
+from skymagic.cluster import Agents, telemetry
+from skymagic.display.status import Logs
 from skymagic.display.text import last_state, log_lines
 from skymagic.errors import RequestError
 from skymagic.plan.units import Selection, rank_words
@@ -171,7 +171,7 @@ def _show_last(pool: Readable, chosen: Chosen, request: LogsRequest, write: Writ
 
 def _chosen_of(pool: Readable, request: LogsRequest) -> Chosen:
     """What is asked for of this pool. Raises RequestError with all mistakes."""
-    return _chosen(request, range(pool.world_size), lambda ranks: logs.runs(pool.agents, ranks))
+    return _chosen(request, range(pool.world_size), lambda ranks: telemetry.runs(pool.agents, ranks))
 
 
 def _awaited(pool: Readable, request: LogsRequest) -> Chosen:
@@ -179,24 +179,24 @@ def _awaited(pool: Readable, request: LogsRequest) -> Chosen:
     ranks = _chosen_of(pool, replace(request, run=None, cell=None)).ranks
     while True:
         coming = request.coming()
-        end = logs.last(pool.agents, ranks[0], 1)[1]
+        end = telemetry.last(pool.agents, ranks[0], 1)[1]
         try:
             return _chosen_of(pool, request)
         except RequestError:
             if not coming:
                 raise
-        logs.since(pool.agents, ranks[0], end, 1.0)
+        telemetry.since(pool.agents, ranks[0], end, 1.0)
 
 
 def _last(agents: Agents, rank: int, chosen: Chosen, lines: int) -> tuple[list[str], int]:
     """The last lines of a rank; where they end, in bytes."""
     if chosen.runs is None and not chosen.pattern.pattern:
-        text, end = logs.last(agents, rank, lines)
+        text, end = telemetry.last(agents, rank, lines)
         return (text.removesuffix("\n").split("\n") if text else []), end
     kept, end = deque[str](maxlen=lines), 0
     for run in chosen.runs or (WHOLE_LOG,):
         rest = ""
-        for piece in logs.pieces(agents, rank, run):
+        for piece in telemetry.pieces(agents, rank, run):
             *whole, rest = (rest + piece["text"]).split("\n")
             kept.extend(chosen.matching(whole))
             end = piece["end"]
@@ -207,7 +207,7 @@ def _last(agents: Agents, rank: int, chosen: Chosen, lines: int) -> tuple[list[s
 def _follow(agents: Agents, chosen: Chosen, ends: dict[int, int], write: Write) -> None:
     while True:
         for rank in chosen.ranks:
-            text, ends[rank] = logs.since(agents, rank, ends[rank], 1.0 / len(chosen.ranks))
+            text, ends[rank] = telemetry.since(agents, rank, ends[rank], 1.0 / len(chosen.ranks))
             write(_labelled(chosen.matching(text.split("\n")[:-1]), chosen.label(rank)))
 
 
@@ -218,7 +218,7 @@ def _follow_run(agents: Agents, chosen: Chosen, ends: dict[int, int], write: Wri
     while rests:
         for rank in list(rests):
             over, before = False, ends[rank]
-            for piece in logs.pieces(agents, rank, chosen.runs[-1], before or None):
+            for piece in telemetry.pieces(agents, rank, chosen.runs[-1], before or None):
                 *whole, rests[rank] = (rests[rank] + piece["text"]).split("\n")
                 ends[rank], over = piece["end"], piece["over"]
                 write(_labelled(chosen.matching(whole), chosen.label(rank)))
@@ -226,7 +226,7 @@ def _follow_run(agents: Agents, chosen: Chosen, ends: dict[int, int], write: Wri
                 rest = rests.pop(rank)
                 write(_labelled(chosen.matching([rest] if rest else []), chosen.label(rank)))
             elif ends[rank] == before:  # its log tells when there is more
-                logs.since(agents, rank, ends[rank], 1.0 / len(rests))
+                telemetry.since(agents, rank, ends[rank], 1.0 / len(rests))
 
 
 def _labelled(lines: Sequence[str], label: str) -> str:

@@ -25,7 +25,7 @@ from skymagic.data.capture.modules import collect
 from skymagic.errors import CloudError, PoolError, ProvisionError, RequestError, SkyError
 from skymagic.files.copy import Files
 from skymagic.jobs.notebook import packed
-from skymagic.jobs.workdir import folder_here, remote_folder
+from skymagic.jobs.script import folder_here, remote_folder
 from skymagic.plan import parameters
 from skymagic.pool import keys, notebooks, readers, records
 from skymagic.pool.notebooks import NotebookRun

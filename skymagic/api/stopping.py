@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from skymagic.api import rented
-from skymagic.display.question import confirmed
+from skymagic.display.live import confirmed
 from skymagic.errors import RequestError
 from skymagic.plan.plans import monthly_words
 from skymagic.pool import keys, readers, records, registry

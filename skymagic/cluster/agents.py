@@ -8,12 +8,8 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
-from skymagic.cluster.links import Links
-from skymagic.cluster.liveness import Liveness
-from skymagic.cluster.nodes import Node
-from skymagic.cluster.routes import Routes
-from skymagic.cluster.rpc import PendingCalls
-from skymagic.cluster.states import States
+from skymagic.cluster.links import AgentLinks, PendingCalls, Routes
+from skymagic.cluster.nodes import Liveness, Node, States
 from skymagic.plan.units import count, duration_text
 from skymagic.wire import agent as wire
 
@@ -57,7 +53,7 @@ class Agents(States):
         self._offers: dict[str, wire.RendezvousKey] = {}
         self._closing = False
         self._liveness = Liveness(self._note_link, self._reached_by_others, self._give_up)
-        self._links = Links(self, self._received, self._link_changed)
+        self._links = AgentLinks(self, self._received, self._link_changed)
         self._calls = PendingCalls(self._changed)
         self._routes = Routes(self, self._links, self._calls)
 

@@ -1,19 +1,108 @@
-"""The links to all agents of a pool: opened side by side, found by node or by rank, and closed."""
+"""The connections to all agents of a pool: messages out and in, requests and their replies, and the addresses by which nodes reach each other."""
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import itertools
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
-from skymagic.cluster.link import Link
-from skymagic.cluster.states import States
+from skymagic.cluster.nodes import Node, States
+from skymagic.errors import ProvisionError
 from skymagic.wire import agent as wire
 from skymagic.wire.codec import Transport
 from skymagic.wire.threads import run_all
 
 
-class Links:
+class PendingCalls:
+    """Requests that wait for replies, each by the number that its replies bear.
+
+    Args:
+        changed: notified whenever a message of an agent has come.
+    """
+
+    def __init__(self, changed: threading.Condition) -> None:
+        self._changed = changed
+        self._numbers = itertools.count(1)
+        self._replies: dict[int, dict[int, Any]] = {}
+
+    def number(self) -> int:
+        """A number that no other request has."""
+        return next(self._numbers)
+
+    @contextlib.contextmanager
+    def call(self) -> Iterator[tuple[int, dict[int, Any]]]:
+        """A number for a request, and where its replies arrive, by who sends them."""
+        number = self.number()
+        replies = self._replies.setdefault(number, {})
+        try:
+            yield number, replies
+        finally:
+            self._replies.pop(number, None)
+
+    def replied(self, number: int, sender: int, reply: Any) -> None:
+        """A reply has come; one that nobody waits for any more is dropped."""
+        self._replies.get(number, {})[sender] = reply
+
+    def wait(self, enough: Callable[[], bool], timeout: float) -> None:
+        """Wait until there are enough replies, `timeout` seconds at most."""
+        with self._changed:
+            self._changed.wait_for(enough, timeout)
+
+
+class Link:
+    """Owns a transport.
+
+    Args:
+        transport: how to reach the agent.
+        node: the node's number, given with each message.
+        received: called on the link's thread for each message, and with None when the link ends.
+    """
+
+    def __init__(self, transport: Transport, node: int, received: Callable[[int, wire.Message | None], None]) -> None:
+        self.node = node
+        self._transport = transport
+        self._received = received
+        self.complaint = ""
+        """Set when the link has ended: why, as far as the other end said so."""
+        self._writing = threading.Lock()
+        self._thread = threading.Thread(target=self._listen, name=f"skymagic-link-{node}", daemon=True)
+        self._thread.start()
+
+    def send(self, message: wire.Message) -> None:
+        """Send a message; one to an agent that is gone is dropped (its end is reported by `received`)."""
+        with self._writing, contextlib.suppress(OSError):
+            self._transport.write(wire.encode(message))
+
+    def _listen(self) -> None:
+        decoder = wire.decoder()
+        with contextlib.suppress(OSError, ValueError):
+            while data := self._transport.read():
+                for message in decoder.feed(data):
+                    self._received(self.node, message)
+        self.complaint = self._transport.complaint()
+        self._received(self.node, None)
+
+    def drop(self) -> None:
+        """Close the link without ending the agent: it cannot be reached; twice is safe."""
+        self._transport.close()
+
+    def retire(self) -> None:
+        """Close it for good, for another link takes its place: what comes on it still is no news any more; twice is safe."""
+        self._received = lambda node, message: None
+        self.close()
+
+    def close(self) -> None:
+        """Ask the agent to end everything, and wait for it; twice is safe."""
+        self.send(wire.Shutdown())
+        self._thread.join(timeout=5.0)
+        self._transport.close()
+        self._thread.join(timeout=5.0)
+
+
+class AgentLinks:
     """Owns a link for each node.
 
     Args:
@@ -92,3 +181,79 @@ class Links:
     def close(self) -> None:
         """Ask all agents to end everything; twice is safe."""
         run_all([link.close for link in self])
+
+
+PROBE_TIMEOUT = 5.0
+"""Seconds that nodes have to probe another one."""
+
+
+class Routes:
+    """Has the nodes of a pool probe each other's addresses."""
+
+    def __init__(self, states: States, links: AgentLinks, calls: PendingCalls) -> None:
+        self._states, self._links, self._calls = states, links, calls
+        self._probed: dict[int, dict[str, int]] = {}
+        """Where each node can be reached by the others: address → port."""
+
+    def find(self, timeout: float) -> list[str]:
+        """Where the nodes reach each other, the head first.
+
+        Raises:
+            ProvisionError: no private address of the head can be reached by all others.
+        """
+        nodes, started = self._states.nodes, self._states.started
+        if len({started[index].machine for index in range(len(nodes))}) == 1:
+            return ["127.0.0.1"] * len(nodes)
+        places, others = self._probed.get(0) or started[0].addresses, range(1, len(nodes))
+        with self._calls.call() as (number, answers):
+            for index in others:
+                self._links[index].send(wire.ProbeAddresses(dict(places), started[0].secret, number, listen=True))
+            self._states.wait(lambda: len(answers) == len(others), timeout, "the way from node to node")
+            found: dict[int, wire.ProbeReply] = dict(answers)
+        self._probed = {index: found[index].addresses for index in others}
+        chosen = common_address(nodes, places, {index: found[index].routes for index in others})
+        self._probed[0] = {chosen: places[chosen]}
+        return [chosen, *(found[index].routes[chosen] for index in others)]
+
+    def reached(self, index: int) -> bool | None:
+        """Whether another node reaches this one; None when nobody can tell."""
+        states, probed, started = self._states, self._probed.get(index), self._states.started.get(index)
+        others = [other for other in range(len(states.nodes)) if other not in {index, *states.away, *states.gone}]
+        if not probed or not others or started is None:
+            return None
+        with self._calls.call() as (number, answers):
+            for other in others:
+                self._links[other].send(wire.ProbeAddresses(probed, started.secret, number))
+            self._calls.wait(lambda: len(answers) == len(others), PROBE_TIMEOUT)
+            found = list(answers.values())
+        return any(answer.routes for answer in found) if found else None
+
+    def forget(self, index: int) -> None:
+        """A node has another agent, whose ports are others."""
+        self._probed.pop(index, None)
+
+
+def common_address(nodes: Sequence[Node], places: Mapping[str, int], ways: Mapping[int, Mapping[str, str]]) -> str:
+    """The first address of the head that all others reach.
+
+    Args:
+        places: the head's addresses, each with the port that was probed.
+        ways: for each of the others, which of these it reaches, each with its own address on that way.
+
+    Raises:
+        ProvisionError: there is none.
+    """
+    for address in places:
+        if all(address in way for way in ways.values()):
+            return address
+    head = nodes[0].name
+    if not places:
+        raise ProvisionError(
+            f"{head} has no private IPv4 address, by which the nodes of a pool reach each other (IPv6 alone does not do): "
+            "give each node one, or make a pool of one node"
+        )
+    lost = [nodes[index].name for index, way in ways.items() if not way]
+    raise ProvisionError(
+        f"{', '.join(lost) or 'the nodes'} cannot reach {head} at a private address that serves all "
+        f"({head} has {', '.join(places) or 'none'}); the nodes of a pool must be in one network, and let each other in"
+    )

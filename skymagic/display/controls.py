@@ -20,8 +20,7 @@ from functools import partial
 from typing import Any
 
 from skymagic.display.live import watched
-from skymagic.display.looking import Looked, Presence
-from skymagic.display.shell_channel import ShellChannel, shell_channel
+from skymagic.display.shell_channel import Presence, ShellChannel, WatchedDrawing, shell_channel
 
 RANKS_INTERVAL = 1.0
 """Seconds between two measurements of what ranks use."""
@@ -78,7 +77,7 @@ class Controls:
             button.layout.width, button.layout.flex = "auto", "none"  # a long line must not squeeze their words
         self._row = ipywidgets.HBox([self._line])
         self._panel = ipywidgets.HTML()
-        self._looked: Looked | None = None
+        self._looked: WatchedDrawing | None = None
         self._box = ipywidgets.VBox([self._row, self._below], _view_count=0)  # None, the default, is not counted
         self._all = [self._box, self._row, self._line, self._below, self._panel, self._stop, self._where, self._ranks]
         self._buttons = buttons
@@ -140,7 +139,7 @@ class Controls:
                 self._hide()
                 return
             presence = Presence(self._channel, self._attend)
-            self._looked = Looked(presence, partial(self._measure, self._actions.ranks), RANKS_INTERVAL)
+            self._looked = WatchedDrawing(presence, partial(self._measure, self._actions.ranks), RANKS_INTERVAL)
 
     def _attend(self, child: Any) -> None:
         self._box.children = (self._row, self._panel, self._below, child)

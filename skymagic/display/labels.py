@@ -3,39 +3,139 @@
 ::
 
     rank 0  ──▶ Terminal ── lines that ended ─────────────▶ the notebook's stdout, stderr
-    rank 1  ──▶ Terminal ── lines open for a while ─▶ Block: one display, a line per rank, until these lines have ended
+    rank 1  ──▶ Terminal ── lines open for a while ─▶ LabelBlock: one display, a line per rank, until these lines have ended
 
-Of many ranks, lines that are the same become one on their way there (`folding`).
+Equal lines of many ranks become one on their way there: "ranks 0–63: epoch 3". A line waits for the same line of other ranks: a moment, and
+somewhat longer for one that has come and stands behind another line of its rank. A rank's own lines stay in their order.
 """
 
 from __future__ import annotations
 
-import re
 import time
-from collections.abc import Callable, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Protocol
 
-from skymagic.display.folding import MANY, Folded, Folding
 from skymagic.display.live import Write
+from skymagic.display.terminal import HOLD, Key, Terminal
 from skymagic.plan.units import rank_words
 
-CONTROLS = re.compile(r"(\n|\r|\x1b\[A)")
-UP = "\x1b[A"
+MANY = 8
+"""Ranks that are shown from which equal lines are one; those of fewer have a line each, as soon as it has ended."""
+WAIT, LONGEST_WAIT = 0.3, 1.0
+"""Seconds that a line waits for those that have not come, and for those that have."""
+
+NEVER, ANY = float("-inf"), float("inf")
+
+Stream = tuple[int, str]
+"""A rank and the name of its stream."""
+Line = tuple[str, str]
+"""The name of a stream, and a line of it."""
+
+
+@dataclass(frozen=True)
+class Folded:
+    """A line, and the ranks that have written it, in order."""
+
+    name: str
+    ranks: tuple[int, ...]
+    text: str
+
+
+@dataclass
+class _EqualLines:
+    """Ranks whose next line is the same."""
+
+    ranks: list[int] = field(default_factory=list)
+    since: float = float("inf")
+    """When the first of them came."""
+
+
+class Folding:
+    """Lines of several ranks, of which equal ones leave together.
+
+    Args:
+        ranks: those that are shown; a line that all of them have written waits no longer.
+    """
+
+    def __init__(self, ranks: Collection[int]) -> None:
+        self._ranks = len(ranks)
+        self._waiting: dict[Stream, deque[tuple[str, float]]] = {}
+        self._come: dict[Line, Counter[int]] = {}
+        """Who has such a line waiting, how often."""
+        self._groups: dict[Line, _EqualLines] = {}
+        """By the next line of each stream."""
+
+    def add(self, stream: Stream, lines: Sequence[str], now: float) -> list[Folded]:
+        """Lines of a stream have ended; what all ranks have written by now."""
+        rank, name = stream
+        waiting = self._waiting.setdefault(stream, deque())
+        first = not waiting
+        waiting.extend((line, now) for line in lines)
+        for line in lines:
+            self._come.setdefault((name, line), Counter())[rank] += 1
+        return self._leave([self._next(stream)], NEVER, NEVER) if first and waiting else []
+
+    def due(self, now: float) -> list[Folded]:
+        """What has waited long enough."""
+        return self._leave(list(self._groups), now - WAIT, now - LONGEST_WAIT)
+
+    def all(self) -> list[Folded]:
+        """What waits, now that something else follows."""
+        left = self._leave(list(self._groups), ANY, NEVER)
+        while self._groups:  # they wait for each other
+            left += self._leave([next(iter(self._groups))], ANY, ANY)
+            left += self._leave(list(self._groups), ANY, NEVER)
+        return left
+
+    def _next(self, stream: Stream) -> Line:
+        """Put a stream's next line to those that are the same."""
+        rank, name = stream
+        text, since = self._waiting[stream][0]
+        group = self._groups.setdefault((name, text), _EqualLines())
+        group.ranks.append(rank)
+        group.since = min(group.since, since)
+        return name, text
+
+    def _leave(self, lines: Collection[Line], alone: float, before: float) -> list[Folded]:
+        """Those of these lines that all ranks have, and of those that are next then.
+
+        Args:
+            alone: and what came before this time, where nobody else has it waiting. before: where somebody has.
+        """
+        todo, left = deque(lines), list[Folded]()
+        while todo:
+            group = self._groups.get(line := todo.popleft())
+            if group is None:
+                continue
+            more = len(self._come[line]) > len(group.ranks)
+            if len(group.ranks) == self._ranks or group.since <= (before if more else alone):
+                del self._groups[line]
+                left.append(Folded(line[0], tuple(sorted(group.ranks)), line[1]))
+                todo.extend(self._after(line, group.ranks))
+        return left
+
+    def _after(self, line: Line, ranks: Collection[int]) -> list[Line]:
+        """The next lines of streams whose last one leaves."""
+        come = self._come[line]
+        for rank in ranks:
+            self._waiting[rank, line[0]].popleft()
+            come[rank] -= 1
+            if not come[rank]:
+                del come[rank]
+        if not come:
+            del self._come[line]
+        return [self._next((rank, line[0])) for rank in ranks if self._waiting[rank, line[0]]]
+
+
 DELAY = 0.2
 """Seconds that a line must be open before it is shown: most lines are whole sooner."""
-HOLD = 0.05
-"""Seconds without text after which a bar above the cursor has ended: nested bars go down a line and come up again."""
 INTERVAL = 0.1
 """Seconds between two looks at what is open."""
 LONGEST = 1000
 """Characters of an open line that are shown at most: its end."""
-MAX_HELD = 20
-"""Lines that wait until a bar above them has ended."""
-
-Key = tuple[int, str]
-"""A rank and the name of its stream."""
 
 
 class Drawable(Protocol):
@@ -46,97 +146,7 @@ class Drawable(Protocol):
 
 
 @dataclass
-class Row:
-    """A line on its way."""
-
-    text: str = ""
-    redrawn: bool = False
-    """It is a bar: written over with a carriage return."""
-
-    @property
-    def blank(self) -> bool:
-        """Nothing is to be seen of it."""
-        return not self.text.strip()
-
-
-class Terminal:
-    """What a terminal would show of the text of one stream that has not ended: rows, and a cursor that bars move. Pure."""
-
-    def __init__(self, now: float) -> None:
-        self.rows = [Row()]
-        self.since = now
-        """When the first row began."""
-        self.touched = now
-        self.shown = 0
-        """How many of the rows a block shows."""
-        self._at = 0
-        self._over = False
-        """The next text replaces what stands in the row."""
-
-    def feed(self, text: str, now: float) -> None:
-        """Take text."""
-        if not self.open:
-            self.since = now
-        self.touched = now
-        for piece in CONTROLS.split(text):
-            row = self.rows[self._at]
-            if piece == "\n":
-                self._at += 1
-                if self._at == len(self.rows):
-                    self.rows.append(Row())
-                self._over = True
-            elif piece == "\r":
-                row.redrawn = self._over = True
-            elif piece == UP:
-                self._at = max(0, self._at - 1)
-            elif piece:
-                row.text = piece if self._over else row.text + piece
-                self._over = False
-
-    def take(self, *, all: bool = False) -> list[str]:
-        """The rows that have ended, which are those above the cursor; of bars and what is below them only with `all`."""
-        count = self._at
-        if not all and count < MAX_HELD:
-            count = next((index for index, row in enumerate(self.rows[:count]) if row.redrawn), count)
-        taken, self.rows = self.rows[:count], self.rows[count:]
-        self._at -= count
-        if taken:
-            self.since = self.touched
-        return [row.text for row in taken]
-
-    def end(self) -> list[str]:
-        """All rows, at the end; a bar that was wiped away leaves none."""
-        taken, self.rows, self._at = self.rows, [Row()], 0
-        while taken and taken[-1].blank and (taken[-1].redrawn or not taken[-1].text):
-            taken.pop()
-        return [row.text for row in taken]
-
-    def wiped(self) -> str:
-        """What makes a terminal that shows these rows show blanks in their place, the cursor at the first."""
-        blank = "\n".join(f"\r{' ' * len(row.text)}" for row in self.rows)
-        return UP * self._at + blank + UP * (len(self.rows) - 1) + "\r"
-
-    def repainted(self) -> str:
-        """What makes a terminal show these rows, and puts its cursor where it is."""
-        text = "\n".join(row.text for row in self.rows) + UP * (len(self.rows) - 1 - self._at)
-        return text + "\r" * (self._over and self.rows[self._at].redrawn)
-
-    @property
-    def waiting(self) -> bool:
-        """Rows that may have ended wait for more text."""
-        return self._at > 0
-
-    @property
-    def open(self) -> list[str]:
-        """The rows as they are now."""
-        rows = [row.text for row in self.rows]
-        while rows and not rows[-1].strip():
-            rows.pop()
-        return rows
-
-
-@dataclass
-class Block:
+class LabelBlock:
     """Lines of ranks that were open at the same time, in the order of ranks; each stays when it has ended."""
 
     area: Drawable
@@ -174,9 +184,9 @@ class Labels:
         self._labelled = len(ranks) > 1
         self._width = len(str(max(ranks, default=0)))
         self._open: dict[Key, Terminal] = {}
-        self._blocks: dict[Key, Block] = {}
+        self._blocks: dict[Key, LabelBlock] = {}
         """Where an open line is shown."""
-        self._newest: Block | None = None
+        self._newest: LabelBlock | None = None
         self._looked = 0.0
 
     def text(self, rank: int, name: str, text: str) -> None:
@@ -278,12 +288,12 @@ class Labels:
         terminal.shown = max(len(rows), 1)
         block.open[key] = [self._line(key[0], row if len(row) <= LONGEST else f"…{row[-LONGEST:]}") for row in rows]
 
-    def _block_for(self, key: Key) -> Block:
+    def _block_for(self, key: Key) -> LabelBlock:
         """The newest block, if lines in it are open still and none is this stream's; else a new one, below all output."""
         newest = self._newest
         if newest is None or not newest.open or key in newest.ended:
             assert self._area is not None
-            newest = self._newest = Block(self._area())
+            newest = self._newest = LabelBlock(self._area())
         return newest
 
     def _line(self, rank: int, line: str) -> str:

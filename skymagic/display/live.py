@@ -1,4 +1,4 @@
-"""The front end: which one there is, text and displays written to it, and displays and lines that are redrawn in place.
+"""The front end: which one there is, text and displays written to it, text that is redrawn in place, and questions.
 
 A notebook cannot move its cursor, but it can replace what a display shows; it saves the last state. A terminal can redraw its last line.
 Elsewhere only the final state of such text is shown.
@@ -7,6 +7,7 @@ Elsewhere only the final state of such text is shown.
 from __future__ import annotations
 
 import contextlib
+import getpass
 import os
 import secrets
 import sys
@@ -187,3 +188,35 @@ class StatusLine:
 def own_stream() -> Any:
     """Where skymagic speaks itself: in a script on standard error, for its output may be data."""
     return sys.stdout if in_ipython() else sys.stderr
+
+
+YES = ("y", "yes")
+
+
+def confirmed(question: str) -> bool:
+    """Whether the user says yes; no without a terminal or a notebook that can ask, and beside cells on other threads."""
+    if threading.current_thread() is not threading.main_thread() or not _can_ask():
+        return False
+    try:
+        answer = input(f"{question}. Go ahead? [y/N] ")
+    except EOFError:
+        return False
+    return answer.strip().casefold() in YES
+
+
+def asks_secrets() -> Callable[[str], str] | None:
+    """What asks for a passphrase; None where nobody is to be asked."""
+    return None if noninteractive() else getpass.getpass
+
+
+def _can_ask() -> bool:
+    """Whether somebody is there: a terminal, or a notebook's front end that takes questions (not papermill, not nbconvert)."""
+    if noninteractive():
+        return False
+    if in_ipython():
+        from IPython.core.getipython import get_ipython
+
+        kernel = getattr(get_ipython(), "kernel", None)
+        if kernel is not None:
+            return bool(getattr(kernel, "_allow_stdin", False))
+    return sys.stdin is not None and not sys.stdin.closed and sys.stdin.isatty()

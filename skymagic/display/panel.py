@@ -1,19 +1,95 @@
-"""A pool as HTML: a title, and its ranks as cells coloured by state, node by node; pure.
+"""A pool as HTML: a title, and its ranks as cells coloured by state, node by node, with what each rank uses; and its start, redrawn in place.
 
-Colours are never alone: each cell has its state as a tooltip, and what is not well is said in words, for a saved notebook may be
-shown without styles.
+Colours never stand alone: each cell has its state as a tooltip, and trouble is said in words, because a saved notebook may be shown without
+styles. A start is shown as lines; in a notebook it is one display, which is redrawn and ends as one line.
 """
 
 from __future__ import annotations
 
+import contextlib
+import contextvars
+import math
+import secrets
+import threading
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
 
-from skymagic.display.use import RankUse, short, together
-from skymagic.display.use import words as use_words
-from skymagic.plan.units import count
+from skymagic.display.live import show, watched
+from skymagic.plan.units import count, size
+
+
+@dataclass(frozen=True)
+class RankUse:
+    """What one rank uses.
+
+    Attributes:
+        cpu: processors in use, 1.0 for one of them; NaN while there was one measurement only.
+        memory: bytes of its process. node_memory: bytes that its node has.
+        gpu: share of the time in which its GPU computes. gpu_memory, gpu_total: bytes in use on it by all, and there. NaN for no GPU.
+    """
+
+    cpu: float = math.nan
+    memory: float = math.nan
+    node_memory: float = math.nan
+    gpu: float = math.nan
+    gpu_memory: float = math.nan
+    gpu_total: float = math.nan
+
+
+def use_short(use: RankUse) -> str:
+    """In a cell: ``97% 31G`` of its GPU where it has one, else of processors and memory."""
+    share, held = (use.gpu, use.gpu_memory) if use.gpu_total == use.gpu_total else (use.cpu, use.memory)
+    return " ".join(filter(None, (_percent(share), _letters(held))))
+
+
+def use_words(use: RankUse) -> str:
+    """In full: ``GPU 97%, 31 of 80 GB; CPU 110%, memory 2.1 GB of 64.0 GB``."""
+    gpu = [f"GPU {_percent(use.gpu)}", f"{_bytes(use.gpu_memory)} of {_bytes(use.gpu_total)}"]
+    cpu = [f"CPU {_percent(use.cpu)}" if use.cpu == use.cpu else "", f"memory {_bytes(use.memory)}{_of(use)}"]
+    parts = [gpu if use.gpu_total == use.gpu_total else [], cpu if use.memory == use.memory else []]
+    return "; ".join(", ".join(filter(None, part)) for part in parts if part)
+
+
+def use_together(uses: Sequence[RankUse], nodes: int = 1) -> str:
+    """Of several ranks in few words: ``GPU 93–99%, 248.0 GB of 320.0 GB`` or ``CPU 797%, 12.0 GB of 64.0 GB``.
+
+    Args:
+        nodes: how many nodes have them; of more than one the memory is not told.
+    """
+    gpus = [use for use in uses if use.gpu_total == use.gpu_total]
+    if gpus:
+        low, high = _percent(min(use.gpu for use in gpus)), _percent(max(use.gpu for use in gpus))
+        held, there = sum(use.gpu_memory for use in gpus), sum(use.gpu_total for use in gpus)
+        return f"GPU {low if low == high else f'{low[:-1]}–{high}'}, {_bytes(held)} of {_bytes(there)}"
+    known = [use for use in uses if use.memory == use.memory]
+    if not known:
+        return ""
+    cpu = sum(use.cpu for use in known)
+    memory = _bytes(sum(use.memory for use in known)) + (_of(known[0]) if nodes == 1 else "")
+    return ", ".join(filter(None, (f"CPU {_percent(cpu)}" if cpu == cpu else "", memory)))
+
+
+def _of(use: RankUse) -> str:
+    return f" of {_bytes(use.node_memory)}" if use.node_memory > 0 else ""
+
+
+def _percent(share: float) -> str:
+    return f"{share:.0%}" if share == share else ""
+
+
+def _letters(nbytes: float) -> str:
+    """Bytes where there is little room: ``31G``, ``2.1G``, ``45M``."""
+    if nbytes != nbytes:
+        return ""
+    amount, letter = (nbytes / 1e9, "G") if nbytes >= 1e9 else (nbytes / 1e6, "M")
+    return f"{amount:.{1 if amount < 10 else 0}f}{letter}"
+
+
+def _bytes(nbytes: float) -> str:
+    return size(int(nbytes)) if nbytes == nbytes else ""
+
 
 MAX_RANK_CELLS = 64
 """Ranks that have a cell of their own; of more on several nodes, each node has one."""
@@ -74,7 +150,7 @@ class PoolView:
     ended: bool = False
 
 
-def html(view: PoolView) -> str:
+def pool_html(view: PoolView) -> str:
     """The pool in a few lines; one line when it has ended, or all of it is ready and nothing is said of its nodes."""
     words = " · ".join([f"<b>{escape(view.name)}</b>", *map(escape, view.about), escape(view.state)])
     rows = [] if view.ended else _rows(view.nodes)
@@ -95,7 +171,7 @@ def _rows(nodes: Sequence[NodeView]) -> list[str]:
 
 
 def _doing(node: NodeView, folded: bool) -> str:
-    used = together(list(node.use.values())) if folded else ""
+    used = use_together(list(node.use.values())) if folded else ""
     return " · ".join(filter(None, (node.phase, node.step, trouble(node.ranks), used)))
 
 
@@ -110,7 +186,7 @@ def _summary(nodes: Sequence[NodeView]) -> list[str]:
     shares = [node.share or 0.0 for node in nodes] if any(node.share is not None for node in nodes) else []
     bad = [f"{node.name}: {words}" for node in nodes if (words := trouble(node.ranks))]
     more = [f"and {len(bad) - MAX_TROUBLES} more"] if len(bad) > MAX_TROUBLES else []
-    used = together([use for node in nodes for use in node.use.values()], len(nodes))
+    used = use_together([use for node in nodes for use in node.use.values()], len(nodes))
     said = [
         escape("; ".join(words)) for words in (doing, [*bad[:MAX_TROUBLES], *more], [used] if used else []) if words
     ]
@@ -130,9 +206,7 @@ def _rank_cell(node: NodeView, number: int, state: str) -> str:
     if not node.use:
         return cell(str(number), title, state)
     shown = cell(str(number), f"{title}; {use_words(use)}" if use else title, state)
-    return (
-        f'<span style="white-space:nowrap">{shown}<span style="{USE}">{escape(short(use)) if use else ""}</span></span>'
-    )
+    return f'<span style="white-space:nowrap">{shown}<span style="{USE}">{escape(use_short(use)) if use else ""}</span></span>'
 
 
 def _node_cell(node: NodeView, label: str) -> str:
@@ -140,7 +214,7 @@ def _node_cell(node: NodeView, label: str) -> str:
     states = Counter(state for _, state in node.ranks)
     worst = max(states, key=severity, default="starting")
     words = ", ".join(f"{number} {state}" for state, number in states.items())
-    used = together(list(node.use.values()))
+    used = use_together(list(node.use.values()))
     title = f"{node.name}: {count(len(node.ranks), 'rank')}: {words}{f'; {used}' if used else ''}"
     return cell(label, title, worst)
 
@@ -165,3 +239,106 @@ def trouble(ranks: Iterable[tuple[int, str]]) -> str:
     """What is not well, in words: "1 ended, 2 reconnecting"; empty when all is."""
     states = Counter(state for _, state in ranks)
     return ", ".join(f"{number} {state}" for state, number in states.items() if severity(state) > severity("starting"))
+
+
+INTERVAL = 0.4
+"""Seconds between two looks at the start."""
+
+UNNAMED = ""
+"""In the place of a node's name: all nodes, which have no names yet."""
+
+Say = Callable[[str], None]
+
+
+class StartStep(str):
+    """A step of a start as a line of text, which knows its nodes.
+
+    Args:
+        text: the line.
+        phase: of the nodes' start: ``requested``, ``booting``, ``connecting``, ``environment`` or ``starting``.
+        nodes: their names; none for all nodes, which have no names yet.
+        share: how much of the step is done, between 0 and 1; None where nobody knows.
+        step: what is being done, where the line says more than that.
+    """
+
+    phase: str
+    nodes: tuple[str, ...]
+    step: str
+    share: float | None
+
+    def __new__(
+        cls, text: str, phase: str, nodes: Iterable[str] = (), share: float | None = None, step: str = ""
+    ) -> StartStep:
+        line = super().__new__(cls, text)
+        line.phase, line.nodes, line.share, line.step = phase, tuple(nodes), share, step or text
+        return line
+
+
+def environment_step(node: str, step: str, share: float | None = None) -> StartStep:
+    """A step of one node's environment, which may know its share; its line begins with the node's name."""
+    return StartStep(f"{node}: {step}", "environment", (node,), getattr(step, "share", share), step)
+
+
+class StartPanel:
+    """One display of a pool's start; its text is all lines that were said, its HTML what is so now.
+
+    Args:
+        look: the pool as it is now, given the last step of each node; called on a thread of its own.
+    """
+
+    def __init__(self, look: Callable[[dict[str, StartStep]], PoolView]) -> None:
+        self._look = look
+        self._lines: list[str] = []
+        self._steps: dict[str, StartStep] = {}
+        self._id = f"skymagic-{secrets.token_hex(8)}"
+        self._drawn: dict[str, str] | None = None
+        self._over = threading.Event()
+        self._context = contextvars.copy_context()  # what its thread draws belongs to this cell
+        self._thread = threading.Thread(target=self._watch, name="skymagic-panel", daemon=True)
+
+    def say(self, line: str) -> None:
+        """Take a line; safe on any thread but for the first, with which it appears."""
+        self._lines.append(line)
+        if isinstance(line, StartStep):
+            self._steps |= dict.fromkeys(line.nodes or [UNNAMED], line)
+        if self._drawn is None:
+            self._draw()
+            self._thread.start()
+
+    def end(self) -> None:
+        """Draw it for the last time."""
+        if self._drawn is None:
+            return
+        self._over.set()
+        self._thread.join()
+        self._draw()
+
+    def _watch(self) -> None:
+        while not self._over.wait(INTERVAL):
+            with contextlib.suppress(Exception):  # ranks come and go while it looks; the next time it sees them
+                self._context.copy().run(self._draw)
+
+    def _draw(self) -> None:
+        data = {"text/plain": "\n".join(self._lines), "text/html": pool_html(self._look(dict(self._steps)))}
+        if data != self._drawn:
+            show({"data": data, "transient": {"display_id": self._id}}, update=self._drawn is not None)
+            self._drawn = data
+
+
+@contextlib.contextmanager
+def shown_start(say: Say, look: Callable[[dict[str, StartStep]], PoolView], *, drawn: bool) -> Iterator[Say]:
+    """Show a start; gives what takes its lines.
+
+    Args:
+        say: takes them as they come where nothing can be drawn again, or nobody looks: papermill logs lines, and no change of them.
+        look: see `StartPanel`.
+        drawn: whether a display is wanted at all.
+    """
+    if not (drawn and watched()):
+        yield say
+        return
+    display = StartPanel(look)
+    try:
+        yield display.say
+    finally:
+        display.end()

@@ -9,7 +9,6 @@ from dataclasses import replace
 from typing import Any, Protocol
 
 from skymagic.display import text as display
-from skymagic.display.bars import Bars
 from skymagic.display.labels import Labels
 from skymagic.display.live import (
     Area,
@@ -23,15 +22,15 @@ from skymagic.display.live import (
     write,
 )
 from skymagic.display.proxies import Proxies
-from skymagic.display.run_line import RunEnd, RunState
-from skymagic.display.run_view import RunView
+from skymagic.display.run_line import RunState, RunSummary, RunView
+from skymagic.display.terminal import Bars
 from skymagic.plan.units import size
 from skymagic.wire.agent import IN_LINE
 
 SHIPPED = "[shipped"
 
 
-class Shown(Protocol):
+class Displayable(Protocol):
     """What has text (its ``repr``) and HTML of its own: logs, offers, findings, the status of pools."""
 
     def _repr_html_(self) -> str | None:
@@ -170,7 +169,7 @@ class NotebookScreen(Screen):
         if view is not None and view.moves and not view.shown and self._state is not None:
             view.draw(replace(self._state(), seconds=view.seconds))
 
-    def end(self, end: RunEnd) -> None:
+    def end(self, end: RunSummary) -> None:
         """How the run has ended, in the place of its line."""
         if self._view is not None:
             self._view.end(end)
@@ -221,7 +220,7 @@ def print_note(text: str) -> None:
     print(text, file=own_stream(), flush=True)
 
 
-def show_object(shown: Shown, *, apart: bool = False) -> None:
+def show_object(shown: Displayable, *, apart: bool = False) -> None:
     """Something as a notebook shows it: as HTML and text; printed in a terminal, and where it has no HTML.
 
     Args:
@@ -235,18 +234,18 @@ def show_object(shown: Shown, *, apart: bool = False) -> None:
     show_rich(shown)
 
 
-class Status(Protocol):
+class StatusSink(Protocol):
     """A line that is replaced: see `NotebookScreen.status`."""
 
     def __call__(self, text: str, *, last: bool = False) -> None: ...
 
 
-class Progress:
+class ShippingProgress:
     """Progress of shipping: tells what is under way once that takes longer than half a second, and in its place that it is done."""
 
     DELAY, INTERVAL = 0.5, 0.2
 
-    def __init__(self, status: Status) -> None:
+    def __init__(self, status: StatusSink) -> None:
         self._status = status
         self._begun = time.monotonic()
         self._next = self.DELAY
@@ -260,7 +259,7 @@ class Progress:
             self._what = display.weights(weights)
             self._status(f"[shipping {self._what}: {done / sum(weights.values()):.0%}]")
 
-    def __enter__(self) -> Progress:
+    def __enter__(self) -> ShippingProgress:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:

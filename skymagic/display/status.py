@@ -1,15 +1,68 @@
-"""How pools are as an object: text as ``%sky_status`` prints it, HTML with a panel for each, and what is known of each rank; pure."""
+"""What pools are and what ranks wrote, as objects: text as ``%sky_status`` and ``%sky_logs`` print it, HTML, and values by key; pure."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from abc import abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
+from typing import Any, TypeVar
 
 from skymagic.display import text
-from skymagic.display.keyed import Keyed
-from skymagic.display.panel import folded
-from skymagic.display.use import RankUse, words
+from skymagic.display.panel import RankUse, folded, use_words
+from skymagic.plan.units import count
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+
+class Keyed(Mapping[K, V]):
+    """A read-only mapping over one that it holds; a subclass whose values are made when they are asked for has a `__getitem__`."""
+
+    @property
+    @abstractmethod
+    def _held(self) -> Mapping[K, Any]: ...
+
+    def __getitem__(self, key: K) -> V:
+        value: V = self._held[key]
+        return value
+
+    def __iter__(self) -> Iterator[K]:
+        return iter(self._held)
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def _ipython_key_completions_(self) -> list[K]:
+        return list(self._held)
+
+
+@dataclass(frozen=True, repr=False)
+class Logs(Keyed[int, str]):
+    """By rank the lines that were asked for, a bar as it was last: ``logs[3]`` is rank 3's text.
+
+    Attributes:
+        lines: of each rank.
+    """
+
+    lines: Mapping[int, Sequence[str]] = field(default_factory=dict)
+
+    @property
+    def _held(self) -> Mapping[int, Sequence[str]]:
+        return self.lines
+
+    def __getitem__(self, rank: int) -> str:
+        return "\n".join(self.lines[rank])
+
+    def _repr_html_(self) -> str:
+        return "".join(
+            folded(f"rank {rank} · {count(len(some), 'line')}", self[rank], opened=len(self) == 1)
+            for rank, some in self.lines.items()
+        )
+
+    def __repr__(self) -> str:
+        many = len(self) > 1
+        return "\n".join(f"[{rank}] {line}" if many else line for rank, some in self.lines.items() for line in some)
 
 
 @dataclass(frozen=True)
@@ -56,7 +109,7 @@ class PoolStatus(Keyed[int, RankStatus]):
     @property
     def table(self) -> str:
         """Its ranks as text; of many, those of a node together."""
-        use = {rank: words(one.use) for rank, one in self.ranks.items() if one.use is not None}
+        use = {rank: use_words(one.use) for rank, one in self.ranks.items() if one.use is not None}
         return text.status([one.row for one in self.ranks.values()], use)
 
     def __repr__(self) -> str:
@@ -67,7 +120,7 @@ class PoolStatus(Keyed[int, RankStatus]):
 
 
 @dataclass(frozen=True, repr=False)
-class Status(Keyed[str, PoolStatus]):
+class PoolStatuses(Keyed[str, PoolStatus]):
     """How pools are, by name: ``%sky_status -o status``, ``status["main"]``.
 
     Attributes:

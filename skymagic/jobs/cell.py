@@ -1,38 +1,37 @@
-"""A cell on the ranks: from a request and the cell's text to values by rank, or one error."""
+"""A cell on the ranks: from a request and the cell's text to values by rank, or one error; and names of one rank copied to others."""
 
 from __future__ import annotations
 import __future__
 
 import ast
+import contextlib
 import functools
 import math
 import operator
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from skymagic.data.capture.names import interactive
-from skymagic.display import text
 from skymagic.display.controls import Actions
 from skymagic.display.proxies import notebook_id
-from skymagic.display.run_view import RunView
+from skymagic.display.run_line import SHOWN_BYTES, RunState, RunSummary, RunView
 from skymagic.display.screen import NotebookScreen, Screen
-from skymagic.errors import CellSyntaxError, ResultError, RunError, RunInterrupted, RunTimeout
+from skymagic.errors import CellSyntaxError, ResultError
 from skymagic.jobs import inspection
-from skymagic.jobs.ending import ended, sent_bytes
-from skymagic.jobs.hints import hints
+from skymagic.jobs.failures import failure
 from skymagic.plan.requests import RunRequest
 from skymagic.plan.suggest import did_you_mean
-from skymagic.plan.units import agreeing, rank_words
-from skymagic.pool import Pool, messages
-from skymagic.pool.states import State
+from skymagic.plan.units import rank_words, size
+from skymagic.pool import Pool
+from skymagic.pool.cloning import Cloned
 from skymagic.run import interrupt
 from skymagic.run.interrupt import StopSignal
 from skymagic.run.report import Limits, Report
-from skymagic.run.results import Failure, Unavailable, error_of
+from skymagic.run.results import Unavailable
 from skymagic.run.spec import RunSpec
+from skymagic.run.state import end_of
 from skymagic.wire.order import LAST_VALUE, NOT_DEFINED
-from skymagic.wire.processes import describe
 
 
 @dataclass(frozen=True)
@@ -292,98 +291,55 @@ def result_error(values: Values, kept: Sequence[str]) -> ResultError:
     return error
 
 
-# -- failures --------------------------------------------------------------------------------------------------------
+@dataclass
+class RunEnding:
+    """What the line of a run will say at its end."""
+
+    view: RunView | None
+    report: Report | None = None
+    gathered: int = 0
+    """Bytes that come back."""
+    since: float = 0.0
+
+    def gathers(self, nbytes: int) -> None:
+        """The cell is over, and its values come back."""
+        self.gathered, self.since = nbytes, time.monotonic()
+        if self.view is not None and self.view.shown and self.report is not None and nbytes >= SHOWN_BYTES:
+            activity = f"gathering {size(nbytes)}"
+            self.view.draw(RunState(len(self.report.ranks), self.view.seconds, activity=activity))
 
 
-def failures_of(report: Report, pool: Pool) -> list[Failure]:
-    """What each rank that did not end well reports, causes first in the order of ranks."""
-    found = []
-    for number, rank in sorted(report.ranks.items()):
-        host = pool.agents.ranks[number].hostname
-        outcome = rank.outcome or {}
-        if rank.died is not None and not rank.killed:
-            status, tail = rank.died.status, rank.died.tail
-            how, tail = (tail, "") if status is None else (describe(rank.died), tail)
-            found.append(Failure(number, host, "", "", died=how, status=status, tail=tail))
-        elif rank.died is not None:
-            found.append(Failure(number, host, "Killed", "it could not be stopped otherwise", freed=True))
-        elif rank.failed:
-            found.append(
-                Failure(
-                    number, host, outcome["ename"], outcome["evalue"], tuple(outcome["traceback"]),
-                    exception_of(outcome, pool), freed=bool(outcome.get("freed")) or (rank.stopped and bool(outcome.get("interrupted"))),
-                )
-            )  # fmt: skip
-    return found
-
-
-def exception_of(outcome: Mapping[str, Any], pool: Pool) -> BaseException | None:
-    """The exception that a rank raised, where it can be rebuilt here."""
-    ref = outcome.get("exception") or {}
-    if "error" in ref or not ref:
-        return None
+@contextlib.contextmanager
+def ended(
+    view: RunView | None, names: Sequence[str], told: Callable[[RunSummary], RunSummary] = lambda end: end
+) -> Iterator[RunEnding]:
+    """Inside, a run goes on; at the end its line is the one that stays, whatever has happened; `told` makes it of the run's end."""
+    ending = RunEnding(view)
     try:
-        problem = pool.shipper.unpack(ref)
-    except Exception:
-        return None
-    return problem if isinstance(problem, BaseException) else None
+        yield ending
+    finally:
+        if view is not None and ending.report is not None:
+            gathered = (ending.gathered, time.monotonic() - ending.since) if ending.since else (0, 0.0)
+            view.end(told(end_of(ending.report, view.seconds, names, gathered)))
+        elif view is not None and view.shown:
+            view.end(RunSummary(0, view.seconds, interrupted=True))
 
 
-def failure(report: Report, pool: Pool, limits: Limits, *, task: bool = False) -> RunError:
-    """The one error of a run that did not end well."""
-    failures = failures_of(report, pool)
-    notes = [*lost_notes(report, pool), *report.notes, *missing_notes(report, pool, task)]
-    known = {*pool.shipper.names(), *pool.namespace}
-    magics = magics_of(pool.namespace)
-    notes += hints(failures, {plugin.name for plugin in pool.plugins}, known, magics, remote=pool.plan.remote)
-    causes = [one for one in failures if not one.secondary]
-    if pool.ended is not None and any(one.died == pool.ended for one in failures):
-        before = [f"rank {one.rank}: {one.words}" for one in causes if one.died != pool.ended]
-        error: RunError = RunError("\n".join([f"{pool.ended}: %sky_pool makes it anew", *before]))
-        error.failures = tuple(failures)
-        return error
-    if report.interrupted and not any(one.died for one in causes):
-        stopped = {number: rank.stopped_at for number, rank in report.ranks.items() if rank.stopped}
-        where = text.places(stopped)
-        said = f"interrupted on {rank_words(list(stopped))}" if stopped else "interrupted"
-        return RunInterrupted("\n".join([said, *([where] if where else []), *notes]))
-    if report.timed_out:
-        lines = [f"the cell took longer than {limits.timeout:g} s and was stopped", text.stacks(report.stacks), *notes]
-        error = RunTimeout("\n".join(lines))
-        error.failures = tuple(failures)
-        return error
-    return error_of(failures, pool.world_size, notes)
+def sent_bytes(report: Report) -> int:
+    """How many bytes the ranks have packed, of values that come back."""
+    refs = [ref for rank in report.ranks.values() for ref in (rank.outcome or {}).get("values", {}).values()]
+    files = {(ref["file"], ref.get("node", 0)): ref.get("nbytes", 0) for ref in refs if ref.get("file")}
+    return sum(files.values())
 
 
-def magics_of(namespace: Mapping[str, Any]) -> set[str]:
-    """The magics of the notebook with these names, as they are written: ``%time``, ``%%time``."""
-    shell = namespace["get_ipython"]() if "get_ipython" in namespace else None
-    by_type = shell.magics_manager.magics if shell is not None else {}
-    return {f"{'%' if type_ == 'line' else '%%'}{name}" for type_, names in by_type.items() for name in names}
+def clone(pool: Pool, ranks: Sequence[int], names: Sequence[str], source: int) -> Cloned:
+    """See `Pool.clone`.
 
-
-def missing_notes(report: Report, pool: Pool, task: bool) -> list[str]:
-    """Lines on names that a rank has missed, and the notebook has: nothing in the cell's text said that it needs them."""
-    names = {str((rank.outcome or {}).get("missing") or "") for rank in report.ranks.values()}
-    space = pool.shipper.namespace
-    there = sorted(name for name in names if name in space and not interactive(name, space[name]))
-    return [f"the notebook has {name}: {'pass it as an argument' if task else f'--push {name}'}" for name in there]
-
-
-def lost_notes(report: Report, pool: Pool) -> list[str]:
-    """Lines on what the failure costs."""
-    dead = [number for number, rank in report.ranks.items() if rank.died is not None]
-    if not dead:
-        return []
-    if pool.ended is not None:
-        return [f"{pool.ended}: %sky_pool makes it anew"]
-    if pool.state is State.LOST:
-        return [messages.lost(pool.name)]
-    if pool.agents.gone:
-        lost = [rank for index in pool.agents.gone for rank in pool.agents.ranks_of(index)]
-        return [messages.without(lost, pool.world_size, replaced=pool.plan.request.replace)]
-    if pool.inseparable:
-        names = ", ".join(pool.inseparable)
-        return [f"all ranks are being started anew, without variables: {names} cannot go on with some of them"]
-    others = "; the others keep theirs" if len(dead) < pool.world_size else ""
-    return [f"{rank_words(dead)} {agreeing(len(dead), 'is', 'are')} being started anew without variables{others}"]
+    Raises:
+        RunError: a rank died, or could not rebuild the values.
+    """
+    with interrupt.deferred():
+        cloned = pool.clone(ranks, names, source=source)
+        if cloned.report is not None:
+            raise failure(cloned.report, pool, Limits())
+        return cloned

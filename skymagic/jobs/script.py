@@ -1,13 +1,16 @@
 """``%%sky_sh``: a shell script on every node of a pool, from a request to how it ended there, node by node.
 
 A script is a run on the first rank of each node, whose code runs it beside the rank (`skymagic.kernels.script.script`): it shares with
-cells how they are shown, limited, stopped, and ended when another one has failed.
+cells how they are shown, limited, stopped, and ended when another one has failed. Its folder is the notebook's own on this machine; on other
+machines it is a copy, which is brought up to date first.
 """
 
 from __future__ import annotations
 
+import hashlib
 import math
 import os
+import platform
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -16,13 +19,13 @@ from typing import Any, TypeVar
 
 from skymagic.display import text as display
 from skymagic.display.controls import Actions
-from skymagic.display.run_line import RunEnd, RunState
-from skymagic.display.run_view import RunView
-from skymagic.display.screen import NotebookScreen, Screen
+from skymagic.display.run_line import RunState, RunSummary, RunView
+from skymagic.display.screen import Copying, NotebookScreen, Screen
 from skymagic.errors import RequestError, RunError, RunInterrupted, RunTimeout, ScriptError
+from skymagic.files.messages import summary
 from skymagic.jobs import cell as broadcast
-from skymagic.jobs.ending import ended
-from skymagic.jobs.workdir import folder_here, folder_on_nodes
+from skymagic.jobs import failures
+from skymagic.jobs.cell import ended
 from skymagic.plan.requests import RunRequest, ShellRequest, missing_secrets
 from skymagic.plan.units import Selection, count, rank_words
 from skymagic.pool import Pool
@@ -33,6 +36,43 @@ from skymagic.run.spec import RunSpec
 from skymagic.wire import processes
 from skymagic.wire.order import LAST_VALUE
 from skymagic.wire.processes import status_words
+
+REMOTE_ROOT = "~/.skymagic/work"
+"""Where such folders are on a node."""
+
+
+def folder_here(text: str) -> Path:
+    """The folder that a user names. Raises RequestError when there is none."""
+    folder = Path(text).expanduser().absolute()
+    if not folder.is_dir():
+        raise RequestError(f"--workdir: there is no folder {text!r} here ({folder})")
+    return folder
+
+
+def folder_on_nodes(pool: Pool, folder: Path, targets: Selection) -> str:
+    """Where a folder of the notebook is on these nodes, in the end; what differs there is copied, and said.
+
+    Raises:
+        FilesError: what cannot be copied, for all nodes at once.
+    """
+    if not pool.plan.remote:
+        return str(folder)
+    destination = remote_folder(folder)
+    image = pool.plan.image
+    includes = [str(Path(text).expanduser().absolute()) for text in image.includes]
+    nodes = pool.machines(targets)
+    with Copying() as progress:
+        copied = pool.files().sync(folder, destination, image.excludes, includes, nodes, progress)
+    if any(one.files or one.removed or one.notes for one in copied):
+        progress.end(f"[{folder.name}: {summary(copied, progress.seconds)}]")
+    return destination
+
+
+def remote_folder(folder: Path) -> str:
+    """The same for a folder each time, and another one for each folder and machine."""
+    mark = hashlib.sha256(f"{platform.node()}\0{folder}".encode(errors="surrogateescape")).hexdigest()[:8]
+    return f"{REMOTE_ROOT}/{folder.name or 'root'}-{mark}"
+
 
 SCRIPT_VARIABLE = "_sky_script"
 SOURCE = f'__import__("importlib").import_module("{processes.SCRIPT}").run({SCRIPT_VARIABLE});'
@@ -108,7 +148,7 @@ class NodeScreen(Screen):
         self._inner.progress(lambda: by_node(state(), self._node_of))
 
 
-Told = TypeVar("Told", RunState, RunEnd)
+Told = TypeVar("Told", RunState, RunSummary)
 
 
 def by_node(told: Told, node_of: Callable[[int], int]) -> Told:
@@ -247,7 +287,7 @@ def end_of(rank: int, ran: RankRun, pool: Pool) -> ScriptEnd:
     ref = outcome.get("values", {}).get(LAST_VALUE)
     if ref is not None and "error" not in ref:
         told = pool.shipper.unpack(ref)
-    elif (problem := broadcast.exception_of(outcome, pool)) is not None and problem.args:
+    elif (problem := failures.exception_of(outcome, pool)) is not None and problem.args:
         told = problem.args[0] if isinstance(problem.args[0], dict) else {}
     if ran.died is not None:
         told = {"tail": ran.died.tail, "problem": "the rank that started it died"}
@@ -264,7 +304,7 @@ def end_of(rank: int, ran: RankRun, pool: Pool) -> ScriptEnd:
 
 def failure(report: Report, ends: Sequence[ScriptEnd], pool: Pool, limits: Limits) -> RunError:
     """The one error of a script that did not end well."""
-    notes = [*broadcast.lost_notes(report, pool), *report.notes]
+    notes = [*failures.lost_notes(report, pool), *report.notes]
     stopped = [end.node for end in ends if end.stopped]
     if report.interrupted:
         where = f"interrupted on {node_words(stopped)}" if stopped else "interrupted"
@@ -274,7 +314,7 @@ def failure(report: Report, ends: Sequence[ScriptEnd], pool: Pool, limits: Limit
         lines += [line for end in ends if end.stopped for line in last_words(end, f"node {end.node}'s last lines:")]
         return RunTimeout("\n".join([*lines, *notes]))
     if any(rank.died is not None and not rank.killed for rank in report.ranks.values()):
-        return broadcast.failure(report, pool, limits)
+        return failures.failure(report, pool, limits)
     has_torch = any(plugin.name == "torch" for plugin in pool.plugins)
     return script_error(ends, pool.plan.topology.nodes, notes, has_torch=has_torch)
 

@@ -9,8 +9,7 @@ rank_command  a command on a rank's node
 debugging     %debug on the frames of a rank
 auto          the input transformer that broadcasts plain cells
 completion    tab completion on magic lines
-rendering     how the shell shows a rank's error
-results       how the shell shows lists of values by rank
+rendering     how the shell shows a rank's error, and lists of values by rank
 exposure      the note that other users can read the kernel's output
 config        users' defaults, the one place of traitlets
 """

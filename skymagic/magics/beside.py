@@ -10,11 +10,10 @@ import time
 from collections.abc import Callable, Generator
 from typing import Any
 
-from skymagic.cluster import logs
+from skymagic.cluster import telemetry
 from skymagic.display.controls import Actions
 from skymagic.display.live import in_notebook, watched
-from skymagic.display.run_line import SEPARATOR
-from skymagic.display.run_view import BesideView, LiveLine
+from skymagic.display.run_line import SEPARATOR, BesideView, LiveLine
 from skymagic.errors import PoolError, RequestError, RunInterrupted
 from skymagic.jobs import inspection
 from skymagic.plan.units import duration_text, rank_words
@@ -27,7 +26,7 @@ TICK = 1.0
 """Seconds between two texts of a cell that goes on."""
 
 
-class Run:
+class RunHandle:
     """The handle of a cell that goes on beside the notebook: what ``%%sky_broadcast -a`` gives. ``await run`` is its result.
 
     Args:
@@ -41,7 +40,7 @@ class Run:
         ranks: those that take part, as soon as they are known.
     """
 
-    def __init__(self, call: Callable[[Run], Any], number: int, *, buttons: bool = True) -> None:
+    def __init__(self, call: Callable[[RunHandle], Any], number: int, *, buttons: bool = True) -> None:
         self.number = number
         self._buttons = buttons
         self.stop = StopSignal()
@@ -157,7 +156,7 @@ class Run:
             return ""
         if self.pool.state is State.STOPPED:
             raise self.pool.missing()
-        text = logs.of_run(self.pool.agents, rank, self.stop.run)
+        text = telemetry.of_run(self.pool.agents, rank, self.stop.run)
         if text is None and not self.done():  # the rank has not begun
             return ""
         if text is None:

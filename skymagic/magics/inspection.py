@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from skymagic.cluster.health import Findings
 from skymagic.display.screen import print_note
-from skymagic.display.status import PoolStatus, RankStatus, Status
+from skymagic.display.status import PoolStatus, PoolStatuses, RankStatus
 from skymagic.jobs import inspection
 from skymagic.magics.arguments.line_magics import CheckRequest, RanksRequest
 from skymagic.plan.units import Selection
@@ -18,7 +18,7 @@ USE_WINDOW = 0.25
 NO_POOL = "no pool is running: make one with %sky_pool --nodes 2 --plugin torch"
 
 
-def pools(name: str | None) -> Status:
+def pools(name: str | None) -> PoolStatuses:
     """How pools are; or why there is none.
 
     Args:
@@ -30,7 +30,7 @@ def pools(name: str | None) -> Status:
     chosen: list[Pool | Reader] = [registry.readable(name)] if name else [*registry.every(), *readers.every()]
     gone = [] if name else [f"{one.ended}: %sky_pool makes it anew" for one in registry.ended()]
     gone += [] if name else records.reminders(records.every())
-    return Status({one.name: _pool(one) for one in chosen}, tuple(gone if chosen or gone else [NO_POOL]))
+    return PoolStatuses({one.name: _pool(one) for one in chosen}, tuple(gone if chosen or gone else [NO_POOL]))
 
 
 def _pool(one: Pool | Reader) -> PoolStatus:

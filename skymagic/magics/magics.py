@@ -20,14 +20,14 @@ from skymagic.data.capture import installed
 from skymagic.display import text as display
 from skymagic.display.screen import Copying, print_note, show_object
 from skymagic.errors import CloudError, PoolError
-from skymagic.files.changes import summary
-from skymagic.jobs import clone
+from skymagic.files.messages import summary
+from skymagic.jobs.cell import clone
 from skymagic.magics import auto, beside, completion, debugging, exposure, inspection, rank_command, rendering
 from skymagic.magics.arguments import cell_magics, line_magics, pool_magic
 from skymagic.magics.arguments.help import help_alone, with_help
 from skymagic.magics.config import SkyMagic
-from skymagic.magics.results import ResultTables
-from skymagic.magics.runs import Runs, named, usage
+from skymagic.magics.rendering import ResultTables
+from skymagic.magics.runs import ShellRuns, named, usage
 from skymagic.plan.requests import PoolRequest, RunRequest
 from skymagic.plan.suggest import LazyNames
 from skymagic.plan.units import Selection, rank_words
@@ -56,7 +56,7 @@ class SkyMagics(Magics):
         shell.configurables.append(self.settings)
         self.auto = auto.Auto(shell)
         self.results = ResultTables(shell)
-        self.runs = Runs(shell, self.settings, self.auto, self.results)
+        self.runs = ShellRuns(shell, self.settings, self.auto, self.results)
         self._round_robin: Iterator[int] = itertools.count()
 
     # -- pools -------------------------------------------------------------------------------------------------------
@@ -154,7 +154,7 @@ class SkyMagics(Magics):
     def sky_logs(self, line: str) -> None:
         request = usage(lambda: line_magics.parse_logs(line))
         cell = self.shell.user_ns.get("Out", {}).get(request.cell)
-        request = replace(request, coming=lambda: isinstance(cell, beside.Run) and not cell.done())
+        request = replace(request, coming=lambda: isinstance(cell, beside.RunHandle) and not cell.done())
         usage(lambda: logs.show(request, lambda text: print(text, end="", flush=True)))
         if request.output:
             self._name(request.output, logs.collected(request))
@@ -182,7 +182,7 @@ class SkyMagics(Magics):
         request = usage(lambda: line_magics.parse_clone(line))
         one = registry.find(request.pool)
         ranks = usage(lambda: request.targets.ranks(one.world_size))
-        cloned = usage(lambda: clone.clone(one, ranks, request.names, request.source))
+        cloned = usage(lambda: clone(one, ranks, request.names, request.source))
         print(display.cloned(cloned.names, cloned.nbytes, request.source, ranks))
         for note in cloned.notes:
             print_note(note)

@@ -1,15 +1,18 @@
-"""How the shell shows a rank's error: always as the rank's own traceback.
+"""How the shell shows what comes from ranks: an error as the rank's own traceback, and lists of values by rank as a table.
 
-IPython asks an error for its lines (``_render_traceback_``), but not one that is an exception group: of that it prints the
-notebook's own frames, which are ours.
+IPython asks an error for its lines (``_render_traceback_``), but not one that is an exception group: of that it prints the notebook's own
+frames, which are ours. What ``-o`` and ``-g`` give stays a plain list; it is shown as a table where it is the last value of a cell.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from types import TracebackType
+from typing import Any
 
 from IPython.core.interactiveshell import InteractiveShell
 
+from skymagic.display import inspection as display
 from skymagic.errors import RankError
 from skymagic.plan.masking import without_colours
 
@@ -42,3 +45,53 @@ def show(
     if shell.call_pdb:
         shell.debugger(force=True)
     return lines
+
+
+LINE_WIDTH = 79
+"""Characters of a list that reads well as Python writes it."""
+
+
+class ResultTables:
+    """Formatters of one shell for the lists of values by rank; those are no class of ours, for libraries such as JAX take
+    apart lists alone.
+
+    Attributes:
+        kept: by the variable that a cell has set, which ranks its values are of.
+    """
+
+    def __init__(self, shell: InteractiveShell) -> None:
+        self._shell = shell
+        self.kept: dict[str, tuple[int, ...]] = {}
+        formatters = shell.display_formatter.formatters
+        self._text, self._html = formatters["text/plain"], formatters["text/html"]
+        self._python = self._text.for_type(list)
+        self._text.for_type(list, self._as_text)
+        if list not in self._html.type_printers:  # else it is the user's own
+            self._html.for_type(list, self._as_html)
+
+    def remember(self, name: str, ranks: Sequence[int]) -> None:
+        """A variable of the notebook holds the values of these ranks."""
+        self.kept[name] = tuple(ranks)
+
+    def _ranks(self, values: list[Any]) -> tuple[int, ...]:
+        """The ranks of a list that a cell has given; none of another."""
+        names = self._shell.user_ns
+        found = (ranks for name, ranks in self.kept.items() if names.get(name) is values and len(ranks) == len(values))
+        return next(found, ())
+
+    def _as_text(self, values: list[Any], printer: Any, cycle: bool) -> None:
+        ranks = () if cycle or printer.stack[:-1] else self._ranks(values)
+        if ranks and not _short(values):
+            printer.text(display.as_text(ranks, values))
+        else:
+            self._python(values, printer, cycle)
+
+    def _as_html(self, values: list[Any]) -> str | None:
+        ranks = self._ranks(values)
+        return display.as_html(ranks, values) if ranks else None
+
+
+def _short(values: list[Any]) -> bool:
+    """Whether a list of Python's own values fits on a line."""
+    plain = all(type(value) in display.PLAIN and display.words(value) == repr(value) for value in values)
+    return plain and len(repr(values)) <= LINE_WIDTH

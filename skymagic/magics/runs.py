@@ -18,9 +18,9 @@ from skymagic.errors import RequestError, SkyError
 from skymagic.jobs import cell as broadcast
 from skymagic.jobs import script
 from skymagic.magics.auto import Auto
-from skymagic.magics.beside import Run
+from skymagic.magics.beside import RunHandle
 from skymagic.magics.config import SkyMagic
-from skymagic.magics.results import ResultTables
+from skymagic.magics.rendering import ResultTables
 from skymagic.plan.requests import PoolRequest, RunRequest, ShellRequest
 from skymagic.plan.units import rank_words
 from skymagic.pool import Pool, making
@@ -45,12 +45,12 @@ def named(name: str | None) -> PoolRequest:
     return PoolRequest(name=name, stated=frozenset())
 
 
-class Runs:
+class ShellRuns:
     """Runs what the magics of one shell ask for."""
 
     def __init__(self, shell: InteractiveShell, settings: SkyMagic, auto: Auto, results: ResultTables) -> None:
         self._shell, self._settings, self._auto, self._results = shell, settings, auto, results
-        self.pending: list[Run] = []
+        self.pending: list[RunHandle] = []
         """Those that go on beside the notebook, and some that have ended."""
         assignments.remember_environment()
         self._assigned = assignments.watch(shell.user_ns)
@@ -82,7 +82,7 @@ class Runs:
 
     # -- now, or beside the notebook ---------------------------------------------------------------------------------
 
-    def run(self, request: RunRequest, body: str) -> Run | None:
+    def run(self, request: RunRequest, body: str) -> RunHandle | None:
         """Run a cell and keep its values; with --noblock, return at once."""
         cell = self._cell(body)
         at_once = not request.pool.given() - {"name"} or making.runs_already(request.pool)
@@ -91,24 +91,26 @@ class Runs:
             pending.wait_taken()
         return pending
 
-    def run_script(self, request: ShellRequest, body: str) -> Run | None:
+    def run_script(self, request: ShellRequest, body: str) -> RunHandle | None:
         """Run a script on the nodes; with --noblock or --detach, return at once."""
         cell = self._cell(body)
         beside = request.noblock or request.detach
         return self._beside_or_now(beside, cell, lambda beside: self._script(request, cell, beside))
 
-    def _beside_or_now(self, noblock: bool, cell: broadcast.Cell, call: Callable[[Run | None], Any]) -> Run | None:
+    def _beside_or_now(
+        self, noblock: bool, cell: broadcast.Cell, call: Callable[[RunHandle | None], Any]
+    ) -> RunHandle | None:
         """Call now, or on a thread of its own, with the handle that the user has of it."""
         if not noblock:
             call(None)
             return None
-        pending = Run(
+        pending = RunHandle(
             lambda handle: self._run_beside(call, handle), cell.execution_count, buttons=self._settings.buttons
         )
         self.pending = [*(one for one in self.pending if not one.done()), pending]
         return pending
 
-    def _run_beside(self, call: Callable[[Run | None], Any], handle: Run) -> Any:
+    def _run_beside(self, call: Callable[[RunHandle | None], Any], handle: RunHandle) -> Any:
         """Run on a thread, where nobody else shows what is raised."""
         try:
             return call(handle)
@@ -117,14 +119,16 @@ class Runs:
             write("stderr", "\n".join([*lines, ""]))
             raise
 
-    def _run_now(self, request: RunRequest, cell: broadcast.Cell, beside: Run | None) -> broadcast.Values | None:
+    def _run_now(self, request: RunRequest, cell: broadcast.Cell, beside: RunHandle | None) -> broadcast.Values | None:
         with interrupt.deferred():
             values = self._values(request, cell, beside)
             if values is not None:
                 self._keep(values, request)
             return values
 
-    def _values(self, request: RunRequest, cell: broadcast.Cell, beside: Run | None = None) -> broadcast.Values | None:
+    def _values(
+        self, request: RunRequest, cell: broadcast.Cell, beside: RunHandle | None = None
+    ) -> broadcast.Values | None:
         with self._auto.paused():
             source = broadcast.check_syntax(cell.source, self._shell.transform_cell)
         one = self.pool_of(request.pool)
@@ -145,7 +149,7 @@ class Runs:
         known = _known(spec, one, beside)
         return broadcast.broadcast(one, known, limits, names=names, **(beside.given if beside else {}))
 
-    def _script(self, request: ShellRequest, cell: broadcast.Cell, beside: Run | None) -> script.Outcome:
+    def _script(self, request: ShellRequest, cell: broadcast.Cell, beside: RunHandle | None) -> script.Outcome:
         """How it ended on the nodes is kept also when it failed."""
         one = usage(lambda: making.ready(request.pool, print_note))
         one.defaults = defaults = self._settings.defaults()
@@ -208,7 +212,7 @@ class Runs:
             raise broadcast.result_error(values, list(found))
 
 
-def _known(spec: RunSpec, pool: Pool, beside: Run | None) -> RunSpec:
+def _known(spec: RunSpec, pool: Pool, beside: RunHandle | None) -> RunSpec:
     """The run as the handle and the pool know of each other."""
     if beside is None:
         return spec

@@ -26,7 +26,7 @@ def joblib() -> Plugin:
 
 
 backend: list[Callable[[Any], contextlib.AbstractContextManager[None]]] = []
-"""What sends joblib's tasks to a pool's ranks; `jobs.joblib_backend` puts itself here, for a node must not import it."""
+"""What sends joblib's tasks to a pool's ranks; `jobs.workers` puts itself here, for a node must not import it."""
 
 
 def on_ranks(pool: Any) -> contextlib.AbstractContextManager[None]:

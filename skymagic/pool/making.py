@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from skymagic import providers
-from skymagic.display import starting
-from skymagic.display.panel import PoolView
+from skymagic.display import panel
+from skymagic.display.panel import PoolView, StartStep
 from skymagic.display.screen import print_note
 from skymagic.errors import CloudError, PoolError, ProvisionError, RequestError
 from skymagic.plan.planning import fits
@@ -177,7 +177,7 @@ def _make(pool: Pool, tell: Callable[[str], None]) -> Pool:
     before = registry.displace(pool.name)
     if before is not None and before.ended is not None and not before.plan.request.lazy:
         tell(f"{before.ended}, and its variables are gone")
-    with starting.shown(tell, partial(_picture, pool), drawn=tell is print_note) as say:
+    with panel.shown_start(tell, partial(_picture, pool), drawn=tell is print_note) as say:
         say(f"{pool.plan.starting} …")
         registry.adopt(pool)
         try:
@@ -190,7 +190,7 @@ def _make(pool: Pool, tell: Callable[[str], None]) -> Pool:
     return pool
 
 
-def _picture(pool: Pool, steps: Mapping[str, starting.StartStep]) -> PoolView:
+def _picture(pool: Pool, steps: Mapping[str, StartStep]) -> PoolView:
     return view.starting(pool, pool.status(), pool.start_seconds, steps)
 
 

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from skymagic.cluster import Agents, Node
-from skymagic.cluster.resources import Meter
+from skymagic.cluster.telemetry import Meter
 from skymagic.display import panel
+from skymagic.display.panel import RankUse
 from skymagic.display.proxies import Proxies
 from skymagic.display.screen import Screen
-from skymagic.display.use import RankUse
 from skymagic.plan.plans import Plan
 from skymagic.plan.requests import Defaults
 from skymagic.plan.units import Selection
@@ -381,7 +381,7 @@ class Pool(Status):
         """
         running = self.started_at and self.state is not State.STOPPED
         seconds = now() - self.started_at + self.start_seconds if running else 0.0
-        return panel.html(view.view(self, self.status(), self.use() if use is None else use, seconds))
+        return panel.pool_html(view.view(self, self.status(), self.use() if use is None else use, seconds))
 
     def use(self, window: float = 0.0) -> dict[int, RankUse]:
         """By rank what it uses, of those that are known.

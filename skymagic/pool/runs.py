@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from skymagic.data.capture.imports import ModulesNeeded
-from skymagic.display.screen import Progress, Screen, print_note
+from skymagic.display.screen import Screen, ShippingProgress, print_note
 from skymagic.errors import PoolStateError, RunInterrupted
 from skymagic.plan.units import agreeing, count, rank_words
 from skymagic.pool import messages, replaced
@@ -159,7 +159,7 @@ class Runs:
 
     def _prepare_once(self, spec: RunSpec, screen: Screen, *, dry_run: bool = False) -> Manifest:
         """The same, or what it says that it needs; shows a line when it takes long."""
-        progress = Progress(screen.status)
+        progress = ShippingProgress(screen.status)
 
         def note(said: str) -> None:
             screen.note(f"[{said}]\n")

@@ -10,7 +10,7 @@ from types import MappingProxyType
 
 from skymagic import plugins, providers
 from skymagic.data.capture.loaded import imported_modules
-from skymagic.display.question import confirmed
+from skymagic.display.live import confirmed
 from skymagic.errors import RequestError
 from skymagic.plan.plans import Plan
 from skymagic.plan.requests import Defaults, PoolRequest, missing_secrets

@@ -6,9 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 from types import MappingProxyType
 
-from skymagic.display.panel import NodeView, PoolView
-from skymagic.display.starting import UNNAMED, StartStep
-from skymagic.display.use import RankUse
+from skymagic.display.panel import UNNAMED, NodeView, PoolView, RankUse, StartStep
 from skymagic.plan import gpus
 from skymagic.pool.states import State
 from skymagic.pool.status import Status

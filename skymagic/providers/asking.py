@@ -7,7 +7,7 @@ import subprocess
 from collections.abc import Callable, Iterable
 from typing import TypeVar
 
-from skymagic.display.question import asks_secrets
+from skymagic.display.live import asks_secrets
 from skymagic.errors import HostError, HostsError
 from skymagic.providers.ssh import side_by_side
 from skymagic.ssh import connecting, hostlist

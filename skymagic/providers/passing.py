@@ -32,7 +32,7 @@ from skymagic.bootstrap.provision import Supply
 from skymagic.bootstrap.remote import prepared
 from skymagic.bootstrap.requirements import Requirements
 from skymagic.bootstrap.wheelhouse import NoWheels, Wanted, fetch, kind
-from skymagic.display.starting import StartStep
+from skymagic.display.panel import StartStep
 from skymagic.errors import HostError
 from skymagic.ssh.connection import Connection
 from skymagic.ssh.process import Process

@@ -23,8 +23,8 @@ from skymagic.bootstrap.versions import notebook
 from skymagic.cluster import Node
 from skymagic.cluster.tunnel import AgentTunnel
 from skymagic.data.capture import installed
-from skymagic.display.question import asks_secrets
-from skymagic.display.starting import environment_step
+from skymagic.display.live import asks_secrets
+from skymagic.display.panel import environment_step
 from skymagic.errors import ProvisionError, RequestError
 from skymagic.plan import distributions, gpus
 from skymagic.plan.image import Image, project

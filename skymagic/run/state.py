@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from skymagic.display.run_line import SEPARATOR, RunEnd, RunState
+from skymagic.display.run_line import SEPARATOR, RunState, RunSummary
 from skymagic.plan.units import agreeing, count, rank_words
 from skymagic.run import slowness
 from skymagic.run.report import Report
@@ -40,7 +40,7 @@ def state_of(report: Report, waiting: Sequence[int], always_last: Sequence[int] 
     )
 
 
-def end_of(report: Report, seconds: float, names: Sequence[str], gathered: tuple[int, float]) -> RunEnd:
+def end_of(report: Report, seconds: float, names: Sequence[str], gathered: tuple[int, float]) -> RunSummary:
     """How a run has ended.
 
     Args:
@@ -48,7 +48,7 @@ def end_of(report: Report, seconds: float, names: Sequence[str], gathered: tuple
         names: the notebook's variables that hold what came back.
         gathered: how many bytes came back, and in how many seconds.
     """
-    return RunEnd(
+    return RunSummary(
         ranks=len(report.ranks),
         seconds=seconds,
         failed=() if report.interrupted or report.timed_out else failed_ranks(report),

@@ -1,14 +1,14 @@
 """The protocol of checking a node: what it has and how it is, its clock, and how fast bytes go from it to another one.
 
 notebook                                  node
-SurveyNode                           →
-                                     ←    NodeSurvey
+DescribeNode                         →
+                                     ←    NodeDescription
 ReadClock                            →    several times; the shortest answer counts
-                                     ←    NodeClock
-ListenForBytes                       →    the receiving node
+                                     ←    Clock
+Listen                               →    the receiving node
                                      ←    Listening
 SendBytes                            →    the sending node, which connects to the receiving one
-                                     ←    BytesSent
+                                     ←    BytesArrived
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ class CheckMessage(FrozenMessage):
     """Base of this protocol's messages."""
 
 
-class SurveyNode(CheckMessage):
+class DescribeNode(CheckMessage):
     """What is there?"""
 
 
-class NodeSurvey(CheckMessage):
+class NodeDescription(CheckMessage):
     """What a node says of itself."""
 
     gpus: str = ""
@@ -45,13 +45,13 @@ class ReadClock(CheckMessage):
     """What time is it?"""
 
 
-class NodeClock(CheckMessage):
+class Clock(CheckMessage):
     """Seconds since 1970, as the node has them."""
 
     time: float
 
 
-class ListenForBytes(CheckMessage):
+class Listen(CheckMessage):
     """Take bytes of another node at this address of yours."""
 
     address: str
@@ -75,7 +75,7 @@ class SendBytes(CheckMessage):
     seconds: float
 
 
-class BytesSent(CheckMessage):
+class BytesArrived(CheckMessage):
     """How many bytes have come there in how many seconds; or why none."""
 
     nbytes: int = 0

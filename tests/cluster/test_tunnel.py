@@ -280,7 +280,7 @@ def test_what_a_login_shell_prints_is_passed_over() -> None:
 
 
 def test_closing_while_the_host_is_down(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("skymagic.cluster.tunnel.tunnel.ABSENT_TIMEOUT", 0.5)
+    monkeypatch.setattr("skymagic.cluster.tunnel.ABSENT_TIMEOUT", 0.5)
     with node() as one:
         one.agent.write(b"x\n")
         one.lines(1)

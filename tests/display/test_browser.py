@@ -63,7 +63,7 @@ CELLS = {
     "widget": "%%sky_broadcast\nimport ipywidgets\ndef half(x):\n    print('half of it is', x / 2)\n"
     "_ = ipywidgets.interact(half, x=ipywidgets.IntSlider(4, max=10))",
     "status": "%sky_status",
-    "asks": "from skymagic.display import looking\nlooking.ASK_INTERVAL = 0.5",
+    "asks": "from skymagic.display import shell_channel\nshell_channel.ASK_INTERVAL = 0.5",
     "busy": "%%sky_broadcast -a\nwhile rank == 1:\n    pass\nopen('gate').read()",
     "measured": COUNTS.format(rest=False, words="measured"),
     "at rest": COUNTS.format(rest=True, words="at rest"),

@@ -6,8 +6,7 @@ import copy
 import re
 from pathlib import Path
 
-from skymagic.display.folding import LONGEST_WAIT, MANY, WAIT, Folded, Folding
-from skymagic.display.labels import Labels
+from skymagic.display.labels import LONGEST_WAIT, MANY, WAIT, Folded, Folding, Labels
 from tests.lab.notebook import opened
 
 

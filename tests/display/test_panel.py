@@ -9,9 +9,7 @@ import pytest
 
 from skymagic.display import text
 from skymagic.display.live import NONINTERACTIVE
-from skymagic.display.panel import NodeView, PoolView, html
-from skymagic.display.starting import environment_step
-from skymagic.display.use import RankUse
+from skymagic.display.panel import NodeView, PoolView, RankUse, environment_step, pool_html
 from skymagic.plan.units import rank_words
 from tests.lab.pools import KERNEL, Pools
 
@@ -20,7 +18,7 @@ TAGS = re.compile(r"<[^>]*>")
 
 def words(view: PoolView) -> str:
     """What is left where styles and tooltips are not shown."""
-    return " ".join(TAGS.sub(" ", html(view)).split())
+    return " ".join(TAGS.sub(" ", pool_html(view)).split())
 
 
 def pool(nodes: int, each: int, state: str = "ready", **states: str) -> PoolView:
@@ -38,18 +36,18 @@ def pool(nodes: int, each: int, state: str = "ready", **states: str) -> PoolView
 
 
 def test_64_ranks_have_a_cell_each() -> None:
-    shown = html(pool(8, 8))
+    shown = pool_html(pool(8, 8))
     assert all(f'title="rank {rank} on gpu{rank // 8}: ready"' in shown for rank in range(64))
     assert words(pool(2, 2)) == "lab · ssh · 2 nodes · ready gpu0 0 1 gpu1 2 3"
 
 
 def test_256_ranks_fold_by_node() -> None:
     view = pool(32, 8, r77="ended", r78="reconnecting")
-    assert html(view).count("title=") == 32
-    assert 'title="gpu9: 8 ranks: 6 ready, 1 ended, 1 reconnecting"' in html(view)
+    assert pool_html(view).count("title=") == 32
+    assert 'title="gpu9: 8 ranks: 6 ready, 1 ended, 1 reconnecting"' in pool_html(view)
     assert words(view).endswith("gpu9: 1 ended, 1 reconnecting"), "also without colours"
-    assert html(pool(256, 1)).count("title=") == 256
-    assert len(html(pool(256, 1))) < 100_000
+    assert pool_html(pool(256, 1)).count("title=") == 256
+    assert len(pool_html(pool(256, 1))) < 100_000
     assert words(pool(4, 64)) == ("lab · ssh · 4 nodes · ready gpu0 64 ranks gpu1 64 ranks gpu2 64 ranks gpu3 64 ranks")
 
 
@@ -68,17 +66,17 @@ def test_what_each_rank_uses_is_beside_it() -> None:
     assert words(using(1, 2, ON_CPU)).endswith("gpu0 0 110% 2.0G 1 110% 2.0G")
     assert words(using(1, 2, RankUse())).endswith("gpu0 0 1"), "nothing is known"
     title = 'title="rank 0 on gpu0: running; GPU 97%, 31.0 GB of 80.0 GB; CPU 110%, memory 2.0 GB of 64.0 GB"'
-    assert title in html(using(1, 2, ON_GPU))
+    assert title in pool_html(using(1, 2, ON_GPU))
 
 
 def test_what_many_ranks_use_is_told_by_node() -> None:
-    assert html(using(8, 8, ON_GPU)).count("97% 31G") == 64
-    assert len(html(using(8, 8, ON_GPU))) < 40_000
+    assert pool_html(using(8, 8, ON_GPU)).count("97% 31G") == 64
+    assert len(pool_html(using(8, 8, ON_GPU))) < 40_000
     folded = using(4, 64, ON_GPU)
     assert words(folded).count("GPU 97%, 1984.0 GB of 5120.0 GB") == 4
     many = using(32, 8, ON_GPU)
     assert words(many).endswith("GPU 97%, 7936.0 GB of 20480.0 GB")
-    assert html(many).count("GPU 97%, 248.0 GB of 640.0 GB") == 32
+    assert pool_html(many).count("GPU 97%, 248.0 GB of 640.0 GB") == 32
     assert words(using(32, 8, ON_CPU)).endswith("CPU 28160%, 512.0 GB")
 
 
@@ -88,7 +86,7 @@ def test_what_is_not_well_is_said_and_not_only_coloured() -> None:
 
 def test_names_are_text_and_nothing_else() -> None:
     hostile = '"><script>alert(1)</script>'
-    shown = html(PoolView(hostile, (hostile,), hostile, (NodeView(hostile, ((0, hostile),), hostile),)))
+    shown = pool_html(PoolView(hostile, (hostile,), hostile, (NodeView(hostile, ((0, hostile),), hostile),)))
     assert "<script" not in shown
     assert '""' not in shown
 
@@ -97,14 +95,14 @@ def test_names_are_text_and_nothing_else() -> None:
 def test_what_is_known_of_a_step_is_a_bar(share: float | None, bars: list[str]) -> None:
     node = NodeView("gpu0", (), "environment", "Downloading torch (175.0MiB)", share)
     view = PoolView("lab", (), "starting …", (node,))
-    assert re.findall(r'<progress value="([^"]*)" max="1"', html(view)) == bars
+    assert re.findall(r'<progress value="([^"]*)" max="1"', pool_html(view)) == bars
     assert words(view).endswith("gpu0 environment · Downloading torch (175.0MiB)")
 
 
 def test_many_nodes_that_start_have_one_bar() -> None:
     nodes = tuple(NodeView(f"gpu{n}", (), "environment", "Downloading torch", n % 2 * 0.5) for n in range(32))
     view = PoolView("lab", (), "starting …", nodes)
-    assert re.findall(r'<progress value="([^"]*)"', html(view)) == ["0.250"]
+    assert re.findall(r'<progress value="([^"]*)"', pool_html(view)) == ["0.250"]
     assert words(view).endswith("environment on 32 nodes")
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from skymagic.display import results
+from skymagic.display import inspection as results
 from tests.lab.notebook import Notebook
 from tests.lab.pools import Pools
 

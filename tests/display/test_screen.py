@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from skymagic.display.folding import LONGEST_WAIT
-from skymagic.display.labels import DELAY, HOLD
+from skymagic.display.labels import DELAY, HOLD, LONGEST_WAIT
 from skymagic.display.screen import Settling
 from tests.lab.notebook import Notebook
 from tests.lab.pools import borrowed

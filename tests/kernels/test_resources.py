@@ -12,8 +12,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from skymagic.cluster.resources import rate
-from skymagic.display.use import RankUse, words
+from skymagic.cluster.telemetry import rate
+from skymagic.display.panel import RankUse, use_words
 from skymagic.kernels.agent import resources
 from skymagic.kernels.agent.resources import Gpus, Resources, of_devices, process
 from skymagic.wire import agent as wire
@@ -137,7 +137,7 @@ def test_ranks_with_gpus_are_told_of_with_them(nvml: Nvml) -> None:
     assert [len(ranks[rank]) for rank in "012"] == [5, 2, 2], "one with parts of a GPU is as one without"
     seconds, memory, *gpu = ranks["0"]
     use = RankUse(math.nan, memory, 64e9, *gpu)
-    assert words(use).startswith("GPU 40%, 3.0 GB of 160.0 GB; memory ")
+    assert use_words(use).startswith("GPU 40%, 3.0 GB of 160.0 GB; memory ")
     assert seconds >= 0
     node.close()
     assert node._gpus is not None

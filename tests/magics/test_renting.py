@@ -120,14 +120,14 @@ def test_a_question_is_asked_in_a_notebook_and_no_is_no(notebook: Notebook) -> N
 )
 def test_only_yes_is_yes(notebook: Notebook, answer: str, value: bool) -> None:
     questions, _ = notebook.answering(
-        "from skymagic.display.question import confirmed\nsaid = confirmed('4 machines: $87.83 per hour')", answer
+        "from skymagic.display.live import confirmed\nsaid = confirmed('4 machines: $87.83 per hour')", answer
     )
     assert questions == ["4 machines: $87.83 per hour. Go ahead? [y/N] "]
     assert notebook.value("said") is value
 
 
 def test_beside_cells_and_without_an_input_nobody_is_asked(notebook: Notebook) -> None:
-    notebook.run("from skymagic.display.question import confirmed\nsaid = confirmed('?')")
+    notebook.run("from skymagic.display.live import confirmed\nsaid = confirmed('?')")
     assert notebook.value("said") is False, "papermill, nbconvert"
     questions, _ = notebook.answering(
         "import threading\none = threading.Thread(target=lambda: globals().update(said=confirmed('?')))\none.start(); one.join()",
@@ -142,7 +142,7 @@ def test_beside_cells_and_without_an_input_nobody_is_asked(notebook: Notebook) -
     assert notebook.value("said") is False
 
 
-ASK = "from skymagic.display.question import confirmed; print('said', confirmed('?'))"
+ASK = "from skymagic.display.live import confirmed; print('said', confirmed('?'))"
 
 
 @pytest.mark.parametrize("stdin", [subprocess.DEVNULL, subprocess.PIPE])

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from skymagic.display.panel import NodeView
-from skymagic.display.starting import UNNAMED, StartStep, environment_step
+from skymagic.display.panel import UNNAMED, NodeView, StartStep, environment_step
 from skymagic.plan.image import Image
 from skymagic.plan.plans import Plan, Topology
 from skymagic.plan.requests import Defaults, PoolRequest

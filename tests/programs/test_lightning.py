@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from skymagic.jobs.hints import hints
+from skymagic.jobs.failures import hints
 from skymagic.plugins._torch.launched import place
 from skymagic.run.results import Failure
 from skymagic.runtime.info import InstanceInfo

@@ -210,13 +210,15 @@ def test_of_libraries_the_frame_that_raised_is_shown_alone(notebook: Notebook) -
 
 
 def test_shipping_that_nobody_watches_is_said_once(notebook: Notebook) -> None:
-    notebook.run("from skymagic.display.screen import Progress\nbefore, Progress.DELAY = Progress.DELAY, -1")
+    notebook.run(
+        "from skymagic.display.screen import ShippingProgress\nbefore, ShippingProgress.DELAY = ShippingProgress.DELAY, -1"
+    )
     notebook.run(
         "import numpy as np\nrows = np.ones(500_000)\ncolumns = [np.zeros(100_000), rows[:10].copy()]\nlittle = [1, 2]"
     )
     shown = notebook.run("%%sky_broadcast\nassert len(columns) + len(rows) + len(little)")
     again = notebook.run("%%sky_broadcast\nassert len(columns) + len(rows) + len(little)")
-    notebook.run("Progress.DELAY = before")
+    notebook.run("ShippingProgress.DELAY = before")
     [line] = shown.lines
     assert re.fullmatch(r"\[shipped rows \(4\.0 MB\), columns \(800\.\d KB\) and 1 more in \d\.\d s\]", line)
     assert shown.kinds == ["stdout"]

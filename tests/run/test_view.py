@@ -13,9 +13,9 @@ import nbformat
 import pytest
 from nbclient import NotebookClient
 
-from skymagic.display.bars import Bars, bar
 from skymagic.display.labels import Terminal
-from skymagic.display.run_line import Number, Progress, RunEnd, RunState, as_html, end_line, line, sparkline
+from skymagic.display.run_line import Number, Progress, RunState, RunSummary, as_html, end_line, line, sparkline
+from skymagic.display.terminal import Bars, bar
 from tests.lab.notebook import ROOT, WIDGET_VIEW, Notebook, Shown, buttons, has_buttons
 from tests.lab.pools import Pools
 
@@ -50,18 +50,18 @@ def test_what_the_line_says(state: RunState, said: str) -> None:
 @pytest.mark.parametrize(
     ("end", "said"),
     [
-        (RunEnd(4, 12.34), "4 ranks · 12.3 s"),
+        (RunSummary(4, 12.34), "4 ranks · 12.3 s"),
         (
-            RunEnd(4, 12.34, shipped=400_000_000, ship_seconds=0.2, names=("results",)),
+            RunSummary(4, 12.34, shipped=400_000_000, ship_seconds=0.2, names=("results",)),
             "4 ranks · 12.3 s · shipped 400.0 MB in 0.2 s · results → `results`",
         ),
-        (RunEnd(2, 75.0, gathered=2_000_000, gather_seconds=0.31), "2 ranks · 1:15 · gathered 2.0 MB in 0.3 s"),
-        (RunEnd(2, 3.0, shipped=999, ship_seconds=0.1, failed=(1,)), "2 ranks · 3.0 s · rank 1 failed"),
-        (RunEnd(2, 3.0, interrupted=True), "2 ranks · 3.0 s · interrupted"),
-        (RunEnd(2, 3.0, timed_out=True, lagged="rank 3 was 9 steps behind"), "2 ranks · 3.0 s · stopped: its time was over · rank 3 was 9 steps behind"),
+        (RunSummary(2, 75.0, gathered=2_000_000, gather_seconds=0.31), "2 ranks · 1:15 · gathered 2.0 MB in 0.3 s"),
+        (RunSummary(2, 3.0, shipped=999, ship_seconds=0.1, failed=(1,)), "2 ranks · 3.0 s · rank 1 failed"),
+        (RunSummary(2, 3.0, interrupted=True), "2 ranks · 3.0 s · interrupted"),
+        (RunSummary(2, 3.0, timed_out=True, lagged="rank 3 was 9 steps behind"), "2 ranks · 3.0 s · stopped: its time was over · rank 3 was 9 steps behind"),
     ],
 )  # fmt: skip
-def test_what_stays_of_it(end: RunEnd, said: str) -> None:
+def test_what_stays_of_it(end: RunSummary, said: str) -> None:
     assert end_line(end) == said
 
 
@@ -226,7 +226,9 @@ def test_a_short_cell_shows_what_it_shows(notebook: Notebook) -> None:
 
 
 def test_shipping_is_one_line_that_its_end_replaces(notebook: Notebook) -> None:
-    notebook.run("%config SkyMagic.view_after = 60\nfrom skymagic.display.screen import Progress\nProgress.DELAY = -1")
+    notebook.run(
+        "%config SkyMagic.view_after = 60\nfrom skymagic.display.screen import ShippingProgress\nShippingProgress.DELAY = -1"
+    )
     notebook.run("import numpy as np\nrows = np.ones(500_000)")
     shown = notebook.run("%%sky_broadcast\nassert len(rows)")
     notebook.run("%config SkyMagic.view_after = 0.2\nProgress.DELAY = 0.5")

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from skymagic.wire import atomic
-from skymagic.wire.codec import write_all
-from skymagic.wire.notebook import CODEC, CellOutput, Executed, NotebookEnded, NotebookMessage, Refused
+from skymagic.wire.notebook import CODEC, CellOutput, Ended, Executed, NotebookMessage, Refused
+from skymagic.wire.transport import write_all
 
 TOLD_BYTES = 1 << 20
 """Of each cell, what it shows is told to this size; its notebook has all."""
@@ -72,7 +72,7 @@ class Journal:
         with self._changed:
             write_all(self._file, line)
             self._size += len(line)
-            self.over = isinstance(message, NotebookEnded)
+            self.over = isinstance(message, Ended)
             self._changed.notify_all()
 
     def save(self, notebook: dict[str, Any]) -> None:
@@ -111,8 +111,8 @@ def left(job_id: str) -> Iterator[bytes]:
     except OSError:
         yield CODEC.encode(Refused("nothing is kept here of a notebook that was executed"))
         return
-    if not last.startswith(b'["NotebookEnded"'):
-        yield CODEC.encode(NotebookEnded("lost", "the process that executed it was killed, or its machine was"))
+    if not last.startswith(b'["Ended"'):
+        yield CODEC.encode(Ended("lost", "the process that executed it was killed, or its machine was"))
     yield _executed(place)
 
 

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 
-from skymagic.display.starting import StartStep
+from skymagic.display.panel import StartStep
 from skymagic.errors import CloudError
 from skymagic.plan.requests import CloudSettings
 from skymagic.plan.units import agreeing

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 
-from skymagic.display.keyed import Keyed
+from skymagic.display.status import Keyed
 from skymagic.display.text import html_table, table
 from skymagic.plan.renting import Rental
 from skymagic.providers.aws.market import Market

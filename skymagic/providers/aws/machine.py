@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 
-from skymagic.display.starting import StartStep
+from skymagic.display.panel import StartStep
 from skymagic.errors import HostError, HostsError
 from skymagic.plan.requests import CloudSettings
 from skymagic.providers.aws import launch, way

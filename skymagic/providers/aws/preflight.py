@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from skymagic.cluster import Node, checking
 from skymagic.cluster.health import Findings
-from skymagic.display.question import confirmed
+from skymagic.display.live import confirmed
 from skymagic.display.screen import print_note
 from skymagic.errors import ProvisionError
 from skymagic.plan.units import agreeing

@@ -13,8 +13,8 @@ from shlex import quote
 
 from skymagic.bootstrap.requirements import Requirements
 from skymagic.cluster import Node
-from skymagic.display.question import confirmed
-from skymagic.display.starting import StartStep
+from skymagic.display.live import confirmed
+from skymagic.display.panel import StartStep
 from skymagic.errors import CloudError, PoolError, RequestError
 from skymagic.plan.image import Image
 from skymagic.plan.planning import plan_over

@@ -1,4 +1,8 @@
-"""A tunnel to one node: one session with its daemon, over one connection after the other."""
+"""The notebook's end of a node's session (`wire.session`): an agent and TCP ports that outlive each connection.
+
+A tunnel is one session with a node's daemon (exactly once by sequence numbers), over one connection after the other: it reconnects, forwards
+ports and reports its state.
+"""
 
 from __future__ import annotations
 
@@ -10,21 +14,12 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-from skymagic.cluster.tunnel.agent_end import AgentEnd, how_ended
-from skymagic.cluster.tunnel.connection import Connection
-from skymagic.wire.codec import Transport
+from skymagic.cluster.tunnel_ends import AgentEnd, TunnelConnection, how_ended
 from skymagic.wire.session import frames
-from skymagic.wire.session.frames import (
-    AGENT_EXIT,
-    OPEN_CHANNEL,
-    Frame,
-    HandshakeReply,
-    HandshakeRequest,
-    OpenChannel,
-    ProtocolError,
-    Session,
-)
-from skymagic.wire.session.loop import SessionLoop
+from skymagic.wire.session.frames import Frame, ProtocolError, Session
+from skymagic.wire.session.handshake import EXIT, OPEN, HandshakeReply, HandshakeRequest, OpenChannel
+from skymagic.wire.session.loop import Loop
+from skymagic.wire.transport import Transport
 
 HANDSHAKE_TIMEOUT = 30.0
 """Seconds that a node has to answer, once it is connected to: a cold disk may hold its Python."""
@@ -72,11 +67,11 @@ class Tunnel:
         self._client = secrets.token_hex(8)
         self._takes_over = takes_over
         self._session = Session()
-        self._loop = SessionLoop(self._session, self._on_frame, self._reconnect)
+        self._loop = Loop(self._session, self._on_frame, self._reconnect)
         self.agent = AgentEnd(lambda data: self._post(lambda: self._session.put(frames.DATA, 0, data)), self._finish)
         """The transport to the node agent, for one `link.Link`."""
-        self._connection: Connection | None = None
-        self._old_connections: list[Connection] = []
+        self._connection: TunnelConnection | None = None
+        self._old_connections: list[TunnelConnection] = []
         self._replied = False
         """Whether the node has replied on this connection."""
         self._attempt = self._tries = 0
@@ -109,7 +104,7 @@ class Tunnel:
         listener.setblocking(False)
         here: int = listener.getsockname()[1]
         self._ports[address, port] = here
-        target = OPEN_CHANNEL.encode(OpenChannel(address, port))
+        target = OPEN.encode(OpenChannel(address, port))
         self._listeners.append(listener)
         self._post(lambda: self._loop.watch(listener, lambda _: self._accept(listener, target)))
         if self._closed:
@@ -177,7 +172,7 @@ class Tunnel:
         self._deadline = None
         self._replied = False
         self._attempt += 1
-        self._connection = Connection(
+        self._connection = TunnelConnection(
             self._connect,
             self._request,
             lambda connection, reply, rest: self._post(lambda: self._on_reply(connection, reply, rest)),
@@ -202,7 +197,7 @@ class Tunnel:
         else:
             self._reconnect(f"the node did not answer within {HANDSHAKE_TIMEOUT:.0f} s")
 
-    def _on_reply(self, connection: Connection, reply: HandshakeReply, rest: bytes) -> None:
+    def _on_reply(self, connection: TunnelConnection, reply: HandshakeReply, rest: bytes) -> None:
         if connection is not self._connection:
             return
         self._deadline = None
@@ -223,7 +218,7 @@ class Tunnel:
         if self._loop.attached and self._exit_deadline is None:
             self._set_state("connected")
 
-    def _on_end(self, connection: Connection, why: str) -> None:
+    def _on_end(self, connection: TunnelConnection, why: str) -> None:
         if connection is self._connection and not self._loop.attached:
             self._reconnect(why)  # one that is attached is read to its end
 
@@ -262,7 +257,7 @@ class Tunnel:
         if frame.kind == frames.DATA:
             self.agent.receive(frame.data)
         elif frame.kind == frames.EXIT:
-            end = AGENT_EXIT.decode(frame.data)
+            end = EXIT.decode(frame.data)
             self._set_state("lost", how_ended(end.status, end.stderr))
             self._exit_deadline = time.monotonic() + EXIT_TIMEOUT  # the daemon goes when it knows that this has come
             self._loop.acknowledge()
@@ -297,3 +292,39 @@ class Tunnel:
         if self.state != "lost":
             self._set_state("closed", "the tunnel was closed")
         self._closed = True
+
+
+class AgentTunnel:
+    """Owns a tunnel at a time.
+
+    Args:
+        secret: what the daemon of an agent that is there already knows its notebooks by; a new one unless given.
+    """
+
+    def __init__(self, secret: str = "") -> None:
+        self.secret = secret or secrets.token_hex(16)
+        self._takes_over = bool(secret)
+        """Whether the next tunnel leads to an agent that is there already."""
+        self._tunnel: Tunnel | None = None
+
+    def open(self, connect: Callable[[], Transport], state: Callable[[str], None]) -> Transport:
+        """The transport to an agent, after the end of the one before; the arguments are `Tunnel`'s."""
+        self.close()
+        takes_over, self._takes_over = self._takes_over, False
+        self._tunnel = Tunnel(connect, state=state, secret=self.secret, takes_over=takes_over)
+        return self._tunnel.agent
+
+    def forward(self, address: str, port: int) -> int:
+        """A port here that leads to this address and port as the node reaches it, while the agent is connected."""
+        assert self._tunnel is not None
+        return self._tunnel.forward(address, port)
+
+    def leave(self) -> None:
+        """Close it, and leave the agent and what that runs; twice is safe."""
+        if self._tunnel is not None:
+            self._tunnel.leave()
+
+    def close(self) -> None:
+        """End the agent and the tunnel; twice is safe."""
+        if self._tunnel is not None:
+            self._tunnel.close()

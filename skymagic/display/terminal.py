@@ -1,0 +1,179 @@
+"""What a terminal would show of the text of ranks: rows, a cursor that bars move, and tqdm's bars read as progress. Pure."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+
+from skymagic.display.run_line import Progress
+
+CONTROLS = re.compile(r"(\n|\r|\x1b\[A)")
+UP = "\x1b[A"
+HOLD = 0.05
+"""Seconds without text after which a bar above the cursor has ended: nested bars go down a line and come up again."""
+MAX_HELD = 20
+"""Lines that wait until a bar above them has ended."""
+
+Key = tuple[int, str]
+"""A rank and the name of its stream."""
+
+
+@dataclass
+class Row:
+    """A line on its way."""
+
+    text: str = ""
+    redrawn: bool = False
+    """It is a bar: written over with a carriage return."""
+
+    @property
+    def blank(self) -> bool:
+        """Nothing is to be seen of it."""
+        return not self.text.strip()
+
+
+class Terminal:
+    """What a terminal would show of the text of one stream that has not ended: rows, and a cursor that bars move. Pure."""
+
+    def __init__(self, now: float) -> None:
+        self.rows = [Row()]
+        self.since = now
+        """When the first row began."""
+        self.touched = now
+        self.shown = 0
+        """How many of the rows a block shows."""
+        self._at = 0
+        self._over = False
+        """The next text replaces what stands in the row."""
+
+    def feed(self, text: str, now: float) -> None:
+        """Take text."""
+        if not self.open:
+            self.since = now
+        self.touched = now
+        for piece in CONTROLS.split(text):
+            row = self.rows[self._at]
+            if piece == "\n":
+                self._at += 1
+                if self._at == len(self.rows):
+                    self.rows.append(Row())
+                self._over = True
+            elif piece == "\r":
+                row.redrawn = self._over = True
+            elif piece == UP:
+                self._at = max(0, self._at - 1)
+            elif piece:
+                row.text = piece if self._over else row.text + piece
+                self._over = False
+
+    def take(self, *, all: bool = False) -> list[str]:
+        """The rows that have ended, which are those above the cursor; of bars and what is below them only with `all`."""
+        count = self._at
+        if not all and count < MAX_HELD:
+            count = next((index for index, row in enumerate(self.rows[:count]) if row.redrawn), count)
+        taken, self.rows = self.rows[:count], self.rows[count:]
+        self._at -= count
+        if taken:
+            self.since = self.touched
+        return [row.text for row in taken]
+
+    def end(self) -> list[str]:
+        """All rows, at the end; a bar that was wiped away leaves none."""
+        taken, self.rows, self._at = self.rows, [Row()], 0
+        while taken and taken[-1].blank and (taken[-1].redrawn or not taken[-1].text):
+            taken.pop()
+        return [row.text for row in taken]
+
+    def wiped(self) -> str:
+        """What makes a terminal that shows these rows show blanks in their place, the cursor at the first."""
+        blank = "\n".join(f"\r{' ' * len(row.text)}" for row in self.rows)
+        return UP * self._at + blank + UP * (len(self.rows) - 1) + "\r"
+
+    def repainted(self) -> str:
+        """What makes a terminal show these rows, and puts its cursor where it is."""
+        text = "\n".join(row.text for row in self.rows) + UP * (len(self.rows) - 1 - self._at)
+        return text + "\r" * (self._over and self.rows[self._at].redrawn)
+
+    @property
+    def waiting(self) -> bool:
+        """Rows that may have ended wait for more text."""
+        return self._at > 0
+
+    @property
+    def open(self) -> list[str]:
+        """The rows as they are now."""
+        rows = [row.text for row in self.rows]
+        while rows and not rows[-1].strip():
+            rows.pop()
+        return rows
+
+
+TQDM = re.compile(
+    r"([\d.]+)([kMGT]?)/([\d.]+)([kMGT]?) \[(?:\d+:)*\d+:\d+<[^,\]]*(?:, +([\d.]+)([kMGT]?)([^/\s,\]]*)/([^\s,\]]+))?"
+)
+"""Of tqdm's ``{n_fmt}/{total_fmt} [{elapsed}<{remaining}, {rate_fmt}{postfix}]``; the rate is "12.3it/s" or "1.5s/it"."""
+SCALES = {"": 1.0, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
+
+
+def bar(row: str) -> Progress | None:
+    """How far a line of tqdm says that its loop is; None for any other line."""
+    found = TQDM.search(row)
+    if found is None:
+        return None
+    done, scale, total, of, rate, times, unit, per = found.groups()
+    try:
+        speed = float(rate or 0) * SCALES[times or ""]
+        speed = 1 / speed if unit == "s" and per != "s" and speed else speed  # seconds for one step
+        return Progress(float(done) * SCALES[scale], float(total) * SCALES[of], speed)
+    except ValueError:  # "1.2.3": something else
+        return None
+
+
+def nested(bars: list[Progress]) -> Progress | None:
+    """How far the outermost of bars is that stand below each other, with what the inner ones have of its next step."""
+    if not bars:
+        return None
+    outer, inner = bars[0], nested(bars[1:])
+    if inner is None or inner.share is None or outer.total is None:
+        return outer
+    rate = outer.rate or (inner.rate / inner.total if inner.total else 0.0)
+    return Progress(min(outer.total, outer.done + inner.share % 1), outer.total, rate)
+
+
+@dataclass
+class Bars:
+    """What the last lines of streams look like in a terminal. Pure; the caller brings the time."""
+
+    _terminals: dict[Key, Terminal] = field(default_factory=dict)
+    _last: Key | None = None
+
+    def feed(self, rank: int, name: str, text: str, now: float, *, all: bool = False) -> None:
+        """Take text of a rank's stream; `all` also where it has no bars."""
+        key = (rank, name)
+        terminal = self._terminals.get(key)
+        if terminal is None:
+            if not all and "\r" not in text:
+                return
+            terminal = self._terminals[key] = Terminal(now)
+        terminal.feed(text, now)
+        terminal.take()
+        self._last = key
+
+    def progress(self, now: float) -> Progress | None:
+        """How far the slowest rank's bars are; None where there are none."""
+        found: dict[int, Progress] = {}
+        for (rank, _), terminal in self._terminals.items():
+            if terminal.waiting and now - terminal.touched >= HOLD:
+                terminal.take(all=True)
+            if one := nested([each for row in terminal.open if (each := bar(row)) is not None]):
+                found[rank] = one
+        return min(found.values(), key=lambda one: one.share or 0.0, default=None)
+
+    def open_line(self, now: float) -> tuple[str, Terminal] | None:
+        """The stream that was written last, and its terminal, if it has a line that has not ended."""
+        if self._last is None:
+            return None
+        terminal = self._terminals[self._last]
+        if terminal.waiting and now - terminal.touched >= HOLD:
+            terminal.take(all=True)
+        return (self._last[1], terminal) if terminal.open else None

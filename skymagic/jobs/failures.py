@@ -1,0 +1,162 @@
+"""The one error of a run that did not end well: what each rank reports, what it costs, and what may help."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+from skymagic.data.capture.names import interactive
+from skymagic.display import text
+from skymagic.errors import RunError, RunInterrupted, RunTimeout
+from skymagic.plan.suggest import did_you_mean
+from skymagic.plan.units import agreeing, rank_words
+from skymagic.pool import Pool, messages
+from skymagic.pool.states import State
+from skymagic.run.report import Limits, Report
+from skymagic.run.results import Failure, error_of
+from skymagic.wire.exit_status import describe
+
+NO_GROUP = ("Default process group has not been initialized", "is not compatible with an interactive environment")
+"""How torch says it, in ``DDP(…)`` as in ``dist.all_reduce(…)``; and Lightning, in ``Trainer(strategy="ddp")``."""
+FSDP_ON_CPUS = "The strategy `fsdp` requires a GPU accelerator"
+"""Lightning's refusal."""
+NO_NAME = re.compile(r"name '(\w+)' is not defined")
+NO_MODULE = re.compile(r"No module named '(\w+)")
+NO_MAGIC = re.compile(r"(?:Line|Cell) magic(?: function)? `(%+\w+)` not found")
+
+
+def hints(
+    failures: Sequence[Failure],
+    plugins: Collection[str],
+    names: Collection[str] = (),
+    magics: Collection[str] = (),
+    *,
+    remote: bool = True,
+) -> list[str]:
+    """Lines to show below an error.
+
+    Args:
+        plugins: names of those that the pool has.
+        names: that the ranks or the notebook have.
+        magics: that the notebook has, with their per cent signs.
+        remote: whether its ranks run on other machines, in environments of their own.
+    """
+    if modules := {match[1] for one in failures if (match := NO_MODULE.match(one.evalue))}:
+        packages = " ".join(sorted(modules))
+        where = "the machines of this pool" if remote else "this notebook's environment"
+        return [
+            f"{where} may lack a package: {'%sky_pip' if remote else '%pip'} install {packages}, if that is its name"
+        ]
+    if mine := {match[1] for one in failures if (match := NO_MAGIC.match(one.evalue)) and match[1] in magics}:
+        return [
+            f"{', '.join(sorted(mine))} is a magic of the notebook, and magics do not travel: define or %load_ext it in a "
+            "%%sky_broadcast cell, or call the function behind it"
+        ]
+    missing = dict.fromkeys(
+        match[1] for one in failures if one.ename == "NameError" and (match := NO_NAME.match(one.evalue))
+    )
+    # what the notebook has under that very name is told by another line
+    if nearest := [words for name in missing if name not in names and (words := did_you_mean(name, names))]:
+        return [words.removeprefix("; ") for words in nearest]
+    if "torch" not in plugins and any(words in one.evalue for one in failures for words in NO_GROUP):
+        return ["this pool was made without a process group: end it (%sky_down), and make it with --plugin torch"]
+    if any(FSDP_ON_CPUS in one.evalue for one in failures):
+        return [
+            "without GPUs, shard with torch's fully_shard in configure_model, and strategy=ModelParallelStrategy(…)"
+        ]
+    return []
+
+
+def failures_of(report: Report, pool: Pool) -> list[Failure]:
+    """What each rank that did not end well reports, causes first in the order of ranks."""
+    found = []
+    for number, rank in sorted(report.ranks.items()):
+        host = pool.agents.ranks[number].hostname
+        outcome = rank.outcome or {}
+        if rank.died is not None and not rank.killed:
+            status, tail = rank.died.status, rank.died.tail
+            how, tail = (tail, "") if status is None else (describe(rank.died), tail)
+            found.append(Failure(number, host, "", "", died=how, status=status, tail=tail))
+        elif rank.died is not None:
+            found.append(Failure(number, host, "Killed", "it could not be stopped otherwise", freed=True))
+        elif rank.failed:
+            found.append(
+                Failure(
+                    number, host, outcome["ename"], outcome["evalue"], tuple(outcome["traceback"]),
+                    exception_of(outcome, pool), freed=bool(outcome.get("freed")) or (rank.stopped and bool(outcome.get("interrupted"))),
+                )
+            )  # fmt: skip
+    return found
+
+
+def exception_of(outcome: Mapping[str, Any], pool: Pool) -> BaseException | None:
+    """The exception that a rank raised, where it can be rebuilt here."""
+    ref = outcome.get("exception") or {}
+    if "error" in ref or not ref:
+        return None
+    try:
+        problem = pool.shipper.unpack(ref)
+    except Exception:
+        return None
+    return problem if isinstance(problem, BaseException) else None
+
+
+def failure(report: Report, pool: Pool, limits: Limits, *, task: bool = False) -> RunError:
+    """The one error of a run that did not end well."""
+    failures = failures_of(report, pool)
+    notes = [*lost_notes(report, pool), *report.notes, *missing_notes(report, pool, task)]
+    known = {*pool.shipper.names(), *pool.namespace}
+    magics = magics_of(pool.namespace)
+    notes += hints(failures, {plugin.name for plugin in pool.plugins}, known, magics, remote=pool.plan.remote)
+    causes = [one for one in failures if not one.secondary]
+    if pool.ended is not None and any(one.died == pool.ended for one in failures):
+        before = [f"rank {one.rank}: {one.words}" for one in causes if one.died != pool.ended]
+        error: RunError = RunError("\n".join([f"{pool.ended}: %sky_pool makes it anew", *before]))
+        error.failures = tuple(failures)
+        return error
+    if report.interrupted and not any(one.died for one in causes):
+        stopped = {number: rank.stopped_at for number, rank in report.ranks.items() if rank.stopped}
+        where = text.places(stopped)
+        said = f"interrupted on {rank_words(list(stopped))}" if stopped else "interrupted"
+        return RunInterrupted("\n".join([said, *([where] if where else []), *notes]))
+    if report.timed_out:
+        lines = [f"the cell took longer than {limits.timeout:g} s and was stopped", text.stacks(report.stacks), *notes]
+        error = RunTimeout("\n".join(lines))
+        error.failures = tuple(failures)
+        return error
+    return error_of(failures, pool.world_size, notes)
+
+
+def magics_of(namespace: Mapping[str, Any]) -> set[str]:
+    """The magics of the notebook with these names, as they are written: ``%time``, ``%%time``."""
+    shell = namespace["get_ipython"]() if "get_ipython" in namespace else None
+    by_type = shell.magics_manager.magics if shell is not None else {}
+    return {f"{'%' if type_ == 'line' else '%%'}{name}" for type_, names in by_type.items() for name in names}
+
+
+def missing_notes(report: Report, pool: Pool, task: bool) -> list[str]:
+    """Lines on names that a rank has missed, and the notebook has: nothing in the cell's text said that it needs them."""
+    names = {str((rank.outcome or {}).get("missing") or "") for rank in report.ranks.values()}
+    space = pool.shipper.namespace
+    there = sorted(name for name in names if name in space and not interactive(name, space[name]))
+    return [f"the notebook has {name}: {'pass it as an argument' if task else f'--push {name}'}" for name in there]
+
+
+def lost_notes(report: Report, pool: Pool) -> list[str]:
+    """Lines on what the failure costs."""
+    dead = [number for number, rank in report.ranks.items() if rank.died is not None]
+    if not dead:
+        return []
+    if pool.ended is not None:
+        return [f"{pool.ended}: %sky_pool makes it anew"]
+    if pool.state is State.LOST:
+        return [messages.lost(pool.name)]
+    if pool.agents.gone:
+        lost = [rank for index in pool.agents.gone for rank in pool.agents.ranks_of(index)]
+        return [messages.without(lost, pool.world_size, replaced=pool.plan.request.replace)]
+    if pool.inseparable:
+        names = ", ".join(pool.inseparable)
+        return [f"all ranks are being started anew, without variables: {names} cannot go on with some of them"]
+    others = "; the others keep theirs" if len(dead) < pool.world_size else ""
+    return [f"{rank_words(dead)} {agreeing(len(dead), 'is', 'are')} being started anew without variables{others}"]
