@@ -25,5 +25,4 @@ tracebacks      an exception's message and traceback without internal frames
 widgets         displays of widgets: as text that changes with them, and relayed to the notebook
 comms           the comms of widgets that the notebook shows too
 between         what front ends send to widgets, handled between cells
-captured        what is printed and displayed within an ipywidgets.Output
 """

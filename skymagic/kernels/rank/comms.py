@@ -1,13 +1,13 @@
-"""The comms of a rank's widgets: those of displayed widgets are relayed to the notebook, where they are opened again under their ids.
+"""The comms of a rank's widgets: those of displayed widgets are relayed to the notebook, where proxies under their ids pass them on.
 
 Of a widget that changes often, the newest state is sent. Other comms, and widgets that were never displayed, have nobody to talk to::
 
-    display(widget)    "open", with all state, of it and of what it refers to; they travel with the display
-    widget.value = 3   "update": keys that have changed, ten times a second at most; by the agent's link, as all that follows
+    display(widget)    "state", whole, of the widget and of what it refers to
+    widget.value = 3   "state": keys that have changed, ten times a second at most
     widget.send(…)     "custom", in order
     widget.close()     "close"
 
-What a front end sends comes by the control socket, and is handled by the main thread, between cells.
+All of it goes by the agent's link, in order. What a front end sends comes by the control socket (`between`).
 """
 
 from __future__ import annotations
@@ -17,168 +17,109 @@ import json
 import re
 import sys
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-REFERENCE = re.compile(r'"(?:IPY_MODEL_|model_id": ")([^"]+)"')
-"""In a state as JSON: another model; also one that is displayed in an Output."""
+REFERENCE = re.compile(r'"IPY_MODEL_([^"]+)"')
+"""In a state as JSON: another model."""
 MAX_CUSTOM = 1000
 """Custom messages that wait at once; of more, the oldest are dropped."""
-MAX_INPUT = 1000
-"""The same of messages from the front end, of which updates of one widget count as one."""
 
 Comm = dict[str, Any]
-"""``kind`` (open, update, custom, close), ``id``, ``seq``, ``data``, and what was bytes in that: ``paths``, ``buffers`` (base64)."""
+"""``kind`` (state, custom, close), ``id``, ``data``, and what was bytes in that: ``paths``, ``buffers`` (base64)."""
 
 
-class Relay:
-    """The comms that are open in the notebook, and what has changed since it was told.
+class WidgetRelay:
+    """The widgets that are open in the notebook, and what has changed since it was told.
 
     Attributes:
+        active: whether what the present cell displays, or the last one has, is relayed.
         wake: called on any thread when there is something to send.
     """
 
     def __init__(self) -> None:
         self.active = False
-        """Whether what the present cell displays, or the last one has, is relayed."""
         self.wake: Callable[[], object] = lambda: None
-        self.notebook = ""
+        self._notebook = ""
         """Which one knows what is open; "" while none does."""
         self._open: set[str] = set()
-        self._updates: dict[str, dict[str, Any]] = {}
-        self._others: list[Comm] = []
-        self._seq = 0
-        """Counts messages: what opens a model travels with its display, and what changes it may come before."""
+        self._changed: dict[str, dict[str, Any]] = {}
+        self._others: deque[Comm] = deque(maxlen=MAX_CUSTOM)
         self._lock = threading.RLock()
         """A widget that is deleted closes itself, on any thread, also on one that holds it."""
 
     def begin(self, notebook: str, *, visible: bool) -> None:
         """A cell of this notebook begins, or of one that shows no widgets (""); another one than before knows none of what is open."""
         self.active = bool(notebook) and visible
-        if notebook and notebook != self.notebook:
-            self.notebook = notebook
+        if notebook and notebook != self._notebook:
             with self._lock:
-                self._open, self._updates, self._others = set(), {}, []
+                self._notebook = notebook
+                self._open, self._changed = set(), {}
+                self._others.clear()
 
-    def opened(self, idents: Iterable[str]) -> list[Comm]:
-        """Open these models and what they refer to, as far as they are not open; what is referred to comes first."""
-        found: list[Comm] = []
-        for ident in idents:
+    def open(self, ident: str) -> None:
+        """Have a model and what it refers to told to the notebook, as far as they are not; what is referred to comes first."""
+        with self._lock:
             widget = instance(ident)
             if widget is None or ident in self._open:
-                continue
-            self._open.add(ident)  # from now on changes are kept
+                return
+            self._open.add(ident)
             state = dict(widget.get_state())
-            if "msg_id" in state:  # an Output: what it captures stays here, see `captured`
-                state["msg_id"] = ""
-            found += [*self.opened(references(state)), self._comm("open", ident, state)]
-        return found
-
-    def keep(self, shown: Iterable[str]) -> None:
-        """Close all models but these and what they refer to."""
-        kept, new = set[str](), [*shown]
-        while new:
-            widget = instance(ident := new.pop())
-            if widget is not None and ident not in kept:
-                kept.add(ident)
-                new += references(widget.get_state())
-        for ident in self._open - kept:
-            self._close(ident)
-
-    def _close(self, ident: str) -> None:
-        with self._lock:
-            self._open.discard(ident)
-            self._updates.pop(ident, None)
-        self._add(self._comm("close", ident, {}))
+            for other in references(state):
+                self.open(other)
+            self._changed[ident] = state
 
     def publish(self, ident: str, kind: str, data: Mapping[str, Any], buffers: Sequence[Any]) -> None:
-        """What a widget says on its comm; in the place of ipykernel's own way."""
-        if ident not in self._open:
-            return
-        method = data.get("method")
-        if kind == "comm_close":
-            self._close(ident)
-        elif method == "update":
-            state = with_buffers(data["state"], data.get("buffer_paths", ()), buffers)
-            if "msg_id" in state:
-                del state["msg_id"]
-            with self._lock:
-                self._updates.setdefault(ident, {}).update(state)
-        elif method == "custom":
-            self._add(self._comm("custom", ident, {"content": data.get("content")}, buffers))
-        # else an echo of what the front end has sent itself: only the text has changed
+        """What a widget says on its comm, instead of ipykernel's own way."""
+        with self._lock:
+            if ident not in self._open:
+                return
+            if kind == "comm_close":
+                self._open.discard(ident)
+                self._changed.pop(ident, None)
+                self._others.append(_comm("close", ident))
+            elif data.get("method") == "update":
+                state = dict(data["state"])
+                _widget_module()._put_buffers(state, data.get("buffer_paths", ()), buffers)
+                self._changed.setdefault(ident, {}).update(state)
+            elif data.get("method") == "custom":  # else an echo of what the front end has sent itself
+                self._others.append(_comm("custom", ident, {"content": data.get("content")}, (), buffers))
         self.wake()
 
     def tell_all(self) -> None:
-        """The notebook was away, and has missed what had changed: tell all state anew; on any thread."""
-        for ident in [*self._open]:
-            if (widget := instance(ident)) is not None:
-                state = {key: value for key, value in widget.get_state().items() if key != "msg_id"}
-                with self._lock:
-                    self._updates[ident] = state
-        self.wake()
-
-    def _add(self, comm: Comm) -> None:
+        """The notebook was away, and has missed what had changed: tell all state again; on any thread."""
         with self._lock:
-            self._others = [*self._others[-MAX_CUSTOM:], comm]
+            opened, self._open = self._open, set()
+            for ident in opened:
+                self.open(ident)
+        self.wake()
 
     def take(self) -> list[Comm]:
         """What the notebook is to be told now; forgotten here."""
         with self._lock:
-            updates, self._updates = self._updates, {}
-            others, self._others = self._others, []
-        found: list[Comm] = []
-        for ident, state in updates.items():
-            found += [*self.opened(references(state)), self._comm("update", ident, state)]
-        return [*found, *others]
-
-    def _comm(self, kind: str, ident: str, data: Mapping[str, Any], buffers: Sequence[Any] = ()) -> Comm:
-        with self._lock:
-            self._seq += 1
-            seq = self._seq
-        paths: list[Any] = []
-        if kind in ("open", "update"):
-            data, paths, buffers = sys.modules["ipywidgets.widgets.widget"]._remove_buffers(data)
-        encoded = [base64.b64encode(each).decode() for each in buffers or ()]
-        return {"kind": kind, "id": ident, "seq": seq, "data": data, "paths": paths, "buffers": encoded}
+            changed, self._changed = self._changed, {}
+            for state in changed.values():
+                for other in references(state):
+                    self.open(other)
+            states, self._changed = {**self._changed, **changed}, {}
+            others = [*self._others]
+            self._others.clear()
+            return [
+                *(_comm("state", ident, *_widget_module()._remove_buffers(each)) for ident, each in states.items()),
+                *others,
+            ]
 
 
-class Inbox:
-    """What front ends have sent to widgets of this rank, until its main thread handles it."""
-
-    def __init__(self) -> None:
-        self._waiting: list[tuple[str, dict[str, Any], list[bytes]]] = []
-        self._lock = threading.Lock()
-
-    def __len__(self) -> int:
-        return len(self._waiting)
-
-    def put(self, ident: str, data: dict[str, Any], buffers: Sequence[str]) -> None:
-        """Keep a message; called on the control thread. Updates of one widget in a row become one: the newest values."""
-        decoded = [base64.b64decode(each) for each in buffers]
-        with self._lock:
-            last = self._waiting[-1] if self._waiting else None
-            merges = last is not None and last[0] == ident and not decoded and not last[2]
-            if last is not None and merges and last[1].get("method") == data.get("method") == "update":
-                last[1]["state"] = {**last[1]["state"], **data["state"]}
-            else:
-                self._waiting = [*self._waiting[-MAX_INPUT:], (ident, data, decoded)]
-
-    def handle(self) -> None:
-        """Hand them to their widgets, whose callbacks run; called on the main thread, between cells."""
-        from comm import get_comm_manager
-
-        with self._lock:
-            waiting, self._waiting = self._waiting, []
-        comms = get_comm_manager().comms
-        for ident, data, buffers in waiting:
-            if ident in comms:
-                message = {"header": {}, "content": {"comm_id": ident, "data": data}, "buffers": buffers}
-                comms[ident].handle_msg(message)
+def _comm(
+    kind: str, ident: str, data: Mapping[str, Any] | None = None, paths: Sequence[Any] = (), buffers: Sequence[Any] = ()
+) -> Comm:
+    encoded = [base64.b64encode(each).decode() for each in buffers or ()]
+    return {"kind": kind, "id": ident, "data": data or {}, "paths": paths, "buffers": encoded}
 
 
-relay = Relay()
-"""That of this rank."""
+relay = WidgetRelay()
+"""The relay of this rank's widgets."""
 
 
 def install() -> None:
@@ -195,6 +136,10 @@ def install() -> None:
     comms.BaseComm.publish_msg = publish_msg
 
 
+def _widget_module() -> Any:
+    return sys.modules["ipywidgets.widgets.widget"]
+
+
 def instance(model: str) -> Any:
     """The widget with this model, if ipywidgets still has it."""
     module = sys.modules.get("ipywidgets.widgets.widget")
@@ -204,10 +149,3 @@ def instance(model: str) -> Any:
 def references(state: Mapping[str, Any]) -> list[str]:
     """The models that a state refers to, in its order."""
     return list(dict.fromkeys(REFERENCE.findall(json.dumps(state, default=lambda value: ""))))
-
-
-def with_buffers(state: Mapping[str, Any], paths: Sequence[Any], buffers: Sequence[Any]) -> dict[str, Any]:
-    """A state with its bytes in it."""
-    whole = dict(state)
-    sys.modules["ipywidgets.widgets.widget"]._put_buffers(whole, paths, buffers)
-    return whole

@@ -26,7 +26,7 @@ from skymagic.data.values import descriptions
 from skymagic.kernels import stacks
 from skymagic.kernels.fork import signal_pipe
 from skymagic.kernels.network import environment, interfaces
-from skymagic.kernels.rank import captured, comms, context, gpu, packages, tracebacks
+from skymagic.kernels.rank import comms, context, gpu, packages, tracebacks
 from skymagic.kernels.rank.between import BetweenCells
 from skymagic.kernels.rank.control import Control
 from skymagic.kernels.rank.kernel import RankKernel
@@ -121,7 +121,6 @@ def main(spec: wire.RankSpec, fds: list[int]) -> int:
     _log_what_is_silenced(spec.log)
     _progress_bars_as_text()
     comms.install()
-    when_imported("ipywidgets.widgets.widget_output", captured.adapt)
     control = Control(socket.socket(fileno=control_fd), spec.rank)
     rendezvous.attach(control, spec.generation)
     interruption.attach(

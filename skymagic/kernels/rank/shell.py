@@ -20,7 +20,7 @@ from IPython.core.error import UsageError
 from traitlets import Type
 
 from skymagic.data.capture.names import LAST_SHOWN
-from skymagic.kernels.rank import captured, gpu, refusals, tracebacks, widgets
+from skymagic.kernels.rank import gpu, refusals, tracebacks, widgets
 from skymagic.kernels.rank.comms import relay
 from skymagic.kernels.rank.context import current
 from skymagic.kernels.rank.own_modules import OwnModules
@@ -198,11 +198,10 @@ class RankShell(ZMQInteractiveShell):
 
 def publish(kind: str, content: dict[str, Any]) -> None:
     """Send rich output by way of the agent, which puts it in order with the text."""
-    if captured.take(kind, content):
-        return
     flush_text()
     if widgets.MIME in content.get("data", ()):
         content = views.shown(content)
+        refresh_widgets()  # the widget goes first: its display waits for it
     current().control.request(wire.Publish(current().info.rank, kind, json_safe(content)))
 
 
@@ -212,8 +211,8 @@ views = widgets.Views(publish, relay)
 
 def refresh_widgets() -> None:
     """Tell the notebook of what has changed in widgets; on any thread."""
-    changed, texts = relay.take(), views.refresh()
-    if relay.notebook and (comms := [*changed, *texts]):
+    views.refresh()
+    if comms := relay.take():
         current().control.send(wire.WidgetUpdate(current().info.rank, tuple(json_safe(comms))))
 
 

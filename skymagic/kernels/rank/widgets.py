@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from skymagic.kernels.rank.comms import Comm, Relay, instance
+from skymagic.kernels.rank.comms import WidgetRelay, instance
 from skymagic.wire.agent import IN_LINE
 
 MIME = "application/vnd.jupyter.widget-view+json"
@@ -42,7 +42,7 @@ class Views:
         publish: takes a kind of display message and its content.
     """
 
-    def __init__(self, publish: Callable[[str, dict[str, Any]], None], relay: Relay) -> None:
+    def __init__(self, publish: Callable[[str, dict[str, Any]], None], relay: WidgetRelay) -> None:
         self._publish, self._relay = publish, relay
         self._views: dict[str, View] = {}
         self._changed: set[str] = set()
@@ -61,17 +61,16 @@ class Views:
         if len(self._views) > MOST:
             for old in list(self._views)[:DROPPED]:
                 del self._views[old]
-            self._relay.keep(view.widget.comm.comm_id for view in self._views.values() if view.widget.comm is not None)
         shown = as_text(name, view.text)
         if self._relay.active and not speaks_text(widget):
-            shown |= {"model": model, "comms": self._relay.opened([model])}
+            self._relay.open(model)
+            shown |= {"model": model}
         return shown
 
-    def refresh(self) -> list[Comm]:
-        """Publish what has changed, on any thread; the texts, for the notebook, which takes them between cells and of hidden ranks too."""
-        texts: list[Comm] = []
+    def refresh(self) -> None:
+        """Publish what has changed, on any thread."""
         if not self._changed:
-            return texts
+            return
         with self._lock:
             changed, self._changed = self._changed, set()
             for name in changed:
@@ -83,10 +82,8 @@ class Views:
                 if text != view.text:
                     view.text = text
                     self._publish("update_display_data", as_text(name, text))
-                    texts.append({"kind": "text", "id": name, "data": text})
                 if view.widget.comm is None:  # closed
                     self._views.pop(name, None)
-        return texts
 
     def _observe(self, name: str, view: View, widget: Any) -> None:
         if id(widget) not in view.observed:
