@@ -14,12 +14,9 @@ from skymagic.pool.resources import Resources
 from skymagic.pool.status import Status, now
 from skymagic.run.report import Limits, Report
 from skymagic.run.run import Run
-from skymagic.run.submission import Submission
+from skymagic.run.submission import Repeated, Submission
 from skymagic.wire import agent as wire
 from skymagic.wire.order import Order
-
-SEEN = ("stream", "display_data")
-"""Kinds of what can be seen twice; an update replaces what it repeats."""
 
 
 @dataclass(eq=False, repr=False)
@@ -44,7 +41,7 @@ class Dispatch:
     def follow(self, submission: Submission, screen: Screen, limits: Limits) -> Report:
         """Go on with a run that another notebook began, from where that has shown it; waits for its ranks."""
         shown = self._status.shown.read(submission.number)
-        submission.begun = {rank: begun for rank, (_, begun) in shown.items()}
+        submission.repeated = Repeated({rank: begun for rank, (_, begun) in shown.items()})
         agents = self._resources.agents
         places = {rank: max(0, shown.get(rank, (0, 0))[0]) for rank in submission.ranks}
         with Following(submission, agents) as following:
@@ -89,9 +86,8 @@ class Dispatch:
             current = next((each for each in self._under_way if rank in each.ranks), None)
         if current is None:
             return
-        if content["kind"] in SEEN and content.get("seq", 0) <= current.begun.get(rank, 0):
-            content = {**content, "maybe_seen": True}
-        current.put("output", rank, content)
+        for one in current.repeated.take(rank, content):
+            current.put("output", rank, one)
         following = self._following.get(current)
         if content["kind"] == "end" and following is not None:
             following.ended(rank)

@@ -23,11 +23,41 @@ class Event:
     content: Mapping[str, Any] = field(default_factory=dict)
 
     @property
-    def stream(self) -> tuple[int, str, bool] | None:
-        """A rank, the name of its stream and whether its text may have been seen: text with the same three is shown as one. None of all else."""
-        if self.kind != "output" or self.content["kind"] != "stream":
-            return None
-        return self.rank, self.content["name"], bool(self.content.get("maybe_seen"))
+    def stream(self) -> tuple[int, str] | None:
+        """A rank and the name of its stream, of text that may be shown as one with what follows; None of all else."""
+        text = self.kind == "output" and self.content["kind"] == "stream" and not self.content.get("maybe_seen")
+        return (self.rank, self.content["name"]) if text else None
+
+
+SEEN = ("stream", "display_data")
+"""Kinds of what can be seen twice; an update replaces what it repeats."""
+
+
+class Repeated:
+    """What ranks show once more to a notebook that follows a run: contents that another notebook had begun to show are announced, together.
+
+    Args:
+        begun: rank → number of the last content that the other notebook had begun to show.
+    """
+
+    def __init__(self, begun: Mapping[int, int]) -> None:
+        self._begun = begun
+        self._held: dict[int, list[dict[str, Any]]] = {}
+        """Contents in doubt, until the last of their rank has come."""
+
+    def take(self, rank: int, content: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+        """What can be shown, now that a rank's next content has come."""
+        seq, begun = content.get("seq", 0), self._begun.get(rank, 0)
+        if not 0 < seq <= begun:
+            return [*self._held.pop(rank, ()), content]
+        held = self._held.setdefault(rank, [])
+        doubtful = {**content, "maybe_seen": True} if content["kind"] in SEEN else dict(content)
+        last = held[-1] if held else {}
+        if doubtful["kind"] == last.get("kind") == "stream" and doubtful["name"] == last["name"]:
+            held[-1] = {**doubtful, "text": last["text"] + doubtful["text"]}
+        else:
+            held.append(doubtful)
+        return [*self._held.pop(rank)] if seq == begun else []
 
 
 class Submission:
@@ -38,7 +68,7 @@ class Submission:
         nbytes: what was sent, to all ranks together.
         number: the pool's, of the run; 0 for what is none.
         metrics: what the ranks have reported.
-        begun: rank → number of the last content that another notebook had begun to show, of a run that it left.
+        repeated: what of a run that another notebook left may have been shown there.
     """
 
     def __init__(self, ranks: Sequence[int], number: int = 0, metrics: Metrics | None = None) -> None:
@@ -49,7 +79,7 @@ class Submission:
         self.events: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self.futures: dict[int, Any] = {}
         self.nbytes = 0
-        self.begun: Mapping[int, int] = {}
+        self.repeated = Repeated({})
         self._ahead: Event | None = None
         """Taken from the queue, and not read yet."""
         self._late_stops = 0

@@ -81,6 +81,12 @@ def test_a_widget_moves_while_its_cell_runs_and_waits_for_its_end_with_what_is_p
     follow(notebook, bar, "max", 7)
 
 
+def test_an_output_captures_neither_text_nor_errors(notebook: Notebook) -> None:
+    shown = notebook.run("%%sky_broadcast\nwith ipywidgets.Output(): print('of the cell')")
+    assert shown.text == "of the cell\n"
+    assert notebook.fail("%%sky_broadcast\nwith ipywidgets.Output(): 1 / 0").ename == "ZeroDivisionError"
+
+
 def test_bytes_and_children_that_are_new(notebook: Notebook) -> None:
     box, before = models(
         notebook, notebook.run("%%sky_broadcast\nbox = ipywidgets.VBox([ipywidgets.Image(value=b'\\x89PNG')])\nbox")

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from skymagic.display.labels import DELAY, HOLD, LONGEST_WAIT
+from skymagic.display.labels import DELAY, LONGEST_WAIT
 from skymagic.display.screen import Settling
+from skymagic.display.terminal import HOLD
 from tests.lab.notebook import Notebook
 from tests.lab.pools import borrowed
 

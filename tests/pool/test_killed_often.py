@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.lab.desk import ANNOUNCED, Desk, exactly_once, killed, local_desk, ssh_desk, without_repeats
+from tests.lab.desk import ANNOUNCED, Desk, killed, local_desk, ssh_desk, without_repeats
 from tests.lab.notebook import Notebook, Shown
 
 pytestmark = pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed: pip install torch")
@@ -84,13 +84,10 @@ def test_a_run_whose_notebooks_are_killed_again_and_again(desk: Desk) -> None:
         last.finish(again)
         assert again.error is None, again.error
         found = last.value("losses")
-        # exactly once and in order, but for what is announced: of each kernel that was killed what was on its way just then, which is shown first
-        # (on a busy machine several lines, that had come together)
+        # exactly once and in order, but for what is announced: what each kernel wrote shortly before it was killed, which is shown first
         late = re.compile(rf"step \d+\nstep \d+\n.*{ANNOUNCED}", re.DOTALL)
         assert [each.text for each in [*shown, again] if late.search(each.text)] == []
         assert steps(without_repeats([*shown, again])) == [*range(found[0][0])]
-        # and by the numbers that messages carry exactly once, whatever was on its way
-        assert exactly_once([*shown, again]).splitlines() == [f"step {step}" for step in range(found[0][0])]
         undisturbed = TRAINING.replace("LAST", f"step == {found[0][0]}").replace("PAUSE", "0")
         last.run(undisturbed.replace("-o losses", "-o alone"))
         assert last.value("alone") == found

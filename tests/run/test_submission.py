@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from skymagic.run.submission import JOINED_CHARS, Submission
+from skymagic.run.submission import JOINED_CHARS, Repeated, Submission
 
 
 def shown(submission: Submission, rank: int, text: str, seq: int, name: str = "stdout", **more: Any) -> None:
@@ -34,12 +34,31 @@ def test_text_of_a_stream_that_has_come_is_one() -> None:
     ]  # fmt: skip
 
 
-def test_what_may_have_been_seen_is_announced_once_and_without_what_is_new() -> None:
+def test_what_is_announced_stays_by_itself() -> None:
     submission = Submission([0])
     shown(submission, 0, "seen?\n", 1, maybe_seen=True)
-    shown(submission, 0, "and this?\n", 2, maybe_seen=True)
-    shown(submission, 0, "new\n", 3)
-    assert read(submission) == [(0, "seen?\nand this?\n", 2), (0, "new\n", 3)]
+    shown(submission, 0, "new\n", 2)
+    shown(submission, 0, "seen?\n", 3, maybe_seen=True)
+    assert read(submission) == [(0, "seen?\n", 1), (0, "new\n", 2), (0, "seen?\n", 3)]
+
+
+def test_what_may_have_been_seen_is_announced_once() -> None:
+    repeated = Repeated({0: 3})
+    come = [{"kind": "stream", "name": "stdout", "text": f"{seq}\n", "seq": seq} for seq in range(1, 5)]
+    assert [repeated.take(0, content) for content in come[:2]] == [[], []]
+    [announced] = repeated.take(0, come[2])
+    assert (announced["text"], announced["seq"], announced["maybe_seen"]) == ("1\n2\n3\n", 3, True)
+    assert repeated.take(0, come[3]) == [come[3]]
+    assert repeated.take(1, come[0]) == [come[0]], "nothing of this rank is in doubt"
+
+
+def test_what_follows_a_gap_is_not_in_doubt() -> None:
+    repeated = Repeated({0: 3})
+    numbers = {"kind": "numbers", "batches": [], "seq": 1}
+    picture = {"kind": "display_data", "data": {}, "seq": 2}
+    after = {"kind": "stream", "name": "stdout", "text": "new\n", "seq": 7}
+    assert repeated.take(0, numbers) == repeated.take(0, picture) == []
+    assert repeated.take(0, after) == [numbers, {**picture, "maybe_seen": True}, after]
 
 
 def test_a_flood_comes_in_pieces_and_what_was_not_read_is_there_still() -> None:

@@ -13,9 +13,8 @@ import nbformat
 import pytest
 from nbclient import NotebookClient
 
-from skymagic.display.labels import Terminal
 from skymagic.display.run_line import Number, Progress, RunState, RunSummary, as_html, end_line, line, sparkline
-from skymagic.display.terminal import Bars, bar
+from skymagic.display.terminal import Bars, Terminal, bar
 from tests.lab.notebook import ROOT, WIDGET_VIEW, Notebook, Shown, buttons, has_buttons
 from tests.lab.pools import Pools
 

@@ -17,9 +17,12 @@ import json
 import re
 import sys
 import threading
+import types
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
+
+from skymagic.runtime.on_import import when_imported
 
 REFERENCE = re.compile(r'"IPY_MODEL_([^"]+)"')
 """In a state as JSON: another model."""
@@ -134,6 +137,14 @@ def install() -> None:
         relay.publish(comm.comm_id, msg_type, data or {}, buffers or ())
 
     comms.BaseComm.publish_msg = publish_msg
+    when_imported("ipywidgets.widgets.widget_output", _let_through)
+
+
+def _let_through(module: types.ModuleType) -> None:
+    """Have ``with output:`` capture nothing: a front end captures by the ids of requests, and knows none of a rank's. Text and errors go
+    where the cell's go; ipywidgets' own way would swallow the errors."""
+    module.Output.__enter__ = lambda self: None
+    module.Output.__exit__ = lambda self, *_: None
 
 
 def _widget_module() -> Any:

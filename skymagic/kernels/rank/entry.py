@@ -34,7 +34,6 @@ from skymagic.kernels.rank.plugin_hooks import Hooks
 from skymagic.kernels.rank.stdio import text_stream
 from skymagic.runtime import info as runtime
 from skymagic.runtime import interruption, rendezvous, reporting, silence
-from skymagic.runtime.on_import import when_imported
 from skymagic.wire import agent as wire
 from skymagic.wire import metrics
 
