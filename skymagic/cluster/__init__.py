@@ -1,6 +1,7 @@
 """The node agents of one pool, and the ranks that they run.
 
 agents       start, watch, signal, call, replace
+requests     what nodes and ranks are asked and told while they run
 links        the connections to all agents, requests and replies, addresses from node to node
 nodes        machines and ranks: what agents tell of them, and whether a node out of reach is gone
 telemetry    what ranks wrote and what they use

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
-from skymagic.cluster.links import AgentLinks, PendingCalls, Routes
-from skymagic.cluster.nodes import Liveness, Node, States
+from skymagic.cluster.links import Routes
+from skymagic.cluster.nodes import Liveness, Node
+from skymagic.cluster.requests import AgentRequests
 from skymagic.plan.units import count, duration_text
 from skymagic.wire import agent as wire
 
@@ -17,7 +17,7 @@ REVIVE_TIMEOUT = 10.0
 """Seconds that nodes which were gone have for their new agents' first words."""
 
 
-class Agents(States):
+class Agents(AgentRequests):
     """Owns the links to all agents of a pool.
 
     Args:
@@ -40,22 +40,19 @@ class Agents(States):
         ended: Callable[[str], None],
         problem: Callable[[str], None],
         shown: Callable[[int, Mapping[str, Any]], None] = lambda rank, content: None,
-        told: Callable[[wire.InterruptionNotice | wire.HookEnded | wire.WidgetUpdate], None] = lambda message: None,
+        told: Callable[[wire.Interruption | wire.HookEnded | wire.WidgetUpdate], None] = lambda message: None,
     ) -> None:
-        super().__init__(nodes)
+        super().__init__(nodes, self._received, self._link_changed)
         self._died, self._lost, self._note, self._ended, self._problem = died, lost, note, ended, problem
         self._shown, self._told = shown, told
         self._unreachable: set[int] = set()
         """Nodes that are lost and may run on, out of reach."""
         self.unreached: list[str] = []
         """After the end: nodes that could not be told of it."""
-        self._node_specs: tuple[wire.AgentSpec, ...] = ()
-        self._offers: dict[str, wire.RendezvousKey] = {}
+        self._offers: dict[str, wire.Offer] = {}
         self._closing = False
-        self._liveness = Liveness(self._note_link, self._reached_by_others, self._give_up)
-        self._links = AgentLinks(self, self._received, self._link_changed)
-        self._calls = PendingCalls(self._changed)
         self._routes = Routes(self, self._links, self._calls)
+        self._liveness = Liveness(self._note_link, self._routes.reached, self._give_up)
 
     # -- lifecycle ---------------------------------------------------------------------------------------------------
 
@@ -98,15 +95,6 @@ class Agents(States):
             self._links.add(index, transport)
         self._wait_known(timeout, partly)
 
-    def follow(self, shown: Mapping[int, int]) -> None:
-        """Have agents tell what ranks show (`shown` of the constructor), after what has been shown.
-
-        Args:
-            shown: rank → number of the last content that was shown already.
-        """
-        for link, mine in self._links.of(shown):
-            link.send(wire.Follow({str(rank): shown[rank] for rank in mine}))
-
     def meet(self, timeout: float) -> tuple[Node, ...]:
         """Find out where the nodes reach each other, and have the head's controller listen there.
 
@@ -121,12 +109,6 @@ class Agents(States):
         self._links[0].send(wire.StartController(addresses[0]))
         self._place(addresses)
         return self.nodes
-
-    def _place(self, addresses: Sequence[str]) -> None:
-        self.nodes = tuple(
-            replace(node, address=address, hostname=self.started[node.index].hostname)
-            for node, address in zip(self.nodes, addresses, strict=True)
-        )
 
     def order(self, specs: Mapping[int, tuple[int, wire.RankSpec]]) -> None:
         """Order the ranks (rank → index into `nodes`, specification); returns at once."""
@@ -177,68 +159,6 @@ class Agents(States):
             self.specs = dict(specs)
             self.ranks = {rank: self.ranks.get(rank) or self._new_state(rank) for rank in specs}
 
-    def environment(self, rank: int) -> dict[str, str]:
-        """The variables that a rank's processes get besides those of their node's login and of its place."""
-        index, spec = self.specs[rank]
-        return {**self._node_specs[index].env, **spec.env}
-
-    def signal(self, ranks: Iterable[int], signum: int) -> None:
-        """Send a signal; SIGKILL reaches what a rank started too."""
-        for link, mine in self._links.of(ranks):
-            link.send(wire.Signal(mine, signum))
-
-    def pass_on(self, message: wire.WidgetInput) -> None:
-        """Give a rank what a front end has sent to its widget."""
-        for link, _ in self._links.of([message.rank]):
-            link.send(message)
-
-    def ask(self, ranks: Iterable[int], what: str, timeout: float) -> dict[int, Any]:
-        """Ask ranks' control threads, also while their cells run; the answers that came within `timeout` seconds."""
-        wanted = {rank: state for rank in ranks if (state := self.ranks[rank]).exited is None}
-        with self._calls.call() as (number, answers):
-            for link, mine in self._links.of(wanted):
-                link.send(wire.RankRequest(mine, what, number))
-            # no answer comes of ranks that are lost meanwhile
-            self._calls.wait(lambda: all(rank in answers or state.exited for rank, state in wanted.items()), timeout)
-            return dict(answers)
-
-    def ask_nodes(
-        self, ranks: Iterable[int], message: Callable[[tuple[int, ...], int], wire.AgentMessage], timeout: float
-    ) -> dict[int, Any]:
-        """Send each node a message about its ranks; by its first rank the answers that came within `timeout` seconds.
-
-        Args:
-            message: makes it, given the ranks and the number that the answer must bear.
-        """
-        with self._calls.call() as (number, answers):
-            asked = [(link, mine) for link, mine in self._links.of(ranks) if link.node not in {*self.away, *self.gone}]
-            for link, mine in asked:
-                link.send(message(mine, number))
-            self._calls.wait(lambda: len(answers) >= len(asked), timeout)
-            return dict(answers)
-
-    def read_log(self, rank: int, timeout: float, **what: Any) -> dict[str, Any] | None:
-        """What a node answers to a `wire.ReadLog` with these fields; None where it does not within `timeout` seconds."""
-        with self._calls.call() as (number, answers):
-            self._links[self.specs[rank][0]].send(wire.ReadLog(rank, number, **what))
-            self._calls.wait(lambda: rank in answers, timeout)
-            return answers.get(rank)
-
-    @contextlib.contextmanager
-    def busy(self, ranks: Iterable[int]) -> Iterator[None]:
-        """For the length of a run: nodes without any of its ranks do not take the pool for idle."""
-        at_work = {self.specs[rank][0] for rank in ranks}
-        limited = [link for link in self._links if self._node_specs[link.node].idle_timeout is not None]
-        others = [link for link in limited if link.node not in at_work]
-        number = self._calls.number() if others else 0
-        for link in others:
-            link.send(wire.RunElsewhere(number, True))
-        try:
-            yield
-        finally:
-            for link in others:
-                link.send(wire.RunElsewhere(number, False))
-
     # -- nodes that are out of sight ---------------------------------------------------------------------------------
 
     def _link_changed(self, index: int, state: str) -> None:
@@ -258,12 +178,6 @@ class Agents(States):
             self._note(f"{name}: the connection is lost; what runs there goes on{bound}, and this notebook reconnects")
         elif not self._closing and index not in self.gone:
             self._note(f"{name}: connected again")
-
-    def _reached_by_others(self, index: int) -> bool | None:
-        """Whether another node reaches this one, and it was not given back; None when nobody can tell."""
-        if self.nodes[index].alive() is False:
-            return False
-        return self._routes.reached(index)
 
     def _give_up(self, index: int) -> None:
         """No other node reaches it: its link ends."""
@@ -347,16 +261,16 @@ class Agents(States):
             for offer in self._offers.values():
                 link.send(offer)
 
-    def _pass_on(self, index: int, message: wire.InterruptionNotice | wire.HookEnded) -> None:
+    def _pass_on(self, index: int, message: wire.Interruption | wire.HookEnded) -> None:
         """The ranks of all nodes hear of a machine that will be taken away."""
-        if isinstance(message, wire.InterruptionNotice) and message.at is not None:
+        if isinstance(message, wire.Interruption) and message.at is not None:
             self.ending[index] = message.at
             self._links.send_others(index, message)
         self._told(message)
 
     # -- events --------------------------------------------------------------------------------------------------------
 
-    def _received(self, index: int, message: wire.AgentMessage | None) -> None:
+    def _received(self, index: int, message: wire.Message | None) -> None:
         reason = ""
         with self._changed:
             match message:
@@ -369,23 +283,23 @@ class Agents(States):
                     reason = f"{self.nodes[index].name}: {message.reason}"
                 case wire.ProbeReply():
                     self._calls.replied(message.number, index, message)
-                case wire.RankReply():
+                case wire.Reply():
                     self._calls.replied(message.number, message.rank, message.value)
                 case wire.ControllerUp():
                     self._links.send_others(0, wire.Spawn((), message.engine))  # their ranks wait for it
             died = self._apply(index, message)
             self._changed.notify_all()
-        if isinstance(message, wire.RendezvousKey):
+        if isinstance(message, wire.Offer):
             if not message.key.partition("/")[2]:  # holds for all generations
                 self._offers[message.key] = message
             self._links.send_others(index, message)
         if self._closing:
             return
-        if isinstance(message, wire.InterruptionNotice | wire.HookEnded):
+        if isinstance(message, wire.Interruption | wire.HookEnded):
             self._pass_on(index, message)
         if isinstance(message, wire.WidgetUpdate):
             self._told(message)
-        if isinstance(message, wire.FollowedOutput):
+        if isinstance(message, wire.RankOutput):
             self._shown(message.rank, message.content)
         if isinstance(message, wire.AgentProblem):
             self._problem(f"{self.nodes[index].name}: {message.text}")

@@ -216,7 +216,9 @@ class Routes:
         return [chosen, *(found[index].routes[chosen] for index in others)]
 
     def reached(self, index: int) -> bool | None:
-        """Whether another node reaches this one; None when nobody can tell."""
+        """Whether another node reaches this one, and it was not given back; None when nobody can tell."""
+        if self._states.nodes[index].alive() is False:
+            return False
         states, probed, started = self._states, self._probed.get(index), self._states.started.get(index)
         others = [other for other in range(len(states.nodes)) if other not in {index, *states.away, *states.gone}]
         if not probed or not others or started is None:

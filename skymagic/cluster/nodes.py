@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from skymagic.errors import ProvisionError
@@ -188,6 +188,13 @@ class States:
         """These ranks, of none of which is known how it is."""
         self.specs = dict(specs)
         self.ranks = {rank: self._new_state(rank) for rank in specs}
+
+    def _place(self, addresses: Sequence[str]) -> None:
+        """Note where the nodes reach each other, the head first."""
+        self.nodes = tuple(
+            replace(node, address=address, hostname=self.started[node.index].hostname)
+            for node, address in zip(self.nodes, addresses, strict=True)
+        )
 
     def _new_state(self, rank: int) -> RankState:
         index, _ = self.specs[rank]

@@ -172,20 +172,21 @@ class Tunnel:
         self._deadline = None
         self._replied = False
         self._attempt += 1
+
+        def request() -> HandshakeRequest:
+            self._post(lambda: self._wait(HANDSHAKE_TIMEOUT))
+            begun = bool(self._boot_id)
+            return HandshakeRequest(
+                self._secret, begun or self._takes_over, self._attempt, self._session.received, self._client,
+                self._takes_over and not begun,
+            )  # fmt: skip
+
         self._connection = TunnelConnection(
             self._connect,
-            self._request,
+            request,
             lambda connection, reply, rest: self._post(lambda: self._on_reply(connection, reply, rest)),
             lambda connection, why: self._post(lambda: self._on_end(connection, why)),
         )
-
-    def _request(self) -> HandshakeRequest:
-        self._post(lambda: self._wait(HANDSHAKE_TIMEOUT))
-        begun = bool(self._boot_id)
-        return HandshakeRequest(
-            self._secret, begun or self._takes_over, self._attempt, self._session.received, self._client,
-            self._takes_over and not begun,
-        )  # fmt: skip
 
     def _wait(self, seconds: float) -> None:
         if not self._replied:
@@ -278,15 +279,16 @@ class Tunnel:
 
     def _finish(self) -> None:
         """Ask the agent to end everything, and wait; not long for a node that is not connected, which is then given up."""
-        self._post(self._send_eof)
+
+        def send_eof() -> None:
+            self._session.put(frames.EOF, 0)
+            if self._connection is None:
+                self._open_connection()
+
+        self._post(send_eof)
         if not self.agent.wait(ABSENT_TIMEOUT) and (self.state != "connected" or not self.agent.wait(STOP_TIMEOUT)):
             self._post(self._end)
             self.agent.wait(ABSENT_TIMEOUT)
-
-    def _send_eof(self) -> None:
-        self._session.put(frames.EOF, 0)
-        if self._connection is None:
-            self._open_connection()
 
     def _end(self) -> None:
         if self.state != "lost":
