@@ -4,12 +4,10 @@
               driver        a session of its own, as the daemon of an agent; serves a Unix socket in its run directory
                 ├─ kernel   an ipykernel of its own, which has the pool as any notebook has (`jobs.notebook`)
                 └─ thread   for each follower
-    client ── follow        one for each connection; tells from the files where the driver has ended
+    client ── journal       one for each connection; tells from the files where the driver has ended
 
 start    begins one
-follow   tells of one, from its driver or from what that has left
 driver   executes the cells, and tells of them
-journal  what was told, in a file, and the notebook beside it
-kernel   the kernel that executes the cells
-outputs  what a kernel says of a cell, as the outputs that a notebook keeps
+journal  what was told, in a file, and the notebook beside it; tells of one, from its driver or from these files
+kernel   the kernel that executes the cells, and what it says as the outputs that a notebook keeps
 """

@@ -19,8 +19,7 @@ from typing import Any
 from skymagic.kernels.daemon.rundir import RunDirectory
 from skymagic.kernels.notebook import journal
 from skymagic.kernels.notebook.journal import Journal
-from skymagic.kernels.notebook.kernel import Kernel, KernelDied
-from skymagic.kernels.notebook.outputs import Outputs, plain
+from skymagic.kernels.notebook.kernel import Kernel, KernelDied, Outputs, plain
 from skymagic.wire import notebook as wire
 from skymagic.wire import processes
 from skymagic.wire.authentication import accepted

@@ -1,10 +1,14 @@
-"""What is told of a notebook that is executed, in a file, and the notebook beside it: both outlive the driver, until they are taken."""
+"""What is told of a notebook that is executed: kept in the user's state folder until it is taken, and sent to whoever follows.
+
+``python -m skymagic.kernels.notebook.journal NAME JOB [remove]`` tells of a notebook that is executed here, or was.
+"""
 
 from __future__ import annotations
 
 import json
 import os
 import shutil
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -12,6 +16,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from skymagic.kernels.daemon import rundir
+from skymagic.kernels.daemon.attach import relay
 from skymagic.wire import atomic
 from skymagic.wire.notebook import CODEC, CellOutput, Ended, Executed, NotebookMessage, Refused
 from skymagic.wire.transport import write_all
@@ -132,3 +138,23 @@ def _sweep(parent: Path) -> None:
             with suppress(OSError):
                 if entry.stat().st_mtime < time.time() - KEPT_SECONDS:
                     shutil.rmtree(entry.path, ignore_errors=True)
+
+
+def main(name: str, job_id: str, what: str = "") -> int:
+    """Relay between the driver and the standard streams until either ends; where there is none, tell what it has left."""
+    if what == "remove":
+        remove(job_id)
+        return 0
+    write_all(1, b"\n")  # ends what a login shell has printed
+    with suppress(OSError):
+        found = rundir.find(name)
+        if found is not None and (sock := found.connect()) is not None:
+            relay(sock)
+            return 0
+        for piece in left(job_id):
+            write_all(1, piece)
+    return 0
+
+
+if __name__ == "__main__":
+    os._exit(main(*sys.argv[1:]))
