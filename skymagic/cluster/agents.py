@@ -18,7 +18,7 @@ REVIVE_TIMEOUT = 10.0
 
 
 class Agents(AgentRequests):
-    """Owns the links to all agents of a pool.
+    """The agents of a pool and the links to them, with their lifetimes.
 
     Args:
         nodes: the machines, each with an agent of its own, the head first.

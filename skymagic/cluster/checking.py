@@ -21,7 +21,7 @@ from skymagic.wire.transport import Transport
 T = TypeVar("T", bound=wire.CheckMessage)
 CLOCK_READINGS = 5
 MOST_ROUNDS = 7
-"""Of the tournament: with more than 8 nodes not all pairs are measured, but each node with 7 others."""
+"""Rounds of the tournament: with more than 8 nodes not all pairs are measured, but each node with 7 others."""
 TIMEOUT = 60.0
 """Seconds for all answers on how nodes are."""
 

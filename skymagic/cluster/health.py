@@ -31,7 +31,7 @@ LEAST_DISK = 10_000_000_000
 CLOCK_SECONDS = 1.0
 """Clocks further apart than this make logs, caches and signed requests wrong."""
 SLOW_SHARE = 0.4
-"""Of the fastest link of the pool, or of what is expected: what is below is called slow."""
+"""Share of the fastest link's rate, or of the expected rate, below which a link is called slow."""
 SLOW_BYTES = 25e6
 """Bytes per second below which a link is called slow whatever the others are."""
 HEADINGS = ("node", "GPUs", "driver", "ECC and Xid", "disk free", "clock", "slowest link", "verdict")
@@ -125,7 +125,7 @@ class Way:
 
 
 def max_rates(ways: Iterable[Way]) -> tuple[Way, ...]:
-    """Of ways that were measured more than once the best each."""
+    """The best measurement of each way."""
     best: dict[tuple[int, int], Way] = {}
     for way in ways:
         before = best.setdefault((way.source, way.target), way)

@@ -53,7 +53,7 @@ class PendingCalls:
 
 
 class Link:
-    """Owns a transport.
+    """The connection to one node's agent: sends messages, and hands on what comes, on a thread of its own.
 
     Args:
         transport: how to reach the agent.
@@ -103,7 +103,7 @@ class Link:
 
 
 class AgentLinks:
-    """Owns a link for each node.
+    """A link for each node.
 
     Args:
         states: the nodes and where their ranks are.

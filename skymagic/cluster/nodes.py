@@ -21,7 +21,7 @@ class RankState:
     """What is known of one rank."""
 
     hostname: str
-    """Its machine, as users call it."""
+    """The rank's machine, as users call it."""
     pid: int | None = None
     ident: str | None = None
     """Identity under which its engine registers."""
@@ -185,7 +185,7 @@ class States:
             self._trouble = None  # that of nodes which are gone
 
     def _begin(self, specs: Mapping[int, tuple[int, wire.RankSpec]]) -> None:
-        """These ranks, of none of which is known how it is."""
+        """Begin with these ranks, of which nothing is known yet."""
         self.specs = dict(specs)
         self.ranks = {rank: self._new_state(rank) for rank in specs}
 
@@ -245,7 +245,7 @@ PROBE_INTERVAL = 5.0
 
 
 class Liveness:
-    """Owns a thread for each node whose link is down.
+    """Failure detection: a thread for each node whose link is down.
 
     Args:
         on_change: called with a node, and whether its link is down, for the user; not for less than the grace period.

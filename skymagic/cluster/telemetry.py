@@ -39,7 +39,7 @@ def of_run(agents: Agents, rank: int, run: int) -> str | None:
 
 
 def pieces(agents: Agents, rank: int, run: int, start: int | None = None) -> Iterator[dict[str, Any]]:
-    """The same in pieces of a megabyte at most, from byte `start` on: each with ``text``, ``end``, ``known`` and ``over``."""
+    """What a rank wrote in a run, in pieces of a megabyte at most, from byte `start` on: each with ``text``, ``end``, ``known`` and ``over``."""
     more = True
     while more:
         found = _answer(agents, rank, run=run, start=start)

@@ -38,7 +38,7 @@ RESTARTED = "the machine was started anew; everything on it has ended"
 
 
 class Tunnel:
-    """Owns the session, its connections, and the ports that lead through it.
+    """One session with a node's daemon, its connections, and the ports that lead through it.
 
     Args:
         connect: opens a transport to ``python -m skymagic.kernels.daemon.attach NAME`` on the node. It is called again, on a thread
@@ -297,7 +297,7 @@ class Tunnel:
 
 
 class AgentTunnel:
-    """Owns a tunnel at a time.
+    """The tunnel to the agent that a node has now.
 
     Args:
         secret: what the daemon of an agent that is there already knows its notebooks by; a new one unless given.

@@ -168,7 +168,7 @@ class Controls:
             _ended.popleft().close()
 
     def close(self) -> None:
-        """They are of no use any more: presses do nothing from now on; twice is safe."""
+        """Close the widgets: presses do nothing from now on; twice is safe."""
         self._release()
         _close(self._all)
         self._all = []
@@ -184,7 +184,7 @@ class Controls:
 
 
 _ended: deque[Controls] = deque()
-"""Those that are kept."""
+"""The controls of runs that have ended and are kept."""
 
 
 def _close(widgets: Sequence[Any]) -> None:

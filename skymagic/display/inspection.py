@@ -16,7 +16,7 @@ from skymagic.display.text import NO_ANSWER, html_table, table
 from skymagic.plan.units import agreeing, count, ranges, rank_words
 
 PATH_PARTS = 3
-"""Of a library's file, its last folders and its name."""
+"""Folders and name that are shown of a library's file: the last ones."""
 SHOWN_SHAPES = 8
 """Different contents of one name that have a row of their own."""
 
@@ -65,7 +65,7 @@ def _stack(stack: Mapping[str, Any] | None) -> str:
 
 
 def shown(frames: Sequence[Frame]) -> list[Frame]:
-    """Of a stack the frames of the user's own code, and the innermost of all."""
+    """The frames of the user's own code, and the innermost frame."""
     return [frame for frame in frames[:-1] if not frame.get("library")] + [*frames[-1:]]
 
 
@@ -123,7 +123,7 @@ MAX_ROWS = 16
 MAX_FOLDED_ROWS = 8
 """Rows of those, at most."""
 MAX_CHARACTERS = 80
-"""Of a value, at most."""
+"""Characters of a value, at most."""
 PLAIN = (bool, int, float, complex, str, bytes, type(None), list, tuple, dict, set, frozenset)
 """Types whose values are shown by their ``repr`` where that is short; of others the ``repr`` is the user's own code."""
 SCALARS = (bool, int, float, str, type(None))

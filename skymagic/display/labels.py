@@ -100,7 +100,7 @@ class Folding:
         return name, text
 
     def _leave(self, lines: Collection[Line], alone: float, before: float) -> list[Folded]:
-        """Those of these lines that all ranks have, and of those that are next then.
+        """Take the lines that all ranks have written, and then the lines that come next.
 
         Args:
             alone: and what came before this time, where nobody else has it waiting. before: where somebody has.
@@ -152,7 +152,7 @@ class LabelBlock:
     area: Drawable
     ended: dict[Key, list[str]] = field(default_factory=dict)
     open: dict[Key, list[str]] = field(default_factory=dict)
-    """Of the keys that are in it still."""
+    """Open lines of the keys that are still in the block."""
 
     def draw(self) -> None:
         """Show it as it is now."""
@@ -247,7 +247,7 @@ class Labels:
             self._write(self._folding.all())
 
     def _settle(self, key: Key, lines: Sequence[str], *, last: bool = False) -> None:
-        """These lines of a stream have ended: those that its block shows stay there, others are written."""
+        """Take lines of a stream that have ended: lines that its block shows stay there, others are written."""
         rank, name = key
         labelled = [self._line(rank, line) for line in lines]
         block = self._blocks.get(key)

@@ -53,7 +53,7 @@ def use_words(use: RankUse) -> str:
 
 
 def use_together(uses: Sequence[RankUse], nodes: int = 1) -> str:
-    """Of several ranks in few words: ``GPU 93–99%, 248.0 GB of 320.0 GB`` or ``CPU 797%, 12.0 GB of 64.0 GB``.
+    """What several ranks use, in few words: ``GPU 93–99%, 248.0 GB of 320.0 GB`` or ``CPU 797%, 12.0 GB of 64.0 GB``.
 
     Args:
         nodes: how many nodes have them; of more than one the memory is not told.
@@ -96,7 +96,7 @@ MAX_RANK_CELLS = 64
 MAX_NODE_ROWS = 16
 """Nodes that have a row of their own; the cells of more stand side by side."""
 MAX_TROUBLES = 8
-"""Of those the nodes that are named because they are not well."""
+"""Nodes in trouble that are named, of those without a row."""
 
 GREEN, BLUE, GREY, AMBER, RED = "#2e7d32", "#1565c0", "#757575", "#b26a00", "#c62828"
 COLOURS = {"ready": GREEN, "running": BLUE, "starting": GREY, "recovering": AMBER, "reconnecting": AMBER}
@@ -245,7 +245,7 @@ INTERVAL = 0.4
 """Seconds between two looks at the start."""
 
 UNNAMED = ""
-"""In the place of a node's name: all nodes, which have no names yet."""
+"""Sentinel for a node's name: all nodes, which have no names yet."""
 
 Say = Callable[[str], None]
 

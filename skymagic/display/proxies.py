@@ -109,7 +109,7 @@ class Proxies:
         self._send(WidgetInput(rank, model, dict(data), tuple(base64.b64encode(each).decode() for each in buffers)))
 
     def forget(self, ranks: Iterable[int]) -> None:
-        """These ranks have ended: their widgets' texts stay."""
+        """Close the widgets of ranks that have ended: their texts stay."""
         gone = {*ranks}
         with self._changed:
             self._close([ident for ident, (rank, _) in self._models.items() if rank in gone])

@@ -286,7 +286,7 @@ class RunView:
         return self._line.area is not None
 
     def replaces(self, area: Area) -> None:
-        """It will stand here: in the place of the line on shipping."""
+        """Take over this place: that of the line on shipping."""
         self._line.area = area
 
     def draw(self, state: RunState) -> None:
@@ -324,7 +324,7 @@ class BesideView(RunView):
 
     @property
     def placed(self) -> bool:
-        """Its handle's line is above all that the ranks print."""
+        """Always: the handle's line is above all that the ranks print."""
         return True
 
     def draw(self, state: RunState) -> None:

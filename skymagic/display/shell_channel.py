@@ -88,7 +88,7 @@ _channel: ShellChannel | None = None
 
 
 def shell_channel() -> ShellChannel | None:
-    """That of the kernel in which this runs; None where it cannot be read."""
+    """The shell channel of this process's kernel; None where it cannot be read."""
     global _channel
     kernel = own_kernel()
     if _channel is None and getattr(getattr(kernel, "shell_stream", None), "_recv_callback", None) is not None:

@@ -108,7 +108,7 @@ class PoolStatus(Keyed[int, RankStatus]):
 
     @property
     def table(self) -> str:
-        """Its ranks as text; of many, those of a node together."""
+        """The pool's ranks as text; many ranks are shown by node."""
         use = {rank: use_words(one.use) for rank, one in self.ranks.items() if one.use is not None}
         return text.status([one.row for one in self.ranks.values()], use)
 

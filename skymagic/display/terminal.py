@@ -24,7 +24,7 @@ class Row:
 
     text: str = ""
     redrawn: bool = False
-    """It is a bar: written over with a carriage return."""
+    """Whether the row is a bar: written over with a carriage return."""
 
     @property
     def blank(self) -> bool:
@@ -111,7 +111,7 @@ class Terminal:
 TQDM = re.compile(
     r"([\d.]+)([kMGT]?)/([\d.]+)([kMGT]?) \[(?:\d+:)*\d+:\d+<[^,\]]*(?:, +([\d.]+)([kMGT]?)([^/\s,\]]*)/([^\s,\]]+))?"
 )
-"""Of tqdm's ``{n_fmt}/{total_fmt} [{elapsed}<{remaining}, {rate_fmt}{postfix}]``; the rate is "12.3it/s" or "1.5s/it"."""
+"""Pattern of tqdm's ``{n_fmt}/{total_fmt} [{elapsed}<{remaining}, {rate_fmt}{postfix}]``; the rate is "12.3it/s" or "1.5s/it"."""
 SCALES = {"": 1.0, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
 
 

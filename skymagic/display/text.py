@@ -72,7 +72,7 @@ def table(rows: Iterable[Sequence[object]]) -> str:
 
 
 def html_table(rows: Iterable[Sequence[str]], style: str = "") -> str:
-    """The same as HTML; `style` is that of each cell, for where no sheet of styles is."""
+    """Rows as an HTML table; `style` is the style of each cell, for pages without style sheets."""
     given = f" style='{style}'" if style else ""
     heading, *others = rows
     head = "".join(f"<th{given}>{escape(cell)}</th>" for cell in heading)

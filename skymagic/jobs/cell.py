@@ -43,7 +43,7 @@ class Cell:
     """Lines of the same cell above the body, such as the magic's own."""
     execution_count: int = 1
     compiler_flags: int = 0
-    """Of ``__future__``, as earlier cells of the notebook have set them."""
+    """Flags of ``__future__``, as earlier cells of the notebook have set them."""
 
     @property
     def source(self) -> str:
@@ -96,7 +96,7 @@ def above_body(raw: str, body: str) -> tuple[str, ...]:
 
 
 def future_flags(flags: int) -> int:
-    """Those of a compiler's flags that stand for ``from __future__ import …``."""
+    """The compiler flags that stand for ``from __future__ import …``."""
     features = [getattr(__future__, name) for name in __future__.all_feature_names]
     mask: int = functools.reduce(operator.or_, (feature.compiler_flag for feature in features))
     return flags & mask

@@ -31,7 +31,7 @@ def variables(pool: Pool | Reader, ranks: Sequence[int]) -> str:
 
 
 def _divided(pool: Pool | Reader, ranks: Sequence[int]) -> tuple[list[int], dict[int, str]]:
-    """Those that can be asked, and the states of the others."""
+    """The ranks that can be asked, and the states of the others."""
     words = {int(str(row[0])): str(row[-1]) for row in pool.status()}
     there = [rank for rank in ranks if words.get(rank) in ANSWERING]
     return there, {rank: words.get(rank, "not there") for rank in ranks if rank not in there}

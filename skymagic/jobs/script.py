@@ -69,7 +69,7 @@ def folder_on_nodes(pool: Pool, folder: Path, targets: Selection) -> str:
 
 
 def remote_folder(folder: Path) -> str:
-    """The same for a folder each time, and another one for each folder and machine."""
+    """The copy of a folder on a node: one path for each folder and machine."""
     mark = hashlib.sha256(f"{platform.node()}\0{folder}".encode(errors="surrogateescape")).hexdigest()[:8]
     return f"{REMOTE_ROOT}/{folder.name or 'root'}-{mark}"
 

@@ -17,7 +17,7 @@ LOCAL = "%%local"
 
 
 class Auto:
-    """Owns the input transformer that puts ``%%sky_broadcast`` above a shell's plain cells.
+    """The input transformer that puts ``%%sky_broadcast`` above a shell's plain cells.
 
     Attributes:
         on: whether plain cells are broadcast.

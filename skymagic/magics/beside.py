@@ -125,7 +125,7 @@ class RunHandle:
         return None if self._value is None else self._value.value
 
     def __await__(self) -> Generator[Any, None, Any]:
-        """Its result, without holding up the event loop; cancelling the wait leaves the run as it is."""
+        """The run's result, without holding up the event loop; cancelling the wait leaves the run as it is."""
         loop = asyncio.get_running_loop()
         ended: asyncio.Future[None] = loop.create_future()
 

@@ -19,7 +19,7 @@ NOTE = (
 FIRST_USER, SYSTEM = 1000, range(61_184, 65_536)
 """uids of users (login.defs), and those above them that systemd gives to services; the last one is nobody's."""
 MOST_SECONDS = 0.002
-"""That a look at all processes may take; 126 of them take 0.4 ms."""
+"""Seconds that a look at all processes may take; 126 processes take 0.4 ms."""
 
 
 def note(kernel: Any) -> str | None:

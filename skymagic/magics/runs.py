@@ -51,7 +51,7 @@ class ShellRuns:
     def __init__(self, shell: InteractiveShell, settings: SkyMagic, auto: Auto, results: ResultTables) -> None:
         self._shell, self._settings, self._auto, self._results = shell, settings, auto, results
         self.pending: list[RunHandle] = []
-        """Those that go on beside the notebook, and some that have ended."""
+        """Runs beside the notebook that still run, and some that have ended."""
         assignments.remember_environment()
         self._assigned = assignments.watch(shell.user_ns)
         shell.events.register("pre_run_cell", self._cell_begins)

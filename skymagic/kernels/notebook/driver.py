@@ -77,7 +77,7 @@ class Driver:
         self._finish(status, problem)
 
     def _executed(self) -> tuple[str, str]:
-        """Its status, and the problem that is nobody's cell."""
+        """The notebook's status, and the problem that no cell has raised."""
         file = self._journal.folder / "key"
         with open(os.open(file, os.O_CREAT | os.O_WRONLY, 0o600), "w") as key:
             key.write(self._order.key)

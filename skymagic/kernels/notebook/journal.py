@@ -23,7 +23,7 @@ from skymagic.wire.notebook import CODEC, CellOutput, Ended, Executed, NotebookM
 from skymagic.wire.transport import write_all
 
 TOLD_BYTES = 1 << 20
-"""Of each cell, what it shows is told to this size; its notebook has all."""
+"""Bytes of each cell's output that are told; the executed notebook has all."""
 KEPT_SECONDS = 30 * 86400.0
 """After which what nobody has taken is removed by the next one."""
 PIECE = 1 << 18
@@ -49,7 +49,7 @@ def shown(job_id: str) -> str:
 
 
 class Journal:
-    """Owns the folder while the driver lives.
+    """The folder of one notebook, written while the driver lives.
 
     Args:
         job_id: the pool's; what an earlier notebook has left there is removed.

@@ -103,7 +103,7 @@ class KernelDied(Exception):
 
 
 class Kernel:
-    """Owns the process.
+    """The kernel's process, and the client that speaks to it.
 
     Args:
         folder: a folder of this user's alone, for its sockets; its path is short.
