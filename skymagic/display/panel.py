@@ -9,14 +9,13 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import math
-import secrets
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
 
-from skymagic.display.live import show, watched
+from skymagic.display.live import Area, watched
 from skymagic.plan.units import count, size
 
 
@@ -290,8 +289,7 @@ class StartPanel:
         self._look = look
         self._lines: list[str] = []
         self._steps: dict[str, StartStep] = {}
-        self._id = f"skymagic-{secrets.token_hex(8)}"
-        self._drawn: dict[str, str] | None = None
+        self._area = Area()
         self._over = threading.Event()
         self._context = contextvars.copy_context()  # what its thread draws belongs to this cell
         self._thread = threading.Thread(target=self._watch, name="skymagic-panel", daemon=True)
@@ -301,13 +299,13 @@ class StartPanel:
         self._lines.append(line)
         if isinstance(line, StartStep):
             self._steps |= dict.fromkeys(line.nodes or [UNNAMED], line)
-        if self._drawn is None:
+        if self._thread.ident is None:
             self._draw()
             self._thread.start()
 
     def end(self) -> None:
         """Draw it for the last time."""
-        if self._drawn is None:
+        if self._thread.ident is None:
             return
         self._over.set()
         self._thread.join()
@@ -319,10 +317,7 @@ class StartPanel:
                 self._context.copy().run(self._draw)
 
     def _draw(self) -> None:
-        data = {"text/plain": "\n".join(self._lines), "text/html": pool_html(self._look(dict(self._steps)))}
-        if data != self._drawn:
-            show({"data": data, "transient": {"display_id": self._id}}, update=self._drawn is not None)
-            self._drawn = data
+        self._area.draw("\n".join(self._lines), pool_html(self._look(dict(self._steps))))
 
 
 @contextlib.contextmanager
