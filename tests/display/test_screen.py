@@ -11,7 +11,7 @@ from tests.lab.pools import borrowed
 notebook = borrowed("--ranks 2")
 
 
-def test_what_is_written_together_is_one_message_and_stays_in_order(notebook: Notebook) -> None:
+def test_what_is_written_together_stays_in_order(notebook: Notebook) -> None:
     shown = notebook.run(
         "from skymagic.display.live import show, together, write\n"
         "with together():\n"
@@ -22,7 +22,7 @@ def test_what_is_written_together_is_one_message_and_stays_in_order(notebook: No
         "write('stdout', 'apart\\n')"
     )
     assert shown.stderr == "what follows may have been shown before\n"
-    assert shown.kinds == ["stderr", "display_data", "stdout", "stdout"]
+    assert shown.kinds == ["stderr", "display_data", "stdout"]
     assert shown.stdout == "after it\napart\n"
 
 

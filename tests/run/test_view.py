@@ -230,7 +230,7 @@ def test_shipping_is_one_line_that_its_end_replaces(notebook: Notebook) -> None:
     )
     notebook.run("import numpy as np\nrows = np.ones(500_000)")
     shown = notebook.run("%%sky_broadcast\nassert len(rows)")
-    notebook.run("%config SkyMagic.view_after = 0.2\nProgress.DELAY = 0.5")
+    notebook.run("%config SkyMagic.view_after = 0.2\nShippingProgress.DELAY = 0.5")
     (line,) = shown.rich
     assert re.fullmatch(r"\[shipped rows \(4\.0 MB\) in \d\.\d s\]", line["text/plain"])
     assert shown.kinds == ["display_data"]
