@@ -40,7 +40,7 @@ class Agents(AgentRequests):
         ended: Callable[[str], None],
         problem: Callable[[str], None],
         shown: Callable[[int, Mapping[str, Any]], None] = lambda rank, content: None,
-        told: Callable[[wire.Interruption | wire.HookEnded | wire.WidgetUpdate], None] = lambda message: None,
+        told: Callable[[wire.InterruptionNotice | wire.HookEnded | wire.WidgetUpdate], None] = lambda message: None,
     ) -> None:
         super().__init__(nodes, self._received, self._link_changed)
         self._died, self._lost, self._note, self._ended, self._problem = died, lost, note, ended, problem
@@ -49,7 +49,7 @@ class Agents(AgentRequests):
         """Nodes that are lost and may run on, out of reach."""
         self.unreached: list[str] = []
         """After the end: nodes that could not be told of it."""
-        self._offers: dict[str, wire.Offer] = {}
+        self._offers: dict[str, wire.RendezvousKey] = {}
         self._closing = False
         self._routes = Routes(self, self._links, self._calls)
         self._liveness = Liveness(self._note_link, self._routes.reached, self._give_up)
@@ -261,16 +261,16 @@ class Agents(AgentRequests):
             for offer in self._offers.values():
                 link.send(offer)
 
-    def _pass_on(self, index: int, message: wire.Interruption | wire.HookEnded) -> None:
+    def _pass_on(self, index: int, message: wire.InterruptionNotice | wire.HookEnded) -> None:
         """The ranks of all nodes hear of a machine that will be taken away."""
-        if isinstance(message, wire.Interruption) and message.at is not None:
+        if isinstance(message, wire.InterruptionNotice) and message.at is not None:
             self.ending[index] = message.at
             self._links.send_others(index, message)
         self._told(message)
 
     # -- events --------------------------------------------------------------------------------------------------------
 
-    def _received(self, index: int, message: wire.Message | None) -> None:
+    def _received(self, index: int, message: wire.AgentMessage | None) -> None:
         reason = ""
         with self._changed:
             match message:
@@ -283,23 +283,23 @@ class Agents(AgentRequests):
                     reason = f"{self.nodes[index].name}: {message.reason}"
                 case wire.ProbeReply():
                     self._calls.replied(message.number, index, message)
-                case wire.Reply():
+                case wire.RankReply():
                     self._calls.replied(message.number, message.rank, message.value)
                 case wire.ControllerUp():
                     self._links.send_others(0, wire.Spawn((), message.engine))  # their ranks wait for it
             died = self._apply(index, message)
             self._changed.notify_all()
-        if isinstance(message, wire.Offer):
+        if isinstance(message, wire.RendezvousKey):
             if not message.key.partition("/")[2]:  # holds for all generations
                 self._offers[message.key] = message
             self._links.send_others(index, message)
         if self._closing:
             return
-        if isinstance(message, wire.Interruption | wire.HookEnded):
+        if isinstance(message, wire.InterruptionNotice | wire.HookEnded):
             self._pass_on(index, message)
         if isinstance(message, wire.WidgetUpdate):
             self._told(message)
-        if isinstance(message, wire.RankOutput):
+        if isinstance(message, wire.FollowedOutput):
             self._shown(message.rank, message.content)
         if isinstance(message, wire.AgentProblem):
             self._problem(f"{self.nodes[index].name}: {message.text}")

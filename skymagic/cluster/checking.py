@@ -15,8 +15,8 @@ from skymagic.cluster.health import Findings, Health, Way, gpus, max_rates, xids
 from skymagic.cluster.nodes import Node
 from skymagic.wire import check as wire
 from skymagic.wire import processes
+from skymagic.wire.codec import Transport
 from skymagic.wire.threads import run_all
-from skymagic.wire.transport import Transport
 
 T = TypeVar("T", bound=wire.CheckMessage)
 CLOCK_READINGS = 5
@@ -100,7 +100,7 @@ def _unreached(node: Node, problem: object) -> Health:
 
 
 def _health(node: Node, client: Client, own: Sequence[int]) -> Health:
-    looked = client.request(wire.DescribeNode(), wire.NodeDescription)
+    looked = client.request(wire.SurveyNode(), wire.NodeSurvey)
     ahead, unsure = _clock(client)
     strangers = None
     if looked.processes is not None:
@@ -125,7 +125,7 @@ def _clock(client: Client) -> tuple[float, float]:
     readings = []
     for _ in range(CLOCK_READINGS):
         begun, clock = time.monotonic(), time.time()
-        there = client.request(wire.ReadClock(), wire.Clock).time
+        there = client.request(wire.ReadClock(), wire.NodeClock).time
         took = time.monotonic() - begun
         readings.append((took / 2, there - (clock + took / 2)))
     unsure, ahead = min(readings)
@@ -150,12 +150,12 @@ def _ways(
                     yield Way(source, target, rate, sent.problem)
 
 
-def _measure(target: Node, sender: Client, receiver: Client, extent: LinkTest) -> wire.BytesArrived:
-    at = receiver.request(wire.Listen(target.address), wire.Listening)
+def _measure(target: Node, sender: Client, receiver: Client, extent: LinkTest) -> wire.BytesSent:
+    at = receiver.request(wire.ListenForBytes(target.address), wire.Listening)
     if at.problem:
-        return wire.BytesArrived(problem=f"{target.address}: {at.problem}")
+        return wire.BytesSent(problem=f"{target.address}: {at.problem}")
     return sender.request(
-        wire.SendBytes(target.address, at.port, at.token, extent.nbytes, extent.seconds), wire.BytesArrived
+        wire.SendBytes(target.address, at.port, at.token, extent.nbytes, extent.seconds), wire.BytesSent
     )
 
 

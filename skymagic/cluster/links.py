@@ -61,7 +61,9 @@ class Link:
         received: called on the link's thread for each message, and with None when the link ends.
     """
 
-    def __init__(self, transport: Transport, node: int, received: Callable[[int, wire.Message | None], None]) -> None:
+    def __init__(
+        self, transport: Transport, node: int, received: Callable[[int, wire.AgentMessage | None], None]
+    ) -> None:
         self.node = node
         self._transport = transport
         self._received = received
@@ -71,7 +73,7 @@ class Link:
         self._thread = threading.Thread(target=self._listen, name=f"skymagic-link-{node}", daemon=True)
         self._thread.start()
 
-    def send(self, message: wire.Message) -> None:
+    def send(self, message: wire.AgentMessage) -> None:
         """Send a message; one to an agent that is gone is dropped (its end is reported by `received`)."""
         with self._writing, contextlib.suppress(OSError):
             self._transport.write(wire.encode(message))

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from skymagic.errors import ProvisionError
 from skymagic.wire import agent as wire
-from skymagic.wire.exit_status import describe
-from skymagic.wire.transport import Transport
+from skymagic.wire.codec import Transport
+from skymagic.wire.processes import describe
 
 if TYPE_CHECKING:
     from skymagic.bootstrap.additions import Addition
@@ -200,7 +200,7 @@ class States:
         index, _ = self.specs[rank]
         return RankState(self.nodes[index].name)
 
-    def _apply(self, index: int, message: wire.Message | None) -> wire.RankExited | None:
+    def _apply(self, index: int, message: wire.AgentMessage | None) -> wire.RankExited | None:
         """Take over what a node's agent has sent, the lock held; the end of a rank, where it is news."""
         match message:
             case wire.AgentStarted():

@@ -22,7 +22,7 @@ class AgentRequests(States):
     def __init__(
         self,
         nodes: Sequence[Node],
-        received: Callable[[int, wire.Message | None], None],
+        received: Callable[[int, wire.AgentMessage | None], None],
         changed: Callable[[int, str], None],
     ) -> None:
         super().__init__(nodes)
@@ -59,13 +59,13 @@ class AgentRequests(States):
         wanted = {rank: state for rank in ranks if (state := self.ranks[rank]).exited is None}
         with self._calls.call() as (number, answers):
             for link, mine in self._links.of(wanted):
-                link.send(wire.Request(mine, what, number))
+                link.send(wire.RankRequest(mine, what, number))
             # no answer comes of ranks that are lost meanwhile
             self._calls.wait(lambda: all(rank in answers or state.exited for rank, state in wanted.items()), timeout)
             return dict(answers)
 
     def ask_nodes(
-        self, ranks: Iterable[int], message: Callable[[tuple[int, ...], int], wire.Message], timeout: float
+        self, ranks: Iterable[int], message: Callable[[tuple[int, ...], int], wire.AgentMessage], timeout: float
     ) -> dict[int, Any]:
         """Send each node a message about its ranks; by its first rank the answers that came within `timeout` seconds.
 

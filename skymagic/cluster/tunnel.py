@@ -15,11 +15,19 @@ from collections import deque
 from collections.abc import Callable
 
 from skymagic.cluster.tunnel_ends import AgentEnd, TunnelConnection, how_ended
+from skymagic.wire.codec import Transport
 from skymagic.wire.session import frames
-from skymagic.wire.session.frames import Frame, ProtocolError, Session
-from skymagic.wire.session.handshake import EXIT, OPEN, HandshakeReply, HandshakeRequest, OpenChannel
-from skymagic.wire.session.loop import Loop
-from skymagic.wire.transport import Transport
+from skymagic.wire.session.frames import (
+    AGENT_EXIT,
+    OPEN_CHANNEL,
+    Frame,
+    HandshakeReply,
+    HandshakeRequest,
+    OpenChannel,
+    ProtocolError,
+    Session,
+)
+from skymagic.wire.session.loop import SessionLoop
 
 HANDSHAKE_TIMEOUT = 30.0
 """Seconds that a node has to answer, once it is connected to: a cold disk may hold its Python."""
@@ -67,7 +75,7 @@ class Tunnel:
         self._client = secrets.token_hex(8)
         self._takes_over = takes_over
         self._session = Session()
-        self._loop = Loop(self._session, self._on_frame, self._reconnect)
+        self._loop = SessionLoop(self._session, self._on_frame, self._reconnect)
         self.agent = AgentEnd(lambda data: self._post(lambda: self._session.put(frames.DATA, 0, data)), self._finish)
         """The transport to the node agent, for one `link.Link`."""
         self._connection: TunnelConnection | None = None
@@ -104,7 +112,7 @@ class Tunnel:
         listener.setblocking(False)
         here: int = listener.getsockname()[1]
         self._ports[address, port] = here
-        target = OPEN.encode(OpenChannel(address, port))
+        target = OPEN_CHANNEL.encode(OpenChannel(address, port))
         self._listeners.append(listener)
         self._post(lambda: self._loop.watch(listener, lambda _: self._accept(listener, target)))
         if self._closed:
@@ -258,7 +266,7 @@ class Tunnel:
         if frame.kind == frames.DATA:
             self.agent.receive(frame.data)
         elif frame.kind == frames.EXIT:
-            end = EXIT.decode(frame.data)
+            end = AGENT_EXIT.decode(frame.data)
             self._set_state("lost", how_ended(end.status, end.stderr))
             self._exit_deadline = time.monotonic() + EXIT_TIMEOUT  # the daemon goes when it knows that this has come
             self._loop.acknowledge()

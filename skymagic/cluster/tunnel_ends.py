@@ -8,9 +8,9 @@ import threading
 from collections import deque
 from collections.abc import Callable
 
-from skymagic.wire.exit_status import signal_name
-from skymagic.wire.session.handshake import REPLY, REQUEST, HandshakeReply, HandshakeRequest
-from skymagic.wire.transport import Transport
+from skymagic.wire.codec import Transport
+from skymagic.wire.processes import signal_name
+from skymagic.wire.session.frames import HANDSHAKE_REPLY, HANDSHAKE_REQUEST, HandshakeReply, HandshakeRequest
 
 READ_SIZE = 1 << 18
 
@@ -87,9 +87,9 @@ class TunnelConnection:
             self._close()  # last, for it may take its time
 
     def _receive_loop(self, transport: Transport) -> None:
-        transport.write(REQUEST.encode(self._request()))
+        transport.write(HANDSHAKE_REQUEST.encode(self._request()))
         data = b""
-        while (found := REPLY.first(data, noise=True)) is None:
+        while (found := HANDSHAKE_REPLY.first(data, noise=True)) is None:
             piece = transport.read()
             if not piece:
                 return
@@ -109,7 +109,7 @@ class TunnelConnection:
 
 
 class AgentEnd:
-    """A `wire.transport.Transport`.
+    """A `wire.codec.Transport`.
 
     Args:
         send: queues bytes for the agent; never blocks.

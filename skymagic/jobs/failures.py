@@ -15,7 +15,7 @@ from skymagic.pool import Pool, messages
 from skymagic.pool.states import State
 from skymagic.run.report import Limits, Report
 from skymagic.run.results import Failure, error_of
-from skymagic.wire.exit_status import describe
+from skymagic.wire.processes import describe
 
 NO_GROUP = ("Default process group has not been initialized", "is not compatible with an interactive environment")
 """How torch says it, in ``DDP(…)`` as in ``dist.all_reduce(…)``; and Lightning, in ``Trainer(strategy="ddp")``."""

@@ -22,7 +22,7 @@ from skymagic.display.controls import Actions
 from skymagic.display.run_line import RunState, RunSummary, RunView
 from skymagic.display.screen import Copying, NotebookScreen, Screen
 from skymagic.errors import RequestError, RunError, RunInterrupted, RunTimeout, ScriptError
-from skymagic.files.messages import summary
+from skymagic.files.changes import summary
 from skymagic.jobs import cell as broadcast
 from skymagic.jobs import failures
 from skymagic.jobs.cell import ended

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from skymagic.wire import check as wire
 from skymagic.wire.authentication import Unauthenticated, prove, verify
-from skymagic.wire.transport import write_all
+from skymagic.wire.codec import write_all
 
 PROGRAM_TIMEOUT = 20.0
 """Seconds for a program that looks at the hardware: a GPU that has fallen off its bus makes nvidia-smi hang."""
@@ -32,13 +32,13 @@ COUNT_BYTES = 8
 PURPOSE = "send bytes"
 
 
-def look() -> wire.NodeDescription:
+def look() -> wire.NodeSurvey:
     """What this node has, and how it is."""
     disk = shutil.disk_usage(Path.home())
     if shutil.which("nvidia-smi") is None:
-        return wire.NodeDescription(disk_free=disk.free)
+        return wire.NodeSurvey(disk_free=disk.free)
     gpus, complaint = _said("nvidia-smi", f"--query-gpu={','.join(wire.GPU_FIELDS)}", "--format=csv,noheader,nounits")
-    return wire.NodeDescription(gpus, complaint, _processes() if gpus else None, _kernel(), efa_unused(), disk.free)
+    return wire.NodeSurvey(gpus, complaint, _processes() if gpus else None, _kernel(), efa_unused(), disk.free)
 
 
 def efa_unused(root: Path = Path("/")) -> bool:
@@ -148,7 +148,7 @@ def _drained(connection: socket.socket) -> int:
     return total
 
 
-def send(request: wire.SendBytes) -> wire.BytesArrived:
+def send(request: wire.SendBytes) -> wire.BytesSent:
     """Send bytes to a listener. The time counts until it has said that all have come: what waits in buffers is no speed."""
     data, left = bytes(CHUNK), request.nbytes
     try:
@@ -163,10 +163,10 @@ def send(request: wire.SendBytes) -> wire.BytesArrived:
             count = _exactly(connection, COUNT_BYTES)
             seconds = time.monotonic() - begun
     except OSError as problem:
-        return wire.BytesArrived(problem=problem.strerror or str(problem))
+        return wire.BytesSent(problem=problem.strerror or str(problem))
     if len(count) < COUNT_BYTES:
-        return wire.BytesArrived(problem="the other node has closed the connection")
-    return wire.BytesArrived(int.from_bytes(count, "big"), seconds)
+        return wire.BytesSent(problem="the other node has closed the connection")
+    return wire.BytesSent(int.from_bytes(count, "big"), seconds)
 
 
 # -- the process ---------------------------------------------------------------------------------------------------------
@@ -175,11 +175,11 @@ def send(request: wire.SendBytes) -> wire.BytesArrived:
 def answer(request: wire.CheckMessage) -> wire.CheckMessage:
     """The reply to a request."""
     match request:
-        case wire.DescribeNode():
+        case wire.SurveyNode():
             return look()
         case wire.ReadClock():
-            return wire.Clock(time.time())
-        case wire.Listen():
+            return wire.NodeClock(time.time())
+        case wire.ListenForBytes():
             try:
                 listener = Listener(request.address)
             except OSError as problem:

@@ -18,7 +18,7 @@ from typing import NoReturn
 from skymagic.kernels import network
 from skymagic.runtime.info import InstanceInfo
 from skymagic.wire import rank_command as wire
-from skymagic.wire.transport import write_all
+from skymagic.wire.codec import write_all
 
 CTRL_C = b"\x03"
 CHUNK = 1 << 16

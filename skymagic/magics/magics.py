@@ -20,7 +20,7 @@ from skymagic.data.capture import installed
 from skymagic.display import text as display
 from skymagic.display.screen import Copying, print_note, show_object
 from skymagic.errors import CloudError, PoolError
-from skymagic.files.messages import summary
+from skymagic.files.changes import summary
 from skymagic.jobs.cell import clone
 from skymagic.magics import auto, beside, completion, debugging, exposure, inspection, rank_command, rendering
 from skymagic.magics.arguments import cell_magics, line_magics, pool_magic

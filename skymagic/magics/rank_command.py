@@ -17,8 +17,8 @@ from skymagic.magics.arguments.line_magics import CommandRequest
 from skymagic.pool import Pool, registry
 from skymagic.wire import processes
 from skymagic.wire import rank_command as wire
-from skymagic.wire.exit_status import status_words
-from skymagic.wire.transport import Transport
+from skymagic.wire.codec import Transport
+from skymagic.wire.processes import status_words
 
 INTERRUPT_TIMEOUT = 5.0
 """Seconds in which a command ends upon Ctrl-C; then its connection is closed."""

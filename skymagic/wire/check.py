@@ -1,14 +1,14 @@
 """The protocol of checking a node: what it has and how it is, its clock, and how fast bytes go from it to another one.
 
 notebook                                  node
-DescribeNode                         →
-                                     ←    NodeDescription
+SurveyNode                           →
+                                     ←    NodeSurvey
 ReadClock                            →    several times; the shortest answer counts
-                                     ←    Clock
-Listen                               →    the receiving node
+                                     ←    NodeClock
+ListenForBytes                       →    the receiving node
                                      ←    Listening
 SendBytes                            →    the sending node, which connects to the receiving one
-                                     ←    BytesArrived
+                                     ←    BytesSent
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ class CheckMessage(FrozenMessage):
     """Base of this protocol's messages."""
 
 
-class DescribeNode(CheckMessage):
+class SurveyNode(CheckMessage):
     """What is there?"""
 
 
-class NodeDescription(CheckMessage):
+class NodeSurvey(CheckMessage):
     """What a node says of itself."""
 
     gpus: str = ""
@@ -45,13 +45,13 @@ class ReadClock(CheckMessage):
     """What time is it?"""
 
 
-class Clock(CheckMessage):
+class NodeClock(CheckMessage):
     """Seconds since 1970, as the node has them."""
 
     time: float
 
 
-class Listen(CheckMessage):
+class ListenForBytes(CheckMessage):
     """Take bytes of another node at this address of yours."""
 
     address: str
@@ -75,7 +75,7 @@ class SendBytes(CheckMessage):
     seconds: float
 
 
-class BytesArrived(CheckMessage):
+class BytesSent(CheckMessage):
     """How many bytes have come there in how many seconds; or why none."""
 
     nbytes: int = 0

@@ -1,8 +1,8 @@
 """The protocol of a notebook that is a job on a pool's head: what is to be executed, and what is told of it, to whoever asks.
 
-client → start      Order
+client → start      ExecuteNotebook
 start  → client     Begun, or Refused
-driver → follower   Begun, (CellBegun, CellOutput…, CellFailed?)…, Ended, Executed
+driver → follower   Begun, (CellBegun, CellOutput…, CellFailed?)…, NotebookEnded, Executed
 follower → driver   Stop
 """
 
@@ -17,7 +17,7 @@ class NotebookMessage(FrozenMessage):
     """Base of this protocol's messages."""
 
 
-class Order(NotebookMessage):
+class ExecuteNotebook(NotebookMessage):
     """Execute a notebook.
 
     Attributes:
@@ -72,7 +72,7 @@ class CellFailed(NotebookMessage):
     traceback: str
 
 
-class Ended(NotebookMessage):
+class NotebookEnded(NotebookMessage):
     """How it has ended: ``done``, ``failed``, ``stopped`` or ``lost``, with the reason of the last.
 
     Attributes:
@@ -95,5 +95,5 @@ class Stop(NotebookMessage):
 
 
 CODEC: Codec[NotebookMessage] = Codec(
-    Order, Refused, Begun, CellBegun, CellOutput, CellFailed, Ended, Executed, Stop, max_line=1 << 32
+    ExecuteNotebook, Refused, Begun, CellBegun, CellOutput, CellFailed, NotebookEnded, Executed, Stop, max_line=1 << 32
 )

@@ -19,8 +19,8 @@ from typing import Any
 from skymagic.kernels.daemon import rundir
 from skymagic.kernels.daemon.attach import relay
 from skymagic.wire import atomic
-from skymagic.wire.notebook import CODEC, CellOutput, Ended, Executed, NotebookMessage, Refused
-from skymagic.wire.transport import write_all
+from skymagic.wire.codec import write_all
+from skymagic.wire.notebook import CODEC, CellOutput, Executed, NotebookEnded, NotebookMessage, Refused
 
 TOLD_BYTES = 1 << 20
 """Bytes of each cell's output that are told; the executed notebook has all."""
@@ -78,7 +78,7 @@ class Journal:
         with self._changed:
             write_all(self._file, line)
             self._size += len(line)
-            self.over = isinstance(message, Ended)
+            self.over = isinstance(message, NotebookEnded)
             self._changed.notify_all()
 
     def save(self, notebook: dict[str, Any]) -> None:
@@ -117,8 +117,8 @@ def left(job_id: str) -> Iterator[bytes]:
     except OSError:
         yield CODEC.encode(Refused("nothing is kept here of a notebook that was executed"))
         return
-    if not last.startswith(b'["Ended"'):
-        yield CODEC.encode(Ended("lost", "the process that executed it was killed, or its machine was"))
+    if not last.startswith(b'["NotebookEnded"'):
+        yield CODEC.encode(NotebookEnded("lost", "the process that executed it was killed, or its machine was"))
     yield _executed(place)
 
 

@@ -1,4 +1,4 @@
-"""Begin to execute a notebook: ``python -m skymagic.kernels.notebook.start NAME`` reads an `Order`, forks the driver and ends."""
+"""Begin to execute a notebook: ``python -m skymagic.kernels.notebook.start NAME`` reads an `ExecuteNotebook`, forks the driver and ends."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from skymagic.kernels.daemon import rundir
 from skymagic.kernels.daemon.attach import daemonize
 from skymagic.kernels.daemon.rundir import RunDirectory, RunDirectoryError
 from skymagic.kernels.fork import fork
-from skymagic.wire.notebook import CODEC, NotebookMessage, Order, Refused
+from skymagic.wire.codec import write_all
+from skymagic.wire.notebook import CODEC, ExecuteNotebook, NotebookMessage, Refused
 from skymagic.wire.record import answers
-from skymagic.wire.transport import write_all
 
 
 def main(name: str) -> int:
     """Read the order, and begin; what is told of it comes from `follow`."""
     order, _ = next(CODEC.messages(lambda: os.read(0, 1 << 18)))
-    assert isinstance(order, Order)
+    assert isinstance(order, ExecuteNotebook)
     problem = _begun(name, order)
     if problem:
         reply: NotebookMessage = Refused(problem)
@@ -26,7 +26,7 @@ def main(name: str) -> int:
     return 1 if problem else 0
 
 
-def _begun(name: str, order: Order) -> str:
+def _begun(name: str, order: ExecuteNotebook) -> str:
     """Why it was not begun; "" when the driver listens."""
     folder = os.path.expanduser(order.folder)
     if not os.path.isdir(folder):
@@ -51,7 +51,7 @@ def _begun(name: str, order: Order) -> str:
     return ""
 
 
-def _fork(directory: RunDirectory, listener: socket.socket, order: Order, folder: str) -> None:
+def _fork(directory: RunDirectory, listener: socket.socket, order: ExecuteNotebook, folder: str) -> None:
     def become() -> None:
         daemonize(directory, listener)
         from skymagic.kernels.notebook.driver import Driver
