@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import field
 from typing import Any
 
 from skymagic.wire.codec import Codec, FrozenMessage, WithPayload
@@ -25,9 +26,8 @@ class Settings(StoreMessage):
 
     address: str = ""
     """Where other nodes reach this one; empty: there are none, and nothing listens."""
-    public: str = ""
-    secret: str = ""
-    """The pool's key pair, which all of its value servers have and nobody else (CURVE, Z85)."""
+    pem: str = field(default="", repr=False)
+    """The pool's certificate and key (`wire.tls`), which all of its value servers have and nobody else."""
     keep: int = 0
     """Bytes that values kept for later pools may fill in the user's folder; 0: none is kept, none is looked for."""
     keep_after: float = 0.0
@@ -162,6 +162,30 @@ class Heartbeat(StoreMessage):
     """The server lives; sent every 2 s."""
 
 
+# -- between value servers ---------------------------------------------------------------------------------------------------
+
+PIECE_BYTES = 1 << 19
+"""Most bytes of one piece."""
+
+
+class PeerMessage(FrozenMessage):
+    """Base of the messages between value servers; `kernels.store.peers` draws them."""
+
+
+class FollowValue(PeerMessage):
+    """Send a value from this offset on, as it arrives."""
+
+    name: str
+    offset: int
+
+
+class ValuePiece(PeerMessage, WithPayload):
+    """The next bytes of the value; none for "still there", or with the key of a value that has ended."""
+
+    nbytes: int
+    key: str = ""
+
+
 def is_name(text: object) -> bool:
     """Whether this is the name of a file in a store: 16 and 32 hexadecimal digits, so that it leads nowhere else."""
     return isinstance(text, str) and _NAME.fullmatch(text) is not None
@@ -184,5 +208,13 @@ def _check(message: Any) -> None:
         raise ValueError(f"not a name of a store: {[*names, *keys]!r}")
 
 
+def _check_peer(message: Any) -> None:
+    if isinstance(message, FollowValue) and not is_name(message.name):
+        raise ValueError(f"not a name of a store: {message.name!r}")
+
+
 CODEC: Codec[StoreMessage] = Codec(*StoreMessage.__subclasses__(), max_line=64 << 20, check=_check)
+PEER_CODEC: Codec[PeerMessage] = Codec(
+    FollowValue, ValuePiece, max_line=1 << 12, max_payload=PIECE_BYTES, check=_check_peer
+)
 encode, decode, decoder = CODEC.encode, CODEC.decode, CODEC.decoder

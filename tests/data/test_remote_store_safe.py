@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
+import ssl
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 import pytest
-import zmq
 
 from skymagic.data.store.store import NodeStore, create, digest, remove
 from skymagic.kernels.store.server import messages
 from skymagic.providers.local import ChildTransport
 from skymagic.wire import store as protocol
+from skymagic.wire import tls
 from tests.data.test_remote_store import MB, Cluster, put
 from tests.lab.waiting import until
 
@@ -100,48 +103,61 @@ def test_a_store_of_others_is_refused(store: Path) -> None:
     server.close()
 
 
-@pytest.mark.parametrize("who", ["nobody", "a stranger", "a stranger with the public key", "the pool"])
+@pytest.mark.parametrize("who", ["nobody", "a stranger", "the pool"])
 def test_only_the_pool_is_served(who: str) -> None:
     two = Cluster(2)
-    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     try:
         name = two.store.name(put(two, b"secret"))
         client = two.store._clients.all[0]
-        public, secret = client._settings.public.encode(), client._settings.secret.encode()
-        asking = context.socket(zmq.DEALER)
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
         if who != "nobody":
-            asking.curve_publickey, asking.curve_secretkey = (
-                (public, secret) if who == "the pool" else zmq.curve_keypair()
-            )
-            asking.curve_serverkey = public if "public" in who or who == "the pool" else zmq.curve_keypair()[0]
-        asking.connect(f"tcp://127.0.0.1:{client.port}")
-        asking.send(f'["{name}",0,9]'.encode())
-        answered = bool(asking.poll(10000 if who == "the pool" else 1000))
-        assert answered == (who == "the pool")
-        if answered:
-            assert asking.recv_multipart() == [name.encode(), b"0", b"", b"secret"]
+            context = tls.context(client._settings.pem if who == "the pool" else tls.certificate(), server=False)
+        with socket.create_connection(("127.0.0.1", client.port), 10.0) as sock:
+            received = asked(context, sock, protocol.FollowValue(name, 0))
+        found = list(protocol.PEER_CODEC.decoder().feed(received))
+        key = name.partition("-")[2]
+        expected = [protocol.ValuePiece(6), memoryview(b"secret"), protocol.ValuePiece(0, key)]
+        assert found == (expected if who == "the pool" else [])
     finally:
-        context.destroy(linger=0)
         two.close()
 
 
+def asked(context: ssl.SSLContext, sock: socket.socket, request: protocol.PeerMessage) -> bytes:
+    """What a follower hears until the value has ended, or the other end closes."""
+    received = b""
+    with contextlib.suppress(OSError), context.wrap_socket(sock) as secure:
+        secure.sendall(protocol.PEER_CODEC.encode(request))
+        # the last message is the one without bytes behind it
+        while b"\n" not in received.rpartition(b"secret")[2] and (piece := secure.recv(4096)):
+            received += piece
+    return received
+
+
 def test_a_follower_trusts_the_pool_alone(store: Path) -> None:
-    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-    false = context.socket(zmq.ROUTER)
-    false.curve_publickey, false.curve_secretkey = zmq.curve_keypair()
-    false.curve_server = True
-    port = false.bind_to_random_port("tcp://127.0.0.1")
-    public, secret = (key.decode() for key in zmq.curve_keypair())
-    server = ChildTransport([sys.executable, "-m", "skymagic.kernels.store.server", str(store)])
-    server.write(protocol.encode(protocol.Settings("127.0.0.1", public, secret)))
-    server.write(protocol.encode(protocol.Replicate(NAME, 1, "127.0.0.1", port)))
-    stream = protocol.decoder(noise=True)
-    while not (failed := [each for each in stream.feed(server.read()) if isinstance(each, protocol.StoreFailed)]):
-        pass
-    assert failed == [protocol.StoreFailed(NAME, f"no word from 127.0.0.1:{port}")]
-    assert not false.poll(0)  # nor was it told anything
-    server.close()
-    context.destroy(linger=0)
+    heard: list[bytes] = []
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def listen() -> None:
+            context = tls.context(tls.certificate(), server=True)
+            with contextlib.suppress(OSError):
+                while True:
+                    sock, _ = listener.accept()
+                    with contextlib.suppress(OSError), sock, context.wrap_socket(sock, server_side=True) as secure:
+                        heard.append(secure.recv(4096))
+
+        threading.Thread(target=listen, daemon=True).start()
+        port = listener.getsockname()[1]
+        server = ChildTransport([sys.executable, "-m", "skymagic.kernels.store.server", str(store)])
+        server.write(protocol.encode(protocol.Settings("127.0.0.1", tls.certificate())))
+        server.write(protocol.encode(protocol.Replicate(NAME, 1, "127.0.0.1", port)))
+        stream = protocol.decoder(noise=True)
+        while not (failed := [each for each in stream.feed(server.read()) if isinstance(each, protocol.StoreFailed)]):
+            pass
+        assert failed == [protocol.StoreFailed(NAME, f"no word from 127.0.0.1:{port}")]
+        assert not any(heard)  # it was told nothing
+        server.close()
+        listener.shutdown(socket.SHUT_RDWR)
 
 
 def test_nodes_that_wait_for_each_other() -> None:
@@ -172,9 +188,9 @@ def test_servers_listen_on_their_own_address_alone() -> None:
             listening = psutil.Process(lines[0].pid).net_connections()
             assert {each.laddr.ip for each in listening if each.status == psutil.CONN_LISTEN} == {"127.0.0.1"}
             words = " ".join(psutil.Process(lines[0].pid).cmdline()) + str(psutil.Process(lines[0].pid).environ())
-            assert two.store._clients.all[0]._settings.secret not in words
+            assert two.store._clients.all[0]._settings.pem not in words
         port = two.store._clients.all[0].port
-        with socket.create_connection(("127.0.0.1", port)) as stranger:  # who speaks no CURVE hears nothing of use
+        with socket.create_connection(("127.0.0.1", port)) as stranger:  # who speaks no TLS hears nothing of use
             stranger.sendall(b"GET / HTTP/1.0\r\n\r\n")
         assert two.everywhere(put(two, os.urandom(MB)))
     finally:

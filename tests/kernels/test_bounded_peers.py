@@ -14,16 +14,16 @@ from functools import partial
 
 import pytest
 import xxhash
-import zmq
 
 from skymagic.data.remote.client import IncomingFile
 from skymagic.kernels import check
 from skymagic.kernels.agent.discovery import MAX_PROBES, Candidates, answering
 from skymagic.kernels.agent.loop import Loop
 from skymagic.kernels.store.peers import PeerServer
+from skymagic.wire import tls
 from skymagic.wire.authentication import proof
 from skymagic.wire.check import SendBytes
-from skymagic.wire.store import ReadChunk
+from skymagic.wire.store import PEER_CODEC, ReadChunk
 
 DEADLINE = 10.0
 
@@ -50,18 +50,21 @@ def test_a_stranger_at_a_candidates_address_that_talks_without_end() -> None:
 
 def test_a_frame_of_a_gigabyte_before_the_sender_is_known() -> None:
     """The connection is closed when the frame says its length; there is no need to make room for it."""
-    public, secret = (key.decode() for key in zmq.curve_keypair())
-    server = PeerServer("127.0.0.1", public, secret, lambda name, offset, limit: (b"", ""))
-    greeting = b"\xff" + bytes(7) + b"\x01\x7f" + b"\x03\x01" + b"CURVE".ljust(20, b"\0") + bytes(32)
+    server = PeerServer("127.0.0.1", tls.certificate(), lambda name, offset, limit: (b"", ""))
+    client_hello = b"\x01" + ((1 << 24) - 1).to_bytes(3, "big")
     with socket.create_connection(("127.0.0.1", server.port), DEADLINE) as stranger:
-        stranger.sendall(greeting)
-        received = b""
-        while len(received) < len(greeting):
-            received += stranger.recv(4096)
-        assert b"CURVE" in received
-        stranger.sendall(b"\x06" + struct.pack("!Q", 1 << 30))
+        # a record of TLS is at most 16 KiB; the handshake message in it says how long it is
+        stranger.sendall(b"\x16\x03\x01" + struct.pack("!H", 1 << 14) + client_hello.ljust(1 << 14, b"x"))
         with contextlib.suppress(ConnectionResetError):
+            assert stranger.recv(4096)[:1] in (b"", b"\x15"), "closed, perhaps with an alert"
             assert stranger.recv(4096) == b"", "closed"
+
+
+def test_a_value_whose_name_leads_elsewhere() -> None:
+    """A node of the pool that was taken over gets files of the store alone, and no piece is longer than agreed."""
+    for line in (b'["FollowValue",{"name":"../precious","offset":0}]\n', b'["ValuePiece",{"nbytes":1073741824}]\n'):
+        with pytest.raises(ValueError, match="not a message of this skymagic"):
+            PEER_CODEC.decode(line)
 
 
 @pytest.mark.parametrize("deflated", [True, False])

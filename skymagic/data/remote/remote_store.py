@@ -20,7 +20,7 @@ from skymagic.data.store.base import Buffer, Content, Store
 from skymagic.data.store.device import DeviceBytes
 from skymagic.data.store.store import LARGE, digest
 from skymagic.errors import PoolError
-from skymagic.wire import store
+from skymagic.wire import store, tls
 from skymagic.wire.codec import Transport
 from skymagic.wire.store import Slice
 
@@ -196,10 +196,10 @@ class RemoteStore(Store):
         self._keep = keep
         self._nonce = secrets.token_hex(8)
         several = len(nodes) > 1
-        public, secret = _key_pair() if several else ("", "")
+        pem = tls.certificate() if several else ""
 
         def settings(node: Node) -> store.Settings:
-            return store.Settings(node.address if several else "", public, secret, keep, keep_after, share)
+            return store.Settings(node.address if several else "", pem, keep, keep_after, share)
 
         self._clients = StoreClients(nodes, start, settings, self._notify, retry_timeout, silence_timeout)
         self._replication = Replication(self._clients, self._notify)
@@ -359,11 +359,3 @@ class RemoteStore(Store):
             self._notify(
                 f"the nodes' stores are full: {len(evicted)} of the oldest values will be sent again when used"
             )
-
-
-def _key_pair() -> tuple[str, str]:
-    """CURVE keys for one pool, as Z85 text: public and secret."""
-    import zmq
-
-    public, secret = zmq.curve_keypair()
-    return public.decode(), secret.decode()

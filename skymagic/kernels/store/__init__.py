@@ -5,6 +5,6 @@ The messages are drawn in `data.remote`. Nothing that comes is unpickled: it is 
 server      the process: handles the notebook's messages, one server for each store
 incoming    values on their way into the store, which others may read as far as they have come
 outgoing    messages and files for the notebook: a bounded send queue
-peers       values from node to node, with credit-based flow control
+peers       values from node to node, over TLS
 cache       an LRU cache on disk, for the user's later pools
 """

@@ -78,8 +78,8 @@ class ValueServer:
         if settings.address:
             from skymagic.kernels.store.peers import Follower, PeerServer
 
-            self._server = PeerServer(settings.address, settings.public, settings.secret, self._read)
-            self._follower = Follower(settings.public, settings.secret, self._append, self._complete, self._fail)
+            self._server = PeerServer(settings.address, settings.pem, self._read)
+            self._follower = Follower(settings.pem, self._append, self._complete, self._fail)
         sender.send(Ready(self._server.port if self._server else 0, self._folder.room()))
 
     def handle(self, message: Any) -> None:
