@@ -98,7 +98,7 @@ class Multicast:
         self._bringing = threading.Lock()
         self._next: list[bytes] = []
         self._keys: list[str] = []
-        """Of the batches, in their order; "" at the end."""
+        """Keys of the batches, in their order; "" at the end."""
         self._problem: BaseException | None = None
         self._taken = dict.fromkeys(clients, 0)
         """Batches that each node has taken; without those that take no more."""

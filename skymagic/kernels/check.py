@@ -26,7 +26,7 @@ PROGRAM_TIMEOUT = 20.0
 CONNECT_TIMEOUT = 5.0
 CHUNK = 1 << 20
 KEPT_LINES = 50
-"""Of the kernel's log, the newest."""
+"""Newest lines of the kernel's log that are kept."""
 MARK = "NVRM: Xid"
 COUNT_BYTES = 8
 PURPOSE = "send bytes"

@@ -334,7 +334,7 @@ class InterruptionNotice(AgentMessage):
 
     node: int
     ranks: tuple[int, ...]
-    """Its ranks."""
+    """Ranks of that machine."""
     reason: str
     at: float | None = None
     """When, in seconds since 1970; None for a recommendation to leave it, of which no hook is told."""
@@ -366,7 +366,7 @@ class BeginOutput(AgentMessage):
     limit: int
     """Bytes of text that may reach the screen at once; more is paced, and complete in the log only."""
     cell: int = 0
-    """Its number in the notebook, for the log; 0 for what is no cell."""
+    """The cell's number in the notebook, for the log; 0 for what is no cell."""
     run: int = 0
     """The pool's number of the run; 0 for what is none."""
 

@@ -74,7 +74,7 @@ class Compare(FileMessage):
 
     base: str
     columns: list[list[Any]]
-    """Of the entries, each as `Entry.plain`: what is alike stands together, and is deflated well."""
+    """Columns of the entries, each as `Entry.plain`: what is alike stands together, and is deflated well."""
     tops: list[dict[str, Any]]
     contents: bool
     origin: str
@@ -97,7 +97,7 @@ class FindPieces(FileMessage):
 
 
 class FindPiecesReply(FileMessage):
-    """Of each file, what `files.transfer.pieces.present` says."""
+    """What is there of each file, as `files.transfer.pieces.present` says it."""
 
     pieces: list[str]
 
@@ -127,7 +127,7 @@ class SendFiles(FileMessage):
 
 
 class SendFilesReply(FileMessage):
-    """That was all of them."""
+    """All files were sent."""
 
 
 class Include(FileMessage):

@@ -35,7 +35,7 @@ class ExecuteNotebook(NotebookMessage):
 
 
 class Refused(NotebookMessage):
-    """It was not begun, or nothing of it is here."""
+    """The notebook was not begun, or nothing of it is here."""
 
     problem: str
 

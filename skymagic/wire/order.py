@@ -49,7 +49,7 @@ class RunCell(_Order):
 
     execution_count: int
     compiler_flags: int = 0
-    """Of ``__future__``, as the notebook's cells have set them."""
+    """Flags of ``__future__``, as the notebook's cells have set them."""
     manifest: Mapping[str, Any]
     """What is to be bound before the cell, and forgotten after it."""
     gather: tuple[str, ...] = ()

@@ -17,7 +17,7 @@ from skymagic.wire.codec import Codec, FrozenMessage, printable
 from skymagic.wire.processes import boot_id, started
 
 FILE = "record"
-"""Its name in a daemon's run directory."""
+"""The record's name in a daemon's run directory."""
 SOCKET = "socket"
 """The name there of what the daemon listens on."""
 CONNECT_TIMEOUT = 10.0

@@ -58,7 +58,7 @@ class PutChunk(StoreMessage, WithPayload):
 
 
 class PutEnd(StoreMessage):
-    """That was all of it: verify it against its key, the content's hash."""
+    """All of the value was sent: verify it against its key, the content's hash."""
 
     name: str
     key: str

@@ -20,7 +20,7 @@ _CLOSE_TIMEOUT = 10.0
 
 
 class StoreClients:
-    """Owns a client for each node's value server.
+    """The clients of all nodes' value servers, with their lifetimes.
 
     Args:
         nodes: in the order of their numbers.

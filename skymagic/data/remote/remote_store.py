@@ -44,7 +44,7 @@ class PieceIndex:
         self._places.update({each: (key, number * PIECE) for number, each in enumerate(digests)})
 
     def remove(self, keys: Iterable[str]) -> None:
-        """These files are no more; unknown ones are ignored."""
+        """Forget the pieces of these files; unknown ones are ignored."""
         for key in keys:
             for each in self._digests.pop(key, ()):
                 if self._places.get(each, ("",))[0] == key:
@@ -110,7 +110,7 @@ class Prefetch:
         self._pending: dict[tuple[str, int], tuple[Future[memoryview], threading.Event]] = {}
 
     def start(self, files: Iterable[tuple[str, int]]) -> None:
-        """These files (name, node) will be taken or discarded, each once, in about this order."""
+        """Begin to fetch these files (name, node): each will be taken or discarded once, in about this order."""
         queues: dict[int, list[tuple[str, int]]] = {}
         with self._lock:
             for file in files:

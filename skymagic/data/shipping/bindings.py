@@ -60,7 +60,7 @@ class Bindings:
         self._reads: dict[str, Mapping[str, Sequence[str]]] = {}
         """By digest: function or class → the global names that it reads."""
         self._readers: tuple[frozenset[str], NameReaders] = frozenset(), NOBODY
-        """Those of these digests, as they were asked for last."""
+        """The readers of these digests, as they were asked for last."""
 
     def bound(self, manifest: Manifest, rank: int, rebound: Mapping[str, str | None], deleted: Iterable[str]) -> None:
         """A rank has bound a manifest's names and run its cell.
@@ -92,7 +92,7 @@ class Bindings:
         self._ranks.setdefault(rank, _RankBindings()).fingerprints.update(fingerprints)
 
     def lacking_environ(self, changed: Mapping[str, str | None], ranks: Iterable[int]) -> dict[str, str | None]:
-        """Those of the notebook's variables of the environment that some of these ranks have not got."""
+        """Variables of the notebook's environment that some of these ranks have not got."""
         held = [self._ranks.get(rank, _RankBindings()).environ for rank in ranks]
         return {name: value for name, value in changed.items() if any(each.get(name, _NEVER) != value for each in held)}
 
@@ -122,13 +122,13 @@ class Bindings:
         return self._readers[1]
 
     def forget(self, ranks: Iterable[int]) -> None:
-        """These ranks hold nothing any more."""
+        """Forget what these ranks held."""
         for rank in ranks:
             self._ranks.pop(rank, None)
             self.replaced.add(rank)
 
     def cloned(self, names: Iterable[str], source: int, ranks: Iterable[int]) -> None:
-        """These ranks have got a rank's own values of these names: what holds of them there holds of them here."""
+        """Note that these ranks have got a rank's own values of these names: what holds of them there holds of them here."""
         names, origin = set(names), self._ranks.get(source, _RankBindings())
         for rank in ranks:
             state = self._ranks.setdefault(rank, _RankBindings())

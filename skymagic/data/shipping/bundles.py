@@ -114,7 +114,7 @@ class Bundle:
     spare: Pickled | None = None
     """The same without references, for a rank that has just let go of one of the objects."""
     locations: list[Location] = field(default_factory=list)
-    """Of the parts, once they are written."""
+    """Locations of the parts, once they are written."""
 
     def plain(self) -> dict[str, Any]:
         """As values that JSON can hold."""
@@ -154,11 +154,11 @@ class BundleWriter:
 
     @property
     def files(self) -> list[str]:
-        """Their names, in the order of their numbers."""
+        """Names of the files, in the order of their numbers."""
         return [self.index.store.name(key) for key in self._files]
 
     def expect(self, bundles: Iterable[Bundle]) -> None:
-        """These bundles will be added."""
+        """Announce bundles that will be added."""
         bundles = list(bundles)
         self.index.expect(part for bundle in bundles for part in bundle.parts)
         if self._progress is not None:
@@ -254,7 +254,7 @@ def rebuild_order(
 
 
 def _reached(names: Iterable[str], uses: Mapping[str, Iterable[str]]) -> set[str]:
-    """These names, and all that their code uses in turn."""
+    """The names given, and all that their code uses in turn."""
     reached: set[str] = set()
     todo = list(names)
     while todo:

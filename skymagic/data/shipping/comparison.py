@@ -71,7 +71,7 @@ class Known(NamedTuple):
     """What a name's value was when it was looked at last."""
 
     stream: str | bytes
-    """Its pickle, if that is small and plain; else a hash of it, with the local modules that it refers to."""
+    """A value's pickle, if that is small and plain; else a hash of it, with the local modules that it refers to."""
     fingerprint: str
     value: Callable[[], object] | int
     """A weak reference to it, or its identity."""

@@ -26,9 +26,9 @@ class _Place(NamedTuple):
 
     ref: Ref
     shift: int = 0
-    """Of a storage: how many bytes further the part begins that travelled."""
+    """How many bytes further the part of a storage begins that travelled."""
     length: int | None = None
-    """Of a storage: bytes that travelled, where they are not those of the value's own pickle."""
+    """Bytes of a storage that travelled, where they are not those of the value's own pickle."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -36,7 +36,7 @@ class SentValue:
     """A value as it was sent: its pickle, and where the ranks have the objects in it."""
 
     stream: str | Buffer
-    """Of the pickle that numbers the objects."""
+    """Stream of the pickle that numbers the objects."""
     table: int
     places: Mapping[int, _Place] | None = None
     """By numbers; None: each number is that of the table."""
@@ -130,7 +130,7 @@ class SentLinks:
             state.lost = {ref for ref in state.lost if ref[0] in tables}
 
     def forget(self, ranks: Iterable[int]) -> None:
-        """These ranks hold nothing any more."""
+        """Forget what these ranks held."""
         for rank in ranks:
             self._ranks.pop(rank, None)
 
@@ -171,7 +171,7 @@ class SentLinks:
     def related(
         self, moved: Sequence[ValueInventory], names: Iterable[str], open: Callable[[str], Variable | None]
     ) -> dict[str, str]:
-        """Those of the names that have something in common with values that are about to travel: name → one of those.
+        """Names that have something in common with values that are about to travel: name → one of those.
 
         Args:
             open: pickles a name's value; None where it cannot travel.

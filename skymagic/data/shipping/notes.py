@@ -31,7 +31,7 @@ class Notes:
         self._secret: set[str] = set()
 
     def deleted(self, names: Iterable[str], note: Note) -> None:
-        """These names are gone from the notebook, and some rank holds them."""
+        """Say which names are gone from the notebook while some rank holds them."""
         for name in sorted(set(names) - self._deleted):
             self._deleted.add(name)
             note(f"{name} is deleted here, the ranks still hold it")
@@ -49,7 +49,7 @@ class Notes:
             note(f"{names}: set here, and modules travel without what is set in them; set it in a broadcast cell too")
 
     def secret(self, names: Iterable[str], note: Note) -> None:
-        """These variables of the environment stay here."""
+        """Say which variables of the environment stay here."""
         for name in sorted(set(names) - self._secret):
             self._secret.add(name)
             note(
@@ -76,13 +76,13 @@ class Notes:
                 )
 
     def maps(self, values: Mapping[str, Variable], lacking: Mapping[str, Sequence[int]], note: Note) -> None:
-        """Which values that travel are maps of files, and arrive as something else."""
+        """Say which values that travel are maps of files, and arrive as something else."""
         for name, value in values.items():
             if lacking[name] and (why := arrays.why_as_array(value.value)):
                 note(f"{name}: its contents travel as an array, for {why}")
 
     def heavy(self, bundles: Iterable[Bundle], index: ContentIndex, large: int, warn: Note) -> None:
-        """Of which values more than `large` bytes are about to travel to other machines."""
+        """Say of which values more than `large` bytes are about to travel to other machines."""
         for bundle in bundles:
             parts = index.to_send(bundle.parts)
             value = frozenset(parts)

@@ -74,7 +74,7 @@ class Needs:
 
     @property
     def hashes(self) -> dict[str, str]:
-        """Of the modules."""
+        """Hashes of the modules, by name."""
         return {name: module.hash for name, module in self.sources.items()}
 
     def items(self) -> tuple[ManifestItem, ...]:

@@ -32,7 +32,7 @@ class _PackedGroup:
     """Values of one pickle, on their way back."""
 
     waiting: set[int]
-    """Of those that were neither unpacked nor discarded."""
+    """Indices of the values that were neither unpacked nor discarded."""
     values: tuple[Any, ...] | None = None
 
 
@@ -51,7 +51,7 @@ class Unpacking:
         self._groups: dict[str, _PackedGroup] = {}
 
     def prefetch(self, refs: Iterable[Mapping[str, Any]]) -> None:
-        """These values that ``Namespace.pack`` packed will be unpacked or discarded: let them come from all nodes at once."""
+        """Announce values that ``Namespace.pack`` packed, and that will be unpacked or discarded: let them come from all nodes at once."""
         files = dict.fromkeys((ref["file"], ref.get("node", 0)) for ref in refs if ref.get("file"))
         if len(files) > 1:
             self.store.prefetch(files)
@@ -255,12 +255,12 @@ class Shipper(Unpacking):
             return frozenset(name for rank in ranks for name in self.bindings.names(rank) if name[:1] != "_")
 
     def cloned(self, names: Iterable[str], source: int, ranks: Iterable[int]) -> None:
-        """These ranks have got a rank's own values of these names."""
+        """Note that these ranks have got a rank's own values of these names."""
         with self._lock:
             self.bindings.cloned(names, source, ranks)
 
     def forget(self, ranks: Iterable[int]) -> None:
-        """These ranks were started anew and hold nothing."""
+        """Forget what these ranks held: they were started again."""
         with self._lock:
             self.bindings.forget(ranks)
             self.links.forget(ranks)

@@ -74,7 +74,7 @@ class Store(ABC):
         """Unlink all files that this store has put; twice is safe. The directory itself is its maker's."""
 
     def expect(self, values: Iterable[tuple[str, int]]) -> frozenset[str]:
-        """These values (key, length) will be put.
+        """Announce values (key, length) that will be put.
 
         Returns:
             Keys of the values that need not be sent, because an earlier pool has left them.
@@ -94,7 +94,7 @@ class Store(ABC):
         """
 
     def prefetch(self, files: Iterable[tuple[str, int]]) -> None:  # noqa: B027 - nor to fetch
-        """These files (name, node) will be taken or discarded soon."""
+        """Announce files (name, node) that will be taken or discarded soon."""
 
     def missing(self, keys: Iterable[str]) -> list[str]:
         """The keys of which there is no file, in the order given; the others count as used."""

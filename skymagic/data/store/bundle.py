@@ -144,7 +144,7 @@ class ContentIndex:
         self._known: frozenset[str] = frozenset()
         self._extents: dict[str, FileExtent] = {}
         self._samples: set[bytes] = set()
-        """Of the large parts that were put."""
+        """Samples of the large parts that were put."""
         self._devices: dict[tuple[int, int], tuple[tuple[object, ...] | None, str]] = {}
         """By the place of a device's bytes: `DeviceBytes.mark`, and the content's hash."""
         self._needs: dict[str, frozenset[str]] = {}
@@ -189,7 +189,7 @@ class ContentIndex:
         return True
 
     def expect(self, parts: Iterable[Part]) -> None:
-        """These parts will be put, as far as they are not here."""
+        """Announce parts that will be put, unless they are here."""
         large = [part for part in parts if part.blob and part.nbytes >= LARGE]
         if large and self.store.remote:
             self.identify(large)

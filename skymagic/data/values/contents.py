@@ -48,7 +48,7 @@ Hashes = Callable[[Content], str | None]
 
 
 class Unknown(Exception):
-    """It cannot be said what the value contains."""
+    """Raised where nobody can say what a value contains."""
 
 
 def contents_hash(value: Any, reduce: Reduce, form: Callable[[type], Form | None], hashes: Hashes) -> str:

@@ -13,7 +13,7 @@ from typing import Any
 CHECKED_BYTES = 64 << 20
 """Bytes of arrays and texts of which a checksum is made, of all names together: that takes about 50 ms."""
 SHOWN_CHARACTERS = 40
-"""Of a text, at most."""
+"""Most characters of a text."""
 LONGEST_INTEGER_BITS = 128
 """Numbers that are longer are told by their length: Python refuses to print very long ones."""
 

@@ -227,7 +227,7 @@ def _artist(contents: Contents, artist: Any) -> None:
 
 
 def _keras_model(contents: Contents, model: Any) -> None:
-    """Its configuration and weights: it is pickled as an archive, with the time in it."""
+    """A Keras model's configuration and weights: it is pickled as an archive, with the time in it."""
     contents.add(type(model))
     contents.add(model.get_config())
     contents.add(model.get_compile_config() if model.compiled else None)

@@ -36,7 +36,7 @@ class MemoryBlock:
     start: int
     stop: int
     owner: int
-    """Of its first span; the handle of the storage when it lies on a device."""
+    """Address of its first span; the handle of the storage when it lies on a device."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -278,7 +278,7 @@ ROOT = -1
 """The number of a value itself; those of several in one pickle are -1, -2, …"""
 
 FIXED_TYPES = (int, float, bool, type(None), complex, str, bytes)
-"""Of which it never matters which object it is."""
+"""Types of which it never matters which object it is."""
 _SINGLE = (("logging", "Logger"), ("IPython", "InteractiveShell"))
 
 Ref = tuple[int, int]
@@ -324,5 +324,5 @@ def travels(function: types.FunctionType) -> bool:
 
 
 def linkable_kinds(objects: Mapping[int, object]) -> set[type]:
-    """Those types of some objects that are linkable."""
+    """The linkable ones among the types of some objects."""
     return {kind for kind in set(map(type, objects.values())) if linkable(kind)}

@@ -167,7 +167,7 @@ class ValuePickler(cloudpickle.Pickler):  # type: ignore[misc]
         return reduced
 
     def _wrapper(self, obj: Any) -> Any:
-        """It knows itself how it is made again around the default group of the other rank."""
+        """A wrapper knows itself how it is made again around the default group of the other rank."""
         self.wrappers = True
         return self._instance(obj)
 

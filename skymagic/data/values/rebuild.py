@@ -123,7 +123,7 @@ def function_state(function: types.FunctionType) -> dict[str, Any]:
 
 
 def imports(names: Iterable[str], space: dict[str, Any]) -> dict[str, tuple[str, str]]:
-    """Those of `names` that an import has bound: name → (module, name in it; empty for the module itself)."""
+    """Names that an import has bound, among `names`: name → (module, name in it; empty for the module itself)."""
     found = {}
     for name in sorted(names):
         value = space.get(name)
@@ -180,7 +180,7 @@ class Arrived(NamedTuple):
     members: frozenset[str] = frozenset()
     """The names of the members that it had there."""
     contents: str | None = None
-    """Their hash; None where nobody can say what they contain."""
+    """The hash of a class's members; None where nobody can say what they contain."""
 
 
 _arrived: weakref.WeakKeyDictionary[type, Arrived] = weakref.WeakKeyDictionary()

@@ -136,7 +136,7 @@ def _delegates(kind: type) -> bool:
 
 
 def _instance(value: Any) -> Any:
-    """Its items and attributes are put in as they are, past the methods of its class."""
+    """Put items and attributes in as they are, past the methods of the class."""
     reduced = value.__reduce_ex__(5)
     if isinstance(reduced, str) or len(reduced) > 5:
         return reduced

@@ -49,7 +49,7 @@ class ReplacedError(OSError):
 
 
 def identity(state: os.stat_result) -> Identity:
-    """Of a file or folder."""
+    """The identity of a file or folder."""
     return state.st_dev, state.st_ino
 
 

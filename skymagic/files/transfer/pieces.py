@@ -46,7 +46,7 @@ class PresentPieces:
     def __init__(self, folders: Folders, path: str) -> None:
         self._descriptors: list[int] = []
         self._places: list[tuple[str, int, int]] = []
-        """Of each: its file's name, descriptor, and the offset there."""
+        """File name, descriptor and offset of each piece."""
         above = path[: len(path) - len(_name(path))]
         for name in (_name(path), *halves(folders, path)):
             with contextlib.suppress(OSError):

@@ -54,7 +54,7 @@ class Receiver:
         """Folder and name of the file that is written; the folder stays open until it is whole."""
         self._descriptor = -1
         self._present: PresentPieces | None = None
-        """Of a large file that is written."""
+        """The pieces that are there of a large file that is written."""
         self._half = ""
         """What the file was called that is written over."""
         self._current: tuple[int, int] = (-1, 0)

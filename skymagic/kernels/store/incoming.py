@@ -89,7 +89,7 @@ class IncomingValue:
     def __init__(self, folder: StoreFolder, name: str, nbytes: int, on_progress: Callable[[], None]) -> None:
         self.name = name
         self.final: str | None = None
-        """Its name in the store, once it is complete."""
+        """The value's name in the store, once it is complete."""
         self._on_progress = on_progress
         self._lock = threading.Lock()
         self._open = True
@@ -119,7 +119,7 @@ class IncomingValue:
             return self._partial.read(offset, nbytes) if self._open else b""
 
     def seal(self, key: str) -> None:
-        """It is complete: check its hash, and give the file its name.
+        """Check the hash of a complete value, and give the file its name.
 
         Raises:
             OSError: it was abandoned, or its content is not what the key says.
