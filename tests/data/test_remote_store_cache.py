@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from skymagic.data.store.store import digest
-from skymagic.kernels.store.cache import ValueCache
+from skymagic.kernels.store.incoming import ValueCache
 from tests.data.far import Far, Notebook
 from tests.data.test_remote_store import MB, Cluster, put
 from tests.lab.waiting import until

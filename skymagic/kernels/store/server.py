@@ -23,8 +23,15 @@ from typing import Any
 
 from skymagic.data.store.store import overflow, private
 from skymagic.kernels.fork import signal_pipe
-from skymagic.kernels.store.cache import ValueCache, cache_folder, read_pieces, read_slices
-from skymagic.kernels.store.incoming import IncomingValue, StoreFolder, renamed
+from skymagic.kernels.store.incoming import (
+    IncomingValue,
+    StoreFolder,
+    ValueCache,
+    cache_folder,
+    read_pieces,
+    read_slices,
+    renamed,
+)
 from skymagic.kernels.store.outgoing import FileReader, Sender
 from skymagic.wire import processes
 from skymagic.wire.store import (
