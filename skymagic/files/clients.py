@@ -99,7 +99,7 @@ class FileClient:
         self.replied = True
 
     def receive(self, request: wire.SendFiles, take: Callable[[wire.FilePart, bytes | memoryview], bool]) -> None:
-        """Have the node send files; `take` gets each message with its payload and returns whether to go on."""
+        """Have the node send files; `take` gets each message with its payload and returns whether to continue."""
         self._write(wire.encode(request))
         more = True
         for message, payload in self._messages:

@@ -77,7 +77,7 @@ class DataPlane:
         return [f"{self.folder(node)}/{name}", f"{self.folder(node)}/{OVERFLOW}/{name}"]
 
     def include(self, node: Node, key: str, *, deflated: bool = False) -> wire.Include:
-        """What tells a node to go on with what it was brought."""
+        """The message that tells a node to continue with what lies in its store."""
         return wire.Include(self.folder(node), self.store.name(key), deflated)
 
 

@@ -10,7 +10,7 @@ notebook     messages of a notebook that is a job on the head
 metrics      numbers that ranks report, packed
 order        what notebook and rank agree on besides: the orders in a run's code
 processes    the modules that one process starts in another, signals, boot ids, and how a process ended
-record       what an agent writes about itself for whoever logs in on its node
+record       what an agent writes about itself for logins on its node
 atomic       files that are replaced atomically
 authentication  connections before their sender is known: bounds, and a challenge–response handshake
 tls          byte streams between nodes that know each other by one certificate

@@ -60,7 +60,7 @@ class AgentSpec(AgentMessage):
     nodes: int = 1
     """How many there are."""
     client: str = ""
-    """Who started the pool, and where, for whoever finds it: ``ann@laptop``."""
+    """Who started the pool, and where, for those who find it: ``ann@laptop``."""
     version: str = ""
     """skymagic's."""
     devices: tuple[int, ...] = ()
@@ -141,7 +141,7 @@ class RankSpec(AgentMessage):
     gpus: tuple[str, ...] = ()
     """UUIDs of its GPUs, which the agent holds for the pool."""
     generation: int = 0
-    """Counts process groups of the pool: a group is formed anew after ranks were freed or replaced."""
+    """Counts process groups of the pool: a group is formed again after ranks were freed or replaced."""
     engine_file: str = ""
     """Connection file of the controller, filled in by the agent."""
     store: str = ""
@@ -237,7 +237,7 @@ class NotebookReplaced(AgentMessage):
 
 
 class Follow(AgentMessage):
-    """Notebook → agent: tell what these ranks show in the run that goes on, or has ended last, by way of the link."""
+    """Notebook → agent: tell over the link what these ranks show in the present run, or the last one."""
 
     shown: dict[str, int]
     """Rank → number of the last content that was shown already; 0 for none."""
@@ -272,13 +272,13 @@ class ControllerUp(AgentMessage):
 
 
 class AgentFailed(AgentMessage):
-    """Agent → notebook: the node cannot go on."""
+    """Agent → notebook: the node cannot continue."""
 
     reason: str
 
 
 class AgentProblem(AgentMessage):
-    """Agent → notebook: what went wrong on the node, and what it cost; the node goes on."""
+    """Agent → notebook: what went wrong on the node, and what it cost; the node continues."""
 
     text: str
 

@@ -78,11 +78,11 @@ class Lend(_Order):
 
 @dataclass(frozen=True, kw_only=True)
 class Rejoin(_Order):
-    """Form the process group anew, with ranks that were replaced; or only go on together after a failed cell."""
+    """Form the process group again, with ranks that were replaced; or only continue together after a failed cell."""
 
     generation: int
     form: bool = True
-    """Whether groups are formed anew."""
+    """Whether groups are formed again."""
     infos: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """Rank → its new place, where that changes (``InstanceInfo.plain()``)."""
 

@@ -1,4 +1,4 @@
-"""What a node's agent writes about itself beside its daemon's socket, for whoever logs in there without knowing of its pool.
+"""What a node's agent writes about itself next to its daemon's socket, for logins that know nothing of its pool.
 
 The file is two lines: ``PID TICKS BOOT`` of the agent, by which a shell sees whether it lives still, and the record as JSON.
 """
@@ -101,7 +101,7 @@ class AgentRecord(FrozenMessage):
     pid: int
     started: float
     busy_since: float = 0.0
-    """Since when a run goes on."""
+    """Since when a run is at work."""
     idle_since: float = 0.0
     away_since: float = 0.0
     """Since when its notebook is not connected."""

@@ -18,7 +18,7 @@ def run_all(
     An interrupt of the caller ends the wait, not the jobs: they run on daemon threads, which nobody waits for at exit.
 
     Args:
-        timeout: seconds to wait for all of them; a job that takes longer counts as failed, and goes on.
+        timeout: seconds to wait for all of them; a job that takes longer counts as failed, and keeps running.
 
     Returns:
         In the order of the jobs: what each returned, or the exception that it raised.

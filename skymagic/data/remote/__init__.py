@@ -15,7 +15,7 @@ A value of which the nodes have parts, in others, needs only the rest::
     notebook → 0, 1     Assemble (slices)          0, 1 → notebook     Stored, or StoreFailed: all of it is sent
 
 What a node has is in its store under the content's hash, so that everything may be sent again: after a lost connection
-the notebook connects anew, asks with Query what is there, and goes on with what is not.
+the notebook connects again, asks with Query what is there, and sends what is missing.
 
 client          the connection to one node's value server
 clients         the connections to all: opened at once, retried with backoff, told what to unlink

@@ -24,7 +24,7 @@ class ConnectionLost(ConnectionError):
 
 
 class IncomingFile:
-    """A file on its way here; a lost connection interrupts it, and it goes on where it was.
+    """A file on its way here; after a lost connection it resumes where it was.
 
     Args:
         unwanted: set when nobody wants it any more.

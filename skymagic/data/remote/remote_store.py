@@ -311,7 +311,7 @@ class RemoteStore(Store):
 
     def _fetch(self, name: str, node: int, unwanted: threading.Event) -> memoryview:
         download = IncomingFile(unwanted)
-        while not download.complete:  # a download that a lost connection has cut goes on where it was
+        while not download.complete:  # a download that a lost connection has cut resumes where it was
             if node in self._clients.lost:
                 raise PoolError(f"{self._clients.all[node].node.name} is lost, and a value with it")
             if unwanted.is_set():

@@ -350,7 +350,7 @@ class Replication:
             done += piece.nbytes
             if progress is not None and done % _PROGRESS_BYTES < STEP:
                 progress(done)
-            if self._replan:  # in the midst of sending: the others need not wait for its end to go on
+            if self._replan:  # while sending: the others need not wait for its end
                 self._replan = False
                 self.replicate(file, only_followers=True)
         self._seal(file, str(state.hexdigest()))

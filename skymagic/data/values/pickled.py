@@ -48,7 +48,7 @@ class StreamPieces:
         self.write = self._parts.append
 
     def clear(self) -> None:
-        """Begin anew."""
+        """Drop what was written."""
         self._parts.clear()
 
     def pieces(self) -> tuple[Buffer, ...]:

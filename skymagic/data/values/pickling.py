@@ -56,7 +56,7 @@ def dumps(
         namespace: the notebook's or the rank's global names; functions defined there do not take them along.
         folder: the notebook's folder; modules in it are recorded. None on a rank: functions take along where the names
             that they use were imported from, and nothing else of the namespace.
-        between_ranks: another rank is to go on with the value: tensors go to its device, and wrappers around the process
+        between_ranks: another rank continues with the value: tensors go to its device, and wrappers around the process
             group stay wrappers. All modules are recorded.
         links: objects that the other side has already; it notes which of them the pickle refers to.
         parts: what was gathered of values whose parts lie on several ranks.

@@ -1,7 +1,7 @@
 """Folders below a base, opened one by one by descriptor and never through a link (openat, O_NOFOLLOW).
 
 What is below a base was written by others, who may put a link where a folder was, between two copies or in the middle of one. A
-path is looked up anew by each system call, and follows it; a descriptor is the folder that was opened, whatever its name is now.
+path is looked up again by each system call, and follows it; a descriptor is the folder that was opened, whatever its name is now.
 """
 
 from __future__ import annotations

@@ -192,7 +192,7 @@ class Receiver:
         """Leave no half file, and nothing open; twice is safe.
 
         Args:
-            keep: leave what has come of a large file, for the next copy to go on with.
+            keep: leave what has come of a large file, for the next copy to resume.
         """
         if (
             keep

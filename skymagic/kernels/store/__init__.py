@@ -1,4 +1,4 @@
-"""A node's value server: values come from the notebook or another node, and go on from here.
+"""A node's value server: values come from the notebook or another node, and are passed on.
 
 The messages are drawn in `data.remote`. Nothing that comes is unpickled: it is bytes, written under a name that leads nowhere else.
 

@@ -178,7 +178,7 @@ class Follower:
         threading.Thread(target=self._follow, name="values-follower", daemon=True).start()
 
     def follow(self, order: Replicate) -> None:
-        """Get a value, or go on with it from another node."""
+        """Get a value, or resume it from another node."""
         with self._changed:
             self._orders[order.name] = order
             self._wake()
@@ -283,5 +283,5 @@ class Follower:
 
 
 def _no_word(order: Replicate) -> TimeoutError:
-    """The connection has failed: what has come is kept, to go on with another node as the source."""
+    """The connection has failed: what has come is kept, to resume with another node as the source."""
     return TimeoutError(f"no word from {order.address}:{order.port}")

@@ -173,7 +173,7 @@ class ValueServer:
         self._sender.send(Stored(name, key, self._folder.room(), note))
 
     def _fail(self, name: str, problem: OSError) -> None:
-        """Report it; after a timeout what has come is kept, to go on with another node as the source."""
+        """Report it; after a timeout what has come is kept, to resume with another node as the source."""
         if not isinstance(problem, TimeoutError):
             self._abandon(name)
         self._sender.send(StoreFailed(name, problem.strerror or str(problem), problem.errno or 0))

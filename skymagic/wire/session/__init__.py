@@ -16,7 +16,7 @@ What is sent when; everything after the handshake is a frame (kind, channel, num
                                                           ←   GONE, and the daemon ends
 
 A lost connection (an error, its end, or 4 s without a byte) loses nothing: both ends keep each frame until it is acknowledged. The
-notebook connects anew with a higher `attempt`; both say how many frames they have `received`, drop what the other has, and send
+notebook connects again with a higher `attempt`; both say how many frames they have `received`, drop what the other has, and send
 the rest again, in order. A number that does not follow the last one ends the connection. While there is none, TCP sockets are not
 read beyond 256 KiB in all, so that their senders wait; the agent's output is kept in full.
 
