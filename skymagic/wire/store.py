@@ -10,6 +10,8 @@ from skymagic.wire.codec import Codec, FrozenMessage, WithPayload
 
 _NAME = re.compile(r"[0-9a-f]{16}-[0-9a-f]{32}")
 _KEY = re.compile(r"[0-9a-f]{32}")
+PIECE_BYTES = 1 << 19
+"""Bytes of a value that are read, hashed and sent at a time."""
 Slice = tuple[str, int, int]
 """Name of a file in the store, offset, and length in bytes."""
 
@@ -163,9 +165,6 @@ class Heartbeat(StoreMessage):
 
 
 # -- between value servers ---------------------------------------------------------------------------------------------------
-
-PIECE_BYTES = 1 << 19
-"""Most bytes of one piece."""
 
 
 class PeerMessage(FrozenMessage):

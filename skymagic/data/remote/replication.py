@@ -15,7 +15,7 @@ from skymagic.data.remote.clients import StoreClients
 from skymagic.data.store.base import Buffer
 from skymagic.errors import PoolError
 from skymagic.wire import store
-from skymagic.wire.store import Stored, StoreFailed
+from skymagic.wire.store import PIECE_BYTES, Stored, StoreFailed
 
 NOTEBOOK = -1
 """The source of a node that gets a value over the notebook's own connection."""
@@ -97,8 +97,6 @@ def _source(plan: Placement, node: int, others: list[int]) -> int:
 # -- values on their way to all nodes --------------------------------------------------------------
 
 
-STEP = 1 << 19
-"""Bytes that are copied, hashed and sent at a time."""
 RETRIES = 3
 """Times that a value may fail to reach a node, beyond once for each node."""
 
@@ -348,7 +346,7 @@ class Replication:
             state.update(piece)
             sending = self.clients.send(node, store.PutChunk(file.sent_as, piece.nbytes), piece)
             done += piece.nbytes
-            if progress is not None and done % _PROGRESS_BYTES < STEP:
+            if progress is not None and done % _PROGRESS_BYTES < PIECE_BYTES:
                 progress(done)
             if self._replan:  # while sending: the others need not wait for its end
                 self._replan = False
@@ -365,15 +363,15 @@ class Replication:
 
 
 def _copies(pieces: Iterable[Buffer]) -> Iterable[memoryview]:
-    """The pieces' bytes, at most STEP at a time, each valid until the next.
+    """The pieces' bytes, at most PIECE_BYTES at a time, each valid until the next.
 
     The copy is what makes hash and bytes agree while other threads write to the value.
     """
-    scratch = memoryview(bytearray(STEP))
+    scratch = memoryview(bytearray(PIECE_BYTES))
     for piece in pieces:
         view = memoryview(piece).cast("B")
-        for start in range(0, view.nbytes, STEP):
-            part = view[start : start + STEP]
+        for start in range(0, view.nbytes, PIECE_BYTES):
+            part = view[start : start + PIECE_BYTES]
             copy = scratch[: part.nbytes]
             copy[:] = part
             yield copy

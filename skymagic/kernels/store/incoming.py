@@ -16,6 +16,7 @@ from typing import BinaryIO
 from skymagic.data.store.store import LARGE, STEP, Partial, available, make_overflow, overflow, private
 from skymagic.wire import atomic
 from skymagic.wire.codec import write_all
+from skymagic.wire.store import PIECE_BYTES
 
 _PREFIX = ".incoming-"
 
@@ -161,7 +162,6 @@ def renamed(name: str, key: str) -> str:
 
 MAX_AGE = 30 * 86400.0
 """Seconds after which a value that no pool has asked for is removed."""
-PIECE_BYTES = 1 << 20
 
 
 def cache_folder() -> Path:

@@ -11,10 +11,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from skymagic.wire.codec import write_all
-from skymagic.wire.store import Read, ReadChunk, ReadReply, StoreMessage, encode
+from skymagic.wire.store import PIECE_BYTES, Read, ReadChunk, ReadReply, StoreMessage, encode
 
-PIECE_BYTES = 1 << 19
-"""Bytes of a file that are sent at a time."""
 _MAX_QUEUED_PIECES = 4
 """Pieces that may wait to be written."""
 _WORTHWHILE_RATIO = 0.9
