@@ -71,7 +71,7 @@ class PeerConnection:
             raise ConnectionError("the connection has ended")
         message = PEER_CODEC.decode(line)
         data = self._piece[: payload_size(message)]
-        if data and self._stream.readinto(data) < len(data):  # type: ignore[attr-defined]  # a BufferedReader has it
+        if data and self._stream.readinto(data) < len(data):
             raise ConnectionError("the connection has ended")
         return message, data
 
