@@ -1701,6 +1701,42 @@ family(
         ]
     ],
 )
+family(
+    "what keeps its identity",
+    [
+        f"{setup}\n----\n{expression}"
+        for setup, expression in [
+            (
+                "import argparse\nparser = argparse.ArgumentParser(add_help=False)\n_ = parser.add_argument('--x', default=argparse.SUPPRESS)",
+                "parser.parse_args([]), parser.parse_args(['--x', '1'])",
+            ),
+            ("ba = bytearray(b'abc'); view = memoryview(ba)", "view[0] = 65; ba, view.obj is ba"),
+            (
+                "class Log(dict):\n    def __setitem__(self, k, v): super().__setitem__(k, [v])\nlog = Log(); log['a'] = 1",
+                "log['b'] = 2; log, type(log) is Log",
+            ),
+            ("import typing\nUser = typing.NewType('User', int)", "User.__module__, User.__supertype__, User(3)"),
+            ("import weakref\nclass A: pass\na = A(); held = weakref.WeakSet([a])", "len(held), a in held"),
+            ("import dataclasses\nmissing = [dataclasses.MISSING]", "missing[0] is dataclasses.MISSING"),
+            (
+                "import inspect\nempty = inspect.signature(lambda x: x)",
+                "empty.parameters['x'].default is inspect.Parameter.empty",
+            ),
+            ("import enum\nclass C(enum.Enum):\n    A = 1\nc = [C.A]", "c[0] is C.A, C(1) is c[0]"),
+            (
+                "import pandas as pd\nmissing = {'a': pd.NA, 'b': pd.NaT}",
+                "missing['a'] is pd.NA, missing['b'] is pd.NaT",
+            ),
+            ("import numpy as np\nm = [np.ma.masked]", "m[0] is np.ma.masked"),
+            ("constants = [NotImplemented, ..., None, True]", "constants[0] is NotImplemented, constants[1] is ..."),
+            ("import unittest.mock\none = unittest.mock.sentinel.one", "one is unittest.mock.sentinel.one"),
+            (
+                "import typing\nkinds = [typing.Any, typing.Optional[int]]",
+                "kinds[0] is typing.Any, kinds[1] == typing.Optional[int]",
+            ),
+        ]
+    ],
+)
 CASES["long: a thousand lines"] = Case("\n".join(f"x{i} = {i}" for i in range(1000)))
 CASES["long: a thousand lines in one function"] = Case(
     "def f():\n" + "\n".join(f"    x = {i}" for i in range(1000)) + "\n    return x\nf()"
