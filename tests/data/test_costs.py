@@ -88,6 +88,30 @@ def test_a_use_of_many_small_parts_takes_few_calls_for_each(costs: Costs, kind: 
     assert costs.use() == unchanged
 
 
+def test_a_use_of_many_small_parts_causes_no_collection(costs: Costs) -> None:
+    """A full one looks at all objects of the process; afterwards the collector is as it was."""
+    collections: list[str] = []
+
+    def collected(phase: str, _: dict[str, int]) -> None:
+        code = sys._getframe(1).f_code
+        collections.append(f"{phase} in {code.co_name} of {code.co_filename}")
+
+    costs.namespace["v"] = {f"name {n}": torch.full((10,), float(n)) for n in range(COUNT)}
+    gc.callbacks.append(collected)
+    try:
+        costs.shipper.prepare("v", [0])
+    finally:
+        gc.callbacks.remove(collected)
+    assert [each for each in collections if "data/values" in each] == []
+    assert gc.isenabled()
+    gc.disable()
+    try:
+        costs.shipper.prepare("v", [0])
+        assert not gc.isenabled()
+    finally:
+        gc.enable()
+
+
 # the short way does what the long one does
 
 

@@ -193,7 +193,8 @@ class Shipper(Unpacking):
                 warn=warn,
                 note=note,
             )
-            needs = self._needs(request)
+            with pickling.collection_paused():
+                needs = self._needs(request)
             if dry_run:
                 return Manifest({}, 0, needs.items(), names=names)
             if unsettled is not None and (needed := unsettled(self._required(request, needs))):
@@ -201,7 +202,8 @@ class Shipper(Unpacking):
             if note is not None:
                 self.notes.deleted(self.comparison.deleted(request), note)
                 self.notes.set_on_modules(self.assigned.on_modules, self.comparison.modules(request, needs), note)
-            packed = Packer(self.links, self.index, self.folder, request, needs).pack()
+            with pickling.collection_paused():
+                packed = Packer(self.links, self.index, self.folder, request, needs).pack()
             if note is not None:
                 self.notes.apart(packed.apart, note)
                 self.notes.maps(needs.values, needs.lacking, note)

@@ -7,10 +7,13 @@ was defined is an instance of that very class, and does not change it.
 
 from __future__ import annotations
 
+import gc
 import io
 import pickle
+import threading
 import types
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, cast
 
 from cloudpickle import cloudpickle as _cloud
@@ -39,6 +42,33 @@ from skymagic.data.values.pickled import (
 from skymagic.data.values.pickler import ValuePickler, pickler_for
 from skymagic.data.values.rebuild import here
 from skymagic.data.values.shards import REFUSED, Shards
+
+_PAUSES = threading.Lock()
+_paused = 0
+"""How many threads want no collection now."""
+_was_enabled = True
+
+
+@contextmanager
+def collection_paused() -> Iterator[None]:
+    """Keep the cycle collector from running: also a decorator.
+
+    Pickling makes many objects at once that live on: each full collection that they cause looks at everything in the process. That was
+    0.13 s of the 0.21 s in which 10,000 unchanged tensors were compared.
+    """
+    global _paused, _was_enabled
+    with _PAUSES:
+        if not _paused:
+            _was_enabled = gc.isenabled()
+            gc.disable()
+        _paused += 1
+    try:
+        yield
+    finally:
+        with _PAUSES:
+            _paused -= 1
+            if not _paused and _was_enabled:  # who has switched it off keeps it off
+                gc.enable()
 
 
 def dumps(
@@ -87,6 +117,7 @@ def together(pickles: Sequence[Pickled]) -> list[list[int]]:
     return groups(pickles, [marks(each) for each in pickles])
 
 
+@collection_paused()
 def loads(
     header: Sequence[Buffer],
     buffers: Iterable[Content],
