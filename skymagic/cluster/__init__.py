@@ -12,7 +12,7 @@ tunnel_ends  one connection of a tunnel, and the transport to the agent behind i
 """
 
 from skymagic.cluster.agents import Agents
-from skymagic.cluster.links import Link
+from skymagic.cluster.links import AgentLink
 from skymagic.cluster.nodes import Node, RankState
 
-__all__ = ["Agents", "Link", "Node", "RankState"]
+__all__ = ["Agents", "AgentLink", "Node", "RankState"]

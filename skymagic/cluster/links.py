@@ -52,7 +52,7 @@ class PendingCalls:
             self._changed.wait_for(enough, timeout)
 
 
-class Link:
+class AgentLink:
     """The connection to one node's agent: sends messages, and hands on what comes, on a thread of its own.
 
     Args:
@@ -120,17 +120,17 @@ class AgentLinks:
         changed: Callable[[int, str], None],
     ) -> None:
         self._states, self._received, self._link_changed = states, received, changed
-        self._links: dict[int, Link] = {}
+        self._links: dict[int, AgentLink] = {}
 
-    def __getitem__(self, index: int) -> Link:
+    def __getitem__(self, index: int) -> AgentLink:
         return self._links[index]
 
-    def __iter__(self) -> Iterator[Link]:
+    def __iter__(self) -> Iterator[AgentLink]:
         return iter(tuple(self._links.values()))
 
-    def add(self, index: int, transport: Transport) -> Link:
+    def add(self, index: int, transport: Transport) -> AgentLink:
         """A node's link, over this transport; in the place of the one that there was."""
-        link = Link(transport, index, self._received)
+        link = AgentLink(transport, index, self._received)
         self._links = {**self._links, index: link}  # not changed in place: other threads go through it
         return link
 
@@ -159,7 +159,7 @@ class AgentLinks:
             raise problems[0]
         return transports
 
-    def of(self, ranks: Iterable[int]) -> list[tuple[Link, tuple[int, ...]]]:
+    def of(self, ranks: Iterable[int]) -> list[tuple[AgentLink, tuple[int, ...]]]:
         """The links to the nodes of these ranks, each with those that are there."""
         chosen, specs = sorted(set(ranks)), self._states.specs
         shares = [(link, tuple(rank for rank in chosen if specs[rank][0] == link.node)) for link in self]
