@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Callable
 
 from skymagic.cluster.tunnel_ends import AgentEnd, TunnelConnection, how_ended
+from skymagic.wire.authentication import accept_ready
 from skymagic.wire.codec import Transport
 from skymagic.wire.session import frames
 from skymagic.wire.session.frames import (
@@ -274,9 +275,7 @@ class Tunnel:
             self._closed = True
 
     def _accept(self, listener: socket.socket, target: bytes) -> None:
-        try:
-            sock, _ = listener.accept()
-        except OSError:
+        if (sock := accept_ready(listener)) is None:
             return
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._channel += 1

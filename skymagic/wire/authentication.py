@@ -94,14 +94,24 @@ class Unauthenticated:
                 socket.socket.shutdown(sock, socket.SHUT_RDWR)
 
 
+def accept_ready(listener: socket.socket) -> socket.socket | None:
+    """Accept a connection that a selector has announced. None: it is gone again, or no descriptor is left.
+
+    In the latter case the selector announces it again at once: a pause here keeps its loop from taking a whole core.
+    """
+    try:
+        return listener.accept()[0]
+    except BlockingIOError:
+        return None
+    except OSError:
+        time.sleep(NO_DESCRIPTOR_PAUSE)
+        return None
+
+
 def accepted(listener: socket.socket) -> Iterator[socket.socket]:
     """The connections to a listener, until that is closed; where no descriptor is left, it tries again."""
     while listener.fileno() >= 0:
-        try:
-            sock, _ = listener.accept()
-        except OSError:
-            time.sleep(NO_DESCRIPTOR_PAUSE)
-        else:
+        if (sock := accept_ready(listener)) is not None:
             yield sock
 
 

@@ -37,6 +37,39 @@ def test_an_accept_without_a_descriptor_is_tried_again() -> None:
     assert done.stdout == "True\n", done.stderr
 
 
+ANNOUNCED = """
+import os, resource, selectors, socket, time
+from skymagic.wire.authentication import accept_ready
+listener = socket.create_server(("127.0.0.1", 0))
+listener.setblocking(False)
+print(accept_ready(listener))
+client = socket.create_connection(listener.getsockname())
+waiting = selectors.DefaultSelector()
+waiting.register(listener, selectors.EVENT_READ)
+resource.setrlimit(resource.RLIMIT_NOFILE, (32, 32))
+held = []
+try:
+    while True:
+        held.append(os.dup(0))
+except OSError:
+    pass
+end, turns = time.monotonic() + 0.5, 0
+while time.monotonic() < end:
+    for _ in waiting.select(1.0):
+        assert accept_ready(listener) is None
+        turns += 1
+print(turns <= 6)
+[os.close(each) for each in held]
+print(accept_ready(listener).getpeername() == client.getsockname())
+"""
+
+
+def test_a_loop_does_not_spin_where_no_descriptor_is_left() -> None:
+    """The selector announces the connection again and again: that took a whole core."""
+    done = subprocess.run([sys.executable, "-c", ANNOUNCED], capture_output=True, text=True, timeout=60)
+    assert done.stdout.split() == ["None", "True", "True"], done.stderr
+
+
 def test_a_new_connection_displaces_the_oldest() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         strangers = Unauthenticated(most=2)

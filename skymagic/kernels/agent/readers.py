@@ -18,6 +18,7 @@ from dataclasses import replace
 from skymagic.kernels.agent.loop import Loop
 from skymagic.kernels.agent.ranks import Ranks
 from skymagic.wire import agent as wire
+from skymagic.wire.authentication import accept_ready
 
 METHODS = {"recall", "stacks", "native", "variables", "usage"}
 """What readers may ask ranks' control threads: what leaves them as they are."""
@@ -91,13 +92,13 @@ class Readers:
 
     def _accept(self) -> None:
         assert self._listener is not None
-        with contextlib.suppress(OSError):
-            sock, _ = self._listener.accept()
-            number = next(self._numbers)
-            reader = self._readers[number] = Reader(number, sock)
-            self._loop.watch(sock, lambda: self._on_data(reader))
-            for message in [*self._told(), *self._ranks.states()]:
-                reader.send(message)
+        if (sock := accept_ready(self._listener)) is None:
+            return
+        number = next(self._numbers)
+        reader = self._readers[number] = Reader(number, sock)
+        self._loop.watch(sock, lambda: self._on_data(reader))
+        for message in [*self._told(), *self._ranks.states()]:
+            reader.send(message)
 
     def _on_data(self, reader: Reader) -> None:
         try:

@@ -18,6 +18,7 @@ from skymagic.kernels.agent import directories
 from skymagic.kernels.daemon.rundir import RunDirectory, sweep
 from skymagic.kernels.fork import Forked, signal_pipe
 from skymagic.wire import agent as wire
+from skymagic.wire.authentication import accept_ready
 from skymagic.wire.processes import boot_id
 from skymagic.wire.session import frames
 from skymagic.wire.session.frames import (
@@ -154,11 +155,11 @@ class Daemon:
     # -- connections -------------------------------------------------------------------------------------------------------
 
     def _on_connection(self, _: int) -> None:
-        with suppress(OSError):
-            sock, _address = self.listener.accept()
-            sock.setblocking(False)
-            line = bytearray()
-            self.loop.watch(sock, lambda _: self._on_request(sock, line))
+        if (sock := accept_ready(self.listener)) is None:
+            return
+        sock.setblocking(False)
+        line = bytearray()
+        self.loop.watch(sock, lambda _: self._on_request(sock, line))
 
     def _on_request(self, sock: socket.socket, line: bytearray) -> None:
         try:
