@@ -16,7 +16,8 @@ from typing import Any
 import psutil
 
 from benchmarks.figures import Figure, alternate, median, say, timed
-from skymagic.kernels.agent.output import RankOutput
+from skymagic.kernels.agent.logs import RankLog, Spans
+from skymagic.kernels.agent.output import OutputFilter, RankScreen
 from skymagic.ssh.config import SshConfig
 from skymagic.ssh.connecting import connect
 from skymagic.ssh.hostlist import HostSpec
@@ -62,9 +63,11 @@ def figures() -> Iterator[Figure]:
 def plots(folder: Path) -> float:
     """Megabytes by which a process grows that takes a rank's plots for a notebook that is away, one for each second of eight hours."""
     reader, writer = os.pipe()
-    output = RankOutput(0, folder / "log", {"stdout": reader}, lambda *_: None, print)
+    output = OutputFilter(
+        RankLog(0, folder / "log", Spans(), None, print), RankScreen(0, lambda *_: None, {}), {"stdout": reader}
+    )
     output.begin(BeginOutput(0, {}, True, 1_000_000, 1), 0.0)
-    output.detach()
+    output.screen.detach()
     process, most = psutil.Process(), 0
     before = process.memory_info().rss
     for second in range(SECONDS):
@@ -73,7 +76,7 @@ def plots(folder: Path) -> float:
         output.publish(Publish(0, "display_data", content), float(second))
         if second % 100 == 0:
             most = max(most, process.memory_info().rss - before)
-    output.attach()
+    output.screen.attach()
     most = max(most, process.memory_info().rss - before)
     os.close(writer)
     output.close()

@@ -28,7 +28,7 @@ cells.do(shell, "%sky_down bench")
 """
 WITHOUT = {
     "kernels/agent/children.py": {"--IPController.enable_curve=True": "--IPController.enable_curve=False"},
-    "kernels/agent/iopub.py": {
+    "kernels/agent/output.py": {
         "socket.curve_publickey, socket.curve_secretkey = zmq.curve_keypair()": "",
         'socket.curve_serverkey = engine["curve_serverkey"].encode()': "",
     },

@@ -17,14 +17,15 @@ Processes of one node; an arrow is a fork or an exec, and what is at its side sa
 daemon/     outlives connections: attach, or start, the daemon that keeps an agent
 agent/      starts ranks, watches them, filters what they print, and ends them
 rank/       a rank: an ipykernel whose namespace, output and errors the notebook sees as its own
-script/     a shell script beside a rank, and the subreaper that answers for all that it starts
+script/     a shell script beside a rank
 store/      a node's value server
 notebook/   a notebook as a job on the head: executed there, told to whoever asks, kept until it is taken
 files       a node's end of copying files
 check       a node's end of a check: hardware, clock, links
 rank_command  a node's end of %sky_shell: one command beside a rank
 relay       processes of another node for the head, where a notebook is executed
-fork        a function in a forked process
+fork        what processes are made of: a function in a forked process, signals, an event loop
+supervisor  the subreaper of a script: nothing that the script starts outlives it
 network     interfaces, and the environment that frameworks read
 stacks      the user's frames on a rank's main thread, read from another thread or from a signal handler
 """

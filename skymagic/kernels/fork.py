@@ -1,14 +1,17 @@
-"""A function in a forked process, which finds imported what is imported here; on demand with the interface of a `subprocess.Popen`."""
+"""What processes of a node are made of: a fork that finds imported what is imported here, signals as readable events, an event loop."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import selectors
 import signal
 import sys
+import time
 from collections.abc import Callable
+from typing import Any
 
-PR_SET_PDEATHSIG = 1
+from skymagic.kernels.supervisor import PR_SET_PDEATHSIG, prctl
 
 
 def fork(main: Callable[[], object]) -> int:
@@ -82,7 +85,7 @@ class Forked:
         self.stdout = open(read, "rb", buffering=0)  # noqa: SIM115
 
     def poll(self) -> int | None:
-        """Its exit code, or minus the signal that killed it, which is told once; None while it runs."""
+        """The process's exit code, or minus the signal that killed it, which is told once; None while it runs."""
         pid, status = os.waitpid(self.pid, os.WNOHANG)
         return os.waitstatus_to_exitcode(status) if pid else None
 
@@ -97,15 +100,52 @@ def close_from(first: int, but: int = -1) -> None:
     os.closerange(first, end)
 
 
-def prctl(option: int, value: int) -> None:
-    """Linux's prctl; elsewhere nothing happens."""
-    if sys.platform == "linux":
-        import ctypes
-
-        with contextlib.suppress(OSError, AttributeError):
-            ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
-
-
 def end_with_parent(signum: int = signal.SIGKILL) -> None:
     """Have the system send this process a signal when the one that forked it ends, where the system can (Linux)."""
     prctl(PR_SET_PDEATHSIG, signum)
+
+
+class EventLoop:
+    """Calls back when a descriptor can be read, or a time has come.
+
+    Args:
+        on_error: called with what a callback raised; the loop goes on.
+    """
+
+    def __init__(self, on_error: Callable[[Exception], None]) -> None:
+        self._on_error = on_error
+        self._selector = selectors.DefaultSelector()
+        self._timers: list[tuple[float, Callable[[], None]]] = []
+
+    def watch(self, source: Any, callback: Callable[[], None]) -> None:
+        """Call back whenever `source` (a descriptor, or what has one) can be read."""
+        self._selector.register(source, selectors.EVENT_READ, callback)
+
+    def unwatch(self, source: Any) -> None:
+        """Watch it no longer; twice is safe."""
+        with contextlib.suppress(KeyError, ValueError):
+            self._selector.unregister(source)
+
+    def call_later(self, seconds: float, callback: Callable[[], None]) -> None:
+        """Call back once, after this time."""
+        self._timers.append((time.monotonic() + seconds, callback))
+
+    def run_once(self, until: float | None) -> None:
+        """Wait for events, for timers, or until a time (monotonic seconds, None: as long as it takes), and call back."""
+        due = [when for when, _ in self._timers] + ([until] if until is not None else [])
+        ready = self._selector.select(max(0.0, min(due) - time.monotonic()) if due else None)
+        for key, _ in ready:
+            # an earlier call of this round may have closed it, and its number may be another descriptor's by now
+            if self._selector.get_map().get(key.fd) is key:
+                self._call(key.data)
+        now = time.monotonic()
+        expired = [callback for when, callback in self._timers if when <= now]
+        self._timers = [timer for timer in self._timers if timer[0] > now]
+        for callback in expired:
+            self._call(callback)
+
+    def _call(self, callback: Callable[[], None]) -> None:
+        try:
+            callback()
+        except Exception as problem:
+            self._on_error(problem)

@@ -18,6 +18,7 @@ from pathlib import Path
 from types import FrameType
 from typing import IO, Any
 
+from skymagic.kernels.supervisor import processor_seconds, status
 from skymagic.runtime import rendezvous
 
 INTERNAL = ("ipykernel", "IPython", "ipyparallel", "tornado", "asyncio", "traitlets", "skymagic")
@@ -25,8 +26,10 @@ INTERNAL = ("ipykernel", "IPython", "ipyparallel", "tornado", "asyncio", "traitl
 
 LIBRARIES = tuple({sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")})
 """Folders of Python's own modules and of installed packages."""
+PACKAGES = (os.path.join(os.sep, "site-packages", ""), os.path.join(os.sep, "dist-packages", ""))
+"""Parts of the paths of packages that are installed elsewhere."""
 CODE_CHARACTERS = 80
-"""Of a cell's line that are told, at most."""
+"""Characters of a cell's line that are told, at most."""
 
 
 def of_main_thread(kernel: Any) -> dict[str, Any]:
@@ -68,14 +71,14 @@ def of_task(kernel: Any, task: asyncio.Task[Any]) -> list[dict[str, Any]]:
 
 
 def place(frames: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Of a stack's frames the two that say in a few words where it is: the innermost of the user's own, and the innermost of all."""
-    own = next((frame for frame in reversed(frames) if not of_library(frame)), None)
+    """The two frames of a stack that say in a few words where it is: the innermost of the user's own, and the innermost of all."""
+    own = next((frame for frame in reversed(frames) if not is_library(frame.get("file", ""))), None)
     return [own or frames[0], frames[-1]] if frames else []
 
 
-def of_library(frame: dict[str, Any]) -> bool:
-    """Whether a frame is of Python's own or of an installed package."""
-    return str(frame.get("file", "")).startswith(LIBRARIES)
+def is_library(file: str) -> bool:
+    """Whether a file is of an installed package, or of Python itself, and not the user's own."""
+    return file.startswith((*LIBRARIES, "<frozen ")) or any(part in file for part in PACKAGES)
 
 
 def collectives() -> int | None:
@@ -116,7 +119,7 @@ def parse(text: str) -> dict[str, Any] | None:
     for frame in frames:
         if "ipykernel_" in str(frame["file"]):
             frame["cell"] = frame.pop("file")
-        elif of_library(frame):
+        elif is_library(str(frame["file"])):
             frame["library"] = True
     if not frames:
         return None
@@ -140,8 +143,7 @@ def processor_time_of_all() -> float:
         pid = waiting.pop()
         waiting += children(pid)
         with contextlib.suppress(OSError):
-            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-            used += (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+            used += processor_seconds(status(pid))
     return used
 
 
@@ -175,4 +177,4 @@ def plain(frame: FrameType, cells: dict[str, Any]) -> dict[str, Any]:
     where: dict[str, Any] = {"line": line, "name": frame.f_code.co_name}
     if file in cells:
         return {**where, "cell": cells[file], "code": linecache.getline(file, line).strip()[:CODE_CHARACTERS]}
-    return {**where, "file": file, **({"library": True} if file.startswith(LIBRARIES) else {})}
+    return {**where, "file": file, **({"library": True} if is_library(file) else {})}

@@ -41,7 +41,7 @@ class Distribution:
 
     @property
     def key(self) -> str:
-        """Its canonical name."""
+        """The distribution's canonical name."""
         return canonical(self.name)
 
     def __str__(self) -> str:

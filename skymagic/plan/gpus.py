@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 from skymagic.errors import RequestError
 from skymagic.plan.accelerators import Accelerator, GpuChoice, known_as, matches
+from skymagic.plan.limits import first_gpu
 from skymagic.plan.requests import PoolRequest
 from skymagic.plan.units import count, rank_words
 
@@ -48,7 +49,7 @@ class GpuDevice:
 
     @property
     def word(self) -> str:
-        """It as CUDA_VISIBLE_DEVICES takes it."""
+        """The device as CUDA_VISIBLE_DEVICES takes it."""
         return self.uuid or str(self.index)
 
     @property
@@ -160,11 +161,6 @@ def wanted(request: PoolRequest) -> bool:
 def asked(request: PoolRequest) -> bool:
     """Whether the user has asked for GPUs of any kind."""
     return request.gpu is not None and not (isinstance(request.gpu, GpuChoice) and request.gpu.count == 0)
-
-
-def first_gpu(local_rank: int, local_world_size: int, gpus: int) -> int:
-    """The number of a rank's first GPU in the list that its node's ranks share; of several ranks where there are too few GPUs."""
-    return local_rank * gpus // local_world_size
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ RANK_DESCRIPTORS, AGENT_DESCRIPTORS = 7, 5
 MOST_DESCRIPTORS = 1 << 16
 """Up to so many an agent raises the limit of what it starts, where the system lets it."""
 OWN_TASKS, OWN_DESCRIPTORS, OWN_DESCRIPTORS_OF_NODE = 20, 130, 40
-"""Of agent, controller and forkserver; on nodes other than the head there is no controller."""
+"""Tasks and descriptors of agent, controller and forkserver; on nodes other than the head there is no controller."""
 RANKS_PER_CORE = 32
 """Beyond so many the user is asked whether that was meant."""
 
@@ -90,6 +90,11 @@ def question(ranks: int, cpus: int) -> str:
     )
 
 
+def first_gpu(local_rank: int, local_world_size: int, gpus: int) -> int:
+    """The number of a rank's first GPU in the list that its node's ranks share; of several ranks where there are too few GPUs."""
+    return local_rank * gpus // local_world_size
+
+
 class Lifetime:
     """Idle timeout, maximum age and absence timeout of a pool, on one node: who is at work, and whether the notebook is there.
 
@@ -128,7 +133,7 @@ class Lifetime:
         self._idle_since = None
 
     def end(self, who: int | str, now: float) -> None:
-        """It is over; what had not begun changes nothing."""
+        """Somebody's work is over; what had not begun changes nothing."""
         if who not in self._busy:
             return
         self._busy.discard(who)

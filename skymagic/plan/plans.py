@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from skymagic.plan.accelerators import GpuChoice
-from skymagic.plan.gpus import GpuDevice, first_gpu
+from skymagic.plan.gpus import GpuDevice
 from skymagic.plan.image import Image
-from skymagic.plan.limits import Room
+from skymagic.plan.limits import Room, first_gpu
 from skymagic.plan.masking import masked
 from skymagic.plan.requests import PoolRequest
 from skymagic.plan.units import count, duration_text

@@ -100,7 +100,7 @@ def around_app(info: InstanceInfo) -> Iterator[None]:
 
 
 def _said(plain: Callable[..., None], why: str) -> Callable[..., None]:
-    """In the place of a function of JAX's: nothing is done, and why."""
+    """A stand-in for a function of JAX: it does nothing, and says why."""
 
     @functools.wraps(plain)
     def told(*_: Any, **__: Any) -> None:

@@ -51,7 +51,7 @@ def adapt_transformers() -> None:
 
 
 def _trainer(module: types.ModuleType) -> None:
-    class Report(module.TrainerCallback):  # type: ignore[misc, name-defined]
+    class TransformersReport(module.TrainerCallback):  # type: ignore[misc, name-defined]
         """Reports to skymagic's notebook."""
 
         def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -61,7 +61,7 @@ def _trainer(module: types.ModuleType) -> None:
             chosen = {name: value for name, value in (logs or {}).items() if not TIMINGS.search(name)}
             told(state.global_step, state.max_steps, chosen)
 
-    module.DEFAULT_CALLBACKS.append(Report)
+    module.DEFAULT_CALLBACKS.append(TransformersReport)
 
 
 # -- Lightning -------------------------------------------------------------------------------------------------------
@@ -75,7 +75,7 @@ def adapt_lightning() -> None:
 
 
 def _lightning(module: types.ModuleType) -> None:
-    class Report(module.Callback):  # type: ignore[misc, name-defined]
+    class LightningReport(module.Callback):  # type: ignore[misc, name-defined]
         """Reports to skymagic's notebook."""
 
         total: float | None = None
@@ -110,7 +110,7 @@ def _lightning(module: types.ModuleType) -> None:
     @functools.wraps(plain)
     def on_trainer_init(self: Any, *args: Any, **kwargs: Any) -> None:
         plain(self, *args, **kwargs)
-        self.trainer.callbacks.insert(0, Report())
+        self.trainer.callbacks.insert(0, LightningReport())
 
     connector.on_trainer_init = on_trainer_init
 

@@ -19,6 +19,7 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal, TypeVar
 
 from skymagic.errors import SkyError
+from skymagic.plan.limits import first_gpu
 from skymagic.runtime import silence
 
 VARIABLE = "COMPUTE_POOL"
@@ -94,7 +95,7 @@ class InstanceInfo:
             "MIG-"
         ):  # of parts of GPUs CUDA shows a process one alone
             return range(1)
-        first = self.local_rank * there // self.local_world_size
+        first = first_gpu(self.local_rank, self.local_world_size, there)
         return range(first, first + max(1, there // self.local_world_size))
 
     def plain(self) -> dict[str, Any]:
@@ -288,7 +289,7 @@ def stdout(function: F | None = None, /, *, only: Only = "head") -> Any:
 
 
 def stderr(function: F | None = None, /, *, only: Only = "head") -> Any:
-    """The same as `stdout` for standard error, which warnings, logging and progress bars use."""
+    """`stdout` for standard error, which warnings, logging and progress bars use."""
     return _control("stderr", function, only)
 
 

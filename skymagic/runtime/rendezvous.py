@@ -21,8 +21,8 @@ TRIES = 50
 _state: dict[str, Any] = {"control": None, "generation": 0, "prefix": "", "waits": 0}
 
 
-class Control(Protocol):
-    """The way to all ranks of the pool: `kernels.rank.control`."""
+class ValueExchange(Protocol):
+    """The way to all ranks of the pool: `kernels.rank.context`."""
 
     def put(self, key: str, value: Any) -> None:
         """Set a value on all ranks; None deletes it."""
@@ -31,7 +31,7 @@ class Control(Protocol):
         """A value, once some rank has put it; raises TimeoutError."""
 
 
-def attach(control: Control, generation: int) -> None:
+def attach(control: ValueExchange, generation: int) -> None:
     """Bind this process to its control socket; called once, before any hook."""
     _state.update(control=control, generation=generation)
 

@@ -24,7 +24,7 @@ MOST_NAMES = 200
 """Different names that one rank may report: each is a column."""
 LONGEST_NAME = 100
 MOST_BYTES = 8 << 20
-"""Of rows that nobody has taken: a thread that reports between cells goes on for ever."""
+"""Bytes of rows that nobody has taken: a thread that reports between cells goes on for ever."""
 NOWHERE = "sky.report: this process is no rank of a pool, so what it reports is not kept"
 
 

@@ -253,7 +253,7 @@ def drive(steps: Any, redirect: Callable[[], Redirection]) -> Generator[Any, Any
 
 
 async def drive_async(steps: AsyncGenerator[Any, Any], redirect: Callable[[], Redirection]) -> AsyncGenerator[Any, Any]:
-    """The same for an asynchronous generator."""
+    """An asynchronous generator, silenced while it runs."""
     step = steps.asend(None)
     while True:
         try:

@@ -79,6 +79,17 @@ def test_an_underscore_is_what_was_shown_last_of_those_that_the_ranks_know(noteb
     assert seen(notebook, "_") == [5] * 2
 
 
+def test_a_rank_lets_go_of_the_results_of_its_cells(notebook: Notebook) -> None:
+    """Only the last three, as `_`, `__` and `___`: GPU memory would be held else."""
+    notebook.run("%%sky_broadcast\nimport weakref\nclass Result: pass\nlast = Result(); kept = weakref.ref(last)")
+    notebook.run("%%sky_broadcast\nresult, last = last, None\nresult")
+    notebook.run("%%sky_broadcast\ndel result\n1")
+    assert seen(notebook, "kept() is not None and kept() is __") == [True] * 2
+    for number in range(3):
+        notebook.run(f"%%sky_broadcast\n{number}")
+    assert seen(notebook, "kept(), len(Out)") == [(None, 0)] * 2
+
+
 def test_an_underscore_that_the_notebook_has_assigned_stays_what_it_is(notebook: Notebook) -> None:
     notebook.run("_ = str.upper")
     assert seen(notebook, "_('a')") == ["A"] * 2

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from skymagic.kernels.agent.output import RankOutput
+from tests.kernels.filters import output_filter
 from tests.lab.notebook import Notebook
 from tests.lab.pools import KERNEL, borrowed
 
@@ -60,7 +60,7 @@ def test_a_log_that_cannot_be_written_is_told_once(tmp_path: Path) -> None:
     told: list[str] = []
     (tmp_path / "log").symlink_to("/dev/full")
     reader, writer = os.pipe()
-    output = RankOutput(3, tmp_path / "log", {"stdout": reader}, lambda *_: None, told.append)
+    output = output_filter(3, tmp_path / "log", {"stdout": reader}, tell=told.append)
     for text in (b"one\n", b"two\n"):
         os.write(writer, text)
         output.drain(0.0)

@@ -6,15 +6,15 @@ import os
 import signal
 import tracemalloc
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
-from skymagic.kernels.agent.away import MAX_BYTES, MAX_DISPLAYS, KeptDisplays
-from skymagic.kernels.agent.output import RankOutput
-from skymagic.kernels.agent.unattended import GRACE, UnattendedRuns
+from skymagic.kernels.agent.ending import GRACE, UnattendedRuns
+from skymagic.kernels.agent.kept import MAX_DISPLAY_BYTES, MAX_DISPLAYS, KeptDisplays
 from skymagic.plan.limits import Lifetime
 from skymagic.wire.agent import BeginOutput, Publish
+from tests.kernels.filters import output_filter
 from tests.lab.notebook import Notebook
 from tests.lab.pools import borrowed
 
@@ -50,7 +50,7 @@ def test_the_newest_are_kept() -> None:
     expected = [*map(str, range(1, MAX_DISPLAYS)), "later"]
     assert texts(kept.take()) == [("display_data", text) for text in expected]
     for number in range(3):
-        kept.add(display(str(number) * (MAX_BYTES // 2)))
+        kept.add(display(str(number) * (MAX_DISPLAY_BYTES // 2)))
     assert len(kept.take()) == 1
 
 
@@ -68,14 +68,14 @@ def test_what_is_cleared_is_not_kept() -> None:
 def test_on_return_the_newest_is_shown(tmp_path: Path) -> None:
     sent: list[dict[str, Any]] = []
     reader, writer = os.pipe()
-    output = RankOutput(0, tmp_path / "log", {"stdout": reader}, lambda _, content: sent.append(content), print)
+    output = output_filter(0, tmp_path / "log", {"stdout": reader}, lambda _, content: sent.append(content))
     output.begin(BeginOutput(0, {}, True, 1000, 1), 0.0)
-    output.detach()
+    output.screen.detach()
     for number in range(MAX_DISPLAYS + 5):
         content = display(str(number))
         output.publish(Publish(0, content.pop("kind"), content), 0.0)
     assert sent == []
-    output.attach()
+    output.screen.attach()
     assert [one["kind"] for one in sent] == ["missed", *["display_data"] * MAX_DISPLAYS]
     assert sent[0]["count"] == 5
     output.publish(Publish(0, "display_data", display("now")), 0.0)
@@ -89,11 +89,11 @@ def test_the_end_is_told_to_whoever_follows(tmp_path: Path, shown: int) -> None:
     """A notebook that has seen it may have been killed before it had the values: the next one asks for them upon it."""
     told: list[dict[str, Any]] = []
     reader, writer = os.pipe()
-    output = RankOutput(0, tmp_path / "log", {"stdout": reader}, lambda *_: None, print)
+    output = output_filter(0, tmp_path / "log", {"stdout": reader})
     output.begin(BeginOutput(0, {}, True, 1000, 1), 0.0)
     output.publish(Publish(0, "display_data", display("1")), 0.0)
     output.end(0.0)
-    output.follow(shown, told.append)
+    output.screen.follow(shown, told.append)
     assert [one["kind"] for one in told] == ["display_data", "end"][min(shown, 1) :]
     os.close(writer)
     output.close()
@@ -104,9 +104,9 @@ def test_what_nobody_takes_is_bounded(tmp_path: Path) -> None:
     sent: list[dict[str, Any]] = []
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
-    output = RankOutput(0, tmp_path / "log", {"stdout": reader}, lambda _, content: sent.append(content), print)
+    output = output_filter(0, tmp_path / "log", {"stdout": reader}, lambda _, content: sent.append(content))
     output.begin(BeginOutput(0, {}, True, 1_000_000, 1), 0.0)
-    output.detach()
+    output.screen.detach()
     tracemalloc.start()
     try:
         for number in range(300):
@@ -146,39 +146,39 @@ class Told:
 
 def test_a_run_that_is_told_to_stop_and_does_not_is_killed() -> None:
     lifetime, ranks = Lifetime(None, None, 0.0, 1800.0, 86400.0), Told()
-    runs = UnattendedRuns(lifetime, 86400.0)
+    runs = UnattendedRuns(lifetime, 86400.0, ranks.note, ranks.signal)
     for rank in (2, 3, 4):
         lifetime.begin(rank)
     lifetime.left(100.0)
     lifetime.end(2, 200.0)
     assert runs.due == 86500.0
-    runs.stop_if_due(86499.0, cast("Any", ranks))
+    runs.stop_if_due(86499.0)
     assert ranks.signals == []
     for _ in range(2):  # once is enough
-        runs.stop_if_due(86500.0, cast("Any", ranks))
+        runs.stop_if_due(86500.0)
         assert ranks.signals == [(3, signal.SIGINT), (4, signal.SIGINT)]
     assert [rank for rank, text in ranks.notes if "stopped after 1d without its notebook" in text] == [3, 4]
     lifetime.end(4, 86501.0)  # it has taken the interrupt
     for _ in range(2):
-        runs.stop_if_due(86500.0 + GRACE, cast("Any", ranks))
+        runs.stop_if_due(86500.0 + GRACE)
     assert ranks.signals[2:] == [(3, signal.SIGKILL)]
     lifetime.end(3, 86531.0)
-    runs.stop_if_due(86532.0, cast("Any", ranks))
+    runs.stop_if_due(86532.0)
     assert runs.due is None
     assert lifetime.due == 86531.0 + 1800.0  # from then on it is the pool's own limit
 
 
 def test_a_notebook_that_comes_back_in_time_keeps_its_run() -> None:
     lifetime, ranks = Lifetime(None, None, 0.0, 1800.0, 60.0), Told()
-    runs = UnattendedRuns(lifetime, 60.0)
+    runs = UnattendedRuns(lifetime, 60.0, ranks.note, ranks.signal)
     lifetime.begin(0)
     lifetime.left(100.0)
     lifetime.returned()
-    runs.stop_if_due(1000.0, cast("Any", ranks))
+    runs.stop_if_due(1000.0)
     lifetime.left(2000.0)
-    runs.stop_if_due(2060.0, cast("Any", ranks))
+    runs.stop_if_due(2060.0)
     lifetime.returned()  # the rest is its own stop button's
-    runs.stop_if_due(2060.0 + GRACE, cast("Any", ranks))
+    runs.stop_if_due(2060.0 + GRACE)
     assert ranks.signals == [(0, signal.SIGINT)]
 
 

@@ -18,7 +18,7 @@ import xxhash
 from skymagic.data.remote.client import IncomingFile
 from skymagic.kernels import check
 from skymagic.kernels.agent.discovery import MAX_PROBES, Candidates, answering
-from skymagic.kernels.agent.loop import Loop
+from skymagic.kernels.fork import EventLoop
 from skymagic.kernels.store.peers import PeerServer
 from skymagic.wire import tls
 from skymagic.wire.authentication import proof
@@ -95,7 +95,7 @@ def candidates() -> Iterator[Candidates]:
     def fail(problem: Exception) -> None:
         raise problem
 
-    loop, over = Loop(fail), threading.Event()
+    loop, over = EventLoop(fail), threading.Event()
     listening = Candidates(loop)
     listening.listen(["127.0.0.1"])
 

@@ -137,10 +137,10 @@ def test_a_rank_that_hears_of_its_agents_end_by_a_send() -> None:
     """Then no error of the cell that was going on comes of it: the rank ends as it does by the end of the socket."""
     code = """
 import socket
-from skymagic.kernels.rank.control import Control
+from skymagic.kernels.rank.context import AgentControl
 from skymagic.wire.agent import RankReady
 near, far = socket.socketpair()
-control = Control(near, 0)
+control = AgentControl(near, 0)
 far.shutdown(socket.SHUT_RD)
 control.send(RankReady(0))
 """

@@ -15,7 +15,7 @@ import pytest
 from skymagic.cluster.telemetry import rate
 from skymagic.display.panel import RankUse, use_words
 from skymagic.kernels.agent import resources
-from skymagic.kernels.agent.resources import Gpus, Resources, of_devices, process
+from skymagic.kernels.agent.resources import Gpus, Measurements, of_devices, process_use
 from skymagic.wire import agent as wire
 from tests.lab.waiting import until
 
@@ -83,13 +83,13 @@ def latest(gpus: Gpus, devices: list[str], told: list[str]) -> dict[str, tuple[f
 
 
 def test_a_process_uses_processor_time_and_memory() -> None:
-    found = process(os.getpid())
+    found = process_use(os.getpid())
     assert found is not None
-    while (now := process(os.getpid())) is not None and now[0] == found[0]:
+    while (now := process_use(os.getpid())) is not None and now[0] == found[0]:
         pass  # which is work
     assert now is not None
     assert now[1] > 1 << 20
-    assert process(2**22 + 1) is None, "no process has this number"
+    assert process_use(2**22 + 1) is None, "no process has this number"
 
 
 def test_gpus_are_asked_where_there_is_a_driver_to_ask(gpus: Gpus) -> None:
@@ -127,7 +127,7 @@ def test_without_a_driver_there_are_no_gpus(nvml: Nvml) -> None:
 
 def test_ranks_with_gpus_are_told_of_with_them(nvml: Nvml) -> None:
     """From the module of NVIDIA's to the words that are shown."""
-    node = Resources()
+    node = Measurements()
     message = wire.Measure((0, 1, 2), {"0": ("0", "1"), "1": ("2",)}, 3)
     pids = dict.fromkeys(range(3), os.getpid())
     until(lambda: len(node.reply(message, pids).value["ranks"]["0"]) == 5)
@@ -146,7 +146,7 @@ def test_ranks_with_gpus_are_told_of_with_them(nvml: Nvml) -> None:
 
 
 def test_a_node_replies_once_and_without_gpus_asks_nobody() -> None:
-    resources = Resources()
+    resources = Measurements()
     reply = resources.reply(wire.Measure((4, 5), {}, 9), {4: os.getpid()})
     assert (reply.rank, reply.number, list(reply.value["ranks"])) == (4, 9, ["4"])
     assert len(reply.value["ranks"]["4"]) == 2

@@ -19,8 +19,9 @@ import psutil
 import pytest
 
 from skymagic.jobs.script import ScriptEnd, script_error, too_many_nodes
-from skymagic.kernels.agent import oom
-from skymagic.kernels.script import environment, supervisor
+from skymagic.kernels import supervisor
+from skymagic.kernels.agent import resources
+from skymagic.kernels.script import environment
 from skymagic.runtime.info import InstanceInfo, Peer
 from tests.lab.notebook import Notebook, Shown, opened
 from tests.lab.places import LOCAL, PLACES, pooled
@@ -191,11 +192,11 @@ def test_gpus_that_are_in_use_are_named(tmp_path: Path, monkeypatch: pytest.Monk
     program.write_text("#!/bin/sh\necho '0, 4, 81559'; echo '1, 40000, 81559'; echo '2, 1000, 81559'")
     program.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
-    assert oom.gpus_in_use("0") == ""
-    assert oom.gpus_in_use("0,1").startswith("GPU 1: 41.9 of 86 GB in use already")
-    assert "GPU 2: 1.0 of 86 GB" in oom.gpus_in_use("")
+    assert resources.gpus_in_use("0") == ""
+    assert resources.gpus_in_use("0,1").startswith("GPU 1: 41.9 of 86 GB in use already")
+    assert "GPU 2: 1.0 of 86 GB" in resources.gpus_in_use("")
     program.write_text("#!/bin/sh\nexit 9")
-    assert oom.gpus_in_use("") == ""
+    assert resources.gpus_in_use("") == ""
 
 
 @pytest.mark.parametrize(

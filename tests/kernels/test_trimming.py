@@ -9,8 +9,8 @@ import pytest
 
 from skymagic.kernels.agent import logs
 from skymagic.kernels.agent.logs import LOST
-from skymagic.kernels.agent.output import RankOutput
 from skymagic.wire.agent import BeginOutput
+from tests.kernels.filters import output_filter
 
 LIMIT = 1 << 20
 LINE = "{:099}\n"
@@ -21,7 +21,7 @@ def test_a_long_log_keeps_its_end(tmp_path: Path) -> None:
     log, told = tmp_path / "rank-3.log", list[str]()
     reader, writer = os.pipe()
     spans = logs.Spans()
-    output = RankOutput(3, log, {"stdout": reader}, lambda *_: None, told.append, spans, limit=LIMIT)
+    output = output_filter(3, log, {"stdout": reader}, tell=told.append, spans=spans, limit=LIMIT)
     runs = {1: range(100), 2: range(100, 40_000), 3: range(40_000, 40_100)}
     for run, lines in runs.items():
         output.begin(BeginOutput(3, {}, False, 1, 7, run), 0.0)
@@ -46,7 +46,7 @@ def test_a_long_log_keeps_its_end(tmp_path: Path) -> None:
     assert everything[0] == LINE.format(numbers[0]).rstrip()
     assert logs.last(path, 2)["text"].split() == [LINE.format(n).rstrip() for n in (40_098, 40_099)]
     assert logs.since(path, 5)["text"].startswith(LINE.format(numbers[0]))
-    assert output.tail(1) == LINE.format(40_099).rstrip()
+    assert output.log.tail(1) == LINE.format(40_099).rstrip()
     os.close(writer)
     output.close()
 

@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from skymagic.kernels.rank import waiting
+from skymagic.kernels.rank import interrupts
 
 LIBC = ctypes.CDLL(None)
 
@@ -20,7 +20,7 @@ def seen(wait: Callable[[], object]) -> tuple[bool, float]:
     def look() -> None:
         time.sleep(0.02)  # the main thread is on its way into its wait, which nothing tells
         begun = time.monotonic()
-        found.append((waiting.waits_in_native_code(), time.monotonic() - begun))
+        found.append((interrupts.waits_in_native_code(), time.monotonic() - begun))
 
     looks = threading.Thread(target=look)
     looks.start()
@@ -32,7 +32,7 @@ def seen(wait: Callable[[], object]) -> tuple[bool, float]:
 def test_a_wait_in_native_code_is_seen_at_once() -> None:
     found = [seen(lambda: LIBC.poll(None, 0, 400)) for _ in range(5)]
     assert [waits for waits, _ in found] == [True] * 5
-    assert min(seconds for _, seconds in found) < waiting.LOOK_INTERVAL * 0.8
+    assert min(seconds for _, seconds in found) < interrupts.SAMPLE_INTERVAL * 0.8
 
 
 def test_native_code_that_works_does_not_wait() -> None:

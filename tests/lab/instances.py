@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from skymagic.kernels.agent import notices
+from skymagic.kernels.agent import ending
 from skymagic.providers.aws import tags, watchdog
 from skymagic.runtime.rendezvous import free_port
 from tests.conftest import MARK
@@ -111,7 +111,7 @@ class Machines:
     def _boot(self, instance: Any, config: dict[str, Any], number: int) -> None:
         self._jobs.add(next(each["value"] for each in instance.get_tags() if each["key"] == tags.JOB))
         folder = self.folder / instance.id
-        service = {notices.VARIABLE: self.metadata.url(instance.id)} if self.metadata is not None else {}
+        service = {ending.VARIABLE: self.metadata.url(instance.id)} if self.metadata is not None else {}
         env = {**self.env, **service}
         host = Host(instance.id, instance.private_ip, folder, folder / "authorized", env)
         # where something lies already no disk is mounted: nothing that tests do formats one of this machine

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
-from skymagic.kernels.agent import notices
+from skymagic.kernels.agent import ending
 
 
 @dataclass
@@ -41,7 +41,7 @@ class Metadata:
     def take_back(self, instance: str, at: float) -> None:
         """EC2 will terminate a spot instance at this time (seconds since 1970)."""
         when = datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-        self.say(instance, notices.ACTION, {"action": "terminate", "time": when})
+        self.say(instance, ending.ACTION, {"action": "terminate", "time": when})
 
 
 @contextmanager

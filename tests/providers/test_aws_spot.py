@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from skymagic.kernels.agent import notices
+from skymagic.kernels.agent import ending
 from tests.lab import ec2 as lab
 from tests.lab.ec2 import REGION, ec2, error
 from tests.lab.ec2_prices import EC2Market
@@ -86,7 +86,7 @@ def test_a_machine_is_taken_back_and_replaced(both: tuple[Machines, Metadata, No
     notebook.run(f"folder = {str(tmp_path)!r}")
     run = notebook.start(TRAIN)
     notebook.watch(run, lambda shown: "begun" in shown.text)
-    service.say(first, notices.REBALANCE, {"noticeTime": "2026-11-22T20:00:00Z"})
+    service.say(first, ending.REBALANCE, {"noticeTime": "2026-11-22T20:00:00Z"})
     service.take_back(second, time.time() + 120)
     said = notebook.finish(run).text
     assert f"node 1 ({second}): EC2 takes this spot machine back (terminate) in 1" in said

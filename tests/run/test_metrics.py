@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from skymagic.kernels.agent import away
-from skymagic.kernels.agent.away import KeptNumbers, Sampled
-from skymagic.kernels.agent.output import RankOutput
+from skymagic.kernels.agent import kept as kept_by_agent
+from skymagic.kernels.agent.kept import KeptNumbers, Sampled
 from skymagic.run import metrics as module
 from skymagic.run.metrics import Metrics, kept, records, table
 from skymagic.wire.agent import BeginOutput, Reported
 from skymagic.wire.metrics import USAGE, packed, unpacked
+from tests.kernels.filters import output_filter
 
 NAN = math.nan
 
@@ -188,7 +188,7 @@ def test_every_fourth_row_is_left_and_the_newest(count: int, kept: list[int]) ->
 
 
 def test_what_is_kept_is_bounded_and_spans_all_steps_evenly(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(away, "MAX_NUMBERS_BYTES", 32_000)
+    monkeypatch.setattr(kept_by_agent, "MAX_NUMBERS_BYTES", 32_000)
     numbers, steps = KeptNumbers(), 10_000
     for start in range(0, steps, 100):
         numbers.add(loop("loss", range(start, start + 100), steps))
@@ -208,17 +208,17 @@ def test_what_is_kept_is_bounded_and_spans_all_steps_evenly(monkeypatch: pytest.
 
 def test_on_return_the_notebook_gets_what_was_kept(tmp_path: Path) -> None:
     sent: list[dict[str, Any]] = []
-    output = RankOutput(3, tmp_path / "log", {}, lambda parent, content: sent.append(content), print)
+    output = output_filter(3, tmp_path / "log", {}, lambda parent, content: sent.append(content))
     try:
-        output.report(Reported(3, loop("loss", range(1))))
+        output.screen.report(Reported(3, loop("loss", range(1))))
         assert sent == [], "between cells it is nobody's"
         output.begin(BeginOutput(3, {"msg_id": "1"}, False, 100), 0.0)
-        output.detach()
+        output.screen.detach()
         for step in range(3):
-            output.report(Reported(3, loop("loss", range(step, step + 1))))
+            output.screen.report(Reported(3, loop("loss", range(step, step + 1))))
         assert sent == []
-        output.attach()
-        output.report(Reported(3, loop("loss", range(3, 4))))
+        output.screen.attach()
+        output.screen.report(Reported(3, loop("loss", range(3, 4))))
         output.end(1.0)
     finally:
         output.close()
@@ -230,25 +230,25 @@ def test_on_return_the_notebook_gets_what_was_kept(tmp_path: Path) -> None:
 
 def test_another_notebook_gets_all_that_was_reported(tmp_path: Path) -> None:
     sent: list[dict[str, Any]] = []
-    output = RankOutput(3, tmp_path / "log", {}, lambda parent, content: None, print)
+    output = output_filter(3, tmp_path / "log", {})
     try:
         output.begin(BeginOutput(3, {"msg_id": "1"}, False, 100), 0.0)
-        output.report(Reported(3, loop("loss", range(9))))
+        output.screen.report(Reported(3, loop("loss", range(9))))
         output.begin(BeginOutput(3, {"msg_id": "2"}, False, 100), 1.0)
-        output.report(Reported(3, loop("loss", range(1))))  # while the first notebook was there
-        output.detach()
-        output.report(Reported(3, loop("loss", range(1, 2))))
-        output.replaced()
-        output.report(Reported(3, loop("loss", range(2, 3))))  # as the second has not asked yet
-        output.follow(0, lambda content: None)  # it is killed
-        output.detach()
-        output.report(Reported(3, loop("loss", range(3, 4))))
-        output.replaced()
-        output.follow(0, sent.append)
-        output.report(Reported(3, loop("loss", range(4, 5))))
+        output.screen.report(Reported(3, loop("loss", range(1))))  # while the first notebook was there
+        output.screen.detach()
+        output.screen.report(Reported(3, loop("loss", range(1, 2))))
+        output.screen.replaced()
+        output.screen.report(Reported(3, loop("loss", range(2, 3))))  # as the second has not asked yet
+        output.screen.follow(0, lambda content: None)  # it is killed
+        output.screen.detach()
+        output.screen.report(Reported(3, loop("loss", range(3, 4))))
+        output.screen.replaced()
+        output.screen.follow(0, sent.append)
+        output.screen.report(Reported(3, loop("loss", range(4, 5))))
         output.end(2.0)
         told = len(sent)
-        output.follow(0, sent.append)  # it had ended meanwhile
+        output.screen.follow(0, sent.append)  # it had ended meanwhile
     finally:
         output.close()
     for contents in (sent[:told], sent[told:]):

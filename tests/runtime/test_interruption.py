@@ -8,7 +8,7 @@ import textwrap
 
 import pytest
 
-from skymagic.kernels.agent import notices
+from skymagic.kernels.agent import ending
 from skymagic.runtime.interruption import NOWHERE, on_interruption
 
 START = """
@@ -114,6 +114,6 @@ def test_outside_a_rank_it_is_said_that_nothing_is_called() -> None:
 
 def test_what_ec2_says() -> None:
     """As its documentation shows it."""
-    taken = notices.action('{"action": "terminate", "time": "2017-09-18T08:22:00Z"}')
-    assert taken == notices.Notice("EC2 takes this spot machine back (terminate)", 1505722920.0)
-    assert notices.rebalance('{"noticeTime": "2020-10-27T08:22:00Z"}').at is None
+    taken = ending.action('{"action": "terminate", "time": "2017-09-18T08:22:00Z"}')
+    assert taken == ending.Notice("EC2 takes this spot machine back (terminate)", 1505722920.0)
+    assert ending.rebalance('{"noticeTime": "2020-10-27T08:22:00Z"}').at is None

@@ -16,10 +16,10 @@ from pathlib import Path
 
 import pytest
 
-from skymagic.kernels.agent.rank import Rank
+from skymagic.kernels.agent.ranks import Rank
 from skymagic.kernels.daemon import rundir
-from skymagic.kernels.script.supervisor import Supervisor
 from skymagic.kernels.store.server import LOCK, exclusive
+from skymagic.kernels.supervisor import Supervisor
 from skymagic.wire import processes
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="start times and pidfds are Linux's")

@@ -40,9 +40,9 @@ class CodeNames:
     stores: frozenset[str] = frozenset()
     """Names that it binds at its own level, and global names that the code inside it binds."""
     required: frozenset[str] = frozenset()
-    """Those of the imports that are not in a ``try``."""
+    """Imports that are not in a ``try``."""
     sets: frozenset[str] = frozenset()
-    """Those of the stores that are ``global``."""
+    """Stores that are ``global``."""
 
 
 _known: WeakKeyDictionary[types.CodeType, CodeNames] = WeakKeyDictionary()

@@ -41,7 +41,7 @@ def imported_names(tree: ast.AST, package: str = "") -> frozenset[str]:
 
 
 def required_names(tree: ast.AST, package: str = "", *, functions: bool = True) -> frozenset[str]:
-    """Those of them that the code does not do without: not in a ``try``, and not where it asks first.
+    """Dotted names of imports that the code does not do without: not in a ``try``, and not where it asks first.
 
     Args:
         functions: whether what its functions import when they are called counts too.

@@ -61,7 +61,7 @@ class ImportedTexts:
         self._noted: dict[str, str] = {}
 
     def stale(self, sources: Iterable[ModuleSource]) -> list[ModuleSource]:
-        """Those modules of which the notebook has another text than the file; each text is reported once."""
+        """The modules of which the notebook has another text than the file; each text is reported once."""
         found = []
         for source in sources:
             spec = getattr(sys.modules.get(source.name), "__spec__", None)

@@ -1,4 +1,4 @@
-"""The user's own modules, of the notebook's folder and of his entries of ``sys.path``: they travel as source, with those that they import."""
+"""The user's own modules, of the notebook's folder and of entries that they added to ``sys.path``: they travel as source, with those that they import."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class ModuleSource:
     """The file that it was read from; ``__file__`` on the ranks too."""
     hash: str
     data: str = ""
-    """Its data files, as `packed_data` makes them; empty where the rank sees the package's folder."""
+    """The package's data files, as `packed_data` makes them; empty where the rank sees the package's folder."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class _Parsed:
     hash: str
     imports: frozenset[str]
     required: frozenset[str]
-    """Those of them that it does not do without when it is imported."""
+    """Imports that it does not do without when it is imported."""
 
 
 class FoundModules(NamedTuple):
@@ -57,7 +57,7 @@ class FoundModules(NamedTuple):
     imports: frozenset[str]
     """Dotted names that the sources may import."""
     required: frozenset[str]
-    """Those of them without which they cannot be imported."""
+    """Dotted names without which the sources cannot be imported."""
 
 
 def collect(names: Iterable[str], folder: str) -> dict[str, ModuleSource]:

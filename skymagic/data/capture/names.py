@@ -32,7 +32,7 @@ class CellNames:
     imports: frozenset[str] = frozenset()
     """Dotted names of modules that the cell may import."""
     required: frozenset[str] = frozenset()
-    """Those of them that it does not do without: not in a ``try``."""
+    """Imports that it does not do without: not in a ``try``."""
     attributes: frozenset[str] = frozenset()
     """All attribute names in the cell; they tell which submodules it reaches through a package."""
     hints: frozenset[str] = frozenset()
@@ -171,7 +171,7 @@ def interactive(name: str, value: object) -> bool:
 
 
 def last_shown(names: Iterable[str], namespace: Mapping[str, object]) -> list[str]:
-    """Those of ``_``, ``__`` and ``___`` among the names that are what IPython has shown, and not what a cell has assigned."""
+    """``_``, ``__`` and ``___`` among the names, those that are what IPython has shown, and not what a cell has assigned."""
     found, shown = sorted({*LAST_SHOWN}.intersection(names)), namespace.get("_oh")
     values = {id(value) for value in list(shown.values())} if found and isinstance(shown, dict) else set()
     return [name for name in found if id(namespace.get(name)) in values]

@@ -17,19 +17,23 @@ import time
 import traceback
 
 from skymagic.errors import PoolError
-from skymagic.kernels.agent import directories, discovery, logs, orphans
+from skymagic.kernels.agent import directories, discovery, forkserver, logs
 from skymagic.kernels.agent.children import Controller, Forkserver
-from skymagic.kernels.agent.directories import Directories
+from skymagic.kernels.agent.directories import Directories, RecordFile
 from skymagic.kernels.agent.discovery import Candidates
-from skymagic.kernels.agent.ending import ABANDONED_SECONDS, ENDING, SIGNALLED, Ending
-from skymagic.kernels.agent.loop import Loop
-from skymagic.kernels.agent.notices import Notice, NoticeWatch
+from skymagic.kernels.agent.ending import (
+    ABANDONED_SECONDS,
+    ENDING,
+    SIGNALLED,
+    Notice,
+    NoticeWatch,
+    SignalledEnd,
+    UnattendedRuns,
+)
 from skymagic.kernels.agent.ranks import Ranks
-from skymagic.kernels.agent.readers import Readers
-from skymagic.kernels.agent.record import RecordFile
-from skymagic.kernels.agent.resources import HeldGpus, Resources
-from skymagic.kernels.agent.unattended import UnattendedRuns
-from skymagic.kernels.fork import signal_pipe
+from skymagic.kernels.agent.readers import NodeReaders, RankAudience, RankRequests
+from skymagic.kernels.agent.resources import HeldGpus, Measurements
+from skymagic.kernels.fork import EventLoop, signal_pipe
 from skymagic.plan.limits import MOST_DESCRIPTORS, Lifetime
 from skymagic.runtime import rendezvous
 from skymagic.wire import agent as wire
@@ -59,22 +63,26 @@ class Agent:
         self.spec, self._woken = spec, woken
         self._record = RecordFile(record, spec)
         self._link_in, self._link_out, self._errors = link_in, link_out, errors
-        self._directories = Directories(spec.job_id)
-        self._directory = self._directories.work
-        self._loop = Loop(self._survive)
+        self.directories = Directories(spec.job_id)
+        self._directory = self.directories.work
+        self._loop = EventLoop(self._survive)
         self._decoder = wire.decoder()
         self._lifetime = Lifetime(
             spec.idle_timeout, spec.max_lifetime, time.monotonic(), spec.detached_timeout, spec.max_away
         )
-        self._unattended = UnattendedRuns(self._lifetime, spec.max_away or 0.0)
         self._candidates = Candidates(self._loop)
-        self._ranks = Ranks(self._loop, spec.job_id, self._directories, spec.log_limit, self._lifetime, self._send)
-        self._resources = Resources()
+        self._ranks = Ranks(self._loop, spec.job_id, self.directories, spec.log_limit, self._lifetime, self._send)
+        self._requests = RankRequests(self._loop, self._ranks, self._send)
+        self._audience = RankAudience(self._ranks, self._send)
+        self._unattended = UnattendedRuns(
+            self._lifetime, spec.max_away or 0.0, self._requests.note, self._requests.signal
+        )
+        self._resources = Measurements()
         self._gpus = HeldGpus(spec.job_id, spec.pool)
         self._controller: Controller | None = None
-        self._readers: Readers | None = None
+        self._readers: NodeReaders | None = None
         self._notices: NoticeWatch | None = None
-        self._ending: Ending | None = None
+        self._ending: SignalledEnd | None = None
         self._interrupted: dict[int, wire.InterruptionNotice] = {}
         """By node: the last that was heard of its end."""
         self._told: dict[type[wire.AgentMessage], wire.AgentMessage] = {}
@@ -92,14 +100,14 @@ class Agent:
         os.dup2(log, 2)
         os.close(log)
         os.environ.update(self.spec.env)
-        orphans.adopt()
+        forkserver.adopt()
         # what is ignored, the controller inherits
-        self._ending = Ending(self._loop, self._woken, self._ranks.hooks, self._on_signal)
+        self._ending = SignalledEnd(self._loop, self._woken, self._requests.hooks, self._on_signal)
         if self.spec.head and self.spec.address is not None:
             self._start_controller(self.spec.address)
         controllers = set() if self._controller is None else self._controller.descriptors
         links = {self._woken, self._link_in, self._link_out, self._errors}
-        foreign = {*links, *controllers, *self._directories.locks}
+        foreign = {*links, *controllers, *self.directories.locks}
         self._ranks.forkserver = Forkserver(
             self._loop, self.spec.preload, foreign, self._ranks.on_forkserver, self._send
         )
@@ -107,14 +115,18 @@ class Agent:
         self._watch_parent()
         if self._record.path is not None:
             socket_path = self._record.path.with_name(READERS)
-            self._readers = Readers(self._loop, str(socket_path), self._ranks, self._told_readers)
+
+            def told() -> list[wire.AgentMessage]:
+                return [message for message in self._told.values() if isinstance(message, wire.AgentStarted)]
+
+            self._readers = NodeReaders(self._loop, str(socket_path), self._requests, self._audience, told)
         if self.spec.notices:
             self._notices = NoticeWatch(self._loop, self._on_notice)
         directories.sweep()
         self._loop.call_later(TOUCH_SECONDS, self._touch)
         if self.spec.head and self.spec.address is None:
             self._candidates.listen(discovery.private_addresses())
-        name, folder, store = socket.gethostname(), str(self._directory), str(self._directories.store)
+        name, folder, store = socket.gethostname(), str(self._directory), str(self.directories.store)
         port = rendezvous.free_port(self.spec.address or "") if self.spec.head else 0
         candidates = self._candidates
         self._send(
@@ -122,7 +134,7 @@ class Agent:
         )
 
     def _touch(self) -> None:
-        self._directories.touch()
+        self.directories.touch()
         self._loop.call_later(TOUCH_SECONDS, self._touch)
 
     def _start_controller(self, address: str) -> None:
@@ -148,7 +160,7 @@ class Agent:
                 self._loop.run_once(min(due, default=None))
                 now = time.monotonic()
                 self._ranks.flush(now)
-                self._unattended.stop_if_due(now, self._ranks)
+                self._unattended.stop_if_due(now)
                 self._record.update(self._lifetime, self._ranks.pids)
                 if self._ending is not None:
                     self._ending.end_if_over(now)
@@ -175,9 +187,6 @@ class Agent:
             wire.AgentFailed(f"the agent failed: {traceback.format_exception_only(problem)[-1].strip()}\n{log}".strip())
         )
 
-    def _told_readers(self) -> list[wire.AgentMessage]:
-        return [one for one in self._told.values() if isinstance(one, wire.AgentStarted)]
-
     def _send(self, message: wire.AgentMessage) -> None:
         """Send to the notebook, and to readers what concerns them."""
         if self._readers is not None and self._readers.send(message):
@@ -197,7 +206,7 @@ class Agent:
             self._loop.unwatch(source)
         if self._ending is not None and self._ending.due is not None:
             return  # it ends once the hooks have run
-        if self._ranks.hooks():
+        if self._requests.hooks():
             self._stop_at = time.monotonic() + ABANDONED_SECONDS
             return
         self._ranks.kill()
@@ -233,15 +242,15 @@ class Agent:
                 self._ranks.spawn(message)
             case wire.Signal():
                 for rank in message.ranks:
-                    self._ranks.signal(rank, message.signum)
+                    self._requests.signal(rank, message.signum)
             case wire.RankRequest():
-                self._ranks.call(message)
+                self._requests.call(message)
             case wire.WidgetInput():
-                self._ranks.pass_on(message)
+                self._requests.pass_on(message)
             case wire.Measure():
                 self._send(self._resources.reply(message, self._ranks.pids()))
             case wire.ReadLog():
-                self._ranks.read_log(message)
+                self._requests.read_log(message)
             case wire.RendezvousKey():
                 self._ranks.put(message)
             case wire.ProbeAddresses():
@@ -257,14 +266,14 @@ class Agent:
                 self._lifetime.end(f"run {message.run}", time.monotonic())
             case wire.NotebookDetached():
                 self._lifetime.left(time.monotonic())
-                self._ranks.detach()
+                self._audience.detach()
             case wire.NotebookAttached():
                 self._lifetime.returned()
-                self._ranks.attach()
+                self._audience.attach()
             case wire.NotebookReplaced():
                 self._replaced()
             case wire.Follow():
-                self._ranks.follow(message)
+                self._audience.follow(message)
             case wire.Shutdown():
                 self._stop()
 
@@ -285,7 +294,7 @@ class Agent:
         """Have the ranks' hooks called, once: a notebook that takes over tells again what it is told."""
         if message.at is not None and self._interrupted.get(message.node) != message:
             self._interrupted[message.node] = message
-            self._ranks.interrupt(message)
+            self._requests.interrupt(message)
 
     def _replaced(self) -> None:
         """Another notebook has taken over: it is told all that it must know."""
@@ -294,7 +303,7 @@ class Agent:
             self._lifetime.end(who, time.monotonic())  # it says anew what runs
         for message in self._told.values():
             self._send(message)
-        self._ranks.tell()
+        self._audience.tell()
 
     def _probe(self, message: wire.ProbeAddresses) -> None:
         def result(routes: dict[str, str]) -> None:
@@ -323,22 +332,18 @@ class Agent:
         self._ranks.forkserver.close()
         if self._controller is not None:
             self._controller.close()
-        orphans.end_all()  # if somebody has killed the forkserver
+        forkserver.end_all()  # if somebody has killed the forkserver
         if self._linked:
             self._tell_logs()
-        self.remove_directories()
+        self.directories.remove()
 
     def _tell_logs(self) -> None:
         """What the notebook can show when the logs are gone; as far as it listens."""
         with contextlib.suppress(OSError):
-            for rank, text in logs.kept(self._directory):
+            for rank, text in logs.kept_tails(self._directory):
                 if not select.select([], [self._link_out], [], LISTENING_TIMEOUT)[1]:
                     return
                 write_all(self._link_out, wire.encode(wire.LastLines(rank, text)))
-
-    def remove_directories(self) -> None:
-        """Delete what the node has written; twice is safe."""
-        self._directories.remove()
 
 
 def _raise_descriptor_limit() -> None:
@@ -373,7 +378,7 @@ def main(record: str | None = None) -> None:
         agent.start()
     except BaseException as problem:
         agent.last_words(problem)
-        agent.remove_directories()
+        agent.directories.remove()
         raise
     agent.run()
 

@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from skymagic.kernels.agent import forkserver
-from skymagic.kernels.agent.loop import Loop
-from skymagic.kernels.fork import fork
+from skymagic.kernels.fork import EventLoop, fork
 from skymagic.wire import agent as wire
 from skymagic.wire import processes
 
@@ -38,7 +37,7 @@ class Controller:
 
     def __init__(
         self,
-        loop: Loop,
+        loop: EventLoop,
         directory: Path,
         address: str,
         on_listening: Callable[[dict[str, Any]], None],
@@ -62,7 +61,7 @@ class Controller:
 
     @property
     def descriptors(self) -> set[int]:
-        """Of the agent's ends of its pipes: it lives until its standard input ends, so nobody else may hold them."""
+        """Descriptors of the agent's ends of its pipes: it lives until its standard input ends, so nobody else may hold them."""
         return {self.stdin.fileno(), self._stdout.fileno()}
 
     def _on_output(self) -> None:
@@ -110,7 +109,9 @@ class Forkserver:
         send: to the notebook: AgentFailed when it has ended by itself.
     """
 
-    def __init__(self, loop: Loop, preload: Iterable[str], foreign: set[int], on_message: Sink, send: Sink) -> None:
+    def __init__(
+        self, loop: EventLoop, preload: Iterable[str], foreign: set[int], on_message: Sink, send: Sink
+    ) -> None:
         self._loop, self._on_message, self._send = loop, on_message, send
         self._decoder = wire.decoder()
         self._channel, theirs = socket.socketpair()

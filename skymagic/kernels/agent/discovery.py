@@ -25,7 +25,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 
-from skymagic.kernels.agent.loop import Loop
+from skymagic.kernels.fork import EventLoop
 from skymagic.kernels.network import interface_addresses
 from skymagic.wire.authentication import NO_DESCRIPTOR_PAUSE, NONCE_BYTES, proof, verify
 from skymagic.wire.processes import boot_id
@@ -38,7 +38,7 @@ MAX_PROBES = 32
 
 
 def machine() -> str:
-    """The same text for all processes that reach each other by 127.0.0.1, and for no others."""
+    """A text that is equal in all processes that reach each other by 127.0.0.1, and in no others."""
     with contextlib.suppress(OSError):
         return f"{boot_id()} {os.readlink('/proc/self/ns/net')}"
     return f"{boot_id()} {socket.gethostname()}"
@@ -69,7 +69,7 @@ class Candidates:
         secret: by which nodes that probe know this one; for them alone.
     """
 
-    def __init__(self, loop: Loop) -> None:
+    def __init__(self, loop: EventLoop) -> None:
         self._loop, self.secret = loop, secrets.token_hex(16)
         self._listeners: list[socket.socket] = []
         self._peers: dict[socket.socket, tuple[float, bytes]] = {}
@@ -158,7 +158,9 @@ def _purpose(address: str, port: int) -> str:
     return f"candidate {address} {port}"
 
 
-def probe(loop: Loop, candidates: Mapping[str, int], secret: str, on_result: Callable[[dict[str, str]], None]) -> None:
+def probe(
+    loop: EventLoop, candidates: Mapping[str, int], secret: str, on_result: Callable[[dict[str, str]], None]
+) -> None:
     """Probe beside the event loop, for a candidate that drops packets takes its time; call back on the loop."""
     ours, theirs = socket.socketpair()
 

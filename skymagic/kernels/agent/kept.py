@@ -1,16 +1,23 @@
-"""What a rank has shown in its last run: kept for another notebook that takes over, a flood as its beginning and its end."""
+"""What a rank has shown and reported, kept for a notebook that is away or takes over; bounded.
+
+Of its last run the beginning and the end are kept. While the notebook is away, nobody takes what is displayed, and a live plot never ends: of
+displays the newest are kept. Numbers are thinned out when they are too many, so that what is kept spans all steps.
+"""
 
 from __future__ import annotations
 
 import json
+from array import array
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+from skymagic.wire import metrics
+
 FIRST_BYTES = 64 << 10
-"""Of what was shown first."""
+"""Bytes kept of what was shown first."""
 LAST_BYTES = 1 << 20
-"""Of what was shown last; a display that is larger is kept alone."""
+"""Bytes kept of what was shown last; a display that is larger is kept alone."""
 
 
 class KeptOutput:
@@ -71,3 +78,126 @@ def _shown_anew(content: dict[str, Any], displays: set[str]) -> dict[str, Any]:
     if ident:
         displays.add(ident)
     return content
+
+
+MAX_DISPLAYS = 20
+MAX_DISPLAY_BYTES = 8 << 20
+MAX_NUMBERS_BYTES = 4 << 20
+
+
+class KeptDisplays:
+    """The newest displays of one rank, of which each is kept as it is now.
+
+    Attributes:
+        missed: displays that were shown to nobody and are not here any more.
+    """
+
+    def __init__(self) -> None:
+        self._kept: list[tuple[str, dict[str, Any], int]] = []
+        """(display id or "", content, bytes), the oldest first."""
+        self._unknown: set[str] = set()
+        """Ids of displays that were left out: the notebook does not know them."""
+        self.missed = 0
+
+    def add(self, content: dict[str, Any]) -> None:
+        """Keep a content that iopub would have got."""
+        if content["kind"] == "clear_output":
+            self._kept.clear()
+        ident = (content.get("transient") or {}).get("display_id", "")
+        older = next((kept for kept in self._kept if ident and kept[0] == ident), None)
+        if older is not None:  # in its place, and as what it is
+            content = {**content, "kind": older[1]["kind"]}
+            self._kept[self._kept.index(older)] = (ident, content, len(json.dumps(content)))
+        else:
+            if ident in self._unknown and content["kind"] == "update_display_data":
+                content = {**content, "kind": "display_data"}
+            self._kept.append((ident, content, len(json.dumps(content))))
+        while len(self._kept) > MAX_DISPLAYS or (
+            len(self._kept) > 1 and sum(one[2] for one in self._kept) > MAX_DISPLAY_BYTES
+        ):
+            ident, left_out, _ = self._kept.pop(0)
+            self.missed += left_out["kind"] != "clear_output"
+            if left_out["kind"] == "display_data":
+                self._unknown.add(ident)
+
+    def take(self) -> list[dict[str, Any]]:
+        """All that is kept, which is forgotten here."""
+        kept, self._kept = [content for _, content, _ in self._kept], []
+        return kept
+
+
+class Sampled:
+    """Rows under one set of names: all of them, or of too many every second, then every fourth, …, and the newest in any case."""
+
+    def __init__(self, names: metrics.Names) -> None:
+        self._width = metrics.FIXED + len(names)
+        self._rows, self._newest = array("d"), array("d")
+        """Rows that are kept; the newest, where it is not among them."""
+        self._count = 0
+        """Rows that came."""
+        self.every = 1
+        """The first of this many rows is kept."""
+
+    def __len__(self) -> int:
+        """Rows that are kept."""
+        return len(self._rows) // self._width
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of them."""
+        return self._rows.itemsize * len(self._rows)
+
+    @property
+    def rows(self) -> array[float]:
+        """All that is kept."""
+        return self._rows + self._newest
+
+    def add(self, rows: array[float]) -> None:
+        """Take the rows of a batch."""
+        self._take(rows, -self._count % self.every, self.every)
+        self._count += len(rows) // self._width
+        self._newest = rows[-self._width :] if (self._count - 1) % self.every else array("d")
+
+    def thin(self) -> None:
+        """Keep every second one of what is kept, and of what comes."""
+        rows, newest = self._rows, self.rows[-self._width :]
+        self._rows, self.every = array("d"), 2 * self.every
+        self._take(rows, 0, 2)
+        self._newest = newest if (self._count - 1) % self.every else array("d")
+
+    def _take(self, rows: array[float], first: int, every: int) -> None:
+        for index in range(first, len(rows) // self._width, every):
+            self._rows.extend(rows[index * self._width : (index + 1) * self._width])
+
+
+class KeptNumbers:
+    """The numbers that one rank has reported; where they are too many, those with the most rows are thinned out evenly."""
+
+    def __init__(self) -> None:
+        self._sampled: dict[metrics.Names, Sampled] = {}
+        self._usage: metrics.Rows = {}
+
+    def add(self, batches: Iterable[Mapping[str, Any]]) -> None:
+        """Keep rows that the notebook would have got. What a rank says of itself is summed up in its newest row."""
+        for names, rows in metrics.unpacked(batches):
+            if names == metrics.USAGE:
+                self._usage = {names: rows}
+            else:
+                self._sampled.setdefault(names, Sampled(names)).add(rows)
+        while sum(one.nbytes for one in self._sampled.values()) > MAX_NUMBERS_BYTES:
+            longest = max(self._sampled.values(), key=len)
+            if len(longest) == 1:
+                break
+            longest.thin()
+
+    @property
+    def kept(self) -> tuple[int, tuple[dict[str, Any], ...]]:
+        """(one row of how many is kept at least, all that is kept)."""
+        every = max((one.every for one in self._sampled.values()), default=1)
+        return every, metrics.packed({names: one.rows for names, one in self._sampled.items()} | self._usage)
+
+    def take(self) -> tuple[int, tuple[dict[str, Any], ...]]:
+        """What `kept` gives, which is forgotten here."""
+        kept = self.kept
+        self._sampled, self._usage = {}, {}
+        return kept

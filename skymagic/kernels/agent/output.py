@@ -11,20 +11,15 @@ import codecs
 import contextlib
 import os
 import sys
-import time
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from types import MappingProxyType
-from typing import Any, BinaryIO
+from typing import Any
 
-from skymagic.kernels.agent.away import KeptDisplays, KeptNumbers
-from skymagic.kernels.agent.kept import KeptOutput
-from skymagic.kernels.agent.logs import Spans
-from skymagic.kernels.agent.trimming import trim
+from skymagic.kernels.agent.kept import KeptDisplays, KeptNumbers, KeptOutput
+from skymagic.kernels.agent.logs import RankLog
 from skymagic.wire.agent import BeginOutput, Publish, Reported
 
 PIPE_BYTES = 1 << 20
-TAIL_BYTES = 1 << 14
 F_SETPIPE_SZ = 1031
 BATCH_SECONDS = 0.01
 """Text that follows within this time is sent together, so that a flood of short lines costs a hundred messages a second at most."""
@@ -78,49 +73,21 @@ class Pipe:
             return None
 
 
-class RankOutput:
-    """Owns the log and the read ends of one rank's pipes.
+class RankScreen:
+    """Where a rank's contents go: to the notebook that made the request, to who follows in its place, to readers; kept while it is away.
 
     Args:
-        rank: whose output it is; part of every message.
-        log: path of the log, made anew readable for the owner only.
-        pipes: read ends by stream name.
+        rank: part of every content.
         send: puts a content on iopub.
-        tell: called with a sentence for the user: the log cannot be written.
-        spans: is told where each run stands in the log.
         watchers: get all that is shown, beside the notebook; they may change.
-        limit: bytes that the log may have; None for no limit.
     """
 
-    def __init__(
-        self,
-        rank: int,
-        log: Path,
-        pipes: dict[str, int],
-        send: Send,
-        tell: Callable[[str], None],
-        spans: Spans | None = None,
-        watchers: Mapping[int, Watcher] = MappingProxyType({}),
-        limit: int | None = None,
-    ) -> None:
-        self.rank = rank
-        self._spans, self._watchers = spans or Spans(), watchers
+    def __init__(self, rank: int, send: Send, watchers: Mapping[int, Watcher]) -> None:
+        self.rank, self._send, self._watchers = rank, send, watchers
+        self.parent: dict[str, Any] | None = None
+        """The request's header; None between requests."""
         self._run = 0
         """The present request's, or the one's before."""
-        self.pipes = [Pipe(name, fd) for name, fd in pipes.items()]
-        self.log_path = log
-        fd = os.open(log, os.O_CREAT | os.O_APPEND | os.O_RDWR, 0o600)
-        self._log: BinaryIO = open(fd, "r+b", buffering=0)  # noqa: SIM115  # close() closes it
-        self._send, self._tell = send, tell
-        self._log_fails = False
-        self._limit, self._unlooked = limit, 0
-        self._parent: dict[str, Any] | None = None
-        self._bucket: TokenBucket | None = None
-        self.due: float | None = None
-        """When text that waits for company must leave (monotonic seconds)."""
-        self._last_sent = 0.0
-        self._updated: dict[str, str] = {}
-        """Displays that were updated, by id, as they are now."""
         self._away: KeptDisplays | None = None
         """What is displayed while the notebook is away."""
         self._numbers = KeptNumbers()
@@ -129,48 +96,43 @@ class RankOutput:
         """What the present request has reported, or the one before, for another notebook that takes over."""
         self._kept = KeptOutput(rank)
         """What the present request has shown, or the one before, for another notebook that takes over."""
-        self._follower: Callable[[dict[str, Any]], None] | None = None
+        self._follower: Watcher | None = None
         """Who gets it in the place of the notebook that made the request."""
-        self._since = self._logged()
-        """Where the present request begins in the log, in bytes."""
-        self._heading: str | None = None
-        """What stands above its first line there, once it has one."""
-        self._open_line = False
-        """Whether the log's last line has no end yet."""
 
-    def begin(self, message: BeginOutput, now: float) -> None:
-        """Attribute to a request all that comes from now on, and what waits in the pipes: the cell may have begun to print."""
-        self.flush(now)
-        self._since = self._logged()
-        clock = time.strftime("%H:%M:%S")
-        run = f" run {message.run}," if message.run else ""
-        self._heading = f"── cell {message.cell},{run} {clock} ──" if message.cell else None
-        self._spans.begin(message.run, self._since, message.cell)
-        self._parent, self._run = message.parent, message.run
+    def begin(self, message: BeginOutput) -> None:
+        """Another request shows what comes from now on."""
+        self.parent, self._run = message.parent, message.run
         self._kept, self._reported, self._follower = KeptOutput(self.rank), KeptNumbers(), None
-        self._bucket = TokenBucket(message.limit, now) if message.visible else None
 
-    def publish(self, message: Publish, now: float) -> None:
-        """Rich output, after the text written before it; without a kind there is none: the log has all until now, its heading too."""
-        self.drain(now)
-        if not message.kind:
-            self._write_heading()
-            return
-        plain = message.content.get("data", {}).get("text/plain", "")
-        if message.kind == "update_display_data":  # of what moves, the log has the first state and the last
-            self._updated[(message.content.get("transient") or {}).get("display_id", "")] = plain
-        elif plain:
-            self._write_log(f"{plain}\n".encode(errors="replace"))
-        if self._bucket is not None and self._parent is not None:
-            content = {"rank": self.rank, "kind": message.kind, **message.content}
-            if self._away is not None:
-                self._away.add(content)
-            else:
-                self._show(content)
+    def end(self) -> None:
+        """The request has shown all."""
+        self.show("end")
+        self.parent = None
+
+    def show(self, kind: str, content: Mapping[str, Any] = MappingProxyType({})) -> None:
+        """Put a content on its way to the notebook, with its number."""
+        numbered = self._kept.add({"rank": self.rank, "kind": kind, **content})
+        for tell in list(self._watchers.values()):
+            tell({**numbered, "run": self._run})
+        if self._follower is not None:
+            self._follower(numbered)
+        elif self.parent is not None:
+            self._send(self.parent, numbered)
+
+    def display(self, kind: str, content: Mapping[str, Any]) -> None:
+        """Show rich output; while the notebook is away, the newest are kept for it."""
+        if self._away is not None:
+            self._away.add({"rank": self.rank, "kind": kind, **content})
+        else:
+            self.show(kind, content)
+
+    def note(self, text: str) -> None:
+        """A line of skymagic's own, after what was written before it."""
+        self.show("note", {"text": f"[rank {self.rank}: {text}]\n"})
 
     def report(self, message: Reported) -> None:
         """Numbers of the request, from ranks that are not shown too."""
-        if self._parent is None:
+        if self.parent is None:
             return
         self._reported.add(message.batches)
         if self._away is not None:
@@ -183,7 +145,7 @@ class RankOutput:
         if self._follower is not None:
             self._follower(content)
         else:
-            self._send(self._parent or {}, content)
+            self._send(self.parent or {}, content)
 
     def _numbers_content(self, batches: Sequence[Mapping[str, Any]], every: int) -> dict[str, Any]:
         return {"rank": self.rank, "kind": "numbers", "batches": list(batches), "every": every}
@@ -194,17 +156,18 @@ class RankOutput:
 
     def attach(self) -> None:
         """The notebook is back: it gets what was kept, and hears what was not."""
-        self._send_kept()
+        self.send_kept()
         self._away = None
 
-    def _send_kept(self) -> None:
-        if self._away is None or self._parent is None:
+    def send_kept(self) -> None:
+        """Show what was kept while the notebook was away."""
+        if self._away is None or self.parent is None:
             return
         if self._away.missed:
-            self._show({"rank": self.rank, "kind": "missed", "count": self._away.missed})
+            self.show("missed", {"count": self._away.missed})
             self._away.missed = 0
         for content in self._away.take():
-            self._show(content)
+            self.show(content["kind"], content)
         every, batches = self._numbers.take()
         if batches:
             self._send_numbers(batches, every)
@@ -214,7 +177,7 @@ class RankOutput:
         self._follower = lambda content: None
         self.attach()
 
-    def follow(self, shown: int, tell: Callable[[dict[str, Any]], None]) -> None:
+    def follow(self, shown: int, tell: Watcher) -> None:
         """Tell all that the request has reported, what it has shown after the first `shown` contents, and both from now on. Its end is told in
         any case: the notebook that has seen it may have been killed before it had the values."""
         every, batches = self._reported.kept
@@ -231,32 +194,56 @@ class RankOutput:
         for content in self._kept.after(shown):
             tell({**content, "run": self._run})
 
-    def note(self, text: str) -> None:
-        """A line of skymagic's own, after what was written before it."""
-        self._show({"rank": self.rank, "kind": "note", "text": f"[rank {self.rank}: {text}]\n"})
 
-    def _show(self, content: dict[str, Any]) -> None:
-        """Put a content on its way to the notebook, with its number."""
-        content = self._kept.add(content)
-        for tell in list(self._watchers.values()):
-            tell({**content, "run": self._run})
-        if self._follower is not None:
-            self._follower(content)
-        elif self._parent is not None:
-            self._send(self._parent, content)
+class OutputFilter:
+    """Owns the read ends of one rank's pipes: what comes through them goes into its log, and within the limits to its screen.
+
+    Args:
+        pipes: read ends by stream name.
+    """
+
+    def __init__(self, log: RankLog, screen: RankScreen, pipes: dict[str, int]) -> None:
+        self.log, self.screen = log, screen
+        self.pipes = [Pipe(name, fd) for name, fd in pipes.items()]
+        self._bucket: TokenBucket | None = None
+        self.due: float | None = None
+        """When text that waits for company must leave (monotonic seconds)."""
+        self._last_sent = 0.0
+        self._updated: dict[str, str] = {}
+        """Displays that were updated, by id, as they are now."""
+
+    def begin(self, message: BeginOutput, now: float) -> None:
+        """Attribute to a request all that comes from now on, and what waits in the pipes: the cell may have begun to print."""
+        self.flush(now)
+        self.log.begin(message.run, message.cell)
+        self.screen.begin(message)
+        self._bucket = TokenBucket(message.limit, now) if message.visible else None
+
+    def publish(self, message: Publish, now: float) -> None:
+        """Rich output, after the text written before it; without a kind there is none: the log has all until now, its heading too."""
+        self.drain(now)
+        if not message.kind:
+            self.log.write_heading()
+            return
+        plain = message.content.get("data", {}).get("text/plain", "")
+        if message.kind == "update_display_data":  # of what moves, the log has the first state and the last
+            self._updated[(message.content.get("transient") or {}).get("display_id", "")] = plain
+        elif plain:
+            self.log.write(f"{plain}\n".encode(errors="replace"))
+        if self._bucket is not None and self.screen.parent is not None:
+            self.screen.display(message.kind, message.content)
 
     def end(self, now: float) -> None:
         """All text of the request has been written: show it, and say that it was all."""
         self.drain(now, last=True)
-        self._write_log("".join(f"{plain}\n" for plain in self._updated.values() if plain).encode(errors="replace"))
+        self.log.write("".join(f"{plain}\n" for plain in self._updated.values() if plain).encode(errors="replace"))
         self._updated.clear()
-        self._spans.end(self._logged())
-        self.trim()
-        if self._parent is not None:
-            self._send_kept()
+        self.log.end()
+        if self.screen.parent is not None:
+            self.screen.send_kept()
             self._note_held_back()
-            self._show({"rank": self.rank, "kind": "end"})
-            self._parent = self._bucket = None  # what threads still print goes to the log
+            self.screen.end()
+            self._bucket = None  # what threads still print goes to the log
 
     def read(self, pipe: Pipe, now: float) -> bool:
         """Take what one pipe has; False at its end."""
@@ -288,24 +275,18 @@ class RankOutput:
                 text = "".join(pipe.waiting)
                 pipe.waiting.clear()
                 self._last_sent = now
-                if self._parent is not None:
-                    self._show({"rank": self.rank, "kind": "stream", "name": pipe.name, "text": text})
+                if self.screen.parent is not None:
+                    self.screen.show("stream", {"name": pipe.name, "text": text})
 
     def close(self) -> None:
         """Close the log and the pipes; twice is safe."""
         for pipe in self.pipes:
             os.close(pipe.fd)
         self.pipes.clear()
-        self._log.close()
-
-    def tail(self, lines: int = 60) -> str:
-        """The last lines, of at most `TAIL_BYTES`, that the present request, or the one before, wrote into the log."""
-        # by its descriptor: somebody may have deleted the file
-        data = os.pread(self._log.fileno(), TAIL_BYTES, max(self._since, self._logged() - TAIL_BYTES))
-        return "\n".join(data.decode(errors="replace").splitlines()[-lines:])
+        self.log.close()
 
     def _take(self, pipe: Pipe, data: bytes, now: float) -> None:
-        self._write_log(data)
+        self.log.write(data)
         if self._bucket is None:
             return
         was_held_back = self._bucket.held_back
@@ -316,52 +297,9 @@ class RankOutput:
 
     def _note_held_back(self) -> None:
         bucket = self._bucket
-        if bucket is not None and bucket.held_back and self._parent is not None:
-            note = {"rank": self.rank, "kind": "held_back", "nbytes": bucket.held_back}
-            bucket.held_back = 0
-            self._show(note)
-
-    def _logged(self) -> int:
-        return os.fstat(self._log.fileno()).st_size
-
-    def _write_log(self, data: bytes) -> None:
-        if data:
-            self._write_heading()
-            self._append(data)
-            self._open_line = not data.endswith(b"\n")
-
-    def _write_heading(self) -> None:
-        if self._heading is not None:
-            heading, self._heading = "\n" * self._open_line + self._heading + "\n", None
-            self._append(heading.encode())
-            self._since, self._open_line = self._logged(), False
-            self._spans.skip(self._since)
-
-    def _append(self, data: bytes) -> None:
-        view = memoryview(data)
-        self._unlooked += len(data)
-        try:
-            while view:
-                view = view[self._log.write(view) :]
-            self._log_fails = False
-            if self._limit is not None and self._unlooked > self._limit // 16:
-                self.trim()
-        except OSError as problem:  # a full disk must not stop the run
-            if not self._log_fails:
-                self._log_fails = True
-                why = f"{self.log_path} cannot be written: {problem.strerror}"
-                self._tell(f"what rank {self.rank} prints is not kept, and only the screen has what it shows: {why}")
-
-    def trim(self) -> None:
-        """Keep the log within its limit, also of what the rank itself has written there."""
-        self._unlooked = 0
-        if self._limit is None or os.fstat(self._log.fileno()).st_size <= self._limit:
-            return
-        if not trim(self._log.fileno(), self._limit):
-            self._tell(
-                f"the log of rank {self.rank} grows beyond its limit: the file system of {self.log_path} cannot drop its beginning"
-            )
-            self._limit = None
+        if bucket is not None and bucket.held_back and self.screen.parent is not None:
+            nbytes, bucket.held_back = bucket.held_back, 0
+            self.screen.show("held_back", {"nbytes": nbytes})
 
 
 def enlarge(pipe: int) -> None:
@@ -371,3 +309,47 @@ def enlarge(pipe: int) -> None:
 
         with contextlib.suppress(OSError):
             fcntl.fcntl(pipe, F_SETPIPE_SZ, PIPE_BYTES)
+
+
+class Iopub:
+    """The agent's own place on the controller's iopub channel, under the ranks' names.
+
+    The high water mark is off on every hop, so that nothing is dropped.
+
+    Args:
+        engine: what the controller tells engines.
+    """
+
+    def __init__(self, engine: dict[str, Any]) -> None:
+        self._engine = engine
+        self._socket: Any = None
+        self._session: Any = None
+        self._subscribed = False
+
+    def open(self) -> None:
+        """Connect; twice is safe. It takes an import of a tenth of a second, for which ranks should not have to wait."""
+        if self._socket is not None:
+            return
+        import zmq
+        from jupyter_client.session import Session
+
+        engine = self._engine
+        scheme, packer, unpacker = (engine[name] for name in ("signature_scheme", "pack", "unpack"))
+        self._session = Session(key=engine["key"].encode(), signature_scheme=scheme, packer=packer, unpacker=unpacker)
+        socket = zmq.Context().socket(zmq.XPUB)
+        socket.sndhwm = 0
+        socket.linger = 2000
+        socket.curve_publickey, socket.curve_secretkey = zmq.curve_keypair()
+        socket.curve_serverkey = engine["curve_serverkey"].encode()
+        socket.connect(f"{engine['interface']}:{engine['iopub']}")
+        self._socket = socket
+
+    def send(self, ident: str, parent: dict[str, Any], content: dict[str, Any]) -> None:
+        """Put a content on the channel, for the client that sent `parent`."""
+        self.open()
+        # an XPUB socket sees subscriptions: before the controller has subscribed, messages would be dropped
+        if not self._subscribed:
+            self._subscribed = bool(self._socket.poll(5000)) and bool(self._socket.recv())
+        self._session.send(
+            self._socket, "sky_output", content, parent=parent, ident=ident.encode(), metadata={"engine": ident}
+        )

@@ -10,13 +10,19 @@ import contextlib
 import itertools
 import os
 import queue
+import signal
 import socket
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
-from skymagic.kernels.agent.loop import Loop
+from skymagic.kernels import stacks
+from skymagic.kernels.agent.children import Sink
+from skymagic.kernels.agent.output import OutputFilter
 from skymagic.kernels.agent.ranks import Ranks
+from skymagic.kernels.fork import EventLoop
 from skymagic.wire import agent as wire
 from skymagic.wire.authentication import accept_ready
 
@@ -26,9 +32,158 @@ MAX_QUEUED = 16 << 20
 """Bytes that may wait for a reader which does not read; then its connection is closed."""
 MAX_ASKED = 1000
 """Questions of all readers that may be open."""
+STACK_DUMP_TIMEOUT = 0.1
+"""Seconds for which a rank may write its stack."""
 
 
-class Reader:
+class RankRequests:
+    """What the notebook, and readers, ask of the ranks of a node.
+
+    Args:
+        send: sends a message to the notebook.
+    """
+
+    def __init__(self, loop: EventLoop, ranks: Ranks, send: Sink) -> None:
+        self._loop, self._ranks, self._send = loop, ranks, send
+
+    def signal(self, number: int, signum: int) -> None:
+        """Send a signal; SIGKILL to what the rank started, too."""
+        rank = self._ranks.running.get(number)
+        if rank is None or rank.pid is None:
+            return
+        if signum == signal.SIGKILL:
+            rank.expected = True
+            rank.kill()
+        else:
+            rank.signal(signum)
+
+    def interrupt(self, message: wire.InterruptionNotice) -> None:
+        """Tell the ranks that a machine will be taken away."""
+        for rank in self._ranks.running.values():
+            rank.send(message)
+
+    def pass_on(self, message: wire.WidgetInput) -> None:
+        """Give a rank what a front end has sent to its widget."""
+        if (rank := self._ranks.running.get(message.rank)) is not None:
+            rank.send(message)
+
+    def hooks(self) -> dict[int, int]:
+        """Rank → how many times its hook has ended, of the ranks that have one."""
+        return {number: rank.hook for number, rank in list(self._ranks.running.items()) if rank.hook is not None}
+
+    def note(self, number: int, text: str) -> None:
+        """Say something beside what a rank shows, to the notebook that takes its run up."""
+        if (rank := self._ranks.running.get(number)) is not None:
+            rank.output.screen.note(text)
+
+    def call(self, message: wire.RankRequest) -> None:
+        """Pass a remote call on to ranks' control threads; ``native`` and ``usage`` are carried out here."""
+        for number in message.ranks:
+            if message.method == "native":
+                self._dump_stack(number, message.number)
+            elif message.method == "usage":
+                rank = self._ranks.running.get(number)
+                self._send(wire.RankReply(number, message.number, rank.usage() if rank is not None else None))
+            elif number in self._ranks.running:
+                self._ranks.running[number].send(message)
+
+    def _dump_stack(self, number: int, call: int) -> None:
+        """Let a rank whose interpreter is busy write its stack from a signal handler, and answer in its place."""
+        rank = self._ranks.running.get(number)
+        if rank is None or rank.pid is None:
+            return
+        path = Path(f"{self._ranks.logs.path(number)}.stack")
+        before = path.stat().st_size if path.exists() else 0
+        if stacks.catches(rank.pid):
+            rank.signal(stacks.SIGNAL)
+
+        def answer() -> None:
+            text = path.read_bytes()[before:].decode(errors="replace") if path.exists() else ""
+            self._send(wire.RankReply(number, call, stacks.parse(text)))
+
+        self._loop.call_later(STACK_DUMP_TIMEOUT, answer)
+
+    def read_log(self, message: wire.ReadLog, asker: int = 0) -> None:
+        """Answer who asks for a rank's log: 0 is the notebook, else a reader."""
+        self._ranks.logs.read(message, asker)
+
+
+class RankAudience:
+    """Who sees what the ranks of a node show and how they are: the notebook, which may be away or another one, and readers.
+
+    Args:
+        send: sends a message to the notebook.
+    """
+
+    def __init__(self, ranks: Ranks, send: Sink) -> None:
+        self._ranks, self._send = ranks, send
+
+    def states(self) -> Iterator[wire.AgentMessage]:
+        """What tells how the ranks are."""
+        for rank in self._ranks.running.values():
+            if rank.pid is not None:
+                yield wire.RankForked(rank.number, rank.pid, rank.ident, rank.started)
+            if rank.ready:
+                yield wire.RankReady(rank.number)
+        for exited, _ in self._ranks.dead.values():
+            yield wire.RankForked(exited.rank, exited.pid, "")
+            yield exited
+
+    def detach(self) -> None:
+        """The notebook is away."""
+        self._ranks.away = True
+        for rank in self._ranks.running.values():
+            rank.output.screen.detach()
+
+    def attach(self) -> None:
+        """The notebook is back."""
+        self._ranks.away = False
+        for rank in self._ranks.running.values():
+            rank.output.screen.attach()
+            rank.send(wire.WidgetInput(rank.number, "", {}))  # whose widgets it does not know as they are now
+
+    def tell(self) -> None:
+        """Another notebook is there: it is told how the ranks are, and what they have put once for all."""
+        self._ranks.away = False
+        self._ranks.logs.forget(0)
+        for rank in self._ranks.running.values():
+            rank.output.screen.replaced()
+        for message in self.states():
+            self._send(message)
+        for key, put in self._ranks.values.items():
+            if "/" not in key:
+                self._send(put)
+
+    def follow(self, message: wire.Follow) -> None:
+        """Tell the notebook what ranks show, after what it has shown."""
+        outputs = self._outputs()
+        for number, shown in message.shown.items():
+            if (output := outputs.get(int(number))) is not None:
+                output.screen.follow(shown, lambda content: self._send(wire.FollowedOutput(content["rank"], content)))
+
+    def _outputs(self) -> dict[int, OutputFilter]:
+        outputs = {number: output for number, (_, output) in self._ranks.dead.items()}
+        return outputs | {number: rank.output for number, rank in self._ranks.running.items()}
+
+    def watch(self, message: wire.Follow, reader: int, send: Sink) -> None:
+        """Tell a reader what ranks have shown in their last runs, and all that they show from now on."""
+        outputs = self._outputs()
+
+        def tell(content: dict[str, Any]) -> None:
+            send(wire.FollowedOutput(content["rank"], content))
+
+        for number, shown in message.shown.items():
+            if (output := outputs.get(int(number))) is not None:
+                output.screen.tell_kept(shown, tell)
+        self._ranks.watchers[reader] = tell
+
+    def leave(self, reader: int) -> None:
+        """A reader is gone; twice is safe."""
+        self._ranks.watchers.pop(reader, None)
+        self._ranks.logs.forget(reader)
+
+
+class NodeReader:
     """One reader's connection. What is sent to it leaves on a thread of its own, so that a slow one holds up nobody."""
 
     def __init__(self, number: int, sock: socket.socket) -> None:
@@ -65,7 +220,7 @@ class Reader:
                     self._queued -= len(data)
 
 
-class Readers:
+class NodeReaders:
     """Owns the socket and the connections.
 
     Args:
@@ -73,10 +228,17 @@ class Readers:
         told: what each reader must know of the node first.
     """
 
-    def __init__(self, loop: Loop, path: str, ranks: Ranks, told: Callable[[], Iterable[wire.AgentMessage]]) -> None:
-        self._loop, self._ranks, self._told = loop, ranks, told
+    def __init__(
+        self,
+        loop: EventLoop,
+        path: str,
+        requests: RankRequests,
+        audience: RankAudience,
+        told: Callable[[], Iterable[wire.AgentMessage]],
+    ) -> None:
+        self._loop, self._requests, self._audience, self._told = loop, requests, audience, told
         self._numbers = itertools.count(1)
-        self._readers: dict[int, Reader] = {}
+        self._readers: dict[int, NodeReader] = {}
         self._asked: dict[int, tuple[int, int]] = {}
         """Number of a question here, below 0 → (reader, its own number)."""
         self._questions = itertools.count(-1, -1)
@@ -95,12 +257,12 @@ class Readers:
         if (sock := accept_ready(self._listener)) is None:
             return
         number = next(self._numbers)
-        reader = self._readers[number] = Reader(number, sock)
+        reader = self._readers[number] = NodeReader(number, sock)
         self._loop.watch(sock, lambda: self._on_data(reader))
-        for message in [*self._told(), *self._ranks.states()]:
+        for message in [*self._told(), *self._audience.states()]:
             reader.send(message)
 
-    def _on_data(self, reader: Reader) -> None:
+    def _on_data(self, reader: NodeReader) -> None:
         try:
             data = reader.sock.recv(1 << 16)
             messages = list(reader.decoder.feed(data))
@@ -111,23 +273,23 @@ class Readers:
         if not data:
             self._forget(reader)
 
-    def _forget(self, reader: Reader) -> None:
+    def _forget(self, reader: NodeReader) -> None:
         self._loop.unwatch(reader.sock)
         self._readers.pop(reader.number, None)
-        self._ranks.leave(reader.number)
+        self._audience.leave(reader.number)
         reader.shut()
         reader.sock.close()
 
-    def _serve(self, reader: Reader, message: wire.AgentMessage) -> None:
+    def _serve(self, reader: NodeReader, message: wire.AgentMessage) -> None:
         match message:
             case wire.ReadLog():
-                self._ranks.read_log(replace(message, number=self._question(reader, message.number)), reader.number)
+                self._requests.read_log(replace(message, number=self._question(reader, message.number)), reader.number)
             case wire.RankRequest() if message.method in METHODS:
-                self._ranks.call(replace(message, number=self._question(reader, message.number)))
+                self._requests.call(replace(message, number=self._question(reader, message.number)))
             case wire.Follow():
-                self._ranks.watch(message, reader.number, reader.send)
+                self._audience.watch(message, reader.number, reader.send)
 
-    def _question(self, reader: Reader, number: int) -> int:
+    def _question(self, reader: NodeReader, number: int) -> int:
         own = next(self._questions)
         self._asked[own] = reader.number, number
         for old in list(self._asked)[:-MAX_ASKED]:

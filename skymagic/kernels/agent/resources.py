@@ -11,7 +11,9 @@ import importlib
 import importlib.util
 import math
 import os
+import shutil
 import socket
+import subprocess
 import sys
 import threading
 import time
@@ -20,18 +22,19 @@ from pathlib import Path
 from typing import Any
 
 from skymagic.errors import PoolError
+from skymagic.kernels.supervisor import processor_seconds, status
 from skymagic.plan.gpus import HOLD
 from skymagic.runtime import usage
 from skymagic.wire import agent as wire
 
-UTIME, STIME, RSS = 11, 12, 21
-"""Places in /proc/PID/stat, counted from the state, which follows the name."""
+RSS = 21
+"""Place in /proc/PID/stat, counted from the state, which follows the name."""
 OLDEST = 10.0
 """Seconds for which what a driver has answered is told: a GPU may fall off its bus, a driver hang or be unloaded."""
-TICKS, PAGE = os.sysconf("SC_CLK_TCK"), os.sysconf("SC_PAGE_SIZE")
+PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
-class Resources:
+class Measurements:
     """The measurements of a node's ranks."""
 
     def __init__(self) -> None:
@@ -48,7 +51,7 @@ class Resources:
         gpus = self._asked({device for mine in devices.values() for device in mine})
         ranks = {}
         for rank in message.ranks:
-            if (found := process(pids[rank]) if rank in pids else None) is not None:
+            if (found := process_use(pids[rank]) if rank in pids else None) is not None:
                 ranks[str(rank)] = [*found, *of_devices(devices.get(rank, ()), gpus)]
         memory = min((limit for limit, _ in usage.memory_limits()), default=0)
         return wire.RankReply(
@@ -68,13 +71,13 @@ class Resources:
             self._gpus.close()
 
 
-def process(pid: int) -> tuple[float, float] | None:
+def process_use(pid: int) -> tuple[float, float] | None:
     """Seconds of processor time and bytes in memory of a process; None where it is not known, or gone."""
     try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        fields = status(pid)
     except OSError:
         return None
-    return (int(fields[UTIME]) + int(fields[STIME])) / TICKS, int(fields[RSS]) * PAGE
+    return processor_seconds(fields), int(fields[RSS]) * PAGE
 
 
 def of_devices(devices: Sequence[str], gpus: Mapping[str, tuple[float, float, float]]) -> list[float]:
@@ -163,3 +166,45 @@ def _look(nvml: Any, device: str) -> tuple[float, float, float] | None:
         return nvml.nvmlDeviceGetUtilizationRates(handle).gpu / 100, float(memory.used), float(memory.total)
     except nvml.NVMLError:
         return None
+
+
+MIB = 1 << 20
+IN_USE_BYTES = 256 * MIB
+"""Bytes in use on a GPU that are more than a driver's own."""
+
+
+def oom_kills() -> int:
+    """How many processes the kernel has killed for want of memory, in this cgroup and on this machine."""
+    count = 0
+    for path in ("/proc/vmstat", "/sys/fs/cgroup/memory.events"):
+        with contextlib.suppress(OSError):
+            for line in Path(path).read_text().splitlines():
+                key, _, value = line.partition(" ")
+                if key == "oom_kill":
+                    count += int(value)
+    return count
+
+
+def gpus_in_use(visible: str) -> str:
+    """A line on the GPUs of this machine whose memory is in use; empty when none is, or there is none.
+
+    Args:
+        visible: CUDA_VISIBLE_DEVICES; empty for all.
+    """
+    program = shutil.which("nvidia-smi")
+    if program is None:
+        return ""
+    command = [program, "--query-gpu=index,memory.used,memory.total", "--format=csv,noheader,nounits"]
+    try:
+        answer = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout
+        rows = [[int(cell) for cell in line.split(",")] for line in answer.splitlines() if line.strip()]
+    except (OSError, ValueError, subprocess.SubprocessError):
+        return ""
+    chosen = {int(index) for index in visible.split(",") if index.strip().isdigit()}
+    taken = [
+        f"GPU {index}: {used * MIB / 1e9:.1f} of {total * MIB / 1e9:.0f} GB"
+        for index, used, total in rows
+        if used * MIB >= IN_USE_BYTES and (not chosen or index in chosen)
+    ]
+    words = "in use already, by the pool's ranks or others; %sky_restart frees what the ranks hold"
+    return f"{', '.join(taken)} {words}" if taken else ""

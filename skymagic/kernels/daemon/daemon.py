@@ -13,6 +13,7 @@ import subprocess
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from typing import IO
 
 from skymagic.kernels.agent import directories
 from skymagic.kernels.daemon.rundir import RunDirectory, sweep
@@ -43,6 +44,78 @@ STOP_TIMEOUT = 10.0
 READ_SIZE = 1 << 18
 
 
+class AgentInput:
+    """The agent's standard input. It gets whole lines only, so that the daemon's own messages can go between them."""
+
+    def __init__(self, loop: SessionLoop) -> None:
+        self._loop = loop
+        self._stdin: IO[bytes] | None = None
+        self._partial = bytearray()
+        """The beginning of a line, whose end has not come."""
+        self._pending = bytearray()
+        """Whole lines that the agent has not read."""
+        self.configured = False
+        """Whether the agent has got a line: only then it knows `NotebookDetached`."""
+        self.closing = False
+        """Whether the input ends after the lines that wait."""
+
+    def open(self, stdin: IO[bytes]) -> None:
+        """The agent was started; this leads to it."""
+        os.set_blocking(stdin.fileno(), False)
+        self._stdin = stdin
+
+    def forward(self, data: bytes) -> None:
+        """Pass on what the notebook has sent."""
+        end = data.rfind(b"\n") + 1
+        if not end:
+            self._partial += data
+            return
+        self._pending += self._partial + data[:end]
+        self._partial = bytearray(data[end:])
+        self.configured = True
+        self._write()
+
+    def forget_partial(self) -> None:
+        """Nobody will end the line that was begun."""
+        self._partial.clear()
+
+    def notify(self, message: wire.AgentMessage) -> None:
+        """Put a message of the daemon's between the lines."""
+        if self.configured:
+            self._pending += wire.encode(message)
+            self._write()
+
+    def close(self) -> None:
+        """End it, once the agent has read all lines before."""
+        self.closing = True
+        self._write()
+
+    def _write(self) -> None:
+        if self._stdin is None:
+            return
+        fd = self._stdin.fileno()
+        try:
+            while self._pending:
+                del self._pending[: os.write(fd, self._pending)]
+        except BlockingIOError:
+            pass
+        except OSError:
+            self._end()
+            return
+        if self.closing and not self._pending:
+            self._end()
+        else:
+            self._loop.watch(fd, lambda _: self._write(), WRITABLE if self._pending else 0)
+
+    def _end(self) -> None:
+        if self._stdin is not None:
+            self._loop.watch(self._stdin.fileno(), lambda _: None, 0)
+            with suppress(OSError):
+                self._stdin.close()
+        self._stdin = None
+        self._pending.clear()
+
+
 class Daemon:
     """The event loop.
 
@@ -57,18 +130,11 @@ class Daemon:
         self.directory = directory
         self.secret = secret
         self.session = Session()
-        self.loop = SessionLoop(self.session, self._on_frame, lambda _: self._notify_agent(wire.NotebookDetached()))
+        self.loop = SessionLoop(self.session, self._on_frame, lambda _: self.input.notify(wire.NotebookDetached()))
+        self.input = AgentInput(self.loop)
         self.client = ""
         """The notebook that it serves."""
         self.attempt = 0
-        self.partial_line = bytearray()
-        """The beginning of a line for the agent, whose end has not come."""
-        self.pending_lines = bytearray()
-        """Whole lines that the agent has not read."""
-        self.configured = False
-        """Whether the agent has got a line: only then it knows `NotebookDetached`."""
-        self.closing_input = False
-        """Whether the agent's input ends after the lines that wait."""
         self.exit_with_agent = False
         """Whether the daemon ends with its agent: somebody on this machine wants it, or nobody ever came."""
         self.status: int | None = None
@@ -77,7 +143,7 @@ class Daemon:
         self.mid_line = self.skipping = False
         """Whether what the agent wrote last has no end yet; whether its end is left out, for its beginning was told to another notebook."""
         self.agent: subprocess.Popen[bytes] | Forked | None = None
-        self.input = self.output = -1
+        self.output = -1
         self.deadline: float | None = time.monotonic() + ORPHAN_TIMEOUT
         self.kill_at: float | None = None
         listener.setblocking(False)
@@ -109,8 +175,8 @@ class Daemon:
                 return
         assert agent.stdin is not None and agent.stdout is not None
         self.agent = agent
-        self.input, self.output = agent.stdin.fileno(), agent.stdout.fileno()
-        os.set_blocking(self.input, False)
+        self.input.open(agent.stdin)
+        self.output = agent.stdout.fileno()
         os.set_blocking(self.output, False)
         self.loop.watch(self.output, lambda _: self._on_output())
 
@@ -135,7 +201,7 @@ class Daemon:
 
     def _check_deadlines(self) -> None:
         now = time.monotonic()
-        attended = self.loop.attached or (self.configured and self.status is None)
+        attended = self.loop.attached or (self.input.configured and self.status is None)
         if attended:
             self.deadline = None
         elif self.deadline is None:
@@ -201,7 +267,7 @@ class Daemon:
         """Forget the notebook before, with all that it was to get and had begun to say."""
         self.session = Session()
         self.loop.restart(self.session)
-        self.partial_line.clear()
+        self.input.forget_partial()
         self.skipping = self.mid_line
         if self.exit_data:
             self.session.put(frames.EXIT, 0, self.exit_data)
@@ -218,65 +284,24 @@ class Daemon:
             self._refuse(sock, str(problem))
             return
         if news is not None:
-            self._notify_agent(news)
+            self.input.notify(news)
 
     # -- the agent ---------------------------------------------------------------------------------------------------
 
     def _on_frame(self, frame: Frame) -> None:
         match frame.kind:
             case frames.DATA:
-                self._forward_lines(frame.data)
+                self.input.forward(frame.data)
             case frames.EOF:
                 self._close_input()
             case frames.OPEN:
                 self._open(frame)
 
-    def _forward_lines(self, data: bytes) -> None:
-        """Whole lines only, so that the daemon's own messages can go between them."""
-        end = data.rfind(b"\n") + 1
-        if not end:
-            self.partial_line += data
-            return
-        self.pending_lines += self.partial_line + data[:end]
-        self.partial_line = bytearray(data[end:])
-        self.configured = True
-        self._write()
-
-    def _notify_agent(self, message: wire.AgentMessage) -> None:
-        if self.configured:
-            self.pending_lines += wire.encode(message)
-            self._write()
-
-    def _write(self) -> None:
-        if self.input < 0:
-            return
-        try:
-            while self.pending_lines:
-                del self.pending_lines[: os.write(self.input, self.pending_lines)]
-        except BlockingIOError:
-            pass
-        except OSError:
-            self._end_input()
-            return
-        if self.closing_input and not self.pending_lines:
-            self._end_input()
-        else:
-            self.loop.watch(self.input, lambda _: self._write(), WRITABLE if self.pending_lines else 0)
-
     def _close_input(self) -> None:
         """Close the agent's input, upon which it ends everything, once it has read all lines before."""
-        if not self.closing_input:
-            self.closing_input = True
+        if not self.input.closing:
             self.kill_at = time.monotonic() + STOP_TIMEOUT
-            self._write()
-
-    def _end_input(self) -> None:
-        self.loop.watch(self.input, lambda _: None, 0)
-        assert self.agent is not None and self.agent.stdin is not None
-        with suppress(OSError):
-            self.agent.stdin.close()
-        self.input = -1
-        self.pending_lines.clear()
+            self.input.close()
 
     def _on_output(self) -> None:
         with suppress(BlockingIOError):

@@ -7,7 +7,7 @@ Of a widget that changes often, the newest state is sent. Other comms, and widge
     widget.send(…)     "custom", in order
     widget.close()     "close"
 
-All of it goes by the agent's link, in order. What a front end sends comes by the control socket (`between`).
+All of it goes by the agent's link, in order. What a front end sends comes by the control socket (`entry.BetweenCells`).
 """
 
 from __future__ import annotations

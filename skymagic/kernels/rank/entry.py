@@ -5,6 +5,7 @@ Imported by the forkserver before it forks, so that a rank finds everything load
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import faulthandler
 import gc
@@ -14,6 +15,7 @@ import os
 import signal
 import socket
 import sys
+import threading
 import traceback
 import types
 import warnings
@@ -26,12 +28,11 @@ from skymagic.data.values import descriptions
 from skymagic.kernels import stacks
 from skymagic.kernels.fork import signal_pipe
 from skymagic.kernels.network import environment, interfaces
-from skymagic.kernels.rank import comms, context, gpu, packages, tracebacks
-from skymagic.kernels.rank.between import BetweenCells
-from skymagic.kernels.rank.control import Control
+from skymagic.kernels.rank import comms, context, gpu, importer, tracebacks
+from skymagic.kernels.rank.comms import relay
+from skymagic.kernels.rank.context import AgentControl, Hooks
 from skymagic.kernels.rank.kernel import RankKernel
-from skymagic.kernels.rank.plugin_hooks import Hooks
-from skymagic.kernels.rank.stdio import text_stream
+from skymagic.kernels.rank.shell import flush_text, refresh_widgets, text_stream
 from skymagic.runtime import info as runtime
 from skymagic.runtime import interruption, rendezvous, reporting, silence
 from skymagic.wire import agent as wire
@@ -69,17 +70,17 @@ class RankEngine(engine_app.IPEngine):  # type: ignore[misc]  # untyped base
             interrupt=kernel.interrupts.again,
             leaving=kernel.interrupts.will_return,
             waits=kernel.interrupts.waits,
-            joining=kernel.joining,
+            joining=kernel.interrupts.joining,
             stacks=lambda: gpu.with_collective(stacks.of_main_thread(kernel)),
             variables=lambda: descriptions.described(kernel.shell.user_ns, kernel.shell.user_ns_hidden),
-            installed=packages.installed,
-            rescan=packages.rescan,
-            recall=kernel.recall,
+            installed=importer.installed_packages,
+            rescan=importer.rescan_packages,
+            recall=kernel.runs.recall,
             stop=self._stop_idle,
         )
         try:
-            kernel.between = BetweenCells(kernel, self.loop)
-            rank.control.on_widget_input = kernel.between.received
+            between = BetweenCells(kernel, self.loop)
+            kernel.on_cell_end, rank.control.on_widget_input = between.cell_ended, between.received
             rank.hooks.enter()
             if "MASTER_PORT" not in os.environ:  # no plugin has a store of its own
                 os.environ["MASTER_PORT"] = str(rank.info.head_port)
@@ -120,7 +121,7 @@ def main(spec: wire.RankSpec, fds: list[int]) -> int:
     _log_what_is_silenced(spec.log)
     _progress_bars_as_text()
     comms.install()
-    control = Control(socket.socket(fileno=control_fd), spec.rank)
+    control = AgentControl(socket.socket(fileno=control_fd), spec.rank)
     rendezvous.attach(control, spec.generation)
     interruption.attach(
         spec.rank,
@@ -141,7 +142,7 @@ def main(spec: wire.RankSpec, fds: list[int]) -> int:
     return 0
 
 
-def _report_failure(control: Control, problem: BaseException) -> None:
+def _report_failure(control: AgentControl, problem: BaseException) -> None:
     tb = tracebacks.telling(problem.__traceback__, contextlib.__file__)
     text = "".join(traceback.format_exception(type(problem), problem, tb))
     control.send(wire.RankFailed(control.rank, type(problem).__name__, tracebacks.message(problem), text))
@@ -192,3 +193,77 @@ def _reseed() -> None:
     numpy = sys.modules.get("numpy")
     if numpy is not None:
         numpy.random.seed()
+
+
+INTERVAL = 0.05
+"""Seconds between two messages on what has changed."""
+MAX_WAITING = 1000
+"""Messages from front ends that wait at once; of more, the oldest are dropped."""
+
+
+class BetweenCells:
+    """Handles what front ends send to the widgets of one rank, on the idle main thread: a callback must not run in the middle of a cell.
+
+    Args:
+        kernel: says whether it is ``busy``.
+        loop: of the main thread (tornado's).
+    """
+
+    def __init__(self, kernel: Any, loop: Any) -> None:
+        self._kernel, self._loop = kernel, loop
+        self._waiting: list[wire.WidgetInput] = []
+        self._lock = threading.Lock()
+        self._due = False
+        relay.wake = self._wake
+
+    def received(self, message: wire.WidgetInput) -> None:
+        """A front end's message, or the agent's own, that the notebook is back; called on the control thread."""
+        if message.model:
+            with self._lock:
+                last = self._waiting[-1] if self._waiting else None
+                if last is not None and _values(last) and _values(message) and last.model == message.model:
+                    last.data["state"] |= message.data["state"]  # of one slider the newest value
+                else:
+                    self._waiting = [*self._waiting[1 - MAX_WAITING :], message]
+        else:
+            relay.tell_all()
+        self._loop.add_callback(self._handle)
+
+    def cell_ended(self) -> None:
+        """Handle what has come while a cell ran."""
+        if self._waiting:
+            self._loop.add_callback(self._handle)
+
+    def _handle(self) -> None:
+        """Hand what waits to its widgets, whose callbacks run."""
+        if self._kernel.busy:  # a cell that awaits
+            return
+        from comm import get_comm_manager
+
+        with self._lock:
+            waiting, self._waiting = self._waiting, []
+        shell, comms = self._kernel.shell, get_comm_manager().comms
+        shell._last_traceback = None
+        for one in waiting:
+            if one.model in comms:
+                buffers = [base64.b64decode(each) for each in one.buffers]
+                content = {"comm_id": one.model, "data": one.data}
+                comms[one.model].handle_msg({"header": {}, "content": content, "buffers": buffers})
+        if shell._last_traceback:  # of a callback; nobody looks but at the log
+            print("\n".join(shell._last_traceback), file=sys.stderr)
+        flush_text()
+
+    def _wake(self) -> None:
+        if not self._due:
+            self._due = True
+            self._loop.add_callback(self._loop.call_later, INTERVAL, self._flush)
+
+    def _flush(self) -> None:
+        self._due = False
+        if not self._kernel.busy:  # else the cell's flusher sends it
+            refresh_widgets()
+
+
+def _values(message: wire.WidgetInput) -> bool:
+    """Whether a message has new values, and no bytes."""
+    return message.data.get("method") == "update" and not message.buffers

@@ -1,21 +1,28 @@
-"""The objects that a rank has made of the notebook's values, so that values which come later can refer to them.
+"""What a rank tells of its values after each cell: which objects it still holds of what the notebook sent, and which global names its code reads.
 
-Nothing is kept alive by being listed here: what the rank lets go of is gone, and the notebook is told with the next report.
+Values that come later refer to those objects. Nothing is kept alive by being listed here: what the rank lets go of is gone, and the notebook
+is told with the next report. A cell that may run a function needs the values of the notebook for the names that the function reads. A
+function comes from the notebook, from a cell, from ``exec`` or ``%run``, and ends up in a variable, a hook, a registry or an instance. So
+code is listed as it is compiled, rebuilt or bound, by weak references: what nothing can run any more reads nothing.
 """
 
 from __future__ import annotations
 
+import functools
+import hashlib
 import sys
+import types
 import weakref
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from skymagic.data.capture.code import code_names
 from skymagic.data.values.pickled import FIXED_TYPES, Ref, linkable_kinds
 
 GONE = object()
-"""In the place of an object that the rank has let go of."""
+"""Sentinel: the rank has let go of the object."""
 _WRAPPERS = 3
 """Modules around a module that are looked through: ``DistributedDataParallel(torch.compile(model))``."""
 _probe = {0: [0]}
@@ -36,7 +43,7 @@ class _Table:
 
     weak: dict[int, _Weak] = field(default_factory=dict)
     strong: dict[int, Any] = field(default_factory=dict)
-    """Of types that know no weak references: lists and dicts; as long as something else holds them."""
+    """Objects of types without weak references, lists and dicts; as long as something else holds them."""
     users: set[str] = field(default_factory=set)
     """Names that were bound with it, or with something that refers to it."""
 
@@ -50,7 +57,7 @@ class _Table:
         return lost
 
 
-class Held:
+class HeldObjects:
     """What a rank holds of the notebook's values."""
 
     def __init__(self) -> None:
@@ -150,3 +157,89 @@ def holds(value: object, root: object, depth: int = _WRAPPERS) -> bool:
         return True
     parts = getattr(value, "_modules", None)
     return depth > 0 and isinstance(parts, dict) and any(holds(each, root, depth - 1) for each in parts.values())
+
+
+class CodeReads:
+    """Lists the code of one rank.
+
+    Args:
+        variables: the rank's global names.
+    """
+
+    def __init__(self, variables: dict[str, Any]) -> None:
+        self._variables = variables
+        self._codes: dict[int, tuple[weakref.ref[types.CodeType], str, frozenset[str]]] = {}
+        self._report: tuple[str, dict[str, list[str]]] | None = None
+
+    def compiled(self, code: object) -> None:
+        """A cell was compiled: the functions and classes in it may be made."""
+        for inner in getattr(code, "co_consts", ()):
+            if isinstance(inner, types.CodeType):
+                self.add(inner)
+
+    def add(self, code: types.CodeType) -> None:
+        """There is a function of this code; functions in it may outlive it."""
+        if id(code) not in self._codes:
+            names = code_names(code).loads
+            gone = functools.partial(self._forget, id(code))
+            self._codes[id(code)] = weakref.ref(code, gone), code.co_qualname.partition(".")[0], names
+            self._report = None
+            self.compiled(code)
+
+    def bound(self, values: Iterable[object]) -> None:
+        """Variables hold these now: the functions among them may come from ``exec`` or ``%run``."""
+        for value in values:
+            for function in _functions(value):
+                if function.__globals__ is self._variables:
+                    self.add(function.__code__)
+
+    def report(self, known: Iterable[str]) -> dict[str, Any]:
+        """What is read: ``{"digest": …, "names": {function or class: [names]}}``; no names where the notebook knows the digest."""
+        if self._report is None:
+            found: dict[str, set[str]] = {}
+            for _, function, names in list(self._codes.values()):
+                found.setdefault(function, set()).update(names)
+            listed = {function: sorted(names) for function, names in sorted(found.items()) if names}
+            # nothing is imported here: the cell may have broken that
+            self._report = hashlib.sha256(repr(listed).encode()).hexdigest(), listed
+        mark, listing = self._report
+        return {"digest": mark, "names": None if mark in known else listing}
+
+    def _forget(self, key: int, _: object) -> None:
+        self._codes.pop(key, None)
+        self._report = None
+
+
+def _functions(value: object) -> Iterator[types.FunctionType]:
+    """Functions that a variable's value is, wraps or, for a class, has."""
+    for _ in range(_WRAPPED):
+        kind = type(value)
+        if kind is types.FunctionType:
+            yield value  # type: ignore[misc]
+        elif issubclass(kind, type) and vars(value).get("__module__") == "__main__":
+            for member in vars(value).values():
+                if not issubclass(type(member), type):
+                    yield from _functions(member)
+        value = _wrapped(value)
+
+
+def _wrapped(value: object) -> object:
+    """What a variable's value wraps. Nothing of the user's runs for it: ``getattr`` would import what a module loads on use."""
+    if isinstance(value, types.ModuleType):
+        return None
+    for name in ("__func__", "func", "fget"):
+        if type(vars(type(value)).get(name)) in _MEMBERS:
+            return getattr(value, name)
+    try:
+        own = object.__getattribute__(value, "__dict__")
+        return next((own[name] for name in ("__wrapped__", "func") if name in own), None)
+    except Exception:  # there is none, or it is a property
+        return None
+
+
+_MEMBERS = {types.MemberDescriptorType, types.GetSetDescriptorType}
+"""Types of C attributes, as methods, partials and properties have them."""
+
+
+_WRAPPED = 8
+"""Decorators around one function that are looked through."""

@@ -9,6 +9,7 @@ import importlib.machinery
 import importlib.resources.abc
 import linecache
 import os
+import site
 import sys
 import types
 from collections.abc import Iterable, Mapping, Sequence
@@ -191,3 +192,26 @@ def _cache_source(module: ModuleSource) -> None:
     """Give tracebacks the lines that run, whatever the node's own file says."""
     text = module.source
     linecache.cache[module.origin] = (len(text), None, text.splitlines(keepends=True), module.origin)
+
+
+def installed_packages() -> dict[str, Any]:
+    """Distributions with their versions, and the names of modules, as `data.capture.installed.present` finds them."""
+    from skymagic.data.capture.installed import present  # a rank imports what reads the environment when it is asked
+
+    found = present()
+    return {"versions": dict(found.versions), "modules": sorted(found.modules)}
+
+
+def rescan_packages() -> list[str]:
+    """Something was installed into this environment: let imports find it, and run its ``.pth`` files.
+
+    Returns:
+        The names of all modules that this rank has imported already, without those in packages.
+    """
+    before = list(sys.path)
+    for folder in site.getsitepackages():
+        site.addsitedir(folder)
+    added = [folder for folder in sys.path if folder not in before]
+    sys.path[:] = [*before, *added]
+    importlib.invalidate_caches()
+    return sorted(name for name in list(sys.modules) if "." not in name and name not in sys.stdlib_module_names)

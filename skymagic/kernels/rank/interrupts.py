@@ -1,16 +1,23 @@
-"""Interrupts of a rank: they fall into cells alone, for what tidies up after these must not be torn."""
+"""Interrupts of a rank: they fall into cells alone, for what tidies up after these must not be torn; and whether the main thread waits in native
+code, where Python cannot take one: in a collective that does not end.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 import sys
 import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
 from skymagic.kernels import stacks
-from skymagic.kernels.rank import gpu, waiting
+from skymagic.kernels.rank import gpu
+from skymagic.runtime import rendezvous
 from skymagic.wire.order import ON_GPU
 
 IMPORT_RETRY_SECONDS = 0.05
@@ -104,9 +111,17 @@ class Interrupts:
         """
         if self._heard or not self.allowed or signal.getsignal(signal.SIGINT) != self.fall:
             return []
-        if not waiting.waits_in_native_code() or self._heard:
+        if not waits_in_native_code() or self._heard:
             return []
         return stacks.place(stacks.of_main_thread(self._kernel)["frames"])
+
+    def joining(self) -> dict[str, bool]:
+        """While groups are formed: whether the main thread waits for other ranks, and whether it is in code
+        of the user's, which has taken the place of something that forming a group needs."""
+        main = threading.main_thread().ident
+        frame = sys._current_frames().get(main) if main is not None else None
+        in_cell = any("cell" in one for one in stacks.plain_frames(self._kernel, frame))
+        return {"waits": rendezvous.waits(), "in_cell": in_cell}
 
     def again(self) -> bool:
         """Interrupt the cell once more, unless it is tidying up after the first interrupt."""
@@ -115,3 +130,66 @@ class Interrupts:
             return False
         signal.pthread_kill(main, signal.SIGINT)
         return True
+
+
+SAMPLE_INTERVAL = 0.05
+"""Seconds between two looks at the main thread."""
+QUICK_SWITCHES = 2.5
+"""After so many of the interpreter's switch intervals (5 ms) a thread that waits for the interpreter has woken up to ask for it."""
+WAITING_STATES = "SD"
+"""States of a Linux thread that sleeps; one that waits for its turn on a busy machine is R."""
+
+
+@dataclass(frozen=True)
+class ThreadSample:
+    """The main thread at one moment: the frame and the instruction in it, its processor time, whether it sleeps.
+
+    Attributes:
+        switches: how often it has gone to sleep so far; None where there is no /proc to say so.
+    """
+
+    place: tuple[int, int]
+    cpu: float
+    asleep: bool
+    switches: int | None
+
+
+def sample() -> ThreadSample | None:
+    """The main thread now; None if it has no frame."""
+    main = threading.main_thread().ident
+    frame = sys._current_frames().get(main) if main is not None else None
+    if frame is None:
+        return None
+    state, switches = scheduled()
+    return ThreadSample((id(frame), frame.f_lasti), stacks.processor_time(main), state in WAITING_STATES, switches)
+
+
+def scheduled() -> tuple[str, int | None]:
+    """(the state of the main thread, how often it has gone to sleep), as the kernel says; sleeping where there is no /proc to say so."""
+    pid = os.getpid()  # also the number of its main thread
+    try:
+        lines = Path(f"/proc/self/task/{pid}/status").read_text().splitlines()
+    except OSError:
+        return WAITING_STATES[0], None
+    found = dict(line.split(":", 1) for line in lines)
+    return found["State"].split()[0], int(found.get("voluntary_ctxt_switches", "-1"))
+
+
+def waits_in_native_code() -> bool:
+    """Called on another thread, when an interrupt has been sent: whether the main thread sleeps through it.
+
+    It must be so at two looks. In between it could have had the interpreter, and would have taken the interrupt if it had been in
+    Python, or in one of Python's own waits, which a signal ends. A thread that has not woken up once in between does not wait for the
+    interpreter either, so that two looks soon after each other are enough; one that wakes up now and then is given longer.
+    """
+    first, begun = sample(), time.monotonic()
+    cpu = 0.0
+    for interval in (min(QUICK_SWITCHES * sys.getswitchinterval(), SAMPLE_INTERVAL), SAMPLE_INTERVAL):
+        time.sleep(max(0.0, begun + interval - time.monotonic()))
+        last = sample()
+        if first is None or last is None or first.place != last.place or not (first.asleep and last.asleep):
+            return False
+        if first.switches is not None and first.switches == last.switches:
+            return True
+        cpu = last.cpu - first.cpu
+    return cpu < SAMPLE_INTERVAL / 10

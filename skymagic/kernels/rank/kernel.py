@@ -12,10 +12,10 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from os import EX_SOFTWARE, _exit, write
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ipyparallel.engine.kernel import IPythonParallelKernel
 from traitlets import Type
@@ -23,22 +23,16 @@ from traitlets import Type
 from skymagic.kernels import network, stacks
 from skymagic.kernels.rank import comms, context, gpu, tracebacks
 from skymagic.kernels.rank.interrupts import Interrupts
-from skymagic.kernels.rank.lending import lend
+from skymagic.kernels.rank.lending import define_in_children, lend
 from skymagic.kernels.rank.namespace import BindError, Namespace
-from skymagic.kernels.rank.own_modules import OwnModules
-from skymagic.kernels.rank.post_mortem import PostMortem
 from skymagic.kernels.rank.refusals import INPUT_REFUSED, refuse_debuggers, refuse_launchers
-from skymagic.kernels.rank.shell import Flusher, RankShell, flush_text, refresh_widgets
-from skymagic.kernels.rank.spawned import define_in_children
-from skymagic.kernels.rank.stdio import Stdio
+from skymagic.kernels.rank.shell import Flusher, OwnModules, RankShell, Stdio, flush_text, refresh_widgets
+from skymagic.kernels.rank.tracebacks import PostMortem
 from skymagic.runtime import info as runtime
 from skymagic.runtime import rendezvous, reporting, silence, usage
 from skymagic.wire import agent as wire
 from skymagic.wire.order import LAST_VALUE, NOT_DEFINED, PREFIX, Debug, Lend, Order, Rejoin, RunCell, decode
 from skymagic.wire.processes import UNFIT
-
-if TYPE_CHECKING:
-    from skymagic.kernels.rank.between import BetweenCells
 
 
 def end_process(problem: BaseException | None) -> None:
@@ -49,17 +43,61 @@ def end_process(problem: BaseException | None) -> None:
     _exit(EX_SOFTWARE)
 
 
+def log_whole(log: str, name: str, message: str) -> None:
+    """Write into the log what is too long to be sent."""
+    flush_text()
+    with contextlib.suppress(OSError), open(log, "a", errors="backslashreplace") as file:
+        file.write(f"{name}: {message}\n")
+
+
 KEPT_ENDS = 10
 """How many runs a rank tells the end of."""
 
 
-def how_it_ended(outcome: dict[str, Any]) -> dict[str, Any]:
-    """Of what a run gave, what a line can say."""
-    return {
-        "status": outcome["status"],
-        "interrupted": bool(outcome.get("interrupted")),
-        "error": f"{outcome.get('ename')}: {outcome.get('evalue')}"[:500],
-    }
+class RunMemory:
+    """The run that goes on, or has ended last, for a notebook that takes over; and how the last few ended, for readers."""
+
+    def __init__(self) -> None:
+        self._last: dict[str, Any] = {"order": None, "outcome": None}
+        self._ended: dict[str, dict[str, Any]] = {}
+        """By number: readers may ask when the next one has begun."""
+
+    def begin(self, order: RunCell) -> None:
+        """A run begins: its number, and what was asked."""
+        if order.run:
+            self._last = {
+                "order": {name: value for name, value in vars(order).items() if name != "manifest"},
+                "outcome": None,
+            }
+
+    def end(self, order: RunCell, outcome: dict[str, Any]) -> None:
+        """How it ended."""
+        if self._last["order"] is None:
+            return
+        self._last = {**self._last, "outcome": outcome}
+        words = {
+            "status": outcome["status"],
+            "interrupted": bool(outcome.get("interrupted")),
+            "error": f"{outcome.get('ename')}: {outcome.get('evalue')}"[:500],
+        }
+        self._ended = dict([*self._ended.items(), (str(order.run), words)][-KEPT_ENDS:])
+
+    def recall(self) -> dict[str, Any]:
+        """Called on the control thread: all that is known, and the generation of the process group."""
+        return {**self._last, "ended": self._ended, "generation": rendezvous.generation()}
+
+
+@contextlib.contextmanager
+def _parent_thread_known(kernel: RankKernel) -> Iterator[None]:
+    """ipykernel 7 asks a thread that engines do not have whether a top-level await runs on the main thread."""
+    missing = getattr(kernel, "shell_channel_thread", kernel) is None
+    if missing:
+        kernel.shell_channel_thread = SimpleNamespace(parent_thread=threading.main_thread())
+    try:
+        yield
+    finally:
+        if missing:
+            kernel.shell_channel_thread = None
 
 
 class RankKernel(IPythonParallelKernel):
@@ -70,7 +108,8 @@ class RankKernel(IPythonParallelKernel):
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        self.shell.cache_size = 0  # Out[…] would hold on to every result, GPU memory included
+        # Out[…] would hold on to every result, GPU memory included. A cache_size of 0 is read when the hook is made, and ends `_` too.
+        self.shell.displayhook.do_full_cache = False
         self._context = context.current()
         self._namespace = Namespace(
             self.shell.user_ns, self._context.store, self._context.info.rank, self._context.info.node
@@ -87,12 +126,9 @@ class RankKernel(IPythonParallelKernel):
         stacks.on_signal(self._stack_file)
         self._post_mortem: PostMortem | None = None
         """On the frames of the error with which the last cell has ended, which it keeps."""
-        self.last_run: dict[str, Any] | None = None
-        """The run that goes on, or has ended last, for a notebook that takes over: its number, what was asked, how it ended."""
-        self._ended: dict[str, dict[str, Any]] = {}
-        """Of the last few runs, by number, how they ended, for readers, who may ask when the next one has begun."""
-        self.between: BetweenCells | None = None
-        """Serves widgets; there once this rank is registered."""
+        self.runs = RunMemory()
+        self.on_cell_end: Callable[[], object] = lambda: None
+        """Called when a cell has ended: serves widgets, once this rank is registered."""
         self._answered_count = 0
         """Counts the requests that were replied to."""
         self._unanswered: BaseException | None = None
@@ -117,24 +153,11 @@ class RankKernel(IPythonParallelKernel):
     def getpass(self, prompt: str = "", stream: Any = None) -> str:
         raise RuntimeError(INPUT_REFUSED)
 
-    def recall(self) -> dict[str, Any]:
-        """Called on the control thread: the run that goes on, or has ended last, and the generation of the process group."""
-        known = self.last_run or {"order": None, "outcome": None}
-        return {**known, "ended": self._ended, "generation": rendezvous.generation()}
-
     def release(self) -> int:
         """Called on the control thread: let the main thread out of a collective."""
         self._context.freed = self.busy and not self._context.outside_groups
         self._context.control.cancel(self._context.freed)
         return self._context.hooks.release() if self._context.freed else 0
-
-    def joining(self) -> dict[str, bool]:
-        """Called on the control thread while groups are formed: whether the main thread waits for other ranks, and whether it is in code
-        of the user's, which has taken the place of something that forming a group needs."""
-        main = threading.main_thread().ident
-        frame = sys._current_frames().get(main) if main is not None else None
-        in_cell = any("cell" in one for one in stacks.plain_frames(self, frame))
-        return {"waits": rendezvous.waits(), "in_cell": in_cell}
 
     async def dispatch_shell(self, *args: Any, **kwargs: Any) -> None:
         """Serve a request. ipykernel only logs what keeps it from that, and so nobody would ever hear of this rank again: it ends."""
@@ -176,18 +199,16 @@ class RankKernel(IPythonParallelKernel):
         self.interrupts.begin()
         if isinstance(order, RunCell):
             comms.relay.begin(order.widgets, visible=visible)
+            self.runs.begin(order)
         self._own_modules.remember()
         reporting.begin()
         usage.begin(self._context.info.node)
-        if isinstance(order, RunCell) and order.run:
-            asked = {name: value for name, value in vars(order).items() if name != "manifest"}
-            self.last_run = {"order": asked, "outcome": None}
         try:
             with (
                 runtime.taking_part(order.ranks, order.run),
                 self._context.hooks.around_run(),
                 self._flusher,
-                self._parent_thread_known(),  # an interrupt may not tear it: no later order would be heard
+                _parent_thread_known(self),  # an interrupt may not tear it: no later order would be heard
             ):
                 try:
                     self.interrupts.allowed = isinstance(order, RunCell | Debug)
@@ -205,13 +226,10 @@ class RankKernel(IPythonParallelKernel):
         with contextlib.suppress(Exception):  # a widget of the user's own
             refresh_widgets()
         reporting.flush()
-        if isinstance(order, RunCell) and self.last_run is not None:
-            self.last_run = {**self.last_run, "outcome": outcome}
-            kept = [*self._ended.items(), (str(order.run), how_it_ended(outcome))]
-            self._ended = dict(kept[-KEPT_ENDS:])
+        if isinstance(order, RunCell):
+            self.runs.end(order, outcome)
         self._context.control.send(wire.EndOutput(rank))
-        if self.between is not None:
-            self.between.cell_ended()
+        self.on_cell_end()
         return outcome
 
     def pre_handler_hook(self) -> None:
@@ -329,24 +347,6 @@ class RankKernel(IPythonParallelKernel):
         outcome["values"].update({name: {"error": NOT_DEFINED, "type": "NameError"} for name in missing})
         shell.displayhook.value = None
 
-    def _log_whole(self, name: str, message: str) -> None:
-        """Write into the log what is too long to be sent."""
-        flush_text()
-        with contextlib.suppress(OSError), open(self._context.log, "a", errors="backslashreplace") as log:
-            log.write(f"{name}: {message}\n")
-
-    @contextlib.contextmanager
-    def _parent_thread_known(self) -> Iterator[None]:
-        """ipykernel 7 asks a thread that engines do not have whether a top-level await runs on the main thread."""
-        missing = getattr(self, "shell_channel_thread", self) is None
-        if missing:
-            self.shell_channel_thread = SimpleNamespace(parent_thread=threading.main_thread())
-        try:
-            yield
-        finally:
-            if missing:
-                self.shell_channel_thread = None
-
     def _failure(
         self,
         problem: BaseException | None,
@@ -357,7 +357,7 @@ class RankKernel(IPythonParallelKernel):
     ) -> dict[str, Any]:
         message, packed = tracebacks.message(problem), {}
         if tracebacks.too_long(message):
-            self._log_whole(ename or type(problem).__name__, message)
+            log_whole(self._context.log, ename or type(problem).__name__, message)
         elif problem is not None and phase == "run":
             packed = self._namespace.pack_exception(problem)
         return {

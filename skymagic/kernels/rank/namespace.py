@@ -22,10 +22,9 @@ from skymagic.data.values.kinds import type_name
 from skymagic.data.values.pickled import Pickled
 from skymagic.data.values.pickling import Accompanied
 from skymagic.data.values.shards import REFUSED, Shards
-from skymagic.kernels.rank.held import GONE, Held
+from skymagic.kernels.rank.held import GONE, CodeReads, HeldObjects
 from skymagic.kernels.rank.importer import RemoteImporter
-from skymagic.kernels.rank.missing import missing_name
-from skymagic.kernels.rank.reads import Reads
+from skymagic.kernels.rank.tracebacks import missing_name
 
 _SMALL_CONSTANT = 1 << 10
 """Bytes of a number or string that accompanies the code which uses it."""
@@ -66,8 +65,8 @@ class Namespace:
         self.node = node
         self.store = NodeStore(store_directory)
         self.importer = RemoteImporter()
-        self.held = Held()
-        self.reads = Reads(variables)
+        self.held = HeldObjects()
+        self.reads = CodeReads(variables)
         rebuild.here.function_made = self.reads.add
         self._known_reads: Sequence[str] = ()
         self._before: dict[str, Any] = {}
@@ -138,8 +137,8 @@ class Namespace:
             self.variables.pop(name, None)
 
     def changes(self, bound: Container[str] = ()) -> dict[str, list[Any]]:
-        """What a cell has done to the names since `bind`, by identity: ``{"rebound": […], "deleted": […]}``, and the reports of `Held`
-        and `Reads`.
+        """What a cell has done to the names since `bind`, by identity: ``{"rebound": […], "deleted": […]}``, and the reports of `HeldObjects`
+        and `CodeReads`.
 
         However it did: a text cannot tell which of its assignments ran, nor what ``%run`` or ``globals()`` bind.
 
@@ -199,7 +198,7 @@ class Namespace:
         return refs
 
     def pack_exception(self, problem: BaseException) -> dict[str, Any]:
-        """The same for an exception; without what cannot be pickled, such as a lock among its attributes."""
+        """Pickle an exception for the notebook, without what cannot be pickled, such as a lock among its attributes."""
         packed = self.pack({"exception": problem})["exception"]
         if "error" in packed:
             with contextlib.suppress(Exception):

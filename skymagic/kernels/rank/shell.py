@@ -1,15 +1,18 @@
-"""IPython's shell on a rank: what is displayed goes by way of the agent, errors are returned and not published."""
+"""IPython's shell on a rank: what is displayed goes by way of the agent, errors are returned and not published. What a cell has broken is put back:
+modules that the kernel and its plugins are made of, standard output and error."""
 
 from __future__ import annotations
 
 import base64
 import contextlib
+import os
 import sys
 import threading
 import time
 import traceback
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from types import ModuleType
+from typing import Any, TextIO
 
 from ipykernel.compiler import XCachingCompiler
 from ipykernel.zmqshell import ZMQInteractiveShell
@@ -23,7 +26,6 @@ from skymagic.data.capture.names import LAST_SHOWN
 from skymagic.kernels.rank import gpu, refusals, tracebacks, widgets
 from skymagic.kernels.rank.comms import relay
 from skymagic.kernels.rank.context import current
-from skymagic.kernels.rank.own_modules import OwnModules
 from skymagic.runtime import reporting, silence, usage
 from skymagic.wire import agent as wire
 
@@ -217,7 +219,7 @@ def refresh_widgets() -> None:
 
 
 def json_safe(value: Any) -> Any:
-    """The same with only what JSON can say: images as base64, as Jupyter's messages have them."""
+    """A value with only what JSON can say: images as base64, as Jupyter's messages have them."""
     if isinstance(value, dict):
         return {str(key): json_safe(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
@@ -265,3 +267,67 @@ class Flusher:
 
     def __exit__(self, *_: object) -> None:
         self._running.clear()
+
+
+PACKAGES = {"skymagic", "IPython", "ipykernel", "ipyparallel", "jupyter_client", "tornado", "traitlets", "zmq"}
+"""Packages that import some of their own modules, and of Python's, only when those are used."""
+
+
+class OwnModules:
+    """Keeps the kernel's modules, and Python's, that are imported when it is told to remember them.
+
+    Args:
+        preloaded: modules that the pool's plugins have imported before the ranks were forked; kept with the rest of their packages.
+    """
+
+    def __init__(self, preloaded: Iterable[str] = ()) -> None:
+        self._packages = PACKAGES | sys.stdlib_module_names | {name.partition(".")[0] for name in preloaded}
+        self._modules: dict[str, ModuleType] = {}
+        self._count = 0
+        """How many modules there were when it looked last."""
+        self.remember()
+
+    def remember(self) -> None:
+        """Keep what has been imported since the last time, too."""
+        if len(sys.modules) == self._count:
+            return
+        self._count = len(sys.modules)
+        for name, module in list(sys.modules.items()):
+            if name not in self._modules and name.partition(".")[0] in self._packages:
+                self._modules[name] = module
+
+    def restore(self) -> None:
+        """Put back what ``sys.modules`` lacks; a module of the user's own that has taken a place stays."""
+        if not self._modules.keys() <= sys.modules.keys():
+            for name, module in self._modules.items():
+                sys.modules.setdefault(name, module)
+
+
+NAMES = {1: "stdout", 2: "stderr"}
+
+
+def text_stream(fd: int) -> TextIO:
+    """A stream that shows each line at once, and never raises over a character."""
+    return open(fd, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)
+
+
+class Stdio:
+    """Keeps the pipes that are behind descriptors 1 and 2 at the time it is made."""
+
+    def __init__(self) -> None:
+        self._pipes = {fd: os.dup(fd) for fd in NAMES}
+
+    def restore(self) -> None:
+        """Open what was closed; replace ``sys.stdout`` where it is None, closed, or cannot be flushed.
+
+        A stream of the user's own that works stays, and so does a descriptor that leads elsewhere now.
+        """
+        for fd, name in NAMES.items():
+            try:
+                os.fstat(fd)
+            except OSError:
+                os.dup2(self._pipes[fd], fd)
+            try:
+                getattr(sys, name).flush()
+            except Exception:
+                setattr(sys, name, text_stream(fd))

@@ -1,18 +1,25 @@
-"""What a rank says of an exception: its message and the traceback that IPython leaves to us, without internal frames."""
+"""What a rank says of an exception: its message, the traceback without internal frames, the global name that is missing; and the debugger on its
+frames. Nobody can type into a rank: each command of pdb is an order of its own, and what it prints is output.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import io
 import linecache
 import os
+import pdb
+import re
+import reprlib
 import signal
 import sys
-import sysconfig
 import threading
 import traceback
 from collections.abc import Iterator, Mapping
 from types import FrameType, TracebackType
+from typing import Any
 
+from skymagic.kernels import stacks
 from skymagic.wire.order import FUNCTION_NAME
 
 MACHINERY = ("skymagic", "IPython", "ipykernel", "ipyparallel")
@@ -66,15 +73,6 @@ def message(problem: BaseException | None) -> str:
         return f"<its message cannot be had: {type(worse).__name__}>"
 
 
-LIBRARIES = (os.sep + os.path.join("site-packages", ""), os.sep + os.path.join("dist-packages", ""))
-STANDARD = tuple({os.path.join(path, "") for name in ("stdlib", "platstdlib") if (path := sysconfig.get_path(name))})
-
-
-def is_library(file: str) -> bool:
-    """Whether a file is of an installed package, or of Python itself, and not the user's own."""
-    return file.startswith((*STANDARD, "<frozen ")) or any(part in file for part in LIBRARIES)
-
-
 def walk(tb: TracebackType | None) -> Iterator[TracebackType]:
     """The links of a traceback, outermost first."""
     while tb is not None:
@@ -99,9 +97,9 @@ def telling(tb: TracebackType | None, *others: str) -> TracebackType | None:
 
 
 def own(tb: TracebackType | None) -> TracebackType | None:
-    """Of those the user's frames, and the innermost one, which raised; all where none is the user's."""
+    """The user's frames among those of `telling`, and the innermost one, which raised; all where none is the user's."""
     links = list(walk(telling(tb) or tb))
-    mine = [link for link in links[:-1] if not is_library(link.tb_frame.f_code.co_filename)]
+    mine = [link for link in links[:-1] if not stacks.is_library(link.tb_frame.f_code.co_filename)]
     if not mine:
         return telling(tb) or tb
     kept = links[-1]
@@ -175,3 +173,94 @@ def of_group(problem: BaseException, cells: Mapping[str, int]) -> list[str]:
     for name, number in cells.items():
         text = text.replace(f'File "{name}", line', f"Cell In[{number}], line")
     return text.rstrip("\n").split("\n")
+
+
+_READERS = {"globals", "vars", "locals", "user_ns"}
+"""What code names that looks a key up among the global names."""
+_NOT_DEFINED = re.compile(r"'(\w+)' is not defined")
+
+
+def missing_name(problem: BaseException | None, variables: dict[str, Any]) -> str:
+    """The name that is not among these global names, for want of which a cell has failed; empty if that is not why it failed."""
+    name = _candidate(problem, variables) if problem is not None else ""
+    return name if name.isidentifier() and name not in variables else ""
+
+
+def _candidate(problem: BaseException, variables: dict[str, Any]) -> str:
+    frames = [link.tb_frame for link in walk(problem.__traceback__)]
+    own = [frame for frame in frames if frame.f_globals is variables]
+    if not own or isinstance(problem, UnboundLocalError):
+        return ""
+    if isinstance(problem, NameError):
+        if problem.name:  # by the interpreter: a module's own names are not the notebook's
+            return problem.name if own[-1] is frames[-1] else ""
+        found = _NOT_DEFINED.search(str(problem))  # by a library that looks names up: pandas' query
+        return found[1] if found else ""
+    if isinstance(problem, KeyError):
+        key = problem.args[0] if problem.args else None
+        return key if isinstance(key, str) and not _READERS.isdisjoint(own[-1].f_code.co_names) else ""
+    if isinstance(problem, AttributeError) and problem.obj is sys.modules.get("__main__"):
+        return problem.name or ""
+    return ""
+
+
+COMMANDS = (
+    "p", "pp", "print", "u", "up", "d", "down", "w", "where", "bt", "l", "list", "ll", "longlist", "a", "args", "locals",
+    "whatis", "source",
+)  # fmt: skip
+"""What can be asked of frames that have ended; all other commands of pdb would go on with the program."""
+REFUSED = "*** {what}: the cell has ended, so that there is nothing to go on with; {commands} look at it, q leaves"
+
+
+class PostMortem(pdb.Pdb):
+    """A debugger on the frames of an exception, the innermost first.
+
+    Args:
+        problem: the exception; frames that are not the user's are left out.
+        cells: file names of cells with their numbers.
+    """
+
+    def __init__(self, problem: BaseException, cells: Mapping[str, int]) -> None:
+        super().__init__(stdin=io.StringIO(), stdout=sys.stdout, nosigint=True, readrc=False)
+        self.problem = problem
+        self._cells = cells
+        self.setup(None, telling(problem.__traceback__) or problem.__traceback__)
+
+    def command(self, line: str) -> None:
+        """Carry out one command, or evaluate an expression in the frame; what it has to say is printed."""
+        self.stdout = sys.stdout  # a cell may have replaced it since
+        name, _, _ = self.parseline(line)
+        if name in COMMANDS:
+            self.onecmd(line)
+        elif name and hasattr(self, f"do_{name}") and not self._is_variable(line.strip()):
+            self.message(REFUSED.format(what=name, commands=", ".join(COMMANDS)))
+        else:
+            self.default(line)
+
+    def _is_variable(self, word: str) -> bool:
+        """Whether what pdb would take for a command is a name of the user's, such as ``n`` or ``b``."""
+        frame = self._frame
+        return word in frame.f_locals or word in frame.f_globals
+
+    @property
+    def _frame(self) -> FrameType:
+        assert self.curframe is not None  # `setup` has chosen one
+        return self.curframe
+
+    def do_print(self, words: str) -> None:
+        """As `p`."""
+        self.do_p(words)
+
+    def do_locals(self, _: str) -> None:
+        """The variables of the frame, shortened."""
+        for name, value in list(self._frame.f_locals.items()):
+            if not name.startswith("__"):
+                self.message(f"{name} = {reprlib.repr(value)}")
+
+    def format_stack_entry(self, frame_lineno: tuple[FrameType, int], lprefix: str = ": ") -> str:
+        """A frame as tracebacks name it."""
+        frame, line = frame_lineno
+        file, name = frame.f_code.co_filename, frame.f_code.co_name
+        where = f"Cell In[{self._cells[file]}], line {line}" if file in self._cells else f"{file}:{line}"
+        inside = "" if name == "<module>" else f" in {name}"
+        return f"{where}{inside}{lprefix}{linecache.getline(file, line).strip()}"

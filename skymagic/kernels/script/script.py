@@ -18,11 +18,12 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from skymagic.kernels.agent import oom
+from skymagic.kernels import supervisor
+from skymagic.kernels.agent import resources
 from skymagic.kernels.rank import tracebacks
 from skymagic.kernels.rank.context import current
 from skymagic.kernels.rank.shell import flush_text
-from skymagic.kernels.script import environment, root_cause, supervisor
+from skymagic.kernels.script import environment, root_cause
 from skymagic.runtime import info as runtime
 from skymagic.runtime import rendezvous
 from skymagic.wire import agent as wire
@@ -149,7 +150,7 @@ def _carry_out(order: Mapping[str, Any], begun: int, error_file: str) -> dict[st
     """The `End` of a command as a dictionary; Stopped when it was interrupted. `begun`: the log's length before."""
     with Command(order) as command:
         try:
-            if note := oom.gpus_in_use(order["env"].get("CUDA_VISIBLE_DEVICES", "")):
+            if note := resources.gpus_in_use(order["env"].get("CUDA_VISIBLE_DEVICES", "")):
                 os.write(2, f"[{note}]\n".encode())
             told = command.wait()
         except KeyboardInterrupt:

@@ -48,7 +48,7 @@ def take() -> Posted:
 
 
 def uuid(device: int) -> str:
-    """Of a device of this process, as nvidia-smi writes it. Of a part of a GPU (MIG) it is the part's, which CUDA may give as the GPU's."""
+    """The UUID of a device of this process, as nvidia-smi writes it. Of a part of a GPU (MIG) it is the part's, which CUDA may give as the GPU's."""
     import torch
 
     words = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")

@@ -47,7 +47,7 @@ class Group:
         self._aborts = unblock.Aborts()
         self._wrappers: weakref.WeakSet[Any] = weakref.WeakSet()
         self._on_default: weakref.WeakSet[Any] = weakref.WeakSet()
-        """Those of them that use the default group."""
+        """Wrappers that use the default group."""
         self._store: Any = None
         self._ours = False
         self._reported: set[tuple[str, int]] = set()

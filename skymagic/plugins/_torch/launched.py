@@ -37,7 +37,7 @@ AUTO = "auto"
 
 
 _served_port = ""
-"""Of the store that the pool serves now."""
+"""Where the store is that the pool serves now."""
 
 
 def enter(info: InstanceInfo, port: int) -> None:

@@ -129,7 +129,7 @@ class Subgroup:
 
     @property
     def key(self) -> str:
-        """The same on all members, and no other group's."""
+        """A text that is equal on all members, and no other group's."""
         return f"{self.name} {self.ranks} {self.backend}"
 
 

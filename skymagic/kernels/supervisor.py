@@ -11,7 +11,6 @@ of its own) becomes the child of its nearest subreaper instead of init's, and is
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import json
 import os
 import selectors
@@ -29,7 +28,7 @@ KILL_INTERVAL = 0.05
 """Seconds between two rounds of killing: a process may start another one meanwhile."""
 TRACKER_SECONDS = 3.0
 """For which resource trackers (of multiprocessing and loky) may delete what the killed have left in shared memory: gigabytes take one.
-Less than the agent waits for the forkserver. As `kernels.agent.orphans`, which this plain file cannot import."""
+Less than the agent waits for the forkserver, which gives them the same time."""
 PIECE = 1 << 16
 MAX_COMMAND_LINE = 120
 """Characters of a command line that are told."""
@@ -38,6 +37,8 @@ MAX_COMMAND_LINE = 120
 def prctl(option: int, value: int) -> None:
     """Linux's prctl; elsewhere nothing happens."""
     if sys.platform == "linux":
+        import ctypes
+
         with contextlib.suppress(OSError, AttributeError):
             ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
 
@@ -62,10 +63,15 @@ def processes() -> list[tuple[int, int, int, int]]:
     return found
 
 
-def status(pid: int) -> list[bytes]:
-    """What the system tells of a process, from its state on (proc(5), ``/proc/PID/stat``). Raises OSError."""
+def status(pid: int | str) -> list[bytes]:
+    """What the system tells of a process, or of a thread (``PID/task/TID``), from its state on (proc(5), ``/proc/PID/stat``). Raises OSError."""
     with open(f"/proc/{pid}/stat", "rb") as file:
         return file.read().rpartition(b")")[2].split()  # a name may hold blanks and brackets
+
+
+def processor_seconds(fields: list[bytes]) -> float:
+    """Seconds on the processor, of a `status`."""
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def is_tracker(pid: int) -> bool:
@@ -212,7 +218,7 @@ class Supervisor:
                 self.deadlines = [(time.monotonic() + KILL_INTERVAL, "kill")]
 
     def without_trackers(self, others: dict[int, int]) -> dict[int, int]:
-        """Those of these processes (pid → start) that are killed now: trackers have until `TRACKER_SECONDS` after the first round."""
+        """The processes (pid → start) of these that are killed now: trackers have until `TRACKER_SECONDS` after the first round."""
         now = time.monotonic()
         if self.killing_since is None:
             self.killing_since = now

@@ -1,0 +1,24 @@
+"""A rank's output on its way through an agent, without the agent."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from skymagic.kernels.agent.logs import RankLog, Spans
+from skymagic.kernels.agent.output import OutputFilter, RankScreen
+
+
+def output_filter(
+    rank: int,
+    log: Path,
+    pipes: dict[str, int],
+    send: Callable[[dict[str, Any], dict[str, Any]], None] = lambda parent, content: None,
+    *,
+    tell: Callable[[str], None] = print,
+    spans: Spans | None = None,
+    limit: int | None = None,
+) -> OutputFilter:
+    """From these pipes to this log and to what `send` does with a content; `tell` gets sentences for the user."""
+    return OutputFilter(RankLog(rank, log, spans or Spans(), limit, tell), RankScreen(rank, send, {}), pipes)
