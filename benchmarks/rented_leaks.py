@@ -17,7 +17,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from hypothesis import HealthCheck, given, settings
 
-from skymagic.providers.aws.clients import Clients
+from skymagic.providers.aws.clients import AwsClients
 from tests.lab import ec2 as lab
 from tests.lab.rented_histories import SETTINGS, History, histories, live
 
@@ -28,7 +28,7 @@ def main() -> int:
     begun, lived = time.monotonic(), 0
     with tempfile.TemporaryDirectory() as folder, lab.ec2() as cloud:
         os.environ.update({**lab.environment(), "XDG_STATE_HOME": folder})
-        shared = Clients(endpoint_url=cloud.url, deadline_factor=SETTINGS.deadline_factor)
+        shared = AwsClients(endpoint_url=cloud.url, deadline_factor=SETTINGS.deadline_factor)
 
         @settings(max_examples=wanted, deadline=None, suppress_health_check=list(HealthCheck), database=None)
         @given(histories())

@@ -147,10 +147,10 @@ def check_sum(nodes: int, pool: sky.Compute) -> None:
 def look(asked: argparse.Namespace) -> None:
     """Raise RuntimeError where something of this account's skymagic is left, in any region."""
     from skymagic.providers.aws import sweep
-    from skymagic.providers.aws.clients import Clients
+    from skymagic.providers.aws.clients import AwsClients
 
     cloud = cloud_settings({"profile": asked.profile, **asked.settings})
-    found, unseen = sweep.everything(Clients(cloud.profile, cloud.endpoint_url, cloud.deadline_factor))
+    found, unseen = sweep.everything(AwsClients(cloud.profile, cloud.endpoint_url, cloud.deadline_factor))
     if found or unseen:
         raise RuntimeError(f"left: {found}; not seen: {unseen}; `skymagic down --all` ends all that you have rented")
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from skymagic.plan.requests import CloudSettings, PoolRequest
-from skymagic.providers.aws.clients import Clients
+from skymagic.providers.aws.clients import AwsClients
 from skymagic.providers.aws.listing import OfferTable
 from skymagic.providers.aws.market import survey
 
@@ -18,5 +18,5 @@ def offers(request: PoolRequest, settings: CloudSettings) -> OfferTable:
         RequestError: no machine serves it.
         CloudError: no credentials, or they are refused.
     """
-    clients = Clients.of(settings)
+    clients = AwsClients.of(settings)
     return OfferTable(survey(request, clients), request.nodes or 1)

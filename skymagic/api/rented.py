@@ -9,7 +9,7 @@ from skymagic.errors import CloudError, PoolError, RequestError
 from skymagic.plan.requests import CloudSettings
 from skymagic.pool import keys, records, reuse
 from skymagic.pool.records import PoolRecord
-from skymagic.providers.aws.configured import configured
+from skymagic.providers.aws.clients import configured
 
 
 def stop_with_the_rest(say: Callable[[str], None], settings: CloudSettings) -> list[str]:
@@ -71,18 +71,18 @@ def stop_left(record: PoolRecord, say: Callable[[str], None]) -> list[str]:
     Raises:
         PoolError: something is left, or nobody could be asked; names it.
     """
-    from skymagic.providers.aws import regions, sweep
-    from skymagic.providers.aws.clients import Clients
+    from skymagic.providers.aws import catalogue, sweep
+    from skymagic.providers.aws.clients import AwsClients
 
     try:
         plan = keys.read(record.job_id).plan
         settings, places = plan.request.cloud, [plan.region]
     except PoolError:  # it was never ready, or another version has made it: it may be anywhere
         settings, places = CloudSettings(), []
-    clients = Clients.of(settings)
+    clients = AwsClients.of(settings)
     which = "whose machines are stopped" if record.stopped else "which another notebook has left"
     say(f"ending pool {record.name!r} ({record.job_id}), {which} …")
-    if problems := sweep.release_job(clients, record.job_id, places or regions.used(clients)):
+    if problems := sweep.release_job(clients, record.job_id, places or catalogue.used_regions(clients)):
         raise PoolError(f"not everything of pool {record.name!r} was ended:\n  " + "\n  ".join(problems))
     records.remove(record.job_id)
     return [f"pool {record.name!r} is stopped"]
@@ -98,9 +98,9 @@ def stop(say: Callable[[str], None], settings: CloudSettings = CloudSettings()) 
         PoolError: something is left, or nobody could be asked; names it.
     """
     from skymagic.providers.aws import ledger, sweep
-    from skymagic.providers.aws.clients import Clients
+    from skymagic.providers.aws.clients import AwsClients
 
-    clients = Clients.of(settings)
+    clients = AwsClients.of(settings)
     ended: list[str] = []
 
     def heard(text: str) -> None:

@@ -14,7 +14,7 @@ from skymagic.plan.requests import CloudSettings
 from skymagic.pool import records
 
 if TYPE_CHECKING:
-    from skymagic.providers.aws.tagged import Tagged, TaggedPool
+    from skymagic.providers.aws.sweep import Tagged, TaggedPool
 
 
 def look(settings: CloudSettings, name: str | None = None) -> Tagged:
@@ -23,10 +23,10 @@ def look(settings: CloudSettings, name: str | None = None) -> Tagged:
     Raises:
         CloudError: nobody can be asked.
     """
-    from skymagic.providers.aws import tagged
-    from skymagic.providers.aws.clients import Clients
+    from skymagic.providers.aws import sweep
+    from skymagic.providers.aws.clients import AwsClients
 
-    found = tagged.find(Clients.of(settings))
+    found = sweep.tagged_pools(AwsClients.of(settings))
     return replace(found, pools=tuple(one for one in found.pools if name in (None, one.name, one.job_id)))
 
 
@@ -45,17 +45,17 @@ def stop(name: str | None, say: Callable[[str], None], settings: CloudSettings, 
         CloudError: nobody can be asked, or not where it may be.
         PoolError: something is left; names it.
     """
-    from skymagic.providers.aws import regions, sweep, tagged
-    from skymagic.providers.aws.clients import Clients
+    from skymagic.providers.aws import catalogue, sweep
+    from skymagic.providers.aws.clients import AwsClients
 
-    clients = Clients.of(settings)
-    found = tagged.find(clients)
-    job = tagged.chosen(found, name)
+    clients = AwsClients.of(settings)
+    found = sweep.tagged_pools(clients)
+    job = sweep.chosen_job(found, name)
     pool = next(one for one in found.pools if one.job_id == job)
     if job in own:
         raise RequestError(f"{pool.name}: of this notebook; %sky_down {pool.name} ends it")
     say(f"ending {_heading(pool)} …")
-    if problems := sweep.release_job(clients, job, regions.used(clients)):
+    if problems := sweep.release_job(clients, job, catalogue.used_regions(clients)):
         raise PoolError(f"not everything of pool {pool.name!r} ({job}) was ended:\n  " + "\n  ".join(problems))
     records.remove(job)
     return [f"pool {pool.name!r} ({job}) is terminated"]

@@ -33,7 +33,7 @@ from skymagic.plan.suggest import LazyNames
 from skymagic.plan.units import Selection, rank_words
 from skymagic.pool import keys, making, notebooks, records, registry, surveys
 from skymagic.pool.status import now
-from skymagic.providers.aws.configured import set_up
+from skymagic.providers.aws.clients import set_up
 from skymagic.providers.local import driver
 from skymagic.run import interrupt
 

@@ -20,7 +20,7 @@ TABLE: dict[str, str] = {
     "aws": "skymagic.providers.aws.provider:AWS",
 }
 """Name → ``module:class``; the entry-point group ``skymagic.providers`` adds third parties' own."""
-RENTING: dict[str, str] = {"aws": "skymagic.providers.aws.configured:set_up"}
+RENTING: dict[str, str] = {"aws": "skymagic.providers.aws.clients:set_up"}
 """Providers that ``auto`` may turn to, in this order → whether they are set up here."""
 GROUP = "skymagic.providers"
 

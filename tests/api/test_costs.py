@@ -14,10 +14,10 @@ from skymagic.errors import PoolError
 from skymagic.plan.renting import Rental, plan_rented
 from skymagic.plan.requests import CloudSettings, PoolRequest
 from skymagic.providers.aws import ledger
-from skymagic.providers.aws.clients import Clients
+from skymagic.providers.aws.clients import AwsClients
 from skymagic.providers.aws.ledger import Rent
-from skymagic.providers.aws.offer import Offer
-from skymagic.providers.aws.survey import Held, Rented
+from skymagic.providers.aws.rented import HeldMachines, RentedSurvey
+from skymagic.providers.aws.selection import MachineOffer
 from skymagic.providers.aws.tags import Label
 
 HOUR = 3600.0
@@ -47,7 +47,7 @@ def test_the_sum_of_a_pool() -> None:
 def test_stopped_machines_cost_their_disks_and_run_no_more() -> None:
     """Three hours running, two stopped, and one hour running again."""
     label = Label("lab", "lab-1", "me", "ann@laptop", NOW + HOUR)
-    offer, settings = Offer("us-east-1", "a", "m5.large", price=2.0), CloudSettings()
+    offer, settings = MachineOffer("us-east-1", "a", "m5.large", price=2.0), CloudSettings()
     ledger.write(ledger.rent(offer, 2, settings, label, 1, 50))
     disks = 2 * 50 * 0.08 / 730
     ledger.stop(offer, 2, settings, label)
@@ -102,7 +102,7 @@ def test_what_is_kept_outlives_its_process_for_a_month(state: Path, capsys: pyte
 def test_disks_and_addresses(cards: int, private: bool, addresses: int) -> None:
     label = Label("lab", "lab-1", "me", "ann@laptop", 0.0)
     made = ledger.rent(
-        Offer("us-east-1", "a", "m5.large", cards=cards, price=1.0), 4, CloudSettings(use_private_ips=private), label, 1, 100
+        MachineOffer("us-east-1", "a", "m5.large", cards=cards, price=1.0), 4, CloudSettings(use_private_ips=private), label, 1, 100
     )  # fmt: skip
     assert made.price == 4.0
     assert made.beside == pytest.approx(4 * 100 * 0.08 / 730 + addresses * 0.005)
@@ -112,12 +112,12 @@ def test_a_plan_tells_the_price_of_what_was_taken() -> None:
     """The first offer had no room: another type elsewhere was taken, which costs more."""
     rental = Rental("aws", "m5.large", "us-east-1a, spot", "us-east-1", 2, 8.0, price=0.2, priced="spot price of today")
     plan = plan_rented(PoolRequest(provider="aws", nodes=4), rental)
-    taken = Offer(
+    taken = MachineOffer(
         "us-west-2", "us-west-2b", "m6i.xlarge", price=0.25, priced="price list of today", vcpus=4, memory=16.0
     )
-    nothing = Rented(plan, Clients(), (taken,), None)  # type: ignore[arg-type]
+    nothing = RentedSurvey(plan, AwsClients(), (taken,), None)  # type: ignore[arg-type]
     assert nothing.outcome() == plan
-    found = replace(nothing, held=Held(offer=taken)).outcome()
+    found = replace(nothing, held=HeldMachines(offer=taken)).outcome()
     assert (found.price, found.priced, found.region) == (1.0, "price list of today", "us-west-2")
     assert found.hosts == ("4 × m6i.xlarge in us-west-2b, on demand",)
     assert (found.cpus, found.memory_gb) == (4, 16.0)

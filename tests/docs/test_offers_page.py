@@ -13,8 +13,8 @@ from skymagic.plan.renting import IDLE, MAX_LIFETIME
 from skymagic.plan.requests import PoolRequest
 from skymagic.providers.aws import prices
 from skymagic.providers.aws.cache import Cache
-from skymagic.providers.aws.clients import Clients
-from skymagic.providers.aws.estimates import DATE, PRICES
+from skymagic.providers.aws.catalogue import ESTIMATED, PRICES
+from skymagic.providers.aws.clients import AwsClients
 from skymagic.providers.aws.market import DEARER, survey
 from tests.docs.test_readme import examples, follow
 from tests.lab import ec2 as lab
@@ -54,7 +54,7 @@ def test_the_policy_allows_what_is_called_and_nothing_else(tmp_path: Path, monke
         monkeypatch.setenv(name.upper(), value)
     with ec2() as cloud:
         EC2Market(cloud, {name: PRICES[name] for name in TYPES}, SPOT, QUOTAS)
-        clients = Clients(endpoint_url=cloud.url)
+        clients = AwsClients(endpoint_url=cloud.url)
         for spot in (False, True):
             survey(PoolRequest(gpu=Accelerator("A100", 8), region="us-east-1", spot=spot), clients, Cache(tmp_path))
         assert set(cloud.actions()) == policy()
@@ -68,4 +68,4 @@ def test_its_numbers() -> None:
     assert (prices.LIST_SECONDS, prices.SPOT_SECONDS) == (7 * 86400.0, 600.0)
     assert "nothing preinstalled | 7 days |" in text
     assert "spot price history | 10 minutes |" in text
-    assert DATE.startswith("20")
+    assert ESTIMATED.startswith("20")

@@ -245,8 +245,6 @@ class EC2:
             return self._placement_group(call)
         if call.action == "GetParameter" and str(call.fields.get("Name", "")).startswith("/aws/service/"):
             return _json({"Parameter": {"Name": call.fields["Name"], "Type": "String", "Value": IMAGE}})
-        if call.action == "GetSpotPlacementScores":  # moto lacks them
-            return listed("spotPlacementScoreSet", [])(call, lambda: Answer(500, b""))
         return _moto(call, environ, body)
 
     def _launch(self, call: Call, environ: Mapping[str, Any], body: bytes) -> Answer:

@@ -61,7 +61,6 @@ class EC2Market:
         listed: dollars per hour by type, in every region.
         spot: dollars per hour by (type, zone).
         quotas: vCPUs by code.
-        scores: spot placement scores by a zone's id.
     """
 
     def __init__(
@@ -70,16 +69,13 @@ class EC2Market:
         listed: Mapping[str, float] | None = None,
         spot: Mapping[tuple[str, str], float] | None = None,
         quotas: Mapping[str, float] | None = None,
-        scores: Mapping[str, int] | None = None,
     ) -> None:
         self.cloud, self.listed, self.spot, self.quotas = cloud, listed or {}, spot or {}, quotas or {}
-        self.scores = scores or {}
         answers: dict[str, Effect] = {
             "DescribeInstanceTypes": self._types,
             "DescribeInstanceTypeOfferings": self._zones,
             "DescribeSpotPriceHistory": self._history,
             "GetProducts": self._products,
-            "GetSpotPlacementScores": self._scores,
             "GetServiceQuota": self._quota,
         }
         for action, effect in answers.items():
@@ -119,14 +115,6 @@ class EC2Market:
             if name in names and zone.startswith(call.region) and product in products
         ]  # fmt: skip
         return _pages(call, "spotPriceHistorySet", rows, 3)
-
-    def _scores(self, call: Call, carry_out: CarryOut) -> Answer:
-        regions = _listed(call, "RegionName")
-        assert call.fields["SingleAvailabilityZone"] == "true"
-        rows = [
-            {"Region": regions[0], "AvailabilityZoneId": zone, "Score": score} for zone, score in self.scores.items()
-        ]
-        return _pages(call, "spotPlacementScoreSet", rows)
 
     def _products(self, call: Call, carry_out: CarryOut) -> Answer:
         terms = {one["Field"]: one["Value"] for one in call.fields["Filters"] if one["Type"] == "TERM_MATCH"}

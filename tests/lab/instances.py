@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from skymagic.kernels.agent import ending
-from skymagic.providers.aws import tags, watchdog
+from skymagic.providers.aws import boot, tags
 from skymagic.runtime.rendezvous import free_port
 from tests.conftest import MARK
 from tests.lab import ec2 as lab
@@ -97,7 +97,7 @@ class Machines:
             shutil.rmtree(host.folder / "watchdog", ignore_errors=True)  # /run
             host.start()
             unit = next(one["content"] for one in config["write_files"] if one["path"].endswith(".service"))
-            if ["systemctl", "enable", "--now", watchdog.UNIT] in config[
+            if ["systemctl", "enable", "--now", boot.WATCHDOG_UNIT] in config[
                 "runcmd"
             ] and "\nWantedBy=multi-user.target\n" in unit:
                 self._watch(instance, host, config)
@@ -126,7 +126,7 @@ class Machines:
         self._watch(instance, host, config)
 
     def _watch(self, instance: Any, host: Host, config: dict[str, Any]) -> None:
-        script = next(one["content"] for one in config["write_files"] if one["path"] == watchdog.PATH)
+        script = next(one["content"] for one in config["write_files"] if one["path"] == boot.WATCHDOG_PATH)
         dog = start_watchdog(script, host, self.env)
         self._watchdogs[instance.id] = dog
 

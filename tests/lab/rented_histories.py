@@ -19,20 +19,20 @@ from hypothesis import strategies as st
 
 from skymagic.errors import CloudError
 from skymagic.plan.requests import CloudSettings, PoolRequest
-from skymagic.providers.aws import keys, ledger, stopping, sweep, tags, userdata, watchdog
-from skymagic.providers.aws.clients import Clients
+from skymagic.providers.aws import boot, launch, ledger, sweep, tags
+from skymagic.providers.aws.boot import WatchdogBounds
+from skymagic.providers.aws.clients import AwsClients
 from skymagic.providers.aws.lease import Lease
-from skymagic.providers.aws.offer import Offer
+from skymagic.providers.aws.selection import MachineOffer
 from skymagic.providers.aws.tags import Label
-from skymagic.providers.aws.watchdog import Bounds
 from tests.lab import ec2 as lab
 from tests.lab.ec2 import EC2, Answer, Call, CarryOut, Effect, error
 
 REGIONS = ("us-east-1", "us-west-2")
 OFFERS = [
-    Offer(REGIONS[0], "us-east-1a", "m5.large"),
-    Offer(REGIONS[0], "us-east-1b", "m5.large", spot=True),
-    Offer(REGIONS[1], "us-west-2a", "p4d.24xlarge", gpu="A100", gpus=8, cards=4),
+    MachineOffer(REGIONS[0], "us-east-1a", "m5.large"),
+    MachineOffer(REGIONS[0], "us-east-1b", "m5.large", spot=True),
+    MachineOffer(REGIONS[1], "us-west-2a", "p4d.24xlarge", gpu="A100", gpus=8, cards=4),
 ]
 SETTINGS = CloudSettings(ssh_from="203.0.113.7/32", deadline_factor=0.0005)
 JOBS = itertools.count()
@@ -106,7 +106,7 @@ class Killed(BaseException):
     """The client is gone."""
 
 
-class Mortal(Clients):
+class Mortal(AwsClients):
     """Clients that suffer what a history says."""
 
     def __init__(self, url: str, history: History) -> None:
@@ -126,7 +126,7 @@ class Mortal(Clients):
         return answer
 
 
-def live(cloud: EC2, history: History, shared: Clients) -> None:
+def live(cloud: EC2, history: History, shared: AwsClients) -> None:
     """Have a history happen, and look at what it has left.
 
     Args:
@@ -194,7 +194,7 @@ class Life:
         self.client, self.history = client, client.history
         owner = "arn:aws:sts::123456789012:user/moto"
         self.label = Label("history", job, owner, "ann@laptop", time.time() + 86400)
-        self.user_data = userdata.cloud_config(keys.make(job), job, "ubuntu", 22, Bounds(1800, 86400))
+        self.user_data = boot.cloud_config(boot.make_keys(job), job, "ubuntu", 22, WatchdogBounds(1800, 86400))
         self.lease = self._new()
         self.ids: list[str] = []
         self.agreed = self.stopped = False
@@ -228,8 +228,8 @@ class Life:
     def _stoppable(self) -> bool:
         try:
             return not (
-                stopping.mistakes(PoolRequest(), self.offer)
-                or stopping.forbidden(self.client, self.offer.region, self.ids)
+                launch.stop_mistakes(PoolRequest(), self.offer)
+                or launch.stop_refusals(self.client, self.offer.region, self.ids)
             )
         except CloudError:
             return False
@@ -250,12 +250,12 @@ def bounded(agreed: bool) -> None:
             assert {tags.JOB, tags.OWNER, tags.ENDS} <= set(named)
             assert one.instance_initiated_shutdown_behavior == "terminate"
             config = json.loads(b64decode(str(one.user_data)).decode().partition("\n")[2])
-            assert watchdog.PATH in [each["path"] for each in config["write_files"]]
-            assert ["systemctl", "enable", "--now", watchdog.UNIT] in config["runcmd"], "at each boot"
+            assert boot.WATCHDOG_PATH in [each["path"] for each in config["write_files"]]
+            assert ["systemctl", "enable", "--now", boot.WATCHDOG_UNIT] in config["runcmd"], "at each boot"
             assert config["bootcmd"][0][0] == "systemd-run"
 
 
-def found_and_ended(cloud: EC2, shared: Clients) -> None:
+def found_and_ended(cloud: EC2, shared: AwsClients) -> None:
     """A process that knows nothing ends all of it."""
     cloud._rules.clear()
     patient = copy.copy(shared)
@@ -265,6 +265,6 @@ def found_and_ended(cloud: EC2, shared: Clients) -> None:
         for one in lab.instances(region):
             if one.state == "pending":
                 lab.set_state(one, "running")
-        problems = sweep.Release(patient, region, mine).run() if sweep.find(patient, region, mine) else []
+        problems = sweep.Release(patient, region, mine).run() if sweep.inventory(patient, region, mine) else []
         assert problems == []
     assert lab.left(*REGIONS) == {}

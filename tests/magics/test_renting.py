@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from skymagic.providers.aws.configured import configured
+from skymagic.providers.aws.clients import configured
 from tests.lab import ec2 as lab
 from tests.lab.ec2 import EC2, ec2
 from tests.lab.ec2_prices import EC2Market

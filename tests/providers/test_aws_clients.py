@@ -14,8 +14,8 @@ import pytest
 from skymagic.errors import CloudError
 from skymagic.plan.requests import REGIONS
 from skymagic.providers.aws import errors
-from skymagic.providers.aws.clients import Clients
-from skymagic.providers.aws.errors import Kind, Where
+from skymagic.providers.aws.clients import AwsClients
+from skymagic.providers.aws.errors import ErrorKind, Where
 from tests.lab import ec2 as lab
 from tests.lab.ec2 import EC2, REGION, ec2, error
 
@@ -23,13 +23,13 @@ LAUNCH = {"ImageId": lab.IMAGE, "InstanceType": "m5.large", "MinCount": 2, "MaxC
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[tuple[EC2, Clients]]:
+def server() -> Iterator[tuple[EC2, AwsClients]]:
     with ec2() as made:
-        yield made, Clients(endpoint_url=made.url, deadline_factor=0.02)
+        yield made, AwsClients(endpoint_url=made.url, deadline_factor=0.02)
 
 
 @pytest.fixture
-def cloud(server: tuple[EC2, Clients], monkeypatch: pytest.MonkeyPatch) -> EC2:
+def cloud(server: tuple[EC2, AwsClients], monkeypatch: pytest.MonkeyPatch) -> EC2:
     for name, value in lab.environment().items():
         monkeypatch.setenv(name, value)
     server[0].forget()
@@ -37,11 +37,11 @@ def cloud(server: tuple[EC2, Clients], monkeypatch: pytest.MonkeyPatch) -> EC2:
 
 
 @pytest.fixture
-def clients(cloud: EC2, server: tuple[EC2, Clients]) -> Clients:
+def clients(cloud: EC2, server: tuple[EC2, AwsClients]) -> AwsClients:
     return server[1]
 
 
-def test_a_lost_answer_buys_nothing_twice(cloud: EC2, clients: Clients) -> None:
+def test_a_lost_answer_buys_nothing_twice(cloud: EC2, clients: AwsClients) -> None:
     cloud.on("RunInstances", lab.lost)
     answer = clients.call("ec2", REGION, "RunInstances", **LAUNCH)
     assert cloud.actions() == ["ec2:RunInstances"] * 2
@@ -49,14 +49,14 @@ def test_a_lost_answer_buys_nothing_twice(cloud: EC2, clients: Clients) -> None:
     assert len(lab.instances()) == 2
 
 
-def test_the_same_token_with_other_parameters_is_refused(cloud: EC2, clients: Clients) -> None:
+def test_the_same_token_with_other_parameters_is_refused(cloud: EC2, clients: AwsClients) -> None:
     clients.call("ec2", REGION, "RunInstances", **LAUNCH)
     with pytest.raises(CloudError, match="IdempotentParameterMismatch") as failed:
         clients.call("ec2", REGION, "RunInstances", **LAUNCH | {"InstanceType": "m5.xlarge"})
     assert failed.value.kind == "invalid"
 
 
-def test_throttling_is_waited_out(cloud: EC2, clients: Clients) -> None:
+def test_throttling_is_waited_out(cloud: EC2, clients: AwsClients) -> None:
     cloud.on("DescribeRegions", error("RequestLimitExceeded", status=503), times=3)
     assert clients.call("ec2", REGION, "DescribeRegions")["Regions"]
     assert len(cloud.calls) == 4
@@ -68,14 +68,14 @@ def test_throttling_for_a_minute_is_waited_out(cloud: EC2, monkeypatch: pytest.M
     shortest = itertools.accumulate([0.25, 0.5, 1.0, 2.0, 4.0, *[5.0] * 20])
     calls = sum(1 for waited in shortest if waited < 60.0) + 1
     cloud.on("DescribeRegions", error("RequestLimitExceeded", status=503), times=calls)
-    assert Clients(endpoint_url=cloud.url, deadline_factor=0.0001).call("ec2", REGION, "DescribeRegions")["Regions"]
+    assert AwsClients(endpoint_url=cloud.url, deadline_factor=0.0001).call("ec2", REGION, "DescribeRegions")["Regions"]
     assert len(cloud.calls) == calls + 1
 
 
 @pytest.mark.parametrize(
     "effect", [error("InternalError", status=500), lab.unreached, error("Unavailable", status=503)]
 )
-def test_what_fails_for_too_long_is_told(cloud: EC2, clients: Clients, effect: lab.Effect) -> None:
+def test_what_fails_for_too_long_is_told(cloud: EC2, clients: AwsClients, effect: lab.Effect) -> None:
     cloud.on("DescribeRegions", effect, times=1000)
     with pytest.raises(CloudError) as failed:
         clients.call("ec2", REGION, "DescribeRegions")
@@ -85,7 +85,7 @@ def test_what_fails_for_too_long_is_told(cloud: EC2, clients: Clients, effect: l
 
 
 @pytest.mark.parametrize("status", [400, 500, 503])
-def test_missing_capacity_is_never_asked_for_again(cloud: EC2, clients: Clients, status: int) -> None:
+def test_missing_capacity_is_never_asked_for_again(cloud: EC2, clients: AwsClients, status: int) -> None:
     """botocore retries it by itself where it comes with a 500."""
     cloud.on("RunInstances", error("InsufficientInstanceCapacity", "not there", status), times=10)
     with pytest.raises(CloudError) as failed:
@@ -94,7 +94,7 @@ def test_missing_capacity_is_never_asked_for_again(cloud: EC2, clients: Clients,
     assert cloud.actions() == ["ec2:RunInstances"]
 
 
-def test_pages(cloud: EC2, clients: Clients) -> None:
+def test_pages(cloud: EC2, clients: AwsClients) -> None:
     for number in range(3):
         clients.call("ec2", REGION, "RunInstances", **LAUNCH | {"ClientToken": str(number)})
     found = list(clients.pages("ec2", REGION, "DescribeInstances", "Reservations", MaxResults=1))
@@ -130,7 +130,7 @@ def page(status: int) -> lab.Effect:
     ids=["ec2", "sts", "ssm"],
 )
 def test_a_page_is_no_answer(
-    cloud: EC2, clients: Clients, service: str, action: str, parameters: dict[str, str], status: int
+    cloud: EC2, clients: AwsClients, service: str, action: str, parameters: dict[str, str], status: int
 ) -> None:
     """Of services that speak XML, and of those that speak JSON: botocore takes a page for an empty answer there."""
     cloud.on(action, page(status), times=2)
@@ -165,10 +165,10 @@ def test_ways_that_lead_nowhere(cloud: EC2, monkeypatch: pytest.MonkeyPatch) -> 
         }
         for url, words in ways.items():
             with pytest.raises(CloudError, match=f"{words} .*\n"):
-                Clients(endpoint_url=url, deadline_factor=0.0001).call("ec2", REGION, "DescribeRegions")
+                AwsClients(endpoint_url=url, deadline_factor=0.0001).call("ec2", REGION, "DescribeRegions")
         monkeypatch.setenv("HTTPS_PROXY", f"http://ann:secret@{nobody}")
         with pytest.raises(CloudError, match="the proxy to AWS cannot be reached .*\n.*HTTPS_PROXY") as failed:
-            Clients(deadline_factor=0.0001).call("ec2", REGION, "DescribeRegions")
+            AwsClients(deadline_factor=0.0001).call("ec2", REGION, "DescribeRegions")
     assert "secret" not in str(failed.value)
     assert cloud.calls == []
 
@@ -190,23 +190,23 @@ def test_silence_of_the_network(name: str, words: str) -> None:
 
 
 def test_regions_that_complete_are_there() -> None:
-    assert not {*REGIONS} - Clients().known_regions()
+    assert not {*REGIONS} - AwsClients().known_regions()
 
 
 def test_a_configuration_that_cannot_be_read(cloud: EC2, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "config").write_text("[default\nregion = us-east-1\n")
     monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
     with pytest.raises(CloudError, match="the AWS configuration cannot be read .*config"):
-        Clients(endpoint_url=cloud.url).call("ec2", REGION, "DescribeRegions")
+        AwsClients(endpoint_url=cloud.url).call("ec2", REGION, "DescribeRegions")
 
 
 def test_without_credentials(monkeypatch: pytest.MonkeyPatch, cloud: EC2) -> None:
     for name in lab.CREDENTIALS:
         monkeypatch.delenv(name.upper())
     with pytest.raises(CloudError, match=r"there are no AWS credentials .*\n  aws configure"):
-        Clients(endpoint_url=cloud.url).call("ec2", REGION, "DescribeRegions")
+        AwsClients(endpoint_url=cloud.url).call("ec2", REGION, "DescribeRegions")
     with pytest.raises(CloudError, match="no such AWS profile.*nobody.*\n  aws configure list-profiles"):
-        _ = Clients(profile="nobody").region
+        _ = AwsClients(profile="nobody").region
 
 
 DENIED = (
@@ -219,49 +219,54 @@ DENIED = (
 @pytest.mark.parametrize(
     ("code", "message", "kind", "words"),
     [
-        ("InsufficientInstanceCapacity", "We currently do not have …", Kind.CAPACITY, ["no capacity", "other zones"]),
+        (
+            "InsufficientInstanceCapacity",
+            "We currently do not have …",
+            ErrorKind.CAPACITY,
+            ["no capacity", "other zones"],
+        ),
         (
             "VcpuLimitExceeded",
             "You have requested more …",
-            Kind.QUOTA,
+            ErrorKind.QUOTA,
             ["vCPU quota", "used up in us-east-1", "ask for more"],
         ),
-        ("MaxSpotInstanceCountExceeded", "…", Kind.QUOTA, ["Spot Instance Requests", "Service Quotas"]),
-        ("SecurityGroupLimitExceeded", "…", Kind.QUOTA, ["VPC security groups per Region"]),
-        ("UnauthorizedOperation", DENIED, Kind.PERMISSION, ["ec2:CreateTags", "user/ann", "docs/aws.md"]),
-        ("UnauthorizedOperation", "You are not authorized.", Kind.PERMISSION, ["ec2:RunInstances"]),
+        ("MaxSpotInstanceCountExceeded", "…", ErrorKind.QUOTA, ["Spot Instance Requests", "Service Quotas"]),
+        ("SecurityGroupLimitExceeded", "…", ErrorKind.QUOTA, ["VPC security groups per Region"]),
+        ("UnauthorizedOperation", DENIED, ErrorKind.PERMISSION, ["ec2:CreateTags", "user/ann", "docs/aws.md"]),
+        ("UnauthorizedOperation", "You are not authorized.", ErrorKind.PERMISSION, ["ec2:RunInstances"]),
         (
             "UnauthorizedOperation",
             "… with an explicit deny in a service control policy",
-            Kind.PERMISSION,
+            ErrorKind.PERMISSION,
             ["service control policy"],
         ),
-        ("ExpiredToken", "The security token … is expired", Kind.CREDENTIALS, ["aws sso login --profile work"]),
+        ("ExpiredToken", "The security token … is expired", ErrorKind.CREDENTIALS, ["aws sso login --profile work"]),
         (
             "AuthFailure",
             "AWS was not able to validate",
-            Kind.CREDENTIALS,
+            ErrorKind.CREDENTIALS,
             ["aws sts get-caller-identity --profile work"],
         ),
-        ("RequestExpired", "Request has expired.", Kind.CREDENTIALS, ["clock"]),
+        ("RequestExpired", "Request has expired.", ErrorKind.CREDENTIALS, ["clock"]),
         (
             "Blocked",
             "This account is currently blocked …",
-            Kind.ACCOUNT,
+            ErrorKind.ACCOUNT,
             ["blocked the account", "no lack of capacity"],
         ),
-        ("PendingVerification", "…", Kind.ACCOUNT, ["still verifies", "by itself"]),
-        ("OptInRequired", "…", Kind.ACCOUNT, ["enable the region"]),
-        ("SpotMaxPriceTooLow", "…", Kind.PRICE, ["raise --max-price"]),
-        ("Unsupported", "Your requested instance type is not supported in …", Kind.PLACE, ["not supported in"]),
-        ("InternalError", "An internal error", Kind.INTERNAL, ["no lack of capacity"]),
-        ("InvalidInstanceID.NotFound", "…", Kind.MISSING, ["InvalidInstanceID.NotFound"]),
-        ("DependencyViolation", "resource sg-1 has a dependent object", Kind.IN_USE, ["dependent object"]),
-        ("InvalidParameterValue", "User data is limited to 16384 bytes", Kind.INVALID, ["16384"]),
-        ("SomethingNew", "?", Kind.INVALID, ["SomethingNew: ?"]),
+        ("PendingVerification", "…", ErrorKind.ACCOUNT, ["still verifies", "by itself"]),
+        ("OptInRequired", "…", ErrorKind.ACCOUNT, ["enable the region"]),
+        ("SpotMaxPriceTooLow", "…", ErrorKind.PRICE, ["raise --max-price"]),
+        ("Unsupported", "Your requested instance type is not supported in …", ErrorKind.PLACE, ["not supported in"]),
+        ("InternalError", "An internal error", ErrorKind.INTERNAL, ["no lack of capacity"]),
+        ("InvalidInstanceID.NotFound", "…", ErrorKind.MISSING, ["InvalidInstanceID.NotFound"]),
+        ("DependencyViolation", "resource sg-1 has a dependent object", ErrorKind.IN_USE, ["dependent object"]),
+        ("InvalidParameterValue", "User data is limited to 16384 bytes", ErrorKind.INVALID, ["16384"]),
+        ("SomethingNew", "?", ErrorKind.INVALID, ["SomethingNew: ?"]),
     ],
 )
-def test_refusals_in_words(code: str, message: str, kind: Kind, words: list[str]) -> None:
+def test_refusals_in_words(code: str, message: str, kind: ErrorKind, words: list[str]) -> None:
     problem = errors.refused(code, message, Where("ec2:RunInstances", REGION, "work"))
     assert problem.kind == kind.name.lower()
     assert not [each for each in words if each not in str(problem)], str(problem)
@@ -271,14 +276,14 @@ def test_refusals_in_words(code: str, message: str, kind: Kind, words: list[str]
 
 def test_every_kind_is_reached() -> None:
     found = {errors.kind_of(code) for codes in errors._CODES.values() for code in codes.split()}
-    assert {*Kind} - found == {Kind.UNREACHABLE, Kind.MISSING, Kind.INVALID}
-    assert errors.kind_of("Whatever", 503) is Kind.INTERNAL
+    assert {*ErrorKind} - found == {ErrorKind.UNREACHABLE, ErrorKind.MISSING, ErrorKind.INVALID}
+    assert errors.kind_of("Whatever", 503) is ErrorKind.INTERNAL
 
 
 @pytest.mark.parametrize(
     ("service", "code"), [("ec2", "UnauthorizedOperation"), ("ssm", "AccessDeniedException"), ("sts", "AccessDenied")]
 )
-def test_each_service_has_errors_of_its_own(cloud: EC2, clients: Clients, service: str, code: str) -> None:
+def test_each_service_has_errors_of_its_own(cloud: EC2, clients: AwsClients, service: str, code: str) -> None:
     action = {"ec2": "DescribeRegions", "ssm": "GetParameter", "sts": "GetCallerIdentity"}[service]
     cloud.on(action, error(code, "not authorized", 403))
     with pytest.raises(CloudError, match=f"may not call {service}:{action}") as failed:

@@ -8,18 +8,18 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 
-from skymagic.providers.aws.clients import Clients
+from skymagic.providers.aws.clients import AwsClients
 from tests.lab import ec2 as lab
 from tests.lab.ec2 import EC2, ec2
 from tests.lab.rented_histories import SETTINGS, History, histories, live
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[EC2, Clients]]:
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[EC2, AwsClients]]:
     with pytest.MonkeyPatch.context() as patch, ec2() as made:
         for name, value in {**lab.environment(), "XDG_STATE_HOME": str(tmp_path_factory.mktemp("state"))}.items():
             patch.setenv(name, value)
-        yield made, Clients(endpoint_url=made.url, deadline_factor=SETTINGS.deadline_factor)
+        yield made, AwsClients(endpoint_url=made.url, deadline_factor=SETTINGS.deadline_factor)
 
 
 @settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck), database=None, derandomize=True)
@@ -31,11 +31,11 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[EC2, Clie
 @example(History([], 1, 3, stops=1))
 @example(History([], 1, 2, stops=2))
 @example(History([""] * 18 + ["not stoppable yet"] * 2, 1, 2, stops=1))
-def test_nothing_is_left_or_it_ends_itself(server: tuple[EC2, Clients], history: History) -> None:
+def test_nothing_is_left_or_it_ends_itself(server: tuple[EC2, AwsClients], history: History) -> None:
     live(server[0], history, server[1])
 
 
-def calls_of_a_whole_life(server: tuple[EC2, Clients], stops: int) -> range:
+def calls_of_a_whole_life(server: tuple[EC2, AwsClients], stops: int) -> range:
     """Numbers of the calls that acquiring and giving back take where all goes well; from the stop on, where there is one."""
     live(server[0], History([], 1, 2, stops=stops), server[1])
     actions = [call.action for call in server[0].calls]
@@ -46,17 +46,19 @@ def calls_of_a_whole_life(server: tuple[EC2, Clients], stops: int) -> range:
     ("after", "stops"), [(False, 0), (True, 0), (True, 2)], ids=["before", "after", "after-with-a-stop"]
 )
 @pytest.mark.parametrize("what", ["interrupted", "dies"])
-def test_an_interrupt_and_a_death_at_each_call(server: tuple[EC2, Clients], what: str, after: bool, stops: int) -> None:
+def test_an_interrupt_and_a_death_at_each_call(
+    server: tuple[EC2, AwsClients], what: str, after: bool, stops: int
+) -> None:
     """Ctrl-C, and kill -9, at every call of a whole life: before it is made, and once it was carried out."""
     server[0].forget()  # moto keeps all that was ever launched, and is slower for it
     for number in calls_of_a_whole_life(server, stops):
         live(server[0], History([], 1, 2, after=after, stops=stops, **{what: number}), server[1])
 
 
-def test_the_keys_of_pools_that_are_gone_are_gone(server: tuple[EC2, Clients], tmp_path: Path) -> None:
-    from skymagic.providers.aws import keys
+def test_the_keys_of_pools_that_are_gone_are_gone(server: tuple[EC2, AwsClients], tmp_path: Path) -> None:
+    from skymagic.providers.aws import boot
 
-    keys.make("gone-1")
-    keys.remove("gone-1")
-    keys.remove("../gone")
-    assert not keys.folder("gone-1").exists()
+    boot.make_keys("gone-1")
+    boot.remove_keys("gone-1")
+    boot.remove_keys("../gone")
+    assert not boot.keys_folder("gone-1").exists()

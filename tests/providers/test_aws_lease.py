@@ -19,46 +19,33 @@ from skymagic.api import tagged
 from skymagic.errors import CloudError, RequestError
 from skymagic.plan.renting import Rental, plan_rented
 from skymagic.plan.requests import CloudSettings, PoolRequest
-from skymagic.providers.aws import (
-    keys,
-    launch,
-    lease,
-    ledger,
-    network,
-    permission,
-    reservations,
-    stopping,
-    sweep,
-    tags,
-    userdata,
-)
-from skymagic.providers.aws.access import RentedAccess
-from skymagic.providers.aws.clients import Clients
-from skymagic.providers.aws.images import Image
+from skymagic.providers.aws import boot, launch, lease, ledger, network, selection, sweep, tags
+from skymagic.providers.aws.boot import WatchdogBounds
+from skymagic.providers.aws.clients import AwsClients
+from skymagic.providers.aws.launch import MachineImage
 from skymagic.providers.aws.lease import Lease
-from skymagic.providers.aws.offer import Offer
 from skymagic.providers.aws.provider import AWS
-from skymagic.providers.aws.survey import Rented
+from skymagic.providers.aws.rented import RentedAccess, RentedSurvey
+from skymagic.providers.aws.selection import MachineOffer
 from skymagic.providers.aws.tags import Label, owner
-from skymagic.providers.aws.watchdog import Bounds
 from skymagic.providers.provider import Survey
 from tests.lab import ec2 as lab
 from tests.lab.ec2 import EC2, REGION, ec2, error, zone
 
-A, B, WEST = (Offer(region, name, "m5.large", vcpus=2, memory=8.0) for region, name in (
+A, B, WEST = (MachineOffer(region, name, "m5.large", vcpus=2, memory=8.0) for region, name in (
     (REGION, "us-east-1a"), (REGION, "us-east-1b"), ("us-west-2", "us-west-2a"),
 ))  # fmt: skip
 SETTINGS = CloudSettings(ssh_from="203.0.113.7", deadline_factor=0.02)
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[tuple[EC2, Clients]]:
+def server() -> Iterator[tuple[EC2, AwsClients]]:
     with ec2() as made:
-        yield made, Clients(endpoint_url=made.url, deadline_factor=SETTINGS.deadline_factor)
+        yield made, AwsClients(endpoint_url=made.url, deadline_factor=SETTINGS.deadline_factor)
 
 
 @pytest.fixture
-def cloud(server: tuple[EC2, Clients], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> EC2:
+def cloud(server: tuple[EC2, AwsClients], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> EC2:
     for name, value in {**lab.environment(), "XDG_STATE_HOME": str(tmp_path)}.items():
         monkeypatch.setenv(name, value)
     server[0].forget()
@@ -68,16 +55,16 @@ def cloud(server: tuple[EC2, Clients], monkeypatch: pytest.MonkeyPatch, tmp_path
 class Case:
     """A lease, and what it has said."""
 
-    def __init__(self, clients: Clients, job: str = "train-1234", settings: CloudSettings = SETTINGS) -> None:
+    def __init__(self, clients: AwsClients, job: str = "train-1234", settings: CloudSettings = SETTINGS) -> None:
         self.said: list[str] = []
-        self.keys = keys.make(job)
-        text = userdata.cloud_config(self.keys, job, settings.user, settings.ssh_port, Bounds(1800, 86400))
-        label = Label("train", job, sweep.caller(clients), "ann@laptop", time.time() + 86400)
+        self.keys = boot.make_keys(job)
+        text = boot.cloud_config(self.keys, job, settings.user, settings.ssh_port, WatchdogBounds(1800, 86400))
+        label = Label("train", job, sweep.owner_of(clients), "ann@laptop", time.time() + 86400)
         self.lease = Lease(clients, settings, label, text, self.said.append)
 
 
 @pytest.fixture
-def case(cloud: EC2, server: tuple[EC2, Clients]) -> Case:
+def case(cloud: EC2, server: tuple[EC2, AwsClients]) -> Case:
     return Case(server[1])
 
 
@@ -281,12 +268,12 @@ def test_user_data_has_no_credential(cloud: EC2, case: Case) -> None:
     assert ["systemd-run", "--on-active=86400s", "systemctl", "poweroff"] in config["bootcmd"]
     assert (config["package_update"], config["package_upgrade"]) == (False, False)
     assert [each for each in config["bootcmd"] if "apt-daily-upgrade.timer" in each[-1] and "mask --now" in each[-1]]
-    assert len(text) < userdata.MOST_BYTES
+    assert len(text) < boot.MOST_BYTES
     case.lease.release()
 
 
 def test_the_image_is_the_one_of_its_makers_parameter_unless_it_is_named(
-    cloud: EC2, server: tuple[EC2, Clients]
+    cloud: EC2, server: tuple[EC2, AwsClients]
 ) -> None:
     """Ubuntu, with NVIDIA's driver where there are GPUs; and a disk of at least what it needs."""
     large = replace(SETTINGS, disk=250)
@@ -310,7 +297,7 @@ def test_the_image_is_the_one_of_its_makers_parameter_unless_it_is_named(
     assert lab.left() == {}
 
 
-def test_an_image_that_is_not_to_be_had(cloud: EC2, server: tuple[EC2, Clients]) -> None:
+def test_an_image_that_is_not_to_be_had(cloud: EC2, server: tuple[EC2, AwsClients]) -> None:
     cloud.on("GetParameter", error("AccessDeniedException", "not authorized", 403))
     with pytest.raises(
         CloudError, match=r"(?s)image for m5.large is not to be found.*ssm:GetParameter.*image_id='ami-"
@@ -323,14 +310,14 @@ def test_an_image_that_is_not_to_be_had(cloud: EC2, server: tuple[EC2, Clients])
 
 
 def test_user_data_that_is_too_large(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(userdata, "MOST_BYTES", 1000)
+    monkeypatch.setattr(boot, "MOST_BYTES", 1000)
     with pytest.raises(RequestError, match="EC2 takes 1000"):
-        userdata.cloud_config(case.keys, "train-1234", "ubuntu", 22, Bounds(1, 1))
+        boot.cloud_config(case.keys, "train-1234", "ubuntu", 22, WatchdogBounds(1, 1))
 
 
-def test_several_network_cards_take_one_address_on_the_head(cloud: EC2, server: tuple[EC2, Clients]) -> None:
+def test_several_network_cards_take_one_address_on_the_head(cloud: EC2, server: tuple[EC2, AwsClients]) -> None:
     case = Case(server[1])
-    large = Offer(REGION, "us-east-1a", "p4d.24xlarge", gpu="A100", gpus=8, cards=4, efa=True)
+    large = MachineOffer(REGION, "us-east-1a", "p4d.24xlarge", gpu="A100", gpus=8, cards=4, efa=True)
     _, instances = case.lease.acquire([large], 2)
     assert [bool(one.public) for one in instances] == [True, False]
     assert launched(cloud)[0].fields["NetworkInterface.4.NetworkCardIndex"] == "3"
@@ -339,7 +326,7 @@ def test_several_network_cards_take_one_address_on_the_head(cloud: EC2, server: 
     assert lab.left() == {}
 
 
-GPUS = Offer(REGION, "us-east-1a", "p3.8xlarge", gpu="V100", gpus=4)
+GPUS = MachineOffer(REGION, "us-east-1a", "p3.8xlarge", gpu="V100", gpus=4)
 APART = "not enough capacity to launch all of them into Placement Group 'x'"
 
 
@@ -355,7 +342,7 @@ def test_gpu_machines_are_near_each_other(cloud: EC2, case: Case) -> None:
 @pytest.mark.parametrize(
     ("offer", "count"), [(GPUS, 1), (A, 2), (replace(GPUS, reservation="cr-0123456789abcdef0"), 2)]
 )
-def test_others_are_wherever_there_is_room(cloud: EC2, case: Case, offer: Offer, count: int) -> None:
+def test_others_are_wherever_there_is_room(cloud: EC2, case: Case, offer: MachineOffer, count: int) -> None:
     case.lease.acquire([offer], count)
     assert "CreatePlacementGroup" not in [call.action for call in cloud.calls]
     reserved = launched(cloud)[0].fields.get(
@@ -436,25 +423,25 @@ def test_machines_that_are_out_of_sight_take_four_calls_a_minute_at_most(
     case.lease.release()
 
 
-# ------------------------------------------------------------------------------------------ reservations, permission
+# ------------------------------------------------------------------------------------------ reservations
 
 
-def reserved(**about: object) -> reservations.Reservation:
-    return reservations.Reservation(**{**vars(RESERVED), **about})
+def reserved(**about: object) -> selection.CapacityReservation:
+    return selection.CapacityReservation(**{**vars(RESERVED), **about})
 
 
-RESERVED = reservations.Reservation("cr-0123456789abcdef0", "p3.8xlarge", "us-east-1a", 4)
+RESERVED = selection.CapacityReservation("cr-0123456789abcdef0", "p3.8xlarge", "us-east-1a", 4)
 
 
 def test_reserved_capacity_comes_first() -> None:
     there = {REGION: [reserved(id="cr-full", free=1), reserved(zone="us-east-1c"), reserved(block=True)]}
-    [one] = reservations.chosen("auto", there, [A, GPUS], 2)
+    [one] = selection.reserved_offers("auto", there, [A, GPUS], 2)
     assert (one.reservation, one.block, one.zone) == (RESERVED.id, True, "us-east-1a")
     assert launch.parameters(
-        one, 2, Image("ami-1", "/dev/sda1", 8), network.Place("subnet-1", "sg-1"), "", SETTINGS,
+        one, 2, MachineImage("ami-1", "/dev/sda1", 8), network.NetworkPlace("subnet-1", "sg-1"), "", SETTINGS,
         Label("train", "train-1", "me", "ann@laptop", 0.0), "token",
     )["InstanceMarketOptions"] == {"MarketType": "capacity-block"}  # fmt: skip
-    assert reservations.chosen("auto", {REGION: []}, [GPUS], 2) == ()
+    assert selection.reserved_offers("auto", {REGION: []}, [GPUS], 2) == ()
 
 
 @pytest.mark.parametrize(
@@ -468,38 +455,24 @@ def test_reserved_capacity_comes_first() -> None:
     ],
 )
 def test_a_reservation_that_is_named_and_does_not_do(
-    found: list[reservations.Reservation], offer: Offer, words: str
+    found: list[selection.CapacityReservation], offer: MachineOffer, words: str
 ) -> None:
     with pytest.raises(RequestError, match=words):
-        reservations.chosen(RESERVED.id, {REGION: found}, [offer], 2)
+        selection.reserved_offers(RESERVED.id, {REGION: found}, [offer], 2)
 
 
-def test_reservations_are_read_from_ec2(cloud: EC2, server: tuple[EC2, Clients]) -> None:
+def test_reservations_are_read_from_ec2(cloud: EC2, server: tuple[EC2, AwsClients]) -> None:
     fields = {
         "capacityReservationId": RESERVED.id, "instanceType": "p3.8xlarge", "availabilityZone": "us-east-1a",
         "availableInstanceCount": "4", "state": "active",
     }  # fmt: skip
     cloud.on("DescribeCapacityReservations", lab.listed("capacityReservationSet", [fields]))
-    assert reservations.find(server[1], REGION, "auto") == [RESERVED]
+    assert selection.reservations_of(server[1], REGION, "auto") == [RESERVED]
     cloud.on("DescribeCapacityReservations", error("InvalidCapacityReservationId.NotFound", "no"))
-    assert reservations.find(server[1], REGION, RESERVED.id) == []
+    assert selection.reservations_of(server[1], REGION, RESERVED.id) == []
 
 
-def test_a_dry_run_rents_nothing_and_says_what_is_not_allowed(
-    cloud: EC2, server: tuple[EC2, Clients], case: Case
-) -> None:
-    label = case.lease.label
-    assert permission.notes(server[1], GPUS, 2, SETTINGS, label) == ("EC2's dry run: these credentials may rent them",)
-    assert {call.fields["DryRun"] for call in cloud.calls if call.action.startswith(("Run", "Create"))} == {"true"}
-    assert lab.instances() == []
-    assert lab.left() == {}
-    cloud.on("RunInstances", error("UnauthorizedOperation", "You are not authorized to perform this operation.", 403))
-    [said] = permission.notes(server[1], GPUS, 2, SETTINGS, label)
-    assert said.startswith("EC2's dry run: these AWS credentials may not call ec2:RunInstances in us-east-1")
-    assert "docs/aws.md" in said
-
-
-def test_everything_is_found_by_tag_alone(cloud: EC2, server: tuple[EC2, Clients]) -> None:
+def test_everything_is_found_by_tag_alone(cloud: EC2, server: tuple[EC2, AwsClients]) -> None:
     """Two pools in two regions, from a process that has forgotten both; what is another's stays."""
     clients = server[1]
     cloud.on("DescribeRegions", lab.regions("eu-west-1", REGION, "us-west-2"))
@@ -509,16 +482,16 @@ def test_everything_is_found_by_tag_alone(cloud: EC2, server: tuple[EC2, Clients
     object.__setattr__(others.lease.label, "owner", "arn:aws:iam::123456789012:user/bea")
     others.lease.acquire([A], 1)
     said: list[str] = []
-    fresh = Clients(endpoint_url=cloud.url, deadline_factor=SETTINGS.deadline_factor)
+    fresh = AwsClients(endpoint_url=cloud.url, deadline_factor=SETTINGS.deadline_factor)
     assert sweep.release_everything(fresh, said.append) == []
     assert any("one-1" in line for line in said)
     assert len(lab.left()["instances"]) == 1
     assert lab.left("us-west-2") == {}
-    assert not keys.folder("one-1").exists()
+    assert not boot.keys_folder("one-1").exists()
     others.lease.release()
 
 
-def test_pools_are_listed_and_ended_one_by_one_by_their_tags(cloud: EC2, server: tuple[EC2, Clients]) -> None:
+def test_pools_are_listed_and_ended_one_by_one_by_their_tags(cloud: EC2, server: tuple[EC2, AwsClients]) -> None:
     """From a process that has forgotten all: in two regions, stopped ones too; what is another's is not seen."""
     clients = server[1]
     cloud.on("DescribeRegions", lab.regions("eu-west-1", REGION, "us-west-2"), times=1 << 30)
@@ -585,25 +558,24 @@ def test_a_pool_whose_machines_are_gone_is_not_attached_to_and_nothing_of_it_sta
     assert not case.keys.folder.exists()
 
 
-def test_what_cannot_be_stopped_and_why(cloud: EC2, case: Case, server: tuple[EC2, Clients]) -> None:
+def test_what_cannot_be_stopped_and_why(cloud: EC2, case: Case, server: tuple[EC2, AwsClients]) -> None:
     request = PoolRequest(provider="aws")
-    assert stopping.mistakes(request, A) == []
-    assert "spot" in stopping.mistakes(request, replace(A, spot=True))[0]
-    assert "capacity block" in stopping.mistakes(request, replace(A, block=True))[0]
-    assert "--replace" in stopping.mistakes(replace(request, replace=True), A)[0]
-    assert "NVMe" in stopping.lost(replace(A, nvme=3800.0))
+    assert launch.stop_mistakes(request, A) == []
+    assert "spot" in launch.stop_mistakes(request, replace(A, spot=True))[0]
+    assert "capacity block" in launch.stop_mistakes(request, replace(A, block=True))[0]
+    assert "--replace" in launch.stop_mistakes(replace(request, replace=True), A)[0]
     plan = plan_rented(request, Rental("aws", "m5.large", "us-east-1a", REGION, 2, 8.0))
     with pytest.raises(RequestError, match="only where they are rented"):
         Survey(plan).stopping()
     with pytest.raises(RequestError, match="nothing of it is rented yet"):
-        Rented(plan, server[1], (), case.said).stopping()  # type: ignore[arg-type]
+        RentedSurvey(plan, server[1], (), case.said).stopping()  # type: ignore[arg-type]
     ids = [one.id for one in case.lease.acquire([A], 2)[1]]
-    assert stopping.forbidden(server[1], REGION, ids) == []
+    assert launch.stop_refusals(server[1], REGION, ids) == []
     cloud.on("StartInstances", error("UnauthorizedOperation", "You are not authorized", 403))
-    (denied,) = stopping.forbidden(server[1], REGION, ids)
+    (denied,) = launch.stop_refusals(server[1], REGION, ids)
     assert "may not call ec2:StartInstances" in denied
     lab.set_state(next(one for one in lab.instances() if one.id == ids[1]), "terminated")
-    assert f"{ids[1]} of its 2 machines do not run" in stopping.forbidden(server[1], REGION, ids)[0]
+    assert f"{ids[1]} of its 2 machines do not run" in launch.stop_refusals(server[1], REGION, ids)[0]
     assert {one.state for one in lab.instances()} == {"running", "terminated"}, "only asked"
     case.lease.release()
 
@@ -654,7 +626,7 @@ def test_what_could_not_be_stopped_is_named_and_tried_again(cloud: EC2, case: Ca
     assert lab.left() == {}
 
 
-def test_the_head_keeps_its_elastic_ip_while_it_is_stopped(cloud: EC2, server: tuple[EC2, Clients]) -> None:
+def test_the_head_keeps_its_elastic_ip_while_it_is_stopped(cloud: EC2, server: tuple[EC2, AwsClients]) -> None:
     several = replace(A, instance_type="p4d.24xlarge", gpu="A100", gpus=8, cards=4)
     case = Case(server[1])
     before = case.lease.acquire([several], 2)[1]
@@ -667,14 +639,14 @@ def test_the_head_keeps_its_elastic_ip_while_it_is_stopped(cloud: EC2, server: t
     assert lab.left() == {}
 
 
-def test_one_pool_of_several_is_given_back_by_its_job(cloud: EC2, server: tuple[EC2, Clients]) -> None:
+def test_one_pool_of_several_is_given_back_by_its_job(cloud: EC2, server: tuple[EC2, AwsClients]) -> None:
     Case(server[1], "one-1").lease.acquire([A], 1)
     two = Case(server[1], "two-2")
     two.lease.acquire([A], 1)
     assert sweep.release_job(server[1], "one-1", [REGION]) == []
     assert [tags.tag({"Tags": [{"Key": t["key"], "Value": t["value"]} for t in one.get_tags()]}, tags.JOB) for one in lab.instances()
             if one.state == "running"] == ["two-2"]  # fmt: skip
-    assert not keys.folder("one-1").exists()
+    assert not boot.keys_folder("one-1").exists()
     two.lease.release()
 
 

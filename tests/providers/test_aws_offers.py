@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from skymagic.errors import CloudError, RequestError
 from skymagic.plan.accelerators import Accelerator
 from skymagic.plan.requests import PoolRequest
 from skymagic.plan.units import at_least
-from skymagic.providers.aws import market, scores
+from skymagic.providers.aws import market
 from skymagic.providers.aws.cache import Cache
-from skymagic.providers.aws.clients import Clients
+from skymagic.providers.aws.clients import AwsClients
 from skymagic.providers.aws.market import Market
-from skymagic.providers.aws.offer import Offer
+from skymagic.providers.aws.selection import MachineOffer
 from tests.lab import ec2 as lab
 from tests.lab.ec2 import EC2, ec2, unreached
 from tests.lab.ec2_prices import EC2Market
@@ -47,7 +44,7 @@ class Clock:
         return self.now
 
 
-def find(request: PoolRequest, clients: Clients, cache: Cache) -> tuple[Offer, ...]:
+def find(request: PoolRequest, clients: AwsClients, cache: Cache) -> tuple[MachineOffer, ...]:
     """The offers that are tried, in their order."""
     return market.choice(request, market.survey(request, clients, cache))
 
@@ -68,8 +65,8 @@ def there(cloud: EC2) -> EC2Market:
 
 
 @pytest.fixture
-def clients(cloud: EC2) -> Clients:
-    return Clients(endpoint_url=cloud.url, deadline_factor=0.02)
+def clients(cloud: EC2) -> AwsClients:
+    return AwsClients(endpoint_url=cloud.url, deadline_factor=0.02)
 
 
 @pytest.fixture
@@ -81,7 +78,7 @@ def told(found: Market) -> list[tuple[str, str, float | None, str]]:
     return [(one.instance_type, one.zone, one.price, one.priced) for one in found.offers]
 
 
-def test_offers_in_each_zone_with_the_price_list(there: EC2Market, clients: Clients, kept: Cache) -> None:
+def test_offers_in_each_zone_with_the_price_list(there: EC2Market, clients: AwsClients, kept: Cache) -> None:
     found = market.survey(EIGHT, clients, kept)
     date = "price list of 2026-11-18"
     assert told(found) == [
@@ -90,12 +87,12 @@ def test_offers_in_each_zone_with_the_price_list(there: EC2Market, clients: Clie
     ]
     assert found.notes == ()
     best = found.offers[0]
-    assert (best.gpu, best.gpus, best.network, best.cards, best.nvme, best.efa) == ("A100", 8, 400.0, 4, 8000.0, True)
+    assert (best.gpu, best.gpus, best.network, best.cards, best.efa) == ("A100", 8, 400.0, 4, True)
     assert [found.allowed(best, nodes) for nodes in (4, 5)] == [True, False]
     assert find(EIGHT, clients, kept)[0] == best
 
 
-def test_spot_prices_are_the_latest_of_linux_in_each_zone(there: EC2Market, clients: Clients, kept: Cache) -> None:
+def test_spot_prices_are_the_latest_of_linux_in_each_zone(there: EC2Market, clients: AwsClients, kept: Cache) -> None:
     found = market.survey(PoolRequest(nodes=2, gpu=Accelerator("A100", 8), spot=True), clients, kept)
     assert [(one.zone, one.price) for one in found.offers if one.price] == [("us-east-1d", 8.90), ("us-east-1b", 9.10)]
     assert all(one.spot for one in found.offers)
@@ -106,52 +103,7 @@ def test_spot_prices_are_the_latest_of_linux_in_each_zone(there: EC2Market, clie
     )
 
 
-def test_placement_scores_order_and_never_veto(there: EC2Market, clients: Clients, kept: Cache) -> None:
-    """A zone that is likely to have room comes before one that is a little cheaper, and one that is not stays among them."""
-    request = PoolRequest(nodes=2, gpu=Accelerator("A100", 8), spot=True)
-    cheapest = find(request, clients, kept)
-    assert [one.zone for one in cheapest] == ["us-east-1d", "us-east-1b"]
-    ids = {
-        one["ZoneName"]: one["ZoneId"]
-        for one in clients.call("ec2", lab.REGION, "DescribeAvailabilityZones")["AvailabilityZones"]
-    }
-    there.scores = {ids["us-east-1b"]: 9, ids["us-east-1d"]: 1}
-    notes: list[str] = []
-    placed = scores.ordered(cheapest, 2, clients, kept, notes)
-    assert [one.zone for one in placed] == ["us-east-1b", "us-east-1d"]
-    asked = there.cloud.calls[-1]
-    assert (asked.action, asked.fields["TargetCapacity"], asked.fields["InstanceType.1"]) == (
-        "GetSpotPlacementScores", "2", "p4d.24xlarge",
-    )  # fmt: skip
-    assert scores.ordered(cheapest, 2, clients, kept, notes) == placed
-    assert there.cloud.calls[-1] is asked, "EC2 answers few different questions a day"
-    assert notes == []
-
-
-@pytest.mark.parametrize("code", ["UnauthorizedOperation", "MaxConfigLimitExceeded", "RequestLimitExceeded"])
-def test_scores_that_are_refused_are_ignored(there: EC2Market, clients: Clients, kept: Cache, code: str) -> None:
-    cheapest = find(PoolRequest(nodes=2, gpu=Accelerator("A100", 8), spot=True), clients, kept)
-    there.refuse("GetSpotPlacementScores", code)
-    notes: list[str] = []
-    assert scores.ordered(cheapest, 2, clients.hurried(), kept, notes) == cheapest
-    assert len(notes) == 1
-    assert notes[0].startswith("ec2:GetSpotPlacementScores and ec2:DescribeAvailabilityZones: ")
-
-
-@given(
-    st.lists(st.tuples(st.sampled_from("abcdef"), st.none() | st.floats(0.1, 100)), max_size=8),
-    st.dictionaries(st.sampled_from("abcdef"), st.integers(1, 10)),
-)
-def test_whatever_the_scores_all_offers_stay(offered: list[tuple[str, float | None]], found: dict[str, int]) -> None:
-    offers = [Offer("us-east-1", zone, "m5.large", spot=True, price=price) for zone, price in offered]
-    placed = scores.by_score(offers, found)
-    assert sorted(map(str, placed)) == sorted(map(str, offers))
-    for one, next_ in itertools.pairwise(placed):
-        if found.get(one.zone, 5) <= found.get(next_.zone, 5) and one.price is not None and next_.price is not None:
-            assert one.price <= next_.price, "a dearer one comes first only where room is more likely"
-
-
-def test_several_regions_are_one_table(there: EC2Market, clients: Clients, kept: Cache) -> None:
+def test_several_regions_are_one_table(there: EC2Market, clients: AwsClients, kept: Cache) -> None:
     request = PoolRequest(nodes=2, gpu=Accelerator("A100", 8), region="us-west-2,us-east-1")
     found = market.survey(request, clients, kept)
     assert [one.region for one in found.offers][0] == "us-west-2", "at one price the region that was named first"
@@ -160,7 +112,7 @@ def test_several_regions_are_one_table(there: EC2Market, clients: Clients, kept:
 
 
 def test_without_permission_for_the_price_list_an_estimate_with_its_date(
-    there: EC2Market, clients: Clients, kept: Cache
+    there: EC2Market, clients: AwsClients, kept: Cache
 ) -> None:
     there.refuse("GetProducts", "AccessDeniedException")
     found = market.survey(EIGHT, clients, kept)
@@ -168,14 +120,14 @@ def test_without_permission_for_the_price_list_an_estimate_with_its_date(
     assert found.notes == ("pricing:GetProducts: no permission",)
 
 
-def test_what_no_estimate_knows_has_no_price(there: EC2Market, clients: Clients, kept: Cache) -> None:
+def test_what_no_estimate_knows_has_no_price(there: EC2Market, clients: AwsClients, kept: Cache) -> None:
     there.refuse("GetProducts", "AccessDeniedException")
     found = market.survey(PoolRequest(cpus=at_least("2")), clients, kept)
     assert told(found)[0][0] == "m7i.large"
     assert told(found)[-1][2:] == (None, "")
 
 
-def test_without_permission_for_spot_prices_spot_has_none(there: EC2Market, clients: Clients, kept: Cache) -> None:
+def test_without_permission_for_spot_prices_spot_has_none(there: EC2Market, clients: AwsClients, kept: Cache) -> None:
     there.refuse("DescribeSpotPriceHistory", "UnauthorizedOperation", 403)
     request = PoolRequest(nodes=2, gpu=Accelerator("A100", 8), spot=True)
     found = market.survey(request, clients, kept)
@@ -184,7 +136,7 @@ def test_without_permission_for_spot_prices_spot_has_none(there: EC2Market, clie
     assert len(find(request, clients, kept)) == len(found.offers), "and can be had for who does not mind"
 
 
-def test_without_permission_for_anything_a_built_in_list(there: EC2Market, clients: Clients, kept: Cache) -> None:
+def test_without_permission_for_anything_a_built_in_list(there: EC2Market, clients: AwsClients, kept: Cache) -> None:
     for action in ("DescribeInstanceTypes", "DescribeInstanceTypeOfferings", "DescribeInstances"):
         there.refuse(action, "UnauthorizedOperation", 403)
     for action in ("GetProducts", "GetServiceQuota"):
@@ -203,7 +155,7 @@ def test_without_permission_for_anything_a_built_in_list(there: EC2Market, clien
     assert found.allowed(found.offers[0], 4) is None
 
 
-def test_a_quota_is_compared_with_what_runs(there: EC2Market, clients: Clients, kept: Cache) -> None:
+def test_a_quota_is_compared_with_what_runs(there: EC2Market, clients: AwsClients, kept: Cache) -> None:
     launch = {"ImageId": lab.IMAGE, "InstanceType": "g5.xlarge", "MinCount": 1, "MaxCount": 1}
     clients.call("ec2", lab.REGION, "RunInstances", **launch)
     assert find(PoolRequest(gpu=Accelerator("A10G")), clients, kept)[0].instance_type == "g5.xlarge"
@@ -221,7 +173,7 @@ def test_a_quota_is_compared_with_what_runs(there: EC2Market, clients: Clients, 
     [("GetServiceQuota", "TooManyRequestsException"), ("GetServiceQuota", "NoSuchResourceException"), ("DescribeInstances", "RequestLimitExceeded")],
 )  # fmt: skip
 def test_a_throttled_or_denied_answer_is_not_a_no(
-    there: EC2Market, clients: Clients, kept: Cache, action: str, code: str
+    there: EC2Market, clients: AwsClients, kept: Cache, action: str, code: str
 ) -> None:
     there.refuse(action, code, 503 if action == "DescribeInstances" else 400)
     found = market.survey(EIGHT, clients, kept)
@@ -231,7 +183,7 @@ def test_a_throttled_or_denied_answer_is_not_a_no(
 
 
 def test_a_quota_of_0_is_a_no_also_where_nobody_tells_what_runs(
-    there: EC2Market, clients: Clients, kept: Cache
+    there: EC2Market, clients: AwsClients, kept: Cache
 ) -> None:
     there.quotas = {"L-417A185B": 0.0}
     there.refuse("DescribeInstances", "UnauthorizedOperation", 403)
@@ -241,7 +193,7 @@ def test_a_quota_of_0_is_a_no_also_where_nobody_tells_what_runs(
         find(EIGHT, clients, kept)
 
 
-def test_a_price_list_that_does_not_answer(there: EC2Market, clients: Clients, kept: Cache) -> None:
+def test_a_price_list_that_does_not_answer(there: EC2Market, clients: AwsClients, kept: Cache) -> None:
     there.does("GetProducts", unreached)
     assert market.survey(EIGHT, clients, kept).notes == ("pricing:GetProducts: it does not answer",)
 
@@ -249,7 +201,7 @@ def test_a_price_list_that_does_not_answer(there: EC2Market, clients: Clients, k
 @pytest.mark.parametrize("action", ["DescribeInstanceTypes", "GetProducts", "GetServiceQuota", "DescribeInstances"])
 @pytest.mark.parametrize("code", ["ExpiredToken", "OptInRequired"])
 def test_credentials_that_are_refused_are_no_missing_price(
-    there: EC2Market, clients: Clients, kept: Cache, action: str, code: str
+    there: EC2Market, clients: AwsClients, kept: Cache, action: str, code: str
 ) -> None:
     there.refuse(action, code)
     with pytest.raises(CloudError) as failed:
@@ -258,7 +210,7 @@ def test_credentials_that_are_refused_are_no_missing_price(
 
 
 def test_a_region_that_is_not_there_is_refused_with_the_nearest(
-    there: EC2Market, cloud: EC2, clients: Clients, kept: Cache
+    there: EC2Market, cloud: EC2, clients: AwsClients, kept: Cache
 ) -> None:
     cloud.on("DescribeRegions", lab.regions("us-east-1", "us-west-2"))
     with pytest.raises(RequestError) as refused:
@@ -278,7 +230,7 @@ def asked(cloud: EC2) -> list[str]:
     return said
 
 
-def test_answers_are_kept_with_their_date(there: EC2Market, clients: Clients, tmp_path: Path) -> None:
+def test_answers_are_kept_with_their_date(there: EC2Market, clients: AwsClients, tmp_path: Path) -> None:
     clock = Clock()
     kept = Cache(tmp_path, clock)
     first = market.survey(EIGHT, clients, kept)
@@ -297,7 +249,7 @@ def test_answers_are_kept_with_their_date(there: EC2Market, clients: Clients, tm
     assert told(old)[0][3] == "price list of 2026-11-18", "an old price with its date is better than an estimate"
 
 
-def test_spot_prices_are_kept_for_minutes(there: EC2Market, clients: Clients, tmp_path: Path) -> None:
+def test_spot_prices_are_kept_for_minutes(there: EC2Market, clients: AwsClients, tmp_path: Path) -> None:
     clock = Clock()
     request = PoolRequest(gpu=Accelerator("A100", 8), spot=True)
     for after, again in ((0.0, True), (500.0, False), (200.0, True)):
@@ -339,7 +291,7 @@ def test_names_that_are_no_file_names_stay_apart(tmp_path: Path) -> None:
 
 
 def test_regions_profiles_and_endpoints_have_files_of_their_own(
-    there: EC2Market, clients: Clients, tmp_path: Path
+    there: EC2Market, clients: AwsClients, tmp_path: Path
 ) -> None:
     market.survey(PoolRequest(gpu=Accelerator("T4"), region="us-east-1,eu-west-1"), clients, Cache(tmp_path, Clock()))
     named = sorted(path.name for path in tmp_path.iterdir() if path.name.startswith("types"))

@@ -13,21 +13,18 @@ from skymagic.errors import RequestError
 from skymagic.plan.accelerators import Accelerator
 from skymagic.plan.requests import CloudSettings, PoolRequest
 from skymagic.plan.units import AtLeast, at_least
-from skymagic.providers.aws import estimates, selection
-from skymagic.providers.aws.catalogue import Catalogue
-from skymagic.providers.aws.instance_types import InstanceType, gpu_name, rate, read
+from skymagic.providers.aws import catalogue, selection
+from skymagic.providers.aws.catalogue import Catalogue, InstanceType, gpu_name, instance_type, rate
 from skymagic.providers.aws.listing import OfferTable
-from skymagic.providers.aws.market import DEARER, Market, choice
-from skymagic.providers.aws.offer import Offer
+from skymagic.providers.aws.market import DEARER, Market, VcpuQuota, choice, quota_of
 from skymagic.providers.aws.prices import Prices, chunks
-from skymagic.providers.aws.quotas import Quota, quota_of
-from skymagic.providers.aws.selection import offers, ordered, per_hour, serves, wanted
+from skymagic.providers.aws.selection import MachineOffer, by_price, offers_of, per_hour, serves, wanted
 from tests.lab import ec2_prices as lab
 
 
 @cache
 def types() -> dict[str, InstanceType]:
-    return {name: read(info) for name, info in lab.types().items()}
+    return {name: instance_type(info) for name, info in lab.types().items()}
 
 
 def names(request: PoolRequest) -> list[str]:
@@ -43,14 +40,14 @@ def gpu(text: str) -> PoolRequest:
 
 def test_a_type_as_ec2_tells_it() -> None:
     assert types()["p4d.24xlarge"] == InstanceType(
-        "p4d.24xlarge", "x86_64", 96, 1152.0, gpu="A100", gpus=8, gpu_memory=40.0, network=400.0, cards=4, nvme=8000.0, efa=True
+        "p4d.24xlarge", "x86_64", 96, 1152.0, gpu="A100", gpus=8, gpu_memory=40.0, network=400.0, cards=4, efa=True
     )  # fmt: skip
     assert types()["g6.xlarge"].gpu_memory == 24.0, "EC2 says 22888 MiB"
     assert types()["t3.large"].general is False, "its processor is held back once its credits are used up"
     assert types()["m7i-flex.large"].general is False
     assert types()["trn1.2xlarge"].accelerated
     assert (types()["g6f.large"].gpu, types()["g6f.large"].accelerated) == (None, True), "an eighth of a GPU is none"
-    assert read({"InstanceType": "m1.odd"}) == InstanceType("m1.odd", "x86_64", 0, 0.0, spot=False)
+    assert instance_type({"InstanceType": "m1.odd"}) == InstanceType("m1.odd", "x86_64", 0, 0.0, spot=False)
 
 
 @pytest.mark.parametrize(
@@ -78,12 +75,12 @@ def test_network(text: str, gbits: float) -> None:
 
 
 def test_the_built_in_list_says_of_each_type_what_ec2_says() -> None:
-    known = {name: one for name, one in estimates.TYPES.items() if name in types()}
+    known = {name: one for name, one in catalogue.TYPES.items() if name in types()}
     assert len(known) >= 50
-    # disks are rounded there, and whether a GPU's machine is of this generation matters to nobody
-    told = {name: replace(types()[name], nvme=one.nvme, general=True) for name, one in known.items()}
+    # whether a GPU's machine is of this generation matters to nobody
+    told = {name: replace(types()[name], general=True) for name in known}
     assert {name: told[name] for name in known if told[name] != known[name]} == {}
-    assert all(price > 0 for price in estimates.PRICES.values())
+    assert all(price > 0 for price in catalogue.PRICES.values())
 
 
 # --------------------------------------------------------------------------------------------- what serves a request
@@ -150,7 +147,7 @@ def test_what_no_machine_has(request_: PoolRequest, words: str) -> None:
 )
 def test_accelerators_that_ec2_has_and_ranks_cannot_use(asked: str, words: str) -> None:
     with pytest.raises(RequestError, match=words):
-        selection.check(gpu(asked))
+        selection.check_served(gpu(asked))
 
 
 amounts = st.none() | st.builds(AtLeast, st.sampled_from([1.0, 2.0, 4.0, 8.0, 16.0, 48.0, 96.0, 192.0]), st.booleans())
@@ -207,11 +204,11 @@ def test_each_machine_has_what_was_asked_for_and_no_smaller_one_was_left_out(req
 
 @given(requests, prices)
 def test_the_cheapest_come_first_and_those_without_a_price_last(request_: PoolRequest, costs: Prices) -> None:
-    found = ordered(offers(request_, here(), costs))
+    found = by_price(offers_of(request_, here(), costs))
     known = [one.price for one in found if one.price is not None]
     assert known == sorted(known)
     assert [one.price for one in found[len(known) :]] == [None] * (len(found) - len(known))
-    assert sorted(found, key=repr) == sorted(offers(request_, here(), costs), key=repr), "none is lost"
+    assert sorted(found, key=repr) == sorted(offers_of(request_, here(), costs), key=repr), "none is lost"
     assert all(bool(one.priced) == (one.price is not None) for one in found)
     if request_.spot:
         assert not [one for one in found if "estimate" in one.priced], "spot is never estimated"
@@ -221,10 +218,10 @@ def test_the_cheapest_come_first_and_those_without_a_price_last(request_: PoolRe
 def test_what_is_chosen_is_within_the_limits(
     request_: PoolRequest, costs: Prices, limit: float | None, used: int | None
 ) -> None:
-    found = tuple(ordered(offers(request_, here(), costs)))
+    found = tuple(by_price(offers_of(request_, here(), costs)))
     codes = dict(filter(None, (quota_of(one.instance_type, one.spot) for one in found)))
     market = Market(
-        found, {("us-east-1", code): Quota("us-east-1", code, name, limit, used) for code, name in codes.items()}
+        found, {("us-east-1", code): VcpuQuota("us-east-1", code, name, limit, used) for code, name in codes.items()}
     )
     nodes = request_.nodes or 1
     try:
@@ -276,7 +273,7 @@ def test_the_quota_that_counts_a_type(name: str, spot: bool, code: str | None) -
 
 
 def test_what_is_not_told_is_not_a_no() -> None:
-    quota = Quota("us-east-1", "L-1", "Q")
+    quota = VcpuQuota("us-east-1", "L-1", "Q")
     assert [quota.allows(96), replace(quota, limit=64.0).allows(96), replace(quota, limit=192.0).allows(96)] == [
         None,
         False,
@@ -287,11 +284,11 @@ def test_what_is_not_told_is_not_a_no() -> None:
 
 # --------------------------------------------------------------------------------------------------------- texts
 
-A100 = Offer(
+A100 = MachineOffer(
     "us-east-1", "us-east-1b", "p4d.24xlarge", price=21.957642, priced="price list of 2026-11-22", gpu="A100", gpus=8,
-    gpu_memory=40.0, vcpus=96, memory=1152.0, network=400.0, cards=4, nvme=8000.0, efa=True,
+    gpu_memory=40.0, vcpus=96, memory=1152.0, network=400.0, cards=4, efa=True,
 )  # fmt: skip
-CPU = Offer(
+CPU = MachineOffer(
     "eu-west-1", "", "m6a.large", spot=True, price=0.0003, priced="spot price of 2026-11-22", vcpus=2, memory=8.0
 )
 TABLE = """\
@@ -305,7 +302,7 @@ not told: pricing:GetProducts: no permission"""
 
 def test_the_table() -> None:
     unpriced = replace(A100, instance_type="p4de.24xlarge", gpu="A100-80GB", gpu_memory=80.0, price=None, priced="")
-    quota = Quota("us-east-1", "L-417A185B", "Running On-Demand P instances", 96.0, 0)
+    quota = VcpuQuota("us-east-1", "L-417A185B", "Running On-Demand P instances", 96.0, 0)
     market = Market(
         (CPU, A100, replace(A100, zone="us-east-1d"), unpriced),
         {("us-east-1", quota.code): quota},
@@ -332,7 +329,7 @@ def test_nothing_in_a_table_is_taken_for_html() -> None:
 
 
 def test_a_quota_that_is_too_small_in_words() -> None:
-    quota = Quota("us-east-1", "L-417A185B", "Running On-Demand P instances", 96.0, 8)
+    quota = VcpuQuota("us-east-1", "L-417A185B", "Running On-Demand P instances", 96.0, 8)
     with pytest.raises(RequestError) as refused:
         choice(PoolRequest(nodes=4), Market((A100,), {("us-east-1", quota.code): quota}))
     assert refused.value.mistakes == (
@@ -358,6 +355,6 @@ def test_gpus_that_the_open_driver_does_not_serve_are_refused(name: str) -> None
     """The image's driver has NVIDIA's open kernel module alone, which begins with Turing."""
     request_ = PoolRequest(provider="aws", gpu=Accelerator(name))
     with pytest.raises(RequestError, match="open kernel module, which serves Turing and later"):
-        selection.check(request_)
-    selection.check(replace(request_, cloud=CloudSettings(image_id="ami-0123456789abcdef0")))
-    selection.check(PoolRequest(provider="aws", gpu=Accelerator("T4")))
+        selection.check_served(request_)
+    selection.check_served(replace(request_, cloud=CloudSettings(image_id="ami-0123456789abcdef0")))
+    selection.check_served(PoolRequest(provider="aws", gpu=Accelerator("T4")))

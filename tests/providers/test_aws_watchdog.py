@@ -15,13 +15,13 @@ from pathlib import Path
 import pytest
 
 from skymagic.kernels.daemon.rundir import make
-from skymagic.providers.aws import keys, userdata, watchdog
-from skymagic.providers.aws.watchdog import Bounds
+from skymagic.providers.aws import boot
+from skymagic.providers.aws.boot import WatchdogBounds
 from skymagic.wire.record import RECORD, AgentRecord, identity
 from tests.lab.hosts import Host, closing
 from tests.lab.instances import start_watchdog
 
-NEVER = Bounds(idle=9999, lifetime=9999, bootstrap=9999, gone=9999, margin=0, interval=0.2)
+NEVER = WatchdogBounds(idle=9999, lifetime=9999, bootstrap=9999, gone=9999, margin=0, interval=0.2)
 END = 30.0
 """Seconds that an end may take which is due after one."""
 
@@ -36,8 +36,8 @@ class Watched:
         self._agents: list[subprocess.Popen[bytes]] = []
         self.directory = make(f"{self.job}-0")
 
-    def start(self, bounds: Bounds) -> subprocess.Popen[bytes]:
-        dog = start_watchdog(watchdog.script(self.job, self.user, bounds), self.host)
+    def start(self, bounds: WatchdogBounds) -> subprocess.Popen[bytes]:
+        dog = start_watchdog(boot.watchdog_script(self.job, self.user, bounds), self.host)
         self._dogs.append(dog)
         return dog
 
@@ -146,7 +146,7 @@ def test_time_goes_on_when_the_script_is_started_anew(watched: Watched) -> None:
     dog.wait()
     state = watched.host.folder / "watchdog"
     begun = (state / "begun").read_text()
-    again = start_watchdog(watchdog.script(watched.job, watched.user, replace(NEVER, lifetime=3)), watched.host)
+    again = start_watchdog(boot.watchdog_script(watched.job, watched.user, replace(NEVER, lifetime=3)), watched.host)
     try:
         again.wait(END)
     finally:
@@ -170,16 +170,16 @@ def test_all_limits_count_anew_from_a_second_boot(watched: Watched) -> None:
 def test_the_unit_is_enabled_and_the_timer_is_of_each_boot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """cloud-init carries out ``runcmd`` at the first boot alone, and ``bootcmd`` at each."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-    text = userdata.cloud_config(keys.make("boots-1"), "boots-1", "ubuntu", 22, Bounds(1800, 7200))
+    text = boot.cloud_config(boot.make_keys("boots-1"), "boots-1", "ubuntu", 22, WatchdogBounds(1800, 7200))
     config = json.loads(text.partition("\n")[2])
-    assert ["systemctl", "enable", "--now", watchdog.UNIT] in config["runcmd"]
-    assert "[Install]\nWantedBy=multi-user.target\n" in watchdog.unit()
+    assert ["systemctl", "enable", "--now", boot.WATCHDOG_UNIT] in config["runcmd"]
+    assert "[Install]\nWantedBy=multi-user.target\n" in boot.watchdog_unit()
     assert config["bootcmd"][0] == ["systemd-run", "--on-active=7200s", "systemctl", "poweroff"]
 
 
 def test_the_text_is_safe_and_small() -> None:
     hostile = "x'; touch /tmp/owned; '"
-    text = watchdog.script(hostile, "ubuntu", Bounds(1800, 86400))
+    text = boot.watchdog_script(hostile, "ubuntu", WatchdogBounds(1800, 86400))
     assert """job='x'"'"'; touch /tmp/owned; '"'"''""" in text
     assert subprocess.run(["sh", "-n"], input=text, text=True, check=False).returncode == 0
     assert len(json.dumps(text)) < 6000

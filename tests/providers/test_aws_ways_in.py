@@ -13,9 +13,9 @@ import pytest
 
 from skymagic.errors import HostError, RequestError
 from skymagic.plan.requests import CloudSettings
-from skymagic.providers.aws import keys, machine, way
-from skymagic.providers.aws.clients import Clients
-from skymagic.providers.aws.launch import Instance
+from skymagic.providers.aws import boot, reaching
+from skymagic.providers.aws.clients import AwsClients
+from skymagic.providers.aws.launch import RunningInstance
 from skymagic.runtime.rendezvous import free_port
 from skymagic.ssh.config import Endpoint
 from tests.lab import ec2 as lab
@@ -88,7 +88,7 @@ def test_by_a_session_of_systems_manager(tmp_path: Path) -> None:
         assert "needs programs that are not on this machine's PATH: " in notebook.fail(POOL).text
         assert rented(machines) == [], "no machine is paid for that nobody can reach"
         text = AWS.format(python=sys.executable, machines=str(machines.folder))
-        for name in way.PROGRAMS:
+        for name in reaching.PROGRAMS:
             (programs / name).write_text(text)
             (programs / name).chmod(0o755)
         used(notebook)
@@ -129,17 +129,17 @@ def test_machines_without_a_public_address_are_reached_through_the_head(
 ) -> None:
     """Those with several network cards: the head has an Elastic IP, and the others none."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-    both = [Instance("i-1", REGION, "10.0.0.4", "198.51.100.7"), Instance("i-2", REGION, "10.0.0.5")]
-    head, other = machine.endpoints(both, keys.make("train-1"), CloudSettings())
+    both = [RunningInstance("i-1", REGION, "10.0.0.4", "198.51.100.7"), RunningInstance("i-2", REGION, "10.0.0.5")]
+    head, other = reaching.endpoints(both, boot.make_keys("train-1"), CloudSettings())
     assert (head.hostname, head.proxy_jump) == ("198.51.100.7", ())
     assert (other.hostname, other.proxy_jump) == ("10.0.0.5", (head,))
-    (later,) = machine.endpoints(both[1:], keys.again("train-1"), CloudSettings(), head)
+    (later,) = reaching.endpoints(both[1:], boot.kept_keys("train-1"), CloudSettings(), head)
     assert later.proxy_jump == (head,), "and one in the place of another"
 
 
 def test_a_session_is_what_aws_documents() -> None:
-    one = Instance("i-1", "eu-central-1", "10.0.0.4")
-    assert way.session(one, CloudSettings(profile="it's", via="ssm")) == (
+    one = RunningInstance("i-1", "eu-central-1", "10.0.0.4")
+    assert reaching.session_command(one, CloudSettings(profile="it's", via="ssm")) == (
         "aws ssm start-session --target i-1 --document-name AWS-StartSSHSession --parameters portNumber=22 "
         "--region eu-central-1 --profile 'it'\"'\"'s'"
     )
@@ -147,15 +147,15 @@ def test_a_session_is_what_aws_documents() -> None:
 
 def test_a_jump_host_needs_an_address_that_may_connect() -> None:
     assert CloudSettings(via="bastion").use_private_ips
-    assert way.jump(CloudSettings()) == way.jump(CloudSettings(via="ssm")) == ()
+    assert reaching.jump(CloudSettings()) == reaching.jump(CloudSettings(via="ssm")) == ()
     with pytest.raises(RequestError, match="ssh_from="):
-        way.jump(CloudSettings(via="bastion"))
-    assert [one.hostname for one in way.jump(CloudSettings(via="ann@b:2222", ssh_from="10.0.0.5/32"))] == ["b"]
+        reaching.jump(CloudSettings(via="bastion"))
+    assert [one.hostname for one in reaching.jump(CloudSettings(via="ann@b:2222", ssh_from="10.0.0.5/32"))] == ["b"]
 
 
 def test_one_that_never_opens_ssh(tmp_path: Path) -> None:
-    one = Instance("i-1", REGION, "127.0.0.9")
+    one = RunningInstance("i-1", REGION, "127.0.0.9")
     reached = Endpoint(one.id, one.private, free_port(one.private), "ubuntu", known_hosts=(str(tmp_path / "none"),))
     with pytest.raises(HostError, match=r"no SSH within 0 s of its start: .*\n.*internet gateway") as failed:
-        machine.connect(Clients(deadline_factor=0.05), [one], [reached], lambda text: None, seconds=0.2)
+        reaching.connect(AwsClients(deadline_factor=0.05), [one], [reached], lambda text: None, seconds=0.2)
     assert failed.value.host == "i-1"

@@ -1,4 +1,4 @@
-"""A cache of JSON values on disk, each with its date: what EC2 has said, and when."""
+"""Answers of AWS that need not be asked again, or not be had at all: a cache on disk, each value with its date."""
 
 from __future__ import annotations
 
@@ -11,13 +11,40 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from skymagic.errors import CloudError
-from skymagic.providers.aws.refusals import why
 from skymagic.wire import atomic
 
-FORM = 1
+T = TypeVar("T")
+
+_WORDS = {"permission": "no permission", "throttled": "asked too often just now", "unreachable": "it does not answer"}
+# After these every further question fails too: they are not about the one question.
+_OF_ALL = ("credentials", "account")
+
+
+def why(problem: CloudError) -> str | None:
+    """Why a question has no answer; None for a problem that is not of this question alone."""
+    return None if problem.kind in _OF_ALL else _WORDS.get(problem.kind, problem.code)
+
+
+def optional(ask: Callable[[], T], permission: str, notes: list[str]) -> T | None:
+    """The answer, or None where it is refused: `notes` gets a line with the permission that it needs.
+
+    Raises:
+        CloudError: what is not of this question alone (see `why`).
+    """
+    try:
+        return ask()
+    except CloudError as problem:
+        reason = why(problem)
+        if reason is None:
+            raise
+        notes.append(f"{permission}: {reason}")
+        return None
+
+
+FORM = 2
 """Raised by one where values come to look different: files of another form are not read."""
 LONGEST_NAME = 100
 

@@ -1,18 +1,242 @@
-"""What a region has: types of machines, and the zones where each is offered; kept on disk, for both change seldom."""
+"""What a region has: its name, its types of machines with GPUs under the names that users write, their zones; and a built-in list of types.
+
+Types and zones are kept on disk, for both change seldom. The built-in list serves users who may ask neither EC2 nor the price list.
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
-from skymagic.providers.aws import estimates
-from skymagic.providers.aws.cache import Cache
-from skymagic.providers.aws.clients import Clients
-from skymagic.providers.aws.instance_types import InstanceType, read
-from skymagic.providers.aws.refusals import optional
+from skymagic.errors import CloudError, RequestError
+from skymagic.plan.accelerators import canonical, kind
+from skymagic.plan.suggest import did_you_mean
+from skymagic.providers.aws.cache import Cache, optional
+from skymagic.providers.aws.clients import DEFAULT_REGION, AwsClients
+
+MIB_PER_GB = 1024
+"""EC2 counts memory in binary units, and so do the numbers that it is known by: 64 GB are 65536 MiB."""
+_RATE = re.compile(r"(?:(\d+)x )?([\d.]+) Gigabit")
+
+
+@dataclass(frozen=True)
+class InstanceType:
+    """A type of machine, wherever it is offered.
+
+    Attributes:
+        gpu: canonical name, EC2's own where nobody else has one; None without. gpus: how many whole ones.
+        gpu_memory: GB of one. memory: GB.
+        network: Gbit/s, the most where it is "up to"; 0 where EC2 has words instead.
+        cards: network cards.
+        accelerated: whether it has devices that are no GPUs (Trainium, Inferentia, FPGA), or parts of one.
+        general: whether it may stand for "a machine": this generation, no metal, no CPU credits, no reduced rate (flex).
+        spot, on_demand: whether it can be had so.
+    """
+
+    name: str
+    architecture: str
+    vcpus: int
+    memory: float
+    gpu: str | None = None
+    gpus: int = 0
+    gpu_memory: float = 0.0
+    network: float = 0.0
+    cards: int = 1
+    efa: bool = False
+    accelerated: bool = False
+    general: bool = True
+    spot: bool = True
+    on_demand: bool = True
+
+    @property
+    def generation(self) -> int:
+        """7 of m7i.large."""
+        found = re.match(r"[a-z]+-?(\d+)", self.name)
+        return int(found[1]) if found else 0
+
+
+def instance_type(info: Mapping[str, Any]) -> InstanceType:
+    """One entry of DescribeInstanceTypes; what it leaves out counts as none."""
+    network, usage = info.get("NetworkInfo") or {}, info.get("SupportedUsageClasses") or ["on-demand"]
+    name, architectures = (
+        str(info["InstanceType"]),
+        (info.get("ProcessorInfo") or {}).get("SupportedArchitectures") or [],
+    )
+    whole, device, memory, parted = _gpus(info)
+    special = any(
+        info.get(key) for key in ("NeuronInfo", "InferenceAcceleratorInfo", "FpgaInfo", "MediaAcceleratorInfo")
+    )
+    odd = info.get("BurstablePerformanceSupported") or info.get("BareMetal") or "-flex." in name
+    return InstanceType(
+        name,
+        architecture="x86_64" if "x86_64" in architectures or not architectures else str(architectures[0]),
+        vcpus=int((info.get("VCpuInfo") or {}).get("DefaultVCpus") or 0),
+        memory=float((info.get("MemoryInfo") or {}).get("SizeInMiB") or 0) / MIB_PER_GB,
+        gpu=device,
+        gpus=whole,
+        gpu_memory=memory,
+        network=rate(str(network.get("NetworkPerformance") or "")),
+        cards=int(network.get("MaximumNetworkCards") or 1),
+        efa=bool(network.get("EfaSupported")),
+        accelerated=bool(special or parted),
+        general=bool(info.get("CurrentGeneration", True)) and not odd,
+        spot="spot" in usage,
+        on_demand="on-demand" in usage,
+    )  # fmt: skip
+
+
+def _gpus(info: Mapping[str, Any]) -> tuple[int, str | None, float, bool]:
+    """(whole GPUs, their name, GB of one, whether there are parts of one or several kinds)."""
+    listed = (info.get("GpuInfo") or {}).get("Gpus") or []
+    if not listed:
+        return 0, None, 0.0, False
+    first = listed[0]
+    count, mib = int(first.get("Count") or 0), float((first.get("MemoryInfo") or {}).get("SizeInMiB") or 0)
+    if len(listed) > 1 or not count:  # g6f: an eighth of an L4 has a count of 0
+        return 0, None, 0.0, True
+    name = gpu_name(str(first.get("Name") or ""), mib)
+    try:
+        memory = float(kind(name).memory)  # an L4 tells 22888 MiB of its 24 GB
+    except RequestError:
+        memory = float(round(mib / MIB_PER_GB))
+    return count, name, memory, False
+
+
+def gpu_name(name: str, mib: float) -> str:
+    """The canonical name of a GPU that EC2 calls `name`, by its memory where there are several; EC2's own where there is none."""
+    for spelling in (f"{name}-{round(mib / MIB_PER_GB)}GB", name):
+        try:
+            return canonical(spelling)
+        except RequestError:
+            continue
+    return name
+
+
+def rate(text: str) -> float:
+    """Gbit/s of EC2's words: ``"4x 100 Gigabit"`` is 400, ``"Up to 25 Gigabit"`` 25, ``"High"`` 0."""
+    found = _RATE.search(text)
+    return float(found[1] or 1) * float(found[2]) if found else 0.0
+
+
+ESTIMATED = "2025-07-01"
+"""When these were the prices on demand in us-east-1, for Linux."""
+ESTIMATE = f"estimate of {ESTIMATED}"
+
+# type, dollars per hour, vCPUs, GB, GPU:count, Gbit/s, network cards, EFA
+_TABLE = """
+g4dn.xlarge      0.526      4    16  T4:1         25   1  -
+g4dn.2xlarge     0.752      8    32  T4:1         25   1  -
+g4dn.4xlarge     1.204     16    64  T4:1         25   1  -
+g4dn.8xlarge     2.176     32   128  T4:1         50   1  efa
+g4dn.16xlarge    4.352     64   256  T4:1         50   1  efa
+g4dn.12xlarge    3.912     48   192  T4:4         50   1  efa
+g5.xlarge        1.006      4    16  A10G:1       10   1  -
+g5.2xlarge       1.212      8    32  A10G:1       10   1  -
+g5.4xlarge       1.624     16    64  A10G:1       25   1  -
+g5.8xlarge       2.448     32   128  A10G:1       25   1  efa
+g5.16xlarge      4.096     64   256  A10G:1       25   1  efa
+g5.12xlarge      5.672     48   192  A10G:4       40   1  efa
+g5.24xlarge      8.144     96   384  A10G:4       50   1  efa
+g5.48xlarge     16.288    192   768  A10G:8      100   1  efa
+g6.xlarge        0.8048     4    16  L4:1         10   1  -
+g6.2xlarge       0.9776     8    32  L4:1         10   1  -
+g6.4xlarge       1.3232    16    64  L4:1         25   1  -
+g6.8xlarge       2.0144    32   128  L4:1         25   1  efa
+g6.16xlarge      3.3968    64   256  L4:1         25   1  efa
+g6.12xlarge      4.6016    48   192  L4:4         40   1  efa
+g6.24xlarge      6.6752    96   384  L4:4         50   1  efa
+g6.48xlarge     13.3504   192   768  L4:8        100   1  efa
+g6e.xlarge       1.861      4    32  L40S:1       20   1  -
+g6e.2xlarge      2.24208    8    64  L40S:1       20   1  -
+g6e.4xlarge      3.00424   16   128  L40S:1       20   1  -
+g6e.8xlarge      4.52856   32   256  L40S:1       25   1  efa
+g6e.16xlarge     7.57719   64   512  L40S:1       35   1  efa
+g6e.12xlarge    10.49264   48   384  L40S:4      100   1  efa
+g6e.24xlarge    15.06559   96   768  L40S:4      200   2  efa
+g6e.48xlarge    30.13118  192  1536  L40S:8      400   4  efa
+p3dn.24xlarge   31.212     96   768  V100-32GB:8 100   1  efa
+p4d.24xlarge    21.957642  96  1152  A100:8      400   4  efa
+p4de.24xlarge   27.447075  96  1152  A100-80GB:8 400   4  efa
+p5.4xlarge       6.88      16   256  H100:1      100   1  efa
+p5.48xlarge     55.04     192  2048  H100:8     3200  32  efa
+p5en.48xlarge   63.296    192  2048  H200:8     3200  16  efa
+p6-b200.48xlarge 113.9328 192  2048  B200:8     3200   8  efa
+c7i.large        0.08925    2     4  -          12.5   1  -
+c7i.xlarge       0.1785     4     8  -          12.5   1  -
+c7i.2xlarge      0.357      8    16  -          12.5   1  -
+c7i.4xlarge      0.714     16    32  -          12.5   1  -
+c7i.8xlarge      1.428     32    64  -          12.5   1  -
+c7i.16xlarge     2.856     64   128  -            25   1  -
+m7i.large        0.1008     2     8  -          12.5   1  -
+m7i.xlarge       0.2016     4    16  -          12.5   1  -
+m7i.2xlarge      0.4032     8    32  -          12.5   1  -
+m7i.4xlarge      0.8064    16    64  -          12.5   1  -
+m7i.8xlarge      1.6128    32   128  -          12.5   1  -
+m7i.16xlarge     3.2256    64   256  -            25   1  -
+r7i.large        0.1323     2    16  -          12.5   1  -
+r7i.xlarge       0.2646     4    32  -          12.5   1  -
+r7i.2xlarge      0.5292     8    64  -          12.5   1  -
+r7i.4xlarge      1.0584    16   128  -          12.5   1  -
+r7i.8xlarge      2.1168    32   256  -          12.5   1  -
+r7i.16xlarge     4.2336    64   512  -            25   1  -
+"""
+
+
+def _estimate(line: str) -> tuple[InstanceType, float]:
+    name, price, vcpus, memory, gpu, network, cards, efa = line.split()
+    device, _, count = gpu.partition(":")
+    return InstanceType(
+        name,
+        "x86_64",
+        int(vcpus),
+        float(memory),
+        gpu=device if count else None,
+        gpus=int(count or 0),
+        gpu_memory=float(kind(device).memory) if count else 0.0,
+        network=float(network),
+        cards=int(cards),
+        efa=efa == "efa",
+    ), float(price)
+
+
+_ROWS = [_estimate(line) for line in _TABLE.strip().splitlines()]
+TYPES = {one.name: one for one, _ in _ROWS}
+"""Types by name."""
+PRICES = {one.name: price for one, price in _ROWS}
+"""Dollars per hour of one machine by type, on demand, in us-east-1."""
+
+
+def used_regions(clients: AwsClients) -> list[str]:
+    """The regions that the account uses. Raises CloudError."""
+    return _described(clients, every=False)
+
+
+def check_regions(names: Sequence[str], clients: AwsClients) -> None:
+    """Refuse names of regions that there are not. One that boto3 does not know may be new: EC2 is asked.
+
+    Raises:
+        RequestError: with the nearest name for each.
+    """
+    unknown = [name for name in names if name not in clients.known_regions()]
+    if not unknown:
+        return
+    try:
+        there = _described(clients, every=True)
+    except CloudError:  # whatever needs it asks again, and says what is wrong
+        return
+    mistakes = [f"AWS has no region {name!r}{did_you_mean(name, there)}" for name in unknown if name not in there]
+    if mistakes:
+        raise RequestError(mistakes)
+
+
+def _described(clients: AwsClients, *, every: bool) -> list[str]:
+    answer = clients.call("ec2", clients.region or DEFAULT_REGION, "DescribeRegions", AllRegions=every)
+    return sorted(each["RegionName"] for each in answer["Regions"])
+
 
 DAY = 86400.0
 
@@ -36,19 +260,19 @@ class Catalogue:
         return self.zones.get(name, ()) if self.zones else ("",)
 
 
-def catalogue(clients: Clients, region: str, cache: Cache) -> Catalogue:
+def catalogue_of(clients: AwsClients, region: str, cache: Cache) -> Catalogue:
     """Types and zones of a region; the built-in list of types where EC2's own may not be asked.
 
     Raises:
         CloudError: credentials are missing or refused, or there is no such region.
     """
     notes: list[str] = []
-    label = place(clients, region)
+    label = cache_label(clients, region)
     types = optional(
         lambda: cache.fresh(f"types-{label}", DAY, lambda: _types(clients, region)), "ec2:DescribeInstanceTypes", notes
     )
     if types is None:
-        notes[0] += f"; types are those of a built-in list of {estimates.DATE}"
+        notes[0] += f"; types are those of a built-in list of {ESTIMATED}"
     zones = optional(
         lambda: cache.fresh(f"zones-{label}", DAY, lambda: _zones(clients, region)),
         "ec2:DescribeInstanceTypeOfferings",
@@ -56,26 +280,26 @@ def catalogue(clients: Clients, region: str, cache: Cache) -> Catalogue:
     )
     return Catalogue(
         region,
-        estimates.TYPES if types is None else {one["name"]: InstanceType(**one) for one in types.value},
+        TYPES if types is None else {one["name"]: InstanceType(**one) for one in types.value},
         {} if zones is None else {name: tuple(where) for name, where in zones.value.items()},
         tuple(notes),
     )
 
 
-def place(clients: Clients, region: str) -> str:
+def cache_label(clients: AwsClients, region: str) -> str:
     """A region's name for the cache; with profile and endpoint, for accounts have zones and prices of their own."""
     profile = clients.profile or os.environ.get("AWS_PROFILE")
     address = clients.endpoint_url or os.environ.get("AWS_ENDPOINT_URL") or ""
     return "-".join(filter(None, (region, profile, urlsplit(address).netloc)))
 
 
-def _types(clients: Clients, region: str) -> list[dict[str, Any]]:
+def _types(clients: AwsClients, region: str) -> list[dict[str, Any]]:
     virtual = [{"Name": "bare-metal", "Values": ["false"]}]
     pages = clients.pages("ec2", region, "DescribeInstanceTypes", "InstanceTypes", Filters=virtual, MaxResults=100)
-    return [asdict(read(info)) for info in pages]
+    return [asdict(instance_type(info)) for info in pages]
 
 
-def _zones(clients: Clients, region: str) -> dict[str, list[str]]:
+def _zones(clients: AwsClients, region: str) -> dict[str, list[str]]:
     offered: dict[str, list[str]] = {}
     by_zone = {"LocationType": "availability-zone", "MaxResults": 1000}
     for one in clients.pages("ec2", region, "DescribeInstanceTypeOfferings", "InstanceTypeOfferings", **by_zone):

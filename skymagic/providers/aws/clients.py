@@ -1,29 +1,32 @@
-"""Calls of AWS: clients by service and region, made on first use; each call is retried as its error allows."""
+"""Calls of AWS: whether it is set up here, clients by service and region, and retries as each error allows."""
 
 from __future__ import annotations
 
 import copy
 import functools
+import os
 import random
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from skymagic.errors import CloudError
 from skymagic.plan.requests import CloudSettings
 from skymagic.providers.aws import errors
-from skymagic.providers.aws.errors import Kind, Where
+from skymagic.providers.aws.errors import ErrorKind, Where
 
 if TYPE_CHECKING:
     import boto3
 
+
 T = TypeVar("T")
 RETRY_SECONDS: Mapping[str, float] = {
-    Kind.THROTTLED.name.lower(): 90.0,
-    Kind.INTERNAL.name.lower(): 20.0,
-    Kind.UNREACHABLE.name.lower(): 15.0,
+    ErrorKind.THROTTLED.name.lower(): 90.0,
+    ErrorKind.INTERNAL.name.lower(): 20.0,
+    ErrorKind.UNREACHABLE.name.lower(): 15.0,
 }
 """For how many seconds of pauses the same call is made again, by the kind of its error. Nothing else is retried: a lack of capacity never is, for
 another zone is asked at once instead."""
@@ -37,7 +40,7 @@ DEFAULT_REGION = "us-east-1"
 """Where questions about no region in particular are asked: names of regions, prices."""
 
 
-class Clients:
+class AwsClients:
     """boto3's clients of one set of credentials; threads may share it.
 
     Credentials and region come from where boto3 finds them: environment, profiles, SSO, the machine's role.
@@ -57,7 +60,7 @@ class Clients:
         self._clients: dict[tuple[str, str], Any] = {}
 
     @classmethod
-    def of(cls, settings: CloudSettings) -> Clients:
+    def of(cls, settings: CloudSettings) -> AwsClients:
         """Those that a pool's settings name."""
         return cls(settings.profile, settings.endpoint_url, settings.deadline_factor)
 
@@ -74,7 +77,7 @@ class Clients:
             partitions = session.get_available_partitions()
             return {name for each in partitions for name in session.get_available_regions("ec2", each)}
 
-    def hurried(self) -> Clients:
+    def hurried(self) -> AwsClients:
         """The same for questions whose answers are not needed, and not waited for as long as others."""
         same = copy.copy(self)  # with boto3's clients, which take long to make
         same.deadline_factor *= OPTIONAL_DEADLINES
@@ -225,3 +228,29 @@ def _config() -> Any:
 def _prefix(service: str) -> str:
     """How IAM names a service's actions."""
     return {"service-quotas": "servicequotas"}.get(service, service)
+
+
+VARIABLES = (
+    "AWS_ACCESS_KEY_ID", "AWS_PROFILE", "AWS_DEFAULT_PROFILE", "AWS_WEB_IDENTITY_TOKEN_FILE",
+    "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI", "AWS_CONTAINER_CREDENTIALS_FULL_URI",
+)  # fmt: skip
+FILES = {"AWS_SHARED_CREDENTIALS_FILE": "credentials", "AWS_CONFIG_FILE": "config"}
+"""Variable that names a file of boto3's → its name in ~/.aws."""
+
+
+def set_up(settings: CloudSettings) -> bool:
+    """Whether AWS can be turned to without having been named: it is configured here, or the user has made settings for it."""
+    return configured() or settings != CloudSettings()
+
+
+def configured(environ: Mapping[str, str] = os.environ, home: Path | None = None) -> bool:
+    """Whether the environment or a file names credentials or a profile; a machine's own role on EC2 does not count.
+
+    Args:
+        environ: the notebook's environment.
+        home: the user's folder.
+    """
+    if any(environ.get(name) for name in VARIABLES):
+        return True
+    folder = (home or Path.home()) / ".aws"
+    return any(Path(environ.get(name) or folder / file).is_file() for name, file in FILES.items())

@@ -13,7 +13,7 @@ from enum import Enum
 from skymagic.errors import CloudError
 
 
-class Kind(Enum):
+class ErrorKind(Enum):
     """What an error means for whoever made the call."""
 
     CAPACITY = "EC2 has no such machines there now; another zone, type or time may have"
@@ -31,9 +31,9 @@ class Kind(Enum):
     INVALID = "the request itself"
 
 
-UNCERTAIN = (Kind.INTERNAL, Kind.UNREACHABLE, Kind.THROTTLED)
+UNCERTAIN = (ErrorKind.INTERNAL, ErrorKind.UNREACHABLE, ErrorKind.THROTTLED)
 """After these a call is made again; nobody knows whether the first one was carried out, but for a throttled one."""
-ELSEWHERE = (Kind.CAPACITY, Kind.QUOTA, Kind.PRICE, Kind.PLACE)
+ELSEWHERE = (ErrorKind.CAPACITY, ErrorKind.QUOTA, ErrorKind.PRICE, ErrorKind.PLACE)
 """After these another offer may do."""
 
 
@@ -51,26 +51,26 @@ class Where:
     profile: str = ""
 
 
-_CODES: Mapping[Kind, str] = {
-    Kind.CAPACITY: """InsufficientInstanceCapacity InsufficientHostCapacity InsufficientReservedInstanceCapacity InsufficientCapacity
+_CODES: Mapping[ErrorKind, str] = {
+    ErrorKind.CAPACITY: """InsufficientInstanceCapacity InsufficientHostCapacity InsufficientReservedInstanceCapacity InsufficientCapacity
         UnfulfillableCapacity ReservationCapacityExceeded CapacityReservationFull Server.InsufficientInstanceCapacity
         Server.SpotInstanceTermination Server.SpotInstanceShutdown""",
-    Kind.QUOTA: """VcpuLimitExceeded InstanceLimitExceeded MaxSpotInstanceCountExceeded SpotInstanceCountLimitExceeded VolumeLimitExceeded
+    ErrorKind.QUOTA: """VcpuLimitExceeded InstanceLimitExceeded MaxSpotInstanceCountExceeded SpotInstanceCountLimitExceeded VolumeLimitExceeded
         MaxIOPSLimitExceeded SecurityGroupLimitExceeded RulesPerSecurityGroupLimitExceeded AddressLimitExceeded
         NetworkInterfaceLimitExceeded LimitExceeded ResourceLimitExceeded Client.VolumeLimitExceeded Client.InstanceLimitExceeded""",
-    Kind.PRICE: "SpotMaxPriceTooLow",
-    Kind.PLACE: """Unsupported UnsupportedOperation UnsupportedHostConfiguration InvalidAvailabilityZone InsufficientFreeAddressesInSubnet
+    ErrorKind.PRICE: "SpotMaxPriceTooLow",
+    ErrorKind.PLACE: """Unsupported UnsupportedOperation UnsupportedHostConfiguration InvalidAvailabilityZone InsufficientFreeAddressesInSubnet
         InvalidSubnetID.NotFound InvalidSubnet""",
-    Kind.PERMISSION: """UnauthorizedOperation AccessDenied AccessDeniedException UnauthorizedException Client.UnauthorizedOperation
+    ErrorKind.PERMISSION: """UnauthorizedOperation AccessDenied AccessDeniedException UnauthorizedException Client.UnauthorizedOperation
         NotAuthorized""",
-    Kind.CREDENTIALS: """AuthFailure InvalidClientTokenId ExpiredToken ExpiredTokenException RequestExpired SignatureDoesNotMatch
+    ErrorKind.CREDENTIALS: """AuthFailure InvalidClientTokenId ExpiredToken ExpiredTokenException RequestExpired SignatureDoesNotMatch
         UnrecognizedClientException InvalidAccessKeyId MissingAuthenticationToken IncompleteSignature InvalidSignatureException
         InvalidToken""",
-    Kind.ACCOUNT: "Blocked PendingVerification OptInRequired AccountDisabled PendingAccountVerification",
-    Kind.THROTTLED: """RequestLimitExceeded Throttling ThrottlingException ThrottledException TooManyRequestsException
+    ErrorKind.ACCOUNT: "Blocked PendingVerification OptInRequired AccountDisabled PendingAccountVerification",
+    ErrorKind.THROTTLED: """RequestLimitExceeded Throttling ThrottlingException ThrottledException TooManyRequestsException
         EC2ThrottledException RequestThrottled RequestThrottledException PriorRequestNotComplete SlowDown BandwidthLimitExceeded""",
-    Kind.INTERNAL: "InternalError InternalFailure InternalServerError ServiceUnavailable Unavailable ServerInternal Server.InternalError",
-    Kind.IN_USE: "DependencyViolation InvalidGroup.InUse InvalidPlacementGroup.InUse ResourceInUse InvalidIPAddress.InUse IncorrectInstanceState",
+    ErrorKind.INTERNAL: "InternalError InternalFailure InternalServerError ServiceUnavailable Unavailable ServerInternal Server.InternalError",
+    ErrorKind.IN_USE: "DependencyViolation InvalidGroup.InUse InvalidPlacementGroup.InUse ResourceInUse InvalidIPAddress.InUse IncorrectInstanceState",
 }
 _KIND = {code: kind for kind, codes in _CODES.items() for code in codes.split()}
 
@@ -86,7 +86,7 @@ _QUOTAS = {
 }
 
 
-def kind_of(code: str, status: int = 400) -> Kind:
+def kind_of(code: str, status: int = 400) -> ErrorKind:
     """What a code means; one that nobody knows is INTERNAL where the HTTP status says so, else INVALID."""
     if code in _KIND:
         return _KIND[code]
@@ -94,10 +94,10 @@ def kind_of(code: str, status: int = 400) -> Kind:
         "ParameterNotFound",
         "InvalidGroupId.NotFound",
     ):
-        return Kind.MISSING
+        return ErrorKind.MISSING
     if code.startswith("Server."):
-        return Kind.INTERNAL
-    return Kind.INTERNAL if status >= 500 else Kind.INVALID
+        return ErrorKind.INTERNAL
+    return ErrorKind.INTERNAL if status >= 500 else ErrorKind.INVALID
 
 
 def refused(code: str, message: str, where: Where, status: int = 400) -> CloudError:
@@ -107,31 +107,31 @@ def refused(code: str, message: str, where: Where, status: int = 400) -> CloudEr
     return CloudError(kind.name.lower(), code, what, remedy)
 
 
-def _refusal(kind: Kind, code: str, message: str, where: Where) -> tuple[str, str]:
+def _refusal(kind: ErrorKind, code: str, message: str, where: Where) -> tuple[str, str]:
     """(what happened, what to do)."""
     there = f" in {where.region}" if where.region else ""
     said = f"{code}: {_plain(message)}" if message else code
-    if kind is Kind.PERMISSION:
+    if kind is ErrorKind.PERMISSION:
         return f"these AWS credentials may not call {_permission(message, where)}{there} ({_denied_by(message)})", (
             f"have {_permission(message, where)} added to the policy of {_principal(message, where)}; docs/aws.md has the whole of it"
         )
-    if kind is Kind.QUOTA:
+    if kind is ErrorKind.QUOTA:
         quota = _QUOTAS.get(code.removeprefix("Client."), "a quota of the account")
         return f"{quota} is used up{there} ({said})", f"ask for more of it{there}, or for fewer or smaller machines"
-    if kind is Kind.CREDENTIALS:
+    if kind is ErrorKind.CREDENTIALS:
         return f"AWS does not accept the credentials ({said})", _credentials_remedy(code, where)
-    if kind is Kind.ACCOUNT:
+    if kind is ErrorKind.ACCOUNT:
         return _account(code, said, there)
-    if kind is Kind.CAPACITY:
+    if kind is ErrorKind.CAPACITY:
         return f"EC2 has no capacity ({said})", "other zones, types or regions may have; so may this one later"
-    if kind is Kind.PRICE:
+    if kind is ErrorKind.PRICE:
         return f"spot costs more than asked for ({said})", "raise --max-price, or leave --spot out"
-    if kind is Kind.THROTTLED:
+    if kind is ErrorKind.THROTTLED:
         return (
             f"AWS throttles {where.operation}{there} ({said})",
             "others in the account call it often too; try again later",
         )
-    if kind is Kind.INTERNAL:
+    if kind is ErrorKind.INTERNAL:
         return (
             f"EC2 failed itself at {where.operation}{there} ({said})",
             "this is no lack of capacity; health.aws.amazon.com may know",
@@ -183,81 +183,89 @@ def _plain(message: str) -> str:
     return re.sub(r"\s*Encoded authorization failure message:.*", "", message, flags=re.DOTALL).strip()
 
 
-CLIENT_SIDE: Mapping[str, tuple[Kind, str, str]] = {
+CLIENT_SIDE: Mapping[str, tuple[ErrorKind, str, str]] = {
     "NoCredentialsError": (
-        Kind.CREDENTIALS,
+        ErrorKind.CREDENTIALS,
         "there are no AWS credentials",
         "aws configure, or aws sso login, or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY; with several profiles AWS_PROFILE",
     ),
     "PartialCredentialsError": (
-        Kind.CREDENTIALS,
+        ErrorKind.CREDENTIALS,
         "the AWS credentials are incomplete",
         "aws configure shows what is missing",
     ),
     "CredentialRetrievalError": (
-        Kind.CREDENTIALS,
+        ErrorKind.CREDENTIALS,
         "AWS credentials could not be had",
         "the profile's credential_process or role says why",
     ),
-    "TokenRetrievalError": (Kind.CREDENTIALS, "the AWS SSO session is over", "aws sso login{profile}"),
-    "UnauthorizedSSOTokenError": (Kind.CREDENTIALS, "the AWS SSO session is over", "aws sso login{profile}"),
-    "SSOTokenLoadError": (Kind.CREDENTIALS, "there is no AWS SSO session", "aws sso login{profile}"),
-    "SSOError": (Kind.CREDENTIALS, "AWS SSO gives no credentials", "aws sso login{profile}"),
-    "LoginError": (Kind.CREDENTIALS, "the AWS session gives no credentials", "aws login{profile}"),
+    "TokenRetrievalError": (ErrorKind.CREDENTIALS, "the AWS SSO session is over", "aws sso login{profile}"),
+    "UnauthorizedSSOTokenError": (ErrorKind.CREDENTIALS, "the AWS SSO session is over", "aws sso login{profile}"),
+    "SSOTokenLoadError": (ErrorKind.CREDENTIALS, "there is no AWS SSO session", "aws sso login{profile}"),
+    "SSOError": (ErrorKind.CREDENTIALS, "AWS SSO gives no credentials", "aws sso login{profile}"),
+    "LoginError": (ErrorKind.CREDENTIALS, "the AWS session gives no credentials", "aws login{profile}"),
     "InvalidConfigError": (
-        Kind.CREDENTIALS,
+        ErrorKind.CREDENTIALS,
         "the AWS configuration leads to no credentials",
         "aws configure list{profile} shows what is used",
     ),
     "RefreshWithMFAUnsupportedError": (
-        Kind.CREDENTIALS,
+        ErrorKind.CREDENTIALS,
         "the AWS credentials need another code of your MFA device",
         "aws sts get-session-token, or a profile of AWS SSO",
     ),
-    "LoginRefreshRequired": (Kind.CREDENTIALS, "the AWS session is over", "aws login{profile}"),
+    "LoginRefreshRequired": (ErrorKind.CREDENTIALS, "the AWS session is over", "aws login{profile}"),
     "ProfileNotFound": (
-        Kind.CREDENTIALS,
+        ErrorKind.CREDENTIALS,
         "there is no such AWS profile",
         "aws configure list-profiles names those that there are",
     ),
-    "NoRegionError": (Kind.INVALID, "no AWS region is named", "--region us-east-1, or AWS_REGION, or aws configure"),
+    "NoRegionError": (
+        ErrorKind.INVALID,
+        "no AWS region is named",
+        "--region us-east-1, or AWS_REGION, or aws configure",
+    ),
     "InvalidRegionError": (
-        Kind.INVALID,
+        ErrorKind.INVALID,
         "that is no AWS region",
         "--region us-east-1 is one; aws ec2 describe-regions names all",
     ),
     "EndpointConnectionError": (
-        Kind.UNREACHABLE,
+        ErrorKind.UNREACHABLE,
         "AWS cannot be reached",
         "is the region's name right, and is there a network?",
     ),
-    "ConnectTimeoutError": (Kind.UNREACHABLE, "AWS cannot be reached", "is there a network, or a proxy (HTTPS_PROXY)?"),
+    "ConnectTimeoutError": (
+        ErrorKind.UNREACHABLE,
+        "AWS cannot be reached",
+        "is there a network, or a proxy (HTTPS_PROXY)?",
+    ),
     "ProxyConnectionError": (
-        Kind.UNREACHABLE,
+        ErrorKind.UNREACHABLE,
         "the proxy to AWS cannot be reached",
         "HTTPS_PROXY names it, with user and password where it asks for them",
     ),
     "SSLError": (
-        Kind.UNREACHABLE,
+        ErrorKind.UNREACHABLE,
         "the connection to AWS is not trusted",
         "AWS_CA_BUNDLE names a proxy's own certificate",
     ),
-    "ReadTimeoutError": (Kind.UNREACHABLE, "AWS did not answer", "try again"),
-    "ConnectionClosedError": (Kind.UNREACHABLE, "the connection to AWS was lost", "try again"),
-    "HTTPClientError": (Kind.UNREACHABLE, "AWS cannot be reached", "is there a network?"),
+    "ReadTimeoutError": (ErrorKind.UNREACHABLE, "AWS did not answer", "try again"),
+    "ConnectionClosedError": (ErrorKind.UNREACHABLE, "the connection to AWS was lost", "try again"),
+    "HTTPClientError": (ErrorKind.UNREACHABLE, "AWS cannot be reached", "is there a network?"),
     "ResponseParserError": (
-        Kind.UNREACHABLE,
+        ErrorKind.UNREACHABLE,
         "what came is not an answer of AWS's",
         "a proxy's page or a network's login may stand between: open any web page; HTTPS_PROXY and NO_PROXY name proxies",
     ),
-    "InvalidProxiesConfigError": (Kind.INVALID, "the proxy to AWS is no address", "HTTPS_PROXY names it"),
+    "InvalidProxiesConfigError": (ErrorKind.INVALID, "the proxy to AWS is no address", "HTTPS_PROXY names it"),
     "InvalidEndpoint": (
-        Kind.INVALID,
+        ErrorKind.INVALID,
         "that is no address of AWS's services",
         "endpoint_url, or AWS_ENDPOINT_URL, names it",
     ),
-    "ConfigParseError": (Kind.INVALID, "the AWS configuration cannot be read", "aws configure list reads it too"),
-    "ParamValidationError": (Kind.INVALID, "boto3 does not take this request", ""),
+    "ConfigParseError": (ErrorKind.INVALID, "the AWS configuration cannot be read", "aws configure list reads it too"),
+    "ParamValidationError": (ErrorKind.INVALID, "boto3 does not take this request", ""),
 }
 """By the name of botocore's class: kind, what happened, what to do."""
 
@@ -274,7 +282,7 @@ def failed(names: tuple[str, ...], message: str, where: Where) -> CloudError:
         names: of its class and the classes above it, the nearest first.
     """
     found = next((CLIENT_SIDE[name] for name in names if name in CLIENT_SIDE), None)
-    kind, what, remedy = found or (Kind.INVALID, f"{where.operation} could not be called", "")
+    kind, what, remedy = found or (ErrorKind.INVALID, f"{where.operation} could not be called", "")
     profile = f" --profile {where.profile}" if where.profile else ""
     first, *_ = _plain(message).splitlines() or [""]  # below it botocore shows the whole of what it could not read
     return CloudError(kind.name.lower(), names[0], f"{what} ({first.rstrip(':')})", remedy.format(profile=profile))

@@ -1,27 +1,84 @@
-"""All machines of a pool at once, in one zone and of one type: RunInstances, which gives all or none of them.
+"""All machines of a pool at once, in one zone and of one type; and the same machines stopped with their disks, and started again.
 
-CreateFleet of type ``instant`` can do the same, and was not taken: it needs a launch template, one more thing to make and to give
-back; its answer may hold a part of the machines beside errors; and it chooses among types and zones, which here is done by the
-list of offers, with a reason said for each step. RunInstances with MinCount = MaxCount is all or nothing, is idempotent by its
-client token, and tags instances, disks and network cards from their first moment.
+RunInstances gives all or none of them. CreateFleet of type ``instant`` can do the same, and was not taken: it needs a launch template,
+one more thing to make and to give back; its answer may hold a part of the machines beside errors; and it chooses among types and zones,
+which here is done by the list of offers, with a reason said for each step. RunInstances with MinCount = MaxCount is all or nothing, is
+idempotent by its client token, and tags instances, disks and network cards from their first moment.
+
+::
+
+    running ──StopInstances──▶ stopping ─▶ stopped ──StartInstances──▶ pending ─▶ running      each boot: watchdog and timer again
+                                              └──TerminateInstances──▶ …                       by the user alone
+
+A stopped machine has no watchdog, so that its disk is paid for until somebody ends it: the user is asked with the price. Each boot starts the
+watchdog and its timer again (`boot`: ``systemctl enable``, ``bootcmd``), and their clocks are of that boot, so that all bounds count from then.
 """
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from skymagic.errors import CloudError
-from skymagic.plan.requests import CloudSettings
-from skymagic.providers.aws import errors
-from skymagic.providers.aws.clients import Clients
-from skymagic.providers.aws.errors import Where
-from skymagic.providers.aws.images import Image
-from skymagic.providers.aws.network import Place
-from skymagic.providers.aws.offer import Offer
+from skymagic.plan.requests import CloudSettings, PoolRequest
+from skymagic.providers.aws import errors, sweep, tags
+from skymagic.providers.aws.clients import AwsClients
+from skymagic.providers.aws.errors import ErrorKind, Where
+from skymagic.providers.aws.network import NetworkPlace
+from skymagic.providers.aws.selection import MachineOffer
 from skymagic.providers.aws.tags import Label
+
+UBUNTU = "/aws/service/canonical/ubuntu/server/24.04/stable/current/{arch}/hvm/ebs-gp3/ami-id"
+"""Canonical's; documented at documentation.ubuntu.com/aws, "Find Ubuntu images on AWS"."""
+DRIVER = "/aws/service/deeplearning/ami/{arch}/base-oss-nvidia-driver-gpu-ubuntu-22.04/latest/ami-id"
+"""AWS Deep Learning Base AMI: Ubuntu with NVIDIA's driver, EFA and no framework; from the release notes of the DLAMI."""
+
+
+@dataclass(frozen=True)
+class MachineImage:
+    """An image: its id, the name of its root device, and the GB that it needs."""
+
+    id: str
+    device: str = "/dev/sda1"
+    disk: int = 8
+
+
+def image_parameter(offer: MachineOffer) -> str:
+    """The name of the public parameter that has the image for these machines; pure."""
+    if offer.gpus:
+        return DRIVER.format(arch=offer.architecture)
+    return UBUNTU.format(arch={"x86_64": "amd64"}.get(offer.architecture, offer.architecture))
+
+
+def image_for(clients: AwsClients, offer: MachineOffer, settings: CloudSettings) -> MachineImage:
+    """The image for these machines in their region.
+
+    Raises:
+        CloudError: the user's own is not there; or it cannot be found out, and then one may be named.
+    """
+    named = settings.image_id
+    if named is None:
+        name = image_parameter(offer)
+        try:
+            named = str(clients.call("ssm", offer.region, "GetParameter", Name=name)["Parameter"]["Value"])
+        except CloudError as problem:
+            remedy = f"{problem.remedy + '; or ' if problem.remedy else ''}name an image: sky.AWS(image_id='ami-…')"
+            words = f"the image for {offer.instance_type} is not to be found ({name}): {problem.reason}"
+            raise CloudError(problem.kind, problem.code, words, remedy) from problem
+    found = clients.call("ec2", offer.region, "DescribeImages", ImageIds=[named])["Images"]
+    if not found:
+        raise CloudError("missing", "InvalidAMIID.NotFound", f"there is no image {named} in {offer.region}")
+    device = found[0].get("RootDeviceName") or "/dev/sda1"
+    sizes = [
+        each.get("Ebs", {}).get("VolumeSize", 0)
+        for each in found[0].get("BlockDeviceMappings", ())
+        if each.get("DeviceName") == device
+    ]
+    return MachineImage(named, device, max([8, *sizes]))
+
 
 RUNNING_SECONDS = 300.0
 POLL_SECONDS = 2.0
@@ -30,7 +87,7 @@ SETTLE_SECONDS = 20.0
 
 
 @dataclass(frozen=True)
-class Instance:
+class RunningInstance:
     """A machine that runs."""
 
     id: str
@@ -42,10 +99,10 @@ class Instance:
 
 
 def parameters(
-    offer: Offer,
+    offer: MachineOffer,
     count: int,
-    image: Image,
-    place: Place,
+    image: MachineImage,
+    place: NetworkPlace,
     user_data: str,
     settings: CloudSettings,
     label: Label,
@@ -80,7 +137,7 @@ def parameters(
     }
 
 
-def _market(offer: Offer) -> dict[str, Any]:
+def _market(offer: MachineOffer) -> dict[str, Any]:
     if offer.block:
         return {"InstanceMarketOptions": {"MarketType": "capacity-block"}}
     if not offer.spot:
@@ -89,14 +146,14 @@ def _market(offer: Offer) -> dict[str, Any]:
     return {"InstanceMarketOptions": {"MarketType": "spot", "SpotOptions": options}}
 
 
-def _reserved(offer: Offer) -> dict[str, Any]:
+def _reserved(offer: MachineOffer) -> dict[str, Any]:
     if not offer.reservation:
         return {}
     target = {"CapacityReservationId": offer.reservation}
     return {"CapacityReservationSpecification": {"CapacityReservationTarget": target}}
 
 
-def interfaces(offer: Offer, place: Place, settings: CloudSettings) -> list[dict[str, Any]]:
+def interfaces(offer: MachineOffer, place: NetworkPlace, settings: CloudSettings) -> list[dict[str, Any]]:
     """The network cards of each machine; pure. EC2 gives one with several of them no public address by itself."""
     each: dict[str, Any] = {"SubnetId": place.subnet, "Groups": [place.group], "DeleteOnTermination": True}
     kind = {"InterfaceType": "efa"} if offer.efa else {}
@@ -107,7 +164,7 @@ def interfaces(offer: Offer, place: Place, settings: CloudSettings) -> list[dict
     ]
 
 
-def launch(clients: Clients, region: str, asked: Mapping[str, Any]) -> list[str]:
+def launch(clients: AwsClients, region: str, asked: Mapping[str, Any]) -> list[str]:
     """The ids of the machines that EC2 has begun to start; the same call twice starts them once.
 
     Raises:
@@ -121,7 +178,7 @@ def launch(clients: Clients, region: str, asked: Mapping[str, Any]) -> list[str]
     return [each["InstanceId"] for each in answer["Instances"]]
 
 
-def wait_running(clients: Clients, region: str, ids: Sequence[str], *, again: bool = False) -> list[Instance]:
+def wait_running(clients: AwsClients, region: str, ids: Sequence[str], *, again: bool = False) -> list[RunningInstance]:
     """Wait until all of them run and have addresses. An instance that EC2 does not know yet is not gone.
 
     Args:
@@ -135,7 +192,7 @@ def wait_running(clients: Clients, region: str, ids: Sequence[str], *, again: bo
     while True:
         found = describe(clients, region, ids)
         old = ("stopped",) if again and time.monotonic() < settled else ()
-        check([each for each in found.values() if each["State"]["Name"] not in old], region)
+        check_running([each for each in found.values() if each["State"]["Name"] not in old], region)
         if len(found) == len(ids) and all(each["State"]["Name"] == "running" for each in found.values()):
             return [_instance(found[one], region) for one in ids]
         if time.monotonic() >= end:
@@ -147,14 +204,14 @@ def wait_running(clients: Clients, region: str, ids: Sequence[str], *, again: bo
         time.sleep(POLL_SECONDS * clients.deadline_factor)
 
 
-def describe(clients: Clients, region: str, ids: Sequence[str]) -> dict[str, dict[str, Any]]:
+def describe(clients: AwsClients, region: str, ids: Sequence[str]) -> dict[str, dict[str, Any]]:
     """What EC2 says of instances, those that it knows, by id. Raises CloudError."""
     filters = [{"Name": "instance-id", "Values": list(ids)}]  # by filter: unknown ids are no error
     reservations = clients.pages("ec2", region, "DescribeInstances", "Reservations", Filters=filters)
     return {each["InstanceId"]: each for one in reservations for each in one["Instances"]}
 
 
-def check(found: Any, region: str) -> None:
+def check_running(found: Any, region: str) -> None:
     """Raise CloudError if one of these instances ends or has ended, with EC2's reason."""
     for each in found:
         if each["State"]["Name"] not in ("pending", "running"):
@@ -165,13 +222,123 @@ def check(found: Any, region: str) -> None:
             raise errors.refused(reason.get("Code") or "Ended", message, Where("ec2:RunInstances", region))
 
 
-def _instance(said: Mapping[str, Any], region: str) -> Instance:
+def _instance(said: Mapping[str, Any], region: str) -> RunningInstance:
     cards = said.get("NetworkInterfaces", ())
     first: Mapping[str, Any] = next((one for one in cards if one.get("Attachment", {}).get("DeviceIndex") == 0), {})
-    return Instance(
+    return RunningInstance(
         said["InstanceId"],
         region,
         said["PrivateIpAddress"],
         said.get("PublicIpAddress", ""),
         first.get("NetworkInterfaceId", ""),
     )
+
+
+MONTH_HOURS = 730
+STOPPED = ("stopped", "stopping")
+GONE = ("shutting-down", "terminated")
+
+
+def stop_mistakes(request: PoolRequest, offer: MachineOffer) -> list[str]:
+    """Why machines like these cannot be stopped; empty where they can; pure."""
+    found = []
+    if offer.spot:
+        found.append("--stop: EC2 stops no spot machines that were asked for once; they can only be ended")
+    if offer.block:
+        found.append("--stop: machines of a capacity block end with the block, and cannot be stopped")
+    if request.replace:
+        found.append(
+            "--stop: with --replace machines may have the rest of their pool's lifetime alone, which a second boot would give them again"
+        )
+    return found
+
+
+def stop_refusals(clients: AwsClients, region: str, ids: Sequence[str]) -> list[str]:
+    """Why these machines of a pool cannot be stopped, and started again, now: EC2 is asked, and nothing is done. Raises CloudError."""
+    found = describe(clients, region, ids)
+    away = [one for one in ids if one not in found or found[one]["State"]["Name"] != "running"]
+    if away:
+        return [f"--stop: {', '.join(away)} of its {len(ids)} machines do not run any more"]
+    if any(one.get("RootDeviceType", "ebs") != "ebs" for one in found.values()):
+        return ["--stop: their image has its disk on the machine itself, which a stop would wipe"]
+    # a stop that is refused once the agents have ended would end the machines with their disks: EC2's dry run is asked first
+    calls = [_dry_run(clients, region, operation, ids) for operation in ("StopInstances", "StartInstances")]
+    return [f"--stop: {words}" for words in calls if words]
+
+
+def _dry_run(clients: AwsClients, region: str, operation: str, ids: Sequence[str]) -> str:
+    """Why a call would be refused; "" where it would not."""
+    try:
+        clients.call("ec2", region, operation, InstanceIds=list(ids), DryRun=True)
+    except CloudError as problem:
+        if problem.code != "DryRunOperation":  # EC2's word for "this would have been done"
+            return f"EC2's dry run: {problem.reason}" + (f"; {problem.remedy}" if problem.remedy else "")
+    return ""
+
+
+def stop_instances(clients: AwsClients, region: str, ids: Collection[str], ends: str) -> list[str]:
+    """Stop machines, and wait until EC2 says so; those that were ended stay that. What could not be stopped.
+
+    Args:
+        ends: what their tags say of their end from now on.
+    """
+    begun, factor = time.monotonic(), clients.deadline_factor
+    settled, end = begun + sweep.SETTLE_SECONDS * factor, begun + sweep.TERMINATE_SECONDS * factor
+    asked: set[str] = set()
+    problems: dict[str, str] = {}
+    _mark(clients, region, ids, ends)
+    while True:
+        try:
+            states = _states(clients, region, ids)
+        except CloudError as problem:
+            return [f"{region}: whether {', '.join(sorted(ids))} are stopped cannot be seen: {problem.reason}"]
+        for each in sorted(one for one in ids if states.get(one, "") not in (*STOPPED, *GONE) and one not in asked):
+            try:
+                clients.call("ec2", region, "StopInstances", InstanceIds=[each])
+                asked.add(each)
+                problems.pop(each, None)
+            except CloudError as problem:
+                problems[each] = problem.reason
+                if problem.kind not in (ErrorKind.IN_USE.name.lower(), ErrorKind.MISSING.name.lower()):
+                    asked.add(each)  # one that is about to run is asked again, one that is refused is not
+        now = time.monotonic()
+        left = {one for one in ids if states.get(one) not in ("stopped", *GONE)} - (problems.keys() & asked)
+        if now >= settled:
+            left = {one for one in left if one in states}  # gone so long ago that nobody shows them
+        if not left or now >= end:
+            break
+        time.sleep(POLL_SECONDS * factor)
+    return [
+        f"instance {each} in {region}: {problems.get(each, 'not stopped yet')}"
+        for each in sorted(left | problems.keys())
+    ]
+
+
+def start_instances(clients: AwsClients, region: str, ids: Sequence[str], ends: str) -> list[RunningInstance]:
+    """Start machines that are stopped, all of them or none, and wait until they run.
+
+    Args:
+        ends: what their tags say of their end from now on.
+
+    Raises:
+        CloudError: EC2 does not start them; what it did start is the caller's to stop.
+    """
+    _mark(clients, region, ids, ends)
+    clients.until_settled(
+        lambda: clients.call("ec2", region, "StartInstances", InstanceIds=list(ids)),
+        sweep.TERMINATE_SECONDS,
+        lambda problem: problem.code == "IncorrectInstanceState",  # they are still on their way to "stopped"
+    )
+    return wait_running(clients, region, ids, again=True)
+
+
+def _states(clients: AwsClients, region: str, ids: Collection[str]) -> dict[str, str]:
+    found: dict[str, dict[str, Any]] = describe(clients, region, sorted(ids))
+    return {one: each["State"]["Name"] for one, each in found.items()}
+
+
+def _mark(clients: AwsClients, region: str, ids: Collection[str], ends: str) -> None:
+    """Have their tags say when they end; what is found by them does not hang on it."""
+    with contextlib.suppress(CloudError):
+        value = [{"Key": tags.ENDS, "Value": ends[:256]}]
+        clients.call("ec2", region, "CreateTags", Resources=sorted(ids), Tags=value)

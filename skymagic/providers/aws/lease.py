@@ -17,11 +17,11 @@ from skymagic.display.panel import StartStep
 from skymagic.errors import CloudError
 from skymagic.plan.requests import CloudSettings
 from skymagic.plan.units import agreeing
-from skymagic.providers.aws import images, keys, launch, ledger, network, placement, stopping, tags
-from skymagic.providers.aws.clients import Clients
-from skymagic.providers.aws.errors import ELSEWHERE, UNCERTAIN, Kind
-from skymagic.providers.aws.launch import Instance
-from skymagic.providers.aws.offer import Offer
+from skymagic.providers.aws import boot, launch, ledger, network, tags
+from skymagic.providers.aws.clients import AwsClients
+from skymagic.providers.aws.errors import ELSEWHERE, UNCERTAIN, ErrorKind
+from skymagic.providers.aws.launch import RunningInstance
+from skymagic.providers.aws.selection import MachineOffer
 from skymagic.providers.aws.sweep import Release
 from skymagic.providers.aws.tags import Label, job_filter
 
@@ -31,7 +31,7 @@ LOOK_SECONDS, SOON_SECONDS = 20.0, 2.0
 
 
 @dataclass
-class Region:
+class RegionLaunches:
     """What was made in a region, as far as EC2 has answered."""
 
     known: set[str] = field(default_factory=set)
@@ -49,10 +49,10 @@ class Lease:
         say: gets a line on each step, with the reason.
     """
 
-    def __init__(self, clients: Clients, settings: CloudSettings, label: Label, user_data: str, say: Say) -> None:
+    def __init__(self, clients: AwsClients, settings: CloudSettings, label: Label, user_data: str, say: Say) -> None:
         self.clients, self.settings, self.label, self.user_data = clients, settings, label, user_data
         self._say = say
-        self._regions: dict[str, Region] = {}
+        self._regions: dict[str, RegionLaunches] = {}
         self._launches = 0
         self._released = self._closing = False
         self._ended: set[str] = set()
@@ -67,10 +67,10 @@ class Lease:
 
     def take_up(self, region: str, ids: Sequence[str]) -> None:
         """Own machines that another notebook has rented."""
-        self._regions[region] = Region(set(ids))
+        self._regions[region] = RegionLaunches(set(ids))
         self._launches = ledger.launches(self.label.job)  # the token of the next one must be new
 
-    def acquire(self, offers: Sequence[Offer], count: int) -> tuple[Offer, list[Instance]]:
+    def acquire(self, offers: Sequence[MachineOffer], count: int) -> tuple[MachineOffer, list[RunningInstance]]:
         """So many machines of the first offer that gives them all: in one zone, of one type.
 
         Raises:
@@ -85,14 +85,14 @@ class Lease:
             reserved = f" of {offer.reservation}" if offer.reservation else ""
             where = f"{offer.instance_type}{' spot' if offer.spot else ''} in {offer.zone}{reserved}"
             self._say(StartStep(f"asking for {count} × {where} …", "requested"))
-            self._regions.setdefault(offer.region, Region())
+            self._regions.setdefault(offer.region, RegionLaunches())
             try:
                 return offer, self._of(offer, count)
             except CloudError as problem:
                 self._end_launch(offer.region)
                 if problem.kind not in _names(ELSEWHERE):
                     raise
-                if problem.kind == Kind.QUOTA.name.lower():
+                if problem.kind == ErrorKind.QUOTA.name.lower():
                     useless.add((offer.region, offer.instance_type, offer.spot))
                 tried.append(f"{where}: {problem.reason}")
                 self._say(tried[-1])
@@ -103,13 +103,13 @@ class Lease:
         remedy = "other types (--gpu), other regions (--region a,b), fewer nodes; or the same a little later"
         raise CloudError(last.kind, last.code, f"{count} machines are not to be had:\n  {listed}", remedy) from last
 
-    def replace(self, offer: Offer, gone: Collection[str]) -> list[Instance]:
+    def replace(self, offer: MachineOffer, gone: Collection[str]) -> list[RunningInstance]:
         """Other machines of the same offer in the place of these, which are ended.
 
         Raises:
             CloudError: there are none; the same call may be made again.
         """
-        self._regions.setdefault(offer.region, Region())
+        self._regions.setdefault(offer.region, RegionLaunches())
         self.end(offer.region, gone)
         before = set(self._regions[offer.region].known)
         try:
@@ -148,16 +148,16 @@ class Lease:
             one: found[one]["State"]["Name"] in ("pending", "running") if one in found else None for one in ids
         }
 
-    def _of(self, offer: Offer, count: int, *, head: bool = True) -> list[Instance]:
+    def _of(self, offer: MachineOffer, count: int, *, head: bool = True) -> list[RunningInstance]:
         """Machines of an offer, near each other where that is possible.
 
         Args:
             head: whether the first of them is the pool's head.
         """
-        if not placement.wanted(offer, count):
+        if not network.wants_placement(offer, count):
             return self._launched(offer, count, head, "")
         try:
-            near = placement.group(self.clients, offer.region, self.label, self._launches + 1)
+            near = network.placement_group(self.clients, offer.region, self.label, self._launches + 1)
         except CloudError as problem:
             if problem.kind in _names(UNCERTAIN):
                 raise
@@ -166,22 +166,22 @@ class Lease:
         try:
             return self._launched(offer, count, head, near)
         except CloudError as problem:
-            if not placement.at_fault(problem):
+            if not network.placement_at_fault(problem):
                 raise
             self._end_launch(offer.region)
             self._say(f"without a placement group, so not near each other in the network: {problem.reason}")
         return self._launched(offer, count, head, "")
 
-    def _launched(self, offer: Offer, count: int, head: bool, near: str) -> list[Instance]:
+    def _launched(self, offer: MachineOffer, count: int, head: bool, near: str) -> list[RunningInstance]:
         self._check_wanted()
         clients, region = self.clients, self._regions[offer.region]
-        image = images.find(clients, offer, self.settings)
+        image = launch.image_for(clients, offer, self.settings)
         subnet = network.subnet(clients, offer.region, offer.zone, self.settings)
         source = network.caller_range(subnet, self.settings)
-        group = network.group(clients, offer.region, subnet.vpc, source, self.settings, self.label)
+        group = network.security_group(clients, offer.region, subnet.vpc, source, self.settings, self.label)
         self._launches += 1
         asked = launch.parameters(
-            offer, count, image, network.Place(subnet.id, group), self.user_data, self.settings, self.label,
+            offer, count, image, network.NetworkPlace(subnet.id, group), self.user_data, self.settings, self.label,
             token=f"{self.label.job}-{self._launches}", near=near,
         )  # fmt: skip
         # from here until EC2 has answered, an interrupt or a lost answer may leave machines that nobody has named
@@ -239,9 +239,9 @@ class Lease:
             )  # fmt: skip
         self._released = True
         ledger.end(self.label.job, exact=exact)
-        keys.remove(self.label.job)
+        boot.remove_keys(self.label.job)
 
-    def stop(self, offer: Offer) -> None:
+    def stop(self, offer: MachineOffer) -> None:
         """Stop the machines of an offer with their disks, instead of giving them back, and wait until EC2 says so; what else was made for them
         stays, but for what is left of launches elsewhere. Interrupts are heard as by `release`.
 
@@ -256,7 +256,7 @@ class Lease:
 
         def run() -> None:
             text = f"stopped {tags.moment(time.time())} by {self.label.client}: until somebody ends it"
-            problems.extend(stopping.stop(self.clients, offer.region, ids, text))
+            problems.extend(launch.stop_instances(self.clients, offer.region, ids, text))
             problems.extend(self._release(besides=offer.region))
 
         self._say(f"stopping {', '.join(ids)} …")
@@ -273,7 +273,7 @@ class Lease:
             f"{', '.join(ids)} {agreeing(len(ids), 'is', 'are')} stopped with {agreeing(len(ids), 'its disk', 'their disks')}"
         )
 
-    def start(self, offer: Offer, ids: Sequence[str]) -> list[Instance]:
+    def start(self, offer: MachineOffer, ids: Sequence[str]) -> list[RunningInstance]:
         """Start machines that were stopped and taken up, all of them or none; this machine is let in from its address of now.
 
         Raises:
@@ -282,11 +282,11 @@ class Lease:
         self._say(StartStep(f"starting {', '.join(ids)} in {offer.zone} again …", "requested", ids))
         subnet = network.subnet(self.clients, offer.region, offer.zone, self.settings)
         source = network.caller_range(subnet, self.settings)
-        network.group(self.clients, offer.region, subnet.vpc, source, self.settings, self.label)
+        network.security_group(self.clients, offer.region, subnet.vpc, source, self.settings, self.label)
         self._check_wanted()
         ledger.start(offer, len(ids), self.settings, self.label)
         self._launches = ledger.launches(self.label.job)
-        return stopping.start(self.clients, offer.region, ids, tags.moment(self.label.ends))
+        return launch.start_instances(self.clients, offer.region, ids, tags.moment(self.label.ends))
 
     def _release(self, besides: str = "") -> list[str]:
         """Give back what there is, but for one region; what could not be."""
@@ -298,7 +298,7 @@ class Lease:
         ]
 
 
-def _names(kinds: Sequence[Kind]) -> set[str]:
+def _names(kinds: Sequence[ErrorKind]) -> set[str]:
     return {kind.name.lower() for kind in kinds}
 
 

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from skymagic.plan.requests import CloudSettings
-from skymagic.providers.aws.offer import Offer
+from skymagic.providers.aws.selection import MachineOffer
 from skymagic.providers.aws.tags import Label
 from skymagic.wire import atomic
 
@@ -61,7 +61,7 @@ class Rent:
         return self.ended is None and now < self.bound
 
 
-def rent(offer: Offer, count: int, settings: CloudSettings, label: Label, number: int, disk: int) -> Rent:
+def rent(offer: MachineOffer, count: int, settings: CloudSettings, label: Label, number: int, disk: int) -> Rent:
     """What a launch that has just been answered costs.
 
     Args:
@@ -71,7 +71,7 @@ def rent(offer: Offer, count: int, settings: CloudSettings, label: Label, number
     return _running(offer, count, settings, label, number, disks)
 
 
-def _running(offer: Offer, count: int, settings: CloudSettings, label: Label, number: int, disks: float) -> Rent:
+def _running(offer: MachineOffer, count: int, settings: CloudSettings, label: Label, number: int, disks: float) -> Rent:
     # those with several network cards take one address, the head's
     addresses = 0 if settings.use_private_ips else count if offer.cards == 1 else 1
     price = None if offer.price is None else offer.price * count
@@ -81,12 +81,12 @@ def _running(offer: Offer, count: int, settings: CloudSettings, label: Label, nu
     )  # fmt: skip
 
 
-def beside_stopped(job: str, offer: Offer, count: int, settings: CloudSettings) -> float:
+def beside_stopped(job: str, offer: MachineOffer, count: int, settings: CloudSettings) -> float:
     """Dollars per hour that go on while the machines of a pool are stopped: of their disks, and of the head's Elastic IP, about."""
     return _disks(job, count, settings) + _elastic(offer, settings)
 
 
-def _elastic(offer: Offer, settings: CloudSettings) -> float:
+def _elastic(offer: MachineOffer, settings: CloudSettings) -> float:
     return ADDRESS_PRICE if offer.cards > 1 and not settings.use_private_ips else 0.0
 
 
@@ -95,19 +95,19 @@ def _disks(job: str, count: int, settings: CloudSettings) -> float:
     return known or count * settings.disk * DISK_PRICE
 
 
-def stop(offer: Offer, count: int, settings: CloudSettings, label: Label) -> None:
+def stop(offer: MachineOffer, count: int, settings: CloudSettings, label: Label) -> None:
     """The machines of a pool are stopped from now on; twice is safe."""
     rent = _next(offer, count, settings, label)
     beside = rent.disks + _elastic(offer, settings)
     write(replace(rent, price=0.0, beside=beside, bound=math.inf, stopped=True))
 
 
-def start(offer: Offer, count: int, settings: CloudSettings, label: Label) -> None:
+def start(offer: MachineOffer, count: int, settings: CloudSettings, label: Label) -> None:
     """The machines of a pool that were stopped run again from now on."""
     write(_next(offer, count, settings, label))
 
 
-def _next(offer: Offer, count: int, settings: CloudSettings, label: Label) -> Rent:
+def _next(offer: MachineOffer, count: int, settings: CloudSettings, label: Label) -> Rent:
     """The rent of machines that run, with the disks that they had; the one before it ends now."""
     disks, number = _disks(label.job, count, settings), 1 + launches(label.job)
     end(label.job)

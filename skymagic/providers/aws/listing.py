@@ -10,8 +10,7 @@ from skymagic.display.status import Keyed
 from skymagic.display.text import html_table, table
 from skymagic.plan.renting import Rental
 from skymagic.providers.aws.market import Market
-from skymagic.providers.aws.offer import Offer
-from skymagic.providers.aws.selection import per_hour
+from skymagic.providers.aws.selection import MachineOffer, per_hour
 
 MOST_ROWS = 12
 HEADINGS = ("per hour", "machine", "GPUs", "GPU memory", "CPUs", "memory", "network", "where", "quota", "price from")
@@ -21,7 +20,7 @@ LEAST_DOLLARS = 0.005
 
 
 @dataclass(frozen=True, repr=False)
-class OfferTable(Keyed[str, tuple[Offer, ...]]):
+class OfferTable(Keyed[str, tuple[MachineOffer, ...]]):
     """Offers of a market for a pool of so many nodes: a notebook shows it as a table, a terminal as text.
 
     By type of machine the offers of it, the best first: ``offers["p4d.24xlarge"][0].price``.
@@ -35,8 +34,8 @@ class OfferTable(Keyed[str, tuple[Offer, ...]]):
     most: int | None = MOST_ROWS
 
     @property
-    def _held(self) -> Mapping[str, tuple[Offer, ...]]:
-        found: dict[str, tuple[Offer, ...]] = {}
+    def _held(self) -> Mapping[str, tuple[MachineOffer, ...]]:
+        found: dict[str, tuple[MachineOffer, ...]] = {}
         for one in self.market.offers:
             found[one.instance_type] = (*found.get(one.instance_type, ()), one)
         return found
@@ -72,15 +71,15 @@ class OfferTable(Keyed[str, tuple[Offer, ...]]):
         return self.html()
 
 
-def grouped(offers: Iterable[Offer]) -> list[list[Offer]]:
+def grouped(offers: Iterable[MachineOffer]) -> list[list[MachineOffer]]:
     """Offers that differ in their zone alone, in the order of the first of each."""
-    groups: dict[tuple[object, ...], list[Offer]] = {}
+    groups: dict[tuple[object, ...], list[MachineOffer]] = {}
     for one in offers:
         groups.setdefault((one.region, one.instance_type, one.spot, one.price, one.priced), []).append(one)
     return list(groups.values())
 
 
-def _row(market: Market, group: Sequence[Offer], nodes: int) -> tuple[str, ...]:
+def _row(market: Market, group: Sequence[MachineOffer], nodes: int) -> tuple[str, ...]:
     one = group[0]
     price, allowed = per_hour(one, nodes), market.allowed(one, nodes)
     return (
@@ -97,29 +96,29 @@ def _row(market: Market, group: Sequence[Offer], nodes: int) -> tuple[str, ...]:
     )
 
 
-def where(group: Sequence[Offer]) -> str:
+def where(group: Sequence[MachineOffer]) -> str:
     """Zones of one region: ``"us-east-1 a b d"``; the region alone where its zones are not told."""
     region = group[0].region
     zones = sorted(one.zone.removeprefix(region) for one in group if one.zone)
     return " ".join([region, *zones])
 
 
-def machine(one: Offer) -> str:
+def machine(one: MachineOffer) -> str:
     """A machine in words: "p4d.24xlarge (8 × A100)"."""
     return one.instance_type + (f" ({one.gpus} × {one.gpu})" if one.gpu else "")
 
 
-def machines(one: Offer, nodes: int) -> str:
+def machines(one: MachineOffer, nodes: int) -> str:
     """Machines and where they are: "4 × p4d.24xlarge (8 × A100) in us-east-1a, on demand"."""
     return f"{nodes} × {machine(one)} in {place(one)}"
 
 
-def place(one: Offer) -> str:
+def place(one: MachineOffer) -> str:
     """Where it is, and how it is rented: "us-east-1a, spot"."""
     return f"{one.zone or one.region}, {one.reservation or ('spot' if one.spot else 'on demand')}"
 
 
-def rental(chosen: Sequence[Offer], market: Market, nodes: int) -> Rental:
+def rental(chosen: Sequence[MachineOffer], market: Market, nodes: int) -> Rental:
     """What a plan says of the offer that is tried first; `chosen` are all, in their order."""
     one = chosen[0]
     prices = [price for each in chosen if (price := per_hour(each, nodes)) is not None]
@@ -138,9 +137,9 @@ def rental(chosen: Sequence[Offer], market: Market, nodes: int) -> Rental:
     )
 
 
-def _otherwise(chosen: Sequence[Offer]) -> list[str]:
+def _otherwise(chosen: Sequence[MachineOffer]) -> list[str]:
     """Where else they are looked for."""
-    rest: dict[tuple[str, str], list[Offer]] = {}
+    rest: dict[tuple[str, str], list[MachineOffer]] = {}
     for one in chosen[1:]:
         rest.setdefault((one.instance_type, one.region), []).append(one)
     words = [f"{name} in {where(group)}" for (name, _), group in rest.items()]
@@ -148,7 +147,7 @@ def _otherwise(chosen: Sequence[Offer]) -> list[str]:
     return [f"where there is no room: {', '.join(words[:SHOWN_ELSEWHERE])}{more}"] if words else []
 
 
-def _quota(one: Offer, market: Market, nodes: int) -> list[str]:
+def _quota(one: MachineOffer, market: Market, nodes: int) -> list[str]:
     quota = market.quota(one)
     if quota is None or quota.limit is None:
         return [f"whether a quota allows {nodes * one.vcpus} vCPUs is not known: EC2 says when they are rented"]

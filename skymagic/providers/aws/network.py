@@ -1,4 +1,4 @@
-"""Where a pool's machines are in the network: a subnet of their zone, and a security group of their own."""
+"""Where a pool's machines are in the network: a subnet of their zone, a security group of their own, a placement group of each launch."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from typing import Any
 
 from skymagic.errors import CloudError
 from skymagic.plan.requests import SSM, CloudSettings
-from skymagic.providers.aws.clients import Clients
+from skymagic.providers.aws.clients import AwsClients
+from skymagic.providers.aws.selection import MachineOffer
 from skymagic.providers.aws.tags import Label, job_filter
 
 ADDRESS_SERVICE = "https://checkip.amazonaws.com"
@@ -30,14 +31,14 @@ class Subnet:
 
 
 @dataclass(frozen=True)
-class Place:
+class NetworkPlace:
     """Where machines are put: ids of a subnet and of a security group."""
 
     subnet: str
     group: str
 
 
-def subnet(clients: Clients, region: str, zone: str, settings: CloudSettings) -> Subnet:
+def subnet(clients: AwsClients, region: str, zone: str, settings: CloudSettings) -> Subnet:
     """The user's own subnet, or the default one of a zone.
 
     Raises:
@@ -97,7 +98,9 @@ def _public_address() -> str:
         ) from problem
 
 
-def group(clients: Clients, region: str, vpc: str, source: str, settings: CloudSettings, label: Label) -> str:
+def security_group(
+    clients: AwsClients, region: str, vpc: str, source: str, settings: CloudSettings, label: Label
+) -> str:
     """A security group of the pool's own: SSH from `source` ("": from nowhere), everything among its machines; made once however often it is asked for.
 
     Raises:
@@ -130,7 +133,7 @@ def group(clients: Clients, region: str, vpc: str, source: str, settings: CloudS
     return str(made)
 
 
-def _allow(clients: Clients, region: str, direction: str, to: str, rule: Mapping[str, Any]) -> None:
+def _allow(clients: AwsClients, region: str, direction: str, to: str, rule: Mapping[str, Any]) -> None:
     def once() -> object:
         return clients.call("ec2", region, f"AuthorizeSecurityGroup{direction}", GroupId=to, IpPermissions=[rule])
 
@@ -141,12 +144,12 @@ def _allow(clients: Clients, region: str, direction: str, to: str, rule: Mapping
             raise
 
 
-def _once_known(clients: Clients, call: Callable[[], object]) -> None:
+def _once_known(clients: AwsClients, call: Callable[[], object]) -> None:
     """A call on what was made a moment ago."""
     clients.until_settled(call, SETTLE_SECONDS, lambda problem: problem.kind == "missing")
 
 
-def head_address(clients: Clients, region: str, interface: str, label: Label) -> str:
+def head_address(clients: AwsClients, region: str, interface: str, label: Label) -> str:
     """A public address (Elastic IP) for a machine that gets none by itself, because it has several network cards.
 
     Raises:
@@ -157,3 +160,33 @@ def head_address(clients: Clients, region: str, interface: str, label: Label) ->
     )  # fmt: skip
     clients.call("ec2", region, "AssociateAddress", AllocationId=made["AllocationId"], NetworkInterfaceId=interface)
     return str(made["PublicIp"])
+
+
+def wants_placement(offer: MachineOffer, count: int) -> bool:
+    """Whether machines are to be near each other: with GPUs, more than one, and not where a reservation has put them. Pure."""
+    return offer.gpus > 0 and count > 1 and not offer.reservation
+
+
+def placement_group(clients: AwsClients, region: str, label: Label, launch: int) -> str:
+    """The name of a new group, for one launch: one that still has machines in a zone takes none in another.
+
+    Raises:
+        CloudError: it cannot be made.
+    """
+    name = f"skymagic-{label.job}-{launch}"
+    try:
+        clients.call(
+            "ec2", region, "CreatePlacementGroup", GroupName=name, Strategy="cluster",
+            TagSpecifications=label.specifications("placement-group"),
+        )  # fmt: skip
+    except CloudError as problem:
+        if problem.code != "InvalidPlacementGroup.Duplicate":  # made by a call whose answer was lost
+            raise
+    return name
+
+
+def placement_at_fault(problem: CloudError) -> bool:
+    """Whether a launch failed for its placement group: there may be room apart from each other. Pure."""
+    return (
+        problem.kind in ("capacity", "place", "missing", "invalid") and "placement group" in problem.reason.casefold()
+    )

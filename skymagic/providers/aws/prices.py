@@ -9,10 +9,10 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import Any
 
-from skymagic.providers.aws import estimates
+from skymagic.providers.aws import catalogue
 from skymagic.providers.aws.cache import Cache, Dated
-from skymagic.providers.aws.catalogue import place
-from skymagic.providers.aws.clients import Clients
+from skymagic.providers.aws.catalogue import cache_label
+from skymagic.providers.aws.clients import AwsClients
 
 LIST_SECONDS, SPOT_SECONDS = 7 * 86400.0, 600.0
 """How long prices on demand, and of spot, are used again: the first change a few times a year, the others all day."""
@@ -53,14 +53,14 @@ class Prices:
             return (max(here), f"spot price of {self.of_spot}") if here else (None, "")
         if name in self.listed:
             return self.listed[name], f"price list of {self.of_list}"
-        if name in estimates.PRICES and not self.of_list:
-            return estimates.PRICES[name], f"{estimates.WORDS} for us-east-1"
+        if name in catalogue.PRICES and not self.of_list:
+            return catalogue.PRICES[name], f"{catalogue.ESTIMATE} for us-east-1"
         return None, ""
 
 
-def on_demand(clients: Clients, region: str, names: Sequence[str], cache: Cache) -> Dated:
+def on_demand(clients: AwsClients, region: str, names: Sequence[str], cache: Cache) -> Dated:
     """Dollars per hour by type, of the price list; a type that is not in it has none. Raises CloudError: it cannot be asked."""
-    label = place(clients, region)
+    label = cache_label(clients, region)
     found: dict[str, float] = {}
     oldest = 0.0
     for some in chunks(sorted(names)):
@@ -71,14 +71,14 @@ def on_demand(clients: Clients, region: str, names: Sequence[str], cache: Cache)
     return Dated(found, oldest)
 
 
-def spot(clients: Clients, region: str, names: Sequence[str], cache: Cache) -> Dated:
+def spot(clients: AwsClients, region: str, names: Sequence[str], cache: Cache) -> Dated:
     """Dollars per hour of each type in each zone, as [type, zone, price]; a zone without a price is left out.
 
     Raises:
         CloudError: they cannot be asked.
     """
     ordered = sorted(names)
-    name = f"spot-{place(clients, region)}-{','.join(ordered)}"
+    name = f"spot-{cache_label(clients, region)}-{','.join(ordered)}"
     return cache.fresh(name, SPOT_SECONDS, lambda: _spot(clients, region, ordered))
 
 
@@ -94,7 +94,7 @@ def chunks(names: Iterable[str]) -> Iterator[str]:
         yield joined
 
 
-def _listed(clients: Clients, region: str, names: str) -> dict[str, float]:
+def _listed(clients: AwsClients, region: str, names: str) -> dict[str, float]:
     terms = [
         {"Type": "TERM_MATCH", "Field": key, "Value": value} for key, value in {**LINUX, "regionCode": region}.items()
     ]
@@ -118,7 +118,7 @@ def product(listed: Mapping[str, Any]) -> tuple[str, float | None]:
     return str(listed["product"]["attributes"]["instanceType"]), min((one for one in dollars if one > 0), default=None)
 
 
-def _spot(clients: Clients, region: str, names: Sequence[str]) -> list[list[Any]]:
+def _spot(clients: AwsClients, region: str, names: Sequence[str]) -> list[list[Any]]:
     """The latest price by type and zone: a history that begins now has it alone, and EC2 may send older ones all the same."""
     latest: dict[tuple[str, str], tuple[datetime, float]] = {}
     asked: Any = {"InstanceTypes": list(names), "ProductDescriptions": list(PRODUCTS), "StartTime": datetime.now(UTC)}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import getpass
-import secrets
 import socket
 import threading
 import time
@@ -22,31 +21,14 @@ from skymagic.plan.plans import Plan, Topology, cost_words, monthly_words, topol
 from skymagic.plan.renting import bounded, plan_rented, until
 from skymagic.plan.requests import PoolRequest
 from skymagic.providers import ssh
-from skymagic.providers.aws import (
-    access,
-    keys,
-    listing,
-    market,
-    permission,
-    replacing,
-    reservations,
-    scores,
-    stopping,
-    sweep,
-    tags,
-    userdata,
-    way,
-)
-from skymagic.providers.aws.access import RentedAccess
-from skymagic.providers.aws.cache import Cache
-from skymagic.providers.aws.clients import Clients
-from skymagic.providers.aws.launch import Instance
+from skymagic.providers.aws import boot, launch, listing, market, reaching, rented, replacing, selection, sweep, tags
+from skymagic.providers.aws.boot import WatchdogBounds
+from skymagic.providers.aws.clients import AwsClients
+from skymagic.providers.aws.launch import RunningInstance
 from skymagic.providers.aws.lease import Lease
-from skymagic.providers.aws.offer import Offer
-from skymagic.providers.aws.selection import per_hour
-from skymagic.providers.aws.survey import Held, Rented
+from skymagic.providers.aws.rented import HeldMachines, RentedAccess, RentedSurvey
+from skymagic.providers.aws.selection import MachineOffer, per_hour
 from skymagic.providers.aws.tags import Label
-from skymagic.providers.aws.watchdog import Bounds
 from skymagic.providers.provider import Say
 
 _APT = "-q -o DPkg::Lock::Timeout=300"
@@ -58,33 +40,28 @@ UNBOUNDED = 365 * 86400.0
 class AWS:
     """The provider of EC2's machines."""
 
-    def plan(self, request: PoolRequest, say: Say) -> Rented:
+    def plan(self, request: PoolRequest, say: Say) -> RentedSurvey:
         """Find out what is offered and what it costs; nothing is made."""
         settings = request.cloud
-        clients = Clients.of(settings)
+        clients = AwsClients.of(settings)
         request = bounded(request)
-        way.jump(settings)
+        reaching.jump(settings)
         image, requirements = needs(request, topology(request), say)
         found = market.survey(request, clients)
         offers = _offers(request, found, clients)
-        if request.spot:
-            notes: list[str] = []
-            offers = scores.ordered(offers, request.nodes or 1, clients.hurried(), Cache(), notes)
-            found = replace(found, notes=(*found.notes, *notes))
         plan = plan_rented(request, listing.rental(offers, found, request.nodes or 1))
-        survey = Rented(replace(plan, image=image), clients, offers, requirements)
-        return _permitted(survey) if request.dry_run else survey
+        return RentedSurvey(replace(plan, image=image), clients, offers, requirements)
 
-    def acquire(self, survey: Rented, job_id: str, say: Say) -> Sequence[Node]:
+    def acquire(self, survey: RentedSurvey, job_id: str, say: Say) -> Sequence[Node]:
         """Rent them all together, connect to them by the keys that they were given, and set them up side by side."""
         plan, held, settings = survey.plan, survey.held, survey.plan.request.cloud
-        way.check(settings)
+        reaching.check_way(settings)
         if survey.stopped:
             return _started(survey, say)
         limits = bounds(plan.request)
         label = _label(survey, job_id, limits)
-        made = held.keys = keys.make(job_id)
-        user_data = userdata.cloud_config(made, job_id, settings.user, settings.ssh_port, limits)
+        made = held.keys = boot.make_keys(job_id)
+        user_data = boot.cloud_config(made, job_id, settings.user, settings.ssh_port, limits)
         held.lease = Lease(survey.clients, settings, label, user_data, say)
         used_elsewhere(survey, label, say)
         offer, instances = _acquired(survey, held.lease)
@@ -93,19 +70,19 @@ class AWS:
         say(StartStep(f"{', '.join(ids)} run in {offer.zone} …", "booting", ids))
         replacing.acquired(survey, offer, instances, made, say)
         check(plan, held.machines, survey.requirements)
-        return access.nodes(held.machines, offer, held.lease)
+        return rented.nodes_of(held.machines, offer, held.lease)
 
-    def replace(self, survey: Rented, lost: Sequence[int], say: Say, stop: threading.Event) -> Mapping[int, Node]:
+    def replace(self, survey: RentedSurvey, lost: Sequence[int], say: Say, stop: threading.Event) -> Mapping[int, Node]:
         """Others in the place of machines that are gone, of the same type and in the same zone, as soon as EC2 has them."""
         return replacing.lost_replaced(survey, lost, bounds(survey.plan.request), say, stop)
 
-    def again(self, plan: Plan, accesses: Sequence[RentedAccess], say: Say) -> Rented:
+    def again(self, plan: Plan, accesses: Sequence[RentedAccess], say: Say) -> RentedSurvey:
         """Find out whether machines that were stopped can be started again; nothing is started."""
         settings, first = plan.request.cloud, accesses[0]
-        clients = Clients.of(settings)
-        if gone := access.ended(clients, accesses, ("pending", "running", *stopping.STOPPED)):
-            raise access.gone(gone, len(accesses))
-        if not (keys.folder(first.label.job) / "key").exists():
+        clients = AwsClients.of(settings)
+        if gone := rented.ended_instances(clients, accesses, ("pending", "running", *launch.STOPPED)):
+            raise rented.gone_error(gone, len(accesses))
+        if not (boot.keys_folder(first.label.job) / "key").exists():
             raise PoolError(
                 f"the SSH key of {first.label.job} is not here any more, so that nobody can connect to its machines"
             )
@@ -113,21 +90,21 @@ class AWS:
         machines = listing.machines(first.offer, len(accesses))
         words = f"{machines}, started again: {cost_words(plan.price, plan.priced)}, {until(plan.request)}"
         asked = replace(plan, image=image, hosts=(machines,), question="" if plan.request.yes else words)
-        return Rented(asked, clients, (), requirements, stopped=tuple(accesses))
+        return RentedSurvey(asked, clients, (), requirements, stopped=tuple(accesses))
 
-    def attach(self, plan: Plan, accesses: Sequence[RentedAccess]) -> tuple[Rented, Sequence[Node]]:
+    def attach(self, plan: Plan, accesses: Sequence[RentedAccess]) -> tuple[RentedSurvey, Sequence[Node]]:
         """The machines of a pool that another notebook has rented from this plan; nothing is rented, or connected to yet."""
         settings, first = plan.request.cloud, accesses[0]
-        clients = Clients.of(settings)
+        clients = AwsClients.of(settings)
         lease = Lease(clients, settings, first.label, "", lambda text: None)
         lease.take_up(first.region, [one.instance for one in accesses])
-        if ended := access.ended(clients, accesses):
+        if ended := rented.ended_instances(clients, accesses):
             if len(ended) == len(accesses):
                 lease.release(exact=False)
-            raise access.gone(ended, len(accesses))
-        machines, nodes = access.taken_up(accesses, lease)
-        held = Held(lease, first.offer, machines=machines)
-        return Rented(plan, clients, (), first.agent.installation.requirements, held), nodes
+            raise rented.gone_error(ended, len(accesses))
+        machines, nodes = rented.taken_up(accesses, lease)
+        held = HeldMachines(lease, first.offer, machines=machines)
+        return RentedSurvey(plan, clients, (), first.agent.installation.requirements, held), nodes
 
 
 def needs(request: PoolRequest, shape: Topology, say: Say) -> tuple[Image, Requirements]:
@@ -144,7 +121,7 @@ def install_system_packages(names: Sequence[str]) -> str:
     return f"sudo -n apt-get {_APT} update && {install}"
 
 
-def _started(survey: Rented, say: Say) -> Sequence[Node]:
+def _started(survey: RentedSurvey, say: Say) -> Sequence[Node]:
     """The machines of a pool that were stopped, started again and set up as new ones are; whatever fails, they are stopped as they were.
 
     Raises:
@@ -153,8 +130,8 @@ def _started(survey: Rented, say: Say) -> Sequence[Node]:
     plan, held, settings, first = survey.plan, survey.held, survey.plan.request.cloud, survey.stopped[0]
     limits, offer = bounds(plan.request), first.offer
     label = replace(first.label, client=_client(), ends=time.time() + limits.lifetime)
-    made = held.keys = keys.again(label.job)
-    user_data = userdata.cloud_config(made, label.job, settings.user, settings.ssh_port, limits)
+    made = held.keys = boot.kept_keys(label.job)
+    user_data = boot.cloud_config(made, label.job, settings.user, settings.ssh_port, limits)
     ids = [one.instance for one in survey.stopped]
     lease = Lease(survey.clients, settings, label, user_data, say)
     lease.take_up(offer.region, ids)
@@ -170,10 +147,10 @@ def _started(survey: Rented, say: Say) -> Sequence[Node]:
         ) from problem  # fmt: skip
     replacing.acquired(survey, offer, instances, made, say)
     check(plan, held.machines, survey.requirements)
-    return access.nodes(held.machines, offer, lease)
+    return rented.nodes_of(held.machines, offer, lease)
 
 
-def used_elsewhere(survey: Rented, label: Label, say: Say) -> None:
+def used_elsewhere(survey: RentedSurvey, label: Label, say: Say) -> None:
     """Look for a pool of this name by its tags, whatever is kept here: of somebody with these credentials on another machine it is
     said that it is there.
 
@@ -194,7 +171,7 @@ def used_elsewhere(survey: Rented, label: Label, say: Say) -> None:
             )  # fmt: skip
 
 
-def _acquired(survey: Rented, lease: Lease) -> tuple[Offer, list[Instance]]:
+def _acquired(survey: RentedSurvey, lease: Lease) -> tuple[MachineOffer, list[RunningInstance]]:
     """The machines; on demand where EC2 has none of spot's and the user, who is asked, wants to pay for that.
 
     -y is no answer: it was said to another price. Raises CloudError.
@@ -217,15 +194,15 @@ def _acquired(survey: Rented, lease: Lease) -> tuple[Offer, list[Instance]]:
         return lease.acquire(others, nodes)
 
 
-def _offers(request: PoolRequest, found: market.Market, clients: Clients) -> tuple[Offer, ...]:
+def _offers(request: PoolRequest, found: market.Market, clients: AwsClients) -> tuple[MachineOffer, ...]:
     """What is tried, in this order: reserved capacity first, and nothing else where one is named."""
     named = request.reservation
     if named is None:
         return market.choice(request, found)
     regions = sorted({one.region for one in found.offers})
-    there = {region: reservations.find(clients, region, named) for region in regions}
-    reserved = reservations.chosen(named, there, found.offers, request.nodes or 1)
-    if named != reservations.AUTO:
+    there = {region: selection.reservations_of(clients, region, named) for region in regions}
+    reserved = selection.reserved_offers(named, there, found.offers, request.nodes or 1)
+    if named != selection.AUTO:
         return reserved
     try:
         return (*reserved, *market.choice(request, found))
@@ -235,17 +212,9 @@ def _offers(request: PoolRequest, found: market.Market, clients: Clients) -> tup
         return reserved
 
 
-def _permitted(survey: Rented) -> Rented:
-    """With what EC2 says to such a start, in the plan's notes."""
-    plan = survey.plan
-    label = _label(survey, f"dry-run-{secrets.token_hex(4)}", bounds(plan.request))
-    said = permission.notes(survey.clients, survey.offers[0], plan.topology.nodes, plan.request.cloud, label)
-    return replace(survey, plan=replace(plan, notes=(*plan.notes, *said)))
-
-
-def bounds(request: PoolRequest) -> Bounds:
+def bounds(request: PoolRequest) -> WatchdogBounds:
     """When the machines of a pool end by themselves."""
-    return Bounds(request.idle or UNBOUNDED, request.max_lifetime or UNBOUNDED)
+    return WatchdogBounds(request.idle or UNBOUNDED, request.max_lifetime or UNBOUNDED)
 
 
 def check(plan: Plan, machines: Sequence[ssh.Machine], requirements: Requirements) -> None:
@@ -254,9 +223,9 @@ def check(plan: Plan, machines: Sequence[ssh.Machine], requirements: Requirement
     plan_over(replace(plan.request, region=None, spot=False, replace=False, reservation=None), here, "aws")
 
 
-def _label(survey: Rented, job: str, limits: Bounds) -> Label:
+def _label(survey: RentedSurvey, job: str, limits: WatchdogBounds) -> Label:
     pool = job.rpartition("-")[0] or job
-    return Label(pool, job, sweep.caller(survey.clients), _client(), time.time() + limits.lifetime)
+    return Label(pool, job, sweep.owner_of(survey.clients), _client(), time.time() + limits.lifetime)
 
 
 def _client() -> str:

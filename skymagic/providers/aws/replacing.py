@@ -1,40 +1,127 @@
-"""Machines in the place of others: of those that a check finds broken before the first cell, and of those that are lost later."""
+"""Machines checked before the first cell, and others in the place of broken ones, once, and of lost ones, as capacity returns.
+
+The check needs an interpreter and no packages, so that it runs while these are installed.
+"""
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from skymagic.bootstrap.provision import probe
-from skymagic.cluster import Node
+from skymagic.cluster import Node, checking
 from skymagic.cluster.health import Findings
+from skymagic.display.live import confirmed
+from skymagic.display.screen import print_note
 from skymagic.errors import CloudError, ProvisionError
+from skymagic.plan.units import agreeing
 from skymagic.providers import ssh
-from skymagic.providers.aws import access, keys, machine, nvme, preflight, userdata
-from skymagic.providers.aws.errors import Kind
-from skymagic.providers.aws.launch import Instance
+from skymagic.providers.aws import boot, reaching, rented
+from skymagic.providers.aws.boot import WatchdogBounds
+from skymagic.providers.aws.errors import ErrorKind
+from skymagic.providers.aws.launch import RunningInstance
 from skymagic.providers.aws.lease import Lease
-from skymagic.providers.aws.offer import Offer
-from skymagic.providers.aws.survey import Rented
-from skymagic.providers.aws.watchdog import Bounds
+from skymagic.providers.aws.rented import RentedSurvey
+from skymagic.providers.aws.selection import MachineOffer
 from skymagic.providers.provider import Say
 from skymagic.ssh.config import Endpoint
 
+ONE_FLOW = 5.0
+"""Gbit/s that EC2 lets one connection have outside a placement group, whatever the machine's network."""
+
+
+def check_during(
+    install: Callable[[], None],
+    machines: Sequence[ssh.Machine],
+    instances: Sequence[RunningInstance],
+    offer: MachineOffer,
+    say: Callable[[str], None],
+    deadline_factor: float,
+) -> Findings:
+    """Check machines while packages are installed on them. What may have been the installation's own doing is looked at again after it.
+
+    Args:
+        install: sets all of them up. Raises what it raises.
+        deadline_factor: of the seconds for which a link is measured at most.
+    """
+
+    def beside() -> Findings | None:
+        for one in machines:
+            one.runnable.wait()
+        return checked() if all(one.runs for one in machines) else None
+
+    def checked() -> Findings:
+        nodes = [one.node(index, "") for index, one in enumerate(machines)]
+        return check_machines(nodes, instances, offer, say, deadline_factor)
+
+    _, found = ssh.side_by_side(lambda job: job(), [install, beside])
+    return found if found is not None and not found.may_pass else checked()
+
+
+def check_machines(
+    nodes: Sequence[Node],
+    instances: Sequence[RunningInstance],
+    offer: MachineOffer,
+    say: Callable[[str], None],
+    deadline_factor: float,
+) -> Findings:
+    """Check machines.
+
+    Args:
+        nodes: in the order of their instances; they need not have met.
+        deadline_factor: of the seconds for which a link is measured at most.
+    """
+    placed = [replace(node, address=one.private) for node, one in zip(nodes, instances, strict=True)]
+    rate = min(offer.network, ONE_FLOW) * 1e9 / 8
+    extent = replace(checking.WHOLE, seconds=checking.WHOLE.seconds * deadline_factor)
+    return checking.check(placed, {}, extent, expected=offer.gpus, rate=rate, say=say)
+
+
+def print_findings(found: Findings) -> Findings:
+    """Say what is worth knowing of machines, on the thread of a cell."""
+    for one in found.verdicts:
+        print_note(f"[{found.nodes[one.node].name}: {one.words}]")  # it stays when the start's own display has ended
+    return found
+
+
+def agree_to_replace(found: Findings, offer: MachineOffer, yes: bool) -> None:
+    """Go on to replace the machines that are broken, or end the start.
+
+    Args:
+        yes: whether the user has said yes to what is asked.
+
+    Raises:
+        ProvisionError: nobody has agreed; says what is wrong with them.
+    """
+    words, many = broken(found), len(found.broken)
+    cost = "at an unknown price" if offer.price is None else f"for ${many * offer.price:.2f} per hour"
+    others = f"{many} × {offer.instance_type} in {agreeing(many, 'its', 'their')} place {cost}, once {agreeing(many, 'it is', 'they are')} ended"
+    if not (yes or confirmed(f"{words}: {others}")):
+        raise ProvisionError(
+            f"{words}; nothing else was rented in {agreeing(many, 'its', 'their')} place: add -y, or start again"
+        )
+
+
+def broken(found: Findings) -> str:
+    """The machines that cannot be worked with, each with the reason."""
+    return "; ".join(f"{found.nodes[one.node].name}: {one.words}" for one in found.verdicts if one.broken)
+
+
 RETRY_SECONDS = 60.0
 """Between two attempts to rent a machine where EC2 has none: capacity returns within minutes or hours, and each is a call of its API."""
-RETURNING = {kind.name.lower() for kind in (Kind.CAPACITY, Kind.PRICE, Kind.THROTTLED)}
+RETURNING = {kind.name.lower() for kind in (ErrorKind.CAPACITY, ErrorKind.PRICE, ErrorKind.THROTTLED)}
 """What may be otherwise a little later, and has rented nothing. After other errors a second launch might be one too many."""
 LEAST_SECONDS = 600.0
 """Of a pool's lifetime for which a machine is still rented."""
 
 
 def ready(
-    survey: Rented,
-    offer: Offer,
-    instances: Sequence[Instance],
-    made: keys.PoolKeys,
+    survey: RentedSurvey,
+    offer: MachineOffer,
+    instances: Sequence[RunningInstance],
+    made: boot.PoolKeys,
     say: Say,
     head: Endpoint | None = None,
 ) -> tuple[list[ssh.Machine], Findings]:
@@ -44,15 +131,13 @@ def ready(
         head: leads to the pool's first machine; None where it is the first of these.
     """
     held = survey.held
-    reached = machine.endpoints(instances, made, survey.plan.request.cloud, head)
-    connections = machine.connect(survey.clients, instances, reached, say)
+    reached = reaching.endpoints(instances, made, survey.plan.request.cloud, head)
+    connections = reaching.connect(survey.clients, instances, reached, say)
     held.connections += connections
-    if offer.nvme:
-        ssh.side_by_side(lambda one: nvme.use(one, say), connections)
     facts = ssh.side_by_side(lambda one: probe(one, survey.requirements, False), connections)
     machines = list(map(ssh.Machine, reached, connections, facts))
     try:
-        found = preflight.during(
+        found = check_during(
             lambda: ssh.set_up(machines, survey.requirements, say, alone=True),
             machines,
             instances,
@@ -63,10 +148,12 @@ def ready(
     except BaseException:
         ssh.side_by_side(ssh.Machine.close, machines)
         raise
-    return machines, preflight.tell(found)
+    return machines, print_findings(found)
 
 
-def acquired(survey: Rented, offer: Offer, instances: Sequence[Instance], made: keys.PoolKeys, say: Say) -> None:
+def acquired(
+    survey: RentedSurvey, offer: MachineOffer, instances: Sequence[RunningInstance], made: boot.PoolKeys, say: Say
+) -> None:
     """The machines of a pool, ready; others come once in the place of those that cannot be worked with. Raises ProvisionError."""
     held, running = survey.held, list(instances)
     assert held.lease is not None
@@ -75,8 +162,8 @@ def acquired(survey: Rented, offer: Offer, instances: Sequence[Instance], made: 
     if not found.broken:
         return
     if 0 in found.broken and _through_head(survey, offer):
-        raise ProvisionError(f"{preflight.broken(found)}; the other machines are reached through it: start again")
-    preflight.agreed(found, offer, survey.plan.request.yes)
+        raise ProvisionError(f"{broken(found)}; the other machines are reached through it: start again")
+    agree_to_replace(found, offer, survey.plan.request.yes)
     others = held.lease.replace(offer, [running[index].id for index in found.broken])
     head = None if 0 in found.broken else held.machines[0].endpoint
     news, _ = ready(survey, offer, others, made, say, head)
@@ -84,14 +171,14 @@ def acquired(survey: Rented, offer: Offer, instances: Sequence[Instance], made: 
         held.machines[index].close()
         held.machines[index], running[index] = new, one
     # the links between the new ones and the others too
-    nodes = access.nodes(held.machines, offer, held.lease)
-    again = preflight.tell(preflight.look(nodes, running, offer, say, survey.clients.deadline_factor))
+    nodes = rented.nodes_of(held.machines, offer, held.lease)
+    again = print_findings(check_machines(nodes, running, offer, say, survey.clients.deadline_factor))
     if again.broken:
-        raise ProvisionError(f"{preflight.broken(again)}; other machines were rented once, and not again")
+        raise ProvisionError(f"{broken(again)}; other machines were rented once, and not again")
 
 
 def lost_replaced(
-    survey: Rented, lost: Sequence[int], limits: Bounds, say: Say, stop: threading.Event
+    survey: RentedSurvey, lost: Sequence[int], limits: WatchdogBounds, say: Say, stop: threading.Event
 ) -> Mapping[int, Node]:
     """Others in the place of machines that are gone, of the same offer, as soon as EC2 has them (`provider.Replaceable`)."""
     held = survey.held
@@ -99,14 +186,14 @@ def lost_replaced(
     assert lease is not None and offer is not None
     if 0 in lost and _through_head(survey, offer):
         raise ProvisionError("the other machines are reached through the first one, which is gone")
-    made = held.keys or keys.again(lease.label.job)
+    made = held.keys or boot.kept_keys(lease.label.job)
     gone = [held.machines[index].name for index in lost]
     head = None if 0 in lost else held.machines[0].endpoint
     while (instances := _rented(survey, lease, offer, gone, made, limits, say, stop)) is not None:
         ids = [one.id for one in instances]
         try:
             new, found = ready(survey, offer, instances, made, say, head)
-            nodes = access.nodes(new, offer, lease, lost)
+            nodes = rented.nodes_of(new, offer, lease, lost)
         except BaseException:
             lease.end(offer.region, ids)
             raise
@@ -115,21 +202,21 @@ def lost_replaced(
                 held.machines[index].close()
                 held.machines[index] = one
             return dict(zip(lost, nodes, strict=True))
-        say(preflight.broken(found))
+        say(broken(found))
         gone = ids
     return {}
 
 
 def _rented(
-    survey: Rented,
+    survey: RentedSurvey,
     lease: Lease,
-    offer: Offer,
+    offer: MachineOffer,
     gone: Sequence[str],
-    made: keys.PoolKeys,
-    limits: Bounds,
+    made: boot.PoolKeys,
+    limits: WatchdogBounds,
     say: Say,
     stop: threading.Event,
-) -> list[Instance] | None:
+) -> list[RunningInstance] | None:
     """Machines that run, as soon as there are some; None once nobody wants them any more."""
     settings = survey.plan.request.cloud
     while not stop.is_set():
@@ -137,7 +224,7 @@ def _rented(
         if left < LEAST_SECONDS:
             raise ProvisionError("the pool's lifetime is nearly over (--max-lifetime)")
         bounds = replace(limits, lifetime=left)  # it ends with the others
-        lease.user_data = userdata.cloud_config(made, lease.label.job, settings.user, settings.ssh_port, bounds)
+        lease.user_data = boot.cloud_config(made, lease.label.job, settings.user, settings.ssh_port, bounds)
         try:
             return lease.replace(offer, gone)
         except CloudError as problem:
@@ -151,6 +238,6 @@ def _rented(
     return None
 
 
-def _through_head(survey: Rented, offer: Offer) -> bool:
+def _through_head(survey: RentedSurvey, offer: MachineOffer) -> bool:
     """Whether other machines are reached through the first one."""
     return offer.cards > 1 and survey.plan.topology.nodes > 1 and not survey.plan.request.cloud.use_private_ips

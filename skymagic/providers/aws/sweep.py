@@ -1,4 +1,7 @@
-"""What skymagic has rented, found by its tags alone and given back: of one pool, or of one user in all regions."""
+"""What skymagic has rented, found by its tags alone, listed by pool, and given back: of one pool, or of one user in all regions.
+
+Nothing that is kept here is needed, and no machine is asked.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +11,9 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar
 
-from skymagic.errors import CloudError
-from skymagic.providers.aws import keys, ledger, regions, tags
-from skymagic.providers.aws.clients import DEFAULT_REGION, Clients
+from skymagic.errors import CloudError, RequestError
+from skymagic.providers.aws import boot, catalogue, ledger, tags
+from skymagic.providers.aws.clients import DEFAULT_REGION, AwsClients
 from skymagic.wire.threads import run_all
 
 POLL_SECONDS = 2.0
@@ -26,7 +29,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Rented:
+class RegionInventory:
     """What is there in a region: ids, with each instance's pool."""
 
     region: str
@@ -42,14 +45,14 @@ class Rented:
         return bool(self.instances or self.groups or self.addresses or self.placements)
 
 
-def instances(clients: Clients, region: str, filters: Filters) -> dict[str, str]:
+def instance_jobs(clients: AwsClients, region: str, filters: Filters) -> dict[str, str]:
     """Id → job of the instances with these tags that are not terminated. Raises CloudError."""
     wanted = [*filters, {"Name": "instance-state-name", "Values": list(ALIVE)}]
     reservations = clients.pages("ec2", region, "DescribeInstances", "Reservations", Filters=wanted)
     return {each["InstanceId"]: tags.tag(each, tags.JOB) for one in reservations for each in one["Instances"]}
 
 
-def clients_of(clients: Clients, region: str, filters: Filters) -> dict[str, set[str]]:
+def clients_of(clients: AwsClients, region: str, filters: Filters) -> dict[str, set[str]]:
     """Who has started the machines with these tags that run, are about to, or are stopped: ``ann@laptop`` → jobs. Raises CloudError."""
     wanted = [*filters, {"Name": "instance-state-name", "Values": ["pending", "running", "stopping", "stopped"]}]
     found: dict[str, set[str]] = {}
@@ -59,20 +62,20 @@ def clients_of(clients: Clients, region: str, filters: Filters) -> dict[str, set
     return found
 
 
-def find(clients: Clients, region: str, filters: Filters) -> Rented:
+def inventory(clients: AwsClients, region: str, filters: Filters) -> RegionInventory:
     """What there is with these tags. Raises CloudError."""
     groups = clients.pages("ec2", region, "DescribeSecurityGroups", "SecurityGroups", Filters=list(filters))
     addresses = clients.call("ec2", region, "DescribeAddresses", Filters=list(filters))["Addresses"]
-    return Rented(
+    return RegionInventory(
         region,
-        instances(clients, region, filters),
+        instance_jobs(clients, region, filters),
         tuple(each["GroupId"] for each in groups),
         tuple(each["AllocationId"] for each in addresses),
         _placements(clients, region, filters),
     )
 
 
-def _placements(clients: Clients, region: str, filters: Filters) -> tuple[str, ...]:
+def _placements(clients: AwsClients, region: str, filters: Filters) -> tuple[str, ...]:
     """Names of placement groups; none where they may not be seen, for then none can be made either."""
     try:
         found = clients.call("ec2", region, "DescribePlacementGroups", Filters=list(filters))["PlacementGroups"]
@@ -92,7 +95,7 @@ class Release:
     """
 
     def __init__(
-        self, clients: Clients, region: str, filters: Filters, known: Collection[str] = (), uncertain: bool = False
+        self, clients: AwsClients, region: str, filters: Filters, known: Collection[str] = (), uncertain: bool = False
     ) -> None:
         self.clients, self.region, self.filters = clients, region, filters
         self.known, self.uncertain = set(known), uncertain
@@ -136,7 +139,7 @@ class Release:
     def _alive(self) -> set[str] | None:
         """What EC2 shows and does not call terminated; None where it does not say."""
         try:
-            return set(instances(self.clients, self.region, self.filters))
+            return set(instance_jobs(self.clients, self.region, self.filters))
         except CloudError as problem:
             unseen = f", {', '.join(sorted(self.known))} among it" if self.known else ""
             self.problems.append(f"{self.region}: what is there cannot be seen{unseen}: {problem.reason}")
@@ -145,7 +148,7 @@ class Release:
     def _rest(self) -> None:
         """What the machines have used."""
         try:
-            found = find(self.clients, self.region, self.filters)
+            found = inventory(self.clients, self.region, self.filters)
         except CloudError as problem:
             self.problems.append(f"{self.region}: what is there cannot be seen: {problem.reason}")
             return
@@ -173,16 +176,16 @@ class Release:
         )
 
 
-def caller(clients: Clients) -> str:
+def owner_of(clients: AwsClients) -> str:
     """The owner that these credentials stand for. Raises CloudError."""
     answer = clients.call("sts", clients.region or DEFAULT_REGION, "GetCallerIdentity")
     return tags.owner(answer["Arn"])
 
 
-def everything(clients: Clients) -> tuple[list[Rented], list[str]]:
+def everything(clients: AwsClients) -> tuple[list[RegionInventory], list[str]]:
     """(What the caller has rented, in all regions; why some could not be asked.) Raises CloudError where none can be asked."""
-    mine = tags.owner_filter(caller(clients))
-    found, unseen = in_regions(regions.used(clients), lambda name: find(clients, name, mine))
+    mine = tags.owner_filter(owner_of(clients))
+    found, unseen = in_regions(catalogue.used_regions(clients), lambda name: inventory(clients, name, mine))
     return [each for each in found.values() if each], [f"{name}: {why}" for name, why in unseen.items()]
 
 
@@ -200,7 +203,7 @@ def in_regions(names: Sequence[str], ask: Callable[[str], T]) -> tuple[dict[str,
     return found, unseen
 
 
-def release_job(clients: Clients, job: str, names: Sequence[str]) -> list[str]:
+def release_job(clients: AwsClients, job: str, names: Sequence[str]) -> list[str]:
     """Give back all of one pool in these regions, and its keys; what could not be."""
     problems: list[str] = []
     releases = [Release(clients, name, tags.job_filter(job)) for name in names]
@@ -208,17 +211,17 @@ def release_job(clients: Clients, job: str, names: Sequence[str]) -> list[str]:
         problems += [f"{release.region}: {outcome}"] if isinstance(outcome, BaseException) else outcome
     if not problems:
         ledger.end(job, exact=False)
-        keys.remove(job)
+        boot.remove_keys(job)
     return problems
 
 
-def release_everything(clients: Clients, say: Callable[[str], None]) -> list[str]:
+def release_everything(clients: AwsClients, say: Callable[[str], None]) -> list[str]:
     """Give back all that the caller has rented, in all regions, whoever started it; what could not be.
 
     Raises:
         CloudError: nobody can be asked what there is.
     """
-    mine = tags.owner_filter(caller(clients))
+    mine = tags.owner_filter(owner_of(clients))
     found, problems = everything(clients)
     for each in found:
         jobs = ", ".join(sorted(set(each.instances.values())))
@@ -229,5 +232,120 @@ def release_everything(clients: Clients, say: Callable[[str], None]) -> list[str
     if not problems:
         for job in {job for each in found for job in each.instances.values()} - {""}:
             ledger.end(job)
-            keys.remove(job)
+            boot.remove_keys(job)
     return problems
+
+
+LISTED_STATES = [state for state in ALIVE if state != "shutting-down"]
+"""What is shutting down has been ended already, and costs nothing any more."""
+
+
+@dataclass(frozen=True)
+class TaggedMachine:
+    """An instance.
+
+    Attributes:
+        state: EC2's: ``pending``, ``running``, ``stopping``, ``stopped``.
+        launched: seconds since 1970 of its last start.
+    """
+
+    id: str
+    type: str
+    zone: str
+    state: str
+    launched: float
+
+    @property
+    def gpus(self) -> str:
+        """Its GPUs, as in "8 × A100"; "-" without, and "" where the type is too new for the built-in list."""
+        known = catalogue.TYPES.get(self.type)
+        return "" if known is None else f"{known.gpus} × {known.gpu}" if known.gpu else "-"
+
+
+@dataclass(frozen=True)
+class TaggedPool:
+    """A pool's machines in one region.
+
+    Attributes:
+        client: who has rented it, and where: ``ann@laptop``.
+        ends: when its machines end themselves at the latest, or who has stopped them (`tags.ENDS`).
+    """
+
+    name: str
+    job_id: str
+    client: str
+    region: str
+    ends: str
+    machines: tuple[TaggedMachine, ...]
+
+
+@dataclass(frozen=True)
+class Tagged:
+    """What EC2 has said.
+
+    Attributes:
+        pools: by the time of their start, the oldest first.
+        unreached: region → why it could not be asked.
+    """
+
+    pools: tuple[TaggedPool, ...]
+    unreached: dict[str, str]
+
+
+def tagged_pools(clients: AwsClients) -> Tagged:
+    """The pools that the caller has rented, from whichever machine, in all regions. Raises CloudError where none can be asked."""
+    mine = tags.owner_filter(owner_of(clients))
+    wanted = [*mine, {"Name": "instance-state-name", "Values": LISTED_STATES}]
+
+    def instances(region: str) -> list[dict[str, Any]]:
+        reservations = clients.pages("ec2", region, "DescribeInstances", "Reservations", Filters=wanted)
+        return [each for one in reservations for each in one["Instances"]]
+
+    found, unreached = in_regions(catalogue.used_regions(clients), instances)
+    pools = [pool for region, listed in found.items() for pool in _pools(region, listed)]
+    return Tagged(tuple(sorted(pools, key=lambda one: min(each.launched for each in one.machines))), unreached)
+
+
+def _pools(region: str, instances: Sequence[dict[str, Any]]) -> list[TaggedPool]:
+    jobs: dict[str, list[dict[str, Any]]] = {}
+    for one in instances:
+        jobs.setdefault(tags.tag(one, tags.JOB), []).append(one)
+    return [_pool(region, job, listed) for job, listed in jobs.items()]
+
+
+def _pool(region: str, job: str, listed: Sequence[dict[str, Any]]) -> TaggedPool:
+    name, client, ends = (tags.tag(listed[0], key) for key in (tags.POOL, tags.CLIENT, tags.ENDS))
+    return TaggedPool(name, job, client, region, ends, tuple(map(_machine, listed)))
+
+
+def _machine(one: dict[str, Any]) -> TaggedMachine:
+    zone = one.get("Placement", {}).get("AvailabilityZone", "")
+    return TaggedMachine(
+        one["InstanceId"], one["InstanceType"], zone, one["State"]["Name"], one["LaunchTime"].timestamp()
+    )
+
+
+def chosen_job(found: Tagged, name: str | None) -> str:
+    """The job id of the pool that is to end: of this name or job id, or the only one.
+
+    Raises:
+        RequestError: it is not clear which one is meant, or it is nowhere that could be asked.
+        CloudError: it was not found, and not all regions could be asked.
+    """
+    pools = [one for one in found.pools if name in (None, one.name, one.job_id)]
+    jobs = sorted({one.job_id for one in pools})
+    if len(jobs) == 1:
+        return jobs[0]
+    if jobs:
+        listed = ", ".join(f"{one.job_id} ({one.client})" for one in pools)
+        raise RequestError(f"{len(jobs)} pools of yours are rented: say which one, or --all: {listed}")
+    missing = f"no pool {f'{name!r} ' if name else ''}of yours is rented from EC2"
+    if found.unreached:
+        raise CloudError("unseen", "", f"{missing} where it could be asked: {unreached_words(found)}")
+    there = ", ".join(one.name for one in found.pools)
+    raise RequestError(missing + (f"; there are {there}" if there else ""))
+
+
+def unreached_words(found: Tagged) -> str:
+    """Which regions could not be asked, and why; "" where all were."""
+    return "; ".join(f"{region}: {reason}" for region, reason in found.unreached.items())
