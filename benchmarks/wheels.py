@@ -11,16 +11,15 @@ from functools import partial
 from pathlib import Path
 
 from benchmarks.figures import Figure, say
-from skymagic.bootstrap import uv
-from skymagic.bootstrap.provision import Supply, probe, requirements_of
-from skymagic.bootstrap.requirements import Requirements
-from skymagic.bootstrap.wheelhouse import Wanted, Wheelhouse, fetch
+from skymagic.bootstrap.provision import Supply, probe
+from skymagic.bootstrap.requirements import Requirements, requirements_of
+from skymagic.bootstrap.wheelhouse import Wanted, Wheelhouse, fetch, uv_for
 from skymagic.plan.image import Image
 from skymagic.providers.passing import passed_on
 from skymagic.providers.ssh import Machine, set_up, side_by_side
 from skymagic.ssh.config import SshConfig
 from skymagic.ssh.connecting import connect
-from skymagic.ssh.connection import Connection
+from skymagic.ssh.connection import SSHConnection
 from skymagic.ssh.hostlist import HostSpec
 from skymagic.wire.threads import failures, run_all
 from tests.lab.machines import Machines, machines
@@ -46,7 +45,7 @@ def figures() -> Iterator[Figure]:
             requirements = requirements_of(Image(pip=packages))
             wanted = Wanted((*requirements.packages, "uv", "pip"), requirements.minor, requirements.preferences)
             facts = probe(ShellHost(folder), requirements)
-            house, program = fetch(wanted, facts, say), gzip.decompress(uv.fetch(facts))
+            house, program = fetch(wanted, facts, say), gzip.decompress(uv_for(facts))
             with machines(folder / "apart", MACHINES, rate_mbit=RATE, delay_ms=DELAY) as hosts:
                 yield from sent(hosts, requirements, house)
             index = f"http://{INDEX[0]}:{INDEX[1]}/simple"
@@ -98,7 +97,7 @@ def passed(
     yield Figure(f"{name}: time", seconds, "s", hand, who, limit, True)
 
 
-def by_hand(host: Connection, requirements: Requirements, source: str) -> None:
+def by_hand(host: SSHConnection, requirements: Requirements, source: str) -> None:
     """``uv pip install`` of all, from an empty cache."""
     script = "\n".join([
         "set -e; mkdir hand; cd hand; export UV_CACHE_DIR=$PWD/cache",

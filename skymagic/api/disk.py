@@ -7,7 +7,7 @@ from dataclasses import asdict
 from typing import Any
 
 from skymagic.api.running import roughly
-from skymagic.bootstrap.disk import Disk, Item, clean_script, disk_script, parse_clean, parse_disk, removable
+from skymagic.bootstrap.running import Disk, DiskItem, clean_script, disk_script, parse_clean, parse_disk, removable
 from skymagic.display.text import table
 from skymagic.errors import PoolError
 from skymagic.plan.units import count, size
@@ -59,7 +59,7 @@ def _disk_text(host: str, disk: Disk) -> str:
     return "\n".join(lines)
 
 
-def _row(disk: Disk, item: Item) -> tuple[object, ...]:
+def _row(disk: Disk, item: DiskItem) -> tuple[object, ...]:
     users = disk.users(item)
     state = f"in use by {', '.join(users)}" if users else "" if item.ready else "not ready"
     when = f"{roughly(disk.running.clock - item.used)} ago" if item.kind in ("env", "code") else ""
@@ -93,7 +93,7 @@ def clean(hosts: Sequence[str], every: bool, dry_run: bool) -> tuple[list[str], 
     return lines, problems | failed
 
 
-def _words(items: Sequence[Item]) -> str:
+def _words(items: Sequence[DiskItem]) -> str:
     """ "2 environments, values (5.1 GB)"; "nothing"."""
     kinds = [item.kind for item in items]
     envs = kinds.count("env")

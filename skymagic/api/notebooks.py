@@ -193,13 +193,13 @@ def _start(run: NotebookRun, notebook: dict[str, Any], folder: Path | None) -> N
     notebooks.write(run)
 
 
-def _accesses(key: keys.PoolKey, nodes: Sequence[Node]) -> tuple[head.Access, ...]:
+def _accesses(key: keys.PoolKey, nodes: Sequence[Node]) -> tuple[head.NodeAccess, ...]:
     """What leads from the head to all nodes: to the others by relays, which end with the pool, or when nobody comes.
 
     Raises:
         PoolError: a node has none.
     """
-    known = [head.Access(one.daemon, one.secret, node.name) for one, node in zip(key.accesses, nodes, strict=True)]
+    known = [head.NodeAccess(one.daemon, one.secret, node.name) for one, node in zip(key.accesses, nodes, strict=True)]
     first, *others = known
     pem = tls.certificate() if others else ""
     opened = run_all(
@@ -210,10 +210,10 @@ def _accesses(key: keys.PoolKey, nodes: Sequence[Node]) -> tuple[head.Access, ..
     )
     for problem in failures(opened):
         raise problem
-    return (first, *(one for one in opened if isinstance(one, head.Access)))
+    return (first, *(one for one in opened if isinstance(one, head.NodeAccess)))
 
 
-def _relay(node: Node, address: str, access: head.Access, pem: str) -> head.Access:
+def _relay(node: Node, address: str, access: head.NodeAccess, pem: str) -> head.NodeAccess:
     with contextlib.closing(node.run(processes.RELAY, access.daemon, address)) as transport:
         transport.write(pem.encode())
         said = b""

@@ -14,29 +14,21 @@ A host keeps everything in one folder, `Facts.folder`: ``env/KEY/``, an environm
 mark); ``code/DIGEST/``, skymagic as it runs in the notebook, on PYTHONPATH, so that an edit installs nothing anew;
 ``incoming/``, uploads; ``python/``, interpreters that uv fetched.
 
-builds        which builds a host gets: CPU, or for its GPUs
-disk          sh that lists and removes what skymagic keeps on a host, and what of it may go
-additions     more packages for an environment that is in use
+builds        which builds a host gets, for CPU or its GPUs; what a new environment will hold, for a plan
+copying       folders that go from host to host, before anything of ours is there
 facts         a probe's answer as a value
 indexes       what a host's package indexes answer and have, asked by its own Python
 install       prepare.sh and install.sh
-listing       what a new environment will hold, for a plan
 messages      why a host cannot be set up, and what to do
-origins       what the notebook's own distributions are installed from, and digests of their sources
-own           the notebook's own distributions as wheels
-packages      the part of install.sh that runs uv and pip
-pip_settings  what a host's pip is configured with, for uv too
+own           the notebook's own distributions: what they are installed from, and they as wheels
+platforms     which wheels run on a host
 probe         probe.sh
-copying       folders that go from host to host, before anything of ours is there
-downloads     how far an installer's downloads are; pure
 progress      the output of install.sh, parsed line by line
-provision     the steps above over a connection
-quoting       quoting for sh, and for every login shell
+provision     the steps above over a connection; more packages for an environment that is in use
 remote        a host's connection, uploads, and skymagic as it is installed there
-requirements  what a host must have; its key names the environment
-running       sh that finds and ends what of a user's pools runs on a host
-uv            uv's program for a host's platform
-versions      `pinned(names)`: requirements with the notebook's versions; `preferred(names)`: those of what they need
+requirements  what a host must have, in the notebook's versions; its key names the environment
+running       sh that finds and ends what of a user's pools runs on a host, and removes what lies there
+shell         sh that scripts share: quoting, pip's settings, packages by uv or pip
 wheel         skymagic's running code as a wheel
-wheelhouse    wheels for hosts that reach no index, resolved and downloaded here
+wheelhouse    what the notebook fetches for hosts: uv's program, and wheels for those that reach no index
 """

@@ -1,15 +1,20 @@
-"""Builds for one host: CPU or CUDA, by what the host has. uv chooses PyTorch's where its index answers; else what other indexes have."""
+"""Builds for one host, CPU or CUDA, and what its new environment will hold as far as that is known before.
+
+uv chooses PyTorch's build where PyTorch's index answers; else the host's other indexes have to do.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
-from skymagic.bootstrap.facts import Facts, Offer
+from skymagic.bootstrap.facts import BuildOffer, Facts
+from skymagic.bootstrap.own import OwnWheel
 from skymagic.bootstrap.requirements import TORCH, Requirements
 from skymagic.plan.image import project
-from skymagic.plan.units import size
+from skymagic.plan.units import count, size
 from skymagic.plugins._torch.plugin import WHEELS
 
 TORCH_INDEX = WHEELS + "cpu"
@@ -29,7 +34,7 @@ class Builds:
 
     backend: str
     constraints: tuple[str, ...] = ()
-    only_cuda: tuple[Offer, ...] = ()
+    only_cuda: tuple[BuildOffer, ...] = ()
 
 
 def choose(requirements: Requirements, facts: Facts) -> Builds:
@@ -39,7 +44,7 @@ def choose(requirements: Requirements, facts: Facts) -> Builds:
     backend = (requirements.backend or "auto") if facts.accelerated else "cpu"
     reachable = TORCH_INDEX not in dict(facts.silent) and not facts.no_index
     constraints: list[str] = []
-    only_cuda: list[Offer] = []
+    only_cuda: list[BuildOffer] = []
     for name in requirements.torch:
         offers = _allowed(requirements, name, facts.offers)
         fitting = [each for each in offers if (each.kind == "cpu") is not facts.accelerated]
@@ -75,7 +80,7 @@ def for_gpus(packages: Sequence[str], facts: Facts, backend: str) -> tuple[str, 
     return tuple(JAX.sub(f"jax[cuda{major}]", text, count=1) if JAX.match(text) else text for text in packages)
 
 
-def _allowed(requirements: Requirements, name: str, offers: Iterable[Offer]) -> list[Offer]:
+def _allowed(requirements: Requirements, name: str, offers: Iterable[BuildOffer]) -> list[BuildOffer]:
     """The offers of a project that what is asked for allows, the newest last; the notebook's version alone where it is there."""
     from packaging.requirements import Requirement
     from packaging.version import Version
@@ -90,7 +95,7 @@ def _allowed(requirements: Requirements, name: str, offers: Iterable[Offer]) -> 
     return sorted(preferred or fitting, key=lambda each: Version(each.version))
 
 
-def _pin(offer: Offer, among: Iterable[Offer]) -> str:
+def _pin(offer: BuildOffer, among: Iterable[BuildOffer]) -> str:
     """A requirement that takes this build; a version without a label would also be satisfied by those with one."""
     others = {each.version for each in among if offer.version == offer.public and each.public == offer.public}
     excluded = "".join(f",!={version}" for version in sorted(others - {offer.version}))
@@ -105,7 +110,120 @@ def question(host: str, builds: Builds) -> str:
     return f"{host} has no GPU, and its indexes have only a build for CUDA of {what}"
 
 
-def size_words(offer: Offer) -> str:
+def size_words(offer: BuildOffer) -> str:
     """How large its file is, as far as the index says."""
     more = ", and the CUDA libraries that it needs" if offer.kind == "cuda" else ""
     return (size(offer.nbytes) if offer.nbytes else "of unknown size") + more
+
+
+# -- what a plan lists ----------------------------------------------------------------------------------------------------
+
+
+UV_BYTES = 20_000_000
+"""Size of uv's own wheel, which a host without uv gets too."""
+ASSUMED_BYTES = 2_000_000
+"""Size of a wheel whose index does not say it."""
+ASSUMED_TORCH_BYTES = {True: 800_000_000, False: 200_000_000}
+"""Size of a wheel of PyTorch's whose index does not say it: of a build for GPUs, and of one for CPUs."""
+UNPACKED = 4
+"""Bytes on a disk for each byte of a wheel: the wheel, and about three times as much of what is in it."""
+
+
+@dataclass(frozen=True)
+class Package:
+    """A package of a new environment; what nobody knows yet is empty."""
+
+    name: str
+    version: str = ""
+    build: str = ""
+    nbytes: int | None = None
+    source: str = ""
+
+    @property
+    def text(self) -> str:
+        """One line: ``torch 2.13.0+cpu, CPU build, 184.2 MB, from https://download.pytorch.org/whl/cpu``."""
+        named = f"{self.name} {self.version or '(the newest)'}"
+        known = (self.build, size(self.nbytes) if self.nbytes else "", f"from {self.source}" if self.source else "")
+        return ", ".join(filter(None, (named, *known)))
+
+
+def packages(requirements: Requirements, facts: Facts) -> tuple[Package, ...]:
+    """What a new environment of this host will hold, what is asked for first."""
+    builds = choose(requirements, facts)
+    labelled = {text.partition("==")[0]: text.partition("==")[2].partition(",")[0] for text in builds.constraints}
+    found = []
+    for name, pin in requirements.pins.items():
+        version = labelled.get(name) or pin.partition("==")[2]
+        offers = [each for each in facts.offers if each.name == name and version in (each.version, each.public)]
+        offer = next(
+            (each for each in offers if each.version == version), offers[-1] if offers else BuildOffer(name, version)
+        )
+        package = Package(name, version, "", offer.nbytes, offer.source)
+        if name in requirements.torch:
+            package = _torch(package, offer, builds.backend, facts)
+        found.append(package)
+    return (*found, *(_own(each) for each in requirements.own))
+
+
+def download_bytes(requirements: Requirements, facts: Facts) -> int:
+    """About how many bytes a new environment of this host comes to from a network; links and indexes on its disk do not count."""
+    remote = [each for each in packages(requirements, facts) if re.match(r"https?://", each.source)]
+    torch = ASSUMED_TORCH_BYTES[facts.accelerated]
+    known = sum(each.nbytes or (torch if each.name in requirements.torch else ASSUMED_BYTES) for each in remote)
+    return known + (UV_BYTES if remote and not facts.uv else 0)
+
+
+def shortage(requirements: Requirements, facts: Facts) -> str:
+    """Why a host's disk will not hold a new environment, as far as the sizes of its packages are known; "" where it may."""
+    return shortage_of(sum(each.nbytes or 0 for each in packages(requirements, facts)), facts)
+
+
+def shortage_of(nbytes: int, facts: Facts) -> str:
+    """Why a host's disk will not hold an environment of so many bytes of wheels; "" where it will."""
+    needed, free = nbytes * UNPACKED, facts.disk_kb
+    if free is None or needed <= free * 1024:
+        return ""
+    return (
+        f"its disk will not hold the packages: about {size(needed)} needed, {size(free * 1024)} free at {facts.folder}"
+    )
+
+
+def _own(one: OwnWheel) -> Package:
+    return Package(one.name, one.version, "", Path(one.path).stat().st_size, f"{one.source} here")
+
+
+def _torch(package: Package, offer: BuildOffer, backend: str, facts: Facts) -> Package:
+    """One of PyTorch's packages: its build, and from where it comes."""
+    if backend and backend != "cpu":
+        fitting = "that fits " + (f"driver {facts.driver}" if facts.driver else "its GPUs")
+        source = TORCH_INDEX.replace("cpu", "…" if backend == "auto" else backend)
+        build = f"the build {fitting}" if backend == "auto" else f"{backend} build"
+        return Package(package.name, package.version, build, None, source)
+    kind = "cpu" if backend == "cpu" else offer.kind
+    source = package.source or (TORCH_INDEX if backend else "")
+    return Package(package.name, package.version, f"{kind.upper()} build", package.nbytes, source)
+
+
+def lines(requirements: Requirements, hosts: Mapping[str, Facts]) -> tuple[str, ...]:
+    """What is installed on hosts that are not ready: a line for each package that is asked for, one for what they need."""
+    asked, needed = dict[str, list[str]](), dict[tuple[Package, ...], list[str]]()
+    for host, facts in hosts.items():
+        every = packages(requirements, facts)
+        for package in every:
+            if package.name in requirements.asked:
+                asked.setdefault(package.text, []).append(host)
+        needed.setdefault(tuple(each for each in every if each.name not in requirements.asked), []).append(host)
+    everywhere = list(hosts)
+    found = [text + _on(where, everywhere) for text, where in asked.items()]
+    return (*found, *(_summary(rest) + _on(where, everywhere) for rest, where in needed.items() if rest))
+
+
+def _summary(rest: tuple[Package, ...]) -> str:
+    known = sum(each.nbytes or 0 for each in rest)
+    total = f" ({size(known)})" if known else ""
+    names = ", ".join(f"{each.name} {each.version}".strip() for each in rest)
+    return f"{count(len(rest), 'package')} that these and the ranks need{total}: {names}"
+
+
+def _on(hosts: list[str], everywhere: list[str]) -> str:
+    return "" if hosts == everywhere else f" (on {', '.join(hosts)})"

@@ -162,8 +162,8 @@ def moved(programs: Path, before: str, now: str) -> None:
                 path.write_bytes(data.replace(before.encode(), now.encode()))
 
 
-class Link:
-    """This host's place in the chain: what it sends or receives.
+class ChainLink:
+    """A host's place in the chain: what it sends or receives.
 
     Args:
         pem: certificate and key of all hosts of the chain.
@@ -218,7 +218,7 @@ def main() -> None:
     if (unless := known.pop("unless")) and Path(unless).exists():
         print("null", flush=True)
         os._exit(0)
-    link = Link(**known)
+    link = ChainLink(**known)
     print(link.port, flush=True)
     well = False
     with contextlib.suppress(OSError, ValueError):  # no line comes; no connection; no tar; no room
@@ -228,7 +228,7 @@ def main() -> None:
 
 
 def program() -> str:
-    """This file as text, for a Python without skymagic."""
+    """The text of this file, for a Python without skymagic."""
     import inspect
 
     ours = {f"import {one.__name__}\n": inspect.getsource(one) for one in (context, Unauthenticated)}

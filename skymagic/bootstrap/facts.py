@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from skymagic.bootstrap.quoting import MARK
+from skymagic.bootstrap.shell import MARK
 from skymagic.plan import gpus
 from skymagic.plan.gpus import GpuDevice
 from skymagic.plan.limits import Room
@@ -29,7 +29,7 @@ class Python:
 
 
 @dataclass(frozen=True)
-class Offer:
+class BuildOffer:
     """A file that a package index of a host has, and that runs there.
 
     Attributes:
@@ -116,7 +116,7 @@ class Facts:
     indexes: int | None = None
     links: bool = False
     silent: tuple[tuple[str, str], ...] = ()
-    offers: tuple[Offer, ...] = field(default=(), repr=False)
+    offers: tuple[BuildOffer, ...] = field(default=(), repr=False)
     env: str = ""
     ready: bool = False
     own: Mapping[str, str] = field(default_factory=dict, repr=False)
@@ -204,14 +204,14 @@ def _pair(value: str) -> tuple[str, str]:
     return first, second
 
 
-def _offer(value: str, system: str) -> Offer:
+def _offer(value: str, system: str) -> BuildOffer:
     name, version, nbytes, kind, source = (value.split(" ", 4) + [""] * 5)[:5]
     label = version.partition("+")[2]
     if label:
         kind = "cuda" if label.startswith("cu") else label.rstrip("0123456789.")
     elif kind == "-":  # PyPI's wheels of torch are for CUDA on Linux
         kind = "cuda" if system == "Linux" and name.startswith("torch") else "cpu"
-    return Offer(name, version, kind, int(nbytes) if nbytes.isdigit() else None, source)
+    return BuildOffer(name, version, kind, int(nbytes) if nbytes.isdigit() else None, source)
 
 
 def _python(value: str) -> Python:

@@ -55,6 +55,7 @@ def entries(page, base):
         yield parse.unquote(url.rpartition('/')[2]), url, None, '-metadata' in more
 
 def fits(name):
+    # coarse: no packaging here, and libc is left out; `platforms` decides where it counts
     python, abi, platform = (name[:-4].rsplit('-', 3) + ['', '', ''])[1:4]
     if not ({'py3', tag} & set(python.split('.')) or (abi == 'abi3' and python.startswith('cp3'))):
         return False

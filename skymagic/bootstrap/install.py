@@ -12,11 +12,9 @@ from urllib.parse import quote as escaped
 from skymagic.bootstrap.builds import TORCH_INDEX, Builds, choose, for_gpus
 from skymagic.bootstrap.copying import COPIED
 from skymagic.bootstrap.facts import Facts
-from skymagic.bootstrap.packages import PACKAGES
-from skymagic.bootstrap.pip_settings import PIP_SETTINGS
 from skymagic.bootstrap.probe import folder_line
-from skymagic.bootstrap.quoting import TELL, assignments
 from skymagic.bootstrap.requirements import Requirements
+from skymagic.bootstrap.shell import PACKAGES, PIP_SETTINGS, TELL, assignments
 
 UPLOADED = "uploaded"
 

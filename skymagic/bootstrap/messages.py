@@ -6,9 +6,9 @@ import re
 from dataclasses import dataclass
 from pathlib import PurePath
 
+from skymagic.bootstrap.builds import shortage
 from skymagic.bootstrap.facts import Facts
-from skymagic.bootstrap.listing import shortage
-from skymagic.bootstrap.own import misfit
+from skymagic.bootstrap.platforms import misfit
 from skymagic.bootstrap.requirements import Requirements
 from skymagic.plan.image import lacking
 from skymagic.plan.masking import masked
@@ -22,7 +22,7 @@ DISK_FULL_KB = 20 * 1024
 
 
 @dataclass(frozen=True)
-class Failure:
+class InstallFailure:
     """An installation that ended early.
 
     Attributes:
@@ -107,12 +107,12 @@ ADVICE = (
 )
 
 
-def blames_cache(failure: Failure) -> bool:
+def blames_cache(failure: InstallFailure) -> bool:
     """Whether the last lines are what uv or pip say of a damaged cache of theirs."""
     return bool(re.search(f"{_UV_CACHE}|{_PIP_CACHE}", "\n".join(failure.last).lower()))
 
 
-def advice(failure: Failure, facts: Facts) -> str:
+def advice(failure: InstallFailure, facts: Facts) -> str:
     """What to do about what the last lines tell; empty where they tell nothing that is known."""
     text = "\n".join(failure.last).lower()
     full = failure.free_kb is not None and failure.free_kb < DISK_FULL_KB
@@ -186,7 +186,7 @@ def _place(facts: Facts, requirements: Requirements) -> list[str]:
 
 
 def _python(facts: Facts, requirements: Requirements) -> list[str]:
-    """That none has the version that is wanted, and none can be fetched."""
+    """Why no interpreter of the wanted version is available: none is there, and none can be fetched."""
     if not facts.unreached:
         return []
     minor = requirements.minor

@@ -6,9 +6,8 @@ from shlex import quote
 
 from skymagic.bootstrap.builds import TORCH_INDEX
 from skymagic.bootstrap.indexes import ANSWER_SECONDS, INDEX_PROBE
-from skymagic.bootstrap.pip_settings import PIP_SETTINGS
-from skymagic.bootstrap.quoting import TELL, assignments
 from skymagic.bootstrap.requirements import Requirements
+from skymagic.bootstrap.shell import PIP_SETTINGS, TELL, assignments
 from skymagic.plan import gpus
 from skymagic.plan.image import project
 

@@ -1,46 +1,44 @@
-"""Idempotent provisioning of a host: probe, environment, skymagic's code; what is there is reused."""
+"""Idempotent provisioning of a host: probe, environment, skymagic's code; what is there is reused. And more packages for an
+environment that is in use: installed beside the ranks that run in it, under its lock.
+"""
 
 from __future__ import annotations
 
-import re
 import secrets
-import sys
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from hashlib import file_digest
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from urllib.parse import quote as escaped
 
-from skymagic.bootstrap import uv, wheel
-from skymagic.bootstrap.additions import Addition, add
+from skymagic.bootstrap import wheel
+from skymagic.bootstrap.builds import packages
 from skymagic.bootstrap.facts import Facts, parse
-from skymagic.bootstrap.install import UPLOADED, InstallPlan, install_script, plan_install, prepare_script
-from skymagic.bootstrap.listing import packages
-from skymagic.bootstrap.messages import Failure, blames_cache, lacks_python, refusals
-from skymagic.bootstrap.own import NoWheel, OwnWheel, own_wheel
+from skymagic.bootstrap.install import (
+    BEGIN,
+    COMMON,
+    OWN,
+    UPLOADED,
+    WATCHED,
+    InstallPlan,
+    install_script,
+    links,
+    plan_install,
+    prepare_script,
+    written,
+)
+from skymagic.bootstrap.messages import InstallFailure, advice, blames_cache, lacks_python, refusals
+from skymagic.bootstrap.own import OwnWheel
+from skymagic.bootstrap.platforms import misfit
 from skymagic.bootstrap.probe import probe_script
 from skymagic.bootstrap.progress import InstallProgress
-from skymagic.bootstrap.remote import Installation, RemoteShell, Report, upload
-from skymagic.bootstrap.requirements import Requirements
-from skymagic.bootstrap.versions import own, pinned, preferred
-from skymagic.bootstrap.wheelhouse import Wheelhouse
-from skymagic.errors import HostError, RequestError
-from skymagic.plan.image import Image, PipIndex, is_place, project
-from skymagic.plugins._torch.plugin import DEFAULT_CUDA, WHEELS
+from skymagic.bootstrap.remote import Carry, Installation, RemoteShell, Report, upload
+from skymagic.bootstrap.requirements import TORCH, Requirements
+from skymagic.bootstrap.shell import PACKAGES, PIP_SETTINGS, TELL, assignments
+from skymagic.bootstrap.wheelhouse import NoWheels, UvUnavailable, Wanted, Wheelhouse, fetch, uv_for
+from skymagic.errors import HostError
+from skymagic.plan.image import project
 
-RANK_DEPENDENCIES = {
-    "ipyparallel": ">=9,<10",
-    "ipykernel": ">=6.29",
-    "ipython": ">=8.18",
-    "cloudpickle": ">=3.1",
-    "xxhash": ">=3",
-    "packaging": "",
-}
-"""What ranks need of skymagic's dependencies. A new environment gets the notebook's own versions, for they talk to each
-other; an interpreter that is used as it is may have any of these."""
-
-TORCH_BUILD = re.compile(re.escape(WHEELS) + r"(cpu|xpu|cu\d+|rocm[\d.]+)/?")
-"""PyTorch's own indexes, each of one build: which of them fits is the node's matter."""
 CLOCK_SKEW_SECONDS = 120
 """Clock skew above which it is reported."""
 
@@ -56,95 +54,6 @@ class Supply:
 
     house: Wheelhouse | None = None
     copied: str = ""
-
-
-# ------------------------------------------------------------------------------------ what a node must have
-
-
-def requirements_of(
-    image: Image,
-    commands: Sequence[str] = (),
-    hidden: Collection[str] = (),
-    say: Callable[[str], None] = lambda words: None,
-) -> Requirements:
-    """What `image` means for a node of this notebook; what the notebook has from a folder or a repository is made a wheel.
-
-    Args:
-        commands: shell commands of the plugins, run once in a new environment.
-        hidden: values that no message may show.
-        say: told of each wheel that is built.
-
-    Raises:
-        RequestError: the image cannot be, wherever: files among the packages that are not here, and distributions of the
-            notebook's own of which no wheel can be made, all at once.
-    """
-    here = f"{sys.version_info.major}.{sys.version_info.minor}"
-    python = image.python or here
-    prepared = python.startswith("/")
-    minor = here if prepared else ".".join(python.split(".")[:2])
-    mistakes: list[str] = []
-    packages: list[str] = []
-    files: list[tuple[str, str]] = []
-    for text in image.pip:
-        if not is_place(text) or "://" in text:
-            packages.append(text)
-            continue
-        path = Path(text).expanduser()
-        if path.is_file():
-            with path.open("rb") as file:
-                files.append((str(path.resolve()), file_digest(file, "sha256").hexdigest()))
-        else:
-            kind = "is a folder: build a wheel of it, and name that" if path.is_dir() else "is not a file here"
-            mistakes.append(f"pip: {text} {kind}")
-    mine = () if prepared else tuple(_own(packages, mistakes, say))
-    if mistakes:
-        raise RequestError(mistakes)
-    given = {project(text) for text in packages}
-    if prepared:
-        own = [f"{name}{bounds}" for name, bounds in RANK_DEPENDENCIES.items()]
-    else:
-        own = [name for name in RANK_DEPENDENCIES if name not in given]
-    packages = [*own, *packages]
-    wanted = tuple(packages) if prepared else pinned(packages)
-    return Requirements(
-        python=python if prepared else minor,
-        minor=minor,
-        packages=wanted,
-        preferences=() if prepared else preferred(packages),
-        indexes=tuple(each for each in image.pip_indexes if isinstance(each, str) and not TORCH_BUILD.fullmatch(each)),
-        backend=_backend(each for each in image.pip_indexes if isinstance(each, str)),
-        scoped=tuple(_scoped(image.pip_indexes, wanted)),
-        files=tuple(files),
-        own=mine,
-        commands=tuple(commands),
-        code=wheel.running()[0],
-        folder=image.env.get("SKYMAGIC_HOME"),
-        asked=frozenset(filter(None, given)),
-        hidden=frozenset(hidden),
-    )
-
-
-def _own(packages: Iterable[str], mistakes: list[str], say: Callable[[str], None]) -> Iterator[OwnWheel]:
-    """Wheels of the notebook's own distributions that `packages` come to; of what cannot be built `mistakes` hear."""
-    for name in own(packages):
-        try:
-            yield own_wheel(name, say)
-        except NoWheel as problem:
-            mistakes.append(str(problem))
-
-
-def _scoped(indexes: Iterable[str | PipIndex], packages: Sequence[str]) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """(URL, what comes from there) of each index that is for certain packages."""
-    for index in indexes:
-        served = () if isinstance(index, str) else tuple(filter(index.serves, packages))
-        if served:
-            yield str(index), served
-
-
-def _backend(indexes: Iterable[str]) -> str:
-    """PyTorch's build that an image names by one of PyTorch's indexes; "" for what its plugin names where nobody has chosen."""
-    named = [found[1] for found in map(TORCH_BUILD.fullmatch, indexes) if found]
-    return next((each for each in named if each not in ("cpu", DEFAULT_CUDA)), "")
 
 
 # ------------------------------------------------------------------------------------ looking and making
@@ -256,7 +165,7 @@ def _tried(
     report: Report,
     runs: Callable[[str], None],
     wheels: Mapping[str, Path] | None = None,
-) -> Failure | None:
+) -> InstallFailure | None:
     """Upload, unless all of it is there as a copy, and install; what failed.
 
     Args:
@@ -278,7 +187,185 @@ def _files(host: RemoteShell, plan: InstallPlan, facts: Facts) -> dict[str, byte
         files[plan.wheel] = wheel.running()[2]
     if plan.uv == UPLOADED:
         try:
-            files["uv.gz"] = uv.fetch(facts)
-        except uv.UvUnavailable as problem:
+            files["uv.gz"] = uv_for(facts)
+        except UvUnavailable as problem:
             raise HostError(host.label, *lacks_python(plan.requirements, facts, str(problem))) from None
     return files
+
+
+# -- more packages --------------------------------------------------------------------------------------------------------
+
+
+_ADD = r"""    lock
+    made=$folder/env/$env
+    if [ ! -w "$HOME" ]; then
+        UV_CACHE_DIR=$folder/cache/uv PIP_CACHE_DIR=$folder/cache/pip
+        export UV_CACHE_DIR PIP_CACHE_DIR
+    fi
+    step "writing the list of packages" requirements
+    if [ -n "$sent_links" ]; then sent_alone; fi
+    set -- -r "$drop/requirements.txt" -c "$drop/kept.txt"
+    install "$@" -c "$drop/versions.txt" || install "$@" || fail
+    own
+    tell done
+    leave 0
+}
+
+# What cannot be had, pip would not find either, and takes longer.
+install() {
+    if find_uv; then
+        as_pip
+        attempt "installing with uv" shown "$uv" pip install --python "$made/bin/python" "$@" && return
+        if grep -q "No solution found" "$drop/said"; then return 1; fi
+        tell instead
+    fi
+    guard_pip
+    attempt "installing with pip" "$made/bin/python" -m pip install --progress-bar off "$@" || return 1
+    if [ -s "$drop/renewed.txt" ]; then  # pip leaves what has this version as it is
+        attempt "installing anew with pip" "$made/bin/python" -m pip install --force-reinstall --no-deps -r "$drop/renewed.txt"
+    fi
+}
+
+shown() {
+    { "$@" 2>&1; echo $? >"$drop/status"; } | tee "$drop/said"
+    return "$(cat "$drop/status")"
+}
+
+find_uv() {
+    for one in "$made/bin/uv" uv "$HOME/.local/bin/uv" "$HOME/.cargo/bin/uv"; do
+        uv=$(command -v "$one" 2>/dev/null) && "$uv" --version >/dev/null 2>&1 && return
+    done
+    uv=
+    return 1
+}
+"""
+
+
+Words = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Addition:
+    """Packages to be installed into an environment that is there.
+
+    Attributes:
+        packages: requirements.
+        kept: what must stay as it is there: ``numpy==2.1.0``.
+        preferences: the notebook's versions of what the packages need; they hold where all of them can.
+        files: wheels of this machine that go along.
+        own: wheels of the notebook's own distributions; they are installed also where there is one of their version.
+        carry: brings files to the host by another way than its own connection; None where there is none.
+    """
+
+    packages: tuple[str, ...]
+    kept: tuple[str, ...] = ()
+    preferences: tuple[str, ...] = ()
+    files: tuple[Path, ...] = field(default=(), repr=False)
+    own: tuple[OwnWheel, ...] = ()
+    carry: Carry | None = field(default=None, repr=False, compare=False)
+
+
+def add(
+    host: RemoteShell,
+    installation: Installation,
+    addition: Addition,
+    words: Words,
+    cancelled: Callable[[], bool] = lambda: False,
+) -> None:
+    """Install more packages into the environment of an installation; one that has them already is left as it is.
+
+    Args:
+        words: called with each line that the installer prints.
+        cancelled: asked about once a second; then the installer is killed.
+
+    Raises:
+        HostError: what failed, with the installer's last lines and what can be done.
+        KeyboardInterrupt: it was cancelled.
+    """
+    requirements, facts, token = installation.requirements, installation.facts, secrets.token_hex(8)
+    files = {path.name: path for path in (*addition.files, *(Path(each.path) for each in addition.own))}
+    for file in files:
+        if file.endswith(".whl") and (why := misfit(file, facts, requirements.minor)):
+            raise HostError(host.label, f"{file} cannot be installed: {why}")
+    house = _fetched(host, installation, addition, words) if facts.without_index else None
+    wheels = {f"wheels/{name}": path for name, path in house.files.items()} if house is not None else {}
+    upload(host, prepare_script(requirements, token), {**files, **wheels}, words, addition.carry)
+    progress = InstallProgress(lambda step: None, requirements.hidden, words)
+
+    def feed(line: str) -> None:
+        if cancelled():
+            raise KeyboardInterrupt
+        progress.feed(line)
+
+    done = host.run(addition_script(installation, addition, token, house is not None), lines=feed)
+    if not progress.done:
+        failure = progress.failure(done.status, done.err, requirements.minor)
+        what = ", ".join((*addition.packages, *files))
+        said = "\n".join(f"  | {line}" for line in failure.last)
+        raise HostError(
+            host.label, f"{what} could not be installed: {failure.step} failed\n{said}", advice(failure, facts)
+        )
+
+
+def _fetched(host: RemoteShell, installation: Installation, addition: Addition, words: Words) -> Wheelhouse:
+    """The wheels of an addition for a host that reaches no index, beside what is there already."""
+    requirements = installation.requirements
+    paths = [str(path) for path in addition.files if path.suffix == ".whl"] + [each.path for each in addition.own]
+    wanted = Wanted(
+        addition.packages, requirements.minor, addition.preferences, addition.kept, requirements.every_index, tuple(paths),
+        requirements.backend,
+    )  # fmt: skip
+    try:
+        return fetch(wanted, installation.facts, words)
+    except NoWheels as problem:
+        what = ", ".join((*addition.packages, *(Path(path).name for path in paths)))
+        raise HostError(
+            host.label, f"{what} could not be installed: it reaches no package index, and here\n{problem}"
+        ) from None
+
+
+def addition_script(installation: Installation, addition: Addition, incoming: str, sent: bool = False) -> str:
+    """sh that installs them.
+
+    Args:
+        sent: whether all that they need is in ``wheels/`` there.
+        incoming: name of the folder of uploads, which is there, and is removed at the end.
+    """
+    facts, requirements = installation.facts, installation.requirements
+    backend = (requirements.backend or "auto") if facts.accelerated else "cpu"
+    there = any(project(pin) in TORCH for pin in addition.kept)
+    names = {
+        "folder": facts.folder,
+        "env": facts.env,
+        "incoming": incoming,
+        "backend": "" if there else backend,  # its index need not answer for what is there
+        "no_cuda": "" if there or facts.accelerated else "yes",
+        "sent_links": links(facts, incoming) if sent else "",
+    }
+    functions = [
+        COMMON + OWN + BEGIN + _ADD + WATCHED + PIP_SETTINGS + PACKAGES,
+        _lists(addition, () if sent else requirements.indexes, f"{facts.folder}/incoming/{incoming}"),
+    ]
+    return "\n".join([TELL, *assignments(names), *functions, "main </dev/null 2>&1\n"])
+
+
+def _lists(addition: Addition, indexes: tuple[str, ...], place: str) -> str:
+    """A shell function that writes both lists; passwords in URLs are on no command line."""
+    own = [_url(place, each.file) for each in addition.own]
+    uploaded = [_url(place, path.name) for path in addition.files]
+    wanted = [*(f"--extra-index-url {url}" for url in indexes), *addition.packages, *uploaded, *own]
+    files = {
+        "requirements.txt": wanted,
+        "builds.txt": (),
+        "kept.txt": addition.kept,
+        "versions.txt": addition.preferences,
+        "renewed.txt": own,
+        "own.txt": [f"{each.name} {each.digest}" for each in addition.own],
+    }
+    return "\n".join(
+        ["requirements() {", *(line for name, lines in files.items() for line in written(name, lines)), "}"]
+    )
+
+
+def _url(place: str, name: str) -> str:
+    return f"file://{escaped(f'{place}/{name}')}"

@@ -9,10 +9,10 @@ from pathlib import Path
 from shlex import quote
 from typing import Protocol
 
-from skymagic.bootstrap.downloads import InstallStep
 from skymagic.bootstrap.facts import Facts
-from skymagic.bootstrap.quoting import MARK, any_shell, any_shell_word
+from skymagic.bootstrap.progress import InstallStep
 from skymagic.bootstrap.requirements import Requirements
+from skymagic.bootstrap.shell import MARK, any_shell, any_shell_word
 from skymagic.errors import HostError
 from skymagic.plan.units import size
 from skymagic.ssh.connection import ScriptResult

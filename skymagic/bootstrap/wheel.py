@@ -49,7 +49,7 @@ def build(files: Mapping[str, bytes], number: str, name: str = "skymagic") -> by
 
 
 def pack(files: Mapping[str, bytes], info: str) -> bytes:
-    """These files as a wheel, and a record of them in the folder `info`, last."""
+    """A wheel of these files, and a record of them in the folder `info`, last."""
     whole = dict(files)
     record = "".join(f"{path},sha256={_sha256(data)},{len(data)}\n" for path, data in whole.items())
     whole[f"{info}/RECORD"] = f"{record}{info}/RECORD,,\n".encode()

@@ -1,12 +1,16 @@
-"""Wheels for hosts that reach no package index: resolved and downloaded in the notebook, for the hosts' platform.
+"""What the notebook fetches for hosts: uv's program for their platform, and wheels for those that reach no package index.
 
-uv resolves, for it knows what a requirement means on another platform; pip downloads, with the notebook's own settings.
+A host then needs no Python, only a package index; or not even that. uv resolves, for it knows what a requirement means on another
+platform; pip downloads, with the notebook's own settings.
 """
 
 from __future__ import annotations
 
+import base64
 import contextlib
+import csv
 import gzip
+import hashlib
 import os
 import platform
 import re
@@ -15,25 +19,112 @@ import subprocess
 import sys
 import tempfile
 import threading
+import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
 
-from skymagic.bootstrap import uv
 from skymagic.bootstrap.builds import for_gpus
 from skymagic.bootstrap.facts import Facts
-from skymagic.bootstrap.packages import PACKAGES
-from skymagic.bootstrap.pip_settings import PIP_SETTINGS
-from skymagic.bootstrap.quoting import TELL, assignments
+from skymagic.bootstrap.own import user_cache
+from skymagic.bootstrap.platforms import platforms, uv_platform
+from skymagic.bootstrap.shell import PACKAGES, PIP_SETTINGS, TELL, assignments
 from skymagic.errors import SkyError
 from skymagic.plan.masking import masked_command, without_colours
 from skymagic.plugins._torch.plugin import WHEELS
+from skymagic.wire import atomic
+
+# -- uv's program ---------------------------------------------------------------------------------------------------------
+
+
+UV_TIMEOUT = 300.0
+
+
+class UvUnavailable(SkyError):
+    """uv cannot be got here; the message says why, in lines."""
+
+
+def uv_for(facts: Facts) -> bytes:
+    """uv's program for a host's platform, gzipped; cached in the user's cache folder.
+
+    Hosts run it, so a cached file is used only if the user owns it, nobody else can write to it, and its hash is the one in its name.
+
+    Raises:
+        UvUnavailable: there is none for this platform, or no package index that has it.
+    """
+    stem = f"uv-{facts.system}-{facts.machine}{'-musl' if facts.libc == 'musl' else ''}"
+    if (cached := _cached(stem)) is not None:
+        return cached
+    program = _local_uv(facts) or _download(facts)
+    data = gzip.compress(program, 6, mtime=0)  # 38 MB become 15
+    with contextlib.suppress(OSError):  # a home that cannot be written caches nothing
+        for old in user_cache().glob(f"{stem}*.gz"):
+            old.unlink()
+        atomic.write(user_cache() / f"{stem}.{_hash(data)}.gz", data)
+    return data
+
+
+def _cached(stem: str) -> bytes | None:
+    with contextlib.suppress(OSError):
+        folder = atomic.private_folder(user_cache())
+        for path in folder.glob(f"{stem}.*.gz"):
+            if atomic.is_private(path) and path.name == f"{stem}.{_hash(data := path.read_bytes())}.gz":
+                return data
+    return None
+
+
+def _hash(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def _local_uv(facts: Facts) -> bytes | None:
+    """The uv of this machine, where it runs on that one too."""
+    here = shutil.which("uv")
+    same = (facts.system, facts.machine) == (platform.system(), platform.machine()) and facts.libc != "musl"
+    if here is None or not same:
+        return None
+    data = Path(here).resolve().read_bytes()
+    return data if data[:2] != b"#!" else None  # a version manager's shim
+
+
+def _download(facts: Facts) -> bytes:
+    if facts.system not in ("Linux", "Darwin"):
+        raise UvUnavailable("uv is not built for this system")
+    # the program for musl is static, and runs on any Linux
+    tags = [*platforms(facts), *([f"musllinux_1_1_{facts.machine}"] if facts.system == "Linux" else [])]
+    with tempfile.TemporaryDirectory(prefix="skymagic-uv-") as folder:
+        command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:"]
+        command += ["--disable-pip-version-check", "--no-input", "--dest", folder]
+        command += [word for tag in tags for word in ("--platform", tag)]
+        try:
+            done = subprocess.run([*command, "uv"], capture_output=True, text=True, timeout=UV_TIMEOUT)
+        except subprocess.TimeoutExpired:
+            raise UvUnavailable(f"`pip download uv` took longer than {UV_TIMEOUT:.0f} s") from None
+        found = sorted(Path(folder).glob("uv-*.whl"))
+        if done.returncode or not found:
+            raise UvUnavailable("`pip download uv` failed here:\n" + without_colours(done.stderr).strip()[-1500:])
+        return _uv_in(found[0])
+
+
+def _uv_in(path: Path) -> bytes:
+    """uv's program in a wheel, if it is what the wheel's RECORD says."""
+    with zipfile.ZipFile(path) as archive:
+        name = next(name for name in archive.namelist() if name.endswith("/scripts/uv"))
+        record = next(name for name in archive.namelist() if name.endswith(".dist-info/RECORD"))
+        program = archive.read(name)
+        rows = {row[0]: row[1] for row in csv.reader(archive.read(record).decode().splitlines())}
+    digest = base64.urlsafe_b64encode(hashlib.sha256(program).digest()).rstrip(b"=").decode()
+    if rows.get(name) != f"sha256={digest}":
+        raise UvUnavailable(f"the wheel {path.name} is damaged: {name} is not the file that its RECORD describes")
+    return program
+
+
+# -- wheels ---------------------------------------------------------------------------------------------------------------
+
 
 DOWNLOAD_TIMEOUT = 3600.0
 _LAST_LINES = 15
-_GLIBC = (17, 28, *range(31, 41))
-"""Minor versions of glibc 2 that uv knows as platforms."""
 _HOUSES = 2
 """Wheelhouses that are kept: the hosts of a pool ask for the same one at once."""
 
@@ -81,7 +172,7 @@ class Wheelhouse:
 
     @property
     def nbytes(self) -> int:
-        """Of all files together."""
+        """Bytes of all files together."""
         return sum(path.stat().st_size for path in self.files.values())
 
 
@@ -192,10 +283,12 @@ def _builds_here(facts: Facts) -> list[str]:
 
 def _compile(wanted: Wanted, facts: Facts, backend: str, options: Sequence[str], work: Path) -> str:
     """Let uv resolve, with the settings of the notebook's pip; what it said when it failed."""
+    if not uv_platform(facts):
+        raise NoWheels(f"nobody knows which packages fit {facts.system} {facts.machine}")
     names = {"uv": _program(), "folder": str(work), "backend": backend, "silent": ""}
     script = "\n".join([TELL, *assignments(names), PIP_SETTINGS, PACKAGES, 'as_pip; exec "$uv" pip compile "$@"'])
     words = ["--quiet", "--no-header", "--no-annotate", "--only-binary", ":all:", "--python", sys.executable]
-    words += ["--python-version", wanted.minor, "--python-platform", _uv_platform(facts)]
+    words += ["--python-version", wanted.minor, "--python-platform", uv_platform(facts)]
     words += [str(work / "requirements.txt"), *options, "-o", str(work / "resolved.txt")]
     env = {"UV_CUDA_DRIVER_VERSION": facts.driver} if facts.driver else {}
     return _run(["/bin/sh", "-c", script, "sh", *words], env)
@@ -207,34 +300,18 @@ def _program() -> str:
         return found
     here = Facts(system=platform.system(), machine=platform.machine(), hostname="", home="", folder="")
     try:
-        data = gzip.decompress(uv.fetch(here))
-    except uv.UvUnavailable as problem:
+        data = gzip.decompress(uv_for(here))
+    except UvUnavailable as problem:
         raise NoWheels(
             f"uv is needed to choose packages for other machines, and could not be got here: {problem}"
         ) from None
-    program = uv.cache_folder() / "uv-here"
+    program = user_cache() / "uv-here"
     if not program.is_file() or program.stat().st_size != len(data):
         with tempfile.NamedTemporaryFile(dir=program.parent, prefix=program.name, delete=False) as file:
             file.write(data)
         Path(file.name).chmod(0o700)
         Path(file.name).replace(program)
     return str(program)
-
-
-def _uv_platform(facts: Facts) -> str:
-    if facts.system == "Darwin":
-        return "aarch64-apple-darwin" if facts.machine == "arm64" else "x86_64-apple-darwin"
-    if facts.system != "Linux":
-        raise NoWheels(f"nobody knows which packages fit {facts.system} {facts.machine}")
-    if facts.libc == "musl":
-        return f"{facts.machine}-unknown-linux-musl"
-    return f"{facts.machine}-manylinux_2_{max(each for each in _GLIBC if each <= _glibc(facts) or each == 17)}"
-
-
-def _glibc(facts: Facts) -> int:
-    """The minor version of a host's glibc 2; an old one where it does not tell."""
-    found = re.search(r"2\.(\d+)", facts.libc)
-    return int(found[1]) if found else 17
 
 
 # ------------------------------------------------------------------------------------------------- downloads
@@ -263,23 +340,9 @@ def _pip(pins: Sequence[str], indexes: Sequence[str], minor: str, facts: Facts, 
     command += ["--implementation", "cp", "--python-version", minor]
     for abi in (f"cp{minor.replace('.', '')}", "abi3", "none"):
         command += ["--abi", abi]
-    for tag in pip_platforms(facts):
+    for tag in platforms(facts):
         command += ["--platform", tag]
     return _run([*command, "--dest", folder, "-r", str(work / "pins.txt")], {})
-
-
-def pip_platforms(facts: Facts) -> list[str]:
-    """The platform tags of wheels that run on a host, the newest first."""
-    machine = facts.machine
-    if facts.system == "Darwin":
-        newest = 15 if machine == "arm64" else 13
-        return [f"macosx_{major}_0_{arch}" for major in range(newest, 10, -1) for arch in (machine, "universal2")] + (
-            ["macosx_10_9_x86_64"] if machine == "x86_64" else []
-        )
-    if facts.libc == "musl":
-        return [f"musllinux_1_{minor}_{machine}" for minor in (2, 1)] + [f"linux_{machine}"]
-    tags = [f"manylinux_2_{minor}_{machine}" for minor in range(_glibc(facts), 4, -1)]
-    return [*tags, *(f"manylinux{name}_{machine}" for name in ("2014", "2010", "1")), f"linux_{machine}"]
 
 
 def _run(command: Sequence[str], more: Mapping[str, str]) -> str:

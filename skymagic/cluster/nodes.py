@@ -13,7 +13,7 @@ from skymagic.wire.codec import Transport
 from skymagic.wire.processes import describe
 
 if TYPE_CHECKING:
-    from skymagic.bootstrap.additions import Addition
+    from skymagic.bootstrap.provision import Addition
 
 
 @dataclass

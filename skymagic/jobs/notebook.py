@@ -70,6 +70,6 @@ def leave() -> None:
             registry.forget(pool)
 
 
-def packed(key: PoolKey, accesses: tuple[head.Access, ...]) -> str:
+def packed(key: PoolKey, accesses: tuple[head.NodeAccess, ...]) -> str:
     """A pool's key for its head, as text."""
     return base64.b64encode(pickle.dumps(replace(key, accesses=accesses))).decode()

@@ -30,7 +30,7 @@ HANDSHAKE_TIMEOUT = 10.0
 END = b"-----END PRIVATE KEY-----\n"
 
 
-class Relay:
+class ProcessRelay:
     """Serves the head.
 
     Args:
@@ -101,7 +101,7 @@ def main(daemon: str, address: str) -> int:
         for fd in range(3):
             os.dup2(null, fd)
         close_from(3, but=listener.fileno())
-        Relay(daemon, listener, context).run()
+        ProcessRelay(daemon, listener, context).run()
 
     fork(become)
     write_all(1, f"\nlistens {listener.getsockname()[1]}\n".encode())

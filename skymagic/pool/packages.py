@@ -12,9 +12,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from skymagic.bootstrap.additions import Addition
 from skymagic.bootstrap.own import NoWheel, OwnWheel, own_wheel
-from skymagic.bootstrap.versions import own, pinned, preferred
+from skymagic.bootstrap.provision import Addition
+from skymagic.bootstrap.requirements import own_names, pinned, preferred
 from skymagic.data.capture import installed
 from skymagic.data.capture.imports import ModulesNeeded
 from skymagic.display.screen import Screen
@@ -66,7 +66,7 @@ class Packages:
     # -- what runs need ----------------------------------------------------------------------------------------------
 
     def unsettled(self, names: frozenset[str]) -> frozenset[str]:
-        """Those of these names of modules of which it is not known that the nodes have them; microseconds where there are none."""
+        """Names of modules that the nodes may lack, among these; microseconds where there are none."""
         if self._sources and self._status.defaults.packages != "off":
             self._settled -= self._changed(names)
         if names <= self._settled or not self._status.plan.remote or self._status.defaults.packages == "off":
@@ -79,7 +79,7 @@ class Packages:
         return frozenset() if left and self._nodes and self._are_there(left) else left
 
     def _changed(self, names: frozenset[str]) -> set[str]:
-        """Those of these names whose source is another one than the nodes have; a look at each of its files."""
+        """Names, among these, whose source differs from what the nodes have; a look at each file of it."""
         tops = {name.partition(".")[0] for name in names} & set(self._sources)
         changed = {top for top in tops if installed.source_stamp(top) != self._sources[top]}
         return {name for name in names if name.partition(".")[0] in changed}
@@ -173,7 +173,7 @@ class Packages:
             without: nodes that lack some of what is needed, and perhaps what that needs in turn.
         """
         wheels: dict[int, list[OwnWheel]] = {index: [] for index in self._nodes}
-        for name in own([one.name for one in found]):
+        for name in own_names([one.name for one in found]):
             lacking = {index for index in self._nodes if name not in self._nodes[index].versions}
             known = {index for index in self._nodes if name in self._own.get(index, {})}
             if not (lacking & without or known):
@@ -352,7 +352,7 @@ def by_hand(packages: Sequence[str]) -> Addition:
         raise RequestError([f"{path} is not a file here" for path in lost])
     names = [text for text in packages if not is_place(text) or "://" in text]
     try:
-        wheels = tuple(map(own_wheel, own(names)))
+        wheels = tuple(map(own_wheel, own_names(names)))
     except NoWheel as problem:
         raise PackagesError(str(problem)) from None
     return Addition(pinned(names), (), preferred(names), tuple(paths), wheels)
@@ -396,7 +396,7 @@ def no_wheel(name: str, problem: str) -> str:
 
 
 def other_version(needed: Distribution, nodes: Mapping[str, Sequence[str]], *, ours: bool) -> str:
-    """That a package is of another version on nodes; pure.
+    """A note that a package is of another version on nodes; pure.
 
     Args:
         nodes: version there → names of nodes.
@@ -408,11 +408,11 @@ def other_version(needed: Distribution, nodes: Mapping[str, Sequence[str]], *, o
 
 
 def notebooks_own(pool: str, command: str) -> str:
-    """That a pool of this machine needs no such thing; pure."""
+    """Why a pool of this machine needs no installation; pure."""
     return f"the ranks of pool {pool!r} run in the notebook's own environment: %pip {command}"
 
 
 def named_interpreter(nodes: Sequence[str], python: str, packages: Sequence[str]) -> str:
-    """That skymagic does not change an interpreter that the user has named; pure."""
+    """Why nothing is installed into an interpreter that the user has named; pure."""
     command = f"{python} -m pip install {' '.join(packages)}"
     return f"{python} on {', '.join(nodes)} is used as it is, and skymagic does not change it. Run there: {command}"

@@ -12,7 +12,7 @@ from skymagic.errors import HostError, HostsError
 from skymagic.providers.ssh import side_by_side
 from skymagic.ssh import connecting, hostlist
 from skymagic.ssh.config import SshConfig
-from skymagic.ssh.connection import Connection
+from skymagic.ssh.connection import SSHConnection
 
 T = TypeVar("T")
 SCRIPT_TIMEOUT = 120.0
@@ -41,7 +41,7 @@ def ask(
         return {here: parse(done.stdout)}, {}
     connections, unreached = _connect(hosts)
 
-    def answer(one: Connection) -> T | HostError:
+    def answer(one: SSHConnection) -> T | HostError:
         try:
             done = one.run(script(one.label), timeout=SCRIPT_TIMEOUT)
             return parse(done.out)
@@ -54,7 +54,7 @@ def ask(
     try:
         answers = side_by_side(answer, connections)
     finally:
-        side_by_side(Connection.close, connections)
+        side_by_side(SSHConnection.close, connections)
     said: dict[str, T] = {}
     for one, found in zip(connections, answers, strict=True):
         if isinstance(found, HostError):
@@ -64,7 +64,7 @@ def ask(
     return said, unreached
 
 
-def _connect(hosts: Iterable[str]) -> tuple[list[Connection], dict[str, str]]:
+def _connect(hosts: Iterable[str]) -> tuple[list[SSHConnection], dict[str, str]]:
     """Connections to the hosts that can be reached, and why the others cannot."""
     config = SshConfig()
     left = [config.endpoint(spec) for spec in hostlist.expand(hosts)]

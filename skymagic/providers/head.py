@@ -22,7 +22,7 @@ CONNECT_TIMEOUT = 10.0
 
 
 @dataclass(frozen=True)
-class Access:
+class NodeAccess:
     """What leads from the head to a node's daemon.
 
     Attributes:
@@ -55,7 +55,7 @@ class Nodes(Survey):
             tunnel.close()
 
 
-def attach(plan: Plan, accesses: Sequence[Access]) -> tuple[Survey, Sequence[Node]]:
+def attach(plan: Plan, accesses: Sequence[NodeAccess]) -> tuple[Survey, Sequence[Node]]:
     """The machines of a pool whose agents run already; the caller's is the head."""
     here = detached.Here(detached.Access(accesses[0].daemon, accesses[0].secret))
     head = here.node(accesses[0].daemon, run)
@@ -65,7 +65,7 @@ def attach(plan: Plan, accesses: Sequence[Access]) -> tuple[Survey, Sequence[Nod
     return Nodes(plan, here, tunnels), nodes
 
 
-def _other(index: int, access: Access, tunnel: AgentTunnel) -> Node:
+def _other(index: int, access: NodeAccess, tunnel: AgentTunnel) -> Node:
     """A machine that is not the head."""
     relayed = functools.partial(Relayed, access)
     attach = functools.partial(relayed, processes.ATTACH, access.daemon)
@@ -83,7 +83,7 @@ class Relayed:
         OSError: the relay is not to be reached, or is another one.
     """
 
-    def __init__(self, access: Access, *words: str) -> None:
+    def __init__(self, access: NodeAccess, *words: str) -> None:
         sock = socket.create_connection((access.address, access.port), CONNECT_TIMEOUT)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         try:
@@ -108,7 +108,7 @@ class Relayed:
         self._near.sendall(data)
 
     def complaint(self) -> str:
-        """It says nothing else."""
+        """Always empty: only its output comes through the relay."""
         return ""
 
     def close(self) -> None:

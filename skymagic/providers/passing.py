@@ -24,17 +24,16 @@ from shlex import quote
 from typing import cast
 
 from skymagic.bootstrap import copying
-from skymagic.bootstrap.builds import choose
+from skymagic.bootstrap.builds import choose, download_bytes, shortage_of
 from skymagic.bootstrap.facts import Facts
 from skymagic.bootstrap.install import prepare_script
-from skymagic.bootstrap.listing import download_bytes, shortage_of
 from skymagic.bootstrap.provision import Supply
 from skymagic.bootstrap.remote import prepared
 from skymagic.bootstrap.requirements import Requirements
 from skymagic.bootstrap.wheelhouse import NoWheels, Wanted, fetch, kind
 from skymagic.display.panel import StartStep
 from skymagic.errors import HostError
-from skymagic.ssh.connection import Connection
+from skymagic.ssh.connection import SSHConnection
 from skymagic.ssh.process import Process
 from skymagic.wire import tls
 from skymagic.wire.threads import run_all
@@ -53,7 +52,7 @@ class Target:
     """
 
     name: str
-    host: Connection
+    host: SSHConnection
     facts: Facts
     python: str
 

@@ -11,15 +11,12 @@ from dataclasses import dataclass, field, replace
 from typing import TypeVar, cast
 
 from skymagic import plugins
-from skymagic.bootstrap.additions import Addition, add
-from skymagic.bootstrap.builds import choose, question
+from skymagic.bootstrap.builds import choose, lines, question
 from skymagic.bootstrap.facts import Facts
-from skymagic.bootstrap.listing import lines
 from skymagic.bootstrap.messages import refusals
-from skymagic.bootstrap.provision import Supply, probe, refuse, requirements_of, setup
+from skymagic.bootstrap.provision import Addition, Supply, add, probe, refuse, setup
 from skymagic.bootstrap.remote import Installation
-from skymagic.bootstrap.requirements import Requirements
-from skymagic.bootstrap.versions import notebook
+from skymagic.bootstrap.requirements import Requirements, notebook, requirements_of
 from skymagic.cluster import Node
 from skymagic.cluster.tunnel import AgentTunnel
 from skymagic.data.capture import installed
@@ -36,7 +33,7 @@ from skymagic.providers.passing import Target, from_here, groups, passed_on
 from skymagic.providers.provider import Say, Survey
 from skymagic.ssh import connecting, hostlist
 from skymagic.ssh.config import Endpoint, SshConfig
-from skymagic.ssh.connection import Connection
+from skymagic.ssh.connection import SSHConnection
 from skymagic.ssh.process import Process
 from skymagic.wire import processes
 from skymagic.wire.codec import Transport
@@ -47,7 +44,7 @@ U = TypeVar("U")
 
 
 @dataclass(frozen=True)
-class Access:
+class HostAccess:
     """What leads another notebook to a host's daemon.
 
     Attributes:
@@ -92,7 +89,7 @@ class SSH:
             ]
             plan = plan_over(request, inventories, "ssh")
         except BaseException:
-            side_by_side(Connection.close, connections)
+            side_by_side(SSHConnection.close, connections)
             raise
         fresh = {} if requirements.prepared else {each.name: each.facts for each in machines if not each.facts.ready}
         questions = (
@@ -116,7 +113,7 @@ class SSH:
         # two nodes may be one machine: each has a daemon of its own
         return [machine.node(index, f"{job_id}-{index}") for index, machine in enumerate(machines)]
 
-    def attach(self, plan: Plan, accesses: Sequence[Access]) -> tuple[Hosts, Sequence[Node]]:
+    def attach(self, plan: Plan, accesses: Sequence[HostAccess]) -> tuple[Hosts, Sequence[Node]]:
         """The machines of a pool that another notebook has made from this plan; nothing is connected to yet."""
         config = SshConfig()
         machines = [
@@ -193,7 +190,7 @@ class Machine:
     def __init__(
         self,
         endpoint: Endpoint,
-        connection: Connection | None,
+        connection: SSHConnection | None,
         facts: Facts,
         secret: str = "",
         installation: Installation | None = None,
@@ -201,12 +198,12 @@ class Machine:
         self.endpoint = endpoint
         self.name = endpoint.label
         self.facts = facts
-        self._connection: Connection | None = connection
+        self._connection: SSHConnection | None = connection
         """What the tunnel goes over; None while it is opened again."""
         self._installation = installation
         self.runnable = threading.Event()
         """Set once modules that need no packages can be run there, or once nothing of it goes on."""
-        self._bulk: Connection | None = None
+        self._bulk: SSHConnection | None = None
         """For what is large, so that it does not stand in the way of cells."""
         self._tunnel = AgentTunnel(secret)
         self._used = False
@@ -232,7 +229,7 @@ class Machine:
         self.runnable.set()
 
     def target(self, requirements: Requirements) -> Target:
-        """It as a host that gets wheels."""
+        """This machine as a host that gets an environment."""
         assert self._connection is not None
         fitting = [each.path for each in self.facts.pythons if each.version == requirements.minor]
         return Target(self.name, self._connection, self.facts, next(iter(fitting), ""))
@@ -248,7 +245,7 @@ class Machine:
         return Node(
             index,
             self.name,
-            access=Access(self.endpoint.label, known, daemon, self._tunnel.secret),
+            access=HostAccess(self.endpoint.label, known, daemon, self._tunnel.secret),
             leave=self.leave,
             start_agent=lambda state: self._open(daemon, state),
             run=self._run,
@@ -297,7 +294,7 @@ class Machine:
         assert self._installation is not None
         add(self._beside(), self._installation, addition, words, cancelled)
 
-    def _beside(self) -> Connection:
+    def _beside(self) -> SSHConnection:
         with self._lock:
             if self._bulk is None or not self._bulk.alive:
                 self._bulk = connecting.connect(self.endpoint)
@@ -327,7 +324,7 @@ class ConnectionProcess:
         connection: what carries it.
     """
 
-    def __init__(self, process: Process, connection: Connection) -> None:
+    def __init__(self, process: Process, connection: SSHConnection) -> None:
         self.read, self.write, self.complaint = process.read, process.write, process.complaint
         self._connection = connection
 

@@ -38,7 +38,7 @@ class Endpoint:
     identities: tuple[str, ...] = ()
     """Private keys, in the order in which they are tried."""
     identities_given: bool = False
-    """They come from the user's configuration; else they are the default ones, and need not exist."""
+    """Whether `identities` come from the user's configuration; default ones need not exist."""
     identities_only: bool = False
     """Use no key of the agent that is not among `identities`."""
     agent: str | None = ""

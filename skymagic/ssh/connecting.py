@@ -10,10 +10,10 @@ from concurrent.futures import Future
 from typing import TYPE_CHECKING
 
 from skymagic.errors import HostError, HostsError
-from skymagic.ssh import dial, login, proxy
-from skymagic.ssh.cancellation import Cancellation, Cancelled
+from skymagic.ssh import dial, login
 from skymagic.ssh.config import Endpoint
-from skymagic.ssh.connection import Connection
+from skymagic.ssh.connection import SSHConnection
+from skymagic.ssh.dial import Cancellation, ConnectCancelled
 
 if TYPE_CHECKING:
     import paramiko
@@ -23,7 +23,7 @@ Progress = Callable[[Endpoint, str], None]
 """Called for each host when its connect has ended, with "connected" or how it failed, on the caller's thread."""
 
 
-def connect(endpoint: Endpoint, ask: Ask | None = None) -> Connection:
+def connect(endpoint: Endpoint, ask: Ask | None = None) -> SSHConnection:
     """Connect to one host.
 
     Args:
@@ -38,7 +38,7 @@ def connect(endpoint: Endpoint, ask: Ask | None = None) -> Connection:
 
 def connect_all(
     endpoints: Sequence[Endpoint], ask: Ask | None = None, progress: Progress | None = None
-) -> list[Connection]:
+) -> list[SSHConnection]:
     """Connect to all hosts at once.
 
     The work is done on threads and the caller only waits, so that an interrupt finds it in a known place.
@@ -69,7 +69,7 @@ class _Attempts:
 
     def __init__(self, endpoints: Sequence[Endpoint], may_ask: bool) -> None:
         self.endpoints, self.may_ask = endpoints, may_ask
-        self.connections: list[Connection | None] = [None] * len(endpoints)
+        self.connections: list[SSHConnection | None] = [None] * len(endpoints)
         self.failures: list[HostError | None] = [None] * len(endpoints)
         self._unexpected: list[BaseException] = []
         self._cancellation = Cancellation()
@@ -113,7 +113,7 @@ class _Attempts:
         except HostError as failure:
             self.failures[index] = failure
             text = failure.reason
-        except Cancelled:
+        except ConnectCancelled:
             return
         except BaseException as problem:
             self._unexpected.append(problem)
@@ -138,12 +138,12 @@ def _answer(ask: Ask, text: str) -> str:
         return ""
 
 
-def _open_connection(endpoint: Endpoint, ask: Ask | None, cancellation: Cancellation) -> Connection:
+def _open_connection(endpoint: Endpoint, ask: Ask | None, cancellation: Cancellation) -> SSHConnection:
     first = endpoint.proxy_jump[0] if endpoint.proxy_jump else endpoint
     with contextlib.ExitStack() as resources, cancellation.login_slot((first.hostname, first.port)):
         transport = _open_transport(endpoint, ask, cancellation, resources)
         cancellation.check()
-        return Connection(endpoint, transport, resources.pop_all())
+        return SSHConnection(endpoint, transport, resources.pop_all())
 
 
 def _open_transport(
@@ -160,13 +160,13 @@ def _open_transport(
         except HostError as failure:
             reason = f"its jump host {jump.label} cannot be used: {failure.reason}"
             raise HostError(endpoint.label, reason, failure.remedy) from failure
-    command = proxy.ProxyCommand(endpoint) if endpoint.proxy_command and via is None else None
+    command = dial.ProxyCommand(endpoint) if endpoint.proxy_command and via is None else None
     try:
         if command is not None:
             resources.callback(command.close)
             stream: login.Stream = command.socket
         else:
-            stream = proxy.open_through(via[1], via[0], endpoint) if via else dial.dial(endpoint, cancellation)
+            stream = dial.open_through(via[1], via[0], endpoint) if via else dial.dial(endpoint, cancellation)
         resources.callback(stream.close)
         transport = login.handshake(stream, endpoint, cancellation)
         resources.callback(login.close, transport)

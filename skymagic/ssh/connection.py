@@ -30,12 +30,12 @@ class ScriptResult:
     """How a script ended."""
 
     status: int
-    """Its exit status; -1 when a signal ended it."""
+    """Exit status; -1 when a signal ended the script."""
     out: str
     err: str
 
 
-class Connection:
+class SSHConnection:
     """A connection to one host, with the connections to the hosts that it goes through; made by ``connecting``.
 
     Thread-safe. A lost connection stays lost: make another.

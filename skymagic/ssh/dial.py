@@ -1,4 +1,4 @@
-"""TCP connect with a timeout and cancellation; keepalive against dead peers."""
+"""Streams to an sshd: TCP with a timeout and keepalive, ProxyJump, ProxyCommand; and the cancellation of connects under way."""
 
 from __future__ import annotations
 
@@ -7,11 +7,76 @@ import errno
 import os
 import selectors
 import socket
+import subprocess
+import tempfile
+import threading
 import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from skymagic.errors import HostError
-from skymagic.ssh.cancellation import POLL_INTERVAL, Cancellation
 from skymagic.ssh.config import Endpoint
+
+if TYPE_CHECKING:
+    import paramiko
+
+
+POLL_INTERVAL = 0.05
+"""Seconds between a wait's checks for cancellation."""
+CONCURRENT_LOGINS = 8
+"""Logins at one sshd at a time: beyond 10 unauthenticated ones it drops connections at random (MaxStartups 10:30:100)."""
+
+
+class ConnectCancelled(BaseException):
+    """The connect was cancelled; a BaseException, so that it ends its thread past every ``except Exception``."""
+
+
+class Cancellation:
+    """Cancellation token: shared by the threads of one request, checked wherever they wait."""
+
+    def __init__(self) -> None:
+        self._cancelled = threading.Event()
+        self._servers: dict[tuple[str, int], threading.Semaphore] = {}
+        self._lock = threading.Lock()
+
+    def cancel(self) -> None:
+        """Have all waits raise ConnectCancelled."""
+        self._cancelled.set()
+
+    def check(self) -> None:
+        """Raise ConnectCancelled when cancelled."""
+        if self._cancelled.is_set():
+            raise ConnectCancelled
+
+    def wait(self, event: threading.Event, seconds: float) -> bool:
+        """Whether the event came within so many seconds.
+
+        Raises:
+            ConnectCancelled: the request was cancelled.
+        """
+        end = time.monotonic() + seconds
+        while not event.wait(max(0.0, min(POLL_INTERVAL, end - time.monotonic()))):
+            self.check()
+            if time.monotonic() >= end:
+                return False
+        self.check()
+        return True
+
+    @contextlib.contextmanager
+    def login_slot(self, server: tuple[str, int]) -> Iterator[None]:
+        """Hold one of the login slots of the sshd at this address: a counting semaphore."""
+        with self._lock:
+            slots = self._servers.setdefault(server, threading.Semaphore(CONCURRENT_LOGINS))
+        while not slots.acquire(timeout=POLL_INTERVAL):
+            self.check()
+        try:
+            yield
+        finally:
+            slots.release()
+
+
+# -- TCP ------------------------------------------------------------------------------------------------------------------
+
 
 DEAD_PEER_TIMEOUT = 15
 """Seconds without an acknowledgement after which a peer is dead (TCP_USER_TIMEOUT, RFC 5482)."""
@@ -96,3 +161,75 @@ def _reason_and_remedy(problem: OSError, endpoint: Endpoint) -> tuple[str, str]:
     if problem.errno in UNREACHABLE_ERRNOS:
         return f"there is no route to {where}", "is the network (VPN) up, or is a ProxyJump needed?"
     return f"{where} cannot be reached: {problem.strerror or problem}", f"try: ssh {endpoint.label}"
+
+
+# -- jump hosts and commands ----------------------------------------------------------------------------------------------
+
+
+def open_through(jump: paramiko.Transport, via: Endpoint, endpoint: Endpoint) -> paramiko.Channel:
+    """A direct-tcpip channel (RFC 4254, 7.2) through a jump host to the endpoint.
+
+    Raises:
+        HostError: the jump host cannot, or may not, reach it.
+    """
+    import paramiko
+
+    where = f"{endpoint.hostname} port {endpoint.port}"
+    address = (endpoint.hostname, endpoint.port)
+    try:
+        return jump.open_channel("direct-tcpip", address, ("127.0.0.1", 0), timeout=endpoint.timeout)
+    except paramiko.ChannelException as problem:
+        how, remedy = "cannot connect", f"is the host up, and does {via.label} know it by that name?"
+        if problem.code == 1:
+            how = "does not allow connections"
+            remedy = f"AllowTcpForwarding must be on in the sshd of {via.label}"
+        reason = f"the jump host {via.label} {how} to {where}: {problem.text}"
+        raise HostError(endpoint.label, reason, remedy) from problem
+    except (paramiko.SSHException, OSError, EOFError) as problem:
+        reason = f"{where} did not answer through the jump host {via.label} within {endpoint.timeout:.0f} s"
+        raise HostError(endpoint.label, reason, f"is the host up, and may {via.label} reach it?") from problem
+
+
+class ProxyCommand:
+    """A ProxyCommand: a child process whose input and output are the stream.
+
+    Args:
+        endpoint: has a `proxy_command`.
+
+    Raises:
+        HostError: it cannot be started.
+    """
+
+    def __init__(self, endpoint: Endpoint) -> None:
+        assert endpoint.proxy_command is not None
+        if os.name == "nt":
+            raise HostError(endpoint.label, "ProxyCommand does not work on Windows", "ProxyJump does")
+        self._endpoint = endpoint
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115  # closed by close()
+        self.socket, theirs = socket.socketpair()
+        with theirs:
+            self._child = subprocess.Popen(
+                [os.environ.get("SHELL", "/bin/sh"), "-c", f"exec {endpoint.proxy_command}"],
+                stdin=theirs.fileno(), stdout=theirs.fileno(), stderr=self._errors,
+                start_new_session=True,  # a terminal's Ctrl-C is for the notebook
+            )  # fmt: skip
+
+    def with_output(self, failure: HostError) -> HostError:
+        """The failure, or the command's exit code and output when it has ended."""
+        try:
+            code = self._child.wait(timeout=1.0)
+        except subprocess.TimeoutExpired:
+            return failure
+        said = os.pread(self._errors.fileno(), 2000, 0).decode(errors="replace").strip()
+        words = f"its ProxyCommand {self._endpoint.proxy_command!r} ended with exit code {code}"
+        return HostError(failure.host, f"{words}: {said}" if said else words, f"try it by hand: ssh {failure.host}")
+
+    def close(self) -> None:
+        """Kill the command; twice is safe."""
+        self.socket.close()
+        try:
+            self._child.wait(timeout=1.0)
+        except subprocess.TimeoutExpired:
+            self._child.kill()
+            self._child.wait()
+        self._errors.close()

@@ -1,4 +1,4 @@
-"""From a stream to an authenticated transport: handshake, host key check, public-key authentication."""
+"""SSH handshake, host key check and public-key authentication; and a transport that sends nothing to a closed channel."""
 
 from __future__ import annotations
 
@@ -7,19 +7,68 @@ import logging
 import socket
 import threading
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from skymagic.errors import HostError
-from skymagic.ssh.cancellation import Cancellation
-from skymagic.ssh.closing import send_nothing_after_close
 from skymagic.ssh.config import Endpoint
+from skymagic.ssh.dial import Cancellation
 from skymagic.ssh.keys import KeyAttempts, candidates
 from skymagic.ssh.known_hosts import KnownHosts, KnownKey, fingerprint, is_revoked, known_hosts_name
 
 if TYPE_CHECKING:
     import paramiko
+if TYPE_CHECKING:
+    import paramiko
 
     Stream = socket.socket | paramiko.Channel
+
+
+# -- channels that are closed ---------------------------------------------------------------------------------------------
+
+
+def send_nothing_after_close(transport: paramiko.Transport) -> None:
+    """Have a transport drop what comes for a channel after its CLOSE; before it is started.
+
+    A channel of paramiko decides under its lock what to send, and sends it without: when a process ends, the answer to that
+    (CLOSE) can overtake what another thread is about to send (EOF, data). OpenSSH ends the whole connection at such a packet
+    (``ieof packet referred to nonexistent channel``).
+    """
+    from paramiko.common import (
+        MSG_CHANNEL_CLOSE,
+        MSG_CHANNEL_DATA,
+        MSG_CHANNEL_EOF,
+        MSG_CHANNEL_EXTENDED_DATA,
+        MSG_CHANNEL_OPEN_SUCCESS,
+    )
+
+    made: Any = transport
+    send, open_channel = made._send_message, made.open_channel
+    closed: set[bytes] = set()
+    """The host's numbers of channels, as they stand in packets (RFC 4254, 5.3)."""
+
+    def send_message(data: Any) -> None:
+        """Called for one packet after the other: paramiko holds a lock around it."""
+        packet = data.asbytes()
+        kind, number = packet[0], packet[1:5]
+        if kind in (MSG_CHANNEL_DATA, MSG_CHANNEL_EXTENDED_DATA, MSG_CHANNEL_EOF) and number in closed:
+            return
+        if kind == MSG_CHANNEL_CLOSE:
+            closed.add(number)
+        elif kind == MSG_CHANNEL_OPEN_SUCCESS:  # one that the host has opened
+            closed.discard(number)
+        send(data)
+
+    def opened(*args: Any, **kwargs: Any) -> paramiko.Channel:
+        """The host may give a number again."""
+        channel: paramiko.Channel = open_channel(*args, **kwargs)
+        closed.discard(channel.remote_chanid.to_bytes(4, "big"))
+        return channel
+
+    made._send_message, made.open_channel = send_message, opened
+
+
+# -- the handshake --------------------------------------------------------------------------------------------------------
+
 
 LOGGER = "skymagic.ssh.paramiko"
 PREFERRED_CIPHERS = ("aes128-gcm@openssh.com", "aes256-gcm@openssh.com")
@@ -147,7 +196,7 @@ def _check_revoked(endpoint: Endpoint, key: str, offered: str) -> None:
             why = problem.strerror if isinstance(problem, OSError) else problem
             said = f"its host key cannot be accepted: RevokedHostKeys {file} cannot be read ({why})"
             raise HostError(
-                endpoint.label, said, "mend that file, or remove the line from your ssh configuration"
+                endpoint.label, said, "fix that file, or remove the line from your ssh configuration"
             ) from None
         if revoked:
             raise HostError(endpoint.label, f"its host key {offered} is revoked by {file}", "ask who runs the host")

@@ -152,7 +152,7 @@ class Process:
         return transport is not None and transport.is_active()
 
     def status(self) -> int | None:
-        """Its exit status, None while it runs, -1 when a signal ended it or the connection was lost."""
+        """Exit status; None while the process runs, -1 when a signal ended it or the connection was lost."""
         if self._channel.exit_status_ready():
             return self._channel.recv_exit_status()
         return -1 if self._channel.closed else None

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from skymagic.bootstrap.messages import Failure
-from skymagic.bootstrap.provision import requirements_of, setup
+from skymagic.bootstrap.messages import InstallFailure
+from skymagic.bootstrap.provision import setup
 from skymagic.bootstrap.remote import chunks
-from skymagic.bootstrap.requirements import Requirements
+from skymagic.bootstrap.requirements import Requirements, requirements_of
 from skymagic.errors import HostError
 from skymagic.plan.image import Image
 from tests.bootstrap.test_bootstrap import FACTS
@@ -82,7 +82,7 @@ def test_a_plugin_and_the_notebook_contradict_each_other(
     ],
 )
 def test_what_is_not_there_is_no_contradiction(line: str, words: str) -> None:
-    failure = Failure("choosing", "uv pip compile", 1, ("No solution found when resolving dependencies:", line))
+    failure = InstallFailure("choosing", "uv pip compile", 1, ("No solution found when resolving dependencies:", line))
     assert words in failure.remedy(FACTS)
 
 

@@ -14,17 +14,17 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from skymagic.bootstrap import additions, install, packages, pip_settings, probe, wheel
-from skymagic.bootstrap.additions import Addition, addition_script
+from skymagic.bootstrap import install, probe, provision, shell, wheel
 from skymagic.bootstrap.facts import Facts, Python, parse
 from skymagic.bootstrap.indexes import INDEX_PROBE
 from skymagic.bootstrap.install import UPLOADED, InstallPlan, install_script, plan_install, prepare_script
-from skymagic.bootstrap.messages import Failure, lacks_python, refusals
+from skymagic.bootstrap.messages import InstallFailure, lacks_python, refusals
 from skymagic.bootstrap.probe import PACKAGES_PROBE, PYTHON_PROBE, probe_script
 from skymagic.bootstrap.progress import InstallProgress
-from skymagic.bootstrap.quoting import any_shell, any_shell_word
+from skymagic.bootstrap.provision import Addition, addition_script
 from skymagic.bootstrap.remote import Installation
 from skymagic.bootstrap.requirements import Requirements
+from skymagic.bootstrap.shell import any_shell, any_shell_word
 
 GOLDEN = Path(__file__).parent / "golden"
 HOSTILE = 'it\'s $HOME `id` "x" \\ !y\n*'
@@ -58,8 +58,8 @@ SCRIPTS = {
 
 CONSTANTS = {
     **{name: vars(module)[name] for module, names in {
-        additions: ("_ADD",), install: ("COMMON", "OWN", "BEGIN", "_MAIN", "WATCHED", "_INSTALL", "_PREPARE"),
-        packages: ("PACKAGES",), pip_settings: ("PIP_SETTINGS",), probe: ("_BODY",),
+        provision: ("_ADD",), install: ("COMMON", "OWN", "BEGIN", "_MAIN", "WATCHED", "_INSTALL", "_PREPARE"),
+        shell: ("PACKAGES", "PIP_SETTINGS"), probe: ("_BODY",),
     }.items() for name in names},
     **{name: quote(text) for name, text in {
         "PYTHON_PROBE": PYTHON_PROBE, "PACKAGES_PROBE": PACKAGES_PROBE, "SOURCES_PROBE": probe.SOURCES_PROBE, "INDEX_PROBE": INDEX_PROBE,
@@ -324,13 +324,13 @@ def test_an_interpreter_that_cannot_be_used_as_it_is() -> None:
     ],
 )  # fmt: skip
 def test_what_to_do_when_a_step_fails(line: str, words: str) -> None:
-    failure = Failure("installing", "pip install", 1, (line,), 5_000_000, "3.11")
+    failure = InstallFailure("installing", "pip install", 1, (line,), 5_000_000, "3.11")
     assert words in failure.remedy(FACTS)
     assert line in failure.reason
 
 
 def test_a_full_disk_is_seen_whatever_was_printed() -> None:
-    assert "disk is full (1.0 MB free" in Failure("s", "c", 1, ("Killed",), 1000).remedy(FACTS)
+    assert "disk is full (1.0 MB free" in InstallFailure("s", "c", 1, ("Killed",), 1000).remedy(FACTS)
 
 
 def test_no_password_is_shown() -> None:

@@ -13,8 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from skymagic.bootstrap import uv
+from skymagic.bootstrap import wheelhouse
 from skymagic.bootstrap.facts import Facts
+from skymagic.bootstrap.own import user_cache
+from skymagic.bootstrap.wheelhouse import UvUnavailable, uv_for
 from skymagic.wire import atomic
 
 HOST = Facts(system="Linux", machine="x86_64", hostname="n", home="/h", folder="/h/s", libc="glibc 2.36", boot="b")
@@ -38,57 +40,57 @@ def fetched(monkeypatch: pytest.MonkeyPatch) -> list[Facts]:
         asked.append(facts)
         return b"\x7fELF the program"
 
-    monkeypatch.setattr(uv, "_local_uv", local)
+    monkeypatch.setattr(wheelhouse, "_local_uv", local)
     return asked
 
 
 def cached() -> Path:
-    (found,) = uv.cache_folder().iterdir()
+    (found,) = user_cache().iterdir()
     return found
 
 
 def test_a_cached_program_is_used_again(fetched: list[Facts]) -> None:
-    assert gzip.decompress(uv.fetch(HOST)) == gzip.decompress(uv.fetch(HOST)) == b"\x7fELF the program"
+    assert gzip.decompress(uv_for(HOST)) == gzip.decompress(uv_for(HOST)) == b"\x7fELF the program"
     assert fetched == [HOST]
 
 
 def test_the_cache_is_private_whatever_the_umask(fetched: list[Facts]) -> None:
-    uv.fetch(HOST)
-    assert stat.S_IMODE(uv.cache_folder().stat().st_mode) == 0o700
+    uv_for(HOST)
+    assert stat.S_IMODE(user_cache().stat().st_mode) == 0o700
     assert stat.S_IMODE(cached().stat().st_mode) == 0o600
 
 
 def test_an_older_cache_that_the_group_can_write_is_taken_back(fetched: list[Facts]) -> None:
-    uv.cache_folder().mkdir(parents=True)
-    uv.cache_folder().chmod(0o775)
-    uv.fetch(HOST)
-    assert stat.S_IMODE(uv.cache_folder().stat().st_mode) == 0o700
+    user_cache().mkdir(parents=True)
+    user_cache().chmod(0o775)
+    uv_for(HOST)
+    assert stat.S_IMODE(user_cache().stat().st_mode) == 0o700
 
 
 @pytest.mark.parametrize("change", ["content", "mode"])
 def test_a_program_that_somebody_may_have_replaced_is_not_used(fetched: list[Facts], change: str) -> None:
-    uv.fetch(HOST)
+    uv_for(HOST)
     path = cached()
     if change == "content":
         path.write_bytes(gzip.compress(b"\x7fELF another program"))
     else:
         path.chmod(0o664)
-    assert gzip.decompress(uv.fetch(HOST)) == b"\x7fELF the program"
+    assert gzip.decompress(uv_for(HOST)) == b"\x7fELF the program"
     assert fetched == [HOST, HOST]
 
 
 @pytest.mark.needs("root")
 def test_a_program_of_another_user_is_not_used(fetched: list[Facts]) -> None:
-    uv.fetch(HOST)
+    uv_for(HOST)
     os.chown(cached(), 65534, 65534)
-    uv.fetch(HOST)
+    uv_for(HOST)
     assert fetched == [HOST, HOST]
 
 
 def test_a_file_under_the_name_of_earlier_versions_is_not_used(fetched: list[Facts]) -> None:
-    uv.cache_folder().mkdir(parents=True)
-    (uv.cache_folder() / f"uv-{HOST.system}-{HOST.machine}.gz").write_bytes(gzip.compress(b"\x7fELF another program"))
-    assert gzip.decompress(uv.fetch(HOST)) == b"\x7fELF the program"
+    user_cache().mkdir(parents=True)
+    (user_cache() / f"uv-{HOST.system}-{HOST.machine}.gz").write_bytes(gzip.compress(b"\x7fELF another program"))
+    assert gzip.decompress(uv_for(HOST)) == b"\x7fELF the program"
 
 
 @pytest.mark.needs("root")
@@ -120,7 +122,7 @@ def test_a_downloaded_wheel_is_compared_with_its_record(tmp_path: Path, honest: 
         wheel.writestr("uv-1.0.data/scripts/uv", program if honest else b"\x7fELF another program")
         wheel.writestr("uv-1.0.dist-info/RECORD", f"uv-1.0.data/scripts/uv,sha256={digest},{len(program)}\n")
     if honest:
-        assert uv._program(path) == program
+        assert wheelhouse._uv_in(path) == program
     else:
-        with pytest.raises(uv.UvUnavailable, match="damaged"):
-            uv._program(path)
+        with pytest.raises(UvUnavailable, match="damaged"):
+            wheelhouse._uv_in(path)

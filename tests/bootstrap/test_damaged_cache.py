@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from skymagic.bootstrap.provision import requirements_of, setup
+from skymagic.bootstrap.provision import setup
+from skymagic.bootstrap.requirements import requirements_of
 from skymagic.errors import HostError
 from skymagic.plan.image import Image
 from tests.lab.shells import ShellHost, cache, home, uv, without_pip

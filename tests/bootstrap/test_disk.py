@@ -10,8 +10,17 @@ from pathlib import Path
 
 import pytest
 
-from skymagic.bootstrap.disk import DAY, Disk, Item, clean_script, disk_script, parse_clean, parse_disk, removable
-from skymagic.bootstrap.running import Running
+from skymagic.bootstrap.running import (
+    DAY,
+    Disk,
+    Item,
+    Running,
+    clean_script,
+    disk_script,
+    parse_clean,
+    parse_disk,
+    removable,
+)
 from skymagic.wire.record import RECORD, AgentRecord, identity
 
 NOW = 1_000_000_000.0

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from skymagic.bootstrap.downloads import Downloads, InstallStep
-from skymagic.bootstrap.progress import InstallProgress
+from skymagic.bootstrap.progress import Downloads, InstallProgress, InstallStep
 
 SIZES = {"torch": 700, "numpy": 200, "typing-extensions": 100}
 PIP = (

@@ -12,10 +12,9 @@ import pytest
 from skymagic.bootstrap import own as wheels
 from skymagic.bootstrap.facts import Facts
 from skymagic.bootstrap.messages import refusals
-from skymagic.bootstrap.origins import source_files
-from skymagic.bootstrap.own import NoWheel, OwnWheel, misfit, own_wheel
-from skymagic.bootstrap.provision import requirements_of
-from skymagic.bootstrap.versions import notebook
+from skymagic.bootstrap.own import NoWheel, OwnWheel, own_wheel, source_files
+from skymagic.bootstrap.platforms import misfit
+from skymagic.bootstrap.requirements import notebook, requirements_of
 from skymagic.errors import RequestError
 from skymagic.plan.image import Image
 from tests.lab.distributions import Shelf
@@ -111,7 +110,7 @@ def test_what_cannot_be_built_is_said_with_the_last_lines(shelf: Shelf) -> None:
     )
     assert failed.startswith(f"no wheel could be built of tiny-own 1.0 in {project}; `")
     assert "no compiler, and https://****@example.org" in failed
-    assert not list(wheels.cache_folder().glob("*/.*"))
+    assert not list(wheels.wheel_cache().glob("*/.*"))
 
 
 def test_own_ones_are_found_behind_others(shelf: Shelf) -> None:

@@ -9,10 +9,9 @@ import pytest
 
 from skymagic.bootstrap.builds import choose, question
 from skymagic.bootstrap.facts import Facts
-from skymagic.bootstrap.provision import probe, requirements_of, setup
+from skymagic.bootstrap.provision import probe, setup
 from skymagic.bootstrap.remote import Installation
-from skymagic.bootstrap.requirements import Requirements
-from skymagic.bootstrap.versions import pinned, preferred
+from skymagic.bootstrap.requirements import Requirements, pinned, preferred, requirements_of
 from skymagic.errors import HostError
 from skymagic.plan.image import Image
 from skymagic.plan.units import size

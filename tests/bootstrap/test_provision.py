@@ -23,8 +23,8 @@ from packaging.requirements import Requirement
 
 from skymagic.bootstrap import wheel
 from skymagic.bootstrap.facts import Facts, Python
-from skymagic.bootstrap.provision import RANK_DEPENDENCIES, probe, requirements_of, setup
-from skymagic.bootstrap.requirements import Requirements
+from skymagic.bootstrap.provision import probe, setup
+from skymagic.bootstrap.requirements import RANK_DEPENDENCIES, Requirements, requirements_of
 from skymagic.errors import HostError, RequestError
 from skymagic.plan.image import Image, PipIndex
 from skymagic.plan.plans import Topology
@@ -32,7 +32,7 @@ from skymagic.plan.requests import PoolRequest
 from skymagic.providers.aws.provider import needs
 from skymagic.ssh.config import SshConfig
 from skymagic.ssh.connecting import connect
-from skymagic.ssh.connection import Connection
+from skymagic.ssh.connection import SSHConnection
 from skymagic.ssh.hostlist import HostSpec
 from tests.lab.hosts import Hosts, loopback
 from tests.lab.shells import (
@@ -327,7 +327,7 @@ def test_over_ssh_with_a_profile_that_prints(tmp_path: Path) -> None:
 
 
 @contextmanager
-def connected(hosts: Hosts) -> Iterator[Connection]:
+def connected(hosts: Hosts) -> Iterator[SSHConnection]:
     connection = connect(SshConfig(hosts.config).endpoint(HostSpec("h1", "h1")))
     try:
         yield connection

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from skymagic.bootstrap.versions import Distribution, notebook, pinned, preferred
+from skymagic.bootstrap.requirements import Distribution, notebook, pinned, preferred
 
 HERE = {
     each.name.lower(): each
@@ -78,7 +78,7 @@ def test_a_distribution_from_a_folder_is_no_indexs(tmp_path: Path) -> None:
     info.mkdir(parents=True)
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: mine\nVersion: 0.1\nRequires-Dist: xxhash\n")
     (info / "direct_url.json").write_text(f'{{"url": "file://{tmp_path}", "dir_info": {{"editable": true}}}}')
-    code = "from skymagic.bootstrap.versions import notebook, pinned; print(notebook('mine').own, *pinned(['mine', 'xxhash']))"
+    code = "from skymagic.bootstrap.requirements import notebook, pinned; print(notebook('mine').own, *pinned(['mine', 'xxhash']))"
     root = Path(__file__).resolve().parents[2]
     done = subprocess.run(
         [sys.executable, "-c", f"import sys; sys.path[:0] = [{str(root)!r}, {str(site)!r}]\n{code}"],

@@ -18,12 +18,12 @@ from pathlib import Path
 
 import pytest
 
-from skymagic.bootstrap import uv as installer
 from skymagic.bootstrap import wheel
 from skymagic.bootstrap.facts import Facts, Python
-from skymagic.bootstrap.provision import probe, requirements_of, setup
+from skymagic.bootstrap.provision import probe, setup
 from skymagic.bootstrap.remote import RemoteShell
-from skymagic.bootstrap.requirements import Requirements
+from skymagic.bootstrap.requirements import Requirements, requirements_of
+from skymagic.bootstrap.wheelhouse import uv_for
 from skymagic.plan.image import Image
 from skymagic.ssh.connection import ScriptResult
 from tests.conftest import MARK
@@ -148,7 +148,7 @@ def uv(cache: Path, home: Path) -> str:
     program = cache / "uv"
     if not program.exists():
         fresh = cache / f"uv.{os.getpid()}"
-        fresh.write_bytes(gzip.decompress(installer.fetch(probe(ShellHost(home), SMALL))))
+        fresh.write_bytes(gzip.decompress(uv_for(probe(ShellHost(home), SMALL))))
         fresh.chmod(0o755)
         fresh.rename(program)
     return str(program)

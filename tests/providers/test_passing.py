@@ -20,18 +20,19 @@ from urllib.parse import quote
 
 import pytest
 
-from skymagic.bootstrap import uv, wheel
-from skymagic.bootstrap.facts import Facts, Offer, Python
-from skymagic.bootstrap.listing import download_bytes
+from skymagic.bootstrap import wheel
+from skymagic.bootstrap.builds import download_bytes
+from skymagic.bootstrap.facts import BuildOffer, Facts, Python
 from skymagic.bootstrap.provision import probe
 from skymagic.bootstrap.requirements import Requirements
+from skymagic.bootstrap.wheelhouse import uv_for
 from skymagic.errors import HostError
 from skymagic.providers import passing
 from skymagic.providers.passing import Target, groups
 from skymagic.providers.ssh import Machine, set_up
 from skymagic.ssh.config import Endpoint, SshConfig
 from skymagic.ssh.connecting import connect
-from skymagic.ssh.connection import Connection
+from skymagic.ssh.connection import SSHConnection
 from skymagic.ssh.hostlist import HostSpec
 from tests.lab.hosts import Hosts, loopback
 from tests.lab.shells import MINOR, SMALL, kept_folder
@@ -47,9 +48,9 @@ def test_what_a_new_environment_downloads() -> None:
     """Sizes that indexes tell, guesses where they do not, and nothing for what lies on the host's own disk."""
     wanted = replace(SMALL, packages=("numpy==2", "pandas==3", "tiny==1"))
     offers = (
-        Offer("numpy", "2", nbytes=70_000_000, source="https://pypi.org/simple"),
-        Offer("pandas", "3", source="http://mirror/simple"),
-        Offer("tiny", "1", nbytes=900_000_000, source="/opt/wheels"),
+        BuildOffer("numpy", "2", nbytes=70_000_000, source="https://pypi.org/simple"),
+        BuildOffer("pandas", "3", source="http://mirror/simple"),
+        BuildOffer("tiny", "1", nbytes=900_000_000, source="/opt/wheels"),
     )
     assert download_bytes(wanted, replace(HOST, offers=offers)) == 72_000_000
     assert download_bytes(wanted, replace(HOST, offers=offers, uv=None)) == 92_000_000
@@ -61,7 +62,7 @@ def test_what_a_new_environment_downloads() -> None:
 def test_which_hosts_pass_on() -> None:
     """Those of one kind, which reach each other, where it is worth the trouble."""
     wanted = replace(SMALL, packages=("numpy==2",))
-    large = (Offer("numpy", "2", nbytes=70_000_000, source="https://pypi.org/simple"),)
+    large = (BuildOffer("numpy", "2", nbytes=70_000_000, source="https://pypi.org/simple"),)
 
     def grouped(*hosts: Facts, requirements: Requirements = wanted, alone: bool = False) -> list[list[str]]:
         targets = [Target(str(n), None, each, "/usr/bin/python3") for n, each in enumerate(hosts)]  # type: ignore[arg-type]
@@ -124,7 +125,7 @@ class Lab:
     asked: list[str]
     login: Login
     endpoints: list[Endpoint] = field(default_factory=list)
-    connections: list[Connection] = field(default_factory=list)
+    connections: list[SSHConnection] = field(default_factory=list)
     facts: list[Facts] = field(default_factory=list)
 
     def wheels(self) -> list[str]:
@@ -176,7 +177,7 @@ def lab(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config) -
         patches.setattr(passing, "WORTH_BYTES", 1)
         patches.setenv("XDG_CACHE_HOME", str(kept_folder(pytestconfig, "uv")))
         here = os.uname()
-        program = gzip.decompress(uv.fetch(replace(HOST, system=here.sysname, machine=here.machine)))
+        program = gzip.decompress(uv_for(replace(HOST, system=here.sysname, machine=here.machine)))
         url, more = (login.to(stack.enter_context(served(each, asked, admits=login))) for each in (index, private))
         wanted = replace(SMALL, packages=("tiny-large==1.0",), indexes=(more,))
         env = {"PIP_CONFIG_FILE": "/dev/null", "PIP_INDEX_URL": url, "PIP_FIND_LINKS": "", "PIP_EXTRA_INDEX_URL": ""}
@@ -201,13 +202,13 @@ def test_one_host_fetches_and_the_others_get_it_from_there(lab: Lab, monkeypatch
     """Each wheel is asked of the index once, for three hosts; their environments are as if each had downloaded."""
     told: list[str] = []
     uploads: list[tuple[str, str]] = []
-    upload = Connection.upload
+    upload = SSHConnection.upload
 
-    def counted(self: Connection, path: str, chunks: Iterable[memoryview], nbytes: int) -> None:
+    def counted(self: SSHConnection, path: str, chunks: Iterable[memoryview], nbytes: int) -> None:
         uploads.append((self.label, Path(path).name))
         upload(self, path, chunks, nbytes)
 
-    monkeypatch.setattr(Connection, "upload", counted)
+    monkeypatch.setattr(SSHConnection, "upload", counted)
     made = lab.set_up(told)
     assert uploads == [("h1", wheel.running()[1])], "the code comes once, and goes on from host to host"
     known = [probe(each, lab.wanted) for each in lab.connections]

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from skymagic.bootstrap.facts import Facts, Offer
-from skymagic.bootstrap.listing import shortage_of
+from skymagic.bootstrap.builds import shortage_of
+from skymagic.bootstrap.facts import BuildOffer, Facts
 from skymagic.bootstrap.messages import refusals
-from skymagic.bootstrap.provision import probe, requirements_of
-from skymagic.bootstrap.requirements import Requirements
-from skymagic.bootstrap.wheelhouse import pip_platforms
+from skymagic.bootstrap.platforms import platforms
+from skymagic.bootstrap.provision import probe
+from skymagic.bootstrap.requirements import Requirements, requirements_of
 from skymagic.errors import HostError
 from skymagic.plan.image import Image
 from skymagic.providers.passing import meeting
@@ -120,11 +120,11 @@ def test_addresses_by_which_hosts_meet() -> None:
 
 
 def test_wheels_of_a_platform() -> None:
-    tags = pip_platforms(HOST)
+    tags = platforms(HOST)
     assert tags[0] == "manylinux_2_36_x86_64"
     assert {"manylinux_2_17_x86_64", "manylinux2014_x86_64", "linux_x86_64"} <= set(tags)
-    assert "musllinux_1_2_aarch64" in pip_platforms(replace(HOST, libc="musl", machine="aarch64"))
-    assert "macosx_11_0_arm64" in pip_platforms(replace(HOST, system="Darwin", machine="arm64"))
+    assert "musllinux_1_2_aarch64" in platforms(replace(HOST, libc="musl", machine="aarch64"))
+    assert "macosx_11_0_arm64" in platforms(replace(HOST, system="Darwin", machine="arm64"))
 
 
 def test_a_disk_that_will_not_hold_it() -> None:
@@ -133,7 +133,7 @@ def test_a_disk_that_will_not_hold_it() -> None:
     said = shortage_of(100_000_000, replace(HOST, disk_kb=300_000))
     assert said == "its disk will not hold the packages: about 400.0 MB needed, 307.2 MB free at /h/s"
     wanted = replace(SMALL, packages=("numpy==2.4.6",))
-    known = replace(HOST, offers=(Offer("numpy", "2.4.6", "cpu", 200_000_000),))
+    known = replace(HOST, offers=(BuildOffer("numpy", "2.4.6", "cpu", 200_000_000),))
     assert refusals(replace(known, disk_kb=900_000), wanted) == []
     (refused,) = refusals(replace(known, disk_kb=700_000), wanted)
     assert "about 800.0 MB needed, 716.8 MB free at /h/s: make room, or name a folder" in refused

@@ -15,7 +15,7 @@ import pytest
 from skymagic.errors import HostError
 from skymagic.ssh.config import Endpoint, SshConfig
 from skymagic.ssh.connecting import connect, connect_all
-from skymagic.ssh.connection import Connection
+from skymagic.ssh.connection import SSHConnection
 from skymagic.ssh.hostlist import HostSpec
 from tests.lab.hosts import Hosts, loopback, still_there
 
@@ -29,7 +29,7 @@ def hosts(tmp_path: Path) -> Iterator[Hosts]:
 
 
 @pytest.fixture
-def connection(hosts: Hosts) -> Iterator[Connection]:
+def connection(hosts: Hosts) -> Iterator[SSHConnection]:
     made = connect(endpoint(hosts, "h1"))
     yield made
     made.close()
@@ -48,12 +48,12 @@ def ours() -> list[str]:
 # ------------------------------------------------------------------------------------------------------- scripts
 
 
-def test_a_script(hosts: Hosts, connection: Connection) -> None:
+def test_a_script(hosts: Hosts, connection: SSHConnection) -> None:
     done = connection.run("echo out; echo err >&2; pwd; read x || exit 3")
     assert (done.status, done.out, done.err) == (3, f"out\n{hosts[0].home}\n", "err\n")
 
 
-def test_an_end_of_input_that_is_late(connection: Connection) -> None:
+def test_an_end_of_input_that_is_late(connection: SSHConnection) -> None:
     """A process ends while another thread is about to close its input: what that sends comes after the channel is closed."""
     transport: Any = connection._transport
     channel: Any = connection._channel(5.0)
@@ -67,17 +67,17 @@ def test_an_end_of_input_that_is_late(connection: Connection) -> None:
     assert connection.run("echo there").out == "there\n"
 
 
-def test_a_script_with_all_of_the_shells_letters(connection: Connection) -> None:
+def test_a_script_with_all_of_the_shells_letters(connection: SSHConnection) -> None:
     done = connection.run("""cat <<'END'\n'"`$!\\ {}\nEND\necho 'ä'""")
     assert done.out == "'\"`$!\\ {}\nä\n"
 
 
-def test_a_script_that_is_no_shell_text(connection: Connection) -> None:
+def test_a_script_that_is_no_shell_text(connection: SSHConnection) -> None:
     with pytest.raises(HostError, match=r"h1: the login shell ended.*\n.*yntax error"):
         connection.run("if")
 
 
-def test_lines_come_as_they_are_printed(hosts: Hosts, connection: Connection) -> None:
+def test_lines_come_as_they_are_printed(hosts: Hosts, connection: SSHConnection) -> None:
     seen: list[str] = []
 
     def hear(line: str) -> None:
@@ -89,13 +89,13 @@ def test_lines_come_as_they_are_printed(hosts: Hosts, connection: Connection) ->
     assert done.out == "one\ntwo\nthree"
 
 
-def test_much_output(connection: Connection) -> None:
+def test_much_output(connection: SSHConnection) -> None:
     done = connection.run("head -c 5000000 /dev/zero; head -c 1500000 /dev/zero >&2; echo end >&2")
     assert (done.status, len(done.out)) == (0, 5000000)
     assert done.err.endswith("end\n")
 
 
-def test_a_timeout_ends_the_script_with_all_that_it_started(hosts: Hosts, connection: Connection) -> None:
+def test_a_timeout_ends_the_script_with_all_that_it_started(hosts: Hosts, connection: SSHConnection) -> None:
     with pytest.raises(HostError, match="h1: a step took longer than 1 s"):
         connection.run("sleep 1000 & trap '' TERM; while :; do sleep 1000; done", timeout=1.0)
     assert still_there(hosts[0].processes()) == []
@@ -105,7 +105,7 @@ def test_a_timeout_ends_the_script_with_all_that_it_started(hosts: Hosts, connec
 # ----------------------------------------------------------------------------------------------------- processes
 
 
-def test_a_process_is_spoken_to(connection: Connection) -> None:
+def test_a_process_is_spoken_to(connection: SSHConnection) -> None:
     process = connection.open("exec cat")
     process.write(b"x" * 300_000 + b"\n")
     data = b""
@@ -119,7 +119,7 @@ def test_a_process_is_spoken_to(connection: Connection) -> None:
     process.close()
 
 
-def test_processes_run_beside_each_other(connection: Connection) -> None:
+def test_processes_run_beside_each_other(connection: SSHConnection) -> None:
     processes = [connection.open("exec cat") for _ in range(12)]
     for number, process in enumerate(processes):
         process.write(f"{number}".encode())
@@ -128,7 +128,7 @@ def test_processes_run_beside_each_other(connection: Connection) -> None:
         process.close()
 
 
-def test_what_a_process_complains(connection: Connection) -> None:
+def test_what_a_process_complains(connection: SSHConnection) -> None:
     process = connection.open("echo 'no such module' >&2; exit 1")
     assert process.read() == b""
     process.finish()
@@ -138,7 +138,7 @@ def test_what_a_process_complains(connection: Connection) -> None:
     process.close()
 
 
-def test_a_process_that_ends_while_it_is_fed(connection: Connection) -> None:
+def test_a_process_that_ends_while_it_is_fed(connection: SSHConnection) -> None:
     """Its end is met between two writes or within one: the same error either way."""
     for _ in range(100):
         process = connection.open("exit 3")
@@ -148,7 +148,7 @@ def test_a_process_that_ends_while_it_is_fed(connection: Connection) -> None:
         process.close()
 
 
-def test_closing_ends_a_process_that_does_not_listen(hosts: Hosts, connection: Connection) -> None:
+def test_closing_ends_a_process_that_does_not_listen(hosts: Hosts, connection: SSHConnection) -> None:
     process = connection.open("trap '' HUP PIPE; while :; do sleep 1000; done")
     process.kill()
     assert still_there(hosts[0].processes()) == []
@@ -163,7 +163,7 @@ def pieces(data: bytes) -> Iterator[memoryview]:
         yield view[begin : begin + (1 << 20)]
 
 
-def test_a_file(hosts: Hosts, connection: Connection) -> None:
+def test_a_file(hosts: Hosts, connection: SSHConnection) -> None:
     data = bytes(range(256)) * 20_000
     connection.upload("a folder/it's $HOME", pieces(data), len(data), 0o755)
     there = hosts[0].home / "a folder" / "it's $HOME"
@@ -173,14 +173,14 @@ def test_a_file(hosts: Hosts, connection: Connection) -> None:
     assert (hosts[0].home / "empty").stat().st_mode & 0o777 == 0o600
 
 
-def test_a_file_that_cannot_be_written(hosts: Hosts, connection: Connection) -> None:
+def test_a_file_that_cannot_be_written(hosts: Hosts, connection: SSHConnection) -> None:
     (hosts[0].home / "taken").write_text("")
     for _ in range(60):  # the far end may close while it is written to, and before
         with pytest.raises(HostError, match="h1: taken/x could not be written: mkdir: "):
             connection.upload("taken/x", pieces(b"x" * 10_000_000), 10_000_000)
 
 
-def test_half_a_file_has_no_name(hosts: Hosts, connection: Connection) -> None:
+def test_half_a_file_has_no_name(hosts: Hosts, connection: SSHConnection) -> None:
     with pytest.raises(HostError, match="3 of 4 bytes came"):
         connection.upload("half", pieces(b"abc"), 4)
     assert [path.name for path in hosts[0].home.iterdir() if not path.name.startswith(".")] == []
@@ -189,7 +189,7 @@ def test_half_a_file_has_no_name(hosts: Hosts, connection: Connection) -> None:
 # --------------------------------------------------------------------------------------------- connections end
 
 
-def test_a_killed_sshd_is_noticed(hosts: Hosts, connection: Connection) -> None:
+def test_a_killed_sshd_is_noticed(hosts: Hosts, connection: SSHConnection) -> None:
     process = connection.open("exec cat")
     hosts[0].kill_sessions()
     assert process.read() == b""
@@ -200,7 +200,7 @@ def test_a_killed_sshd_is_noticed(hosts: Hosts, connection: Connection) -> None:
     process.close()
 
 
-def test_a_script_whose_connection_is_lost(hosts: Hosts, connection: Connection) -> None:
+def test_a_script_whose_connection_is_lost(hosts: Hosts, connection: SSHConnection) -> None:
     with pytest.raises(HostError, match="h1: the connection was lost while a step ran"):
         connection.run("echo begun; sleep 1000", lines=lambda line: hosts[0].kill_sessions())
     hosts[0].power_cut()
@@ -223,7 +223,7 @@ def test_all_hosts_at_once(tmp_path: Path) -> None:
 # ------------------------------------------------------------------------------------------------- ends at any time
 
 
-def test_an_interrupt_ends_a_script(hosts: Hosts, connection: Connection) -> None:
+def test_an_interrupt_ends_a_script(hosts: Hosts, connection: SSHConnection) -> None:
     def press(line: str) -> None:
         threading.Timer(0.1, os.kill, [os.getpid(), signal.SIGINT]).start()
 

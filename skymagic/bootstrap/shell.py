@@ -1,6 +1,115 @@
-"""How packages get into an environment, as functions of sh: from another host's, by uv with pip's configuration passed on, or by pip."""
+"""Text of sh that scripts for hosts share: quoting, what pip is configured with, and how packages get into an environment."""
 
 from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from shlex import quote
+
+MARK = "@sky "
+"""Begins each line that our scripts say to us; all other lines are other programs' output."""
+
+TELL = f"tell() {{ printf '{MARK}%s\\n' \"$*\"; }}"
+"""A shell function that says such a line."""
+
+_SAFE = re.compile(r"[A-Za-z0-9_./:=@%+-]+")
+_PLAIN = re.compile(r"[A-Za-z0-9_./:=@%+ ,~-]")
+
+
+def assignments(names: Mapping[str, str]) -> list[str]:
+    """Lines of sh that give variables their values."""
+    return [f"{name}={quote(value)}" for name, value in names.items()]
+
+
+def any_shell(script: str) -> str:
+    """A line of sh, as a command that sh, bash, zsh, fish, csh and tcsh all understand in the same way; it replaces the shell.
+
+    Args:
+        script: without single quotes, newlines and exclamation marks; other text goes through `any_shell_word`.
+    """
+    assert not set(script) & set("'!\n"), script
+    return f"exec /bin/sh -c '{script}'"
+
+
+def any_shell_word(text: str) -> str:
+    """`text` as one word within `any_shell`: what any of the shells might read otherwise is written in octal.
+
+    Fish reads backslashes in single quotes, but only before a quote or another backslash. Newlines at the end are lost.
+    """
+    if _SAFE.fullmatch(text):
+        return text
+    octal = (char if _PLAIN.match(char) else "".join(f"\\0{byte:03o}" for byte in char.encode()) for char in text)
+    return f'"$(printf %b "{"".join(octal)}")"'
+
+
+# -- pip's settings -------------------------------------------------------------------------------------------------------
+
+
+PIP_SETTINGS = r"""
+# KEY OF-ENVIRONMENT: pip's setting, on one line; the environment's wins, and later files.
+pip_says() {
+    if [ -n "$2" ]; then
+        echo $2
+        return
+    fi
+    if [ "${PIP_CONFIG_FILE-}" = /dev/null ]; then return; fi  # as pip has it
+    for one in /etc/xdg/pip/pip.conf /etc/pip.conf "$HOME/.pip/pip.conf" "$HOME/.config/pip/pip.conf" "${PIP_CONFIG_FILE-}"; do
+        if [ -f "$one" ]; then cat "$one"; echo; fi
+    done | awk -v key="$1" '
+        /^[ \t]*[#;]/ { next }
+        /^\[/ { on = /^\[(global|install)\]/; hit = 0; next }
+        on && /^[A-Za-z]/ {
+            name = $0; sub(/[ \t]*[=:].*/, "", name); gsub(/_/, "-", name); hit = tolower(name) == key
+            if (hit) { said = $0; sub(/^[^=:]*[=:][ \t]*/, "", said) }
+            next
+        }
+        hit { said = said " " $0 }
+        END { $0 = said; $1 = $1; print }'
+}
+
+certificates() {
+    for one in "${SSL_CERT_FILE-}" "$(pip_says cert "${PIP_CERT-}")" \
+        /etc/ssl/certs/ca-certificates.crt /etc/pki/tls/certs/ca-bundle.crt; do
+        if [ -f "$one" ]; then
+            SSL_CERT_FILE=$one
+            export SSL_CERT_FILE
+            break
+        fi
+    done
+}
+
+# uv has settings of its own on this host, and reads them itself
+own_settings() { [ -f "$HOME/.config/uv/uv.toml" ] || [ -f /etc/uv/uv.toml ]; }
+
+no_index() { [ -n "${UV_NO_INDEX-}$(pip_says no-index "${PIP_NO_INDEX-}")" ]; }
+
+default_index() {
+    if [ -n "${UV_DEFAULT_INDEX-}" ]; then echo "$UV_DEFAULT_INDEX"; return; fi
+    said=$(pip_says index-url "${PIP_INDEX_URL-}")
+    echo "${said:-https://pypi.org/simple}"
+}
+
+more_indexes() { if [ -n "${UV_INDEX-}" ]; then echo $UV_INDEX; else pip_says extra-index-url "${PIP_EXTRA_INDEX_URL-}"; fi; }
+
+pass() {
+    eval "already=\${$1-}"
+    if [ -n "$2" ] && [ -z "$already" ]; then export "$1=$2"; fi
+}
+
+# With commas between; what is not there, pip passes over, and uv does not.
+links() {
+    among=
+    for one; do
+        case $one in *://*) ;; *) [ -e "$one" ] || continue ;; esac
+        among=$among,$one
+    done
+    echo "${among#,}"
+}
+"""
+
+
+# -- packages -------------------------------------------------------------------------------------------------------------
+
 
 PACKAGES = r"""
 # Another host of this kind has installed them; the interpreter is this host's own.
