@@ -14,14 +14,13 @@ A host keeps everything in one folder, `Facts.folder`: ``env/KEY/``, an environm
 mark); ``code/DIGEST/``, skymagic as it runs in the notebook, on PYTHONPATH, so that an edit installs nothing anew;
 ``incoming/``, uploads; ``python/``, interpreters that uv fetched.
 
-builds        which builds a host gets, for CPU or its GPUs; what a new environment will hold, for a plan
+builds        which wheels and builds fit a host; what a new environment will hold, for a plan
 copying       folders that go from host to host, before anything of ours is there
 facts         a probe's answer as a value
 indexes       what a host's package indexes answer and have, asked by its own Python
 install       prepare.sh and install.sh
 messages      why a host cannot be set up, and what to do
 own           the notebook's own distributions: what they are installed from, and they as wheels
-platforms     which wheels run on a host
 probe         probe.sh
 progress      the output of install.sh, parsed line by line
 provision     the steps above over a connection; more packages for an environment that is in use

@@ -6,9 +6,8 @@ import re
 from dataclasses import dataclass
 from pathlib import PurePath
 
-from skymagic.bootstrap.builds import shortage
+from skymagic.bootstrap.builds import misfit, shortage
 from skymagic.bootstrap.facts import Facts
-from skymagic.bootstrap.platforms import misfit
 from skymagic.bootstrap.requirements import Requirements
 from skymagic.plan.image import lacking
 from skymagic.plan.masking import masked

@@ -12,7 +12,7 @@ from pathlib import Path
 from urllib.parse import quote as escaped
 
 from skymagic.bootstrap import wheel
-from skymagic.bootstrap.builds import packages
+from skymagic.bootstrap.builds import misfit, packages
 from skymagic.bootstrap.facts import Facts, parse
 from skymagic.bootstrap.install import (
     BEGIN,
@@ -29,7 +29,6 @@ from skymagic.bootstrap.install import (
 )
 from skymagic.bootstrap.messages import InstallFailure, advice, blames_cache, lacks_python, refusals
 from skymagic.bootstrap.own import OwnWheel
-from skymagic.bootstrap.platforms import misfit
 from skymagic.bootstrap.probe import probe_script
 from skymagic.bootstrap.progress import InstallProgress
 from skymagic.bootstrap.remote import Carry, Installation, RemoteShell, Report, upload

@@ -115,7 +115,10 @@ PACKAGES = r"""
 # Another host of this kind has installed them; the interpreter is this host's own.
 by_copy() {
     attempt "placing what another host has installed" mv "$drop/$copied/env/$env" "$made" || return 1
-    rm -rf "$made"/bin/python* "$made/pyvenv.cfg" "$made/.ready" "$made/.own" "$made/.sent"
+    for one in "$made"/bin/python*; do
+        if [ -L "$one" ]; then rm -f "$one"; fi  # a package's program may have such a name
+    done
+    rm -rf "$made/pyvenv.cfg" "$made/.ready" "$made/.own" "$made/.sent"
     attempt "making an environment with $python" "$python" -m venv --without-pip "$made" && begun
 }
 

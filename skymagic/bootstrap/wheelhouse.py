@@ -25,10 +25,9 @@ from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
 
-from skymagic.bootstrap.builds import for_gpus
+from skymagic.bootstrap.builds import for_gpus, platforms, uv_platform
 from skymagic.bootstrap.facts import Facts
 from skymagic.bootstrap.own import user_cache
-from skymagic.bootstrap.platforms import platforms, uv_platform
 from skymagic.bootstrap.shell import PACKAGES, PIP_SETTINGS, TELL, assignments
 from skymagic.errors import SkyError
 from skymagic.plan.masking import masked_command, without_colours

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from skymagic.bootstrap import own as wheels
+from skymagic.bootstrap.builds import misfit
 from skymagic.bootstrap.facts import Facts
 from skymagic.bootstrap.messages import refusals
 from skymagic.bootstrap.own import NoWheel, OwnWheel, own_wheel, source_files
-from skymagic.bootstrap.platforms import misfit
 from skymagic.bootstrap.requirements import notebook, requirements_of
 from skymagic.errors import RequestError
 from skymagic.plan.image import Image

@@ -9,10 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from skymagic.bootstrap.builds import shortage_of
+from skymagic.bootstrap.builds import platforms, shortage_of
 from skymagic.bootstrap.facts import BuildOffer, Facts
 from skymagic.bootstrap.messages import refusals
-from skymagic.bootstrap.platforms import platforms
 from skymagic.bootstrap.provision import probe
 from skymagic.bootstrap.requirements import Requirements, requirements_of
 from skymagic.errors import HostError
