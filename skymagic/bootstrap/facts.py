@@ -134,6 +134,11 @@ class Facts:
         """Whether its packages have to come from the notebook: none of its indexes answers, or it has none, and no links either."""
         return self.sent or (self.indexes == 0 and not self.links)
 
+    def interpreters(self, minor: str) -> list[Python]:
+        """Interpreters of this version, those first that can make environments."""
+        fitting = [python for python in self.pythons if python.version == minor]
+        return sorted(fitting, key=lambda python: (not (python.venv and python.pip), not python.venv))
+
     def inventory(self, python: str = "") -> Inventory:
         """The host as planning sees it."""
         memory_gb = round(self.memory_kb * 1024 / 1e9, 1)

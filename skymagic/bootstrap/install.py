@@ -255,8 +255,7 @@ def plan_install(requirements: Requirements, facts: Facts, incoming: str, wheel:
         return InstallPlan(requirements, "", requirements.python, incoming, wheel=wheel)
     if facts.ready:
         return InstallPlan(requirements, facts.env, "", incoming, wheel=wheel)
-    fitting = [python for python in facts.pythons if python.version == requirements.minor]
-    fitting.sort(key=lambda python: not (python.venv and python.pip))
+    fitting = facts.interpreters(requirements.minor)
     pip = bool(fitting) and fitting[0].venv and fitting[0].pip
     uv = facts.uv or (None if pip else UPLOADED)
     files = tuple(PurePath(path).name for path in requirements.uploads)

@@ -55,7 +55,7 @@ def uv_for(facts: Facts) -> bytes:
     stem = f"uv-{facts.system}-{facts.machine}{'-musl' if facts.libc == 'musl' else ''}"
     if (cached := _cached(stem)) is not None:
         return cached
-    program = _local_uv(facts) or _download(facts)
+    program = _local_uv(facts) or _download_uv(facts)
     data = gzip.compress(program, 6, mtime=0)  # 38 MB become 15
     with contextlib.suppress(OSError):  # a home that cannot be written caches nothing
         for old in user_cache().glob(f"{stem}*.gz"):
@@ -87,7 +87,7 @@ def _local_uv(facts: Facts) -> bytes | None:
     return data if data[:2] != b"#!" else None  # a version manager's shim
 
 
-def _download(facts: Facts) -> bytes:
+def _download_uv(facts: Facts) -> bytes:
     if facts.system not in ("Linux", "Darwin"):
         raise UvUnavailable("uv is not built for this system")
     # the program for musl is static, and runs on any Linux

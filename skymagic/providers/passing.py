@@ -48,7 +48,7 @@ class Target:
     """A host that gets an environment.
 
     Attributes:
-        name: as users call it. facts: what it is. python: an interpreter there, of the notebook's minor version; "" for none.
+        name: as users call it. facts: what it is. python: an interpreter there that can make environments; "" for none.
     """
 
     name: str
@@ -80,8 +80,7 @@ def groups(targets: Sequence[Target], requirements: Requirements, *, alone: bool
 def _shares(target: Target, requirements: Requirements) -> bool:
     """Whether a host's environment can be another one's, and is worth the way."""
     facts = target.facts
-    makes_environments = any(each.path == target.python and each.venv for each in facts.pythons)
-    if requirements.prepared or facts.ready or not makes_environments:
+    if requirements.prepared or facts.ready or not target.python:
         return False
     if facts.without_index:
         return True

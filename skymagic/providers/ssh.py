@@ -231,8 +231,8 @@ class Machine:
     def target(self, requirements: Requirements) -> Target:
         """This machine as a host that gets an environment."""
         assert self._connection is not None
-        fitting = [each.path for each in self.facts.pythons if each.version == requirements.minor]
-        return Target(self.name, self._connection, self.facts, next(iter(fitting), ""))
+        python = next((each.path for each in self.facts.interpreters(requirements.minor) if each.venv), "")
+        return Target(self.name, self._connection, self.facts, python)
 
     def node(self, index: int, daemon: str) -> Node:
         """The machine as a pool sees it.

@@ -13,7 +13,7 @@ import pytest
 from skymagic.bootstrap.running import (
     DAY,
     Disk,
-    Item,
+    DiskItem,
     Running,
     clean_script,
     disk_script,
@@ -141,6 +141,6 @@ def test_what_has_another_name_is_left_alone(tmp_path: Path, name: str) -> None:
     ],
 )
 def test_interpreters_stay_with_the_last_environment(kinds: tuple[str, ...], every: bool, chosen: set[str]) -> None:
-    items = tuple(Item(kind, 1, NOW - 90 * DAY, kind != "env", kind) for kind in kinds)
-    fresh = tuple(Item(item.kind, 1, NOW, item.ready, item.name) if item.kind == "env" else item for item in items)
+    items = tuple(DiskItem(kind, 1, NOW - 90 * DAY, kind != "env", kind) for kind in kinds)
+    fresh = tuple(DiskItem(item.kind, 1, NOW, item.ready, item.name) if item.kind == "env" else item for item in items)
     assert {one.kind for one in removable(Disk("/f", 1, fresh, Running(NOW, ())), every)} == chosen

@@ -9,17 +9,17 @@ from pathlib import Path
 
 import pytest
 
-from skymagic.bootstrap.requirements import Distribution, notebook, pinned, preferred
+from skymagic.bootstrap.requirements import InstalledDistribution, notebook, pinned, preferred
 
 HERE = {
     each.name.lower(): each
     for each in (
-        Distribution("torch", "2.13.0+cpu", ("filelock", "numpy; extra == 'opt'", "nvidia-nccl-cu13; sys_platform == 'win9'")),
-        Distribution("filelock", "3.20.0"),
-        Distribution("numpy", "2.4.6"),
-        Distribution("pandas", "3.0.1", ("numpy>=1.26", "torch[opt]; extra == 'all'")),
-        Distribution("mine", "0.1.dev0", ("filelock",), own=True),
-        Distribution("broken", "1.0", ("not a requirement !!", "numpy @ https://example.org/numpy.whl", "broken")),
+        InstalledDistribution("torch", "2.13.0+cpu", ("filelock", "numpy; extra == 'opt'", "nvidia-nccl-cu13; sys_platform == 'win9'")),
+        InstalledDistribution("filelock", "3.20.0"),
+        InstalledDistribution("numpy", "2.4.6"),
+        InstalledDistribution("pandas", "3.0.1", ("numpy>=1.26", "torch[opt]; extra == 'all'")),
+        InstalledDistribution("mine", "0.1.dev0", ("filelock",), own=True),
+        InstalledDistribution("broken", "1.0", ("not a requirement !!", "numpy @ https://example.org/numpy.whl", "broken")),
     )
 }  # fmt: skip
 

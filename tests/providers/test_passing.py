@@ -65,7 +65,8 @@ def test_which_hosts_pass_on() -> None:
     large = (BuildOffer("numpy", "2", nbytes=70_000_000, source="https://pypi.org/simple"),)
 
     def grouped(*hosts: Facts, requirements: Requirements = wanted, alone: bool = False) -> list[list[str]]:
-        targets = [Target(str(n), None, each, "/usr/bin/python3") for n, each in enumerate(hosts)]  # type: ignore[arg-type]
+        pythons = ("".join(python.path for python in each.pythons[:1]) for each in hosts)
+        targets = [Target(str(n), None, *each) for n, each in enumerate(zip(hosts, pythons, strict=True))]  # type: ignore[arg-type]
         found = [[each.name for each in group] for group in groups(targets, requirements, alone=alone)]
         assert sorted(sum(found, [])) == [str(n) for n in range(len(hosts))]
         return [group for group in found if len(group) > 1]
