@@ -41,7 +41,8 @@ def platforms(facts: Facts) -> tuple[str, ...]:
     if facts.system == "Darwin":
         return tuple(mac_platforms(_MACOS.get(machine, (13, 0)), machine))
     if facts.libc == "musl":
-        return (*(f"musllinux_1_{minor}_{machine}" for minor in (2, 1)), f"linux_{machine}")
+        # not linux_*: a wheel that says no more was built here, most likely for glibc
+        return tuple(f"musllinux_1_{minor}_{machine}" for minor in (2, 1))
     tags = (f"manylinux_2_{minor}_{machine}" for minor in range(_glibc(facts), 4, -1))
     return (*tags, *(f"manylinux{name}_{machine}" for name in ("2014", "2010", "1")), f"linux_{machine}")
 

@@ -140,6 +140,9 @@ def test_own_ones_are_found_behind_others(shelf: Shelf) -> None:
         ("a-1-cp311-cp311-linux_x86_64.whl", replace(HOST, machine="aarch64"), "the host is Linux aarch64"),
         ("a-1-cp311-cp311-linux_x86_64.whl", replace(HOST, libc="musl"), "the host is Linux x86_64 (musl)"),
         ("a-1-cp311-cp311-macosx_11_0_arm64.whl", HOST, "it is compiled for macosx_11_0_arm64"),
+        ("a-1-cp311-cp311-manylinux_2_39_x86_64.whl", HOST, "and the host is Linux x86_64 (glibc 2.36)"),
+        ("a-1-cp39-cp39-any.whl", HOST, "it is built for cp39, and the host's environment has Python 3.11"),
+        ("a.whl", HOST, "Invalid wheel filename"),
         ("a-1-cp312-cp312-linux_x86_64.whl", HOST, "it is built for cp312, and the host's environment has Python 3.11"),
     ],
 )
