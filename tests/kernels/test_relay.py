@@ -23,7 +23,7 @@ relay.HANDSHAKE_TIMEOUT = 1.0
 context = tls.context(sys.stdin.read(), server=True)
 listener = socket.create_server(("127.0.0.1", 0), backlog=256)
 print(listener.getsockname()[1], flush=True)
-relay.Relay("none", listener, context).run()
+relay.ProcessRelay("none", listener, context).run()
 """
 DEADLINE = 20.0
 
