@@ -19,7 +19,7 @@ from skymagic.providers.aws.selection import MachineOffer, per_hour
 from skymagic.providers.aws.tags import Label
 from skymagic.providers.provider import Survey
 from skymagic.ssh.config import Endpoint
-from skymagic.ssh.connection import Connection
+from skymagic.ssh.connection import SSHConnection
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class RentedAccess:
         offer: what was taken.
     """
 
-    agent: ssh.Access
+    agent: ssh.HostAccess
     endpoint: Endpoint
     region: str
     instance: str
@@ -123,7 +123,7 @@ class HeldMachines:
     offer: MachineOffer | None = None
     """What was taken."""
     keys: PoolKeys | None = None
-    connections: list[Connection] = field(default_factory=list)
+    connections: list[SSHConnection] = field(default_factory=list)
     machines: list[ssh.Machine] = field(default_factory=list)
     keeps: bool = False
     """Whether closing stops the machines with their disks, instead of ending them."""
@@ -197,7 +197,7 @@ class RentedSurvey(Survey):
         held = self.held
         try:
             ssh.side_by_side(ssh.Machine.close, held.machines)
-            ssh.side_by_side(Connection.close, held.connections)
+            ssh.side_by_side(SSHConnection.close, held.connections)
         finally:
             if held.lease is not None and held.keeps and held.offer is not None:
                 held.lease.stop(held.offer)
