@@ -10,8 +10,7 @@ from skymagic.plan.units import rank_words
 from skymagic.run.report import Report
 
 if TYPE_CHECKING:
-    from skymagic.data.shipping.bindings import Bindings
-    from skymagic.data.shipping.request import Manifest
+    from skymagic.data.shipping.bindings import Bindings, Manifest
 
 
 def missing(report: Report, bindings: Bindings, source: str) -> list[str]:

@@ -16,9 +16,8 @@ from skymagic.data.capture.modules import DATA_READERS
 from skymagic.data.capture.names import interactive, is_output
 from skymagic.data.shipping.bindings import NOBODY, Bindings, Sources
 from skymagic.data.shipping.bundles import Variable
-from skymagic.data.shipping.collecting import Collector
+from skymagic.data.shipping.collecting import Collector, Needs, ShippingRequest
 from skymagic.data.shipping.notes import Notes
-from skymagic.data.shipping.request import Needs, ShippingRequest
 from skymagic.data.store.base import Content
 from skymagic.data.store.bundle import ContentIndex
 from skymagic.data.store.device import DeviceBytes

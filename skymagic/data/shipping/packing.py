@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 
 from skymagic.data.shipping.bindings import Sources
 from skymagic.data.shipping.bundles import Bundle, Variable, groups, in_rebuild_order, merge_plain, parts_of, submodules
+from skymagic.data.shipping.collecting import Needs, ShippingRequest
 from skymagic.data.shipping.links import SentLinks, SentValue, ValueInventory
-from skymagic.data.shipping.request import Needs, ShippingRequest
 from skymagic.data.store.base import Store
 from skymagic.data.store.bundle import ContentIndex
 from skymagic.data.values import pickling

@@ -13,14 +13,13 @@ from skymagic.data.capture import assignments
 from skymagic.data.capture.code import cell_numbers, cell_sources
 from skymagic.data.capture.imports import ModulesNeeded
 from skymagic.data.capture.names import cell_names, last_shown, with_scripts
-from skymagic.data.shipping.bindings import Bindings, Sources
+from skymagic.data.shipping.bindings import Bindings, Manifest, Sources
 from skymagic.data.shipping.bundles import BundleWriter, Progress, Variable
-from skymagic.data.shipping.collecting import Collector
+from skymagic.data.shipping.collecting import Collector, Needs, ShippingRequest
 from skymagic.data.shipping.comparison import Comparison
 from skymagic.data.shipping.links import SentLinks
 from skymagic.data.shipping.notes import Notes, no_room
 from skymagic.data.shipping.packing import Packed, Packer
-from skymagic.data.shipping.request import Manifest, Needs, ShippingRequest
 from skymagic.data.store.base import Store
 from skymagic.data.store.bundle import ContentIndex, read_parts
 from skymagic.data.values import arrays, pickling
