@@ -6,9 +6,9 @@ import traceback
 import types
 from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from skymagic.data.shipping.bundles import Bundle, Variable
-from skymagic.data.shipping.packing import SplitReference
 from skymagic.data.store.bundle import ContentIndex
 from skymagic.data.values import arrays
 from skymagic.data.values.kinds import is_a, type_name
@@ -16,6 +16,13 @@ from skymagic.plan.suggest import did_you_mean
 
 Note = Callable[[str], None]
 """Called with a sentence."""
+
+
+class SplitReference(NamedTuple):
+    """A value that has something in common with that of another name, of which a rank has its own."""
+
+    name: str
+    other: str
 
 
 class Notes:

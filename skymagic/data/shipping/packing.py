@@ -6,24 +6,18 @@ import contextlib
 import platform
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 from skymagic.data.shipping.bindings import Sources
 from skymagic.data.shipping.bundles import Bundle, Variable, groups, in_rebuild_order, merge_plain, parts_of, submodules
 from skymagic.data.shipping.collecting import Needs, ShippingRequest
 from skymagic.data.shipping.links import SentLinks, SentValue, ValueInventory
+from skymagic.data.shipping.notes import SplitReference
 from skymagic.data.store.base import Store
 from skymagic.data.store.bundle import ContentIndex
 from skymagic.data.values import pickling
 from skymagic.data.values.pickled import LISTED, Pickled, PickleLinks, Ref
 from skymagic.data.values.pickling import Named
-
-
-class SplitReference(NamedTuple):
-    """A value that has something in common with that of another name, of which a rank has its own."""
-
-    name: str
-    other: str
 
 
 @dataclass
