@@ -168,7 +168,7 @@ class Labels:
     when it has ended, it stays there in its last state. Without such blocks it is shown when it has ended, or when the run has.
 
     Args:
-        ranks: the ranks that are shown; one alone needs no label, and its text passes unchanged.
+        ranks: the ranks that are shown; one alone needs no label, and its text passes unchanged but for bars.
         put: where finished text goes.
         area: makes the place of a block; None where nothing can be redrawn.
         noun: what the numbers are of.
@@ -191,16 +191,25 @@ class Labels:
 
     def text(self, rank: int, name: str, text: str) -> None:
         """Take text of a rank's stream."""
-        if not self._labelled:
-            self._put(name, text)
-            return
         now = time.monotonic()
         key = (rank, name)
+        for other, written in self._open.items():
+            # it was written before this text, so that a bar above its cursor has ended
+            if other != key and other[0] == rank and written.waiting:
+                self._settle(other, written.take(all=True))
         terminal = self._open.get(key)
+        if not self._labelled and (terminal is None or not terminal.open) and not self._moves(text):
+            self._open.pop(key, None)
+            self._put(name, text)
+            return
         if terminal is None:
             terminal = self._open[key] = Terminal(now)
         terminal.feed(text, now)
         self._settle(key, terminal.take())
+
+    def _moves(self, text: str) -> bool:
+        """Whether text of one rank alone is a bar that a notebook cannot show as it is: it goes down a line, and up again. A terminal can."""
+        return self._area is not None and "\r" in text.replace("\r\n", "\n")
 
     def refresh(self) -> None:
         """Show what is open; called often."""
@@ -257,7 +266,8 @@ class Labels:
             block.ended.setdefault(key, []).extend(labelled[:shown])
             labelled = labelled[shown:]
             if terminal is not None:
-                terminal.shown -= min(shown, len(lines))
+                # rows that were wiped away are no reason to stay: what comes next stands below other output
+                terminal.shown -= min(shown, len(lines)) if terminal.open else terminal.shown
             if terminal is None or not terminal.shown:
                 del self._blocks[key]
                 block.open.pop(key, None)
@@ -297,4 +307,4 @@ class Labels:
         return newest
 
     def _line(self, rank: int, line: str) -> str:
-        return f"[{rank:>{self._width}}] {line}"
+        return f"[{rank:>{self._width}}] {line}" if self._labelled else line

@@ -8,6 +8,7 @@ check        messages of checking a node
 rank_command  messages of one command beside a rank
 notebook     messages of a notebook that is a job on the head
 metrics      numbers that ranks report, packed
+streams      standard output and error of a rank in one pipe
 order        what notebook and rank agree on besides: the orders in a run's code
 processes    the modules that one process starts in another, signals, boot ids, and how a process ended
 record       what an agent writes about itself for logins on its node

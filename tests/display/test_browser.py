@@ -120,7 +120,7 @@ def test_a_training_moves_and_one_line_stays(browser: Browser) -> None:
     expect(shown).to_contain_text(re.compile(r"4 ranks · \d+\.\d s · loss 0\.112 .* · results → `results`"))
     expect(shown).to_contain_text("100/100")
     kinds = browser.saved(INDEX["training"])
-    assert kinds == ["display_data", "stream"], "the bar goes on below the line, and nothing of it stays above"
+    assert kinds == ["display_data", "display_data"], "the bar goes on below the line, and nothing of it stays above"
     expect(shown.locator("progress")).to_have_count(0)
     browser.shot("trained")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from pathlib import Path
 
 import pytest
 
@@ -92,11 +93,11 @@ def test_last_line_without_newline_of_several_ranks(notebook: Notebook) -> None:
 # ------------------------------------------------------------------------------------------ unchanged
 
 
-def test_carriage_returns_and_colours_of_one_rank_pass_unchanged(notebook: Notebook) -> None:
+def test_bars_of_one_rank_show_their_last_state_and_colours_pass_unchanged(notebook: Notebook) -> None:
     shown = notebook.run(r"""%%sky_broadcast
 print('\r 10 %', end=''); print('\r 20 %', end=''); print('\r100 %')
 print('\x1b[31mred\x1b[0m\x1b[K')""")
-    assert shown.stdout == "\r 10 %\r 20 %\r100 %\n\x1b[31mred\x1b[0m\x1b[K\n"
+    assert shown.stdout == "100 %\n\x1b[31mred\x1b[0m\x1b[K\n"
 
 
 def test_progress_bars_of_several_ranks_show_their_last_state(notebook: Notebook) -> None:
@@ -310,3 +311,89 @@ def test_progress_bars_are_text(notebook: Notebook) -> None:
     last = shown.stderr.rstrip("\n").split("\r")[-1]
     assert "train: 100%" in last
     assert "7/7" in last
+
+
+# ------------------------------------------------------------------------------------------ both streams in one order
+
+
+LOOPS = """\
+import logging, os, sys, warnings
+from tqdm import tqdm
+for epoch in range(100):
+    for step in tqdm(range(3), desc=f'epoch {epoch}', mininterval=0, miniters=1):
+        if epoch % 10 == 0:
+            tqdm.write(f'note {step}')
+    print('epoch', epoch, 'is over')
+    if epoch % 20 == 0:
+        print('part of a line ', end='', flush=True)
+        logging.getLogger('mixed').warning('said %s', epoch)
+        print('and ', end='', file=sys.stderr, flush=True)
+        sys.stdout.write('the rest\\n')
+        sys.stderr.write('so on\\n')
+"""
+TIMES = re.compile(r"\[\d\d:\d\d<[^\]]*\]|\d+%\|[^|]*\|")
+RECORDED = """\
+import sys
+class Recorder:
+    encoding = 'utf-8'
+    def __init__(self, name): self.name = name
+    def write(self, text): parts.append((self.name, text)); return len(text)
+    def flush(self): pass
+parts, kept = [], (sys.stdout, sys.stderr)
+sys.stdout, sys.stderr = Recorder('stdout'), Recorder('stderr')
+try:
+    exec(LOOPS)
+finally:
+    sys.stdout, sys.stderr = kept
+"""
+
+
+def final(text: str) -> list[str]:
+    """The lines that stay on a screen, without what depends on the clock; a line that is written over leaves its last state."""
+    return [TIMES.sub("", line.rpartition("\r")[2]).replace(" ", "") for line in text.split("\n")]
+
+
+@pytest.mark.parametrize("busy", [False, True], ids=["at rest", "under load"])
+def test_bars_and_prints_follow_each_other_as_they_were_written(notebook: Notebook, busy: bool) -> None:
+    pytest.importorskip("tqdm")
+    notebook.run(f"LOOPS = {LOOPS!r}\n{RECORDED}")
+    written = final("".join(text for _, text in notebook.value("parts")))
+    if busy:
+        notebook.run(
+            "%%sky_broadcast -a -t 1\nimport time\nuntil = time.time() + 6\nwhile time.time() < until: sum(range(10_000))"
+        )
+    cell = notebook.run(f"%%sky_broadcast -t 0\n{LOOPS}")
+    assert cell.stdout.count("is over") == 100
+    screen = (one["text"] if one["kind"] == "stream" else f"{one['data']['text/plain']}\n" for one in cell.outputs)
+    assert final("".join(screen)) == written
+
+
+def test_nested_bars_of_one_rank_are_displays_that_move_and_end(notebook: Notebook) -> None:
+    pytest.importorskip("tqdm")
+    cell = notebook.run("""%%sky_broadcast -t 0
+import time
+from tqdm import tqdm
+for epoch in tqdm(range(3), desc='train', mininterval=0):
+    for step in tqdm(range(4), desc='validate', mininterval=0, leave=False):
+        time.sleep(0.1 if epoch == 1 else 0)
+print('over')""")
+    assert "\x1b[A" not in str(cell.outputs), "a notebook cannot go up a line"
+    assert [line.partition(":")[0] for line in cell.said.splitlines()] == ["train", "over"]
+    assert "3/3" in cell.said
+
+
+def test_standard_error_goes_where_descriptor_2_leads(notebook: Notebook, tmp_path: Path) -> None:
+    cell = f"""%%sky_broadcast
+import os, subprocess, sys
+kept, file = os.dup(2), os.open({str(tmp_path / "errors")!r}, os.O_CREAT | os.O_WRONLY)
+print('before', file=sys.stderr)
+os.dup2(file, 2)
+print('within', file=sys.stderr)
+subprocess.run('echo child >&2', shell=True)
+os.dup2(kept, 2)
+print('after', file=sys.stderr)
+(sys.stderr.fileno(), sys.stderr.name)"""
+    shown = notebook.run(cell)
+    assert shown.stderr == "before\nafter\n"
+    assert (tmp_path / "errors").read_text() == "within\nchild\n"
+    assert shown.rich[-1]["text/plain"] == "(2, '<stderr>')"

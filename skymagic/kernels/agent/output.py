@@ -12,12 +12,15 @@ import contextlib
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from itertools import groupby
+from operator import itemgetter
 from types import MappingProxyType
 from typing import Any
 
 from skymagic.kernels.agent.kept import KeptDisplays, KeptNumbers, KeptOutput
 from skymagic.kernels.agent.logs import RankLog
 from skymagic.wire.agent import BeginOutput, Publish, Reported
+from skymagic.wire.streams import FrameReader
 
 PIPE_BYTES = 1 << 20
 F_SETPIPE_SZ = 1031
@@ -59,8 +62,8 @@ class Pipe:
     def __init__(self, name: str, fd: int) -> None:
         self.name = name
         self.fd = fd
-        self.decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        self.waiting: list[str] = []
+        self._decoders = {each: codecs.getincrementaldecoder("utf-8")("replace") for each in ("stdout", "stderr")}
+        self._frames = FrameReader()
         os.set_blocking(fd, False)
 
     def read(self) -> bytes | None:
@@ -71,6 +74,19 @@ class Pipe:
             return b""
         except OSError:
             return None
+
+    def parts(self, data: bytes) -> list[tuple[str, bytes]]:
+        """(stream's name, text) of what was read, in the order in which it was written."""
+        return self._frames.feed(data) if self.name == "stdout" else [(self.name, data)]
+
+    def decoded(self, name: str, data: bytes) -> str:
+        """Text of a stream, without a character that has not come to its end."""
+        return self._decoders[name].decode(data)
+
+    def end(self) -> list[tuple[str, str]]:
+        """What was kept back, for nothing follows it: (stream's name, text)."""
+        rest = [(name, self.decoded(name, data)) for name, data in self._frames.end()]
+        return [*rest, *((name, one.decode(b"", final=True)) for name, one in self._decoders.items())]
 
 
 class RankScreen:
@@ -209,6 +225,8 @@ class OutputFilter:
         self.due: float | None = None
         """When text that waits for company must leave (monotonic seconds)."""
         self._last_sent = 0.0
+        self._waiting: list[tuple[str, str]] = []
+        """Text that waits for company, by its stream's name, in the order in which it came."""
         self._updated: dict[str, str] = {}
         """Displays that were updated, by id, as they are now."""
 
@@ -263,20 +281,18 @@ class OutputFilter:
         for pipe in self.pipes:
             while data := pipe.read():
                 self._take(pipe, data, now)
-            if last and (cut := pipe.decoder.decode(b"", final=True)):
-                pipe.waiting.append(cut)
+            if last:
+                self._waiting += [(name, text) for name, text in pipe.end() if text]
         self.flush(now)
 
     def flush(self, now: float) -> None:
         """Send the text that waits."""
         self.due = None
-        for pipe in self.pipes:
-            if pipe.waiting:
-                text = "".join(pipe.waiting)
-                pipe.waiting.clear()
-                self._last_sent = now
-                if self.screen.parent is not None:
-                    self.screen.show("stream", {"name": pipe.name, "text": text})
+        waiting, self._waiting = self._waiting, []
+        for name, some in groupby(waiting, key=itemgetter(0)):
+            self._last_sent = now
+            if self.screen.parent is not None:
+                self.screen.show("stream", {"name": name, "text": "".join(text for _, text in some)})
 
     def close(self) -> None:
         """Close the log and the pipes; twice is safe."""
@@ -286,14 +302,16 @@ class OutputFilter:
         self.log.close()
 
     def _take(self, pipe: Pipe, data: bytes, now: float) -> None:
-        self.log.write(data)
-        if self._bucket is None:
+        parts = pipe.parts(data)
+        self.log.write(b"".join(text for _, text in parts))
+        if (bucket := self._bucket) is None:
             return
-        was_held_back = self._bucket.held_back
-        if self._bucket.admit(len(data), now):
-            if was_held_back:
-                self._note_held_back()
-            pipe.waiting.append(pipe.decoder.decode(data))
+        for name, text in parts:
+            was_held_back = bucket.held_back
+            if bucket.admit(len(text), now):
+                if was_held_back:
+                    self._note_held_back()
+                self._waiting.append((name, pipe.decoded(name, text)))
 
     def _note_held_back(self) -> None:
         bucket = self._bucket

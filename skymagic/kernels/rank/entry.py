@@ -32,7 +32,8 @@ from skymagic.kernels.rank import comms, context, gpu, importer, tracebacks
 from skymagic.kernels.rank.comms import relay
 from skymagic.kernels.rank.context import AgentControl, Hooks
 from skymagic.kernels.rank.kernel import RankKernel
-from skymagic.kernels.rank.shell import flush_text, refresh_widgets, text_stream
+from skymagic.kernels.rank.shell import flush_text, refresh_widgets
+from skymagic.kernels.rank.stdio import open_streams
 from skymagic.runtime import info as runtime
 from skymagic.runtime import interruption, rendezvous, reporting, silence
 from skymagic.wire import agent as wire
@@ -169,7 +170,7 @@ def _open_streams(writers: list[int]) -> None:
         os.dup2(source, target)
         os.close(source)
     sys.stdin = open(0, closefd=False)  # noqa: SIM115
-    sys.stdout, sys.stderr = text_stream(1), text_stream(2)
+    open_streams()
     for name in ("stdin", "stdout", "stderr"):
         setattr(sys, f"__{name}__", getattr(sys, name))
 
