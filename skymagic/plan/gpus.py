@@ -265,7 +265,7 @@ def _refusal(
     machine: str,
     barred: Sequence[GpuDevice],
 ) -> str:
-    has = f" (it has: {table(here)})"
+    has = f" (it has: {table(here)})" if here else ""
     if barred:
         return f"{machine} has too few free GPUs: {taken_words(barred)}{has}; wait, ask for others, or take CPUs with --gpu none"
     name = gpu.name if isinstance(gpu, Accelerator) else "GPU"

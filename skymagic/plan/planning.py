@@ -15,6 +15,7 @@ from skymagic.plan.plans import Inventory, Plan, Topology, topology
 from skymagic.plan.requests import PoolRequest
 from skymagic.plan.units import AtLeast, count, duration_text
 
+ON_CPU = ": %sky_pool --ranks 2 runs on its CPU"
 ADD = "; add hosts with --provider ssh --hosts …, or set up AWS (aws configure) and rent them with --provider aws"
 
 
@@ -129,10 +130,8 @@ def _allotted(
     try:
         made = gpus.allot(request, here, nodes, machine)
     except RequestError as refused:
-        mistakes += [
-            mistake + (ADD if " has no" in mistake and machine == "this machine" else "")
-            for mistake in refused.mistakes
-        ]
+        lacking = ("" if here else ON_CPU) + ADD if machine == "this machine" else ""
+        mistakes += [mistake + (lacking if " has no" in mistake else "") for mistake in refused.mistakes]
         return none
     if made.shared and "jax" in gpus.frameworks(request):
         mistakes.append(

@@ -468,7 +468,7 @@ def test_gpus_among_others() -> None:
 def test_gpus_that_are_not_here() -> None:
     (mistake,) = refused(plan, PoolRequest(gpu=Accelerator("A100")), SMALL)
     assert mistake == (
-        "this machine has no A100 (it has: none); add hosts with --provider ssh --hosts …, or set up AWS (aws configure) "
+        "this machine has no A100: %sky_pool --ranks 2 runs on its CPU; add hosts with --provider ssh --hosts …, or set up AWS (aws configure) "
         "and rent them with --provider aws"
     )
     (mistake,) = refused(plan, PoolRequest(gpu=Accelerator("H100")), replace(BIG, gpus=named("NVIDIA L4")))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from skymagic.errors import CloudError, RequestError
 from skymagic.plan.accelerators import Accelerator
 from skymagic.plan.requests import PoolRequest
 from skymagic.plan.units import at_least
+from skymagic.pool import surveys
 from skymagic.providers.aws import market
 from skymagic.providers.aws.cache import Cache
 from skymagic.providers.aws.clients import AwsClients
@@ -296,3 +298,20 @@ def test_regions_profiles_and_endpoints_have_files_of_their_own(
     market.survey(PoolRequest(gpu=Accelerator("T4"), region="us-east-1,eu-west-1"), clients, Cache(tmp_path, Clock()))
     named = sorted(path.name for path in tmp_path.iterdir() if path.name.startswith("types"))
     assert [name.partition("-127.0.0.1")[0] for name in named] == ["types-eu-west-1", "types-us-east-1"]
+
+
+def test_a_preview_without_credentials_shows_the_plan_of_the_built_in_list(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for name in lab.CREDENTIALS:
+        monkeypatch.delenv(name.upper(), raising=False)
+    for name in ("AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE"):
+        monkeypatch.setenv(name, "/dev/null")
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    plan = surveys.preview(replace(EIGHT, dry_run=True), print).text()
+    assert "aws: 4 × p4d.24xlarge (8 × A100) in us-east-1, on demand" in plan
+    assert "$87.83 per hour (estimate of 2025-07-01 for us-east-1)" in plan
+    assert "not told: zones, quotas and present prices: there are no AWS credentials" in plan
+    with pytest.raises(RequestError, match="set up AWS"):
+        surveys.preview(EIGHT, print)

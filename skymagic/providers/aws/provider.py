@@ -47,8 +47,14 @@ class AWS:
         request = bounded(request)
         reaching.jump(settings)
         image, requirements = needs(request, topology(request), say)
-        found = market.survey(request, clients)
-        offers = _offers(request, found, clients)
+        asked = True
+        try:
+            found = market.survey(request, clients)
+        except CloudError as problem:
+            if not request.dry_run or problem.kind != "credentials":
+                raise
+            asked, found = False, market.estimated(request, clients, problem.reason)
+        offers = _offers(request, found, clients) if asked else market.choice(request, found)
         plan = plan_rented(request, listing.rental(offers, found, request.nodes or 1))
         return RentedSurvey(replace(plan, image=image), clients, offers, requirements)
 
