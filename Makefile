@@ -113,4 +113,6 @@ $(DEMO): pyproject.toml constraints.txt
 $(READY): $(DEMO)
 	@echo "installing the tools and the frameworks that the tests need into $(VENV) (minutes the first time)"
 	@"$(RUN)" -m tests.environment dev frameworks
+	@"$(RUN)" -m pip install --quiet --no-deps --upgrade --target build/served jupyter-server-nbmodel jupyter-kernel-client || \
+	  echo "without jupyter-server-nbmodel: tests of a server that executes cells by itself are skipped" >&2
 	@touch "$@"

@@ -36,12 +36,14 @@ def in_notebook() -> bool:
     """Whether a display that was shown here can be replaced. IPython in a terminal would print it once more; a server that executes
     cells by itself (jupyter-server-nbmodel 0.2) keeps the first state for ever."""
     kernel = own_kernel()
-    return kernel is not None and (not _asks(kernel) or _says_its_cell(kernel) or "google.colab" in sys.modules)
+    return kernel is not None and (
+        not allows_questions(kernel) or says_its_cell(kernel) or "google.colab" in sys.modules
+    )
 
 
 def watched() -> bool:
     """Whether somebody looks at this notebook while it runs: nbconvert and papermill say that nobody could be asked anything."""
-    return in_notebook() and not noninteractive() and _asks(own_kernel())
+    return in_notebook() and not noninteractive() and allows_questions(own_kernel())
 
 
 def noninteractive() -> bool:
@@ -55,12 +57,12 @@ def restarting() -> bool:
     return bool(last.get("content", {}).get("restart"))
 
 
-def _asks(kernel: Any) -> bool:
+def allows_questions(kernel: Any) -> bool:
     """Whether somebody could be asked something."""
     return bool(getattr(kernel, "_allow_stdin", True))
 
 
-def _says_its_cell(kernel: Any) -> bool:
+def says_its_cell(kernel: Any) -> bool:
     """Whether the request comes from a front end that says of which cell it is, as JupyterLab, Notebook 7 and VS Code do; also where
     nobody knows, on a thread."""
     try:
@@ -154,6 +156,11 @@ class Area:
             return
         show({"data": data, "transient": {"display_id": self._id}}, update=self._drawn is not None)
         self._drawn = data
+
+    def again(self) -> None:
+        """Show it once more, below what is there: the cell was cleared, and its place is gone."""
+        if self._drawn is not None:
+            show({"data": self._drawn, "transient": {"display_id": self._id}})
 
 
 class StatusLine:

@@ -258,17 +258,27 @@ class StartStep(str):
         nodes: their names; none for all nodes, which have no names yet.
         share: how much of the step is done, between 0 and 1; None where nobody knows.
         step: what is being done, where the line says more than that.
+        passing: whether only a display that is redrawn shows it.
     """
 
     phase: str
     nodes: tuple[str, ...]
     step: str
     share: float | None
+    passing: bool
 
     def __new__(
-        cls, text: str, phase: str, nodes: Iterable[str] = (), share: float | None = None, step: str = ""
+        cls,
+        text: str,
+        phase: str,
+        nodes: Iterable[str] = (),
+        share: float | None = None,
+        step: str = "",
+        *,
+        passing: bool = False,
     ) -> StartStep:
         line = super().__new__(cls, text)
+        line.passing = passing
         line.phase, line.nodes, line.share, line.step = phase, tuple(nodes), share, step or text
         return line
 
@@ -276,6 +286,16 @@ class StartStep(str):
 def environment_step(node: str, step: str, share: float | None = None) -> StartStep:
     """A step of one node's environment, which may know its share; its line begins with the node's name."""
     return StartStep(f"{node}: {step}", "environment", (node,), getattr(step, "share", share), step)
+
+
+def passing_step(step: str) -> StartStep:
+    """A step of all nodes that takes a second or so, for a display that is redrawn."""
+    return StartStep(step, "starting", passing=True)
+
+
+def is_passing(line: str) -> bool:
+    """Whether a line is for a display that is redrawn alone."""
+    return isinstance(line, StartStep) and line.passing
 
 
 class StartPanel:
@@ -296,7 +316,8 @@ class StartPanel:
 
     def say(self, line: str) -> None:
         """Take a line; safe on any thread but for the first, with which it appears."""
-        self._lines.append(line)
+        if not is_passing(line):
+            self._lines.append(line)
         if isinstance(line, StartStep):
             self._steps |= dict.fromkeys(line.nodes or [UNNAMED], line)
         if self._thread.ident is None:
@@ -330,7 +351,7 @@ def shown_start(say: Say, look: Callable[[dict[str, StartStep]], PoolView], *, d
         drawn: whether a display is wanted at all.
     """
     if not (drawn and watched()):
-        yield say
+        yield lambda line: None if is_passing(line) else say(line)
         return
     display = StartPanel(look)
     try:

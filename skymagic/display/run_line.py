@@ -289,6 +289,11 @@ class RunView:
         """Take over this place: that of the line on shipping."""
         self._line.area = area
 
+    def cleared(self) -> None:
+        """Bring the line back, with its buttons: the cell was cleared."""
+        if self._line.area is not None:
+            self._line.area.again()
+
     def draw(self, state: RunState) -> None:
         """Show this state."""
         self._next = self.seconds + INTERVAL
@@ -315,17 +320,23 @@ class BesideView(RunView):
     """For a run whose handle has a line: what is to stand in that.
 
     Attributes:
-        words: how the run is, or how it has ended.
+        words: how the run is, or how it has ended. line: the handle's, as soon as it is shown.
     """
 
     def __init__(self) -> None:
         super().__init__(0.0)
         self.words = ""
+        self.line: LiveLine | None = None
 
     @property
     def placed(self) -> bool:
         """Always: the handle's line is above all that the ranks print."""
         return True
+
+    def cleared(self) -> None:
+        """Bring the handle's line back: it was cleared with the cell."""
+        if self.line is not None and self.line.area is not None:
+            self.line.area.again()
 
     def draw(self, state: RunState) -> None:
         """Keep what is to be said of this state."""

@@ -82,11 +82,14 @@ class NotebookScreen(Screen):
         """How the run is, as soon as anybody knows."""
         self._labels = Labels(ranks, write, Area if in_notebook() else None, noun)
         self._status = StatusLine()
+        self._clearing = False
+        """Whether a rank has asked that its next output takes the place of all that the cell shows."""
         self._moving: dict[tuple[int, str], str] = {}
         """Text that changes, by rank and display, where only its end can be shown."""
 
     def text(self, rank: int, name: str, text: str) -> None:
         """Text of a rank's standard output or error."""
+        self._clear()
         if "\r" in text:
             self._before_bar()
         self._labels.text(rank, name, text)
@@ -100,13 +103,12 @@ class NotebookScreen(Screen):
         if not update:
             self._labels.before_rich(rank)
         if kind == "clear_output":
-            if in_ipython():
-                from IPython.display import clear_output
-
-                send_collected()
-                clear_output(wait=bool(content.get("wait")))
-                self._labels.cleared()
+            self._clearing = in_ipython()
+            if not content.get("wait"):
+                self._clear(wait=False)
             return
+        if not update:
+            self._clear()
         bundle = None
         if self._widgets is not None and not update:
             bundle = self._widgets.display(rank, content)
@@ -126,6 +128,19 @@ class NotebookScreen(Screen):
         elif self._many and not update:
             write("stdout", f"[{rank}]\n")
         show(content, update=update)
+
+    def _clear(self, *, wait: bool = True) -> None:
+        """Clear the cell where a rank has asked for it, just before what takes the place of its output; its line stays."""
+        if not self._clearing:
+            return
+        self._clearing = False
+        from IPython.display import clear_output
+
+        send_collected()
+        clear_output(wait=wait)
+        self._labels.cleared()
+        if self._view is not None:
+            self._view.cleared()
 
     def note(self, text: str) -> None:
         """A line of skymagic's own, beside the ranks' output."""

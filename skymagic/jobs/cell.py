@@ -134,7 +134,7 @@ def spec_of(request: RunRequest, pool: Pool, cell: Cell, source_without_magics: 
         source_without_magics=source_without_magics,
         ranks=ranks,
         visible_ranks=visible,
-        value_ranks=senders if request.output else (),
+        value_ranks=senders if request.output or request.noblock else (),  # a handle's result() gives them
         gather=request.gather,
         gather_ranks=senders if request.gather else (),
         push=request.push,
@@ -266,6 +266,8 @@ def collect(report: Report, spec: RunSpec, pool: Pool) -> Values:
 
     values = Values(spec.ranks)
     values.value = [fetch(rank, LAST_VALUE) for rank in spec.value_ranks]
+    if spec.beside and not spec.output:
+        refused.clear()  # nobody has asked for it: what could not come back is said in its place
     gathered = {name: [fetch(rank, name) for rank in spec.gather_ranks] for name in spec.gather}
     # a name that no rank has leaves the notebook's own as it is
     nowhere = {name for name, ranks in undefined.items() if len(ranks) == len(spec.gather_ranks)}

@@ -59,6 +59,8 @@ def hints(
     # what the notebook has under that very name is told by another line
     if nearest := [words for name in missing if name not in names and (words := did_you_mean(name, names))]:
         return [words.removeprefix("; ") for words in nearest]
+    if any(one.ename == "SystemExit" for one in failures):
+        return ["exit() ends the cell on its rank: the rank goes on, with its variables; %sky_down ends the pool"]
     if "torch" not in plugins and any(words in one.evalue for one in failures for words in NO_GROUP):
         return ["this pool was made without a process group: end it (%sky_down), and make it with --plugin torch"]
     if any(FSDP_ON_CPUS in one.evalue for one in failures):

@@ -9,7 +9,8 @@ rank_command  a command on a rank's node
 debugging     %debug on the frames of a rank
 auto          the input transformer that broadcasts plain cells
 completion    tab completion on magic lines
+hints         words for cells that go wrong: misplaced magics, names that are on the ranks
 rendering     how the shell shows a rank's error, and lists of values by rank
-exposure      the note that other users can read the kernel's output
+exposure      notes on the Jupyter around it: who reads its output, and who executes its cells
 config        users' defaults, the one place of traitlets
 """

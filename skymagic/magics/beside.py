@@ -200,7 +200,7 @@ class RunHandle:
             print(repr(self))
             return
         actions = Actions(self.cancel, self._where, self._picture)
-        self._line = LiveLine(actions if self._buttons and watched() else None)
+        self._line = self.view.line = LiveLine(actions if self._buttons and watched() else None)
         self._line.say(repr(self))
         if self.done():
             self._refresh()

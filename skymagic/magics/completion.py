@@ -1,4 +1,4 @@
-"""Tab completion on magic lines: options, names of pools, hosts, GPUs, plugins and variables; and the magic that a misspelt one is near."""
+"""Tab completion on magic lines: options, names of pools, hosts, GPUs, plugins and variables."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import re
 from typing import Any
 
 from IPython.core.completer import SimpleCompletion, context_matcher
-from IPython.core.error import UsageError
 from IPython.core.interactiveshell import InteractiveShell
 
 from skymagic import plugins, providers
@@ -16,7 +15,6 @@ from skymagic.data.capture.names import cell_names
 from skymagic.errors import PoolError, RequestError
 from skymagic.magics.arguments import help
 from skymagic.magics.arguments.options import MAGICS
-from skymagic.plan.suggest import did_you_mean
 from skymagic.pool import records, registry
 from skymagic.ssh.config import aliases
 
@@ -27,7 +25,7 @@ ASSIGNED = re.compile(r"^[ \t]*((?:\w+[ \t]*,[ \t]*)*\w+)[ \t]*(?::[^=\n]+)?=(?!
 
 
 def register(shell: InteractiveShell) -> None:
-    """Add the matcher to a shell's completer, and the suggestions to what it does with a cell's text; twice is safe."""
+    """Add the matcher to a shell's completer; twice is safe."""
 
     @context_matcher(identifier="skymagic")
     def skymagic_matcher(context: Any) -> dict[str, Any]:
@@ -36,23 +34,12 @@ def register(shell: InteractiveShell) -> None:
         if found is None:
             return {"completions": []}
         fragment, words = found
-        return {
-            "completions": [SimpleCompletion(text=word, type="option") for word in words],
-            "matched_fragment": fragment,
-            "suppress": True,
-        }
+        completions = [SimpleCompletion(text=word, type="option") for word in words]
+        return {"completions": completions, "matched_fragment": fragment, "suppress": True, "ordered": True}
 
     matchers = shell.Completer.custom_matchers
     matchers[:] = [one for one in matchers if getattr(one, "matcher_identifier", "") != "skymagic"]
     matchers.append(skymagic_matcher)
-
-    def skymagic_suggests(lines: list[str]) -> list[str]:
-        return suggest(shell, lines)
-
-    skymagic_suggests.has_side_effects = True  # type: ignore[attr-defined]  # not for code that is being typed
-    transformers = shell.input_transformers_cleanup
-    transformers[:] = [one for one in transformers if getattr(one, "__name__", "") != skymagic_suggests.__name__]
-    transformers.append(skymagic_suggests)
 
 
 def complete(text: str, namespace: dict[str, Any], body: str = "") -> tuple[str, list[str]] | None:
@@ -95,18 +82,6 @@ def assigned(body: str) -> set[str]:
     except (SyntaxError, ValueError, RecursionError):
         found = ASSIGNED.findall(body)
         return {name for names in found for name in re.split(r"[,\s]+", names) if name.isidentifier()}
-
-
-def suggest(shell: InteractiveShell, lines: list[str]) -> list[str]:
-    """An input transformer: a magic that is not there, and is spelt nearly like one of ours, raises UsageError with that one."""
-    first = next((line for line in lines if line.strip()), "")
-    found = re.match(r"(%%?)(sky_?\w+)", first)
-    if found is None or shell.find_magic(found[2]) or shell.find_cell_magic(found[2]):
-        return lines
-    nearest = did_you_mean(found[2], MAGICS)
-    if not nearest:
-        return lines
-    raise UsageError(f"there is no magic {found[0]}{nearest}")
 
 
 def _hosts() -> tuple[str, ...]:

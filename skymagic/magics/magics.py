@@ -22,7 +22,7 @@ from skymagic.display.screen import Copying, print_note, show_object
 from skymagic.errors import CloudError, PoolError
 from skymagic.files.changes import summary
 from skymagic.jobs.cell import clone
-from skymagic.magics import auto, beside, completion, debugging, exposure, inspection, rank_command, rendering
+from skymagic.magics import auto, beside, completion, debugging, exposure, hints, inspection, rank_command, rendering
 from skymagic.magics.arguments import cell_magics, line_magics, pool_magic
 from skymagic.magics.arguments.help import help_alone, with_help
 from skymagic.magics.config import SkyMagic
@@ -31,7 +31,7 @@ from skymagic.magics.runs import ShellRuns, named, usage
 from skymagic.plan.requests import PoolRequest, RunRequest
 from skymagic.plan.suggest import LazyNames
 from skymagic.plan.units import Selection, rank_words
-from skymagic.pool import keys, making, notebooks, records, registry, surveys
+from skymagic.pool import Pool, keys, making, notebooks, records, registry, surveys
 from skymagic.pool.status import now
 from skymagic.providers.aws.clients import set_up
 from skymagic.providers.local import driver
@@ -91,16 +91,17 @@ class SkyMagics(Magics):
             print("\n".join(done))
             return
         chosen = there if request.all or not (there or request.name) else [registry.find(request.name, ended=True)]
-        registry.close(
-            chosen,
-            lambda one: print(f"pool {one.name!r} is stopped{display.unreached(one.unreached, one.defaults.away)}"),
-        )
+        registry.close(chosen, self._stopped)
         if not chosen:
             print("no pool is running")
         if request.all:
             left = map(records.going_on, records.left_here(None))
             for line in [*left, *rented.stop_with_the_rest(print_note, self.settings.defaults().aws)]:
                 print(line)
+
+    def _stopped(self, one: Pool) -> None:
+        records.forget_local(one.name)
+        print(f"pool {one.name!r} is stopped{display.unreached(one.unreached, one.defaults.away)}")
 
     def _own_jobs(self) -> set[str]:
         return {one.job_id for one in registry.every()}
@@ -119,7 +120,8 @@ class SkyMagics(Magics):
         request = usage(lambda: line_magics.parse_attach(line))
         if request.name is None:
             listed = [*map(keys.words, records.every()), *(one.words for one in notebooks.every())]
-            print("\n".join(listed) or "no pool of other machines was started from here and left")
+            none = "no pool that outlives its notebook was started from here and left"
+            print("\n".join(listed) or records.ended_with_kernel() or none)
             return None
         if not request.take_over and executing.elsewhere(request.name):
             return None
@@ -303,11 +305,13 @@ def load_ipython_extension(shell: InteractiveShell) -> None:
     if help_alone not in shell.input_transformers_cleanup:
         shell.input_transformers_cleanup.append(help_alone)
     completion.register(shell)
+    hints.register(shell)
     rendering.register(shell)
     debugging.register(shell)
     for reminder in records.reminders(records.every()):
         print_note(reminder)
-    if warning := exposure.note(getattr(shell, "kernel", None)):
+    kernel = getattr(shell, "kernel", None)
+    for warning in filter(None, (exposure.note(kernel), exposure.served(kernel))):
         print_note(warning)
 
 

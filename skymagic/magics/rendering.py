@@ -15,6 +15,7 @@ from IPython.core.interactiveshell import InteractiveShell
 from skymagic.display import inspection as display
 from skymagic.errors import RankError
 from skymagic.plan.masking import without_colours
+from skymagic.plan.units import rank_words
 
 
 def register(shell: InteractiveShell) -> None:
@@ -95,3 +96,20 @@ def _short(values: list[Any]) -> bool:
     """Whether a list of Python's own values fits on a line."""
     plain = all(type(value) in display.PLAIN and display.words(value) == repr(value) for value in values)
     return plain and len(repr(values)) <= LINE_WIDTH
+
+
+UNWRAPPED = ("DistributedDataParallel", "FullyShardedDataParallel")
+"""Wrappers of torch that stay on the ranks: what comes back is the module within."""
+
+
+def arrived(name: str, value: Any, ranks: Sequence[int], kind: str, *, head: bool) -> str:
+    """What %sky_pull has brought, in a line: "model → CNN, from rank 0; DistributedDataParallel unwrapped".
+
+    Args:
+        value: what the variable holds: a list by rank unless `head`.
+        kind: the type that the rank has of it, without its module.
+    """
+    here = type(value if head or not value else value[0]).__name__
+    what = here if head else f"list of {len(value)} × {here}"
+    where = f"from {rank_words(list(ranks[:1] if head else ranks))}"
+    return f"{name} → {what}, {where}" + (f"; {kind} unwrapped" if kind in UNWRAPPED and here != kind else "")

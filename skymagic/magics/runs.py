@@ -17,10 +17,11 @@ from skymagic.display.screen import print_note
 from skymagic.errors import RequestError, SkyError
 from skymagic.jobs import cell as broadcast
 from skymagic.jobs import script
+from skymagic.magics import hints
 from skymagic.magics.auto import Auto
 from skymagic.magics.beside import RunHandle
 from skymagic.magics.config import SkyMagic
-from skymagic.magics.rendering import ResultTables
+from skymagic.magics.rendering import UNWRAPPED, ResultTables, arrived
 from skymagic.plan.requests import PoolRequest, RunRequest, ShellRequest
 from skymagic.plan.units import rank_words
 from skymagic.pool import Pool, making
@@ -52,6 +53,8 @@ class ShellRuns:
         self._shell, self._settings, self._auto, self._results = shell, settings, auto, results
         self.pending: list[RunHandle] = []
         """Runs beside the notebook that still run, and some that have ended."""
+        self._unwrapped_told = False
+        """Whether the user was told that `-g` brings the module within a wrapper."""
         assignments.remember_environment()
         self._assigned = assignments.watch(shell.user_ns)
         shell.events.register("pre_run_cell", self._cell_begins)
@@ -61,7 +64,12 @@ class ShellRuns:
         self._assigned.begin()
 
     def _cell_ends(self, result: Any) -> None:
-        self._assigned.end(lambda: self._shell.transform_cell(result.info.raw_cell), completed=result.success)
+        refused = result.error_before_exec is not None  # by a transformer, which would refuse it again
+        source = partial(self._shell.transform_cell, "" if refused else result.info.raw_cell)
+        self._assigned.end(source, completed=result.success)
+        error, space = result.error_in_exec, self._shell.user_ns
+        if error is not None and (hint := hints.after_error(error, space, self._results.kept, result.info.raw_cell)):
+            print_note(hint)
 
     # -- where -------------------------------------------------------------------------------------------------------
 
@@ -189,9 +197,15 @@ class ShellRuns:
         self._keep(values, request)
 
     def pull(self, request: RunRequest, renamed: dict[str, str]) -> None:
-        """Bring variables here, some by another name."""
+        """Bring variables here, some by another name, and say what has come."""
         with interrupt.deferred():
-            self._keep(self._values(request, self._cell("")), request, renamed)
+            values = self._values(request, self._cell(""))
+            self._keep(values, request, renamed)
+            if values is None:  # of a preview
+                return
+            for name, listed in values.variables.items():
+                value, kind = listed[0] if request.head else listed, values.types.get(name, "")
+                print_note(arrived(renamed.get(name) or name, value, values.ranks, kind, head=request.head))
 
     def _keep(
         self, values: broadcast.Values | None, request: RunRequest, renamed: dict[str, str] | None = None
@@ -208,6 +222,12 @@ class ShellRuns:
             self._results.remember(target, () if request.head else values.ranks)
         own = {name: kind for name, kind in values.types.items() if name not in (renamed or {})}
         self.pool_of(request.pool).shipper.gathered(own, values.ranks)
+        unwrapped = [name for name, kind in values.types.items() if kind in UNWRAPPED]
+        if unwrapped and not self._unwrapped_told and renamed is None:
+            self._unwrapped_told = True
+            print_note(
+                f"{', '.join(unwrapped)}: DDP unwrapped; what was {unwrapped[0]}.module on the ranks is {unwrapped[0]} here"
+            )
         if values.problems:
             raise broadcast.result_error(values, list(found))
 

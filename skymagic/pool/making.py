@@ -170,9 +170,9 @@ def resized(pool: Pool, request: PoolRequest, tell: Callable[[str], None]) -> Po
 
 
 def _make(pool: Pool, tell: Callable[[str], None]) -> Pool:
-    if pool.plan.outlives:
-        provider = pool.plan.request.provider if pool.plan.remote else pool.plan.provider
-        keep = reuse.claim if provider in reuse.RENTED else records.write
+    provider = pool.plan.request.provider if pool.plan.remote else pool.plan.provider
+    keep = reuse.claim if provider in reuse.RENTED else records.write if pool.plan.outlives else records.note_local
+    if pool.plan.outlives or provider == "local":
         keep(records.PoolRecord(pool.name, pool.job_id, provider, pool.plan.hosts, str(Path.cwd())))
     before = registry.displace(pool.name)
     if before is not None and before.ended is not None and not before.plan.request.lazy:

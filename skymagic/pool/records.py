@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import hashlib
 import json
 import os
 import socket
@@ -80,6 +81,35 @@ def locked(name: str, waits: Callable[[], object] = lambda: None) -> Iterator[No
         yield
 
 
+def note_local(record: PoolRecord) -> None:
+    """A pool on this machine ends with this process: keep that there was one, for the notebook of this folder that comes next."""
+    with contextlib.suppress(OSError):
+        atomic.write(_local(), json.dumps(asdict(record)).encode())
+
+
+def forget_local(name: str) -> None:
+    """The user has ended such a pool; twice is safe."""
+    with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
+        if _read(_local().read_text()).name == name:
+            _local().unlink()
+
+
+def ended_with_kernel(name: str | None = None) -> str:
+    """That the last pool of a notebook in this folder was on this machine and ended with its kernel; "" for none, or none of this name."""
+    with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
+        record = _read(_local().read_text())
+        if name in (None, record.name) and left(record):
+            return (
+                f"pool {record.name!r} was on this machine and ended with its kernel; "
+                f"%sky_pool {record.name} … --detached makes one that outlives it"
+            )
+    return ""
+
+
+def _local() -> Path:
+    return folder() / f"{hashlib.sha256(os.fsencode(Path.cwd())).hexdigest()[:16]}.local"
+
+
 def taken(record: PoolRecord) -> PoolRecord:
     """The record of a pool that this process has from now on."""
     return replace(
@@ -144,6 +174,8 @@ def named(name: str) -> PoolRecord:
         raise PoolError(
             f"several pools are called {name!r}; name one by its job id, as in %sky_attach {found[0].job_id}:\n{listed}"
         )
+    if gone := ended_with_kernel(name):
+        raise PoolError(gone)
     known = ", ".join(sorted({one.name for one in every()}))
     there = f"; there are {known}" if known else ""
     raise PoolError(f"no pool {name!r} was left from here{there}: %sky_status --hosts … shows what runs on hosts")

@@ -14,6 +14,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, cast
 
 from skymagic.cluster import Agents, Node
+from skymagic.display.panel import passing_step
 from skymagic.display.proxies import Proxies
 from skymagic.pool import specs
 from skymagic.pool.release import Step
@@ -101,16 +102,21 @@ class Resources:
         nodes = self._provider.acquire(self._survey, status.job_id, say)
         status.plan = self._survey.outcome()
         agents = self._agents = connect(nodes)
+        say(passing_step("starting the agents"))
         agents.start(specs.of_agents(status, nodes, self._detached_timeout, os.environ))
         # these import ipyparallel, while the agents start
         import skymagic.data.shipping.shipper  # noqa: F401
         from skymagic.run.engine import Engine
 
+        say(passing_step("starting the forkservers"))
         nodes = agents.meet(START_TIMEOUT)
         agents.order(specs.of_ranks(status, nodes, agents.started[0].port))
+        names = ", ".join(plugin.name for plugin in status.plugins if plugin.preload)
+        say(passing_step(f"importing {names}" if names else "starting the controller"))
         controller = agents.wait_controller(START_TIMEOUT)
         self._engine = Engine(controller.client, nodes[0].forward)
         self._shipper = self._new_shipper()
+        say(passing_step("starting the ranks"))
         self.take_up(range(status.world_size))
 
     def ready(self) -> None:

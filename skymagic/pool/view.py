@@ -35,7 +35,13 @@ def starting(pool: Status, rows: Rows, seconds: float, steps: Mapping[str, Start
     """
     over = pool.state not in (State.NEW, State.STARTING)
     good = pool.state in (State.READY, State.RUNNING)
-    state = f"ready in {seconds:.1f} s" if good else "not started" if over else "starting …"
+    state = (
+        f"ready in {seconds:.1f} s"
+        if good
+        else "not started"
+        if over
+        else f"{steps[UNNAMED].step if UNNAMED in steps else 'starting'} …"
+    )
     return PoolView(pool.name, about(pool), state, () if over else nodes(pool, rows, steps), ended=over)
 
 

@@ -10,10 +10,11 @@ import logging
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, cast
 
 import ipyparallel as ipp
+from traitlets.log import get_logger
 
 from skymagic.errors import ProvisionError
 from skymagic.run.submission import Submission
@@ -25,6 +26,23 @@ PURGE_AFTER = 100
 """Requests of runs that are over that the hub may remember: to make it forget takes time that the next cell would wait for."""
 PURGE_BYTES = 4 << 20
 """The same in bytes of what was sent."""
+
+
+@contextlib.contextmanager
+def unsigned() -> Iterator[None]:
+    """Inside, jupyter_client does not warn of sessions without a key: the controller's sockets are files that the user alone can open, or
+    are encrypted. The warning would be shown by IPython in a terminal, papermill and nbclient."""
+    logger = get_logger()
+    logger = logger.logger if isinstance(logger, logging.LoggerAdapter) else logger
+
+    def other(record: logging.LogRecord) -> bool:
+        return "Message signing is disabled" not in record.getMessage()
+
+    logger.addFilter(other)
+    try:
+        yield
+    finally:
+        logger.removeFilter(other)
 
 
 class _Client(ipp.Client):  # type: ignore[misc]  # untyped base
@@ -76,7 +94,8 @@ class Engine:
         logging.getLogger("ipyparallel").setLevel(logging.ERROR)
         try:
             here = forwarded(connection, forward) if forward is not None else dict(connection)
-            self._client = _Client(here, timeout=20)
+            with unsigned():
+                self._client = _Client(here, timeout=20)
         except (TimeoutError, OSError) as problem:
             raise ProvisionError(f"the controller does not answer: {problem}") from problem
         self._engines: dict[int, int] = {}

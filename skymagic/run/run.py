@@ -137,7 +137,7 @@ class Run:
         self._check_stall(now)
 
     def _state(self) -> RunState:
-        return state_of(self.report, self._stall.waiting, self._stall.always_last)
+        return state_of(self.report, self._stall.waiting, self._stall.always_last, self._stall.deserted)
 
     def _take_events(self) -> None:
         """Handle what has come already."""
@@ -168,6 +168,7 @@ class Run:
             self._show(event.rank, rank, event.content)
         elif event.kind == "outcome" and not rank.killed:  # else its end comes, too late for any other
             rank.outcome = event.content
+            self._stall.hasten(time.monotonic())
         elif event.kind == "died" and rank.outcome is None:
             rank.died, rank.died_at = event.content["exited"], time.monotonic()
         if rank.failed and self._unfinished():

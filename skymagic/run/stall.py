@@ -16,7 +16,8 @@ SAMPLE_COST = 0.02
 """Seconds on the processor that a rank may need to tell a sample, where the machine is slow or has many processes."""
 LAST_SAMPLES = 5
 """Samples in a row at which the others wait for the same rank, from which it is always last: of ranks alike it is each time another."""
-AWAITING = ("torch/distributed/", "torch/autograd/")
+COLLECTIVES = "torch/distributed/"
+AWAITING = (COLLECTIVES, "torch/autograd/")
 """In the path of the innermost frame of a rank that is in a collective, or in a backward pass."""
 FIRST_SAMPLE = 1.0
 """Seconds until the first sample, from which it is counted: most cells are over by then."""
@@ -40,6 +41,8 @@ class Stall:
         self._interval = after / self.SAMPLES
         self._last: Stacks = {}
         self._last_at = self._since = now
+        self.deserted: dict[str, list[int]] = {}
+        """By a collective's name, ranks that were in the same one at the last two samples while others had ended."""
         self._behind: deque[frozenset[int]] = deque(maxlen=LAST_SAMPLES)
         self.due: float | None = now + min(FIRST_SAMPLE, self._interval) if after < math.inf else None
 
@@ -48,6 +51,11 @@ class Stall:
         """Ranks that were in a collective, at the last sample, to which others had not come."""
         behind = those_behind(self._last)
         return [rank for rank, stack in self._last.items() if behind and rank not in behind and stack and waits(stack)]
+
+    def hasten(self, now: float) -> None:
+        """A rank has ended: whether others wait for it is to be seen soon."""
+        if self.due is not None:
+            self.due = min(self.due, now + FIRST_SAMPLE / 2)
 
     @property
     def always_last(self) -> list[int]:
@@ -64,6 +72,11 @@ class Stall:
             stacks: of all others, as ranks tell them: frames, and the number of collectives begun.
         """
         before, self._last = self._last, stacks
+        inside = {rank: name for rank in stacks if ended and (name := collective(stacks[rank]))}
+        stay = [rank for rank in inside if _at(before.get(rank)) == _at(stacks[rank])]
+        self.deserted = {
+            name: [rank for rank in stay if inside[rank] == name] for name in {inside[rank] for rank in stay}
+        }
         working = BUSY_SHARE * (now - self._last_at) + SAMPLE_COST
         self._last_at = now
         behind = those_behind(stacks)
@@ -75,7 +88,9 @@ class Stall:
         elif now - self._since >= self._after:
             self.due = None
             return self._words(ended, behind, stacks)
-        self.due = min(now + self._interval, self._since + self._after)
+        self.due = min(
+            now + (min(FIRST_SAMPLE, self._interval) if inside else self._interval), self._since + self._after
+        )
         return None
 
     def _words(self, ended: Sequence[int], behind: Sequence[int], stacks: Stacks) -> str:
@@ -101,6 +116,17 @@ def awaited(behind: Sequence[int], stacks: Stacks) -> bool:
         return bool(frames) and any(part in str(frames[-1].get("file")) for part in AWAITING)
 
     return bool(behind) and all(within(stack) is (rank not in behind) for rank, stack in stacks.items())
+
+
+def collective(stack: Mapping[str, Any] | None) -> str:
+    """The collective that a rank is in; "" for none. Of a backward pass nobody knows whether it waits or computes."""
+    innermost = stack["frames"][-1] if stack is not None and stack["frames"] else {}
+    return str(innermost["name"]) if COLLECTIVES in str(innermost.get("file")) else ""
+
+
+def _at(stack: Mapping[str, Any] | None) -> tuple[Any, Any]:
+    """Where a rank is, and how many collectives it has begun."""
+    return (None, None) if stack is None else (stack["frames"], stack["collectives"])
 
 
 def went_on(before: Stacks, now: Stacks) -> bool:

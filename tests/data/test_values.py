@@ -253,13 +253,14 @@ def test_sky_push_overwrites_what_the_ranks_made_of_it(notebook: Notebook) -> No
 
 def test_sky_pull(notebook: Notebook) -> None:
     notebook.run("%%sky_broadcast\nloss = rank / 2; name = 'n'")
-    notebook.run("%sky_pull loss, name")
+    said = notebook.run("%sky_pull loss, name").lines
+    assert said == ["loss → list of 3 × float, from ranks 0–2", "name → list of 3 × str, from ranks 0–2"]
     assert notebook.value("loss, name") == ([0.0, 0.5, 1.0], ["n"] * 3)
 
 
 def test_sky_pull_options(notebook: Notebook) -> None:
     notebook.run("%%sky_broadcast\npulled = rank")
-    notebook.run("%sky_pull pulled --head -o head_alone")
+    assert notebook.run("%sky_pull pulled --head -o head_alone").lines == ["head_alone → int, from rank 0"]
     assert notebook.value("head_alone, 'pulled' in globals()") == (0, False)
     notebook.run("%sky_pull pulled -t 1: -o some")
     assert notebook.value("some") == [1, 2]

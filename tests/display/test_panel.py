@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from skymagic.display import text
+from skymagic.display import panel, text
 from skymagic.display.live import NONINTERACTIVE
 from skymagic.display.panel import NodeView, PoolView, RankUse, environment_step, pool_html
 from skymagic.plan.units import rank_words
@@ -104,6 +104,15 @@ def test_many_nodes_that_start_have_one_bar() -> None:
     view = PoolView("lab", (), "starting …", nodes)
     assert re.findall(r'<progress value="([^"]*)"', pool_html(view)) == ["0.250"]
     assert words(view).endswith("environment on 32 nodes")
+
+
+def test_a_passing_step_of_a_start_is_for_displays_that_move_alone() -> None:
+    said: list[str] = []
+    with panel.shown_start(said.append, lambda steps: PoolView("lab", (), ""), drawn=False) as say:
+        say("starting 2 ranks …")
+        say(panel.passing_step("importing torch"))
+        say("ready")
+    assert said == ["starting 2 ranks …", "ready"]
 
 
 def test_a_step_is_a_line_that_knows_its_node() -> None:

@@ -859,7 +859,7 @@ NOW = CompletionNames(
 @pytest.mark.parametrize(
     ("magic", "text", "found"),
     [
-        ("sky_broadcast", "--no", ["--no-push", "--noblock", "--nodes"]),
+        ("sky_broadcast", "--no", ["--noblock", "--no-push", "--nodes"]),
         ("sky_broadcast", "-o x --noblock --no", ["--no-push", "--nodes"]),
         ("sky_broadcast", "--nodes 2 --nod", []),
         ("sky_broadcast", "--plugin torch --plu", ["--plugin", "--plugins"]),
@@ -892,7 +892,7 @@ NOW = CompletionNames(
         ("sky_clone", "2 --from 0 w", ["weights", "words"]),
         ("sky_pull", "we", ["weights"]),
         ("sky_push", "model,mo", ["model", "mother"]),
-        ("sky_sh", "--o", ["--only", "--output"]),
+        ("sky_sh", "--o", ["--output", "--only"]),
         ("sky_sh", "-o x --o", ["--only"]),
         ("sky_sh", "--env A=1 --e", ["--env"]),
         ("sky_sh", "--only ", ["all", "head"]),

@@ -25,6 +25,14 @@ def notebook(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Notebook]:
 
 # ------------------------------------------------------------------------------------------ completion
 
+
+def test_the_common_options_come_first() -> None:
+    offered = complete("sky_broadcast", "-")
+    common = ["-o", "--output", "--only", "-g", "--gather", "--head", "-t", "--targets", "--timeout", "-a", "--noblock"]
+    assert offered[: len(common)] == common
+    assert complete("sky_pool", "--pro")[:2] == ["--provider", "--procs-per-node"]
+
+
 NAMES = CompletionNames(
     pools=("train",),
     variables=("model",),

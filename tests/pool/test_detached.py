@@ -116,6 +116,8 @@ def test_a_kernel_that_is_restarted_amid_a_cell_ends_its_pool_and_makes_another(
         assert still_there(ranks) == []
         assert "was left" not in notebook.run("%load_ext skymagic").text
         assert "no pool is running" in notebook.run("%sky_status").said
+        gone = "pool 'brief' was on this machine and ended with its kernel; %sky_pool brief … --detached makes one that outlives it"
+        assert gone in notebook.fail("%sky_attach brief").evalue
         notebook.run("%sky_pool brief --ranks 2")
         assert "again" in (said := notebook.run("%%sky_broadcast\nprint('again')")).lines, said.outputs
 

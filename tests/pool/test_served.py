@@ -6,11 +6,9 @@ import os
 import signal
 from pathlib import Path
 
-import pytest
-
 from tests.lab.desk import local_desk, without_repeats
 from tests.lab.notebook import ROOT, Shown, own_folders
-from tests.lab.servers import Outputs, server
+from tests.lab.servers import Outputs, needed, server
 from tests.lab.waiting import until
 
 STEPS, SEEN = 40, 20
@@ -32,7 +30,7 @@ def shown(outputs: Outputs) -> Shown:
 
 
 def test_a_kernel_is_killed_and_another_attaches(tmp_path: Path) -> None:
-    pytest.importorskip("jupyter_server_nbmodel")
+    needed()
     folder, gate = tmp_path / "server", tmp_path / "gate"
     folder.mkdir()
     with (

@@ -45,6 +45,17 @@ def test_the_handle_of_a_run(notebook: Notebook) -> None:
     assert notebook.value("[run.output(rank) for rank in (0, 1)]") == [f"{written(rank)}over\n" for rank in (0, 1)]
 
 
+def test_a_result_has_the_last_values_without_an_output(notebook: Notebook) -> None:
+    begin(notebook, "rank + 5")
+    assert notebook.value("run.result()") == [5, 6]
+    begin(notebook, "import threading\nthreading.Lock()")
+    assert "lock" in notebook.value("repr(run.result()[0])"), (
+        "what cannot come back fails nothing: nobody has asked for it"
+    )
+    begin(notebook, "x = 1")
+    assert notebook.value("run.result()") == [None, None]
+
+
 @pytest.mark.parametrize("change", ["a[:] = 1", "a += 1", "a.sort()", "model.fill_(1)", "text[:] = b'y' * len(text)"])
 def test_what_a_run_takes_is_taken_before_it_returns(notebook: Notebook, change: str) -> None:
     notebook.run(

@@ -51,6 +51,18 @@ def test_frames_of_the_rank_that_failed(notebook: Notebook) -> None:
     assert "IPython" not in shown
 
 
+def test_it_begins_in_the_users_own_frame(notebook: Notebook) -> None:
+    notebook.fail(
+        "%%sky_broadcast\nimport torch, torch.distributed as dist\nclass Net(torch.nn.Module):\n    def __init__(self):\n        super().__init__()\n"
+        "        self.layer = torch.nn.Linear(3, 1)\n    def forward(self, batch):\n        return self.layer(batch)\n"
+        "net = torch.nn.parallel.DistributedDataParallel(Net())\nif dist.get_rank() != 1:\n    dist.barrier()\nnet(torch.ones(4, 2))"
+    )
+    shown = typed(notebook, "p batch.shape", "down", "p self.in_features", "q")
+    assert "torch.Size([4, 2])" in shown
+    assert "linear.py" in shown, "a library's frames are below it"
+    assert "\n3\n" in shown
+
+
 def test_what_a_debugger_cannot_do_with_frames_that_have_ended(notebook: Notebook) -> None:
     notebook.fail(FAILS)
     shown = typed(notebook, "continue", "nowhere", "1 / 0", "q")

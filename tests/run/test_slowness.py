@@ -11,8 +11,10 @@ from pathlib import Path
 import pytest
 
 from skymagic.run.metrics import Metrics
+from skymagic.run.report import RankRun, Report
 from skymagic.run.slowness import Usage, now, over
 from skymagic.run.stall import LAST_SAMPLES, Stall
+from skymagic.run.state import deserted_words, failed_ranks
 from skymagic.runtime import usage
 from skymagic.wire.metrics import FIXED, USAGE, packed
 from tests.lab.notebook import Shown
@@ -189,3 +191,54 @@ while True:
         stop.touch()
         notebook.finish(shown)
     assert re.fullmatch(r"2 ranks · \d+\.\d s · (?:shipped .* · )?rank 1 was last in every collective", line(shown))
+
+
+# ------------------------------------------------------------------------------------------ ranks that others have left
+
+
+def test_a_rank_in_a_collective_that_another_has_left_is_named_soon() -> None:
+    stall = Stall(30.0, 0.0)
+    stall.hasten(10.0)  # rank 1 has ended
+    assert stall.due is not None
+    assert stall.due <= 10.5
+    alone = {0: sample(5, None)[0]}
+    stall.observe([1], alone, 10.5)
+    assert stall.deserted == {}, "it may be on its way through"
+    assert stall.due <= 11.5
+    stall.observe([1], alone, 11.5)
+    assert stall.deserted == {"all_reduce": [0]}
+    stall.observe([1], {0: sample(6, None)[0]}, 12.5)
+    assert stall.deserted == {}, "a group of its own"
+
+
+def test_ranks_that_wait_for_those_that_have_ended_in_words() -> None:
+    assert deserted_words({"all_reduce": [0]}, [1]) == "rank 0 waits in all_reduce, rank 1 has ended"
+    assert deserted_words({"barrier": [0, 2, 3]}, [1, 4]) == "ranks 0, 2, 3 wait in barrier, ranks 1, 4 have ended"
+    assert deserted_words({"barrier": [0]}, [0, 1]) == ""
+    assert deserted_words({}, [1]) == ""
+
+
+def test_a_rank_that_waits_for_one_that_has_ended_is_in_the_line(shared_pools: Pools) -> None:
+    pytest.importorskip("torch")
+    cell = "%%sky_broadcast\nimport torch.distributed as dist\nif dist.get_rank() == 0: dist.barrier()"
+    with shared_pools.lent("--ranks 2 --plugin torch", view_after=0.2, watched=True) as notebook:
+        shown = notebook.start(cell)
+        notebook.watch(shown, lambda one: "has ended" in line(one))
+        assert "rank 0 waits in barrier, rank 1 has ended" in line(shown)
+        notebook.interrupt()
+        notebook.finish(shown)
+
+
+def outcome(**said: object) -> dict[str, object]:
+    return {"status": "error", "ename": "ValueError", "evalue": "", "traceback": (), **said}
+
+
+def test_ranks_that_failed_by_themselves_are_told_from_those_that_were_stopped() -> None:
+    ranks = {
+        0: RankRun(outcome=outcome()),
+        1: RankRun(outcome=outcome(), stopped=True),  # its own error was on its way when it was interrupted
+        2: RankRun(outcome=outcome(interrupted=True), stopped=True),
+        3: RankRun(outcome=outcome(freed=True), stopped=True),
+        4: RankRun(outcome={"status": "ok"}),
+    }
+    assert failed_ranks(Report(ranks)) == (0, 1)

@@ -213,7 +213,7 @@ REFUSED = "*** {what}: the cell has ended, so that there is nothing to go on wit
 
 
 class PostMortem(pdb.Pdb):
-    """A debugger on the frames of an exception, the innermost first.
+    """A debugger on the frames of an exception, beginning at the innermost one of the user's own.
 
     Args:
         problem: the exception; frames that are not the user's are left out.
@@ -225,6 +225,10 @@ class PostMortem(pdb.Pdb):
         self.problem = problem
         self._cells = cells
         self.setup(None, telling(problem.__traceback__) or problem.__traceback__)
+        own = [at for at, (frame, _) in enumerate(self.stack) if not stacks.is_library(frame.f_code.co_filename)]
+        if own and own[-1] != self.curindex:
+            self.stdout = io.StringIO()  # pdb prints the frame that it goes to
+            self._select_frame(own[-1])  # pdb's own way for `up` and `down`
 
     def command(self, line: str) -> None:
         """Carry out one command, or evaluate an expression in the frame; what it has to say is printed."""

@@ -97,7 +97,7 @@ def complete(magic: str, text: str, names: CompletionNames | None = None) -> lis
     """What may stand in place of the word that `text`, the line after the magic's name up to the cursor, ends in.
 
     Whole words, for what follows the last blank, ``=`` or ``,``; empty within a comment or an open quote. `magic` is
-    without ``%``.
+    without ``%``. Options come in the order of their table, the common ones first; all else by the alphabet.
     """
     face, names = MAGICS[magic], names or CompletionNames()
     known = {name: option for option in face.options for name in option.names}
@@ -113,7 +113,7 @@ def complete(magic: str, text: str, names: CompletionNames | None = None) -> lis
         used = {known[token.text].field for token in tokens if token.text in known}
         several = {item.field for item in face.options if item.takes != "one"}
         left = (item for item in known if known[item].offered and known[item].field not in used - several)
-        return _starting(left, word)
+        return [item for item in left if item.casefold().startswith(word.casefold())]
     if option is None and face.words.startswith("RANKS") and not tokens:
         return []  # ranks come first, and then names
     choices, word = (option.choices if option else face.choices) or "nothing", word.split(",")[-1]

@@ -85,18 +85,18 @@ _TIMEOUT = Option(("--timeout",), "timeout", readers.limit, "TIME", "fail after 
 _SHIPPING: tuple[Option, ...] = (
     Option(("--push",), "push", readers.identifiers, "NAMES", "variables to send though the cell does not show them", "names", "variables"),
     Option(("--no-push",), "no_push", readers.identifiers, "NAMES", "variables not to send; alone: send nothing", "maybe", "variables"),
-    _TIMEOUT,
     Option(("--fresh",), "fresh", help="send variables again though they have not changed"),
 )
-RUN: tuple[Option, ...] = (
-    _POOL_NAME,
+RUN: tuple[Option, ...] = (  # the common ones first: completion keeps this order
     _OUTPUT,
+    Option(("--only",), "only", Selection, "RANKS", "whose output is shown: head, all, 0,2 or 0:4", choices="ranks"),
     Option(("-g", "--gather"), "gather", readers.identifiers, "NAMES", "bring these variables back, by rank", "names", "gathered"),
     _HEAD,
-    Option(("--only",), "only", Selection, "RANKS", "whose output is shown: head, all, 0,2 or 0:4", choices="ranks"),
     _TARGETS,
-    *_SHIPPING,
+    _TIMEOUT,
     _NOBLOCK,
+    _POOL_NAME,
+    *_SHIPPING,
     _BUSY,
     DRY_RUN,
 )
@@ -182,7 +182,7 @@ _GET_EXAMPLES = (
 MAGICS: dict[str, Magic] = {
     "sky_pool": Magic("Make a pool ready, or use the one of this name when it fits.", (*POOL, DRY_RUN), "[NAME]", "pools", _POOL_EXAMPLES),
     "sky_broadcast": Magic("Run the cell on every rank; without a pool, options of a pool make one.", (*RUN, *POOL), examples=_BROADCAST_EXAMPLES, cell=True),
-    "sky_run": Magic("Run the cell on one rank: the next in turn unless --rank says which.", (_RANK, _POOL_NAME, _OUTPUT, *_SHIPPING, _NOBLOCK, _BUSY, DRY_RUN), examples=("%%sky_run -o value", "%%sky_run --rank 1 --timeout 30s"), cell=True),
+    "sky_run": Magic("Run the cell on one rank: the next in turn unless --rank says which.", (_RANK, _OUTPUT, _TIMEOUT, _NOBLOCK, _POOL_NAME, *_SHIPPING, _BUSY, DRY_RUN), examples=("%%sky_run -o value", "%%sky_run --rank 1 --timeout 30s"), cell=True),
     "sky_sh": Magic("Run the cell as a shell script, once on each node.", SH, examples=_SH_EXAMPLES, cell=True),
     "sky_status": Magic("Show the pools and what they do.", (_KEEP, _AT_HOSTS, _RENTED, _DISK), "[NAME]", "pools", ("%sky_status", "%sky_status -o status                   # status['main'][3].state", "%sky_status --hosts gpu1,gpu2      # also of notebooks that are gone", "%sky_status --provider aws          # what is rented, from any machine", "%sky_status --hosts gpu1,gpu2 --disk")),
     "sky_logs": Magic("Show what ranks wrote, also what the cell did not show.", (_RANK, _RUN, _CELL, _GREP, _LINES, _FOLLOW, _KEEP, _POOL_NAME), examples=("%sky_logs --rank 1 -n 200", "%sky_logs -f", "%sky_logs --cell 5 --grep 'loss|nan' -o logs      # logs[1] is rank 1's")),

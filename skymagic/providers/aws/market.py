@@ -211,8 +211,8 @@ def estimated(request: PoolRequest, clients: AwsClients, reason: str) -> Market:
     """
     names = request.regions or (clients.region or DEFAULT_REGION,)
     there = {one: Catalogue(one, catalogue.TYPES, {}) for one in names}
-    found = selection.ordered(
-        (offer for one in there.values() for offer in selection.offers(request, one, Prices())), names
+    found = selection.by_price(
+        (offer for one in there.values() for offer in selection.offers_of(request, one, Prices())), names
     )
     if not found:
         raise RequestError(selection.nothing(request, there))

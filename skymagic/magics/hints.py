@@ -1,0 +1,107 @@
+"""Hints for cells that go wrong: a magic that is misspelled or misplaced, before the cell runs; a name that is on the ranks, after it failed."""
+
+from __future__ import annotations
+
+import re
+import token
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+from IPython.core.error import UsageError
+from IPython.core.inputtransformer2 import make_tokens_by_line
+from IPython.core.interactiveshell import InteractiveShell
+
+from skymagic.errors import RankError
+from skymagic.magics.arguments.options import MAGICS
+from skymagic.plan.suggest import did_you_mean
+from skymagic.pool import registry
+from skymagic.pool.states import State
+
+MAGIC = re.compile(r"[ \t]*(%%?)(sky_?\w+)")
+CALLS_A_LIST = "'list' object is not callable"
+BODIES = tuple(name for name, magic in MAGICS.items() if magic.cell)
+"""Magics whose body is code."""
+
+
+def register(shell: InteractiveShell) -> None:
+    """Check the magics of each cell before it runs; twice is safe."""
+
+    def skymagic_suggests(lines: list[str]) -> list[str]:
+        if refusal := misspelled(shell, lines) or misplaced(lines):
+            raise UsageError(refusal)
+        return lines
+
+    skymagic_suggests.has_side_effects = True  # type: ignore[attr-defined]  # not for code that is being typed
+    transformers = shell.input_transformers_cleanup
+    transformers[:] = [one for one in transformers if getattr(one, "__name__", "") != skymagic_suggests.__name__]
+    transformers.append(skymagic_suggests)
+
+
+def misspelled(shell: InteractiveShell, lines: Sequence[str]) -> str:
+    """A refusal of a cell whose first magic does not exist, where one of ours has nearly its name; "" for none."""
+    found = MAGIC.match(next((line for line in lines if line.strip()), ""))
+    if found is None or shell.find_magic(found[2]) or shell.find_cell_magic(found[2]):
+        return ""
+    nearest = did_you_mean(found[2], MAGICS)
+    return f"there is no magic {found[1]}{found[2]}{nearest}" if nearest else ""
+
+
+def misplaced(lines: Sequence[str]) -> str:
+    """A refusal of a cell whose code would not run on the ranks: its magic has one per cent sign, or is not on the first line; "" for none.
+
+    Pure. Nothing of the cell has run then.
+    """
+    first = next((number for number, line in enumerate(lines) if line.strip()), 0)
+    if not any(MAGIC.match(line) for line in lines) or lines[first].lstrip().startswith("%%"):
+        return ""  # the body of another cell magic is that one's own
+    for row in _begun(lines):
+        found = MAGIC.match(lines[row])
+        if found is None or found[2] not in BODIES:
+            continue
+        below = any(line.strip() and line.lstrip()[0] not in "#%" for line in lines[row + 1 :])
+        if found[1] == "%%" or below:
+            return f"did you mean %%{found[2]}, on the cell's first line? Nothing of this cell has run"
+    return ""
+
+
+def _begun(lines: Sequence[str]) -> list[int]:
+    """The rows that begin a statement, or a magic; those within a string do not."""
+    rows = []
+    for tokens in make_tokens_by_line(list(lines)):
+        first = next((one for one in tokens if one.type not in (token.INDENT, token.DEDENT)), None)
+        if first is not None and first.string.startswith("%"):
+            rows.append(first.start[0] - 1)
+    return rows
+
+
+def after_error(
+    error: BaseException | None, namespace: Mapping[str, Any], lists: Mapping[str, Collection[int]], cell: str
+) -> str:
+    """A line below the error of a plain cell that took a name on the ranks for one of the notebook; "" for none.
+
+    Args:
+        lists: names of lists of values by rank, with the ranks.
+        cell: its text.
+    """
+    if isinstance(error, NameError) and not isinstance(error, RankError):
+        # code of a library may lack a name by an error of its own
+        tb = error.__traceback__
+        while tb is not None and tb.tb_next is not None:
+            tb = tb.tb_next
+        own = tb is not None and tb.tb_frame.f_globals is namespace
+        pool = _pool_with(error.name) if own and error.name and error.name not in namespace else ""
+        return f"{error.name} is on the ranks of pool {pool!r}: %sky_pull {error.name} --head" if pool else ""
+    name = ""
+    if isinstance(error, AttributeError):
+        name = next((name for name in lists if isinstance(error.obj, list) and namespace.get(name) is error.obj), "")
+    elif isinstance(error, TypeError) and str(error) == CALLS_A_LIST:
+        called = [name for name in lists if re.search(rf"\b{re.escape(name)}\s*\(", cell)]
+        name = next((name for name in called if isinstance(namespace.get(name), list)), "")
+    ranks = list(lists.get(name, ()))
+    return f"{name} is a list by rank: {name}[0] is rank {ranks[0]}'s; --head brings that one alone" if ranks else ""
+
+
+def _pool_with(name: str) -> str:
+    """The pool whose ranks have this name, the one used last first; "" for none."""
+    pools = [one for one in reversed(registry.every()) if one.state is not State.DECLARED]
+    return next((one.name for one in pools if name in one.shipper.names()), "")

@@ -1,0 +1,88 @@
+"""What a cell that goes wrong is told: its magic has one per cent sign or stands too low; a name of it is on the ranks."""
+
+from __future__ import annotations
+
+import pytest
+
+from skymagic.magics.hints import misplaced
+from tests.lab.notebook import Notebook
+from tests.lab.pools import borrowed
+
+notebook = borrowed("--ranks 2")
+
+
+@pytest.mark.parametrize(
+    ("cell", "magic"),
+    [
+        ("%sky_broadcast -o r\nx = 1", "sky_broadcast"),
+        ("\n%sky_broadcast\n# why\nx = 1", "sky_broadcast"),
+        ("x = 1\n%%sky_broadcast -o r\nx", "sky_broadcast"),
+        ("# a comment\n%%sky_sh\nls", "sky_sh"),
+        ("x = 1\n%sky_run --rank 1\nx", "sky_run"),
+        ("if True:\n    %sky_broadcast\n    y = 2", "sky_broadcast"),
+    ],
+)
+def test_code_that_would_not_run_on_the_ranks_is_refused(cell: str, magic: str) -> None:
+    refusal = misplaced(cell.splitlines(keepends=True))
+    assert refusal == f"did you mean %%{magic}, on the cell's first line? Nothing of this cell has run"
+
+
+@pytest.mark.parametrize(
+    "cell",
+    [
+        "",
+        "%sky_broadcast -o r",
+        "%sky_broadcast -o r\n# no code",
+        "%sky_broadcast --ranks 2\n%sky_status",
+        "%%sky_broadcast -o r\nx = 1",
+        "\n%%sky_broadcast -o r\nx = 1",
+        "%%capture\n%%sky_broadcast -o r\nx = 1",
+        "%%writefile cells.txt\nx = 1\n%%sky_broadcast\n",
+        "text = '''\n%%sky_broadcast\nx\n'''",
+        "%sky_pool main --ranks 2\nx = 1",
+        "a = (5\n%sky_broadcast)",
+    ],
+)
+def test_other_cells_run(cell: str) -> None:
+    assert misplaced(cell.splitlines(keepends=True)) == ""
+
+
+def test_nothing_of_a_cell_with_one_per_cent_sign_runs(notebook: Notebook) -> None:
+    failed = notebook.fail("%sky_broadcast -o r\nhere = 1")
+    assert (
+        failed.text
+        == "UsageError: did you mean %%sky_broadcast, on the cell's first line? Nothing of this cell has run\n"
+    )
+    assert notebook.fail("here = 1\n%%sky_broadcast\nhere").ename == "UsageError"
+    assert not notebook.value("'here' in globals() or 'r' in globals()")
+
+
+def said_below(notebook: Notebook, cell: str) -> str:
+    """What a cell that fails shows beside its error."""
+    shown = notebook.finish(notebook.start(cell))
+    assert shown.error is not None
+    return shown.stdout
+
+
+def test_a_name_of_the_ranks_in_a_plain_cell_is_told_where_it_is(notebook: Notebook) -> None:
+    notebook.run("%%sky_broadcast\nmodel = [1]\nimport json")
+    said = said_below(notebook, "model[0]")
+    assert said == "model is on the ranks of pool 'main': %sky_pull model --head\n"
+    notebook.run("%sky_pull model --head")
+    assert notebook.value("model") == [1]
+    assert said_below(notebook, "nowhere") == ""
+    assert said_below(notebook, "def f():\n    return model2\nf()") == ""
+    assert said_below(notebook, "raise TypeError('of mine')") == ""
+
+
+def test_a_list_by_rank_that_is_taken_for_its_value_is_told(notebook: Notebook) -> None:
+    notebook.run(
+        "%%sky_broadcast -g net\nclass Net:\n    def __call__(self): return 5\n    def eval(self): return self\nnet = Net()"
+    )
+    hint = "net is a list by rank: net[0] is rank 0's; --head brings that one alone\n"
+    assert said_below(notebook, "print(1)\nnet()") == "1\n" + hint
+    assert said_below(notebook, "net.eval()") == hint
+    notebook.run("mine = []")
+    assert said_below(notebook, "mine()") == ""
+    notebook.run("%%sky_broadcast -t 1 -g net\nnet")
+    assert "net[0] is rank 1's" in said_below(notebook, "net()")
