@@ -7,7 +7,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +37,7 @@ class Quiet(Screen):
 
 def start(ranks: int, *plugins: str, agreed: bool = False) -> Pool:
     """A pool of its own on this machine; `agreed` to more ranks than it has cores and memory for without a question."""
-    name = f"bench-{os.getpid()}-{len(registry.every())}"
+    name = f"bench-{os.getpid()}-{len(registry.pools())}"
     request = PoolRequest(
         name=name, provider="local", nodes=ranks, plugins=tuple(PluginSpec(name) for name in plugins), yes=agreed
     )
@@ -58,7 +58,7 @@ def at_home(home: Path) -> Iterator[None]:
 @contextmanager
 def started(ranks: int, *plugins: str) -> Iterator[Pool]:
     """A pool that ends with the block."""
-    with start(ranks, *plugins) as one:
+    with closing(start(ranks, *plugins)) as one:
         yield one
 
 

@@ -18,7 +18,7 @@ from benchmarks.figures import median, timed
 shell = cells.shell_of_its_own()
 cells.do(shell, "%sky_pool bench --ranks {RANKS} -y")
 from skymagic.pool import registry
-key = registry.every()[0]._resources.agents.controller.client.get("curve_serverkey")
+key = registry.pools()[0].resources.agents.controller.client.get("curve_serverkey")
 for _ in range(10):
     cells.do(shell, "%%sky_broadcast\\npass")
 took = [1000 * timed(lambda: cells.do(shell, "%%sky_broadcast\\npass")) for _ in range(60)]

@@ -64,6 +64,6 @@ def starts(hosts: Hosts) -> Iterator[Figure]:
 def start(names: tuple[str, ...]) -> Pool:
     """A pool of one rank each, in an environment that is made for it."""
     request = PoolRequest(
-        name=f"bench-{os.getpid()}-{len(registry.every())}", provider="ssh", hosts=names, procs_per_node=1
+        name=f"bench-{os.getpid()}-{len(registry.pools())}", provider="ssh", hosts=names, procs_per_node=1
     )
     return making.ensure(request, {}, Defaults(), lambda text: say(f"  {text}"))

@@ -91,6 +91,6 @@ def hanging(folder: Path, env: Mapping[str, str]) -> Iterator[Figure]:
 
 def start(names: tuple[str, ...]) -> Pool:
     """A pool of one rank each."""
-    name = f"bench-{os.getpid()}-{len(registry.every())}"
+    name = f"bench-{os.getpid()}-{len(registry.pools())}"
     request = PoolRequest(name=name, provider="ssh", hosts=names, procs_per_node=1)
     return making.ensure(request, {}, Defaults(), lambda text: say(f"  {text}"))

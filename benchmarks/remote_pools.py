@@ -49,7 +49,7 @@ def lab(count: int, **wan: float) -> Iterator[Machines]:
 def start(hosts: Machines, per_node: int, *plugins: str) -> Pool:
     """A pool on all of these."""
     request = PoolRequest(
-        name=f"bench-{os.getpid()}-{len(registry.every())}", provider="ssh", hosts=hosts.names, procs_per_node=per_node,
+        name=f"bench-{os.getpid()}-{len(registry.pools())}", provider="ssh", hosts=hosts.names, procs_per_node=per_node,
         python=sys.executable, env=(("OMP_NUM_THREADS", "1"),), plugins=tuple(PluginSpec(name) for name in plugins),
     )  # fmt: skip
     return making.ensure(request, {}, Defaults(), lambda text: None)
@@ -93,7 +93,7 @@ def two_hosts(hosts: Machines) -> Iterator[Figure]:
 
     def ours() -> float:
         # anew: where a process lies in memory makes 5 % either way, for its whole life
-        with start(two, 1, "torch") as pool:
+        with contextlib.closing(start(two, 1, "torch")) as pool:
             return float(cluster.run(pool, ddp.BODY + "rate")[0])
 
     say("DDP on 2 machines, steps/s: ours, torchrun")
@@ -147,7 +147,7 @@ def empty_cells(hosts: Machines, per_node: int, more: float) -> Iterator[Figure]
     """As the user waits for it."""
     ranks = per_node * len(hosts)
     say(f"an empty cell on {ranks} ranks of {len(hosts)} machines, {2 * DELAY:.0f} ms away")
-    with start(hosts, per_node) as pool:
+    with contextlib.closing(start(hosts, per_node)) as pool:
         for _ in range(3):
             cluster.run(pool, "pass")
         found = [1000 * timed(lambda: cluster.run(pool, "pass")) for _ in range(CELLS)]

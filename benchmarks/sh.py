@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -41,7 +42,7 @@ def figures() -> Iterator[Figure]:
     request = PoolRequest(name=f"bench-{os.getpid()}", provider="local", nodes=NODES, procs_per_node=PROCESSES)
     with (
         tempfile.TemporaryDirectory(prefix="bench-") as folder,
-        making.ensure(request, {}, Defaults(), lambda text: None) as one,
+        contextlib.closing(making.ensure(request, {}, Defaults(), lambda text: None)) as one,
     ):
         train = Path(folder) / "train.py"
         train.write_text(REDUCE)

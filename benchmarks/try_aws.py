@@ -26,7 +26,7 @@ from skymagic.errors import SkyError
 from skymagic.plan.plans import Plan
 from skymagic.plan.requests import cloud_settings
 from skymagic.plan.units import duration_text
-from skymagic.pool import surveys
+from skymagic.pool import making
 from skymagic.providers import Choice
 
 DISKS_AND_ADDRESSES = 0.02
@@ -75,7 +75,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Plan, and do it where that was said; 0 where all went well, 1 where something failed or is left, 2 where it was refused."""
     asked = arguments(argv)
     try:
-        plan = surveys.preview(spec(asked).request(), print)
+        plan = making.plan_of(spec(asked).request(), print)
     except SkyError as problem:
         print(f"no plan: {problem}")
         return 2

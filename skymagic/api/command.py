@@ -128,14 +128,14 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _pools(line: argparse.Namespace) -> int:
-    from skymagic.pool import keys, notebooks, records
+    from skymagic.pool import keys, records
 
-    listed, runs = records.every(), notebooks.every()
+    listed, runs = records.every(), keys.notebook_runs()
     if line.json:
         pools = [vars(one) | {"left": records.left(one)} for one in listed]
         print(json.dumps({"pools": pools, "notebooks": [one.plain for one in runs]}))
     else:
-        words = [*map(keys.words, listed), *(one.words for one in runs)]
+        words = [*map(keys.pool_words, listed), *(one.words for one in runs)]
         print("\n".join(words) or "no notebook of this machine has a pool that outlives it")
     return 0
 
@@ -269,9 +269,9 @@ def _stop(line: argparse.Namespace) -> int:
 
 def _attach(line: argparse.Namespace) -> int:
     from skymagic.api import executing, reading
-    from skymagic.pool import notebooks
+    from skymagic.pool import keys
 
-    if (run := notebooks.find(line.pool)) is not None:
+    if (run := keys.notebook_run(line.pool)) is not None:
         return EXIT_CODES[executing.shown(run, line.json)]
     return EXIT_CODES[reading.attached(line.pool, line.json)]
 

@@ -38,8 +38,8 @@ from skymagic.plan.requests import Defaults, PluginSpec, PoolRequest
 from skymagic.plan.suggest import suggesting
 from skymagic.plan.units import Selection
 from skymagic.plugins import Plugin
-from skymagic.pool import Pool, making, records, registry, surveys
-from skymagic.pool.states import State
+from skymagic.pool import Pool, making, records, registry
+from skymagic.pool.status import State
 from skymagic.providers import Choice
 from skymagic.runtime import rendezvous
 
@@ -201,7 +201,7 @@ class Compute:
             return self
         if rendezvous.attached():
             raise RequestError(ON_A_RANK)
-        running = {pool.name for pool in registry.every()}
+        running = {pool.name for pool in registry.pools()}
         taken = running | {record.name for record in records.every()}
         name = self._name or next(n for i in _numbers if (n := f"compute-{i}") not in taken)
         self._pool = self._first([replace(request, name=name) for request in self._requests])
@@ -310,7 +310,7 @@ def _specs(specs: Sequence[Spec]) -> Sequence[Spec]:
 def _price(request: PoolRequest) -> float:
     """Dollars per hour of what would be made; what cannot be made comes last."""
     try:
-        price = surveys.preview(request, _say_nothing).price
+        price = making.plan_of(request, _say_nothing).price
         return math.inf if price is None else price
     except (RequestError, ProvisionError):
         return math.inf
@@ -330,4 +330,4 @@ def find(name: str | None = None) -> Compute:
     Raises:
         PoolError: there is none; the message says how to make one.
     """
-    return Compute.of(registry.find(name))
+    return Compute.of(registry.pool_named(name))

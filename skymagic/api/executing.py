@@ -8,9 +8,8 @@ import sys
 from skymagic.api import notebooks, reading
 from skymagic.api.reading import JsonScreen
 from skymagic.display.screen import print_note
-from skymagic.pool import notebooks as notebook_runs
-from skymagic.pool import readers
-from skymagic.pool.notebooks import NotebookRun
+from skymagic.pool import attaching, keys
+from skymagic.pool.keys import NotebookRun
 from skymagic.wire import notebook as wire
 
 ENDS = {
@@ -44,12 +43,12 @@ def elsewhere(name: str) -> bool:
     Raises:
         PoolError: there is no such pool, or it cannot be read.
     """
-    run = notebook_runs.find(name)
+    run = keys.notebook_run(name)
     if run is not None:
         with contextlib.suppress(KeyboardInterrupt):
             shown(run)
         return True
-    if readers.held(name):
+    if attaching.held_elsewhere(name):
         reading.begin(name)
         return True
     return False

@@ -15,14 +15,14 @@ from skymagic.display.status import Logs
 from skymagic.display.text import last_state, log_lines
 from skymagic.errors import RequestError
 from skymagic.plan.units import Selection, rank_words
-from skymagic.pool import Pool, kept_logs, readers, records, registry
-from skymagic.pool.reader import Reader
+from skymagic.pool import Pool, attaching, records, registry
+from skymagic.pool.attaching import PoolReader
 from skymagic.wire.agent import WHOLE_LOG
 
 HEADING = re.compile(r"── cell (?P<cell>\d+), (?:run (?P<run>\d+), )?[\d:]{8} ──")
 """What stands in a log above the first line of each run (`kernels.agent.output`)."""
 Write = Callable[[str], object]
-Readable = Pool | Reader
+Readable = Pool | PoolReader
 """A pool whose nodes tell logs."""
 
 
@@ -119,9 +119,9 @@ def collected(request: LogsRequest) -> Logs:
     return _collected(None if texts else registry.readable(request.pool), texts, request)
 
 
-def _ended_elsewhere(request: LogsRequest) -> kept_logs.KeptLog | None:
+def _ended_elsewhere(request: LogsRequest) -> records.KeptLog | None:
     """What is kept of a pool that has ended, and this process does not know."""
-    return kept_logs.find(request.pool) if request.pool and not registry.known(request.pool) else None
+    return records.kept_log(request.pool) if request.pool and not registry.known(request.pool) else None
 
 
 def _collected(pool: Readable | None, texts: Mapping[int, str], request: LogsRequest) -> Logs:
@@ -134,14 +134,14 @@ def _collected(pool: Readable | None, texts: Mapping[int, str], request: LogsReq
 
 
 @contextlib.contextmanager
-def _outside(request: LogsRequest) -> Iterator[tuple[Mapping[int, str], Reader | None]]:
+def _outside(request: LogsRequest) -> Iterator[tuple[Mapping[int, str], PoolReader | None]]:
     """(by rank what is kept of a pool that has ended, what reads one that runs)."""
     name = request.pool or ""
-    kept = kept_logs.find(name)
+    kept = records.kept_log(name)
     if kept is not None and not any(name in (one.name, one.job_id) for one in records.every()):
         yield {0: kept.text}, None
         return
-    with contextlib.closing(readers.opened(name)) as pool:
+    with contextlib.closing(attaching.opened_reader(name)) as pool:
         yield {}, pool
 
 

@@ -27,8 +27,8 @@ from skymagic.files.copy import Files
 from skymagic.jobs.notebook import packed
 from skymagic.jobs.script import folder_here, remote_folder
 from skymagic.plan import parameters
-from skymagic.pool import keys, notebooks, readers, records
-from skymagic.pool.notebooks import NotebookRun
+from skymagic.pool import attaching, keys, records
+from skymagic.pool.keys import NotebookRun
 from skymagic.providers import head
 from skymagic.wire import notebook as wire
 from skymagic.wire import processes, tls
@@ -119,7 +119,7 @@ def _key(request: NotebookRequest, mistakes: list[str]) -> keys.PoolKey | None:
     try:
         record = _record(request.pool)
         known = keys.read(record.job_id)
-        if (other := notebooks.find(record.job_id)) is not None:
+        if (other := keys.notebook_run(record.job_id)) is not None:
             raise PoolError(
                 f"{other.notebook.name} is executed on pool {record.name!r}, or was, and is not taken: skymagic attach {record.name}"
             )
@@ -127,7 +127,9 @@ def _key(request: NotebookRequest, mistakes: list[str]) -> keys.PoolKey | None:
             raise PoolError(
                 f"pool {record.name!r} is in use: {records.holder(record)} has it; end that one, or take the pool away from it: --take-over"
             )
-        with contextlib.closing(readers.opened(record.job_id)) as reader:  # which finds out whether it is there
+        with contextlib.closing(
+            attaching.opened_reader(record.job_id)
+        ) as reader:  # which finds out whether it is there
             if busy := [one for one in reader.runs() if not one.over]:
                 raise PoolError(
                     f"a cell of its last notebook goes on there (run {busy[-1].run}): skymagic attach {record.name} shows it"
@@ -190,7 +192,7 @@ def _start(run: NotebookRun, notebook: dict[str, Any], folder: Path | None) -> N
                     raise PoolError(f"pool {run.name!r} does not execute it: {message.problem}")
             if said := transport.complaint():
                 raise PoolError(f"pool {run.name!r} does not execute it: {said}")
-    notebooks.write(run)
+    keys.keep_notebook(run)
 
 
 def _accesses(key: keys.PoolKey, nodes: Sequence[Node]) -> tuple[head.NodeAccess, ...]:
@@ -237,7 +239,7 @@ def _head(run: NotebookRun) -> Iterator[Node]:
 @contextmanager
 def _nodes(run: NotebookRun) -> Iterator[Sequence[Node]]:
     """The machines of its pool; each is connected to when something is run there."""
-    _, nodes = readers.attachable(run.key).attach(run.key.plan, run.key.accesses)
+    _, nodes = attaching.attaching_provider(run.key).attach(run.key.plan, run.key.accesses)
     try:
         yield nodes
     finally:
@@ -271,7 +273,7 @@ def follow(
             ended: wire.NotebookEnded | None = None
             for number, message in enumerate(_told(run)):
                 if isinstance(message, wire.Refused):
-                    notebooks.remove(run.job_id)
+                    keys.drop_notebook(run.job_id)
                     raise PoolError(f"pool {run.name!r}: {message.problem}")
                 if isinstance(message, wire.Executed) and ended is not None:
                     (take or partial(_save, run))(message.notebook)
@@ -283,7 +285,7 @@ def follow(
                     _hear(run, message, heard)
         except (ProvisionError, OSError) as problem:
             if isinstance(problem, CloudError) and problem.kind == "missing":
-                notebooks.remove(run.job_id)
+                keys.drop_notebook(run.job_id)
                 raise PoolError(
                     f"pool {run.name!r}: {problem}, and what they kept of {run.notebook.name} went with them"
                 ) from None
@@ -331,7 +333,7 @@ def _taken(run: NotebookRun, ended: wire.NotebookEnded) -> None:
         with contextlib.closing(transport):
             while transport.read():
                 pass
-    notebooks.remove(run.job_id)
+    keys.drop_notebook(run.job_id)
 
 
 def stop(name: str) -> None:
@@ -340,9 +342,9 @@ def stop(name: str) -> None:
     Raises:
         PoolError: none is executed on a pool of this name.
     """
-    run = notebooks.find(name)
+    run = keys.notebook_run(name)
     if run is None:
-        raise PoolError(f"no notebook is executed on a pool {name!r}: {listed(notebooks.every())}")
+        raise PoolError(f"no notebook is executed on a pool {name!r}: {listed(keys.notebook_runs())}")
     with (
         _head(run) as node,
         contextlib.closing(node.run(processes.FOLLOW_NOTEBOOK, run.driver, run.job_id)) as transport,

@@ -10,10 +10,9 @@ from typing import Any, TextIO
 
 from skymagic.display.screen import NotebookScreen, Screen, print_note
 from skymagic.plan.units import rank_words
-from skymagic.pool import readers, records
-from skymagic.pool.attaching import Unfinished
+from skymagic.pool import attaching, records
+from skymagic.pool.attaching import PoolReader, RunOutcome, UnfinishedRun, outcome_words
 from skymagic.pool.keys import DisplayRecord
-from skymagic.pool.reader import Reader, RunEnd, end_words
 
 
 class JsonScreen(Screen):
@@ -49,7 +48,7 @@ def begin(name: str) -> None:
     Raises:
         PoolError: it cannot be read.
     """
-    reader = readers.read(name)
+    reader = attaching.start_reading(name)
     print_note(
         f"reads pool {reader.name!r} on {', '.join(reader.plan.hosts)}: {records.holder(reader.record)} has it, and its cells "
         f"come from there; %sky_attach {name} --take-over takes it away"
@@ -64,13 +63,13 @@ def begin(name: str) -> None:
 
 
 def attached(name: str, as_json: bool) -> str:
-    """Follow what runs in a pool in a terminal; how it has ended: a status of `RunEnd`, or "nothing".
+    """Follow what runs in a pool in a terminal; how it has ended: a status of `RunOutcome`, or "nothing".
 
     Raises:
         PoolError: it cannot be read.
     """
     screen = JsonScreen(sys.stdout)
-    with contextlib.closing(readers.opened(name)) as reader:
+    with contextlib.closing(attaching.opened_reader(name)) as reader:
         shown = DisplayRecord(reader.job_id)
         waiting = [one for one in reader.runs() if not (one.over and shown.delivered(one.run, one.spec.ranks))]
         if as_json:
@@ -90,16 +89,16 @@ def attached(name: str, as_json: bool) -> str:
         return status
 
 
-def _followed(reader: Reader, one: Unfinished) -> RunEnd:
+def _followed(reader: PoolReader, one: UnfinishedRun) -> RunOutcome:
     screen = NotebookScreen(one.spec.visible_ranks)
     try:
         end = reader.follow(one, screen)
     finally:
         screen.finish()
-    print_note(end_words(end, one.spec.ranks))
+    print_note(outcome_words(end, one.spec.ranks))
     return end
 
 
-def _begun(one: Unfinished) -> str:
+def _begun(one: UnfinishedRun) -> str:
     verb = "had ended" if one.over else "goes on"
     return f"[cell {one.spec.execution_count}, run {one.run}, on {rank_words(one.spec.ranks)} {verb}]"

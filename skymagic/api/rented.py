@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from skymagic.api import running
 from skymagic.errors import CloudError, PoolError, RequestError
 from skymagic.plan.requests import CloudSettings
-from skymagic.pool import keys, records, reuse
+from skymagic.pool import keys, records
 from skymagic.pool.records import PoolRecord
 from skymagic.providers.aws.clients import configured
 
@@ -52,7 +52,7 @@ def end_left(name: str | None, say: Callable[[str], None]) -> list[str]:
 
 
 def _left(name: str | None) -> list[PoolRecord]:
-    rented = [one for one in records.every() if one.provider in reuse.RENTED and records.left(one)]
+    rented = [one for one in records.every() if one.provider in records.RENTED and records.left(one)]
     return [one for one in rented if name in (one.name, one.job_id) or (name is None and not one.stopped)]
 
 
@@ -112,6 +112,6 @@ def stop(say: Callable[[str], None], settings: CloudSettings = CloudSettings()) 
         raise PoolError("not everything that is rented was ended:\n  " + "\n  ".join(problems))
     going_on = {one.job for one in ledger.every() if one.ended is None}
     for record in records.every():
-        if record.provider in reuse.RENTED and records.left(record) and record.job_id not in going_on:
+        if record.provider in records.RENTED and records.left(record) and record.job_id not in going_on:
             records.remove(record.job_id)
     return ["all of it is terminated"] if ended else ["nothing is rented from EC2"]

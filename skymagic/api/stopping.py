@@ -8,7 +8,7 @@ from skymagic.api import rented
 from skymagic.display.live import confirmed
 from skymagic.errors import RequestError
 from skymagic.plan.plans import monthly_words
-from skymagic.pool import keys, readers, records, registry
+from skymagic.pool import attaching, keys, records, registry
 from skymagic.pool.records import PoolRecord
 from skymagic.providers import Survey
 
@@ -27,12 +27,12 @@ def stop(name: str | None, yes: bool, say: Callable[[str], None]) -> list[str]:
         RequestError: that cannot be done, with all reasons, or nobody has agreed; nothing has changed.
         PoolError: there is no such pool, or not all of its machines are stopped; names them.
     """
-    record = None if name is None and registry.every() else rented.left(name)
+    record = None if name is None and registry.pools() else rented.left(name)
     if record is not None and not registry.known(record.name):
         if record.stopped:
             return [f"pool {record.name!r}: {records.stopped_words(record)}"]
         return [_done(record.name, _stop_left(record, yes, say))]
-    pool = registry.find(name)
+    pool = registry.pool_named(name)
     monthly = _kept(pool.survey, pool.name, yes)
     pool.close()
     return [_done(pool.name, monthly)]
@@ -42,7 +42,7 @@ def _stop_left(record: PoolRecord, yes: bool, say: Callable[[str], None]) -> flo
     """Dollars a month for the machines of a pool that nobody is attached to, once they are stopped."""
     key = keys.read(record.job_id)
     with records.locked(record.job_id):
-        survey, _ = readers.attachable(key).attach(key.plan, key.accesses)
+        survey, _ = attaching.attaching_provider(key).attach(key.plan, key.accesses)
         monthly = _kept(survey, record.name, yes)
         say(f"stopping the machines of pool {record.name!r} ({record.job_id}), which another notebook has left …")
         try:

@@ -24,13 +24,11 @@ from skymagic.plan.requests import RunRequest
 from skymagic.plan.suggest import did_you_mean
 from skymagic.plan.units import rank_words, size
 from skymagic.pool import Pool
-from skymagic.pool.cloning import Cloned
+from skymagic.pool.runs import Cloned
 from skymagic.run import interrupt
 from skymagic.run.interrupt import StopSignal
-from skymagic.run.report import Limits, Report
+from skymagic.run.report import Limits, Report, RunSpec, end_of
 from skymagic.run.results import Unavailable
-from skymagic.run.spec import RunSpec
-from skymagic.run.state import end_of
 from skymagic.wire.order import LAST_VALUE, NOT_DEFINED
 
 
@@ -173,7 +171,7 @@ def broadcast(
     """
     stop = stop or StopSignal()
     return _carried_out(
-        pool, spec, limits, lambda shown: pool.run(spec, shown, limits, stop), stop, screen, names, view
+        pool, spec, limits, lambda shown: pool.runs.run(spec, shown, limits, stop), stop, screen, names, view
     )
 
 
@@ -188,7 +186,7 @@ def follow(pool: Pool, spec: RunSpec, run: int, limits: Limits) -> Values:
     """
     stop = StopSignal()
     return _carried_out(
-        pool, spec, limits, lambda shown: pool.follow(spec, run, shown, limits, stop), stop, partly=True
+        pool, spec, limits, lambda shown: pool.runs.follow(spec, run, shown, limits, stop), stop, partly=True
     )
 
 
@@ -208,7 +206,7 @@ def _carried_out(
     if view is None and limits.view_after < math.inf and screen is None:
         actions = Actions(interrupt.pressing(stop), lambda: inspection.stacks(pool, spec.ranks), pool.picture)
         view = RunView(limits.view_after, actions if pool.defaults.buttons else None)
-    widgets = pool.widgets if spec.source else None  # of a cell of another notebook they are text
+    widgets = pool.resources.widgets if spec.source else None  # of a cell of another notebook they are text
     notebook = NotebookScreen(spec.visible_ranks, view, widgets=widgets)
     with interrupt.deferred() as interrupts, ended(view, names) as ending:
         report = ending.report = run(screen or notebook)
@@ -341,7 +339,7 @@ def clone(pool: Pool, ranks: Sequence[int], names: Sequence[str], source: int) -
         RunError: a rank died, or could not rebuild the values.
     """
     with interrupt.deferred():
-        cloned = pool.clone(ranks, names, source=source)
+        cloned = pool.cloning.clone(ranks, names, source)
         if cloned.report is not None:
             raise failure(cloned.report, pool, Limits())
         return cloned

@@ -12,9 +12,9 @@ from skymagic.errors import RunError, RunInterrupted, RunTimeout
 from skymagic.plan.suggest import did_you_mean
 from skymagic.plan.units import agreeing, rank_words
 from skymagic.pool import Pool, messages
-from skymagic.pool.states import State
+from skymagic.pool.status import State
 from skymagic.run.report import Limits, Report
-from skymagic.run.results import Failure, error_of
+from skymagic.run.results import RankFailure, error_of
 from skymagic.wire.processes import describe
 
 NO_GROUP = ("Default process group has not been initialized", "is not compatible with an interactive environment")
@@ -27,7 +27,7 @@ NO_MAGIC = re.compile(r"(?:Line|Cell) magic(?: function)? `(%+\w+)` not found")
 
 
 def hints(
-    failures: Sequence[Failure],
+    failures: Sequence[RankFailure],
     plugins: Collection[str],
     names: Collection[str] = (),
     magics: Collection[str] = (),
@@ -70,7 +70,7 @@ def hints(
     return []
 
 
-def failures_of(report: Report, pool: Pool) -> list[Failure]:
+def failures_of(report: Report, pool: Pool) -> list[RankFailure]:
     """What each rank that did not end well reports, causes first in the order of ranks."""
     found = []
     for number, rank in sorted(report.ranks.items()):
@@ -79,12 +79,12 @@ def failures_of(report: Report, pool: Pool) -> list[Failure]:
         if rank.died is not None and not rank.killed:
             status, tail = rank.died.status, rank.died.tail
             how, tail = (tail, "") if status is None else (describe(rank.died), tail)
-            found.append(Failure(number, host, "", "", died=how, status=status, tail=tail))
+            found.append(RankFailure(number, host, "", "", died=how, status=status, tail=tail))
         elif rank.died is not None:
-            found.append(Failure(number, host, "Killed", "it could not be stopped otherwise", freed=True))
+            found.append(RankFailure(number, host, "Killed", "it could not be stopped otherwise", freed=True))
         elif rank.failed:
             found.append(
-                Failure(
+                RankFailure(
                     number, host, outcome["ename"], outcome["evalue"], tuple(outcome["traceback"]),
                     exception_of(outcome, pool), freed=bool(outcome.get("freed")) or (rank.stopped and bool(outcome.get("interrupted"))),
                 )

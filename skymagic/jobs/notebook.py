@@ -64,7 +64,7 @@ def leave() -> None:
     with contextlib.suppress(Exception):
         _in_use.close()
     for pool in _pools:
-        if registry.known(pool.name) and pool in registry.every():
+        if registry.known(pool.name) and pool in registry.pools():
             with contextlib.suppress(Exception):  # whatever is closed no more, ends with this process
                 pool.leave()
             registry.forget(pool)

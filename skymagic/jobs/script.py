@@ -31,8 +31,7 @@ from skymagic.plan.units import Selection, count, rank_words
 from skymagic.pool import Pool
 from skymagic.run import interrupt
 from skymagic.run.interrupt import StopSignal
-from skymagic.run.report import Limits, RankRun, Report
-from skymagic.run.spec import RunSpec
+from skymagic.run.report import Limits, RankRun, Report, RunSpec
 from skymagic.wire import processes
 from skymagic.wire.order import LAST_VALUE
 from skymagic.wire.processes import status_words
@@ -236,7 +235,7 @@ def run(
     def carry_out(shown: Screen, unstalled: Limits) -> Report:
         if note := too_many_nodes(spec.extra[SCRIPT_VARIABLE]["text"], len(spec.ranks)):
             shown.note(note)
-        return pool.run(spec, shown, unstalled, stop)
+        return pool.runs.run(spec, shown, unstalled, stop)
 
     return _carried_out(pool, spec, limits, carry_out, stop, screen, view)
 
@@ -249,7 +248,7 @@ def follow(pool: Pool, spec: RunSpec, run: int, limits: Limits) -> Outcome:
     """
     stop = StopSignal()
     return _carried_out(
-        pool, spec, limits, lambda shown, unstalled: pool.follow(spec, run, shown, unstalled, stop), stop
+        pool, spec, limits, lambda shown, unstalled: pool.runs.follow(spec, run, shown, unstalled, stop), stop
     )
 
 

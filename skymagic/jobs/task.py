@@ -23,11 +23,10 @@ from skymagic.errors import CaptureError, RankError, SkyError
 from skymagic.jobs import cell
 from skymagic.plan.masking import without_colours
 from skymagic.pool import Pool
-from skymagic.pool.states import State
+from skymagic.pool.status import State
 from skymagic.run import interrupt
 from skymagic.run.interrupt import StopSignal
-from skymagic.run.report import Limits
-from skymagic.run.spec import RunSpec
+from skymagic.run.report import Limits, RunSpec
 from skymagic.runtime import generators
 from skymagic.wire.order import FUNCTION_NAME
 

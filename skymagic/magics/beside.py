@@ -18,7 +18,7 @@ from skymagic.errors import PoolError, RequestError, RunInterrupted
 from skymagic.jobs import inspection
 from skymagic.plan.units import duration_text, rank_words
 from skymagic.pool import Pool
-from skymagic.pool.states import State
+from skymagic.pool.status import State
 from skymagic.run.interrupt import StopSignal
 from skymagic.run.metrics import table
 

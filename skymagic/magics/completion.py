@@ -54,7 +54,7 @@ def complete(text: str, namespace: dict[str, Any], body: str = "") -> tuple[str,
         return None
     variables, theirs = [name for name in namespace if not name.startswith("_")], _names_of_ranks()
     names = help.CompletionNames(
-        pools=tuple(one.name for one in registry.every()),
+        pools=tuple(one.name for one in registry.pools()),
         variables=tuple(variables),
         theirs=theirs,
         gathered=tuple({*theirs, *variables, *assigned(body)}),
@@ -95,6 +95,6 @@ def _hosts() -> tuple[str, ...]:
 def _names_of_ranks() -> tuple[str, ...]:
     """Variables of the pool used last."""
     try:
-        return tuple(sorted(registry.find(None).shipper.names()))
+        return tuple(sorted(registry.pool_named(None).shipper.names()))
     except PoolError:  # there is none, or it is starting
         return ()

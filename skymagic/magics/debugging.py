@@ -40,7 +40,7 @@ def unregister(shell: InteractiveShell) -> None:
 
 def _session(error: RankError) -> None:
     rank = error._report["rank"]
-    pool = registry.find()
+    pool = registry.pool_named()
     if rank >= pool.world_size or not _send(pool, rank, "where"):
         raise UsageError(NOT_KEPT.format(rank=rank))
     print_note(f"[frames of rank {rank}: p, pp, up, down, where, list, locals, or an expression; q leaves]")
@@ -63,6 +63,6 @@ def _session(error: RankError) -> None:
 def _send(pool: Pool, rank: int, command: str) -> bool:
     screen = NotebookScreen((rank,))
     try:
-        return pool.debug(rank, command, screen)
+        return pool.debugging.command(rank, command, screen)
     finally:
         screen.finish()

@@ -15,7 +15,7 @@ from skymagic.errors import RankError
 from skymagic.magics.arguments.options import MAGICS
 from skymagic.plan.suggest import did_you_mean
 from skymagic.pool import registry
-from skymagic.pool.states import State
+from skymagic.pool.status import State
 
 MAGIC = re.compile(r"[ \t]*(%%?)(sky_?\w+)")
 CALLS_A_LIST = "'list' object is not callable"
@@ -103,5 +103,5 @@ def after_error(
 
 def _pool_with(name: str) -> str:
     """The pool whose ranks have this name, the one used last first; "" for none."""
-    pools = [one for one in reversed(registry.every()) if one.state is not State.DECLARED]
+    pools = [one for one in reversed(registry.pools()) if one.state is not State.DECLARED]
     return next((one.name for one in pools if name in one.shipper.names()), "")

@@ -10,8 +10,8 @@ from skymagic.display.status import PoolStatus, PoolStatuses, RankStatus
 from skymagic.jobs import inspection
 from skymagic.magics.arguments.line_magics import CheckRequest, RanksRequest
 from skymagic.plan.units import Selection
-from skymagic.pool import Pool, checking, readers, records, registry
-from skymagic.pool.reader import Reader
+from skymagic.pool import Pool, attaching, records, registry
+from skymagic.pool.attaching import PoolReader
 
 USE_WINDOW = 0.25
 """Seconds over which ``%sky_status`` takes the use of processors."""
@@ -27,20 +27,20 @@ def pools(name: str | None) -> PoolStatuses:
     Raises:
         PoolError: there is no such pool.
     """
-    chosen: list[Pool | Reader] = [registry.readable(name)] if name else [*registry.every(), *readers.every()]
-    gone = [] if name else [f"{one.ended}: %sky_pool makes it anew" for one in registry.ended()]
+    chosen: list[Pool | PoolReader] = [registry.readable(name)] if name else [*registry.pools(), *attaching.readers()]
+    gone = [] if name else [f"{one.ended}: %sky_pool makes it anew" for one in registry.ended_pools()]
     gone += [] if name else records.reminders(records.every())
     return PoolStatuses({one.name: _pool(one) for one in chosen}, tuple(gone if chosen or gone else [NO_POOL]))
 
 
-def _pool(one: Pool | Reader) -> PoolStatus:
-    use = {} if isinstance(one, Reader) else one.use(USE_WINDOW)
+def _pool(one: Pool | PoolReader) -> PoolStatus:
+    use = {} if isinstance(one, PoolReader) else one.use(USE_WINDOW)
     ranks = {
         number: RankStatus(number, node, str(host), pid, str(state), use.get(number))
         for rank, node, host, pid, state in one.status()
         for number in [int(str(rank))]
     }
-    return PoolStatus(repr(one), ranks, "" if isinstance(one, Reader) else one.picture(use))
+    return PoolStatus(repr(one), ranks, "" if isinstance(one, PoolReader) else one.picture(use))
 
 
 def stacks(request: RanksRequest) -> str:
@@ -58,12 +58,12 @@ def variables(request: RanksRequest) -> str:
     return inspection.variables(*_chosen(request))
 
 
-def _chosen(request: RanksRequest) -> tuple[Pool | Reader, tuple[int, ...]]:
+def _chosen(request: RanksRequest) -> tuple[Pool | PoolReader, tuple[int, ...]]:
     pool = registry.readable(request.pool)
     return pool, (request.ranks or Selection("all")).ranks(pool.world_size)
 
 
 def checked(request: CheckRequest) -> Findings:
     """How a pool's nodes are. Raises PoolError: there is no such pool, or it is lost."""
-    pool = registry.find(request.name)
-    return checking.check(pool.agents, pool.plan, request.quick, print_note)
+    pool = registry.pool_named(request.name)
+    return inspection.check(pool, request.quick, print_note)

@@ -31,7 +31,7 @@ from skymagic.magics.runs import ShellRuns, named, usage
 from skymagic.plan.requests import PoolRequest, RunRequest
 from skymagic.plan.suggest import LazyNames
 from skymagic.plan.units import Selection, rank_words
-from skymagic.pool import Pool, keys, making, notebooks, records, registry, surveys
+from skymagic.pool import Pool, keys, making, records, registry
 from skymagic.pool.status import now
 from skymagic.providers.aws.clients import set_up
 from skymagic.providers.local import driver
@@ -65,9 +65,7 @@ class SkyMagics(Magics):
     def sky_pool(self, line: str, cell: str | None = None) -> Compute | None:
         request = usage(lambda: pool_magic.parse_pool(line, self.settings.defaults(), body=cell, **EXISTING_NAMES))
         if request.dry_run:
-            print(
-                usage(lambda: surveys.preview(request, print_note, self.shell.user_ns, self.settings.defaults())).text()
-            )
+            print(usage(lambda: making.preview(request, self.shell.user_ns, self.settings.defaults(), print_note)))
             return None
         return Compute.of(self.runs.ensure(request, resize=True))
 
@@ -85,12 +83,14 @@ class SkyMagics(Magics):
             aws, own = self.settings.defaults().aws, self._own_jobs()
             print("\n".join(usage(lambda: tagged.stop(request.name, print_note, aws, own))))
             return
-        there = registry.every() + registry.ended()
+        there = registry.pools() + registry.ended_pools()
         meant = there if request.name is None else [one for one in there if one.name == request.name]
         if not (meant or request.all) and (done := usage(lambda: rented.end_left(request.name, print_note))):
             print("\n".join(done))
             return
-        chosen = there if request.all or not (there or request.name) else [registry.find(request.name, ended=True)]
+        chosen = (
+            there if request.all or not (there or request.name) else [registry.pool_named(request.name, ended=True)]
+        )
         registry.close(chosen, self._stopped)
         if not chosen:
             print("no pool is running")
@@ -104,12 +104,12 @@ class SkyMagics(Magics):
         print(f"pool {one.name!r} is stopped{display.unreached(one.unreached, one.defaults.away)}")
 
     def _own_jobs(self) -> set[str]:
-        return {one.job_id for one in registry.every()}
+        return {one.job_id for one in registry.pools()}
 
     @line_magic
     def sky_restart(self, line: str) -> None:
         request = usage(lambda: line_magics.parse_ranks("sky_restart", line))
-        one = registry.find(request.pool)
+        one = registry.pool_named(request.pool)
         chosen = request.ranks
         ranks = None if chosen is None else usage(lambda: chosen.ranks(one.world_size))
         one.restart(ranks)
@@ -119,7 +119,7 @@ class SkyMagics(Magics):
     def sky_attach(self, line: str) -> Compute | None:
         request = usage(lambda: line_magics.parse_attach(line))
         if request.name is None:
-            listed = [*map(keys.words, records.every()), *(one.words for one in notebooks.every())]
+            listed = [*map(keys.pool_words, records.every()), *(one.words for one in keys.notebook_runs())]
             none = "no pool that outlives its notebook was started from here and left"
             print("\n".join(listed) or records.ended_with_kernel() or none)
             return None
@@ -182,7 +182,7 @@ class SkyMagics(Magics):
     @line_magic
     def sky_clone(self, line: str) -> None:
         request = usage(lambda: line_magics.parse_clone(line))
-        one = registry.find(request.pool)
+        one = registry.pool_named(request.pool)
         ranks = usage(lambda: request.targets.ranks(one.world_size))
         cloned = usage(lambda: clone(one, ranks, request.names, request.source))
         print(display.cloned(cloned.names, cloned.nbytes, request.source, ranks))
@@ -198,7 +198,7 @@ class SkyMagics(Magics):
         self._copy(usage(lambda: line_magics.parse_files("sky_get", line)), "get", unless_said="head")
 
     def _copy(self, request: line_magics.FilesRequest, direction: str, *, unless_said: str) -> None:
-        one = registry.find(request.pool)
+        one = registry.pool_named(request.pool)
         nodes = usage(lambda: one.machines(request.nodes or Selection(unless_said)))
         with Copying() as progress:
             copy = getattr(one.files(), direction)
@@ -208,7 +208,7 @@ class SkyMagics(Magics):
     @line_magic
     def sky_pip(self, line: str) -> None:
         request = usage(lambda: line_magics.parse_pip(line))
-        for one in registry.every() if request.all else [registry.find(request.pool)]:
+        for one in registry.pools() if request.all else [registry.pool_named(request.pool)]:
             if not request.packages:
                 print(display.packages(one.packages.listed(), installed.here()))
                 continue
@@ -238,7 +238,7 @@ class SkyMagics(Magics):
     @line_magic
     def sky_cost(self, line: str) -> None:
         name = usage(lambda: line_magics.parse_cost(line))
-        free = [(one.name, now() - one.started_at) for one in registry.every() if not one.plan.region]
+        free = [(one.name, now() - one.started_at) for one in registry.pools() if not one.plan.region]
         print(costs.text(costs.costs(free, name, self._own_jobs())))
 
     @line_magic
@@ -279,7 +279,7 @@ class SkyMagics(Magics):
     @cell_magic
     def sky_sh(self, line: str, cell: str) -> Any:
         request = usage(lambda: cell_magics.parse_sh(line, self.settings.defaults()))
-        if request.detach and not (one := registry.find(request.pool)).plan.outlives:
+        if request.detach and not (one := registry.pool_named(request.pool)).plan.outlives:
             raise UsageError(
                 f"--detach: pool {one.name!r} ends with its notebook: make one with --detached (%sky_pool {one.name} … --detached), "
                 "or go on beside the notebook with -a"
@@ -317,7 +317,7 @@ def load_ipython_extension(shell: InteractiveShell) -> None:
 
 def unload_ipython_extension(shell: InteractiveShell) -> None:
     """Give back to IPython what it does itself; the magics it keeps, and pools go on until they are ended or the kernel ends."""
-    if names := [pool.name for pool in registry.every()]:
+    if names := [pool.name for pool in registry.pools()]:
         print_note(
             f"still there: {', '.join(names)}; %sky_down ends {'it' if len(names) == 1 else 'them'}, and so does the kernel's end"
         )

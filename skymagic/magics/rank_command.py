@@ -80,7 +80,7 @@ def run(request: CommandRequest) -> None:
         RequestError: there is no command or no such rank, or there are several ranks.
         PoolError: there is no such pool.
     """
-    pool = registry.find(request.pool)
+    pool = registry.pool_named(request.pool)
     rank = _rank(request, pool)
     host = pool.agents.ranks[rank].hostname
     if not request.command:

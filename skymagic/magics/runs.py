@@ -25,10 +25,9 @@ from skymagic.magics.rendering import UNWRAPPED, ResultTables, arrived
 from skymagic.plan.requests import PoolRequest, RunRequest, ShellRequest
 from skymagic.plan.units import rank_words
 from skymagic.pool import Pool, making
-from skymagic.pool.attaching import Unfinished
+from skymagic.pool.attaching import UnfinishedRun
 from skymagic.run import interrupt
-from skymagic.run.report import Limits
-from skymagic.run.spec import RunSpec
+from skymagic.run.report import Limits, RunSpec
 
 T = TypeVar("T")
 
@@ -78,7 +77,7 @@ class ShellRuns:
         ensure = partial(making.ensure, request, self._shell.user_ns, self._settings.defaults(), print_note)
         return usage(partial(ensure, resize=resize, start=start, resume=self._resume))
 
-    def _resume(self, one: Pool, unfinished: Unfinished) -> None:
+    def _resume(self, one: Pool, unfinished: UnfinishedRun) -> None:
         with interrupt.deferred():
             self.follow(one, unfinished)
 
@@ -145,7 +144,7 @@ class ShellRuns:
         if not cell.above and self._auto.takes(cell.source):
             print_note(f"[{rank_words(spec.ranks)} of pool {one.name!r}]")
         if request.dry_run:
-            print(display.shipment(one.preview(spec).items))
+            print(display.shipment(one.runs.preview(spec).items))
             return None
         limits = Limits(
             timeout=request.timeout,
@@ -183,7 +182,7 @@ class ShellRuns:
 
     # -- what comes back ---------------------------------------------------------------------------------------------
 
-    def follow(self, one: Pool, unfinished: Unfinished) -> None:
+    def follow(self, one: Pool, unfinished: UnfinishedRun) -> None:
         """Show the rest of a run that another notebook began, and keep what it gives."""
         spec, defaults = unfinished.spec, self._settings.defaults()
         number = f"cell {spec.execution_count} on {rank_words(spec.ranks)}"

@@ -1,47 +1,29 @@
 """A pool: ranks that are ready, from acquiring their machines to releasing them.
 
-`Pool` composes the parts; each owns its own state, and all share its `Status`::
+`Pool` composes the parts; each owns its own state, and all share its `SharedStatus`::
 
-    magics, api → Pool ─┬─ Runs ── Scheduler   reserve ranks, ship, carry out
-                        ├─ Dispatch            orders under way ←──┐ a rank's death reaches its run
-                        ├─ Packages            what a run needs is installed before it is sent
-                        ├─ Recovery            ranks anew     ←────┤ between runs
-                        ├─ AgentEvents ────────────────────────────┘ ← agents, on their links' threads
-                        └─ Resources           machines, agents, engine, store
+    magics, api → Pool ─┬─ PoolRuns ── Scheduler   reserve ranks, ship, carry out
+                        ├─ Dispatch                orders under way ←──┐ a rank's death reaches its run
+                        ├─ Packages                what a run needs is installed before it is sent
+                        ├─ Recovery                ranks started again ←┤ between runs
+                        ├─ AgentEvents ────────────────────────────────┘ ← agents, on their links' threads
+                        └─ PoolResources           machines, agents, engine, store
 
-agent_events  what agents report: deaths, lost nodes, notes, limits
-attaching     a pool taken up as another notebook has left it
-checking      how its nodes are
-cloning       names of one rank copied to others
-debugging     commands of a debugger to a rank whose cell has failed
-kept_logs     what rank 0 of pools that have ended wrote last, on disk
-dispatch      orders on their way to ranks, and who waits for them
-following     how the ranks of a run end that another notebook began
-hanging       ranks for which others would wait in vain while a process group is formed anew
-keys          what another notebook must know of a pool, and how far this one has shown its runs, on disk
-making        from a request to a pool: the one that runs, one that was left, or a new one
-messages      what is shown of its ranks
-notebooks     notebooks that are executed on pools' heads, or were, until they are taken: on disk
-packages      which packages the nodes have, and how they get more
-pool          the public class
-reader        a pool that another notebook has, seen and not changed
-readers       the pools of other notebooks that are read here
-recovery      ranks started anew, process groups formed again, another number of nodes
-records       which pools on other machines were started from here, on disk
-registry      all pools of this process, by name
-release       what is given back, step by step, whatever fails
-replacement   other machines in the place of lost ones, rented beside the user
-replaced      what ranks that were started anew lack, in words
-reuse         a rented pool that was left is found again, and none is rented twice
-resources     machines, agents, engine and store, where values go, and their release
-runs          runs on its ranks
-scheduling    which run gets which ranks, first in first out
-specs         from its plan to the specification of agents and ranks
-stopped       rented pools whose machines are stopped, surveyed to be started again
-surveys       from a request to a plan: its provider is asked, and the user, where it costs something
-states        the table of moves in its life
-view          a pool as it is shown
-status        what all parts share: the pool itself, without what it holds
+attaching  pools of other notebooks: taken up where they were left, or read beside their notebook
+dispatch   orders on their way to ranks, the queue before them, and who waits for them
+keys       on disk: what another notebook must know of a pool, how far its runs were shown, notebooks that run as jobs
+losses     deaths, lost nodes and limits as agents report them; other machines in the place of lost ones
+making     carries out what `start` decides, and asks where it costs something
+messages   a pool as it is shown, and its sentences; pure
+packages   which packages the nodes have, and how they get more
+pool       the public class
+records    on disk: which pools were started from here, and the last lines of those that have ended
+recovery   ranks started again, process groups formed again, another number of nodes
+registry   all pools of this process, by name
+resources  machines, agents, engine and store, from the plan to their release
+runs       cells, a debugger's commands and copies of names on its ranks
+start      what a request becomes, as a value: reuse, resize, attach, start again, declare, make; pure
+status     the table of moves in a pool's life, and what all its parts share
 """
 
 from skymagic.pool.pool import Pool

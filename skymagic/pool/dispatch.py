@@ -1,37 +1,211 @@
-"""Orders on their way to the ranks: who waits for which, so that a rank's death reaches the run that waits for it."""
+"""Orders on their way to ranks: the queue in which runs wait for their ranks, who waits for which order, so that a rank's death reaches the
+run that waits for it, and how the ranks of a run end that another notebook began.
+
+Runs that share a rank follow each other in the order of their requests (FIFO); others run side by side."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Mapping
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+from skymagic.cluster.agents import Agents
 from skymagic.display.screen import Screen
-from skymagic.pool.following import Following
-from skymagic.pool.resources import Resources
-from skymagic.pool.status import Status, now
-from skymagic.run.report import Limits, Report
-from skymagic.run.run import Run
+from skymagic.pool.resources import PoolResources
+from skymagic.pool.status import SharedStatus, now
+from skymagic.run.report import Limits, Report, RunSpec
+from skymagic.run.run import RunLoop
 from skymagic.run.submission import Repeated, Submission
 from skymagic.wire import agent as wire
 from skymagic.wire.order import Order
 
+WAKE_INTERVAL = 0.5
+"""Seconds after which a wait wakes up: Python may sleep through an interrupt that comes just before it waits."""
+OUTCOME_TIMEOUT = 10.0
+"""Seconds in which a rank that has ended tells how."""
+LOOK_INTERVAL = 5.0
+"""Seconds after which an order of a notebook that was killed is not on its way to a rank any more; and between further looks."""
+_NOT_SENT = "this rank did not get the cell, for its notebook was killed while it sent it: run the cell again"
+
+
+class RankReservation:
+    """A request for some ranks; as a context manager it waits for them and gives them back.
+
+    Attributes:
+        run: what they are wanted for, if it is a cell.
+        on_wait: called once, with those that it has to wait for, when that takes long.
+        check: called now and then while it waits; what it raises ends that.
+    """
+
+    run: RunSpec | None = None
+    on_wait: Callable[[Sequence[RankReservation]], None] = staticmethod(lambda others: None)
+    check: Callable[[], None] = staticmethod(lambda: None)
+
+    def __init__(self, scheduler: Scheduler, ranks: frozenset[int]) -> None:
+        self.ranks = ranks
+        self._scheduler = scheduler
+
+    def __enter__(self) -> RankReservation:
+        self._scheduler.acquire(self)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._scheduler.release(self)
+
+
+class Scheduler:
+    """The queue in which runs wait. All ranks of a reservation are acquired at once, so that no two can deadlock."""
+
+    def __init__(self) -> None:
+        self._held: list[RankReservation] = []
+        self._queue: list[RankReservation] = []
+        self._changed = threading.Condition()
+        self._last_chosen = -1
+
+    def request(self, ranks: Iterable[int], *, urgent: bool = False) -> RankReservation:
+        """A place at the end of the queue, or at its head; returns at once."""
+        reservation = RankReservation(self, frozenset(ranks))
+        with self._changed:
+            self._queue.insert(0 if urgent else len(self._queue), reservation)
+        return reservation
+
+    def acquire(self, reservation: RankReservation) -> None:
+        """Wait until nobody before it needs one of its ranks. An interrupt while waiting gives the reservation up."""
+        told = False
+        try:
+            while not self._take(reservation):
+                reservation.check()
+                if not told:
+                    told = True
+                    reservation.on_wait(self._before(reservation))
+        except BaseException:
+            self.release(reservation)
+            raise
+
+    def _take(self, reservation: RankReservation) -> bool:
+        """Whether it has its ranks now; waits a moment for them."""
+        with self._changed:
+            if self._before(reservation):
+                self._changed.wait(WAKE_INTERVAL)
+            if self._before(reservation):
+                return False
+            self._queue.remove(reservation)
+            self._held.append(reservation)
+            return True
+
+    def release(self, reservation: RankReservation) -> None:
+        """Give a reservation up, over or not; twice is safe."""
+        with self._changed:
+            for reservations in (self._queue, self._held):
+                if reservation in reservations:
+                    reservations.remove(reservation)
+            self._changed.notify_all()
+
+    def least_loaded(self, world_size: int, count: int = 1) -> list[int]:
+        """The `count` ranks that the fewest reservations hold or wait for; ties are broken round-robin."""
+        with self._changed:
+            every = [*self._held, *self._queue]
+            load = [sum(rank in reservation.ranks for reservation in every) for rank in range(world_size)]
+            chosen = sorted(
+                range(world_size), key=lambda rank: (load[rank], (rank - self._last_chosen - 1) % world_size)
+            )
+            self._last_chosen = chosen[:count][-1]
+            return chosen[:count]
+
+    def _before(self, reservation: RankReservation) -> list[RankReservation]:
+        """Reservations that hold, or get first, a rank that this one needs."""
+        with self._changed:
+            before = [*self._held, *self._queue[: self._queue.index(reservation)]]
+            return [other for other in before if not other.ranks.isdisjoint(reservation.ranks)]
+
+
+UNSENT = {"status": "error", "ename": "CellNotSent", "evalue": _NOT_SENT, "traceback": [_NOT_SENT]}
+
+
+@dataclass(eq=False, repr=False)
+class Following:
+    """Asks ranks for their outcomes, on a thread of its own, while the run is waited for (`with`).
+
+    Those whose last output has come are asked at once. All others are asked every few seconds: ranks to which their notebook was killed
+    before it sent the cell, and any whose last output is lost.
+    """
+
+    _submission: Submission
+    _agents: Agents
+    _changed: threading.Condition = field(default_factory=threading.Condition)
+    _ended: set[int] = field(default_factory=set)
+    """Ranks whose last output has come, and that were not asked yet how they have ended."""
+    _over: bool = False
+
+    def __enter__(self) -> Following:
+        threading.Thread(target=self._ask, name="skymagic-follow", daemon=True).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with self._changed:
+            self._over = True
+            self._changed.notify()
+
+    def ended(self, rank: int) -> None:
+        """A rank's last output has come."""
+        with self._changed:
+            self._ended.add(rank)
+            self._changed.notify()
+
+    def _ask(self) -> None:
+        untold = {*self._submission.ranks}
+        look = time.monotonic() + LOOK_INTERVAL
+        while (ended := self._wait(look)) is not None:
+            if ended & untold:
+                untold -= self._told(ended & untold, OUTCOME_TIMEOUT)
+            if time.monotonic() >= look:
+                # a rank that does not answer holds up the others' ends no longer than this
+                untold -= self._told(untold, LOOK_INTERVAL, unsent=True)
+                look = time.monotonic() + LOOK_INTERVAL
+
+    def _wait(self, until: float) -> set[int] | None:
+        """Wait for ranks' last output, or until this time of `time.monotonic`; which it was of, None when the run is over."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._over or self._ended, max(0.0, until - time.monotonic()))
+            ended, self._ended = self._ended, set()
+            return None if self._over else ended
+
+    def _told(self, ranks: set[int], timeout: float, *, unsent: bool = False) -> set[int]:
+        """Ask these ranks, and tell the run how those have ended that have; which.
+
+        Args:
+            unsent: one that has not got the cell by now never will.
+        """
+        run, told = self._submission, set[int]()
+        for rank, kept in self._agents.ask(ranks, "recall", timeout).items():
+            number = kept["order"]["run"] if kept and kept["order"] else 0
+            if kept is None or number > run.number or (number and kept["outcome"] is None):
+                continue  # it is at work
+            if number < run.number:
+                if not unsent:
+                    continue
+                run.put("output", rank, {"kind": "end"})
+            run.put("outcome", rank, kept["outcome"] if number == run.number else UNSENT)
+            told.add(rank)
+        return told
+
 
 @dataclass(eq=False, repr=False)
 class Dispatch:
-    """Owns the submissions under way."""
+    """Submissions under way, and the events that reach them."""
 
-    _status: Status
-    _resources: Resources
+    _status: SharedStatus
+    _resources: PoolResources
     on_late_death: Callable[[wire.RankExited], None] = lambda exited: None
     """Called when a rank died that nobody waits for any more, on the run's thread."""
     _lock: threading.Lock = field(default_factory=threading.Lock)
     """Held for moments, while what follows is changed."""
     _under_way: set[Submission] = field(default_factory=set)
     _following: dict[Submission, Following] = field(default_factory=dict)
-    """Of those under way, the ones that another notebook began."""
+    """Submissions of runs that another notebook began."""
 
     def send(self, submission: Submission, order: Order, source: str, screen: Screen, limits: Limits) -> Report:
         """Have an order carried out by ranks that are reserved for it; waits for them."""
@@ -59,7 +233,7 @@ class Dispatch:
             self._status.lifetime.begin(id(submission))
             with agents.busy(submission.ranks):
                 self._begin(submission, begin)
-                report = Run(submission, agents, screen, limits, *marks).wait()
+                report = RunLoop(submission, agents, screen, limits, *marks).wait()
         finally:
             self._status.lifetime.end(id(submission), now())
             with self._lock:

@@ -1,8 +1,8 @@
 """What lets another notebook of this user attach to a pool whose notebook was killed: a file beside the pool's record, while the pool lives.
 
 The file holds the secrets of the pool's daemons and whatever else its notebook knew (its plan, where its nodes are); the user alone can
-read it. Beside it lies a file that says how far the notebook has shown the run that goes on.
-"""
+read it. Beside it lies a file that says how far the notebook has shown the run that is under way. Notebooks that are executed on pools'
+heads have such a file too, until the executed notebook is taken; it outlives the pool."""
 
 from __future__ import annotations
 
@@ -13,24 +13,25 @@ import platform
 import stat
 import sys
 import threading
+import time
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
 import skymagic
 from skymagic.errors import PoolError
 from skymagic.plan.plans import Plan
-from skymagic.plan.units import rank_words
+from skymagic.plan.units import duration_text, rank_words
 from skymagic.pool import records
 from skymagic.wire import atomic
 
 T = TypeVar("T")
 MAGIC = "skymagic key"
 LINE_BYTES = 64
-"""Of each rank's line in the file that says what was shown: rank, run, settled, begun (see `DisplayRecord`)."""
+"""Bytes of each rank's line in the file that says what was shown: rank, run, settled, begun (see `DisplayRecord`)."""
 DELIVERED = -1
-"""Instead of a number: the run is over, and the user has what it gave."""
+"""Sentinel: the run is over, and its results were delivered."""
 
 
 @dataclass(frozen=True)
@@ -65,12 +66,12 @@ class Heading:
 
     @classmethod
     def own(cls) -> Heading:
-        """Of this process."""
+        """Heading of a file that this process writes."""
         return cls(skymagic.__version__, platform.python_version(), sys.executable)
 
     @classmethod
     def parse(cls, line: bytes) -> Heading:
-        """From a file."""
+        """Heading of a file, from its first line."""
         return cls(*line.decode(errors="replace").strip().removeprefix(MAGIC).strip().split(" ", 2))
 
     def line(self) -> bytes:
@@ -83,7 +84,7 @@ class Heading:
         return self.python.split(".")[:2]
 
 
-def words(record: records.PoolRecord) -> str:
+def pool_words(record: records.PoolRecord) -> str:
     """A pool in a line, with the runs that its notebook had begun to show and not shown to their end."""
     going = DisplayRecord(record.job_id).going()
     still = f"; {rank_words(going, 'run')} went on when it was last shown" if going else ""
@@ -241,3 +242,100 @@ class DisplayRecord:
         if self._file is not None:
             os.close(self._file)
             self._file = None
+
+
+@dataclass(frozen=True)
+class NotebookRun:
+    """A notebook that is a job.
+
+    Attributes:
+        key: of its pool, which leads to the head too.
+        notebook: the file that is executed. output: the file that the executed one becomes.
+        begun: seconds since 1970.
+    """
+
+    key: PoolKey
+    notebook: Path
+    output: Path
+    begun: float = field(default_factory=time.time)
+
+    @property
+    def name(self) -> str:
+        """The pool's."""
+        return self.key.name
+
+    @property
+    def job_id(self) -> str:
+        """The pool's."""
+        return self.key.job_id
+
+    @property
+    def driver(self) -> str:
+        """The name of its driver's run directory on the head."""
+        return f"{self.job_id}-notebook"
+
+    @property
+    def words(self) -> str:
+        """Notebook and pool in a line."""
+        when = time.strftime("%Y-%m-%d %H:%M", time.localtime(self.begun))
+        return f"{self.name} ({self.job_id}): {self.notebook}, since {when}: skymagic attach {self.name}"
+
+    @property
+    def ends(self) -> str:
+        """What becomes of what the head keeps of it, in words; "" where it simply stays."""
+        request = self.key.plan.request
+        if not self.key.plan.region:
+            return ""
+        limits = [
+            f"{duration_text(seconds)} {words}"
+            for seconds, words in ((request.idle, "after its last cell"), (request.max_lifetime, "after their start"))
+            if seconds
+        ]
+        when = f", {' or '.join(limits)} at the latest" if limits else ""
+        return f"what is rented keeps it until it ends{when}: skymagic attach {self.name} before that"
+
+    @property
+    def plain(self) -> dict[str, object]:
+        """Plain values, for programs."""
+        return {
+            "name": self.name,
+            "job_id": self.job_id,
+            "notebook": str(self.notebook),
+            "output": str(self.output),
+            "started": self.begun,
+        }
+
+
+def keep_notebook(run: NotebookRun) -> None:
+    """Keep a notebook run, for the user alone."""
+    keep(_notebook_path(run.job_id), run)
+
+
+def notebook_runs() -> list[NotebookRun]:
+    """All that were not taken, the oldest first; those that cannot be read are left out."""
+    found = []
+    with contextlib.suppress(OSError):
+        for path in _notebooks_folder().glob("*.run"):
+            with contextlib.suppress(PoolError, pickle.PickleError):
+                found.append(kept(path, path.stem, NotebookRun))
+    return sorted(found, key=lambda one: one.begun)
+
+
+def notebook_run(name: str | None) -> NotebookRun | None:
+    """The one on a pool of this name or job id, or the only one where no name is said; the latest of several."""
+    found = [one for one in notebook_runs() if name in (None, one.name, one.job_id)]
+    return found[-1] if found else None
+
+
+def drop_notebook(job_id: str) -> None:
+    """Forget a notebook that was taken; twice is safe."""
+    with contextlib.suppress(OSError):
+        _notebook_path(job_id).unlink(missing_ok=True)
+
+
+def _notebooks_folder() -> Path:
+    return records.folder().parent / "notebook-runs"
+
+
+def _notebook_path(job_id: str) -> Path:
+    return _notebooks_folder() / f"{job_id}.run"

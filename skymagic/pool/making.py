@@ -1,38 +1,61 @@
-"""From a request to a pool: the one that runs and fits, one that another notebook has left, or a new one."""
+"""From a request to a pool: what `pool.start` decides is carried out here, and asked about where it costs something."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+import contextlib
+import os
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
-from skymagic import providers
+from skymagic import plugins, providers
+from skymagic.data.capture.loaded import imported_modules
 from skymagic.display import panel
+from skymagic.display.live import confirmed
 from skymagic.display.panel import PoolView, StartStep
 from skymagic.display.screen import print_note
 from skymagic.errors import CloudError, PoolError, ProvisionError, RequestError
-from skymagic.plan.planning import fits
-from skymagic.plan.plans import cost_words
-from skymagic.plan.requests import Defaults, PoolRequest
-from skymagic.plan.units import count
-from skymagic.pool import Pool, keys, readers, records, registry, reuse, stopped, surveys, view
-from skymagic.pool.attaching import Unfinished
-from skymagic.pool.states import State
-from skymagic.providers import Survey
+from skymagic.plan.plans import Plan, cost_words
+from skymagic.plan.requests import Defaults, PoolRequest, missing_secrets
+from skymagic.pool import Pool, attaching, keys, messages, records, registry
+from skymagic.pool.attaching import UnfinishedRun
+from skymagic.pool.pool import keep_key
+from skymagic.pool.records import RENTED, PoolRecord
+from skymagic.pool.start import (
+    Attach,
+    Declare,
+    Make,
+    OwnPool,
+    RecordedPool,
+    Refuse,
+    Resize,
+    Reuse,
+    StartAgain,
+    StartPlan,
+    instead,
+    size_words,
+    start_plan,
+    step_text,
+)
+from skymagic.pool.status import PoolEvent, State
+from skymagic.providers import Provider, Survey
+from skymagic.providers.provider import Startable
 
-DEFAULT_NAME = "main"
+Tell = Callable[[str], None]
+"""Gets a line on what is done."""
 
 
 def ensure(
     request: PoolRequest,
     namespace: dict[str, Any],
     defaults: Defaults,
-    tell: Callable[[str], None],
+    tell: Tell,
     *,
     resize: bool = False,
-    resume: Callable[[Pool, Unfinished], object] = lambda pool, run: None,
+    resume: Callable[[Pool, UnfinishedRun], object] = lambda pool, run: None,
     start: bool = False,
 ) -> Pool:
     """The pool that a request describes: the running one where it fits, also one that is rented and was left by another
@@ -48,71 +71,102 @@ def ensure(
         RequestError: all mistakes of the request; or a pool of this name runs and is another.
         PoolError: another notebook rents a pool of this name.
     """
-    name = request.name or DEFAULT_NAME
-    there = _there(request)
-    if request.name is None and there is None:
-        waiting = [pool for pool in registry.every() if pool.state is State.DECLARED and not fits(request, pool.plan)]
-        if waiting:
-            return ready(waiting[-1].name, tell)
-    differences = fits(request, there.plan) if there is not None else []
-    if there is not None and not differences:
-        registry.use(there)
-        return there
-    if there is not None and resize and there.ended is None:
-        # the same request, where nothing is said of how many nodes there are, and which; --ranks is a number of both
-        size = {"nodes", "hosts", *(() if there.plan.remote or request.nodes is None else ("procs_per_node",))}
-        others = replace(request, nodes=None, procs_per_node=None, hosts=(), stated=request.given() - size)
-        if "procs_per_node" not in size:
-            others = replace(others, procs_per_node=request.procs_per_node)
-        if not fits(others, there.plan):
-            return resized(there, request, tell)
-    by_name = not request.given() and stopped.named(request.name) is not None  # which says all else
-    request = surveys.with_imports(providers.placed(request), namespace, defaults)
-    if there is None and (request.provider in reuse.RENTED or by_name):
-        found = _found_again(request, name, namespace, defaults, tell, start)
-        if found is not None:
-            for run in found[1]:
-                resume(found[0], run)
-            return found[0]
-    provider, survey = surveys.surveyed(request, tell)
-    try:
-        if there is not None:
-            raise RequestError(
-                [f"pool {there.name!r} runs already and {reason}" for reason in differences]
-                + [f"end it first (%sky_down {there.name}), or give the new one another name (%sky_pool NAME …)"]
-            )
-        if request.lazy and not start:
-            return _declared(Pool(name, provider, survey, namespace, defaults, registry.drop), survey, tell)
-        surveys.confirm(survey.plan)
-        return _make(Pool(name, provider, survey, namespace, defaults, registry.drop), tell)
-    except BaseException:
-        survey.close()
-        raise
+    maker = Maker(namespace, defaults, tell)
+    step = planned(request, resize=resize, start=start)
+    while True:
+        try:
+            pool, unfinished = maker.carry_out(step)
+            break
+        except PoolError as problem:
+            if not isinstance(step, Attach | StartAgain):
+                raise
+            # what is recorded here may be long over: the provider alone knows what runs
+            kind = next((one.kind for one in (problem, problem.__cause__) if isinstance(one, CloudError)), "")
+            following = instead(step, kind, start)
+            if following is None and isinstance(step, StartAgain):
+                raise
+            if following is None:
+                left = f"%sky_down {step.record.name} ends it; the same line rents it anew then"
+                raise PoolError(f"{problem}\n  {left}") from problem
+            if kind == "missing":
+                tell(f"{problem}: it is rented anew")
+            step = following
+    for run in unfinished:
+        resume(pool, run)
+    return pool
 
 
-def _there(request: PoolRequest) -> Pool | None:
-    """The pool that runs and serves a request, or the one of its name, which may be another."""
-    made = [pool for pool in registry.every() if pool.state is not State.DECLARED]
-    named = next((pool for pool in made if pool.name == (request.name or DEFAULT_NAME)), None)
-    if request.name is not None:
-        return named
-    return next((pool for pool in reversed(made) if not fits(request, pool.plan)), named)
+def planned(request: PoolRequest, *, resize: bool = False, start: bool = False) -> StartPlan:
+    """What a request becomes, by what runs and what is recorded now; the options are those of `ensure`."""
+    return start_plan(request, own_pools(), recorded_pools(), place=providers.placed, resize=resize, start=start)
+
+
+def own_pools() -> list[OwnPool]:
+    """The pools of this notebook that have not ended, the one used last at the end."""
+    return [OwnPool(one.name, one.job_id, one.plan, one.state is State.DECLARED) for one in registry.pools()]
+
+
+def recorded_pools() -> Iterator[RecordedPool]:
+    """Rented pools of other notebooks, the newest first."""
+    own = {pool.job_id for pool in [*registry.pools(), *registry.ended_pools()]}
+    for record in reversed(records.every()):
+        if record.provider in RENTED and record.job_id not in own:
+            plan, problem = None, ""
+            try:
+                plan = keys.read(record.job_id).plan
+            except PoolError as unknown:
+                problem = str(unknown)
+            yield RecordedPool(record, records.left(record), plan, problem)
+
+
+def preview(request: PoolRequest, namespace: Mapping[str, object], defaults: Defaults, tell: Tell) -> str:
+    """What `ensure` would do, with the plan and the price; nothing is started.
+
+    Raises:
+        RequestError: all mistakes of the request.
+    """
+    step = planned(request, resize=True)
+    match step:
+        case Reuse(pool):
+            plan = pool.plan
+        case Resize(_, wanted):
+            plan = plan_of(wanted, tell)
+        case Attach(record, _) | StartAgain(record, _):
+            plan = keys.read(record.job_id).plan
+        case _:
+            plan = plan_of(step.request, tell, namespace, defaults)
+    return step_text(step, plan)
+
+
+def plan_of(
+    request: PoolRequest,
+    tell: Tell,
+    namespace: Mapping[str, object] = MappingProxyType({}),
+    defaults: Defaults = Defaults(),  # noqa: B008  # it is frozen
+) -> Plan:
+    """The plan of a new pool; nothing is started.
+
+    Raises:
+        RequestError: all mistakes of the request.
+    """
+    _, survey = surveyed(with_imports(providers.placed(request), namespace, defaults), tell)
+    survey.close()
+    return survey.plan
 
 
 def runs_already(request: PoolRequest) -> bool:
     """Whether a running pool serves a request, so that `ensure` makes none."""
-    pool = _there(request)
-    return pool is not None and not fits(request, pool.plan)
+    return isinstance(start_plan(request, own_pools()), Reuse)
 
 
-def ready(name: str | None, tell: Callable[[str], None]) -> Pool:
+def ready(name: str | None, tell: Tell) -> Pool:
     """The pool that a cell runs on: of this name, or the one used last. One that is lazy is made where nothing of it runs.
 
     Raises:
         PoolError: there is none, or it has ended by itself and is not lazy.
         RequestError: the user did not want to pay for it, or there was nobody to ask.
     """
-    pool = registry.find(name, ended=True)
+    pool = registry.pool_named(name, ended=True)
     if pool.plan.request.lazy and (pool.state is State.DECLARED or pool.ended is not None):
         if pool.ended is not None:
             tell(f"{pool.ended}, and the variables of its ranks are gone")
@@ -122,122 +176,181 @@ def ready(name: str | None, tell: Callable[[str], None]) -> Pool:
     return pool
 
 
-def _declared(pool: Pool, survey: Survey, tell: Callable[[str], None]) -> Pool:
-    """A pool of which nothing is made yet, in the place of one that has ended."""
-    pool.declare()
-    survey.close()
-    registry.displace(pool.name)
-    registry.adopt(pool)
-    cost = f", for {cost_words(pool.plan.price, pool.plan.priced)}" if pool.plan.region else ""
-    tell(f"pool {pool.name!r} is declared: its next cell starts {pool.plan.size} on {', '.join(pool.plan.hosts)}{cost}")
-    return pool
+@dataclass(frozen=True)
+class Maker:
+    """Carries out start plans for one notebook.
 
-
-def resized(pool: Pool, request: PoolRequest, tell: Callable[[str], None]) -> Pool:
-    """A running pool with the nodes that a request names: in place on this machine, made anew elsewhere.
-
-    Raises:
-        RequestError: there is no room for them, and nothing has changed.
+    Attributes:
+        namespace: the notebook's variables.
+        tell: told in a line what is done.
     """
-    hosts = request.hosts or pool.plan.request.hosts
-    wanted = replace(
-        pool.plan.request, nodes=request.nodes, procs_per_node=request.procs_per_node or pool.plan.request.procs_per_node,
-        hosts=hosts, yes=request.yes, resizes=pool.job_id,
-    )  # fmt: skip
-    provider = providers.serving(wanted)
-    survey = provider.plan(wanted, tell)
-    plan = survey.plan
+
+    namespace: dict[str, Any]
+    defaults: Defaults
+    tell: Tell
+
+    def carry_out(self, step: StartPlan) -> tuple[Pool, list[UnfinishedRun]]:
+        """The pool that a start plan gives, and the runs of it that the user has to hear of. Raises as `ensure` does."""
+        match step:
+            case Reuse(own):
+                pool = registry.pool_named(own.name)
+                registry.use(pool)
+            case Resize(own, wanted):
+                pool = self._resize(registry.pool_named(own.name), wanted)
+            case Attach(record, _):
+                return attach(record.job_id, self.namespace, self.defaults, self.tell)
+            case StartAgain(record, request):
+                pool = self._start_again(record, request)
+            case Declare(name, request):
+                pool = self._declare(name, request)
+            case Make(name, request):
+                pool = self._make_new(name, request)
+            case Refuse():
+                raise step.error()
+        return pool, []
+
+    def _make_new(self, name: str, request: PoolRequest) -> Pool:
+        provider, survey = surveyed(with_imports(request, self.namespace, self.defaults), self.tell)
+        with _closed_on_failure(survey):
+            confirm(survey.plan)
+            return self._started(self._pool(name, provider, survey))
+
+    def _declare(self, name: str, request: PoolRequest) -> Pool:
+        """A pool of which nothing is made yet, in the place of one that has ended."""
+        provider, survey = surveyed(with_imports(request, self.namespace, self.defaults), self.tell)
+        with contextlib.closing(survey):
+            pool = self._pool(name, provider, survey)
+            pool.move(PoolEvent.DECLARE)
+        registry.displace(pool.name)
+        registry.adopt(pool)
+        plan = pool.plan
+        cost = f", for {cost_words(plan.price, plan.priced)}" if plan.region else ""
+        self.tell(f"pool {name!r} is declared: its next cell starts {plan.size} on {', '.join(plan.hosts)}{cost}")
+        return pool
+
+    def _resize(self, pool: Pool, wanted: PoolRequest) -> Pool:
+        """A running pool with another number of nodes: in place on this machine, made again elsewhere.
+
+        Raises:
+            RequestError: there is no room for them, and nothing has changed.
+        """
+        provider = providers.serving(wanted)
+        survey = provider.plan(wanted, self.tell)
+        plan = survey.plan
+        with _closed_on_failure(survey):
+            confirm(plan)
+            registry.use(pool)
+            if not plan.remote:
+                self.tell(f"pool {pool.name!r} gets {size_words(pool.plan, plan)} …")
+                for words in plan.gpu_words:
+                    self.tell(words)
+                self.tell(pool.recovery.resize(plan))
+                survey.close()
+                keep_key(pool)
+                return pool
+            nodes = size_words(pool.plan, plan).partition(" instead")[0]
+            self.tell(f"pool {pool.name!r} is made anew with {nodes}: the ranks' variables are gone")
+            pool.close()
+            return self._started(Pool(pool.name, provider, survey, pool.namespace, pool.defaults, registry.drop))
+
+    def _start_again(self, record: PoolRecord, request: PoolRequest) -> Pool:
+        """A pool whose machines are stopped, started again under the name of its job: by that its machines know their agents.
+
+        Raises:
+            PoolError: nothing is known of it, its provider starts none again, or its machines are gone.
+            RequestError: the user does not want to pay for it, or there is nobody to ask.
+            ProvisionError: it does not start; its machines are stopped as they were.
+        """
+        key = keys.read(record.job_id)
+        wanted = with_imports(replace(key.plan.request, yes=request.yes), self.namespace, self.defaults)
+        if mistakes := missing_secrets(wanted.secrets, os.environ):
+            raise RequestError(mistakes)
+        provider = providers.serving(key.plan.request)
+        if not isinstance(provider, Startable):
+            raise PoolError(f"pools of --provider {key.plan.provider} cannot be started again")
+        try:
+            survey = provider.again(replace(key.plan, request=wanted), key.accesses, self.tell)
+        except CloudError as problem:
+            if problem.kind == "missing":
+                records.remove(record.job_id)
+            raise
+        confirm(survey.plan)
+        return self._started(self._pool(key.name, provider, survey, key.job_id))
+
+    def _pool(self, name: str, provider: Provider, survey: Survey, job_id: str = "") -> Pool:
+        return Pool(name, provider, survey, self.namespace, self.defaults, registry.drop, job_id)
+
+    def _started(self, pool: Pool) -> Pool:
+        """The pool with its ranks, recorded before its machines are asked for, and known to this notebook."""
+        provider = pool.plan.request.provider if pool.plan.remote else pool.plan.provider
+        keep = records.claim if provider in RENTED else records.write if pool.plan.outlives else records.note_local
+        if pool.plan.outlives or provider == "local":
+            keep(PoolRecord(pool.name, pool.job_id, provider, pool.plan.hosts, str(Path.cwd())))
+        before = registry.displace(pool.name)
+        if before is not None and before.ended is not None and not before.plan.request.lazy:
+            self.tell(f"{before.ended}, and its variables are gone")
+        with panel.shown_start(self.tell, partial(_picture, pool), drawn=self.tell is print_note) as say:
+            say(f"{pool.plan.starting} …")
+            registry.adopt(pool)
+            try:
+                pool.start(say)
+            except BaseException:
+                registry.drop(pool)
+                raise
+            keep_key(pool)
+            say(f"ready in {pool.start_seconds:.1f} s")
+        return pool
+
+
+def _picture(pool: Pool, steps: Mapping[str, StartStep]) -> PoolView:
+    return messages.starting_view(pool, pool.status(), pool.start_seconds, steps)
+
+
+@contextlib.contextmanager
+def _closed_on_failure(survey: Survey) -> Iterator[None]:
+    """What a survey has opened is given back where the block fails."""
     try:
-        surveys.confirm(plan)
-        in_ranks = plan.counted_in_ranks and pool.plan.counted_in_ranks
-        before, after = (one.topology.world_size if in_ranks else one.topology.nodes for one in (pool.plan, plan))
-        nodes = count(after, "rank" if in_ranks else "node")
-        registry.use(pool)
-        if not plan.remote:
-            tell(f"pool {pool.name!r} gets {nodes} instead of {before} …")
-            for words in plan.gpu_words:
-                tell(words)
-            tell(pool.resize(plan))
-            survey.close()
-            pool.keep_key()
-            return pool
-        tell(f"pool {pool.name!r} is made anew with {nodes}: the ranks' variables are gone")
-        pool.close()
-        return _make(Pool(pool.name, provider, survey, pool.namespace, pool.defaults, registry.drop), tell)
+        yield
     except BaseException:
         survey.close()
         raise
 
 
-def _make(pool: Pool, tell: Callable[[str], None]) -> Pool:
-    provider = pool.plan.request.provider if pool.plan.remote else pool.plan.provider
-    keep = reuse.claim if provider in reuse.RENTED else records.write if pool.plan.outlives else records.note_local
-    if pool.plan.outlives or provider == "local":
-        keep(records.PoolRecord(pool.name, pool.job_id, provider, pool.plan.hosts, str(Path.cwd())))
-    before = registry.displace(pool.name)
-    if before is not None and before.ended is not None and not before.plan.request.lazy:
-        tell(f"{before.ended}, and its variables are gone")
-    with panel.shown_start(tell, partial(_picture, pool), drawn=tell is print_note) as say:
-        say(f"{pool.plan.starting} …")
-        registry.adopt(pool)
-        try:
-            pool.start(say)
-        except BaseException:
-            registry.drop(pool)
-            raise
-        pool.keep_key()
-        say(f"ready in {pool.start_seconds:.1f} s")
-    return pool
+def with_imports(request: PoolRequest, namespace: Mapping[str, object], defaults: Defaults) -> PoolRequest:
+    """The request with what the notebook uses by now, where other machines are to have it."""
+    if request.here or defaults.packages != "sync":
+        return request
+    return replace(request, imports=imported_modules(namespace, str(Path.cwd())))
 
 
-def _picture(pool: Pool, steps: Mapping[str, StartStep]) -> PoolView:
-    return view.starting(pool, pool.status(), pool.start_seconds, steps)
-
-
-def _found_again(
-    request: PoolRequest,
-    name: str,
-    namespace: dict[str, Any],
-    defaults: Defaults,
-    tell: Callable[[str], None],
-    start: bool,
-) -> tuple[Pool, list[Unfinished]] | None:
-    """A rented pool that another notebook has left, attached to, or one that was stopped, started again; None where there is none.
-    Raises as `ensure`."""
-    record = reuse.left(request, name, {pool.job_id for pool in [*registry.every(), *registry.ended()]})
-    if record is None or (record.stopped and request.lazy and not start):
-        return None
+def surveyed(request: PoolRequest, tell: Callable[[str], None]) -> tuple[Provider, Survey]:
+    """The provider that serves a request, and what it found. Raises RequestError with all mistakes."""
+    mistakes = missing_secrets(request.secrets, os.environ)
+    for words in plugins.beside(
+        {request.provider, *(spec.name for spec in request.plugins)}, Path.cwd()
+    ):  # before its code runs
+        tell(words)
+    provider = providers.serving(request)
     try:
-        if record.stopped:
-            return _started_again(record, request, namespace, defaults, tell), []
-        return attach(record.job_id, namespace, defaults, tell)
-    except PoolError as problem:
-        kind = next((one.kind for one in (problem, problem.__cause__) if isinstance(one, CloudError)), "")
-        if kind == "missing" and request.given():
-            tell(f"{problem}: it is rented anew")
-            return None
-        if kind == "stopped":  # by who was killed then, or in the console
-            return _started_again(record, request, namespace, defaults, tell), []
-        if record.stopped:
-            raise
-        raise PoolError(f"{problem}\n  %sky_down {record.name} ends it; the same line rents it anew then") from problem
+        survey = provider.plan(request, tell)
+    except RequestError as refused:
+        raise RequestError([*mistakes, *refused.mistakes]) from None
+    if mistakes:
+        survey.close()
+        raise RequestError(mistakes)
+    if (apt := survey.plan.image.apt) and request.provider not in RENTED:
+        tell(f"apt ({', '.join(apt)}) is for rented machines: on these nothing of it is installed")
+    return provider, survey
 
 
-def _started_again(
-    record: records.PoolRecord,
-    request: PoolRequest,
-    namespace: dict[str, Any],
-    defaults: Defaults,
-    tell: Callable[[str], None],
-) -> Pool:
-    """A pool whose machines are stopped, started again under the name of its job: by that its machines know their agents.
+def confirm(plan: Plan) -> None:
+    """Ask before money is spent, or what is out of the ordinary is made; -y leaves no question in the plan.
 
     Raises:
-        RequestError: the user does not want to pay for it, or there is nobody to ask.
-        ProvisionError: it does not start; its machines are stopped as they were.
+        RequestError: the answer was no, or there is nobody to ask.
     """
-    key, provider, survey = stopped.surveyed(record, request, namespace, defaults, tell)
-    return _make(Pool(key.name, provider, survey, namespace, defaults, registry.drop, key.job_id), tell)
+    if plan.question and not confirmed(plan.question):
+        raise RequestError(f"{plan.question}: add -y if you mean that")
 
 
 def attach(
@@ -247,7 +360,7 @@ def attach(
     tell: Callable[[str], None],
     *,
     take_over: bool = False,
-) -> tuple[Pool, list[Unfinished]]:
+) -> tuple[Pool, list[UnfinishedRun]]:
     """A pool that another notebook of this user has made from here, in that one's place; and the runs that its user has to hear of.
 
     Args:
@@ -269,9 +382,9 @@ def attach(
 
 def _attached(
     name: str, namespace: dict[str, Any], defaults: Defaults, take_over: bool
-) -> tuple[Pool, list[Unfinished]]:
+) -> tuple[Pool, list[UnfinishedRun]]:
     record = records.named(name)
-    if any(pool.job_id == record.job_id for pool in [*registry.every(), *registry.ended()]):
+    if any(pool.job_id == record.job_id for pool in [*registry.pools(), *registry.ended_pools()]):
         raise PoolError(f"pool {record.name!r} is this notebook's already")
     if registry.known(record.name):
         raise PoolError(
@@ -283,7 +396,7 @@ def _attached(
             f"%sky_attach {name} --take-over"
         )
     key = keys.attachable(record.job_id)
-    provider = readers.attachable(key)
+    provider = attaching.attaching_provider(key)
     try:
         survey, nodes = provider.attach(key.plan, key.accesses)
         pool = Pool(key.name, provider, survey, namespace, defaults, registry.drop, key.job_id)
@@ -292,7 +405,7 @@ def _attached(
         if isinstance(problem, CloudError) and problem.kind == "missing":
             records.remove(record.job_id)
         raise PoolError(f"pool {key.name!r} cannot be attached: {problem}") from problem
-    readers.stop(pool.name)
+    attaching.stop_reading(pool.name)
     registry.adopt(pool)
     records.write(records.taken(record))
     return pool, found

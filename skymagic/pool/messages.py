@@ -1,15 +1,25 @@
-"""What a pool says of its ranks: a row for each, what they keep when it grows or shrinks, what can be done when some are gone; pure."""
+"""A pool as it is shown: its picture, a row for each rank, and what it says of ranks that grow, shrink, are gone or were started again; pure."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from itertools import groupby
+from types import MappingProxyType
+from typing import TYPE_CHECKING
 
 from skymagic.cluster import Agents
+from skymagic.data.capture.names import cell_names
+from skymagic.display.panel import UNNAMED, NodeView, PoolView, RankUse, StartStep
+from skymagic.plan import gpus
 from skymagic.plan.plans import Topology
 from skymagic.plan.units import agreeing, rank_words
-from skymagic.pool.states import State
+from skymagic.pool.status import SharedStatus, State
+from skymagic.run.report import Report
 from skymagic.wire import agent as wire
+
+if TYPE_CHECKING:
+    from skymagic.data.shipping.bindings import Bindings, Manifest
 
 
 def rows(topology: Topology, agents: Agents, state: State) -> list[tuple[object, ...]]:
@@ -67,7 +77,7 @@ def variables_then(before: int, after: int, inseparable: Sequence[str], moved: b
     return f"{rank_words(stay)} {agreeing(len(stay), 'keeps its', 'keep their')} variables, {others}"
 
 
-def replaced(problems: Mapping[int, str], ranks: Collection[int], world_size: int) -> str:
+def replaced_words(problems: Mapping[int, str], ranks: Collection[int], world_size: int) -> str:
     """What became of ranks when a process group could not be formed again.
 
     Args:
@@ -115,3 +125,142 @@ def without(lost: Sequence[int], world_size: int, *, replaced: bool = False) -> 
     if replaced:
         return f"{keep}another machine is being rented in the place of the one that is gone, and cells for its ranks wait for it"
     return f"{keep}%sky_restart tries to reach them again, %sky_down ends the pool"
+
+
+def missing_names(report: Report, bindings: Bindings, source: str) -> list[str]:
+    """A line for each name that ranks missed in a run, and another rank has: how to get it from there.
+
+    Args:
+        source: the cell, as plain Python: what else it uses that they lack is copied in one go.
+    """
+    ranks_by_name: dict[str, list[int]] = {}
+    for number, rank in sorted(report.ranks.items()):
+        outcome = rank.outcome or {}
+        name = outcome.get("missing")
+        if name and name not in bindings.names(number):
+            ranks_by_name.setdefault(name, []).append(number)
+    return [line for name, ranks in ranks_by_name.items() if (line := _missing_name(name, ranks, bindings, source))]
+
+
+def _missing_name(name: str, ranks: list[int], bindings: Bindings, source: str) -> str:
+    origin = next((rank for rank in bindings.known() if name in bindings.names(rank)), None)
+    if origin is None:
+        return ""
+    held = frozenset.intersection(*map(bindings.names, ranks))
+    used = sorted(cell_names(source).loads - {name}, key=source.find)
+    names = [name, *(each for each in used if each not in held and bindings.has_rebound(origin, each))]
+    have = f"{'has' if len(ranks) == 1 else 'have'} no {name}"
+    if bindings.replaced.issuperset(ranks):
+        what = f"{'was' if len(ranks) == 1 else 'were'} replaced and {have}"
+    else:
+        what = f"{have}, which rank {origin} has"
+    return f"{rank_words(ranks)} {what}: {_clone_command(ranks, origin, names)}"
+
+
+def sent_instead(manifest: Manifest, bindings: Bindings, ranks: Sequence[int]) -> list[str]:
+    """A line where replaced ranks get the notebook's value of a name of which the others have their own."""
+    new = [rank for rank in ranks if rank in bindings.replaced]
+    names: dict[str, list[int]] = {}
+    origin = -1
+    for bundle in manifest.orders.get("bundles", ()) if new else ():
+        for name in bundle["names"]:
+            theirs = next((rank for rank in bindings.known() if bindings.has_rebound(rank, name)), None)
+            getting = [rank for rank in new if bundle["ranks"] is not None and rank in bundle["ranks"]]
+            if theirs is not None and theirs not in (bundle["ranks"] or ranks) and getting:
+                names[name], origin = getting, theirs
+    if not names:
+        return []
+    to = sorted(set().union(*names.values()))
+    get = "gets" if len(to) == 1 else "get"
+    return [
+        f"{rank_words(to)} {'was' if len(to) == 1 else 'were'} replaced and {get} the notebook's {', '.join(names)}, where "
+        f"rank {origin} has its own: {_clone_command(to, origin, names)}"
+    ]
+
+
+def _clone_command(ranks: Iterable[int], source: int, names: Iterable[str]) -> str:
+    return f"%sky_clone {','.join(map(str, ranks))} --from {source} {' '.join(names)}"
+
+
+Rows = Sequence[tuple[object, ...]]
+"""For each rank: rank, node, host, process id, state; see `messages.rows`."""
+
+
+def pool_view(
+    pool: SharedStatus, rows: Rows, use: Mapping[int, RankUse] = MappingProxyType({}), seconds: float = 0.0
+) -> PoolView:
+    """A pool between its start and its end.
+
+    Args:
+        use: by rank what it uses, where that was measured.
+        seconds: for which its machines have been there.
+    """
+    machines = () if pool.state is State.DECLARED else node_views(pool, rows, {}, use)
+    return PoolView(pool.name, about(pool, seconds), pool.state.value, machines, ended=pool.state is State.STOPPED)
+
+
+def starting_view(pool: SharedStatus, rows: Rows, seconds: float, steps: Mapping[str, StartStep]) -> PoolView:
+    """A pool that starts; a line when that is over.
+
+    Args:
+        seconds: that the start took, once it is over.
+        steps: by node, what was done there last.
+    """
+    over = pool.state not in (State.NEW, State.STARTING)
+    good = pool.state in (State.READY, State.RUNNING)
+    state = (
+        f"ready in {seconds:.1f} s"
+        if good
+        else "not started"
+        if over
+        else f"{steps[UNNAMED].step if UNNAMED in steps else 'starting'} …"
+    )
+    return PoolView(pool.name, about(pool), state, () if over else node_views(pool, rows, steps), ended=over)
+
+
+def about(pool: SharedStatus, seconds: float = 0.0) -> tuple[str, ...]:
+    """Where it is, how large, with what, at which price, and about what it has cost after so many seconds."""
+    plan = pool.plan
+    each = " per node" if plan.topology.nodes > 1 else ""
+    spent = f", about ${plan.price * seconds / 3600:.2f} so far" if plan.price and seconds else ""
+    words = (
+        plan.provider,
+        f"{plan.size} on {_few_hosts(plan.hosts)}",
+        f"{gpus.kinds(plan.devices[0])}{each}" if plan.devices and plan.devices[0] else "",
+        ", ".join(spec.name for spec in plan.request.plugins),
+        f"${plan.price:.2f} per hour{spent}" if plan.price else "",
+    )
+    return tuple(filter(None, words))
+
+
+def _few_hosts(hosts: tuple[str, ...]) -> str:
+    return ", ".join(hosts) if len(hosts) <= 4 else f"{hosts[0]} … {hosts[-1]}"
+
+
+def node_views(
+    pool: SharedStatus, rows: Rows, steps: Mapping[str, StartStep], use: Mapping[int, RankUse] = MappingProxyType({})
+) -> tuple[NodeView, ...]:
+    """Nodes of a pool with their ranks; nodes of this machine are one, and before there are ranks the machines are shown alone."""
+    known = [
+        (int(str(rank)), node if pool.plan.remote else 0, str(host), str(word)) for rank, node, host, _, word in rows
+    ]
+    if not known:
+        return tuple(_without_ranks(pool, steps))
+    found = []
+    for _, group in groupby(known, key=lambda row: row[1]):
+        mine = list(group)
+        ranks = tuple((rank, word) for rank, _, _, word in mine)
+        up = sum(word != "starting" for _, word in ranks)
+        waiting = pool.state is State.STARTING and up < len(ranks)
+        words, share = (f"{up} of {len(ranks)} ranks", up / len(ranks)) if waiting else ("", None)
+        mine_use = {rank: use[rank] for rank, _ in ranks if rank in use}
+        found.append(NodeView(mine[0][2], ranks, "starting" if waiting else "", words, share, mine_use))
+    return tuple(found)
+
+
+def _without_ranks(pool: SharedStatus, steps: Mapping[str, StartStep]) -> Iterator[NodeView]:
+    """Machines that are being made ready: those of the plan, or, of rented ones, those that were given."""
+    named = [name for name in steps if name != UNNAMED]
+    for host in dict.fromkeys(named if pool.plan.region and named else [*pool.plan.hosts, *named]):
+        step = steps.get(host) or steps.get(UNNAMED)
+        yield NodeView(host, (), step.phase, step.step, step.share) if step else NodeView(host, phase="starting")

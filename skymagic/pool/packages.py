@@ -22,8 +22,8 @@ from skymagic.errors import PackagesError, RequestError
 from skymagic.plan import distributions
 from skymagic.plan.distributions import Distribution, Environment, canonical, differs, lacks
 from skymagic.plan.image import is_place
-from skymagic.pool.resources import Resources
-from skymagic.pool.status import Status
+from skymagic.pool.resources import PoolResources, data_plane
+from skymagic.pool.status import SharedStatus
 from skymagic.wire.threads import failures, run_all
 
 if TYPE_CHECKING:
@@ -44,8 +44,8 @@ Words = Callable[[str, str], None]
 class Packages:
     """Knows what the nodes of one pool have; nothing is asked of them before a run needs it."""
 
-    _status: Status
-    _resources: Resources
+    _status: SharedStatus
+    _resources: PoolResources
     _settled: set[str] = field(default_factory=set)
     """Dotted names of modules that the nodes have, or with which nothing can be done."""
     _unknown: dict[str, tuple[object, ...]] = field(default_factory=dict)
@@ -250,7 +250,7 @@ class Packages:
         def stopped() -> bool:
             return interrupted.is_set() or cancelled()
 
-        plane = self._resources.plane() if len(additions) > 1 else None
+        plane = data_plane(self._resources) if len(additions) > 1 else None
         carried: list[str] = []
 
         def carry(plane: DataPlane, node: Node, path: Path) -> list[str]:

@@ -5,48 +5,85 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from skymagic.cluster import Agents, Node
 from skymagic.cluster.telemetry import Meter
 from skymagic.display import panel
 from skymagic.display.panel import RankUse
-from skymagic.display.proxies import Proxies
-from skymagic.display.screen import Screen
-from skymagic.plan.plans import Plan
+from skymagic.errors import PoolError
 from skymagic.plan.requests import Defaults
 from skymagic.plan.units import Selection
-from skymagic.pool import kept_logs, keys, view
-from skymagic.pool.agent_events import AgentEvents
-from skymagic.pool.attaching import Attaching, Unfinished
-from skymagic.pool.cloning import Cloned, Cloning
-from skymagic.pool.debugging import Debugging
-from skymagic.pool.dispatch import Dispatch
+from skymagic.pool import keys, messages, records
+from skymagic.pool.attaching import Attaching, UnfinishedRun
+from skymagic.pool.dispatch import Dispatch, Scheduler
 from skymagic.pool.keys import PoolKey
+from skymagic.pool.losses import AgentEvents, Replacement
 from skymagic.pool.messages import rows
 from skymagic.pool.packages import Packages
 from skymagic.pool.recovery import Recovery
-from skymagic.pool.release import Step, run_steps
-from skymagic.pool.replacement import Replacement
-from skymagic.pool.resources import Resources
-from skymagic.pool.runs import Runs
-from skymagic.pool.scheduling import Scheduler
-from skymagic.pool.states import Event, State
-from skymagic.pool.status import Status, now
-from skymagic.run.interrupt import StopSignal
+from skymagic.pool.resources import PoolResources, Step, data_plane
+from skymagic.pool.runs import Cloning, Debugging, PoolRuns
+from skymagic.pool.status import PoolEvent, SharedStatus, State, now
+from skymagic.providers.provider import Replaceable
 from skymagic.run.metrics import table
-from skymagic.run.report import Limits, Report
-from skymagic.run.spec import RunSpec
 from skymagic.wire import processes
 
 if TYPE_CHECKING:
-    from skymagic.data.shipping.shipper import Manifest, Shipper
+    from skymagic.data.shipping.shipper import Shipper
     from skymagic.files.copy import Files
     from skymagic.providers import Provider, Survey
 
 
-class Pool(Status):
+def run_steps(done: str, steps: Sequence[Step]) -> None:
+    """Run all steps, in this order. One that is interrupted is given up, and the others run.
+
+    Args:
+        done: what is so all the same, for the error: "pool 'main' is stopped".
+
+    Raises:
+        PoolError: steps have failed; names each of them.
+        KeyboardInterrupt: the user did not want to wait; has a note on each step that failed.
+    """
+    failed: list[str] = []
+    first: BaseException | None = None
+    interrupt: BaseException | None = None
+    for what, release in steps:
+        try:
+            release()
+        except Exception as problem:
+            failed.append(f"{what} ({type(problem).__name__}: {problem})")
+            first = first or problem
+        except BaseException as stop:
+            interrupt = interrupt or stop
+    told = f"{done}, but this was not released: {'; '.join(failed)}" if failed else ""
+    if interrupt is not None:
+        if told:
+            interrupt.add_note(told)
+        raise interrupt
+    if told:
+        raise PoolError(told) from first
+
+
+def pool_key(pool: Pool) -> PoolKey | None:
+    """What another notebook must know to attach to a pool; None where its agents end with this one."""
+    nodes = pool.agents.nodes
+    if not all(node.access for node in nodes):
+        return None
+    places = tuple((node.address, node.hostname) for node in nodes)
+    accesses = tuple(node.access for node in nodes)
+    return PoolKey(pool.name, pool.job_id, pool.plan, accesses, places, pool.agents.started[0].port)
+
+
+def keep_key(pool: Pool) -> None:
+    """Let other notebooks of this user attach to a pool, where it outlives this one."""
+    if (key := pool_key(pool)) is not None:
+        keys.write(key)
+
+
+class Pool(SharedStatus):
     """One set of ranks: its status, and the parts that share it.
 
     Args:
@@ -85,58 +122,51 @@ class Pool(Status):
         self.scheduler = Scheduler()
         self.meter = Meter(lambda: self.agents, lambda rank: [one.word for one in self.plan.devices_of(rank)])
         """What measures what its ranks use."""
-        self._resources = Resources(self, provider, survey, namespace, defaults.away)
-        dispatch = Dispatch(self, self._resources)
-        self._recovery = Recovery(self, self._resources, self.scheduler, dispatch.send)
-        self._replacement = Replacement(self, self._resources, dispatch, self._recovery, self.keep_key)
-        self._events = AgentEvents(self, self._resources, dispatch, self._recovery, self._replacement, self.close)
-        self.packages = Packages(self, self._resources)
-        self._runs = Runs(
-            self, self._resources, dispatch, self.scheduler, self._recovery, self.packages, self._replacement
+        self.resources = PoolResources(self, provider, survey, namespace, defaults.away)
+        dispatch = Dispatch(self, self.resources)
+        self.recovery = Recovery(self, self.resources, self.scheduler, dispatch.send)
+        replaces = survey.plan.request.replace and isinstance(provider, Replaceable)
+        replace = partial(cast(Replaceable, provider).replace, survey) if replaces else None
+        self._replacement = Replacement(self, self.resources, dispatch, self.recovery, replace, partial(keep_key, self))
+        self._events = AgentEvents(self, self.resources, dispatch, self.recovery, self._replacement, self.close)
+        self.packages = Packages(self, self.resources)
+        self.runs = PoolRuns(
+            self, self.resources, dispatch, self.scheduler, self.recovery, self.packages, self._replacement
         )
-        self._debugging = Debugging(self, dispatch, self.scheduler, self._recovery, self._runs)
-        self._attaching = Attaching(self, self._resources, self._recovery, self._runs, self._events.node_lost)
-        self._cloning = Cloning(self, self._resources, dispatch, self.scheduler, self._recovery, self._runs)
+        self.debugging = Debugging(self, dispatch, self.scheduler, self.recovery, self.runs)
+        self._attaching = Attaching(self, self.resources, self.recovery, self.runs, self._events.node_lost)
+        self.cloning = Cloning(self, self.resources, dispatch, self.scheduler, self.recovery, self.runs)
 
     @property
     def agents(self) -> Agents:
         """The agents of a started pool. Raises PoolStateError where there are none."""
-        return self._resources.agents
+        return self.resources.agents
 
     @property
     def shipper(self) -> Shipper:
         """What knows which values the ranks hold. Raises PoolStateError where the pool was not started."""
-        return self._resources.shipper
-
-    @property
-    def widgets(self) -> Proxies:
-        """The widgets of its ranks that the notebook shows."""
-        return self._resources.widgets
+        return self.resources.shipper
 
     # -- its life ----------------------------------------------------------------------------------------------------
 
     def start(self, say: Callable[[str], None]) -> None:
         """Acquire the machines and bring up all ranks; whatever goes wrong, nothing is left running."""
         begun = time.monotonic()
-        self.move(Event.START)
+        self.move(PoolEvent.START)
         try:
-            self._resources.start(self._events.connect, say)
+            self.resources.start(self._events.connect, say)
         except BaseException as problem:
             self._close_after(problem)
             raise
-        self.move(Event.STARTED)
+        self.move(PoolEvent.STARTED)
         self.lifetime.begin("start")
         self.lifetime.end("start", now())
         self.started_at = now()
         self.start_seconds = time.monotonic() - begun
         self._enter_plugins()
-        self._resources.ready()
+        self.survey.ready()
 
-    def declare(self) -> None:
-        """Make nothing of it yet: a pool of this plan is made at its first cell."""
-        self.move(Event.DECLARE)
-
-    def attach(self, nodes: Sequence[Node], key: PoolKey) -> list[Unfinished]:
+    def attach(self, nodes: Sequence[Node], key: PoolKey) -> list[UnfinishedRun]:
         """Take up a pool that another notebook has made, in that one's place.
 
         Args:
@@ -155,21 +185,6 @@ class Pool(Status):
         self.started_at, self.start_seconds = now(), time.monotonic() - begun
         self._enter_plugins()
         return found
-
-    @property
-    def key(self) -> PoolKey | None:
-        """What another notebook must know to attach to it; None where its agents end with this one."""
-        nodes = self.agents.nodes
-        if not all(node.access for node in nodes):
-            return None
-        places = tuple((node.address, node.hostname) for node in nodes)
-        accesses = tuple(node.access for node in nodes)
-        return PoolKey(self.name, self.job_id, self.plan, accesses, places, self.agents.started[0].port)
-
-    def keep_key(self) -> None:
-        """Let other notebooks of this user attach, where the pool outlives this one."""
-        if (key := self.key) is not None:
-            keys.write(key)
 
     def _enter_plugins(self) -> None:
         """Open what plugins do in the notebook; if one fails, the pool goes."""
@@ -190,11 +205,6 @@ class Pool(Status):
         except Exception as more:
             problem.add_note(str(more))
 
-    @property
-    def last_lines(self) -> dict[int, str]:
-        """By rank, the end of its log; empty before the pool's end, and where its nodes could not tell."""
-        return self._resources.agents.last_lines if self._resources.started else {}
-
     def close(self) -> None:
         """End all ranks and release all machines; legal in every state, twice is safe.
 
@@ -204,14 +214,16 @@ class Pool(Status):
         if self.state is State.STOPPED:
             self._gone(self)
             return
-        self.move(Event.STOP)
+        self.move(PoolEvent.STOP)
         plugins: list[Step] = [(what, opened.close) for what, opened in reversed(self._plugin_contexts)]
         try:
             replacement: Step = ("machines that are being replaced", self._replacement.close)
-            run_steps(f"pool {self.name!r} is stopped", [replacement, *plugins, *self._resources.release_steps()])
+            run_steps(f"pool {self.name!r} is stopped", [replacement, *plugins, *self.resources.release_steps()])
         finally:
-            self.move(Event.STOPPED)
-            kept_logs.write(self.name, self.job_id, self.last_lines.get(0, ""))
+            self.move(PoolEvent.STOPPED)
+            if self.resources.started:
+                self.last_lines = self.agents.last_lines
+            records.keep_log(self.name, self.job_id, self.last_lines.get(0, ""))
             if self.ended is None:
                 self._gone(self)
 
@@ -222,7 +234,7 @@ class Pool(Status):
             restart: the notebook's kernel is started again.
         """
         asked = restart or self.plan.request.detached or self.state is State.RUNNING
-        return asked and self.plan.outlives and self._resources.started and self.key is not None
+        return asked and self.plan.outlives and self.resources.started and pool_key(self) is not None
 
     @contextlib.contextmanager
     def in_use(self) -> Iterator[None]:
@@ -242,13 +254,13 @@ class Pool(Status):
         """
         if self.state is State.STOPPED:
             return
-        self.move(Event.STOP)
+        self.move(PoolEvent.STOP)
         plugins: list[Step] = [(what, opened.close) for what, opened in reversed(self._plugin_contexts)]
         try:
             steps: list[Step] = [("machines that are being replaced", self._replacement.close), *plugins]
-            run_steps(f"pool {self.name!r} is left", [*steps, ("its connections", self._resources.leave)])
+            run_steps(f"pool {self.name!r} is left", [*steps, ("its connections", self.resources.leave)])
         finally:
-            self.move(Event.STOPPED)
+            self.move(PoolEvent.STOPPED)
 
     def restart(self, ranks: Sequence[int] | None = None) -> None:
         """Start ranks anew (all of them): their variables are gone. Legal in every state but the end.
@@ -257,37 +269,7 @@ class Pool(Status):
             RequestError: there are no such ranks.
             PoolError: they did not come back.
         """
-        self._recovery.restart(ranks)
-
-    def resize(self, plan: Plan) -> str:
-        """Add or release nodes of a pool on this machine, between runs; the ranks that stay form a new group with the others.
-
-        Args:
-            plan: the pool's own with another number of nodes.
-
-        Returns:
-            What became of the ranks' variables, in a line.
-
-        Raises:
-            PoolStateError: not in this state.
-            PoolError: the ranks did not come up.
-        """
-        return self._recovery.resize(plan)
-
-    # -- runs --------------------------------------------------------------------------------------------------------
-
-    def run(self, spec: RunSpec, screen: Screen, limits: Limits, stop: StopSignal | None = None) -> Report:
-        """Ship what the run needs, carry it out, and recover what broke; waits for its ranks first.
-
-        Args:
-            stop: ends the run from another thread.
-
-        Raises:
-            CaptureError: names that cannot travel; nothing has run.
-            PoolStateError: the pool is stopped or lost.
-            RunInterrupted: it was stopped before it began.
-        """
-        return self._runs.run(spec, screen, limits, stop or StopSignal())
+        self.recovery.restart(ranks)
 
     @property
     def metrics(self) -> Any:
@@ -296,64 +278,17 @@ class Pool(Status):
         Columns are ``cell``, ``seconds`` since the cell began on that rank, and the numbers. Where steps begin again, in another
         epoch or another cell, they are counted on. Without pandas: a list of dicts. ``pool.metrics.loss.unstack().plot()``.
         """
-        return table(self._runs.reported)
-
-    def follow(self, spec: RunSpec, run: int, screen: Screen, limits: Limits, stop: StopSignal | None = None) -> Report:
-        """Show what a run that another notebook began has not shown there, and what follows; wait for its ranks.
-
-        Args:
-            run: the pool's number of it.
-            stop: ends the run from another thread.
-        """
-        return self._runs.follow(spec, run, screen, limits, stop or StopSignal())
-
-    def preview(self, spec: RunSpec) -> Manifest:
-        """What a run would ship; nothing is written or sent."""
-        return self._runs.preview(spec)
-
-    def clone(self, ranks: Sequence[int], names: Sequence[str], *, source: int) -> Cloned:
-        """Copy names from one rank to others, all of them as one: what they share stays shared.
-
-        DDP wrappers are made again around the group of all ranks, which is formed anew for them.
-
-        Args:
-            ranks: those that get them, above 0 in number.
-            source: the rank that has them.
-
-        Raises:
-            RequestError: there are no such ranks, or the source has not got the names; nothing has changed.
-            CaptureError: values cannot travel; nothing has changed.
-            PoolStateError: the pool is stopped or lost, or ranks of it are.
-            PoolError: the process group was not formed again.
-        """
-        return self._cloning.clone(ranks, names, source)
-
-    def debug(self, rank: int, command: str, screen: Screen) -> bool:
-        """Carry out a debugger's command on a rank, on the frames of the error with which its last cell has ended.
-
-        Args:
-            command: of pdb (``p x``, ``up``, ``where``, ``list``, ``locals``), or an expression.
-            screen: shows what it prints.
-
-        Returns:
-            Whether there are such frames: they are kept until the rank's next cell.
-
-        Raises:
-            PoolStateError: the pool, or the rank, is stopped or lost.
-        """
-        return self._debugging.command(rank, command, screen)
+        return table(self.runs.reported)
 
     # -- its nodes ---------------------------------------------------------------------------------------------------
-
-    def log_path(self, rank: int) -> str:
-        """Where a rank's complete output is, on its node."""
-        return str(Path(self.agents.started[0].directory) / f"rank-{rank}.log")
 
     def files(self) -> Files:
         """What copies between the notebook and the machines of the pool; all nodes of this machine are one."""
         from skymagic.files.copy import Files
 
-        return Files(self.agents.nodes, lambda node: node.run(processes.FILES, self._folder), self._resources.plane())
+        return Files(
+            self.agents.nodes, lambda node: node.run(processes.FILES, self._folder), data_plane(self.resources)
+        )
 
     def machines(self, chosen: Selection) -> tuple[int, ...]:
         """The numbers of the machines of these nodes, as `files` knows them. Raises RequestError for nodes that there are not."""
@@ -363,7 +298,7 @@ class Pool(Status):
 
     def status(self) -> list[tuple[object, ...]]:
         """A row for each rank: rank, node, host, process id, state."""
-        return rows(self.plan.topology, self.agents, self.state) if self._resources.started else []
+        return rows(self.plan.topology, self.agents, self.state) if self.resources.started else []
 
     def __repr__(self) -> str:
         names = ", ".join(spec.name for spec in self.plan.request.plugins) or "none"
@@ -374,14 +309,14 @@ class Pool(Status):
         return self.picture({})
 
     def picture(self, use: Mapping[int, RankUse] | None = None) -> str:
-        """Its panel as HTML: nodes, ranks and their states, and what each rank uses.
+        """The pool panel as HTML: nodes, ranks and their states, and what each rank uses.
 
         Args:
             use: by rank; measured now unless given.
         """
         running = self.started_at and self.state is not State.STOPPED
         seconds = now() - self.started_at + self.start_seconds if running else 0.0
-        return panel.pool_html(view.view(self, self.status(), self.use() if use is None else use, seconds))
+        return panel.pool_html(messages.pool_view(self, self.status(), self.use() if use is None else use, seconds))
 
     def use(self, window: float = 0.0) -> dict[int, RankUse]:
         """By rank what it uses, of those that are known.
@@ -395,9 +330,3 @@ class Pool(Status):
             self.meter.measure()
             time.sleep(window)
         return self.meter.measure()
-
-    def __enter__(self) -> Pool:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()

@@ -1,7 +1,7 @@
-"""Which pools that outlive their notebooks were started from here by this user: a file each, while the pool is not known to have ended.
+"""Which pools that outlive their notebooks were started from here by this user: a file each, while the pool is not known to have ended;
+and the last lines of rank 0 of pools that have ended.
 
-They are hints, and no state: what runs is on the machines. A record that is lost costs the hint alone.
-"""
+Records are hints, and no state: what runs is on the machines. A record that is lost costs the hint alone."""
 
 from __future__ import annotations
 
@@ -20,6 +20,11 @@ from skymagic.errors import PoolError
 from skymagic.plan.plans import monthly_words
 from skymagic.wire import atomic
 from skymagic.wire.record import answers, identity
+
+KEPT_LOGS = 20
+"""How many files there are, at most; each is a megabyte at most (`wire.agent.HEAD_CHARACTERS`)."""
+RENTED = ("aws",)
+"""Providers whose machines cost money while nobody uses them."""
 
 
 @dataclass(frozen=True)
@@ -110,6 +115,28 @@ def _local() -> Path:
     return folder() / f"{hashlib.sha256(os.fsencode(Path.cwd())).hexdigest()[:16]}.local"
 
 
+def taken_words(record: PoolRecord) -> str:
+    """Why a pool of this name is not rented a second time, and what to do."""
+    return (
+        f"{words(record)}: end that notebook, take the pool away from it (%sky_attach {record.name} --take-over), "
+        "or give the new one another name (%sky_pool NAME …)"
+    )
+
+
+def claim(record: PoolRecord) -> None:
+    """Keep the record of a pool that is about to be rented; of two notebooks that do so at once, one is refused.
+
+    Raises:
+        PoolError: a notebook that is alive has a rented pool of this name.
+    """
+    with locked("rented"):
+        for other in every():
+            rival = other.provider in RENTED and other.name == record.name
+            if rival and other.process != record.process and not left(other):
+                raise PoolError(taken_words(other))
+        write(record)
+
+
 def taken(record: PoolRecord) -> PoolRecord:
     """The record of a pool that this process has from now on."""
     return replace(
@@ -181,13 +208,18 @@ def named(name: str) -> PoolRecord:
     raise PoolError(f"no pool {name!r} was left from here{there}: %sky_status --hosts … shows what runs on hosts")
 
 
+def stopped_record(name: str | None) -> PoolRecord | None:
+    """The record of a pool of this name whose machines are stopped; None where there is none."""
+    return next((one for one in every() if one.name == name and one.stopped), None)
+
+
 def left_here(name: str | None) -> list[PoolRecord]:
     """The pools of this name, or job id, that were left on this machine; all of them without one."""
     return [one for one in every() if name in (None, one.name, one.job_id) and one.provider == "local" and left(one)]
 
 
 def going_on(record: PoolRecord) -> str:
-    """That a pool which was left on this machine goes on, and who ends it."""
+    """Reminder that a pool which was left on this machine keeps running, and who ends it."""
     return f"pool {record.name!r}, which was left on this machine, goes on: %sky_down {record.job_id} ends it"
 
 
@@ -201,7 +233,7 @@ def words(record: PoolRecord) -> str:
 
 
 def stopped_words(record: PoolRecord) -> str:
-    """That the machines of a pool are stopped, what that costs, and who ends it."""
+    """Stopped machines of a pool in words: what they cost, and who ends them."""
     when = time.strftime("%Y-%m-%d %H:%M", time.localtime(record.stopped))
     name = record.name
     return (
@@ -259,3 +291,55 @@ def _lives(pid: int) -> bool:
     except OSError:
         return True
     return True
+
+
+@dataclass(frozen=True)
+class KeptLog:
+    """The end of a log.
+
+    Attributes:
+        ended: when its pool has ended, in seconds since 1970.
+    """
+
+    name: str
+    job_id: str
+    ended: float
+    text: str
+
+
+def logs_folder() -> Path:
+    """Where the files are."""
+    from platformdirs import user_state_path
+
+    return user_state_path("skymagic") / "logs"
+
+
+def keep_log(name: str, job_id: str, text: str) -> None:
+    """Keep the end of a log, and drop the oldest one too many; a home that cannot be written keeps none. Twice is safe."""
+    if not text:
+        return
+    with contextlib.suppress(OSError):
+        heading = json.dumps({"name": name, "ended": time.time()})
+        atomic.write(logs_folder() / f"{job_id}.log", f"{heading}\n{text}".encode(errors="replace"))
+        for old in _newest_first()[KEPT_LOGS:]:
+            old.unlink(missing_ok=True)
+
+
+def kept_log(name: str) -> KeptLog | None:
+    """Last lines of the pool of this name, or job id, that has ended last; None where nothing is kept. Damaged files are passed over."""
+    with contextlib.suppress(OSError):
+        for path in _newest_first():
+            with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
+                heading, _, text = path.read_bytes().decode(errors="replace").partition("\n")
+                said = json.loads(heading)
+                if name in (said["name"], path.stem):
+                    return KeptLog(said["name"], path.stem, float(said["ended"]), text)
+    return None
+
+
+def _newest_first() -> list[Path]:
+    times = []
+    for path in logs_folder().glob("*.log"):
+        with contextlib.suppress(OSError):  # another notebook has dropped it
+            times.append((path.stat().st_mtime_ns, path))
+    return [path for _, path in sorted(times, reverse=True)]

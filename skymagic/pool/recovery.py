@@ -26,14 +26,13 @@ from skymagic.display.screen import Screen
 from skymagic.errors import PoolError, PoolStateError, RequestError
 from skymagic.plan.plans import Plan
 from skymagic.plan.units import rank_words
-from skymagic.pool import messages, specs
-from skymagic.pool.hanging import Watch
-from skymagic.pool.resources import Resources
-from skymagic.pool.scheduling import Reservation, Scheduler
-from skymagic.pool.states import Event, State
-from skymagic.pool.status import Status
+from skymagic.pool import messages
+from skymagic.pool.dispatch import RankReservation, Scheduler
+from skymagic.pool.resources import PoolResources, devices_environment
+from skymagic.pool.status import PoolEvent, SharedStatus, State
 from skymagic.run.report import Limits, Report
 from skymagic.run.results import is_connection_error, may_be_connection_error
+from skymagic.run.stall import HangWatch
 from skymagic.run.submission import Submission
 from skymagic.wire.order import Rejoin
 from skymagic.wire.processes import describe
@@ -51,10 +50,10 @@ TIMEOUT = 120.0
 
 @dataclass(eq=False, repr=False)
 class Recovery:
-    """Owns the thread that brings back a pool's ranks, while it has all of them reserved."""
+    """Thread that brings back a pool's ranks, while it has all of them reserved."""
 
-    _status: Status
-    _resources: Resources
+    _status: SharedStatus
+    _resources: PoolResources
     _scheduler: Scheduler
     """Recovery comes ahead of runs that have not begun."""
     _send: Callable[..., Report]
@@ -70,7 +69,7 @@ class Recovery:
     _thread: threading.Thread | None = None
     _problem: Exception | None = None
     generation: int = 0
-    """Of the process group that was formed last."""
+    """Number of the process group that was formed last."""
     _infos: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
     """The new places of ranks that live, which they get when they join the next group."""
 
@@ -85,7 +84,7 @@ class Recovery:
         Raises:
             PoolStateError: not in this state.
         """
-        self._status.check(Event.RECOVER)
+        self._status.check(PoolEvent.RECOVER)
         with self._lock:
             self._to_replace.update(dead)
             self._to_form |= form
@@ -144,7 +143,7 @@ class Recovery:
             PoolError: they did not come back.
         """
         world_size = self._status.world_size
-        self._status.check(Event.RECOVER)
+        self._status.check(PoolEvent.RECOVER)
         chosen = list(range(world_size)) if ranks is None else sorted(set(ranks))
         wrong = [rank for rank in chosen if not 0 <= rank < world_size]
         if wrong:
@@ -176,7 +175,8 @@ class Recovery:
             ProvisionError: one is not to be reached.
             PoolError: the ranks did not come back.
         """
-        lost, self._infos = self._resources.exchange(machines)
+        lost = self._resources.revive(machines)
+        self._infos = self._resources.reshape()
         try:
             self._take_problem()
             self.begin(lost)
@@ -188,13 +188,24 @@ class Recovery:
             self._infos = {}
 
     def resize(self, plan: Plan) -> str:
-        """See `Pool.resize`: ranks are added or released, and those that stay form a new group."""
-        self._status.check(Event.RECOVER)
+        """Add or release nodes of a pool on this machine, between runs; the ranks that stay form a new group with the others.
+
+        Args:
+            plan: the pool's own with another number of nodes.
+
+        Returns:
+            What became of the ranks' variables, in a line.
+
+        Raises:
+            PoolStateError: not in this state.
+            PoolError: the ranks did not come up.
+        """
+        self._status.check(PoolEvent.RECOVER)
         before, after = self._status.world_size, plan.topology.world_size
         stay = range(min(before, after))
         # a process cannot take other GPUs than it has opened
         moved = any(
-            specs.devices_environment(self._status.plan, rank) != specs.devices_environment(plan, rank)
+            devices_environment(self._status.plan, rank) != devices_environment(plan, rank)
             or self._status.plan.devices_of(rank) != plan.devices_of(rank)
             for rank in stay
         )
@@ -220,7 +231,7 @@ class Recovery:
 
     # -- on its own thread -------------------------------------------------------------------------------------------
 
-    def _recover_when_free(self, reservation: Reservation) -> None:
+    def _recover_when_free(self, reservation: RankReservation) -> None:
         with reservation:
             with self._lock:
                 form, self._to_form, self._queued, self._fresh = self._to_form, False, False, frozenset()
@@ -228,16 +239,16 @@ class Recovery:
 
     def _recover(self, dead: Iterable[int], *, form: bool = True) -> None:
         try:
-            self._status.move(Event.RECOVER)
+            self._status.move(PoolEvent.RECOVER)
             if form or self._rejoin(range(self._status.world_size), form=False) is not None or not self._over():
                 self._bring_back(dead)
         except Exception as problem:
             self._fresh = None
             self._problem = problem
             # without the head, where the controller runs, all ranks are out of reach
-            self._status.move(Event.LOSE if 0 in self._resources.agents.gone else Event.DEGRADE)
+            self._status.move(PoolEvent.LOSE if 0 in self._resources.agents.gone else PoolEvent.DEGRADE)
         else:
-            self._status.move(Event.RECOVERED)
+            self._status.move(PoolEvent.RECOVERED)
 
     def _bring_back(self, dead: Iterable[int]) -> None:
         """Replace the dead, and let all others join a new group with them; replace those too that cannot.
@@ -253,7 +264,8 @@ class Recovery:
                     replaced = set(everyone)
                 self._to_replace, self._fresh = set(), frozenset(replaced)
             self.generation += 1
-            self._resources.replace(sorted(replaced), self.generation)
+            self._resources.forget(sorted(replaced))
+            self._resources.agents.respawn(sorted(replaced), self.generation)
             problems = self._rejoin(sorted(everyone - replaced))
             if problems is None:
                 self._resources.take_up(sorted(replaced))
@@ -264,7 +276,7 @@ class Recovery:
             attempt += 1
             last = attempt + 1 >= ATTEMPTS or self._status.inseparable
             faulty = {*problems} if problems and not last else everyone
-            self._status.note(messages.replaced(problems or {}, faulty, self._status.world_size))
+            self._status.note(messages.replaced_words(problems or {}, faulty, self._status.world_size))
             replaced |= faulty
         raise PoolError(f"the ranks of pool {self._status.name!r} did not come back")
 
@@ -289,7 +301,7 @@ class Recovery:
         limits = Limits(timeout=REJOIN_TIMEOUT, grace=REJOIN_GRACE, interrupt_grace=0.0, silent_may_leave=True)
         submission = Submission(alive)
         starting = {*everyone} - {*alive} if form else ()
-        with Watch(self._resources.agents, submission.pending, starting) as watch:
+        with HangWatch(self._resources.agents, submission.pending, starting) as watch:
             report = self._send(submission, order, "", Screen(), limits)
         if not report.good:
             return at_fault(report, watch.found)

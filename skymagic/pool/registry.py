@@ -9,8 +9,8 @@ from skymagic.display import live
 from skymagic.display.screen import print_note
 from skymagic.errors import PoolError
 from skymagic.plan.suggest import did_you_mean
-from skymagic.pool import Pool, readers, records, stopped
-from skymagic.pool.reader import Reader
+from skymagic.pool import Pool, attaching, records
+from skymagic.pool.attaching import PoolReader
 
 _pools: dict[str, Pool] = {}
 KEPT_POOLS = 4
@@ -18,7 +18,7 @@ KEPT_POOLS = 4
 _last_lines: dict[str, dict[int, str]] = {}
 
 
-def find(name: str | None = None, *, ended: bool = False) -> Pool:
+def pool_named(name: str | None = None, *, ended: bool = False) -> Pool:
     """The pool of this name, or the one used last.
 
     Args:
@@ -32,9 +32,9 @@ def find(name: str | None = None, *, ended: bool = False) -> Pool:
         if not ended:
             pool.check_ended()
         return pool
-    if reader := readers.find(name):
+    if reader := attaching.reader_named(name):
         raise PoolError(reader.refusal())
-    if record := stopped.named(name):
+    if record := records.stopped_record(name):
         raise PoolError(f"pool {name!r}: {records.stopped_words(record)}")
     there = f"there are {', '.join(_pools)}" if _pools else "there is none"
     wanted = f"there is no pool {name!r}; {there}" if name else "there is no pool yet"
@@ -43,10 +43,10 @@ def find(name: str | None = None, *, ended: bool = False) -> Pool:
     raise PoolError(f"{wanted}: make one with %sky_pool {f'{name} ' if name else ''}--nodes 2 --plugin torch")
 
 
-def readable(name: str | None = None) -> Pool | Reader:
-    """The same, or a pool that is only read here. Raises as `find` does."""
-    reader = None if name in _pools or (name is None and _pools) else readers.find(name)
-    return find(name) if reader is None else reader
+def readable(name: str | None = None) -> Pool | PoolReader:
+    """The pool of this name, or one that is only read here. Raises as `pool_named` does."""
+    reader = None if name in _pools or (name is None and _pools) else attaching.reader_named(name)
+    return pool_named(name) if reader is None else reader
 
 
 def known(name: str) -> bool:
@@ -54,12 +54,12 @@ def known(name: str) -> bool:
     return name in _pools
 
 
-def every() -> list[Pool]:
+def pools() -> list[Pool]:
     """All pools, the one used last at the end; not those that have ended by themselves."""
     return [pool for pool in _pools.values() if pool.ended is None]
 
 
-def ended() -> list[Pool]:
+def ended_pools() -> list[Pool]:
     """The pools that have ended by themselves, and were not made anew."""
     return [pool for pool in _pools.values() if pool.ended is not None]
 
@@ -90,10 +90,10 @@ def last_lines(name: str | None) -> tuple[str, dict[int, str]] | None:
 
     None where a pool runs that is meant, or nothing is kept.
     """
-    running = every()
+    running = pools()
     if any(name in (None, pool.name) for pool in running):
         return None
-    over = {**_last_lines, **{pool.name: pool.last_lines for pool in ended()}}
+    over = {**_last_lines, **{pool.name: pool.last_lines for pool in ended_pools()}}
     chosen = next(reversed(over), None) if name is None else name
     return (chosen, over[chosen]) if chosen in over and over[chosen] else None
 
@@ -147,7 +147,7 @@ def at_exit() -> None:
             pool.leave()
         except PoolError as problem:
             print_note(str(problem))
-    readers.stop_all()
+    attaching.stop_all_reading()
     try:
         close(_pools.values())
     except PoolError as problem:

@@ -1,24 +1,26 @@
-"""What a pool holds while it lives: machines, agents, engine and store, brought up in this order and released in reverse."""
+"""What a pool holds while it lives: machines, agents, engine and store, brought up in this order and released in reverse.
+
+The specification of each agent and each rank is a pure function of the pool's plan."""
 
 from __future__ import annotations
 
 import os
 import shutil
 import signal
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, cast
 
+import skymagic
 from skymagic.cluster import Agents, Node
 from skymagic.display.panel import passing_step
 from skymagic.display.proxies import Proxies
-from skymagic.pool import specs
-from skymagic.pool.release import Step
-from skymagic.pool.status import Status
+from skymagic.plan.plans import Plan
+from skymagic.plugins import table
+from skymagic.pool.status import SharedStatus
+from skymagic.runtime.info import InstanceInfo, Peer
 from skymagic.wire import agent as wire
 from skymagic.wire import processes
 from skymagic.wire.codec import Transport
@@ -34,14 +36,101 @@ if TYPE_CHECKING:
 START_TIMEOUT = 120.0
 """Seconds that each step of a start may take."""
 KEPT_ON_NODES = 4 << 30
-"""Bytes of values that each node keeps for the user's later pools, unless he wants none."""
+"""Bytes of values that each node keeps for the user's later pools, unless they want none."""
+
+
+def node_environment(plan: Plan, environ: Mapping[str, str]) -> dict[str, str]:
+    """The environment of everything on a node.
+
+    Args:
+        environ: the notebook's own: values of secrets, and, on this machine, what is inherited.
+    """
+    shape = plan.topology
+    on_machine = shape.procs_per_node if plan.remote else shape.world_size
+    threads = {"OMP_NUM_THREADS": str(max(1, plan.cpus // on_machine))}
+    env = threads if plan.remote or "OMP_NUM_THREADS" not in environ else {}
+    secret = {name: environ[name] for name in plan.request.secrets if name in environ}
+    return {**env, **dict(plan.image.env), **dict(plan.request.env), **secret}
+
+
+def devices_environment(plan: Plan, rank: int) -> dict[str, str]:
+    """What tells CUDA which GPUs a rank sees: those of its node, of which it takes its own by LOCAL_RANK, as under torchrun.
+
+    Of parts of GPUs (MIG) CUDA shows a process one alone, the first in the list: there each rank has a list of its own.
+    """
+    if not plan.devices:
+        return {}
+    node = plan.devices[plan.topology.node_of(rank)]
+    seen = plan.devices_of(rank) if any(one.part for one in node) else node
+    # where UUIDs are not known yet, numbers count as nvidia-smi does
+    order = {} if all(one.uuid for one in seen) else {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+    return {"CUDA_VISIBLE_DEVICES": ",".join(one.word for one in seen), **order}
+
+
+def agent_specs(
+    status: SharedStatus, nodes: Sequence[Node], detached_timeout: float | None, environ: Mapping[str, str]
+) -> list[wire.AgentSpec]:
+    """The specification of each machine's agent, the head's first.
+
+    Args:
+        detached_timeout: seconds without the notebook after which agents that outlive it end everything.
+        environ: as of `environment`.
+    """
+    plan, request = status.plan, status.plan.request
+    # modules that each node imports before it forks its ranks
+    preload = tuple(dict.fromkeys(module for plugin in status.plugins for module in plugin.preload))
+    return [
+        wire.AgentSpec(
+            pool=status.name, job_id=status.job_id, node=node.index, head=node.index == 0, preload=preload,
+            nodes=len(nodes), client=status.client, version=skymagic.__version__,
+            devices=tuple(one.index for one in plan.devices[node.index]) if plan.remote and plan.devices else (),
+            env=node_environment(plan, environ), address=node.address or None,
+            idle_timeout=request.idle, max_lifetime=request.max_lifetime,
+            detached_timeout=detached_timeout if plan.outlives else None, max_away=request.max_away,
+            notices="ec2-spot" if plan.provider == "aws" and request.spot else "",
+            log_limit=status.defaults.log_limit,
+        )
+        for node in nodes
+    ]  # fmt: skip
+
+
+def rank_specs(status: SharedStatus, nodes: Sequence[Node], head_port: int) -> dict[int, tuple[int, wire.RankSpec]]:
+    """Rank → (index of its machine, its specification).
+
+    Args:
+        nodes: the machines, which have met, the head first; one machine may serve all nodes of the plan.
+        head_port: a port that is free on the head.
+    """
+    plan, shape = status.plan, status.plan.topology
+    packed = tuple(map(table.packed_plugin, status.plugins))
+    machines = [min(node, len(nodes) - 1) for node in range(shape.nodes)]
+    peers = tuple(Peer(node, nodes[index].address, nodes[index].hostname) for node, index in enumerate(machines))
+    found = {}
+    for rank in range(shape.world_size):
+        node = shape.node_of(rank)
+        info = InstanceInfo(
+            node=node, total_nodes=shape.nodes, head_addr=nodes[0].address, head_port=head_port,
+            accelerators=len(plan.devices[node]) if plan.devices else 0, peers=peers, rank=rank,
+            world_size=shape.world_size, local_rank=shape.local_rank(rank), local_world_size=shape.procs_per_node,
+            hostname=peers[node].hostname, job_id=status.job_id,
+        )  # fmt: skip
+        held = tuple(one.uuid for one in plan.devices_of(rank) if one.uuid)
+        found[rank] = (
+            machines[node],
+            wire.RankSpec(rank, info.plain(), packed, devices_environment(plan, rank), gpus=held),
+        )
+    return found
+
+
+Step = tuple[str, Callable[[], object]]
+"""(What is released, how)."""
 
 
 @dataclass(eq=False, repr=False)
-class Resources:
-    """Owns them."""
+class PoolResources:
+    """Machines, agents, engine and store of one pool, with their lifetimes."""
 
-    _status: Status
+    _status: SharedStatus
     _provider: Provider
     _survey: Survey
     """Closed with the rest."""
@@ -55,7 +144,7 @@ class Resources:
 
     def __post_init__(self) -> None:
         self.widgets = Proxies(lambda message: self.agents.pass_on(message))
-        """Those of the ranks that the notebook shows."""
+        """Widgets of the ranks that the notebook shows."""
 
     @property
     def agents(self) -> Agents:
@@ -79,15 +168,6 @@ class Resources:
         return self._shipper
 
     @property
-    def replacing(self) -> Callable[[Sequence[int], Callable[[str], None], threading.Event], Mapping[int, Node]] | None:
-        """Rents other machines in the place of these, where the pool asks for that and its provider can (`Replaceable`)."""
-        from skymagic.providers import Replaceable
-
-        if not self._status.plan.request.replace or not isinstance(self._provider, Replaceable):
-            return None
-        return partial(self._provider.replace, self._survey)
-
-    @property
     def started(self) -> bool:
         """Whether there are agents."""
         return self._agents is not None
@@ -103,33 +183,21 @@ class Resources:
         status.plan = self._survey.outcome()
         agents = self._agents = connect(nodes)
         say(passing_step("starting the agents"))
-        agents.start(specs.of_agents(status, nodes, self._detached_timeout, os.environ))
+        agents.start(agent_specs(status, nodes, self._detached_timeout, os.environ))
         # these import ipyparallel, while the agents start
         import skymagic.data.shipping.shipper  # noqa: F401
         from skymagic.run.engine import Engine
 
         say(passing_step("starting the forkservers"))
         nodes = agents.meet(START_TIMEOUT)
-        agents.order(specs.of_ranks(status, nodes, agents.started[0].port))
+        agents.order(rank_specs(status, nodes, agents.started[0].port))
         names = ", ".join(plugin.name for plugin in status.plugins if plugin.preload)
         say(passing_step(f"importing {names}" if names else "starting the controller"))
         controller = agents.wait_controller(START_TIMEOUT)
         self._engine = Engine(controller.client, nodes[0].forward)
-        self._shipper = self._new_shipper()
+        self._shipper = new_shipper(self.agents, status, self._namespace)
         say(passing_step("starting the ranks"))
         self.take_up(range(status.world_size))
-
-    def ready(self) -> None:
-        """All ranks are up."""
-        self._survey.ready()
-
-    def _new_shipper(self) -> Shipper:
-        from skymagic.data.shipping.shipper import Shipper
-
-        status = self._status
-        keep = KEPT_ON_NODES if status.defaults.keep_values else 0
-        store = open_store(self.agents, status.plan.remote, status.note, keep=keep)
-        return Shipper(store, self._namespace, str(Path.cwd()))
 
     def attach(self, nodes: Sequence[Node], connect: Callable[[Sequence[Node]], Agents], port: int) -> list[int]:
         """Take up what another notebook has started, as it is; after a failure `leave` closes what was opened.
@@ -146,12 +214,10 @@ class Resources:
 
         status = self._status
         agents = self._agents = connect(nodes)
-        ranks = specs.of_ranks(status, nodes, port)
-        controller = agents.attach(
-            specs.of_agents(status, nodes, self._detached_timeout, os.environ), ranks, START_TIMEOUT
-        )
+        ranks = rank_specs(status, nodes, port)
+        controller = agents.attach(agent_specs(status, nodes, self._detached_timeout, os.environ), ranks, START_TIMEOUT)
         self._engine = Engine(controller.client, nodes[0].forward)
-        self._shipper = self._new_shipper()
+        self._shipper = new_shipper(self.agents, status, self._namespace)
         dead = [rank for rank, state in agents.ranks.items() if not state.ready]
         self.take_up([rank for rank in agents.ranks if rank not in dead])
         return dead
@@ -170,11 +236,6 @@ class Resources:
         idents = {rank: self.agents.ranks[rank].ident for rank in ranks}
         self.engine.bind({rank: ident for rank, ident in idents.items() if ident is not None}, START_TIMEOUT)
 
-    def replace(self, ranks: Sequence[int], generation: int) -> None:
-        """End what is left of these ranks and begin to start them anew; what they held is forgotten."""
-        self._forget(ranks)
-        self.agents.respawn(ranks, generation)
-
     def reshape(self) -> dict[int, Mapping[str, Any]]:
         """End the ranks that the pool's plan has no more; the new ones are not started yet.
 
@@ -183,12 +244,13 @@ class Resources:
         """
         before, after = len(self.agents.ranks), self._status.world_size
         self.agents.signal(range(after, before), signal.SIGKILL)
-        ranks = specs.of_ranks(self._status, self.agents.nodes, self.agents.started[0].port)
+        ranks = rank_specs(self._status, self.agents.nodes, self.agents.started[0].port)
         self.agents.reshape(ranks, START_TIMEOUT)
-        self._forget(range(after, before))
+        self.forget(range(after, before))
         return {rank: ranks[rank][1].info for rank in range(min(before, after))}
 
-    def _forget(self, ranks: Sequence[int]) -> None:
+    def forget(self, ranks: Sequence[int]) -> None:
+        """What these ranks held is gone."""
         self.widgets.forget(ranks)
         self.engine.forget(ranks)
         self.shipper.forget(ranks)
@@ -196,19 +258,8 @@ class Resources:
     def lose_node(self, index: int, ranks: Sequence[int]) -> None:
         """A machine is gone, with these ranks, and the values in its store."""
         self.widgets.forget(ranks)
-        if (store := self._remote_store()) is not None:
+        if (store := self.remote_store()) is not None:
             store.lose(index)
-
-    def exchange(self, machines: Mapping[int, Node]) -> tuple[list[int], dict[int, Mapping[str, Any]]]:
-        """Go on with other machines in the place of those that are gone.
-
-        Returns:
-            The ranks that must be started; rank → its place from now on, for all of them.
-
-        Raises:
-            ProvisionError: one is not to be reached.
-        """
-        return self.revive(machines), self.reshape()
 
     def revive(self, machines: Mapping[int, Node] = MappingProxyType({})) -> list[int]:
         """Try again to reach the machines that are gone; the ranks that belong there.
@@ -221,7 +272,7 @@ class Resources:
         """
         gone, old = tuple(self.agents.gone), self.agents.started.get(0)
         back = self.agents.revive(START_TIMEOUT, machines)
-        if (store := self._remote_store()) is not None:
+        if (store := self.remote_store()) is not None:
             for index in gone:
                 store.regain(self.agents.nodes[index])
         if 0 in gone:
@@ -239,19 +290,11 @@ class Resources:
             cast("NodeStore", self.shipper.store).move(self.agents.started[0].store)
             _remove_folders(old)
 
-    def _remote_store(self) -> RemoteStore | None:
+    def remote_store(self) -> RemoteStore | None:
+        """The values' store where the nodes are other machines."""
         if self._shipper is None or not self._status.plan.remote:
             return None
         return cast("RemoteStore", self._shipper.store)
-
-    def plane(self) -> DataPlane | None:
-        """What carries files to several nodes at once; None where there is one node, or all are this machine."""
-        from skymagic.files.upload import DataPlane
-
-        store = self._remote_store() if len(self.agents.nodes) > 1 else None
-        if store is None:
-            return None
-        return DataPlane(store, lambda node: self.agents.started[node.index].store)
 
     # -- release -----------------------------------------------------------------------------------------------------
 
@@ -267,7 +310,7 @@ class Resources:
         ]
 
     def _close_store(self) -> None:
-        if (store := self._remote_store()) is not None:
+        if (store := self.remote_store()) is not None:
             store.close()
 
     def _close_engine(self) -> None:
@@ -291,6 +334,28 @@ def _remove_folders(agent: wire.AgentStarted | None) -> None:
 
         store.remove(agent.store)
         shutil.rmtree(agent.directory, ignore_errors=True)
+
+
+def new_shipper(agents: Agents, status: SharedStatus, namespace: dict[str, Any]) -> Shipper:
+    """What ships the notebook's values to ranks whose agents have said hello.
+
+    Args:
+        namespace: the notebook's variables.
+    """
+    from skymagic.data.shipping.shipper import Shipper
+
+    keep = KEPT_ON_NODES if status.defaults.keep_values else 0
+    store = open_store(agents, status.plan.remote, status.note, keep=keep)
+    return Shipper(store, namespace, str(Path.cwd()))
+
+
+def data_plane(resources: PoolResources) -> DataPlane | None:
+    """What carries files to several nodes at once; None where there is one node, or all are this machine."""
+    from skymagic.files.upload import DataPlane
+
+    agents = resources.agents
+    store = resources.remote_store() if len(agents.nodes) > 1 else None
+    return DataPlane(store, lambda node: agents.started[node.index].store) if store is not None else None
 
 
 def open_store(agents: Agents, remote: bool, tell: Callable[[str], None], *, keep: int) -> NodeStore | RemoteStore:

@@ -1,4 +1,6 @@
-"""Runs on a pool: reserve the ranks, ship what the cell needs, carry it out, and recover what broke."""
+"""Runs on a pool: reserve the ranks, ship what the cell needs, carry it out, and recover what broke.
+
+The commands of a debugger, and names copied from one rank to others, are orders to ranks in the same way."""
 
 from __future__ import annotations
 
@@ -8,28 +10,26 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from skymagic.data.capture.imports import ModulesNeeded
 from skymagic.display.screen import Screen, ShippingProgress, print_note
-from skymagic.errors import PoolStateError, RunInterrupted
+from skymagic.errors import CaptureError, PoolError, PoolStateError, RequestError, RunInterrupted
+from skymagic.plan.suggest import did_you_mean
 from skymagic.plan.units import agreeing, count, rank_words
-from skymagic.pool import messages, replaced
-from skymagic.pool.dispatch import Dispatch
+from skymagic.pool import messages
+from skymagic.pool.dispatch import Dispatch, RankReservation, Scheduler
+from skymagic.pool.losses import Replacement
 from skymagic.pool.packages import Packages
 from skymagic.pool.recovery import Recovery
-from skymagic.pool.replacement import Replacement
-from skymagic.pool.resources import Resources
-from skymagic.pool.scheduling import Reservation, Scheduler
-from skymagic.pool.states import Event, State
-from skymagic.pool.status import Status
+from skymagic.pool.resources import PoolResources
+from skymagic.pool.status import PoolEvent, SharedStatus, State
 from skymagic.run import interrupt
 from skymagic.run.interrupt import StopSignal
 from skymagic.run.metrics import Metrics, kept
-from skymagic.run.report import Limits, Report
-from skymagic.run.spec import RunSpec
+from skymagic.run.report import Limits, Report, RunSpec
 from skymagic.run.submission import Submission
-from skymagic.wire.order import RunCell
+from skymagic.wire.order import Debug, Lend, Order, RunCell
 
 if TYPE_CHECKING:
     from skymagic.data.shipping.shipper import Manifest
@@ -40,18 +40,18 @@ STOPPED_WAITING = "stopped before it began"
 
 
 @dataclass(eq=False, repr=False)
-class Runs:
-    """Owns the count of runs under way."""
+class PoolRuns:
+    """Runs of cells on the pool's ranks, counted while they are under way."""
 
-    _status: Status
-    _resources: Resources
+    _status: SharedStatus
+    _resources: PoolResources
     _dispatch: Dispatch
     _scheduler: Scheduler
     _recovery: Recovery
     _packages: Packages
     _replacement: Replacement
     numbers: Iterator[int] = field(default_factory=lambda: itertools.count(1))
-    """Of the runs to come."""
+    """Numbers of the runs to come."""
     _lock: threading.Lock = field(default_factory=threading.Lock)
     """Held for moments, while what follows is changed."""
     _running: int = 0
@@ -60,7 +60,16 @@ class Runs:
     """What runs have reported, in the order in which they began."""
 
     def run(self, spec: RunSpec, screen: Screen, limits: Limits, stop: StopSignal) -> Report:
-        """See `Pool.run`."""
+        """Ship what the run needs, carry it out, and recover what broke; waits for its ranks first.
+
+        Args:
+            stop: ends the run from another thread.
+
+        Raises:
+            CaptureError: names that cannot travel; nothing has run.
+            PoolStateError: the pool is stopped or lost.
+            RunInterrupted: it was stopped before it began.
+        """
         bindings = self._resources.shipper.bindings
         self._replacement.wait(spec.ranks, _stopped(stop), lambda text: screen.note(f"[{text}]\n"))
         with self._reservation(spec, stop):
@@ -73,18 +82,23 @@ class Runs:
                 spec.taken()
                 ship_seconds = time.monotonic() - begun
                 # those of the store, on where the values went, are shown with the cell that sent them
-                for note in [*self._status.take_notes(), *replaced.sent_instead(manifest, bindings, spec.ranks)]:
+                for note in [*self._status.take_notes(), *messages.sent_instead(manifest, bindings, spec.ranks)]:
                     screen.note(f"[{note}]\n")
                 report = self._carry_out(spec, manifest, screen, limits, stop)
                 report.shipped, report.ship_seconds = manifest.nbytes, ship_seconds
             if not report.good:
-                report.notes += replaced.missing(report, bindings, spec.source_without_magics)
+                report.notes += messages.missing_names(report, bindings, spec.source_without_magics)
             # nobody waits for it: the error is shown, and the next run waits, and tells what recovery has found out
             self._recovery.begin_after(report)
         return report
 
     def follow(self, spec: RunSpec, run: int, screen: Screen, limits: Limits, stop: StopSignal) -> Report:
-        """See `Pool.follow`."""
+        """Show what a run that another notebook began has not shown there, and what follows; wait for its ranks.
+
+        Args:
+            run: the pool's number of it.
+            stop: ends the run from another thread.
+        """
         with self._reservation(spec, stop), self.counted():
             submission = Submission(spec.ranks, run, self._metrics(spec))
             stop.attach(submission)
@@ -94,7 +108,7 @@ class Runs:
         self._recovery.begin_after(report)
         return report
 
-    def _reservation(self, spec: RunSpec, stop: StopSignal) -> Reservation:
+    def _reservation(self, spec: RunSpec, stop: StopSignal) -> RankReservation:
         """The run's place in the queue; one that is stopped leaves it."""
 
         reservation = self._scheduler.request(spec.ranks)
@@ -136,18 +150,17 @@ class Runs:
         """The pool is running while there is a run: the first one moves its state, and the last one."""
         with self._lock:
             if self._status.state is not State.RUNNING:
-                self._status.move(Event.RUN)
+                self._status.move(PoolEvent.RUN)
             self._running += 1
-            self._status.runs += 1
         try:
             yield
         finally:
             with self._lock:
                 self._running -= 1
                 if not self._running:
-                    self._status.move(Event.DONE)
+                    self._status.move(PoolEvent.DONE)
                     if self._resources.agents.gone:
-                        self._status.move(Event.DEGRADE)
+                        self._status.move(PoolEvent.DEGRADE)
 
     def _prepare(self, spec: RunSpec, screen: Screen, stop: StopSignal, *, dry_run: bool = False) -> Manifest:
         """What the run needs on its ranks, written into the store; what packages it needs, the nodes get before."""
@@ -158,7 +171,7 @@ class Runs:
                 self._packages.settle(needed, screen, lambda: stop.sent > 0)
 
     def _prepare_once(self, spec: RunSpec, screen: Screen, *, dry_run: bool = False) -> Manifest:
-        """The same, or what it says that it needs; shows a line when it takes long."""
+        """One attempt of `_prepare`; raises ModulesNeeded where packages are missing, and shows a line when it takes long."""
         progress = ShippingProgress(screen.status)
 
         def note(said: str) -> None:
@@ -238,3 +251,149 @@ def _busy(number: int, other: RunSpec) -> str:
     """Why a run is refused that does not wait."""
     remedy = f": Out[{number}].cancel() stops it, Out[{number}].wait() waits for it" if other.beside else ""
     return f"cell {number} is at work on {rank_words(other.ranks)}{remedy}"
+
+
+@dataclass(eq=False, repr=False)
+class Debugging:
+    """Commands of a debugger to a rank whose cell has failed."""
+
+    _status: SharedStatus
+    _dispatch: Dispatch
+    _scheduler: Scheduler
+    _recovery: Recovery
+    _runs: PoolRuns
+
+    def command(self, rank: int, text: str, screen: Screen) -> bool:
+        """Carry out a debugger's command on a rank, on the frames of the error with which its last cell has ended.
+
+        Args:
+            text: a command of pdb (``p x``, ``up``, ``where``, ``list``, ``locals``), or an expression.
+            screen: shows what it prints.
+
+        Returns:
+            Whether there are such frames: they are kept until the rank's next cell.
+
+        Raises:
+            PoolStateError: the pool, or the rank, is stopped or lost.
+        """
+        defaults = self._status.defaults
+        order = Debug(ranks=(rank,), visible_ranks=(rank,), screen_limit=defaults.screen_limit, command=text)
+        submission = Submission((rank,))
+        with self._scheduler.request({rank}):
+            self._runs.check((rank,))
+            with self._runs.counted(), interrupt.deferred() as interrupts, interrupts.sent_to(submission):
+                report = self._dispatch.send(submission, order, "", screen, Limits(grace=defaults.grace))
+            if not report.good:
+                self._recovery.begin_after(report)
+        return bool((report.ranks[rank].outcome or {}).get("kept"))
+
+
+@dataclass
+class Cloned:
+    """What was copied.
+
+    Attributes:
+        names: those that were asked for, and others that their functions use.
+        notes: what else the user must know.
+        report: of the order that went wrong, where one did: a rank died, or could not rebuild the values.
+    """
+
+    names: tuple[str, ...] = ()
+    nbytes: int = 0
+    notes: list[str] = field(default_factory=list)
+    report: Report | None = None
+
+
+@dataclass(eq=False, repr=False)
+class Cloning:
+    """Copies of names: lends on one rank, binds on others, and lets all ranks meet again where a wrapper around their group was copied."""
+
+    _status: SharedStatus
+    _resources: PoolResources
+    _dispatch: Dispatch
+    _scheduler: Scheduler
+    _recovery: Recovery
+    _runs: PoolRuns
+
+    def clone(self, ranks: Sequence[int], names: Sequence[str], source: int) -> Cloned:
+        """Copy names from one rank to others, all of them as one: what they share stays shared.
+
+        DDP wrappers are made again around the group of all ranks, which is formed again for them.
+
+        Args:
+            ranks: those that get them, above 0 in number.
+            source: the rank that has them.
+
+        Raises:
+            RequestError: there are no such ranks, or the source has not got the names; nothing has changed.
+            CaptureError: values cannot travel; nothing has changed.
+            PoolStateError: the pool is stopped or lost, or ranks of it are.
+            PoolError: the process group was not formed again.
+        """
+        ranks, names = tuple(sorted(set(ranks))), tuple(dict.fromkeys(names))
+        self._check(ranks, names, source)
+        with self._scheduler.request({*ranks, source}):
+            self._runs.check((source, *ranks))
+            with self._runs.counted():
+                cloned, wrappers = self._copy(ranks, names, source)
+            if cloned.report is not None:
+                self._recovery.begin_after(cloned.report)
+        if cloned.report is None and wrappers:
+            self._meet_again()
+            cloned.notes += self._status.take_notes()
+        return cloned
+
+    def _check(self, ranks: Sequence[int], names: Sequence[str], source: int) -> None:
+        world_size = self._status.world_size
+        wrong = [rank for rank in {source, *ranks} if not 0 <= rank < world_size]
+        mistakes = (
+            [f"pool {self._status.name!r} has ranks 0 to {world_size - 1}, not {rank_words(wrong)}"] if wrong else []
+        )
+        if source in ranks:
+            mistakes.append(f"rank {source} cannot get names from itself: say another rank behind --from")
+        if not names or not ranks:
+            mistakes.append("nothing is named")
+        if mistakes:
+            raise RequestError(mistakes)
+
+    def _copy(self, ranks: tuple[int, ...], names: tuple[str, ...], source: int) -> tuple[Cloned, bool]:
+        """Returns what was copied, and whether there are wrappers around the process group among it."""
+        from skymagic.data.shipping.packing import orders_for_lent
+
+        shipper = self._resources.shipper
+        held = frozenset.intersection(*map(shipper.bindings.names, ranks))
+        report = self._send((source,), Lend(ranks=(source,), names=names, held=tuple(sorted(held))))
+        if not report.good:
+            return Cloned(report=report), False
+        outcome = report.ranks[source].outcome or {}
+        self._check_lent(outcome, source)
+        lent = outcome["lent"]
+        nodes = {self._resources.agents.specs[rank][0] for rank in (source, *ranks)}
+        same_node, sources = len(nodes) == 1, shipper.sources
+        with orders_for_lent(sources, shipper.store, lent, ranks, same_node=same_node) as manifest:
+            report = self._send(ranks, RunCell(ranks=ranks, execution_count=0, manifest=manifest))
+        if not report.good:
+            return Cloned(report=report), False
+        shipper.cloned(lent["names"], source, ranks)
+        left = [f"{name} stays on rank {source}, for it cannot travel: {why}" for name, why in lent["left"].items()]
+        return Cloned(tuple(lent["names"]), lent["nbytes"], left), bool(lent["wrappers"])
+
+    def _check_lent(self, outcome: dict[str, Any] | Any, source: int) -> None:
+        if missing := outcome.get("missing"):
+            known = self._resources.shipper.bindings.names(source)
+            raise RequestError([f"rank {source} has no {name}{did_you_mean(name, known)}" for name in missing])
+        if refused := outcome.get("refused"):
+            said = [f"{name} cannot travel from rank {source}: {reason}" for name, reason in refused.items()]
+            raise CaptureError("; ".join(said))
+
+    def _send(self, ranks: Sequence[int], order: Order) -> Report:
+        submission = Submission(ranks)
+        limits = Limits(grace=self._status.defaults.grace)
+        with interrupt.deferred() as interrupts, interrupts.sent_to(submission):
+            return self._dispatch.send(submission, order, "", Screen(), limits)
+
+    def _meet_again(self) -> None:
+        self._recovery.begin(())
+        if not self._recovery.wait():
+            raise PoolError("the process group is still being formed anew; %sky_status says when the ranks are ready")
+        self._recovery.check()

@@ -1,4 +1,6 @@
-"""What all parts of a pool share: its plan, where it is in its life, and the notes for its user."""
+"""The life of a pool: its states, a table of moves between them, and the status that all parts of a pool share.
+
+A move that is not in the table is refused; the refusal says what is allowed."""
 
 from __future__ import annotations
 
@@ -6,6 +8,7 @@ import getpass
 import secrets
 import socket
 import time
+from enum import Enum
 
 from skymagic import plugins
 from skymagic.errors import PoolStateError
@@ -13,9 +16,106 @@ from skymagic.plan.limits import Lifetime
 from skymagic.plan.plans import Plan
 from skymagic.plan.requests import Defaults
 from skymagic.plugins import table
-from skymagic.pool import states
 from skymagic.pool.keys import DisplayRecord
-from skymagic.pool.states import Event, State
+
+
+class State(Enum):
+    """Where a pool is in its life; the value is the word that users see."""
+
+    sentence: str
+
+    def __new__(cls, word: str, sentence: str) -> State:
+        member = object.__new__(cls)
+        member._value_ = word
+        member.sentence = sentence
+        return member
+
+    NEW = "new", "nothing has been started yet"
+    DECLARED = "declared", "its machines come with its next cell"
+    STARTING = "starting", "machines and ranks are coming up"
+    READY = "ready", "every rank waits for a cell"
+    RUNNING = "running", "a cell runs on the ranks"
+    RECOVERING = "recovering", "ranks are being started again, or their process group is being built again"
+    DEGRADED = "degraded", "some ranks are gone and did not come back"
+    LOST = "lost", "the agent of its first machine is gone or out of reach, and with it all ranks"
+    STOPPING = "stopping", "ranks are being ended and machines released"
+    STOPPED = "stopped", "nothing of it is left running"
+
+
+class PoolEvent(Enum):
+    """What may happen to a pool; the value is how a refusal names it to the user."""
+
+    DECLARE = "declare it (--lazy)"
+    START = "start it"
+    STARTED = "take up its ranks"
+    RUN = "run a cell"
+    DONE = "end a cell"
+    RECOVER = "restart its ranks (%sky_restart)"
+    RECOVERED = "take back its ranks"
+    DEGRADE = "go on without some ranks"
+    LOSE = "lose the connection"
+    STOP = "stop it (%sky_down)"
+    STOPPED = "be gone"
+
+
+_ALIVE = (State.STARTING, State.READY, State.RUNNING, State.RECOVERING, State.DEGRADED, State.LOST)
+_ENDING = (State.STOPPING, State.STOPPED)
+_STARTING = (State.STARTING, State.RECOVERING)
+
+# What users may ask for.
+_USER_MOVES: dict[tuple[State, PoolEvent], State] = {
+    (State.NEW, PoolEvent.DECLARE): State.DECLARED,
+    (State.NEW, PoolEvent.START): State.STARTING,
+    (State.READY, PoolEvent.RUN): State.RUNNING,
+    (State.DEGRADED, PoolEvent.RUN): State.RUNNING,
+    **{(state, PoolEvent.RECOVER): State.RECOVERING for state in _ALIVE if state is not State.STARTING},
+    **{(state, PoolEvent.STOP): State.STOPPED for state in (State.NEW, State.DECLARED)},
+    **{(state, PoolEvent.STOP): State.STOPPING for state in (*_ALIVE, State.STOPPING)},
+    (State.STOPPED, PoolEvent.STOP): State.STOPPED,
+}
+# What is reported from below; it may come late, so a report that no longer matters changes nothing.
+_REPORTED_MOVES: dict[tuple[State, PoolEvent], State] = {
+    (State.STARTING, PoolEvent.STARTED): State.READY,
+    (State.RUNNING, PoolEvent.DONE): State.READY,
+    **{(state, PoolEvent.DONE): state for state in (*_ALIVE, *_ENDING) if state is not State.RUNNING},
+    (State.RECOVERING, PoolEvent.RECOVERED): State.READY,
+    **{(state, PoolEvent.RECOVERED): state for state in (*_ALIVE, *_ENDING) if state not in _STARTING},
+    **{(state, PoolEvent.DEGRADE): State.DEGRADED for state in _ALIVE if state is not State.LOST},
+    **{(state, PoolEvent.DEGRADE): state for state in (State.LOST, *_ENDING)},
+    **{(state, PoolEvent.LOSE): State.LOST for state in _ALIVE},
+    **{(state, PoolEvent.LOSE): state for state in _ENDING},
+    **{(state, PoolEvent.STOPPED): State.STOPPED for state in (State.NEW, *_ALIVE, *_ENDING)},
+}
+MOVES: dict[tuple[State, PoolEvent], State] = {**_USER_MOVES, **_REPORTED_MOVES}
+
+
+def allowed_events(state: State) -> tuple[PoolEvent, ...]:
+    """What a user may ask for in `state`."""
+    return tuple(event for event in PoolEvent if (state, event) in _USER_MOVES)
+
+
+def state_after(state: State, event: PoolEvent, name: str = "") -> State:
+    """The state after `event`; stop is legal everywhere, twice.
+
+    Args:
+        state: where the pool is.
+        event: what is asked for, or reported.
+        name: the pool's name, for the message.
+
+    Raises:
+        PoolStateError: the move is not in the table; the message says what is allowed from here.
+    """
+    if (state, event) in MOVES:
+        return MOVES[state, event]
+    pool = f"pool {name!r}" if name else "the pool"
+    choices = [choice.value for choice in allowed_events(state)]
+    if state in _ENDING:
+        choices = ["make a new one (%sky_pool)"]
+    elif state in (*_STARTING, State.RUNNING):
+        choices.insert(0, "wait until that is over")
+    raise PoolStateError(
+        f"cannot {event.value}: {pool} is {state.value} ({state.sentence}); from here you can {' or '.join(choices)}"
+    )
 
 
 def now() -> float:
@@ -23,7 +123,7 @@ def now() -> float:
     return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
 
 
-class Status:
+class SharedStatus:
     """The shared state of one pool: `Pool` is one, with what it holds."""
 
     def __init__(self, name: str, plan: Plan, defaults: Defaults, job_id: str = "") -> None:
@@ -46,8 +146,8 @@ class Status:
         """Why it has ended by itself; such a pool stays known until it is stopped or made anew."""
         self.lifetime = Lifetime(plan.request.idle, plan.request.max_lifetime, now())
         """What the agents know too, for the time when they are out of reach."""
-        self.runs = 0
-        """How many runs have begun."""
+        self.last_lines: dict[int, str] = {}
+        """By rank, the end of its log; empty before the end, and where its nodes could not tell."""
         self.unreached: tuple[str, ...] = ()
         """After the end: machines that could not be told of it."""
         self._notes: list[str] = []
@@ -62,13 +162,13 @@ class Status:
         """Plugins that need all ranks started anew when one has died, or when their number changes."""
         return [plugin.name for plugin in self.plugins if plugin.rejoin is None]
 
-    def move(self, event: Event) -> None:
+    def move(self, event: PoolEvent) -> None:
         """Something has happened to the pool. Raises PoolStateError where it is not allowed."""
-        self.state = states.move(self.state, event, self.name)
+        self.state = state_after(self.state, event, self.name)
 
-    def check(self, event: Event) -> None:
+    def check(self, event: PoolEvent) -> None:
         """Raises PoolStateError if this may not happen to the pool now."""
-        states.move(self.state, event, self.name)
+        state_after(self.state, event, self.name)
 
     def check_ended(self) -> None:
         """Raises PoolStateError if the pool has ended by itself, with the reason and what to do."""

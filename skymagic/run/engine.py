@@ -25,7 +25,7 @@ REGISTRATION_POLL = 0.5
 PURGE_AFTER = 100
 """Requests of runs that are over that the hub may remember: to make it forget takes time that the next cell would wait for."""
 PURGE_BYTES = 4 << 20
-"""The same in bytes of what was sent."""
+"""Bytes of sent requests that the hub may remember."""
 
 
 @contextlib.contextmanager

@@ -1,20 +1,65 @@
-"""A run's limits, and its report: the state of each rank's part, and how all of it ended."""
+"""One run as values: what it asks of its ranks, its limits, how each rank ended, and what its line in the notebook shows."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
+from skymagic.display.run_line import SEPARATOR, RunState, RunSummary
 from skymagic.plan.requests import Defaults
-from skymagic.run.metrics import Metrics
+from skymagic.plan.units import agreeing, count, rank_words
+from skymagic.run.metrics import Metrics, reasons_now, reasons_over
 from skymagic.wire import agent as wire
 
 DEAD_OUTPUT_TIMEOUT = 1.0
 """Seconds to wait for the last text of a rank that has died."""
 LOST_OUTPUT_TIMEOUT = 10.0
 """Seconds without news to wait for the last text of a rank whose cell is over; it comes at once, unless its agent is gone."""
+EMPTY: Mapping[str, Sequence[int]] = MappingProxyType({})
+
+
+@dataclass(frozen=True)
+class RunSpec:
+    """One run: the source, who executes it, what is shipped before it and gathered after it."""
+
+    source: str
+    """What the ranks execute."""
+    source_without_magics: str
+    """Source as plain Python, without IPython's syntax: what it needs of the notebook is found in it."""
+    ranks: tuple[int, ...]
+    visible_ranks: tuple[int, ...]
+    """Ranks whose output is shown."""
+    value_ranks: tuple[int, ...] = ()
+    """Ranks that send back the value of the cell's last expression."""
+    gather: tuple[str, ...] = ()
+    """Variables that come back."""
+    gather_ranks: tuple[int, ...] = ()
+    """Ranks that send them."""
+    push: tuple[str, ...] = ()
+    no_push: bool | tuple[str, ...] = False
+    fresh: bool = False
+    execution_count: int = 1
+    compiler_flags: int = 0
+    """Flags of ``__future__``, as the notebook's cells have set them."""
+    waits: bool = True
+    """Whether it waits for other runs on its ranks; else it is refused."""
+    widgets: str = ""
+    """`RunCell.widgets`."""
+    job: str = "cell"
+    """What it is: a cell, a ``script``, or a ``call``."""
+    output: str = ""
+    """The variable that takes the values of the last expression."""
+    head: bool = False
+    """Whether the variables take the first rank's values alone."""
+    beside: bool = False
+    """The notebook does not wait for it, and the user has a handle."""
+    taken: Callable[[], object] = field(default=lambda: None, compare=False)
+    """Called once all that it needs of the notebook is in the store, or while it waits for other runs."""
+    extra: Mapping[str, Any] = field(default_factory=dict)
+    """Values by name that only this run brings: arguments of a call. The ranks forget them afterwards."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,11 +86,11 @@ class RankRun:
 
     outcome: Mapping[str, Any] | None = None
     ended: bool = False
-    """Its output is complete."""
+    """Whether the rank's output is complete."""
     died: wire.RankExited | None = None
     died_at: float = 0.0
     stopped: bool = False
-    """It was interrupted or released because of another rank's failure, a timeout or the user."""
+    """Whether it was interrupted or released because of another rank's failure, a timeout or the user."""
     killed: bool = False
     last_event_at: float = 0.0
     waited_at: Sequence[Mapping[str, Any]] = ()
@@ -70,7 +115,7 @@ class RankRun:
 
     @property
     def failed(self) -> bool:
-        """It died, or its cell did not end well."""
+        """Whether the rank died, or its cell did not end well."""
         return self.died is not None or (self.outcome is not None and self.outcome["status"] != "ok")
 
 
@@ -103,6 +148,10 @@ class Report:
         """Every rank ended well."""
         return not (self.interrupted or self.timed_out or any(rank.failed for rank in self.ranks.values()))
 
+    def unfinished(self) -> list[int]:
+        """Ranks whose cell has not ended, as far as is known."""
+        return [number for number, rank in self.ranks.items() if rank.outcome is None and rank.died is None]
+
     @property
     def out_of_step(self) -> bool:
         """Whether ranks have begun different numbers of collectives on a group in a run that failed, or that was interrupted, which a cell
@@ -111,6 +160,107 @@ class Report:
             return False
         begun: dict[str, set[int]] = {}
         for rank in self.ranks.values():
-            for group, count in ((rank.outcome or {}).get("collectives") or {}).items():
-                begun.setdefault(group, set()).add(count)
+            for group, begun_count in ((rank.outcome or {}).get("collectives") or {}).items():
+                begun.setdefault(group, set()).add(begun_count)
         return any(len(counts) > 1 for counts in begun.values())
+
+
+def state_of(
+    report: Report,
+    waiting: Sequence[int],
+    always_last: Sequence[int] = (),
+    deserted: Mapping[str, Sequence[int]] = EMPTY,
+) -> RunState:
+    """How a run is now; its seconds are for who knows when it was asked for.
+
+    Args:
+        waiting: ranks that wait for others in a collective.
+        always_last: ranks for which the others wait again and again.
+        deserted: ranks in a collective that ranks which have ended will not join, by its name.
+    """
+    ended = [number for number, rank in report.ranks.items() if rank.outcome is not None or rank.died is not None]
+    failed = failed_ranks(report)
+    metrics = report.metrics
+    lagging = metrics.lagging(ended)
+    last = [] if lagging else [rank for rank in always_last if rank not in ended]
+    report.lagged = lag_words(lagging) or last_words(last, "was", "were") or report.lagged
+    return RunState(
+        ranks=len(report.ranks),
+        seconds=0.0,
+        done=len(ended) - len(failed),
+        failed=failed,
+        waiting=() if deserted else tuple(rank for rank in waiting if rank not in ended),
+        progress=metrics.progress(),
+        numbers=metrics.numbers(),
+        lagging=SEPARATOR.join(
+            filter(
+                None,
+                [
+                    deserted_words(deserted, ended),
+                    lag_words(lagging, "is", "are"),
+                    last_words(last, "is", "are"),
+                    *reasons_now(metrics.usage(), ended),
+                ],
+            )
+        ),
+    )
+
+
+def end_of(report: Report, seconds: float, names: Sequence[str], gathered: tuple[int, float]) -> RunSummary:
+    """How a run has ended.
+
+    Args:
+        seconds: since it was asked for.
+        names: the notebook's variables that hold what came back.
+        gathered: how many bytes came back, and in how many seconds.
+    """
+    return RunSummary(
+        ranks=len(report.ranks),
+        seconds=seconds,
+        failed=() if report.interrupted or report.timed_out else failed_ranks(report),
+        interrupted=report.interrupted,
+        timed_out=report.timed_out,
+        shipped=report.shipped,
+        ship_seconds=report.ship_seconds,
+        gathered=gathered[0],
+        gather_seconds=gathered[1],
+        names=tuple(names) if report.good else (),
+        numbers=report.metrics.numbers(),
+        lagged=SEPARATOR.join(filter(None, [report.lagged, *reasons_over(report.metrics.usage())])),
+    )
+
+
+def failed_ranks(report: Report) -> tuple[int, ...]:
+    """Ranks whose own cell failed; those that were stopped because of it are not among them."""
+
+    def by_itself(rank: RankRun) -> bool:
+        outcome = rank.outcome or {}  # an interrupt may come to a rank whose own error is on its way
+        ended_for = rank.died is not None or outcome.get("interrupted") or outcome.get("freed")
+        return rank.failed and not (rank.stopped and ended_for)
+
+    return tuple(number for number, rank in report.ranks.items() if by_itself(rank))
+
+
+def deserted_words(deserted: Mapping[str, Sequence[int]], ended: Sequence[int]) -> str:
+    """Ranks that wait for others which have ended, as a part of a line: "rank 0 waits in all_reduce, rank 1 has ended"; "" for none."""
+    waiting = {name: [rank for rank in ranks if rank not in ended] for name, ranks in deserted.items()}
+    words = [
+        f"{rank_words(ranks)} {agreeing(len(ranks), 'waits', 'wait')} in {name}"
+        for name, ranks in waiting.items()
+        if ranks
+    ]
+    over = f"{rank_words(list(ended))} {agreeing(len(ended), 'has', 'have')} ended"
+    return ", ".join([*words, over]) if words else ""
+
+
+def last_words(ranks: Sequence[int], one: str, several: str) -> str:
+    """Ranks for which the others wait again and again, as a part of a line; "" for none."""
+    return f"{rank_words(list(ranks))} {agreeing(len(ranks), one, several)} last in every collective" if ranks else ""
+
+
+def lag_words(behind: dict[int, int], one: str = "was", several: str = "were") -> str:
+    """Ranks that are behind others, as a part of a line; "" for none."""
+    if not behind:
+        return ""
+    verb = one if len(behind) == 1 else several
+    return f"{rank_words(list(behind))} {verb} {count(max(behind.values()), 'step')} behind"

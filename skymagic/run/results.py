@@ -1,26 +1,83 @@
-"""What the ranks sent back: values in rank order, or one error that sums up what failed."""
+"""What the ranks sent back: values in rank order, or one error that sums up what failed and is of the type that a rank raised."""
 
 from __future__ import annotations
 
+import asyncio
 import re
-from collections.abc import Sequence
+import types
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from skymagic.errors import RankDied, RunError
+from skymagic.data.values.exceptions import bare, fill, members, state_of
+from skymagic.errors import RankDied, RankError, RunError
 from skymagic.plan.masking import without_colours
 from skymagic.plan.units import rank_words
-from skymagic.run.raised import rank_error
 
+_NAMED_ONLY = (SystemExit, GeneratorExit, asyncio.CancelledError, SyntaxError)
+"""Types of which an error has the name and the fields alone: the first ones would end more than the cell, and IPython shows a SyntaxError
+by itself, without the rank's traceback."""
 PEER_ERRORS = (
     "RuntimeError", "DistBackendError", "DistNetworkError", "DistStoreError", "DistError", "ConnectionError", "ConnectionResetError",
     "ConnectionRefusedError", "ConnectionAbortedError", "BrokenPipeError", "TimeoutError",
 )  # fmt: skip
+
+
+def rank_error(original: BaseException | None, report: Mapping[str, Any]) -> RankError:
+    """A RankError that is also what the rank raised, where Python allows such a type; else one with its name.
+
+    Args:
+        original: None where it could not be rebuilt.
+        report: the attributes of a RankError.
+    """
+    if original is not None:
+        try:
+            return raised_again(original, report)
+        except Exception:  # the type's own metaclass or __init_subclass__, or another layout
+            pass
+    named = _type(report["ename"], (RankError,), {"__module__": "builtins"})
+    error: RankError = named(report["evalue"], **{name: value for name, value in report.items() if name != "evalue"})
+    return error
+
+
+def raised_again(original: BaseException, report: Mapping[str, Any]) -> RankError:
+    """A copy of an exception as a RankError."""
+    base = type(original)
+    both = not issubclass(base, _NAMED_ONLY) and base not in RankError.__mro__
+    # the exception's own methods and properties go first
+    kind = _type(
+        base.__name__,
+        (base, RankError) if both else (RankError,),
+        {"__module__": base.__module__, "__qualname__": base.__qualname__},
+    )
+    error = bare(kind, members(original) if both else ())
+    fill(error, (state_of(original), None))
+    assert isinstance(error, RankError)
+    RankError._set_report(error, report)
+    if not _says(error, report["evalue"]):
+        type.__setattr__(kind, "__str__", lambda self: self._report["evalue"])
+    return error
+
+
+def _says(error: RankError, message: str) -> bool:
+    """Whether the message is the one that it had on the rank; its ``__str__`` may use what is not here, or fail."""
+    try:
+        return str(error) == message
+    except Exception:
+        return False
+
+
+def _type(name: str, bases: tuple[type, ...], members: Mapping[str, Any]) -> Any:
+    own = {name: vars(RankError)[name] for name in ("_render_traceback_", "__reduce__")}
+    return types.new_class(name, bases, exec_body=lambda space: space.update({**members, **own}))
+
+
 PEER_TEXTS = re.compile("connection closed by peer|connection reset|broken pipe|socket closed|nccl|closed by remote")
 """What a rank says whose peer went away: a consequence, not a cause."""
 
 
 @dataclass(frozen=True)
-class Failure:
+class RankFailure:
     """A rank that did not end its cell well."""
 
     rank: int
@@ -30,7 +87,7 @@ class Failure:
     traceback: tuple[str, ...] = ()
     exception: BaseException | None = None
     freed: bool = False
-    """It was let out of a collective, or interrupted, because another rank had failed."""
+    """Whether it was let out of a collective, or interrupted, because another rank had failed."""
     died: str = ""
     """How its process ended, in words; empty if it lives."""
     status: int | None = None
@@ -43,7 +100,7 @@ class Failure:
             return f"cannot be reached: {self.died}" if self.status is None else f"died: {self.died}"
         return f"{self.ename}: {self.evalue.splitlines()[0]}" if self.evalue else self.ename
 
-    def like(self, other: Failure) -> bool:
+    def like(self, other: RankFailure) -> bool:
         """Whether another rank failed in the same way."""
         alike = (self.ename, self.evalue, self.died) == (other.ename, other.evalue, other.died)
         # one that was stopped has not failed by itself, though both may end with a KeyboardInterrupt
@@ -81,7 +138,7 @@ def is_connection_error(ename: str, evalue: str) -> bool:
     return ename in PEER_ERRORS and PEER_TEXTS.search(evalue.lower()) is not None
 
 
-def heading(cause: Failure, failures: Sequence[Failure], world: int) -> str:
+def heading(cause: RankFailure, failures: Sequence[RankFailure], world: int) -> str:
     """Which ranks failed like this one."""
     where = f"[rank {cause.rank} of {world} on {cause.hostname}]"
     if cause.died:
@@ -90,7 +147,7 @@ def heading(cause: Failure, failures: Sequence[Failure], world: int) -> str:
     return f"{where} and the same on {rank_words(same)}" if same else where
 
 
-def others(cause: Failure, failures: Sequence[Failure]) -> list[str]:
+def others(cause: RankFailure, failures: Sequence[RankFailure]) -> list[str]:
     """Lines on the ranks that failed otherwise, or were stopped."""
     rest = [one for one in failures if one.rank != cause.rank and not one.like(cause)]
     alike: dict[str, list[int]] = {}
@@ -103,7 +160,7 @@ def others(cause: Failure, failures: Sequence[Failure]) -> list[str]:
     return lines
 
 
-def error_of(failures: Sequence[Failure], world: int, notes: Sequence[str] = ()) -> RunError:
+def error_of(failures: Sequence[RankFailure], world: int, notes: Sequence[str] = ()) -> RunError:
     """One error for a failed run, with what the rank raised as its cause."""
     # what the others follow from: a dead rank first, then the first that no other explains
     cause = min(failures, key=lambda failure: (not failure.died, failure.secondary))

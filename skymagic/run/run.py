@@ -33,12 +33,10 @@ from skymagic.display.live import together
 from skymagic.display.run_line import RunState
 from skymagic.display.screen import Screen, Settling
 from skymagic.plan.units import rank_words
-from skymagic.run.inspection import Stacks, stacks
-from skymagic.run.report import Limits, RankRun, Report
+from skymagic.run.report import Limits, RankRun, Report, state_of
 from skymagic.run.results import is_connection_error
-from skymagic.run.stall import Stall
-from skymagic.run.state import state_of
-from skymagic.run.submission import Event, Submission
+from skymagic.run.stall import Stall, stacks_of
+from skymagic.run.submission import RunEvent, Submission
 from skymagic.wire import agent as wire
 from skymagic.wire.order import ON_GPU
 
@@ -64,7 +62,7 @@ DRAIN_TIMEOUT = 5.0
 """Seconds to wait until what was sent to ranks that have ended their cells has reached them."""
 
 
-class Run:
+class RunLoop:
     """The event loop of one submission: events, deadlines, and the escalation from interrupt to kill, through the agents.
 
     Args:
@@ -90,12 +88,12 @@ class Run:
         """Something went wrong, or the user pressed stop: the run is being brought to its end."""
         now = time.monotonic()
         steps = (
-            Run._stop_others, Run._release_waiting, Run._release, Run._kill_stuck, Run._show_kill_hint, Run._interrupt_again,
-            Run._give_up,
+            RunLoop._stop_others, RunLoop._release_waiting, RunLoop._release, RunLoop._kill_stuck, RunLoop._show_kill_hint, RunLoop._interrupt_again,
+            RunLoop._give_up,
         )  # fmt: skip
-        self._due: dict[Callable[[Run], None], float | None] = dict.fromkeys(steps)
+        self._due: dict[Callable[[RunLoop], None], float | None] = dict.fromkeys(steps)
         """When each step is taken; None for never."""
-        self._due[Run._time_out] = None if limits.timeout is None else now + limits.timeout
+        self._due[RunLoop._time_out] = None if limits.timeout is None else now + limits.timeout
         self._grace_extensions = 0
         self._gpu_deadline: float | None = None
         self._disturbed: set[int] = set()
@@ -139,11 +137,6 @@ class Run:
     def _state(self) -> RunState:
         return state_of(self.report, self._stall.waiting, self._stall.always_last, self._stall.deserted)
 
-    def _take_events(self) -> None:
-        """Handle what has come already."""
-        while (event := self._submission.read(0.0)) is not None:
-            self._handle(event)
-
     def _next_timeout(self) -> float:
         now = time.monotonic()
         times = [*self._due.values(), *(rank.output_deadline for rank in self.report.ranks.values())]
@@ -151,10 +144,7 @@ class Run:
             times.append(self._stall.due)
         return max(0.0, min(when for when in [*times, now + POLL_INTERVAL] if when is not None) - now)
 
-    def _unfinished(self) -> list[int]:
-        return [number for number, rank in self.report.ranks.items() if rank.outcome is None and rank.died is None]
-
-    def _handle(self, event: Event) -> None:
+    def _handle(self, event: RunEvent) -> None:
         if event.kind == "stop":
             self._stop_requested()
             return
@@ -171,16 +161,16 @@ class Run:
             self._stall.hasten(time.monotonic())
         elif event.kind == "died" and rank.outcome is None:
             rank.died, rank.died_at = event.content["exited"], time.monotonic()
-        if rank.failed and self._unfinished():
+        if rank.failed and self.report.unfinished():
             outcome = rank.outcome or {}
             follows = is_connection_error(str(outcome.get("ename")), str(outcome.get("evalue")))
             default = ROOT_CAUSE_TIME if follows else OTHERS_FAIL_TIME
             stop_at = time.monotonic() + (outcome.get("cause_timeout") or default)
-            before = self._due[Run._stop_others]
+            before = self._due[RunLoop._stop_others]
             if not self._stopping:
-                self._stopping, self._due[Run._stop_others] = True, stop_at
+                self._stopping, self._due[RunLoop._stop_others] = True, stop_at
             elif before is not None:  # this one may be the cause for which the first was given time
-                self._due[Run._stop_others] = min(before, stop_at)
+                self._due[RunLoop._stop_others] = min(before, stop_at)
 
     def _show(self, number: int, rank: RankRun, content: Mapping[str, Any]) -> None:
         kind = content["kind"]
@@ -202,11 +192,11 @@ class Run:
         """A rank has failed: interrupt the others, and release those that wait for it in a collective."""
         self._interrupt()
         now = time.monotonic()
-        self._due[Run._release_waiting], self._due[Run._release] = now, now + self._limits.interrupt_grace
-        self._due[Run._interrupt_again] = now + self._limits.grace / 2
+        self._due[RunLoop._release_waiting], self._due[RunLoop._release] = now, now + self._limits.interrupt_grace
+        self._due[RunLoop._interrupt_again] = now + self._limits.grace / 2
 
     def _interrupt(self) -> None:
-        open_ranks = self._unfinished()
+        open_ranks = self.report.unfinished()
         for number in open_ranks:
             self.report.ranks[number].stopped = True
         self._disturbed.update(open_ranks)
@@ -214,25 +204,25 @@ class Run:
 
     def _interrupt_again(self) -> None:
         """Python may lose the first interrupt, in a destructor or a fork."""
-        self._agents.ask(self._unfinished(), "interrupt", timeout=0.0)
+        self._agents.ask(self.report.unfinished(), "interrupt", timeout=0.0)
 
     def _release_waiting(self) -> None:
         """Release the ranks that wait in native code: an interrupt does not reach them, so that a grace period would be lost on them."""
         ranks = self.report.ranks
-        if open_ranks := [number for number in self._unfinished() if not ranks[number].waited_at]:
+        if open_ranks := [number for number in self.report.unfinished() if not ranks[number].waited_at]:
             places = self._agents.ask(open_ranks, "waits", timeout=ANSWER_TIMEOUT)
             waiting = [number for number, place in places.items() if place]
             for number in waiting:
                 ranks[number].waited_at = places[number]
             self._shut_down(waiting)
-            self._due[Run._release_waiting] = time.monotonic() + WAITS_AFTER
+            self._due[RunLoop._release_waiting] = time.monotonic() + WAITS_AFTER
 
     def _release(self) -> None:
-        self._due[Run._release] = self._due[Run._release_waiting] = None
-        open_ranks = self._unfinished()
+        self._due[RunLoop._release] = self._due[RunLoop._release_waiting] = None
+        open_ranks = self.report.unfinished()
         if open_ranks:
             self._shut_down(open_ranks)
-            self._due[Run._kill_stuck] = time.monotonic() + self._limits.grace
+            self._due[RunLoop._kill_stuck] = time.monotonic() + self._limits.grace
 
     def _shut_down(self, chosen: Sequence[int]) -> None:
         """Shut down the connections of these ranks' process groups."""
@@ -241,7 +231,7 @@ class Run:
 
     def _kill_stuck(self) -> None:
         """The grace period is over: kill, but leave ranks that are on their way out of the cell a little longer."""
-        open_ranks = self._unfinished()
+        open_ranks = self.report.unfinished()
         leaving = self._agents.ask(open_ranks, "leaving", timeout=ANSWER_TIMEOUT)
         now = time.monotonic()
         self._gpu_deadline = self._gpu_deadline or now + GPU_GRACE
@@ -254,19 +244,26 @@ class Run:
         stuck = [rank for rank in open_ranks if not may_leave(leaving.get(rank, self._limits.silent_may_leave))]
         self._grace_extensions += 1
         if len(stuck) < len(open_ranks):
-            self._due[Run._kill_stuck] = time.monotonic() + self._limits.grace
+            self._due[RunLoop._kill_stuck] = time.monotonic() + self._limits.grace
             self._shut_down([rank for rank in open_ranks if rank not in stuck])  # a collective that has begun since
         self._kill(stuck)
 
     def _kill(self, open_ranks: Sequence[int]) -> None:
-        self._locate(open_ranks)
-        self._take_events()  # while they were asked, some may have ended their cells
-        open_ranks = [number for number in open_ranks if number in self._unfinished()]
+        unknown = [number for number in open_ranks if not self.report.ranks[number].waited_at]
+        if self.report.interrupted and unknown:
+            # the last moment to find out where they are, where the user is to hear of it: a signal handler tells
+            for number, stack in self._agents.ask(unknown, "native", timeout=ANSWER_TIMEOUT).items():
+                self.report.ranks[number].waited_at = (stack or {}).get("frames", ())
+        while (
+            event := self._submission.read(0.0)
+        ) is not None:  # while they were asked, some may have ended their cells
+            self._handle(event)
+        open_ranks = [number for number in open_ranks if number in self.report.unfinished()]
         for number in open_ranks:
             self.report.ranks[number].killed = True
         self._disturbed.update(open_ranks)
         self._agents.signal(open_ranks, signal.SIGKILL)
-        self._due[Run._give_up] = time.monotonic() + END_TIMEOUT
+        self._due[RunLoop._give_up] = time.monotonic() + END_TIMEOUT
         for number in filter(self._agents.is_away, open_ranks):  # nobody can tell when it has ended
             reason = "its node is not connected; it is ended there as soon as it is"
             self.report.ranks[number].died = wire.RankExited(number, 0, None, True, tail=reason)
@@ -274,20 +271,13 @@ class Run:
 
     def _give_up(self) -> None:
         """The end of ranks that were killed is not told: an agent that does not answer is lost, and says nothing any more."""
-        if open_ranks := self._unfinished():
+        if open_ranks := self.report.unfinished():
             self._agents.drop_silent(open_ranks, END_TIMEOUT)
-            self._due[Run._give_up] = time.monotonic() + END_TIMEOUT
-
-    def _locate(self, chosen: Sequence[int]) -> None:
-        """The last moment to find out where these ranks are, where the user is to be told: a signal handler tells."""
-        unknown = [number for number in chosen if not self.report.ranks[number].waited_at]
-        if self.report.interrupted and unknown:
-            for number, stack in self._agents.ask(unknown, "native", timeout=ANSWER_TIMEOUT).items():
-                self.report.ranks[number].waited_at = (stack or {}).get("frames", ())
+            self._due[RunLoop._give_up] = time.monotonic() + END_TIMEOUT
 
     def _stop_requested(self) -> None:
         """The stop button: once interrupts, and releases after the grace period, or at once what waits in native code; twice kills."""
-        open_ranks = self._unfinished()
+        open_ranks = self.report.unfinished()
         if not open_ranks:  # the cell is over, and only its last output is to come
             self._submission.stop_was_late()
             return
@@ -297,37 +287,34 @@ class Run:
         self.report.interrupted = self._stopping = True
         self._interrupt()
         now = time.monotonic()
-        self._due[Run._stop_others] = None
-        self._due[Run._release_waiting] = now + WAITS_AFTER
-        self._due[Run._interrupt_again] = now + self._limits.grace / 2
-        self._due[Run._release] = now + self._limits.grace
-        self._due[Run._show_kill_hint] = now + KILL_HINT_DELAY
+        self._due[RunLoop._stop_others] = None
+        self._due[RunLoop._release_waiting] = now + WAITS_AFTER
+        self._due[RunLoop._interrupt_again] = now + self._limits.grace / 2
+        self._due[RunLoop._release] = now + self._limits.grace
+        self._due[RunLoop._show_kill_hint] = now + KILL_HINT_DELAY
 
     def _show_kill_hint(self) -> None:
-        if open_ranks := self._unfinished():
+        if open_ranks := self.report.unfinished():
             self._screen.note(f"[{rank_words(open_ranks)} did not stop yet; press again to kill]\n")
 
     def _time_out(self) -> None:
-        open_ranks = self._unfinished()
+        open_ranks = self.report.unfinished()
         if self._stopping or not open_ranks:
             return
         self.report.timed_out = self._stopping = True
-        self.report.stacks = self._stacks(open_ranks)
+        self.report.stacks = stacks_of(self._agents, open_ranks, ANSWER_TIMEOUT)
         self._stop_others()
-
-    def _stacks(self, ranks: Sequence[int]) -> Stacks:
-        return stacks(self._agents, ranks, ANSWER_TIMEOUT)
 
     def _check_stall(self, now: float) -> None:
         """Ranks that make no progress, or wait for others that make none: say once who waits where. Nothing is stopped."""
         if self._stopping or self._stall.due is None or now < self._stall.due:
             return
-        waiting = self._unfinished()
+        waiting = self.report.unfinished()
         if len(self.report.ranks) < 2 or not waiting:  # one rank alone waits as a plain cell does
             self._stall.due = None
             return
         ended = [number for number in self.report.ranks if number not in waiting]
-        if note := self._stall.observe(ended, self._stacks(waiting), now):
+        if note := self._stall.observe(ended, stacks_of(self._agents, waiting, ANSWER_TIMEOUT), now):
             self._screen.note(note)
 
 

@@ -1,15 +1,31 @@
-"""Stall detection: ranks whose stacks do not change between samples: some of them behind others, or all of them."""
+"""Ranks that make no progress: where ranks are, by their control threads; stalls in a cell; and ranks that hang by themselves while others
+form a process group with them.
+
+A stall is told, and nothing is stopped. A rank that hangs while a group is formed is killed. A deadline alone would kill a healthy rank on
+a busy machine too. What tells them apart is the main thread: one that waits for its turn on the processor, or for the other ranks, continues
+when it can; one that sleeps elsewhere, or runs what a cell has put in the place of a function, does not, and all others wait for it::
+
+    rank 0   Rejoin ──▶ waits ──────────────────────────────▶ released, joins the next group
+    rank 1   Rejoin ──▶ open(…), which a cell has replaced ──▶ killed
+"""
 
 from __future__ import annotations
 
 import math
+import signal
+import threading
+import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
+from skymagic.cluster import Agents
 from skymagic.display import text
 from skymagic.plan.units import rank_words
+from skymagic.wire.processes import describe
 
+Stacks = Mapping[int, Mapping[str, Any] | None]
 BUSY_SHARE = 0.01
 """Share of the time between two samples which, on the processor, counts as work."""
 SAMPLE_COST = 0.02
@@ -21,8 +37,34 @@ AWAITING = (COLLECTIVES, "torch/autograd/")
 """In the path of the innermost frame of a rank that is in a collective, or in a backward pass."""
 FIRST_SAMPLE = 1.0
 """Seconds until the first sample, from which it is counted: most cells are over by then."""
+HANG_DEADLINE = 5.0
+"""Seconds without a sign of life after which a rank counts as hanging."""
+WATCH_INTERVAL = 0.5
+"""Seconds between two samples; a group is formed in less than one."""
+ANSWER_TIMEOUT = 1.0
+"""Seconds in which agents and ranks answer."""
+CPU_TIME = 0.05
+"""Seconds of processor time that are a sign of life."""
+SLEEPS = "S"
+"""The state of a Linux thread that waits for an event; one that waits for its turn is R, for a disk D."""
 
-Stacks = Mapping[int, Mapping[str, Any] | None]
+
+def stacks_of(agents: Agents, ranks: Sequence[int], timeout: float) -> Stacks:
+    """Stacks of ranks: as their control threads tell, else as a signal handler does; None of those that do neither.
+
+    Args:
+        timeout: seconds for each of the two.
+    """
+    answers = agents.ask(ranks, "stacks", timeout=timeout)
+    if silent := [rank for rank in ranks if answers.get(rank) is None]:
+        answers |= agents.ask(silent, "native", timeout=timeout)
+    return {rank: answers.get(rank) for rank in ranks}
+
+
+def variables_of(agents: Agents, ranks: Sequence[int], timeout: float) -> dict[int, Mapping[str, Mapping[str, str]]]:
+    """By rank and name what it holds: its type, size or shape, checksum; without ranks that did not answer in time."""
+    answers = agents.ask(ranks, "variables", timeout=timeout)
+    return {rank: names for rank, names in sorted(answers.items()) if names is not None}
 
 
 class Stall:
@@ -157,3 +199,105 @@ def stand_still(before: Stacks, now: Stacks, working: float, measure: str = "cpu
         return waits(two) or two.get(measure, 0.0) - one.get(measure, 0.0) < working
 
     return before.keys() == now.keys() and all(same(before[rank], now[rank]) for rank in now)
+
+
+@dataclass(frozen=True)
+class ThreadSample:
+    """A sample of a rank's main thread.
+
+    Attributes:
+        at: when, in monotonic seconds.
+        state: a letter of Linux's; "" where nobody can tell.
+        cpu: seconds of processor time that it has used.
+        waits: it waits for other ranks.
+        in_cell: it runs code of a cell, though no cell runs.
+    """
+
+    at: float
+    state: str
+    cpu: float
+    waits: bool
+    in_cell: bool
+
+    def lives(self, before: ThreadSample) -> bool:
+        """Whether the rank made progress since an earlier sample, or will by itself."""
+        if self.in_cell:
+            return False
+        return self.waits or self.state != SLEEPS or self.cpu - before.cpu > CPU_TIME
+
+
+def thread_sample(at: float, usage: Any, joining: Any) -> ThreadSample:
+    """What an agent tells of a rank, and what the rank's control thread says, if it can."""
+    state, cpu = usage or ("", 0.0)
+    said: Mapping[str, bool] = joining or {}
+    return ThreadSample(at, state, cpu, said.get("waits", False), said.get("in_cell", False))
+
+
+class SignsOfLife:
+    """The last sign of life of each rank."""
+
+    def __init__(self) -> None:
+        self._last: dict[int, ThreadSample] = {}
+
+    def hanging(self, samples: Mapping[int, ThreadSample]) -> list[int]:
+        """The ranks for which others wait, and which have not gone on for `DEADLINE`."""
+        for rank, now in samples.items():
+            if rank not in self._last or now.lives(self._last[rank]):
+                self._last[rank] = now
+        if not any(each.waits for each in samples.values()):
+            return []
+        return [rank for rank, now in samples.items() if now.at - self._last[rank].at >= HANG_DEADLINE]
+
+
+@dataclass
+class HangWatch:
+    """Samples ranks while the block runs, and kills those that hang. Where one that is started anew fails, it releases the others.
+
+    Args:
+        pending: the ranks that have not ended the order.
+        starting: those that are started anew, and take part from their side.
+    """
+
+    _agents: Agents
+    _pending: Callable[[], Collection[int]]
+    _starting: Collection[int] = ()
+    found: dict[int, str] = field(default_factory=dict)
+    """Ranks that were ended, or could not start, each with why."""
+    _signs: SignsOfLife = field(default_factory=SignsOfLife)
+    _over: bool = False
+    _changed: threading.Condition = field(default_factory=threading.Condition)
+
+    def __enter__(self) -> HangWatch:
+        threading.Thread(target=self._run, name="skymagic-hanging", daemon=True).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with self._changed:
+            self._over = True
+            self._changed.notify_all()
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                if self._changed.wait_for(lambda: self._over, WATCH_INTERVAL):
+                    return
+            failed, hanging = self._failed(), self._signs.hanging(self._sample())
+            with self._changed:
+                if self._over:
+                    return
+                self.found |= failed | dict.fromkeys(hanging, f"it hung by itself for {HANG_DEADLINE:.0f} s")
+                self._agents.signal(hanging, signal.SIGKILL)
+                if not self.found.keys().isdisjoint(self._starting):
+                    self._agents.ask(self._pending(), "release", timeout=0.0)
+
+    def _failed(self) -> dict[int, str]:
+        states = {rank: self._agents.ranks[rank] for rank in self._starting if rank not in self.found}
+        failed = {rank: f"{one.failed.ename}: {one.failed.evalue}" for rank, one in states.items() if one.failed}
+        return failed | {rank: describe(one.exited) for rank, one in states.items() if one.exited}
+
+    def _sample(self) -> dict[int, ThreadSample]:
+        ranks = [rank for rank in self._pending() if not self._agents.is_away(rank)]
+        usage = self._agents.ask(ranks, "usage", ANSWER_TIMEOUT)
+        joining = self._agents.ask(ranks, "joining", ANSWER_TIMEOUT)
+        now = time.monotonic()
+        return {rank: thread_sample(now, usage.get(rank), joining.get(rank)) for rank in ranks}

@@ -15,7 +15,7 @@ JOINED_CHARS = 64 << 10
 
 
 @dataclass(frozen=True)
-class Event:
+class RunEvent:
     """Something that happened to a submission: kind is ``output``, ``outcome``, ``died``, or, of no rank (-1), ``stop`` or ``note``."""
 
     kind: str
@@ -76,20 +76,20 @@ class Submission:
         self.number = number
         self.metrics = Metrics() if metrics is None else metrics
         # SimpleQueue.put is reentrant: a signal handler may interrupt a put (Queue.put would deadlock)
-        self.events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        self.events: queue.SimpleQueue[RunEvent] = queue.SimpleQueue()
         self.futures: dict[int, Any] = {}
         self.nbytes = 0
         self.repeated = Repeated({})
-        self._ahead: Event | None = None
+        self._ahead: RunEvent | None = None
         """Taken from the queue, and not read yet."""
         self._late_stops = 0
-        self._unread: list[Event] = []
+        self._unread: list[RunEvent] = []
 
     def put(self, kind: str, rank: int, content: Mapping[str, Any] | None = None) -> None:
         """Add an event; safe on any thread, and in a signal handler."""
-        self.events.put(Event(kind, rank, content or {}))
+        self.events.put(RunEvent(kind, rank, content or {}))
 
-    def read(self, timeout: float) -> Event | None:
+    def read(self, timeout: float) -> RunEvent | None:
         """The next event; None if none comes for so many seconds. Text of a stream that has come by now is one: of what a notebook has missed in
         hours there may be tens of thousands of pieces."""
         event = self._take(timeout)
@@ -106,7 +106,7 @@ class Submission:
             size += len(texts[-1])
         return replace(event, content={**last.content, "text": "".join(texts)})
 
-    def _take(self, timeout: float) -> Event | None:
+    def _take(self, timeout: float) -> RunEvent | None:
         event, self._ahead = self._ahead, None
         with contextlib.suppress(queue.Empty):
             return event or self.events.get(timeout=timeout)
@@ -124,7 +124,7 @@ class Submission:
         """How many stops were late or never read; called when nobody reads events any more."""
         return self._late_stops + len(self.unread("stop"))
 
-    def unread(self, kind: str) -> list[Event]:
+    def unread(self, kind: str) -> list[RunEvent]:
         """The events of a kind that came when nobody read any more."""
         while (event := self._take(0.0)) is not None:
             self._unread.append(event)

@@ -30,7 +30,7 @@ from skymagic.errors import (
 )
 from skymagic.jobs import task, workers
 from skymagic.plugins import Plugin
-from skymagic.pool.states import State
+from skymagic.pool.status import State
 from skymagic.run.report import Limits
 
 ROOT = Path(__file__).resolve().parents[2]

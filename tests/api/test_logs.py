@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from skymagic.api.logs import of_runs
-from skymagic.pool import kept_logs
+from skymagic.pool import records
 from tests.lab.notebook import Notebook, opened
 
 
@@ -133,19 +133,19 @@ def test_what_stays_of_a_pool_that_has_ended(notebook: Notebook) -> None:
 
 def test_only_the_last_few_logs_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-    for number in range(kept_logs.KEPT_POOLS + 3):
-        kept_logs.write("same", f"job-{number}", f"text {number}\r\n")
+    for number in range(records.KEPT_LOGS + 3):
+        records.keep_log("same", f"job-{number}", f"text {number}\r\n")
         os.utime(tmp_path / "skymagic" / "logs" / f"job-{number}.log", (number, number))
-    kept_logs.write("same", "nothing", "")
-    assert len(list((tmp_path / "skymagic" / "logs").iterdir())) == kept_logs.KEPT_POOLS
-    newest = kept_logs.find("same")
+    records.keep_log("same", "nothing", "")
+    assert len(list((tmp_path / "skymagic" / "logs").iterdir())) == records.KEPT_LOGS
+    newest = records.kept_log("same")
     assert newest is not None
-    assert (newest.job_id, newest.text) == (f"job-{kept_logs.KEPT_POOLS + 2}", f"text {kept_logs.KEPT_POOLS + 2}\r\n")
+    assert (newest.job_id, newest.text) == (f"job-{records.KEPT_LOGS + 2}", f"text {records.KEPT_LOGS + 2}\r\n")
     (tmp_path / "skymagic" / "logs" / f"{newest.job_id}.log").write_bytes(b"\xff not ours")
-    before = kept_logs.find("same")
+    before = records.kept_log("same")
     assert before is not None
-    assert before.job_id == f"job-{kept_logs.KEPT_POOLS + 1}"
-    assert kept_logs.find("job-0") is None
+    assert before.job_id == f"job-{records.KEPT_LOGS + 1}"
+    assert records.kept_log("job-0") is None
 
 
 def test_lines_of_runs_in_a_log_of_another_version() -> None:

@@ -13,7 +13,7 @@ import pytest
 import skymagic as sky
 from skymagic.errors import RequestError, RunTimeout
 from skymagic.plan.requests import PoolRequest
-from skymagic.pool import surveys
+from skymagic.pool import making
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -38,7 +38,7 @@ def test_the_first_spec_that_can_be_met_is_taken(capsys: pytest.CaptureFixture[s
 def test_the_cheapest_spec_is_taken_first(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = [sky.Spec(nodes=2), sky.Spec(nodes=1), sky.Spec(vcpus=4000)]
     prices = {2: 3.0, 1: 1.0}
-    real = surveys.preview
+    real = making.plan_of
 
     def priced(request: Any, tell: Callable[[str], None]) -> Any:
         """The plans of this machine, at prices that it has not."""
@@ -47,7 +47,7 @@ def test_the_cheapest_spec_is_taken_first(monkeypatch: pytest.MonkeyPatch) -> No
         plan = real(request, tell)
         return replace(plan, price=prices[plan.topology.nodes])
 
-    monkeypatch.setattr(surveys, "preview", priced)
+    monkeypatch.setattr(making, "plan_of", priced)
     with sky.Compute(*asked, selection="cheapest") as pool:
         assert rank() @ pool == [0]
     with sky.Compute(*asked, options=sky.Options(selection="first", console=False)) as pool:
@@ -159,5 +159,5 @@ def test_new_names_cost_nothing_until_they_are_used() -> None:
 
 def test_system_packages_are_not_installed_on_machines_of_ones_own() -> None:
     told: list[str] = []
-    surveys.preview(PoolRequest(provider="local", image=sky.Image(apt=("git", "curl"))), told.append)
+    making.plan_of(PoolRequest(provider="local", image=sky.Image(apt=("git", "curl"))), told.append)
     assert told == ["apt (git, curl) is for rented machines: on these nothing of it is installed"]

@@ -153,7 +153,7 @@ def test_a_value_whose_reconstruction_raises(notebook: Notebook) -> None:
 
 def shared_memory(notebook: Notebook) -> set[str]:
     """Files of this pool's node store."""
-    folder = notebook.value("__import__('sys').modules['skymagic.pool.registry'].find().agents.started[0].store")
+    folder = notebook.value("__import__('sys').modules['skymagic.pool.registry'].pool_named().agents.started[0].store")
     return {path.name for path in Path(folder).iterdir()}
 
 

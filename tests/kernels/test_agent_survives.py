@@ -50,7 +50,7 @@ def test_a_rank_that_sends_nonsense(notebook: Notebook) -> None:
 
 
 def test_a_request_that_cannot_be_carried_out(notebook: Notebook) -> None:
-    notebook.run("pool.pool._resources.agents.signal([0], 9999)")
+    notebook.run("pool.pool.resources.agents.signal([0], 9999)")
     shown = notebook.run("%%sky_broadcast -o found\nglobals().get('mine');")
     assert "the agent could not carry out Signal: OSError: [Errno 22] Invalid argument" in shown.text
     works_with_variables_of(notebook, [0, 1])

@@ -126,7 +126,7 @@ def test_what_nobody_takes_is_bounded(tmp_path: Path) -> None:
 
 def tell(notebook: Notebook, what: str) -> None:
     """Tell the agent as its daemon does, until it has heard: it answers what comes after."""
-    notebook.run(f"from skymagic.wire import agent as wire\npool.pool._resources.agents._links[0].send(wire.{what}())")
+    notebook.run(f"from skymagic.wire import agent as wire\npool.pool.resources.agents._links[0].send(wire.{what}())")
     notebook.run("%sky_logs --rank 0 -n 1")
 
 
@@ -201,6 +201,6 @@ def test_a_message_of_50_mb(notebook: Notebook) -> None:
     assert "begin xxx" in failed.text
     assert "xxx end" in failed.text
     assert "characters are left out here; the rank's log has all of them" in failed.text
-    notebook.run("agent = pool.pool._resources.agents.started[0].directory")
+    notebook.run("agent = pool.pool.resources.agents.started[0].directory")
     log = Path(notebook.value("agent"), "rank-1.log")
     assert log.stat().st_size > 50_000_000

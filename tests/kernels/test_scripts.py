@@ -298,7 +298,9 @@ def test_binary_output_breaks_nothing(notebook: Notebook) -> None:
 
 
 def test_a_flood_is_paced_on_the_screen_and_complete_in_the_log(notebook: Notebook) -> None:
-    notebook.run("from skymagic.pool import registry\nlog = registry.find().log_path(0)")
+    notebook.run(
+        "from skymagic.pool import registry\nlog = registry.pool_named().agents.started[0].directory + '/rank-0.log'"
+    )
     before = notebook.value("__import__('os').path.getsize(log)")
     shown = notebook.run(
         sh("yes 0123456789012345678901234567890123456789012345678 | head -c 100000000; echo last", "-o ends")

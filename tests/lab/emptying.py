@@ -56,10 +56,10 @@ def check(ranks: int) -> None:
     """Raise an AssertionError where the notebook's pool `main` is not ready, or is at work; without ranks it is to have no pool."""
     from skymagic.pool import registry
 
-    registry.close([pool for pool in (*registry.every(), *registry.ended()) if not ranks or pool.name != "main"])
+    registry.close([pool for pool in (*registry.pools(), *registry.ended_pools()) if not ranks or pool.name != "main"])
     if not ranks:
         return
-    pool = registry.find("main")
+    pool = registry.pool_named("main")
     assert (pool.state.name, pool.world_size) == ("READY", ranks), f"the pool is {pool!r}"
     registry.use(pool)
 

@@ -302,7 +302,7 @@ def counts(notebook: Notebook) -> dict[str, int]:
     for rank, figures in enumerate(notebook.value("there")):
         found |= {f"rank {rank}'s {what}": number for what, number in figures.items()}
     family = psutil.Process(notebook.pid).children(recursive=True)
-    folder = notebook.value("__import__('sys').modules['skymagic.pool.registry'].find().agents.started[0].store")
+    folder = notebook.value("__import__('sys').modules['skymagic.pool.registry'].pool_named().agents.started[0].store")
     return found | {
         "processes": len(family),
         "all threads": sum(process.num_threads() for process in family),
@@ -336,7 +336,7 @@ def test_the_same_cell_twenty_times(notebook: Notebook) -> None:
 
 
 def test_the_controller_forgets_runs_that_are_over(notebook: Notebook) -> None:
-    remembered = "len(__import__('sys').modules['skymagic.pool.registry'].find()._resources.engine._client.db_query({}, ['msg_id']))"
+    remembered = "len(__import__('sys').modules['skymagic.pool.registry'].pool_named().resources.engine._client.db_query({}, ['msg_id']))"
     again = "get_ipython().run_cell_magic('sky_broadcast', '', 'pass')"
     notebook.run(f"for _ in range({PURGE_AFTER}):\n    {again}")
     assert 0 < notebook.value(remembered) <= PURGE_AFTER + 4

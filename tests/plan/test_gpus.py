@@ -19,7 +19,7 @@ from skymagic.plan import accelerators, gpus
 from skymagic.plan.accelerators import known_as, matches, read_gpus
 from skymagic.plan.planning import fits, plan, plan_over
 from skymagic.plan.plans import Inventory, Plan
-from skymagic.pool.specs import devices_environment
+from skymagic.pool.resources import devices_environment
 from skymagic.runtime.info import InstanceInfo
 from tests.lab.gpus import Gpu, Gpus, mig_uuid, uuid_of, visible
 

@@ -48,7 +48,7 @@ def test_the_token_is_with_the_ranks_alone(pool: Any, capfd: pytest.CaptureFixtu
     assert read() @ pool == [TOKEN] * 2
     commands = subprocess.run(["ps", "axww", "-o", "args"], capture_output=True, text=True, check=True).stdout
     assert TOKEN not in commands
-    folder = Path(pool.log_path(0)).parent
+    folder = Path(pool.agents.started[0].directory)
     files = [path for path in folder.rglob("*") if path.is_file()]
     assert files
     assert not [path for path in files if TOKEN.encode() in path.read_bytes()]

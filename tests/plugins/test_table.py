@@ -18,7 +18,7 @@ from skymagic.plan.accelerators import Accelerator
 from skymagic.plan.image import Image
 from skymagic.plan.requests import PluginSpec, PoolRequest
 from skymagic.plugins import Cluster, Plugin
-from skymagic.pool.surveys import preview
+from skymagic.pool.making import plan_of
 from skymagic.runtime.info import InstanceInfo
 
 OURS = {"torch", "jax", "keras", "huggingface", "accelerate", "joblib", "sklearn"}
@@ -154,7 +154,7 @@ def test_a_plugin_from_the_working_folder_is_named_as_such(tmp_path: Path, monke
     monkeypatch.chdir(tmp_path)
     told: list[str] = []
     with pytest.raises(RequestError):
-        preview(PoolRequest(plugins=(PluginSpec("tracker"),), nodes=0), told.append)
+        plan_of(PoolRequest(plugins=(PluginSpec("tracker"),), nodes=0), told.append)
     assert said in told
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from skymagic.pool.hanging import DEADLINE, SignsOfLife, look
+from skymagic.run.stall import HANG_DEADLINE, SignsOfLife, thread_sample
 
 WAITS = {"waits": True, "in_cell": False}
 WORKS = {"waits": False, "in_cell": False}
@@ -15,11 +15,11 @@ ASLEEP = (("S", 1.0), ("S", 1.0))
 """What an agent says at the first look and at a later one: state of the main thread, processor time."""
 
 
-def hanging(usage: tuple[Any, Any], joining: Any, *, others: Any = WAITS, seconds: float = DEADLINE) -> list[int]:
+def hanging(usage: tuple[Any, Any], joining: Any, *, others: Any = WAITS, seconds: float = HANG_DEADLINE) -> list[int]:
     """The ranks that hang, when rank 1 is seen like this twice, and rank 0 is like the others."""
     signs = SignsOfLife()
     looks = (
-        {0: look(at, ("S", 1.0), others), 1: look(at, seen, joining)}
+        {0: thread_sample(at, ("S", 1.0), others), 1: thread_sample(at, seen, joining)}
         for at, seen in zip((0.0, seconds), usage, strict=True)
     )
     return [signs.hanging(each) for each in looks][-1]
@@ -50,5 +50,5 @@ def test_a_slow_rank_does_not(usage: tuple[Any, Any], joining: Any) -> None:
 
 
 def test_nor_one_that_has_time_left_or_for_which_nobody_waits() -> None:
-    assert hanging(ASLEEP, WORKS, seconds=DEADLINE - 0.1) == []
+    assert hanging(ASLEEP, WORKS, seconds=HANG_DEADLINE - 0.1) == []
     assert hanging(ASLEEP, WORKS, others=WORKS) == []

@@ -17,7 +17,7 @@ def test_made_at_the_first_cell_and_again_after_it_has_ended(notebook: Notebook)
     assert "declared" in notebook.run("%sky_status").said
     assert "the pool is declared" in notebook.fail("%sky_restart").text.replace("pool 'train'", "the pool")
     notebook.run("%%sky_broadcast -o first\nkept = 7")
-    ended = "import time\nfrom skymagic.pool import registry\nwhile registry.every():\n    time.sleep(0.05)"
+    ended = "import time\nfrom skymagic.pool import registry\nwhile registry.pools():\n    time.sleep(0.05)"
     notebook.run(ended)
     again = notebook.run("%%sky_broadcast -o second\n'kept' in globals()")
     assert "pool 'train' ended after 1s without a cell" in again.said

@@ -77,7 +77,7 @@ import os, signal, time
 cell("pool = %sky_pool --ranks 1 --max-lifetime 1h --idle 1h")
 true = time.time
 time.time = lambda: true() + 100_000
-os.kill(shell.user_ns["pool"].pool._resources.agents._links[0]._transport._child.pid, signal.SIGKILL)
+os.kill(shell.user_ns["pool"].pool.resources.agents._links[0]._transport._child.pid, signal.SIGKILL)
 print(fails("%%sky_broadcast\\n1"))
 cell("%sky_cost")
 cell("%sky_restart")

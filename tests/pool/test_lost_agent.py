@@ -11,7 +11,7 @@ import pytest
 from tests.lab.notebook import Notebook
 from tests.lab.pools import borrowed
 
-AGENT = "pool.pool._resources.agents._links[0]._transport._child.pid"
+AGENT = "pool.pool.resources.agents._links[0]._transport._child.pid"
 
 notebook = borrowed("--ranks 2", "pool = %sky_pool --ranks 2", "big = list(range(400_000))")
 

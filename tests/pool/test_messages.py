@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 from skymagic.pool.messages import variables_then, without
-from skymagic.run.results import Failure, heading, others
+from skymagic.run.results import RankFailure, heading, others
 
 
 @pytest.mark.parametrize(
@@ -28,11 +28,11 @@ def test_what_becomes_of_variables() -> None:
     assert variables_then(4, 2, []) == "ranks 0, 1 keep their variables, those of ranks 2, 3 are gone"
 
 
-def failed(rank: int, *, freed: bool = False, ename: str = "KeyboardInterrupt") -> Failure:
-    return Failure(rank, "here", ename, "", freed=freed)
+def failed(rank: int, *, freed: bool = False, ename: str = "KeyboardInterrupt") -> RankFailure:
+    return RankFailure(rank, "here", ename, "", freed=freed)
 
 
-def summary(cause: Failure, failures: Sequence[Failure], world: int) -> str:
+def summary(cause: RankFailure, failures: Sequence[RankFailure], world: int) -> str:
     return "\n".join([heading(cause, failures, world), *others(cause, failures)])
 
 
@@ -47,5 +47,5 @@ def test_ranks_that_were_only_stopped_have_not_failed_alike() -> None:
 
 def test_a_colour_is_not_cut_in_half() -> None:
     cause = failed(0, ename="ValueError")
-    other = Failure(1, "here", "OSError", "\x1b[31m" + 60 * "\x1b[1mx\x1b[0m" + "\x1b[0m")
+    other = RankFailure(1, "here", "OSError", "\x1b[31m" + 60 * "\x1b[1mx\x1b[0m" + "\x1b[0m")
     assert summary(cause, [cause, other], 2) == "[rank 0 of 2 on here]\nrank 1: OSError: " + 60 * "x"

@@ -103,7 +103,7 @@ def family(notebook: Notebook) -> list[psutil.Process]:
 
 def folders(notebook: Notebook) -> list[Path]:
     """Where the pool in use has its files."""
-    agent = "__import__('sys').modules['skymagic.pool.registry'].find().agents.started[0]"
+    agent = "__import__('sys').modules['skymagic.pool.registry'].pool_named().agents.started[0]"
     return [Path(notebook.value(f"{agent}.{name}")) for name in ("directory", "store")]
 
 
@@ -135,7 +135,7 @@ def test_a_cell_with_options_makes_a_pool_and_uses_it_again(notebook: Notebook) 
     second = notebook.run("%%sky_broadcast --nodes 4 -o again\nos.getpid()")
     assert second.stdout == ""
     assert notebook.value("again") == pids
-    assert notebook.value("len(__import__('sys').modules['skymagic.pool.registry'].every())") == 1
+    assert notebook.value("len(__import__('sys').modules['skymagic.pool.registry'].pools())") == 1
 
 
 def test_sky_pool_again_is_the_same_pool(notebook: Notebook) -> None:
@@ -356,7 +356,7 @@ def test_a_secret_is_in_no_command_line_and_in_nothing_shown(notebook: Notebook)
     texts = [
         shown.text,
         status.said,
-        notebook.value("repr(__import__('sys').modules['skymagic.pool.registry'].find().plan)"),
+        notebook.value("repr(__import__('sys').modules['skymagic.pool.registry'].pool_named().plan)"),
     ]
     texts += [text for each in (shown, status) for data in each.rich for text in data.values()]
     texts += [" ".join(process.cmdline()) for process in family(notebook)]

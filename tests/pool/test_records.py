@@ -9,6 +9,7 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import IO
 
 import pytest
 
@@ -17,6 +18,20 @@ from skymagic.errors import PoolError
 from skymagic.pool import keys, records
 from skymagic.pool.records import PoolRecord
 from skymagic.wire.record import identity
+
+CLAIMS = """
+import sys
+from skymagic.errors import PoolError
+from skymagic.pool import records
+print("ready", flush=True)
+sys.stdin.readline()
+try:
+    records.claim(records.PoolRecord("lab", "lab-" + sys.argv[1], "aws", ("2 machines",), "/home/ann"))
+    print("rents", flush=True)
+except PoolError as problem:
+    print(problem, flush=True)
+sys.stdin.readline()
+"""
 
 
 @pytest.fixture(autouse=True)
@@ -150,3 +165,24 @@ def test_what_its_hosts_do_not_run_is_forgotten() -> None:
     assert len(records.every()) == 3  # it runs
     records.forget(["gpu1", "gpu2"], [])
     assert {one.job_id for one in records.every()} == {"lab-00000002", "lab-00000003"}
+
+
+def test_of_two_notebooks_at_once_one_rents() -> None:
+    both = [
+        subprocess.Popen([sys.executable, "-c", CLAIMS, str(each)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        for each in (1, 2)
+    ]  # fmt: skip
+    pipes = [(one.stdin, one.stdout) for one in both if one.stdin is not None if one.stdout is not None]
+    assert [answers.readline() for _, answers in pipes] == ["ready\n"] * 2
+
+    def go(orders: IO[str]) -> None:
+        orders.write("go\n")
+        orders.flush()
+
+    for orders, _ in pipes:
+        go(orders)
+    said = [answers.readline() for _, answers in pipes]
+    for one in both:
+        one.communicate("end\n", timeout=30)
+    assert sorted(line.startswith("rents") for line in said) == [False, True]
+    assert any("--take-over" in line for line in said)

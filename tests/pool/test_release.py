@@ -14,8 +14,8 @@ from skymagic import plugins
 from skymagic.errors import PoolError
 from skymagic.plan.requests import Defaults, PoolRequest
 from skymagic.pool import Pool
-from skymagic.pool.release import run_steps
-from skymagic.pool.states import State
+from skymagic.pool.pool import run_steps
+from skymagic.pool.status import State
 from skymagic.providers.local import Local
 from skymagic.providers.provider import Survey
 

@@ -46,7 +46,7 @@ def test_a_restart_beside_a_recovery_is_the_only_one(notebook: Notebook, end: st
 
 def test_a_pools_folder_that_somebody_deletes_is_made_again(notebook: Notebook) -> None:
     notebook.run("%%sky_broadcast\nimport os\nkept = 7")
-    (folder,) = notebook.value("[pool.pool._resources.agents.started[0].directory]")
+    (folder,) = notebook.value("[pool.pool.resources.agents.started[0].directory]")
     shutil.rmtree(folder)
     notebook.fail("%%sky_broadcast\nif os.environ['RANK'] == '1': os._exit(3)")
     begun = time.monotonic()

@@ -6,13 +6,13 @@ import threading
 
 import pytest
 
-from skymagic.pool.scheduling import Reservation, Scheduler
+from skymagic.pool.dispatch import RankReservation, Scheduler
 
 
 class Waiting:
     """A thread that waits for a reservation; `came` is set when it has it."""
 
-    def __init__(self, scheduler: Scheduler, reservation: Reservation) -> None:
+    def __init__(self, scheduler: Scheduler, reservation: RankReservation) -> None:
         self.came, self._over = threading.Event(), threading.Event()
         self._reservation = reservation
         self._thread = threading.Thread(target=self._run, daemon=True)

@@ -8,15 +8,14 @@ from skymagic.display.panel import UNNAMED, NodeView, StartStep, environment_ste
 from skymagic.plan.image import Image
 from skymagic.plan.plans import Plan, Topology
 from skymagic.plan.requests import Defaults, PoolRequest
-from skymagic.pool import view
-from skymagic.pool.states import Event
-from skymagic.pool.status import Status
+from skymagic.pool import messages
+from skymagic.pool.status import PoolEvent, SharedStatus
 
 
-def status(*events: Event, hosts: tuple[str, ...] = ("h1", "h2"), **plan: object) -> Status:
+def status(*events: PoolEvent, hosts: tuple[str, ...] = ("h1", "h2"), **plan: object) -> SharedStatus:
     """A pool of two nodes with two ranks each, to which this has happened."""
     made = Plan("ssh", PoolRequest(), Topology(2, 2), Image(), hosts, 2, 4.0, **{"remote": True, **plan})  # type: ignore[arg-type]
-    pool = Status("lab", made, Defaults())
+    pool = SharedStatus("lab", made, Defaults())
     for event in events:
         pool.move(event)
     return pool
@@ -28,7 +27,7 @@ def rows(*states: str, host: str = "") -> list[tuple[object, ...]]:
 
 def test_hosts_are_set_up_before_there_are_ranks() -> None:
     step = environment_step("h2", "installing packages", 0.5)
-    shown = view.starting(status(Event.START), [], 0.0, {"h2": step})
+    shown = messages.starting_view(status(PoolEvent.START), [], 0.0, {"h2": step})
     assert (shown.state, shown.ended) == ("starting …", False)
     assert shown.nodes == (
         NodeView("h1", (), "starting"),
@@ -37,22 +36,24 @@ def test_hosts_are_set_up_before_there_are_ranks() -> None:
 
 
 def test_rented_machines_are_requested_and_have_names_then() -> None:
-    pool = status(Event.START, hosts=("2 × g5.xlarge",), region="us-east-1")
+    pool = status(PoolEvent.START, hosts=("2 × g5.xlarge",), region="us-east-1")
     asked, given = StartStep("asking …", "requested"), StartStep("i-1, i-2 run …", "booting", ("i-1", "i-2"))
     steps = {UNNAMED: asked}
-    assert view.nodes(pool, [], steps) == (NodeView("2 × g5.xlarge", (), "requested", "asking …"),)
+    assert messages.node_views(pool, [], steps) == (NodeView("2 × g5.xlarge", (), "requested", "asking …"),)
     steps |= dict.fromkeys(given.nodes, given) | {"i-2": StartStep("waiting …", "connecting", ("i-2",))}
-    assert [(node.name, node.phase) for node in view.nodes(pool, [], steps)] == [
+    assert [(node.name, node.phase) for node in messages.node_views(pool, [], steps)] == [
         ("i-1", "booting"),
         ("i-2", "connecting"),
     ]
 
 
 def test_ranks_come_up() -> None:
-    shown = view.starting(status(Event.START), rows("starting", "starting", "starting", "starting"), 0.0, {})
+    shown = messages.starting_view(
+        status(PoolEvent.START), rows("starting", "starting", "starting", "starting"), 0.0, {}
+    )
     assert [(node.phase, node.step, node.share) for node in shown.nodes] == [("starting", "0 of 2 ranks", 0.0)] * 2
-    pool = status(Event.START)
-    shown = view.starting(
+    pool = status(PoolEvent.START)
+    shown = messages.starting_view(
         pool, rows("ready", "ready", "starting", "ready"), 0.0, {"h2": environment_step("h2", "installing packages")}
     )
     assert [(node.step, node.ranks) for node in shown.nodes] == [
@@ -62,20 +63,21 @@ def test_ranks_come_up() -> None:
 
 
 @pytest.mark.parametrize(
-    ("event", "words"), [(Event.STARTED, "ready in 2.5 s"), (Event.STOP, "not started"), (Event.LOSE, "not started")]
+    ("event", "words"),
+    [(PoolEvent.STARTED, "ready in 2.5 s"), (PoolEvent.STOP, "not started"), (PoolEvent.LOSE, "not started")],
 )
-def test_a_start_that_is_over_is_one_line(event: Event, words: str) -> None:
-    shown = view.starting(status(Event.START, event), rows("ready", "ready", "ready", "ready"), 2.5, {})
+def test_a_start_that_is_over_is_one_line(event: PoolEvent, words: str) -> None:
+    shown = messages.starting_view(status(PoolEvent.START, event), rows("ready", "ready", "ready", "ready"), 2.5, {})
     assert (shown.state, shown.nodes, shown.ended) == (words, (), True)
 
 
 def test_nodes_of_this_machine_are_one() -> None:
-    pool = status(Event.START, Event.STARTED, hosts=("laptop",), remote=False)
-    (node,) = view.view(pool, rows(*["ready"] * 4, host="laptop")).nodes
+    pool = status(PoolEvent.START, PoolEvent.STARTED, hosts=("laptop",), remote=False)
+    (node,) = messages.pool_view(pool, rows(*["ready"] * 4, host="laptop")).nodes
     assert (node.name, len(node.ranks)) == ("laptop", 4)
 
 
 def test_what_costs_and_many_hosts_are_told_in_a_word() -> None:
     pool = status(hosts=tuple(f"gpu{number}" for number in range(8)), price=12.5)
-    assert view.about(pool) == ("ssh", "2 nodes × 2 ranks on gpu0 … gpu7", "$12.50 per hour")
-    assert view.view(pool, [], seconds=1800.0).about[-1] == "$12.50 per hour, about $6.25 so far"
+    assert messages.about(pool) == ("ssh", "2 nodes × 2 ranks on gpu0 … gpu7", "$12.50 per hour")
+    assert messages.pool_view(pool, [], seconds=1800.0).about[-1] == "$12.50 per hour, about $6.25 so far"

@@ -10,7 +10,7 @@ import pytest
 
 from skymagic.jobs.failures import hints
 from skymagic.plugins._torch.launched import place
-from skymagic.run.results import Failure
+from skymagic.run.results import RankFailure
 from skymagic.runtime.info import InstanceInfo
 from tests.lab.notebook import Notebook, opened, seen
 from tests.programs.test_programs import ran
@@ -141,6 +141,6 @@ def test_what_is_filled_in(
 
 def test_a_pool_without_a_process_group_hints_at_the_plugin() -> None:
     words = "`Trainer(strategy='ddp')` is not compatible with an interactive environment. Run your code as a script"
-    failure = Failure(0, "host", ename="MisconfigurationException", evalue=words)
+    failure = RankFailure(0, "host", ename="MisconfigurationException", evalue=words)
     assert "--plugin torch" in hints([failure], [])[0]
     assert hints([failure], ["torch"]) == []

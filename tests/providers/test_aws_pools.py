@@ -251,7 +251,7 @@ def test_a_lazy_pool_is_rented_by_its_cells_and_ends_between_them(aws: tuple[Mac
     assert "pool 'later' is declared" in notebook.run(f"{line} --lazy --idle 4s -y").said
     assert "RunInstances" not in [call.action for call in machines.cloud.calls]
     notebook.run("%%sky_broadcast\nkept = 7")
-    notebook.run("import time\nfrom skymagic.pool import registry\npool = registry.find('later', ended=True)")
+    notebook.run("import time\nfrom skymagic.pool import registry\npool = registry.pool_named('later', ended=True)")
     notebook.run("while pool.state.value != 'stopped':\n    time.sleep(0.05)")
     assert lab.left() == {}, "nothing is paid for between two cells"
     again = notebook.run("%%sky_broadcast -o found\n'kept' in globals()").said

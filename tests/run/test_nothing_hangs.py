@@ -54,7 +54,7 @@ def kept(notebook: Notebook) -> list[object]:
 
 def pids(notebook: Notebook) -> list[int]:
     return list(
-        notebook.value("[row[3] for row in __import__('sys').modules['skymagic.pool.registry'].find().status()]")
+        notebook.value("[row[3] for row in __import__('sys').modules['skymagic.pool.registry'].pool_named().status()]")
     )
 
 
@@ -576,7 +576,7 @@ def test_the_error_is_shown_while_groups_are_formed_again_and_the_next_cell_wait
         "Recovery.wait = lambda *arguments: waited.append(arguments) or wait(*arguments)"
     )
     fail(notebook, f"if dist.get_rank() == 2:\n    raise ValueError('planted')\n{WAITS}")
-    state = "__import__('sys').modules['skymagic.pool.registry'].find().state.value"
+    state = "__import__('sys').modules['skymagic.pool.registry'].pool_named().state.value"
     until_recovering(notebook, state)
     cell = notebook.start(ALIVE)
     way.write_text("go")

@@ -10,11 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from skymagic.run.metrics import Metrics
-from skymagic.run.report import RankRun, Report
-from skymagic.run.slowness import Usage, now, over
+from skymagic.run.metrics import Metrics, Usage, reasons_now, reasons_over
+from skymagic.run.report import RankRun, Report, deserted_words, failed_ranks
 from skymagic.run.stall import LAST_SAMPLES, Stall
-from skymagic.run.state import deserted_words, failed_ranks
 from skymagic.runtime import usage
 from skymagic.wire.metrics import FIXED, USAGE, packed
 from tests.lab.notebook import Shown
@@ -50,13 +48,13 @@ def gpus(use: Sequence[float], memory: float = 0.5) -> list[Usage]:
     ],
 )  # fmt: skip
 def test_what_is_said_while_a_run_goes_on(told: dict[int, list[Usage]], said: list[str]) -> None:
-    assert now(told) == said
-    assert now(told, ended=list(told)) == []
+    assert reasons_now(told) == said
+    assert reasons_now(told, ended=list(told)) == []
 
 
 def test_what_stays_of_it() -> None:
     told = {0: loader(0.05), 1: [*loader(0.45), Usage(12.0, 0, 5.0, 11.0, memory=0.96, held=0.5)]}
-    assert over(told) == [
+    assert reasons_over(told) == [
         "rank 1 spent 45% of its steps loading data",
         "memory was 96% full, rank 1 holds the most (50%)",
     ]
