@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from skymagic.data.store.store import NodeStore
     from skymagic.files.upload import DataPlane
     from skymagic.providers import Provider, Survey
-    from skymagic.run.engine import Engine
+    from skymagic.run.engine import RankEngine
 
 START_TIMEOUT = 120.0
 """Seconds that each step of a start may take."""
@@ -139,7 +139,7 @@ class PoolResources:
     _detached_timeout: float | None
     """Seconds without the notebook after which agents on other machines end everything."""
     _agents: Agents | None = None
-    _engine: Engine | None = None
+    _engine: RankEngine | None = None
     _shipper: Shipper | None = None
 
     def __post_init__(self) -> None:
@@ -154,7 +154,7 @@ class PoolResources:
         return self._agents
 
     @property
-    def engine(self) -> Engine:
+    def engine(self) -> RankEngine:
         """The connection to the ranks' kernels."""
         if self._engine is None:
             raise self._status.missing()
@@ -186,7 +186,7 @@ class PoolResources:
         agents.start(agent_specs(status, nodes, self._detached_timeout, os.environ))
         # these import ipyparallel, while the agents start
         import skymagic.data.shipping.shipper  # noqa: F401
-        from skymagic.run.engine import Engine
+        from skymagic.run.engine import RankEngine
 
         say(passing_step("starting the forkservers"))
         nodes = agents.meet(START_TIMEOUT)
@@ -194,7 +194,7 @@ class PoolResources:
         names = ", ".join(plugin.name for plugin in status.plugins if plugin.preload)
         say(passing_step(f"importing {names}" if names else "starting the controller"))
         controller = agents.wait_controller(START_TIMEOUT)
-        self._engine = Engine(controller.client, nodes[0].forward)
+        self._engine = RankEngine(controller.client, nodes[0].forward)
         self._shipper = new_shipper(self.agents, status, self._namespace)
         say(passing_step("starting the ranks"))
         self.take_up(range(status.world_size))
@@ -210,13 +210,13 @@ class PoolResources:
         Returns:
             The ranks that have died meanwhile.
         """
-        from skymagic.run.engine import Engine
+        from skymagic.run.engine import RankEngine
 
         status = self._status
         agents = self._agents = connect(nodes)
         ranks = rank_specs(status, nodes, port)
         controller = agents.attach(agent_specs(status, nodes, self._detached_timeout, os.environ), ranks, START_TIMEOUT)
-        self._engine = Engine(controller.client, nodes[0].forward)
+        self._engine = RankEngine(controller.client, nodes[0].forward)
         self._shipper = new_shipper(self.agents, status, self._namespace)
         dead = [rank for rank, state in agents.ranks.items() if not state.ready]
         self.take_up([rank for rank in agents.ranks if rank not in dead])
@@ -281,11 +281,11 @@ class PoolResources:
 
     def _take_up_head(self, old: wire.AgentStarted | None) -> None:
         """Another agent runs on the head: the ranks will be found at its controller, and their values in its store."""
-        from skymagic.run.engine import Engine
+        from skymagic.run.engine import RankEngine
 
         controller = self.agents.wait_controller(START_TIMEOUT)
         self._close_engine()
-        self._engine = Engine(controller.client, self.agents.nodes[0].forward)
+        self._engine = RankEngine(controller.client, self.agents.nodes[0].forward)
         if not self._status.plan.remote:
             cast("NodeStore", self.shipper.store).move(self.agents.started[0].store)
             _remove_folders(old)

@@ -2,7 +2,7 @@
 
 What a run sends and gets back::
 
-    Pool.run ── RunSpec ──▶ Engine.submit ── order and source (`wire.order`) ──▶ ranks
+    Pool.run ── RunSpec ──▶ RankEngine.submit ── order and source (`wire.order`) ──▶ ranks
                                                                                   │
     Report ◀── RunLoop ◀─── Submission.events ◀── outcome, by ipyparallel ────────┤
                                    ▲        ▲ ◀── output, by way of the agent ────┘

@@ -79,7 +79,7 @@ class _Client(ipp.Client):  # type: ignore[misc]  # untyped base
         return cast("threading.Condition", self.__dict__.setdefault("_sky_changed", threading.Condition()))
 
 
-class Engine:
+class RankEngine:
     """One connection to the controller; the map from ranks to its engines.
 
     Args:

@@ -22,10 +22,10 @@ PHASES = {
     "starting agents": "skymagic.cluster:Agents.start",
     "finding addresses": "skymagic.cluster:Agents.meet",
     "waiting for the controller": "skymagic.cluster:Agents.wait_controller",
-    "connecting to it": "skymagic.run.engine:Engine.__init__",
+    "connecting to it": "skymagic.run.engine:RankEngine.__init__",
     "opening value servers": "skymagic.pool.resources:open_store",
     "waiting for ranks": "skymagic.cluster:Agents.wait_ready",
-    "binding engines": "skymagic.run.engine:Engine.bind",
+    "binding engines": "skymagic.run.engine:RankEngine.bind",
 }
 PRESS = """
 import functools, importlib, os, signal, threading

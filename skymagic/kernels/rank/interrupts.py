@@ -141,7 +141,7 @@ WAITING_STATES = "SD"
 
 
 @dataclass(frozen=True)
-class ThreadSample:
+class MainThreadSample:
     """The main thread at one moment: the frame and the instruction in it, its processor time, whether it sleeps.
 
     Attributes:
@@ -154,14 +154,14 @@ class ThreadSample:
     switches: int | None
 
 
-def sample() -> ThreadSample | None:
+def sample() -> MainThreadSample | None:
     """The main thread now; None if it has no frame."""
     main = threading.main_thread().ident
     frame = sys._current_frames().get(main) if main is not None else None
     if frame is None:
         return None
     state, switches = scheduled()
-    return ThreadSample((id(frame), frame.f_lasti), stacks.processor_time(main), state in WAITING_STATES, switches)
+    return MainThreadSample((id(frame), frame.f_lasti), stacks.processor_time(main), state in WAITING_STATES, switches)
 
 
 def scheduled() -> tuple[str, int | None]:
