@@ -46,12 +46,11 @@ EXISTING_NAMES = {
 
 @magics_class
 class SkyMagics(Magics):
-    """All magics of skymagic, registered with one shell."""
+    """The magics that make pools, run cells and move variables and files, registered with one shell."""
 
     def __init__(self, shell: InteractiveShell) -> None:
         super().__init__(shell)
-        for kind in self.magics.values():
-            kind.update({name: with_help(name, method) for name, method in kind.items()})
+        _give_help(self)
         self.settings = SkyMagic(parent=shell)
         shell.configurables.append(self.settings)
         self.auto = auto.Auto(shell)
@@ -76,11 +75,11 @@ class SkyMagics(Magics):
             print("\n".join(usage(lambda: stopping.stop(request.name, request.yes, print_note))))
             return
         if request.hosts:
-            own = self._own_jobs()
+            own = _own_jobs()
             print("\n".join(usage(lambda: running.stop(request.hosts, request.name, request.all, own))))
             return
         if request.provider:
-            aws, own = self.settings.defaults().aws, self._own_jobs()
+            aws, own = self.settings.defaults().aws, _own_jobs()
             print("\n".join(usage(lambda: tagged.stop(request.name, print_note, aws, own))))
             return
         there = registry.pools() + registry.ended_pools()
@@ -102,9 +101,6 @@ class SkyMagics(Magics):
     def _stopped(self, one: Pool) -> None:
         records.forget_local(one.name)
         print(f"pool {one.name!r} is stopped{display.unreached(one.unreached, one.defaults.away)}")
-
-    def _own_jobs(self) -> set[str]:
-        return {one.job_id for one in registry.pools()}
 
     @line_magic
     def sky_restart(self, line: str) -> None:
@@ -133,51 +129,6 @@ class SkyMagics(Magics):
             for unfinished in found:
                 self.runs.follow(one, unfinished)
         return Compute.of(one)
-
-    @line_magic
-    def sky_status(self, line: str) -> None:
-        request = usage(lambda: line_magics.parse_status(line))
-        if request.disk:
-            print(disk.text(usage(lambda: disk.look(request.hosts))))
-            return
-        if request.hosts:
-            found = usage(lambda: running.look(request.hosts, request.name))
-            print(running.status_text(found, self._own_jobs()))
-            return
-        if request.provider:
-            rented_pools = tagged.look(self.settings.defaults().aws, request.name)
-            print(tagged.status_text(rented_pools, self._own_jobs()))
-            return
-        status = inspection.pools(request.name)
-        show_object(status)
-        self._name(request.output, status)
-
-    @line_magic
-    def sky_logs(self, line: str) -> None:
-        request = usage(lambda: line_magics.parse_logs(line))
-        cell = self.shell.user_ns.get("Out", {}).get(request.cell)
-        request = replace(request, coming=lambda: isinstance(cell, beside.RunHandle) and not cell.done())
-        usage(lambda: logs.show(request, lambda text: print(text, end="", flush=True)))
-        if request.output:
-            self._name(request.output, logs.collected(request))
-
-    def _name(self, output: str | None, shown: object) -> None:
-        """Keep what was shown, where ``-o`` asks for it."""
-        if output:
-            self.shell.user_ns[output] = shown
-
-    @line_magic
-    def sky_stacks(self, line: str) -> None:
-        print(usage(lambda: inspection.stacks(line_magics.parse_ranks("sky_stacks", line))))
-
-    @line_magic
-    def sky_vars(self, line: str) -> None:
-        print(usage(lambda: inspection.variables(line_magics.parse_ranks("sky_vars", line))))
-
-    @no_var_expand  # $RANK is the rank's
-    @line_magic
-    def sky_shell(self, line: str) -> None:
-        usage(lambda: rank_command.run(line_magics.parse_shell(line)))
 
     @line_magic
     def sky_clone(self, line: str) -> None:
@@ -215,43 +166,6 @@ class SkyMagics(Magics):
             install = partial(one.packages.install, request.packages)
             for note in usage(partial(install, lambda node, said: print(f"[{node}] {said}", flush=True))):
                 print_note(note)
-
-    @line_magic
-    def sky_gpus(self, line: str) -> None:
-        request = usage(lambda: line_magics.parse_gpus(line))
-        print(display.gpus(request.gpu.name if request.gpu else None, *driver()), flush=True)
-        settings = self.settings.defaults().aws
-        asks = request.rented or request.output is not None
-        if request.gpu is None or not (asks or set_up(settings)):
-            return
-        asked = PoolRequest(gpu=request.gpu, nodes=request.nodes, region=request.region, spot=request.spot)
-        try:
-            found = usage(lambda: offers(asked, settings))
-        except CloudError as problem:
-            if asks:
-                raise
-            print_note(f"[EC2 was not asked: {problem}]")
-            return
-        show_object(found, apart=True)
-        self._name(request.output, found)
-
-    @line_magic
-    def sky_cost(self, line: str) -> None:
-        name = usage(lambda: line_magics.parse_cost(line))
-        free = [(one.name, now() - one.started_at) for one in registry.pools() if not one.plan.region]
-        print(costs.text(costs.costs(free, name, self._own_jobs())))
-
-    @line_magic
-    def sky_check(self, line: str) -> None:
-        show_object(inspection.checked(usage(lambda: line_magics.parse_check(line))), apart=True)
-
-    @line_magic
-    def sky_clean(self, line: str) -> None:
-        request = usage(lambda: line_magics.parse_clean(line))
-        lines, problems = usage(lambda: disk.clean(request.hosts, request.all, request.dry_run))
-        print("\n".join(lines))
-        if problems:
-            raise PoolError("; ".join(f"{host}: {reason}" for host, reason in problems.items()))
 
     @line_magic
     def sky_auto(self, line: str) -> None:
@@ -299,9 +213,112 @@ class SkyMagics(Magics):
         self.runs.pull(run, {request.names[0]: request.output} if request.output else {})
 
 
+@magics_class
+class InspectionMagics(Magics):
+    """The magics that show what is there: pools, ranks, logs, GPUs, costs, and what lies on hosts."""
+
+    def __init__(self, shell: InteractiveShell, settings: SkyMagic) -> None:
+        super().__init__(shell)
+        _give_help(self)
+        self.settings = settings
+
+    @line_magic
+    def sky_status(self, line: str) -> None:
+        request = usage(lambda: line_magics.parse_status(line))
+        if request.disk:
+            print(disk.text(usage(lambda: disk.look(request.hosts))))
+            return
+        if request.hosts:
+            found = usage(lambda: running.look(request.hosts, request.name))
+            print(running.status_text(found, _own_jobs()))
+            return
+        if request.provider:
+            rented_pools = tagged.look(self.settings.defaults().aws, request.name)
+            print(tagged.status_text(rented_pools, _own_jobs()))
+            return
+        status = inspection.pools(request.name)
+        show_object(status)
+        self._name(request.output, status)
+
+    @line_magic
+    def sky_logs(self, line: str) -> None:
+        request = usage(lambda: line_magics.parse_logs(line))
+        cell = self.shell.user_ns.get("Out", {}).get(request.cell)
+        request = replace(request, coming=lambda: isinstance(cell, beside.RunHandle) and not cell.done())
+        usage(lambda: logs.show(request, lambda text: print(text, end="", flush=True)))
+        if request.output:
+            self._name(request.output, logs.collected(request))
+
+    def _name(self, output: str | None, shown: object) -> None:
+        """Keep what was shown, where ``-o`` asks for it."""
+        if output:
+            self.shell.user_ns[output] = shown
+
+    @line_magic
+    def sky_stacks(self, line: str) -> None:
+        print(usage(lambda: inspection.stacks(line_magics.parse_ranks("sky_stacks", line))))
+
+    @line_magic
+    def sky_vars(self, line: str) -> None:
+        print(usage(lambda: inspection.variables(line_magics.parse_ranks("sky_vars", line))))
+
+    @no_var_expand  # $RANK is the rank's
+    @line_magic
+    def sky_shell(self, line: str) -> None:
+        usage(lambda: rank_command.run(line_magics.parse_shell(line)))
+
+    @line_magic
+    def sky_gpus(self, line: str) -> None:
+        request = usage(lambda: line_magics.parse_gpus(line))
+        print(display.gpus(request.gpu.name if request.gpu else None, *driver()), flush=True)
+        settings = self.settings.defaults().aws
+        asks = request.rented or request.output is not None
+        if request.gpu is None or not (asks or set_up(settings)):
+            return
+        asked = PoolRequest(gpu=request.gpu, nodes=request.nodes, region=request.region, spot=request.spot)
+        try:
+            found = usage(lambda: offers(asked, settings))
+        except CloudError as problem:
+            if asks:
+                raise
+            print_note(f"[EC2 was not asked: {problem}]")
+            return
+        show_object(found, apart=True)
+        self._name(request.output, found)
+
+    @line_magic
+    def sky_cost(self, line: str) -> None:
+        name = usage(lambda: line_magics.parse_cost(line))
+        free = [(one.name, now() - one.started_at) for one in registry.pools() if not one.plan.region]
+        print(costs.text(costs.costs(free, name, _own_jobs())))
+
+    @line_magic
+    def sky_check(self, line: str) -> None:
+        show_object(inspection.checked(usage(lambda: line_magics.parse_check(line))), apart=True)
+
+    @line_magic
+    def sky_clean(self, line: str) -> None:
+        request = usage(lambda: line_magics.parse_clean(line))
+        lines, problems = usage(lambda: disk.clean(request.hosts, request.all, request.dry_run))
+        print("\n".join(lines))
+        if problems:
+            raise PoolError("; ".join(f"{host}: {reason}" for host, reason in problems.items()))
+
+
+def _give_help(magics: Magics) -> None:
+    for kind in magics.magics.values():
+        kind.update({name: with_help(name, method) for name, method in kind.items()})
+
+
+def _own_jobs() -> set[str]:
+    return {one.job_id for one in registry.pools()}
+
+
 def load_ipython_extension(shell: InteractiveShell) -> None:
     """Register the magics, with their help; again after `unload_ipython_extension` with all that they knew, pools among it."""
-    shell.register_magics(shell.magics_manager.registry.get(SkyMagics.__name__) or SkyMagics(shell))
+    kept = shell.magics_manager.registry
+    magics = kept.get(SkyMagics.__name__) or SkyMagics(shell)
+    shell.register_magics(magics, kept.get(InspectionMagics.__name__) or InspectionMagics(shell, magics.settings))
     if help_alone not in shell.input_transformers_cleanup:
         shell.input_transformers_cleanup.append(help_alone)
     completion.register(shell)
