@@ -260,7 +260,7 @@ def test_a_large_argument_is_written_once(pool: Any) -> None:
     sizes = []
     for _ in range(2):
         spec = task.spec_of(total(array), (0, 1, 2, 3))
-        pool.pool.run(spec, workers.LockedScreen([0, 1, 2, 3]), Limits())
+        pool.pool.runs.run(spec, workers.LockedScreen([0, 1, 2, 3]), Limits())
         sizes.append(pool.pool.shipper.prepare(spec.source, spec.ranks, extra=spec.extra).nbytes)
     assert max(sizes) < 100_000
     array[0] = 2
