@@ -284,6 +284,11 @@ class Compute:
         if self._own:
             self.stop()
 
+    @property
+    def runs(self) -> int:
+        """How many cells, calls and scripts have begun on the pool."""
+        return self.pool.runs.count
+
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
             raise AttributeError(name)

@@ -56,6 +56,8 @@ class PoolRuns:
     """Held for moments, while what follows is changed."""
     _running: int = 0
     """Runs that have begun and not ended."""
+    count: int = 0
+    """Runs that have begun since the pool was made."""
     reported: list[Metrics] = field(default_factory=list)
     """What runs have reported, in the order in which they began."""
 
@@ -152,6 +154,7 @@ class PoolRuns:
             if self._status.state is not State.RUNNING:
                 self._status.move(PoolEvent.RUN)
             self._running += 1
+            self.count += 1
         try:
             yield
         finally:
