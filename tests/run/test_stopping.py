@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -94,6 +95,20 @@ def test_a_collective_that_hangs_is_left_without_grace(notebook: Notebook, name:
     assert "line 5" in error.evalue  # as one of the others may
     assert kept(notebook) == [0, 1, 2]
     notebook.run("%%sky_broadcast\ndel model")
+
+
+def test_an_interrupt_that_falls_into_an_import_frees_the_rank_from_the_collective_after_it(
+    notebook: Notebook, tmp_path: Path
+) -> None:
+    """DDP's first step imports modules: an interrupt then is sent again when the import is over, and the rank waits in native code."""
+    (tmp_path / "imported_slowly.py").write_text("import time\nprint('begun', flush=True)\ntime.sleep(0.5)\n")
+    cell = begun(
+        notebook,
+        f"import sys\nsys.path.insert(0, {str(tmp_path)!r})\nif dist.get_rank() == 2:\n    begin()\n    time.sleep(300)\n"
+        "__import__('imported_slowly')\ndist.barrier()",
+    )
+    stopped(notebook, cell)
+    assert kept(notebook) == [0, 1, 2]
 
 
 # what is waited for in the cell's own line raises that the connection closed, before Python takes the interrupt

@@ -63,13 +63,14 @@ class Interrupts:
 
     def fall(self, _: int, frame: FrameType | None) -> None:
         """The signal handler of SIGINT. Raises KeyboardInterrupt where it may."""
-        self._heard = True
-        if not self.allowed:
-            return
-        if importing(frame):
-            # a module that is torn while it is imported can never be imported again (torch._dynamo is one)
+        if self.allowed and importing(frame):
+            # a module that is torn while it is imported can never be imported again (torch._dynamo is one); it counts as not heard:
+            # when it is sent again, the rank may wait in a collective, where only a release reaches it (DDP's first step imports)
             count = self._order_count
             threading.Timer(IMPORT_RETRY_SECONDS, lambda: count == self._order_count and self.again()).start()
+            return
+        self._heard = True
+        if not self.allowed:
             return
         self.fallen = True
         try:
@@ -110,6 +111,9 @@ class Interrupts:
         A rank that has taken it is in Python code of the user's, which may tidy up; one with a handler of its own is left alone.
         """
         if self._heard or not self.allowed or signal.getsignal(signal.SIGINT) != self.fall:
+            return []
+        main = threading.main_thread().ident
+        if main is not None and importing(sys._current_frames().get(main)):
             return []
         if not waits_in_native_code() or self._heard:
             return []
