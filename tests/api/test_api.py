@@ -31,6 +31,7 @@ from skymagic.errors import (
 from skymagic.jobs import task, workers
 from skymagic.plugins import Plugin
 from skymagic.pool.status import State
+from skymagic.run.interrupt import StopSignal
 from skymagic.run.report import Limits
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -260,7 +261,7 @@ def test_a_large_argument_is_written_once(pool: Any) -> None:
     sizes = []
     for _ in range(2):
         spec = task.spec_of(total(array), (0, 1, 2, 3))
-        pool.pool.runs.run(spec, workers.LockedScreen([0, 1, 2, 3]), Limits())
+        pool.pool.runs.run(spec, workers.LockedScreen([0, 1, 2, 3]), Limits(), StopSignal())
         sizes.append(pool.pool.shipper.prepare(spec.source, spec.ranks, extra=spec.extra).nbytes)
     assert max(sizes) < 100_000
     array[0] = 2
