@@ -8,7 +8,9 @@ from dataclasses import dataclass
 
 from skymagic.cluster import Node
 from skymagic.errors import FilesError
+from skymagic.files.transfer.comparing import Difference
 from skymagic.files.transfer.listing import FILE, Entry
+from skymagic.files.transfer.pieces import LARGE, equal
 from skymagic.plan.units import count, size
 from skymagic.wire import files as wire
 from skymagic.wire.codec import printable
@@ -111,11 +113,22 @@ class ByteCounter:
             self._progress(printable(self._name), self._done, self.total)
 
 
-def changes(want: Sequence[int], asked: Sequence[int], hashes: Sequence[str], known: Mapping[int, str]) -> wire.Write:
-    """What one side is to get: files of the same size travel when their hashes differ."""
-    theirs = dict(zip(asked, hashes, strict=True))
-    equal = [number for number, said in theirs.items() if said and known[number] == said]
-    return wire.Write(sorted({*want, *theirs} - set(equal)), equal)
+def changes(difference: Difference | wire.CompareReply, known: Mapping[int, str]) -> wire.Write:
+    """What one side is to get: files of the same size travel when their digests differ.
+
+    Args:
+        difference: what the receiver has found.
+        known: by number, the sender's digests of the files to ask for.
+    """
+    there = dict(difference.there)
+    same = [number for number in difference.ask if equal(known[number], there[number])]
+    return wire.Write(sorted({*difference.want, *difference.ask} - set(same)), same)
+
+
+def large_pieces(entries: Sequence[Entry], want: Sequence[int], there: Iterable[tuple[int, str]]) -> dict[int, str]:
+    """By number, the pieces that are there of large files that travel; of small ones all is sent."""
+    wanted = set(want)
+    return {number: text for number, text in there if number in wanted and text and entries[number].size >= LARGE}
 
 
 def copied(

@@ -11,12 +11,21 @@ from pathlib import Path, PurePath
 
 from skymagic.cluster import Node
 from skymagic.errors import RequestError
-from skymagic.files.changes import PARTLY_COPIED, ByteCounter, Copied, Progress, changes, copied, files_error
+from skymagic.files.changes import (
+    PARTLY_COPIED,
+    ByteCounter,
+    Copied,
+    Progress,
+    changes,
+    copied,
+    files_error,
+    large_pieces,
+)
 from skymagic.files.clients import NOTHING_COPIED, FileClient, FileClients, NodeFailed
 from skymagic.files.ignore import unignored
 from skymagic.files.transfer.folders import LinkInTheWay
 from skymagic.files.transfer.listing import FOLDER, LINK, Listing, absolute, listing, renamed, unsafe
-from skymagic.files.transfer.pieces import LARGE, PIECE
+from skymagic.files.transfer.pieces import PIECE
 from skymagic.files.transfer.receiving import Receiver
 from skymagic.files.upload import DataPlane, Upload
 from skymagic.wire import files as wire
@@ -98,12 +107,10 @@ class NodeDownload:
             raise NodeFailed(*difference.problems)
         asked = difference.ask
         theirs = client.request(wire.Hash(asked), wire.HashReply).hashes if asked else []
-        here = dict(zip(asked, self._receiver.comparison.hashes(asked), strict=True))
-        self._changes = changes(difference.want, asked, theirs, here)
+        self._changes = changes(difference, dict(zip(asked, theirs, strict=True)))
         want = self._changes.want
         self.nbytes = sum(self._entries[number].size for number in want)
-        large = [number for number in want if self._entries[number].size >= LARGE]
-        there = dict(zip(large, self._receiver.comparison.pieces(large), strict=True))
+        there = large_pieces(self._entries, want, difference.there)
         self._pieces = [there.get(number, "") for number in want]
 
     def run(self, client: FileClient, counter: ByteCounter) -> Copied:

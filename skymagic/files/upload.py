@@ -6,7 +6,6 @@ import itertools
 import threading
 import zlib
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
@@ -14,11 +13,10 @@ from typing import TYPE_CHECKING
 from skymagic.cluster import Node
 from skymagic.data.store.base import Buffer
 from skymagic.data.store.store import OVERFLOW, digest
-from skymagic.files.changes import PARTLY_COPIED, ByteCounter, Copied, changes, copied
+from skymagic.files.changes import PARTLY_COPIED, ByteCounter, Copied, changes, copied, large_pieces
 from skymagic.files.clients import POLL_INTERVAL, FileClient, FileClients, NodeFailed
-from skymagic.files.transfer.folders import ListedFiles
-from skymagic.files.transfer.listing import Entry, Listing, digests
-from skymagic.files.transfer.pieces import LARGE, OnBytes, common, encoded_files
+from skymagic.files.transfer.listing import Entry, Listing
+from skymagic.files.transfer.pieces import OnBytes, common, encoded_files, listed_digests
 from skymagic.wire import files as wire
 
 if TYPE_CHECKING:
@@ -218,8 +216,14 @@ class Upload:
         Raises:
             FilesError: what went wrong, of all nodes at once.
         """
-        different = self._compare(bases, mirror)
-        pieces = self._pieces(different)
+        replies = self._compare(bases, mirror)
+        asked = sorted({number for reply in replies.values() for number in reply.ask})
+        known = dict(zip(asked, listed_digests(self._found.places[number] for number in asked), strict=True))
+        different = {client: changes(reply, known) for client, reply in replies.items()}
+        pieces = {
+            client: large_pieces(self._entries, different[client].want, reply.there)
+            for client, reply in replies.items()
+        }
         groups: dict[object, list[FileClient]] = {}
         for client, change in different.items():
             groups.setdefault((tuple(change.want), frozenset(pieces[client])), []).append(client)
@@ -240,18 +244,8 @@ class Upload:
 
         return tuple(self._clients.each(write, PARTLY_COPIED))
 
-    def _pieces(self, different: Mapping[FileClient, wire.Write]) -> dict[FileClient, dict[int, str]]:
-        """What is on each node of the large files that it gets, by number."""
-
-        def ask(client: FileClient) -> tuple[FileClient, dict[int, str]]:
-            large = [number for number in different[client].want if self._entries[number].size >= LARGE]
-            found = client.request(wire.FindPieces(large), wire.FindPiecesReply).pieces if large else []
-            return client, {number: text for number, text in zip(large, found, strict=True) if text}
-
-        return dict(self._clients.each(ask))
-
-    def _compare(self, bases: Mapping[Node, str], mirror: bool) -> dict[FileClient, wire.Write]:
-        """What each node is to get."""
+    def _compare(self, bases: Mapping[Node, str], mirror: bool) -> dict[FileClient, wire.CompareReply]:
+        """What each node lacks."""
         found = self._found
         rows, tops = [entry.plain() for entry in self._entries], [vars(top) for top in found.tops]
         columns = [list(column) for column in zip(*rows, strict=True)]
@@ -269,19 +263,13 @@ class Upload:
 
         plane, several = self._plane, len(bases) > 1 and len(set(bases.values())) == 1
         if plane is None or not several or len(rows) < MANY_FILES:
-            replies = dict(self._clients.each(compare))
-        else:
-            key = plane.put([zlib.compress(wire.encode(next(iter(requests.values()))), 9)])
-            try:
-                requests |= {node: plane.include(node, key, deflated=True) for node in bases}
-                replies = dict(self._clients.each(compare))
-            finally:
-                plane.drop([key])
-        asked = sorted({number for reply in replies.values() for number in reply.ask})
-        with closing(ListedFiles()) as listed:
-            hashes = list(digests((found.places[number] for number in asked), listed.open))
-        known = dict(zip(asked, hashes, strict=True))
-        return {client: changes(reply.want, reply.ask, reply.hashes, known) for client, reply in replies.items()}
+            return dict(self._clients.each(compare))
+        key = plane.put([zlib.compress(wire.encode(next(iter(requests.values()))), 9)])
+        try:
+            requests |= {node: plane.include(node, key, deflated=True) for node in bases}
+            return dict(self._clients.each(compare))
+        finally:
+            plane.drop([key])
 
     def _shared(self, want: Sequence[int], members: Sequence[FileClient], there: Mapping[int, str]) -> Multicast | None:
         """What carries these files to several nodes at once; None where each gets them by itself."""

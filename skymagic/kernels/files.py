@@ -14,9 +14,8 @@ from collections.abc import Iterator
 from functools import partial
 
 from skymagic.data.store.store import NodeStore
-from skymagic.files.transfer.folders import ListedFiles
-from skymagic.files.transfer.listing import FOLDER, Entry, Listing, Top, absolute, digests, listing
-from skymagic.files.transfer.pieces import encoded_files
+from skymagic.files.transfer.listing import FOLDER, Entry, Listing, Top, absolute, listing
+from skymagic.files.transfer.pieces import encoded_files, listed_digests
 from skymagic.files.transfer.receiving import Receiver
 from skymagic.wire import files as wire
 from skymagic.wire.codec import write_all
@@ -72,13 +71,9 @@ class TransferServer:
                 return wire.ListReply(self._listing.plain())
             case wire.Hash():
                 places = [self._listing.places[number] for number in request.numbers]
-                with contextlib.closing(ListedFiles()) as listed:
-                    return wire.HashReply(list(digests(places, listed.open, self._cancelled)))
+                return wire.HashReply(listed_digests(places, self._cancelled))
             case wire.Compare():
                 return self._compare(request)
-            case wire.FindPieces():
-                assert self._receiver is not None
-                return wire.FindPiecesReply(self._receiver.comparison.pieces(request.numbers, self._cancelled))
             case wire.Write():
                 return self._write(request)
             case wire.SendFiles():
@@ -106,9 +101,8 @@ class TransferServer:
         entries = [Entry(*plain) for plain in zip(*request.columns, strict=True)]
         self._receiver = Receiver(request.base, entries, mirror=request.mirror)
         tops = [Top(**top) for top in request.tops]
-        found = self._receiver.comparison.compare(request.origin, tops, contents=request.contents)
-        hashes = list(self._receiver.comparison.hashes(found.ask, self._cancelled))
-        return wire.CompareReply(**vars(found), hashes=hashes)
+        compare = self._receiver.comparison.compare
+        return wire.CompareReply(**vars(compare(request.origin, tops, self._cancelled, contents=request.contents)))
 
     def _write(self, request: wire.Write) -> wire.WriteReply:
         receiver = self._receiver

@@ -75,12 +75,6 @@ class Unauthenticated:
         with self._lock:
             self._since.pop(sock, None)
 
-    def close_overdue(self) -> None:
-        """Close those that have had their time; only needed where a sender can extend a socket's own timeout, byte by byte."""
-        with self._lock:
-            late = [sock for sock, since in self._since.items() if time.monotonic() - since > self._seconds]
-        self._close(late)
-
     def _close_oldest(self, count: int) -> None:
         with self._lock:
             oldest = list(self._since)[: max(0, count)]

@@ -3,8 +3,6 @@
 notebook                                     node
 Stat, List, Hash, Compare           →
                                     ←   StatReply, ListReply, HashReply, CompareReply
-FindPieces                          →
-                                    ←   FindPiecesReply
 Write, (FileStart, (FileChunk | FilePiece)…)…, EndOfFiles →
                                     ←   DiskFull?, WriteReply
 Include (in a Write, of a Compare)  →
@@ -64,7 +62,7 @@ class Hash(FileMessage):
 
 
 class HashReply(FileMessage):
-    """The xxh3-128 of each, in hex; "" for one that cannot be read."""
+    """The digest of each (`files.transfer.pieces`); "" for one that cannot be read."""
 
     hashes: list[str]
 
@@ -82,24 +80,12 @@ class Compare(FileMessage):
 
 
 class CompareReply(FileMessage):
-    """A `files.transfer.receiving.Difference`, and the hashes of the files in `ask`."""
+    """A `files.transfer.comparing.Difference`."""
 
     want: list[int]
     ask: list[int]
+    there: list[tuple[int, str]]
     problems: list[str]
-    hashes: list[str]
-
-
-class FindPieces(FileMessage):
-    """What is there of these files that the last `Compare` named?"""
-
-    numbers: list[int]
-
-
-class FindPiecesReply(FileMessage):
-    """What is there of each file, as `files.transfer.pieces.present` says it."""
-
-    pieces: list[str]
 
 
 class Write(FileMessage):
@@ -123,7 +109,7 @@ class SendFiles(FileMessage):
 
     numbers: list[int]
     pieces: list[str]
-    """What is here of each, as in a `FindPiecesReply`."""
+    """What is here of each, as in `CompareReply.there`."""
 
 
 class SendFilesReply(FileMessage):

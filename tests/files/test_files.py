@@ -488,6 +488,8 @@ def test_a_node_that_is_lost(two: Nodes) -> None:
     assert (two.roots[0] / "d/large").stat().st_size == 1 << 29
     assert not (two.roots[1] / "d/large").exists()
     assert (two.roots[1] / "d/a").read_text() == "a"
+    two.files.put(two.here / "d", "d")
+    assert sorted(path.name for path in (two.roots[1] / "d").iterdir()) == ["a", "large"]
 
 
 def test_a_node_that_cannot_answer(tmp_path: Path) -> None:

@@ -11,10 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from skymagic.errors import FilesError
-from skymagic.files.transfer import pieces
 from skymagic.files.transfer.folders import FilePlace
 from skymagic.files.transfer.listing import FILE, Entry
-from skymagic.files.transfer.pieces import LARGE, PIECE, common, encoded_files, half_mark, numbered
+from skymagic.files.transfer.pieces import LARGE, PIECE, common, encoded_files, numbered, part_name
 from skymagic.files.transfer.receiving import Receiver
 from skymagic.wire.files import FilePart, FilePiece, messages
 from tests.data.test_remote_store import MB, Cluster
@@ -86,11 +85,15 @@ def test_a_cut_connection(nodes: Nodes) -> None:
 # -- one receiver ----------------------------------------------------------------------------------------------------
 
 
-def received(receiver: Receiver, path: Path, entry: Entry, stop_at: int = 1 << 62, *, killed: bool = False) -> int:
+def present(receiver: Receiver) -> dict[int, str]:
+    return dict(receiver.comparison.compare("elsewhere", [], contents=True).there)
+
+
+def received(receiver: Receiver, path: Path, entry: Entry, stop_at: int = 1 << 62, *, cut: bool = True) -> int:
     """Let a receiver take a file, or the beginning of it; the bytes that it was sent."""
     receiver.begin([0])
-    (there,) = receiver.comparison.pieces([0])
-    frames = iter(list(encoded_files([(0, entry, FilePlace.of(str(path)))], there={0: there})))
+    there = present(receiver)
+    frames = iter(list(encoded_files([(0, entry, FilePlace.of(str(path)))], there=there)))
     for message, payload in messages(lambda: next(frames, b"")):
         if not isinstance(message, FilePart):
             receiver.end([])
@@ -98,7 +101,7 @@ def received(receiver: Receiver, path: Path, entry: Entry, stop_at: int = 1 << 6
         receiver.take(message, payload)
         if receiver.nbytes >= stop_at:
             break
-    if not killed:
+    if cut:
         receiver.abort(keep=True)
     return receiver.nbytes
 
@@ -119,19 +122,14 @@ def target(tmp_path: Path) -> Path:
     return tmp_path / "target"
 
 
-@pytest.mark.parametrize("killed", [False, True])
-def test_a_half_is_written_on_and_not_copied(source: Path, tmp_path: Path, killed: bool) -> None:
+def test_a_half_is_written_on_and_not_copied(source: Path, tmp_path: Path) -> None:
     folder, entry = target(tmp_path), entry_of(source)
-    first = Receiver(str(folder), [entry])
-    received(first, source, entry, LARGE, killed=killed)
+    received(Receiver(str(folder), [entry]), source, entry, LARGE)
     (half,) = folder.iterdir()
-    if killed:
-        os.utime(half, (1e9, 1e9))  # a while ago
     number = half.stat().st_ino
     assert received(Receiver(str(folder), [entry]), source, entry) == 5 * PIECE
     assert (folder / "a").stat().st_ino == number
     assert (folder / "a").read_bytes() == source.read_bytes()
-    first.abort()
     assert len(list(folder.iterdir())) == 1
 
 
@@ -139,7 +137,7 @@ def test_what_another_one_writes_is_left_alone(source: Path, tmp_path: Path) -> 
     """Two nodes may have one folder."""
     folder, entry = target(tmp_path), entry_of(source)
     first, second = Receiver(str(folder), [entry]), Receiver(str(folder), [entry])
-    received(first, source, entry, LARGE, killed=True)
+    received(first, source, entry, LARGE, cut=False)
     assert received(second, source, entry) == source.stat().st_size
     assert len(list(folder.iterdir())) == 2
     first.abort()
@@ -161,30 +159,13 @@ def test_little_of_it_and_small_files_leave_nothing(source: Path, tmp_path: Path
     assert list(folder.iterdir()) == []
 
 
-def test_halves_that_nobody_goes_on_with_go(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With the file once it is there, be it small now or as it was; and after a week whatever else is copied into that folder."""
+def test_a_half_of_what_has_become_small(source: Path, tmp_path: Path) -> None:
     folder = target(tmp_path)
-
-    def left(name: str) -> int:
-        entry = Entry(name, FILE, source.stat().st_size)
-        received(Receiver(str(folder), [entry]), source, entry, LARGE + PIECE)
-        return len(list(folder.glob(".skymagic-*")))
-
-    def copied(name: str, data: bytes) -> int:
-        small = tmp_path / "small"
-        small.write_bytes(data)
-        entry = Entry(name, FILE, len(data))
-        received(Receiver(str(folder), [entry]), small, entry)
-        return len(list(folder.glob(".skymagic-*")))
-
-    (folder / ".skymagic-written.part").write_bytes(b"by another copy")
-    assert (left("a"), left("b")) == (2, 3)
-    assert copied("a", b"small now") == 2
-    assert copied("c", b"another") == 2, "b's may be gone on with"
-    os.utime(folder / ".skymagic-written.part", (1, 1))
-    monkeypatch.setattr(pieces, "OLD_SECONDS", -1.0)
-    assert copied("c", b"another, later") == 0
-    assert sorted(path.name for path in folder.iterdir()) == ["a", "c"]
+    received(Receiver(str(folder), [entry_of(source)]), source, entry_of(source), LARGE + PIECE)
+    source.write_bytes(b"small now")
+    received(Receiver(str(folder), [entry_of(source)]), source, entry_of(source))
+    assert (folder / "a").read_bytes() == b"small now"
+    assert len(list(folder.iterdir())) == 1
 
 
 def test_what_changes_there_meanwhile_is_said(source: Path, tmp_path: Path) -> None:
@@ -193,9 +174,9 @@ def test_what_changes_there_meanwhile_is_said(source: Path, tmp_path: Path) -> N
     source.write_bytes(source.read_bytes() + b"more")
     receiver = Receiver(str(folder), [entry_of(source)])
     receiver.begin([0])
-    (there,) = receiver.comparison.pieces([0])
+    there = present(receiver)
     (folder / "a").write_bytes(os.urandom(LARGE))
-    for frame in encoded_files([(0, entry_of(source), FilePlace.of(str(source)))], there={0: there}):
+    for frame in encoded_files([(0, entry_of(source), FilePlace.of(str(source)))], there=there):
         for message, payload in messages(iter([frame, b""]).__next__):
             if not isinstance(message, FilePart):
                 break
@@ -206,16 +187,16 @@ def test_what_changes_there_meanwhile_is_said(source: Path, tmp_path: Path) -> N
     assert len(list(folder.iterdir())) == 1
 
 
-def test_a_half_that_is_somebody_elses_file_is_not_written_over(source: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("make", [os.link, os.symlink])
+def test_a_half_that_is_somebody_elses_file_is_not_written_over(
+    source: Path, tmp_path: Path, make: Callable[[Path, Path], None]
+) -> None:
     folder, entry = target(tmp_path), entry_of(source)
     (tmp_path / "precious").write_bytes(b"precious")
-    os.utime(tmp_path / "precious", (0, 0))
-    os.link(tmp_path / "precious", folder / f".skymagic-{half_mark('a')}1.part")
-    (folder / f".skymagic-{half_mark('a')}2.part").symlink_to(tmp_path / "precious")
-    os.utime(folder / f".skymagic-{half_mark('a')}2.part", (0, 0), follow_symlinks=False)
+    make(tmp_path / "precious", folder / part_name("a"))
     received(Receiver(str(folder), [entry]), source, entry)
     assert (tmp_path / "precious").read_bytes() == b"precious"
-    assert [path.name for path in folder.iterdir()] == ["a"]
+    assert (folder / "a").read_bytes() == source.read_bytes()
 
 
 def test_a_piece_that_nobody_has(source: Path, tmp_path: Path) -> None:

@@ -11,7 +11,6 @@ import pytest
 
 from skymagic.errors import FilesError
 from skymagic.files.copy import Files
-from skymagic.files.transfer import folders, receiving
 from skymagic.files.transfer.listing import FILE, FOLDER, LINK, Entry
 from skymagic.wire.files import EndOfFiles, FileStart, ListReply, SendFilesReply, encode
 from tests.files.test_files import Nodes, grow, node, one, tree
@@ -38,12 +37,9 @@ def hostile(root: Path, *entries: Entry, swap: str = "", contents: bool = False)
     return Files([node(0, root, sys.executable, "-c", code)], start)
 
 
-@pytest.fixture(params=["by descriptor", "by name"])
-def home(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """A home folder, with what is dear in it and a folder that is copied into; also where a system has no openat."""
-    if request.param == "by name":
-        monkeypatch.setattr(folders, "BY_DESCRIPTOR", False)
-        monkeypatch.setattr(receiving, "BY_DESCRIPTOR", False)
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    """A home folder, with what is dear in it and a folder that is copied into."""
     return grow(tmp_path / "home", {".ssh/config": "mine", "work/": ""})
 
 

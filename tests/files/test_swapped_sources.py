@@ -10,7 +10,6 @@ from pathlib import Path
 import psutil
 import pytest
 
-from skymagic.files.transfer import folders
 from skymagic.files.transfer.listing import Listing, listing
 from skymagic.files.transfer.pieces import encoded_files
 from skymagic.wire.files import EndOfFiles, FileFailed, messages
@@ -52,7 +51,6 @@ def sent(found: Listing) -> tuple[bytes, list[str]]:
     return data, failed
 
 
-@pytest.mark.parametrize("by_descriptor", [True, False])
 @pytest.mark.parametrize(
     ("swap", "swapped", "target"),
     [
@@ -62,15 +60,7 @@ def sent(found: Listing) -> tuple[bytes, list[str]]:
         (pipe, "out/id", ""),
     ],
 )
-def test_a_link_after_the_listing(
-    home: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    swap: Callable[[Path, Path], None],
-    swapped: str,
-    target: str,
-    by_descriptor: bool,
-) -> None:
-    monkeypatch.setattr(folders, "BY_DESCRIPTOR", by_descriptor and folders.BY_DESCRIPTOR)
+def test_a_link_after_the_listing(home: Path, swap: Callable[[Path, Path], None], swapped: str, target: str) -> None:
     found = listing(str(home / "out"))
     swap(home / swapped, home / target)
     data, failed = sent(found)

@@ -8,13 +8,13 @@ import itertools
 import os
 import shutil
 import stat
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
-from functools import partial
 
 from skymagic.files.transfer.folders import Folders, LinkInTheWay
-from skymagic.files.transfer.listing import FILE, FOLDER, Entry, Top, digests, error_text, unsafe
-from skymagic.files.transfer.pieces import LARGE, halves, present
+from skymagic.files.transfer.listing import FILE, FOLDER, Entry, Top, error_text, unsafe
+from skymagic.files.transfer.pieces import LARGE, PresentPieces
 from skymagic.wire.processes import boot_id
 
 
@@ -24,12 +24,14 @@ class Difference:
 
     Attributes:
         want: files to be sent.
-        ask: files of the same size and another time: their hashes tell.
+        ask: files of the same size and another time: their digests tell.
+        there: pairs of a number and what `PresentPieces` says: of all files to ask for, and of large ones to be sent.
         problems: why it cannot be done.
     """
 
     want: list[int] = field(default_factory=list)
     ask: list[int] = field(default_factory=list)
+    there: list[tuple[int, str]] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
 
 
@@ -51,7 +53,9 @@ class FolderComparison:
         """Where an entry goes, to be shown; what is written is found by `Folders`."""
         return os.path.join(self.base, *entry.path.split("/"))
 
-    def compare(self, origin: str, tops: Sequence[Top], *, contents: bool) -> Difference:
+    def compare(
+        self, origin: str, tops: Sequence[Top], stopped: Callable[[], bool] = lambda: False, *, contents: bool
+    ) -> Difference:
         """What differs here; `origin`, a machine, and `tops` there say where it all comes from."""
         found = Difference(problems=list(self.unsafe))
         if found.problems:
@@ -68,22 +72,25 @@ class FolderComparison:
                 sizes[number] = self._compare_entry(number, entry, found)
             except OSError as problem:
                 found.problems.append(os_error_text(self.path(entry), problem))
-        found.problems = list(dict.fromkeys(found.problems))
+        found.problems = [*dict.fromkeys(found.problems), *self._unwritable(found)]
+        left = 0 if found.problems else self._look_for_pieces(found, stopped)
         self._folders.close()
-        found.problems += self._unwritable(found) or self._no_room(found, sizes)
+        found.problems += self._no_room(found, sizes, left)
         return found
 
-    def hashes(self, numbers: Iterable[int], stopped: Callable[[], bool] = lambda: False) -> Iterator[str]:
-        """The xxh3-128 of files that are here now, in hex; "" for one that cannot be read."""
-        try:
-            paths = (self.entries[number].path for number in numbers)
-            yield from digests(paths, partial(self._folders.open, flags=os.O_RDONLY), stopped)
-        finally:
-            self._folders.close()
-
-    def pieces(self, numbers: Iterable[int], stopped: Callable[[], bool] = lambda: False) -> list[str]:
-        """What is here of files that are to come; `pieces.present` says how."""
-        return present(self._folders, (self.entries[number] for number in numbers), stopped)
+    def _look_for_pieces(self, found: Difference, stopped: Callable[[], bool]) -> int:
+        """Note what is there of files; returns the bytes that cut connections have left of those to be sent."""
+        left = 0
+        large = [number for number in found.want if self.entries[number].size >= LARGE]
+        for numbers in (found.ask, large):
+            for number in numbers:
+                text = ""
+                with closing(PresentPieces(self._folders, self.entries[number].path)) as here:
+                    left += here.left if numbers is large else 0
+                    with contextlib.suppress(OSError):
+                        text = here.digests(stopped)
+                found.there.append((number, text))
+        return left
 
     def _onto_itself(self, tops: Sequence[Top], contents: bool) -> list[str]:
         goals = {self.base} if contents else {self.path(each) for each in self.entries if "/" not in each.path}
@@ -135,11 +142,10 @@ class FolderComparison:
             if os.path.isdir(path) and not os.access(path, os.W_OK | os.X_OK)
         ]
 
-    def _no_room(self, found: Difference, sizes: dict[int, int]) -> list[str]:
-        """A file lies beside the old one until it is whole."""
+    def _no_room(self, found: Difference, sizes: dict[int, int], left: int) -> list[str]:
+        """A file lies beside the old one until it is whole; over what was `left` of it."""
         old = [sizes.get(number, 0) for number in found.want]
-        need = sum(self.entries[number].size for number in found.want) - sum(old) + max(old, default=0)
-        need -= sum(self._left_of(self.entries[number]) for number in found.want)
+        need = sum(self.entries[number].size for number in found.want) - sum(old) + max(old, default=0) - left
         folder = _nearest_existing(self.base)
         free = shutil.disk_usage(folder).free
         if need <= free:
@@ -147,17 +153,6 @@ class FolderComparison:
         from skymagic.plan.units import size  # when it is needed: a node's end starts for each copy
 
         return [f"{folder}: no room: {size(need)} more are needed, {size(free)} are free"]
-
-    def _left_of(self, entry: Entry) -> int:
-        """Bytes of what a cut connection has left of a file."""
-        left = 0
-        if entry.size >= LARGE:
-            with contextlib.suppress(OSError):
-                folder, name = self._folders.parent(entry.path)
-                for each in halves(self._folders, entry.path):
-                    left += os.lstat(os.path.join(os.path.dirname(name), each), dir_fd=folder).st_size
-        self._folders.close()
-        return left
 
 
 def os_error_text(path: str, problem: OSError) -> str:

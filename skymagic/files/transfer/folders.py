@@ -16,17 +16,12 @@ from typing import NamedTuple
 
 OWN_PREFIX = ".skymagic-"
 """Prefix of our own files among the user's."""
-BY_DESCRIPTOR = os.open in os.supports_dir_fd and hasattr(os, "O_NOFOLLOW")
-"""Whether the system has openat; else each part of a path is looked at before the path is used."""
-NOFOLLOW = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0)
+NOFOLLOW = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 """For files that are opened: no link, and no waiting for who writes into a pipe."""
-NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0) | NOFOLLOW
-WRITTEN_OVER = os.O_RDWR | getattr(os, "O_BINARY", 0) | NOFOLLOW
-"""For a file of our own that is there."""
-_FOLDER_FLAGS = getattr(os, "O_PATH", os.O_RDONLY) | getattr(os, "O_DIRECTORY", 0) | NOFOLLOW
-_LISTED_FLAGS = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0) | NOFOLLOW
-"""For a folder whose names are read, which O_PATH does not allow."""
-_LINK = getattr(os, "O_NOFOLLOW", 0)
+NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | NOFOLLOW
+_LISTED_FLAGS = os.O_RDONLY | os.O_DIRECTORY | NOFOLLOW
+# O_PATH: a folder that may only be passed through can be opened; macOS has no such flag
+_FOLDER_FLAGS = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY | NOFOLLOW
 Identity = tuple[int, int]
 """Device and number: the same folder, whatever its path is now."""
 
@@ -90,8 +85,8 @@ class FilePlace(NamedTuple):
 
 
 @contextlib.contextmanager
-def opened(path: str, above: int | None, state: os.stat_result) -> Iterator[int | None]:
-    """A folder that is to be listed, opened; None where the system has no openat, and names are all there is.
+def opened(path: str, above: int | None, state: os.stat_result) -> Iterator[int]:
+    """A folder that is to be listed, opened.
 
     Args:
         above: the folder that it is in, which is open; None for a root, to which links may lead.
@@ -100,10 +95,7 @@ def opened(path: str, above: int | None, state: os.stat_result) -> Iterator[int 
     Raises:
         ReplacedError: it is another one by now.
     """
-    if not BY_DESCRIPTOR:
-        yield None
-        return
-    flags = _LISTED_FLAGS & ~_LINK if above is None else _LISTED_FLAGS
+    flags = _LISTED_FLAGS & ~os.O_NOFOLLOW if above is None else _LISTED_FLAGS
     descriptor = os.open(path if above is None else os.path.basename(path), flags, dir_fd=above)
     try:
         if identity(os.fstat(descriptor)) != identity(state):
@@ -126,8 +118,8 @@ class Folders:
         self._open: list[tuple[str, int]] = []
         """Names and descriptors from the base down; the base's own name is empty."""
 
-    def parent(self, path: str, *, make: bool = False) -> tuple[int | None, str]:
-        """Where an entry is, as ``dir_fd`` and the path of the functions in `os`.
+    def parent(self, path: str, *, make: bool = False) -> tuple[int, str]:
+        """Where an entry is: ``dir_fd`` and the name of the functions in `os`; valid until another folder is asked for.
 
         Args:
             path: below the base, with ``/`` between its parts.
@@ -137,32 +129,29 @@ class Folders:
             LinkInTheWay: one of the folders is a link.
             OSError: one of them is not there, or cannot be entered.
         """
-        *above, name = path.split("/")
-        if not BY_DESCRIPTOR:
-            return None, os.path.join(self._checked(above, make), name)
-        return self._descriptor(above, make), name
-
-    def enter(self, path: str) -> tuple[int | None, str]:
-        """A folder itself, as `parent` gives an entry; errors as there."""
-        return self.parent(f"{path}/.")
-
-    def open(self, path: str, flags: int) -> int:
-        """Open a file that is there, and is no link; an opener for `open`."""
-        folder, name = self.parent(path)
-        return os.open(name, flags | getattr(os, "O_BINARY", 0) | NOFOLLOW, dir_fd=folder)
-
-    def _descriptor(self, names: list[str], make: bool) -> int:
+        *names, name = path.split("/")
         if not self._open:
             # the base is the user's own word: followed
-            self._open.append(("", os.open(self._base, _FOLDER_FLAGS & ~_LINK)))
-            self._check(self._open[0][1])
+            self._open.append(("", os.open(self._base, _FOLDER_FLAGS & ~os.O_NOFOLLOW)))
+            if self._expected not in (None, identity(os.fstat(self._open[0][1]))):
+                self.close()
+                raise ReplacedError(self._base)
         common = 0
         while common < min(len(names), len(self._open) - 1) and names[common] == self._open[common + 1][0]:
             common += 1
         self._close_below(common + 1)
         for depth in range(common, len(names)):
             self._open.append((names[depth], self._enter(self._open[-1][1], names[: depth + 1], make)))
-        return self._open[-1][1]
+        return self._open[-1][1], name
+
+    def enter(self, path: str) -> tuple[int, str]:
+        """A folder itself, as `parent` gives an entry; errors as there."""
+        return self.parent(f"{path}/.")
+
+    def open(self, path: str, flags: int) -> int:
+        """Open a file that is there, and is no link; an opener for `open`."""
+        folder, name = self.parent(path)
+        return os.open(name, flags | NOFOLLOW, dir_fd=folder)
 
     def _enter(self, above: int, names: list[str], make: bool) -> int:
         try:
@@ -176,22 +165,6 @@ class Folders:
             if stat.S_ISLNK(os.lstat(names[-1], dir_fd=above).st_mode):
                 raise LinkInTheWay(os.path.join(self._base, *names)) from None
             raise
-
-    def _check(self, base: int | str) -> None:
-        if self._expected not in (None, identity(os.stat(base))):
-            self.close()
-            raise ReplacedError(self._base)
-
-    def _checked(self, names: list[str], make: bool) -> str:
-        path = self._base
-        self._check(path)
-        for name in names:
-            path = os.path.join(path, name)
-            if os.path.islink(path):
-                raise LinkInTheWay(path)
-            if make and not os.path.isdir(path):
-                os.mkdir(path)
-        return path
 
     def _close_below(self, depth: int) -> None:
         while len(self._open) > depth:
@@ -237,11 +210,11 @@ class ListedFiles:
         self._folders.close()
 
 
-def beside(name: str, mark: str = "") -> str:
-    """A name for what is not whole yet, in the same folder; `mark` stands in it."""
-    return os.path.join(os.path.dirname(name), f"{OWN_PREFIX}{mark}{secrets.token_hex(8)}.part")
+def new_name() -> str:
+    """A name that nobody has, for what is not whole yet."""
+    return f"{OWN_PREFIX}{secrets.token_hex(8)}.part"
 
 
-def rename(folder: int | None, old: str, new: str) -> None:
+def rename(folder: int, old: str, new: str) -> None:
     """Put what is whole in its place."""
     os.replace(old, new, src_dir_fd=folder, dst_dir_fd=folder)

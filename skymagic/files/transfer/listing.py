@@ -8,10 +8,10 @@ from __future__ import annotations
 import glob
 import os
 import stat
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import astuple, dataclass, field, replace
 from pathlib import Path, PurePosixPath, PureWindowsPath
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 from skymagic.files.transfer.folders import OWN_PREFIX, FilePlace, Identity, Root, identity, opened
 from skymagic.wire.processes import boot_id
@@ -28,7 +28,7 @@ class Entry:
         kind: FILE, FOLDER or LINK.
         size: bytes of a file.
         mtime: when it was last written, in nanoseconds.
-        mode: its permission bits; None where the system has none.
+        mode: its permission bits; None for a link.
         target: where a link leads, relative to it.
     """
 
@@ -103,7 +103,6 @@ def _is_name(part: str) -> bool:
 # -- a source as entries ---------------------------------------------------------------------------
 
 
-T = TypeVar("T")
 Skip = Callable[[str, bool], bool]
 """Whether a path below the source, which is a folder or not, stays behind."""
 
@@ -181,10 +180,10 @@ def absolute(path: str, root: str = "") -> str:
 
 
 class Within(NamedTuple):
-    """A folder that is being listed: below which root, and its descriptor; None where the system has no openat."""
+    """A folder that is being listed: below which root, and its descriptor."""
 
     root: Root
-    descriptor: int | None
+    descriptor: int
 
 
 class Walk:
@@ -263,7 +262,7 @@ class Walk:
         self._above.append(identity(state))
         try:
             with opened(path, within.descriptor if within else None, state) as descriptor:
-                inside = sorted(os.scandir(path if descriptor is None else descriptor), key=lambda one: one.name)
+                inside = sorted(os.scandir(descriptor), key=lambda one: one.name)
                 for one in inside:
                     below = f"{name}/{one.name}" if name else one.name
                     if not one.name.startswith(OWN_PREFIX) and not self._skip(below, one.is_dir()):
@@ -304,8 +303,8 @@ class Walk:
         return target if stays_inside(below, target) and os.path.exists(path) else None
 
 
-def _mode(state: os.stat_result) -> int | None:
-    return stat.S_IMODE(state.st_mode) & 0o777 if os.name == "posix" else None
+def _mode(state: os.stat_result) -> int:
+    return stat.S_IMODE(state.st_mode) & 0o777
 
 
 def error_text(path: str, problem: OSError) -> str:
@@ -318,26 +317,3 @@ def error_text(path: str, problem: OSError) -> str:
     }
     said = next((text for kind, text in words.items() if isinstance(problem, kind)), None)
     return f"{path}: {said or (problem.strerror or str(problem)).lower()}"
-
-
-def digests(
-    files: Iterable[T], opener: Callable[[T], int], stopped: Callable[[], bool] = lambda: False
-) -> Iterator[str]:
-    """The xxh3-128 of each file, in hex; "" for one that cannot be read.
-
-    Args:
-        opener: opens one for reading.
-    """
-    import xxhash
-
-    scratch = memoryview(bytearray(1 << 18))
-    for each in files:
-        state = xxhash.xxh3_128()
-        try:
-            with open(opener(each), "rb", buffering=0) as file:
-                while (count := file.readinto(scratch)) and not stopped():
-                    state.update(scratch[:count])
-        except OSError:
-            yield ""
-        else:
-            yield str(state.hexdigest())

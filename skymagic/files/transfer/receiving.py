@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import json
 import os
 import stat
@@ -12,23 +13,109 @@ from dataclasses import replace
 from typing import Any
 
 from skymagic.files.transfer.comparing import FolderComparison, os_error_text
-from skymagic.files.transfer.folders import (
-    BY_DESCRIPTOR,
-    NEW_FILE,
-    OWN_PREFIX,
-    WRITTEN_OVER,
-    Folders,
-    beside,
-    rename,
-)
+from skymagic.files.transfer.folders import NEW_FILE, NOFOLLOW, OWN_PREFIX, Folders, identity, new_name, rename
 from skymagic.files.transfer.listing import FOLDER, LINK, Entry, unsafe
-from skymagic.files.transfer.pieces import LARGE, LEFT, PresentPieces, half_mark, halves, remove_left
+from skymagic.files.transfer.pieces import LARGE, PresentPieces, lock, part_name
 from skymagic.wire.codec import write_all
 from skymagic.wire.files import FileFailed, FilePart, FilePiece, FileStart
 
 MAX_GROWTH = 64 << 20
 """Bytes by which a file may grow, beside becoming twice as long, between its listing and its copy: logs do."""
 DISK_FULL_ERRNOS = (errno.ENOSPC, errno.EDQUOT)
+
+
+class PartFile:
+    """A file on its way: it has another name until it is whole, and a lock by which other copies leave it alone.
+
+    What a cut connection or a killed process has left of it is written over: what is right in it stays.
+
+    Args:
+        folders: those below the base; used for no other file meanwhile.
+        entry: what it will be.
+        nbytes: most bytes that may come.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+
+    def __init__(self, folders: Folders, entry: Entry, nbytes: int) -> None:
+        self._entry, self._rest = entry, nbytes
+        self._folder, self._goal = folders.parent(entry.path, make=True)
+        present = PresentPieces(folders, entry.path) if entry.size >= LARGE else None  # before the lock
+        self._name = part_name(entry.path)
+        self._descriptor = self._resumed()
+        if self._descriptor < 0:
+            self._name = new_name()
+            self._descriptor = os.open(self._name, NEW_FILE, 0o600, dir_fd=self._folder)
+        self._present = present
+
+    def _resumed(self) -> int:
+        """What was left of the file, or a new one of that name; -1 if somebody else writes it, or has made it."""
+        with contextlib.suppress(OSError):
+            descriptor = os.open(self._name, os.O_RDWR | os.O_CREAT | NOFOLLOW, 0o600, dir_fd=self._folder)
+            state = os.fstat(descriptor)
+            own = stat.S_ISREG(state.st_mode) and state.st_nlink == 1 and state.st_uid == os.geteuid()
+            # race: whoever had the lock before may have given the file its final name meanwhile
+            if own and lock(descriptor, fcntl.LOCK_EX) and self._is_called(state):
+                return descriptor
+            os.close(descriptor)
+        return -1
+
+    def _is_called(self, state: os.stat_result) -> bool:
+        with contextlib.suppress(OSError):
+            return identity(os.lstat(self._name, dir_fd=self._folder)) == identity(state)
+        return False
+
+    def take(self, message: FilePart, view: bytes | memoryview) -> None:
+        """Write what comes next: these bytes, or a piece that is there.
+
+        Raises:
+            OSError: it cannot be written, or a piece is not what it was.
+            ValueError: more bytes than were announced, or a piece that is not there.
+        """
+        data = view
+        if isinstance(message, FilePiece):
+            if self._present is None:
+                raise ValueError("a piece of a file that has none")
+            data = self._present.read(message.number, message.digest)
+        self._rest -= len(data)
+        if self._rest < 0:
+            raise ValueError("more bytes of a file than were announced")
+        if isinstance(message, FilePiece) and self._lies_here(message.number):
+            os.lseek(self._descriptor, len(data), os.SEEK_CUR)
+        else:
+            write_all(self._descriptor, data)
+
+    def _lies_here(self, number: int) -> bool:
+        """Whether a piece is where it belongs in the file that is written over."""
+        assert self._present is not None
+        return self._present.lies(number, self._name, self._written())
+
+    def _written(self) -> int:
+        return os.lseek(self._descriptor, 0, os.SEEK_CUR)
+
+    def finish(self, mtime: int, modes: int) -> None:
+        """It is whole: give it its time, its mode as far as `modes` has it, and its name."""
+        os.ftruncate(self._descriptor, self._written())
+        _touch(self._descriptor, replace(self._entry, mtime=mtime), modes)
+        rename(self._folder, self._name, self._goal)
+        self._name = ""
+        self.close()
+
+    def close(self, *, keep: bool = False) -> None:
+        """Remove it, unless it is whole; twice is safe.
+
+        Args:
+            keep: leave what has come of a large file, for the next copy to resume.
+        """
+        if self._descriptor >= 0:
+            if self._name and not (keep and os.fstat(self._descriptor).st_size >= LARGE):
+                with contextlib.suppress(OSError):
+                    os.unlink(self._name, dir_fd=self._folder)
+            os.close(self._descriptor)
+            self._descriptor = -1
+        if self._present is not None:
+            self._present.close()
 
 
 class Receiver:
@@ -50,18 +137,12 @@ class Receiver:
         """Whether the disk is full: nothing more can be written."""
         self.files = self.removed = self.nbytes = 0
         self._folders = Folders(base)
-        self._temporary: tuple[int | None, str] | None = None
-        """Folder and name of the file that is written; the folder stays open until it is whole."""
-        self._descriptor = -1
-        self._present: PresentPieces | None = None
-        """The pieces that are there of a large file that is written."""
-        self._half = ""
-        """What the file was called that is written over."""
-        self._current: tuple[int, int] = (-1, 0)
+        self._part: PartFile | None = None
+        """The file that is written."""
+        self._current = FileStart(-1, 0, 0, True, 0)
+        """What was said of it."""
         self._created: list[Entry] = []
         self._want: frozenset[int] = frozenset()
-        self._left = 0
-        """Bytes that may still come of the file that is written."""
         self._modes = 0o777 & ~_umask()
 
     # -- writing -----------------------------------------------------------------------------------------------------
@@ -104,89 +185,27 @@ class Receiver:
         try:
             if isinstance(message, FileStart):
                 self._discard()
-                self._open(message)
-            if self._descriptor < 0:
+                self._begin_file(message)
+            if self._part is None:
                 return
             self.nbytes += len(view)
-            data = self._piece(message) if isinstance(message, FilePiece) else view
-            self._left -= len(data)
-            if self._left < 0:
-                raise ValueError("more bytes of a file than were announced")
-            if not self._lies_here(message, len(data)):
-                write_all(self._descriptor, data)
+            self._part.take(message, view)
             if message.last:
-                self._finish()
+                self._part.finish(self._current.mtime, self._modes)
+                self.files += 1
+                self._part = None
         except OSError as problem:
             self._discard()
-            self._note_error(self.comparison.path(self._entries[self._current[0]]), problem)
+            self._note_error(self.comparison.path(self._entries[self._current.number]), problem)
 
-    def _open(self, message: FileStart) -> None:
-        number = message.number
-        if number not in self._want:
+    def _begin_file(self, message: FileStart) -> None:
+        if message.number not in self._want:
             raise ValueError("a file that nobody asked for")
-        self._current, self._left = (number, message.mtime), message.size
-        if message.size > MAX_GROWTH + 2 * (listed := self._entries[number].size):
-            raise OSError(f"it grew from {listed:,} to {message.size:,} bytes since it was listed: copy it again")
-        if self.disk_full:
-            return
-        folder, name = self._folders.parent(self._entries[number].path, make=True)
-        mark, left = "", []
-        if self._entries[number].size >= LARGE:
-            path = self._entries[number].path
-            self._present, mark, left = PresentPieces(self._folders, path), half_mark(path), halves(self._folders, path)
-        temporary, self._half = beside(name, mark), ""
-        for each in left:
-            if not self._half and self._go_on(folder, os.path.join(os.path.dirname(name), each), temporary):
-                self._half = each
-        if not self._half:
-            self._descriptor = os.open(temporary, NEW_FILE, 0o600, dir_fd=folder)
-        self._temporary = folder, temporary
-
-    def _go_on(self, folder: int | None, half: str, temporary: str) -> bool:
-        """Write over what a cut connection has left of this file: what is right in it stays; whether it can be."""
-        try:
-            state = os.lstat(half, dir_fd=folder)
-            if not stat.S_ISREG(state.st_mode) or state.st_nlink != 1 or state.st_uid != os.geteuid():
-                return False
-            rename(folder, half, temporary)  # nobody else takes it then
-            self._descriptor = os.open(temporary, WRITTEN_OVER, dir_fd=folder)
-        except OSError:
-            return False
-        return True
-
-    def _piece(self, message: FilePiece) -> bytes:
-        """A piece of the file that this machine has already."""
-        if self._present is None:
-            raise ValueError("a piece of a file that has none")
-        return self._present.read(message.number, message.digest)
-
-    def _lies_here(self, message: FilePart, count: int) -> bool:
-        """Whether the file that is written over has this piece at this place; it is passed over then."""
-        if not isinstance(message, FilePiece) or self._present is None:
-            return False
-        place = os.lseek(self._descriptor, 0, os.SEEK_CUR)
-        if not self._present.lies(message.number, self._half, place):
-            return False
-        os.lseek(self._descriptor, count, os.SEEK_CUR)
-        return True
-
-    def _finish(self) -> None:
-        assert self._temporary is not None
-        number, mtime = self._current
-        entry = replace(self._entries[number], mtime=mtime)
-        folder, temporary = self._temporary
-        if entry.size >= LARGE:
-            os.ftruncate(self._descriptor, os.lseek(self._descriptor, 0, os.SEEK_CUR))
-        if BY_DESCRIPTOR:
-            _touch(self._descriptor, entry, self._modes)
-        descriptor, self._descriptor = self._descriptor, -1
-        os.close(descriptor)
-        if not BY_DESCRIPTOR:
-            _touch(temporary, entry, self._modes)
-        rename(folder, temporary, os.path.join(os.path.dirname(temporary), entry.path.rpartition("/")[2]))
-        self._temporary = None
-        self.files += 1
-        self._discard()
+        self._current, entry = message, self._entries[message.number]
+        if message.size > MAX_GROWTH + 2 * entry.size:
+            raise OSError(f"it grew from {entry.size:,} to {message.size:,} bytes since it was listed: copy it again")
+        if not self.disk_full:
+            self._part = PartFile(self._folders, entry, message.size)
 
     def abort(self, *, keep: bool = False) -> None:
         """Leave no half file, and nothing open; twice is safe.
@@ -194,30 +213,13 @@ class Receiver:
         Args:
             keep: leave what has come of a large file, for the next copy to resume.
         """
-        if (
-            keep
-            and self._temporary is not None
-            and self._descriptor >= 0
-            and os.lseek(self._descriptor, 0, os.SEEK_CUR) >= LARGE
-        ):
-            with contextlib.suppress(OSError):
-                os.utime(self._descriptor if BY_DESCRIPTOR else self._temporary[1], (LEFT, LEFT))
-                self._temporary = None
-        self._discard()
+        self._discard(keep=keep)
         self._folders.close()
 
-    def _discard(self) -> None:
-        if self._present is not None:
-            self._present.close()
-            self._present = None
-        if self._descriptor >= 0:
-            os.close(self._descriptor)
-            self._descriptor = -1
-        if self._temporary is not None:
-            folder, name = self._temporary
-            with contextlib.suppress(OSError):
-                os.unlink(name, dir_fd=folder)
-            self._temporary = None
+    def _discard(self, *, keep: bool = False) -> None:
+        if self._part is not None:
+            self._part.close(keep=keep)
+            self._part = None
 
     def _note_error(self, path: str, problem: OSError) -> None:
         if problem.errno in DISK_FULL_ERRNOS:
@@ -243,9 +245,6 @@ class Receiver:
                 job(entry)
             except OSError as problem:
                 self._note_error(self.comparison.path(entry), problem)
-        if not self.problems:
-            with contextlib.suppress(OSError):  # all that was to come is there
-                remove_left(self._folders, self._entries)
         if self._mirror and not self.problems:
             try:
                 self.removed += remove_old(self._folders, self._entries)
@@ -255,9 +254,6 @@ class Receiver:
         self._folders.close()
 
     def _touch_here(self, entry: Entry) -> None:
-        if not BY_DESCRIPTOR:
-            _touch(self._folders.parent(entry.path)[1], entry, self._modes)
-            return
         descriptor = self._folders.open(entry.path, os.O_RDONLY)
         try:
             _touch(descriptor, entry, self._modes)
@@ -269,7 +265,7 @@ class Receiver:
         with contextlib.suppress(OSError):
             if os.readlink(name, dir_fd=folder) == entry.target:
                 return
-        temporary = beside(name)
+        temporary = new_name()
         os.symlink(entry.target, temporary, dir_fd=folder)
         rename(folder, temporary, name)
 
@@ -287,11 +283,11 @@ def _umask() -> int:
     return mask
 
 
-def _touch(file: int | str, entry: Entry, modes: int) -> None:
-    """A file's time, and its mode as far as `modes` has it; it is given by its descriptor where the system can."""
+def _touch(descriptor: int, entry: Entry, modes: int) -> None:
+    """A file's time, and its mode as far as `modes` has it."""
     if entry.mode is not None:
-        os.chmod(file, entry.mode & modes)
-    os.utime(file, ns=(entry.mtime, entry.mtime))
+        os.chmod(descriptor, entry.mode & modes)
+    os.utime(descriptor, ns=(entry.mtime, entry.mtime))
 
 
 # -- the record of a mirrored folder ---------------------------------------------------------------
@@ -336,7 +332,7 @@ def write_record(folders: Folders, entries: Sequence[Entry]) -> None:
         state = os.lstat(name, dir_fd=folder)
         noted.append(Entry(entry.path, entry.kind, state.st_size, state.st_mtime_ns, target=entry.target).plain())
     folder, name = folders.parent(RECORD)
-    temporary = beside(name)
+    temporary = new_name()
     with open(os.open(temporary, NEW_FILE, 0o600, dir_fd=folder), "w", encoding="utf-8") as file:
         json.dump(noted, file)
     rename(folder, temporary, name)
