@@ -15,7 +15,7 @@ from skymagic.bootstrap.requirements import Requirements
 from skymagic.bootstrap.shell import MARK, any_shell, any_shell_word
 from skymagic.errors import HostError
 from skymagic.plan.units import size
-from skymagic.ssh.connection import ScriptResult
+from skymagic.ssh.host import ScriptResult
 
 CHUNK_BYTES = 1 << 20
 NOTICE_BYTES = 5_000_000
@@ -29,7 +29,7 @@ Report = Callable[[str], None]
 
 
 class RemoteShell(Protocol):
-    """What provisioning needs of a host: scripts and uploads; `ssh.connection.Connection` has it."""
+    """What provisioning needs of a host: scripts and uploads; `ssh.host.HostConnection` has it."""
 
     @property
     def label(self) -> str:
@@ -120,7 +120,7 @@ def _carried(host: RemoteShell, target: str, content: bytes | Path, carry: Carry
 
 
 def chunks(content: bytes | Path) -> Iterator[memoryview]:
-    """The content of an upload, or of a file of this machine, as `Connection.upload` takes it."""
+    """The content of an upload, or of a file of this machine, as `HostConnection.upload` takes it."""
     if isinstance(content, Path):
         with content.open("rb") as file:
             while data := file.read(CHUNK_BYTES):

@@ -33,7 +33,7 @@ from skymagic.bootstrap.requirements import Requirements
 from skymagic.bootstrap.wheelhouse import NoWheels, Wanted, fetch, kind
 from skymagic.display.panel import StartStep
 from skymagic.errors import HostError
-from skymagic.ssh.connection import SSHConnection
+from skymagic.ssh.host import HostConnection
 from skymagic.ssh.process import Process
 from skymagic.wire import tls
 from skymagic.wire.threads import run_all
@@ -52,7 +52,7 @@ class Target:
     """
 
     name: str
-    host: SSHConnection
+    host: HostConnection
     facts: Facts
     python: str
 

@@ -6,6 +6,7 @@ import contextlib
 import functools
 import os
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeVar, cast
@@ -34,6 +35,7 @@ from skymagic.providers.provider import Say, Survey
 from skymagic.ssh import connecting, hostlist
 from skymagic.ssh.config import Endpoint, SshConfig
 from skymagic.ssh.connection import SSHConnection
+from skymagic.ssh.host import HostConnection
 from skymagic.ssh.process import Process
 from skymagic.wire import processes
 from skymagic.wire.codec import Transport
@@ -61,13 +63,13 @@ class HostAccess:
 class Hosts(Survey):
     """The hosts of a pool, connected to and inspected."""
 
-    machines: tuple[Machine, ...]
+    machines: tuple[HostMachine, ...]
     requirements: Requirements
     """What each of them must have."""
 
     def close(self) -> None:
         """Close all connections."""
-        side_by_side(Machine.close, self.machines)
+        side_by_side(HostMachine.close, self.machines)
 
 
 class SSH:
@@ -130,7 +132,7 @@ class SSH:
         return Hosts(plan, tuple(machines), accesses[0].installation.requirements), nodes
 
 
-def set_up(machines: Sequence[Machine], requirements: Requirements, say: Say, *, alone: bool = False) -> None:
+def set_up(machines: Sequence[HostMachine], requirements: Requirements, say: Say, *, alone: bool = False) -> None:
     """Set machines up in parallel, unless one cannot be; of several of a kind the first makes the environment of all.
 
     Args:
@@ -176,11 +178,11 @@ def with_imports(image: Image, imports: frozenset[str]) -> Image:
     return image.replace(pip=(*image.pip, *(one.name for one in here)))
 
 
-class Machine:
-    """One host, and what is open to it.
+class HostMachine(ABC):
+    """One host, and what is open to it; how it is connected to is its subclass's.
 
     Args:
-        endpoint: how it is reached.
+        name: as the user calls it.
         connection: the connection made first.
         facts: what it is.
         secret: what its daemon knows this user's notebooks by; a new one unless given.
@@ -189,26 +191,29 @@ class Machine:
 
     def __init__(
         self,
-        endpoint: Endpoint,
-        connection: SSHConnection | None,
+        name: str,
+        connection: HostConnection | None,
         facts: Facts,
         secret: str = "",
         installation: Installation | None = None,
     ) -> None:
-        self.endpoint = endpoint
-        self.name = endpoint.label
+        self.name = name
         self.facts = facts
-        self._connection: SSHConnection | None = connection
+        self._connection: HostConnection | None = connection
         """What the tunnel goes over; None while it is opened again."""
         self._installation = installation
         self.runnable = threading.Event()
         """Set once modules that need no packages can be run there, or once nothing of it goes on."""
-        self._bulk: SSHConnection | None = None
+        self._bulk: HostConnection | None = None
         """For what is large, so that it does not stand in the way of cells."""
         self._tunnel = AgentTunnel(secret)
         self._used = False
         """Whether the tunnel has gone over this connection."""
         self._lock = threading.Lock()
+
+    @abstractmethod
+    def connect(self) -> HostConnection:
+        """A connection of its own; called on any thread. Raises HostError."""
 
     def set_up(self, requirements: Requirements, say: Say, supply: Supply | None = None) -> None:
         """Give it an environment and skymagic's code, where it lacks them.
@@ -245,7 +250,7 @@ class Machine:
         return Node(
             index,
             self.name,
-            access=HostAccess(self.endpoint.label, known, daemon, self._tunnel.secret),
+            access=HostAccess(self.name, known, daemon, self._tunnel.secret),
             leave=self.leave,
             start_agent=lambda state: self._open(daemon, state),
             run=self._run,
@@ -281,7 +286,7 @@ class Machine:
                 self._connection.close()  # it is lost, or hangs
                 self._connection = None
             if self._connection is None:
-                self._connection = connecting.connect(self.endpoint)
+                self._connection = self.connect()
             self._used = True
             return ConnectionProcess(self._connection.open(command), self._connection)
 
@@ -294,10 +299,10 @@ class Machine:
         assert self._installation is not None
         add(self._beside(), self._installation, addition, words, cancelled)
 
-    def _beside(self) -> SSHConnection:
+    def _beside(self) -> HostConnection:
         with self._lock:
             if self._bulk is None or not self._bulk.alive:
-                self._bulk = connecting.connect(self.endpoint)
+                self._bulk = self.connect()
             return self._bulk
 
     def leave(self) -> None:
@@ -316,6 +321,29 @@ class Machine:
                 connection.close()
 
 
+class Machine(HostMachine):
+    """One host over SSH.
+
+    Args:
+        endpoint: how it is reached; the other arguments are `HostMachine`'s.
+    """
+
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        connection: HostConnection | None,
+        facts: Facts,
+        secret: str = "",
+        installation: Installation | None = None,
+    ) -> None:
+        super().__init__(endpoint.label, connection, facts, secret, installation)
+        self.endpoint = endpoint
+
+    def connect(self) -> HostConnection:
+        """One more connection of SSH."""
+        return connecting.connect(self.endpoint)
+
+
 class ConnectionProcess:
     """A process that is left, not ended: with its connection, which may hang.
 
@@ -324,7 +352,7 @@ class ConnectionProcess:
         connection: what carries it.
     """
 
-    def __init__(self, process: Process, connection: SSHConnection) -> None:
+    def __init__(self, process: Process, connection: HostConnection) -> None:
         self.read, self.write, self.complaint = process.read, process.write, process.complaint
         self._connection = connection
 
@@ -333,7 +361,7 @@ class ConnectionProcess:
         self._connection.close()
 
 
-def _set_up_words(machines: Sequence[Machine], requirements: Requirements) -> str:
+def _set_up_words(machines: Sequence[HostMachine], requirements: Requirements) -> str:
     """What `acquire` will do on each of them."""
     words, refused = dict[str, list[str]](), dict[str, list[str]]()
     for machine in machines:
@@ -363,7 +391,7 @@ def _endpoints(request: PoolRequest) -> list[Endpoint]:
     return found
 
 
-def _shared(machines: Sequence[Machine]) -> str:
+def _shared(machines: Sequence[HostMachine]) -> str:
     by_boot: dict[str, list[str]] = {}
     for machine in machines:
         by_boot.setdefault(machine.facts.boot or machine.name, []).append(machine.name)

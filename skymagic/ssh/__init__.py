@@ -1,13 +1,18 @@
-"""SSH client connections over paramiko: host names, ~/.ssh/config, host keys, logins, remote processes. All of paramiko is here.
+"""Shells on other hosts: SSH client connections over paramiko (all of which is here), and the channels that lead elsewhere.
 
 A `HostSpec` is a host as written, an `Endpoint` is it as resolved, an `SSHConnection` is it as connected::
 
-    "me@gpu[1-2]"  hostlist → HostSpec  config → Endpoint  connecting → SSHConnection  connection.open → Process
+    "me@gpu[1-2]"  hostlist → HostSpec  config → Endpoint  connecting → SSHConnection  HostConnection.open → Channel → Process
 
+A **channel** is all that a scheduler has to give for a node to be set up and used: a byte pipe to ``/bin/sh`` there, with its exit status and
+half-close. What a shell starts may end with its channel; a daemon that must not is started by a holder (`kernels.daemon.attach`).
+
+command       a local program as a channel: srun, ssh, kubectl
 config        ~/.ssh/config evaluated for a host
 connecting    many hosts connected concurrently
-connection    one authenticated connection: scripts, processes, uploads
+connection    one authenticated connection, whose channels are paramiko's
 dial          streams to an sshd: TCP, ProxyJump, ProxyCommand; cancellation of connects under way, and login slots per sshd
+host          what leads to one host: scripts, processes, uploads, each over a channel
 hostlist      host names and ranges as users write them
 keys          the user's private keys: ssh-agent, files, passphrases
 known_hosts   known_hosts(5): verification of host keys

@@ -1,44 +1,25 @@
-"""An authenticated SSH connection: scripts, processes and uploads, each over a channel of its own."""
+"""An authenticated SSH connection, whose channels are paramiko's."""
 
 from __future__ import annotations
 
 import contextlib
-import shlex
-import threading
 import time
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from skymagic.errors import HostError
 from skymagic.ssh import login
 from skymagic.ssh.config import Endpoint
-from skymagic.ssh.process import GRACE_PERIOD, WINDOW_BYTES, Process
+from skymagic.ssh.host import HostConnection
+from skymagic.ssh.process import WINDOW_BYTES
 
 if TYPE_CHECKING:
     import paramiko
 
-CHANNEL_TIMEOUT = 15.0
-"""Seconds that a channel may take to open."""
 CHANNEL_ATTEMPTS = 3
-KILL_TIMEOUT = 3.0
-"""Seconds in which a kill must end: its caller has waited already."""
 
 
-@dataclass(frozen=True)
-class ScriptResult:
-    """How a script ended."""
-
-    status: int
-    """Exit status; -1 when a signal ended the script."""
-    out: str
-    err: str
-
-
-class SSHConnection:
+class SSHConnection(HostConnection):
     """A connection to one host, with the connections to the hosts that it goes through; made by ``connecting``.
-
-    Thread-safe. A lost connection stays lost: make another.
 
     Args:
         endpoint: the host.
@@ -47,107 +28,21 @@ class SSHConnection:
     """
 
     def __init__(self, endpoint: Endpoint, transport: paramiko.Transport, resources: contextlib.ExitStack) -> None:
-        self.label = endpoint.label
+        super().__init__(endpoint.label, f"ssh {endpoint.label} true")
         self._transport, self._resources = transport, resources
-        self._closing = threading.Lock()
-        self._scripts: set[Process] = set()
-        self._closed = False
 
     @property
     def alive(self) -> bool:
         """Whether the connection is up; a dead peer is detected by TCP keepalive, after `DEAD_PEER_TIMEOUT`."""
         return self._transport.is_active()
 
-    def open(self, command: str) -> Process:
-        """Start a process; several may run at once.
+    def release(self) -> None:
+        """Close the connection and all that goes over it; twice is safe."""
+        login.close(self._transport)
+        self._resources.close()
 
-        Args:
-            command: a text for POSIX sh, run in the user's home; what is written to the process is its standard input.
-
-        Raises:
-            HostError: the connection is lost, or the host allows no further process.
-        """
-        return Process(self._channel(CHANNEL_TIMEOUT), self.label, command, self._kill)
-
-    def run(
-        self, script: str, *, lines: Callable[[str], None] | None = None, timeout: float | None = None
-    ) -> ScriptResult:
-        """Run a script in the user's home, with nothing on its standard input, and wait for its end.
-
-        On a timeout or an interrupt it is killed with all that it started.
-
-        Args:
-            script: a text for POSIX sh.
-            lines: called with each line of its output as it comes, without the line's end.
-            timeout: seconds.
-
-        Raises:
-            HostError: it took too long, or the connection was lost.
-        """
-        process = self.open(script)
-        self._scripts.add(process)
-        late = threading.Event()
-
-        def end() -> None:
-            late.set()
-            process.kill()
-
-        watch = threading.Timer(timeout or 0.0, end)
-        watch.daemon = True
-        try:
-            if timeout is not None:
-                watch.start()
-            process.end_input()
-            out = _read_output(process, lines)
-            status = process.finish(5.0)
-        finally:
-            watch.cancel()
-            process.kill()
-            self._scripts.discard(process)
-        if late.is_set():
-            raise HostError(self.label, f"a step took longer than {timeout:.0f} s and was ended")
-        if self._closed or (not self.alive and (status is None or status < 0)):
-            how = "closed" if self._closed else "lost"
-            raise HostError(self.label, f"the connection was {how} while a step ran", "try again")
-        return ScriptResult(-1 if status is None else status, out, process.errors())
-
-    def upload(self, path: str, chunks: Iterable[memoryview], nbytes: int, mode: int = 0o600) -> None:
-        """Write a file; it has its name only when it is complete.
-
-        Args:
-            path: absolute, or relative to the user's home; its folder is made.
-            chunks: the content, `nbytes` together; chunks of about 1 MB are best.
-            mode: the file's permissions.
-
-        Raises:
-            HostError: it could not be written, or the connection was lost.
-        """
-        process = self.open(_receive_script(path, nbytes, mode))
-        try:
-            # a script that has ended says why on its standard error, which is read below
-            with contextlib.suppress(BrokenPipeError, ConnectionError):
-                for chunk in chunks:
-                    process.write(chunk)
-            process.end_input()
-            while process.read():
-                pass
-            status = process.finish(60.0)
-        finally:
-            process.close()
-        if status != 0:
-            said = process.complaint() or ("it ended early" if self.alive else "the connection was lost")
-            raise HostError(self.label, f"{path} could not be written: {said}")
-
-    def close(self) -> None:
-        """Close the connection and all that goes over it; scripts that still run are killed. Twice is safe."""
-        self._closed = True
-        with self._closing:
-            for process in list(self._scripts):
-                process.kill()
-            login.close(self._transport)
-            self._resources.close()
-
-    def _channel(self, timeout: float) -> paramiko.Channel:
+    def open_channel(self, timeout: float) -> paramiko.Channel:
+        """A channel of this connection. Raises HostError."""
         import paramiko
 
         attempts_left = CHANNEL_ATTEMPTS
@@ -163,38 +58,3 @@ class SSHConnection:
                 time.sleep(0.1)
             except (paramiko.SSHException, OSError, EOFError) as problem:
                 raise HostError(self.label, "the connection is lost") from problem
-
-    def _kill(self, pid: int) -> None:
-        """Kill the process group of a session leader: SIGTERM, then SIGKILL."""
-        wait = "n=0; while kill -0 -$1 && [ $n -lt 10 ]; do n=$((n+1)); sleep 0.2 || sleep 1; done"
-        script = f"exec 2>/dev/null; set -- {pid}; kill -TERM -$1; {wait}; kill -KILL -$1"
-        process = Process(self._channel(KILL_TIMEOUT), self.label, script, lambda _: None)
-        process.end_input()
-        process.finish(KILL_TIMEOUT + GRACE_PERIOD)
-        process.kill()
-
-
-def _read_output(process: Process, lines: Callable[[str], None] | None) -> str:
-    """All output; each line goes to `lines` as it comes."""
-    out, reported = bytearray(), 0
-    while data := process.read():
-        out += data
-        while lines is not None and (end := out.find(b"\n", reported)) >= 0:
-            lines(out[reported:end].decode(errors="replace"))
-            reported = end + 1
-    if lines is not None and reported < len(out):
-        lines(out[reported:].decode(errors="replace"))
-    return out.decode(errors="replace")
-
-
-def _receive_script(path: str, nbytes: int, mode: int) -> str:
-    """A script that writes a file from its standard input: to a temporary name, then an atomic rename."""
-    place = shlex.quote(path if path.startswith("/") else f"./{path}")
-    return (
-        f"umask 077; path={place}; part=$path.$$.part\n"
-        'trap \'rm -f "$part"\' EXIT; trap "exit 1" HUP INT TERM PIPE\n'
-        'mkdir -p "$(dirname "$path")" && cat > "$part" || exit 1\n'
-        'size=$(wc -c < "$part")\n'
-        f'[ "$size" -eq {nbytes} ] || {{ echo "$((size)) of {nbytes} bytes came" >&2; exit 1; }}\n'
-        f'chmod {mode:o} "$part" && mv -f "$part" "$path"'
-    )

@@ -1,4 +1,4 @@
-"""A remote process over one SSH channel."""
+"""A remote process over one channel."""
 
 from __future__ import annotations
 
@@ -8,12 +8,9 @@ import secrets
 import threading
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from skymagic.errors import HostError
-
-if TYPE_CHECKING:
-    import paramiko
 
 CHUNK_BYTES = 1 << 16
 WINDOW_BYTES = 1 << 24
@@ -29,6 +26,47 @@ ACCOUNT_REMEDY = "skymagic needs an account that can run /bin/sh there"
 SHELL = "exec /bin/sh -s"
 
 
+class Channel(Protocol):
+    """A byte pipe to a shell on a node, with the methods of a socket; `Process` owns it. paramiko's channels are such as they are.
+
+    One thread reads its output, one its standard error, others write; `close` may come from any of them, twice.
+    """
+
+    closed: bool
+    status_event: threading.Event
+    """Set once the exit status is there, or the channel is lost."""
+
+    def settimeout(self, timeout: float | None) -> None:
+        """Seconds after which `recv`, `recv_stderr` and `send` raise TimeoutError; None for never."""
+
+    def exec_command(self, command: str) -> None:
+        """Start the shell with this command line; called once, before all others."""
+
+    def recv(self, nbytes: int) -> bytes:
+        """Bytes of its output, at least one; b"" at its end."""
+
+    def recv_ready(self) -> bool:
+        """Whether `recv` would return at once."""
+
+    def recv_stderr(self, nbytes: int) -> bytes:
+        """Bytes of its standard error, as `recv`."""
+
+    def send(self, data: bytes) -> int:
+        """Send some of these bytes to its standard input: how many. 0, or OSError, where it has ended."""
+
+    def shutdown_write(self) -> None:
+        """End its standard input (half-close); its output goes on."""
+
+    def exit_status_ready(self) -> bool:
+        """Whether it has ended, and said how."""
+
+    def recv_exit_status(self) -> int:
+        """Its exit status; -1 where a signal ended it, or nobody knows."""
+
+    def close(self) -> None:
+        """End the pipe at both ends; whoever reads comes to the end."""
+
+
 class Process:
     """A remote shell script with its standard streams; a Transport.
 
@@ -40,18 +78,28 @@ class Process:
         host: the host's label, for errors.
         text: what to run, in the grammar of POSIX sh. It may read the standard input that is written here.
         kill: called with the process's number when it does not end by itself; it ends it and all that it started.
+        connected: whether what the channel goes over is there.
+        trial: a command line by which the user can try the same.
 
     Raises:
         HostError: it did not start.
     """
 
-    def __init__(self, channel: paramiko.Channel, host: str, text: str, kill: Callable[[int], None]) -> None:
+    def __init__(
+        self,
+        channel: Channel,
+        host: str,
+        text: str,
+        kill: Callable[[int], None],
+        connected: Callable[[], bool],
+        trial: str,
+    ) -> None:
         self.host = host
-        self._channel, self._kill = channel, kill
+        self._channel, self._kill, self._connected = channel, kill, connected
         self._errors = bytearray()
         self._mark = f"skymagic-{secrets.token_hex(8)}"
         self._unread = b""
-        self._thread = threading.Thread(target=self._read_errors, name=f"skymagic-ssh-{host}", daemon=True)
+        self._thread = threading.Thread(target=self._read_errors, name=f"skymagic-errors-{host}", daemon=True)
         try:
             channel.settimeout(START_TIMEOUT)
             channel.exec_command(SHELL)
@@ -66,9 +114,9 @@ class Process:
             self._release()
             if isinstance(problem, TimeoutError):
                 reason = f"the login shell ran nothing within {START_TIMEOUT:.0f} s"
-                raise HostError(host, reason, f"does a profile wait for something? Try: ssh {host} true") from problem
+                raise HostError(host, reason, f"does a profile wait for something? Try: {trial}") from problem
             if isinstance(problem, Exception) and not isinstance(problem, HostError):
-                raise HostError(host, f"no process could be started: {problem}", f"try: ssh {host} true") from problem
+                raise HostError(host, f"no process could be started: {problem}", f"try: {trial}") from problem
             raise
 
     def _wait_for_start(self) -> int:
@@ -148,8 +196,7 @@ class Process:
     @property
     def alive(self) -> bool:
         """Whether its connection is there."""
-        transport = self._channel.get_transport()
-        return transport is not None and transport.is_active()
+        return self._connected()
 
     def status(self) -> int | None:
         """Exit status; None while the process runs, -1 when a signal ended it or the connection was lost."""

@@ -25,7 +25,7 @@ from skymagic.bootstrap.remote import RemoteShell
 from skymagic.bootstrap.requirements import Requirements, requirements_of
 from skymagic.bootstrap.wheelhouse import uv_for
 from skymagic.plan.image import Image
-from skymagic.ssh.connection import ScriptResult
+from skymagic.ssh.host import ScriptResult
 from tests.conftest import MARK
 
 MINOR = f"{sys.version_info.major}.{sys.version_info.minor}"

@@ -56,7 +56,7 @@ def test_a_script(hosts: Hosts, connection: SSHConnection) -> None:
 def test_an_end_of_input_that_is_late(connection: SSHConnection) -> None:
     """A process ends while another thread is about to close its input: what that sends comes after the channel is closed."""
     transport: Any = connection._transport
-    channel: Any = connection._channel(5.0)
+    channel: Any = connection.open_channel(5.0)
     channel.exec_command("true")
     with channel.lock:
         late = channel._send_eof()

@@ -1,0 +1,103 @@
+"""A local program as a channel: ``srun … /bin/sh``, ``kubectl exec``."""
+
+from __future__ import annotations
+
+import contextlib
+import select
+import socket
+import subprocess
+import threading
+from collections.abc import Mapping, Sequence
+
+END_SECONDS = 5.0
+"""For which a program may take to end that is asked to."""
+
+
+class CommandChannel:
+    """A program that takes a shell's command line as its last argument, and passes that shell's streams through.
+
+    Sockets and not pipes lead to it: they have timeouts and half-close, and their `shutdown` wakes whoever reads.
+
+    Args:
+        command: the program with its arguments.
+        env: its environment.
+    """
+
+    def __init__(self, command: Sequence[str], env: Mapping[str, str]) -> None:
+        self.closed = False
+        self.status_event = threading.Event()
+        self._command, self._env = tuple(command), dict(env)
+        self._streams, self._theirs = socket.socketpair()
+        self._errors, self._their_errors = socket.socketpair()
+        self._program: subprocess.Popen[bytes] | None = None
+
+    def exec_command(self, command: str) -> None:
+        """Start the program with this as its last argument."""
+        with self._theirs, self._their_errors:
+            self._program = subprocess.Popen(
+                [*self._command, command], stdin=self._theirs.fileno(), stdout=self._theirs.fileno(), stderr=self._their_errors.fileno(),
+                env=self._env, start_new_session=True,  # a terminal's Ctrl-C is for the notebook
+            )  # fmt: skip
+        threading.Thread(target=self._wait, name="skymagic-channel", daemon=True).start()
+
+    def _wait(self) -> None:
+        assert self._program is not None
+        self._program.wait()
+        self.status_event.set()
+
+    def settimeout(self, timeout: float | None) -> None:
+        """Of the streams, in seconds."""
+        self._streams.settimeout(timeout)
+
+    def recv(self, nbytes: int) -> bytes:
+        """Bytes of its output."""
+        return _received(self._streams, min(nbytes, 1 << 20))
+
+    def recv_stderr(self, nbytes: int) -> bytes:
+        """Bytes of its standard error."""
+        return _received(self._errors, nbytes)
+
+    def recv_ready(self) -> bool:
+        """Whether there is output, or its end."""
+        return bool(select.select([self._streams], [], [], 0)[0])
+
+    def send(self, data: bytes) -> int:
+        """Send some of these bytes to its standard input."""
+        return self._streams.send(data)
+
+    def shutdown_write(self) -> None:
+        """End its standard input."""
+        self._streams.shutdown(socket.SHUT_WR)
+
+    def exit_status_ready(self) -> bool:
+        """Whether the program has ended."""
+        return self.status_event.is_set()
+
+    def recv_exit_status(self) -> int:
+        """The program's exit status; -1 where a signal ended it."""
+        assert self._program is not None
+        return max(-1, self._program.wait())
+
+    def close(self) -> None:
+        """End the program, with SIGTERM and then SIGKILL; twice is safe."""
+        if self.closed:
+            return
+        self.closed = True
+        for stream in (self._streams, self._errors):
+            with contextlib.suppress(OSError):
+                stream.shutdown(socket.SHUT_RDWR)
+        if self._program is not None and self._program.poll() is None:
+            self._program.terminate()
+            if not self.status_event.wait(END_SECONDS):
+                self._program.kill()
+        for each in (self._streams, self._errors, self._theirs, self._their_errors):
+            each.close()
+
+
+def _received(stream: socket.socket, nbytes: int) -> bytes:
+    try:
+        return stream.recv(nbytes)
+    except TimeoutError:
+        raise
+    except OSError:  # closed by another thread
+        return b""
