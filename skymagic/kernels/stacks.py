@@ -32,6 +32,12 @@ CODE_CHARACTERS = 80
 """Characters of a cell's line that are told, at most."""
 
 
+def main_frame() -> FrameType | None:
+    """Where the main thread is now; None if it has no frame."""
+    main = threading.main_thread().ident
+    return sys._current_frames().get(main) if main is not None else None
+
+
 def of_main_thread(kernel: Any) -> dict[str, Any]:
     """The stack of the main thread, outermost first: ``{"busy": …, "frames": [{"file", "line", "name"}, …]}``, with the
     number of collectives begun (``"collectives"``), and in seconds the processor time of the thread (``"cpu"``) and of this
@@ -40,15 +46,13 @@ def of_main_thread(kernel: Any) -> dict[str, Any]:
     Frames of cells have ``"cell": n`` in the place of a file name, and their line as ``"code"``; those of Python's own modules and
     of installed packages have ``"library": True``. Of a cell that awaits, the stack is that of what it awaits.
     """
-    main = threading.main_thread().ident
-    frame = sys._current_frames().get(main) if main is not None else None
-    frames = plain_frames(kernel, frame)
+    frames = plain_frames(kernel, main_frame())
     awaited = kernel.interrupts.awaited
     if awaited is not None and not any("cell" in one for one in frames):  # the main thread is in the event loop
         frames = of_task(kernel, awaited)
     return {
         "busy": kernel.busy, "frames": frames, "collectives": collectives(),
-        "cpu": processor_time(main), "cpu_of_all": processor_time_of_all(),
+        "cpu": processor_time(threading.main_thread().ident), "cpu_of_all": processor_time_of_all(),
     }  # fmt: skip
 
 

@@ -12,11 +12,7 @@ import pytest
 from skymagic.wire.authentication import Unauthenticated, prove, verify
 
 DEADLINE = 10.0
-WITHOUT_DESCRIPTORS = """
-import os, resource, socket, threading
-from skymagic.wire.authentication import accepted
-listener = socket.create_server(("127.0.0.1", 0))
-first, second = (socket.socket() for _ in range(2))
+EXHAUST = """
 resource.setrlimit(resource.RLIMIT_NOFILE, (32, 32))
 held = []
 try:
@@ -24,7 +20,14 @@ try:
         held.append(os.dup(0))
 except OSError:
     pass
-first.connect(listener.getsockname())
+"""
+"""Takes all descriptors, as `held`."""
+WITHOUT_DESCRIPTORS = f"""
+import os, resource, socket, threading
+from skymagic.wire.authentication import accepted
+listener = socket.create_server(("127.0.0.1", 0))
+first, second = (socket.socket() for _ in range(2))
+{EXHAUST}first.connect(listener.getsockname())
 threading.Timer(0.5, lambda: [os.close(each) for each in held]).start()
 for sock in accepted(listener):
     print(sock.getpeername() == first.getsockname())
@@ -37,7 +40,7 @@ def test_an_accept_without_a_descriptor_is_tried_again() -> None:
     assert done.stdout == "True\n", done.stderr
 
 
-ANNOUNCED = """
+ANNOUNCED = f"""
 import os, resource, selectors, socket, time
 from skymagic.wire.authentication import accept_ready
 listener = socket.create_server(("127.0.0.1", 0))
@@ -46,14 +49,7 @@ print(accept_ready(listener))
 client = socket.create_connection(listener.getsockname())
 waiting = selectors.DefaultSelector()
 waiting.register(listener, selectors.EVENT_READ)
-resource.setrlimit(resource.RLIMIT_NOFILE, (32, 32))
-held = []
-try:
-    while True:
-        held.append(os.dup(0))
-except OSError:
-    pass
-end, turns = time.monotonic() + 0.5, 0
+{EXHAUST}end, turns = time.monotonic() + 0.5, 0
 while time.monotonic() < end:
     for _ in waiting.select(1.0):
         assert accept_ready(listener) is None

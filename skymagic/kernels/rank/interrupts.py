@@ -100,8 +100,7 @@ class Interrupts:
 
         Waiting for a GPU spins in native code, which no interrupt ends and which looks like a calculation.
         """
-        main = threading.main_thread().ident
-        if self.unwinding() or (main is not None and importing(sys._current_frames().get(main))):
+        if self.unwinding() or importing(stacks.main_frame()):
             return True
         return ON_GPU if gpu.in_use() else False
 
@@ -112,19 +111,14 @@ class Interrupts:
         """
         if self._heard or not self.allowed or signal.getsignal(signal.SIGINT) != self.fall:
             return []
-        main = threading.main_thread().ident
-        if main is not None and importing(sys._current_frames().get(main)):
-            return []
-        if not waits_in_native_code() or self._heard:
+        if importing(stacks.main_frame()) or not waits_in_native_code() or self._heard:
             return []
         return stacks.place(stacks.of_main_thread(self._kernel)["frames"])
 
     def joining(self) -> dict[str, bool]:
         """While groups are formed: whether the main thread waits for other ranks, and whether it is in code
         of the user's, which has taken the place of something that forming a group needs."""
-        main = threading.main_thread().ident
-        frame = sys._current_frames().get(main) if main is not None else None
-        in_cell = any("cell" in one for one in stacks.plain_frames(self._kernel, frame))
+        in_cell = any("cell" in one for one in stacks.plain_frames(self._kernel, stacks.main_frame()))
         return {"waits": rendezvous.waits(), "in_cell": in_cell}
 
     def again(self) -> bool:
@@ -160,9 +154,8 @@ class MainThreadSample:
 
 def sample() -> MainThreadSample | None:
     """The main thread now; None if it has no frame."""
-    main = threading.main_thread().ident
-    frame = sys._current_frames().get(main) if main is not None else None
-    if frame is None:
+    main, frame = threading.main_thread().ident, stacks.main_frame()
+    if main is None or frame is None:
         return None
     state, switches = scheduled()
     return MainThreadSample((id(frame), frame.f_lasti), stacks.processor_time(main), state in WAITING_STATES, switches)
