@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from skymagic.data.capture.names import cell_names, interactive, reach, with_scripts
+from skymagic.data.values import pickling
 
 BUILTIN = set(dir(__builtins__) if not isinstance(__builtins__, dict) else __builtins__)
 
@@ -48,6 +49,7 @@ CASES: dict[str, str] = {
     "await f(x)": "f x",
     "async for i in s: i": "s",
     "async with a as b: b": "a",
+    "[i async for i in s if await f(i)]": "s f",
     # branches
     "if c: x = 1\nx": "c x",
     "if c: x = 1\nelse: x = 2\nx": "c",
@@ -55,6 +57,7 @@ CASES: dict[str, str] = {
     "for i in r: x = i\ni, x": "r i x",
     "for i in r:\n  if i: break\nelse: x = 1\nx": "r x",
     "while c: x = 1\nx": "c x",
+    "b = 1\nfor i in r:\n  a = b\n  b = 0; del b": "r b",
     "for i in r:\n  if i: continue\n  else: y = 1\n  y": "r",
     "try: x = f()\nexcept E: x = 0\nx": "f E",
     "try: x = f()\nexcept E: pass\nx": "f E x",
@@ -297,6 +300,16 @@ def space(source: str) -> dict[str, Any]:
     return made
 
 
+def reached(loads: set[str], names: dict[str, Any]) -> dict[str, str]:
+    """What a cell needs that loads these names, by the pickles of their values."""
+
+    def uses(name: str, value: object) -> dict[str, str]:
+        made = pickling.dumps(value, names, folder="/nowhere")
+        return {**made.hints, **made.uses}
+
+    return reach(loads, names, uses)
+
+
 def test_reach_follows_functions_and_classes() -> None:
     names = space(
         "import functools\n"
@@ -311,18 +324,16 @@ def test_reach_follows_functions_and_classes() -> None:
         "def deco(fn):\n  def inner(): return fn() + g\n  return inner\n"
         "@deco\ndef wrapped(): return h\n"
     )
-    assert reach({"net"}, names) == {"net": "the cell", "d": "used by Base.m", "e": "used by Net.p"}
-    assert set(reach({"part"}, names)) == {"part", "a", "b", "c", "helper"}
-    assert set(reach({"wrapped"}, names)) == {"wrapped", "g", "h"}
-    assert reach({"f"}, names)["b"] == "used by helper.<locals>.<lambda>" or reach({"f"}, names)["b"].startswith(
-        "used by"
-    )
-    assert reach({"nothing"}, names) == {}
+    assert reached({"net"}, names) == {"net": "the cell", "d": "used by Base.m", "e": "used by Net.p"}
+    assert set(reached({"part"}, names)) == {"part", "a", "b", "c", "helper"}
+    assert set(reached({"wrapped"}, names)) == {"wrapped", "g", "h"}
+    assert reached({"f"}, names)["b"] == "used by <lambda>"
+    assert reached({"nothing"}, names) == {}
 
 
 def test_reach_ends_in_circles() -> None:
     names = space("def f(): return g()\ndef g(): return f()\nlist_ = []\nlist_.append(list_)")
-    assert set(reach({"f", "list_"}, names)) == {"f", "g", "list_"}
+    assert set(reached({"f", "list_"}, names)) == {"f", "g", "list_"}
 
 
 @pytest.mark.parametrize(
@@ -377,7 +388,7 @@ def test_annotations_are_postponed_by_an_earlier_cell() -> None:
 def test_only_types_travel_for_an_annotations_sake() -> None:
     text = "class Net: pass\nbatch = 1\ndef f(a: 'Net', b: 'T[batch]', c: Optional['Net']): pass"
     names = space(f"from typing import *\n{text}")
-    assert set(reach({"f"}, names)) == {"f", "Net"}
+    assert set(reached({"f"}, names)) == {"f", "Net"}
 
 
 # what a function mentions
@@ -387,9 +398,9 @@ def test_strings_in_a_function_that_is_compiled() -> None:
     source = "def f(y): return df.query('a > @w')\ndef g(): get_ipython().system('echo {x.y} $z')\ndef k(): return globals()['q']"
     names = space("x = y = z = w = q = df = 1")
     exec(compile(source, "<cell>", "exec"), names)
-    assert set(reach({"f"}, names)) == {"f", "w", "df"}
-    assert set(reach({"g"}, names)) == {"g", "x", "z"}
-    assert set(reach({"k"}, names)) == {"k"}
+    assert set(reached({"f"}, names)) == {"f", "w", "df"}
+    assert set(reached({"g"}, names)) == {"g", "x", "z"}
+    assert set(reached({"k"}, names)) == {"k"}
 
 
 # files

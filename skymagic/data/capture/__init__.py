@@ -2,7 +2,6 @@
 
 names        the names that a cell takes from the notebook, and those that these need in turn; files that it runs
 dataflow     definite assignment analysis of a cell: which names it reads before it binds them on every path
-branching    the paths through a cell, and the names that are defined on every path to a place
 code         names in code objects, in the strings that IPython and pandas expand, and in annotations; the cells of code
 assignments  what the notebook's cells change: the names that they assign, modules, the environment
 imports      names of modules in source: all that it may import, and those that it cannot do without

@@ -8,8 +8,10 @@ sake: in ``Float[Tensor, "batch"]`` and ``Literal["data"]`` a string is no name.
 """
 
 from __future__ import annotations
+import __future__
 
 import ast
+import copy
 import dis
 import linecache
 import re
@@ -20,6 +22,7 @@ import warnings
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 from weakref import WeakKeyDictionary
 
 _GLOBAL_STORES = {"STORE_NAME", "STORE_GLOBAL"}
@@ -105,27 +108,47 @@ def _handles(handler: list[str]) -> bool:
     return handler[:2] == ["PUSH_EXC_INFO", "POP_TOP"] or (asked < len(handler) and named.issuperset(handler[:asked]))
 
 
-def body_names(function: ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda) -> CodeNames:
-    """What the body of a function takes from the global names and binds in them, by the compiler's own rules of scopes.
+Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Lambda
 
-    Its defaults, decorators and annotations are left out: they are evaluated where the function stands.
+
+def compiled_names(node: ast.stmt | ast.expr, *, postponed: bool = False) -> CodeNames:
+    """What a statement or an expression names, by the compiler's own rules of scopes.
+
+    Args:
+        postponed: annotations are not evaluated.
     """
-    whole = ast.Expression(function) if isinstance(function, ast.Lambda) else ast.Module([function], [])
-    flags = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT  # a default may await
-    mode = "eval" if isinstance(function, ast.Lambda) else "exec"
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        code = compile(whole, "<cell>", mode, flags, dont_inherit=True)
+    return code_names(_compiled(node, postponed))
+
+
+def header_names(definition: Definition, *, postponed: bool = False) -> CodeNames:
+    """What is evaluated where a definition stands: its decorators, bases, defaults and annotations."""
+    bare: Any = copy.copy(definition)
+    bare.body = ast.Constant(None) if isinstance(bare, ast.Lambda) else [ast.Pass()]
+    return compiled_names(ast.fix_missing_locations(bare), postponed=postponed)
+
+
+def body_names(function: ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda) -> CodeNames:
+    """What the body of a function takes from the global names and binds in them, without what `header_names` says."""
     name = "<lambda>" if isinstance(function, ast.Lambda) else function.name
     own = (name, f"<generic parameters of {name}>")  # PEP 695: the function is made in a scope of its parameters
-    bodies = [each for each in code.co_consts if isinstance(each, types.CodeType) and each.co_name in own]
-    names = [code_names(each) for each in bodies]
+    inner = _compiled(function, postponed=False).co_consts
+    names = [code_names(each) for each in inner if isinstance(each, types.CodeType) and each.co_name in own]
     return CodeNames(
         loads=frozenset().union(*(each.loads for each in names)),
         imports=frozenset(),
         attributes=frozenset(),
         sets=frozenset().union(*(each.sets for each in names)),
     )
+
+
+def _compiled(node: ast.stmt | ast.expr, postponed: bool) -> types.CodeType:
+    whole = ast.Expression(node) if isinstance(node, ast.expr) else ast.Module([node], [])
+    mode = "eval" if isinstance(node, ast.expr) else "exec"
+    flags = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT | (__future__.annotations.compiler_flag if postponed else 0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the ranks will say it
+        code: types.CodeType = compile(whole, "<cell>", mode, flags, dont_inherit=True)
+    return code
 
 
 # -- names in strings ------------------------------------------------------------------------------------------------

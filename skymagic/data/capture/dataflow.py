@@ -1,15 +1,19 @@
-"""The order of a cell: which names it takes from outside, path by path."""
+"""Definite assignment analysis of a cell: which names it takes from outside, path by path, in the order of execution."""
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
-from skymagic.data.capture.branching import Branching
-from skymagic.data.capture.code import body_names, call_names, literal_arguments
-
-Comprehension = ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp
+from skymagic.data.capture.code import (
+    CodeNames,
+    body_names,
+    call_names,
+    compiled_names,
+    header_names,
+    literal_arguments,
+)
 
 
 class Script(NamedTuple):
@@ -22,21 +26,103 @@ class Script(NamedTuple):
     """Names that the cell has defined before."""
 
 
-class Expressions(Branching):
-    """Follows expressions in the order of evaluation."""
+class Flow(ast.NodeVisitor):
+    """Follows a cell, with the names that are defined on every path to where it is.
 
-    def __init__(self) -> None:
-        super().__init__()
+    What has a scope of its own (functions, lambdas, comprehensions, type parameters) is left to the compiler's rules.
+
+    Args:
+        postponed: annotations are not evaluated.
+    """
+
+    def __init__(self, *, postponed: bool = False) -> None:
+        self.postponed = postponed
+        self.defined: set[str] = set()
+        self.reached = True
+        """False where no path arrives: after ``raise``, ``break`` or ``continue``."""
+        self.loads: set[str] = set()
+        self.stores: set[str] = set()
         self.scripts: list[Script] = []
+        self._waiting: dict[str, set[str]] = {}
+        """Function, or class → names that count as loaded when it is."""
+
+    # names
+
+    def load(self, name: str) -> None:
+        if self.reached and name not in self.defined:
+            self.loads.add(name)
+        for inner in self._waiting.pop(name, ()):
+            self.load(inner)
+
+    def store(self, name: str) -> None:
+        self.stores.add(name)
+        if self.reached:
+            self.defined.add(name)
+
+    def take(self, names: CodeNames) -> None:
+        """Load what compiled code loads; what it stores, it may not store on every path."""
+        self.stores |= names.stores
+        for name in names.loads:
+            self.load(name)
+
+    def define(self, name: str, body: Iterable[str], *, used: bool) -> None:
+        """A definition: what its body loads counts when it is named first, or now if it is `used` at once, by a decorator."""
+        inner = set(body) - {name}
+        if used:
+            for each in inner:
+                self.load(each)
+            self._waiting.pop(name, None)
+        else:
+            self._waiting.setdefault(name, set()).update(inner)
+        self.store(name)
+
+    def finish(self) -> None:
+        """Count the bodies of functions that the cell has not named: the next cell may call them."""
+        self.reached = True
+        for name in list(self._waiting):
+            for inner in self._waiting.pop(name, ()):
+                self.load(inner)
+
+    # paths
+
+    def block(self, statements: Iterable[ast.stmt]) -> None:
+        for statement in statements:
+            self.visit(statement)
+
+    def branches(self, *paths: Callable[[], None]) -> None:
+        """Run each path from here; afterwards only what all of them define is defined."""
+        before, reached = self.defined, self.reached
+        ends: list[set[str]] = []
+        for path in paths:
+            self.defined, self.reached = set(before), reached
+            path()
+            if self.reached:
+                ends.append(self.defined)
+        self.reached = bool(ends)
+        self.defined = set.intersection(*ends) if ends else before
+
+    def maybe(self, path: Callable[[], None]) -> None:
+        """Run a path that may be left out, or left at any point."""
+        before, reached = set(self.defined), self.reached
+        path()
+        self.defined, self.reached = before & self.defined, reached
+
+    def loop(self, once: Callable[[], None]) -> None:
+        """Run a path any number of times."""
+        before = set(self.defined)
+        self.maybe(once)
+        if self.defined != before:  # what one round deletes is missing in the next
+            self.maybe(once)
+
+    # expressions
 
     def visit_Name(self, node: ast.Name) -> None:
-        if isinstance(node.ctx, ast.Load):
-            self.load(node.id)
-        elif isinstance(node.ctx, ast.Store):
+        if isinstance(node.ctx, ast.Store):
             self.store(node.id)
-        else:
-            self.load(node.id)
-            self.defined.put(node.id, False)
+            return
+        self.load(node.id)
+        if isinstance(node.ctx, ast.Del):
+            self.defined.discard(node.id)
 
     def visit_BinOp(self, node: ast.BinOp) -> None:
         parts: list[ast.expr] = []
@@ -59,65 +145,27 @@ class Expressions(Branching):
 
     def visit_NamedExpr(self, node: ast.NamedExpr) -> None:
         self.visit(node.value)
-        # := inside a comprehension binds in the cell, and perhaps not at all.
-        self.stores.add(node.target.id)
-        if not self._hidden:
-            self.store(node.target.id)
+        self.store(node.target.id)
 
     def visit_Call(self, node: ast.Call) -> None:
         for name in call_names(node):
             self.load(name)
         self.generic_visit(node)
         if (file := run_file(node)) is not None:
-            self.scripts.append(Script(*file, frozenset(self.defined.names)))
+            self.scripts.append(Script(*file, frozenset(self.defined)))
 
-    def visit_Lambda(self, node: ast.Lambda) -> None:
-        for part in outer_parts(node):
-            self.visit(part)
-        body = body_names(node)
-        self.stores |= body.sets
-        for name in body.loads:
-            self.load(name)
+    def _scope(self, node: ast.Lambda | ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp) -> None:
+        self.take(compiled_names(node))
 
-    def _comprehension(self, node: Comprehension) -> None:
-        first = node.generators[0]
-        self.visit(first.iter)
-        with self.hiding(comprehension_targets(node)):
-            before = self.defined.mark()
-            for index, part in enumerate(node.generators):
-                if index:
-                    self.visit(part.iter)
-                for condition in part.ifs:
-                    self.visit(condition)
-            for element in (node.key, node.value) if isinstance(node, ast.DictComp) else (node.elt,):
-                self.visit(element)
-            self.defined.back(before)
-
-    visit_ListComp = visit_SetComp = visit_DictComp = visit_GeneratorExp = _comprehension
-
-
-class Flow(Expressions):
-    """Follows a cell in the order of execution, with the names that are defined on every path.
-
-    Args:
-        postponed: annotations are not evaluated.
-    """
-
-    def __init__(self, *, postponed: bool = False) -> None:
-        super().__init__()
-        self.postponed = postponed
+    visit_Lambda = visit_ListComp = visit_SetComp = visit_DictComp = visit_GeneratorExp = _scope
 
     # simple statements
 
     def visit_Assign(self, node: ast.Assign) -> None:
         target = node.targets[0]
         if len(node.targets) == 1 and isinstance(target, ast.Name) and isinstance(node.value, ast.Lambda):
-            for part in outer_parts(node.value):
-                self.visit(part)
-            body = body_names(node.value)
-            self.stores |= body.sets
-            self.wait(target.id, body.loads)
-            self.store(target.id)
+            self.take(header_names(node.value))
+            self.define(target.id, body_names(node.value).loads, used=False)
             return
         self.visit(node.value)
         for each in node.targets:
@@ -139,59 +187,40 @@ class Flow(Expressions):
             self.visit(node.target)
 
     def visit_TypeAlias(self, node: Any) -> None:
-        with self.hiding(type_parameters(node)):
-            self.visit(node.value)
+        self.take(compiled_names(node))
         self.store(node.name.id)
 
-    def visit_Import(self, node: ast.Import | ast.ImportFrom) -> None:
-        if isinstance(node, ast.ImportFrom) and node.module == "__future__":
-            return
-        for name in import_targets(node):
-            self.store(name)
+    def visit_Import(self, node: ast.Import) -> None:
+        for alias in node.names:
+            self.store(alias.asname or alias.name.partition(".")[0])
 
-    visit_ImportFrom = visit_Import
+    def visit_ImportFrom(self, node: ast.ImportFrom) -> None:
+        for alias in node.names:
+            if alias.name != "*" and node.module != "__future__":  # a star binds names that nobody can know
+                self.store(alias.asname or alias.name)
 
-    def visit_Raise(self, node: ast.Raise) -> None:
+    def _jump(self, node: ast.Raise | ast.Break | ast.Continue) -> None:
         self.generic_visit(node)
-        self.defined.reached = False
+        self.reached = False
 
-    def _jump(self, node: ast.Break | ast.Continue | ast.Return) -> None:
-        self.generic_visit(node)
-        self.defined.reached = False
-
-    visit_Break = visit_Continue = visit_Return = _jump
+    visit_Raise = visit_Break = visit_Continue = _jump
 
     # definitions
 
     def _function(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
-        with self.hiding(type_parameters(node)):
-            for part in outer_parts(node, annotations=not self.postponed):
-                self.visit(part)
+        self.take(header_names(node, postponed=self.postponed))
         body = body_names(node)
         self.stores |= body.sets
-        if node.decorator_list:  # the decorator may call it at once
-            for name in body.loads - {node.name}:
-                self.load(name)
-            self._waiting.pop(node.name, None)
-        else:
-            self.wait(node.name, body.loads - {node.name})
-        self.store(node.name)
+        self.define(node.name, body.loads, used=bool(node.decorator_list))
 
     visit_FunctionDef = visit_AsyncFunctionDef = _function
 
     def visit_ClassDef(self, node: ast.ClassDef) -> None:
-        with self.hiding(type_parameters(node)):
-            for part in outer_parts(node):
-                self.visit(part)
-            inner = _ClassBody(self)
-            inner.block(node.body)
-        waiting = set().union(*inner._waiting.values()) - {node.name}
-        if node.decorator_list:
-            for name in waiting:
-                self.load(name)
-        else:
-            self.wait(node.name, waiting)
-        self.store(node.name)
+        self.take(header_names(node))
+        parameters = {each.name for each in getattr(node, "type_params", ())}
+        inner = _ClassBody(self, parameters)
+        inner.block(node.body)
+        self.define(node.name, set().union(*inner._waiting.values()) - parameters, used=bool(node.decorator_list))
 
     # compound statements
 
@@ -199,23 +228,21 @@ class Flow(Expressions):
         self.visit(node.test)
         self.branches(lambda: self.block(node.body), lambda: self.block(node.orelse))
 
-    def _loop(self, head: Callable[[], None], node: ast.For | ast.AsyncFor | ast.While) -> None:
+    def visit_For(self, node: ast.For | ast.AsyncFor) -> None:
         def once() -> None:
-            head()
+            self.visit(node.target)
             self.block(node.body)
 
-        self.maybe(once)
-        self.maybe(lambda: self.block(node.orelse))
-
-    def visit_For(self, node: ast.For | ast.AsyncFor) -> None:
         self.visit(node.iter)
-        self._loop(lambda: self.visit(node.target), node)
+        self.loop(once)
+        self.maybe(lambda: self.block(node.orelse))
 
     visit_AsyncFor = visit_For
 
     def visit_While(self, node: ast.While) -> None:
         self.visit(node.test)
-        self._loop(lambda: None, node)
+        self.loop(lambda: self.block(node.body))
+        self.maybe(lambda: self.block(node.orelse))
 
     def visit_Try(self, node: Any) -> None:
         def undisturbed() -> None:
@@ -235,7 +262,7 @@ class Flow(Expressions):
             self.store(node.name)
         self.block(node.body)
         if node.name:
-            self.defined.put(node.name, False)
+            self.defined.discard(node.name)
 
     def visit_With(self, node: ast.With | ast.AsyncWith) -> None:
         def inside() -> None:
@@ -266,15 +293,14 @@ class Flow(Expressions):
 class _ClassBody(Flow):
     """A class body: its own names come first, then the cell's; methods do not see its names."""
 
-    def __init__(self, outer: Flow) -> None:
+    def __init__(self, outer: Flow, parameters: set[str]) -> None:
         super().__init__(postponed=outer.postponed)
         self._outer = outer
+        self.defined = set(parameters)
         self._globals: set[str] = set()
 
     def load(self, name: str) -> None:
-        if any(name in names for names in self._hidden):
-            return
-        if not self.defined.reached or name not in self.defined:
+        if not self.reached or name not in self.defined:
             self._outer.load(name)
 
     def store(self, name: str) -> None:
@@ -302,48 +328,6 @@ def _captures(pattern: ast.pattern) -> Iterator[str]:
 
 def _irrefutable(pattern: ast.pattern) -> bool:
     return isinstance(pattern, ast.MatchAs) and (pattern.pattern is None or _irrefutable(pattern.pattern))
-
-
-def outer_parts(
-    scope: ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | ast.ClassDef, *, annotations: bool = True
-) -> Iterator[ast.expr]:
-    """Expressions of a definition that are evaluated where it stands, in order."""
-    if not isinstance(scope, ast.Lambda):
-        yield from scope.decorator_list
-        for parameter in getattr(scope, "type_params", ()):
-            parts = (getattr(parameter, name, None) for name in ("bound", "default_value"))
-            yield from (part for part in parts if part is not None)
-    if isinstance(scope, ast.ClassDef):
-        yield from scope.bases
-        yield from (keyword.value for keyword in scope.keywords)
-        return
-    yield from scope.args.defaults
-    yield from (default for default in scope.args.kw_defaults if default is not None)
-    if annotations and not isinstance(scope, ast.Lambda):
-        given = (each.annotation for each in ast.walk(scope.args) if isinstance(each, ast.arg))
-        yield from (annotation for annotation in (*given, scope.returns) if annotation is not None)
-
-
-def type_parameters(scope: ast.AST) -> set[str]:
-    """Names of the PEP 695 parameters of a definition."""
-    return {parameter.name for parameter in getattr(scope, "type_params", ())}
-
-
-def comprehension_targets(node: Comprehension) -> set[str]:
-    """Names that are local to a comprehension."""
-    return {
-        name.id
-        for part in node.generators
-        for name in ast.walk(part.target)
-        if isinstance(name, ast.Name) and isinstance(name.ctx, ast.Store)
-    }
-
-
-def import_targets(node: ast.Import | ast.ImportFrom) -> set[str]:
-    """Names that an import statement binds; a star binds none that could be known."""
-    if isinstance(node, ast.Import):
-        return {alias.asname or alias.name.partition(".")[0] for alias in node.names}
-    return {alias.asname or alias.name for alias in node.names if alias.name != "*"}
 
 
 def run_file(call: ast.Call) -> tuple[str, bool] | None:

@@ -5,16 +5,15 @@ import __future__
 
 import ast
 import builtins
-import functools
 import re
 import types
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 
-from skymagic.data.capture.code import annotated_names, code_names, namespace_keys, value_names
+from skymagic.data.capture.code import annotated_names, code_names, namespace_keys
 from skymagic.data.capture.dataflow import Flow, Script
 from skymagic.data.capture.imports import imported_names, required_names
 
@@ -72,7 +71,7 @@ def cell_names(source: str, compiler_flags: int = 0) -> CellNames:
     try:
         flow = Flow(postponed=bool(code.co_flags & __future__.annotations.compiler_flag))
         flow.block(tree.body)
-        certain = frozenset(flow.defined.names)
+        certain = frozenset(flow.defined)
         flow.finish()
         attributes = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)} if "." in source else ()
         imports = imported_names(tree) if _MAY_IMPORT.search(source) else frozenset()
@@ -97,27 +96,22 @@ def cell_names(source: str, compiler_flags: int = 0) -> CellNames:
     )
 
 
-Uses = Callable[[str, object], Mapping[str, str]]
-
-
 def reach(
     loads: Iterable[str],
     namespace: Mapping[str, object],
-    uses: Uses | None = None,
+    uses: Callable[[str, object], Mapping[str, str]],
     others: Mapping[str, str] = types.MappingProxyType({}),
 ) -> dict[str, str]:
     """The names of the namespace that a cell needs, each with the reason.
 
     Args:
         loads: what the cell itself loads; names that the namespace lacks are left out.
-        uses: what a name's value needs: global names with where they are used. The default follows functions and
-            classes of the namespace without pickling anything.
+        uses: what a name's value needs: global names with where they are used.
         others: further names with the reason, followed after all that the cell itself loads.
 
     Returns:
         Names in the order in which they were found: ``"the cell"`` or ``"used by Net.forward"``.
     """
-    follow = uses or (lambda name, value: static_uses(value, namespace))
     why: dict[str, str] = {}
     todo: dict[str, str] = {**others, **dict.fromkeys(sorted(loads, reverse=True), "the cell")}
     while todo:
@@ -126,7 +120,7 @@ def reach(
         if value is _NOTHING or name in why or interactive(name, value):
             continue
         why[name] = reason
-        if found := follow(name, value):
+        if found := uses(name, value):
             for used, where in found.items():
                 if used not in why:
                     todo.setdefault(used, f"used by {where}")
@@ -184,62 +178,6 @@ def is_output(name: str) -> bool:
 
 _NOTHING = object()
 _BUILTINS = vars(builtins)
-
-
-def static_uses(value: object, namespace: Mapping[str, object]) -> dict[str, str]:
-    """Global names that a value needs, by the functions and classes of the namespace that it consists of."""
-    found: dict[str, str] = {}
-    seen: set[int] = set()
-    todo: list[object] = [value]
-    while todo:
-        each = todo.pop()
-        if id(each) in seen:
-            continue
-        seen.add(id(each))
-        if isinstance(each, types.FunctionType):
-            if each.__globals__ is namespace:
-                names = code_names(each.__code__).loads | value_names(each, namespace)
-                found.update((name, each.__qualname__) for name in sorted(names) if name not in found)
-            todo.extend(_inside_function(each))
-        elif isinstance(each, type):
-            if each.__module__ == namespace.get("__name__"):
-                found.update((name, each.__qualname__) for name in sorted(value_names(each, namespace) - found.keys()))
-                todo.extend([*each.__bases__, type(each), *vars(each).values()])
-        else:
-            todo.extend(_inside(each))
-    return found
-
-
-def _inside_function(function: types.FunctionType) -> Iterator[object]:
-    yield from function.__defaults__ or ()
-    yield from (function.__kwdefaults__ or {}).values()
-    yield from vars(function).values()
-    for cell in function.__closure__ or ():
-        try:
-            yield cell.cell_contents
-        except ValueError:
-            continue
-
-
-def _inside(value: object) -> Iterator[object]:
-    if isinstance(value, functools.partial):
-        yield from (value.func, *value.args, *value.keywords.values())
-    elif isinstance(value, types.MethodType):
-        yield from (value.__func__, value.__self__)
-    elif isinstance(value, property):
-        yield from (value.fget, value.fset, value.fdel)
-    elif isinstance(value, staticmethod | classmethod):
-        yield value.__func__
-    elif isinstance(value, functools.cached_property):
-        yield value.func
-    elif isinstance(value, list | tuple | set | frozenset):
-        yield from value
-    elif isinstance(value, dict):
-        yield from value.values()
-    elif not isinstance(value, str | bytes | int | float | types.ModuleType):
-        yield type(value)
-        if type(value).__module__ == "__main__":
-            yield from getattr(value, "__dict__", {}).values()
 
 
 def with_scripts(names: CellNames) -> CellNames:
