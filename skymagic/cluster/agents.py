@@ -199,6 +199,10 @@ class Agents(AgentRequests):
             self._links[index].drop()
 
     def _lose(self, index: int, reason: str) -> None:
+        if index in self.gone or self._closing:
+            return
+        fate = self.nodes[index].fate()
+        reason = f"{reason} ({fate})" if fate else reason
         with self._changed:
             if index in self.gone or self._closing:
                 return

@@ -51,6 +51,7 @@ class Node:
         access: what its provider needs to reach its agent again from another notebook; None where an agent ends with its notebook.
         leave: closes what leads to its agent, and leaves that running; twice is safe. None where it would end.
         alive: whether who gives the machine says that it runs; None where nobody says it.
+        fate: why it is gone, where who gives the machine says it: a sentence; "" where nobody does. May take some seconds.
         hostname: its own name for itself; empty until the nodes have met.
         own: name → digest of the notebook's own distributions in the environment of its ranks.
     """
@@ -67,6 +68,7 @@ class Node:
     access: Any = field(default=None, repr=False, compare=False)
     leave: Callable[[], None] | None = field(default=None, repr=False, compare=False)
     alive: Callable[[], bool | None] = field(default=lambda: None, repr=False, compare=False)
+    fate: Callable[[], str] = field(default=str, repr=False, compare=False)
     address: str = ""
     hostname: str = ""
     own: Mapping[str, str] = field(default_factory=dict, repr=False, compare=False)

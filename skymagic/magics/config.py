@@ -25,7 +25,7 @@ _BUILT_IN = Defaults()
 class SkyMagic(Configurable):
     """Defaults of the magics, for what a line does not say."""
 
-    provider = Unicode(_BUILT_IN.provider, help="Where pools are made: auto, local, ssh, aws.")
+    provider = Unicode(_BUILT_IN.provider, help="Where pools are made: auto, local, ssh, slurm, aws.")
     plugins = List(Unicode(), help="Plugins of every pool, as --plugin takes them: ['torch:backend=gloo'].")
     only = Union(
         [Unicode(), Int(), List(Int())],

@@ -180,7 +180,10 @@ def _rented(request: PoolRequest) -> list[str]:
         ("--replace", request.replace),
         ("--reservation", request.reservation),
     )
-    return [f"{option} is for rented machines: add --provider aws, or leave it out" for option, said in options if said]
+    cluster = [f"--{name} is for Slurm: add --provider slurm, or leave it out" for name, _ in request.slurm]
+    return cluster + [
+        f"{option} is for rented machines: add --provider aws, or leave it out" for option, said in options if said
+    ]
 
 
 def _too_small(request: PoolRequest, shape: Topology, inventory: Inventory) -> list[str]:
@@ -223,7 +226,7 @@ def fits(request: PoolRequest, running: Plan) -> list[str]:
     reasons += _lacks(request, running)
     if "region" in given and running.region not in request.regions:
         reasons.append(f"its region is {running.region or 'none'}, not {request.region}")
-    for name in ("hosts", "spot", "replace"):
+    for name in ("hosts", "spot", "replace", "slurm"):
         differs(name, getattr(made, name), getattr(request, name), f"its {name} is {{here}}, not {{asked}}")
     for name in ("idle", "max_lifetime", "max_away"):
         here, wants = (getattr(each, name) for each in (made, request))

@@ -83,6 +83,8 @@ class Plan:
         installs: lines on what is installed there: name, version, build, size, source.
         question: what the user has to confirm (-y) before it is made; "" for nothing.
         notes: what else is worth knowing before it is made.
+        ends: when its machines are taken back in any case, in seconds since 1970; None where nobody says.
+        notice: seconds before that at which ranks hear of it; 0 for none.
     """
 
     provider: str
@@ -102,6 +104,8 @@ class Plan:
     region: str = ""
     notes: tuple[str, ...] = ()
     gpu_words: tuple[str, ...] = ()
+    ends: float | None = None
+    notice: int = 0
 
     def devices_of(self, rank: int) -> tuple[GpuDevice, ...]:
         """The GPUs of `rank`: an equal share of its node's, or one that it shares with other ranks."""

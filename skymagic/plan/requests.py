@@ -15,9 +15,7 @@ from skymagic.plan.masking import is_secret_name
 from skymagic.plan.suggest import check_keywords, did_you_mean
 from skymagic.plan.units import AtLeast, Selection
 
-PROVIDERS = ("auto", "local", "ssh", "aws")
-PLANNED_PROVIDERS = ("slurm",)
-"""Providers that have a name and nothing else; a package may bring one of them."""
+PROVIDERS = ("auto", "local", "ssh", "aws", "slurm")
 COMPOSITE = re.compile(r"(cpu|cuda|xpu|mps|hpu):\w+(,(cpu|cuda|xpu|mps|hpu):\w+)*")
 """Torch's backends by device: a value with a comma in it."""
 
@@ -137,8 +135,6 @@ def plugin_specs(text: str) -> tuple[PluginSpec, ...]:
 
 def no_provider(name: str, known: Iterable[str]) -> str:
     """Why there is no provider of this name, with what there is; `known` are the names that exist."""
-    if name in PLANNED_PROVIDERS:
-        return f"{name} is not there yet: pools are of this machine (local), of hosts that you name (ssh, --hosts), or rented from EC2 (aws)"
     if name.lower() in suggest.ABSENT_PROVIDERS:
         return suggest.ABSENT_PROVIDERS[name.lower()]
     nearest = did_you_mean(name, known) or f"; known are {', '.join(known)}"
@@ -158,6 +154,7 @@ class PoolRequest:
         replace: rent another machine in the place of one that is lost.
         reservation: ``cr-…``: reserved capacity of the account to take; "auto" for any that fits, before all else.
         max_price: dollars per hour for the whole pool.
+        slurm: options of sbatch by their long names, each with its value: "" for one without, "none" to leave one of ours out.
         idle, max_lifetime: seconds.
         detached: on this machine: the pool outlives its notebook, as one on other machines does.
         max_away: seconds for which a cell may go on without its notebook, where the pool outlives that.
@@ -188,6 +185,7 @@ class PoolRequest:
     spot: bool = False
     replace: bool = False
     reservation: str | None = None
+    slurm: tuple[tuple[str, str], ...] = ()
     max_price: float | None = None
     idle: float | None = None
     max_lifetime: float | None = None

@@ -13,7 +13,7 @@ from skymagic.data.capture.names import cell_names
 from skymagic.display.panel import UNNAMED, NodeView, PoolView, RankUse, StartStep
 from skymagic.plan import gpus
 from skymagic.plan.plans import Topology
-from skymagic.plan.units import agreeing, rank_words
+from skymagic.plan.units import agreeing, duration_text, rank_words
 from skymagic.pool.status import SharedStatus, State
 from skymagic.run.report import Report
 from skymagic.wire import agent as wire
@@ -229,6 +229,7 @@ def about(pool: SharedStatus, seconds: float = 0.0) -> tuple[str, ...]:
         f"{gpus.kinds(plan.devices[0])}{each}" if plan.devices and plan.devices[0] else "",
         ", ".join(spec.name for spec in plan.request.plugins),
         f"${plan.price:.2f} per hour{spent}" if plan.price else "",
+        f"{duration_text(max(1, (plan.ends - time.time()) // 60) * 60)} left" if plan.ends else "",
     )
     return tuple(filter(None, words))
 

@@ -87,7 +87,7 @@ def agent_specs(
             env=node_environment(plan, environ), address=node.address or None,
             idle_timeout=request.idle, max_lifetime=request.max_lifetime,
             detached_timeout=detached_timeout if plan.outlives else None, max_away=request.max_away,
-            notices="ec2-spot" if plan.provider == "aws" and request.spot else "",
+            notices=f"slurm:{plan.notice}" if plan.notice else "ec2-spot" if plan.provider == "aws" and request.spot else "",
             log_limit=status.defaults.log_limit,
         )
         for node in nodes

@@ -87,7 +87,30 @@ def AWS(
     return Choice("aws", {**said, **({"cloud": cloud} if cloud != CloudSettings() else {})})
 
 
-@suggesting("sky.Slurm")
-def Slurm() -> Choice:
-    """Nodes of a running Slurm."""
-    return Choice("slurm")
+@suggesting("sky.Slurm", {"walltime": "time", "queue": "partition"})
+def Slurm(
+    *,
+    account: str | None = None,
+    partition: str | None = None,
+    qos: str | None = None,
+    time: str | None = None,
+    constraint: str | None = None,
+    gres: str | None = None,
+    exclusive: bool = False,
+    reservation: str | None = None,
+    options: Mapping[str, str] | None = None,
+) -> Choice:
+    """Nodes of a Slurm cluster, on whose login node this runs, or in one of whose jobs.
+
+    Args:
+        account, partition, qos, constraint, gres, reservation: as sbatch takes them.
+        time: limit of the job: ``"4h"``, ``"1-12:00:00"``.
+        exclusive: whole nodes, shared with no other job.
+        options: others of sbatch by their long names: ``{"mem": "0"}``; ``"none"`` leaves out one that is there unasked.
+    """
+    named = {
+        "account": account, "partition": partition, "qos": qos, "time": time, "constraint": constraint, "gres": gres,
+        "exclusive": "" if exclusive else None, "reservation": reservation,
+    }  # fmt: skip
+    said = {**{name: value for name, value in named.items() if value is not None}, **(options or {})}
+    return Choice("slurm", {"slurm": tuple(said.items())} if said else {})

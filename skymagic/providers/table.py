@@ -17,6 +17,7 @@ from skymagic.providers.provider import Provider
 TABLE: dict[str, str] = {
     "local": "skymagic.providers.local:Local",
     "ssh": "skymagic.providers.ssh:SSH",
+    "slurm": "skymagic.providers.slurm:Slurm",
     "aws": "skymagic.providers.aws.provider:AWS",
 }
 """Name → ``module:class``; the entry-point group ``skymagic.providers`` adds third parties' own."""

@@ -80,7 +80,7 @@ class AgentSpec(AgentMessage):
     max_away: float | None = None
     """Seconds without the notebook after which it stops what its ranks are at work on."""
     notices: str = ""
-    """Where this machine hears that it will be taken away: "ec2-spot"; "" for nowhere."""
+    """How this machine hears that it will be taken away: "ec2-spot", "slurm:120" (SIGURG so many seconds before); "" for not at all."""
     log_limit: int | None = None
     """Bytes that the log of each rank may have; of a longer one the beginning is dropped."""
 

@@ -25,6 +25,7 @@ from skymagic.kernels.agent.ending import (
     ABANDONED_SECONDS,
     ENDING,
     SIGNALLED,
+    SLURM,
     Notice,
     NoticeWatch,
     SignalledEnd,
@@ -120,7 +121,9 @@ class Agent:
                 return [message for message in self._told.values() if isinstance(message, wire.AgentStarted)]
 
             self._readers = NodeReaders(self._loop, str(socket_path), self._requests, self._audience, told)
-        if self.spec.notices:
+        if self.spec.notices.startswith(SLURM):
+            self._ending.warn(float(self.spec.notices.removeprefix(SLURM)), self._on_notice)
+        elif self.spec.notices:
             self._notices = NoticeWatch(self._loop, self._on_notice)
         directories.sweep()
         self._loop.call_later(TOUCH_SECONDS, self._touch)

@@ -5,7 +5,8 @@ A signal, as Slurm, systemd and a logout send it; ranks that have an `on_interru
     SIGTERM ─▶ agent ─▶ Interruption ─▶ ranks     at once, where no rank has a hook
                agent ◀─ HookEnded    ◀─ ranks     then the agent ends; also once time is up, or at a second signal
 
-Slurm signals all processes of a job: the notebook may be gone before the agent has heard, and the ranks may have heard themselves.
+Slurm signals all processes of a job: the notebook may be gone before the agent has heard, and the ranks may have heard themselves. Some time
+before a job's limit it sends SIGURG (``sbatch --signal=URG@120``), which whatever does not expect it ignores: `SignalledEnd.warn`.
 
 Notices of EC2 for spot instances are polled from the metadata service of the machine (IMDSv2), beside the event loop::
 
@@ -42,6 +43,9 @@ SIGNALLED = 128
 ENDING = (signal.SIGTERM, signal.SIGHUP)
 PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2)
 """For ranks' hooks (``sbatch --signal=USR1@120``); agents outlive them."""
+WARNING = signal.SIGURG
+SLURM = "slurm:"
+"""Begins how an agent is told to wait for it (`AgentSpec.notices`)."""
 KILL_SECONDS = 30.0
 """Between Slurm's SIGTERM and its SIGKILL (KillWait)."""
 HOOK_SECONDS = 26.0
@@ -68,11 +72,18 @@ class SignalledEnd:
         self._before: dict[int, int] = {}
         self.due: float | None = None
         """Monotonic seconds at which it ends in any case; None while no hook is waited for."""
+        self._lead = 0.0
+        self._found: Callable[[Notice], None] | None = None
         loop.watch(woken, self._begin)
         for number in ENDING:
             signal.signal(number, self._on_signal)
         for number in PASSED_ON:
             signal.signal(number, signal.SIG_IGN)
+
+    def warn(self, lead: float, found: Callable[[Notice], None]) -> None:
+        """Take `WARNING` as a notice that the job reaches its limit after so many seconds."""
+        self._lead, self._found = lead, found
+        signal.signal(WARNING, lambda number, frame: None)  # the loop wakes by the pipe
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         again, self._number = self._number, number
@@ -80,7 +91,8 @@ class SignalledEnd:
             sys.exit(SIGNALLED + number)
 
     def _begin(self) -> None:
-        os.read(self._woken, 4096)
+        if WARNING in os.read(self._woken, 4096) and self._found is not None:
+            self._found(Notice("Slurm ends the job at its time limit", time.time() + self._lead))
         if not self._number or self.due is not None:
             return
         self._before = self._hooks()

@@ -46,7 +46,7 @@ REFUSED = {
 # fmt: off
 _SECRET = Option(("--secret", "--secrets"), "secrets", readers.many(readers.variable), "NAME", "a variable of the notebook's environment, kept out of sight", "list", "environment")
 POOL: tuple[Option, ...] = (
-    Option(("--provider",), "provider", str, "NAME", "where: auto, local (this machine), ssh (hosts of yours), aws (rented)", choices="providers"),
+    Option(("--provider",), "provider", str, "NAME", "where: auto, local (this machine), ssh (hosts of yours), slurm (a cluster), aws (rented)", choices="providers"),
     Option(("--nodes", "--num-nodes"), "nodes", readers.number(1), "N", "number of machines; on this one: simulated nodes, with GPUs of their own"),
     Option(("--ranks",), "procs_per_node", readers.number(1), "N", "on this machine: one node of N ranks, with a GPU each where there are any"),
     Option(("--gpu", "--gpus"), "gpu", read_gpus, "WHICH", "GPUs of each node: A100, A100:4, 4, 0,2, GPU-uuid, all or none", choices="gpus"),
@@ -62,7 +62,15 @@ POOL: tuple[Option, ...] = (
     Option(("--region",), "region", readers.region, "NAME", "where to rent: one or several", choices="regions"),
     Option(("--spot",), "spot", help="rent spare capacity, which may be taken back"),
     Option(("--replace",), "replace", help="rent another machine in the place of one that is lost, as soon as there is one"),
-    Option(("--reservation",), "reservation", readers.reservation, "cr-…|auto", "reserved capacity or a capacity block to take; auto: any that fits, before all else", choices="auto"),
+    Option(("--reservation",), "reservation", readers.reservation, "cr-…|auto|NAME", "EC2: reserved capacity or a capacity block to take; auto: any that fits, before all else. Slurm: a reservation's name", choices="auto"),
+    Option(("--account",), "account", readers.directive, "NAME", "Slurm: whom the job's time is charged to"),
+    Option(("--partition",), "partition", readers.directive, "NAME", "Slurm: where to queue"),
+    Option(("--qos",), "qos", readers.directive, "NAME", "Slurm: quality of service"),
+    Option(("--time",), "time", readers.directive, "TIME", "Slurm: limit of the job, as in 4h or 1-12:00:00"),
+    Option(("--constraint",), "constraint", readers.directive, "FEATURES", "Slurm: features that nodes must have"),
+    Option(("--gres",), "gres", readers.directive, "GRES", "Slurm: generic resources of each node, in the site's own words"),
+    Option(("--exclusive",), "exclusive", help="Slurm: whole nodes, shared with no other job"),
+    Option(("--slurm",), "slurm", readers.directives, "NAME=VALUE[,…]", "Slurm: other options of sbatch; NAME=none leaves one out", "list"),
     Option(("--max-price",), "max_price", readers.dollars, "DOLLARS", "limit per hour for the whole pool"),
     Option(("--idle",), "idle", readers.limit, "TIME", "stop after so long without a cell, as in 30m"),
     Option(("--max-lifetime",), "max_lifetime", readers.limit, "TIME", "stop after so long, as in 8h"),

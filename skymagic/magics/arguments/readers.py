@@ -129,11 +129,28 @@ def region(text: str) -> str:
     return ",".join(many(_region)(text))
 
 
-def reservation(text: str) -> str:
-    """``cr-…``, or auto."""
-    if text != "auto" and not re.fullmatch(r"cr-[0-9a-f]{8,40}", text):
-        raise RequestError(f"{text!r} is no reservation: write its id, as in cr-0123456789abcdef0, or auto")
+def directive(text: str) -> str:
+    """A value of one of sbatch's options."""
+    if not text or not text.isprintable():
+        raise RequestError(f"{text!r} is no value of an option of sbatch")
     return text
+
+
+def directives(text: str) -> tuple[tuple[str, str], ...]:
+    """``mem=0,hint=nomultithread,overcommit``: options of sbatch; a piece that names none goes on with the value before it."""
+    found: list[tuple[str, str]] = []
+    for piece in filter(None, map(str.strip, text.split(","))):
+        name, equals, value = piece.partition("=")
+        if found and not equals and not re.fullmatch(r"[a-z][a-z-]+", name):
+            found[-1] = (found[-1][0], f"{found[-1][1]},{piece}")
+        else:
+            found.append((name.strip().removeprefix("--"), directive(value.strip()) if equals else ""))
+    return tuple(found)
+
+
+def reservation(text: str) -> str:
+    """``cr-…``, auto, or a name of Slurm's; `pool_magic` knows whose it is."""
+    return directive(text)
 
 
 def one_of(*words: str) -> Reader:

@@ -1,0 +1,444 @@
+"""Nodes of a Slurm cluster: one job for a pool, waited for, reached by ``srun``, used as hosts of SSH are, and cancelled at the end."""
+
+from __future__ import annotations
+
+import functools
+import os
+import shlex
+import subprocess
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from skymagic.bootstrap.facts import Facts
+from skymagic.bootstrap.provision import probe
+from skymagic.bootstrap.remote import Installation
+from skymagic.bootstrap.requirements import Requirements
+from skymagic.cluster import Node
+from skymagic.display.panel import StartStep
+from skymagic.display.screen import print_note
+from skymagic.errors import CloudError, HostError, ProvisionError, RequestError
+from skymagic.plan import gpus
+from skymagic.plan.planning import plan_over
+from skymagic.plan.plans import Plan, topology
+from skymagic.plan.requests import PoolRequest
+from skymagic.plan.units import count
+from skymagic.providers import slurm_jobs, ssh
+from skymagic.providers.provider import Say, Survey
+from skymagic.providers.slurm_jobs import JobQueue, SlurmJob, SlurmPartition
+from skymagic.ssh.command import CommandChannel
+from skymagic.ssh.host import HostConnection
+from skymagic.wire import processes
+
+DELAYS = (0.5, 1.5, 4.0, 12.0, 14.0, 18.0, 30.0)
+"""Seconds before each look at a job that waits, the last for all that follow: a job that starts at once is seen at once."""
+NODE_AGE = 30.0
+"""Seconds that an answer about a running job may be old."""
+RETRY_SECONDS = 30.0
+"""For which a node that has just been given may refuse steps: its prologue runs."""
+QUEUE = JobQueue()
+
+
+@dataclass(frozen=True)
+class SlurmAccess:
+    """What leads another notebook of this user to a node.
+
+    Attributes:
+        agent: to its agent. job: Slurm's number of the job. node: as Slurm calls it.
+    """
+
+    agent: ssh.HostAccess
+    job: str
+    node: str
+
+    @property
+    def daemon(self) -> str:
+        """Its agent's daemon."""
+        return self.agent.daemon
+
+    @property
+    def secret(self) -> str:
+        """What that knows its notebooks by."""
+        return self.agent.secret
+
+
+@dataclass
+class HeldJob:
+    """The job of a pool, as far as there is one."""
+
+    name: str = ""
+    """The pool's own, by which it is found where its number is not known; "" before it is asked for."""
+    number: str = ""
+    """Slurm's."""
+    step: subprocess.Popen[bytes] | None = None
+    """The step that holds the nodes, of a job that was there before."""
+    machines: list[SlurmMachine] = field(default_factory=list)
+    plan: Plan | None = None
+    ready: bool = False
+    closing: threading.Lock = field(default_factory=threading.Lock)
+
+
+@dataclass(frozen=True)
+class SlurmSurvey(Survey):
+    """What is asked for; owns the job.
+
+    Attributes:
+        directives: of sbatch. inside: number of the job that the notebook itself runs in; "" outside of one.
+    """
+
+    requirements: Requirements
+    directives: Mapping[str, str]
+    inside: str = ""
+    held: HeldJob = field(default_factory=HeldJob)
+
+    def outcome(self) -> Plan:
+        """The plan with the nodes that were given, and when they are taken back."""
+        return self.held.plan or self.plan
+
+    def ready(self) -> None:
+        """All ranks are up."""
+        self.held.ready = True
+
+    def close(self) -> None:
+        """Close all connections and cancel the job, or end the step in the notebook's own; twice is safe."""
+        held = self.held
+        with held.closing:
+            ssh.side_by_side(ssh.HostMachine.close, held.machines)
+            name, held.name = held.name, ""
+            if held.step is not None:
+                held.step.terminate()
+                held.step.wait()
+            if not name or self.inside:
+                return
+            if problem := slurm_jobs.cancelled(held.number, name):
+                raise ProvisionError(
+                    f"Slurm job {held.number or name} could not be cancelled: {problem}\n  scancel --name={name} cancels it"
+                )
+            if not held.ready:
+                print_note(f"[Slurm job {held.number or name} is cancelled]")
+
+
+class Slurm:
+    """The provider of a Slurm cluster, on a login node or inside a job."""
+
+    def plan(self, request: PoolRequest, say: Say) -> SlurmSurvey:
+        """Ask what the cluster has; nothing is submitted."""
+        mistakes = _elsewhere(request)
+        inside = os.environ.get("SLURM_JOB_ID", "")
+        there = given_nodes(os.environ) if inside else ()
+        if inside:
+            mistakes += _already(request, inside, there)
+            request = replace(request, nodes=request.nodes or len(there))
+        shape = topology(request)
+        found = slurm_jobs.call(*slurm_jobs.SINFO)
+        if found.returncode:
+            raise ProvisionError(f"Slurm does not answer: {slurm_jobs.said(found)}")
+        try:
+            here = slurm_jobs.partitions(found.stdout)
+            nodes = slurm_jobs.fitting(here, dict(request.slurm).get("partition"))
+            directives = {} if inside else _directives(request, nodes)
+        except RequestError as refused:
+            mistakes += refused.mistakes
+        if mistakes:
+            raise RequestError(mistakes)
+        image, requirements = ssh.needs(request, shape, say)
+        names = ",".join(dict.fromkeys(one.name for one in nodes))
+        where = f"job {inside}, which this notebook runs in" if inside else f"Slurm (partition {names})"
+        plan = Plan(
+            provider="slurm", request=request, topology=shape, image=image,
+            hosts=there[: shape.nodes] or (f"{count(shape.nodes, 'node')} of {where}",),
+            cpus=int(directives.get("cpus-per-task", 1)), memory_gb=min((one.memory_gb for one in nodes), default=0.0),
+            devices=_devices(request, shape.nodes), remote=True, notes=_preview(request, directives, inside),
+        )  # fmt: skip
+        return SlurmSurvey(plan, requirements, directives, inside)
+
+    def acquire(self, survey: SlurmSurvey, job_id: str, say: Say) -> Sequence[Node]:
+        """Submit the job and wait for it, or use the one that there is; then set its nodes up side by side."""
+        held = survey.held
+        held.name = job_id
+        if survey.inside:
+            held.number, names = survey.inside, list(survey.plan.hosts)
+            held.step = _hold(survey.inside, names, job_id)
+            job = QUEUE.look(survey.inside) or SlurmJob("RUNNING")
+        else:
+            held.number = slurm_jobs.submitted(slurm_jobs.script(_named(survey.directives, job_id), job_id), job_id)
+            job = wait_for(held.number, say)
+            names = hostnames(job.nodes)
+        say(StartStep(f"Slurm job {held.number} has {', '.join(names)} …", "connecting", names))
+        machines = ssh.side_by_side(lambda node: _reached(held.number, node, job_id, survey.requirements), names)
+        held.machines.extend(machines)
+        held.plan = _outcome(survey, machines, job)
+        ssh.set_up(machines, survey.requirements, say)
+        return [_node(machine, index, f"{job_id}-{index}") for index, machine in enumerate(machines)]
+
+    def attach(self, plan: Plan, accesses: Sequence[SlurmAccess]) -> tuple[SlurmSurvey, Sequence[Node]]:
+        """The nodes of a pool that another notebook of this user has made from this plan; nothing is connected to yet."""
+        first = accesses[0]
+        if (ended := QUEUE.end(first.job)) is not None:
+            raise CloudError("missing", "", slurm_jobs.end_words(first.job, ended))
+        job_id = first.daemon.rpartition("-")[0]
+        machines = [
+            SlurmMachine(
+                one.job, one.node, job_id, None, one.agent.installation.facts, one.secret, one.agent.installation
+            )
+            for one in accesses
+        ]
+        held = HeldJob(job_id, first.job, None, machines, plan, ready=True)
+        survey = SlurmSurvey(plan, first.agent.installation.requirements, {}, held=held)
+        return survey, [_node(one, index, accesses[index].daemon) for index, one in enumerate(machines)]
+
+
+# ------------------------------------------------------------------------------------ what is asked for
+
+
+def _elsewhere(request: PoolRequest) -> list[str]:
+    """What has no meaning on a cluster."""
+    options = (("--hosts", request.hosts), ("--region", request.region), ("--spot", request.spot),
+               ("--replace", request.replace), ("--max-price", request.max_price))  # fmt: skip
+    return [f"{option} is not for --provider slurm: leave it out" for option, said in options if said]
+
+
+def _already(request: PoolRequest, job: str, there: Sequence[str]) -> list[str]:
+    """What cannot be had inside a job, for that has what it has."""
+    wrong = [f"--{name}" for name, _ in request.slurm]
+    mistakes = (
+        [f"{', '.join(wrong)}: this notebook runs in Slurm job {job}, whose nodes are used as they are"]
+        if wrong
+        else []
+    )
+    if (request.nodes or 0) > len(there):
+        mistakes.append(
+            f"--nodes {request.nodes} is more than Slurm job {job} has, in which this notebook runs ({len(there)})"
+        )
+    return mistakes
+
+
+def _directives(request: PoolRequest, nodes: Sequence[SlurmPartition]) -> dict[str, str]:
+    """sbatch's options for a request, in the order of the script. Raises RequestError."""
+    shape = topology(request)
+    mistakes: list[str] = []
+    usual = {
+        "nodes": str(shape.nodes),
+        "ntasks-per-node": "1",
+        "cpus-per-task": str(max(int(request.cpus.amount) if request.cpus else 1, shape.procs_per_node)),
+        "no-requeue": "",
+        "no-kill": "",
+        "output": "/dev/null",
+        "chdir": "/tmp",
+    }
+    if request.memory:
+        usual["mem"] = f"{request.memory.amount:.0f}G"
+    if gpus.asked(request) and request.gpu is not None:
+        try:
+            usual["gres"] = slurm_jobs.gres_word(request.gpu, nodes)
+        except RequestError as refused:
+            mistakes += refused.mistakes
+    if request.max_lifetime:
+        usual["time"] = f"{request.max_lifetime / 60 + 1:.0f}"
+    elif all(not any(mark.isdigit() for mark in one.usual + one.limit) for one in nodes):
+        usual["time"] = slurm_jobs.UNBOUNDED_LIMIT
+    try:
+        made = slurm_jobs.asked_directives(request.slurm, usual)
+    except RequestError as refused:
+        mistakes += refused.mistakes
+        made = usual
+    if (most := sum(one.nodes for one in nodes)) < shape.nodes:
+        mistakes.append(f"--nodes {shape.nodes} is more than the partition has ({most})")
+    if mistakes:
+        raise RequestError(mistakes)
+    given = dict(request.slurm)
+    return made if "signal" in given else {**made, "signal": f"URG@{lead(made)}"}
+
+
+def lead(directives: Mapping[str, str]) -> int:
+    """Seconds before the limit at which ranks hear of it."""
+    limit = directives.get("time", "")
+    return slurm_jobs.SHORT_LEAD if limit.isdigit() and int(limit) <= 10 else slurm_jobs.LEAD
+
+
+def _named(directives: Mapping[str, str], job_id: str) -> dict[str, str]:
+    return {"job-name": job_id, **directives}
+
+
+def _devices(request: PoolRequest, nodes: int) -> tuple[tuple[gpus.GpuDevice, ...], ...]:
+    """GPUs of nodes that are not there yet."""
+    gpu = request.accelerator
+    return (gpus.named(*[gpu.name] * gpu.count),) * nodes if gpu else ()
+
+
+def _preview(request: PoolRequest, directives: Mapping[str, str], inside: str) -> tuple[str, ...]:
+    """The script, and what Slurm says of it, where the user only wants to see the plan."""
+    if inside or not request.dry_run:
+        return ()
+    text = slurm_jobs.script(_named(directives, request.name or "main"), request.name or "main")
+    answer = slurm_jobs.call("sbatch", "--test-only", text=text)
+    return f"Slurm says: {slurm_jobs.said(answer).removeprefix('sbatch: ')}", *text.splitlines()
+
+
+# ------------------------------------------------------------------------------------ the job
+
+
+def wait_for(number: str, say: Say, delays: Sequence[float] = DELAYS) -> SlurmJob:
+    """A job once it runs; an interrupt is heard.
+
+    Raises:
+        ProvisionError: it has ended instead.
+    """
+    told = ""
+    looks = 0
+    while True:
+        time.sleep(delays[min(looks, len(delays) - 1)])
+        looks += 1
+        job = QUEUE.look(number)
+        if job is None or job.state == "COMPLETING":
+            job = QUEUE.end(number)
+            if job is None:
+                continue
+        if job.over:
+            raise ProvisionError(f"{slurm_jobs.end_words(number, job)} before its nodes were ready")
+        if not job.waits and job.nodes:
+            return job
+        words = slurm_jobs.reason_words(job)
+        if words != told:
+            told = words
+            say(StartStep(f"Slurm job {number} waits: {words}", "requested", step=f"waits: {words}"))
+
+
+def hostnames(nodes: str) -> list[str]:
+    """``n[1-2]`` → n1, n2, as Slurm itself reads it. Raises ProvisionError."""
+    done = slurm_jobs.call("scontrol", "show", "hostnames", nodes)
+    if done.returncode or not done.stdout.split():
+        raise ProvisionError(f"Slurm does not name the nodes of {nodes!r}: {slurm_jobs.said(done)}")
+    return done.stdout.split()
+
+
+def given_nodes(environ: Mapping[str, str]) -> tuple[str, ...]:
+    """The nodes of the job that this process runs in."""
+    return tuple(hostnames(environ.get("SLURM_JOB_NODELIST") or environ.get("SLURM_NODELIST", "")))
+
+
+def _hold(job: str, nodes: Sequence[str], job_id: str) -> subprocess.Popen[bytes]:
+    """The step that holds nodes of a job that was there before."""
+    program, *words = slurm_jobs.holder_command(job_id)
+    return subprocess.Popen(
+        [program, "--jobid", job, "--nodelist", ",".join(nodes), "--nodes", str(len(nodes)), *words],
+        stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        env=slurm_jobs.environment(os.environ), start_new_session=True,
+    )  # fmt: skip
+
+
+class SrunConnection(HostConnection):
+    """Steps of a job on one node.
+
+    Args:
+        job: Slurm's number of it. node: as Slurm calls it. job_id: the pool's, by which the holder is found.
+    """
+
+    def __init__(self, job: str, node: str, job_id: str) -> None:
+        self._command = ["srun", "--overlap", "--jobid", job, "-w", node, "-N1", "-n1", "--unbuffered", "--quiet",
+                         "--mpi=none", "--cpu-bind=none", "--chdir=/tmp", "--kill-on-bad-exit=0"]  # fmt: skip
+        super().__init__(node, shlex.join([*self._command[:8], "true"]))
+        folder = slurm_jobs.holder_folder(job_id, node)
+        self._env = {**slurm_jobs.environment(os.environ), processes.HOLDER: folder}
+        self._channels: list[CommandChannel] = []
+        self._lock = threading.Lock()
+        self._open = True
+
+    @property
+    def alive(self) -> bool:
+        """Whether it is not closed; each step finds out by itself whether the job is there."""
+        return self._open
+
+    def open_channel(self, timeout: float) -> CommandChannel:
+        """A step of the job."""
+        with self._lock:
+            if not self._open:
+                raise HostError(self.label, "the connection is closed")
+            self._channels = [one for one in self._channels if not one.closed]
+            self._channels.append(channel := CommandChannel([*self._command, "/bin/sh", "-c"], self._env))
+        return channel
+
+    def release(self) -> None:
+        """End all steps; twice is safe."""
+        with self._lock:
+            self._open = False
+            channels, self._channels = self._channels, []
+        for channel in channels:
+            channel.close()
+
+
+class SlurmMachine(ssh.HostMachine):
+    """One node of a job; the arguments are those of `SrunConnection` and of `HostMachine`."""
+
+    def __init__(
+        self,
+        job: str,
+        node: str,
+        job_id: str,
+        connection: HostConnection | None,
+        facts: Facts,
+        secret: str = "",
+        installation: Installation | None = None,
+    ) -> None:
+        super().__init__(node, connection, facts, secret, installation)
+        self.job, self.job_id = job, job_id
+
+    def connect(self) -> HostConnection:
+        """One more."""
+        return SrunConnection(self.job, self.name, self.job_id)
+
+
+def _reached(job: str, node: str, job_id: str, requirements: Requirements) -> SlurmMachine:
+    """A node, inspected; one that has just been given may take a while."""
+    connection = SrunConnection(job, node, job_id)
+    deadline = time.monotonic() + RETRY_SECONDS
+    while True:
+        try:
+            return SlurmMachine(job, node, job_id, connection, probe(connection, requirements, True))
+        except HostError as problem:
+            ended = QUEUE.end(job)
+            if ended is not None:
+                connection.close()
+                raise HostError(node, slurm_jobs.end_words(job, ended)) from problem
+            if time.monotonic() > deadline:
+                connection.close()
+                raise
+            time.sleep(1.0)
+        except BaseException:
+            connection.close()
+            raise
+
+
+def _outcome(survey: SlurmSurvey, machines: Sequence[SlurmMachine], job: SlurmJob) -> Plan:
+    """The plan with the nodes' own CPUs and GPUs. Raises RequestError where a node has not what its GRES says."""
+    minor = survey.requirements.minor
+    here = [replace(one.facts.inventory(minor), hostname=one.name, machine=one.name) for one in machines]
+    made = plan_over(replace(survey.plan.request, slurm=(), reservation=None, cpus=None, memory=None), here, "slurm")
+    return replace(
+        survey.plan, hosts=made.hosts, cpus=made.cpus, memory_gb=made.memory_gb, devices=made.devices, topology=made.topology,
+        gpu_words=made.gpu_words, ends=job.ends, notice=0 if survey.inside else lead(survey.directives),
+    )  # fmt: skip
+
+
+def _node(machine: SlurmMachine, index: int, daemon: str) -> Node:
+    node = machine.node(index, daemon)
+    access = SlurmAccess(node.access, machine.job, machine.name)
+    return replace(node, access=access, fate=functools.partial(fate, machine.job, machine.name))
+
+
+def fate(job: str, node: str) -> str:
+    """Why a node that does not answer is gone, as Slurm says; "" where it is not, or nobody says."""
+    if (ended := QUEUE.end(job)) is not None:
+        return slurm_jobs.end_words(job, ended)
+    running = QUEUE.look(job, NODE_AGE)
+    if running is None or not running.nodes or node in hostnames(running.nodes):
+        return _node_state(node)
+    return f"Slurm has taken it from job {job}: it failed, or an administrator set it down"
+
+
+def _node_state(node: str) -> str:
+    state = slurm_jobs.call("sinfo", "-h", "-N", "-n", node, "-o", "%T").stdout.split()
+    return (
+        f"Slurm calls it {state[0].rstrip('*')}" if state and state[0].startswith(("down", "fail", "drained")) else ""
+    )

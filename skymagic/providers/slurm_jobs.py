@@ -1,0 +1,449 @@
+"""What is asked of Slurm: the script of a job, what there is to ask for, jobs and their ends in words. Texts are pure, calls are few.
+
+A job runs one *holder* on each node, which starts the node's daemon and ends with it (`kernels.daemon.attach`); all else is done by steps
+beside it::
+
+    sbatch ──▶ job ──▶ srun, a holder on each node ──▶ daemon ──▶ agent ──▶ ranks
+    srun --overlap --jobid JOB -w NODE /bin/sh …              a channel: scripts, processes, and the way to the daemon
+
+Slurm's controller is shared by all users of a site: `JobQueue` asks it at most six times a minute for all pools of a process, and no answer
+is no news: only a job that Slurm itself calls ended has ended.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+from skymagic.errors import ProvisionError, RequestError
+from skymagic.plan.accelerators import Accelerator, GpuChoice, matches
+from skymagic.plan.suggest import did_you_mean
+from skymagic.plan.units import duration
+
+SECONDS = 60.0
+"""For which one of Slurm's programs may take; a busy controller takes its time."""
+LEAD = 120
+"""Seconds before the time limit at which ranks hear of it; of jobs of some minutes, `SHORT_LEAD`."""
+SHORT_LEAD = 60
+UNBOUNDED_LIMIT = "8:00:00"
+"""Time limit where neither the user nor the site sets one: nobody pays for a job that was forgotten."""
+KEPT = re.compile(r"PATH|HOME|USER|LOGNAME|SHELL|LANG|LC_\w+|TZ|LD_LIBRARY_PATH|MODULEPATH|SLURM_CONF")
+"""Variables of the notebook's that jobs have: no secrets, and nothing by which a job inside a job takes the outer one's shape."""
+OWN = ("array", "job-name", "parsable", "test-only", "wait", "wrap")
+"""Options of sbatch that are not the user's."""
+GONE = "Invalid job id"
+
+
+# ------------------------------------------------------------------------------------ what there is
+
+
+@dataclass(frozen=True)
+class Gres:
+    """GPUs of a node as the site calls them: ``gpu:a100:4``; `kind` is empty where it does not tell them apart."""
+
+    kind: str
+    count: int
+
+
+@dataclass(frozen=True)
+class SlurmPartition:
+    """Nodes of one kind in a partition, as sinfo lists them.
+
+    Attributes:
+        cpus, memory_gb: of each node. limit, usual: longest and default time of a job, as Slurm writes them.
+    """
+
+    name: str
+    default: bool
+    nodes: int
+    cpus: int
+    memory_gb: float
+    gres: tuple[Gres, ...]
+    limit: str
+    usual: str
+
+
+SINFO = ("sinfo", "-h", "-o", "%P|%a|%D|%c|%m|%G|%l|%L")
+
+
+def partitions(text: str) -> tuple[SlurmPartition, ...]:
+    """What `SINFO` prints; lines of another form, and partitions that are down, are left out."""
+    found = []
+    for line in text.splitlines():
+        cells = [cell.strip() for cell in line.split("|")]
+        if len(cells) != 8 or cells[1] != "up":
+            continue
+        name, _, nodes, cpus, memory, gres, limit, usual = cells
+        numbers = [int(re.sub(r"\D.*", "", cell) or 0) for cell in (nodes, cpus, memory)]
+        found.append(
+            SlurmPartition(
+                name.rstrip("*"),
+                name.endswith("*"),
+                numbers[0],
+                numbers[1],
+                round(numbers[2] * 1.048576e-3, 1),
+                tuple(_gres(gres)),
+                limit,
+                usual,
+            )  # fmt: skip
+        )
+    return tuple(found)
+
+
+def _gres(text: str) -> Iterable[Gres]:
+    """``gpu:a100:4(S:0-1),nvme:1,gpu:2`` → the GPUs among it."""
+    for entry in re.sub(r"\([^)]*\)", "", text).split(","):
+        parts = entry.split(":")
+        if parts[0] == "gpu" and parts[-1].isdigit() and len(parts) in (2, 3):
+            yield Gres(parts[1] if len(parts) == 3 else "", int(parts[-1]))
+
+
+def fitting(here: Sequence[SlurmPartition], name: str | None) -> list[SlurmPartition]:
+    """The nodes of a partition, or of the default one. Raises RequestError for one that there is not, with the nearest name."""
+    names = list(dict.fromkeys(one.name for one in here))
+    asked = name.split(",") if name else [one.name for one in here if one.default] or names[:1]
+    if unknown := [one for one in asked if one not in names]:
+        nearest = did_you_mean(unknown[0], names) or f"; there are {', '.join(names) or 'none'}"
+        raise RequestError(f"--partition: Slurm has no partition {unknown[0]!r}{nearest}")
+    return [one for one in here if one.name in asked]
+
+
+def gres_word(gpu: Accelerator | GpuChoice, here: Sequence[SlurmPartition]) -> str:
+    """``gpu:a100:4`` for what ``--gpu`` asks for, in the site's own names. Raises RequestError with what there is."""
+    kinds = {one.kind: max(other.count for node in here for other in node.gres if other.kind == one.kind)
+             for node in here for one in node.gres}  # fmt: skip
+    listed = ", ".join(f"{kind or 'gpu'}:{count}" for kind, count in kinds.items()) or "none"
+    if isinstance(gpu, GpuChoice):
+        if gpu.words:
+            raise RequestError(f"--gpu {gpu}: Slurm chooses the GPUs: write how many, as in --gpu {len(gpu.words)}")
+        most = max(kinds.values(), default=0)
+        if (gpu.count or 1) > most:
+            raise RequestError(f"--gpu {gpu}: nodes there have fewer GPUs (per node: {listed})")
+        return f"gpu:{gpu.count or most}"
+    named = [kind for kind in kinds if kind and _called(gpu.name, kind)] or [kind for kind in kinds if not kind]
+    enough = [kind for kind in named if kinds[kind] >= gpu.count]
+    if not enough:
+        raise RequestError(
+            f"--gpu {gpu}: no node there has that (GPUs per node: {listed}); --partition may name others"
+        )
+    return ":".join(filter(None, ("gpu", enough[0], str(gpu.count))))
+
+
+def _called(name: str, kind: str) -> bool:
+    """Whether a site that calls GPUs `kind` means `name`: ``a100``, ``nvidia_a100-sxm4-80gb``, ``tesla_v100``."""
+    return matches(name, re.sub(r"[_\s]+", " ", kind))
+
+
+# ------------------------------------------------------------------------------------ the script
+
+
+HOLDER = r"""umask 077
+dir=/tmp/skymagic-holder-@JOB@-$SLURMD_NODENAME
+mkdir "$dir" && mkfifo "$dir/start" || exit 1
+exec 3<>"$dir/start"
+running=0 ending=
+trap 'rm -rf "$dir"' EXIT
+trap 'ending=1; echo >&3' HUP INT TERM
+for name in $(env | sed -n 's/^\(SLURM_[A-Z0-9_]*\|PMI[X_][A-Z0-9_]*\)=.*/\1/p'); do
+    [ "$name" = SLURM_CONF ] || unset "$name"
+done
+while [ -z "$ending" ] || [ "$running" -gt 0 ]; do
+    read -r name <&3 || continue
+    case $name in
+        '') ;;
+        -) running=$((running - 1)); [ "$running" -gt 0 ] || ending=1 ;;
+        *) running=$((running + 1)); (trap : HUP INT TERM; /bin/sh "$dir/$name" 3>&-; echo - >&3) & ;;
+    esac
+done
+"""
+"""What runs on each node: starts the daemons whose names come, and ends when the last of them has ended, or the job.
+
+Signals come to all processes of a job. The holder outlives them, for what it has started ends in its own time, and nothing of a step lives
+longer than its first process. Frameworks take SLURM_* for their own launcher's (Lightning #18650), so daemons have none of it.
+"""
+
+
+def holder_folder(job_id: str, node: str) -> str:
+    """The holder's folder on a node."""
+    return f"/tmp/skymagic-holder-{job_id}-{node}"
+
+
+def holder_command(job_id: str) -> list[str]:
+    """The step that holds the nodes of a pool."""
+    return [
+        "srun", "--ntasks-per-node=1", "--overlap", "--no-kill", "--kill-on-bad-exit=0", "--wait=0", "--mpi=none", "--quiet",
+        "--cpu-bind=none", "--export=ALL", "--chdir=/tmp", "/bin/sh", "-c", HOLDER.replace("@JOB@", job_id),
+    ]  # fmt: skip
+
+
+def script(directives: Mapping[str, str], job_id: str) -> str:
+    """The job's script, with its directives in order; pure.
+
+    Args:
+        directives: names of sbatch's options → values, "" for those without one.
+    """
+    lines = [f"#SBATCH --{name}" + (f"={_quoted(value)}" if value else "") for name, value in directives.items()]
+    return "\n".join(["#!/bin/sh", *lines, "", f"exec {shlex.join(holder_command(job_id))}"]) + "\n"
+
+
+def _quoted(value: str) -> str:
+    """As sbatch reads its directives: blanks and ``#`` end a bare value, and a backslash holds in quotes too."""
+    if re.fullmatch(r"[\w@%+=:,./\[\]&|*()-]+", value):
+        return value
+    return '"' + re.sub(r'(["\\])', r"\\\1", value) + '"'
+
+
+def asked_directives(options: Iterable[tuple[str, str]], usual: Mapping[str, str]) -> dict[str, str]:
+    """The directives of a job: `usual` ones, with the user's options in their place.
+
+    Args:
+        options: (name, value) in their order; a value of ``none`` leaves a directive out.
+
+    Raises:
+        RequestError: all options that cannot be.
+    """
+    made, mistakes = dict(usual), []
+    for name, value in options:
+        if not re.fullmatch(r"[a-z][a-z0-9-]*", name):
+            mistakes.append(f"--slurm: {name!r} is no option of sbatch: write its long name, as in mem=0")
+        elif name in OWN:
+            mistakes.append(f"--slurm: {name} is not to be changed here")
+        elif re.search(r"[\x00-\x1f\x7f]", value):
+            mistakes.append(f"--{name}: {value!r} has a control character")
+        elif value == "none":
+            made.pop(name, None)
+        else:
+            made[name] = _time(value, mistakes) if name == "time" else value
+    if mistakes:
+        raise RequestError(mistakes)
+    return made
+
+
+def _time(value: str, mistakes: list[str]) -> str:
+    """A time limit as Slurm reads it: its own forms, and durations as everywhere here."""
+    if re.fullmatch(r"(\d+-)?\d+(:\d+){0,2}", value):
+        return value
+    try:
+        return str(max(1, round(duration(value) / 60)))
+    except RequestError:
+        mistakes.append(
+            f"--time: {value!r} is no time limit: write 4h, 90m, or 1-12:00:00; a job without an end is not asked for"
+        )
+        return value
+
+
+# ------------------------------------------------------------------------------------ calls
+
+
+def environment(environ: Mapping[str, str]) -> dict[str, str]:
+    """The environment of Slurm's programs, and of what they start."""
+    return {name: value for name, value in environ.items() if KEPT.fullmatch(name)}
+
+
+def call(*words: str, text: str = "") -> subprocess.CompletedProcess[str]:
+    """Run one of Slurm's programs to its end; a terminal's Ctrl-C does not reach it.
+
+    Raises:
+        ProvisionError: there is no such program here, or it takes too long.
+    """
+    try:
+        return subprocess.run(
+            words, input=text, capture_output=True, text=True, errors="replace", timeout=SECONDS, check=False,
+            env=environment(os.environ), start_new_session=True,
+        )  # fmt: skip
+    except FileNotFoundError:
+        raise ProvisionError(
+            f"--provider slurm needs Slurm's programs, and {words[0]} is not on the PATH: run the notebook on a login node"
+        ) from None
+    except subprocess.TimeoutExpired:
+        raise ProvisionError(f"Slurm does not answer: {words[0]} took more than {SECONDS:.0f} s") from None
+
+
+def said(done: subprocess.CompletedProcess[str]) -> str:
+    """What a program has complained of, without its own name before each line."""
+    return re.sub(r"(?m)^\w+: (error|fatal): ", "", (done.stderr or done.stdout).strip())
+
+
+REMEDIES = {
+    "account": "--account names one that you may use (sacctmgr show associations user=$USER)",
+    "qos": "--qos names one that you may use",
+    "partition": "sinfo lists the partitions",
+    "node configuration": "no node has that: ask for less, or look at sinfo -o '%P %D %c %m %G'",
+    "time limit": "--time must be within the partition's limit (sinfo -o '%P %l')",
+}
+
+
+def refusal(text: str) -> ProvisionError:
+    """Why Slurm does not take a job, with what to do where that is known."""
+    remedy = next((words for key, words in REMEDIES.items() if key in text.casefold()), "")
+    return ProvisionError(f"Slurm refused the job: {text}" + (f"\n  {remedy}" if remedy else ""))
+
+
+def submitted(text: str, job_id: str) -> str:
+    """Hand a script in: Slurm's number of the job. Raises ProvisionError with the reason why it is not taken."""
+    done = call("sbatch", "--parsable", text=text)
+    if found := re.match(r"(\d+)", done.stdout):
+        return found[1]
+    # the answer may be lost, and the job there all the same
+    if numbers := call("squeue", "-h", f"--name={job_id}", "-o", "%i").stdout.split():
+        return numbers[0]
+    raise refusal(said(done))
+
+
+def cancelled(job: str, job_id: str) -> str:
+    """Cancel a job by its number, or by its name where the number is not known; why it could not be, "" when it is."""
+    who = [job] if job else [f"--name={job_id}", f"--user={os.getuid()}"]
+    done = call("scancel", *who)
+    return "" if not done.returncode or GONE in done.stderr else said(done)
+
+
+@dataclass(frozen=True)
+class SlurmJob:
+    """A job as Slurm tells of it.
+
+    Attributes:
+        state: ``PENDING``, ``RUNNING``, … reason: why it waits, Slurm's word.
+        begins, ends: seconds since 1970; None where nobody knows.
+        nodes: as Slurm writes them: ``n[1-2]``.
+    """
+
+    state: str
+    reason: str = ""
+    begins: float | None = None
+    ends: float | None = None
+    nodes: str = ""
+
+    @property
+    def over(self) -> bool:
+        """Whether it has ended for certain."""
+        return self.state in ENDS
+
+    @property
+    def waits(self) -> bool:
+        """Whether it has no nodes yet."""
+        return self.state in ("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "SPECIAL_EXIT")
+
+
+ENDS = {
+    "CANCELLED": "was cancelled, and not from this notebook: by you elsewhere, or by an administrator",
+    "COMPLETED": "has ended: nothing was left to hold its nodes for",
+    "FAILED": "has failed",
+    "TIMEOUT": "has reached its time limit (--time)",
+    "NODE_FAIL": "has ended because a node failed",
+    "PREEMPTED": "was preempted by a job of higher priority",
+    "OUT_OF_MEMORY": "has used more memory than it had asked for (--memory)",
+    "BOOT_FAIL": "has ended because its nodes did not boot",
+    "DEADLINE": "was ended at its deadline",
+    "REVOKED": "was taken over by another cluster",
+}
+REASONS = {
+    "Priority": "jobs of higher priority come first",
+    "Resources": "its nodes are busy",
+    "None": "the scheduler has not looked at it yet",
+    "Dependency": "another job must end first",
+    "BeginTime": "its time to begin has not come",
+    "JobHeldUser": "you hold it (scontrol release)",
+    "JobHeldAdmin": "an administrator holds it",
+    "ReqNodeNotAvail": "a node that it needs is down or reserved: a maintenance may come",
+    "PartitionNodeLimit": "the partition gives no job so many nodes",
+    "PartitionTimeLimit": "its time limit is above the partition's",
+    "PartitionDown": "the partition is down",
+    "PartitionConfig": "the partition has not so many nodes",
+    "Reservation": "its reservation has not begun",
+    "NodeDown": "a node that it needs is down",
+    "BadConstraints": "no node satisfies it",
+}
+
+
+def reason_words(job: SlurmJob) -> str:
+    """Why a job waits, in words and in Slurm's own."""
+    reason = job.reason.strip("()").partition(",")[0]
+    words = REASONS.get(reason, "")
+    if not words and re.match(r"(Assoc|QOS|Q?[oO]S)\w*(Limit|Per)|QOSMax|Assoc", reason):
+        words = "you, or your group, use as much as you may"
+    told = f"{words} ({reason})" if words else reason or "nobody says why"
+    begins = (
+        f"; Slurm estimates a start at {time.strftime('%H:%M on %Y-%m-%d', time.localtime(job.begins))}"
+        if job.begins
+        else ""
+    )
+    return told + begins
+
+
+def end_words(number: str, job: SlurmJob) -> str:
+    """How a job has ended."""
+    return f"Slurm job {number} {ENDS.get(job.state, f'is {job.state}')}"
+
+
+def _moment(text: str) -> float | None:
+    try:
+        return datetime.fromisoformat(text).timestamp()
+    except ValueError:  # N/A, Unknown, NONE
+        return None
+
+
+SQUEUE = ("squeue", "-h", "-o", "%i|%T|%r|%S|%e|%N")
+
+
+def jobs_of(text: str) -> dict[str, SlurmJob]:
+    """What `SQUEUE` prints, by number."""
+    rows = (line.strip().split("|") for line in text.splitlines())
+    return {
+        row[0]: SlurmJob(row[1], row[2], _moment(row[3]) if row[1] == "PENDING" else None, _moment(row[4]), row[5])
+        for row in rows
+        if len(row) == 6
+    }
+
+
+class JobQueue:
+    """The user's jobs as Slurm tells of them, asked for all of them at once, and at most six times a minute however many ask."""
+
+    PER_MINUTE = 6
+
+    def __init__(self, asking: Callable[..., subprocess.CompletedProcess[str]] = call) -> None:
+        self._call = asking
+        self._lock = threading.Lock()
+        self._asked: deque[float] = deque(maxlen=self.PER_MINUTE)
+        self._jobs: dict[str, SlurmJob] = {}
+
+    def look(self, number: str, older: float = 0.0) -> SlurmJob | None:
+        """A job as it was when Slurm was asked last; None where nothing is known of it: that is no end.
+
+        Args:
+            older: seconds that an answer may be old.
+        """
+        with self._lock:
+            now = time.monotonic()
+            fresh = bool(self._asked) and now - self._asked[-1] < max(1.0, older)
+            busy = len(self._asked) == self.PER_MINUTE and now - self._asked[0] < 60.0
+            if not (fresh or busy):
+                self._asked.append(now)
+                done = self._call(*SQUEUE, f"--user={os.getuid()}")
+                if done.returncode == 0:
+                    self._jobs = jobs_of(done.stdout)
+                    if number not in self._jobs:
+                        return self._ended(number)
+            return self._jobs.get(number)
+
+    def end(self, number: str) -> SlurmJob | None:
+        """How a job that may just have ended has ended; None where it has not, or nobody says. Takes some seconds at most."""
+        for _ in range(8):
+            job = self._ended(number)
+            if job is None or job.state != "COMPLETING":
+                return job if job is not None and job.over else None
+            time.sleep(0.5)
+        return None
+
+    def _ended(self, number: str) -> SlurmJob | None:
+        """What Slurm still knows of a job that is not in its queue (for some minutes)."""
+        done = self._call("scontrol", "show", "job", "-o", number)
+        state = re.search(r"\bJobState=(\w+)", done.stdout)
+        return SlurmJob(state[1]) if state else SlurmJob("COMPLETED") if GONE in done.stderr else None
