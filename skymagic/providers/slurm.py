@@ -133,7 +133,7 @@ class Slurm:
         shape = topology(request)
         found = slurm_jobs.call(*slurm_jobs.SINFO)
         if found.returncode:
-            raise ProvisionError(f"Slurm does not answer: {slurm_jobs.said(found)}")
+            raise ProvisionError(f"Slurm does not answer: {slurm_jobs.said(found).splitlines()[-1]}")
         try:
             here = slurm_jobs.partitions(found.stdout)
             nodes = slurm_jobs.fitting(here, dict(request.slurm).get("partition"))

@@ -486,8 +486,10 @@ def test_providers_and_what_they_say_of_the_pool() -> None:
     assert (aws.provider, aws.region, aws.spot, aws.nodes) == ("aws", "eu-central-1", True, 2)
     assert sky.Compute(provider=sky.Slurm())._requests[0].provider == "slurm"
     assert sky.Compute(provider=sky.AWS(subnet="subnet-1"))._requests[0].cloud.subnet == "subnet-1"
-    with pytest.raises(RequestError, match="^slurm is not there yet: pools are of this machine"):
-        sky.Compute(provider=sky.Slurm()).start()
+    slurm = sky.Compute(provider=sky.Slurm(partition="gpu", time="4h", exclusive=True, options={"mem": "0"}))._requests[
+        0
+    ]
+    assert slurm.slurm == (("partition", "gpu"), ("time", "4h"), ("exclusive", ""), ("mem", "0"))
     with pytest.raises(RequestError, match="no provider is called 'gpc'"), sky.Compute(provider="gpc"):
         pass
 
@@ -721,7 +723,7 @@ def test_an_interrupt_of_a_script_stops_all_its_calls(tmp_path: Path) -> None:
         (lambda: sky.SSH(hosts=["a"]), "sky.SSH takes no 'hosts': write the names alone, as in sky.SSH("),
         (lambda: sky.AWS(regoin="eu"), "sky.AWS takes no 'regoin'; did you mean 'region'?"),
         (lambda: sky.Local(nodes=2), "sky.Local takes no 'nodes'; it takes detached"),
-        (lambda: sky.Slurm(partition="gpu"), "sky.Slurm takes no 'partition'; it takes none"),
+        (lambda: sky.Slurm(partion="gpu"), "sky.Slurm takes no 'partion'; did you mean 'partition'?"),
         (lambda: sky.accelerators.A100(cout=8), "an accelerator takes no 'cout'; did you mean 'count'?"),
         (lambda: sky.plugins.torch(backnd="gloo"), "sky.plugins.torch takes no 'backnd'; did you mean 'backend'?"),
         (lambda: sky.function(time=3), "@sky.function takes no 'time'; did you mean 'timeout'?"),

@@ -322,7 +322,12 @@ def test_nothing_is_evaluated() -> None:
         ("--plugin backend=gloo", "belongs to no plugin"),
         ("--plugin torch --plugin torch:backend=gloo", "--plugin: torch is given twice"),
         ("--provider asw", "--provider: no provider is called 'asw'; did you mean 'aws'?"),
-        ("--provider slurm --nodes 4", "--provider: slurm is not there yet: pools are of this machine"),
+        ("--provider slrm", "--provider: no provider is called 'slrm'; did you mean 'slurm'?"),
+        ("--provider slurm --partition=''", "--partition"),
+        (
+            "--reservation gpus",
+            "--reservation: 'gpus' is no reservation: write its id, as in cr-0123456789abcdef0, or auto",
+        ),
         ("--ranks 0", "--ranks: must be at least 1"),
         ("--ranks 2 --nodes 2", "--ranks is one node of so many ranks, and --nodes 2 makes several: keep one of them"),
         (

@@ -117,13 +117,6 @@ def test_every_completion_is_accepted(magic: str) -> None:
         assert complete(magic, "2 mo", NAMES) == ["model"]
 
 
-def test_nothing_is_offered_that_is_not_there_yet() -> None:
-    for magic in MAGICS:
-        shown = [*complete(magic, "--", NAMES), *complete(magic, "--provider ", NAMES), help_text(magic)]
-        for word in ("slurm",):
-            assert word not in " ".join(shown), (magic, word)
-
-
 def test_names_that_complete_when_nobody_says_what_exists_do_exist() -> None:
     assert set(CompletionNames().providers) == {"auto", *providers.TABLE}
     assert set(CompletionNames().plugins) == set(plugins.TABLE)
@@ -238,18 +231,6 @@ def test_help_of_something_else_is_none_of_ours(cell: str) -> None:
 @pytest.mark.parametrize("line", ["%sky_down", "%sky_down --all"])
 def test_to_end_what_is_not_there_is_no_error(notebook: Notebook, line: str) -> None:
     assert notebook.run(line).text == "no pool is running\n"
-
-
-@pytest.mark.parametrize("options", ["--provider slurm --nodes 4"])
-def test_a_provider_that_is_not_there_yet_is_one_sentence(notebook: Notebook, options: str) -> None:
-    for cell in (f"%sky_pool {options}", f"%%sky_broadcast {options}\nprint('it ran')"):
-        shown = notebook.finish(notebook.start(cell))
-        assert shown.error is not None
-        name = options.split()[1]
-        assert shown.text == (
-            f"UsageError: --provider: {name} is not there yet: pools are of this machine (local), of hosts that you name (ssh, --hosts), "
-            "or rented from EC2 (aws)\n"
-        )
 
 
 def test_gpus_says_first_what_is_here(notebook: Notebook) -> None:

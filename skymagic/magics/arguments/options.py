@@ -62,7 +62,7 @@ POOL: tuple[Option, ...] = (
     Option(("--region",), "region", readers.region, "NAME", "where to rent: one or several", choices="regions"),
     Option(("--spot",), "spot", help="rent spare capacity, which may be taken back"),
     Option(("--replace",), "replace", help="rent another machine in the place of one that is lost, as soon as there is one"),
-    Option(("--reservation",), "reservation", readers.reservation, "cr-…|auto|NAME", "EC2: reserved capacity or a capacity block to take; auto: any that fits, before all else. Slurm: a reservation's name", choices="auto"),
+    Option(("--reservation",), "reservation", readers.reservation, "cr-…|auto", "EC2: reserved capacity or a capacity block to take; auto: any that fits, before all else. Slurm: a reservation's name", choices="auto"),
     Option(("--account",), "account", readers.directive, "NAME", "Slurm: whom the job's time is charged to"),
     Option(("--partition",), "partition", readers.directive, "NAME", "Slurm: where to queue"),
     Option(("--qos",), "qos", readers.directive, "NAME", "Slurm: quality of service"),
