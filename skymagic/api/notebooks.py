@@ -21,7 +21,7 @@ from typing import Any
 
 from skymagic.cluster import Node
 from skymagic.data.capture.imports import imported_names
-from skymagic.data.capture.modules import collect
+from skymagic.data.capture.modules import search
 from skymagic.errors import CloudError, PoolError, ProvisionError, RequestError, SkyError
 from skymagic.files.copy import Files
 from skymagic.jobs.notebook import packed
@@ -164,7 +164,7 @@ def _beside(notebook: Mapping[str, Any], folder: Path) -> list[str]:
                 names |= imported_names(
                     ast.parse("\n".join("" if one.startswith(("%", "!")) else one for one in lines))
                 )
-    own = sorted(one.partition(".")[0] for one in collect(names, str(folder)))
+    own = sorted(one.partition(".")[0] for one in search(names, str(folder)).sources)
     return (
         [f"it imports {', '.join(dict.fromkeys(own))} from beside it: --workdir {folder} takes that along"]
         if own

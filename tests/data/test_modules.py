@@ -11,12 +11,13 @@ import shutil
 import sys
 import traceback
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
-from skymagic.data.capture.modules import MAX_DATA_BYTES, ModuleSource, as_plain, collect, inside, is_local, search
+from skymagic.data.capture.modules import MAX_DATA_BYTES, ModuleSource, inside, locate, search
 from skymagic.data.shipping.bindings import Bindings, Sources
 from skymagic.errors import CaptureError
 from skymagic.kernels.rank.importer import RemoteImporter
@@ -56,7 +57,7 @@ def test_only_what_lies_in_the_folder_and_is_not_installed(folder: Path) -> None
     write(folder / "mine.py", "x = 1")
     write(folder / ".venv/lib/python3.11/site-packages/theirs.py", "x = 1")
     sys.path.insert(1, str(folder / ".venv/lib/python3.11/site-packages"))
-    assert is_local("mine", str(folder))
+    assert locate("mine", str(folder))
     for other in (
         "theirs",
         "os",
@@ -67,15 +68,15 @@ def test_only_what_lies_in_the_folder_and_is_not_installed(folder: Path) -> None
         "__main__",
         "nothing_of_this_name",
     ):
-        assert not is_local(other, str(folder)), other
+        assert not locate(other, str(folder)), other
     sys.path.remove(str(folder))
-    assert not is_local("mine", str(folder / "sub"))
+    assert not locate("mine", str(folder / "sub"))
 
 
 def test_a_folder_that_holds_skymagic_or_python_itself() -> None:
-    assert not is_local("skymagic.errors", "/")
-    assert not is_local("json", "/")
-    assert not is_local("pytest", "/")
+    assert not locate("skymagic.errors", "/")
+    assert not locate("json", "/")
+    assert not locate("pytest", "/")
     assert not inside(os.__file__, sys.prefix)
 
 
@@ -90,7 +91,7 @@ def test_collect_follows_imports_that_never_ran(folder: Path) -> None:
     write(folder / "pkg/deep/__init__.py", "")
     write(folder / "pkg/deep/leaf.py", "from ..sibling import y\nfrom ... import nothing")
     write(folder / "unrelated.py", "")
-    found = collect(["top"], str(folder))
+    found = search(["top"], str(folder)).sources
     assert names(found) == {"top", "late", "pkg", "pkg.part", "pkg.sibling", "pkg.deep", "pkg.deep.leaf"}
     assert found["pkg"].package
     assert not found["pkg.part"].package
@@ -99,7 +100,7 @@ def test_collect_follows_imports_that_never_ran(folder: Path) -> None:
 
 def test_collect_takes_parents_and_namespace_packages(folder: Path) -> None:
     write(folder / "space/a/mod.py", "x = 5")
-    found = collect(["space.a.mod"], str(folder))
+    found = search(["space.a.mod"], str(folder)).sources
     assert names(found) == {"space", "space.a", "space.a.mod"}
     assert found["space"].source == ""
     assert found["space"].package
@@ -108,14 +109,14 @@ def test_collect_takes_parents_and_namespace_packages(folder: Path) -> None:
 def test_circular_imports_end(folder: Path) -> None:
     write(folder / "one.py", "import two")
     write(folder / "two.py", "import one")
-    assert names(collect(["one"], str(folder))) == {"one", "two"}
+    assert names(search(["one"], str(folder)).sources) == {"one", "two"}
 
 
 def test_what_cannot_be_read_is_left_to_the_rank(folder: Path) -> None:
     write(folder / "broken.py", "def f(:")
     (folder / "binary.py").write_bytes(b"\xff\xfe\x00")
     (folder / "compiled.cpython-311-x86_64-linux-gnu.so").write_bytes(b"")
-    assert collect(["broken", "binary", "compiled", ""], str(folder)) == {}
+    assert search(["broken", "binary", "compiled", ""], str(folder)).sources == {}
 
 
 def test_what_is_not_python_is_told_with_file_and_line(folder: Path) -> None:
@@ -141,12 +142,12 @@ def test_modules_from_folders_that_were_added_to_the_path(folder: Path, monkeypa
     write(folder / "editable/src/edited.py", "x = 1")
     monkeypatch.syspath_prepend(folder / "editable/src")
     monkeypatch.setenv("PYTHONPATH", str(folder / "editable/src"))
-    assert collect(["lib"], str(notebooks)) == {}
+    assert search(["lib"], str(notebooks)).sources == {}
     monkeypatch.chdir(notebooks)
     sys.path.append("../src")
     sys.path.append(str(folder))
     sys.path.append(str(src / ".venv/lib/python3.11/site-packages"))
-    assert names(collect(["lib", "edited", "theirs", "json", "pytest", "skymagic"], str(notebooks))) == {
+    assert names(search(["lib", "edited", "theirs", "json", "pytest", "skymagic"], str(notebooks)).sources) == {
         "lib",
         "libs",
         "libs.part",
@@ -159,20 +160,20 @@ def test_modules_that_a_call_names(folder: Path) -> None:
     )
     for name in ("two", "three"):
         write(folder / f"{name}.py", "")
-    assert names(collect(["one"], str(folder))) == {"one", "two", "three"}
+    assert names(search(["one"], str(folder)).sources) == {"one", "two", "three"}
 
 
 def test_encoding_declarations(folder: Path) -> None:
     (folder / "latin.py").write_bytes("# -*- coding: latin-1 -*-\nx = 'é'".encode("latin-1"))
-    assert "é" in collect(["latin"], str(folder))["latin"].source
+    assert "é" in search(["latin"], str(folder)).sources["latin"].source
 
 
 def test_edit_changes_the_hash(folder: Path) -> None:
     write(folder / "mod.py", "x = 1")
-    first = collect(["mod"], str(folder))["mod"]
-    assert collect(["mod"], str(folder))["mod"] == first
+    first = search(["mod"], str(folder)).sources["mod"]
+    assert search(["mod"], str(folder)).sources["mod"] == first
     write(folder / "mod.py", "x = 2")
-    assert collect(["mod"], str(folder))["mod"].hash != first.hash
+    assert search(["mod"], str(folder)).sources["mod"].hash != first.hash
 
 
 # data files
@@ -284,7 +285,7 @@ def test_served_module_imports_shows_its_source_and_its_file(importer: RemoteImp
 
 def test_served_package_with_relative_imports(importer: RemoteImporter) -> None:
     importer.install(
-        as_plain(each)
+        asdict(each)
         for each in [
             source("zed", "from .a import x", package=True),
             source("zed.a", "from . import b\nx = b.y"),

@@ -14,10 +14,10 @@ import sysconfig
 import types
 import zipfile
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from skymagic.data.capture.imports import imported_names, required_names
 from skymagic.data.store.store import digest
@@ -60,16 +60,11 @@ class FoundModules(NamedTuple):
     """Dotted names without which the sources cannot be imported."""
 
 
-def collect(names: Iterable[str], folder: str) -> dict[str, ModuleSource]:
+def search(names: Iterable[str], folder: str) -> FoundModules:
     """The local modules among ``names``, their parent packages and the local modules that they import.
 
-    A file that cannot be read or is not valid Python is left out.
+    A file that cannot be read is left to the rank's own import.
     """
-    return search(names, folder).sources
-
-
-def search(names: Iterable[str], folder: str) -> FoundModules:
-    """Like `collect`, with the files that are not Python. A file that cannot be read is left to the rank's own import."""
     found: dict[str, ModuleSource] = {}
     problems: dict[str, str] = {}
     imports: set[str] = set()
@@ -100,11 +95,6 @@ def search(names: Iterable[str], folder: str) -> FoundModules:
                 todo.extend(parsed.required)
             optional.extend(parsed.imports)
     return FoundModules(found, problems, frozenset(imports), frozenset(required))
-
-
-def is_local(module: str, folder: str) -> bool:
-    """Whether an importable name stands for a module of the user's own."""
-    return locate(module, folder) is not None
 
 
 def locate(name: str, folder: str) -> tuple[str, bool] | None:
@@ -186,11 +176,6 @@ def _parse(data: bytes, path: str, name: str, package: bool) -> _Parsed | str:
     above = name if package else name.rpartition(".")[0]
     names = imported_names(tree, above), required_names(tree, above, functions=False)
     return _Parsed(source, digest([data]), *names)
-
-
-def as_plain(module: ModuleSource) -> dict[str, Any]:
-    """The module as values that JSON can hold."""
-    return asdict(module)
 
 
 def is_own(path: str, top: str, folder: str) -> bool:
@@ -288,11 +273,6 @@ def data_files(folder: Path) -> list[Path]:
         for path in files
         if not any(part.startswith((".", "__pycache__")) for part in path.relative_to(folder).parts)
     )
-
-
-def data_bytes(files: list[Path]) -> int:
-    """Size of data files, in bytes."""
-    return sum(path.stat().st_size for path in files)
 
 
 def packed_data(folder: Path, files: list[Path]) -> str:

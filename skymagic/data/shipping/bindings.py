@@ -7,8 +7,9 @@ modules follow another: their source travels to the ranks that have not got it.
 from __future__ import annotations
 
 import sys
+from collections import defaultdict
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -90,7 +91,7 @@ class Bindings:
     """Bindings and sources by rank."""
 
     def __init__(self) -> None:
-        self._ranks: dict[int, _RankBindings] = {}
+        self._ranks: defaultdict[int, _RankBindings] = defaultdict(_RankBindings)
         self.replaced: set[int] = set()
         """Ranks that were started again."""
         self._reads: dict[str, Mapping[str, Sequence[str]]] = {}
@@ -105,7 +106,7 @@ class Bindings:
             rebound: names that the cell has bound there → fingerprint of the notebook's value, None where it has none.
             deleted: names that the rank had before the cell, and has no more.
         """
-        state = self._ranks.setdefault(rank, _RankBindings())
+        state = self._ranks[rank]
         for bundle in manifest.orders.get("bundles", ()):
             if bundle["ranks"] is None or rank in bundle["ranks"]:
                 state.rebound.difference_update(bundle["names"])
@@ -125,11 +126,11 @@ class Bindings:
 
     def set_fingerprints(self, rank: int, fingerprints: Mapping[str, str]) -> None:
         """A rank keeps its own bindings as long as the notebook's values have these fingerprints."""
-        self._ranks.setdefault(rank, _RankBindings()).fingerprints.update(fingerprints)
+        self._ranks[rank].fingerprints.update(fingerprints)
 
     def lacking_environ(self, changed: Mapping[str, str | None], ranks: Iterable[int]) -> dict[str, str | None]:
         """Variables of the notebook's environment that some of these ranks have not got."""
-        held = [self._ranks.get(rank, _RankBindings()).environ for rank in ranks]
+        held = [self._ranks[rank].environ for rank in ranks]
         return {name: value for name, value in changed.items() if any(each.get(name, _NEVER) != value for each in held)}
 
     def set_reads(self, rank: int, digest: str, names: Mapping[str, Sequence[str]] | None) -> None:
@@ -137,8 +138,8 @@ class Bindings:
         if names is not None:
             self._reads[digest] = names
             self._readers = frozenset(), NOBODY
-        self._ranks.setdefault(rank, _RankBindings()).reads = digest
-        used = {state.reads for state in self._ranks.values()}
+        self._ranks[rank].reads = digest
+        used = {state.reads for state in list(self._ranks.values())}  # others may ask for a rank meanwhile
         self._reads = {each: names for each, names in self._reads.items() if each in used}
 
     def known_reads(self) -> list[str]:
@@ -147,7 +148,7 @@ class Bindings:
 
     def readers(self, ranks: Iterable[int]) -> NameReaders:
         """Functions and classes on these ranks, and what they read."""
-        digests = frozenset(self._ranks[rank].reads for rank in ranks if rank in self._ranks) & self._reads.keys()
+        digests = frozenset(self._ranks[rank].reads for rank in ranks) & self._reads.keys()
         if digests != self._readers[0]:
             found: dict[str, set[str]] = {}
             for digest in digests:
@@ -165,16 +166,16 @@ class Bindings:
 
     def cloned(self, names: Iterable[str], source: int, ranks: Iterable[int]) -> None:
         """Note that these ranks have got a rank's own values of these names: what holds of them there holds of them here."""
-        names, origin = set(names), self._ranks.get(source, _RankBindings())
+        names, origin = set(names), self._ranks[source]
         for rank in ranks:
-            state = self._ranks.setdefault(rank, _RankBindings())
+            state = self._ranks[rank]
             state.fingerprints = {name: each for name, each in state.fingerprints.items() if name not in names}
             state.fingerprints |= {name: each for name, each in origin.fingerprints.items() if name in names}
             state.rebound |= names
 
     def names(self, rank: int) -> frozenset[str]:
         """Names that the rank has, as far as is known."""
-        state = self._ranks.get(rank, _RankBindings())
+        state = self._ranks[rank]
         return frozenset(state.fingerprints) | state.rebound
 
     def known(self) -> list[int]:
@@ -183,19 +184,19 @@ class Bindings:
 
     def fingerprints(self, rank: int) -> Mapping[str, str]:
         """Fingerprints by name."""
-        return self._ranks[rank].fingerprints if rank in self._ranks else {}
+        return self._ranks[rank].fingerprints
 
     def has_rebound(self, rank: int, name: str) -> bool:
         """Whether a cell has bound the name since it was shipped."""
-        return rank in self._ranks and name in self._ranks[rank].rebound
+        return name in self._ranks[rank].rebound
 
     def has_source(self, source: str, ranks: Sequence[int]) -> bool:
         """Whether one of the ranks has got a module or cell of this name, whatever its content."""
-        return any(rank in self._ranks and source in self._ranks[rank].sources for rank in ranks)
+        return any(source in self._ranks[rank].sources for rank in ranks)
 
     def ranks_without_source(self, source: str, hash: str, ranks: Sequence[int]) -> list[int]:
         """The ranks that have not got a module or cell with this content."""
-        return [rank for rank in ranks if rank not in self._ranks or self._ranks[rank].sources.get(source) != hash]
+        return [rank for rank in ranks if self._ranks[rank].sources.get(source) != hash]
 
     def ranks_without_value(
         self, fingerprints: Mapping[str, str | None], ranks: Sequence[int], fresh: Container[str]
@@ -281,7 +282,7 @@ class Sources:
         """What a run's orders say of the modules that some rank has not got."""
         found = []
         for name, module in sources.items():
-            plain = modules.as_plain(module)
+            plain = asdict(module)
             if module.data:
                 plain["hash"] += digest([module.data.encode()])
             need = self._bindings.ranks_without_source(name, plain["hash"], ranks)
@@ -297,7 +298,7 @@ class Sources:
         files = modules.data_files(folder)
         if not files:
             return source
-        nbytes = modules.data_bytes(files)
+        nbytes = sum(path.stat().st_size for path in files)
         if nbytes <= modules.MAX_DATA_BYTES:
             return replace(source, data=modules.packed_data(folder, files))
         if note is not None and source.name not in self._too_large:

@@ -301,7 +301,7 @@ class Comparison:
                 variable = self._collector.variable(name, value)
                 if variable.fingerprint is None:
                     self._index.identify(variable.parts)
-                    local = modules.collect(variable.pickled.modules, self._folder)
+                    local = modules.search(variable.pickled.modules, self._folder).sources
                     self._fingerprints.take(variable, {each: module.hash for each, module in local.items()})
                 fingerprints[name] = self._marked(name, variable.fingerprint or "")
             except Exception:  # it cannot travel, so its identity must do

@@ -6,6 +6,7 @@ A rank keeps a table of the objects that each bundle has made there; here it is 
 from __future__ import annotations
 
 import itertools
+from collections import defaultdict
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -109,7 +110,7 @@ class SentLinks:
 
     def __init__(self, namespace: dict[str, Any]) -> None:
         self.namespace = namespace
-        self._ranks: dict[int, _RankObjects] = {}
+        self._ranks: defaultdict[int, _RankObjects] = defaultdict(_RankObjects)
         self._seen: dict[str, _Seen] = {}
         self._tables = itertools.count(1)
 
@@ -117,11 +118,11 @@ class SentLinks:
 
     def bound(self, rank: int, sent: Mapping[str, SentValue]) -> None:
         """A rank has bound names with these objects."""
-        self._ranks.setdefault(rank, _RankObjects()).sent.update(sent)
+        self._ranks[rank].sent.update(sent)
 
     def gone(self, rank: int, unlinked: Iterable[str], lost: Iterable[Sequence[int]]) -> None:
         """A rank says what names hold no more, and which objects are gone."""
-        state = self._ranks.setdefault(rank, _RankObjects())
+        state = self._ranks[rank]
         for name in unlinked:
             state.sent.pop(name, None)
         state.lost.update((table, number) for table, number in lost)
@@ -136,12 +137,12 @@ class SentLinks:
 
     def holds(self, rank: int, contents: ValueInventory) -> bool:
         """Whether a rank has what this value consists of, as it was sent."""
-        sent = self._ranks[rank].sent.get(contents.name) if rank in self._ranks else None
+        sent = self._ranks[rank].sent.get(contents.name)
         return sent is not None and sent.stream == contents.stream
 
     def view(self, rank: int, names: Iterable[str]) -> tuple[Any, ...]:
         """What a rank holds under these names; ranks where this is equal can be sent the same."""
-        state = self._ranks.get(rank, _RankObjects())
+        state = self._ranks[rank]
         return (*((name, state.sent.get(name)) for name in sorted(names)), frozenset(state.lost))
 
     def links(self, rank: int, held: Iterable[ValueInventory]) -> PickleLinks:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import traceback
 import types
+from collections import defaultdict
 from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from skymagic.data.shipping.bundles import Bundle, Variable
 from skymagic.data.store.bundle import ContentIndex
@@ -14,6 +15,7 @@ from skymagic.data.values import arrays
 from skymagic.data.values.kinds import is_a, type_name
 from skymagic.plan.suggest import did_you_mean
 
+T = TypeVar("T")
 Note = Callable[[str], None]
 """Called with a sentence."""
 
@@ -29,44 +31,37 @@ class Notes:
     """Sentences about names and values, and which of them were said."""
 
     def __init__(self) -> None:
-        self._heavy: set[frozenset[str]] = set()
-        """Contents of values."""
-        self._deleted: set[str] = set()
-        self._unstable: set[str] = set()
-        self._apart: set[SplitReference] = set()
-        self._set: set[str] = set()
-        self._secret: set[str] = set()
+        self._said: defaultdict[str, set[Any]] = defaultdict(set)
+        """By kind of sentence, what it was said of."""
+
+    def _new(self, kind: str, found: Iterable[T]) -> list[T]:
+        """What this was not said of, sorted; it counts as said from now on."""
+        new = sorted(set(found) - self._said[kind])  # type: ignore[type-var]
+        self._said[kind].update(new)
+        return new
 
     def deleted(self, names: Iterable[str], note: Note) -> None:
         """Say which names are gone from the notebook while some rank holds them."""
-        for name in sorted(set(names) - self._deleted):
-            self._deleted.add(name)
+        for name in self._new("deleted", names):
             note(f"{name} is deleted here, the ranks still hold it")
 
     def set_on_modules(self, attributes: Mapping[str, str], used: Iterable[str], note: Note) -> None:
         """The notebook has set these attributes of modules (attribute → module); the cell uses the modules `used`."""
-        said = [
-            name
-            for name, module in attributes.items()
-            if name not in self._set and any(f"{module}.".startswith(f"{each}.") for each in used)
-        ]
-        self._set.update(said)
-        if said:
-            names = ", ".join(said)
-            note(f"{names}: set here, and modules travel without what is set in them; set it in a broadcast cell too")
+        prefixes = tuple(f"{each}." for each in used)
+        if names := self._new("set", (name for name, where in attributes.items() if f"{where}.".startswith(prefixes))):
+            listed = ", ".join(names)
+            note(f"{listed}: set here, and modules travel without what is set in them; set it in a broadcast cell too")
 
     def secret(self, names: Iterable[str], note: Note) -> None:
         """Say which variables of the environment stay here."""
-        for name in sorted(set(names) - self._secret):
-            self._secret.add(name)
+        for name in self._new("secret", names):
             note(
                 f"{name} is set in the notebook's environment and stays here, for it looks like a secret: %sky_pool --secret {name}"
             )
 
     def unstable(self, names: Iterable[str], note: Note) -> None:
         """The values of these names look different each time."""
-        for name in sorted(set(names) - self._unstable):
-            self._unstable.add(name)
+        for name in self._new("unstable", names):
             note(
                 f"{name} looks different each time, so nobody can say whether it has changed: the ranks keep "
                 f"their own; --push {name} sends the notebook's"
@@ -74,13 +69,11 @@ class Notes:
 
     def apart(self, found: Iterable[SplitReference], note: Note) -> None:
         """The first name of each refers to a value of the second that the ranks have not got."""
-        for each in found:
-            if each not in self._apart:
-                self._apart.add(each)
-                note(
-                    f"{each.name} refers to the notebook's {each.other}, and the ranks have their own {each.other}: make "
-                    f"{each.name} in a broadcast cell, or send both with --fresh"
-                )
+        for each in self._new("apart", found):
+            note(
+                f"{each.name} refers to the notebook's {each.other}, and the ranks have their own {each.other}: make "
+                f"{each.name} in a broadcast cell, or send both with --fresh"
+            )
 
     def maps(self, values: Mapping[str, Variable], lacking: Mapping[str, Sequence[int]], note: Note) -> None:
         """Say which values that travel are maps of files, and arrive as something else."""
@@ -93,16 +86,16 @@ class Notes:
         for bundle in bundles:
             parts = index.to_send(bundle.parts)
             value = frozenset(parts)
-            if sum(part.nbytes for part in parts.values()) <= large or value in self._heavy:
+            if sum(part.nbytes for part in parts.values()) <= large or value in self._said["heavy"]:
                 continue
             if (nbytes := sum(index.store.unsent(part.data) for part in parts.values())) > large:
-                self._heavy.add(value)
+                self._said["heavy"].add(value)
                 warn(heavy(", ".join(bundle.names), nbytes))
 
     def forget_names(self, namespace: Container[str]) -> None:
         """Forget what was said of names that have come, or gone."""
-        self._deleted = {name for name in self._deleted if name not in namespace}
-        self._unstable = {name for name in self._unstable if name in namespace}
+        self._said["deleted"] = {name for name in self._said["deleted"] if name not in namespace}
+        self._said["unstable"] = {name for name in self._said["unstable"] if name in namespace}
 
 
 # -- why a value cannot travel ---------------------------------------------------------------------

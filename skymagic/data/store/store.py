@@ -159,8 +159,6 @@ class NodeStore(Store):
 
         The mapping lives as long as something holds the view or a slice of it; no descriptor stays open.
         """
-        from skymagic.data.store.store import map_private  # POSIX, as all of a node is
-
         return map_private(self.path(name))
 
     def give(self, pieces: Iterable[Content], nbytes: int) -> str:
@@ -174,8 +172,6 @@ class NodeStore(Store):
             return name
 
     def take(self, name: str, node: int = 0) -> memoryview:
-        from skymagic.data.store.store import map_private
-
         path = self.path(name)
         view = map_private(path)
         path.unlink()

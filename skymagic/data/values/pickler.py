@@ -14,7 +14,7 @@ import cloudpickle
 from cloudpickle import cloudpickle as _cloud
 
 from skymagic.data.capture.code import code_names, value_names
-from skymagic.data.capture.modules import is_local
+from skymagic.data.capture.modules import locate
 from skymagic.data.values import arrays, rebuild, reducers, shards
 from skymagic.data.values.exceptions import reduce_exception
 from skymagic.data.values.kinds import changeable, is_a, is_foreign, made_by_python, members_of, reduce_type
@@ -56,7 +56,7 @@ class ValuePickler(cloudpickle.Pickler):  # type: ignore[misc]
     def result(self, value: object) -> Pickled:
         pieces = self._out.pieces()
         self._listed = sum(len(piece) for piece in pieces) < _MANY
-        local = {name for name in self.referred if self.folder is not None and is_local(name, self.folder)}
+        local = {name for name in self.referred if self.folder is not None and locate(name, self.folder) is not None}
         if self.tracker.between_ranks:
             local = self.referred
         return Pickled(

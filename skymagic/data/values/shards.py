@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from skymagic.data.values.kinds import is_a
+from skymagic.data.values.rebuild import same
 from skymagic.data.values.tensors import on_host
 from skymagic.runtime import info, rendezvous
 
@@ -104,10 +105,10 @@ class Whole(Shards):
 
     def tensor(self, part: Any) -> Any:
         known = self.tensors.get(id(part))
-        return super().tensor(part) if known is None else (_same, (known,))
+        return super().tensor(part) if known is None else (same, (known,))
 
     def wrapper(self, module: Any) -> Any:
-        return (_same, (module.module,)) if id(module) in self.wrappers else super().wrapper(module)
+        return (same, (module.module,)) if id(module) in self.wrappers else super().wrapper(module)
 
 
 def reducer(kind: type) -> Callable[[Any, Shards], Any] | None:
@@ -258,7 +259,3 @@ def _refuse(words: str) -> Any:
 
 def _blank(kind: Any) -> Any:
     return kind.__new__(kind)
-
-
-def _same(value: Any) -> Any:
-    return value

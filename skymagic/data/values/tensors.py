@@ -23,6 +23,7 @@ from skymagic.data.values.memory import (
     memory,
     writable,
 )
+from skymagic.data.values.rebuild import same
 
 
 def reduce_tensor(tracker: Tracker, tensor: Any) -> Reduced:
@@ -65,14 +66,7 @@ def _reduce(tracker: Tracker, tensor: Any) -> Reduced:
         stop = first + extent_of(size, stride) * tensor.element_size()
         there, start, end = tracker.linked.storages.get(storage._cdata, (None, 0, 0))
         if there is not None and start <= first and stop <= end:
-            return _tensor, (
-                there,
-                typed.dtype,
-                (first - start) // tensor.element_size(),
-                tuple(size),
-                tuple(stride),
-                *rest,
-            )
+            return rebuild, (there, dtype, (first - start) // tensor.element_size(), tuple(size), tuple(stride), *rest)
         full = (storage.data_ptr(), storage.data_ptr() + storage.nbytes())
         tracker.spans.append(Span(first, stop, storage._cdata, full))
         block = tracker.layout.find(first, stop) if tracker.layout is not None else None
@@ -149,16 +143,16 @@ def reduce_block(tracker: Tracker, block: MemoryBlock) -> Reduced:
     """The bytes of a block; of a part of a device's storage, only that part comes to the CPU."""
     storage = tracker.storages.get(block.owner)
     if storage is None or storage.device.type == "cpu":
-        return _block, (memory(block.start, block.stop),)
+        return writable, (memory(block.start, block.stop),)
     first = storage.data_ptr()
-    return _block, (_on_its_device(tracker, storage, max(block.start - first, 0), block.stop - first),)
+    return writable, (_on_its_device(tracker, storage, max(block.start - first, 0), block.stop - first),)
 
 
 def reduce_untyped(tracker: Tracker, storage: Any) -> Reduced:
     """The bytes of a storage; from whatever device, they arrive on the CPU."""
     known = _canonical(tracker, storage)
     if known is not storage:
-        return _same, (known,)
+        return same, (known,)
     if storage.device.type != "cpu":
         buffer = _on_its_device(tracker, storage, 0, storage.nbytes()) if storage.nbytes() else b""
         return (_device_storage, (buffer, storage.device.type)) if tracker.between_ranks else (_storage, (buffer,))
@@ -215,14 +209,6 @@ def regions(tracker: Tracker) -> dict[int, MemoryRegion]:
         elif hasattr(storage, "_cdata") and storage._cdata == handle and storage.nbytes():
             found[handle] = MemoryRegion(storage, storage.data_ptr(), storage.data_ptr() + storage.nbytes())
     return found
-
-
-def _block(buffer: Any) -> memoryview:
-    return writable(buffer)
-
-
-def _same(value: Any) -> Any:
-    return value
 
 
 def _storage(buffer: Any) -> Any:
