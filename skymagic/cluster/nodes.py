@@ -41,8 +41,8 @@ class Node:
             "connected", "reconnecting" or "lost".
         run: ``run(module, *arguments)`` starts ``python -m module arguments`` on that machine, in the environment of
             its ranks, and is a link to it; each call another process, which ends when the link is closed.
-        forward: an address and port on that machine → a port of 127.0.0.1 here that leads there; None where the
-            machine is this one.
+        forward: an address and port on that machine (and the port wanted here) → a port of 127.0.0.1 here that leads there; None where
+            the machine is this one.
         address: where the other nodes reach it; empty until the nodes have met.
         install: ``install(addition, words, cancelled)`` installs packages into the environment of its ranks; `words` gets each
             line that the installer prints, and it ends soon once `cancelled` says so. None where the environment is the
@@ -60,7 +60,7 @@ class Node:
     name: str
     start_agent: Callable[[Callable[[str], None]], Transport] = field(repr=False, compare=False)
     run: Callable[..., Transport] = field(repr=False, compare=False)
-    forward: Callable[[str, int], int] | None = field(default=None, repr=False, compare=False)
+    forward: Callable[..., int] | None = field(default=None, repr=False, compare=False)
     install: Callable[[Addition, Callable[[str], None], Callable[[], bool]], None] | None = field(
         default=None, repr=False, compare=False
     )

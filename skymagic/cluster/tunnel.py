@@ -105,11 +105,18 @@ class Tunnel:
 
     # -- public ----------------------------------------------------------------------------------------------------
 
-    def forward(self, address: str, port: int) -> int:
-        """A port of 127.0.0.1 here that leads to this address and port as the node reaches it; the same one each time."""
+    def forward(self, address: str, port: int, wanted: int = 0) -> int:
+        """A port of 127.0.0.1 here that leads to this address and port as the node reaches it; the same one each time.
+
+        Args:
+            wanted: the port here, if it is free.
+        """
         if (known := self._ports.get((address, port))) is not None:
             return known
-        listener = socket.create_server(("127.0.0.1", 0), backlog=128)
+        try:
+            listener = socket.create_server(("127.0.0.1", wanted), backlog=128)
+        except OSError:
+            listener = socket.create_server(("127.0.0.1", 0), backlog=128)
         listener.setblocking(False)
         here: int = listener.getsockname()[1]
         self._ports[address, port] = here
@@ -323,10 +330,10 @@ class AgentTunnel:
         self._tunnel = Tunnel(connect, state=state, secret=self.secret, takes_over=takes_over)
         return self._tunnel.agent
 
-    def forward(self, address: str, port: int) -> int:
-        """A port here that leads to this address and port as the node reaches it, while the agent is connected."""
+    def forward(self, address: str, port: int, wanted: int = 0) -> int:
+        """A port here that leads to this address and port as the node reaches it, while the agent is connected; the arguments are `Tunnel`'s."""
         assert self._tunnel is not None
-        return self._tunnel.forward(address, port)
+        return self._tunnel.forward(address, port, wanted)
 
     def leave(self) -> None:
         """Close it, and leave the agent and what that runs; twice is safe."""

@@ -21,6 +21,7 @@ from skymagic.display import text as display
 from skymagic.display.screen import Copying, print_note, show_object
 from skymagic.errors import CloudError, PoolError
 from skymagic.files.changes import summary
+from skymagic.jobs import forwarding
 from skymagic.jobs.cell import clone
 from skymagic.magics import auto, beside, completion, debugging, exposure, hints, inspection, rank_command, rendering
 from skymagic.magics.arguments import cell_magics, line_magics, pool_magic
@@ -155,6 +156,13 @@ class SkyMagics(Magics):
             copy = getattr(one.files(), direction)
             copied = copy(request.source, request.target, nodes, progress, follow=request.follow)
         progress.end(summary(copied, progress.seconds, to_nodes=direction == "put"))
+
+    @line_magic
+    def sky_forward(self, line: str) -> None:
+        request = usage(lambda: line_magics.parse_forward(line))
+        one = registry.pool_named(request.pool)
+        nodes = usage(lambda: one.machines(request.nodes or Selection("head")))
+        show_object(forwarding.forward(one, request.ports, nodes))
 
     @line_magic
     def sky_pip(self, line: str) -> None:

@@ -23,6 +23,7 @@ from skymagic.magics.arguments.line_magics import (
     CloneRequest,
     DownRequest,
     FilesRequest,
+    ForwardRequest,
     GpusRequest,
     NamesRequest,
     PipRequest,
@@ -36,6 +37,7 @@ from skymagic.magics.arguments.line_magics import (
     parse_cost,
     parse_down,
     parse_files,
+    parse_forward,
     parse_gpus,
     parse_logs,
     parse_names,
@@ -741,6 +743,15 @@ def test_files() -> None:
     for line in ("", "a", "a b c"):
         assert "needs SRC and DST" in mistakes(parse_put, line)[0]
     assert "a path is empty" in mistakes(parse_get, "a ''")[0]
+
+
+def test_forward() -> None:
+    assert parse_forward("6006") == ForwardRequest((6006,))
+    assert parse_forward("6006 8265 6006 --node 1 --pool p") == ForwardRequest((6006, 8265), Selection("1"), "p")
+    assert "needs a port" in mistakes(parse_forward, "")[0]
+    found = mistakes(parse_forward, "0 65536 http --hosts a")
+    assert [word for word in ("0", "65536", "http") if not any(f"{word} is not a port" in one for one in found)] == []
+    assert any("no such option" in one for one in found)
 
 
 def test_pip() -> None:

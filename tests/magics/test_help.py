@@ -72,7 +72,14 @@ VALUES = {
     "wait|refuse": "wait",
 }
 """By its field, or by what help calls it: a value that is right."""
-WORDS = {"RANKS NAMES": "2 model", "NAMES": "model", "SRC DST": "a b", "on|off": "on", "install NAMES|list": "list"}
+WORDS = {
+    "RANKS NAMES": "2 model",
+    "NAMES": "model",
+    "SRC DST": "a b",
+    "PORTS": "6006",
+    "on|off": "on",
+    "install NAMES|list": "list",
+}
 """What a magic's line needs beside its options."""
 NEEDED = {
     ("", "--head"): "-o r",

@@ -39,6 +39,19 @@ def lab(folder: Path, count: int = 2) -> Iterator[tuple[Hosts, Notebook]]:
             yield hosts, notebook
 
 
+SERVER = """
+import http.server, threading
+def serve(rank):
+    class Answer(http.server.BaseHTTPRequestHandler):
+        def do_GET(self):
+            self.send_response(200); self.end_headers(); self.wfile.write(f"rank {rank}".encode())
+        def log_message(self, *_): pass
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Answer)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    return server
+"""
+
+
 @pytest.fixture(scope="module")
 def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Hosts, Notebook]]:
     """Two hosts with a pool of four ranks."""
@@ -181,6 +194,27 @@ def test_files_go_to_all_hosts_and_come_back(two: tuple[Hosts, Notebook]) -> Non
     assert failed.ename == "FilesError"
     assert "node 0 (h1)" in failed.text
     assert not file_processes(hosts)
+
+
+def test_a_port_of_a_host_is_a_link_here(two: tuple[Hosts, Notebook]) -> None:
+    _, notebook = two
+    notebook.run(SERVER)
+    notebook.run("%%sky_broadcast -o ports -t 0,2\nserver = serve(rank)\nserver.server_port")
+    try:
+        there, other = notebook.value("ports")
+        first, second = (
+            notebook.run(f"%sky_forward {there} --node 0").rich[0]["text/plain"],
+            notebook.run(f"%sky_forward {other} --node 1").rich[0]["text/plain"],
+        )
+        assert re.fullmatch(rf"port {there} of node 0 \(\S+\): (http://127\.0\.0\.1:\d+/)\s*", first), first
+        for rank, text in ((0, first), (2, second)):
+            page = f"import urllib.request\nprint(urllib.request.urlopen({text.split()[-1]!r}).read().decode())"
+            assert notebook.run(page).text == f"rank {rank}\n"
+        assert notebook.run(f"%sky_forward {there}").rich[0]["text/plain"] == first, "what is forwarded is kept"
+    finally:
+        notebook.run("%%sky_broadcast -t 0,2\nserver.shutdown(); server.server_close()")
+    assert "nothing listens there yet" in notebook.run(f"%sky_forward {there}").rich[0]["text/plain"]
+    assert "there is no node 2" in notebook.fail("%sky_forward 6006 --node 2").text
 
 
 def test_stopping_a_copy_leaves_nothing_on_any_host(two: tuple[Hosts, Notebook]) -> None:

@@ -61,6 +61,15 @@ class FilesRequest:
 
 
 @dataclass(frozen=True)
+class ForwardRequest:
+    """%sky_forward: ports, and of which nodes (None: the head)."""
+
+    ports: tuple[int, ...]
+    nodes: Selection | None = None
+    pool: str | None = None
+
+
+@dataclass(frozen=True)
 class PipRequest:
     """%sky_pip: packages to install, none to list what is there; in one pool, the current one (None), or in all."""
 
@@ -211,6 +220,18 @@ def parse_files(magic: str, line: str) -> FilesRequest:
     fields = _fields(parsed)
     source, target = parsed.words
     return FilesRequest(source, target, **fields)
+
+
+def parse_forward(line: str) -> ForwardRequest:
+    """``%sky_forward PORTS [--node NODES]``. Raises RequestError with all mistakes."""
+    parsed = ParsedLine("sky_forward", line)
+    parsed.check(not parsed.words, "%sky_forward needs a port: %sky_forward 6006")
+    for word in parsed.words:
+        parsed.check(
+            not (word.isdecimal() and 0 < int(word) < 1 << 16), f"{word} is not a port: give a number from 1 to 65535"
+        )
+    fields = _fields(parsed)
+    return ForwardRequest(tuple(dict.fromkeys(map(int, parsed.words))), **fields)
 
 
 def parse_status(line: str) -> StatusRequest:

@@ -202,6 +202,7 @@ MAGICS: dict[str, Magic] = {
     "sky_clone": Magic("Copy variables from one rank to another, such as one that was replaced.", (_FROM, _POOL_NAME), "RANKS NAMES", "theirs", examples=("%sky_clone 2 --from 0 model optimizer",)),
     "sky_put": Magic("Copy a file or a folder to every node; only what differs travels.", (_NODE, _FOLLOW_LINKS, _POOL_NAME), "SRC DST", examples=_PUT_EXAMPLES),
     "sky_get": Magic("Copy a file or a folder from the head; from several nodes into folders node0, node1, … in DST.", (_NODE, _FOLLOW_LINKS, _POOL_NAME), "SRC DST", examples=_GET_EXAMPLES),
+    "sky_forward": Magic("Make a port of a node a link here: TensorBoard, a profiler, a dashboard.", (_NODE, _POOL_NAME), "PORTS", examples=("%sky_forward 6006", "%sky_forward 8265 --node 1")),
     "sky_pip": Magic("Install packages on all nodes of a pool, or list what is there; the ranks see them at once.", (_POOL_NAME, _ALL), "install NAMES|list", "pip", examples=("%sky_pip install pandas pillow==12.0.0", "%sky_pip list")),
     "sky_gpus": Magic("Show the GPUs of this machine, what --gpu can ask for, and what machines with a GPU are rented for.", (*_TO_RENT, _KEEP), "[GPU[:COUNT]]", "gpus", ("%sky_gpus", "%sky_gpus A100", "%sky_gpus A100:8 --nodes 4 --region us-east-1,us-west-2 --spot", "%sky_gpus A100:8 -o offers       # offers['p4d.24xlarge'][0].price")),
     "sky_cost": Magic("Show what pools cost now, and what those rented within a month have cost, disks and addresses included.", (), "[NAME]", "pools", ("%sky_cost",)),
