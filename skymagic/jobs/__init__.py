@@ -2,6 +2,7 @@
 
 cell        a cell on the ranks: from its text to values by rank, or one error
 failures    the one error of a run that did not end well, and what may help
+forwarding  ports of nodes as links here
 inspection  where the ranks of a pool are, what they hold, and how its nodes are
 script      a shell script on every node, to how it ended there
 task        a function with its arguments, on all ranks or on one; a generator's values one by one
