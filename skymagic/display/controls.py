@@ -16,19 +16,17 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
-from skymagic.display.live import watched
-from skymagic.display.shell_channel import Presence, ShellChannel, WatchedDrawing, shell_channel
+from skymagic.display.live import watched, widget_view
+from skymagic.display.shell_channel import ShellChannel, shell_channel
 
-RANKS_INTERVAL = 1.0
-"""Seconds between two measurements of what ranks use."""
+RANKS_INTERVAL, RANKS_SECONDS = 1.0, 600.0
+"""Seconds between two measurements of what ranks use, and for which they are made: nobody can tell whether the page is still open."""
 DEADLINE = 10.0
 """Seconds in which a front end says that it shows them; its first widget takes a while to load."""
 MAX_ENDED = 16
 """Runs that have ended whose line is kept as a widget."""
-WIDGET_VIEW = "application/vnd.jupyter.widget-view+json"
 
 
 @dataclass(frozen=True)
@@ -64,27 +62,21 @@ class Controls:
         """Held while an action is taken or the end is near: a press that comes too late must not reach the next cell."""
         self._closed = False
         self._line, self._below = ipywidgets.HTML(line), ipywidgets.HTML()
-        self._stop = ipywidgets.Button(
-            description="stop", icon="stop", tooltip="interrupts the ranks; a second press kills them"
-        )
-        self._where = ipywidgets.Button(description="where is it?", icon="search", tooltip="where each rank is now")
-        self._ranks = ipywidgets.Button(
-            description="ranks", icon="tasks", tooltip="what each rank uses, while you look"
-        )
-        known = ((actions.where, self._where), (actions.ranks, self._ranks))
-        buttons = [self._stop, *(button for action, button in known if action)]
-        for button in buttons:
-            button.layout.width, button.layout.flex = "auto", "none"  # a long line must not squeeze their words
-        self._row = ipywidgets.HBox([self._line])
-        self._panel = ipywidgets.HTML()
-        self._looked: WatchedDrawing | None = None
+        self._stop = _button("stop", "stop", "interrupts the ranks; a second press kills them")
+        pressed = [(self._stop, self._pressed)]
+        if actions.where is not None:
+            pressed.append((_button("where is it?", "search", "where each rank is now"), self._asked))
+        if actions.ranks is not None:
+            pressed.append((_button("ranks", "tasks", "what each rank uses, for ten minutes"), self._toggled))
+        self._buttons = [button for button, _ in pressed]
+        self._row, self._panel = ipywidgets.HBox([self._line]), ipywidgets.HTML()
+        self._unseen: threading.Event | None = None
+        """Ends the measurements; None while there are none."""
         self._box = ipywidgets.VBox([self._row, self._below], _view_count=0)  # None, the default, is not counted
-        self._all = [self._box, self._row, self._line, self._below, self._panel, self._stop, self._where, self._ranks]
-        self._buttons = buttons
+        self._all = [self._box, self._row, self._line, self._below, self._panel, *self._buttons]
         channel.add(self._box.model_id, self._shown)
-        channel.add(self._stop.model_id, _clicked(self._pressed))
-        channel.add(self._where.model_id, _clicked(self._asked))
-        channel.add(self._ranks.model_id, _clicked(self._toggled))
+        for button, call in pressed:
+            channel.add(button.model_id, _clicked(call))
 
     @property
     def ignored(self) -> bool:
@@ -93,7 +85,7 @@ class Controls:
 
     def bundle(self) -> dict[str, Any]:
         """What a display has besides its text."""
-        return {WIDGET_VIEW: {"version_major": 2, "version_minor": 0, "model_id": self._box.model_id}}
+        return widget_view(self._box.model_id)
 
     def say(self, line: str, *, deaf: bool = False) -> None:
         """Another line; `deaf` while presses cannot be heard."""
@@ -131,27 +123,32 @@ class Controls:
             self._below.value = f'<pre style="line-height: 1.3; font-size: 90%">{html.escape(text)}</pre>'
 
     def _toggled(self) -> None:
-        """Show what ranks use, or hide it; it is measured only while a front end shows it."""
+        """Show what ranks use, or hide it."""
         with self._lock:
-            if self._closed or self._actions.ranks is None:
-                return
-            if self._looked is not None:
+            if self._unseen is not None:
                 self._hide()
-                return
-            presence = Presence(self._channel, self._attend)
-            self._looked = WatchedDrawing(presence, partial(self._measure, self._actions.ranks), RANKS_INTERVAL)
+            elif not self._closed:
+                self._unseen = threading.Event()
+                self._box.children = (self._row, self._panel, self._below)
+                threading.Thread(target=self._measure, args=(self._unseen,), name="skymagic-ranks", daemon=True).start()
 
-    def _attend(self, child: Any) -> None:
-        self._box.children = (self._row, self._panel, self._below, child)
-
-    def _measure(self, ranks: Callable[[], str]) -> None:
-        with contextlib.suppress(Exception):  # the pool may have ended meanwhile
-            self._panel.value = ranks()
+    def _measure(self, unseen: threading.Event) -> None:
+        end = time.monotonic() + RANKS_SECONDS
+        while self._actions.ranks is not None and not unseen.is_set() and time.monotonic() < end:
+            with contextlib.suppress(Exception):  # the pool may have ended meanwhile
+                measured = self._actions.ranks()
+                with self._lock:  # else one that took long would be shown after the end
+                    self._panel.value = "" if unseen.is_set() else measured
+            unseen.wait(RANKS_INTERVAL)
+        with self._lock:
+            if not unseen.is_set():
+                self._hide()
 
     def _hide(self) -> None:
-        if self._looked is not None:
-            self._looked.close()
-            self._looked = None
+        """Measure no more, and take the panel out; the lock is held. Twice is safe."""
+        if self._unseen is not None:
+            self._unseen.set()
+            self._unseen = None
             self._panel.value = ""
             self._box.children = (self._row, self._below)
 
@@ -193,6 +190,13 @@ def _close(widgets: Sequence[Any]) -> None:
             with contextlib.suppress(Exception):
                 if part is not None:
                     part.close()
+
+
+def _button(words: str, icon: str, tooltip: str) -> Any:
+    import ipywidgets
+
+    # a long line must not squeeze its words
+    return ipywidgets.Button(description=words, icon=icon, tooltip=tooltip, layout={"width": "auto", "flex": "none"})
 
 
 def _clicked(call: Callable[[], None]) -> Callable[[Mapping[str, Any]], None]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import getpass
+import importlib.util
 import os
 import secrets
 import sys
@@ -15,10 +16,13 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+WIDGET_VIEW = "application/vnd.jupyter.widget-view+json"
+"""The MIME type of a widget's display."""
 CELL_ID = "cellId"
 """In the metadata of requests: of which cell it is."""
 NONINTERACTIVE = "SKYMAGIC_NONINTERACTIVE"
 """A variable of the environment: lines only, nothing that is drawn again, and no questions."""
+_notebook = secrets.token_hex(8)
 
 
 def in_ipython() -> bool:
@@ -51,6 +55,14 @@ def noninteractive() -> bool:
     return os.environ.get(NONINTERACTIVE, "0") not in ("", "0")
 
 
+def notebook_id() -> str:
+    """Which notebook this is; "" where nobody looks at it, or there are no widgets."""
+    with contextlib.suppress(ImportError):
+        if watched() and importlib.util.find_spec("ipywidgets") is not None:
+            return _notebook
+    return ""
+
+
 def restarting() -> bool:
     """Whether this process is a kernel that ends to be started again, as a front end's menu has asked for; asked at its end."""
     last = getattr(own_kernel(), "_shutdown_message", None) or {}
@@ -70,6 +82,11 @@ def says_its_cell(kernel: Any) -> bool:
     except Exception:  # ipykernel's own ways
         return True
     return not parent or CELL_ID in (parent.get("metadata") or {})
+
+
+def widget_view(model: str) -> dict[str, Any]:
+    """What shows a model in the notebook, by MIME type."""
+    return {WIDGET_VIEW: {"version_major": 2, "version_minor": 0, "model_id": model}}
 
 
 Write = Callable[[str, str], None]

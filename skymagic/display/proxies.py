@@ -8,31 +8,18 @@ text stays. Changes of widgets come by the agents' links, displays with the outp
 from __future__ import annotations
 
 import base64
-import contextlib
 import copy
 import functools
-import importlib.util
-import secrets
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from skymagic.display.live import show, watched
+from skymagic.display.live import show, widget_view
 from skymagic.wire.agent import WidgetInput
 
-WIDGET_VIEW = "application/vnd.jupyter.widget-view+json"
 MODEL_TIMEOUT = 2.0
 """Seconds in which the model of a display comes; later, or over a lost link, the display is text."""
-_notebook = secrets.token_hex(8)
-
-
-def notebook_id() -> str:
-    """Which notebook this is; "" where nobody looks at it, or there are no widgets."""
-    with contextlib.suppress(ImportError):
-        if watched() and importlib.util.find_spec("ipywidgets") is not None:
-            return _notebook
-    return ""
 
 
 @dataclass
@@ -45,8 +32,7 @@ class _WidgetDisplay:
 
     def bundle(self) -> dict[str, Any]:
         """The display's MIME bundle."""
-        view = {"version_major": 2, "version_minor": 0, "model_id": self.model}
-        return {"text/plain": self.text, WIDGET_VIEW: view}
+        return {"text/plain": self.text, **widget_view(self.model)}
 
 
 class Proxies:

@@ -302,8 +302,9 @@ class RunView:
         self._line.draw(line(state), share, deaf=bool(state.activity))
 
     def poll(self) -> None:
-        """Take what was pressed; called often while the run goes on."""
-        shell_channel.pump()
+        """Take what was pressed, also of other runs' buttons; called often while the run goes on."""
+        if (channel := shell_channel.opened) is not None:
+            channel.pump()
 
     def end(self, end: RunSummary) -> None:
         """Put the line that stays in its place; none for a run that was short."""

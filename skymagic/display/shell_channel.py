@@ -1,4 +1,4 @@
-"""What a front end sends to widgets while a cell holds the kernel's main thread, and whether it shows a widget.
+"""What a front end sends to widgets while a cell holds the kernel's main thread.
 
 Messages come on the shell channel, behind the cell, for whose end they would have to wait::
 
@@ -7,20 +7,11 @@ Messages come on the shell channel, behind the cell, for whose end they would ha
 
 In both, messages to a comm that was added here are taken out first, and all others go their way in their order. This rests on how
 ipykernel reads (a ZMQStream with a callback), which nothing promises: a button appears only after a first message has come.
-
-To learn whether a front end shows a widget, a small child of the widget is replaced by a new one. A front end that shows the widget makes
-a view of the child, and says so by its `_view_count`; one that does not (closed tab, cleared output, sleeping machine) says nothing. The
-first count of a widget comes at once; later ones would wait for the kernel, which a cell holds: so each child is asked once::
-
-    kernel       a new child, `_view_count` 0 ──▶ front end
-    front end    makes a view of it: `_view_count` 1 ──▶ kernel, by `ShellChannel`
 """
 
 from __future__ import annotations
 
-import contextlib
 import threading
-import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -84,104 +75,14 @@ class ShellChannel:
         return True
 
 
-_channel: ShellChannel | None = None
+opened: ShellChannel | None = None
+"""This process's, once a run has had buttons."""
 
 
 def shell_channel() -> ShellChannel | None:
     """The shell channel of this process's kernel; None where it cannot be read."""
-    global _channel
+    global opened
     kernel = own_kernel()
-    if _channel is None and getattr(getattr(kernel, "shell_stream", None), "_recv_callback", None) is not None:
-        _channel = ShellChannel(kernel)
-    return _channel
-
-
-def pump() -> None:
-    """Take what has come for widgets of a cell that holds the main thread; cheap, and called often."""
-    if _channel is not None:
-        _channel.pump()
-
-
-ASK_INTERVAL = 5.0
-"""Seconds between two questions to a front end that has answered."""
-
-
-class Presence:
-    """The answers of front ends that show a box.
-
-    Args:
-        replace: puts a new child in the place of the one before.
-    """
-
-    def __init__(self, channel: ShellChannel, replace: Callable[[Any], None]) -> None:
-        self._channel, self._replace = channel, replace
-        self._child: Any = None
-        self._asked_at = 0.0
-        self._answered = threading.Event()
-        self._closed = False
-        self._lock = threading.Lock()
-
-    def wait(self) -> None:
-        """Until a front end shows the box: at once where one has said so a moment ago; else until it says so, or `close`."""
-        if self._child is None or (self._answered.is_set() and time.monotonic() - self._asked_at > ASK_INTERVAL):
-            self._ask()
-        self._answered.wait()
-
-    def _ask(self) -> None:
-        import ipywidgets
-
-        with self._lock:
-            if self._closed:
-                return
-            self._forget()
-            self._answered.clear()
-            self._asked_at = time.monotonic()
-            self._child = ipywidgets.Box(_view_count=0)
-            self._channel.add(self._child.model_id, self._counted)
-            self._replace(self._child)
-
-    def _counted(self, data: Mapping[str, Any]) -> None:
-        if data.get("method") == "update" and data.get("state", {}).get("_view_count"):
-            self._answered.set()
-
-    def _forget(self) -> None:
-        if self._child is not None:
-            self._channel.remove(self._child.model_id or "")
-            for part in (self._child.layout, self._child):
-                with contextlib.suppress(Exception):
-                    part.close()
-
-    def close(self) -> None:
-        """Ask no more, and let go who waits."""
-        with self._lock:
-            self._closed = True
-            self._answered.set()
-            self._forget()
-
-
-class WatchedDrawing:
-    """Something that is measured and drawn again while somebody looks at it, and only then.
-
-    Args:
-        draw: measures and draws it; called on a thread.
-        interval: seconds between two drawings.
-    """
-
-    def __init__(self, presence: Presence, draw: Callable[[], None], interval: float) -> None:
-        self._presence, self._draw, self._interval = presence, draw, interval
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="skymagic-looked", daemon=True)
-        self._thread.start()
-
-    def _run(self) -> None:
-        while not self._over.is_set():
-            with contextlib.suppress(Exception):  # the kernel may be at its end
-                self._presence.wait()
-                if not self._over.is_set():
-                    self._draw()
-            self._over.wait(self._interval)
-
-    def close(self) -> None:
-        """Draw it no more; without waiting for the drawing that may go on."""
-        self._over.set()
-        self._presence.close()
+    if opened is None and getattr(getattr(kernel, "shell_stream", None), "_recv_callback", None) is not None:
+        opened = ShellChannel(kernel)
+    return opened

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from skymagic.display.controls import Actions
-from skymagic.display.proxies import notebook_id
+from skymagic.display.live import notebook_id
 from skymagic.display.run_line import SHOWN_BYTES, RunState, RunSummary, RunView
 from skymagic.display.screen import NotebookScreen, Screen
 from skymagic.errors import CellSyntaxError, ResultError

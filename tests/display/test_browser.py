@@ -63,7 +63,6 @@ CELLS = {
     "widget": "%%sky_broadcast\nimport ipywidgets\nslider, said = ipywidgets.IntSlider(4, max=10), ipywidgets.Label('half of it is 2.0')\n"
     "slider.observe(lambda change: setattr(said, 'value', f'half of it is {change.new / 2}'), 'value')\nipywidgets.VBox([slider, said])",
     "status": "%sky_status",
-    "asks": "from skymagic.display import shell_channel\nshell_channel.ASK_INTERVAL = 0.5",
     "busy": "%%sky_broadcast -a\nwhile rank == 1:\n    pass\nopen('gate').read()",
     "measured": COUNTS.format(rest=False, words="measured"),
     "at rest": COUNTS.format(rest=True, words="at rest"),
@@ -213,7 +212,6 @@ def test_variables_and_status(browser: Browser) -> None:
 
 
 def test_what_ranks_use_is_measured_while_somebody_looks_at_it(browser: Browser) -> None:
-    browser.run(INDEX["asks"])
     shown = browser.run(INDEX["busy"])
     shown.get_by_role("button", name="ranks").click()
     busy = shown.get_by_title(re.compile(r"rank 1 on \S+: running; CPU [1-9]\d*%, memory \d+\.\d MB of "))
@@ -221,8 +219,7 @@ def test_what_ranks_use_is_measured_while_somebody_looks_at_it(browser: Browser)
     browser.shot("busy")
     expect(browser.run(INDEX["measured"])).to_contain_text("measured")
     browser.picture("ranks", INDEX["busy"])
-    browser.page.evaluate(SELECT, INDEX["busy"])
-    browser.page.evaluate(CLEAR)
+    shown.get_by_role("button", name="ranks").click()
     expect(busy).to_have_count(0)
     expect(browser.run(INDEX["at rest"])).to_contain_text("at rest")
 

@@ -290,6 +290,24 @@ def test_buttons_are_heard_while_the_cell_holds_the_main_thread(notebook: Notebo
     assert notebook.run("%%sky_broadcast\nprint(rank)").stdout == "0\n"
 
 
+def test_what_ranks_use_is_shown_for_a_while(notebook: Notebook) -> None:
+    def panels() -> list[str]:
+        return [text for each in notebook.widgets.values() if "CPU" in (text := str(each.get("value", "")))]
+
+    notebook.run("from skymagic.display import controls\ncontrols.RANKS_INTERVAL, controls.RANKS_SECONDS = 0.1, 1.0")
+    cell = notebook.start("%%sky_broadcast\ntime.sleep(600)")
+    found = buttons(notebook, cell)
+    notebook.click(found["ranks"])
+    notebook.watch(cell, lambda _: bool(panels()))
+    notebook.watch(cell, lambda _: not panels())  # nobody has pressed again
+    notebook.click(found["ranks"])
+    notebook.watch(cell, lambda _: bool(panels()))
+    notebook.interrupt()
+    notebook.finish(cell)
+    assert not panels()
+    notebook.run("controls.RANKS_INTERVAL, controls.RANKS_SECONDS = 1.0, 600.0")
+
+
 def test_buttons_that_no_front_end_shows_are_withdrawn(notebook: Notebook) -> None:
     notebook.run("from skymagic.display import controls\ncontrols.DEADLINE = 0.5")
     cell = notebook.start("%%sky_broadcast\ntime.sleep(600)")
