@@ -237,10 +237,6 @@ def _can_ask() -> bool:
     """Whether somebody is there: a terminal, or a notebook's front end that takes questions (not papermill, not nbconvert)."""
     if noninteractive():
         return False
-    if in_ipython():
-        from IPython.core.getipython import get_ipython
-
-        kernel = getattr(get_ipython(), "kernel", None)
-        if kernel is not None:
-            return bool(getattr(kernel, "_allow_stdin", False))
+    if (kernel := own_kernel()) is not None:
+        return bool(getattr(kernel, "_allow_stdin", False))
     return sys.stdin is not None and not sys.stdin.closed and sys.stdin.isatty()

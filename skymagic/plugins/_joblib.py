@@ -34,10 +34,6 @@ def on_ranks(pool: Any) -> contextlib.AbstractContextManager[None]:
     return backend[-1](pool)
 
 
-if TYPE_CHECKING:
-    from skymagic.plan.image import Image
-
-
 def sklearn(version: str | None = None) -> Plugin:
     """Install scikit-learn, and run its ``n_jobs=-1`` on the pool's ranks while the pool is there.
 
@@ -46,7 +42,6 @@ def sklearn(version: str | None = None) -> Plugin:
     Args:
         version: None for the notebook's, ``"latest"``, a version (``"1.5.2"`` means ``==1.5.2``) or a constraint (``">=1.4"``).
     """
-    from skymagic.plugins._joblib import on_ranks
     from skymagic.plugins._torch.plugin import constraint
 
     def transform(image: Image, cluster: Cluster) -> Image:

@@ -29,34 +29,6 @@ class Cluster:
         return self.gpus > 0 if self.accelerator is None else self.accelerator.cuda
 
 
-def _same_image(image: Image, cluster: Cluster) -> Image:
-    return image
-
-
-def _no_commands(cluster: Cluster) -> Sequence[str]:
-    return ()
-
-
-def _freed_nothing() -> int:
-    return 0
-
-
-def _nothing_lost(info: InstanceInfo) -> Sequence[str]:
-    return ()
-
-
-def _uncounted() -> None:
-    return None
-
-
-def _no_groups() -> Mapping[str, int]:
-    return {}
-
-
-def _still_there() -> bool:
-    return True
-
-
 @dataclass(frozen=True, repr=False)
 class Plugin:
     """One framework's needs; a hook that is not given does nothing.
@@ -98,17 +70,17 @@ class Plugin:
     """
 
     name: str
-    transform: Callable[[Image, Cluster], Image] = _same_image
-    bootstrap: Callable[[Cluster], Sequence[str]] = _no_commands
+    transform: Callable[[Image, Cluster], Image] = lambda image, cluster: image
+    bootstrap: Callable[[Cluster], Sequence[str]] = lambda cluster: ()
     around_app: Callable[[InstanceInfo], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext
     around_client: Callable[[Any], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext
-    release: Callable[[], int] = _freed_nothing
-    rejoin: Callable[[InstanceInfo], Sequence[str]] | None = _nothing_lost
+    release: Callable[[], int] = lambda: 0
+    rejoin: Callable[[InstanceInfo], Sequence[str]] | None = lambda info: ()
     around_run: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext
     settle: Callable[[], Sequence[str]] | None = None
-    joined: Callable[[], bool] = _still_there
-    collectives: Callable[[], int | None] = _uncounted
-    sequence: Callable[[], Mapping[str, int]] = _no_groups
+    joined: Callable[[], bool] = lambda: True
+    collectives: Callable[[], int | None] = lambda: None
+    sequence: Callable[[], Mapping[str, int]] = dict
     preload: tuple[str, ...] = ()
     before: tuple[str, ...] = ()
     needs: tuple[str, ...] = ()

@@ -26,7 +26,7 @@ from skymagic.kernels.rank.interrupts import Interrupts
 from skymagic.kernels.rank.lending import define_in_children, lend
 from skymagic.kernels.rank.namespace import BindError, Namespace
 from skymagic.kernels.rank.refusals import INPUT_REFUSED, refuse_debuggers, refuse_launchers
-from skymagic.kernels.rank.shell import Flusher, OwnModules, RankShell, Stdio, flush_text, refresh_widgets
+from skymagic.kernels.rank.shell import Flusher, RankShell, Stdio, flush_text, refresh_widgets
 from skymagic.kernels.rank.tracebacks import PostMortem
 from skymagic.runtime import info as runtime
 from skymagic.runtime import rendezvous, reporting, silence, usage
@@ -116,8 +116,6 @@ class RankKernel(IPythonParallelKernel):
         )
         self.shell.compile.compiled = self._namespace.reads.compiled
         self._stdio = Stdio()
-        preloaded = [name for plugin in self._context.hooks.plugins for name in plugin.preload]
-        self.shell.own_modules = self._own_modules = OwnModules(preloaded)
         self._flusher = Flusher()
         self._result: Any = None
         self.busy = False
@@ -200,7 +198,6 @@ class RankKernel(IPythonParallelKernel):
         if isinstance(order, RunCell):
             comms.relay.begin(order.widgets, visible=visible)
             self.runs.begin(order)
-        self._own_modules.remember()
         reporting.begin()
         usage.begin(self._context.info.node)
         try:
@@ -220,7 +217,6 @@ class RankKernel(IPythonParallelKernel):
             outcome = self._failure(problem)
         self.busy = False
         silence.end_all()  # a silence that the cell left open
-        self._own_modules.restore()
         self._stdio.restore()
         flush_text()
         with contextlib.suppress(Exception):  # a widget of the user's own

@@ -1,5 +1,5 @@
-"""IPython's shell on a rank: what is displayed goes by way of the agent, errors are returned and not published. What a cell has broken is put back:
-modules that the kernel and its plugins are made of, standard output and error."""
+"""IPython's shell on a rank: what is displayed goes by way of the agent, errors are returned and not published. Standard output and error
+that a cell has broken are put back."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterable, Mapping
-from types import ModuleType
 from typing import Any, TextIO
 
 from ipykernel.compiler import XCachingCompiler
@@ -124,8 +123,6 @@ class RankShell(ZMQInteractiveShell):
 
     displayhook_class = Type(RankDisplayHook)
     display_pub_class = Type(RankDisplayPublisher)
-    own_modules: OwnModules | None = None
-    """What tracebacks are made with; set by the kernel."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**{**options, "compiler_class": RankCompiler})  # ipykernel passes its own
@@ -147,8 +144,6 @@ class RankShell(ZMQInteractiveShell):
     def showtraceback(self, exc_tuple: Any = None, *args: Any, **kwargs: Any) -> None:
         """Format the error: whole also for SystemExit, and of groups, whose tracebacks IPython would print."""
         kind, problem, tb = exc_tuple or sys.exc_info()
-        if self.own_modules is not None:
-            self.own_modules.restore()
         if problem is not None and not current().freed and (note := gpu.explain(problem, self.user_ns)):
             problem.add_note(note)
         try:
@@ -267,40 +262,6 @@ class Flusher:
 
     def __exit__(self, *_: object) -> None:
         self._running.clear()
-
-
-PACKAGES = {"skymagic", "IPython", "ipykernel", "ipyparallel", "jupyter_client", "tornado", "traitlets", "zmq"}
-"""Packages that import some of their own modules, and of Python's, only when those are used."""
-
-
-class OwnModules:
-    """Keeps the kernel's modules, and Python's, that are imported when it is told to remember them.
-
-    Args:
-        preloaded: modules that the pool's plugins have imported before the ranks were forked; kept with the rest of their packages.
-    """
-
-    def __init__(self, preloaded: Iterable[str] = ()) -> None:
-        self._packages = PACKAGES | sys.stdlib_module_names | {name.partition(".")[0] for name in preloaded}
-        self._modules: dict[str, ModuleType] = {}
-        self._count = 0
-        """How many modules there were when it looked last."""
-        self.remember()
-
-    def remember(self) -> None:
-        """Keep what has been imported since the last time, too."""
-        if len(sys.modules) == self._count:
-            return
-        self._count = len(sys.modules)
-        for name, module in list(sys.modules.items()):
-            if name not in self._modules and name.partition(".")[0] in self._packages:
-                self._modules[name] = module
-
-    def restore(self) -> None:
-        """Put back what ``sys.modules`` lacks; a module of the user's own that has taken a place stays."""
-        if not self._modules.keys() <= sys.modules.keys():
-            for name, module in self._modules.items():
-                sys.modules.setdefault(name, module)
 
 
 NAMES = {1: "stdout", 2: "stderr"}
