@@ -120,13 +120,6 @@ def node(code: str = ECHO, **options) -> Iterator[Node]:
         one.tunnel.close()
 
 
-def test_an_agent_hears_and_answers() -> None:
-    with node() as one:
-        one.agent.write(b"hello\n")
-        assert one.lines(1) == [b"hello"]
-        one.wait("connected")
-
-
 def test_the_agent_outlives_the_connection() -> None:
     with node() as one:
         one.agent.write(b"1\n")
@@ -156,18 +149,6 @@ def test_nothing_is_lost_and_nothing_repeated() -> None:
             came += one.agent.read()
         assert came == b"".join(b"%d\n" % number for number in range(sent))
         assert len(one.gates) >= 20
-
-
-def test_what_is_written_while_the_host_is_down_arrives() -> None:
-    with node() as one:
-        one.wait("connected")
-        one.down.set()
-        one.cut()
-        one.wait("reconnecting")
-        for number in range(1000):
-            one.agent.write(b"%d\n" % number)
-        one.down.clear()
-        assert one.lines(1000) == [b"%d" % number for number in range(1000)]
 
 
 def test_a_port_leads_to_the_node_and_survives() -> None:
@@ -295,27 +276,6 @@ def test_closing_while_the_host_is_down(monkeypatch: pytest.MonkeyPatch) -> None
         daemon.terminate()
         daemon.wait(20)
         assert not one.folder().exists()
-
-
-def test_a_name_serves_one_notebook() -> None:
-    with node() as one:
-        one.wait("connected")
-        other = Node(name=one.name)
-        assert other.agent.read() == b""
-        assert other.agent.complaint() == "a daemon of this name serves another notebook"
-        other.tunnel.close()
-        one.agent.write(b"undisturbed\n")
-        assert one.lines(1) == [b"undisturbed"]
-
-
-def test_two_pools_on_one_host() -> None:
-    with node() as one, node() as two:
-        one.agent.write(b"1\n")
-        two.agent.write(b"2\n")
-        assert (one.lines(1), two.lines(1)) == ([b"1"], [b"2"])
-        two.tunnel.close()
-        one.agent.write(b"3\n")
-        assert one.lines(1) == [b"3"]
 
 
 def test_the_agent_hears_who_is_there() -> None:

@@ -60,14 +60,6 @@ def test_is_shown_from_the_head_and_logged_of_all(notebook: Notebook, way: str) 
     assert sum(word in line for line in log(notebook, 1, 5)) == 1
 
 
-def test_streams_of_several_ranks_are_labelled(notebook: Notebook) -> None:
-    shown = notebook.run(
-        "%%sky_broadcast --only all\nprint('out', rank)\nprint('err', rank, file=sys.stderr)\nos.system('echo sub $RANK');"
-    )
-    assert sorted(shown.stdout.splitlines()) == ["[0] out 0", "[0] sub 0", "[1] out 1", "[1] sub 1"]
-    assert sorted(shown.stderr.splitlines()) == ["[0] err 0", "[1] err 1"]
-
-
 @pytest.mark.parametrize(("only", "expected"), [("head", [0]), ("-1", [1]), ("0,1", [0, 1])])
 def test_only_chooses_whose_output_is_shown(notebook: Notebook, only: str, expected: list[int]) -> None:
     shown = notebook.run(f"%%sky_broadcast --only {only}\nprint('rank', rank)")
@@ -85,11 +77,6 @@ def test_lines_of_ranks_do_not_mix(notebook: Notebook) -> None:
     assert len(shown.lines) == 600
 
 
-def test_last_line_without_newline_of_several_ranks(notebook: Notebook) -> None:
-    shown = notebook.run("%%sky_broadcast --only all\nprint('open', rank, end='')")
-    assert sorted(shown.lines) == ["[0] open 0", "[1] open 1"]
-
-
 # ------------------------------------------------------------------------------------------ unchanged
 
 
@@ -98,15 +85,6 @@ def test_bars_of_one_rank_show_their_last_state_and_colours_pass_unchanged(noteb
 print('\r 10 %', end=''); print('\r 20 %', end=''); print('\r100 %')
 print('\x1b[31mred\x1b[0m\x1b[K')""")
     assert shown.stdout == "100 %\n\x1b[31mred\x1b[0m\x1b[K\n"
-
-
-def test_progress_bars_of_several_ranks_show_their_last_state(notebook: Notebook) -> None:
-    shown = notebook.run(
-        "%%sky_broadcast --only all\nfor i in range(0, 101, 10):\n    print(f'\\r{rank}: {i} %', end='')\nprint()\nprint('\\x1b[32mgreen\\x1b[0m')"
-    )
-    assert sorted(shown.lines) == sorted(
-        f"[{r}] {text}" for r in (0, 1) for text in (f"{r}: 100 %", "\x1b[32mgreen\x1b[0m")
-    )
 
 
 UNICODE = "äöü ß € 漢字 🤖👩‍🔬 עברית \u0301 \x00 \t end"
@@ -139,18 +117,6 @@ def test_half_a_character_at_the_end_does_not_reach_the_next_cell(notebook: Note
 # ------------------------------------------------------------------------------------------ floods
 
 
-def test_a_hundred_thousand_lines(notebook: Notebook) -> None:
-    notebook.run("%config SkyMagic.screen_limit = 10_000_000")
-    shown = notebook.run("%%sky_broadcast --only all\nfor i in range(100_000):\n    print('flood', i)")
-    notebook.run("%config SkyMagic.screen_limit = 1_000_000")
-    lines: dict[str, list[str]] = {"[0]": [], "[1]": []}
-    for line in shown.lines:
-        lines[line[:3]].append(line[4:])
-    expected = [f"flood {i}" for i in range(100_000)]
-    assert lines["[0]"] == expected
-    assert lines["[1]"] == expected
-
-
 def test_a_flood_is_held_back_on_the_screen_and_complete_in_the_log(notebook: Notebook) -> None:
     notebook.run("%config SkyMagic.screen_limit = 20_000")
     shown = notebook.run("%%sky_broadcast\nfor i in range(100_000):\n    print('paced', i)\nprint('the end')")
@@ -164,27 +130,12 @@ def test_a_flood_is_held_back_on_the_screen_and_complete_in_the_log(notebook: No
     assert [line for line in log(notebook, 1) if line.startswith("paced")] == expected
 
 
-def test_the_screen_recovers_with_the_next_cell(notebook: Notebook) -> None:
-    notebook.run("%config SkyMagic.screen_limit = 20_000")
-    notebook.run("%%sky_broadcast\nprint('x' * 100_000)")
-    shown = notebook.run("%%sky_broadcast\nprint('next')")
-    notebook.run("%config SkyMagic.screen_limit = 1_000_000")
-    assert shown.text == "next\n"
-
-
 def test_a_megabyte_without_newline(notebook: Notebook) -> None:
     shown = notebook.run("%%sky_broadcast\nprint('w' * 1_000_000, end='')")
     assert len(shown.stdout) + held_back(shown) == pytest.approx(1_000_000, rel=0.05)
     assert set(shown.stdout) == {"w"}
     assert "w" * 1_000_000 in "\n".join(log(notebook, 0))
     assert "w" * 1_000_000 in "\n".join(log(notebook, 1))
-
-
-def test_a_megabyte_without_newline_of_several_ranks(notebook: Notebook) -> None:
-    notebook.run("%config SkyMagic.screen_limit = 10_000_000")
-    shown = notebook.run("%%sky_broadcast --only all\nos.write(1, b'u' * 1_000_000);")
-    notebook.run("%config SkyMagic.screen_limit = 1_000_000")
-    assert sorted(shown.lines) == [f"[{rank}] " + "u" * 1_000_000 for rank in (0, 1)]
 
 
 def test_a_thread_that_floods_on_after_its_cell_disturbs_nobody(notebook: Notebook) -> None:
@@ -197,15 +148,6 @@ def test_a_thread_that_floods_on_after_its_cell_disturbs_nobody(notebook: Notebo
 
 
 # ------------------------------------------------------------------------------------------ in its cell, and in time
-
-
-def test_output_appears_while_the_cell_runs(notebook: Notebook) -> None:
-    fifo = gate(notebook.folder)
-    shown = notebook.start(f"%%sky_broadcast -t 0\nprint('first')\nopen({str(fifo)!r}).read()\nprint('second')")
-    notebook.watch(shown, lambda cell: "first\n" in cell.stdout)
-    assert not shown.done
-    fifo.write_text("go")
-    assert notebook.finish(shown).lines == ["first", "second"]
 
 
 @pytest.mark.parametrize("stream", ["stdout", "stderr"])
@@ -272,13 +214,6 @@ def test_last_words_of_a_rank_that_is_killed(notebook: Notebook) -> None:
     assert shown.lines == [f"[1] word {i}" for i in range(500)] + ["[1] last words"]
     assert "last words" in shown.failure.text, "the error shows the end of the log"
     assert log(notebook, 1)[-1] == "last words", "the log outlives the rank"
-    notebook.run("%%sky_broadcast\nimport os, sys, subprocess, threading\nrank = int(os.environ['RANK']);")
-
-
-def test_last_words_of_a_rank_that_exits(notebook: Notebook) -> None:
-    shown = notebook.finish(notebook.start("%%sky_broadcast\nprint('before the end')\nif rank == 0:\n    os._exit(3)"))
-    assert shown.lines == ["before the end"]
-    assert shown.error is not None
     notebook.run("%%sky_broadcast\nimport os, sys, subprocess, threading\nrank = int(os.environ['RANK']);")
 
 

@@ -118,13 +118,6 @@ def test_the_cluster_stands_in_the_environment(notebook: Notebook) -> None:
     assert again["SKYPILOT_TASK_ID"] != first["SKYPILOT_TASK_ID"], "each run has its own"
 
 
-def test_a_hostfile_names_the_nodes(notebook: Notebook) -> None:
-    shown = notebook.run(sh('cat "$SKYMAGIC_HOSTFILE"', "--only all"))
-    lines = [line.partition("] ")[2] for line in shown.lines]
-    assert sorted(line.split()[1] for line in lines) == ["slots=2"] * 4
-    assert len({line.split()[0] for line in lines}) == 2
-
-
 @pytest.mark.parametrize(
     ("addresses", "text"),
     [
@@ -264,11 +257,6 @@ def test_the_head_is_shown_and_all_are_labelled_by_node(notebook: Notebook) -> N
 
 
 @HERE
-def test_a_script_is_whole_without_a_last_newline(notebook: Notebook) -> None:
-    assert notebook.run("%%sky_sh\nif true; then\n  echo inside\nfi").lines == ["inside"]
-
-
-@HERE
 def test_it_is_bash_with_pipes_and_options(notebook: Notebook) -> None:
     shown = notebook.run(sh("[[ abc == a* ]] && echo bash\nfalse | true\necho $? ${PIPESTATUS[*]}"))
     assert shown.lines == ["bash", "0 1 0"]
@@ -288,31 +276,6 @@ def test_the_lines_of_a_complaint_are_those_of_the_cell(notebook: Notebook) -> N
 @HERE
 def test_nothing_can_be_read(notebook: Notebook) -> None:
     assert notebook.run(sh("cat; read x || echo no input")).lines == ["no input"]
-
-
-def test_binary_output_breaks_nothing(notebook: Notebook) -> None:
-    shown = notebook.run(sh(r"printf 'a\xff\xfe\000b\n'; head -c 1000 /dev/urandom; echo; echo end", "-o ends"))
-    assert shown.lines[0] == "a��\0b"
-    assert shown.lines[-1] == "end"
-    assert notebook.value("ends[0].tail").endswith("end")
-
-
-def test_a_flood_is_paced_on_the_screen_and_complete_in_the_log(notebook: Notebook) -> None:
-    notebook.run(
-        "from skymagic.pool import registry\nlog = registry.pool_named().agents.started[0].directory + '/rank-0.log'"
-    )
-    before = notebook.value("__import__('os').path.getsize(log)")
-    shown = notebook.run(
-        sh("yes 0123456789012345678901234567890123456789012345678 | head -c 100000000; echo last", "-o ends")
-    )
-    assert len(shown.text) < 10_000_000
-    assert "output not shown" in shown.stderr
-    with open(notebook.value("str(log)"), "rb") as log:
-        log.seek(before)
-        heading = log.readline()
-    assert re.fullmatch(r"── cell \d+, run \d+, [\d:]{8} ──\n", heading.decode())
-    assert notebook.value("__import__('os').path.getsize(log)") - before - len(heading) == 100_000_005
-    assert notebook.value("ends[0].tail").endswith("\nlast")
 
 
 def test_exit_codes_and_last_lines_come_back(notebook: Notebook) -> None:

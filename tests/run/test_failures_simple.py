@@ -66,14 +66,6 @@ def test_the_error_is_caught_as_what_the_rank_raised(notebook: Notebook) -> None
     assert notebook.value("seen") == ["ZeroDivisionError"] * 5
 
 
-def test_a_name_that_is_missing_on_one_rank(notebook: Notebook) -> None:
-    notebook.run("%%sky_broadcast\nif rank != 1:\n    partly = 1")
-    error = notebook.fail("%%sky_broadcast\npartly")
-    assert "name 'partly' is not defined" in error.text
-    assert "[rank 1 of 3" in error.text
-    assert "and the same" not in error.text
-
-
 # ------------------------------------------------------------------------------------------ several ranks
 
 
@@ -122,11 +114,6 @@ def test_ranks_that_fail_a_little_later_by_themselves_say_nothing_of_interrupts(
         assert shown.text == ""
 
 
-def test_targets_are_numbered_as_in_the_pool(notebook: Notebook) -> None:
-    error = notebook.fail("%%sky_broadcast -t 1:\nraise ValueError('of some')")
-    assert f"[rank 1 of 3 on {HOST}] and the same on rank 2" in error.text
-
-
 def test_values_are_not_touched_by_a_cell_that_fails(notebook: Notebook) -> None:
     notebook.run("kept = 'before'")
     notebook.fail("%%sky_broadcast -o kept\n1 / (rank - 1)")
@@ -157,11 +144,6 @@ def test_an_exception_of_any_kind_fails_the_cell(notebook: Notebook, kind: str) 
     assert f" of 3 on {HOST}] and the same on rank" in error.text  # one of them may be stopped before it fails
     notebook.run("e = sys.last_value")
     assert notebook.value("e.ename, type(e.__cause__).__name__") == (ename, ename)
-
-
-def test_an_error_of_several_lines_is_one_line_where_it_is_not_the_first(notebook: Notebook) -> None:
-    error = notebook.fail("%%sky_broadcast\nraise ValueError(f'{rank}\\nmore')")
-    assert "\nrank 1: ValueError: 1\nrank 2: ValueError: 2" in error.text
 
 
 def test_exception_that_raises_when_it_is_rebuilt(notebook: Notebook) -> None:
@@ -251,18 +233,6 @@ def test_hard_exit_of_a_rank(notebook: Notebook) -> None:
     assert notebook.value("e.rank, e.hostname, e.status") == (1, HOST, 3)
     notebook.run("%%sky_broadcast -o r\n'only_there' in globals()")
     assert notebook.value("r") == [True, False, True]
-
-
-def test_hard_exit_of_all_ranks(notebook: Notebook) -> None:
-    error = notebook.fail("%%sky_broadcast\nos._exit(3)")
-    assert f"rank 0 on {HOST} died: exit code 3 and the same on ranks 1, 2" in error.text
-    assert "the others" not in error.text
-
-
-def test_different_deaths(notebook: Notebook) -> None:
-    error = notebook.fail("%%sky_broadcast\nos._exit(3) if rank == 0 else os._exit(4) if rank == 2 else None")
-    assert "rank 0" in error.text
-    assert "rank 2: died: exit code 4" in error.text
 
 
 @pytest.mark.parametrize(
@@ -361,11 +331,6 @@ def test_interrupt_of_ranks_that_ignore_it_kills_them_at_last(notebook: Notebook
     notebook.run("%config SkyMagic.grace = 2.0")
     assert shown.failure.ename == "RunInterrupted"
     assert "started anew" in shown.failure.text
-
-
-def test_timeout_that_is_not_reached(notebook: Notebook) -> None:
-    notebook.run("%%sky_broadcast --timeout 10m -o r\nrank")
-    assert notebook.value("r") == [0, 1, 2]
 
 
 # ------------------------------------------------------------------------------------------ what is left

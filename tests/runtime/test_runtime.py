@@ -222,12 +222,6 @@ def test_stdout_down_to_the_descriptor_and_stderr_left_alone() -> None:
     assert words(err) == complaints("before") | complaints("during") | complaints("after")
 
 
-def test_stderr_leaves_stdout_alone() -> None:
-    out, err = said(f"{LOUD}\nsky.stderr(only='head')(loud)('during')", rank=1)
-    assert words(out) == everything("during")
-    assert err == []
-
-
 @pytest.mark.parametrize("rank", [0, 1])
 def test_silent_is_both_on_all_ranks(rank: int) -> None:
     out, err = said(f"{LOUD}\nwith sky.silent:\n    loud('during')\nloud('after')", rank=rank)
@@ -281,19 +275,6 @@ def test_functions_keep_their_results_and_names() -> None:
 
     assert add(1, b=2) == 3
     assert (add.__name__, add.__doc__) == ("add", "Adds.")
-
-
-def test_methods() -> None:
-    body = """
-    class Trainer:
-        @sky.stdout(only="head")
-        def fit(self):
-            print("silenced")
-            return self
-    trainer = Trainer()
-    print(trainer.fit() is trainer)
-    """
-    assert said(body, rank=1)[0] == ["True"]
 
 
 def test_a_generator_silences_only_itself() -> None:

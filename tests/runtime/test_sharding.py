@@ -65,14 +65,6 @@ def test_the_rule_is_the_documented_one(size: int, world: int, shuffle: bool, se
     assert found == [tuple(indices[rank::world]) for rank in range(world)]
 
 
-@given(size=sizes, world=worlds, shuffle=st.booleans())
-def test_drop_last_gives_equal_lengths(size: int, world: int, shuffle: bool) -> None:
-    found = parts(world, list(range(size)), shuffle=shuffle, drop_last=True)
-    assert {len(part) for part in found} == {size // world}
-    together = [item for part in found for item in part]
-    assert len(set(together)) == len(together) == size - size % world
-
-
 @given(size=sizes, world=worlds, shuffle=st.booleans(), drop_last=st.booleans())
 def test_arrays_stay_aligned_whatever_their_types(size: int, world: int, shuffle: bool, drop_last: bool) -> None:
     numbers = np.arange(size)
