@@ -90,13 +90,16 @@ class AgentRequests(States):
     def busy(self, ranks: Iterable[int]) -> Iterator[None]:
         """For the length of a run: nodes without any of its ranks do not take the pool for idle."""
         at_work = {self.specs[rank][0] for rank in ranks}
-        limited = [link for link in self._links if self._node_specs[link.node].idle_timeout is not None]
-        others = [link for link in limited if link.node not in at_work]
+        specs = enumerate(self._node_specs)
+        others = [node for node, spec in specs if spec.idle_timeout is not None and node not in at_work]
         number = self._calls.number() if others else 0
-        for link in others:
-            link.send(wire.RunElsewhere(number, True))
+
+        def tell(busy: bool) -> None:
+            for node in others:
+                self._links[node].send(wire.RunElsewhere(number, busy))
+
+        tell(True)
         try:
             yield
         finally:
-            for link in others:
-                link.send(wire.RunElsewhere(number, False))
+            tell(False)

@@ -17,6 +17,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from skymagic.kernels.fork import take_streams
 from skymagic.wire import check as wire
 from skymagic.wire.authentication import Unauthenticated, prove, verify
 from skymagic.wire.codec import write_all
@@ -192,10 +193,7 @@ def answer(request: wire.CheckMessage) -> wire.CheckMessage:
 
 def main() -> None:
     """Answer on the streams that this process was started with; what else prints goes to standard error."""
-    source, sink = os.dup(0), os.dup(1)
-    os.dup2(2, 1)
-    with open(os.devnull) as nothing:
-        os.dup2(nothing.fileno(), 0)
+    source, sink = take_streams()
     with contextlib.suppress(EOFError, BrokenPipeError):
         for message, _ in wire.messages(lambda: os.read(source, CHUNK)):
             write_all(sink, wire.encode(answer(message)))

@@ -17,6 +17,7 @@ from skymagic.data.store.store import NodeStore
 from skymagic.files.transfer.listing import FOLDER, Entry, Listing, Top, absolute, listing
 from skymagic.files.transfer.pieces import encoded_files, listed_digests
 from skymagic.files.transfer.receiving import Receiver
+from skymagic.kernels.fork import take_streams
 from skymagic.wire import files as wire
 from skymagic.wire.codec import write_all
 
@@ -135,10 +136,7 @@ class TransferServer:
 
 def main() -> None:
     """Answer on the streams that this process was started with; what else prints goes to standard error."""
-    source, sink = os.dup(0), os.dup(1)
-    os.dup2(2, 1)
-    with open(os.devnull) as nothing:
-        os.dup2(nothing.fileno(), 0)
+    source, sink = take_streams()
     TransferServer(sys.argv[1] if len(sys.argv) > 1 else "", source, sink).serve()
 
 

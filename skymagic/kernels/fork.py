@@ -90,6 +90,15 @@ class Forked:
         return os.waitstatus_to_exitcode(status) if pid else None
 
 
+def take_streams() -> tuple[int, int]:
+    """Descriptors of the streams that this process was started with, for itself alone: what else prints goes to standard error."""
+    source, sink = os.dup(0), os.dup(1)
+    os.dup2(2, 1)
+    with open(os.devnull) as nothing:
+        os.dup2(nothing.fileno(), 0)
+    return source, sink
+
+
 def close_from(first: int, but: int = -1) -> None:
     """Close all descriptors from `first` on, but one."""
     highest = os.sysconf("SC_OPEN_MAX")

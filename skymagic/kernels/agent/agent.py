@@ -120,7 +120,7 @@ class Agent:
             def told() -> list[wire.AgentMessage]:
                 return [message for message in self._told.values() if isinstance(message, wire.AgentStarted)]
 
-            self._readers = NodeReaders(self._loop, str(socket_path), self._requests, self._audience, told)
+            self._readers = NodeReaders(self._loop, str(socket_path), self._ranks, self._requests, self._audience, told)
         if self.spec.notices.startswith(SLURM):
             self._ending.warn(float(self.spec.notices.removeprefix(SLURM)), self._on_notice)
         elif self.spec.notices:
@@ -225,8 +225,8 @@ class Agent:
             except Exception as problem:
                 self._survive(problem, type(message).__name__)
                 if isinstance(message, wire.RankRequest):
-                    for rank in message.ranks:
-                        self._send(wire.RankReply(rank, message.number, None))
+                    for number in message.ranks:
+                        self._send(wire.RankReply(number, message.number, None))
 
     def _survive(self, problem: Exception, what: str = "an event") -> None:
         """Log and tell what one message or event has led to; all others are served on."""
@@ -244,16 +244,17 @@ class Agent:
                     return
                 self._ranks.spawn(message)
             case wire.Signal():
-                for rank in message.ranks:
-                    self._requests.signal(rank, message.signum)
+                for number in message.ranks:
+                    self._requests.signal(number, message.signum)
             case wire.RankRequest():
                 self._requests.call(message)
             case wire.WidgetInput():
-                self._requests.pass_on(message)
+                if (rank := self._ranks.running.get(message.rank)) is not None:
+                    rank.send(message)
             case wire.Measure():
                 self._send(self._resources.reply(message, self._ranks.pids()))
             case wire.ReadLog():
-                self._requests.read_log(message)
+                self._ranks.logs.read(message, asker=0)
             case wire.RendezvousKey():
                 self._ranks.put(message)
             case wire.ProbeAddresses():
@@ -297,7 +298,8 @@ class Agent:
         """Have the ranks' hooks called, once: a notebook that takes over tells again what it is told."""
         if message.at is not None and self._interrupted.get(message.node) != message:
             self._interrupted[message.node] = message
-            self._requests.interrupt(message)
+            for rank in self._ranks.running.values():
+                rank.send(message)
 
     def _replaced(self) -> None:
         """Another notebook has taken over: it is told all that it must know."""

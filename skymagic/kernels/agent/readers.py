@@ -57,16 +57,6 @@ class RankRequests:
         else:
             rank.signal(signum)
 
-    def interrupt(self, message: wire.InterruptionNotice) -> None:
-        """Tell the ranks that a machine will be taken away."""
-        for rank in self._ranks.running.values():
-            rank.send(message)
-
-    def pass_on(self, message: wire.WidgetInput) -> None:
-        """Give a rank what a front end has sent to its widget."""
-        if (rank := self._ranks.running.get(message.rank)) is not None:
-            rank.send(message)
-
     def hooks(self) -> dict[int, int]:
         """Rank → how many times its hook has ended, of the ranks that have one."""
         return {number: rank.hook for number, rank in list(self._ranks.running.items()) if rank.hook is not None}
@@ -102,10 +92,6 @@ class RankRequests:
             self._send(wire.RankReply(number, call, stacks.parse(text)))
 
         self._loop.call_later(STACK_DUMP_TIMEOUT, answer)
-
-    def read_log(self, message: wire.ReadLog, asker: int = 0) -> None:
-        """Answer who asks for a rank's log: 0 is the notebook, else a reader."""
-        self._ranks.logs.read(message, asker)
 
 
 class RankAudience:
@@ -232,11 +218,13 @@ class NodeReaders:
         self,
         loop: EventLoop,
         path: str,
+        ranks: Ranks,
         requests: RankRequests,
         audience: RankAudience,
         told: Callable[[], Iterable[wire.AgentMessage]],
     ) -> None:
-        self._loop, self._requests, self._audience, self._told = loop, requests, audience, told
+        self._loop, self._ranks, self._requests, self._audience = loop, ranks, requests, audience
+        self._told = told
         self._numbers = itertools.count(1)
         self._readers: dict[int, NodeReader] = {}
         self._asked: dict[int, tuple[int, int]] = {}
@@ -283,7 +271,8 @@ class NodeReaders:
     def _serve(self, reader: NodeReader, message: wire.AgentMessage) -> None:
         match message:
             case wire.ReadLog():
-                self._requests.read_log(replace(message, number=self._question(reader, message.number)), reader.number)
+                question = replace(message, number=self._question(reader, message.number))
+                self._ranks.logs.read(question, reader.number)
             case wire.RankRequest() if message.method in METHODS:
                 self._requests.call(replace(message, number=self._question(reader, message.number)))
             case wire.Follow():
