@@ -17,11 +17,7 @@ from skymagic.wire.threads import run_all
 
 
 class PendingCalls:
-    """Requests that wait for replies, each by the number that its replies bear.
-
-    Args:
-        changed: notified whenever a message of an agent has come.
-    """
+    """Requests that wait for replies, each by the number that its replies bear."""
 
     def __init__(self, changed: threading.Condition) -> None:
         self._changed = changed

@@ -78,11 +78,7 @@ class Node:
 
 
 class States:
-    """What is known of the nodes of a pool and of their ranks; one lock guards it, and its waiters are notified of each message.
-
-    Args:
-        nodes: the machines, each with an agent of its own, the head first.
-    """
+    """What is known of the nodes of a pool and of their ranks; one lock guards it, and its waiters are notified of each message."""
 
     def __init__(self, nodes: Sequence[Node]) -> None:
         self.nodes = tuple(nodes)

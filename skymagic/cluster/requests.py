@@ -12,12 +12,7 @@ from skymagic.wire import agent as wire
 
 
 class AgentRequests(States):
-    """Requests to the agents of a pool, each for its node and its ranks, and their replies.
-
-    Args:
-        nodes: the machines, each with an agent of its own, the head first.
-        received, changed: as `AgentLinks` calls them.
-    """
+    """Requests to the agents of a pool, each for its node and its ranks, and their replies."""
 
     def __init__(
         self,

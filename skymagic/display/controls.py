@@ -45,11 +45,7 @@ class Actions:
 
 
 class Controls:
-    """A line of HTML, and behind it buttons.
-
-    Args:
-        line: the HTML.
-    """
+    """A line of HTML, and behind it buttons."""
 
     def __init__(self, line: str, actions: Actions, channel: ShellChannel) -> None:
         import ipywidgets

@@ -36,11 +36,7 @@ class _WidgetDisplay:
 
 
 class Proxies:
-    """The proxies of one pool's widgets.
-
-    Args:
-        send: to the rank's agent; called on the thread on which the front end's messages are handled.
-    """
+    """The proxies of one pool's widgets."""
 
     def __init__(self, send: Callable[[WidgetInput], object]) -> None:
         self._send = send

@@ -171,11 +171,7 @@ def where(frame: Mapping[str, Any]) -> str:
 
 
 def places(by_rank: Mapping[int, Sequence[Mapping[str, Any]]]) -> str:
-    """Where ranks were, in one line, those at the same place together: "ranks 0–2 in all_reduce, line 3; rank 3 in load, line 6".
-
-    Args:
-        by_rank: frames of each, outermost first.
-    """
+    """Where ranks were, in one line, those at the same place together: "ranks 0–2 in all_reduce, line 3; rank 3 in load, line 6"."""
     groups: dict[str, list[int]] = {}
     for rank, frames in sorted(by_rank.items()):
         if frames:

@@ -91,11 +91,7 @@ def command_line(pid: int) -> str:
 
 
 class Supervisor:
-    """Owns one command and its descendants.
-
-    Args:
-        link: the socket to the rank.
-    """
+    """Owns one command and its descendants."""
 
     def __init__(self, link: socket.socket) -> None:
         self.link = link

@@ -72,11 +72,7 @@ Told = Mapping[int, Sequence[Usage]]
 
 
 def reasons_now(told: Told, ended: Iterable[int] = ()) -> list[str]:
-    """Why a run is slow that goes on.
-
-    Args:
-        ended: ranks whose cell is over.
-    """
+    """Why a run is slow that goes on."""
     over = set(ended)
     recent = {rank: _recent_usage(samples) for rank, samples in told.items() if samples and rank not in over}
     words = [
@@ -196,11 +192,7 @@ class Series:
 
 
 class Metrics:
-    """Everything that the ranks of one run have reported; filled while it goes on, read on any thread.
-
-    Args:
-        cell: the number of the notebook's cell.
-    """
+    """Everything that the ranks of one run have reported; filled while it goes on, read on any thread."""
 
     def __init__(self, cell: int = 0) -> None:
         self.cell = cell
@@ -246,11 +238,7 @@ class Metrics:
         return min(ranks, key=lambda one: one.done, default=None)
 
     def lagging(self, finished: Iterable[int] = ()) -> dict[int, int]:
-        """Rank → steps behind the middle of the others, for ranks that have fallen back by seconds.
-
-        Args:
-            finished: ranks whose cell is over.
-        """
+        """Rank → steps behind the middle of the others, for ranks that have fallen back by seconds."""
         there = {rank: one for rank, one in self.by_rank().items() if rank not in set(finished)}
         if len(there) < 2:
             return {}

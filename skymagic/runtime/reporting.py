@@ -165,10 +165,6 @@ def begin() -> None:
 
 
 def flush(more: Rows | None = None) -> None:
-    """Send what was reported since the last time; the rank's kernel calls it, on any thread.
-
-    Args:
-        more: rows of its own.
-    """
+    """Send what was reported since the last time; the rank's kernel calls it, on any thread."""
     if _send is not None and (rows := {**_recorder.take(), **(more or {})}):
         _send(rows)

@@ -129,16 +129,6 @@ def test_the_group_is_there_before_the_first_cell(pool: Any) -> None:
     assert reduced() @ pool == [10.0] * 4
 
 
-def test_the_group_is_formed_once_and_stays(pool: Any) -> None:
-    @sky.function
-    def store() -> int:
-        import torch.distributed as dist
-
-        return id(dist.group.WORLD)
-
-    assert store() @ pool == store() @ pool
-
-
 def test_a_world_of_one_has_a_group_too_which_is_destroyed_when_the_pool_ends(tmp_path: Path) -> None:
     @sky.function
     def watch(folder: str) -> None:
@@ -193,33 +183,6 @@ def test_wrapped_functions_take_their_arguments_by_keyword(pool: Any) -> None:
         return gathered[1].sum().item()
 
     assert by_keyword() @ pool == [8.0] * 4
-
-
-def weights(model: Any) -> list[float]:
-    return [parameter.double().sum().item() for parameter in model.parameters()]
-
-
-@sky.function
-def train(steps: int) -> list[float]:
-    import torch
-    from torch.nn.parallel import DistributedDataParallel as DDP
-
-    torch.manual_seed(int(os.environ["RANK"]))
-    model = DDP(torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 1)))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-    for _ in range(steps):
-        x = torch.randn(16, 8)
-        loss = (model(x) - x.sum(1, keepdim=True)).pow(2).mean()
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-    return weights(model)
-
-
-def test_ddp_keeps_the_ranks_equal(pool: Any) -> None:
-    trained = train(5) @ pool
-    assert all(each == trained[0] for each in trained)
-    assert trained[0] != (train(0) @ pool)[0]
 
 
 DIFFERENCES = {

@@ -174,12 +174,6 @@ def test_ranks_at_the_same_place_are_named_together(notebook: Notebook) -> None:
     assert where[-1] in "45"
 
 
-def test_functions_of_the_notebook_are_told_by_their_own_line(notebook: Notebook) -> None:
-    notebook.run("def load(begin):\n    begin()\n    time.sleep(300)")
-    error = stopped(notebook, begun(notebook, "load(begin)"))
-    assert error.evalue.splitlines()[1] == "ranks 0–2 in load, line 3"
-
-
 # ------------------------------------------------------------------------------------------------ cells that await
 
 

@@ -31,11 +31,7 @@ SHM = Path("/dev/shm")
 
 
 class Directories:
-    """Owns the agent's folder, with logs and connection files, and the node's store, in memory where that is possible.
-
-    Args:
-        job_id: part of their names.
-    """
+    """Owns the agent's folder, with logs and connection files, and the node's store, in memory where that is possible."""
 
     def __init__(self, job_id: str) -> None:
         name = f"{PREFIX}{job_id}-"
@@ -145,11 +141,7 @@ class RecordFile:
             self._write(self.path)
 
     def update(self, lifetime: Lifetime, pids: Callable[[], Mapping[int, int]]) -> None:
-        """Note what has changed, and write it if the last time is long enough ago.
-
-        Args:
-            pids: gives rank → process id.
-        """
+        """Note what has changed, and write it if the last time is long enough ago."""
         if self.path is None:
             return
         busy, away, ranks = lifetime.busy, lifetime.away, pids()

@@ -236,11 +236,7 @@ class Metadata:
 
 
 class NoticeWatch:
-    """Owns the thread that polls.
-
-    Args:
-        found: called on the loop with each notice, once.
-    """
+    """Owns the thread that polls."""
 
     def __init__(self, loop: EventLoop, found: Callable[[Notice], None]) -> None:
         self._loop, self._found = loop, found

@@ -94,11 +94,7 @@ def serve(channel: socket.socket, modules: Sequence[str]) -> None:
 
 
 class Forks:
-    """The ranks that were forked.
-
-    Args:
-        channel: leads to the agent.
-    """
+    """The ranks that were forked."""
 
     def __init__(self, channel: socket.socket) -> None:
         self._channel = channel

@@ -21,11 +21,7 @@ LAST_BYTES = 1 << 20
 
 
 class KeptOutput:
-    """The contents of one run that were on their way to a notebook, numbered from 1.
-
-    Args:
-        rank: whose they are.
-    """
+    """The contents of one run that were on their way to a notebook, numbered from 1."""
 
     def __init__(self, rank: int) -> None:
         self._rank = rank

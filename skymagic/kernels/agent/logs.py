@@ -261,12 +261,7 @@ class RankLog:
 
 
 class RankLogs:
-    """Answers what is asked of the logs.
-
-    Args:
-        directory: where they are.
-        send: sends an answer.
-    """
+    """Answers what is asked of the logs."""
 
     def __init__(self, directory: Path, send: Sink) -> None:
         self._directory, self._send = directory, send

@@ -212,11 +212,7 @@ class RankScreen:
 
 
 class OutputFilter:
-    """Owns the read ends of one rank's pipes: what comes through them goes into its log, and within the limits to its screen.
-
-    Args:
-        pipes: read ends by stream name.
-    """
+    """Owns the read ends of one rank's pipes: what comes through them goes into its log, and within the limits to its screen."""
 
     def __init__(self, log: RankLog, screen: RankScreen, pipes: dict[str, int]) -> None:
         self.log, self.screen = log, screen
@@ -333,9 +329,6 @@ class Iopub:
     """The agent's own place on the controller's iopub channel, under the ranks' names.
 
     The high water mark is off on every hop, so that nothing is dropped.
-
-    Args:
-        engine: what the controller tells engines.
     """
 
     def __init__(self, engine: dict[str, Any]) -> None:

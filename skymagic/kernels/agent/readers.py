@@ -37,11 +37,7 @@ STACK_DUMP_TIMEOUT = 0.1
 
 
 class RankRequests:
-    """What the notebook, and readers, ask of the ranks of a node.
-
-    Args:
-        send: sends a message to the notebook.
-    """
+    """What the notebook, and readers, ask of the ranks of a node."""
 
     def __init__(self, loop: EventLoop, ranks: Ranks, send: Sink) -> None:
         self._loop, self._ranks, self._send = loop, ranks, send
@@ -95,11 +91,7 @@ class RankRequests:
 
 
 class RankAudience:
-    """Who sees what the ranks of a node show and how they are: the notebook, which may be away or another one, and readers.
-
-    Args:
-        send: sends a message to the notebook.
-    """
+    """Who sees what the ranks of a node show and how they are: the notebook, which may be away or another one, and readers."""
 
     def __init__(self, ranks: Ranks, send: Sink) -> None:
         self._ranks, self._send = ranks, send

@@ -43,9 +43,6 @@ class Measurements:
     def reply(self, message: wire.Measure, pids: Mapping[int, int]) -> wire.RankReply:
         """The reply of this node: the time, its memory in bytes, and of each rank that has a process processor seconds, bytes in
         memory, then, where they are known, of its GPUs the share of time in use, and bytes in use and there.
-
-        Args:
-            pids: by rank, of those that run.
         """
         devices = {int(rank): tuple(mine) for rank, mine in message.devices.items()}
         gpus = self._asked({device for mine in devices.values() for device in mine})

@@ -23,11 +23,7 @@ REDRAWN = re.compile(r"[^\n]*\r(?=[^\n])")
 
 
 class Outputs:
-    """The outputs of one cell, as they stand now.
-
-    Args:
-        kept: the list that is filled: the cell's own.
-    """
+    """The outputs of one cell, as they stand now."""
 
     def __init__(self, kept: list[dict[str, Any]]) -> None:
         self._kept = kept

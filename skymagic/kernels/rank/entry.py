@@ -203,12 +203,7 @@ MAX_WAITING = 1000
 
 
 class BetweenCells:
-    """Handles what front ends send to the widgets of one rank, on the idle main thread: a callback must not run in the middle of a cell.
-
-    Args:
-        kernel: says whether it is ``busy``.
-        loop: of the main thread (tornado's).
-    """
+    """Handles what front ends send to the widgets of one rank, on the idle main thread: a callback must not run in the middle of a cell."""
 
     def __init__(self, kernel: Any, loop: Any) -> None:
         self._kernel, self._loop = kernel, loop

@@ -76,12 +76,7 @@ class HeldObjects:
         return GONE if found is None else found
 
     def keep(self, bundle: Mapping[str, Any], values: Mapping[str, object], memo: dict[int, object]) -> None:
-        """List what a bundle has made.
-
-        Args:
-            values: the names that it binds.
-            memo: the objects by their numbers.
-        """
+        """List what a bundle has made: `values` by the names that it binds, and in `memo` all objects by their numbers."""
         for table in self._tables.values():
             table.users.difference_update(values)
         for number, *_ in bundle["links"]:
@@ -160,11 +155,7 @@ def holds(value: object, root: object, depth: int = _WRAPPERS) -> bool:
 
 
 class CodeReads:
-    """Lists the code of one rank.
-
-    Args:
-        variables: the rank's global names.
-    """
+    """Lists the code of one rank."""
 
     def __init__(self, variables: dict[str, Any]) -> None:
         self._variables = variables

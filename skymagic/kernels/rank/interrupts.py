@@ -34,11 +34,7 @@ def importing(frame: FrameType | None) -> bool:
 
 
 class Interrupts:
-    """What SIGINT does to the order that a rank carries out.
-
-    Args:
-        kernel: carries it out.
-    """
+    """What SIGINT does to the order that a rank carries out."""
 
     def __init__(self, kernel: Any) -> None:
         self._kernel = kernel

@@ -164,11 +164,7 @@ class Namespace:
 
     @contextlib.contextmanager
     def gathered(self, values: Mapping[str, object], sent: Container[str]) -> Iterator[Shards]:
-        """For `pack`: what is whole on several ranks together; on all ranks that take part, whether they pack or not.
-
-        Args:
-            sent: names of what this rank packs.
-        """
+        """For `pack`: what is whole on several ranks together; on all ranks that take part, whether they pack or not."""
         with shards.whole(
             values, lambda value, found: pickling.dumps(value, self.variables, parts=found), sent
         ) as parts:

@@ -36,11 +36,7 @@ class View:
 
 
 class Views:
-    """The displays of widgets, by display id; those whose widget has changed are published anew by `refresh`.
-
-    Args:
-        publish: takes a kind of display message and its content.
-    """
+    """The displays of widgets, by display id; those whose widget has changed are published anew by `refresh`."""
 
     def __init__(self, publish: Callable[[str, dict[str, Any]], None], relay: WidgetRelay) -> None:
         self._publish, self._relay = publish, relay
