@@ -10,12 +10,15 @@ from functools import cached_property, lru_cache
 from typing import Any
 
 from skymagic.data.capture import installed
+from skymagic.data.store.base import Buffer
 from skymagic.data.store.bundle import INLINE, ContentIndex, FileExtent, Location, Part, inline, part_fields
-from skymagic.data.store.store import LARGE
-from skymagic.data.values.pickled import FIXED_TYPES, Pickled, Ref
-from skymagic.data.values.pickling import together
+from skymagic.data.store.store import LARGE, digest
+from skymagic.data.values import pickling
+from skymagic.data.values.pickled import FIXED_TYPES, LISTED, ROOT, Pickled, Ref
 
 _version = lru_cache(maxsize=1024)(installed.version)
+_SHORT = 128
+"""Bytes below which a pickle is as good as its hash."""
 INLINE_IN_ALL = 1 << 20
 """Small values of more than this many bytes together are written to one file."""
 
@@ -45,6 +48,24 @@ class Variable:
         """Pieces of the pickle, then buffers."""
         return parts_of(self.pickled)
 
+    @cached_property
+    def numbers(self) -> dict[int, int]:
+        """Identity → number of each linkable object in it."""
+        return pickling.numbers(self.pickled)
+
+    @property
+    def alone(self) -> bool:
+        """Whether nothing in the value can be referred to but the value itself."""
+        return len(self.numbers) == 1 and ROOT in self.numbers.values()
+
+    @cached_property
+    def stream(self) -> str | Buffer:
+        """The pickle or its hash; empty where it is too large for the objects in it to have numbers."""
+        pieces = self.pickled.pieces
+        if len(pieces) == 1 and len(pieces[0]) < _SHORT:
+            return pieces[0]
+        return digest(pieces) if sum(map(len, pieces)) <= LISTED else ""
+
 
 def parts_of(pickled: Pickled) -> list[Part]:
     """Pieces, then buffers."""
@@ -54,7 +75,7 @@ def parts_of(pickled: Pickled) -> list[Part]:
 
 def groups(values: Sequence[Variable]) -> list[list[Variable]]:
     """Values that share an object or memory, together; in the order given."""
-    return [[values[index] for index in group] for group in together([value.pickled for value in values])]
+    return [[values[index] for index in group] for group in pickling.together([value.pickled for value in values])]
 
 
 def merge_plain(

@@ -12,7 +12,7 @@ from skymagic.data.capture.modules import ModuleSource
 from skymagic.data.capture.names import CellNames, is_output, reach
 from skymagic.data.shipping.bindings import Bindings, ManifestItem
 from skymagic.data.shipping.bundles import Progress, Variable
-from skymagic.data.shipping.links import SentLinks, ValueInventory
+from skymagic.data.shipping.links import SentLinks
 from skymagic.data.shipping.notes import Refusal, message, raised_by_value, refusal
 from skymagic.data.store.bundle import INLINE
 from skymagic.data.values import pickling
@@ -185,9 +185,7 @@ class Collector:
     def related(self, request: ShippingRequest, needs: Needs, links: SentLinks) -> dict[str, str]:
         """Names of which ranks hold something that values refer to which are about to travel: name → one that does."""
         moved = [
-            ValueInventory(value)
-            for value in needs.moved
-            if not value.fixed and value.name not in request.temporary | request.kept
+            value for value in needs.moved if not value.fixed and value.name not in request.temporary | request.kept
         ]
         if not moved:
             return {}

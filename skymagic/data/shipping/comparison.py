@@ -63,9 +63,6 @@ class Pulled:
 # -- whether a value has changed -------------------------------------------------------------------
 
 
-_IMMUTABLE_TYPES = (int, float, bool, type(None), complex, str, bytes)
-
-
 class Known(NamedTuple):
     """What a name's value was when it was looked at last."""
 
@@ -106,7 +103,7 @@ class Fingerprints:
             modules: local modules and their hashes.
         """
         pickled, value = variable.pickled, variable.value
-        if type(value) in _IMMUTABLE_TYPES:
+        if type(value) in FIXED_TYPES:
             variable.fingerprint = self._stream(variable, modules)
             return variable.fingerprint
         # the pickle itself, where hashing it would take longer than to compare it

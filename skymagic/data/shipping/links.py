@@ -13,13 +13,9 @@ from typing import Any, NamedTuple
 
 from skymagic.data.shipping.bundles import Variable
 from skymagic.data.store.base import Buffer
-from skymagic.data.store.store import digest
 from skymagic.data.values import pickling
 from skymagic.data.values.memory import MemoryRegion, Span
-from skymagic.data.values.pickled import LISTED, ROOT, Pickled, PickleLinks, Ref, groups
-
-_SHORT = 128
-"""Bytes below which a pickle is as good as its hash."""
+from skymagic.data.values.pickled import ROOT, Pickled, PickleLinks, Ref, groups
 
 
 class _Place(NamedTuple):
@@ -49,41 +45,6 @@ class SentValue:
         if self.places is None:
             return _Place((self.table, self.root if number == ROOT else number))
         return self.places.get(number)
-
-
-class ValueInventory:
-    """A variable with the identities of all that is in it, found when they are asked for."""
-
-    __slots__ = ("_numbers", "_stream", "name", "variable")
-
-    def __init__(self, variable: Variable) -> None:
-        self.variable = variable
-        self.name = variable.name
-        self._numbers: dict[int, int] | None = None
-        self._stream: str | Buffer | None = None
-
-    @property
-    def numbers(self) -> dict[int, int]:
-        """Identity → number of each linkable object."""
-        if self._numbers is None:
-            self._numbers = pickling.numbers(self.variable.pickled)
-        return self._numbers
-
-    @property
-    def alone(self) -> bool:
-        """Whether nothing in the value can be referred to but the value itself."""
-        return len(self.numbers) == 1 and ROOT in self.numbers.values()
-
-    @property
-    def stream(self) -> str | Buffer:
-        """The pickle or its hash; empty where it is too large for the objects in it to have numbers."""
-        if self._stream is None:
-            pieces = self.variable.pickled.pieces
-            if len(pieces) == 1 and len(pieces[0]) < _SHORT:
-                self._stream = pieces[0]
-            else:
-                self._stream = digest(pieces) if sum(map(len, pieces)) <= LISTED else ""
-        return self._stream
 
 
 class _Seen(NamedTuple):
@@ -135,7 +96,7 @@ class SentLinks:
         for rank in ranks:
             self._ranks.pop(rank, None)
 
-    def holds(self, rank: int, contents: ValueInventory) -> bool:
+    def holds(self, rank: int, contents: Variable) -> bool:
         """Whether a rank has what this value consists of, as it was sent."""
         sent = self._ranks[rank].sent.get(contents.name)
         return sent is not None and sent.stream == contents.stream
@@ -145,13 +106,13 @@ class SentLinks:
         state = self._ranks[rank]
         return (*((name, state.sent.get(name)) for name in sorted(names)), frozenset(state.lost))
 
-    def links(self, rank: int, held: Iterable[ValueInventory]) -> PickleLinks:
+    def links(self, rank: int, held: Iterable[Variable]) -> PickleLinks:
         """What a value can refer to on a rank that holds these."""
         found = PickleLinks()
         state = self._ranks[rank]
         for contents in held:
             sent = state.sent[contents.name]
-            regions = pickling.storages(contents.variable.pickled)
+            regions = pickling.storages(contents.pickled)
             by_object = {id(region.stands): (handle, region) for handle, region in regions.items()}
             for key, number in contents.numbers.items():
                 place = sent.place(number)
@@ -163,14 +124,14 @@ class SentLinks:
                     start = region.start + place.shift
                     length = region.stop - region.start if place.length is None else place.length
                     found.memory.storages.setdefault(handle, MemoryRegion(region.stands, start, start + length))
-            arrays = pickling.array_regions(contents.variable.pickled)
+            arrays = pickling.array_regions(contents.pickled)
             found.memory.arrays += [each for each in arrays if id(each.stands) in found.objects]
         return found
 
     # -- what refers to what -----------------------------------------------------------------------------------------
 
     def related(
-        self, moved: Sequence[ValueInventory], names: Iterable[str], open: Callable[[str], Variable | None]
+        self, moved: Sequence[Variable], names: Iterable[str], open: Callable[[str], Variable | None]
     ) -> dict[str, str]:
         """Names that have something in common with values that are about to travel: name → one of those.
 
@@ -181,7 +142,7 @@ class SentLinks:
         objects = frozenset().union(*(each.numbers for each in moved)) if names else frozenset()
         if not objects:
             return {}
-        spans = [span for each in moved for span in each.variable.pickled.spans]
+        spans = [span for each in moved for span in each.pickled.spans]
         found = {}
         for name in names:
             seen = self._seen.get(name)
@@ -195,35 +156,29 @@ class SentLinks:
             variable = open(name)
             if variable is None:
                 continue
-            contents = ValueInventory(variable)
-            self.see(contents)
-            user = next((each.name for each in moved if self.share(contents, each)), None)
+            self.see(variable)
+            user = next((each.name for each in moved if self.share(variable, each)), None)
             if user is not None:
                 found[name] = user
         return found
 
-    def share(self, one: ValueInventory, other: ValueInventory) -> bool:
+    def share(self, one: Variable, other: Variable) -> bool:
         """Whether two values refer to one object or memory; one that is in the other is so also where a class lists its instances."""
-        inside = id(one.variable.value) in other.numbers or id(other.variable.value) in one.numbers
-        return (
-            inside
-            or bool(self.common(one, other))
-            or _overlap(one.variable.pickled.spans, other.variable.pickled.spans)
-        )
+        inside = id(one.value) in other.numbers or id(other.value) in one.numbers
+        return inside or bool(self.common(one, other)) or _overlap(one.pickled.spans, other.pickled.spans)
 
-    def common(self, one: ValueInventory, other: ValueInventory) -> set[int]:
+    def common(self, one: Variable, other: Variable) -> set[int]:
         """Identities of the objects in both of two values, without what is in the classes of their instances."""
         common = one.numbers.keys() & other.numbers.keys()
         if common:
-            classes = {*pickling.classes(one.variable.pickled)} & {*pickling.classes(other.variable.pickled)}
+            classes = {*pickling.classes(one.pickled)} & {*pickling.classes(other.pickled)}
             if classes:
                 common -= pickling.numbers(pickling.dumps(tuple(classes), self.namespace)).keys()
         return common
 
-    def see(self, contents: ValueInventory) -> None:
+    def see(self, variable: Variable) -> None:
         """Remember what is in a value."""
-        variable = contents.variable
-        self._seen[variable.name] = _Seen(id(variable.value), contents.numbers, variable.pickled.spans)
+        self._seen[variable.name] = _Seen(id(variable.value), variable.numbers, variable.pickled.spans)
 
     def forget_names(self, namespace: Container[str]) -> None:
         """Forget names that the notebook has lost."""
@@ -232,9 +187,7 @@ class SentLinks:
 
     # -- what is sent ------------------------------------------------------------------------------------------------
 
-    def sent(
-        self, group: Sequence[ValueInventory], pickled: Pickled, links: PickleLinks | None
-    ) -> dict[str, SentValue]:
+    def sent(self, group: Sequence[Variable], pickled: Pickled, links: PickleLinks | None) -> dict[str, SentValue]:
         """How values are sent in one pickle; empty where nothing can refer to them."""
         table = next(self._tables)
         if len(group) == 1 and links is None:
@@ -242,9 +195,9 @@ class SentLinks:
             self.see(each)
             return {each.name: SentValue(each.stream, table)} if each.numbers else {}
         found = {}
-        nested: list[tuple[int, ValueInventory]] = []
+        nested: list[tuple[int, Variable]] = []
         for index, each in enumerate(group):
-            if not each.variable.fixed:
+            if not each.fixed:
                 self.see(each)
                 if links is None and each.alone:
                     found[each.name] = SentValue(each.stream, table, root=-1 - index)
@@ -258,7 +211,7 @@ class SentLinks:
 
 
 def _places(
-    contents: ValueInventory,
+    contents: Variable,
     inside: Mapping[int, int],
     root: int,
     regions: Mapping[int, MemoryRegion],
@@ -274,7 +227,7 @@ def _places(
             places[number] = _Place((table, root))
         elif key in inside:
             places[number] = _Place((table, inside[key]))
-    for handle, own in pickling.storages(contents.variable.pickled).items():
+    for handle, own in pickling.storages(contents.pickled).items():
         number = contents.numbers.get(id(own.stands), ROOT)
         if number == ROOT:
             continue  # too large a pickle for its objects to have numbers

@@ -11,7 +11,7 @@ from typing import Any
 from skymagic.data.shipping.bindings import Sources
 from skymagic.data.shipping.bundles import Bundle, Variable, groups, in_rebuild_order, merge_plain, parts_of, submodules
 from skymagic.data.shipping.collecting import Needs, ShippingRequest
-from skymagic.data.shipping.links import SentLinks, SentValue, ValueInventory
+from skymagic.data.shipping.links import SentLinks, SentValue
 from skymagic.data.shipping.notes import SplitReference
 from skymagic.data.store.base import Store
 from skymagic.data.store.bundle import ContentIndex
@@ -54,9 +54,8 @@ class Packer:
         moved = self.needs.moved
         if not moved:
             return self.packed
-        contents = {value.name: ValueInventory(value) for value in moved}
         held = [
-            ValueInventory(value)
+            value
             for name, value in self.needs.values.items()
             if len(self.needs.lacking[name]) < len(self.request.ranks)
             and not value.fixed
@@ -65,24 +64,22 @@ class Packer:
         shared = groups(moved)
         related = {}
         for group in shared if held else ():
-            if found := self._related(group, contents, held):
+            if found := self._related(group, held):
                 related[group[0].name] = found
         for group in in_rebuild_order(merge_plain(shared, self.needs.lacking, related), self.needs.values):
             found = next((related[value.name] for value in group if value.name in related), [])
-            self._add([contents[value.name] for value in group], found)
+            self._add(group, found)
         return self.packed
 
-    def _related(
-        self, group: list[Variable], contents: Mapping[str, ValueInventory], held: Iterable[ValueInventory]
-    ) -> list[ValueInventory]:
+    def _related(self, group: list[Variable], held: Iterable[Variable]) -> list[Variable]:
         """What some ranks hold and has something in common with these values; nothing where one is for this run alone."""
         if not self.request.temporary.isdisjoint(value.name for value in group):
             return []
-        mine = [contents[value.name] for value in group if not value.fixed]
+        mine = [value for value in group if not value.fixed]
         names = {each.name for each in mine}
         return [each for each in held if each.name not in names and any(self.links.share(each, one) for one in mine)]
 
-    def _add(self, group: list[ValueInventory], related: list[ValueInventory]) -> None:
+    def _add(self, group: list[Variable], related: list[Variable]) -> None:
         """A bundle for the ranks that lack the same of these values, and hold the same of what they refer to."""
         everything = {each.name: each for each in (*related, *group)}
         alike: dict[tuple[Any, ...], list[int]] = {}
@@ -100,7 +97,7 @@ class Packer:
             if own and not self.request.temporary.intersection(lacks):
                 self._note([each for each in everything.values() if each.name in own], mine, links or PickleLinks())
 
-    def _note(self, own: Sequence[ValueInventory], group: Sequence[ValueInventory], links: PickleLinks) -> None:
+    def _note(self, own: Sequence[Variable], group: Sequence[Variable], links: PickleLinks) -> None:
         """Note what refers to a name's value of the notebook where the ranks have their own: the name that has most of it."""
         for each in group:
             apart = {
@@ -114,11 +111,11 @@ class Packer:
             if most is not None and apart[most]:
                 self.packed.apart.append(SplitReference(each.name, most))
 
-    def _bundle(self, group: list[ValueInventory], ranks: list[int], links: PickleLinks | None) -> None:
-        first = group[0].variable
+    def _bundle(self, group: list[Variable], ranks: list[int], links: PickleLinks | None) -> None:
+        first = group[0]
         pickled, parts = first.pickled, first.parts
         if len(group) > 1 or links is not None:
-            value = _together([each.variable for each in group])
+            value = _together(group)
             pickled = pickling.dumps(value, self.links.namespace, folder=self.folder, links=links)
             parts = parts_of(pickled)
         spare = self._spare(group) if links is not None else None
@@ -127,7 +124,7 @@ class Packer:
         if parts is not first.parts:
             self.index.identify(parts, lazily=True)
         names = [each.name for each in group]
-        kept = [each for each in group if not each.variable.fixed]
+        kept = [each for each in group if not each.fixed]
         sent = {} if self.request.temporary.intersection(names) or not kept else self.links.sent(group, pickled, links)
         self.packed.sent.append((ranks, sent))
         self.packed.bundles.append(
@@ -136,19 +133,19 @@ class Packer:
                 ranks=None if len(ranks) == len(self.request.ranks) else sorted(ranks),
                 pickled=pickled,
                 parts=parts,
-                imports=submodules((each.variable.value for each in group), self._attributes),
+                imports=submodules((each.value for each in group), self._attributes),
                 table=next((each.table for each in sent.values()), None),
                 links=_numbered(links, spare) if links is not None else [],
                 spare=spare,
             )
         )
 
-    def _spare(self, group: list[ValueInventory]) -> Pickled | None:
+    def _spare(self, group: list[Variable]) -> Pickled | None:
         """The values without references; None where they are too large to be sent again."""
         if len(group) == 1:
-            pickled = group[0].variable.pickled
+            pickled = group[0].pickled
         else:
-            value = _together([each.variable for each in group])
+            value = _together(group)
             pickled = pickling.dumps(value, self.links.namespace, folder=self.folder)
         return pickled if sum(map(len, pickled.pieces)) <= LISTED else None
 
