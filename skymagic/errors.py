@@ -95,6 +95,10 @@ class HostError(ProvisionError):
         return type(self), (self.host, self.reason, self.remedy)
 
 
+class HostGone(HostError):
+    """A host is gone for certain, with all that ran there: nobody has to try it again."""
+
+
 class HostsError(ProvisionError):
     """Several hosts could not be reached or used.
 

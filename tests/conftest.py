@@ -83,6 +83,10 @@ COMPONENTS: dict[str, tuple[Callable[[], bool], str]] = {
     "mounts": (_mounts, "install util-linux, and let users make namespaces (or be root)"),
     "fish": (_command("fish"), "install the system package fish"),
     "csh": (_command("csh"), "install the system package tcsh"),
+    "slurm": (
+        lambda: all(_command(name)() for name in ("slurmctld", "slurmd", "munged", "sbatch")),
+        "install the system packages slurmctld, slurmd, slurm-client and munge",
+    ),
     "chromium": (_command("chromium"), "install the system packages chromium and fonts-liberation"),
 }
 

@@ -202,7 +202,7 @@ class Agents(AgentRequests):
         if index in self.gone or self._closing:
             return
         fate = self.nodes[index].fate()
-        reason = f"{reason} ({fate})" if fate else reason
+        reason = f"{reason} ({fate})" if fate and fate not in reason else reason
         with self._changed:
             if index in self.gone or self._closing:
                 return

@@ -236,7 +236,9 @@ class Tunnel:
             self._set_state("connected")
 
     def _on_end(self, connection: TunnelConnection, why: str) -> None:
-        if connection is self._connection and not self._loop.attached:
+        if connection is self._connection and connection.gone:
+            self._fail(why)
+        elif connection is self._connection and not self._loop.attached:
             self._reconnect(why)  # one that is attached is read to its end
 
     def _drop_connection(self) -> None:

@@ -8,6 +8,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 
+from skymagic.errors import HostGone
 from skymagic.wire.codec import Transport
 from skymagic.wire.processes import signal_name
 from skymagic.wire.session.frames import HANDSHAKE_REPLY, HANDSHAKE_REQUEST, HandshakeReply, HandshakeRequest
@@ -40,6 +41,8 @@ class TunnelConnection:
         self._transport: Transport | None = None
         self._closing = threading.Lock()
         self._abandoned = False
+        self.gone = False
+        """Whether it ended because its node is gone for certain."""
         self.closed = threading.Event()
         """Set when nothing is left of it."""
         threading.Thread(target=self._run, name="skymagic-connection", daemon=True).start()
@@ -77,6 +80,7 @@ class TunnelConnection:
             why = transport.complaint() or why
         except Exception as problem:  # whatever a provider's connection raises, it is down
             why = str(problem) or type(problem).__name__
+            self.gone = isinstance(problem, HostGone)
         finally:
             with contextlib.suppress(OSError):
                 self._far.shutdown(socket.SHUT_RDWR)

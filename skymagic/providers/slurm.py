@@ -18,7 +18,7 @@ from skymagic.bootstrap.requirements import Requirements
 from skymagic.cluster import Node
 from skymagic.display.panel import StartStep
 from skymagic.display.screen import print_note
-from skymagic.errors import CloudError, HostError, ProvisionError, RequestError
+from skymagic.errors import CloudError, HostError, HostGone, ProvisionError, RequestError
 from skymagic.plan import gpus
 from skymagic.plan.planning import plan_over
 from skymagic.plan.plans import Plan, topology
@@ -33,8 +33,6 @@ from skymagic.wire import processes
 
 DELAYS = (0.5, 1.5, 4.0, 12.0, 14.0, 18.0, 30.0)
 """Seconds before each look at a job that waits, the last for all that follow: a job that starts at once is seen at once."""
-NODE_AGE = 30.0
-"""Seconds that an answer about a running job may be old."""
 RETRY_SECONDS = 30.0
 """For which a node that has just been given may refuse steps: its prologue runs."""
 QUEUE = JobQueue()
@@ -385,7 +383,9 @@ class SlurmMachine(ssh.HostMachine):
         self.job, self.job_id = job, job_id
 
     def connect(self) -> HostConnection:
-        """One more."""
+        """One more, unless Slurm says that the node is gone."""
+        if self._used and (reason := fate(self.job, self.name)):
+            raise HostGone(self.name, reason)
         return SrunConnection(self.job, self.name, self.job_id)
 
 
@@ -431,14 +431,7 @@ def fate(job: str, node: str) -> str:
     """Why a node that does not answer is gone, as Slurm says; "" where it is not, or nobody says."""
     if (ended := QUEUE.end(job)) is not None:
         return slurm_jobs.end_words(job, ended)
-    running = QUEUE.look(job, NODE_AGE)
-    if running is None or not running.nodes or node in hostnames(running.nodes):
-        return _node_state(node)
+    running = QUEUE.now(job)
+    if running is None or not running.nodes.strip("()") or node in hostnames(running.nodes):
+        return ""
     return f"Slurm has taken it from job {job}: it failed, or an administrator set it down"
-
-
-def _node_state(node: str) -> str:
-    state = slurm_jobs.call("sinfo", "-h", "-N", "-n", node, "-o", "%T").stdout.split()
-    return (
-        f"Slurm calls it {state[0].rstrip('*')}" if state and state[0].startswith(("down", "fail", "drained")) else ""
-    )

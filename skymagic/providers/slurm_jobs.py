@@ -146,6 +146,7 @@ def _called(name: str, kind: str) -> bool:
 
 
 HOLDER = r"""umask 077
+find /tmp -maxdepth 1 -name 'skymagic-holder-*' -user "$(id -u)" -mtime +7 -exec rm -rf {} + 2>/dev/null
 dir=/tmp/skymagic-holder-@JOB@-$SLURMD_NODENAME
 mkdir "$dir" && mkfifo "$dir/start" || exit 1
 exec 3<>"$dir/start"
@@ -408,8 +409,12 @@ class JobQueue:
 
     PER_MINUTE = 6
 
-    def __init__(self, asking: Callable[..., subprocess.CompletedProcess[str]] = call) -> None:
-        self._call = asking
+    def __init__(
+        self,
+        asking: Callable[..., subprocess.CompletedProcess[str]] = call,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._call, self._clock = asking, clock
         self._lock = threading.Lock()
         self._asked: deque[float] = deque(maxlen=self.PER_MINUTE)
         self._jobs: dict[str, SlurmJob] = {}
@@ -421,7 +426,7 @@ class JobQueue:
             older: seconds that an answer may be old.
         """
         with self._lock:
-            now = time.monotonic()
+            now = self._clock()
             fresh = bool(self._asked) and now - self._asked[-1] < max(1.0, older)
             busy = len(self._asked) == self.PER_MINUTE and now - self._asked[0] < 60.0
             if not (fresh or busy):
@@ -430,20 +435,22 @@ class JobQueue:
                 if done.returncode == 0:
                     self._jobs = jobs_of(done.stdout)
                     if number not in self._jobs:
-                        return self._ended(number)
+                        return self.now(number)
             return self._jobs.get(number)
 
     def end(self, number: str) -> SlurmJob | None:
         """How a job that may just have ended has ended; None where it has not, or nobody says. Takes some seconds at most."""
         for _ in range(8):
-            job = self._ended(number)
+            job = self.now(number)
             if job is None or job.state != "COMPLETING":
                 return job if job is not None and job.over else None
             time.sleep(0.5)
         return None
 
-    def _ended(self, number: str) -> SlurmJob | None:
-        """What Slurm still knows of a job that is not in its queue (for some minutes)."""
+    def now(self, number: str) -> SlurmJob | None:
+        """One job as it is, also some minutes after its end; for what cannot wait. None where Slurm does not say."""
         done = self._call("scontrol", "show", "job", "-o", number)
-        state = re.search(r"\bJobState=(\w+)", done.stdout)
-        return SlurmJob(state[1]) if state else SlurmJob("COMPLETED") if GONE in done.stderr else None
+        if GONE in done.stderr:
+            return SlurmJob("COMPLETED")
+        state, nodes = (re.search(rf"(?<!\S){name}=(\S+)", done.stdout) for name in ("JobState", "NodeList"))
+        return SlurmJob(state[1], nodes=nodes[1] if nodes else "") if state else None
