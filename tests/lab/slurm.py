@@ -28,7 +28,7 @@ from skymagic.runtime.rendezvous import free_port
 from tests.lab.ending import end, environ
 from tests.lab.hosts import SBIN
 
-DEADLINE = 30.0
+DEADLINE = 15.0
 CONF = """\
 ClusterName=lab
 SlurmctldHost={host}(127.0.0.1)
