@@ -112,7 +112,7 @@ class Cluster:
         deadline = time.monotonic() + DEADLINE
         while not over():
             assert time.monotonic() < deadline, self("squeue") + self("sinfo")
-            time.sleep(0.1)
+            time.sleep(0.1)  # Slurm tells of nothing by itself
 
     def lose(self, node: str) -> None:
         """Set a node down as an administrator does: what runs there is killed, and leaves its folders."""
@@ -164,7 +164,7 @@ class Cluster:
         deadline = time.monotonic() + DEADLINE
         while any(daemon.is_running() and daemon.status() != psutil.STATUS_ZOMBIE for daemon in daemons):
             assert time.monotonic() < deadline, daemons
-            time.sleep(0.05)
+            time.sleep(0.05)  # they are no children of this process
 
 
 @contextmanager
