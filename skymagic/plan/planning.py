@@ -178,7 +178,6 @@ def _rented(request: PoolRequest) -> list[str]:
         ("--region", request.region),
         ("--spot", request.spot),
         ("--replace", request.replace),
-        ("--reservation", request.reservation),
     )
     cluster = [f"--{name} is for Slurm: add --provider slurm, or leave it out" for name, _ in request.slurm]
     return cluster + [

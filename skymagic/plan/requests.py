@@ -152,7 +152,6 @@ class PoolRequest:
         secrets: names only; values come from the notebook's environment and never stand here.
         region: where to rent, or several with commas between, the best liked first.
         replace: rent another machine in the place of one that is lost.
-        reservation: ``cr-…``: reserved capacity of the account to take; "auto" for any that fits, before all else.
         max_price: dollars per hour for the whole pool.
         slurm: options of sbatch by their long names, each with its value: "" for one without, "none" to leave one of ours out.
         idle, max_lifetime: seconds.
@@ -184,7 +183,6 @@ class PoolRequest:
     region: str | None = None
     spot: bool = False
     replace: bool = False
-    reservation: str | None = None
     slurm: tuple[tuple[str, str], ...] = ()
     max_price: float | None = None
     idle: float | None = None

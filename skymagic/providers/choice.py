@@ -46,7 +46,6 @@ def AWS(
     *,
     spot: bool = False,
     replace: bool = False,
-    reservation: str | None = None,
     max_price: float | None = None,
     profile: str | None = None,
     subnet: str | None = None,
@@ -65,7 +64,6 @@ def AWS(
         region: ``"eu-central-1"``; None for the one that your AWS configuration names.
         spot: take spot instances.
         replace: rent another machine in the place of one that is lost, as soon as there is one.
-        reservation: ``"cr-…"``, reserved capacity or a capacity block to take; ``"auto"`` for any that fits, before all else.
         max_price: dollars per hour for the whole pool.
         profile: of your AWS configuration; None for what the environment says.
         subnet: ``"subnet-…"`` that the machines are in; None for the default one of a zone.
@@ -79,7 +77,7 @@ def AWS(
         via: the way to machines without public addresses: ``"ann@bastion"``, a jump host (with `ssh_from`, its address as they see it), or
             ``"ssm"``, a session of AWS Systems Manager.
     """
-    fields = {"region": region, "spot": spot, "replace": replace, "reservation": reservation, "max_price": max_price}
+    fields = {"region": region, "spot": spot, "replace": replace, "max_price": max_price}
     cloud = CloudSettings(
         profile, subnet, use_private_ips, ssh_port, user, ssh_from, image_id, disk, endpoint_url, via=via
     )

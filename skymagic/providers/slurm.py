@@ -414,7 +414,7 @@ def _outcome(survey: SlurmSurvey, machines: Sequence[SlurmMachine], job: SlurmJo
     """The plan with the nodes' own CPUs and GPUs. Raises RequestError where a node has not what its GRES says."""
     minor = survey.requirements.minor
     here = [replace(one.facts.inventory(minor), hostname=one.name, machine=one.name) for one in machines]
-    made = plan_over(replace(survey.plan.request, slurm=(), reservation=None, cpus=None, memory=None), here, "slurm")
+    made = plan_over(replace(survey.plan.request, slurm=(), cpus=None, memory=None), here, "slurm")
     return replace(
         survey.plan, hosts=made.hosts, cpus=made.cpus, memory_gb=made.memory_gb, devices=made.devices, topology=made.topology,
         gpu_words=made.gpu_words, ends=job.ends, notice=0 if survey.inside else lead(survey.directives),

@@ -326,10 +326,6 @@ def test_nothing_is_evaluated() -> None:
         ("--provider asw", "--provider: no provider is called 'asw'; did you mean 'aws'?"),
         ("--provider slrm", "--provider: no provider is called 'slrm'; did you mean 'slurm'?"),
         ("--provider slurm --partition=''", "--partition"),
-        (
-            "--reservation gpus",
-            "--reservation: 'gpus' is no reservation: write its id, as in cr-0123456789abcdef0, or auto",
-        ),
         ("--ranks 0", "--ranks: must be at least 1"),
         ("--ranks 2 --nodes 2", "--ranks is one node of so many ranks, and --nodes 2 makes several: keep one of them"),
         (

@@ -19,10 +19,9 @@ from skymagic.api import tagged
 from skymagic.errors import CloudError, RequestError
 from skymagic.plan.renting import Rental, plan_rented
 from skymagic.plan.requests import CloudSettings, PoolRequest
-from skymagic.providers.aws import boot, launch, lease, ledger, network, selection, sweep, tags
+from skymagic.providers.aws import boot, launch, lease, ledger, sweep, tags
 from skymagic.providers.aws.boot import WatchdogBounds
 from skymagic.providers.aws.clients import AwsClients
-from skymagic.providers.aws.launch import MachineImage
 from skymagic.providers.aws.lease import Lease
 from skymagic.providers.aws.provider import AWS
 from skymagic.providers.aws.rented import RentedAccess, RentedSurvey
@@ -339,16 +338,10 @@ def test_gpu_machines_are_near_each_other(cloud: EC2, case: Case) -> None:
     assert lab.left() == {}
 
 
-@pytest.mark.parametrize(
-    ("offer", "count"), [(GPUS, 1), (A, 2), (replace(GPUS, reservation="cr-0123456789abcdef0"), 2)]
-)
+@pytest.mark.parametrize(("offer", "count"), [(GPUS, 1), (A, 2)])
 def test_others_are_wherever_there_is_room(cloud: EC2, case: Case, offer: MachineOffer, count: int) -> None:
     case.lease.acquire([offer], count)
     assert "CreatePlacementGroup" not in [call.action for call in cloud.calls]
-    reserved = launched(cloud)[0].fields.get(
-        "CapacityReservationSpecification.CapacityReservationTarget.CapacityReservationId"
-    )
-    assert reserved == (offer.reservation or None)
     case.lease.release()
 
 
@@ -421,55 +414,6 @@ def test_machines_that_are_out_of_sight_take_four_calls_a_minute_at_most(
     assert 1 <= len(cloud.calls) <= 4
     case.lease.clients.deadline_factor = SETTINGS.deadline_factor
     case.lease.release()
-
-
-# ------------------------------------------------------------------------------------------ reservations
-
-
-def reserved(**about: object) -> selection.CapacityReservation:
-    return selection.CapacityReservation(**{**vars(RESERVED), **about})
-
-
-RESERVED = selection.CapacityReservation("cr-0123456789abcdef0", "p3.8xlarge", "us-east-1a", 4)
-
-
-def test_reserved_capacity_comes_first() -> None:
-    there = {REGION: [reserved(id="cr-full", free=1), reserved(zone="us-east-1c"), reserved(block=True)]}
-    [one] = selection.reserved_offers("auto", there, [A, GPUS], 2)
-    assert (one.reservation, one.block, one.zone) == (RESERVED.id, True, "us-east-1a")
-    assert launch.parameters(
-        one, 2, MachineImage("ami-1", "/dev/sda1", 8), network.NetworkPlace("subnet-1", "sg-1"), "", SETTINGS,
-        Label("train", "train-1", "me", "ann@laptop", 0.0), "token",
-    )["InstanceMarketOptions"] == {"MarketType": "capacity-block"}  # fmt: skip
-    assert selection.reserved_offers("auto", {REGION: []}, [GPUS], 2) == ()
-
-
-@pytest.mark.parametrize(
-    ("found", "offer", "words"),
-    [
-        ([], GPUS, "there is no reservation cr-0123456789abcdef0 in us-east-1: name its region with --region"),
-        ([reserved(free=1)], GPUS, "with 1 machines free, and 2 are asked for"),
-        ([reserved(state="expired")], GPUS, "and it is expired"),
-        ([RESERVED], replace(GPUS, spot=True), "leave --spot out"),
-        ([RESERVED], A, "is of p3.8xlarge in us-east-1a, and what is asked for is served by m5.large"),
-    ],
-)
-def test_a_reservation_that_is_named_and_does_not_do(
-    found: list[selection.CapacityReservation], offer: MachineOffer, words: str
-) -> None:
-    with pytest.raises(RequestError, match=words):
-        selection.reserved_offers(RESERVED.id, {REGION: found}, [offer], 2)
-
-
-def test_reservations_are_read_from_ec2(cloud: EC2, server: tuple[EC2, AwsClients]) -> None:
-    fields = {
-        "capacityReservationId": RESERVED.id, "instanceType": "p3.8xlarge", "availabilityZone": "us-east-1a",
-        "availableInstanceCount": "4", "state": "active",
-    }  # fmt: skip
-    cloud.on("DescribeCapacityReservations", lab.listed("capacityReservationSet", [fields]))
-    assert selection.reservations_of(server[1], REGION, "auto") == [RESERVED]
-    cloud.on("DescribeCapacityReservations", error("InvalidCapacityReservationId.NotFound", "no"))
-    assert selection.reservations_of(server[1], REGION, RESERVED.id) == []
 
 
 def test_everything_is_found_by_tag_alone(cloud: EC2, server: tuple[EC2, AwsClients]) -> None:
@@ -562,7 +506,6 @@ def test_what_cannot_be_stopped_and_why(cloud: EC2, case: Case, server: tuple[EC
     request = PoolRequest(provider="aws")
     assert launch.stop_mistakes(request, A) == []
     assert "spot" in launch.stop_mistakes(request, replace(A, spot=True))[0]
-    assert "capacity block" in launch.stop_mistakes(request, replace(A, block=True))[0]
     assert "--replace" in launch.stop_mistakes(replace(request, replace=True), A)[0]
     plan = plan_rented(request, Rental("aws", "m5.large", "us-east-1a", REGION, 2, 8.0))
     with pytest.raises(RequestError, match="only where they are rented"):

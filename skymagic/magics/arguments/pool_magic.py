@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 
@@ -16,7 +15,7 @@ from skymagic.plan.requests import PROVIDERS, Defaults, PoolRequest, no_provider
 from skymagic.plan.suggest import did_you_mean
 
 NO_DEFAULTS = Defaults()
-SLURM_OPTIONS = ("account", "partition", "qos", "time", "constraint", "gres", "exclusive")
+SLURM_OPTIONS = ("account", "partition", "qos", "time", "constraint", "gres", "reservation", "exclusive")
 """Options of a pool that are sbatch's, under their own names; together they are one field of the request."""
 POOL_FIELDS = frozenset(option.field for option in POOL)
 
@@ -66,11 +65,6 @@ def pool_of(
         values = {key: value for key, value in values.items() if key not in told}
         values["slurm"] = (*options, *stated.get("slurm", ()))
         stated = {**{key: value for key, value in stated.items() if key not in told}, "slurm": ()}
-    if (held := values.get("reservation")) and values["provider"] == "slurm":
-        values = {**values, "reservation": None, "slurm": (*values.get("slurm", ()), ("reservation", held))}
-    elif held and held != "auto" and not re.fullmatch(r"cr-[0-9a-f]{8,40}", held):
-        wrong_id = f"{held!r} is no reservation: write its id, as in cr-0123456789abcdef0, or auto"
-        line.mistakes.append(f"{line.labels['reservation']}: {wrong_id}")
     dry_run = bool(line.values.get("dry_run"))
     request = PoolRequest(**values, cloud=defaults.aws, name=name, dry_run=dry_run, stated=frozenset(stated))
     if (label := line.labels.get("procs_per_node", "")).endswith("ranks") and request.provider in providers:

@@ -148,11 +148,6 @@ def directives(text: str) -> tuple[tuple[str, str], ...]:
     return tuple(found)
 
 
-def reservation(text: str) -> str:
-    """``cr-…``, auto, or a name of Slurm's; `pool_magic` knows whose it is."""
-    return directive(text)
-
-
 def one_of(*words: str) -> Reader:
     """A reader of one of these words."""
 

@@ -133,24 +133,14 @@ def parameters(
         "TagSpecifications": label.specifications("instance", "volume", "network-interface"),
         **({"Placement": {"GroupName": near}} if near else {}),
         **_market(offer),
-        **_reserved(offer),
     }
 
 
 def _market(offer: MachineOffer) -> dict[str, Any]:
-    if offer.block:
-        return {"InstanceMarketOptions": {"MarketType": "capacity-block"}}
     if not offer.spot:
         return {}
     options = {"SpotInstanceType": "one-time", "InstanceInterruptionBehavior": "terminate"}
     return {"InstanceMarketOptions": {"MarketType": "spot", "SpotOptions": options}}
-
-
-def _reserved(offer: MachineOffer) -> dict[str, Any]:
-    if not offer.reservation:
-        return {}
-    target = {"CapacityReservationId": offer.reservation}
-    return {"CapacityReservationSpecification": {"CapacityReservationTarget": target}}
 
 
 def interfaces(offer: MachineOffer, place: NetworkPlace, settings: CloudSettings) -> list[dict[str, Any]]:
@@ -244,8 +234,6 @@ def stop_mistakes(request: PoolRequest, offer: MachineOffer) -> list[str]:
     found = []
     if offer.spot:
         found.append("--stop: EC2 stops no spot machines that were asked for once; they can only be ended")
-    if offer.block:
-        found.append("--stop: machines of a capacity block end with the block, and cannot be stopped")
     if request.replace:
         found.append(
             "--stop: with --replace machines may have the rest of their pool's lifetime alone, which a second boot would give them again"

@@ -82,8 +82,7 @@ class Lease:
         for offer in offers:
             if (offer.region, offer.instance_type, offer.spot) in useless:
                 continue
-            reserved = f" of {offer.reservation}" if offer.reservation else ""
-            where = f"{offer.instance_type}{' spot' if offer.spot else ''} in {offer.zone}{reserved}"
+            where = f"{offer.instance_type}{' spot' if offer.spot else ''} in {offer.zone}"
             self._say(StartStep(f"asking for {count} × {where} …", "requested"))
             self._regions.setdefault(offer.region, RegionLaunches())
             try:

@@ -115,7 +115,7 @@ def machines(one: MachineOffer, nodes: int) -> str:
 
 def place(one: MachineOffer) -> str:
     """Where it is, and how it is rented: "us-east-1a, spot"."""
-    return f"{one.zone or one.region}, {one.reservation or ('spot' if one.spot else 'on demand')}"
+    return f"{one.zone or one.region}, {'spot' if one.spot else 'on demand'}"
 
 
 def rental(chosen: Sequence[MachineOffer], market: Market, nodes: int) -> Rental:

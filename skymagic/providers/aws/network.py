@@ -163,8 +163,8 @@ def head_address(clients: AwsClients, region: str, interface: str, label: Label)
 
 
 def wants_placement(offer: MachineOffer, count: int) -> bool:
-    """Whether machines are to be near each other: with GPUs, more than one, and not where a reservation has put them. Pure."""
-    return offer.gpus > 0 and count > 1 and not offer.reservation
+    """Whether machines are to be near each other: with GPUs, and more than one. Pure."""
+    return offer.gpus > 0 and count > 1
 
 
 def placement_group(clients: AwsClients, region: str, label: Label, launch: int) -> str:

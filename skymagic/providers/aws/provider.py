@@ -21,7 +21,7 @@ from skymagic.plan.plans import Plan, Topology, cost_words, monthly_words, topol
 from skymagic.plan.renting import bounded, plan_rented, until
 from skymagic.plan.requests import PoolRequest
 from skymagic.providers import ssh
-from skymagic.providers.aws import boot, launch, listing, market, reaching, rented, replacing, selection, sweep, tags
+from skymagic.providers.aws import boot, launch, listing, market, reaching, rented, replacing, sweep, tags
 from skymagic.providers.aws.boot import WatchdogBounds
 from skymagic.providers.aws.clients import AwsClients
 from skymagic.providers.aws.launch import RunningInstance
@@ -47,14 +47,13 @@ class AWS:
         request = bounded(request)
         reaching.jump(settings)
         image, requirements = needs(request, topology(request), say)
-        asked = True
         try:
             found = market.survey(request, clients)
         except CloudError as problem:
             if not request.dry_run or problem.kind != "credentials":
                 raise
-            asked, found = False, market.estimated(request, clients, problem.reason)
-        offers = _offers(request, found, clients) if asked else market.choice(request, found)
+            found = market.estimated(request, clients, problem.reason)
+        offers = market.choice(request, found)
         plan = plan_rented(request, listing.rental(offers, found, request.nodes or 1))
         return RentedSurvey(replace(plan, image=image), clients, offers, requirements)
 
@@ -200,24 +199,6 @@ def _acquired(survey: RentedSurvey, lease: Lease) -> tuple[MachineOffer, list[Ru
         return lease.acquire(others, nodes)
 
 
-def _offers(request: PoolRequest, found: market.Market, clients: AwsClients) -> tuple[MachineOffer, ...]:
-    """What is tried, in this order: reserved capacity first, and nothing else where one is named."""
-    named = request.reservation
-    if named is None:
-        return market.choice(request, found)
-    regions = sorted({one.region for one in found.offers})
-    there = {region: selection.reservations_of(clients, region, named) for region in regions}
-    reserved = selection.reserved_offers(named, there, found.offers, request.nodes or 1)
-    if named != selection.AUTO:
-        return reserved
-    try:
-        return (*reserved, *market.choice(request, found))
-    except RequestError:  # quotas and prices of what is not reserved
-        if not reserved:
-            raise
-        return reserved
-
-
 def bounds(request: PoolRequest) -> WatchdogBounds:
     """When the machines of a pool end by themselves."""
     return WatchdogBounds(request.idle or UNBOUNDED, request.max_lifetime or UNBOUNDED)
@@ -226,7 +207,7 @@ def bounds(request: PoolRequest) -> WatchdogBounds:
 def check(plan: Plan, machines: Sequence[ssh.Machine], requirements: Requirements) -> None:
     """Raise RequestError where a machine has not what its type has: GPUs that its driver does not find, above all."""
     here = [replace(one.facts.inventory(requirements.minor), hostname=one.name) for one in machines]
-    plan_over(replace(plan.request, region=None, spot=False, replace=False, reservation=None), here, "aws")
+    plan_over(replace(plan.request, region=None, spot=False, replace=False), here, "aws")
 
 
 def _label(survey: RentedSurvey, job: str, limits: WatchdogBounds) -> Label:

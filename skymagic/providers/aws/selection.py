@@ -1,19 +1,17 @@
-"""Which types serve a request, which offers that makes, and in what order, capacity that the account has reserved first; pure but for `reservations_of`."""
+"""Which types serve a request, which offers that makes, and in what order; pure."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
 
-from skymagic.errors import CloudError, RequestError
+from skymagic.errors import RequestError
 from skymagic.plan.accelerators import NOT_CUDA, kind, matches
 from skymagic.plan.requests import PoolRequest
 from skymagic.plan.suggest import did_you_mean
 from skymagic.plan.units import AtLeast
 from skymagic.providers.aws.catalogue import Catalogue, InstanceType
-from skymagic.providers.aws.clients import AwsClients
 from skymagic.providers.aws.prices import Prices
 
 
@@ -28,7 +26,6 @@ class MachineOffer:
         vcpus: virtual CPUs, as quotas count them. memory: GB.
         network: Gbit/s of the whole machine, 0 where unknown. cards: network cards; with several it takes no public address.
         architecture: ``"x86_64"`` or ``"arm64"``.
-        reservation: ``"cr-…"``: the reserved capacity that it is of; "" for none. block: whether that is a capacity block.
     """
 
     region: str
@@ -46,8 +43,6 @@ class MachineOffer:
     cards: int = 1
     efa: bool = False
     architecture: str = "x86_64"
-    reservation: str = ""
-    block: bool = False
 
 
 ARCHITECTURE = "x86_64"
@@ -204,89 +199,3 @@ def _amounts(request: PoolRequest) -> Iterator[str]:
 
 def _exact(request: PoolRequest) -> bool:
     return any(asked is not None and not asked.or_more for asked in (request.cpus, request.memory))
-
-
-AUTO = "auto"
-"""Any reservation that fits."""
-
-
-@dataclass(frozen=True)
-class CapacityReservation:
-    """Capacity that the account has reserved: machines of a type in a zone.
-
-    Attributes:
-        free: how many of them nobody uses now. block: whether it is a capacity block, which is paid for in advance.
-    """
-
-    id: str
-    instance_type: str
-    zone: str
-    free: int
-    state: str = "active"
-    block: bool = False
-
-
-def reservations_of(clients: AwsClients, region: str, named: str) -> list[CapacityReservation]:
-    """The reservations of a region that are meant: the one named, or all that are active. Raises CloudError."""
-    asked: dict[str, Any] = {"CapacityReservationIds": [named]} if named != AUTO else {
-        "Filters": [{"Name": "state", "Values": ["active"]}]
-    }  # fmt: skip
-    try:
-        found = clients.pages("ec2", region, "DescribeCapacityReservations", "CapacityReservations", **asked)
-        return [_capacity_reservation(each) for each in found]
-    except CloudError as problem:
-        if problem.kind == "missing":  # it is in another region
-            return []
-        raise
-
-
-def _capacity_reservation(said: Mapping[str, Any]) -> CapacityReservation:
-    return CapacityReservation(
-        said["CapacityReservationId"],
-        said["InstanceType"],
-        said["AvailabilityZone"],
-        int(said.get("AvailableInstanceCount", 0)),
-        said.get("State", ""),
-        said.get("ReservationType") == "capacity-block",
-    )
-
-
-def reserved_offers(
-    named: str, there: Mapping[str, Sequence[CapacityReservation]], offers: Sequence[MachineOffer], count: int
-) -> tuple[MachineOffer, ...]:
-    """Offers with those on reserved capacity first; of a reservation that is named, that alone. Pure.
-
-    Args:
-        there: region → its reservations.
-        offers: all that serve the request, whatever quotas allow: what is reserved is counted already.
-
-    Raises:
-        RequestError: the one that is named is not there, is not of such machines, or has not enough of them free.
-    """
-    fitting = [
-        replace(one, reservation=each.id, block=each.block)
-        for one in offers
-        for each in there.get(one.region, ())
-        if (each.instance_type, each.zone) == (one.instance_type, one.zone)
-        and each.state == "active" and each.free >= count and not one.spot
-    ]  # fmt: skip
-    if named == AUTO or fitting:
-        return tuple(fitting)
-    found = next((each for group in there.values() for each in group), None)
-    raise RequestError(_refused(named, found, sorted(there), offers, count))
-
-
-def _refused(
-    named: str, found: CapacityReservation | None, regions: Sequence[str], offers: Sequence[MachineOffer], count: int
-) -> str:
-    if found is None:
-        return f"there is no reservation {named} in {', '.join(regions)}: name its region with --region"
-    what = f"{named} is of {found.instance_type} in {found.zone}"
-    if found.state != "active":
-        return f"{what}, and it is {found.state}"
-    if any(one.spot for one in offers):
-        return f"{what}: reserved capacity is no spot capacity, leave --spot out"
-    if not any((one.instance_type, one.zone) == (found.instance_type, found.zone) for one in offers):
-        types = ", ".join(dict.fromkeys(one.instance_type for one in offers)) or "no type of machine"
-        return f"{what}, and what is asked for is served by {types}"
-    return f"{what}, with {found.free} machines free, and {count} are asked for"
