@@ -8,27 +8,27 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from enum import Enum
+from enum import StrEnum, auto
 
 from skymagic.errors import CloudError
 
 
-class ErrorKind(Enum):
-    """What an error means for whoever made the call."""
+class ErrorKind(StrEnum):
+    """What an error means for the caller; the words of `CloudError.kind`."""
 
-    CAPACITY = "EC2 has no such machines there now; another zone, type or time may have"
-    QUOTA = "a limit of the account; another zone of the region does not help"
-    PRICE = "the price asked for is below spot's"
-    PLACE = "this zone or subnet cannot; another one may"
-    PERMISSION = "the credentials are good and do not allow it"
-    CREDENTIALS = "there are no credentials, or they are not accepted"
-    ACCOUNT = "the account is blocked, or not active there"
-    THROTTLED = "too many calls; the same one later is accepted"
-    INTERNAL = "EC2 itself failed; the call may have been carried out or not"
-    UNREACHABLE = "no answer; the call may have been carried out or not"
-    MISSING = "what is named is not there, or not yet known everywhere"
-    IN_USE = "something else still needs it"
-    INVALID = "the request itself"
+    CAPACITY = auto()  # EC2 has no such machines there now; another zone, type or time may have
+    QUOTA = auto()  # a limit of the account; another zone of the region does not help
+    PRICE = auto()  # the price asked for is below spot's
+    PLACE = auto()  # this zone or subnet cannot; another one may
+    PERMISSION = auto()  # the credentials are good and do not allow it
+    CREDENTIALS = auto()  # there are no credentials, or they are not accepted
+    ACCOUNT = auto()  # the account is blocked, or not active there
+    THROTTLED = auto()  # too many calls; the same one later is accepted
+    INTERNAL = auto()  # EC2 itself failed; the call may have been carried out or not
+    UNREACHABLE = auto()  # no answer; the call may have been carried out or not
+    MISSING = auto()  # what is named is not there, or not yet known everywhere
+    IN_USE = auto()  # something else still needs it
+    INVALID = auto()  # the request itself
 
 
 UNCERTAIN = (ErrorKind.INTERNAL, ErrorKind.UNREACHABLE, ErrorKind.THROTTLED)
@@ -90,21 +90,16 @@ def kind_of(code: str, status: int = 400) -> ErrorKind:
     """What a code means; one that nobody knows is INTERNAL where the HTTP status says so, else INVALID."""
     if code in _KIND:
         return _KIND[code]
-    if code.endswith((".NotFound", ".Unknown", "NotFoundException")) or code in (
-        "ParameterNotFound",
-        "InvalidGroupId.NotFound",
-    ):
+    if code.endswith((".NotFound", ".Unknown", "NotFoundException", "ParameterNotFound")):
         return ErrorKind.MISSING
-    if code.startswith("Server."):
-        return ErrorKind.INTERNAL
-    return ErrorKind.INTERNAL if status >= 500 else ErrorKind.INVALID
+    return ErrorKind.INTERNAL if status >= 500 or code.startswith("Server.") else ErrorKind.INVALID
 
 
 def refused(code: str, message: str, where: Where, status: int = 400) -> CloudError:
     """The error that stands for an answer with this code."""
     kind = kind_of(code, status)
     what, remedy = _refusal(kind, code, message.strip(), where)
-    return CloudError(kind.name.lower(), code, what, remedy)
+    return CloudError(kind, code, what, remedy)
 
 
 def _refusal(kind: ErrorKind, code: str, message: str, where: Where) -> tuple[str, str]:
@@ -122,29 +117,25 @@ def _refusal(kind: ErrorKind, code: str, message: str, where: Where) -> tuple[st
         return f"AWS does not accept the credentials ({said})", _credentials_remedy(code, where)
     if kind is ErrorKind.ACCOUNT:
         return _account(code, said, there)
-    if kind is ErrorKind.CAPACITY:
-        return f"EC2 has no capacity ({said})", "other zones, types or regions may have; so may this one later"
-    if kind is ErrorKind.PRICE:
-        return f"spot costs more than asked for ({said})", "raise --max-price, or leave --spot out"
-    if kind is ErrorKind.THROTTLED:
-        return (
-            f"AWS throttles {where.operation}{there} ({said})",
-            "others in the account call it often too; try again later",
-        )
-    if kind is ErrorKind.INTERNAL:
-        return (
-            f"EC2 failed itself at {where.operation}{there} ({said})",
-            "this is no lack of capacity; health.aws.amazon.com may know",
-        )
+    if kind in _PLAIN:
+        what, remedy = _PLAIN[kind]
+        return f"{what.format(call=f'{where.operation}{there}')} ({said})", remedy
     return f"{where.operation}{there}: {said}", ""
+
+
+_PLAIN: Mapping[ErrorKind, tuple[str, str]] = {
+    ErrorKind.CAPACITY: ("EC2 has no capacity", "other zones, types or regions may have; so may this one later"),
+    ErrorKind.PRICE: ("spot costs more than asked for", "raise --max-price, or leave --spot out"),
+    ErrorKind.THROTTLED: ("AWS throttles {call}", "others in the account call it often too; try again later"),
+    ErrorKind.INTERNAL: ("EC2 failed itself at {call}", "this is no lack of capacity; health.aws.amazon.com may know"),
+}
+"""What happened, and what to do."""
 
 
 def _account(code: str, said: str, there: str) -> tuple[str, str]:
     if code == "OptInRequired":
-        return (
-            f"the account does not use this region{there} ({said})",
-            "enable the region in the account's settings, or take another",
-        )
+        remedy = "enable the region in the account's settings, or take another"
+        return f"the account does not use this region{there} ({said})", remedy
     if "Pending" in code:
         return f"AWS still verifies the account{there} ({said})", "that ends by itself within hours; a mail says when"
     return f"AWS has blocked the account ({said})", "AWS support says why; this is no lack of capacity"
@@ -183,90 +174,63 @@ def _plain(message: str) -> str:
     return re.sub(r"\s*Encoded authorization failure message:.*", "", message, flags=re.DOTALL).strip()
 
 
-CLIENT_SIDE: Mapping[str, tuple[ErrorKind, str, str]] = {
-    "NoCredentialsError": (
-        ErrorKind.CREDENTIALS,
-        "there are no AWS credentials",
-        "aws configure, or aws sso login, or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY; with several profiles AWS_PROFILE",
-    ),
-    "PartialCredentialsError": (
-        ErrorKind.CREDENTIALS,
-        "the AWS credentials are incomplete",
-        "aws configure shows what is missing",
-    ),
-    "CredentialRetrievalError": (
-        ErrorKind.CREDENTIALS,
-        "AWS credentials could not be had",
-        "the profile's credential_process or role says why",
-    ),
-    "TokenRetrievalError": (ErrorKind.CREDENTIALS, "the AWS SSO session is over", "aws sso login{profile}"),
-    "UnauthorizedSSOTokenError": (ErrorKind.CREDENTIALS, "the AWS SSO session is over", "aws sso login{profile}"),
-    "SSOTokenLoadError": (ErrorKind.CREDENTIALS, "there is no AWS SSO session", "aws sso login{profile}"),
-    "SSOError": (ErrorKind.CREDENTIALS, "AWS SSO gives no credentials", "aws sso login{profile}"),
-    "LoginError": (ErrorKind.CREDENTIALS, "the AWS session gives no credentials", "aws login{profile}"),
-    "InvalidConfigError": (
-        ErrorKind.CREDENTIALS,
-        "the AWS configuration leads to no credentials",
-        "aws configure list{profile} shows what is used",
-    ),
-    "RefreshWithMFAUnsupportedError": (
-        ErrorKind.CREDENTIALS,
-        "the AWS credentials need another code of your MFA device",
-        "aws sts get-session-token, or a profile of AWS SSO",
-    ),
-    "LoginRefreshRequired": (ErrorKind.CREDENTIALS, "the AWS session is over", "aws login{profile}"),
-    "ProfileNotFound": (
-        ErrorKind.CREDENTIALS,
-        "there is no such AWS profile",
-        "aws configure list-profiles names those that there are",
-    ),
-    "NoRegionError": (
-        ErrorKind.INVALID,
-        "no AWS region is named",
-        "--region us-east-1, or AWS_REGION, or aws configure",
-    ),
-    "InvalidRegionError": (
-        ErrorKind.INVALID,
-        "that is no AWS region",
-        "--region us-east-1 is one; aws ec2 describe-regions names all",
-    ),
-    "EndpointConnectionError": (
-        ErrorKind.UNREACHABLE,
-        "AWS cannot be reached",
-        "is the region's name right, and is there a network?",
-    ),
-    "ConnectTimeoutError": (
-        ErrorKind.UNREACHABLE,
-        "AWS cannot be reached",
-        "is there a network, or a proxy (HTTPS_PROXY)?",
-    ),
-    "ProxyConnectionError": (
-        ErrorKind.UNREACHABLE,
-        "the proxy to AWS cannot be reached",
-        "HTTPS_PROXY names it, with user and password where it asks for them",
-    ),
-    "SSLError": (
-        ErrorKind.UNREACHABLE,
-        "the connection to AWS is not trusted",
-        "AWS_CA_BUNDLE names a proxy's own certificate",
-    ),
-    "ReadTimeoutError": (ErrorKind.UNREACHABLE, "AWS did not answer", "try again"),
-    "ConnectionClosedError": (ErrorKind.UNREACHABLE, "the connection to AWS was lost", "try again"),
-    "HTTPClientError": (ErrorKind.UNREACHABLE, "AWS cannot be reached", "is there a network?"),
-    "ResponseParserError": (
-        ErrorKind.UNREACHABLE,
-        "what came is not an answer of AWS's",
-        "a proxy's page or a network's login may stand between: open any web page; HTTPS_PROXY and NO_PROXY name proxies",
-    ),
-    "InvalidProxiesConfigError": (ErrorKind.INVALID, "the proxy to AWS is no address", "HTTPS_PROXY names it"),
-    "InvalidEndpoint": (
-        ErrorKind.INVALID,
-        "that is no address of AWS's services",
-        "endpoint_url, or AWS_ENDPOINT_URL, names it",
-    ),
-    "ConfigParseError": (ErrorKind.INVALID, "the AWS configuration cannot be read", "aws configure list reads it too"),
-    "ParamValidationError": (ErrorKind.INVALID, "boto3 does not take this request", ""),
+_LOGIN = "aws sso login{profile}"
+_CLIENT_SIDE: Mapping[ErrorKind, Mapping[str, tuple[str, str]]] = {
+    ErrorKind.CREDENTIALS: {
+        "NoCredentialsError": (
+            "there are no AWS credentials",
+            "aws configure, or aws sso login, or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY; with several profiles AWS_PROFILE",
+        ),
+        "PartialCredentialsError": ("the AWS credentials are incomplete", "aws configure shows what is missing"),
+        "CredentialRetrievalError": (
+            "could not load AWS credentials",
+            "the profile's credential_process or role says why",
+        ),
+        "TokenRetrievalError": ("the AWS SSO session is over", _LOGIN),
+        "UnauthorizedSSOTokenError": ("the AWS SSO session is over", _LOGIN),
+        "SSOTokenLoadError": ("there is no AWS SSO session", _LOGIN),
+        "SSOError": ("AWS SSO gives no credentials", _LOGIN),
+        "LoginError": ("the AWS session gives no credentials", "aws login{profile}"),
+        "LoginRefreshRequired": ("the AWS session is over", "aws login{profile}"),
+        "InvalidConfigError": (
+            "the AWS configuration leads to no credentials",
+            "aws configure list{profile} shows what is used",
+        ),
+        "RefreshWithMFAUnsupportedError": (
+            "the AWS credentials need another code of your MFA device",
+            "aws sts get-session-token, or a profile of AWS SSO",
+        ),
+        "ProfileNotFound": ("there is no such AWS profile", "aws configure list-profiles names those that there are"),
+    },
+    ErrorKind.UNREACHABLE: {
+        "EndpointConnectionError": ("AWS cannot be reached", "is the region's name right, and is there a network?"),
+        "ConnectTimeoutError": ("AWS cannot be reached", "is there a network, or a proxy (HTTPS_PROXY)?"),
+        "HTTPClientError": ("AWS cannot be reached", "is there a network?"),
+        "ProxyConnectionError": (
+            "the proxy to AWS cannot be reached",
+            "HTTPS_PROXY names it, with user and password where it asks for them",
+        ),
+        "SSLError": ("the connection to AWS is not trusted", "AWS_CA_BUNDLE names a proxy's own certificate"),
+        "ReadTimeoutError": ("AWS did not answer", "try again"),
+        "ConnectionClosedError": ("the connection to AWS was lost", "try again"),
+        "ResponseParserError": (
+            "what came is not an answer of AWS's",
+            "a proxy's page or a network's login may stand between: open any web page; HTTPS_PROXY and NO_PROXY name proxies",
+        ),
+    },
+    ErrorKind.INVALID: {
+        "NoRegionError": ("no AWS region is named", "--region us-east-1, or AWS_REGION, or aws configure"),
+        "InvalidRegionError": (
+            "that is no AWS region",
+            "--region us-east-1 is one; aws ec2 describe-regions names all",
+        ),
+        "InvalidProxiesConfigError": ("the proxy to AWS is no address", "HTTPS_PROXY names it"),
+        "InvalidEndpoint": ("that is no address of AWS's services", "endpoint_url, or AWS_ENDPOINT_URL, names it"),
+        "ConfigParseError": ("the AWS configuration cannot be read", "aws configure list reads it too"),
+        "ParamValidationError": ("boto3 does not take this request", ""),
+    },
 }
+CLIENT_SIDE = {name: (kind, *words) for kind, listed in _CLIENT_SIDE.items() for name, words in listed.items()}
 """By the name of botocore's class: kind, what happened, what to do."""
 
 
@@ -285,4 +249,4 @@ def failed(names: tuple[str, ...], message: str, where: Where) -> CloudError:
     kind, what, remedy = found or (ErrorKind.INVALID, f"{where.operation} could not be called", "")
     profile = f" --profile {where.profile}" if where.profile else ""
     first, *_ = _plain(message).splitlines() or [""]  # below it botocore shows the whole of what it could not read
-    return CloudError(kind.name.lower(), names[0], f"{what} ({first.rstrip(':')})", remedy.format(profile=profile))
+    return CloudError(kind, names[0], f"{what} ({first.rstrip(':')})", remedy.format(profile=profile))

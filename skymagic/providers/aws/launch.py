@@ -287,7 +287,7 @@ def stop_instances(clients: AwsClients, region: str, ids: Collection[str], ends:
                 problems.pop(each, None)
             except CloudError as problem:
                 problems[each] = problem.reason
-                if problem.kind not in (ErrorKind.IN_USE.name.lower(), ErrorKind.MISSING.name.lower()):
+                if problem.kind not in (ErrorKind.IN_USE, ErrorKind.MISSING):
                     asked.add(each)  # one that is about to run is asked again, one that is refused is not
         now = time.monotonic()
         left = {one for one in ids if states.get(one) not in ("stopped", *GONE)} - (problems.keys() & asked)

@@ -89,9 +89,9 @@ class Lease:
                 return offer, self._of(offer, count)
             except CloudError as problem:
                 self._end_launch(offer.region)
-                if problem.kind not in _names(ELSEWHERE):
+                if problem.kind not in ELSEWHERE:
                     raise
-                if problem.kind == ErrorKind.QUOTA.name.lower():
+                if problem.kind == ErrorKind.QUOTA:
                     useless.add((offer.region, offer.instance_type, offer.spot))
                 tried.append(f"{where}: {problem.reason}")
                 self._say(tried[-1])
@@ -158,7 +158,7 @@ class Lease:
         try:
             near = network.placement_group(self.clients, offer.region, self.label, self._launches + 1)
         except CloudError as problem:
-            if problem.kind in _names(UNCERTAIN):
+            if problem.kind in UNCERTAIN:
                 raise
             self._say(f"without a placement group: {problem.reason}")
             return self._launched(offer, count, head, "")
@@ -189,7 +189,7 @@ class Lease:
             self._check_wanted()  # `release` says so before it looks at `uncertain`: one of both sees the other
             ids = launch.launch(clients, offer.region, asked)
         except CloudError as problem:
-            region.uncertain = problem.kind in _names(UNCERTAIN)
+            region.uncertain = problem.kind in UNCERTAIN
             raise
         region.known |= set(ids)
         disk = max(self.settings.disk, image.disk)
@@ -295,10 +295,6 @@ class Lease:
             if name != besides
             for problem in Release(self.clients, name, self._filters(), there.known, there.uncertain).run()
         ]
-
-
-def _names(kinds: Sequence[ErrorKind]) -> set[str]:
-    return {kind.name.lower() for kind in kinds}
 
 
 def uninterrupted(call: Callable[[], None]) -> None:

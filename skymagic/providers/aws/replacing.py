@@ -111,7 +111,7 @@ def broken(found: Findings) -> str:
 
 RETRY_SECONDS = 60.0
 """Between two attempts to rent a machine where EC2 has none: capacity returns within minutes or hours, and each is a call of its API."""
-RETURNING = {kind.name.lower() for kind in (ErrorKind.CAPACITY, ErrorKind.PRICE, ErrorKind.THROTTLED)}
+RETURNING = (ErrorKind.CAPACITY, ErrorKind.PRICE, ErrorKind.THROTTLED)
 """What may be otherwise a little later, and has rented nothing. After other errors a second launch might be one too many."""
 LEAST_SECONDS = 600.0
 """Of a pool's lifetime for which a machine is still rented."""
