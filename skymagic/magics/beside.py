@@ -8,6 +8,7 @@ import contextvars
 import threading
 import time
 from collections.abc import Callable, Generator
+from concurrent.futures import Future
 from typing import Any
 
 from skymagic.cluster import telemetry
@@ -52,11 +53,10 @@ class RunHandle:
         self._begun = time.monotonic()
         self._seconds: float | None = None
         """How long it took, when it has ended."""
-        self._waiters: list[Callable[[], object]] = []
-        """Called when it has ended."""
+        self._ended = Future[None]()
+        self._ended.set_running_or_notify_cancel()  # so that whoever cancels a wait does not cancel the run
         self.taken = threading.Event()
         """Set once the run has all that it needs of the notebook's variables, which may change then; or it waits for others, or has ended."""
-        self._lock = threading.Lock()
         self.view = BesideView()
         """What its ranks report; the run draws it."""
         self._line: LiveLine | None = None
@@ -74,12 +74,8 @@ class RunHandle:
         except BaseException as problem:
             self._problem = problem
         self.taken.set()
-        with self._lock:
-            self._seconds = time.monotonic() - self._begun
-            waiters, self._waiters = self._waiters, []
-        for waiter in waiters:
-            with contextlib.suppress(RuntimeError):  # its event loop is closed
-                waiter()
+        self._seconds = time.monotonic() - self._begun
+        self._ended.set_result(None)
         self._refresh()
 
     def wait_taken(self) -> None:
@@ -97,7 +93,7 @@ class RunHandle:
 
     def done(self) -> bool:
         """Whether it has ended."""
-        return self._seconds is not None
+        return self._ended.done()
 
     def wait(self, timeout: float | None = None) -> bool:
         """Wait for its end, however it ends, `timeout` seconds at most; whether it has ended."""
@@ -126,18 +122,7 @@ class RunHandle:
 
     def __await__(self) -> Generator[Any, None, Any]:
         """The run's result, without holding up the event loop; cancelling the wait leaves the run as it is."""
-        loop = asyncio.get_running_loop()
-        ended: asyncio.Future[None] = loop.create_future()
-
-        def wake() -> None:
-            loop.call_soon_threadsafe(lambda: None if ended.done() else ended.set_result(None))
-
-        with self._lock:
-            over = self.done()
-            if not over:
-                self._waiters.append(wake)
-        if not over:
-            yield from ended
+        yield from asyncio.wrap_future(self._ended)
         return self.result()
 
     def output(self, rank: int | None = None) -> str:
