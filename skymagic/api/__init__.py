@@ -1,10 +1,8 @@
 """The Python face: pools as context managers, lazy functions, and the operators that run them.
 
 compute    Compute, @function, gather, find
-rented     what is rented, and its end
-tagged     the same by its tags alone, from any machine
-stopping   rented machines stopped with their disks
-running    what of the user's pools runs on hosts, and its end
+places     pools on hosts, or rented and found by their tags: listed and ended from any machine
+ending     the end of pools by their place, of those that were left, of all that is rented; machines stopped with their disks
 costs      what pools cost, and have cost
 logs       what ranks wrote, also of a pool that has ended
 reading    pools of other notebooks, followed from here

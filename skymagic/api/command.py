@@ -149,78 +149,46 @@ def _cost(line: argparse.Namespace) -> int:
 
 
 def _status(line: argparse.Namespace) -> int:
-    from skymagic.api import disk, running
+    from skymagic.api import disk, places
+    from skymagic.plan.requests import CloudSettings
 
-    if line.provider:
-        return _status_rented(line)
+    request = places.StatusRequest(line.name, tuple(line.hosts), line.disk, provider=line.provider)
+    if mistakes := request.mistakes():
+        raise RequestError(mistakes)
     if line.disk:
         disks = disk.look(line.hosts)
         print(json.dumps(disk.plain(disks)) if line.json else disk.text(disks))
         return 1 if disks[1] else 0
-    found = running.look(line.hosts, line.name)
-    print(json.dumps(running.plain(found)) if line.json else running.status_text(found))
-    return 1 if found.unreached else 0
-
-
-def _status_rented(line: argparse.Namespace) -> int:
-    from skymagic.api import tagged
-    from skymagic.plan.requests import CloudSettings
-
-    if line.hosts or line.disk:
-        raise RequestError("--provider shows what is rented: leave --hosts and --disk out")
-    found = tagged.look(CloudSettings(), line.name)
-    print(json.dumps(tagged.plain(found)) if line.json else tagged.status_text(found))
+    found = places.look(request, CloudSettings())
+    print(json.dumps(found.plain()) if line.json else found.text())
     return 1 if found.unreached else 0
 
 
 def _down(line: argparse.Namespace) -> int:
-    from skymagic.api import rented, running
-
-    if line.name and line.all:
-        raise RequestError(f"say {line.name} or --all, not both")
-    if line.provider:
-        return _down_rented(line)
-    if line.stop:
-        return _stop_machines(line)
-    if not line.hosts and line.name and (record := rented.left(line.name)) is not None:
-        _say(rented.stop_left(record, _progress), line.json)
-        return 0
-    if not line.hosts and not line.name:
-        if not line.all:
-            raise RequestError(
-                "say which pool of this machine, or where: --hosts gpu1,gpu2; or --all for all that you have rented from EC2"
-            )
-        _say(rented.stop(_progress), line.json)
-        return 0
-    _say(running.stop(line.hosts, line.name, line.all), line.json)
-    return 0
-
-
-def _down_rented(line: argparse.Namespace) -> int:
-    from skymagic.api import tagged
+    from skymagic.api import ending, places
     from skymagic.plan.requests import CloudSettings
 
-    if line.hosts or line.all or line.stop:
-        raise RequestError("--provider ends one pool by its tags: leave --hosts, --all and --stop out")
-    _say(tagged.stop(line.name, _progress, CloudSettings()), line.json)
-    return 0
-
-
-def _stop_machines(line: argparse.Namespace) -> int:
-    from skymagic.api import stopping
-
-    if line.hosts or not line.name:
-        raise RequestError("--stop: say which pool of rented machines, as in skymagic down NAME --stop")
-    _say(stopping.stop(line.name, line.yes, _progress), line.json)
+    request = ending.DownRequest(line.name, line.all, tuple(line.hosts), line.stop, line.yes, line.provider)
+    mistakes = request.mistakes()
+    if line.stop and not line.name:
+        mistakes.append("--stop: say which pool of rented machines, as in skymagic down NAME --stop")
+    if mistakes:
+        raise RequestError(mistakes)
+    done = ending.by_place(request, CloudSettings(), (), _progress)
+    if done is None and line.name:
+        done = ending.end_left(line.name, _progress) or places.end_on_hosts((), line.name, every=False)
+    elif done is None and line.all:
+        done = ending.everything_rented(_progress)
+    elif done is None:
+        raise RequestError(
+            "say which pool of this machine, or where: --hosts gpu1,gpu2; or --all for all that you have rented from EC2"
+        )
+    print(json.dumps({"done": done}) if line.json else "\n".join(done))
     return 0
 
 
 def _progress(text: str) -> None:
     print(text, file=sys.stderr)
-
-
-def _say(done: Sequence[str], as_json: bool) -> None:
-    print(json.dumps({"done": list(done)}) if as_json else "\n".join(done))
 
 
 def _positive(text: str) -> int:

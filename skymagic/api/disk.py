@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from skymagic.api.running import roughly
+from skymagic.api.places import roughly
 from skymagic.bootstrap.running import Disk, DiskItem, clean_script, disk_script, parse_clean, parse_disk, removable
 from skymagic.display.text import table
 from skymagic.errors import PoolError

@@ -13,7 +13,7 @@ from IPython.core.interactiveshell import InteractiveShell
 from IPython.core.magic import Magics, cell_magic, line_cell_magic, line_magic, magics_class, no_var_expand
 
 from skymagic import plugins, providers
-from skymagic.api import costs, disk, executing, logs, rented, running, stopping, tagged
+from skymagic.api import costs, disk, ending, executing, logs, places
 from skymagic.api.compute import Compute
 from skymagic.api.offers import offers
 from skymagic.data.capture import installed
@@ -72,20 +72,13 @@ class SkyMagics(Magics):
     @line_magic
     def sky_down(self, line: str) -> None:
         request = usage(lambda: line_magics.parse_down(line))
-        if request.stop:
-            print("\n".join(usage(lambda: stopping.stop(request.name, request.yes, print_note))))
-            return
-        if request.hosts:
-            own = _own_jobs()
-            print("\n".join(usage(lambda: running.stop(request.hosts, request.name, request.all, own))))
-            return
-        if request.provider:
-            aws, own = self.settings.defaults().aws, _own_jobs()
-            print("\n".join(usage(lambda: tagged.stop(request.name, print_note, aws, own))))
-            return
+        aws = self.settings.defaults().aws
+        done = usage(lambda: ending.by_place(request, aws, _own_jobs(), print_note))
         there = registry.pools() + registry.ended_pools()
         meant = there if request.name is None else [one for one in there if one.name == request.name]
-        if not (meant or request.all) and (done := usage(lambda: rented.end_left(request.name, print_note))):
+        if done is None and not (meant or request.all):
+            done = usage(lambda: ending.end_left(request.name, print_note))
+        if done:
             print("\n".join(done))
             return
         chosen = (
@@ -96,7 +89,7 @@ class SkyMagics(Magics):
             print("no pool is running")
         if request.all:
             left = map(records.going_on, records.left_here(None))
-            for line in [*left, *rented.stop_with_the_rest(print_note, self.settings.defaults().aws)]:
+            for line in [*left, *ending.everything_rented_if_any(print_note, aws)]:
                 print(line)
 
     def _stopped(self, one: Pool) -> None:
@@ -236,13 +229,9 @@ class InspectionMagics(Magics):
         if request.disk:
             print(disk.text(usage(lambda: disk.look(request.hosts))))
             return
-        if request.hosts:
-            found = usage(lambda: running.look(request.hosts, request.name))
-            print(running.status_text(found, _own_jobs()))
-            return
-        if request.provider:
-            rented_pools = tagged.look(self.settings.defaults().aws, request.name)
-            print(tagged.status_text(rented_pools, _own_jobs()))
+        if request.hosts or request.provider:
+            found = usage(lambda: places.look(request, self.settings.defaults().aws))
+            print(found.text(_own_jobs()))
             return
         status = inspection.pools(request.name)
         show_object(status)

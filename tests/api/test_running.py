@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from skymagic.api.command import main
-from skymagic.api.running import plain, roughly, state, status_text
+from skymagic.api.places import HostListing, roughly, state
 from skymagic.errors import RequestError
 from skymagic.providers.found import Found, FoundNode, FoundPool, chosen
 from skymagic.wire.record import AgentRecord
@@ -59,7 +59,7 @@ def test_durations_are_rough(seconds: float, text: str) -> None:
 
 def test_status_in_words() -> None:
     found = Found((pool(node(0), node(1)),), ("gpu1", "gpu2"), {"gpu3": "Connection refused"}, {"gpu1": 1})
-    assert status_text(found) == (
+    assert HostListing(found).text() == (
         "pool 'lab' (lab-0a1b2c3d), started by ann@laptop 3h ago\n"
         "host  node  ranks  GPUs  state\n"
         "gpu1  0     0, 1   0, 1  idle for 1m\n"
@@ -68,15 +68,15 @@ def test_status_in_words() -> None:
         "gpu1: 1 agent of another version of skymagic, whose record cannot be read\n\n"
         "gpu3: Connection refused"
     )
-    assert "1 node more on hosts that were not named" in status_text(Found((pool(node(0)),), ("gpu1",)))
-    own = status_text(Found((pool(node(0), node(1)),)), {"lab-0a1b2c3d"})
+    assert "1 node more on hosts that were not named" in HostListing(Found((pool(node(0)),), ("gpu1",))).text()
+    own = HostListing(Found((pool(node(0), node(1)),))).text({"lab-0a1b2c3d"})
     assert "of this notebook 3h ago" in own
     assert "to end it" not in own
-    assert status_text(Found(())) == "no pool of yours runs there"
+    assert HostListing(Found(())).text() == "no pool of yours runs there"
 
 
 def test_status_for_programs() -> None:
-    found = plain(Found((pool(node(1, idle_timeout=100.0)),), ("gpu2",), {"gpu1": "no route to host"}))
+    found = HostListing(Found((pool(node(1, idle_timeout=100.0)),), ("gpu2",), {"gpu1": "no route to host"})).plain()
     assert found == {
         "pools": [
             {
@@ -120,8 +120,8 @@ def test_the_command_is_installed() -> None:
     [
         (["down", "--hosts", "gpu1", "lab", "--all"], "say lab or --all, not both"),
         (["status", "--hosts", "gpu1;touch x"], "gpu1;touch x"),
-        (["status", "--provider", "aws", "--hosts", "gpu1"], "leave --hosts and --disk out"),
-        (["down", "--provider", "aws", "--all"], "leave --hosts, --all and --stop out"),
+        (["status", "--provider", "aws", "--hosts", "gpu1"], "--hosts names machines of yours"),
+        (["down", "--provider", "aws", "--all"], "leave one of them out"),
     ],
 )
 def test_misuse_of_the_command(line: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,7 +12,9 @@ from hypothesis import strategies as st
 from traitlets import TraitError
 from traitlets.config import Config
 
+from skymagic.api.ending import DownRequest
 from skymagic.api.logs import LogsRequest
+from skymagic.api.places import StatusRequest
 from skymagic.errors import RequestError
 from skymagic.magics.arguments.cell_magics import parse_broadcast, parse_run, parse_sh
 from skymagic.magics.arguments.help import CompletionNames, complete, help_text
@@ -21,14 +23,12 @@ from skymagic.magics.arguments.line_magics import (
     CheckRequest,
     CleanRequest,
     CloneRequest,
-    DownRequest,
     FilesRequest,
     ForwardRequest,
     GpusRequest,
     NamesRequest,
     PipRequest,
     RanksRequest,
-    StatusRequest,
     parse_attach,
     parse_auto,
     parse_check,

@@ -13,7 +13,7 @@ from typing import IO
 
 import pytest
 
-from skymagic.api.running import roughly
+from skymagic.api.places import roughly
 from skymagic.errors import PoolError
 from skymagic.pool import keys, records
 from skymagic.pool.records import PoolRecord

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from skymagic.api import tagged
+from skymagic.api import places
 from skymagic.errors import CloudError, RequestError
 from skymagic.plan.renting import Rental, plan_rented
 from skymagic.plan.requests import CloudSettings, PoolRequest
@@ -454,35 +454,41 @@ def test_pools_are_listed_and_ended_one_by_one_by_their_tags(cloud: EC2, server:
         times=4,
     )
 
-    found = tagged.look(settings)
-    one, two = found.pools
+    request = places.StatusRequest(provider="aws")
+    found = places.look(request, settings)
+    assert isinstance(found, places.TagListing)
+    one, two = found.found.pools
     assert ([each.gpus for each in one.machines], [each.state for each in two.machines]) == (
         ["4 × A10G"] * 2,
         ["stopped"],
     )
-    assert json.loads(json.dumps(tagged.plain(found)))["pools"][0]["machines"][0]["type"] == "g5.12xlarge"
+    assert json.loads(json.dumps(found.plain()))["pools"][0]["machines"][0]["type"] == "g5.12xlarge"
     assert [*found.unreached] == ["eu-west-1"]
-    text = tagged.status_text(found, ["one-1"])
+    text = found.text(["one-1"])
     assert "pool 'train' (one-1) in us-east-1, rented by ann@laptop" in text
     assert text.count("to end it: %sky_down train\n") == 1, "this notebook's own"
     assert "by ann@laptop: until somebody ends it\nto end it: %sky_down two-2 --provider aws" in text
-    assert [each.job_id for each in tagged.look(settings, "two-2").pools] == ["two-2"]
+    assert [each["job_id"] for each in places.look(replace(request, name="two-2"), settings).plain()["pools"]] == [
+        "two-2"
+    ]
 
     with pytest.raises(
         RequestError, match=r"2 pools of yours are rented: .* one-1 \(ann@laptop\), two-2 \(ann@laptop\)"
     ):
-        tagged.stop("train", lambda text: None, settings)
+        places.end_rented("train", lambda text: None, settings)
     with pytest.raises(
         CloudError, match="no pool 'hers-3' of yours is rented from EC2 where it could be asked: eu-west-1"
     ):
-        tagged.stop("hers-3", lambda text: None, settings)
+        places.end_rented("hers-3", lambda text: None, settings)
     with pytest.raises(RequestError, match="of this notebook; %sky_down train ends it"):
-        tagged.stop("one-1", lambda text: None, settings, ["one-1"])
-    assert tagged.stop("two-2", lambda text: None, settings) == ["pool 'train' (two-2) is terminated"]
+        places.end_rented("one-1", lambda text: None, settings, ["one-1"])
+    assert places.end_rented("two-2", lambda text: None, settings) == ["pool 'train' (two-2) is terminated"]
     assert lab.left("us-west-2") == {}
-    assert tagged.stop(None, lambda text: None, settings) == ["pool 'train' (one-1) is terminated"], "the only one"
+    assert places.end_rented(None, lambda text: None, settings) == ["pool 'train' (one-1) is terminated"], (
+        "the only one"
+    )
     with pytest.raises(RequestError, match="no pool of yours is rented from EC2$"):
-        tagged.stop(None, lambda text: None, settings)
+        places.end_rented(None, lambda text: None, settings)
     others.lease.release()
     assert lab.left(REGION, "us-west-2") == {}
 

@@ -7,16 +7,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from skymagic.api.ending import DownRequest
 from skymagic.api.logs import LogsRequest
+from skymagic.api.places import StatusRequest
 from skymagic.errors import RequestError
 from skymagic.magics.arguments.readers import identifiers, one_of, packages, pool_name
 from skymagic.magics.arguments.reading import ParsedLine
 from skymagic.plan.accelerators import Accelerator
 from skymagic.plan.units import Selection
-
-HOSTS_OR_PROVIDER = "--hosts names machines of yours, --provider those that are rented: say one of them"
-ALL_IS_RENTED = "--all ends all that you have rented without --provider too: leave one of them out"
-STOP_WHERE_RENTED = "--stop goes from the machine that has rented it: leave --provider out there"
 
 
 @dataclass(frozen=True)
@@ -88,36 +86,11 @@ class CommandRequest:
 
 
 @dataclass(frozen=True)
-class DownRequest:
-    """%sky_down: one pool by name, the current one (None), or all of them; of those on hosts where any are named, or rented from a provider.
-    Whether its machines are stopped with their disks, and whether that is agreed to."""
-
-    name: str | None = None
-    all: bool = False
-    hosts: tuple[str, ...] = ()
-    stop: bool = False
-    yes: bool = False
-    provider: str | None = None
-
-
-@dataclass(frozen=True)
 class AttachRequest:
     """%sky_attach: a pool by name or job id, None for which there are; whether a notebook that is alive may lose it."""
 
     name: str | None = None
     take_over: bool = False
-
-
-@dataclass(frozen=True)
-class StatusRequest:
-    """%sky_status: one pool by name, or all of them; of those on hosts where any are named, or what is on their disks, or of those rented
-    from a provider; and the variable that keeps what is shown."""
-
-    name: str | None = None
-    hosts: tuple[str, ...] = ()
-    disk: bool = False
-    output: str | None = None
-    provider: str | None = None
 
 
 @dataclass(frozen=True)
@@ -238,15 +211,14 @@ def parse_status(line: str) -> StatusRequest:
     """``%sky_status [NAME] [-o NAME] [--hosts HOSTS [--disk] | --provider aws]``. Raises RequestError with all mistakes."""
     parsed = ParsedLine("sky_status", line)
     name = parsed.word("name of a pool", pool_name)
-    disk, output = parsed.values.get("disk"), parsed.values.get("output")
-    parsed.check(disk and "hosts" not in parsed.values, "--disk says what is on hosts: name them with --hosts")
-    parsed.check(disk and name, "--disk is not of one pool: leave its name out")
+    request = StatusRequest(name, **parsed.values)
+    parsed.check(request.disk and not request.hosts, "--disk says what is on hosts: name them with --hosts")
     for place in ("hosts", "provider"):
-        kept_elsewhere = output and place in parsed.values
+        kept_elsewhere = request.output and place in parsed.values
         parsed.check(kept_elsewhere, f"-o keeps how this notebook's pools are: leave it out with --{place}")
-    parsed.check("provider" in parsed.values and "hosts" in parsed.values, HOSTS_OR_PROVIDER)
+    parsed.mistakes += request.mistakes()
     parsed.done()
-    return StatusRequest(name, **parsed.values)
+    return request
 
 
 def parse_check(line: str) -> CheckRequest:
@@ -285,15 +257,10 @@ def parse_down(line: str) -> DownRequest:
     """``%sky_down [NAME | --all] [--hosts HOSTS | --provider aws] [--stop [-y]]``. Raises RequestError with all mistakes."""
     parsed = ParsedLine("sky_down", line)
     name = parsed.word("name of a pool", pool_name)
-    stop, every, hosts, provider = (parsed.values.get(field) for field in ("stop", "all", "hosts", "provider"))
-    parsed.check(name and every, f"say {name} or --all, not both")
-    parsed.check(stop and every, "--stop: say which pool, not --all")
-    parsed.check(stop and hosts, "--stop is for machines that are rented, and --hosts names machines of yours")
-    parsed.check(provider and hosts, HOSTS_OR_PROVIDER)
-    parsed.check(provider and every, ALL_IS_RENTED)
-    parsed.check(provider and stop, STOP_WHERE_RENTED)
+    request = DownRequest(name, **parsed.values)
+    parsed.mistakes += request.mistakes()
     parsed.done()
-    return DownRequest(name, **parsed.values)
+    return request
 
 
 def parse_attach(line: str) -> AttachRequest:

@@ -164,15 +164,17 @@ def used_elsewhere(survey: RentedSurvey, label: Label, say: Say) -> None:
     """
     filters = [*tags.owner_filter(label.owner), *tags.pool_filter(label.pool)]
     for region in dict.fromkeys(one.region for one in survey.offers):
-        there = sweep.clients_of(survey.clients, region, filters)
-        for client, jobs in there.items():
-            listed = f"pool {label.pool!r} is in {region} already ({', '.join(sorted(jobs))}, rented by {client})"
+        jobs: dict[str, set[str]] = {}
+        for one in sweep.instances(survey.clients, region, filters, sweep.LISTED_STATES):
+            jobs.setdefault(tags.tag(one, tags.CLIENT), set()).add(tags.tag(one, tags.JOB))
+        for client, theirs in jobs.items():
+            listed = f"pool {label.pool!r} is in {region} already ({', '.join(sorted(theirs))}, rented by {client})"
             if client != label.client:
                 say(listed)
                 continue
             raise CloudError(
                 "in_use", "", f"{listed}, and its key is not here any more, so that nobody can attach to it",
-                f"%sky_down {min(jobs)} --provider aws ends it; or give the new one another name (%sky_pool NAME …)",
+                f"%sky_down {min(theirs)} --provider aws ends it; or give the new one another name (%sky_pool NAME …)",
             )  # fmt: skip
 
 

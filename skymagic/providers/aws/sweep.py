@@ -45,30 +45,23 @@ class RegionInventory:
         return bool(self.instances or self.groups or self.addresses or self.placements)
 
 
-def instance_jobs(clients: AwsClients, region: str, filters: Filters) -> dict[str, str]:
-    """Id → job of the instances with these tags that are not terminated. Raises CloudError."""
-    wanted = [*filters, {"Name": "instance-state-name", "Values": list(ALIVE)}]
+def instances(
+    clients: AwsClients, region: str, filters: Filters, states: Sequence[str] = ALIVE
+) -> list[dict[str, Any]]:
+    """The instances with these tags, as EC2 tells of them; those that are terminated are left out. Raises CloudError."""
+    wanted = [*filters, {"Name": "instance-state-name", "Values": list(states)}]
     reservations = clients.pages("ec2", region, "DescribeInstances", "Reservations", Filters=wanted)
-    return {each["InstanceId"]: tags.tag(each, tags.JOB) for one in reservations for each in one["Instances"]}
-
-
-def clients_of(clients: AwsClients, region: str, filters: Filters) -> dict[str, set[str]]:
-    """Who has started the machines with these tags that run, are about to, or are stopped: ``ann@laptop`` → jobs. Raises CloudError."""
-    wanted = [*filters, {"Name": "instance-state-name", "Values": ["pending", "running", "stopping", "stopped"]}]
-    found: dict[str, set[str]] = {}
-    for one in clients.pages("ec2", region, "DescribeInstances", "Reservations", Filters=wanted):
-        for each in one["Instances"]:
-            found.setdefault(tags.tag(each, tags.CLIENT), set()).add(tags.tag(each, tags.JOB))
-    return found
+    return [each for one in reservations for each in one["Instances"]]
 
 
 def inventory(clients: AwsClients, region: str, filters: Filters) -> RegionInventory:
     """What there is with these tags. Raises CloudError."""
+    found = instances(clients, region, filters)
     groups = clients.pages("ec2", region, "DescribeSecurityGroups", "SecurityGroups", Filters=list(filters))
     addresses = clients.call("ec2", region, "DescribeAddresses", Filters=list(filters))["Addresses"]
     return RegionInventory(
         region,
-        instance_jobs(clients, region, filters),
+        {each["InstanceId"]: tags.tag(each, tags.JOB) for each in found},
         tuple(each["GroupId"] for each in groups),
         tuple(each["AllocationId"] for each in addresses),
         _placements(clients, region, filters),
@@ -139,7 +132,7 @@ class Release:
     def _alive(self) -> set[str] | None:
         """What EC2 shows and does not call terminated; None where it does not say."""
         try:
-            return set(instance_jobs(self.clients, self.region, self.filters))
+            return {each["InstanceId"] for each in instances(self.clients, self.region, self.filters)}
         except CloudError as problem:
             unseen = f", {', '.join(sorted(self.known))} among it" if self.known else ""
             self.problems.append(f"{self.region}: what is there cannot be seen{unseen}: {problem.reason}")
@@ -205,10 +198,7 @@ def in_regions(names: Sequence[str], ask: Callable[[str], T]) -> tuple[dict[str,
 
 def release_job(clients: AwsClients, job: str, names: Sequence[str]) -> list[str]:
     """Give back all of one pool in these regions, and its keys; what could not be."""
-    problems: list[str] = []
-    releases = [Release(clients, name, tags.job_filter(job)) for name in names]
-    for release, outcome in zip(releases, run_all([one.run for one in releases]), strict=True):
-        problems += [f"{release.region}: {outcome}"] if isinstance(outcome, BaseException) else outcome
+    problems = _released([Release(clients, name, tags.job_filter(job)) for name in names])
     if not problems:
         ledger.end(job, exact=False)
         boot.remove_keys(job)
@@ -226,13 +216,19 @@ def release_everything(clients: AwsClients, say: Callable[[str], None]) -> list[
     for each in found:
         jobs = ", ".join(sorted(set(each.instances.values())))
         say(f"{each.region}: {len(each.instances)} instances{f' of {jobs}' if jobs else ''} …")
-    releases = [Release(clients, each.region, mine) for each in found]
-    for release, outcome in zip(releases, run_all([one.run for one in releases]), strict=True):
-        problems += [f"{release.region}: {outcome}"] if isinstance(outcome, BaseException) else outcome
+    problems += _released([Release(clients, each.region, mine) for each in found])
     if not problems:
         for job in {job for each in found for job in each.instances.values()} - {""}:
             ledger.end(job)
             boot.remove_keys(job)
+    return problems
+
+
+def _released(releases: Sequence[Release]) -> list[str]:
+    """Carry them out side by side; what could not be given back."""
+    problems: list[str] = []
+    for release, outcome in zip(releases, run_all([one.run for one in releases]), strict=True):
+        problems += [f"{release.region}: {outcome}"] if isinstance(outcome, BaseException) else outcome
     return problems
 
 
@@ -292,25 +288,22 @@ class Tagged:
     unreached: dict[str, str]
 
 
-def tagged_pools(clients: AwsClients) -> Tagged:
-    """The pools that the caller has rented, from whichever machine, in all regions. Raises CloudError where none can be asked."""
+def tagged_pools(clients: AwsClients, name: str | None = None) -> Tagged:
+    """The pools that the caller has rented, from whichever machine, in all regions: all of them, or those of a name or job id.
+
+    Raises:
+        CloudError: nobody can be asked.
+    """
     mine = tags.owner_filter(owner_of(clients))
-    wanted = [*mine, {"Name": "instance-state-name", "Values": LISTED_STATES}]
-
-    def instances(region: str) -> list[dict[str, Any]]:
-        reservations = clients.pages("ec2", region, "DescribeInstances", "Reservations", Filters=wanted)
-        return [each for one in reservations for each in one["Instances"]]
-
-    found, unreached = in_regions(catalogue.used_regions(clients), instances)
-    pools = [pool for region, listed in found.items() for pool in _pools(region, listed)]
-    return Tagged(tuple(sorted(pools, key=lambda one: min(each.launched for each in one.machines))), unreached)
-
-
-def _pools(region: str, instances: Sequence[dict[str, Any]]) -> list[TaggedPool]:
-    jobs: dict[str, list[dict[str, Any]]] = {}
-    for one in instances:
-        jobs.setdefault(tags.tag(one, tags.JOB), []).append(one)
-    return [_pool(region, job, listed) for job, listed in jobs.items()]
+    ask = partial(instances, clients, filters=mine, states=LISTED_STATES)
+    found, unreached = in_regions(catalogue.used_regions(clients), ask)
+    jobs: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for region, listed in found.items():
+        for one in listed:
+            jobs.setdefault((region, tags.tag(one, tags.JOB)), []).append(one)
+    pools = [_pool(region, job, listed) for (region, job), listed in jobs.items()]
+    pools.sort(key=lambda one: min(each.launched for each in one.machines))
+    return Tagged(tuple(one for one in pools if name in (None, one.name, one.job_id)), unreached)
 
 
 def _pool(region: str, job: str, listed: Sequence[dict[str, Any]]) -> TaggedPool:
@@ -325,27 +318,22 @@ def _machine(one: dict[str, Any]) -> TaggedMachine:
     )
 
 
-def chosen_job(found: Tagged, name: str | None) -> str:
-    """The job id of the pool that is to end: of this name or job id, or the only one.
+def chosen_pool(found: Tagged, name: str | None) -> TaggedPool:
+    """The pool that is to end: of this name or job id, or the only one.
 
     Raises:
         RequestError: it is not clear which one is meant, or it is nowhere that could be asked.
         CloudError: it was not found, and not all regions could be asked.
     """
-    pools = [one for one in found.pools if name in (None, one.name, one.job_id)]
-    jobs = sorted({one.job_id for one in pools})
-    if len(jobs) == 1:
-        return jobs[0]
-    if jobs:
-        listed = ", ".join(f"{one.job_id} ({one.client})" for one in pools)
-        raise RequestError(f"{len(jobs)} pools of yours are rented: say which one, or --all: {listed}")
+    pools = {one.job_id: one for one in found.pools if name in (None, one.name, one.job_id)}
+    if len(pools) == 1:
+        return next(iter(pools.values()))
+    if pools:
+        listed = ", ".join(f"{one.job_id} ({one.client})" for one in pools.values())
+        raise RequestError(f"{len(pools)} pools of yours are rented: say which one, or --all: {listed}")
     missing = f"no pool {f'{name!r} ' if name else ''}of yours is rented from EC2"
     if found.unreached:
-        raise CloudError("unseen", "", f"{missing} where it could be asked: {unreached_words(found)}")
+        unreached = "; ".join(f"{region}: {reason}" for region, reason in found.unreached.items())
+        raise CloudError("unseen", "", f"{missing} where it could be asked: {unreached}")
     there = ", ".join(one.name for one in found.pools)
     raise RequestError(missing + (f"; there are {there}" if there else ""))
-
-
-def unreached_words(found: Tagged) -> str:
-    """Which regions could not be asked, and why; "" where all were."""
-    return "; ".join(f"{region}: {reason}" for region, reason in found.unreached.items())

@@ -1,0 +1,292 @@
+"""Where pools of a user run, whoever started them: on hosts, found by what agents have written there, or at EC2, found by their tags.
+
+Both are listed as text and as plain values, and ended, from any machine that may log in there or has the credentials.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, replace
+from time import time
+from typing import TYPE_CHECKING, Any
+
+from skymagic.display.text import table
+from skymagic.errors import PoolError, RequestError
+from skymagic.plan.requests import CloudSettings
+from skymagic.plan.units import count, duration_text, rank_words
+from skymagic.pool import records
+from skymagic.providers import found as on_hosts
+from skymagic.providers.found import Found, FoundNode, FoundPool
+
+if TYPE_CHECKING:
+    from skymagic.providers.aws.sweep import Tagged, TaggedPool
+
+HOSTS_OR_PROVIDER = "--hosts names machines of yours, --provider those that are rented: say one of them"
+
+
+@dataclass(frozen=True)
+class StatusRequest:
+    """Pools to show: one by name, or all of them; those on hosts where any are named, or what is on their disks, or those rented from a
+    provider; and the variable that keeps what is shown."""
+
+    name: str | None = None
+    hosts: tuple[str, ...] = ()
+    disk: bool = False
+    output: str | None = None
+    provider: str | None = None
+
+    def mistakes(self) -> list[str]:
+        """What contradicts itself."""
+        return [
+            *([HOSTS_OR_PROVIDER] if self.provider and self.hosts else []),
+            *(["--disk says what is on hosts: leave --provider out"] if self.provider and self.disk else []),
+            *(["--disk is not of one pool: leave its name out"] if self.disk and self.name else []),
+        ]
+
+
+def look(request: StatusRequest, settings: CloudSettings) -> HostListing | TagListing:
+    """What runs on the request's hosts (on this machine where none are named), or is rented.
+
+    Raises:
+        RequestError: a host's name is none.
+        PoolError: no host could be asked; says why. CloudError: AWS cannot be asked.
+    """
+    if request.provider:
+        from skymagic.providers.aws import sweep
+        from skymagic.providers.aws.clients import AwsClients
+
+        return TagListing(sweep.tagged_pools(AwsClients.of(settings), request.name))
+    found = on_hosts.find(request.hosts)
+    if not found.reached:
+        raise PoolError("; ".join(f"{host}: {reason}" for host, reason in found.unreached.items()))
+    records.forget(found.reached, [one.job_id for one in found.pools])
+    name = request.name
+    return HostListing(replace(found, pools=tuple(one for one in found.pools if name in (None, one.name, one.job_id))))
+
+
+# -- on hosts --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class HostListing:
+    """What was found on hosts."""
+
+    found: Found
+
+    @property
+    def unreached(self) -> dict[str, str]:
+        """Host → why it could not be asked."""
+        return self.found.unreached
+
+    def text(self, own: Collection[str] = ()) -> str:
+        """For people; `own` are job ids of this process."""
+        found = self.found
+        blocks = [_pool_text(pool, pool.job_id in own, found.here) for pool in found.pools]
+        blocks = blocks or [f"no pool of yours runs {'here that outlives its notebook' if found.here else 'there'}"]
+        for host, number in found.unread.items():
+            blocks.append(
+                f"{host}: {count(number, 'agent')} of another version of skymagic, whose record cannot be read"
+            )
+        return "\n\n".join([*blocks, *(f"{host}: {reason}" for host, reason in found.unreached.items())])
+
+    def plain(self) -> dict[str, Any]:
+        """For programs; the fields stay as they are from version to version. Times are seconds since 1970."""
+        return {
+            "pools": [
+                {
+                    "name": pool.name,
+                    "job_id": pool.job_id,
+                    "client": pool.nodes[0].record.client,
+                    "version": pool.nodes[0].record.version,
+                    "started": pool.nodes[0].record.started,
+                    "nodes_elsewhere": pool.elsewhere,
+                    "nodes": [_plain_node(node) for node in pool.nodes],
+                }
+                for pool in self.found.pools
+            ],
+            "unreached": self.found.unreached,
+            "unreadable": self.found.unread,
+        }
+
+
+def end_on_hosts(hosts: Sequence[str], name: str | None, every: bool, own: Collection[str] = ()) -> list[str]:
+    """End pools on hosts; on this machine where none are named.
+
+    Args:
+        name: a pool's name or job id; None for the only one.
+        every: all of them.
+        own: job ids of pools of this process, which end in another way.
+
+    Returns:
+        What was done, in lines.
+
+    Raises:
+        RequestError: it is not clear which pool is meant, or it is this process's own.
+        PoolError: something is left; names it.
+    """
+    found = on_hosts.find(hosts)
+    pools = on_hosts.chosen(found, name, every)
+    if mine := [one.name for one in pools if one.job_id in own]:
+        raise RequestError(f"{', '.join(mine)}: of this notebook; %sky_down {mine[0]} ends it")
+    left = {**found.unreached, **on_hosts.end(pools, here=found.here)}
+    lines = [_ended(pool, left) for pool in pools]
+    records.forget(set(found.reached) - set(left), {one.job_id for one in found.pools} - {one.job_id for one in pools})
+    if left:
+        raise PoolError("; ".join([*lines, *(f"{host}: {reason}" for host, reason in left.items())]))
+    return lines
+
+
+def _ended(pool: FoundPool, left: Collection[str]) -> str:
+    hosts = [one.host for one in pool.nodes if one.host not in left]
+    text = f"pool {pool.name!r} ({pool.job_id}) was ended on {', '.join(hosts) or 'no host'}"
+    if pool.elsewhere:
+        text += f"; {count(pool.elsewhere, 'node')} of it {'is' if pool.elsewhere == 1 else 'are'} on hosts that were not named"
+    return text
+
+
+def _pool_text(pool: FoundPool, own: bool, here: bool) -> str:
+    first = pool.nodes[0]
+    whose = "of this notebook" if own else f"started by {first.record.client or 'somebody'}"
+    age = roughly(first.clock - min(node.record.started for node in pool.nodes))
+    rows = [("host", "node", "ranks", "GPUs", "state"), *map(_row, pool.nodes)]
+    lines = [f"pool {pool.name!r} ({pool.job_id}), {whose} {age} ago", table(rows)]
+    if pool.elsewhere:
+        lines.append(f"{count(pool.elsewhere, 'node')} more on hosts that were not named")
+    if not own:
+        hosts = ",".join(dict.fromkeys(node.host for node in pool.nodes))
+        lines.append(f"to end it: %sky_down {pool.name}" + ("" if here else f" --hosts {hosts}"))
+    return "\n".join(lines)
+
+
+def _row(node: FoundNode) -> tuple[object, ...]:
+    record = node.record
+    ranks = _numbers(sorted(map(int, record.ranks)), "rank")
+    return node.host, record.node, ranks, _numbers(record.devices, "GPU"), state(node)
+
+
+def _numbers(numbers: Sequence[int], noun: str) -> str:
+    return rank_words(numbers, noun).partition(" ")[2] if numbers else "-"
+
+
+def state(node: FoundNode) -> str:
+    """What a node does, and when it ends by itself: "idle for 12m; its notebook is away for 1h; ends in 18m"."""
+    record, now = node.record, node.clock
+    busy = f"a cell runs for {roughly(now - record.busy_since)}" if record.busy_since else ""
+    words = [busy or f"idle for {roughly(now - (record.idle_since or record.started))}"]
+    if record.away_since:
+        words.append(f"its notebook is away for {roughly(now - record.away_since)}")
+    ends = _ends(node)
+    if ends is not None:
+        words.append(f"ends in {roughly(ends - now)}")
+    return "; ".join(words)
+
+
+def _ends(node: FoundNode) -> float | None:
+    """When it ends by itself if nothing else happens, by the node's clock."""
+    record = node.record
+    limits = [record.started + record.max_lifetime] if record.max_lifetime is not None else []
+    if not record.busy_since and record.idle_timeout is not None:
+        limits.append(record.idle_since + record.idle_timeout)
+    if not record.busy_since and record.away_since and record.detached_timeout is not None:
+        limits.append(max(record.idle_since, record.away_since) + record.detached_timeout)
+    return min(limits, default=None)
+
+
+def roughly(seconds: float) -> str:
+    """A duration to two units: 2h10m, 4m10s, 0s."""
+    whole = max(0, round(seconds))
+    for unit, fine in ((86400, 3600), (3600, 60)):
+        if whole >= unit:
+            return duration_text(whole // fine * fine)
+    return duration_text(whole) if whole else "0s"
+
+
+def _plain_node(node: FoundNode) -> dict[str, Any]:
+    record = node.record
+    return {
+        "host": node.host,
+        "node": record.node,
+        "ranks": record.ranks,
+        "devices": list(record.devices),
+        "busy_since": record.busy_since or None,
+        "idle_since": record.idle_since or None,
+        "away_since": record.away_since or None,
+        "ends": _ends(node),
+        "clock": node.clock,
+    }
+
+
+# -- at EC2, by tags -------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class TagListing:
+    """What is rented."""
+
+    found: Tagged
+
+    @property
+    def unreached(self) -> dict[str, str]:
+        """Region → why it could not be asked."""
+        return self.found.unreached
+
+    def text(self, own: Collection[str] = ()) -> str:
+        """For people; `own` are job ids of this process."""
+        found = self.found
+        blocks = [_rented_text(one, one.job_id in own) for one in found.pools] or [
+            "no pool of yours is rented from EC2"
+        ]
+        return "\n\n".join([*blocks, *(f"{region}: {reason}" for region, reason in found.unreached.items())])
+
+    def plain(self) -> dict[str, Any]:
+        """For programs; the fields stay as they are from version to version. Times are seconds since 1970."""
+        pools = [{**vars(pool), "machines": [vars(one) for one in pool.machines]} for pool in self.found.pools]
+        return {"pools": pools, "unreached": self.found.unreached}
+
+
+def end_rented(
+    name: str | None, say: Callable[[str], None], settings: CloudSettings, own: Collection[str] = ()
+) -> list[str]:
+    """End one rented pool, with all that was made for it.
+
+    Args:
+        name: its name or job id; None for the only one.
+        own: job ids of pools of this process, which end in another way.
+
+    Returns:
+        What was done, in lines.
+
+    Raises:
+        RequestError: it is not clear which pool is meant, or it is this process's own.
+        CloudError: nobody can be asked, or not where it may be.
+        PoolError: something is left; names it.
+    """
+    from skymagic.providers.aws import catalogue, sweep
+    from skymagic.providers.aws.clients import AwsClients
+
+    clients = AwsClients.of(settings)
+    pool = sweep.chosen_pool(sweep.tagged_pools(clients), name)
+    if pool.job_id in own:
+        raise RequestError(f"{pool.name}: of this notebook; %sky_down {pool.name} ends it")
+    say(f"ending {_heading(pool)} …")
+    if problems := sweep.release_job(clients, pool.job_id, catalogue.used_regions(clients)):
+        listed = "\n  ".join(problems)
+        raise PoolError(f"not everything of pool {pool.name!r} ({pool.job_id}) was ended:\n  {listed}")
+    records.remove(pool.job_id)
+    return [f"pool {pool.name!r} ({pool.job_id}) is terminated"]
+
+
+def _rented_text(pool: TaggedPool, own: bool) -> str:
+    now = time()
+    rows = [("machine", "type", "GPUs", "zone", "state", "for")]
+    rows += [
+        (one.id, one.type, one.gpus, one.zone, one.state, "" if one.state == "stopped" else roughly(now - one.launched))
+        for one in pool.machines
+    ]
+    ends = pool.ends if pool.ends.startswith("stopped") else f"ends itself at {pool.ends} at the latest"
+    which = pool.name if own else f"{pool.job_id} --provider aws"
+    return "\n".join([_heading(pool), table(rows), ends, f"to end it: %sky_down {which}"])
+
+
+def _heading(pool: TaggedPool) -> str:
+    return f"pool {pool.name!r} ({pool.job_id}) in {pool.region}, rented by {pool.client}"
