@@ -73,7 +73,7 @@ class AWS:
         held.offer = offer
         ids = [one.id for one in instances]
         say(StartStep(f"{', '.join(ids)} run in {offer.zone} …", "booting", ids))
-        replacing.acquired(survey, offer, instances, made, say)
+        replacing.acquired(survey, instances, say)
         check(plan, held.machines, survey.requirements)
         return rented.nodes_of(held.machines, offer, held.lease)
 
@@ -150,7 +150,7 @@ def _started(survey: RentedSurvey, say: Say) -> Sequence[Node]:
             problem.kind, problem.code, f"{problem.reason}; {', '.join(ids)} stay stopped with their disks, for {cost}",
             "the same line tries it again",
         ) from problem  # fmt: skip
-    replacing.acquired(survey, offer, instances, made, say)
+    replacing.acquired(survey, instances, say)
     check(plan, held.machines, survey.requirements)
     return rented.nodes_of(held.machines, offer, lease)
 

@@ -128,6 +128,12 @@ class HeldMachines:
     keeps: bool = False
     """Whether closing stops the machines with their disks, instead of ending them."""
 
+    @property
+    def taken(self) -> tuple[Lease, MachineOffer]:
+        """The lease and the offer, once machines were rented."""
+        assert self.lease is not None and self.offer is not None
+        return self.lease, self.offer
+
 
 @dataclass(frozen=True)
 class RentedSurvey(Survey):
@@ -187,8 +193,7 @@ class RentedSurvey(Survey):
 
     @property
     def _monthly(self) -> float:
-        lease, offer = self.held.lease, self.held.offer
-        assert lease is not None and offer is not None
+        lease, offer = self.held.taken
         beside = ledger.beside_stopped(lease.label.job, offer, self.plan.topology.nodes, lease.settings)
         return beside * launch.MONTH_HOURS
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from skymagic.bootstrap.provision import probe
@@ -22,93 +22,12 @@ from skymagic.providers.aws import boot, reaching, rented
 from skymagic.providers.aws.boot import WatchdogBounds
 from skymagic.providers.aws.errors import ErrorKind
 from skymagic.providers.aws.launch import RunningInstance
-from skymagic.providers.aws.lease import Lease
 from skymagic.providers.aws.rented import RentedSurvey
-from skymagic.providers.aws.selection import MachineOffer
 from skymagic.providers.provider import Say
 from skymagic.ssh.config import Endpoint
 
 ONE_FLOW = 5.0
 """Gbit/s that EC2 lets one connection have outside a placement group, whatever the machine's network."""
-
-
-def check_during(
-    install: Callable[[], None],
-    machines: Sequence[ssh.Machine],
-    instances: Sequence[RunningInstance],
-    offer: MachineOffer,
-    say: Callable[[str], None],
-    deadline_factor: float,
-) -> Findings:
-    """Check machines while packages are installed on them. What may have been the installation's own doing is looked at again after it.
-
-    Args:
-        install: sets all of them up. Raises what it raises.
-        deadline_factor: of the seconds for which a link is measured at most.
-    """
-
-    def beside() -> Findings | None:
-        for one in machines:
-            one.runnable.wait()
-        return checked() if all(one.runs for one in machines) else None
-
-    def checked() -> Findings:
-        nodes = [one.node(index, "") for index, one in enumerate(machines)]
-        return check_machines(nodes, instances, offer, say, deadline_factor)
-
-    _, found = ssh.side_by_side(lambda job: job(), [install, beside])
-    return found if found is not None and not found.may_pass else checked()
-
-
-def check_machines(
-    nodes: Sequence[Node],
-    instances: Sequence[RunningInstance],
-    offer: MachineOffer,
-    say: Callable[[str], None],
-    deadline_factor: float,
-) -> Findings:
-    """Check machines.
-
-    Args:
-        nodes: in the order of their instances; they need not have met.
-        deadline_factor: of the seconds for which a link is measured at most.
-    """
-    placed = [replace(node, address=one.private) for node, one in zip(nodes, instances, strict=True)]
-    rate = min(offer.network, ONE_FLOW) * 1e9 / 8
-    extent = replace(checking.WHOLE, seconds=checking.WHOLE.seconds * deadline_factor)
-    return checking.check(placed, {}, extent, expected=offer.gpus, rate=rate, say=say)
-
-
-def print_findings(found: Findings) -> Findings:
-    """Say what is worth knowing of machines, on the thread of a cell."""
-    for one in found.verdicts:
-        print_note(f"[{found.nodes[one.node].name}: {one.words}]")  # it stays when the start's own display has ended
-    return found
-
-
-def agree_to_replace(found: Findings, offer: MachineOffer, yes: bool) -> None:
-    """Go on to replace the machines that are broken, or end the start.
-
-    Args:
-        yes: whether the user has said yes to what is asked.
-
-    Raises:
-        ProvisionError: nobody has agreed; says what is wrong with them.
-    """
-    words, many = broken(found), len(found.broken)
-    cost = "at an unknown price" if offer.price is None else f"for ${many * offer.price:.2f} per hour"
-    others = f"{many} × {offer.instance_type} in {agreeing(many, 'its', 'their')} place {cost}, once {agreeing(many, 'it is', 'they are')} ended"
-    if not (yes or confirmed(f"{words}: {others}")):
-        raise ProvisionError(
-            f"{words}; nothing else was rented in {agreeing(many, 'its', 'their')} place: add -y, or start again"
-        )
-
-
-def broken(found: Findings) -> str:
-    """The machines that cannot be worked with, each with the reason."""
-    return "; ".join(f"{found.nodes[one.node].name}: {one.words}" for one in found.verdicts if one.broken)
-
-
 RETRY_SECONDS = 60.0
 """Between two attempts to rent a machine where EC2 has none: capacity returns within minutes or hours, and each is a call of its API."""
 RETURNING = (ErrorKind.CAPACITY, ErrorKind.PRICE, ErrorKind.THROTTLED)
@@ -117,13 +36,30 @@ LEAST_SECONDS = 600.0
 """Of a pool's lifetime for which a machine is still rented."""
 
 
+def acquired(survey: RentedSurvey, instances: Sequence[RunningInstance], say: Say) -> None:
+    """The machines of a pool, ready; others come once in the place of those that cannot be worked with. Raises ProvisionError."""
+    held, running = survey.held, list(instances)
+    lease, offer = held.taken
+    machines, found = ready(survey, instances, say)
+    held.machines += machines
+    if not found.broken:
+        return
+    if 0 in found.broken and _through_head(survey):
+        raise ProvisionError(f"{broken(found)}; the other machines are reached through it: start again")
+    agree_to_replace(survey, found)
+    others = lease.replace(offer, [running[index].id for index in found.broken])
+    news, _ = ready(survey, others, say, None if 0 in found.broken else held.machines[0].endpoint)
+    for index, one, new in zip(found.broken, others, news, strict=True):
+        held.machines[index].close()
+        held.machines[index], running[index] = new, one
+    again = check_machines(survey, held.machines, running, say)  # the links between the new ones and the others too
+    print_findings(again)
+    if again.broken:
+        raise ProvisionError(f"{broken(again)}; other machines were rented once, and not again")
+
+
 def ready(
-    survey: RentedSurvey,
-    offer: MachineOffer,
-    instances: Sequence[RunningInstance],
-    made: boot.PoolKeys,
-    say: Say,
-    head: Endpoint | None = None,
+    survey: RentedSurvey, instances: Sequence[RunningInstance], say: Say, head: Endpoint | None = None
 ) -> tuple[list[ssh.Machine], Findings]:
     """Machines that run, reached, set up side by side, and checked meanwhile.
 
@@ -131,50 +67,71 @@ def ready(
         head: leads to the pool's first machine; None where it is the first of these.
     """
     held = survey.held
-    reached = reaching.endpoints(instances, made, survey.plan.request.cloud, head)
+    assert held.keys is not None
+    reached = reaching.endpoints(instances, held.keys, survey.plan.request.cloud, head)
     connections = reaching.connect(survey.clients, instances, reached, say)
     held.connections += connections
     facts = ssh.side_by_side(lambda one: probe(one, survey.requirements, False), connections)
     machines = list(map(ssh.Machine, reached, connections, facts))
+
+    def check_beside() -> Findings | None:
+        for one in machines:
+            one.runnable.wait()
+        return check_machines(survey, machines, instances, say) if all(one.runs for one in machines) else None
+
     try:
-        found = check_during(
-            lambda: ssh.set_up(machines, survey.requirements, say, alone=True),
-            machines,
-            instances,
-            offer,
-            say,
-            survey.clients.deadline_factor,
+        _, found = ssh.side_by_side(
+            lambda job: job(), [lambda: ssh.set_up(machines, survey.requirements, say, alone=True), check_beside]
         )
+        if (
+            found is None or found.may_pass
+        ):  # what may have been the installation's own doing is looked at again after it
+            found = check_machines(survey, machines, instances, say)
     except BaseException:
         ssh.side_by_side(ssh.Machine.close, machines)
         raise
-    return machines, print_findings(found)
+    print_findings(found)
+    return machines, found
 
 
-def acquired(
-    survey: RentedSurvey, offer: MachineOffer, instances: Sequence[RunningInstance], made: boot.PoolKeys, say: Say
-) -> None:
-    """The machines of a pool, ready; others come once in the place of those that cannot be worked with. Raises ProvisionError."""
-    held, running = survey.held, list(instances)
-    assert held.lease is not None
-    machines, found = ready(survey, offer, instances, made, say)
-    held.machines += machines
-    if not found.broken:
-        return
-    if 0 in found.broken and _through_head(survey, offer):
-        raise ProvisionError(f"{broken(found)}; the other machines are reached through it: start again")
-    agree_to_replace(found, offer, survey.plan.request.yes)
-    others = held.lease.replace(offer, [running[index].id for index in found.broken])
-    head = None if 0 in found.broken else held.machines[0].endpoint
-    news, _ = ready(survey, offer, others, made, say, head)
-    for index, one, new in zip(found.broken, others, news, strict=True):
-        held.machines[index].close()
-        held.machines[index], running[index] = new, one
-    # the links between the new ones and the others too
-    nodes = rented.nodes_of(held.machines, offer, held.lease)
-    again = print_findings(check_machines(nodes, running, offer, say, survey.clients.deadline_factor))
-    if again.broken:
-        raise ProvisionError(f"{broken(again)}; other machines were rented once, and not again")
+def check_machines(
+    survey: RentedSurvey, machines: Sequence[ssh.Machine], instances: Sequence[RunningInstance], say: Say
+) -> Findings:
+    """Check machines, in the order of their instances; they need not have met."""
+    _, offer = survey.held.taken
+    nodes = [
+        replace(machine.node(index, ""), address=one.private)
+        for index, (machine, one) in enumerate(zip(machines, instances, strict=True))
+    ]
+    rate = min(offer.network, ONE_FLOW) * 1e9 / 8
+    extent = replace(checking.WHOLE, seconds=checking.WHOLE.seconds * survey.clients.deadline_factor)
+    return checking.check(nodes, {}, extent, expected=offer.gpus, rate=rate, say=say)
+
+
+def print_findings(found: Findings) -> None:
+    """Say what is worth knowing of machines, on the thread of a cell."""
+    for one in found.verdicts:
+        print_note(f"[{found.nodes[one.node].name}: {one.words}]")  # it stays when the start's own display has ended
+
+
+def agree_to_replace(survey: RentedSurvey, found: Findings) -> None:
+    """Go on to replace the machines that are broken, or end the start.
+
+    Raises:
+        ProvisionError: nobody has agreed; says what is wrong with them.
+    """
+    _, offer = survey.held.taken
+    words, many = broken(found), len(found.broken)
+    cost = "at an unknown price" if offer.price is None else f"for ${many * offer.price:.2f} per hour"
+    place = f"in {agreeing(many, 'its', 'their')} place"
+    others = f"{many} × {offer.instance_type} {place} {cost}, once {agreeing(many, 'it is', 'they are')} ended"
+    if not (survey.plan.request.yes or confirmed(f"{words}: {others}")):
+        raise ProvisionError(f"{words}; nothing else was rented {place}: add -y, or start again")
+
+
+def broken(found: Findings) -> str:
+    """The machines that cannot be worked with, each with the reason."""
+    return "; ".join(f"{found.nodes[one.node].name}: {one.words}" for one in found.verdicts if one.broken)
 
 
 def lost_replaced(
@@ -182,17 +139,16 @@ def lost_replaced(
 ) -> Mapping[int, Node]:
     """Others in the place of machines that are gone, of the same offer, as soon as EC2 has them (`provider.Replaceable`)."""
     held = survey.held
-    lease, offer = held.lease, held.offer
-    assert lease is not None and offer is not None
-    if 0 in lost and _through_head(survey, offer):
+    lease, offer = held.taken
+    if 0 in lost and _through_head(survey):
         raise ProvisionError("the other machines are reached through the first one, which is gone")
-    made = held.keys or boot.kept_keys(lease.label.job)
+    held.keys = held.keys or boot.kept_keys(lease.label.job)
     gone = [held.machines[index].name for index in lost]
     head = None if 0 in lost else held.machines[0].endpoint
-    while (instances := _rented(survey, lease, offer, gone, made, limits, say, stop)) is not None:
+    while (instances := _rented(survey, gone, limits, say, stop)) is not None:
         ids = [one.id for one in instances]
         try:
-            new, found = ready(survey, offer, instances, made, say, head)
+            new, found = ready(survey, instances, say, head)
             nodes = rented.nodes_of(new, offer, lease, lost)
         except BaseException:
             lease.end(offer.region, ids)
@@ -208,36 +164,31 @@ def lost_replaced(
 
 
 def _rented(
-    survey: RentedSurvey,
-    lease: Lease,
-    offer: MachineOffer,
-    gone: Sequence[str],
-    made: boot.PoolKeys,
-    limits: WatchdogBounds,
-    say: Say,
-    stop: threading.Event,
+    survey: RentedSurvey, gone: Sequence[str], limits: WatchdogBounds, say: Say, stop: threading.Event
 ) -> list[RunningInstance] | None:
     """Machines that run, as soon as there are some; None once nobody wants them any more."""
+    lease, offer = survey.held.taken
     settings = survey.plan.request.cloud
+    assert survey.held.keys is not None
     while not stop.is_set():
         left = lease.label.ends - time.time()
         if left < LEAST_SECONDS:
             raise ProvisionError("the pool's lifetime is nearly over (--max-lifetime)")
         bounds = replace(limits, lifetime=left)  # it ends with the others
-        lease.user_data = boot.cloud_config(made, lease.label.job, settings.user, settings.ssh_port, bounds)
+        lease.user_data = boot.cloud_config(survey.held.keys, lease.label.job, settings.user, settings.ssh_port, bounds)
         try:
             return lease.replace(offer, gone)
         except CloudError as problem:
             if problem.kind not in RETURNING:
                 raise
-            hint = (
-                "; %sky_pool without --spot rents them on demand" if offer.spot and problem.kind == "capacity" else ""
-            )
+            spot = offer.spot and problem.kind == ErrorKind.CAPACITY
+            hint = "; %sky_pool without --spot rents them on demand" if spot else ""
             say(f"no machine in the place of {', '.join(gone)} yet ({problem.reason}); asking again every minute{hint}")
         stop.wait(RETRY_SECONDS * survey.clients.deadline_factor)
     return None
 
 
-def _through_head(survey: RentedSurvey, offer: MachineOffer) -> bool:
+def _through_head(survey: RentedSurvey) -> bool:
     """Whether other machines are reached through the first one."""
+    _, offer = survey.held.taken
     return offer.cards > 1 and survey.plan.topology.nodes > 1 and not survey.plan.request.cloud.use_private_ips
