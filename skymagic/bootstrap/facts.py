@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from skymagic.bootstrap.shell import MARK
 from skymagic.plan import gpus
 from skymagic.plan.gpus import GpuDevice
-from skymagic.plan.limits import Room
 from skymagic.plan.plans import Inventory
 
 
@@ -146,8 +145,9 @@ class Facts:
         unusable = f"the driver of {self.hostname} does not answer ({self.complaint})" if self.complaint else ""
         if self.rocm and not self.devices:
             unusable = f"{self.hostname} has AMD's GPUs (ROCm), and ranks run CUDA programs"
-        room = Room(descriptors=self.descriptors)
-        return Inventory(self.hostname, self.cpus, memory_gb, seen, python, room=room, unusable=unusable)
+        return Inventory(
+            self.hostname, self.cpus, memory_gb, seen, python, descriptors=self.descriptors, unusable=unusable
+        )
 
 
 def parse(out: str) -> Facts:

@@ -11,7 +11,7 @@ masking         what is shown of text that may hold secrets
 image           packages, environment and files that ranks need
 distributions   distributions by what is imported from them; what a node lacks
 requests        a pool, a run or a plugin as it was asked for; how rented machines are reached; the configured defaults
-limits          how many ranks a machine has room for, and when a pool ends by itself
+limits          how many ranks a machine has open files for, and when a pool ends by itself
 plans           the values of an answer: Topology, Inventory, Plan
 planning        from a request to a plan; whether a pool fits a request
 renting         the plan of a pool on rented machines, and what is asked before

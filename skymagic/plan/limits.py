@@ -1,83 +1,36 @@
-"""The limits of a pool: how many ranks a machine has room for before any of them is started, and when the pool ends by itself; pure.
+"""The limits of a pool: how many ranks a machine has open files for, how many are asked about before they start, and when the pool ends by itself; pure.
 
-The costs are those of ranks that have run nothing yet, measured: what their cells take comes on top. The caller brings the time.
+The caller brings the time.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from skymagic.plan.units import agreeing, count, duration_text, size
 
-RANK_TASKS = 12
-"""Processes and threads of a rank, as the kernel counts both."""
 RANK_BYTES = 20_000_000
-"""Memory that a rank shares with no other."""
-RANK_DESCRIPTORS, AGENT_DESCRIPTORS = 7, 5
-"""What the controller, which has most, has open for each rank of a pool; and an agent for each of its node."""
+"""Memory that a rank shares with no other before it has run anything, measured; what its cells take comes on top."""
 MOST_DESCRIPTORS = 1 << 16
 """Up to so many an agent raises the limit of what it starts, where the system lets it."""
-OWN_TASKS, OWN_DESCRIPTORS, OWN_DESCRIPTORS_OF_NODE = 20, 130, 40
-"""Tasks and descriptors of agent, controller and forkserver; on nodes other than the head there is no controller."""
+RANK_DESCRIPTORS, OWN_DESCRIPTORS = 7, 130
+"""Files that the controller, which has most, has open for each rank of a pool; and for agent, controller and forkserver."""
 RANKS_PER_CORE = 32
 """Beyond so many the user is asked whether that was meant."""
 
 
-@dataclass(frozen=True)
-class Room:
-    """What a machine has left for more processes; None where it does not tell.
-
-    Attributes:
-        tasks: processes and threads. nbytes: memory. descriptors: open files of one process, once the limit is raised.
-    """
-
-    tasks: int | None = None
-    nbytes: int | None = None
-    descriptors: int | None = None
-
-
-def refusals_of_node(ranks: int, world_size: int, room: Room, host: str, *, head: bool) -> list[str]:
-    """Why a host cannot be a node of a pool, a sentence for each reason.
+def refusal(ranks: int, descriptors: int | None, where: str) -> list[str]:
+    """Why a pool of so many ranks cannot have its head there: without this it would fail after minutes, in words of a library's.
 
     Args:
-        ranks: those of this node. world_size: those of the pool, to all of which the head's controller is connected.
+        descriptors: files that a process there may have open, once the limit is raised; None where nobody tells.
     """
-    if head:
-        return refusals(world_size, room, f"in a pool whose head is {host}")
-    files = ranks * AGENT_DESCRIPTORS + OWN_DESCRIPTORS_OF_NODE
-    if room.descriptors is None or files <= room.descriptors:
+    needed = ranks * RANK_DESCRIPTORS + OWN_DESCRIPTORS
+    if descriptors is None or needed <= descriptors:
         return []
-    return [f"{_need(ranks, f'on {host}')} {_files(files, room)}"]
-
-
-def refusals(ranks: int, room: Room, where: str = "on this machine") -> list[str]:
-    """Why so many ranks cannot start, a sentence for each reason, with how many could."""
-    memory = None if room.nbytes is None else room.nbytes // RANK_BYTES
-    tasks = None if room.tasks is None else (room.tasks - OWN_TASKS) // RANK_TASKS
-    files = None if room.descriptors is None else (room.descriptors - OWN_DESCRIPTORS) // RANK_DESCRIPTORS
-    limits = (
-        (memory, f"{size(ranks * RANK_BYTES)} of memory to start, and {size(room.nbytes or 0)} are free"),
-        (
-            tasks,
-            f"{ranks * RANK_TASKS + OWN_TASKS} processes and threads, and {max(0, room.tasks or 0)} more are allowed "
-            "(ulimit -u, pids.max)",
-        ),
-        (files, _files(ranks * RANK_DESCRIPTORS + OWN_DESCRIPTORS, room)),
-    )
-    return [
-        f"{_need(ranks, where)} {what}: there is room for {max(0, most)}"
-        for most, what in limits
-        if most is not None and most < ranks
-    ]
-
-
-def _need(ranks: int, where: str) -> str:
-    return f"{count(ranks, 'rank')} {where} {agreeing(ranks, 'needs', 'need')}"
-
-
-def _files(needed: int, room: Room) -> str:
-    return f"{needed} open files in one process, and {room.descriptors} are allowed (ulimit -Hn)"
+    need = f"{count(ranks, 'rank')} {where} {agreeing(ranks, 'needs', 'need')} {needed} open files in one process"
+    most = max(0, (descriptors - OWN_DESCRIPTORS) // RANK_DESCRIPTORS)
+    return [f"{need}, and {descriptors} are allowed (ulimit -Hn): there is room for {most}"]
 
 
 def question(ranks: int, cpus: int) -> str:

@@ -29,7 +29,7 @@ def plan(request: PoolRequest, inventory: Inventory) -> Plan:
     allotted = _allotted(request, inventory, inventory.gpus, nodes, "this machine", mistakes)
     shape = Topology(nodes, allotted.procs_per_node)
     mistakes += [*_elsewhere(request), *_too_small(request, shape, inventory)]
-    mistakes += limits.refusals(shape.world_size, inventory.room)
+    mistakes += limits.refusal(shape.world_size, inventory.descriptors, "on this machine")
     image = _image(request, mistakes)
     python = image.python or ""
     if inventory.python and python and python.split(".")[:2] != inventory.python.split(".")[:2]:
@@ -67,11 +67,10 @@ def plan_over(request: PoolRequest, inventories: Sequence[Inventory], provider: 
     if len(set(counts)) > 1 and not mistakes:
         mistakes.append(gpus.unequal([each.hostname for each in inventories[:nodes]], counts))
     shape = Topology(nodes, max(one.procs_per_node for one in allotted))
-    for node, inventory in enumerate(inventories[:nodes]):
+    for inventory in inventories[:nodes]:
         mistakes += _too_weak(request, inventory)
-        mistakes += limits.refusals_of_node(
-            shape.procs_per_node, shape.world_size, inventory.room, inventory.hostname, head=node == 0
-        )
+    head = inventories[0]
+    mistakes += limits.refusal(shape.world_size, head.descriptors, f"in a pool whose head is {head.hostname}")
     image = _image(request, mistakes)
     if mistakes:
         raise RequestError(mistakes)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from skymagic.plan.accelerators import GpuChoice
 from skymagic.plan.gpus import GpuDevice
 from skymagic.plan.image import Image
-from skymagic.plan.limits import Room, first_gpu
+from skymagic.plan.limits import first_gpu
 from skymagic.plan.masking import masked
 from skymagic.plan.requests import PoolRequest
 from skymagic.plan.units import count, duration_text
@@ -60,8 +60,8 @@ class Inventory:
     gpus: tuple[GpuDevice, ...] = ()
     python: str = ""
     machine: str = ""
-    room: Room = field(default_factory=Room)
-    """What is left for more processes, where somebody has looked."""
+    descriptors: int | None = None
+    """Files that one process may have open; None for no limit, or where nobody tells."""
     unusable: str = ""
     """Why its GPUs, if any, cannot be used, in words: a driver that does not answer, a torch that is built without CUDA."""
 

@@ -6,7 +6,6 @@ choice    a provider as Python code names it
 local     ranks on this machine
 detached  the same, where they outlive their notebook
 head      the machines of a pool as they are reached from its head
-room      what this machine has left for more processes
 ssh       machines of your own
 passing   one environment for several hosts of a kind: the first makes it, and it goes on from host to host
 asking    one script on many hosts

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import resource
 import shutil
 import socket
 import subprocess
@@ -21,15 +22,14 @@ from skymagic.cluster import Node
 from skymagic.errors import RequestError
 from skymagic.plan import gpus, image
 from skymagic.plan.gpus import GpuDevice
-from skymagic.plan.limits import Room
+from skymagic.plan.limits import MOST_DESCRIPTORS
 from skymagic.plan.planning import plan
-from skymagic.plan.plans import Inventory, Plan, topology
+from skymagic.plan.plans import Inventory, Plan
 from skymagic.plan.requests import PoolRequest
 from skymagic.plugins import table
 from skymagic.plugins._torch.plugin import DEFAULT_CUDA, WHEELS
 from skymagic.providers.detached import ADDRESS, Access, Detached, Here
 from skymagic.providers.provider import Say, Survey
-from skymagic.providers.room import descriptors, room
 from skymagic.wire import processes
 from skymagic.wire.codec import write_all
 from skymagic.wire.processes import status_words
@@ -50,10 +50,7 @@ class Local:
         asked = image.Image(pip=request.pip)
         try:
             here = inventory(request)
-            # looking at all takes a while with many processes about
-            many = topology(request).world_size > here.cpus
-            here = replace(here, room=room() if many else Room(descriptors=descriptors()))
-            made = plan(request, here)
+            made = plan(request, replace(here, descriptors=descriptors()))
             shape, each = made.topology, len(made.devices[0]) if made.devices else 0
             cluster = plugins.Cluster(shape.nodes, shape.procs_per_node, request.accelerator, each)
             asked = table.image_for(made.request.plugins, made.image, cluster)
@@ -154,6 +151,12 @@ def run(module: str, *arguments: str) -> ChildTransport:
     beside = Path(__file__).resolve().parents[2] == Path.cwd().resolve()  # used from its source, not installed
     safe = () if beside else ("-P",)
     return ChildTransport((sys.executable, *safe, "-m", module, *arguments))
+
+
+def descriptors() -> int:
+    """How many files a process that a pool starts may have open: its agent raises the limit."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return MOST_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, MOST_DESCRIPTORS)
 
 
 def inventory(request: PoolRequest | None = None) -> Inventory:
