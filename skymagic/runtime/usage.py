@@ -114,21 +114,15 @@ def kernel_field(told: str, name: str) -> int | None:
     return int(found[1]) if found else None
 
 
-def cgroup_limits(controller: str, proc: Path = PROC, cgroups: Path = CGROUPS) -> Iterator[tuple[int, int]]:
-    """(limit, what is left of it) in this process's own cgroup and in each above it, where there is a limit.
-
-    Args:
-        controller: ``memory``, in bytes, or ``pids``.
-    """
+def _cgroup_limits(proc: Path, cgroups: Path) -> Iterator[tuple[int, int]]:
+    """(limit, what is left of it) in bytes in this process's own cgroup and in each above it, where there is a limit."""
     for line in kernel_text(proc / "self/cgroup").splitlines():
         number, controllers, path = line.split(":", 2)
         if number == "0":
-            top, most, now, cache = cgroups, f"{controller}.max", f"{controller}.current", "inactive_file"
-        elif controller in controllers.split(","):
-            top, cache = cgroups / controller, "total_inactive_file"
-            most, now = ("pids.max", "pids.current") if controller == "pids" else (
-                "memory.limit_in_bytes", "memory.usage_in_bytes"
-            )  # fmt: skip
+            top, most, now, cache = cgroups, "memory.max", "memory.current", "inactive_file"
+        elif "memory" in controllers.split(","):
+            top, most, now = cgroups / "memory", "memory.limit_in_bytes", "memory.usage_in_bytes"
+            cache = "total_inactive_file"
         else:
             continue
         group = top / path.lstrip("/")
@@ -138,7 +132,7 @@ def cgroup_limits(controller: str, proc: Path = PROC, cgroups: Path = CGROUPS) -
             limit, used = kernel_text(folder / most).strip(), kernel_text(folder / now).strip()
             if limit.isdecimal() and used.isdecimal() and int(limit) < UNLIMITED:
                 # the kernel gives up this cache before it refuses memory
-                given_up = (kernel_field(kernel_text(folder / "memory.stat"), cache) or 0) * (controller == "memory")
+                given_up = kernel_field(kernel_text(folder / "memory.stat"), cache) or 0
                 yield int(limit), int(limit) - int(used) + given_up
 
 
@@ -147,4 +141,4 @@ def memory_limits(proc: Path = PROC, cgroups: Path = CGROUPS) -> list[tuple[int,
     told = kernel_text(proc / "meminfo")
     total, left = kernel_field(told, "MemTotal"), kernel_field(told, "MemAvailable")
     machine = [] if total is None or left is None else [(total * 1024, left * 1024)]
-    return [*machine, *cgroup_limits("memory", proc, cgroups)]
+    return [*machine, *_cgroup_limits(proc, cgroups)]
