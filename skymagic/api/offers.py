@@ -9,7 +9,7 @@ from skymagic.providers.aws.market import survey
 
 
 def offers(request: PoolRequest, settings: CloudSettings) -> OfferTable:
-    """What can be rented for a request, whatever quotas and limits of the price say; nothing is rented.
+    """What can be rented for a request, whatever limits of the price say; nothing is rented.
 
     Args:
         settings: ``SkyMagic.aws``.

@@ -43,11 +43,11 @@ grad = model.module.layer.weight.grad.sum().item()
 
 @pytest.fixture
 def rented(tmp_path: Path) -> Iterator[tuple[Machines, Notebook]]:
-    """An account of which nothing is known but the price and the quota of p4d.24xlarge, and a notebook."""
+    """An account of which nothing is known but the price of p4d.24xlarge, and a notebook."""
     # the machines are hosts of this one, and a GPU is held by one pool on a machine
     gpus = Gpus(tmp_path / "gpus", [Gpu("NVIDIA A100-SXM4-40GB", f"GPU-HOME-{number}", 40_960) for number in range(8)])
     with ec2() as cloud, booting(cloud, tmp_path / "machines") as machines:
-        EC2Market(cloud, {"p4d.24xlarge": 21.957642}, quotas={"L-417A185B": 400.0})
+        EC2Market(cloud, {"p4d.24xlarge": 21.957642})
         machines.env |= gpus.environment()
         settings = {
             "subnet": machines.subnet, "use_private_ips": True, "ssh_port": machines.port, "user": machines.user,

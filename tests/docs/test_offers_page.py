@@ -25,7 +25,6 @@ from tests.lab.notebook import ROOT, opened
 PAGE = ROOT / "docs" / "offers.md"
 TYPES = ("p4d.24xlarge", "p4de.24xlarge")
 SPOT = {("p4d.24xlarge", "us-east-1b"): 9.10, ("p4d.24xlarge", "us-west-2b"): 8.90}
-QUOTAS = {"L-417A185B": 400.0, "L-7212CCBC": 192.0}
 
 
 def policy() -> set[str]:
@@ -37,7 +36,7 @@ def policy() -> set[str]:
 
 def test_its_cells(tmp_path: Path) -> None:
     with ec2() as cloud:
-        EC2Market(cloud, {name: PRICES[name] for name in TYPES}, SPOT, QUOTAS)
+        EC2Market(cloud, {name: PRICES[name] for name in TYPES}, SPOT)
         env = {name.upper(): value for name, value in lab.CREDENTIALS.items()}
         env |= {
             "AWS_ENDPOINT_URL": cloud.url,
@@ -53,7 +52,7 @@ def test_the_policy_allows_what_is_called_and_nothing_else(tmp_path: Path, monke
     for name, value in {**lab.CREDENTIALS, "aws_config_file": "/dev/null"}.items():
         monkeypatch.setenv(name.upper(), value)
     with ec2() as cloud:
-        EC2Market(cloud, {name: PRICES[name] for name in TYPES}, SPOT, QUOTAS)
+        EC2Market(cloud, {name: PRICES[name] for name in TYPES}, SPOT)
         clients = AwsClients(endpoint_url=cloud.url)
         for spot in (False, True):
             survey(PoolRequest(gpu=Accelerator("A100", 8), region="us-east-1", spot=spot), clients, Cache(tmp_path))

@@ -406,7 +406,7 @@ def backend(region: str = REGION) -> Any:
 def permitted() -> set[str]:
     """The actions that the policies of docs/aws.md allow; who asks for an identity needs no permission."""
     page = Path(__file__).resolve().parents[2] / "docs/aws.md"
-    return {"sts:GetCallerIdentity", *re.findall(r'"((?:ec2|ssm|pricing|servicequotas|sts):\w+)"', page.read_text())}
+    return {"sts:GetCallerIdentity", *re.findall(r'"((?:ec2|ssm|pricing|sts):\w+)"', page.read_text())}
 
 
 def instances(region: str = REGION) -> list[Any]:

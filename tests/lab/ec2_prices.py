@@ -1,9 +1,9 @@
-"""What moto lacks of EC2's market: the price list, service quotas, spot prices that differ, and answers in pages.
+"""What moto lacks of EC2's market: the price list, spot prices that differ, and answers in pages.
 
 ::
 
     with ec2() as cloud:
-        market = EC2Market(cloud, listed={"p4d.24xlarge": 21.96}, quotas={"L-417A185B": 96.0})
+        market = EC2Market(cloud, listed={"p4d.24xlarge": 21.96})
         market.refuse("GetProducts", "AccessDeniedException")
 
 Types of machines are moto's own, which are AWS's, a part of them: all take ten seconds a question.
@@ -18,7 +18,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 from xml.sax.saxutils import escape
 
-from tests.lab.ec2 import EC2, NAMESPACE, Answer, Call, CarryOut, Effect, Rule, error, refusal
+from tests.lab.ec2 import EC2, NAMESPACE, Answer, Call, CarryOut, Effect, Rule, error
 
 ALWAYS = 10**9
 PAGE = 80
@@ -55,12 +55,11 @@ def zones(region: str) -> tuple[tuple[str, str], ...]:
 
 
 class EC2Market:
-    """Answers of the price list, of spot's history and of quotas.
+    """Answers of the price list and of spot's history.
 
     Args:
         listed: dollars per hour by type, in every region.
         spot: dollars per hour by (type, zone).
-        quotas: vCPUs by code.
     """
 
     def __init__(
@@ -68,15 +67,13 @@ class EC2Market:
         cloud: EC2,
         listed: Mapping[str, float] | None = None,
         spot: Mapping[tuple[str, str], float] | None = None,
-        quotas: Mapping[str, float] | None = None,
     ) -> None:
-        self.cloud, self.listed, self.spot, self.quotas = cloud, listed or {}, spot or {}, quotas or {}
+        self.cloud, self.listed, self.spot = cloud, listed or {}, spot or {}
         answers: dict[str, Effect] = {
             "DescribeInstanceTypes": self._types,
             "DescribeInstanceTypeOfferings": self._zones,
             "DescribeSpotPriceHistory": self._history,
             "GetProducts": self._products,
-            "GetServiceQuota": self._quota,
         }
         for action, effect in answers.items():
             cloud.on(action, effect, times=ALWAYS)
@@ -129,13 +126,6 @@ class EC2Market:
         start = int(call.fields.get("NextToken") or 0)
         token = {"NextToken": str(start + 3)} if start + 3 < len(found) else {}
         body = {"FormatVersion": "aws_v1", "PriceList": [json.dumps(one) for one in found[start : start + 3]], **token}
-        return Answer(200, json.dumps(body).encode(), {"Content-Type": "application/x-amz-json-1.1"})
-
-    def _quota(self, call: Call, carry_out: CarryOut) -> Answer:
-        code = call.fields["QuotaCode"]
-        if code not in self.quotas:
-            return refusal(call, "NoSuchResourceException", f"no quota {code}", 400)
-        body = {"Quota": {"ServiceCode": "ec2", "QuotaCode": code, "Value": self.quotas[code], "Unit": "None"}}
         return Answer(200, json.dumps(body).encode(), {"Content-Type": "application/x-amz-json-1.1"})
 
 

@@ -21,7 +21,7 @@ from tests.lab.notebook import Notebook, opened
 @pytest.fixture(scope="module")
 def cloud() -> Iterator[EC2]:
     with ec2() as made:
-        EC2Market(made, {"p4d.24xlarge": 21.957642}, {("p4d.24xlarge", "us-east-1b"): 9.1}, {"L-417A185B": 400.0})
+        EC2Market(made, {"p4d.24xlarge": 21.957642}, {("p4d.24xlarge", "us-east-1b"): 9.1})
         yield made
 
 

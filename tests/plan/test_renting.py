@@ -23,7 +23,7 @@ RENTAL = Rental(
     price=87.84,
     priced="price list of 2026-11-22",
     most=87.84,
-    notes=("quota 'Running On-Demand P instances' (L-417A185B): 400 vCPUs, 0 in use, 384 needed",),
+    notes=("where there is no room: p4d.24xlarge in us-east-1 d",),
 )
 REQUEST = PoolRequest("train", provider="aws", nodes=4, gpu=Accelerator("A100", 8))
 
@@ -34,7 +34,7 @@ Plan of pool 'train'
   GPUs       8 × A100 on each node
   asks       4 × p4d.24xlarge (8 × A100) in us-east-1b, on demand: $87.84 per hour (price list of 2026-11-22), for 1d at most: add -y if you mean that
   machine    96 CPUs and 1152 GB
-  note       quota 'Running On-Demand P instances' (L-417A185B): 400 vCPUs, 0 in use, 384 needed
+  note       where there is no room: p4d.24xlarge in us-east-1 d
   ends       after 30m without a cell or after 1d
   price      $87.84 per hour (price list of 2026-11-22)"""
 

@@ -1,4 +1,4 @@
-"""Offers, asked of EC2 over HTTP: prices and quotas as they are told, and what goes on where they are not."""
+"""Offers, asked of EC2 over HTTP: prices as they are told, and what goes on where they are not."""
 
 from __future__ import annotations
 
@@ -32,7 +32,6 @@ LISTED = {
     "m6a.large": 0.0864,
 }
 SPOT = {("p4d.24xlarge", "us-east-1b"): 9.10, ("p4d.24xlarge", "us-east-1d"): 8.90}
-QUOTAS = {"L-417A185B": 400.0, "L-1216C47A": 32.0, "L-7212CCBC": 192.0, "L-DB2E81BA": 8.0}
 EIGHT = PoolRequest(nodes=4, gpu=Accelerator("A100", 8))
 HOUR = 3600.0
 
@@ -63,7 +62,7 @@ def cloud(monkeypatch: pytest.MonkeyPatch) -> Iterator[EC2]:
 
 @pytest.fixture
 def there(cloud: EC2) -> EC2Market:
-    return EC2Market(cloud, LISTED, SPOT, QUOTAS)
+    return EC2Market(cloud, LISTED, SPOT)
 
 
 @pytest.fixture
@@ -90,7 +89,6 @@ def test_offers_in_each_zone_with_the_price_list(there: EC2Market, clients: AwsC
     assert found.notes == ()
     best = found.offers[0]
     assert (best.gpu, best.gpus, best.network, best.cards, best.efa) == ("A100", 8, 400.0, 4, True)
-    assert [found.allowed(best, nodes) for nodes in (4, 5)] == [True, False]
     assert find(EIGHT, clients, kept)[0] == best
 
 
@@ -98,7 +96,6 @@ def test_spot_prices_are_the_latest_of_linux_in_each_zone(there: EC2Market, clie
     found = market.survey(PoolRequest(nodes=2, gpu=Accelerator("A100", 8), spot=True), clients, kept)
     assert [(one.zone, one.price) for one in found.offers if one.price] == [("us-east-1d", 8.90), ("us-east-1b", 9.10)]
     assert all(one.spot for one in found.offers)
-    assert found.allowed(found.offers[0], 2) is True
     chosen = find(PoolRequest(nodes=2, gpu=Accelerator("A100", 8), spot=True), clients, kept)
     assert [one.zone for one in chosen] == ["us-east-1d", "us-east-1b"], (
         "where nobody tells the price nothing is rented instead"
@@ -139,10 +136,9 @@ def test_without_permission_for_spot_prices_spot_has_none(there: EC2Market, clie
 
 
 def test_without_permission_for_anything_a_built_in_list(there: EC2Market, clients: AwsClients, kept: Cache) -> None:
-    for action in ("DescribeInstanceTypes", "DescribeInstanceTypeOfferings", "DescribeInstances"):
+    for action in ("DescribeInstanceTypes", "DescribeInstanceTypeOfferings"):
         there.refuse(action, "UnauthorizedOperation", 403)
-    for action in ("GetProducts", "GetServiceQuota"):
-        there.refuse(action, "AccessDeniedException")
+    there.refuse("GetProducts", "AccessDeniedException")
     found = market.survey(EIGHT, clients, kept)
     assert told(found) == [
         ("p4d.24xlarge", "", 21.957642, "estimate of 2025-07-01 for us-east-1"),
@@ -152,47 +148,7 @@ def test_without_permission_for_anything_a_built_in_list(there: EC2Market, clien
         "ec2:DescribeInstanceTypes: no permission; types are those of a built-in list of 2025-07-01",
         "ec2:DescribeInstanceTypeOfferings: no permission",
         "pricing:GetProducts: no permission",
-        "servicequotas:GetServiceQuota: no permission",
     )
-    assert found.allowed(found.offers[0], 4) is None
-
-
-def test_a_quota_is_compared_with_what_runs(there: EC2Market, clients: AwsClients, kept: Cache) -> None:
-    launch = {"ImageId": lab.IMAGE, "InstanceType": "g5.xlarge", "MinCount": 1, "MaxCount": 1}
-    clients.call("ec2", lab.REGION, "RunInstances", **launch)
-    assert find(PoolRequest(gpu=Accelerator("A10G")), clients, kept)[0].instance_type == "g5.xlarge"
-    clients.call("ec2", lab.REGION, "RunInstances", **launch)
-    with pytest.raises(RequestError) as refused:
-        find(PoolRequest(gpu=Accelerator("A10G")), clients, kept)
-    assert str(refused.value).startswith(
-        "us-east-1 allows 8 vCPUs by the quota 'Running On-Demand G and VT instances' (L-DB2E81BA), and 8 are in use: "
-        "1 × g5.xlarge need 4. Ask for more at https://"
-    )
-
-
-@pytest.mark.parametrize(
-    ("action", "code"),
-    [("GetServiceQuota", "TooManyRequestsException"), ("GetServiceQuota", "NoSuchResourceException"), ("DescribeInstances", "RequestLimitExceeded")],
-)  # fmt: skip
-def test_a_throttled_or_denied_answer_is_not_a_no(
-    there: EC2Market, clients: AwsClients, kept: Cache, action: str, code: str
-) -> None:
-    there.refuse(action, code, 503 if action == "DescribeInstances" else 400)
-    found = market.survey(EIGHT, clients, kept)
-    assert found.allowed(found.offers[0], 4) is None
-    assert len(found.notes) == 1
-    assert find(EIGHT, clients, kept)
-
-
-def test_a_quota_of_0_is_a_no_also_where_nobody_tells_what_runs(
-    there: EC2Market, clients: AwsClients, kept: Cache
-) -> None:
-    there.quotas = {"L-417A185B": 0.0}
-    there.refuse("DescribeInstances", "UnauthorizedOperation", 403)
-    with pytest.raises(
-        RequestError, match=r"allows 0 vCPUs by the quota 'Running On-Demand P instances' \(L-417A185B\): 4 ×"
-    ):
-        find(EIGHT, clients, kept)
 
 
 def test_a_price_list_that_does_not_answer(there: EC2Market, clients: AwsClients, kept: Cache) -> None:
@@ -200,7 +156,7 @@ def test_a_price_list_that_does_not_answer(there: EC2Market, clients: AwsClients
     assert market.survey(EIGHT, clients, kept).notes == ("pricing:GetProducts: it does not answer",)
 
 
-@pytest.mark.parametrize("action", ["DescribeInstanceTypes", "GetProducts", "GetServiceQuota", "DescribeInstances"])
+@pytest.mark.parametrize("action", ["DescribeInstanceTypes", "GetProducts"])
 @pytest.mark.parametrize("code", ["ExpiredToken", "OptInRequired"])
 def test_credentials_that_are_refused_are_no_missing_price(
     there: EC2Market, clients: AwsClients, kept: Cache, action: str, code: str
@@ -236,12 +192,10 @@ def test_answers_are_kept_with_their_date(there: EC2Market, clients: AwsClients,
     clock = Clock()
     kept = Cache(tmp_path, clock)
     first = market.survey(EIGHT, clients, kept)
-    assert asked(there.cloud) == [
-        "DescribeInstanceTypeOfferings", "DescribeInstanceTypes", "DescribeInstances", "GetProducts", "GetServiceQuota",
-    ]  # fmt: skip
+    assert asked(there.cloud) == ["DescribeInstanceTypeOfferings", "DescribeInstanceTypes", "GetProducts"]
     clock.now += 2 * HOUR
     assert market.survey(EIGHT, clients, Cache(tmp_path, clock)) == first
-    assert asked(there.cloud) == ["DescribeInstances", "GetServiceQuota"], "quotas and what runs are never kept"
+    assert asked(there.cloud) == []
     clock.now += 25 * HOUR
     market.survey(EIGHT, clients, kept)
     assert "DescribeInstanceTypes" in asked(there.cloud)
@@ -312,6 +266,6 @@ def test_a_preview_without_credentials_shows_the_plan_of_the_built_in_list(
     plan = making.plan_of(replace(EIGHT, dry_run=True), print).text()
     assert "aws: 4 × p4d.24xlarge (8 × A100) in us-east-1, on demand" in plan
     assert "$87.83 per hour (estimate of 2025-07-01 for us-east-1)" in plan
-    assert "not told: zones, quotas and present prices: there are no AWS credentials" in plan
+    assert "not told: zones and present prices: there are no AWS credentials" in plan
     with pytest.raises(RequestError, match="set up AWS"):
         making.plan_of(EIGHT, print)

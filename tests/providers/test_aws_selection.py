@@ -16,7 +16,7 @@ from skymagic.plan.units import AtLeast, at_least
 from skymagic.providers.aws import catalogue, selection
 from skymagic.providers.aws.catalogue import Catalogue, InstanceType, gpu_name, instance_type, rate
 from skymagic.providers.aws.listing import OfferTable
-from skymagic.providers.aws.market import DEARER, Market, VcpuQuota, choice, quota_of
+from skymagic.providers.aws.market import DEARER, Market, choice
 from skymagic.providers.aws.prices import Prices, chunks
 from skymagic.providers.aws.selection import MachineOffer, by_price, offers_of, per_hour, serves, wanted
 from tests.lab import ec2_prices as lab
@@ -214,30 +214,20 @@ def test_the_cheapest_come_first_and_those_without_a_price_last(request_: PoolRe
         assert not [one for one in found if "estimate" in one.priced], "spot is never estimated"
 
 
-@given(requests, prices, st.none() | st.floats(0, 4000.0), st.none() | st.integers(0, 4000))
-def test_what_is_chosen_is_within_the_limits(
-    request_: PoolRequest, costs: Prices, limit: float | None, used: int | None
-) -> None:
+@given(requests, prices)
+def test_what_is_chosen_is_within_the_limits(request_: PoolRequest, costs: Prices) -> None:
     found = tuple(by_price(offers_of(request_, here(), costs)))
-    codes = dict(filter(None, (quota_of(one.instance_type, one.spot) for one in found)))
-    market = Market(
-        found, {("us-east-1", code): VcpuQuota("us-east-1", code, name, limit, used) for code, name in codes.items()}
-    )
     nodes = request_.nodes or 1
     try:
-        chosen = choice(request_, market)
+        chosen = choice(request_, Market(found))
     except RequestError:
-        may = [one for one in found if market.allowed(one, nodes) is not False]
         most = request_.max_price
-        assert not may or (
-            most is not None and not [one for one in may if (p := per_hour(one, nodes)) is not None and p <= most]
+        assert not found or (
+            most is not None and not [one for one in found if (p := per_hour(one, nodes)) is not None and p <= most]
         )
         return
     first = per_hour(chosen[0], nodes)
     for one in chosen:
-        assert (
-            limit is None or quota_of(one.instance_type, one.spot) is None or nodes * one.vcpus + (used or 0) <= limit
-        )
         price = per_hour(one, nodes)
         if request_.max_price is not None:
             assert price is not None
@@ -254,34 +244,6 @@ def test_filters_hold_all_names_and_are_not_too_long(some: list[str]) -> None:
     assert all(len(piece) <= 1024 for piece in pieces)
 
 
-# -------------------------------------------------------------------------------------------------------- quotas
-
-
-@pytest.mark.parametrize(
-    ("name", "spot", "code"),
-    [
-        ("p4d.24xlarge", False, "L-417A185B"), ("p4d.24xlarge", True, "L-7212CCBC"), ("p5en.48xlarge", True, "L-C4BD4855"),
-        ("p5.48xlarge", False, "L-417A185B"), ("p6-b200.48xlarge", False, "L-417A185B"), ("p6-b200.48xlarge", True, None),
-        ("g6e.xlarge", False, "L-DB2E81BA"), ("gr6.4xlarge", True, "L-3819A6DF"), ("m7i-flex.large", False, "L-1216C47A"),
-        ("im4gn.large", True, "L-34B43A08"), ("x2idn.16xlarge", False, "L-7295265B"), ("u7i-12tb.224xlarge", False, None),
-        ("trn1.2xlarge", False, None), ("", False, None), ("hpc7a.12xlarge", False, None), ("mac2.metal", False, None),
-    ],
-)  # fmt: skip
-def test_the_quota_that_counts_a_type(name: str, spot: bool, code: str | None) -> None:
-    found = quota_of(name, spot)
-    assert (found and found[0]) == code
-
-
-def test_what_is_not_told_is_not_a_no() -> None:
-    quota = VcpuQuota("us-east-1", "L-1", "Q")
-    assert [quota.allows(96), replace(quota, limit=64.0).allows(96), replace(quota, limit=192.0).allows(96)] == [
-        None,
-        False,
-        None,
-    ]
-    assert [replace(quota, limit=192.0, used=n).allows(96) for n in (0, 96, 97)] == [True, True, False]
-
-
 # --------------------------------------------------------------------------------------------------------- texts
 
 A100 = MachineOffer(
@@ -292,22 +254,17 @@ CPU = MachineOffer(
     "eu-west-1", "", "m6a.large", spot=True, price=0.0003, priced="spot price of 2026-11-22", vcpus=2, memory=8.0
 )
 TABLE = """\
-per hour  machine         GPUs           GPU memory  CPUs  memory   network     where          quota    price from
-$0.0012   m6a.large spot  -              -           2     8 GB     -           eu-west-1      unknown  spot price of 2026-11-22
-$87.83    p4d.24xlarge    8 × A100       40 GB       96    1152 GB  400 Gbit/s  us-east-1 b d  no       price list of 2026-11-22
-unknown   p4de.24xlarge   8 × A100-80GB  80 GB       96    1152 GB  400 Gbit/s  us-east-1 b    no       -
+per hour  machine         GPUs           GPU memory  CPUs  memory   network     where          price from
+$0.0012   m6a.large spot  -              -           2     8 GB     -           eu-west-1      spot price of 2026-11-22
+$87.83    p4d.24xlarge    8 × A100       40 GB       96    1152 GB  400 Gbit/s  us-east-1 b d  price list of 2026-11-22
+unknown   p4de.24xlarge   8 × A100-80GB  80 GB       96    1152 GB  400 Gbit/s  us-east-1 b    -
 per hour: of 4 machines
 not told: pricing:GetProducts: no permission"""
 
 
 def test_the_table() -> None:
     unpriced = replace(A100, instance_type="p4de.24xlarge", gpu="A100-80GB", gpu_memory=80.0, price=None, priced="")
-    quota = VcpuQuota("us-east-1", "L-417A185B", "Running On-Demand P instances", 96.0, 0)
-    market = Market(
-        (CPU, A100, replace(A100, zone="us-east-1d"), unpriced),
-        {("us-east-1", quota.code): quota},
-        ("pricing:GetProducts: no permission",),
-    )
+    market = Market((CPU, A100, replace(A100, zone="us-east-1d"), unpriced), ("pricing:GetProducts: no permission",))
     table = OfferTable(market, nodes=4)
     assert table.text() == TABLE
     assert repr(table) == TABLE
@@ -326,16 +283,6 @@ def test_nothing_in_a_table_is_taken_for_html() -> None:
     market = Market((replace(CPU, instance_type="<b>"),), notes=("<script>",))
     assert "<b>" not in OfferTable(market).html()
     assert "<script>" not in OfferTable(market).html()
-
-
-def test_a_quota_that_is_too_small_in_words() -> None:
-    quota = VcpuQuota("us-east-1", "L-417A185B", "Running On-Demand P instances", 96.0, 8)
-    with pytest.raises(RequestError) as refused:
-        choice(PoolRequest(nodes=4), Market((A100,), {("us-east-1", quota.code): quota}))
-    assert refused.value.mistakes == (
-        "us-east-1 allows 96 vCPUs by the quota 'Running On-Demand P instances' (L-417A185B), and 8 are in use: 4 × p4d.24xlarge need 384. "
-        "Ask for more at https://us-east-1.console.aws.amazon.com/servicequotas/home/services/ec2/quotas/L-417A185B",
-    )
 
 
 def test_a_price_over_the_limit_in_words() -> None:

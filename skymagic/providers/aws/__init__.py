@@ -6,7 +6,7 @@ cache      answers that are kept on disk with their date, and questions that nee
 catalogue  what a region has: types of machines and their zones; a built-in list of common types
 prices     what machines cost per hour, on demand and spot
 selection  what can be rented, which of it serves a request, and in what order
-market     what can be rented for a request, compared with vCPU quotas and the price limit
+market     what can be rented for a request, compared with the price limit
 listing    offers as people read them: text, HTML, and the words of a plan
 provider   plan, acquire, release: the machines of a pool, used as hosts of SSH are
 rented     what planning and acquiring have made of a pool, and what leads another notebook to its machines

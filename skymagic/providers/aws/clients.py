@@ -114,7 +114,7 @@ class AwsClients:
         Raises:
             CloudError: refused, or no answer; `kind` says which.
         """
-        where = Where(f"{_prefix(service)}:{operation}", region, self.profile or "")
+        where = Where(f"{service}:{operation}", region, self.profile or "")
         return self._retried(lambda: self._once(where, service, operation, parameters))
 
     def pages(self, service: str, region: str, operation: str, result: str, **parameters: Any) -> Iterator[Any]:
@@ -223,11 +223,6 @@ def _config() -> Any:
         user_agent_extra="skymagic",
         max_pool_connections=20,
     )
-
-
-def _prefix(service: str) -> str:
-    """How IAM names a service's actions."""
-    return {"service-quotas": "servicequotas"}.get(service, service)
 
 
 VARIABLES = (

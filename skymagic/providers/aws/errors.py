@@ -112,7 +112,11 @@ def _refusal(kind: ErrorKind, code: str, message: str, where: Where) -> tuple[st
         )
     if kind is ErrorKind.QUOTA:
         quota = _QUOTAS.get(code.removeprefix("Client."), "a quota of the account")
-        return f"{quota} is used up{there} ({said})", f"ask for more of it{there}, or for fewer or smaller machines"
+        console = f"https://{where.region}.console.aws.amazon.com/servicequotas" if where.region else "Service Quotas"
+        return (
+            f"{quota} is used up{there} ({said})",
+            f"ask for more of it at {console}, or for fewer or smaller machines",
+        )
     if kind is ErrorKind.CREDENTIALS:
         return f"AWS does not accept the credentials ({said})", _credentials_remedy(code, where)
     if kind is ErrorKind.ACCOUNT:

@@ -100,6 +100,8 @@ class Lease:
             raise CloudError("capacity", "", "nothing is offered that could be asked for")
         listed = "\n  ".join(tried)
         remedy = "other types (--gpu), other regions (--region a,b), fewer nodes; or the same a little later"
+        if last.kind == ErrorKind.QUOTA:
+            remedy = last.remedy
         raise CloudError(last.kind, last.code, f"{count} machines are not to be had:\n  {listed}", remedy) from last
 
     def replace(self, offer: MachineOffer, gone: Collection[str]) -> list[RunningInstance]:

@@ -13,7 +13,7 @@ from skymagic.providers.aws.market import Market
 from skymagic.providers.aws.selection import MachineOffer, per_hour
 
 MOST_ROWS = 12
-HEADINGS = ("per hour", "machine", "GPUs", "GPU memory", "CPUs", "memory", "network", "where", "quota", "price from")
+HEADINGS = ("per hour", "machine", "GPUs", "GPU memory", "CPUs", "memory", "network", "where", "price from")
 SHOWN_ELSEWHERE = 4
 LEAST_DOLLARS = 0.005
 """Below this a price is shown with more digits, for it would be $0.00."""
@@ -42,7 +42,7 @@ class OfferTable(Keyed[str, tuple[MachineOffer, ...]]):
 
     def rows(self) -> list[tuple[str, ...]]:
         """A row for each type in each region, as cells; zones of one price share one."""
-        return [_row(self.market, group, self.nodes) for group in grouped(self.market.offers)]
+        return [_row(group, self.nodes) for group in grouped(self.market.offers)]
 
     def text(self) -> str:
         """The table as text, with its notes below."""
@@ -79,9 +79,9 @@ def grouped(offers: Iterable[MachineOffer]) -> list[list[MachineOffer]]:
     return list(groups.values())
 
 
-def _row(market: Market, group: Sequence[MachineOffer], nodes: int) -> tuple[str, ...]:
+def _row(group: Sequence[MachineOffer], nodes: int) -> tuple[str, ...]:
     one = group[0]
-    price, allowed = per_hour(one, nodes), market.allowed(one, nodes)
+    price = per_hour(one, nodes)
     return (
         "unknown" if price is None else f"${price:.2f}" if price >= LEAST_DOLLARS else f"${price:.4f}",
         one.instance_type + (" spot" if one.spot else ""),
@@ -91,7 +91,6 @@ def _row(market: Market, group: Sequence[MachineOffer], nodes: int) -> tuple[str
         f"{one.memory:.12g} GB",
         f"{one.network:.12g} Gbit/s" if one.network else "-",
         where(group),
-        "unknown" if allowed is None else "yes" if allowed else "no",
         one.priced or "-",
     )
 
@@ -133,7 +132,7 @@ def rental(chosen: Sequence[MachineOffer], market: Market, nodes: int) -> Rental
         price=per_hour(one, nodes),
         priced=one.priced,
         most=max(prices, default=None),
-        notes=(*_otherwise(chosen), *_quota(one, market, nodes), *(f"not told: {note}" for note in market.notes)),
+        notes=(*_otherwise(chosen), *(f"not told: {note}" for note in market.notes)),
     )
 
 
@@ -145,11 +144,3 @@ def _otherwise(chosen: Sequence[MachineOffer]) -> list[str]:
     words = [f"{name} in {where(group)}" for (name, _), group in rest.items()]
     more = f" and {len(words) - SHOWN_ELSEWHERE} more" if len(words) > SHOWN_ELSEWHERE else ""
     return [f"where there is no room: {', '.join(words[:SHOWN_ELSEWHERE])}{more}"] if words else []
-
-
-def _quota(one: MachineOffer, market: Market, nodes: int) -> list[str]:
-    quota = market.quota(one)
-    if quota is None or quota.limit is None:
-        return [f"whether a quota allows {nodes * one.vcpus} vCPUs is not known: EC2 says when they are rented"]
-    use = "" if quota.used is None else f", {quota.used} in use"
-    return [f"quota {quota.name!r} ({quota.code}): {quota.limit:.12g} vCPUs{use}, {nodes * one.vcpus} needed"]
