@@ -29,7 +29,7 @@ from skymagic.api.specs import ELSEWHERE, Options, Spec, Worker
 from skymagic.display.screen import print_note
 from skymagic.display.status import Logs
 from skymagic.errors import PoolStateError, ProvisionError, RequestError
-from skymagic.jobs.cell import clone
+from skymagic.jobs.cloning import clone
 from skymagic.jobs.task import Task
 from skymagic.jobs.workers import side_by_side
 from skymagic.plan.accelerators import Accelerator

@@ -1,6 +1,7 @@
 """What can be run: a cell, a shell script, a call of a function, joblib's tasks.
 
 cell        a cell on the ranks: from its text to values by rank, or one error
+cloning     names of one rank, copied to others
 failures    the one error of a run that did not end well, and what may help
 forwarding  ports of nodes as links here
 inspection  where the ranks of a pool are, what they hold, and how its nodes are

@@ -1,4 +1,4 @@
-"""A cell on the ranks: from a request and the cell's text to values by rank, or one error; and names of one rank copied to others."""
+"""A cell on the ranks: from a request and the cell's text to values by rank, or one error."""
 
 from __future__ import annotations
 import __future__
@@ -24,7 +24,6 @@ from skymagic.plan.requests import RunRequest
 from skymagic.plan.suggest import did_you_mean
 from skymagic.plan.units import rank_words, size
 from skymagic.pool import Pool
-from skymagic.pool.runs import Cloned
 from skymagic.run import interrupt
 from skymagic.run.interrupt import StopSignal
 from skymagic.run.report import Limits, Report, RunSpec, end_of
@@ -330,16 +329,3 @@ def sent_bytes(report: Report) -> int:
     refs = [ref for rank in report.ranks.values() for ref in (rank.outcome or {}).get("values", {}).values()]
     files = {(ref["file"], ref.get("node", 0)): ref.get("nbytes", 0) for ref in refs if ref.get("file")}
     return sum(files.values())
-
-
-def clone(pool: Pool, ranks: Sequence[int], names: Sequence[str], source: int) -> Cloned:
-    """See `Pool.clone`.
-
-    Raises:
-        RunError: a rank died, or could not rebuild the values.
-    """
-    with interrupt.deferred():
-        cloned = pool.cloning.clone(ranks, names, source)
-        if cloned.report is not None:
-            raise failure(cloned.report, pool, Limits())
-        return cloned

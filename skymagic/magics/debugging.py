@@ -11,6 +11,7 @@ from IPython.core.interactiveshell import InteractiveShell
 from skymagic.display.screen import NotebookScreen, print_note
 from skymagic.errors import PoolError, RankError
 from skymagic.pool import Pool, registry
+from skymagic.wire.order import Debug
 
 LEAVE = ("q", "quit", "exit")
 NOT_KEPT = "rank {rank} has no frames of that error any more: they are kept until its next cell, or its end"
@@ -61,8 +62,23 @@ def _session(error: RankError) -> None:
 
 
 def _send(pool: Pool, rank: int, command: str) -> bool:
+    """Carry out a command of pdb, or an expression, on the frames of the error with which a rank's last cell has ended.
+
+    Returns:
+        Whether there are such frames: they are kept until the rank's next cell.
+
+    Raises:
+        PoolStateError: the pool, or the rank, is stopped or lost.
+    """
     screen = NotebookScreen((rank,))
+    order = Debug(ranks=(rank,), visible_ranks=(rank,), screen_limit=pool.defaults.screen_limit, command=command)
     try:
-        return pool.debugging.command(rank, command, screen)
+        with pool.scheduler.request({rank}):
+            pool.runs.check((rank,))
+            with pool.runs.counted():
+                report = pool.runs.order((rank,), order, screen)
+            if not report.good:
+                pool.recovery.begin_after(report)
+        return bool((report.ranks[rank].outcome or {}).get("kept"))
     finally:
         screen.finish()

@@ -22,7 +22,7 @@ from skymagic.display.screen import Copying, print_note, show_object
 from skymagic.errors import CloudError, PoolError
 from skymagic.files.changes import summary
 from skymagic.jobs import forwarding
-from skymagic.jobs.cell import clone
+from skymagic.jobs.cloning import clone
 from skymagic.magics import auto, beside, completion, debugging, exposure, hints, inspection, rank_command, rendering
 from skymagic.magics.arguments import cell_magics, line_magics, pool_magic
 from skymagic.magics.arguments.help import help_alone, with_help

@@ -21,7 +21,7 @@ records    on disk: which pools were started from here, and the last lines of th
 recovery   ranks started again, process groups formed again, another number of nodes
 registry   all pools of this process, by name
 resources  machines, agents, engine and store, from the plan to their release
-runs       cells, a debugger's commands and copies of names on its ranks
+runs       cells, and other orders to its ranks
 start      what a request becomes, as a value: reuse, resize, attach, start again, declare, make; pure
 status     the table of moves in a pool's life, and what all its parts share
 """

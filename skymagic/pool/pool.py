@@ -25,7 +25,7 @@ from skymagic.pool.messages import rows
 from skymagic.pool.packages import Packages
 from skymagic.pool.recovery import Recovery
 from skymagic.pool.resources import PoolResources, Step, data_plane
-from skymagic.pool.runs import Cloning, Debugging, PoolRuns
+from skymagic.pool.runs import PoolRuns
 from skymagic.pool.status import PoolEvent, SharedStatus, State, now
 from skymagic.providers.provider import Replaceable
 from skymagic.run.metrics import table
@@ -133,9 +133,7 @@ class Pool(SharedStatus):
         self.runs = PoolRuns(
             self, self.resources, dispatch, self.scheduler, self.recovery, self.packages, self._replacement
         )
-        self.debugging = Debugging(self, dispatch, self.scheduler, self.recovery, self.runs)
         self._attaching = Attaching(self, self.resources, self.recovery, self.runs, self._events.node_lost)
-        self.cloning = Cloning(self, self.resources, dispatch, self.scheduler, self.recovery, self.runs)
 
     @property
     def agents(self) -> Agents:

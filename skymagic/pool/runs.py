@@ -1,6 +1,6 @@
 """Runs on a pool: reserve the ranks, ship what the cell needs, carry it out, and recover what broke.
 
-The commands of a debugger, and names copied from one rank to others, are orders to ranks in the same way."""
+Other orders to ranks, such as the commands of a debugger and copies of names, go the same way."""
 
 from __future__ import annotations
 
@@ -10,12 +10,11 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from skymagic.data.capture.imports import ModulesNeeded
 from skymagic.display.screen import Screen, ShippingProgress, print_note
-from skymagic.errors import CaptureError, PoolError, PoolStateError, RequestError, RunInterrupted
-from skymagic.plan.suggest import did_you_mean
+from skymagic.errors import PoolStateError, RunInterrupted
 from skymagic.plan.units import agreeing, count, rank_words
 from skymagic.pool import messages
 from skymagic.pool.dispatch import Dispatch, RankReservation, Scheduler
@@ -29,7 +28,7 @@ from skymagic.run.interrupt import StopSignal
 from skymagic.run.metrics import Metrics, kept
 from skymagic.run.report import Limits, Report, RunSpec
 from skymagic.run.submission import Submission
-from skymagic.wire.order import Debug, Lend, Order, RunCell
+from skymagic.wire.order import Order, RunCell
 
 if TYPE_CHECKING:
     from skymagic.data.shipping.shipper import Manifest
@@ -123,6 +122,17 @@ class PoolRuns:
         self._status.check_ended()
         self._recovery.check()
         self._check_present(ranks)
+
+    def order(self, ranks: Sequence[int], order: Order, screen: Screen | None = None) -> Report:
+        """Have ranks carry out an order that is no cell; the caller has reserved them, and counts it.
+
+        Args:
+            screen: shows what it prints; nothing does unless said.
+        """
+        submission = Submission(ranks)
+        limits = Limits(grace=self._status.defaults.grace)
+        with interrupt.deferred() as interrupts, interrupts.sent_to(submission):
+            return self._dispatch.send(submission, order, "", screen or Screen(), limits)
 
     def preview(self, spec: RunSpec) -> Manifest:
         """What a run would ship; nothing is written or sent."""
@@ -254,149 +264,3 @@ def _busy(number: int, other: RunSpec) -> str:
     """Why a run is refused that does not wait."""
     remedy = f": Out[{number}].cancel() stops it, Out[{number}].wait() waits for it" if other.beside else ""
     return f"cell {number} is at work on {rank_words(other.ranks)}{remedy}"
-
-
-@dataclass(eq=False, repr=False)
-class Debugging:
-    """Commands of a debugger to a rank whose cell has failed."""
-
-    _status: SharedStatus
-    _dispatch: Dispatch
-    _scheduler: Scheduler
-    _recovery: Recovery
-    _runs: PoolRuns
-
-    def command(self, rank: int, text: str, screen: Screen) -> bool:
-        """Carry out a debugger's command on a rank, on the frames of the error with which its last cell has ended.
-
-        Args:
-            text: a command of pdb (``p x``, ``up``, ``where``, ``list``, ``locals``), or an expression.
-            screen: shows what it prints.
-
-        Returns:
-            Whether there are such frames: they are kept until the rank's next cell.
-
-        Raises:
-            PoolStateError: the pool, or the rank, is stopped or lost.
-        """
-        defaults = self._status.defaults
-        order = Debug(ranks=(rank,), visible_ranks=(rank,), screen_limit=defaults.screen_limit, command=text)
-        submission = Submission((rank,))
-        with self._scheduler.request({rank}):
-            self._runs.check((rank,))
-            with self._runs.counted(), interrupt.deferred() as interrupts, interrupts.sent_to(submission):
-                report = self._dispatch.send(submission, order, "", screen, Limits(grace=defaults.grace))
-            if not report.good:
-                self._recovery.begin_after(report)
-        return bool((report.ranks[rank].outcome or {}).get("kept"))
-
-
-@dataclass
-class Cloned:
-    """What was copied.
-
-    Attributes:
-        names: those that were asked for, and others that their functions use.
-        notes: what else the user must know.
-        report: of the order that went wrong, where one did: a rank died, or could not rebuild the values.
-    """
-
-    names: tuple[str, ...] = ()
-    nbytes: int = 0
-    notes: list[str] = field(default_factory=list)
-    report: Report | None = None
-
-
-@dataclass(eq=False, repr=False)
-class Cloning:
-    """Copies of names: lends on one rank, binds on others, and lets all ranks meet again where a wrapper around their group was copied."""
-
-    _status: SharedStatus
-    _resources: PoolResources
-    _dispatch: Dispatch
-    _scheduler: Scheduler
-    _recovery: Recovery
-    _runs: PoolRuns
-
-    def clone(self, ranks: Sequence[int], names: Sequence[str], source: int) -> Cloned:
-        """Copy names from one rank to others, all of them as one: what they share stays shared.
-
-        DDP wrappers are made again around the group of all ranks, which is formed again for them.
-
-        Args:
-            ranks: those that get them, above 0 in number.
-            source: the rank that has them.
-
-        Raises:
-            RequestError: there are no such ranks, or the source has not got the names; nothing has changed.
-            CaptureError: values cannot travel; nothing has changed.
-            PoolStateError: the pool is stopped or lost, or ranks of it are.
-            PoolError: the process group was not formed again.
-        """
-        ranks, names = tuple(sorted(set(ranks))), tuple(dict.fromkeys(names))
-        self._check(ranks, names, source)
-        with self._scheduler.request({*ranks, source}):
-            self._runs.check((source, *ranks))
-            with self._runs.counted():
-                cloned, wrappers = self._copy(ranks, names, source)
-            if cloned.report is not None:
-                self._recovery.begin_after(cloned.report)
-        if cloned.report is None and wrappers:
-            self._meet_again()
-            cloned.notes += self._status.take_notes()
-        return cloned
-
-    def _check(self, ranks: Sequence[int], names: Sequence[str], source: int) -> None:
-        world_size = self._status.world_size
-        wrong = [rank for rank in {source, *ranks} if not 0 <= rank < world_size]
-        mistakes = (
-            [f"pool {self._status.name!r} has ranks 0 to {world_size - 1}, not {rank_words(wrong)}"] if wrong else []
-        )
-        if source in ranks:
-            mistakes.append(f"rank {source} cannot get names from itself: say another rank behind --from")
-        if not names or not ranks:
-            mistakes.append("nothing is named")
-        if mistakes:
-            raise RequestError(mistakes)
-
-    def _copy(self, ranks: tuple[int, ...], names: tuple[str, ...], source: int) -> tuple[Cloned, bool]:
-        """Returns what was copied, and whether there are wrappers around the process group among it."""
-        from skymagic.data.shipping.packing import orders_for_lent
-
-        shipper = self._resources.shipper
-        held = frozenset.intersection(*map(shipper.bindings.names, ranks))
-        report = self._send((source,), Lend(ranks=(source,), names=names, held=tuple(sorted(held))))
-        if not report.good:
-            return Cloned(report=report), False
-        outcome = report.ranks[source].outcome or {}
-        self._check_lent(outcome, source)
-        lent = outcome["lent"]
-        nodes = {self._resources.agents.specs[rank][0] for rank in (source, *ranks)}
-        same_node, sources = len(nodes) == 1, shipper.sources
-        with orders_for_lent(sources, shipper.store, lent, ranks, same_node=same_node) as manifest:
-            report = self._send(ranks, RunCell(ranks=ranks, execution_count=0, manifest=manifest))
-        if not report.good:
-            return Cloned(report=report), False
-        shipper.cloned(lent["names"], source, ranks)
-        left = [f"{name} stays on rank {source}, for it cannot travel: {why}" for name, why in lent["left"].items()]
-        return Cloned(tuple(lent["names"]), lent["nbytes"], left), bool(lent["wrappers"])
-
-    def _check_lent(self, outcome: dict[str, Any] | Any, source: int) -> None:
-        if missing := outcome.get("missing"):
-            known = self._resources.shipper.bindings.names(source)
-            raise RequestError([f"rank {source} has no {name}{did_you_mean(name, known)}" for name in missing])
-        if refused := outcome.get("refused"):
-            said = [f"{name} cannot travel from rank {source}: {reason}" for name, reason in refused.items()]
-            raise CaptureError("; ".join(said))
-
-    def _send(self, ranks: Sequence[int], order: Order) -> Report:
-        submission = Submission(ranks)
-        limits = Limits(grace=self._status.defaults.grace)
-        with interrupt.deferred() as interrupts, interrupts.sent_to(submission):
-            return self._dispatch.send(submission, order, "", Screen(), limits)
-
-    def _meet_again(self) -> None:
-        self._recovery.begin(())
-        if not self._recovery.wait():
-            raise PoolError("the process group is still being formed anew; %sky_status says when the ranks are ready")
-        self._recovery.check()
