@@ -126,30 +126,21 @@ def test_a_machine_is_taken_back_and_replaced(both: tuple[Machines, Metadata, No
     assert set(machines.cloud.actions()) <= lab.permitted(), "docs/aws.md lacks a permission"
 
 
-def test_on_demand_instead_of_spot_is_asked_for(both: tuple[Machines, Metadata, Notebook]) -> None:
+def test_spot_machines_that_are_missing_are_never_rented_on_demand_instead(
+    both: tuple[Machines, Metadata, Notebook],
+) -> None:
     machines, _, notebook = both
-    none = lab.Rule("RunInstances", error("InsufficientInstanceCapacity", "none"), 1 << 30, of_spot)
+    none = lab.Rule("RunInstances", error("InsufficientInstanceCapacity", "none"), 1 << 30, lab.any_call)
     machines.cloud._rules.insert(0, none)
     try:
-        for answer, line in (("n", POOL), ("y", f"{POOL} --max-price 100")):
-            run = notebook.start(line.replace("lab", "dear"), answering=True)
-            assert "spot" in notebook.answer("y")
-            assert "on demand instead: " in notebook.answer(answer)
-            shown = notebook.finish(run)
-            assert (shown.error is None) == (answer == "y")
-        assert "asking for 2" in shown.said
-        asked = [call for call in machines.cloud.calls if call.action == "RunInstances"]
-        assert not of_spot(asked[-1])
-        assert "2 machines are not to be had" in notebook.fail(f"{POOL} -y".replace("lab", "dearer")).text
+        refused = notebook.fail(f"{POOL} -y".replace("lab", "dear")).text
     finally:
         none.times = 0
-    notebook.run("%sky_down dear")
+    assert "2 machines are not to be had" in refused
+    assert "without --spot rents them on demand" in refused
+    asked = [call for call in machines.cloud.calls if call.action == "RunInstances"]
+    assert asked[-1].fields["InstanceMarketOptions.MarketType"] == "spot"
     assert lab.left() == {}
-
-
-def of_spot(call: lab.Call) -> bool:
-    """Whether a launch is one of spot machines."""
-    return call.fields.get("InstanceMarketOptions.MarketType") == "spot"
 
 
 def test_a_first_try_with_an_account_keeps_its_limit_and_leaves_nothing(tmp_path: Path) -> None:

@@ -102,6 +102,8 @@ class Lease:
         remedy = "other types (--gpu), other regions (--region a,b), fewer nodes; or the same a little later"
         if last.kind == ErrorKind.QUOTA:
             remedy = last.remedy
+        elif offers[0].spot:
+            remedy = f"the same without --spot rents them on demand; or {remedy}"
         raise CloudError(last.kind, last.code, f"{count} machines are not to be had:\n  {listed}", remedy) from last
 
     def replace(self, offer: MachineOffer, gone: Collection[str]) -> list[RunningInstance]:

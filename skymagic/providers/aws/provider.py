@@ -12,9 +12,8 @@ from shlex import quote
 
 from skymagic.bootstrap.requirements import Requirements
 from skymagic.cluster import Node
-from skymagic.display.live import confirmed
 from skymagic.display.panel import StartStep
-from skymagic.errors import CloudError, PoolError, RequestError
+from skymagic.errors import CloudError, PoolError
 from skymagic.plan.image import Image
 from skymagic.plan.planning import plan_over
 from skymagic.plan.plans import Plan, Topology, cost_words, monthly_words, topology
@@ -24,10 +23,8 @@ from skymagic.providers import ssh
 from skymagic.providers.aws import boot, launch, listing, market, reaching, rented, replacing, sweep, tags
 from skymagic.providers.aws.boot import WatchdogBounds
 from skymagic.providers.aws.clients import AwsClients
-from skymagic.providers.aws.launch import RunningInstance
 from skymagic.providers.aws.lease import Lease
 from skymagic.providers.aws.rented import HeldMachines, RentedAccess, RentedSurvey
-from skymagic.providers.aws.selection import MachineOffer, per_hour
 from skymagic.providers.aws.tags import Label
 from skymagic.providers.provider import Say
 
@@ -69,7 +66,7 @@ class AWS:
         user_data = boot.cloud_config(made, job_id, settings.user, settings.ssh_port, limits)
         held.lease = Lease(survey.clients, settings, label, user_data, say)
         used_elsewhere(survey, label, say)
-        offer, instances = _acquired(survey, held.lease)
+        offer, instances = held.lease.acquire(survey.offers, plan.topology.nodes)
         held.offer = offer
         ids = [one.id for one in instances]
         say(StartStep(f"{', '.join(ids)} run in {offer.zone} …", "booting", ids))
@@ -176,29 +173,6 @@ def used_elsewhere(survey: RentedSurvey, label: Label, say: Say) -> None:
                 "in_use", "", f"{listed}, and its key is not here any more, so that nobody can attach to it",
                 f"%sky_down {min(theirs)} --provider aws ends it; or give the new one another name (%sky_pool NAME …)",
             )  # fmt: skip
-
-
-def _acquired(survey: RentedSurvey, lease: Lease) -> tuple[MachineOffer, list[RunningInstance]]:
-    """The machines; on demand where EC2 has none of spot's and the user, who is asked, wants to pay for that.
-
-    -y is no answer: it was said to another price. Raises CloudError.
-    """
-    request, nodes = survey.plan.request, survey.plan.topology.nodes
-    try:
-        return lease.acquire(survey.offers, nodes)
-    except CloudError as problem:
-        if not request.spot or problem.kind not in ("capacity", "price", "place"):  # of the last zone
-            raise
-        asked = replace(request, spot=False)
-        try:
-            others = market.choice(asked, market.survey(asked, survey.clients))
-        except (CloudError, RequestError):
-            raise problem from None
-        price = per_hour(others[0], nodes)
-        cost = cost_words(price, others[0].priced)
-        if not confirmed(f"{problem}\n{nodes} × {others[0].instance_type} on demand instead: {cost}"):
-            raise
-        return lease.acquire(others, nodes)
 
 
 def bounds(request: PoolRequest) -> WatchdogBounds:
