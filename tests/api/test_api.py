@@ -22,7 +22,6 @@ from skymagic.errors import (
     CaptureError,
     PoolError,
     PoolStateError,
-    ProvisionError,
     RankDied,
     RequestError,
     ResultError,
@@ -569,14 +568,6 @@ def broken(hook: str) -> Plugin:
 def test_a_plugin_that_fails_while_planning() -> None:
     with pytest.raises(RequestError, match="the plugin 'broken' failed in transform: LookupError: planted"):
         sky.Compute(plugins=[broken("transform")]).start()
-
-
-def test_a_plugin_that_fails_on_the_ranks() -> None:
-    with pytest.raises(ProvisionError, match="LookupError: planted in the plugin") as caught:
-        sky.Compute(name="broken", nodes=2, plugins=[broken("around_app")]).start()
-    assert "'broken' in around_app" in str(caught.value)
-    with pytest.raises(PoolError):
-        sky.find("broken")
 
 
 def test_a_plugin_that_fails_in_the_notebook_ends_the_pool() -> None:

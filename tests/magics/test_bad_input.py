@@ -126,27 +126,6 @@ def test_what_cannot_travel_is_no_matter_until_it_is_used(notebook: Notebook) ->
     notebook.run("thing.close()\ndel thing")
 
 
-def test_all_that_cannot_travel_is_named_at_once(notebook: Notebook) -> None:
-    notebook.run(
-        "import threading\none = threading.Lock(); two = (i for i in ()); three = open('/dev/null')\ndef uses(): return one"
-    )
-    error = notebook.fail("%%sky_broadcast\nuses(), two, three")
-    assert "3 variables cannot travel" in error.text
-    assert "used by uses" in error.text
-    notebook.run("three.close()\ndel one, two, three, uses")
-
-
-def test_lambda_and_nested_class_travel(notebook: Notebook) -> None:
-    notebook.run(
-        "twice = lambda x: 2 * x\nclass Outer:\n    class Inner:\n        def get(self): return twice(21)\n"
-        "def make():\n    class Local(Outer.Inner):\n        pass\n    return Local\nLocal = make()"
-    )
-    notebook.run("%%sky_broadcast -o r\nunused = 1\n'Out' + 'er' in globals()")
-    assert notebook.value("r") == [False, False]
-    notebook.run("%%sky_broadcast -o r\nOuter.Inner().get(), Local().get(), isinstance(Local(), Outer.Inner), twice(1)")
-    assert notebook.value("r") == [(42, 42, True, 2)] * 2
-
-
 def test_a_module_of_the_notebook_that_is_main(notebook: Notebook) -> None:
     notebook.run("import __main__\nfrom __main__ import __name__ as own_name\nseen = 1")
     notebook.run("%%sky_broadcast -o r\nimport __main__\nown_name, __name__")
