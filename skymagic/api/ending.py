@@ -153,6 +153,7 @@ def everything_rented(say: Say, settings: CloudSettings = CloudSettings()) -> li
 
     if problems := sweep.release_everything(AwsClients.of(settings), heard):
         raise PoolError("not everything that is rented was ended:\n  " + "\n  ".join(problems))
+    # a pool that another notebook rents at this very moment keeps its record
     running = {one.job for one in ledger.every() if one.ended is None}
     for record in records.every():
         if record.provider in records.RENTED and records.left(record) and record.job_id not in running:
@@ -189,6 +190,7 @@ def stop_machines(name: str | None, yes: bool, say: Say) -> list[str]:
         RequestError: that cannot be done, with all reasons, or nobody has agreed; nothing has changed.
         PoolError: there is no such pool, or not all of its machines are stopped; names them.
     """
+    # without a name this process's own pool is meant, if it has one
     record = None if name is None and registry.pools() else left(name)
     if record is None or registry.known(record.name):
         pool = registry.pool_named(name)

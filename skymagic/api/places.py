@@ -59,6 +59,7 @@ def look(request: StatusRequest, settings: CloudSettings) -> HostListing | TagLi
     found = on_hosts.find(request.hosts)
     if not found.reached:
         raise PoolError("; ".join(f"{host}: {reason}" for host, reason in found.unreached.items()))
+    # these hosts have told all that they run: other records of theirs are of pools that have ended
     records.forget(found.reached, [one.job_id for one in found.pools])
     name = request.name
     return HostListing(replace(found, pools=tuple(one for one in found.pools if name in (None, one.name, one.job_id))))

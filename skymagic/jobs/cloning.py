@@ -49,6 +49,7 @@ def clone(pool: Pool, ranks: Sequence[int], names: Sequence[str], source: int) -
     ranks, names = tuple(sorted(set(ranks))), tuple(dict.fromkeys(names))
     _check(pool, ranks, names, source)
     with interrupt.deferred():
+        # all at once: no cell may change the names between the lending and the binding
         with pool.scheduler.request({*ranks, source}):
             pool.runs.check((source, *ranks))
             with pool.runs.counted():
@@ -57,7 +58,7 @@ def clone(pool: Pool, ranks: Sequence[int], names: Sequence[str], source: int) -
                 pool.recovery.begin_after(found)
                 raise failure(found, pool, Limits())
         notes = [f"{name} stays on rank {source}, for it cannot travel: {why}" for name, why in found["left"].items()]
-        if found["wrappers"]:
+        if found["wrappers"]:  # after the ranks are given back: recovery reserves all of them
             _meet_again(pool)
             notes += pool.take_notes()
         return Cloned(tuple(found["names"]), found["nbytes"], notes)

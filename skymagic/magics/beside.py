@@ -74,7 +74,7 @@ class RunHandle:
         except BaseException as problem:
             self._problem = problem
         self.taken.set()
-        self._seconds = time.monotonic() - self._begun
+        self._seconds = time.monotonic() - self._begun  # before waiters wake, who may print it
         self._ended.set_result(None)
         self._refresh()
 

@@ -92,6 +92,7 @@ class Lease:
                 if problem.kind not in ELSEWHERE:
                     raise
                 if problem.kind == ErrorKind.QUOTA:
+                    # a quota is of the whole region: its other zones would refuse the same
                     useless.add((offer.region, offer.instance_type, offer.spot))
                 tried.append(f"{where}: {problem.reason}")
                 self._say(tried[-1])
@@ -253,6 +254,7 @@ class Lease:
         """
         if self._released:
             return
+        # no launch of another thread begins from here on, so that what is known is all there is
         self._closing = True
         ids = sorted(self._regions[offer.region].known - self._ended)
         problems: list[str] = []

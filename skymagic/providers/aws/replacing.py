@@ -70,7 +70,7 @@ def ready(
     assert held.keys is not None
     reached = reaching.endpoints(instances, held.keys, survey.plan.request.cloud, head)
     connections = reaching.connect(survey.clients, instances, reached, say)
-    held.connections += connections
+    held.connections += connections  # so that they are closed whatever follows
     facts = ssh.side_by_side(lambda one: probe(one, survey.requirements, False), connections)
     machines = list(map(ssh.Machine, reached, connections, facts))
 

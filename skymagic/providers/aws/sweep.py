@@ -186,6 +186,7 @@ def in_regions(names: Sequence[str], ask: Callable[[str], T]) -> tuple[dict[str,
     """(Region → what `ask` gives there, several at once; region → why it could not be asked)."""
     found: dict[str, T] = {}
     unseen: dict[str, str] = {}
+    # an account has some 17 regions: all at once would be throttled
     for begin in range(0, len(names), REGION_THREADS):
         some = names[begin : begin + REGION_THREADS]
         for name, outcome in zip(some, run_all([partial(ask, name) for name in some]), strict=True):
