@@ -17,6 +17,7 @@ from skymagic.jobs import cell, script
 from skymagic.magics.arguments.cell_magics import parse_sh
 from skymagic.plan.requests import Defaults, PoolRequest
 from skymagic.pool import Pool, making
+from skymagic.run.interrupt import StopSignal
 from skymagic.run.report import Limits
 from skymagic.runtime.rendezvous import free_port
 
@@ -61,11 +62,11 @@ def by_script(one: Pool, folder: str, label: str = "reduced") -> float:
     screen = cluster.Quiet()
     spec = script.spec_of(parse_sh(f"--workdir {folder} --only all"), one, cell.Cell(SCRIPT))
     begun = time.time()
-    script.run(one, spec, Limits(), screen)
+    one.runs.run(spec, screen, Limits(), StopSignal())
     ended = time.time()
     texts: dict[int, str] = {}
-    for node, piece in screen.pieces:  # a word may come in two
-        texts[node] = texts.get(node, "") + piece
+    for rank, piece in screen.pieces:  # a word may come in two
+        texts[rank] = texts.get(rank, "") + piece
     said = [float(words) for text in texts.values() for words in numbers(text, label)]
     return ended - said[0] if label == "killed" else max(said) - begun
 

@@ -120,31 +120,20 @@ class Outcome:
     error: RunError | None = None
 
 
-class NodeScreen(Screen):
-    """Shows output by node instead of by rank; scripts display nothing rich."""
+class NodeScreen(NotebookScreen):
+    """Shows output by node instead of by rank."""
 
-    def __init__(self, inner: Screen, node_of: Callable[[int], int]) -> None:
-        self._inner, self._node_of = inner, node_of
+    def __init__(self, nodes: Sequence[int], node_of: Callable[[int], int], view: RunView | None) -> None:
+        super().__init__(nodes, view, noun="node")
+        self._node_of = node_of
 
     def text(self, rank: int, name: str, text: str) -> None:
         """Text of a node's script."""
-        self._inner.text(self._node_of(rank), name, text)
-
-    def note(self, text: str) -> None:
-        """A line of skymagic's own."""
-        self._inner.note(text)
-
-    def status(self, text: str, *, last: bool = False) -> None:
-        """A line of skymagic's own that replaces the one before."""
-        self._inner.status(text, last=last)
-
-    def refresh(self) -> None:
-        """Show lines that are open."""
-        self._inner.refresh()
+        super().text(self._node_of(rank), name, text)
 
     def progress(self, state: Callable[[], RunState]) -> None:
         """How the run is."""
-        self._inner.progress(lambda: by_node(state(), self._node_of))
+        super().progress(lambda: by_node(state(), self._node_of))
 
 
 Told = TypeVar("Told", RunState, RunSummary)
@@ -210,18 +199,11 @@ def too_many_nodes(text: str, nodes: int) -> str:
 
 
 def run(
-    pool: Pool,
-    spec: RunSpec,
-    limits: Limits,
-    screen: Screen | None = None,
-    *,
-    stop: StopSignal | None = None,
-    view: RunView | None = None,
+    pool: Pool, spec: RunSpec, limits: Limits, *, stop: StopSignal | None = None, view: RunView | None = None
 ) -> Outcome:
     """Run a script to its end on all nodes; what went wrong is in the outcome.
 
     Args:
-        screen: where output goes; the notebook unless said.
         stop: ends the run from another thread.
         view: the line of the run, where it has one already.
 
@@ -229,7 +211,6 @@ def run(
         PoolStateError, CaptureError: nothing has run.
         RunInterrupted: it was stopped before it began.
     """
-
     stop = stop or StopSignal()
 
     def carry_out(shown: Screen, unstalled: Limits) -> Report:
@@ -237,7 +218,7 @@ def run(
             shown.note(note)
         return pool.runs.run(spec, shown, unstalled, stop)
 
-    return _carried_out(pool, spec, limits, carry_out, stop, screen, view)
+    return _carried_out(pool, spec, limits, carry_out, stop, view)
 
 
 def follow(pool: Pool, spec: RunSpec, run: int, limits: Limits) -> Outcome:
@@ -247,9 +228,11 @@ def follow(pool: Pool, spec: RunSpec, run: int, limits: Limits) -> Outcome:
         run: the pool's number of it.
     """
     stop = StopSignal()
-    return _carried_out(
-        pool, spec, limits, lambda shown, unstalled: pool.runs.follow(spec, run, shown, unstalled, stop), stop
-    )
+
+    def carry_out(shown: Screen, unstalled: Limits) -> Report:
+        return pool.runs.follow(spec, run, shown, unstalled, stop)
+
+    return _carried_out(pool, spec, limits, carry_out, stop)
 
 
 def _carried_out(
@@ -258,24 +241,22 @@ def _carried_out(
     limits: Limits,
     run: Callable[[Screen, Limits], Report],
     stop: StopSignal,
-    screen: Screen | None = None,
     view: RunView | None = None,
 ) -> Outcome:
     node_of = pool.plan.topology.node_of
-    # what a script does is none of our business: its processes are not ours to look into, also when it says nothing for a while
-    if view is None and limits.view_after < math.inf and screen is None:
+    if view is None and limits.view_after < math.inf:
         actions = Actions(interrupt.pressing(stop))
         view = RunView(limits.view_after, actions if pool.defaults.buttons else None)
-    notebook = NotebookScreen([node_of(rank) for rank in spec.visible_ranks], view, noun="node")
-    shown = screen or notebook
+    screen = NodeScreen([node_of(rank) for rank in spec.visible_ranks], node_of, view)
     with ended(view, [spec.output] if spec.output else [], lambda end: by_node(end, node_of)) as ending:
-        report = ending.report = run(NodeScreen(shown, node_of), replace(limits, stall_after=math.inf))
-        notebook.finish()
+        # what a script does is none of our business: its processes are not ours to look into, also when it says nothing for a while
+        report = ending.report = run(screen, replace(limits, stall_after=math.inf))
+        screen.finish()
     pool.shown.deliver(report.run, spec.ranks)
     ends = [end_of(rank, report.ranks[rank], pool) for rank in spec.ranks]
     for end in ends:
         if end.left:
-            shown.note(f"[node {end.node}: the script left running, and this was ended: {'; '.join(end.left)}]\n")
+            screen.note(f"[node {end.node}: the script left running, and this was ended: {'; '.join(end.left)}]\n")
     return Outcome(ends, None if report.good else failure(report, ends, pool, limits))
 
 
