@@ -91,11 +91,7 @@ PARTLY_COPIED = "not all was copied"
 
 
 class ByteCounter:
-    """Progress counter that several threads add to.
-
-    Args:
-        progress: called with the state, by `show` only.
-    """
+    """Progress counter that several threads add to."""
 
     def __init__(self, progress: Progress) -> None:
         self._progress = progress

@@ -33,13 +33,7 @@ class NodeFailed(Exception):
 
 
 class FileClient:
-    """A client of one node's transfer server.
-
-    Args:
-        node: which.
-        transport: to the process there.
-        stop: set when the user interrupts.
-    """
+    """A client of one node's transfer server; `stop` is set when the user interrupts."""
 
     def __init__(self, node: Node, transport: Transport, stop: threading.Event) -> None:
         self.node, self._transport, self._stop = node, transport, stop
@@ -141,13 +135,7 @@ class FileClient:
 
 
 class FileClients:
-    """Clients of several nodes, as a context manager.
-
-    Args:
-        nodes: which.
-        start: starts ``skymagic.kernels.files`` on a node.
-        watch: called about five times a second while they work, by the thread that waits for them.
-    """
+    """Clients of several nodes, as a context manager; `watch` is called about five times a second while they work."""
 
     def __init__(self, nodes: Sequence[Node], start: Callable[[Node], Transport], watch: Callable[[], None]) -> None:
         self.nodes, self._start, self._watch = tuple(nodes), start, watch

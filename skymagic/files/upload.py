@@ -82,11 +82,7 @@ class DataPlane:
 class Multicast:
     """One stream of messages for several nodes: the first client that needs a batch brings it to all of them.
 
-    Args:
-        plane: what carries it.
-        clients: of the nodes, each of which iterates over `messages` on a thread of its own.
-        stream: encoded messages.
-        on_sent: called with bytes that were sent.
+    Each client's thread iterates over `messages`.
     """
 
     def __init__(
@@ -189,15 +185,7 @@ WORTHWHILE_BYTES = 4 << 20
 
 
 class Upload:
-    """Brings entries to all nodes.
-
-    Args:
-        clients: of these nodes.
-        found: what is here.
-        entries: of it, with the names that they take there.
-        counter: gets the bytes that are sent.
-        plane: carries what several nodes lack; None where there is none.
-    """
+    """Brings entries to all nodes."""
 
     def __init__(
         self,

@@ -13,11 +13,7 @@ PIECE = 1 << 16
 
 
 def context(pem: str, *, server: bool) -> ssl.SSLContext:
-    """What an end needs.
-
-    Args:
-        pem: certificate and private key, which the other end has too.
-    """
+    """What an end needs, of the certificate and private key (`pem`) that the other end has too."""
     made = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if server else ssl.PROTOCOL_TLS_CLIENT)
     made.check_hostname = False  # it is known by its key
     made.verify_mode = ssl.CERT_REQUIRED

@@ -216,30 +216,6 @@ def test_files_are_deflated_while_the_line_is_slow() -> None:
         one.close()
 
 
-def test_frames_in_any_pieces() -> None:
-    whole = b"noise\n" + b"".join(
-        [
-            protocol.encode(protocol.Ready(1, 2)),
-            protocol.encode(protocol.PutChunk(NAME, 5)) + b"a\nb\nc",
-            protocol.encode(protocol.PutChunk(NAME, 0)),
-            protocol.encode(protocol.Heartbeat()),
-        ]
-    )
-    for step in range(1, len(whole)):
-        stream = protocol.decoder(noise=True)
-        found = [each for n in range(0, len(whole), step) for each in stream.feed(whole[n : n + step])]
-        messages = [each for each in found if not isinstance(each, memoryview)]
-        assert messages == [
-            protocol.Ready(1, 2),
-            protocol.PutChunk(NAME, 5),
-            protocol.PutChunk(NAME, 0),
-            protocol.Heartbeat(),
-        ]
-        assert b"".join(each for each in found if isinstance(each, memoryview)) == b"a\nb\nc"
-    with pytest.raises(ValueError, match="not a message"):
-        list(protocol.decoder().feed(whole))
-
-
 def test_a_signal_before_the_read_is_not_slept_through() -> None:
     silent, _open = os.pipe()
     wake, bell = os.pipe()

@@ -23,9 +23,6 @@ class Assignments:
     """Counts the assignments to the global names of one notebook.
 
     Values are compared by identity and never held: what a cell deletes is free at once.
-
-    Args:
-        namespace: the notebook's global names.
     """
 
     def __init__(self, namespace: dict[str, Any]) -> None:

@@ -98,11 +98,7 @@ FILES_PER_NODE = 2
 
 
 class Prefetch:
-    """Fetches files ahead.
-
-    Args:
-        fetch: brings one file: its name, its node, and an event that is set when nobody wants it any more.
-    """
+    """Fetches files ahead."""
 
     def __init__(self, fetch: Callable[[str, int, threading.Event], memoryview]) -> None:
         self._fetch = fetch

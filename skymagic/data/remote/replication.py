@@ -134,12 +134,7 @@ class ReplicatedFile:
 
 
 class Replication:
-    """Brings files to all nodes.
-
-    Args:
-        clients: of the nodes' value servers.
-        notify: called with one sentence that the user should see.
-    """
+    """Brings files to all nodes."""
 
     def __init__(self, clients: StoreClients, notify: Callable[[str], None]) -> None:
         self.clients = clients

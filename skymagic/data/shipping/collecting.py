@@ -104,13 +104,7 @@ class Needs:
 
 
 class Collector:
-    """Pickles the notebook's values.
-
-    Args:
-        namespace: the notebook's global names.
-        folder: the notebook's folder.
-        bindings: of the ranks.
-    """
+    """Pickles the notebook's values."""
 
     def __init__(self, namespace: dict[str, Any], folder: str, bindings: Bindings) -> None:
         self.namespace = namespace

@@ -82,11 +82,6 @@ class Fingerprints:
     """Takes fingerprints of variables: hashes of what they contain, not of how they came to be.
 
     The pickle is looked at first, which is fast; only where it is new, the value is.
-
-    Args:
-        namespace: the notebook's global names.
-        folder: the notebook's folder.
-        index: hashes the parts of pickles.
     """
 
     def __init__(self, namespace: dict[str, Any], folder: str, index: ContentIndex) -> None:
@@ -97,11 +92,7 @@ class Fingerprints:
         """By name; what the notebook has lost may be taken out."""
 
     def take(self, variable: Variable, modules: Mapping[str, str]) -> str:
-        """Give a variable its fingerprint; its parts have their hashes.
-
-        Args:
-            modules: local modules and their hashes.
-        """
+        """Give a variable its fingerprint; its parts have their hashes."""
         pickled, value = variable.pickled, variable.value
         if type(value) in FIXED_TYPES:
             variable.fingerprint = self._stream(variable, modules)
@@ -190,14 +181,7 @@ _LARGE = 1 << 20
 
 
 class Comparison:
-    """Takes fingerprints of the notebook's values, and compares them with those of the ranks' bindings.
-
-    Args:
-        collector: pickles the values.
-        index: hashes their parts.
-        sources: finds the modules that they refer to.
-        assigned: the assignments of the notebook's cells.
-    """
+    """Takes fingerprints of the notebook's values, and compares them with those of the ranks' bindings."""
 
     def __init__(
         self, collector: Collector, index: ContentIndex, sources: Sources, notes: Notes, assigned: Assignments

@@ -63,11 +63,7 @@ class _RankObjects:
 
 
 class SentLinks:
-    """What each rank holds, by name.
-
-    Args:
-        namespace: the notebook's global names.
-    """
+    """What each rank holds, by name."""
 
     def __init__(self, namespace: dict[str, Any]) -> None:
         self.namespace = namespace

@@ -32,11 +32,7 @@ class Packed:
 
 @dataclass
 class Packer:
-    """Packs the values of one run.
-
-    Args:
-        needs: all that the cell needs, with the ranks that have not got it.
-    """
+    """Packs the values of one run."""
 
     links: SentLinks
     index: ContentIndex

@@ -36,12 +36,7 @@ class _PackedGroup:
 
 
 class Unpacking:
-    """Rebuilds what ranks have packed.
-
-    Args:
-        store: the node's store, or that of several nodes.
-        namespace: the notebook's global names.
-    """
+    """Rebuilds what ranks have packed."""
 
     def __init__(self, store: Store, namespace: dict[str, Any]) -> None:
         self.store = store

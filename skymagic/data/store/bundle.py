@@ -133,11 +133,7 @@ class Part:
 
 
 class ContentIndex:
-    """Deduplicates parts of values in one store, and removes the files that no name needs any more.
-
-    Args:
-        store: where the files go.
-    """
+    """Deduplicates parts of values in one store, and removes the files that no name needs any more."""
 
     def __init__(self, store: Store) -> None:
         self.store = store

@@ -189,7 +189,7 @@ def groups(pickles: Sequence[Pickled], marks: Sequence[frozenset[int]]) -> list[
 # -- the short way ---------------------------------------------------------------------------------
 
 
-_MANY = 1 << 20
+MANY = 1 << 20
 """Bytes of a pickle above which its objects are not listed one by one to find shared ones."""
 
 _PLAIN = frozenset((*CONTAINERS, int, float, str, bytes, bool, type(None), tuple, frozenset))
@@ -234,7 +234,7 @@ def plainly(value: object) -> Pickled | None:
     if len(pieces) == 1 and len(pieces[0]) < SMALL:
         _reuse(pickler, len(pieces[0]))
         return Pickled(pieces, (), marks=None, keep=value, plain=True)
-    marks = None if sum(map(len, pieces)) < _MANY else frozenset((id(value),))
+    marks = None if sum(map(len, pieces)) < MANY else frozenset((id(value),))
     return Pickled(pieces, (), marks=marks, keep=value)
 
 

@@ -19,12 +19,9 @@ from skymagic.data.values import arrays, rebuild, reducers, shards
 from skymagic.data.values.exceptions import reduce_exception
 from skymagic.data.values.kinds import changeable, is_a, is_foreign, made_by_python, members_of, reduce_type
 from skymagic.data.values.memory import Layout, Tracker
-from skymagic.data.values.pickled import Buffers, Pickled, PickleLinks, StreamPieces
+from skymagic.data.values.pickled import MANY, Buffers, Pickled, PickleLinks, StreamPieces
 from skymagic.data.values.reducers import recognise
 from skymagic.data.values.shards import REFUSED, Shards
-
-_MANY = 1 << 20
-"""Bytes of a pickle above which its objects are not listed one by one to find shared ones."""
 
 
 class ValuePickler(cloudpickle.Pickler):  # type: ignore[misc]
@@ -55,7 +52,7 @@ class ValuePickler(cloudpickle.Pickler):  # type: ignore[misc]
 
     def result(self, value: object) -> Pickled:
         pieces = self._out.pieces()
-        self._listed = sum(len(piece) for piece in pieces) < _MANY
+        self._listed = sum(len(piece) for piece in pieces) < MANY
         local = {name for name in self.referred if self.folder is not None and locate(name, self.folder) is not None}
         if self.tracker.between_ranks:
             local = self.referred

@@ -25,6 +25,7 @@ from cloudpickle import cloudpickle as _cloud
 
 from skymagic.data.values import rebuild
 from skymagic.data.values.kinds import is_a
+from skymagic.data.values.pickled import FIXED_TYPES
 
 
 def reducer_for(kind: type) -> Callable[[Any], Any] | None:
@@ -241,9 +242,6 @@ _REDUCERS: dict[type, Callable[[Any], Any]] = {
 # -- one class on all ranks ------------------------------------------------------------------------
 
 
-_PLAIN = (int, float, complex, bool, str, bytes, type(None))
-
-
 def recognise(cls: type) -> None:
     """Give a class that has no number yet the one that follows from its code and its plain attributes.
 
@@ -268,7 +266,7 @@ def _facts(cls: type) -> Iterator[str]:
 
 
 def _described(value: Any) -> str:
-    if isinstance(value, _PLAIN):
+    if isinstance(value, FIXED_TYPES):
         return repr(value)
     if isinstance(value, staticmethod | classmethod):
         value = value.__func__

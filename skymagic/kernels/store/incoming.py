@@ -24,10 +24,6 @@ _PREFIX = ".incoming-"
 class StoreFolder:
     """A store's directories, as the value server fills them.
 
-    Args:
-        directory: the store's; made when it does not exist.
-        share: the part of the free space that may be filled, 0 to 1.
-
     Raises:
         PermissionError: the directory belongs to another user or is open to others.
     """
@@ -84,14 +80,7 @@ def _length(entry: os.DirEntry[str]) -> int:
 
 
 class IncomingValue:
-    """A value that is being written, and may be read meanwhile; closed when it is complete or abandoned.
-
-    Args:
-        folder: where it goes.
-        name: the file's name, unless its content turns out to be another.
-        nbytes: how long it will be.
-        on_progress: called when more of it has come.
-    """
+    """A value that is being written, and may be read meanwhile; closed when it is complete or abandoned."""
 
     def __init__(self, folder: StoreFolder, name: str, nbytes: int, on_progress: Callable[[], None]) -> None:
         self.name = name

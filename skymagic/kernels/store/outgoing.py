@@ -17,19 +17,12 @@ _MAX_QUEUED_PIECES = 4
 """Pieces that may wait to be written."""
 _WORTHWHILE_RATIO = 0.9
 """A piece is sent deflated when it becomes shorter than this part of itself."""
-_SKIPPED_PIECES = 16
-"""Pieces after one that was not worth it that are not tried."""
 _FAST_AFTER_PIECES = 16
 """Pieces after which a connection that was never busy counts as fast: until then the buffers on the way hide a slow one."""
 
 
 class Sender:
-    """A bounded send queue: writes to a descriptor on a thread of its own.
-
-    Args:
-        descriptor: where the notebook listens.
-        on_lost: called once when nobody listens any more.
-    """
+    """A bounded send queue: writes to a descriptor on a thread of its own."""
 
     def __init__(self, descriptor: int, on_lost: Callable[[], None]) -> None:
         self._descriptor = descriptor
@@ -83,12 +76,7 @@ class Sender:
 
 
 class FileReader:
-    """Sends files, one after the other, on a thread of its own.
-
-    Args:
-        sender: where they go.
-        find: where the file of a name lies; None when there is none.
-    """
+    """Sends files, one after the other, on a thread of its own."""
 
     def __init__(self, sender: Sender, find: Callable[[str], Path | None]) -> None:
         self._sender = sender
@@ -123,16 +111,13 @@ class FileReader:
         import xxhash
 
         self._sender.send(ReadReply(request.number, os.fstat(descriptor).st_size - request.offset))
-        offset, skip, count, busy = request.offset, 0, 0, False
+        offset, count, busy = request.offset, 0, False
         while request.number not in self._cancelled and (data := os.pread(descriptor, PIECE_BYTES, offset)):
             offset += len(data)
             count += 1
             busy = busy or self._sender.busy
             self._slow = busy or (self._slow and count < _FAST_AFTER_PIECES)
-            skip = max(0, skip - 1)
-            sent = deflated(data) if self._slow and not skip else data
-            if self._slow and not skip and sent is data:
-                skip = _SKIPPED_PIECES
+            sent = deflated(data) if self._slow else data
             check = xxhash.xxh3_64_hexdigest(data)
             self._sender.send_piece(ReadChunk(request.number, len(sent), sent is not data, check), sent)
         self._cancelled.discard(request.number)

@@ -37,11 +37,7 @@ ReadValue = Callable[[str, int, int], tuple[bytes, str]]
 
 
 class PeerConnection:
-    """A connection between two value servers, whose other end is known.
-
-    Args:
-        sock: taken over.
-    """
+    """A connection between two value servers, whose other end is known; it takes the socket over."""
 
     def __init__(self, sock: ssl.SSLSocket) -> None:
         self._sock = sock

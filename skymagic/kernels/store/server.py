@@ -62,13 +62,7 @@ HEARTBEAT_INTERVAL = 2.0
 
 
 class ValueServer:
-    """Handles the notebook's messages.
-
-    Args:
-        directory: the node's store.
-        sender: where answers go.
-        settings: the pool's.
-    """
+    """Handles the notebook's messages."""
 
     def __init__(self, directory: Path, sender: Sender, settings: Settings) -> None:
         self._folder = StoreFolder(directory, settings.share)

@@ -51,12 +51,7 @@ class ChannelSocket:
 
 
 class Channels:
-    """The channels of one end, each with its socket.
-
-    Args:
-        session: where their frames go.
-        watch: the event loop's.
-    """
+    """The channels of one end, each with its socket."""
 
     def __init__(self, session: Session, watch: Watch) -> None:
         self._session, self._watch = session, watch
