@@ -363,6 +363,15 @@ REASONS = {
     "BadConstraints": "no node satisfies it",
 }
 
+HOPELESS = (
+    "PartitionNodeLimit",
+    "PartitionTimeLimit",
+    "PartitionConfig",
+    "BadConstraints",
+    "InvalidAccount",
+    "InvalidQOS",
+)
+
 
 def reason_words(job: SlurmJob) -> str:
     """Why a job waits, in words and in Slurm's own."""
@@ -370,6 +379,8 @@ def reason_words(job: SlurmJob) -> str:
     words = REASONS.get(reason, "")
     if not words and re.match(r"(Assoc|QOS|Q?[oO]S)\w*(Limit|Per)|QOSMax|Assoc", reason):
         words = "you, or your group, use as much as you may"
+    if reason in HOPELESS:
+        words = f"{words or 'it cannot start as it is asked for'}, and that does not change by itself: stop it, and ask for other nodes"
     told = f"{words} ({reason})" if words else reason or "nobody says why"
     begins = (
         f"; Slurm estimates a start at {time.strftime('%H:%M on %Y-%m-%d', time.localtime(job.begins))}"

@@ -60,6 +60,7 @@ KillWait=5
 InactiveLimit=0
 PlugStackConfig=/dev/null
 GresTypes=gpu
+EnforcePartLimits=ALL
 PreemptType=preempt/partition_prio
 PreemptMode=CANCEL
 {nodes}

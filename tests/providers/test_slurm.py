@@ -1,0 +1,214 @@
+"""What is asked of Slurm and what it says, as text: scripts, directives, GPUs by the site's names, jobs; no cluster is needed."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Sequence
+
+import pytest
+
+from skymagic.errors import RequestError
+from skymagic.magics.arguments.pool_magic import parse_pool
+from skymagic.plan.accelerators import read_gpus
+from skymagic.providers import slurm, slurm_jobs
+from skymagic.providers.slurm_jobs import JobQueue, SlurmJob, SlurmPartition
+
+SINFO = """\
+gpu*|up|4|64|515000|gpu:a100:8(S:0-1),nvme:1|1-00:00:00|1:00:00
+big|up|2|128|2063000|gpu:nvidia_h100_80gb_hbm3:4|infinite|n/a
+old|up|9+|16|64000+|gpu:2|infinite|n/a
+cpu|up|100|32|128000|(null)|infinite|n/a
+shut|down|1|1|1|gpu:b200:8|infinite|n/a
+nonsense
+"""
+HERE = slurm_jobs.partitions(SINFO)
+
+
+def in_partition(name: str) -> Sequence[SlurmPartition]:
+    return slurm_jobs.fitting(HERE, name)
+
+
+def directives(line: str, partition: str | None = None) -> dict[str, str]:
+    request = parse_pool(f"--provider slurm {line}")
+    return slurm._directives(request, slurm_jobs.fitting(HERE, partition))
+
+
+def test_a_script_says_what_is_asked_for_and_nothing_else() -> None:
+    asked = directives(
+        "--nodes 4 --gpu A100:8 --cpus 16+ --memory 64 --account lab --time 4h --slurm hint=nomultithread"
+    )
+    text = slurm_jobs.script({"job-name": "train-1a2b3c4d", **asked}, "train-1a2b3c4d")
+    head, _, command = text.partition("\n\n")
+    assert head.splitlines() == [
+        "#!/bin/sh",
+        "#SBATCH --job-name=train-1a2b3c4d",
+        "#SBATCH --nodes=4",
+        "#SBATCH --ntasks-per-node=1",
+        "#SBATCH --cpus-per-task=16",
+        "#SBATCH --no-requeue",
+        "#SBATCH --no-kill",
+        "#SBATCH --output=/dev/null",
+        "#SBATCH --chdir=/tmp",
+        "#SBATCH --mem=64G",
+        "#SBATCH --gres=gpu:a100:8",
+        "#SBATCH --account=lab",
+        "#SBATCH --time=240",
+        "#SBATCH --hint=nomultithread",
+        "#SBATCH --signal=URG@120",
+    ]
+    assert command.startswith("exec srun --ntasks-per-node=1 --overlap --no-kill ")
+    assert subprocess.run(["sh", "-n"], input=text, text=True).returncode == 0
+
+
+def test_each_directive_of_ours_can_be_changed_or_left_out() -> None:
+    asked = directives("--slurm output=job.log,no-kill=none,signal=none,mem=0 --exclusive --partition big", "big")
+    assert (asked["output"], asked["mem"], asked["exclusive"]) == ("job.log", "0", "")
+    assert "no-kill" not in asked
+    assert "signal" not in asked
+    assert asked["time"] == slurm_jobs.UNBOUNDED_LIMIT, "the site has no limit of its own"
+    assert "time" not in directives(""), "the site has one"
+
+
+@pytest.mark.parametrize(
+    ("value", "written"),
+    [
+        ("gpu:a100:4", "gpu:a100:4"),
+        ("[rack1*2&rack2]", "[rack1*2&rack2]"),
+        ("two words", '"two words"'),
+        ('a "b" #c', r'"a \"b\" #c"'),
+        ("back\\slash", '"back\\\\slash"'),
+        ("$(rm -rf ~)", '"$(rm -rf ~)"'),
+        ("ünïcode", "ünïcode"),
+    ],
+)
+def test_hostile_values_stay_values(value: str, written: str) -> None:
+    assert slurm_jobs.script({"comment": value}, "j").splitlines()[1] == f"#SBATCH --comment={written}"
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ((("comment", "a\n#SBATCH --account=boss"),), "has a control character"),
+        ((("wrap", "true"),), "--slurm: wrap is not to be changed here"),
+        ((("array", "0-9"),), "--slurm: array is not to be changed here"),
+        ((("-x; rm", "1"),), "is no option of sbatch"),
+        ((("time", "UNLIMITED"),), "--time: 'UNLIMITED' is no time limit"),
+        ((("time", "forever"),), "write 4h, 90m, or 1-12:00:00"),
+    ],
+)
+def test_what_cannot_be_a_directive_is_refused(options: tuple[tuple[str, str], ...], told: str) -> None:
+    with pytest.raises(RequestError, match="\\S") as refused:
+        slurm_jobs.asked_directives(options, {})
+    assert told in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("gpu", "partition", "word"),
+    [
+        ("A100:4", "gpu", "gpu:a100:4"),
+        ("H100:2", "big", "gpu:nvidia_h100_80gb_hbm3:2"),
+        ("V100:2", "old", "gpu:2"),
+        ("3", "gpu", "gpu:3"),
+        ("all", "gpu", "gpu:8"),
+    ],
+)
+def test_gpus_have_the_names_of_the_site(gpu: str, partition: str, word: str) -> None:
+    assert slurm_jobs.gres_word(read_gpus(gpu), in_partition(partition)) == word
+
+
+@pytest.mark.parametrize(
+    ("gpu", "partition", "told"),
+    [
+        ("H100:2", "gpu", "--gpu H100:2: no node there has that (GPUs per node: a100:8)"),
+        ("A100:16", "gpu", "no node there has that (GPUs per node: a100:8)"),
+        ("9", "gpu", "nodes there have fewer GPUs (per node: a100:8)"),
+        ("1", "cpu", "nodes there have fewer GPUs (per node: none)"),
+        ("0,2", "gpu", "Slurm chooses the GPUs: write how many, as in --gpu 2"),
+    ],
+)
+def test_gpus_that_are_not_there_are_refused_with_those_that_are(gpu: str, partition: str, told: str) -> None:
+    with pytest.raises(RequestError) as refused:
+        slurm_jobs.gres_word(read_gpus(gpu), in_partition(partition))
+    assert told in str(refused.value)
+
+
+def test_partitions_that_are_down_are_not_there() -> None:
+    assert [(one.name, one.nodes) for one in HERE] == [("gpu", 4), ("big", 2), ("old", 9), ("cpu", 100)]
+    with pytest.raises(RequestError, match="no partition 'shut'"):
+        in_partition("shut")
+
+
+def test_jobs_hear_nothing_of_the_notebooks_environment() -> None:
+    environ = {
+        "HOME": "/h",
+        "PATH": "/bin",
+        "HF_TOKEN": "secret",
+        "SLURM_JOB_ID": "7",
+        "SLURM_CONF": "/c",
+        "SBATCH_ACCOUNT": "a",
+    }
+    assert slurm_jobs.environment(environ) == {"HOME": "/h", "PATH": "/bin", "SLURM_CONF": "/c"}
+
+
+def test_a_job_that_waits_says_why() -> None:
+    rows = slurm_jobs.jobs_of(
+        "7|PENDING|Resources|2026-11-24T10:00:00|N/A|\n8|RUNNING|None|x|2026-11-24T11:00:00|n[1-2]\nodd\n"
+    )
+    assert slurm_jobs.reason_words(rows["7"]) == (
+        "its nodes are busy (Resources); Slurm estimates a start at 10:00 on 2026-11-24"
+    )
+    assert rows["7"].waits
+    assert rows["8"].nodes == "n[1-2]"
+    assert rows["8"].ends
+    for reason, words in (
+        ("(ReqNodeNotAvail, UnavailableNodes:n1)", "a node that it needs is down or reserved"),
+        ("QOSMaxJobsPerUserLimit", "you, or your group, use as much as you may (QOSMaxJobsPerUserLimit)"),
+        ("AssocGrpGRES", "you, or your group, use as much as you may (AssocGrpGRES)"),
+        ("PartitionTimeLimit", "that does not change by itself"),
+        ("SomethingNew", "SomethingNew"),
+        ("", "nobody says why"),
+    ):
+        assert words in slurm_jobs.reason_words(SlurmJob("PENDING", reason))
+
+
+class Controller:
+    """Slurm's programs as `JobQueue` sees them, with what they answer, and a clock."""
+
+    def __init__(self) -> None:
+        self.now, self.asked, self.status, self.jobs, self.known = 0.0, 0, 0, "", ""
+
+    def __call__(self, *words: str) -> subprocess.CompletedProcess[str]:
+        if words[0] == "squeue":
+            self.asked += 1
+            return subprocess.CompletedProcess(words, self.status, self.jobs, "")
+        error = "" if self.known else "slurm_load_jobs error: Unable to contact slurm controller"
+        return subprocess.CompletedProcess(words, 0 if self.known else 1, self.known, error)
+
+
+def test_however_many_ask_slurm_is_asked_six_times_a_minute() -> None:
+    there = Controller()
+    there.jobs = "7|PENDING|Priority|N/A|N/A|\n8|RUNNING|None|N/A|N/A|n1\n"
+    queue = JobQueue(there, lambda: there.now)
+    for _ in range(600):
+        there.now += 0.5
+        for number in ("7", "8"):
+            assert queue.look(number) is not None
+        assert there.asked <= 6 * (1 + there.now // 60)
+    assert there.asked >= 25, "and it is asked again"
+
+
+def test_no_answer_is_no_end() -> None:
+    there = Controller()
+    queue = JobQueue(there, lambda: there.now)
+    there.jobs = "7|RUNNING|None|N/A|N/A|n1\n"
+    assert queue.look("7") == SlurmJob("RUNNING", "None", nodes="n1")
+    for there.status, there.jobs in ((1, ""), (0, "")):
+        there.now += 30.0
+        last = queue.look("7")
+        assert last is None or not last.over
+        assert queue.end("7") is None
+    there.known = "JobId=7 JobName=x JobState=TIMEOUT Reason=None NodeList=n1 ReqNodeList=(null)"
+    ended = queue.end("7")
+    assert ended is not None
+    assert ended.over
+    assert slurm_jobs.end_words("7", ended) == "Slurm job 7 has reached its time limit (--time)"
