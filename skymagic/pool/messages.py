@@ -229,9 +229,17 @@ def about(pool: SharedStatus, seconds: float = 0.0) -> tuple[str, ...]:
         f"{gpus.kinds(plan.devices[0])}{each}" if plan.devices and plan.devices[0] else "",
         ", ".join(spec.name for spec in plan.request.plugins),
         f"${plan.price:.2f} per hour{spent}" if plan.price else "",
-        f"{duration_text(max(1, (plan.ends - time.time()) // 60) * 60)} left" if plan.ends else "",
+        time_left(plan.ends),
     )
     return tuple(filter(None, words))
+
+
+def time_left(ends: float | None) -> str:
+    """Until the machines are taken back, in minutes; "" where nobody takes them."""
+    if ends is None:
+        return ""
+    minutes = (ends - time.time()) // 60
+    return f"{duration_text(minutes * 60)} left" if minutes >= 1 else "less than a minute left"
 
 
 def _few_hosts(hosts: tuple[str, ...]) -> str:

@@ -301,7 +301,8 @@ class Pool(SharedStatus):
     def __repr__(self) -> str:
         names = ", ".join(spec.name for spec in self.plan.request.plugins) or "none"
         where = f"{self.plan.size} on {', '.join(self.plan.hosts)}"
-        return f"<Pool {self.name!r}: {where}, plugins: {names}, {self.state.value}>"
+        left = f", {text}" if (text := messages.time_left(self.plan.ends)) else ""
+        return f"<Pool {self.name!r}: {where}, plugins: {names}, {self.state.value}{left}>"
 
     def _repr_html_(self) -> str:
         return self.picture({})

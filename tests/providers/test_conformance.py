@@ -1,0 +1,114 @@
+"""What every provider's pools do, in one test for each provider: start, run, fail, stop, attach, lose a node, end, leave nothing.
+
+A provider of yours passes it too: give `place` what it needs (CONTRIBUTING.md, "A provider of your own").
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.lab.hosts import loopback, still_there
+from tests.lab.notebook import opened
+from tests.lab.places import home_that_knows
+from tests.lab.shells import pip_settings
+from tests.lab.slurm import cluster
+
+WORKING = "%%sky_broadcast --only all\nimport time\nprint('at work', flush=True)\ntime.sleep(600)"
+
+
+@dataclass
+class Place:
+    """Where a provider's nodes are, as the suite needs it.
+
+    Attributes:
+        options: of ``%sky_pool``, for two nodes of one rank each.
+        env: what a notebook's environment needs besides.
+        lose: takes the second node away, with all that runs there.
+        left: what still runs there, in words; asked after the pool's end.
+    """
+
+    options: str
+    env: dict[str, str]
+    lose: Callable[[], object]
+    left: Callable[[], list[str]]
+
+
+@contextmanager
+def hosts_of_ssh(folder: Path) -> Iterator[Place]:
+    with loopback(folder / "hosts", 2, env=pip_settings()) as hosts:
+        home = home_that_knows(hosts, folder / "client")
+        options = f"--provider ssh --hosts h[1-2] --python {sys.executable}"
+        yield Place(
+            options,
+            {"HOME": str(home)},
+            hosts[1].power_cut,
+            lambda: [str(one) for one in still_there(hosts[0].processes())],
+        )
+
+
+@contextmanager
+def nodes_of_slurm(folder: Path) -> Iterator[Place]:
+    with cluster(folder / "slurm") as slurm:
+        options = f"--provider slurm --nodes 2 --time 10m --python {sys.executable}"
+
+        def left() -> list[str]:
+            slurm.wait_empty()
+            return [" ".join(one.cmdline()) for one in slurm.processes() if "ipykernel_launcher" not in one.cmdline()]
+
+        yield Place(options, slurm.env, lambda: slurm.lose("n2"), left)
+
+
+PROVIDERS = {
+    "ssh": pytest.param(hosts_of_ssh, marks=pytest.mark.needs("sshd"), id="ssh"),
+    "slurm": pytest.param(nodes_of_slurm, marks=pytest.mark.needs("slurm", "root"), id="slurm"),
+}
+
+
+@pytest.mark.parametrize("place", PROVIDERS.values())
+def test_a_pool_from_its_start_to_its_end(
+    place: Callable[[Path], AbstractContextManager[Place]], tmp_path: Path
+) -> None:
+    (tmp_path / "notebook").mkdir()
+    with place(tmp_path) as there, opened(tmp_path / "notebook", env=there.env) as notebook:
+        # start, and a cell with a value of the notebook's
+        notebook.run(f"%sky_pool lab {there.options}")
+        notebook.run("scale = [1, 2]")
+        notebook.run(
+            "%%sky_broadcast -o seen\nimport skymagic as sky\nme = sky.instance_info()\n(me.rank, me.node, me.world_size, scale)"
+        )
+        assert notebook.value("seen") == [(0, 0, 2, [1, 2]), (1, 1, 2, [1, 2])]
+
+        # one rank's failure is its own exception, and frees the others
+        failure = notebook.fail("%%sky_broadcast\nimport time\nif me.rank: raise KeyError('mine')\ntime.sleep(600)")
+        assert (failure.ename, "rank 1" in failure.text) == ("KeyError", True)
+
+        # stop, and all go on with what they hold
+        running = notebook.start(WORKING)
+        notebook.watch(running, lambda cell: cell.text.count("at work") == 2)
+        notebook.interrupt()
+        assert notebook.finish(running).failure.ename == "RunInterrupted"
+
+        # another kernel attaches, and the ranks have their variables
+        notebook.restart()
+        notebook.run("%load_ext skymagic")
+        assert "attached to pool 'lab'" in notebook.run("%sky_attach lab").text
+        notebook.run("%%sky_broadcast -o seen\nme.rank")
+        assert notebook.value("seen") == [0, 1]
+
+        # a node's death ends the cell, and the other node's rank goes on
+        running = notebook.start(WORKING)
+        notebook.watch(running, lambda cell: cell.text.count("at work") == 2)
+        there.lose()
+        assert "rank 1" in notebook.finish(running).failure.text
+        notebook.run("%%sky_broadcast -t 0 -o left\nme.rank")
+        assert notebook.value("left") == [0]
+
+        # the end leaves nothing
+        notebook.run("%sky_down")
+        assert there.left() == []
