@@ -26,7 +26,7 @@ help:
 	@echo "make check   ruff, formatting, mypy"
 	@echo "make format  let ruff mend and format the code"
 	@echo "make bench   the figures, each as a ratio measured in this run"
-	@echo "make gpu     what only a GPU can show, on a machine that has one; docs/gpus.md"
+	@echo "make gpu     what only a GPU can show, on a machine that has one; docs/how-to/gpus.md"
 	@echo "make gpu-wheels  a folder of wheels for such a machine that has no internet"
 	@echo "make pictures  take the README's pictures anew, in JupyterLab (Chromium is needed)"
 	@echo "make notebooks  run all notebooks, and keep what they show"

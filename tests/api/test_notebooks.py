@@ -197,7 +197,7 @@ def test_stopped(desk: Desk) -> None:
 
 @HERE
 def test_the_page(desk: Desk) -> None:
-    page = (ROOT / "docs" / "long-runs.md").read_text()
+    page = (ROOT / "docs" / "how-to" / "long-runs.md").read_text()
     notebook = written(desk.folder, *re.findall(r"<!-- tested: notebook -->\n```python\n(.*?)\n```", page, re.DOTALL))
     (expected,) = re.findall(r"<!-- tested: notebook run -->\n```text\n(.*?)```", page, re.DOTALL)
     (line,) = re.findall(r"^\$ skymagic (run .*)$", page, re.MULTILINE)

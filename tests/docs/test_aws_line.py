@@ -1,4 +1,4 @@
-"""The README's line for EC2, as it stands there: its plan, its price, its question, and the pool that it rents, up to the end.
+"""The line for EC2 that docs/how-to/aws.md begins with: its plan, its price, its question, and the pool that it rents, up to the end.
 
 Reduced are the ranks (one for the 8 GPUs of a machine, as ``--procs-per-node 1`` has it: 32 processes with torch are too many here) and what
 is installed (``--python``: the notebook's own interpreter, for its wheels are gigabytes). GPUs are what an nvidia-smi of the tests lists.
@@ -23,7 +23,7 @@ from tests.lab.notebook import ROOT, Notebook, opened
 pytest.importorskip("torch")
 pytestmark = pytest.mark.needs("sshd")
 
-(LINE,) = re.findall(r"^    (%sky_pool .*--provider aws .*)$", (ROOT / "README.md").read_text(), re.MULTILINE)
+LINE, *_ = re.findall(r"^    (%sky_pool .*--provider aws .*)$", (ROOT / "docs" / "how-to" / "aws.md").read_text(), re.MULTILINE)
 REDUCED = f"--procs-per-node 1 --python {sys.executable}"
 STEP = """%%sky_broadcast -o results
 import os
@@ -103,4 +103,4 @@ def test_from_the_plan_to_the_end(rented: tuple[Machines, Notebook]) -> None:
     notebook.run("%sky_down")
     assert [one.state for one in lab.instances()] == ["terminated"] * 4
     assert lab.left() == {}
-    assert set(machines.cloud.actions()) <= lab.permitted(), "docs/aws.md lacks a permission"
+    assert set(machines.cloud.actions()) <= lab.permitted(), "docs/how-to/aws.md lacks a permission"

@@ -1,4 +1,4 @@
-"""docs/gpus.md and `make gpu`: the page names each check, a machine without GPUs skips each by name, wheels bring no torch."""
+"""docs/how-to/gpus.md and `make gpu`: the page names each check, a machine without GPUs skips each by name, wheels bring no torch."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from benchmarks.gpu_checks import CHECKS, Check, Row
 from benchmarks.gpu_wheels import wanted
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGE = (ROOT / "docs" / "gpus.md").read_text()
+PAGE = (ROOT / "docs" / "how-to" / "gpus.md").read_text()
 
 
 def test_the_page_names_each_check_and_how_many_gpus_it_needs() -> None:

@@ -1,4 +1,4 @@
-"""docs/offers.md: its cells run against moto, and its policy allows what was called."""
+"""docs/how-to/offers.md: its cells run against moto, and its policy allows what was called."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.lab.ec2 import ec2
 from tests.lab.ec2_prices import EC2Market
 from tests.lab.notebook import ROOT, opened
 
-PAGE = ROOT / "docs" / "offers.md"
+PAGE = ROOT / "docs" / "how-to" / "offers.md"
 TYPES = ("p4d.24xlarge", "p4de.24xlarge")
 SPOT = {("p4d.24xlarge", "us-east-1b"): 9.10, ("p4d.24xlarge", "us-west-2b"): 8.90}
 

@@ -1,4 +1,4 @@
-"""The plugin of docs/plugins.md, as it stands there: as an object, and as a package with an entry point."""
+"""The plugin of docs/reference/plugins.md, as it stands there: as an object, and as a package with an entry point."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 
 import skymagic as sky
 
-DOCS = Path(__file__).resolve().parents[2] / "docs" / "plugins.md"
+DOCS = Path(__file__).resolve().parents[2] / "docs" / "reference" / "plugins.md"
 
 
 @pytest.fixture

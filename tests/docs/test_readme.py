@@ -15,9 +15,10 @@ from tests.lab.notebook import ANSI, ROOT, Notebook, opened, own_folders
 pytest.importorskip("torch")
 
 BLOCK = re.compile(r"(?:<!-- (?P<mark>[^>]*) -->\n)?```(?P<kind>\w+)\n(?P<text>.*?)```", re.DOTALL)
-# tests/docs/test_plugins_page.py runs the one's package, tests/docs/test_ssh_page.py the other
+# Pages with tests of their own: test_offers_page.py, test_plugins_page.py, test_ssh_page.py
 ELSEWHERE = {"offers.md", "plugins.md", "ssh.md"}
-PAGES = [ROOT / "README.md", *(page for page in sorted((ROOT / "docs").glob("*.md")) if page.name not in ELSEWHERE)]
+DOCS = [page for page in sorted((ROOT / "docs").rglob("*.md")) if "_build" not in page.parts]
+PAGES = [ROOT / "README.md", *(page for page in DOCS if page.name not in ELSEWHERE)]
 
 
 @dataclass
@@ -34,20 +35,11 @@ class Example:
     killed: bool = False
 
 
-def examples(page: Path, *, on_hosts: bool = False) -> list[Example]:
-    """The cells of a page (blocks of kind ``python``), each with the ``text`` block that follows it.
-
-    Args:
-        on_hosts: those that need a pool of hosts, instead of all others.
-    """
+def examples(page: Path) -> list[Example]:
+    """The cells of a page (blocks of kind ``python``), each with the ``text`` block that follows it."""
     found: list[Example] = []
-    chosen = not on_hosts
     for block in BLOCK.finditer(page.read_text()):
         mark = block["mark"] or ""
-        if block["kind"] == "python":
-            chosen = (mark == "on hosts") == on_hosts
-        if not chosen:
-            continue
         if mark.startswith("tested: "):  # tests/programs/test_launchers.py runs them, with their files
             continue
         if block["kind"] == "python" and mark != "not run":
@@ -99,7 +91,15 @@ def test_every_page_with_cells_is_run() -> None:
     assert [page.name for page in PAGES if examples(page)][0] == "README.md"
 
 
-def test_the_readmes_pictures_are_there_and_small() -> None:
-    named = re.findall(r"!\[[^\]]+\]\(([^)]+)\)", (ROOT / "README.md").read_text())
-    assert sorted(named) == sorted(str(path.relative_to(ROOT)) for path in (ROOT / "docs" / "pictures").iterdir())
-    assert all((ROOT / path).stat().st_size < 150_000 for path in named)
+def test_each_picture_is_shown_on_a_page_and_small() -> None:
+    shown = {
+        (page.parent / target).resolve()
+        for page in [ROOT / "README.md", *DOCS]
+        for target in re.findall(r"!\[[^\]]+\]\(([^)]+)\)", page.read_text())
+    }
+    assert shown == set((ROOT / "docs" / "pictures").iterdir())
+    assert all(path.stat().st_size < 150_000 for path in shown)
+
+
+def test_the_readme_is_short() -> None:
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 150

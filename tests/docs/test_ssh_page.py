@@ -1,4 +1,4 @@
-"""docs/ssh.md is a first run as it happens: its cells run in order on two hosts that nobody has logged in to."""
+"""docs/tutorials/ssh.md is a first run as it happens: its cells run in order on two hosts that nobody has logged in to."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.lab.notebook import ROOT, opened
 from tests.lab.shells import bootstrapped_home, pip_settings
 
 __all__ = ["bootstrapped_home"]
-PAGE = ROOT / "docs" / "ssh.md"
+PAGE = ROOT / "docs" / "tutorials" / "ssh.md"
 
 
 @pytest.mark.needs("sshd")
@@ -34,8 +34,5 @@ def test_a_first_run(tmp_path: Path, bootstrapped_home: Path) -> None:
             assert "2 of 2 hosts could not be used" in error
             assert "accept it once in a terminal: ssh gpu2" in error
             hosts.known_hosts.write_text(keys)  # as two logins in a terminal do
-            for example in others[:-1]:
+            for example in others:
                 follow(notebook, example)
-            for example in examples(ROOT / "README.md", on_hosts=True):
-                follow(notebook, example)
-            follow(notebook, others[-1])

@@ -1,4 +1,4 @@
-"""The blocks of docs/variables.md on the rule of state, run as cells: each ``print`` shows what its comment says."""
+"""The blocks of docs/explanation/variables.md on the rule of state, run as cells: each ``print`` shows what its comment says."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SHOWN = re.compile(r"print\((?P<what>.*)\) +# (?P<shown>[^:\n]*)")
 
 def blocks(section: str) -> list[list[str]]:
     """The cells of each indented block."""
-    page = (ROOT / "docs" / "variables.md").read_text()
+    page = (ROOT / "docs" / "explanation" / "variables.md").read_text()
     text = page[page.index(f"## {section}") :]
     text = text[: text.index("\n## ", 3)]
     found: list[list[str]] = []

@@ -1758,4 +1758,4 @@ KNOWN = {
     "torch 28: h = net.register_forward_hook": "on its way back, its numbers",
     "in place 29: stream.write('more')": "streams cannot travel, nor can one in memory (`io.StringIO`)",
 }
-"""Cases that differ, by their first words, with what docs/variables.md says of it."""
+"""Cases that differ, by their first words, with what docs/explanation/variables.md says of it."""

@@ -59,7 +59,7 @@ def both(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BothWays]:
 def test_a_cell_both_ways(both: BothWays, case: str) -> None:
     found = both.differences(case)
     if any(case.startswith(start) for start in KNOWN):
-        assert found, "it is the same by now: take it out of the table, and out of docs/variables.md"
+        assert found, "it is the same by now: take it out of the table, and out of docs/explanation/variables.md"
         return
     assert not found, "\n".join([CASES[case].setup, "----", CASES[case].cell, *found])
 
@@ -69,5 +69,5 @@ def test_the_tables_name_cases() -> None:
 
 
 def test_known_differences_are_told_on_the_page() -> None:
-    page = " ".join((ROOT / "docs" / "variables.md").read_text().split())
+    page = " ".join((ROOT / "docs" / "explanation" / "variables.md").read_text().split())
     assert [words for words in KNOWN.values() if words not in page] == []

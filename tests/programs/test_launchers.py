@@ -1,4 +1,4 @@
-"""The examples of docs/shell.md: launchers in a script find the nodes of the pool."""
+"""The examples of docs/how-to/shell.md: launchers in a script find the nodes of the pool."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.lab.notebook import ROOT, Notebook, opened
 
 HERE = Path(__file__).parent
 EXAMPLES = dict(
-    re.findall(r"<!-- tested: (.*?) -->\n```python\n(.*?)```", (ROOT / "docs/shell.md").read_text(), re.DOTALL)
+    re.findall(r"<!-- tested: (.*?) -->\n```python\n(.*?)```", (ROOT / "docs/how-to/shell.md").read_text(), re.DOTALL)
 )
 NEEDS = {"accelerate": "accelerate", "trainer": "transformers"}
 LAUNCHED = [name for name in EXAMPLES if name != ("torchrun" if find_spec("transformers") else "trainer")]

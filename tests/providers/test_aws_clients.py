@@ -233,7 +233,7 @@ DENIED = (
         ),
         ("MaxSpotInstanceCountExceeded", "…", ErrorKind.QUOTA, ["Spot Instance Requests", "Service Quotas"]),
         ("SecurityGroupLimitExceeded", "…", ErrorKind.QUOTA, ["VPC security groups per Region"]),
-        ("UnauthorizedOperation", DENIED, ErrorKind.PERMISSION, ["ec2:CreateTags", "user/ann", "docs/aws.md"]),
+        ("UnauthorizedOperation", DENIED, ErrorKind.PERMISSION, ["ec2:CreateTags", "user/ann", "docs/how-to/aws.md"]),
         ("UnauthorizedOperation", "You are not authorized.", ErrorKind.PERMISSION, ["ec2:RunInstances"]),
         (
             "UnauthorizedOperation",

@@ -106,7 +106,7 @@ def test_from_a_line_to_terminated(aws: tuple[Machines, Notebook]) -> None:
     assert lab.instances()
     assert lab.left() == {}
     assert not notebook.value("list(__import__('pathlib').Path.home().rglob('skymagic/keys/*/key'))")
-    assert set(cloud.actions()) <= lab.permitted(), "docs/aws.md lacks a permission"
+    assert set(cloud.actions()) <= lab.permitted(), "docs/how-to/aws.md lacks a permission"
 
 
 def test_without_a_yes_nothing_is_rented(aws: tuple[Machines, Notebook]) -> None:
@@ -319,4 +319,4 @@ def test_listed_and_ended_from_another_machine_without_local_state(server: EC2, 
         assert json.loads(out) == {"done": [f"pool 'lab' ({pool['job_id']}) is terminated"]}
         assert {one.state for one in lab.instances()} == {"terminated"}
         assert command("down", "--all") == (0, "nothing is rented from EC2\n", "")
-        assert set(server.actions()) <= lab.permitted(), "docs/aws.md lacks a permission"
+        assert set(server.actions()) <= lab.permitted(), "docs/how-to/aws.md lacks a permission"

@@ -171,7 +171,7 @@ def test_stopped_machines_cost_their_disks_and_are_started_again_by_the_name_of_
     said = desk.command("down", "lab", "--stop", "-y")
     assert said.returncode == 0, said.stderr
     assert desk.states() == dict.fromkeys(ids, "stopped")
-    assert set(cloud.actions()) <= lab.permitted(), "docs/aws.md lacks a permission"
+    assert set(cloud.actions()) <= lab.permitted(), "docs/how-to/aws.md lacks a permission"
     said = desk.command("down", "lab")
     assert "whose machines are stopped" in said.stderr
     assert said.stdout == "pool 'lab' is stopped\n"

@@ -123,7 +123,7 @@ def test_a_machine_is_taken_back_and_replaced(both: tuple[Machines, Metadata, No
     assert [(Path(home).parent.name, kept) for home, kept in homes] == [(running()[-1], False), (third, False)]
     notebook.run("%sky_down")
     assert lab.left() == {}
-    assert set(machines.cloud.actions()) <= lab.permitted(), "docs/aws.md lacks a permission"
+    assert set(machines.cloud.actions()) <= lab.permitted(), "docs/how-to/aws.md lacks a permission"
 
 
 def test_spot_machines_that_are_missing_are_never_rented_on_demand_instead(

@@ -230,8 +230,9 @@ def test_ranks_whose_processes_work_are_left_alone(impatient: Notebook) -> None:
     assert "no progress" not in shown.text
 
 
-def test_the_readme_names_the_time_after_which_they_are() -> None:
-    assert f"are pointed out after {Defaults.stall_after:g} s" in (ROOT / "README.md").read_text()
+def test_the_page_on_failures_names_the_time_after_which_they_are() -> None:
+    page = ROOT / "docs" / "explanation" / "failures.md"
+    assert f"make no progress for {Defaults.stall_after:g} s" in page.read_text()
 
 
 # ---------------------------------------------------------------------------------------- cells beside the notebook

@@ -108,7 +108,7 @@ def _refusal(kind: ErrorKind, code: str, message: str, where: Where) -> tuple[st
     said = f"{code}: {_plain(message)}" if message else code
     if kind is ErrorKind.PERMISSION:
         return f"these AWS credentials may not call {_permission(message, where)}{there} ({_denied_by(message)})", (
-            f"have {_permission(message, where)} added to the policy of {_principal(message, where)}; docs/aws.md has the whole of it"
+            f"have {_permission(message, where)} added to the policy of {_principal(message, where)}; docs/how-to/aws.md has the whole of it"
         )
     if kind is ErrorKind.QUOTA:
         quota = _QUOTAS.get(code.removeprefix("Client."), "a quota of the account")
