@@ -36,26 +36,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     import skymagic
 
-    parser = argparse.ArgumentParser("skymagic", description="Pools of this user, without a notebook.")
+    parser = argparse.ArgumentParser("skymagic", description="Work with your pools from a shell, without a notebook.")
     parser.add_argument("--version", action="version", version=f"skymagic {skymagic.__version__}")
     commands = parser.add_subparsers(dest="command", required=True)
-    pools = commands.add_parser(
-        "pools", help="the pools that notebooks of this machine have started, and that outlive them"
-    )
-    status = commands.add_parser(
-        "status", help="what of yours runs on hosts, or outlives its notebook on this machine, whoever started it"
-    )
-    down = commands.add_parser("down", help="end it")
-    cost = commands.add_parser(
-        "cost", help="what pools rented by notebooks of this machine cost, and have cost within a month"
-    )
+    pools = commands.add_parser("pools", help="list pools of this machine's notebooks that outlive them")
+    status = commands.add_parser("status", help="show your pools on hosts, on EC2, or detached on this machine")
+    down = commands.add_parser("down", help="stop a pool and release its machines")
+    cost = commands.add_parser("cost", help="show what rented pools cost now and have cost within a month")
     for one in (status, down, cost):
         one.add_argument(
             "name", nargs="?", metavar="NAME", help="a pool's name" + ("" if one is cost else " or job id")
         )
-    clean = commands.add_parser(
-        "clean", help="remove what skymagic keeps on hosts' disks, and no pool has used for 30 days"
-    )
+    clean = commands.add_parser("clean", help="remove files from hosts that no pool has used for 30 days")
     for one in (status, down, clean):
         one.add_argument(
             "--hosts",
@@ -63,62 +55,64 @@ def _parser() -> argparse.ArgumentParser:
             default=[],
             action="append",
             metavar="HOSTS",
-            help="as in gpu1,user@gpu2 or gpu[1-4]; this machine unless said",
+            help="for example gpu1,user@gpu2 or gpu[1-4]; default: this machine",
         )
     for one in (status, down):
         one.add_argument(
             "--provider",
             choices=["aws"],
-            help="what you have rented there, found by its tags, whichever machine has rented it",
+            help="pools you rented there, found by their tags, from any machine",
         )
-    clean.add_argument("--all", action="store_true", help="all of it that no pool uses now")
-    clean.add_argument("--dry-run", action="store_true", help="say what would be removed")
-    status.add_argument("--disk", action="store_true", help="what skymagic keeps on their disks instead")
+    clean.add_argument("--all", action="store_true", help="remove everything that no pool uses now")
+    clean.add_argument("--dry-run", action="store_true", help="show what would be removed")
+    status.add_argument("--disk", action="store_true", help="show what skymagic stores on their disks")
     down.add_argument(
-        "--all", action="store_true", help="every pool of yours there; without --hosts all that you have rented"
+        "--all", action="store_true", help="all your pools there; without --hosts: all machines you rented"
     )
-    down.add_argument("--stop", action="store_true", help="of a rented pool: stop its machines, and keep their disks")
-    down.add_argument("-y", "--yes", action="store_true", help="go ahead without a question")
-    logs = commands.add_parser("logs", help="what ranks of a pool wrote, also when it has ended")
+    down.add_argument("--stop", action="store_true", help="stop the machines of a rented pool but keep their disks")
+    down.add_argument("-y", "--yes", action="store_true", help="do not ask for confirmation")
+    logs = commands.add_parser("logs", help="show the output of a pool's ranks, also after the pool has stopped")
     logs.add_argument("pool", metavar="POOL", help="its name or job id")
-    logs.add_argument("--rank", metavar="R", help="one rank, or several: 0,2 or 0:4")
-    logs.add_argument("--run", type=int, metavar="ID", help="what one run wrote, by its number in the log")
-    logs.add_argument("--cell", type=int, metavar="N", help="what the runs of one cell wrote")
-    logs.add_argument("--grep", metavar="RE", help="lines that a regular expression is found in")
-    logs.add_argument("-n", "--lines", type=_positive, default=50, help="how many of the last lines; 50 unless said")
-    logs.add_argument(
-        "-f", "--follow", action="store_true", help="go on as the log grows, until Ctrl-C or the end of the run"
-    )
+    logs.add_argument("--rank", metavar="R", help="rank number, or several: 0,2 or 0:4")
+    logs.add_argument("--run", type=int, metavar="ID", help="output of one run, by its number in the log")
+    logs.add_argument("--cell", type=int, metavar="N", help="output of one cell")
+    logs.add_argument("--grep", metavar="RE", help="only lines that match a regular expression")
+    logs.add_argument("-n", "--lines", type=_positive, default=50, help="number of last lines; default: 50")
+    logs.add_argument("-f", "--follow", action="store_true", help="follow the log until Ctrl-C or the end of the run")
     attach = commands.add_parser(
         "attach",
-        help="show what a running cell, or a notebook of `run`, has shown, and what it shows until it ends; Ctrl-C leaves it",
+        help="show the output of a running cell or notebook and follow it; Ctrl-C does not stop it",
     )
     attach.add_argument("pool", metavar="POOL", help="its name or job id")
     run = commands.add_parser(
         "run",
-        help="execute a whole notebook on a pool's head, without this machine; Ctrl-C leaves it, attach goes on with it",
+        help="execute a notebook on a pool's head, independent of this machine; Ctrl-C does not stop it",
     )
     run.add_argument("notebook", metavar="NOTEBOOK", help="an .ipynb file")
-    run.add_argument("--pool", metavar="POOL", help="its name or job id; the only one unless said")
+    run.add_argument("--pool", metavar="POOL", help="its name or job id; default: the only pool")
     run.add_argument(
-        "-p", "--parameters", nargs=2, action="append", default=[], metavar=("NAME", "VALUE"), help="as papermill's"
+        "-p",
+        "--parameters",
+        nargs=2,
+        action="append",
+        default=[],
+        metavar=("NAME", "VALUE"),
+        help="set a notebook parameter, as in papermill",
     )
     run.add_argument(
-        "-o", "--output", metavar="FILE", help="the executed notebook; NOTEBOOK.executed.ipynb unless said"
+        "-o", "--output", metavar="FILE", help="file for the executed notebook; default: NOTEBOOK.executed.ipynb"
     )
-    run.add_argument(
-        "--workdir", metavar="DIR", help="the folder that its kernel runs in; on other machines a copy of it"
-    )
+    run.add_argument("--workdir", metavar="DIR", help="folder to run in; it is copied to remote machines")
     run.add_argument("--take-over", action="store_true", help="take the pool away from a notebook that has it")
-    run.add_argument("--detach", action="store_true", help="begin it, and do not wait: attach shows it, and takes it")
-    stop = commands.add_parser("stop", help="stop a notebook of `run`, as its stop button would; the pool goes on")
+    run.add_argument("--detach", action="store_true", help="start it and return; `attach` shows it later")
+    stop = commands.add_parser("stop", help="stop a notebook started by `run`; the pool keeps running")
     stop.add_argument("pool", metavar="POOL", help="its name or job id")
     run.set_defaults(call=_run)
     stop.set_defaults(call=_stop)
     logs.set_defaults(call=_logs)
     attach.set_defaults(call=_attach)
     for one in (pools, status, cost, down, logs, attach, run):
-        one.add_argument("--json", action="store_true", help="for programs")
+        one.add_argument("--json", action="store_true", help="print JSON")
     pools.set_defaults(call=_pools)
     cost.set_defaults(call=_cost)
     status.set_defaults(call=_status)

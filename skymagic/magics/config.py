@@ -23,59 +23,61 @@ _BUILT_IN = Defaults()
 
 
 class SkyMagic(Configurable):
-    """Defaults of the magics, for what a line does not say."""
+    """Defaults of the magics, for options that a line leaves out."""
 
-    provider = Unicode(_BUILT_IN.provider, help="Where pools are made: auto, local, ssh, slurm, aws.")
-    plugins = List(Unicode(), help="Plugins of every pool, as --plugin takes them: ['torch:backend=gloo'].")
+    provider = Unicode(_BUILT_IN.provider, help="Where pools run: auto, local, ssh, slurm, aws.")
+    plugins = List(Unicode(), help="Plugins of every pool, in the form of --plugin: ['torch:backend=gloo'].")
     only = Union(
         [Unicode(), Int(), List(Int())],
         default_value=_BUILT_IN.only.text,
-        help="Whose output is shown: head, all, 0,2 or 0:4; or a rank, or ranks.",
+        help="Show output of: head, all, 0,2 or 0:4; or a rank, or ranks.",
     )
-    timeout: Any = AnyTrait(_BUILT_IN.timeout, help="Limit of a cell: seconds or '10m'; None for none.")
-    idle: Any = AnyTrait(_BUILT_IN.idle, help="A pool stops after so long without a cell: seconds or '30m'.")
-    max_lifetime: Any = AnyTrait(_BUILT_IN.max_lifetime, help="A pool stops after so long: seconds or '8h'.")
+    timeout: Any = AnyTrait(_BUILT_IN.timeout, help="Time limit of a cell: seconds or '10m'; None for no limit.")
+    idle: Any = AnyTrait(_BUILT_IN.idle, help="Stop a pool after this time without a cell: seconds or '30m'.")
+    max_lifetime: Any = AnyTrait(
+        _BUILT_IN.max_lifetime, help="Stop a pool after this time in any case: seconds or '8h'."
+    )
     max_price: Any = AnyTrait(
         _BUILT_IN.max_price,
-        help="What a rented pool may cost per hour in dollars, unless --max-price says; None for no limit.",
+        help="Most that a rented pool may cost per hour, in dollars; --max-price overrides it. None for no limit.",
     )
     away: Any = AnyTrait(
         _BUILT_IN.away,
-        help="Other machines end a pool whose notebook has gone, so long after their last cell: seconds, '30m' or None.",
+        help="Remote machines stop a pool whose notebook is gone, this long after the last cell: seconds, '30m' or None.",
     )
     stall_after = Float(
-        _BUILT_IN.stall_after, min=0.0, help="Seconds without progress until a stalled cell is pointed out."
+        _BUILT_IN.stall_after, min=0.0, help="Seconds without progress after which a stalled cell is reported."
     )
     view_after = Float(
         _BUILT_IN.view_after,
         min=0.0,
-        help="Seconds after which a cell that goes on has a line that says how it is; inf for none.",
+        help="Seconds after which a running cell shows its progress line; inf for never.",
     )
     buttons = Bool(
         _BUILT_IN.buttons,
-        help="Whether that line has buttons, which are widgets; without them it is whole also in a notebook that is saved while it moves.",
+        help="Show buttons (widgets) in the progress line. Without them, a notebook saved during a cell still displays the line.",
     )
-    grace = Float(_BUILT_IN.grace, min=0.0, help="Seconds that an interrupted rank has before it is ended.")
-    screen_limit = Int(_BUILT_IN.screen_limit, min=1, help="Bytes of output that one cell may show; the logs hold all.")
+    grace = Float(_BUILT_IN.grace, min=0.0, help="Seconds that an interrupted rank has before it is killed.")
+    screen_limit = Int(
+        _BUILT_IN.screen_limit, min=1, help="Bytes of output that one cell may show; the logs have everything."
+    )
     log_limit = Int(
         _BUILT_IN.log_limit,
         min=1_000_000,
-        help="Bytes that the log of one rank may have, of pools made from now on; of a longer one the beginning is dropped.",
+        help="Maximum size of one rank's log in bytes, for new pools; the beginning of a longer log is dropped.",
     )
     keep_values = Bool(
         _BUILT_IN.keep_values,
-        help="Whether other machines keep values of 1 MB and more on their disks, for later pools (4 GB, 30 days).",
+        help="Keep values of 1 MB and more on the disks of remote machines for later pools (at most 4 GB, 30 days).",
     )
 
     packages = Enum(
         ("sync", "ask", "off"),
         _BUILT_IN.packages,
-        help="Packages that the notebook has and other machines lack: installed there, asked for, or left alone.",
+        help="Packages missing on remote machines: install them (sync), refuse the cell (ask), or do nothing (off).",
     )
 
-    aws = DictTrait(
-        help="How machines are rented from EC2, as sky.AWS takes it: {'profile': 'work', 'subnet': 'subnet-…', 'use_private_ips': True}."
-    )
+    aws = DictTrait(help="Settings of sky.AWS: {'profile': 'work', 'subnet': 'subnet-…', 'use_private_ips': True}.")
 
     @validate("aws")
     def _check_aws(self, proposal: Any) -> dict[str, Any]:
@@ -85,7 +87,7 @@ class SkyMagic(Configurable):
     busy = Enum(
         ("wait", "refuse"),
         _BUILT_IN.busy,
-        help="What becomes of a cell while another is at work on its ranks: it waits, or is refused.",
+        help="If another cell runs on the same ranks: wait for it, or refuse the cell.",
     )
 
     @validate("plugins")

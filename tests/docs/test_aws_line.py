@@ -23,7 +23,9 @@ from tests.lab.notebook import ROOT, Notebook, opened
 pytest.importorskip("torch")
 pytestmark = pytest.mark.needs("sshd")
 
-LINE, *_ = re.findall(r"^    (%sky_pool .*--provider aws .*)$", (ROOT / "docs" / "how-to" / "aws.md").read_text(), re.MULTILINE)
+LINE, *_ = re.findall(
+    r"^    (%sky_pool .*--provider aws .*)$", (ROOT / "docs" / "how-to" / "aws.md").read_text(), re.MULTILINE
+)
 REDUCED = f"--procs-per-node 1 --python {sys.executable}"
 STEP = """%%sky_broadcast -o results
 import os

@@ -44,28 +44,28 @@ REFUSED = {
 """Options that people may look for and that there are not on purpose: why, or what is there instead."""
 
 # fmt: off
-_SECRET = Option(("--secret", "--secrets"), "secrets", readers.many(readers.variable), "NAME", "a variable of the notebook's environment, kept out of sight", "list", "environment")
+_SECRET = Option(("--secret", "--secrets"), "secrets", readers.many(readers.variable), "NAME", "pass this variable of the notebook's environment; its value is never shown", "list", "environment")
 POOL: tuple[Option, ...] = (
-    Option(("--provider",), "provider", str, "NAME", "where: auto, local (this machine), ssh (hosts of yours), slurm (a cluster), aws (rented)", choices="providers"),
-    Option(("--nodes", "--num-nodes"), "nodes", readers.number(1), "N", "number of machines; on this one: simulated nodes, with GPUs of their own"),
-    Option(("--ranks",), "procs_per_node", readers.number(1), "N", "on this machine: one node of N ranks, with a GPU each where there are any"),
-    Option(("--gpu", "--gpus"), "gpu", read_gpus, "WHICH", "GPUs of each node: A100, A100:4, 4, 0,2, GPU-uuid, all or none", choices="gpus"),
-    Option(("--cpus",), "cpus", at_least, "N[+]", "CPU cores of each node, 8+ for at least 8"),
-    Option(("--memory",), "memory", memory, "GB[+]", "memory of each node"),
-    Option(("--procs-per-node",), "procs_per_node", readers.procs, "N|auto", "ranks of each node; auto: one per GPU, else 1", choices="auto"),
-    Option(("--plugin", "--plugins"), "plugins", plugin_specs, "NAME[:k=v,…]", "frameworks to set up", "list", "plugins"),
-    Option(("--python",), "python", readers.interpreter, "VERSION|PATH", "Python of the nodes, or an interpreter that is there, with its packages"),
-    Option(("--pip",), "pip", readers.packages, "PACKAGES", "packages that the ranks need", "list"),
-    Option(("--env",), "env", readers.pair, "NAME=VALUE", "an environment variable of the ranks", "list"),
+    Option(("--provider",), "provider", str, "NAME", "where to run: auto, local (this machine), ssh (your own machines), slurm (a cluster), aws (rented machines)", choices="providers"),
+    Option(("--nodes", "--num-nodes"), "nodes", readers.number(1), "N", "number of machines; on this machine: simulated nodes, each with its own GPUs"),
+    Option(("--ranks",), "procs_per_node", readers.number(1), "N", "on this machine: one node of N ranks, one GPU each if there are GPUs"),
+    Option(("--gpu", "--gpus"), "gpu", read_gpus, "WHICH", "GPUs per node: A100, A100:4, 4, 0,2, GPU-uuid, all or none", choices="gpus"),
+    Option(("--cpus",), "cpus", at_least, "N[+]", "CPU cores per node; 8+ means at least 8"),
+    Option(("--memory",), "memory", memory, "GB[+]", "memory per node"),
+    Option(("--procs-per-node",), "procs_per_node", readers.procs, "N|auto", "ranks per node; auto: one per GPU, or 1 without GPUs", choices="auto"),
+    Option(("--plugin", "--plugins"), "plugins", plugin_specs, "NAME[:k=v,…]", "framework to set up, with options", "list", "plugins"),
+    Option(("--python",), "python", readers.interpreter, "VERSION|PATH", "Python version of the nodes, or the path of an interpreter to use with its packages"),
+    Option(("--pip",), "pip", readers.packages, "PACKAGES", "install these packages", "list"),
+    Option(("--env",), "env", readers.pair, "NAME=VALUE", "set an environment variable on the ranks", "list"),
     _SECRET,
     Option(("--hosts",), "hosts", readers.many(readers.host, rf"{readers.OUTSIDE_BRACKETS}|\s+"), "HOSTS", "machines for --provider ssh", "list", "hosts"),
-    Option(("--region",), "region", readers.region, "NAME", "where to rent: one or several", choices="regions"),
-    Option(("--spot",), "spot", help="rent spare capacity, which may be taken back"),
-    Option(("--replace",), "replace", help="rent another machine in the place of one that is lost, as soon as there is one"),
-    Option(("--account",), "account", readers.directive, "NAME", "Slurm: whom the job's time is charged to"),
-    Option(("--partition",), "partition", readers.directive, "NAME", "Slurm: where to queue"),
+    Option(("--region",), "region", readers.region, "NAME", "region to rent in, or several", choices="regions"),
+    Option(("--spot",), "spot", help="rent spot machines: cheaper, but EC2 may reclaim them"),
+    Option(("--replace",), "replace", help="replace lost machines as soon as capacity is available"),
+    Option(("--account",), "account", readers.directive, "NAME", "Slurm: account to charge"),
+    Option(("--partition",), "partition", readers.directive, "NAME", "Slurm: partition"),
     Option(("--qos",), "qos", readers.directive, "NAME", "Slurm: quality of service"),
-    Option(("--time",), "time", readers.directive, "TIME", "Slurm: limit of the job, as in 4h or 1-12:00:00"),
+    Option(("--time",), "time", readers.directive, "TIME", "Slurm: time limit of the job, for example 4h or 1-12:00:00"),
     Option(("--constraint",), "constraint", readers.directive, "FEATURES", "Slurm: features that nodes must have"),
     Option(("--gres",), "gres", readers.directive, "GRES", "Slurm: generic resources of each node, in the site's own words"),
     Option(("--reservation",), "reservation", readers.directive, "NAME", "Slurm: a reservation to take"),
@@ -77,28 +77,28 @@ POOL: tuple[Option, ...] = (
     Option(("--max-away",), "max_away", readers.limit, "TIME", "stop a cell whose notebook is gone for so long, where the pool outlives it; 24h unless said, or none"),
     Option(("--detached",), "detached", help="on this machine: ranks that outlive the notebook's kernel, until %sky_down"),
     Option(("--lazy",), "lazy", help="declare the pool: its first cell makes it, and makes it again after --idle has ended it"),
-    Option(("-y", "--yes"), "yes", help="go ahead where a plan asks first, as for hundreds of ranks on a few cores"),
+    Option(("-y", "--yes"), "yes", help="do not ask for confirmation"),
 )
-DRY_RUN = Option(("--dry-run",), "dry_run", help="show what would happen, and do nothing")
-_POOL_NAME = Option(("--pool",), "name", readers.pool_name, "NAME", "the pool to use; the latest one unless said", choices="pools")
-_OUTPUT = Option(("-o", "--output"), "output", readers.identifier, "NAME", "keep the values of the last expression, by rank")
-_KEEP = Option(("-o", "--output"), "output", readers.identifier, "NAME", "keep what is shown, as an object with text, HTML and completion")
-_TARGETS = Option(("-t", "--targets"), "targets", Selection, "RANKS", "ranks that take part: 0,2 or 0:4 or ::2", choices="ranks")
-_HEAD = Option(("--head",), "head", help="keep the first rank's value alone instead of a list")
-_RANK = Option(("--rank",), "targets", Selection, "R", "one rank, or several: 0,2")
-_FROM = Option(("--from",), "source", readers.number(0), "R", "the rank that has the variables")
-_NOBLOCK = Option(("-a", "--noblock"), "noblock", help="return at once; the cell goes on")
-_BUSY = Option(("--busy",), "busy", readers.one_of("wait", "refuse"), "wait|refuse", "while another cell is at work on these ranks: wait for it, or fail at once", choices="busy")
-_TIMEOUT = Option(("--timeout",), "timeout", readers.limit, "TIME", "fail after so long, as in 10m")
+DRY_RUN = Option(("--dry-run",), "dry_run", help="show the plan and do nothing")
+_POOL_NAME = Option(("--pool",), "name", readers.pool_name, "NAME", "pool to use; default: the latest one", choices="pools")
+_OUTPUT = Option(("-o", "--output"), "output", readers.identifier, "NAME", "store the value of the last expression from each rank in NAME")
+_KEEP = Option(("-o", "--output"), "output", readers.identifier, "NAME", "store what is shown as an object in NAME")
+_TARGETS = Option(("-t", "--targets"), "targets", Selection, "RANKS", "ranks to run on: 0,2 or 0:4 or ::2", choices="ranks")
+_HEAD = Option(("--head",), "head", help="store only the first rank's value, not a list")
+_RANK = Option(("--rank",), "targets", Selection, "R", "rank number, or several: 0,2")
+_FROM = Option(("--from",), "source", readers.number(0), "R", "rank to copy from")
+_NOBLOCK = Option(("-a", "--noblock"), "noblock", help="return immediately; the cell runs in the background")
+_BUSY = Option(("--busy",), "busy", readers.one_of("wait", "refuse"), "wait|refuse", "if another cell runs on these ranks: wait for it, or fail", choices="busy")
+_TIMEOUT = Option(("--timeout",), "timeout", readers.limit, "TIME", "time limit, for example 10m")
 _SHIPPING: tuple[Option, ...] = (
-    Option(("--push",), "push", readers.identifiers, "NAMES", "variables to send though the cell does not show them", "names", "variables"),
-    Option(("--no-push",), "no_push", readers.identifiers, "NAMES", "variables not to send; alone: send nothing", "maybe", "variables"),
-    Option(("--fresh",), "fresh", help="send variables again though they have not changed"),
+    Option(("--push",), "push", readers.identifiers, "NAMES", "also send these variables", "names", "variables"),
+    Option(("--no-push",), "no_push", readers.identifiers, "NAMES", "do not send these variables; without names: send nothing", "maybe", "variables"),
+    Option(("--fresh",), "fresh", help="send variables again even if unchanged"),
 )
 RUN: tuple[Option, ...] = (  # the common ones first: completion keeps this order
     _OUTPUT,
-    Option(("--only",), "only", Selection, "RANKS", "whose output is shown: head, all, 0,2 or 0:4", choices="ranks"),
-    Option(("-g", "--gather"), "gather", readers.identifiers, "NAMES", "bring these variables back, by rank", "names", "gathered"),
+    Option(("--only",), "only", Selection, "RANKS", "show output of: head, all, 0,2 or 0:4", choices="ranks"),
+    Option(("-g", "--gather"), "gather", readers.identifiers, "NAMES", "fetch these variables, as lists by rank", "names", "gathered"),
     _HEAD,
     _TARGETS,
     _TIMEOUT,
@@ -108,36 +108,36 @@ RUN: tuple[Option, ...] = (  # the common ones first: completion keeps this orde
     _BUSY,
     DRY_RUN,
 )
-_WORKDIR = Option(("--workdir",), "workdir", readers.path, "DIR", "a folder that goes along, and where the script runs")
-_SH_ENV = Option(("--env",), "env", readers.pair, "NAME=VALUE", "an environment variable of the script", "list")
-_SH_TARGETS = Option(("-t", "--targets"), "targets", Selection, "NODES", "nodes that take part: 0,2 or 0:4 or ::2", choices="ranks")
-_SH_ONLY = Option(("--only",), "only", Selection, "NODES", "whose output is shown: head, all, 0,2 or 0:4", choices="ranks")
-_SH_OUTPUT = Option(("-o", "--output"), "output", readers.identifier, "NAME", "keep exit codes and last lines, by node")
-_SH_NOBLOCK = Option(("-a", "--noblock"), "noblock", help="return at once; the script goes on")
-_DETACH = Option(("--detach",), "detach", help="return at once; the script goes on without the notebook too")
+_WORKDIR = Option(("--workdir",), "workdir", readers.path, "DIR", "folder to copy to the nodes and to run the script in")
+_SH_ENV = Option(("--env",), "env", readers.pair, "NAME=VALUE", "set an environment variable for the script", "list")
+_SH_TARGETS = Option(("-t", "--targets"), "targets", Selection, "NODES", "nodes to run on: 0,2 or 0:4 or ::2", choices="ranks")
+_SH_ONLY = Option(("--only",), "only", Selection, "NODES", "show output of: head, all, 0,2 or 0:4", choices="ranks")
+_SH_OUTPUT = Option(("-o", "--output"), "output", readers.identifier, "NAME", "store exit codes and last lines by node in NAME")
+_SH_NOBLOCK = Option(("-a", "--noblock"), "noblock", help="return immediately; the script runs in the background")
+_DETACH = Option(("--detach",), "detach", help="return immediately; the script keeps running without the notebook")
 SH: tuple[Option, ...] = (_POOL_NAME, _WORKDIR, _SH_ENV, _SECRET, _SH_OUTPUT, _SH_ONLY, _SH_TARGETS, _TIMEOUT, _SH_NOBLOCK, _BUSY, _DETACH)
-_LINES = Option(("-n", "--lines"), "lines", readers.number(1), "LINES", "how many of the last lines; 50 unless said")
-_FOLLOW = Option(("-f", "--follow"), "follow", help="go on as the log grows, until the stop button")
-_RUN = Option(("--run",), "run", readers.number(1), "ID", "what one run wrote: its number is in the log, above its first line")
-_CELL = Option(("--cell",), "cell", readers.number(1), "N", "what the runs of one cell wrote, by its number in the notebook")
-_GREP = Option(("--grep",), "grep", str, "RE", "lines that a regular expression is found in")
-_NODE = Option(("--node",), "nodes", Selection, "NODES", "which nodes: all, head, 0,2 or 0:4", choices="ranks")
-_FOLLOW_LINKS = Option(("--follow",), "follow", help="copy what links lead to outside of SRC, and name each; they stay behind otherwise")
-_ALL = Option(("--all",), "all", help="every pool of this notebook")
-_DOWN_ALL = Option(("--all",), "all", help="every pool of this notebook, and all that you have rented; with --hosts, every pool of yours there")
-_STOP = Option(("--stop",), "stop", help="stop rented machines and keep their disks, which cost until you end them; %sky_pool NAME starts them again")
-_YES = Option(("-y", "--yes"), "yes", help="go ahead without a question")
-_AT_HOSTS = Option(("--hosts",), "hosts", readers.many(readers.host, rf"{readers.OUTSIDE_BRACKETS}|\s+"), "HOSTS", "pools of yours on these machines, whoever started them", "list", "hosts")
-_RENTED = Option(("--provider",), "provider", readers.one_of("aws"), "aws", "pools that you have rented, found by their tags, whichever machine has rented them", choices="rented")
-_DISK = Option(("--disk",), "disk", help="with --hosts: what skymagic keeps on their disks instead")
+_LINES = Option(("-n", "--lines"), "lines", readers.number(1), "LINES", "number of last lines; default: 50")
+_FOLLOW = Option(("-f", "--follow"), "follow", help="follow the log until you press stop")
+_RUN = Option(("--run",), "run", readers.number(1), "ID", "output of one run; the log shows its number above its first line")
+_CELL = Option(("--cell",), "cell", readers.number(1), "N", "output of one cell, by its number in the notebook")
+_GREP = Option(("--grep",), "grep", str, "RE", "only lines that match a regular expression")
+_NODE = Option(("--node",), "nodes", Selection, "NODES", "nodes: all, head, 0,2 or 0:4", choices="ranks")
+_FOLLOW_LINKS = Option(("--follow",), "follow", help="copy the targets of links that point outside SRC, and list them; by default these links are skipped")
+_ALL = Option(("--all",), "all", help="all pools of this notebook")
+_DOWN_ALL = Option(("--all",), "all", help="all pools of this notebook and all machines you rented; with --hosts: all your pools there")
+_STOP = Option(("--stop",), "stop", help="stop rented machines but keep their disks, which still cost money; %sky_pool NAME starts them again")
+_YES = Option(("-y", "--yes"), "yes", help="do not ask for confirmation")
+_AT_HOSTS = Option(("--hosts",), "hosts", readers.many(readers.host, rf"{readers.OUTSIDE_BRACKETS}|\s+"), "HOSTS", "your pools on these machines, whichever notebook started them", "list", "hosts")
+_RENTED = Option(("--provider",), "provider", readers.one_of("aws"), "aws", "pools you rented, found by their tags, from any machine", choices="rented")
+_DISK = Option(("--disk",), "disk", help="with --hosts: show what skymagic stores on their disks")
 _TO_RENT: tuple[Option, ...] = (
     Option(("--nodes", "--num-nodes"), "nodes", readers.number(1), "N", "number of machines to rent"),
-    Option(("--region",), "region", readers.region, "NAMES", "where to rent: us-east-1, or several with commas between", choices="regions"),
-    Option(("--spot",), "spot", help="spare capacity, which is cheaper and may be taken back"),
+    Option(("--region",), "region", readers.region, "NAMES", "regions, separated by commas: us-east-1,us-west-2", choices="regions"),
+    Option(("--spot",), "spot", help="spot prices: cheaper, but EC2 may reclaim the machines"),
 )
-_QUICK = Option(("--quick",), "quick", help="send little over each link: some seconds less, and less exact")
-_TAKE_OVER = Option(("--take-over",), "take_over", help="take it away from a notebook that is alive")
-_CLEAN_ALL = Option(("--all",), "all", help="all of it that no pool uses now")
+_QUICK = Option(("--quick",), "quick", help="measure the links with less data: faster, less exact")
+_TAKE_OVER = Option(("--take-over",), "take_over", help="take the pool from a notebook that is still running")
+_CLEAN_ALL = Option(("--all",), "all", help="remove everything that no pool uses now")
 # fmt: on
 
 
@@ -164,7 +164,7 @@ _POOL_EXAMPLES = (
     "%sky_pool --ranks 2 --plugin torch                    # one node of two ranks on this machine",
     "%sky_pool train --nodes 4 --gpu A100:8 --plugin torch:backend=nccl --idle 30m",
     "%sky_pool train --nodes 4 --gpu A100:8 --dry-run      # the plan and its price",
-    "%sky_pool lab --ranks 2 --detached                    # %sky_attach lab, when the kernel was killed or restarted",
+    "%sky_pool lab --ranks 2 --detached                    # after a kernel restart: %sky_attach lab",
     '%%sky_pool train\nnodes = 2\nplugins = ["torch"]\n[env]\nOMP_NUM_THREADS = "2"',
 )
 _BROADCAST_EXAMPLES = (
@@ -188,29 +188,29 @@ _GET_EXAMPLES = (
 )
 # fmt: off
 MAGICS: dict[str, Magic] = {
-    "sky_pool": Magic("Make a pool ready, or use the one of this name when it fits.", (*POOL, DRY_RUN), "[NAME]", "pools", _POOL_EXAMPLES),
-    "sky_broadcast": Magic("Run the cell on every rank; without a pool, options of a pool make one.", (*RUN, *POOL), examples=_BROADCAST_EXAMPLES, cell=True),
-    "sky_run": Magic("Run the cell on one rank: the next in turn unless --rank says which.", (_RANK, _OUTPUT, _TIMEOUT, _NOBLOCK, _POOL_NAME, *_SHIPPING, _BUSY, DRY_RUN), examples=("%%sky_run -o value", "%%sky_run --rank 1 --timeout 30s"), cell=True),
-    "sky_sh": Magic("Run the cell as a shell script, once on each node.", SH, examples=_SH_EXAMPLES, cell=True),
-    "sky_status": Magic("Show the pools and what they do.", (_KEEP, _AT_HOSTS, _RENTED, _DISK), "[NAME]", "pools", ("%sky_status", "%sky_status -o status                   # status['main'][3].state", "%sky_status --hosts gpu1,gpu2      # also of notebooks that are gone", "%sky_status --provider aws          # what is rented, from any machine", "%sky_status --hosts gpu1,gpu2 --disk")),
-    "sky_logs": Magic("Show what ranks wrote, also what the cell did not show.", (_RANK, _RUN, _CELL, _GREP, _LINES, _FOLLOW, _KEEP, _POOL_NAME), examples=("%sky_logs --rank 1 -n 200", "%sky_logs -f", "%sky_logs --cell 5 --grep 'loss|nan' -o logs      # logs[1] is rank 1's")),
-    "sky_stacks": Magic("Show where each rank is now, also while a cell runs beside the notebook (-a).", (_RANK, _POOL_NAME), examples=("%sky_stacks", "%sky_stacks --rank 3")),
-    "sky_vars": Magic("Show what the ranks' names hold, and which differ between ranks; values stay there.", (_RANK, _POOL_NAME), examples=("%sky_vars", "%sky_vars --rank 0,3")),
+    "sky_pool": Magic("Start a pool, or use the pool of this name if it fits.", (*POOL, DRY_RUN), "[NAME]", "pools", _POOL_EXAMPLES),
+    "sky_broadcast": Magic("Run the cell on every rank. With pool options it starts a pool first.", (*RUN, *POOL), examples=_BROADCAST_EXAMPLES, cell=True),
+    "sky_run": Magic("Run the cell on one rank: --rank, or the next in turn.", (_RANK, _OUTPUT, _TIMEOUT, _NOBLOCK, _POOL_NAME, *_SHIPPING, _BUSY, DRY_RUN), examples=("%%sky_run -o value", "%%sky_run --rank 1 --timeout 30s"), cell=True),
+    "sky_sh": Magic("Run the cell as a shell script, once per node.", SH, examples=_SH_EXAMPLES, cell=True),
+    "sky_status": Magic("Show pools, their ranks and what they use.", (_KEEP, _AT_HOSTS, _RENTED, _DISK), "[NAME]", "pools", ("%sky_status", "%sky_status -o status                   # status['main'][3].state", "%sky_status --hosts gpu1,gpu2      # also pools left by other notebooks", "%sky_status --provider aws          # rented machines, from anywhere", "%sky_status --hosts gpu1,gpu2 --disk")),
+    "sky_logs": Magic("Show everything that ranks wrote, including output the cell did not show.", (_RANK, _RUN, _CELL, _GREP, _LINES, _FOLLOW, _KEEP, _POOL_NAME), examples=("%sky_logs --rank 1 -n 200", "%sky_logs -f", "%sky_logs --cell 5 --grep 'loss|nan' -o logs      # logs[1] is rank 1's")),
+    "sky_stacks": Magic("Show which line each rank executes now; works while a cell runs in the background (-a).", (_RANK, _POOL_NAME), examples=("%sky_stacks", "%sky_stacks --rank 3")),
+    "sky_vars": Magic("Show the ranks' variables and which differ between ranks, without fetching them.", (_RANK, _POOL_NAME), examples=("%sky_vars", "%sky_vars --rank 0,3")),
     "sky_shell": Magic("Run one command on a rank's node, in its folder and environment.", (_RANK, _POOL_NAME), "COMMAND", examples=("%sky_shell --rank 3 nvidia-smi",)),
     "sky_push": Magic("Send variables to the ranks.", (_TARGETS, _POOL_NAME), "NAMES", "variables", ("%sky_push model, data",)),
-    "sky_pull": Magic("Bring variables back from the ranks, as a list by rank.", (_OUTPUT, _HEAD, _TARGETS, _POOL_NAME), "NAMES", "theirs", examples=("%sky_pull loss, accuracy", "%sky_pull model --head -o trained")),
-    "sky_clone": Magic("Copy variables from one rank to another, such as one that was replaced.", (_FROM, _POOL_NAME), "RANKS NAMES", "theirs", examples=("%sky_clone 2 --from 0 model optimizer",)),
-    "sky_put": Magic("Copy a file or a folder to every node; only what differs travels.", (_NODE, _FOLLOW_LINKS, _POOL_NAME), "SRC DST", examples=_PUT_EXAMPLES),
+    "sky_pull": Magic("Fetch variables from the ranks, as lists by rank.", (_OUTPUT, _HEAD, _TARGETS, _POOL_NAME), "NAMES", "theirs", examples=("%sky_pull loss, accuracy", "%sky_pull model --head -o trained")),
+    "sky_clone": Magic("Copy variables from one rank to others, for example to a replaced one.", (_FROM, _POOL_NAME), "RANKS NAMES", "theirs", examples=("%sky_clone 2 --from 0 model optimizer",)),
+    "sky_put": Magic("Copy a file or a folder to every node; only differences are sent.", (_NODE, _FOLLOW_LINKS, _POOL_NAME), "SRC DST", examples=_PUT_EXAMPLES),
     "sky_get": Magic("Copy a file or a folder from the head; from several nodes into folders node0, node1, … in DST.", (_NODE, _FOLLOW_LINKS, _POOL_NAME), "SRC DST", examples=_GET_EXAMPLES),
-    "sky_forward": Magic("Make a port of a node a link here: TensorBoard, a profiler, a dashboard.", (_NODE, _POOL_NAME), "PORTS", examples=("%sky_forward 6006", "%sky_forward 8265 --node 1")),
-    "sky_pip": Magic("Install packages on all nodes of a pool, or list what is there; the ranks see them at once.", (_POOL_NAME, _ALL), "install NAMES|list", "pip", examples=("%sky_pip install pandas pillow==12.0.0", "%sky_pip list")),
-    "sky_gpus": Magic("Show the GPUs of this machine, what --gpu can ask for, and what machines with a GPU are rented for.", (*_TO_RENT, _KEEP), "[GPU[:COUNT]]", "gpus", ("%sky_gpus", "%sky_gpus A100", "%sky_gpus A100:8 --nodes 4 --region us-east-1,us-west-2 --spot", "%sky_gpus A100:8 -o offers       # offers['p4d.24xlarge'][0].price")),
-    "sky_cost": Magic("Show what pools cost now, and what those rented within a month have cost, disks and addresses included.", (), "[NAME]", "pools", ("%sky_cost",)),
-    "sky_check": Magic("Check the nodes of a pool: GPUs, errors of theirs, disks, clocks, and how fast the links among them are.", (_QUICK,), "[NAME]", "pools", ("%sky_check", "%sky_check train --quick")),
-    "sky_restart": Magic("Start ranks again; their variables are gone.", (_RANK, _POOL_NAME), examples=("%sky_restart", "%sky_restart --rank 2")),
+    "sky_forward": Magic("Open a port of a node as a link in the notebook: TensorBoard, a profiler, a dashboard.", (_NODE, _POOL_NAME), "PORTS", examples=("%sky_forward 6006", "%sky_forward 8265 --node 1")),
+    "sky_pip": Magic("Install packages on all nodes of a pool, or list them. Ranks can import them immediately.", (_POOL_NAME, _ALL), "install NAMES|list", "pip", examples=("%sky_pip install pandas pillow==12.0.0", "%sky_pip list")),
+    "sky_gpus": Magic("Show the GPUs of this machine, the names that --gpu accepts, and prices of rented machines.", (*_TO_RENT, _KEEP), "[GPU[:COUNT]]", "gpus", ("%sky_gpus", "%sky_gpus A100", "%sky_gpus A100:8 --nodes 4 --region us-east-1,us-west-2 --spot", "%sky_gpus A100:8 -o offers       # offers['p4d.24xlarge'][0].price")),
+    "sky_cost": Magic("Show what rented pools cost now and have cost within a month, including disks and addresses.", (), "[NAME]", "pools", ("%sky_cost",)),
+    "sky_check": Magic("Check the nodes of a pool: GPUs, hardware errors, disks, clocks, and the speed of the network links.", (_QUICK,), "[NAME]", "pools", ("%sky_check", "%sky_check train --quick")),
+    "sky_restart": Magic("Restart ranks. Their variables are lost.", (_RANK, _POOL_NAME), examples=("%sky_restart", "%sky_restart --rank 2")),
     "sky_down": Magic("Stop a pool and release its machines.", (_DOWN_ALL, _AT_HOSTS, _RENTED, _STOP, _YES), "[NAME]", "pools", ("%sky_down", "%sky_down train", "%sky_down --all", "%sky_down train --stop              # rented: started again by %sky_pool train", "%sky_down lab --hosts gpu1,gpu2    # of a notebook that is gone", "%sky_down train --provider aws     # rented from another machine")),
-    "sky_attach": Magic("Go on with a pool whose notebook was killed, and show what its cell has printed since; read one whose notebook is alive; alone: which there are.", (_TAKE_OVER,), "[NAME]", "left", ("%sky_attach", "%sky_attach lab")),
-    "sky_clean": Magic("Remove what skymagic keeps on the disks of hosts, and no pool has used for 30 days.", (_AT_HOSTS, _CLEAN_ALL, DRY_RUN), examples=("%sky_clean --hosts gpu1,gpu2", "%sky_clean --hosts gpu1,gpu2 --all --dry-run")),
-    "sky_auto": Magic("Run every plain cell on the ranks, or no longer; cells that begin with a magic or %%local stay here.", (), "on|off", "switch", ("%sky_auto on",)),
+    "sky_attach": Magic("Continue with a pool whose notebook is gone and show its output since then; read a pool of a running notebook; without a name: list pools.", (_TAKE_OVER,), "[NAME]", "left", ("%sky_attach", "%sky_attach lab")),
+    "sky_clean": Magic("Remove environments, code and values that no pool has used for 30 days from the disks of hosts.", (_AT_HOSTS, _CLEAN_ALL, DRY_RUN), examples=("%sky_clean --hosts gpu1,gpu2", "%sky_clean --hosts gpu1,gpu2 --all --dry-run")),
+    "sky_auto": Magic("Run every plain cell on the ranks, or stop doing so. Cells that begin with a magic or %%local run in the notebook.", (), "on|off", "switch", ("%sky_auto on",)),
 }
 # fmt: on

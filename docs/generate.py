@@ -1,0 +1,117 @@
+"""The pages of the reference that are read from the package: magics, settings and the command line. ``python docs/generate.py`` writes them."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+FOLDER = Path(__file__).resolve().parent / "reference"
+sys.path.insert(0, str(FOLDER.parents[1]))
+
+from skymagic.api.command import _parser  # noqa: E402  (the path is set above)
+from skymagic.magics.arguments.options import MAGICS, POOL, RUN, Option  # noqa: E402
+from skymagic.magics.config import SkyMagic  # noqa: E402
+
+NOTE = "<!-- Written by docs/generate.py from the package; do not edit. -->\n"
+
+
+def magics() -> str:
+    """Every magic with its options; those of a pool and of a run stand in tables of their own, for several magics share them."""
+    lines = [
+        f"# Magics\n\n{NOTE}",
+        "`%sky_…` magics take one line, `%%sky_…` magics a cell. Each shows this text with `--help` or `?`. Options may stand in any order;",
+        "`{expr}` and `$var` are expanded on the line. `;` at the end of the line hides its value. A `# comment` may follow.\n",
+        "| magic | what it does | options |\n|---|---|---|",
+    ]
+    for name, face in MAGICS.items():
+        own = [f"`{option.names[0]}`" for option in face.options if option.offered and option not in POOL]
+        pool = ["[pool](#options-of-a-pool)"] if set(POOL) <= set(face.options) else []
+        lines.append(
+            f"| [`{cell(called(name))}`](#{name.replace('_', '-')}) | {cell(face.summary)} | {' '.join(own + pool)} |"
+        )
+    lines += ["\n## Options of a pool\n", *table(POOL), "\n## Options of a run\n", *table(RUN)]
+    for name, face in MAGICS.items():
+        lines += [f"\n({name.replace('_', '-')})=\n## {called(name)}\n", face.summary]
+        if face.examples:
+            lines += ["\n```text", *face.examples, "```"]
+        rest = [option for option in face.options if option not in POOL and option not in RUN]
+        shared = [
+            f"the [options of a {what}](#options-of-a-{what})"
+            for what, options in (("run", RUN), ("pool", POOL))
+            if set(options) <= set(face.options)
+        ]
+        if not shared:
+            rest = list(face.options)
+        if shared:
+            lines.append(f"\nTakes {' and '.join(shared)}{', and:' if rest else '.'}")
+        if any(option.offered for option in rest):
+            lines += ["", *table(rest)]
+    return "\n".join(lines) + "\n"
+
+
+def called(name: str) -> str:
+    """A magic as it is written."""
+    face = MAGICS[name]
+    return f"{'%%' if face.cell else '%'}{name} {face.words}".rstrip()
+
+
+def table(options: tuple[Option, ...] | list[Option]) -> list[str]:
+    """A table of options."""
+    rows = ["| option | meaning |", "|---|---|"]
+    for option in options:
+        if option.offered:
+            names = ", ".join(f"`{name}`" for name in option.names)
+            rows.append(f"| {names} {f'`{cell(option.metavar)}`' if option.metavar else ''} | {cell(option.help)} |")
+    return rows
+
+
+def settings() -> str:
+    """The traits of ``%config SkyMagic``."""
+    lines = [
+        f"# Settings\n\n{NOTE}",
+        '`%config SkyMagic.only = "all"` sets a default for this notebook; `c.SkyMagic.only = "all"` in',
+        "`~/.ipython/profile_default/ipython_config.py` sets it for all notebooks.\n",
+        "| setting | default | meaning |\n|---|---|---|",
+    ]
+    for name, trait in sorted(SkyMagic.class_own_traits().items()):
+        lines.append(f"| `SkyMagic.{name}` | `{trait.default()!r}` | {cell(trait.help)} |")
+    return "\n".join(lines) + "\n"
+
+
+def command() -> str:
+    """The command ``skymagic``, from its parsers."""
+    parser = _parser()
+    (commands,) = [action for action in parser._actions if isinstance(action, argparse._SubParsersAction)]
+    lines = [
+        f"# Command line\n\n{NOTE}",
+        "`skymagic` works on your pools from a shell, without a notebook. `--json` prints one JSON object, or one per line for `attach`.",
+        "[Long runs](../how-to/long-runs.md#two-notebooks-and-a-terminal) has the format and the exit codes.",
+    ]
+    summaries = {choice.dest: choice.help for choice in commands._choices_actions}
+    for name, one in commands.choices.items():
+        lines += [f"\n## skymagic {name}\n", f"{summaries[name]}\n", "| argument | meaning |", "|---|---|"]
+        for action in one._actions:
+            if not isinstance(action, argparse._HelpAction):
+                metavar = " ".join(action.metavar) if isinstance(action.metavar, tuple) else action.metavar or ""
+                names = ", ".join(f"`{option}`" for option in action.option_strings)
+                lines.append(f"| {names} {f'`{metavar}`' if metavar else ''} | {cell(action.help or '')} |")
+    return "\n".join(lines) + "\n"
+
+
+def cell(text: str) -> str:
+    """A text within a table."""
+    return text.replace("|", "\\|")
+
+
+PAGES = {"magics.md": magics, "settings.md": settings, "command.md": command}
+
+
+def main() -> None:
+    """Write the pages."""
+    for name, written in PAGES.items():
+        (FOLDER / name).write_text(written())
+
+
+if __name__ == "__main__":
+    main()
