@@ -404,15 +404,9 @@ def backend(region: str = REGION) -> Any:
 
 
 def permitted() -> set[str]:
-<<<<<<< HEAD
-    """The actions that the policies of docs/aws.md allow; who asks for an identity needs no permission."""
-    page = Path(__file__).resolve().parents[2] / "docs/aws.md"
-    return {"sts:GetCallerIdentity", *re.findall(r'"((?:ec2|ssm|pricing|sts):\w+)"', page.read_text())}
-=======
     """The actions that the policies of docs/how-to/aws.md allow; who asks for an identity needs no permission."""
     page = Path(__file__).resolve().parents[2] / "docs/how-to/aws.md"
-    return {"sts:GetCallerIdentity", *re.findall(r'"((?:ec2|ssm|pricing|servicequotas|sts):\w+)"', page.read_text())}
->>>>>>> 9b54ce44 (Shorten the README to what a reader decides by; move the rest to pages of tutorials, how-to, reference and explanation)
+    return {"sts:GetCallerIdentity", *re.findall(r'"((?:ec2|ssm|pricing|sts):\w+)"', page.read_text())}
 
 
 def instances(region: str = REGION) -> list[Any]:
