@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from skymagic.plugins.plugin import Cluster, Plugin
 from skymagic.runtime.info import InstanceInfo
+from skymagic.runtime.on_import import Patches
 
 if TYPE_CHECKING:
     from skymagic.plan.image import Image
@@ -88,15 +89,12 @@ def around_app(info: InstanceInfo) -> Iterator[None]:
             coordinator_bind_address=coordinator,  # otherwise all addresses of the machine, public ones too
         )
     initialize, shutdown = jax.distributed.initialize, jax.distributed.shutdown
-    jax.distributed.initialize = _said(
-        initialize, f"skymagic has initialised jax.distributed already ({info.world_size} processes)"
-    )
-    jax.distributed.shutdown = _said(shutdown, "skymagic keeps jax.distributed for the next cell")
-    try:
+    already = f"skymagic has initialised jax.distributed already ({info.world_size} processes)"
+    with Patches() as patches:
+        patches.callback(shutdown)
+        patches.put(jax.distributed, "initialize", _said(initialize, already))
+        patches.put(jax.distributed, "shutdown", _said(shutdown, "skymagic keeps jax.distributed for the next cell"))
         yield
-    finally:
-        jax.distributed.initialize, jax.distributed.shutdown = initialize, shutdown
-        jax.distributed.shutdown()
 
 
 def _said(plain: Callable[..., None], why: str) -> Callable[..., None]:

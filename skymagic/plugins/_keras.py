@@ -21,6 +21,7 @@ from skymagic.plugins._reports import keras_fit, with_callback
 from skymagic.plugins.plugin import Cluster, Plugin
 from skymagic.runtime import info as runtime
 from skymagic.runtime.info import InstanceInfo
+from skymagic.runtime.on_import import Patches
 
 if TYPE_CHECKING:
     from skymagic.plan.image import Image
@@ -111,12 +112,9 @@ def reporting() -> Iterator[None]:
     import keras
 
     model = owner(keras.Model, "fit")
-    plain = model.fit
-    model.fit = keras_fit(plain)
-    try:
+    with Patches() as patches:
+        patches.put(model, "fit", keras_fit(model.fit))
         yield
-    finally:
-        model.fit = plain
 
 
 @contextlib.contextmanager
@@ -124,23 +122,18 @@ def synchronized(backend: str) -> Iterator[None]:
     """Inside, Keras knows of the other ranks. Keras must be imported, with this backend."""
     import keras
 
-    with contextlib.ExitStack() as undo:
-
-        def put(kind: Any, name: str, make: Callable[[Any], Any]) -> None:
-            plain = getattr(kind, name)
-            undo.callback(setattr, kind, name, plain)
-            setattr(kind, name, make(plain))
-
-        model = owner(keras.Model, "fit")
+    model = owner(keras.Model, "fit")
+    with Patches() as patches:
         if backend == "torch":
             averager = GradientAverager()
             for kind in {owner(keras.optimizers.Optimizer, "apply"), keras.optimizers.LossScaleOptimizer}:
-                put(kind, "apply", averager.around)
-            put(model, "fit", lambda plain: together(plain, "torch", lambda: torch_callback(averager)))
+                patches.put(kind, "apply", averager.around(kind.apply))
+            patches.put(model, "fit", together(model.fit, "torch", lambda: torch_callback(averager)))
         else:
-            put(model, "fit", lambda plain: on_whole_mesh(together(plain, "jax", jax_callback)))
+            patches.put(model, "fit", on_whole_mesh(together(model.fit, "jax", jax_callback)))
             for name in ("evaluate", "predict"):
-                put(owner(keras.Model, name), name, on_whole_mesh)
+                kind = owner(keras.Model, name)
+                patches.put(kind, name, on_whole_mesh(getattr(kind, name)))
         yield
 
 

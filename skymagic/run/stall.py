@@ -201,52 +201,33 @@ def stand_still(before: Stacks, now: Stacks, working: float, measure: str = "cpu
     return before.keys() == now.keys() and all(same(before[rank], now[rank]) for rank in now)
 
 
-@dataclass(frozen=True)
-class ThreadSample:
-    """A sample of a rank's main thread.
+class SignsOfLife:
+    """The last sign of life of each rank: it waits for others, or its main thread has worked, or waits for its turn or a disk.
 
-    Attributes:
-        at: when, in monotonic seconds.
-        state: a letter of Linux's; "" where nobody can tell.
-        cpu: seconds of processor time that it has used.
-        waits: it waits for other ranks.
-        in_cell: it runs code of a cell, though no cell runs.
+    One that runs code of a cell, though no cell runs, gives none: a cell has put that in the place of a function.
     """
 
-    at: float
-    state: str
-    cpu: float
-    waits: bool
-    in_cell: bool
-
-    def lives(self, before: ThreadSample) -> bool:
-        """Whether the rank made progress since an earlier sample, or will by itself."""
-        if self.in_cell:
-            return False
-        return self.waits or self.state != SLEEPS or self.cpu - before.cpu > CPU_TIME
-
-
-def thread_sample(at: float, usage: Any, joining: Any) -> ThreadSample:
-    """What an agent tells of a rank, and what the rank's control thread says, if it can."""
-    state, cpu = usage or ("", 0.0)
-    said: Mapping[str, bool] = joining or {}
-    return ThreadSample(at, state, cpu, said.get("waits", False), said.get("in_cell", False))
-
-
-class SignsOfLife:
-    """The last sign of life of each rank."""
-
     def __init__(self) -> None:
-        self._last: dict[int, ThreadSample] = {}
+        self._last: dict[int, tuple[float, float]] = {}
+        """By rank: when, and its processor time then."""
 
-    def hanging(self, samples: Mapping[int, ThreadSample]) -> list[int]:
-        """The ranks for which others wait, and which have not gone on for `DEADLINE`."""
-        for rank, now in samples.items():
-            if rank not in self._last or now.lives(self._last[rank]):
-                self._last[rank] = now
-        if not any(each.waits for each in samples.values()):
+    def hanging(self, now: float, usage: Mapping[int, Any], joining: Mapping[int, Any]) -> list[int]:
+        """The ranks for which others wait, and which have given no sign of life for `HANG_DEADLINE`.
+
+        Args:
+            usage: state and processor time of each rank's main thread, as agents tell it; None where nobody can.
+            joining: what its control thread says, if it can.
+        """
+        said = {rank: joining.get(rank) or {} for rank in usage}
+        for rank, seen in usage.items():
+            state, cpu = seen or ("", 0.0)
+            _, before = self._last.setdefault(rank, (now, cpu))
+            lives = said[rank].get("waits") or state != SLEEPS or cpu - before > CPU_TIME
+            if lives and not said[rank].get("in_cell"):
+                self._last[rank] = now, cpu
+        if not any(each.get("waits") for each in said.values()):
             return []
-        return [rank for rank, now in samples.items() if now.at - self._last[rank].at >= HANG_DEADLINE]
+        return [rank for rank in usage if now - self._last[rank][0] >= HANG_DEADLINE]
 
 
 @dataclass
@@ -281,7 +262,7 @@ class HangWatch:
             with self._changed:
                 if self._changed.wait_for(lambda: self._over, WATCH_INTERVAL):
                     return
-            failed, hanging = self._failed(), self._signs.hanging(self._sample())
+            failed, hanging = self._failed(), self._hanging()
             with self._changed:
                 if self._over:
                     return
@@ -295,9 +276,8 @@ class HangWatch:
         failed = {rank: f"{one.failed.ename}: {one.failed.evalue}" for rank, one in states.items() if one.failed}
         return failed | {rank: describe(one.exited) for rank, one in states.items() if one.exited}
 
-    def _sample(self) -> dict[int, ThreadSample]:
+    def _hanging(self) -> list[int]:
         ranks = [rank for rank in self._pending() if not self._agents.is_away(rank)]
         usage = self._agents.ask(ranks, "usage", ANSWER_TIMEOUT)
         joining = self._agents.ask(ranks, "joining", ANSWER_TIMEOUT)
-        now = time.monotonic()
-        return {rank: thread_sample(now, usage.get(rank), joining.get(rank)) for rank in ranks}
+        return self._signs.hanging(time.monotonic(), {rank: usage.get(rank) for rank in ranks}, joining)

@@ -8,5 +8,5 @@ reporting     `report`: numbers of a training by step
 interruption  `on_interruption`: a hook for the time before a machine is taken away
 usage         what may slow a rank down: waiting for batches, memory, a GPU at rest; limits that the kernel tells
 rendezvous    a key-value store of the pool's ranks, for plugins, and the plugins that run here
-on_import     post-import hooks: libraries adapted when a program imports them
+on_import     libraries adapted when a program imports them; attributes of theirs replaced
 """

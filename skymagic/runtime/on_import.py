@@ -1,4 +1,4 @@
-"""Post-import hooks: a function that gets a module once somebody imports it, so that a library is adapted without being imported for it."""
+"""Libraries adapted: post-import hooks, which get a module once somebody imports it, so that it is not imported for them; attributes replaced."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import importlib.machinery
 import sys
 import types
 from collections.abc import Callable, Sequence
+from typing import Any
 
 Adapt = Callable[[types.ModuleType], None]
 
@@ -56,3 +57,12 @@ def when_imported(name: str, adapt: Adapt) -> None:
 def _apply(adapt: Adapt, module: types.ModuleType) -> None:
     with contextlib.suppress(Exception):
         adapt(module)
+
+
+class Patches(contextlib.ExitStack):
+    """Attributes of a library that have other values while the block goes on."""
+
+    def put(self, owner: Any, name: str, value: Any) -> None:
+        """Give an attribute this value; the one before comes back at the end."""
+        self.callback(setattr, owner, name, getattr(owner, name))
+        setattr(owner, name, value)

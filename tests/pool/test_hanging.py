@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from skymagic.run.stall import HANG_DEADLINE, SignsOfLife, thread_sample
+from skymagic.run.stall import HANG_DEADLINE, SignsOfLife
 
 WAITS = {"waits": True, "in_cell": False}
 WORKS = {"waits": False, "in_cell": False}
@@ -17,12 +17,9 @@ ASLEEP = (("S", 1.0), ("S", 1.0))
 
 def hanging(usage: tuple[Any, Any], joining: Any, *, others: Any = WAITS, seconds: float = HANG_DEADLINE) -> list[int]:
     """The ranks that hang, when rank 1 is seen like this twice, and rank 0 is like the others."""
-    signs = SignsOfLife()
-    looks = (
-        {0: thread_sample(at, ("S", 1.0), others), 1: thread_sample(at, seen, joining)}
-        for at, seen in zip((0.0, seconds), usage, strict=True)
-    )
-    return [signs.hanging(each) for each in looks][-1]
+    signs, said = SignsOfLife(), {0: others, 1: joining}
+    looks = zip((0.0, seconds), usage, strict=True)
+    return [signs.hanging(at, {0: ("S", 1.0), 1: seen}, said) for at, seen in looks][-1]
 
 
 @pytest.mark.parametrize("joining", [WORKS, None, {}], ids=["answers", "is too broken to answer", "says nothing"])

@@ -230,6 +230,16 @@ def test_a_rank_that_dies_between_cells_is_told_and_replaced(notebook: Notebook)
     assert "SIGKILL" in shown.text
 
 
+def test_children_of_a_dead_rank_go_with_it(notebook: Notebook) -> None:
+    notebook.run(
+        "%%sky_broadcast -o child -t 1 --head\nimport subprocess\nchild = subprocess.Popen(['sleep', '300'])\nchild.pid"
+    )
+    child = psutil.Process(notebook.value("child"))
+    assert fail(notebook, "if dist.get_rank() == 1:\n    os._exit(9)\ndist.barrier()").ename == "RankDied"
+    psutil.wait_procs([child], timeout=10)
+    assert not child.is_running() or child.status() == psutil.STATUS_ZOMBIE
+
+
 # ------------------------------------------------------------------------------------------------- the stop button
 
 
@@ -435,6 +445,14 @@ def test_init_process_group_in_a_cell(notebook: Notebook) -> None:
     assert "has formed the process group already" in shown.stderr
 
 
+def test_destroy_and_init_in_a_cell(notebook: Notebook) -> None:
+    notebook.run(
+        "%%sky_broadcast -o r\ndist.destroy_process_group()\ndist.init_process_group('gloo')\n"
+        "one = torch.ones(1)\ndist.all_reduce(one)\none.item()"
+    )
+    assert notebook.value("r") == [4.0] * 4
+
+
 def test_the_group_stays_when_a_program_destroys_it(notebook: Notebook) -> None:
     """As PyTorch's DDP tutorial and accelerate do at a function's end, with the model alive; twenty times, for it was a race."""
     shown = notebook.run(
@@ -447,6 +465,15 @@ def test_the_group_stays_when_a_program_destroys_it(notebook: Notebook) -> None:
     works(notebook)
 
 
+def test_a_subgroup_can_be_destroyed(notebook: Notebook) -> None:
+    notebook.run(
+        "%%sky_broadcast -o r\npart = dist.new_group([0, 1])\ndist.destroy_process_group(part)\n"
+        "len(dist.distributed_c10d._world.pg_map)"
+    )
+    assert notebook.value("r") == [1] * 4
+    works(notebook)
+
+
 @pytest.mark.parametrize("context", ["fork", "spawn"])
 def test_data_loader_workers(notebook: Notebook, context: str) -> None:
     notebook.run(
@@ -456,6 +483,15 @@ def test_data_loader_workers(notebook: Notebook, context: str) -> None:
         "sum(batch[0].sum().item() for batch in loader)"
     )
     assert notebook.value("r") == [28.0] * 4
+
+
+def test_threads_of_a_cell_may_go_on(notebook: Notebook) -> None:
+    notebook.run(
+        "%%sky_broadcast\nimport threading\nover = threading.Event()\n"
+        "worker = threading.Thread(target=lambda: (print('late'), over.wait()))\nworker.start()"
+    )
+    notebook.run("%%sky_broadcast -o r\nover.set(); worker.join(5); worker.is_alive()")
+    assert notebook.value("r") == [False] * 4
 
 
 # ---------------------------------------------------------------------------------------------------- the machinery

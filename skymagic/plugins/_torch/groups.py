@@ -21,6 +21,7 @@ from skymagic.plugins._torch import backends, carryover, guard, launched, member
 from skymagic.plugins._torch.unblock import Connections
 from skymagic.runtime import rendezvous
 from skymagic.runtime.info import InstanceInfo, taking_part
+from skymagic.runtime.on_import import Patches
 
 STORE_TIMEOUT = timedelta(seconds=60)
 FIRST_USE_TIMEOUT = timedelta(minutes=30)
@@ -187,6 +188,34 @@ class Group:
                 kept.append(wrapper)
         return [*lost, *carryover.lost_wrappers(self._wrappers, kept)]
 
+    # -- what the kernel asks ----------------------------------------------------------------------------------------
+
+    def is_formed(self) -> bool:
+        """Whether this process has a default group (the user may have destroyed it)."""
+        dist = sys.modules.get(
+            "torch.distributed"
+        )  # not an import, which would begin anew where a cell has emptied sys.modules
+        return dist is None or bool(dist.is_initialized())
+
+    def collectives(self) -> int | None:
+        """How many collectives this rank has begun on the default group; None without one. Safe on any thread."""
+        dist = sys.modules.get("torch.distributed")
+        try:
+            return begun(dist.group.WORLD) if dist is not None and dist.is_initialized() else None
+        except Exception:  # a backend that does not count, or a cell has replaced torch's functions
+            return None
+
+    def sequence(self) -> dict[str, int]:
+        """By group, how many collectives this rank has begun, under a key that all members share; and how many groups were made."""
+        from torch.distributed import distributed_c10d as c10d
+
+        counts = {"groups": c10d._world.group_count}
+        for group, ranks in c10d._world.pg_group_ranks.items():
+            with contextlib.suppress(Exception):  # a backend that does not count
+                key = f"{c10d._world.pg_names[group]} {membership.digest(repr(sorted(ranks))):x}"
+                counts[key] = begun(group)
+        return counts
+
     @contextlib.contextmanager
     def patched(self) -> Iterator[None]:
         """Inside, connections of every group are known, also of groups that the user makes, and so is every DDP wrapper."""
@@ -196,13 +225,13 @@ class Group:
 
         init, destroy = dist.init_process_group, dist.destroy_process_group
         helper, wrap, rebuild = c10d._new_process_group_helper, DDP.__init__, DDP.__setstate__
-        rank_pid, undo = os.getpid(), contextlib.ExitStack()
+        rank_pid, patches = os.getpid(), Patches()
 
         def of_other_process() -> bool:
             """Whether a cell has forked this process: torch's own functions act from here on, and the rank's groups are not its own."""
             if os.getpid() == rank_pid:
                 return False
-            undo.close()
+            patches.close()
             abandon_inherited()
             return True
 
@@ -264,20 +293,14 @@ class Group:
             self._wrappers.add(wrapper)
             self._on_default.add(wrapper)
 
-        dist.init_process_group = c10d.init_process_group = init_process_group
-        dist.destroy_process_group = c10d.destroy_process_group = destroy_process_group
-        c10d._new_process_group_helper = new_group_helper
-        DDP.__init__, DDP.__setstate__ = ddp_init, ddp_setstate
-
-        def put_back() -> None:
-            dist.init_process_group = c10d.init_process_group = init
-            dist.destroy_process_group = c10d.destroy_process_group = destroy
-            c10d._new_process_group_helper = helper
-            DDP.__init__, DDP.__setstate__ = wrap, rebuild
-
-        with undo:
-            undo.callback(put_back)
-            undo.enter_context(guard.installed())
+        with patches:
+            for module in (dist, c10d):
+                patches.put(module, "init_process_group", init_process_group)
+                patches.put(module, "destroy_process_group", destroy_process_group)
+            patches.put(c10d, "_new_process_group_helper", new_group_helper)
+            patches.put(DDP, "__init__", ddp_init)
+            patches.put(DDP, "__setstate__", ddp_setstate)
+            patches.enter_context(guard.installed())
             yield
 
 
@@ -328,25 +351,6 @@ def open_store(info: InstanceInfo) -> tuple[Any, str]:
     return store, secret
 
 
-def is_formed() -> bool:
-    """Whether this process has a default group (the user may have destroyed it)."""
-    dist = sys.modules.get("torch.distributed")
-    return dist is None or bool(dist.is_initialized())
-
-
-def collectives() -> int | None:
-    """How many collectives this rank has begun on the default group; None without one. Safe on any thread."""
-    dist = sys.modules.get("torch.distributed")
-    try:
-        if dist is None or not dist.is_initialized():
-            return None
-        return begun(dist.group.WORLD)
-    except (
-        Exception
-    ):  # a backend that does not count, or a cell has put something else in the place of torch's functions
-        return None
-
-
 def begun(group: Any) -> int:
     """How many collectives this rank has begun on a group, on all legs of a composite backend: the group itself counts one leg alone."""
     legs: list[Any] = []
@@ -355,15 +359,3 @@ def begun(group: Any) -> int:
         if not any(leg is other for other in legs):
             legs.append(leg)
     return sum(int(leg._get_sequence_number_for_group()) for leg in legs)
-
-
-def sequence() -> dict[str, int]:
-    """By group, how many collectives this rank has begun on it, under a key that is the same on all members; and how many groups were made."""
-    from torch.distributed import distributed_c10d as c10d
-
-    counts = {"groups": c10d._world.group_count}
-    for group, ranks in c10d._world.pg_group_ranks.items():
-        with contextlib.suppress(Exception):  # a backend that does not count
-            key = f"{c10d._world.pg_names[group]} {membership.digest(repr(sorted(ranks))):x}"
-            counts[key] = begun(group)
-    return counts

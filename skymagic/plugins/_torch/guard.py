@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from skymagic.runtime import info
+from skymagic.runtime.on_import import Patches
 
 COLLECTIVES = [
     "all_gather",
@@ -45,12 +46,7 @@ def installed() -> Iterator[None]:
     from torch.distributed import distributed_c10d as c10d
     from torch.nn.parallel import DistributedDataParallel as DDP
 
-    with contextlib.ExitStack() as undo:
-
-        def put(owner: Any, name: str, value: Any) -> None:
-            undo.callback(setattr, owner, name, getattr(owner, name))
-            setattr(owner, name, value)
-
+    with Patches() as patches:
         for name in COLLECTIVES:
             plain = getattr(c10d, name, None)
             if plain is None:  # of another version of torch
@@ -58,13 +54,15 @@ def installed() -> Iterator[None]:
             guarded = guarded_collective(plain)
             for module in (c10d, dist):
                 if getattr(module, name, None) is plain:
-                    put(module, name, guarded)
+                    patches.put(module, name, guarded)
         new_group = guarded_collective(c10d.new_group, unless="use_local_synchronization")
         for module in (c10d, dist):
-            put(module, "new_group", new_group)
-        put(DDP, "__init__", guarded_ddp(DDP.__init__, "DistributedDataParallel"))
+            patches.put(module, "new_group", new_group)
+        patches.put(DDP, "__init__", guarded_ddp(DDP.__init__, "DistributedDataParallel"))
         if hasattr(DDP, "_pre_forward"):  # called by forward, and out of the sight of torch.compile
-            put(DDP, "_pre_forward", guarded_ddp(DDP._pre_forward, "the forward pass of DistributedDataParallel"))
+            patches.put(
+                DDP, "_pre_forward", guarded_ddp(DDP._pre_forward, "the forward pass of DistributedDataParallel")
+            )
         yield
 
 

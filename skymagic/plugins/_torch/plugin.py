@@ -113,29 +113,12 @@ def hooks(backend: str | None, timeout: float | None = None) -> dict[str, Any]:
                 made.clear()
                 group.leave()
 
-    def joined() -> bool:
-        from skymagic.plugins._torch.groups import is_formed
-
-        return is_formed()
-
-    def collectives() -> int | None:
-        if not made:
-            return None
-        from skymagic.plugins._torch import groups  # imported with the group: no lock is waited for
-
-        return groups.collectives()
-
-    def sequence() -> dict[str, int]:
-        from skymagic.plugins._torch import groups
-
-        return groups.sequence() if made else {}
-
     return {
         "around_app": around_app,
-        "collectives": collectives,
-        "sequence": sequence,
+        "collectives": lambda: made[0].collectives() if made else None,
+        "sequence": lambda: made[0].sequence() if made else {},
         "release": lambda: sum(group.free() for group in made),
         "rejoin": lambda info: [note for group in made for note in group.reform(info)],
         "settle": lambda: [note for group in made for note in group.settle()],
-        "joined": joined,
+        "joined": lambda: not made or made[0].is_formed(),
     }
