@@ -140,7 +140,7 @@ class AgentLinks:
             except BaseException as problem:
                 opened[index] = problem
 
-        first, *others = indices
+        first, *others = indices  # the head's, on this thread: an interrupt reaches it
         threads = [threading.Thread(target=open_one, args=(index,), daemon=True) for index in others]
         for thread in threads:
             thread.start()

@@ -218,6 +218,7 @@ class States:
                 self.ranks[message.rank].ready = True
             case wire.RankFailed():
                 self.ranks[message.rank].failed = message
+            # race: the end of a rank that was replaced may come after its successor's start
             case wire.RankExited() if self.ranks[message.rank].pid == message.pid:
                 self.ranks[message.rank].exited = message
                 self.ranks[message.rank].ready = False

@@ -107,7 +107,7 @@ class TunnelConnection:
     def _send_loop(self, transport: Transport) -> None:
         with contextlib.suppress(OSError):
             while data := self._far.recv(READ_SIZE):
-                transport.write(data)
+                transport.write(data)  # may block for as long as the connection hangs: why it has a thread
         self._far.close()
         self._close()
 

@@ -133,7 +133,7 @@ class Controls:
         while self._actions.ranks is not None and not unseen.is_set() and time.monotonic() < end:
             with contextlib.suppress(Exception):  # the pool may have ended meanwhile
                 measured = self._actions.ranks()
-                with self._lock:  # else one that took long would be shown after the end
+                with self._lock:  # else a measurement that took long would be shown after the end
                     self._panel.value = "" if unseen.is_set() else measured
             unseen.wait(RANKS_INTERVAL)
         with self._lock:

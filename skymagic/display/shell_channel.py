@@ -27,7 +27,7 @@ class ShellChannel:
     def __init__(self, kernel: Any) -> None:
         self._kernel = kernel
         self._stream = kernel.shell_stream
-        self._receive = self._stream._recv_callback
+        self._receive = self._stream._recv_callback  # private: pyzmq tells it in no other way
         """What ipykernel does with a message."""
         self._takers: dict[str, Take] = {}
         thread = getattr(kernel, "shell_channel_thread", None)

@@ -149,7 +149,7 @@ class EventLoop:
                 self._call(key.data)
         now = time.monotonic()
         expired = [callback for when, callback in self._timers if when <= now]
-        self._timers = [timer for timer in self._timers if timer[0] > now]
+        self._timers = [timer for timer in self._timers if timer[0] > now]  # before the calls: they may add others
         for callback in expired:
             self._call(callback)
 

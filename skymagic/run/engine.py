@@ -167,7 +167,7 @@ class RankEngine:
             answered = {future for future in self._unanswered if future.done()}
             self._unanswered -= answered
             self._purgeable += [future.msg_id for future in answered]
-            self._purgeable_bytes += submission.nbytes
+            self._purgeable_bytes += submission.nbytes  # DictDB keeps the code of each request until it is purged
         if not due:
             return
         # This run's own come the next time: the hub may have them still to do, and would refuse them all.

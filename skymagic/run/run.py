@@ -120,6 +120,7 @@ class RunLoop:
     # -- one step ----------------------------------------------------------------------------------------------------
 
     def _step(self) -> None:
+        # news first: a rank that has ended must not be interrupted by a step that is due at the same moment
         if (event := self._submission.read(self._next_timeout())) is not None:
             self._handle(event)
         self._screen.refresh()

@@ -77,7 +77,7 @@ class StandardStream:
 
     def _redirect(self) -> None:
         self._original = getattr(sys, self.name)
-        self._flush()
+        self._flush()  # what was written before belongs to the descriptor as it is
         # a process without this stream has nothing to silence below Python
         with contextlib.suppress(OSError):
             if self._saved_fd < 0:

@@ -122,7 +122,7 @@ class Forkserver:
             forkserver.serve(theirs, tuple(preload))
 
         self._pid = fork(serve)
-        theirs.close()
+        theirs.close()  # the channel's end must show when the forkserver is gone
         loop.watch(self._channel, self._on_readable)
 
     def fork(self, spec: wire.RankSpec, descriptors: list[int]) -> None:

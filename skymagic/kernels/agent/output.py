@@ -228,7 +228,7 @@ class OutputFilter:
 
     def begin(self, message: BeginOutput, now: float) -> None:
         """Attribute to a request all that comes from now on, and what waits in the pipes: the cell may have begun to print."""
-        self.flush(now)
+        self.flush(now)  # under the request before, whose parent goes with the next line but one
         self.log.begin(message.run, message.cell)
         self.screen.begin(message)
         self._bucket = TokenBucket(message.limit, now) if message.visible else None
@@ -349,7 +349,7 @@ class Iopub:
         self._session = Session(key=engine["key"].encode(), signature_scheme=scheme, packer=packer, unpacker=unpacker)
         socket = zmq.Context().socket(zmq.XPUB)
         socket.sndhwm = 0
-        socket.linger = 2000
+        socket.linger = 2000  # milliseconds for the last words of ranks when the agent ends
         socket.curve_publickey, socket.curve_secretkey = zmq.curve_keypair()
         socket.curve_serverkey = engine["curve_serverkey"].encode()
         socket.connect(f"{engine['interface']}:{engine['iopub']}")

@@ -308,6 +308,7 @@ class Ranks:
     # -- end ---------------------------------------------------------------------------------------------------------
 
     def _exited(self, pid: int, status: int) -> None:
+        # race: a rank that was replaced may end before or after its successor was forked
         rank = next((rank for rank in self.running.values() if rank.pid == pid), None)
         if rank is None:
             self._replaced.pop(pid, None)

@@ -268,7 +268,7 @@ class Daemon:
         self.session = Session()
         self.loop.restart(self.session)
         self.input.forget_partial()
-        self.skipping = self.mid_line
+        self.skipping = self.mid_line  # the other notebook decodes lines, and must begin with a whole one
         if self.exit_data:
             self.session.put(frames.EXIT, 0, self.exit_data)
 

@@ -87,7 +87,7 @@ class AgentControl:
             return
         with self._write_lock:
             try:
-                self._socket.sendall(wire.encode(message))
+                self._socket.sendall(wire.encode(message))  # one lock: a line must not be torn by another thread's
             except (BrokenPipeError, ConnectionResetError):
                 end_without_agent()
 

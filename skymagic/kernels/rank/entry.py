@@ -52,7 +52,7 @@ _no_debugger.__dict__.update(_is_debugpy_available=False, Debugger=object)
 sys.modules[_no_debugger.__name__] = _no_debugger
 
 
-class RankEngine(engine_app.IPEngine):  # type: ignore[misc]  # untyped base
+class RankEngineApp(engine_app.IPEngine):  # type: ignore[misc]  # untyped base
     """ipyparallel's engine with a rank's streams and hooks."""
 
     def redirect_output(self, iopub_socket: Any) -> None:
@@ -158,7 +158,7 @@ def _run_engine(spec: wire.RankSpec) -> None:
     config.IPEngine.timeout = 60.0
     config.HistoryManager.enabled = False
     config.ProfileDir.location = spec.profile
-    engine = RankEngine.instance(config=config, ident=os.environ["SKYMAGIC_IDENT"])
+    engine = RankEngineApp.instance(config=config, ident=os.environ["SKYMAGIC_IDENT"])
     engine.initialize([])
     engine.log.setLevel(logging.CRITICAL)  # else each message makes records that no handler takes
     engine.start()

@@ -224,7 +224,7 @@ class RankKernel(IPythonParallelKernel):
         reporting.flush()
         if isinstance(order, RunCell):
             self.runs.end(order, outcome)
-        self._context.control.send(wire.EndOutput(rank))
+        self._context.control.send(wire.EndOutput(rank))  # after all that shows something: the agent closes the request
         self.on_cell_end()
         return outcome
 
