@@ -11,7 +11,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, cast
+from typing import Any
 
 import ipyparallel as ipp
 from traitlets.log import get_logger
@@ -50,6 +50,8 @@ class _Client(ipp.Client):  # type: ignore[misc]  # untyped base
 
     hook: Any = None
     """Called with each request's future before the request is sent."""
+    changed = threading.Condition()
+    """Notified when an engine has registered; one for all clients, for `ipp.Client` listens before its subclass could make its own."""
 
     def activate(self, *args: Any, **kwargs: Any) -> None:
         """Leave the notebook's magics alone."""
@@ -72,11 +74,6 @@ class _Client(ipp.Client):  # type: ignore[misc]  # untyped base
             self._update_engines(dict(answer.result()["content"]["engines"]))
             with self.changed:
                 self.changed.notify_all()
-
-    @property
-    def changed(self) -> threading.Condition:
-        """Notified when an engine has registered."""
-        return cast("threading.Condition", self.__dict__.setdefault("_sky_changed", threading.Condition()))
 
 
 class RankEngine:
