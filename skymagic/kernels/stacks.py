@@ -13,6 +13,7 @@ import sys
 import sysconfig
 import threading
 import time
+import traceback
 from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
@@ -162,11 +163,7 @@ def children(pid: int) -> list[int]:
 
 def walk(frame: FrameType | None) -> list[FrameType]:
     """All frames, outermost first."""
-    found = []
-    while frame is not None:
-        found.append(frame)
-        frame = frame.f_back
-    return found[::-1]
+    return [] if frame is None else [each for each, _ in traceback.walk_stack(frame)][::-1]
 
 
 def internal(filename: str) -> bool:

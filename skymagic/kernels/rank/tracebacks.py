@@ -157,13 +157,9 @@ def line_count(frame: FrameType) -> int:
     return len(linecache.getlines(frame.f_code.co_filename))
 
 
-def is_group(problem: BaseException | None) -> bool:
-    """Whether it is an exception group, or was raised while one was handled: IPython prints such a traceback itself."""
-    while problem is not None:
-        if isinstance(problem, BaseExceptionGroup):
-            return True
-        problem = problem.__context__
-    return False
+def is_group(problem: BaseException) -> bool:
+    """Whether it is an exception group, or follows from one: IPython prints such a traceback itself."""
+    return any(isinstance(each, BaseExceptionGroup) for each in chain(problem))
 
 
 def of_group(problem: BaseException, cells: Mapping[str, int]) -> list[str]:
