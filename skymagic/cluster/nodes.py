@@ -133,7 +133,9 @@ class States:
             return ready() == len(wanted) or any(self.ranks[rank].failed or self.ranks[rank].exited for rank in wanted)
 
         while not settled():  # many ranks on few cores come up one after another
-            self._wait_for_another(ready, settled, timeout, len(wanted))
+            before = ready()
+            what = f"{len(wanted) - before} of the ranks" if before else "the ranks"
+            self.wait(lambda before=before: settled() or ready() > before, timeout, what)  # type: ignore[misc]
         for rank in sorted(wanted):
             state = self.ranks[rank]
             if state.failed is not None:
@@ -145,13 +147,6 @@ class States:
                 raise ProvisionError(
                     f"rank {rank} on {state.hostname} ended while it started ({describe(state.exited)})\n{state.exited.tail}"
                 )
-
-    def _wait_for_another(
-        self, ready: Callable[[], int], settled: Callable[[], bool], timeout: float, count: int
-    ) -> None:
-        before = ready()
-        what = f"{count - before} of the ranks" if before else "the ranks"
-        self.wait(lambda: settled() or ready() > before, timeout, what)
 
     def wait(self, done: Callable[[], bool], timeout: float, what: str) -> None:
         """Wait until something is done that messages of agents tell.

@@ -159,11 +159,11 @@ def pool_html(view: PoolView) -> str:
 def _rows(nodes: Sequence[NodeView]) -> list[str]:
     if len(nodes) > MAX_NODE_ROWS:
         cells = " ".join(_node_cell(node, str(index)) for index, node in enumerate(nodes))
-        return [f"<div>{cells}</div>", *map(_dim, _summary(nodes))]
+        return [f"<div>{cells}</div>", *(f'<div style="{DIM}">{text}</div>' for text in _summary(nodes))]
     folded = sum(len(node.ranks) for node in nodes) > MAX_RANK_CELLS and len(nodes) > 1
     return [
         f'<div style="{ROW}"><span style="{NAME}">{escape(node.name)}</span> '
-        f"<span>{_node_cell(node, count(len(node.ranks), 'rank')) if folded else _rank_cells(node)} "
+        f"<span>{_node_cell(node, count(len(node.ranks), 'rank')) if folded else ' '.join(_rank_cell(node, *rank) for rank in node.ranks)} "
         f'{_bar(node.share)}<span style="{DIM}">{escape(_doing(node, folded))}</span></span></div>'
         for node in nodes
     ]
@@ -190,14 +190,6 @@ def _summary(nodes: Sequence[NodeView]) -> list[str]:
         escape("; ".join(words)) for words in (doing, [*bad[:MAX_TROUBLES], *more], [used] if used else []) if words
     ]
     return [_bar(sum(shares) / len(shares)) + said[0], *said[1:]] if shares else said
-
-
-def _dim(text: str) -> str:
-    return f'<div style="{DIM}">{text}</div>'
-
-
-def _rank_cells(node: NodeView) -> str:
-    return " ".join(_rank_cell(node, number, state) for number, state in node.ranks)
 
 
 def _rank_cell(node: NodeView, number: int, state: str) -> str:

@@ -115,7 +115,9 @@ class Namespace:
         """Each value at once, for the code that rebuilds the next may use it."""
         problems: list[BindError] = []
         opened: list[_Opened] = []
-        for bundle, links in self._linked(bundles):
+        # all that bundles refer to is found before anything changes
+        linked = [(bundle, [self.held.find(link[:2]) for link in bundle["links"]]) for bundle in bundles]
+        for bundle, links in linked:
             try:
                 opened.append(self._open(bundle, links, orders))
                 self.variables.update(opened[-1].values)
@@ -218,10 +220,6 @@ class Namespace:
         except Exception as problem:
             names = ", ".join(each["name"] for each in mine)
             raise BindError(names, f"the module's code raised {type(problem).__name__}: {problem}") from problem
-
-    def _linked(self, bundles: list[Mapping[str, Any]]) -> list[tuple[Mapping[str, Any], list[object]]]:
-        """This rank's bundles, each with the objects that it refers to: all at once, before anything changes."""
-        return [(bundle, [self.held.find(link[:2]) for link in bundle["links"]]) for bundle in bundles]
 
     def _spare(self, bundle: Mapping[str, Any], links: list[object], orders: Mapping[str, Any]) -> list[object]:
         """The objects that a bundle refers to, with a copy of each that is gone from here."""

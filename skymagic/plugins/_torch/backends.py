@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from skymagic.plan.units import rank_words
+
 GLOO = "gloo"
 NCCL = "cpu:gloo,cuda:nccl"
 SHARED = "cpu:gloo,cuda:gloo"
@@ -42,7 +44,7 @@ def choose(asked: str | None, posted: Sequence[Posted]) -> str:
     if without and len(without) < len(posted):
         having = [rank for rank in range(len(posted)) if rank not in without]
         raise ValueError(
-            f"{ranks(having)} {'has' if len(having) == 1 else 'have'} a GPU and {ranks(without)} {'has' if len(without) == 1 else 'have'} none"
+            f"{rank_words(having)} {'has' if len(having) == 1 else 'have'} a GPU and {rank_words(without)} {'has' if len(without) == 1 else 'have'} none"
             f"{_why(posted[without[0]])}: no group is formed of both. Leave those machines out, or take CPUs everywhere (--gpu none)"
         )
     twins = shared(posted)
@@ -50,7 +52,7 @@ def choose(asked: str | None, posted: Sequence[Posted]) -> str:
         if twins and "nccl" in legs(asked).values():
             device = posted[twins[0][0]]
             raise ValueError(
-                f"{ranks(twins[0])} share one GPU ({device.name or 'GPU'} {device.gpu}), and NCCL refuses that: leave backend= out, which "
+                f"{rank_words(twins[0])} share one GPU ({device.name or 'GPU'} {device.gpu}), and NCCL refuses that: leave backend= out, which "
                 "takes gloo, or ask for one rank per GPU"
             )
         return asked
@@ -84,13 +86,6 @@ def device_for_talk(legs_of_group: Mapping[str, str]) -> str:
     if legs_of_group.get("cpu") in CPU_BACKENDS or "cuda" not in legs_of_group:
         return "cpu" if "cpu" in legs_of_group else next(iter(legs_of_group))
     return "cuda"
-
-
-def ranks(numbers: Sequence[int]) -> str:
-    """ "rank 3", "ranks 0–3"."""
-    from skymagic.plan.units import rank_words  # not at the top: only an error needs it
-
-    return rank_words(numbers)
 
 
 def _why(rank: Posted) -> str:

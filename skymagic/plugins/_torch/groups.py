@@ -276,7 +276,9 @@ class Group:
         @functools.wraps(helper)
         def new_group_helper(*args: Any, **kwargs: Any) -> Any:
             backend = kwargs.get("backend", args[3] if len(args) > 3 else "")
-            with self._connections.recorded() if unblock.shares_sockets(backend) else contextlib.nullcontext():
+            if str(backend).lower() == "nccl":  # its connections are closed by its abort alone
+                return helper(*args, **kwargs)
+            with self._connections.recorded():
                 return helper(*args, **kwargs)
 
         @functools.wraps(wrap)

@@ -11,6 +11,7 @@ import inspect
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from skymagic.plan.units import rank_words
 from skymagic.runtime import info
 from skymagic.runtime.on_import import Patches
 
@@ -114,15 +115,9 @@ def check(group: Any, what: str) -> None:
     absent = sorted(set(ranks) - set(here))
     if not absent:
         return
+    all_of_them, these = (rank_words(some).replace("–", " to ") for some in (ranks, here))
     raise RuntimeError(
-        f"{what} waits for {words(ranks)}, and only {words(here)} {'takes' if len(here) == 1 else 'take'} part in this "
+        f"{what} waits for {all_of_them}, and only {these} {'takes' if len(here) == 1 else 'take'} part in this "
         "run: run it on all of them (f() @ pool, or a cell without --targets), or use a group of those that take part: "
         f"dist.new_group({list(here)}, use_local_synchronization=True)"
     )
-
-
-def words(ranks: Any) -> str:
-    """ "rank 3", "ranks 0, 2", "ranks 0 to 3"."""
-    from skymagic.plan.units import rank_words  # not at the top: only an error needs it
-
-    return rank_words(ranks).replace("–", " to ")

@@ -61,10 +61,12 @@ def adapt_libraries() -> None:
     when_imported("accelerate.state", _partial_state)
     for module, name in CONNECTORS.items():
         when_imported(module, functools.partial(_connector, name=name))
-    for module in INTERACTIVE:
-        when_imported(module, _not_interactive)
-    for module in CALLBACKS:
-        when_imported(module, _progress_bar)
+    for module in INTERACTIVE:  # a rank starts no processes, which is what Lightning cannot do from a notebook
+        when_imported(module, lambda found: setattr(found, "_IS_INTERACTIVE", False))
+    for module in (
+        CALLBACKS
+    ):  # tqdm's bar, not rich's, which moves a terminal's cursor: a cell would show each step below the last
+        when_imported(module, lambda found: setattr(found, "_RICH_AVAILABLE", False))
 
 
 def _stores(module: types.ModuleType) -> None:
@@ -95,16 +97,6 @@ def _partial_state(module: types.ModuleType) -> None:
         make(state, cpu or os.environ.get("ACCELERATE_USE_CPU", "").lower() in ("1", "true"), **kwargs)
 
     module.PartialState.__init__ = init
-
-
-def _not_interactive(module: types.ModuleType) -> None:
-    """A rank starts no processes, which is what Lightning cannot do from a notebook."""
-    module._IS_INTERACTIVE = False  # type: ignore[attr-defined]
-
-
-def _progress_bar(module: types.ModuleType) -> None:
-    """tqdm's bar in the place of rich's, which moves a terminal's cursor; a cell has none, and shows each step below the last."""
-    module._RICH_AVAILABLE = False  # type: ignore[attr-defined]
 
 
 def _connector(module: types.ModuleType, name: str) -> None:

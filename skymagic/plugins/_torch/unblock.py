@@ -159,8 +159,3 @@ def _backends() -> Iterable[Any]:
             backend = group._get_backend(device)
             if isinstance(backend, kind):
                 yield backend
-
-
-def shares_sockets(backend: object) -> bool:
-    """Whether a backend's connections may be shut down: gloo's. NCCL's are closed by its abort alone."""
-    return str(backend).lower() != "nccl"
