@@ -91,7 +91,9 @@ def environment(config: Mapping[str, Any] | None, mixed_precision: str | None = 
         mistakes.append("fsdp and deepspeed are two ways of sharding: keep one of them")
     if fsdp is not None:
         mistakes += _unknown("fsdp", fsdp, FSDP)
-        variables |= {"ACCELERATE_USE_FSDP": "true", **{_fsdp(name): _text(value) for name, value in fsdp.items()}}
+        own = {"transformer_layer_cls_to_wrap": "TRANSFORMER_CLS_TO_WRAP"}
+        known = {f"FSDP_{own.get(name, name.upper())}": _text(value) for name, value in fsdp.items()}
+        variables |= {"ACCELERATE_USE_FSDP": "true", **known}
     if deepspeed is not None:
         mistakes += _unknown("deepspeed", deepspeed, DEEPSPEED)
         known = {DEEPSPEED[name]: _text(value) for name, value in deepspeed.items() if name in DEEPSPEED}
@@ -118,10 +120,6 @@ def _unknown(where: str, given: Iterable[str], known: Iterable[str]) -> list[str
         for key in given
         if key not in known
     ]
-
-
-def _fsdp(name: str) -> str:
-    return "FSDP_TRANSFORMER_CLS_TO_WRAP" if name == "transformer_layer_cls_to_wrap" else f"FSDP_{name.upper()}"
 
 
 def _text(value: Any) -> str:

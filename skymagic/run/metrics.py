@@ -227,7 +227,10 @@ class Metrics:
         with self._lock:
             for (rank, _), series in self._series.items():
                 found.setdefault(rank, []).append(series.progress)
-        return {rank: max(several, key=_outermost) for rank, several in found.items()}
+        return {
+            rank: max(several, key=lambda one: (one.total is not None, one.left or 0.0))
+            for rank, several in found.items()
+        }
 
     def progress(self) -> Progress | None:
         """How far the run is: as its slowest rank. None where nothing was reported."""
@@ -282,10 +285,6 @@ def _usages(rows: array[float]) -> Iterator[Usage]:
     width = FIXED + len(USAGE)
     for start in range(0, len(rows), width):
         yield Usage(rows[start + SECONDS], *rows[start + FIXED : start + width])
-
-
-def _outermost(one: Progress) -> tuple[bool, float]:
-    return (one.total is not None, one.left if one.left is not None else 0.0)
 
 
 def _number(name: str, ranks: Mapping[int, array[float]]) -> Number:

@@ -46,7 +46,10 @@ def machine() -> str:
 
 def private_addresses() -> list[str]:
     """This machine's private IPv4 addresses other than loopback; public ones are no place to listen."""
-    found = {address for address in [*interface_addresses().values(), *_of_hostname()] if _private(address)}
+    found = set(interface_addresses().values())
+    with contextlib.suppress(OSError):  # its name may lead nowhere
+        found |= {str(entry[4][0]) for entry in socket.getaddrinfo(socket.gethostname(), None, socket.AF_INET)}
+    found = set(filter(_private, found))
     return sorted(found, key=ipaddress.IPv4Address)
 
 
@@ -54,12 +57,6 @@ def _private(address: str) -> bool:
     known = ipaddress.IPv4Address(address)
     shared = known in ipaddress.IPv4Network("100.64.0.0/10")  # RFC 6598: carriers' and tailnets'
     return (known.is_private or shared) and not known.is_loopback and not known.is_unspecified
-
-
-def _of_hostname() -> list[str]:
-    with contextlib.suppress(OSError):
-        return [str(entry[4][0]) for entry in socket.getaddrinfo(socket.gethostname(), None, socket.AF_INET)]
-    return []
 
 
 class Candidates:

@@ -210,16 +210,12 @@ def held(pid: int | str) -> set[str]:
     return found
 
 
-def asks_to_be_kept(pid: int) -> bool:
-    """Whether it was started with ``SKYMAGIC_KEEP=1``; what this process itself was started with is nobody's wish here."""
-    return environment(pid).get(KEEP, b"") not in (b"", b"0", environment(os.getpid()).get(KEEP))
-
-
 def end(pids: Iterable[int]) -> list[int]:
     """SIGKILL these, but not those that ask to be kept, nor those that are another user's by now; returns the others."""
     ended = []
+    own = environment(os.getpid()).get(KEEP)  # what this process itself was started with is nobody's wish here
     for pid in pids:
-        if not asks_to_be_kept(pid):
+        if environment(pid).get(KEEP, b"") in (b"", b"0", own):
             with contextlib.suppress(OSError):
                 os.kill(pid, signal.SIGKILL)
                 ended.append(pid)

@@ -77,7 +77,7 @@ class RankEngineApp(engine_app.IPEngine):  # type: ignore[misc]  # untyped base
             installed=importer.installed_packages,
             rescan=importer.rescan_packages,
             recall=kernel.runs.recall,
-            stop=self._stop_idle,
+            stop=lambda: self.loop.add_callback(self.loop.stop),
         )
         try:
             between = BetweenCells(kernel, self.loop)
@@ -91,9 +91,6 @@ class RankEngineApp(engine_app.IPEngine):  # type: ignore[misc]  # untyped base
             return
         gc.freeze()  # what is here stays: collections look at what cells make
         rank.control.send(wire.RankReady(rank.info.rank))
-
-    def _stop_idle(self) -> None:
-        self.loop.add_callback(self.loop.stop)
 
     def start(self) -> None:
         """Serve until stopped, then let the plugins tidy up."""
@@ -115,11 +112,14 @@ def main(spec: wire.RankSpec, fds: list[int]) -> int:
     os.environ.update({**environment(info), **spec.env})
     os.environ.update(interfaces(info, os.environ))
     faulthandler.enable(all_threads=False)
-    _reseed()
+    if (numpy := sys.modules.get("numpy")) is not None:
+        numpy.random.seed()  # ranks are forked from one process, and would all draw the same numbers; Python reseeds its own
     warnings.filterwarnings("ignore", "To exit: use", UserWarning)  # IPython's advice to who calls sys.exit()
     runtime.enter(info)
     sys.argv = ["ipykernel_launcher.py"]  # as in a notebook: usage lines of argparse begin so
-    _log_what_is_silenced(spec.log)
+    # what user code silences (``@sky.silent``) is not shown, and is in the log all the same
+    log = os.open(spec.log, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    silence.sinks.update(stdout=log, stderr=log)
     _progress_bars_as_text()
     comms.install()
     control = AgentControl(socket.socket(fileno=control_fd), spec.rank)
@@ -175,25 +175,12 @@ def _open_streams(writers: list[int]) -> None:
         setattr(sys, f"__{name}__", getattr(sys, name))
 
 
-def _log_what_is_silenced(path: str) -> None:
-    """What user code silences (``@sky.silent``) is not shown, and is in the log all the same."""
-    log = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    silence.sinks.update(stdout=log, stderr=log)
-
-
 def _progress_bars_as_text() -> None:
     """tqdm.auto takes a rank for a notebook and would make a widget, which a saved notebook cannot show."""
     plain = types.ModuleType("tqdm.autonotebook", "tqdm's choice on a rank: text")
     plain.__file__ = None  # who looks at all modules asks for it, and would import tqdm
     plain.__getattr__ = lambda name: getattr(importlib.import_module("tqdm.std"), name)  # type: ignore[method-assign]
     sys.modules.setdefault(plain.__name__, plain)
-
-
-def _reseed() -> None:
-    """Ranks are forked from one process; without this they would all draw the same numbers (Python reseeds `random` itself)."""
-    numpy = sys.modules.get("numpy")
-    if numpy is not None:
-        numpy.random.seed()
 
 
 INTERVAL = 0.05

@@ -46,7 +46,9 @@ class RemoteImporter(importlib.abc.MetaPathFinder, importlib.abc.InspectLoader):
             package = source.name if source.package else source.name.rpartition(".")[0]
             self._sources[source.name] = source
             self._imports[source.name] = imported_names(ast.parse(source.source), package)
-            _cache_source(source)
+            # tracebacks show the lines that run, whatever the node's own file says
+            lines = source.source.splitlines(keepends=True)
+            linecache.cache[source.origin] = (len(source.source), None, lines, source.origin)
         for name in self._stale():
             self._reload(sys.modules[name])
 
@@ -186,12 +188,6 @@ def _rebind_class_cell(member: object, new: type, old: type) -> None:
             for variable, cell in zip(part.__code__.co_freevars, part.__closure__ or (), strict=True):
                 if variable == "__class__" and cell.cell_contents is new:
                     cell.cell_contents = old
-
-
-def _cache_source(module: ModuleSource) -> None:
-    """Give tracebacks the lines that run, whatever the node's own file says."""
-    text = module.source
-    linecache.cache[module.origin] = (len(text), None, text.splitlines(keepends=True), module.origin)
 
 
 def installed_packages() -> dict[str, Any]:

@@ -265,7 +265,7 @@ class RankKernel(IPythonParallelKernel):
         self._end_post_mortem()
         self.shell.displayhook.bound = ()
         try:
-            self.shell.know_cells(order.manifest.get("cells", {}))
+            self.shell.compile._filename_map.update(order.manifest.get("cells", {}))  # tracebacks name these cells
             self._namespace.bind(order.manifest)
             self.shell.displayhook.know_shown(order.manifest.get("shown", ()))
             outcome["bound"] = True

@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from typing import Any, TextIO
 
 from ipykernel.compiler import XCachingCompiler
@@ -174,10 +174,6 @@ class RankShell(ZMQInteractiveShell):
         """Cells count as sources that can be read."""
         super().init_traceback_handlers(custom_exceptions)
         ultratb.get_line_number_of_frame = tracebacks.line_count
-
-    def know_cells(self, numbers: Mapping[str, int]) -> None:
-        """Code of these files stands in the notebook's cells of these numbers; tracebacks say so."""
-        self.compile._filename_map.update(numbers)
 
     def _find_with_lazy_load(self, /, type_: str, magic_name: str) -> Any:
         written = {"line": "%", "cell": "%%"}[type_] + magic_name
