@@ -13,12 +13,11 @@ from __future__ import annotations
 
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
-from typing import Protocol
 
-from skymagic.display.live import Write
+from skymagic.display.live import Area, Write
 from skymagic.display.terminal import HOLD, Key, Terminal
 from skymagic.plan.units import rank_words
 
@@ -138,18 +137,11 @@ LONGEST = 1000
 """Characters of an open line that are shown at most: its end."""
 
 
-class Drawable(Protocol):
-    """Where a block is shown; see `live.Area`."""
-
-    def draw(self, text: str) -> None:
-        """Show this instead of what was shown before."""
-
-
 @dataclass
 class LabelBlock:
     """Lines of ranks that were open at the same time, in the order of ranks; each stays when it has ended."""
 
-    area: Drawable
+    area: Area = field(default_factory=Area)
     ended: dict[Key, list[str]] = field(default_factory=dict)
     open: dict[Key, list[str]] = field(default_factory=dict)
     """Open lines of the keys that are still in the block."""
@@ -170,15 +162,13 @@ class Labels:
     Args:
         ranks: the ranks that are shown; one alone needs no label, and its text passes unchanged but for bars.
         put: where finished text goes.
-        area: makes the place of a block; None where nothing can be redrawn.
+        redraws: whether what was shown can be drawn again, in blocks.
         noun: what the numbers are of.
     """
 
-    def __init__(
-        self, ranks: Sequence[int], put: Write, area: Callable[[], Drawable] | None = None, noun: str = "rank"
-    ) -> None:
+    def __init__(self, ranks: Sequence[int], put: Write, redraws: bool = False, noun: str = "rank") -> None:
         self._put = put
-        self._area = area
+        self._redraws = redraws
         self._noun = noun
         self._folding = Folding(ranks) if len(ranks) >= MANY else None
         self._labelled = len(ranks) > 1
@@ -209,7 +199,7 @@ class Labels:
 
     def _moves(self, text: str) -> bool:
         """Whether text of one rank alone is a bar that a notebook cannot show as it is: it goes down a line, and up again. A terminal can."""
-        return self._area is not None and "\r" in text.replace("\r\n", "\n")
+        return self._redraws and "\r" in text.replace("\r\n", "\n")
 
     def refresh(self) -> None:
         """Show what is open; called often."""
@@ -222,7 +212,7 @@ class Labels:
                 self._settle(key, terminal.take(all=True))
         if self._folding is not None:
             self._write(self._folding.due(now))
-        if self._area is not None:
+        if self._redraws:
             for key in sorted(self._open):
                 self._place(key, self._open[key], now)
             for block in {id(block): block for block in self._blocks.values()}.values():
@@ -302,8 +292,7 @@ class Labels:
         """The newest block, if lines in it are open still and none is this stream's; else a new one, below all output."""
         newest = self._newest
         if newest is None or not newest.open or key in newest.ended:
-            assert self._area is not None
-            newest = self._newest = LabelBlock(self._area())
+            newest = self._newest = LabelBlock()
         return newest
 
     def _line(self, rank: int, line: str) -> str:

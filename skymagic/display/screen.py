@@ -11,7 +11,6 @@ from typing import Any, Protocol
 from skymagic.display import text as display
 from skymagic.display.labels import Labels
 from skymagic.display.live import (
-    Area,
     StatusLine,
     in_ipython,
     in_notebook,
@@ -80,7 +79,7 @@ class NotebookScreen(Screen):
         self._view, self._bars = view, Bars()
         self._state: Callable[[], RunState] | None = None
         """How the run is, as soon as anybody knows."""
-        self._labels = Labels(ranks, write, Area if in_notebook() else None, noun)
+        self._labels = Labels(ranks, write, in_notebook(), noun)
         self._status = StatusLine()
         self._clearing = False
         """Whether a rank has asked that its next output takes the place of all that the cell shows."""
@@ -249,19 +248,13 @@ def show_object(shown: Displayable, *, apart: bool = False) -> None:
     show_rich(shown)
 
 
-class StatusSink(Protocol):
-    """A line that is replaced: see `NotebookScreen.status`."""
-
-    def __call__(self, text: str, *, last: bool = False) -> None: ...
-
-
 class ShippingProgress:
     """Progress of shipping: tells what is under way once that takes longer than half a second, and in its place that it is done."""
 
     DELAY, INTERVAL = 0.5, 0.2
 
-    def __init__(self, status: StatusSink) -> None:
-        self._status = status
+    def __init__(self, screen: Screen) -> None:
+        self._screen = screen
         self._begun = time.monotonic()
         self._next = self.DELAY
         self._what = ""
@@ -272,7 +265,7 @@ class ShippingProgress:
         if seconds > self._next:
             self._next = seconds + self.INTERVAL
             self._what = display.weights(weights)
-            self._status(f"[shipping {self._what}: {done / sum(weights.values()):.0%}]")
+            self._screen.status(f"[shipping {self._what}: {done / sum(weights.values()):.0%}]")
 
     def __enter__(self) -> ShippingProgress:
         return self
@@ -280,7 +273,7 @@ class ShippingProgress:
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if self._what:
             how = SHIPPED if kind is None else "[could not ship"
-            self._status(f"{how} {self._what} in {time.monotonic() - self._begun:.1f} s]", last=True)
+            self._screen.status(f"{how} {self._what} in {time.monotonic() - self._begun:.1f} s]", last=True)
 
 
 class Copying:

@@ -185,7 +185,7 @@ class PoolRuns:
 
     def _prepare_once(self, spec: RunSpec, screen: Screen, *, dry_run: bool = False) -> Manifest:
         """One attempt of `_prepare`; raises ModulesNeeded where packages are missing, and shows a line when it takes long."""
-        progress = ShippingProgress(screen.status)
+        progress = ShippingProgress(screen)
 
         def note(said: str) -> None:
             screen.note(f"[{said}]\n")
