@@ -16,7 +16,7 @@ READY := $(VENV)/.ready
 # The longest files come first, and none is shared: its tests use the same pools
 PYTEST := $(RUN) -m pytest -n $(PROCESSES) --dist loadfile --no-loadscope-reorder --max-worker-restart 0
 
-.PHONY: help demo quick near test durations check format bench gpu gpu-wheels pictures notebooks soak clean
+.PHONY: help demo quick near test durations check format bench docs gpu gpu-wheels pictures notebooks soak clean
 
 help:
 	@echo "make demo    run notebooks/quickstart.ipynb and print what its cells print"
@@ -26,6 +26,7 @@ help:
 	@echo "make check   ruff, formatting, mypy"
 	@echo "make format  let ruff mend and format the code"
 	@echo "make bench   the figures, each as a ratio measured in this run"
+	@echo "make docs    the site, into build/docs; warnings are errors"
 	@echo "make gpu     what only a GPU can show, on a machine that has one; docs/how-to/gpus.md"
 	@echo "make gpu-wheels  a folder of wheels for such a machine that has no internet"
 	@echo "make pictures  take the README's pictures anew, in JupyterLab (Chromium is needed)"
@@ -63,6 +64,12 @@ format: $(READY)
 
 bench: $(READY)
 	@$(RUN) benchmarks/run.py $(ARGS)
+
+docs: $(READY)
+	@$(RUN) -m pip install -q -e ".[docs]"
+	@$(RUN) docs/generate.py
+	@$(RUN) -m sphinx -q -W --keep-going -b html -d build/doctrees docs build/docs
+	@echo "build/docs/index.html"
 
 # Not in .venv: a machine with a GPU has a torch of its own, and perhaps no internet. WHEELS is a folder that gpu-wheels has filled.
 WHEELS ?=
