@@ -102,6 +102,21 @@ _CLASSES = {
     "graph": r"\x21-\x7e", "print": r"\x20-\x7e", "punct": r"!-/:-@\[-`{-~", "space": r"\s", "upper": r"A-Z", "xdigit": r"0-9a-fA-F",
 }  # fmt: skip
 _NEVER = "(?!)"
+_RANGE = r"(?:-(?:\\.|[^\]\\]))?"
+_TOKEN = re.compile(
+    rf"""
+    (?P<folders> (?:^|(?<=/)) \*\*+ (?:/|\Z) )
+    | (?P<stars> \*+ )
+    | (?P<letter> \? )
+    | \[ (?P<negated> [!^]?+ ) (?P<members> (?:\]{_RANGE})?+ (?: \[:\w+:\] | (?:\\.|[^\]\\]){_RANGE} )*+ ) \]
+    | (?P<open> \[.* | \\\Z )
+    | \\? (?P<plain> . )
+    """,
+    re.VERBOSE | re.DOTALL,
+)
+"""A class that is never closed, and a backslash at the end, match nothing."""
+_MEMBER = re.compile(r"\[:(\w+):\]|(\\.|[^\\])(?:-(\\.|[^\\\]]))?", re.DOTALL)
+"""A named class, a letter, or a range."""
 
 
 @dataclass(frozen=True)
@@ -163,59 +178,33 @@ def _translated(pattern: str) -> str:
     """The pattern as a regular expression. What git matches as plain text first, it cuts off: ``a**/b`` is ``a`` and ``**/b``."""
     plain = re.match(r"[^*?\[\\]*", pattern)
     assert plain is not None
-    pattern = pattern[plain.end() :]
-    found, position = re.escape(plain[0]), 0
-    while position < len(pattern):
-        letter = pattern[position]
-        if letter == "*":
-            piece, position = _stars(pattern, position)
-        elif letter == "[":
-            piece, position = _bracket(pattern, position)
-        elif letter == "?":
-            piece, position = "[^/]", position + 1
-        else:
-            position += letter == "\\"
-            piece = re.escape(pattern[position]) if position < len(pattern) else _NEVER
-            position += 1
-        found += piece
+    found = re.escape(plain[0])
+    for token in _TOKEN.finditer(pattern[plain.end() :]):
+        match token.lastgroup:
+            case "folders":
+                found += "(?:.*/)?" if token[0].endswith("/") else ".*"
+            case "stars":
+                found += "[^/]*"
+            case "letter":
+                found += "[^/]"
+            case "members":
+                found += _class(token["members"], negated=bool(token["negated"]))
+            case "open":
+                found += _NEVER
+            case _:
+                found += re.escape(token["plain"])
     return found
 
 
-def _stars(pattern: str, start: int) -> tuple[str, int]:
-    end = start
-    while end < len(pattern) and pattern[end] == "*":
-        end += 1
-    alone = (start == 0 or pattern[start - 1] == "/") and (end == len(pattern) or pattern[end] == "/")
-    if end - start == 1 or not alone:
-        return "[^/]*", end
-    return (".*", end) if end == len(pattern) else ("(?:.*/)?", end + 1)
-
-
-def _bracket(pattern: str, start: int) -> tuple[str, int]:
-    """A class of letters; one that is never closed matches nothing."""
-    position = start + 1
-    negated = pattern[position : position + 1] in ("!", "^") and position < len(pattern)
-    position += negated
-    first, body = position, ""
-    while position < len(pattern) and (pattern[position] != "]" or position == first):
-        known = re.match(r"\[:(\w+):\]", pattern[position:])
-        if known:
-            body += _CLASSES.get(known[1], "")
-            position += known.end()
-            continue
-        low, position = _letter(pattern, position)
-        if pattern[position : position + 1] == "-" and pattern[position + 1 : position + 2] not in ("", "]"):
-            high, position = _letter(pattern, position + 1)
-            body += f"{re.escape(low)}-{re.escape(high)}" if low <= high else re.escape(low)
+def _class(text: str, *, negated: bool) -> str:
+    """A class of letters."""
+    members = ""
+    for name, low, high in _MEMBER.findall(text):
+        if name:
+            members += _CLASSES.get(name, "")
+        elif high and low[-1] <= high[-1]:  # the last letter: a backslash may be before it
+            members += f"{re.escape(low[-1])}-{re.escape(high[-1])}"
         else:
-            body += re.escape(low)
-    if position >= len(pattern):
-        return _NEVER, position
-    inside = f"[{body}]" if body else _NEVER
-    return f"(?!/)(?!{inside})." if negated else f"(?!/){inside}", position + 1
-
-
-def _letter(pattern: str, position: int) -> tuple[str, int]:
-    """A letter of a class, and where the next one is."""
-    position += pattern[position] == "\\" and position + 1 < len(pattern)
-    return pattern[position], position + 1
+            members += re.escape(low[-1])
+    inside = f"[{members}]" if members else _NEVER
+    return f"(?!/)(?!{inside})." if negated else f"(?!/){inside}"
