@@ -11,9 +11,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from skymagic.bootstrap.facts import Facts
 from skymagic.bootstrap.provision import probe
-from skymagic.bootstrap.remote import Installation
 from skymagic.bootstrap.requirements import Requirements
 from skymagic.cluster import Node
 from skymagic.display.panel import StartStep
@@ -39,26 +37,10 @@ QUEUE = JobQueue()
 
 
 @dataclass(frozen=True)
-class SlurmAccess:
-    """What leads another notebook of this user to a node.
+class SlurmAccess(ssh.HostAccess):
+    """What leads another notebook of this user to a node; `job` is Slurm's number of the job."""
 
-    Attributes:
-        agent: to its agent. job: Slurm's number of the job. node: as Slurm calls it.
-    """
-
-    agent: ssh.HostAccess
-    job: str
-    node: str
-
-    @property
-    def daemon(self) -> str:
-        """Its agent's daemon."""
-        return self.agent.daemon
-
-    @property
-    def secret(self) -> str:
-        """What that knows its notebooks by."""
-        return self.agent.secret
+    job: str = ""
 
 
 @dataclass
@@ -71,7 +53,7 @@ class HeldJob:
     """Slurm's."""
     step: subprocess.Popen[bytes] | None = None
     """The step that holds the nodes, of a job that was there before."""
-    machines: list[SlurmMachine] = field(default_factory=list)
+    machines: list[ssh.HostMachine] = field(default_factory=list)
     plan: Plan | None = None
     ready: bool = False
     closing: threading.Lock = field(default_factory=threading.Lock)
@@ -103,18 +85,17 @@ class SlurmSurvey(Survey):
         held = self.held
         with held.closing:
             ssh.side_by_side(ssh.HostMachine.close, held.machines)
-            name, held.name = held.name, ""
             if held.step is not None:
                 held.step.terminate()
                 held.step.wait()
-            if not name or self.inside:
+            if not held.name or self.inside:
                 return
-            if problem := slurm_jobs.cancelled(held.number, name):
-                raise ProvisionError(
-                    f"Slurm job {held.number or name} could not be cancelled: {problem}\n  scancel --name={name} cancels it"
-                )
-            if not held.ready:
-                print_note(f"[Slurm job {held.number or name} is cancelled]")
+            if problem := slurm_jobs.cancelled(held.number, held.name):
+                remedy = f"scancel --name={held.name} cancels it"
+                raise ProvisionError(f"Slurm job {held.number} could not be cancelled: {problem}\n  {remedy}")
+            held.name = ""
+            if held.number and not held.ready:
+                print_note(f"[Slurm job {held.number} is cancelled]")
 
 
 class Slurm:
@@ -124,7 +105,7 @@ class Slurm:
         """Ask what the cluster has; nothing is submitted."""
         mistakes = _elsewhere(request)
         inside = os.environ.get("SLURM_JOB_ID", "")
-        there = given_nodes(os.environ) if inside else ()
+        there = tuple(hostnames(os.environ["SLURM_JOB_NODELIST"])) if inside else ()
         if inside:
             mistakes += _already(request, inside, there)
             request = replace(request, nodes=request.nodes or len(there))
@@ -143,11 +124,13 @@ class Slurm:
         image, requirements = ssh.needs(request, shape, say)
         names = ",".join(dict.fromkeys(one.name for one in nodes))
         where = f"job {inside}, which this notebook runs in" if inside else f"Slurm (partition {names})"
+        gpu = request.accelerator
+        devices = (gpus.named(*[gpu.name] * gpu.count),) * shape.nodes if gpu else ()  # which ones, the nodes will say
         plan = Plan(
             provider="slurm", request=request, topology=shape, image=image,
             hosts=there[: shape.nodes] or (f"{count(shape.nodes, 'node')} of {where}",),
             cpus=int(directives.get("cpus-per-task", 1)), memory_gb=min((one.memory_gb for one in nodes), default=0.0),
-            devices=_devices(request, shape.nodes), remote=True, notes=_preview(request, directives, inside),
+            devices=devices, remote=True, notes=_preview(request, directives, inside),
         )  # fmt: skip
         return SlurmSurvey(plan, requirements, directives, inside)
 
@@ -160,7 +143,7 @@ class Slurm:
             held.step = _hold(survey.inside, names, job_id)
             job = QUEUE.look(survey.inside) or SlurmJob("RUNNING")
         else:
-            held.number = slurm_jobs.submitted(slurm_jobs.script(_named(survey.directives, job_id), job_id), job_id)
+            held.number = slurm_jobs.submitted(slurm_jobs.script(survey.directives, job_id), job_id)
             job = wait_for(held.number, say)
             names = hostnames(job.nodes)
         say(StartStep(f"Slurm job {held.number} has {', '.join(names)} …", "connecting", names))
@@ -168,7 +151,7 @@ class Slurm:
         held.machines.extend(machines)
         held.plan = _outcome(survey, machines, job)
         ssh.set_up(machines, survey.requirements, say)
-        return [_node(machine, index, f"{job_id}-{index}") for index, machine in enumerate(machines)]
+        return [_node(one, held.number, index, f"{job_id}-{index}") for index, one in enumerate(machines)]
 
     def attach(self, plan: Plan, accesses: Sequence[SlurmAccess]) -> tuple[SlurmSurvey, Sequence[Node]]:
         """The nodes of a pool that another notebook of this user has made from this plan; nothing is connected to yet."""
@@ -177,14 +160,15 @@ class Slurm:
             raise CloudError("missing", "", slurm_jobs.end_words(first.job, ended))
         job_id = first.daemon.rpartition("-")[0]
         machines = [
-            SlurmMachine(
-                one.job, one.node, job_id, None, one.agent.installation.facts, one.secret, one.agent.installation
+            ssh.HostMachine(
+                one.host, functools.partial(reconnected, one.job, one.host, job_id), None, one.installation.facts,
+                one.secret, one.installation,
             )
             for one in accesses
-        ]
+        ]  # fmt: skip
         held = HeldJob(job_id, first.job, None, machines, plan, ready=True)
-        survey = SlurmSurvey(plan, first.agent.installation.requirements, {}, held=held)
-        return survey, [_node(one, index, accesses[index].daemon) for index, one in enumerate(machines)]
+        survey = SlurmSurvey(plan, first.installation.requirements, {}, held=held)
+        return survey, [_node(one, first.job, index, accesses[index].daemon) for index, one in enumerate(machines)]
 
 
 # ------------------------------------------------------------------------------------ what is asked for
@@ -199,16 +183,10 @@ def _elsewhere(request: PoolRequest) -> list[str]:
 
 def _already(request: PoolRequest, job: str, there: Sequence[str]) -> list[str]:
     """What cannot be had inside a job, for that has what it has."""
-    wrong = [f"--{name}" for name, _ in request.slurm]
-    mistakes = (
-        [f"{', '.join(wrong)}: this notebook runs in Slurm job {job}, whose nodes are used as they are"]
-        if wrong
-        else []
-    )
+    own = f"this notebook runs in Slurm job {job}, whose nodes are used as they are"
+    mistakes = [f"--{name}: {own}" for name, _ in request.slurm]
     if (request.nodes or 0) > len(there):
-        mistakes.append(
-            f"--nodes {request.nodes} is more than Slurm job {job} has, in which this notebook runs ({len(there)})"
-        )
+        mistakes.append(f"--nodes {request.nodes}: {own}, and it has {len(there)}")
     return mistakes
 
 
@@ -255,21 +233,11 @@ def lead(directives: Mapping[str, str]) -> int:
     return slurm_jobs.SHORT_LEAD if limit.isdigit() and int(limit) <= 10 else slurm_jobs.LEAD
 
 
-def _named(directives: Mapping[str, str], job_id: str) -> dict[str, str]:
-    return {"job-name": job_id, **directives}
-
-
-def _devices(request: PoolRequest, nodes: int) -> tuple[tuple[gpus.GpuDevice, ...], ...]:
-    """GPUs of nodes that are not there yet."""
-    gpu = request.accelerator
-    return (gpus.named(*[gpu.name] * gpu.count),) * nodes if gpu else ()
-
-
 def _preview(request: PoolRequest, directives: Mapping[str, str], inside: str) -> tuple[str, ...]:
     """The script, and what Slurm says of it, where the user only wants to see the plan."""
     if inside or not request.dry_run:
         return ()
-    text = slurm_jobs.script(_named(directives, request.name or "main"), request.name or "main")
+    text = slurm_jobs.script(directives, request.name or "main")
     answer = slurm_jobs.call("sbatch", "--test-only", text=text)
     return f"Slurm says: {slurm_jobs.said(answer).removeprefix('sbatch: ')}", *text.splitlines()
 
@@ -309,11 +277,6 @@ def hostnames(nodes: str) -> list[str]:
     if done.returncode or not done.stdout.split():
         raise ProvisionError(f"Slurm does not name the nodes of {nodes!r}: {slurm_jobs.said(done)}")
     return done.stdout.split()
-
-
-def given_nodes(environ: Mapping[str, str]) -> tuple[str, ...]:
-    """The nodes of the job that this process runs in."""
-    return tuple(hostnames(environ.get("SLURM_JOB_NODELIST") or environ.get("SLURM_NODELIST", "")))
 
 
 def _hold(job: str, nodes: Sequence[str], job_id: str) -> subprocess.Popen[bytes]:
@@ -366,36 +329,21 @@ class SrunConnection(HostConnection):
             channel.close()
 
 
-class SlurmMachine(ssh.HostMachine):
-    """One node of a job; the arguments are those of `SrunConnection` and of `HostMachine`."""
-
-    def __init__(
-        self,
-        job: str,
-        node: str,
-        job_id: str,
-        connection: HostConnection | None,
-        facts: Facts,
-        secret: str = "",
-        installation: Installation | None = None,
-    ) -> None:
-        super().__init__(node, connection, facts, secret, installation)
-        self.job, self.job_id = job, job_id
-
-    def connect(self) -> HostConnection:
-        """One more, unless Slurm says that the node is gone."""
-        if self._used and (reason := fate(self.job, self.name)):
-            raise HostGone(self.name, reason)
-        return SrunConnection(self.job, self.name, self.job_id)
+def reconnected(job: str, node: str, job_id: str) -> SrunConnection:
+    """One more, unless Slurm says that the node is gone. Raises HostGone."""
+    if reason := fate(job, node):
+        raise HostGone(node, reason)
+    return SrunConnection(job, node, job_id)
 
 
-def _reached(job: str, node: str, job_id: str, requirements: Requirements) -> SlurmMachine:
+def _reached(job: str, node: str, job_id: str, requirements: Requirements) -> ssh.HostMachine:
     """A node, inspected; one that has just been given may take a while."""
     connection = SrunConnection(job, node, job_id)
     deadline = time.monotonic() + RETRY_SECONDS
     while True:
         try:
-            return SlurmMachine(job, node, job_id, connection, probe(connection, requirements, True))
+            connect = functools.partial(reconnected, job, node, job_id)
+            return ssh.HostMachine(node, connect, connection, probe(connection, requirements, True))
         except HostError as problem:
             ended = QUEUE.end(job)
             if ended is not None:
@@ -410,7 +358,7 @@ def _reached(job: str, node: str, job_id: str, requirements: Requirements) -> Sl
             raise
 
 
-def _outcome(survey: SlurmSurvey, machines: Sequence[SlurmMachine], job: SlurmJob) -> Plan:
+def _outcome(survey: SlurmSurvey, machines: Sequence[ssh.HostMachine], job: SlurmJob) -> Plan:
     """The plan with the nodes' own CPUs and GPUs. Raises RequestError where a node has not what its GRES says."""
     minor = survey.requirements.minor
     here = [replace(one.facts.inventory(minor), hostname=one.name, machine=one.name) for one in machines]
@@ -421,10 +369,11 @@ def _outcome(survey: SlurmSurvey, machines: Sequence[SlurmMachine], job: SlurmJo
     )  # fmt: skip
 
 
-def _node(machine: SlurmMachine, index: int, daemon: str) -> Node:
+def _node(machine: ssh.HostMachine, job: str, index: int, daemon: str) -> Node:
     node = machine.node(index, daemon)
-    access = SlurmAccess(node.access, machine.job, machine.name)
-    return replace(node, access=access, fate=functools.partial(fate, machine.job, machine.name))
+    return replace(
+        node, access=SlurmAccess(**vars(node.access), job=job), fate=functools.partial(fate, job, machine.name)
+    )
 
 
 def fate(job: str, node: str) -> str:

@@ -46,19 +46,12 @@ GONE = "Invalid job id"
 
 
 @dataclass(frozen=True)
-class Gres:
-    """GPUs of a node as the site calls them: ``gpu:a100:4``; `kind` is empty where it does not tell them apart."""
-
-    kind: str
-    count: int
-
-
-@dataclass(frozen=True)
 class SlurmPartition:
     """Nodes of one kind in a partition, as sinfo lists them.
 
     Attributes:
         cpus, memory_gb: of each node. limit, usual: longest and default time of a job, as Slurm writes them.
+        gpus: the site's names of a node's GPUs → how many; the name is "" where it does not tell them apart.
     """
 
     name: str
@@ -66,7 +59,7 @@ class SlurmPartition:
     nodes: int
     cpus: int
     memory_gb: float
-    gres: tuple[Gres, ...]
+    gpus: Mapping[str, int]
     limit: str
     usual: str
 
@@ -90,7 +83,7 @@ def partitions(text: str) -> tuple[SlurmPartition, ...]:
                 numbers[0],
                 numbers[1],
                 round(numbers[2] * 1.048576e-3, 1),
-                tuple(_gres(gres)),
+                _gpus(gres),
                 limit,
                 usual,
             )  # fmt: skip
@@ -98,12 +91,11 @@ def partitions(text: str) -> tuple[SlurmPartition, ...]:
     return tuple(found)
 
 
-def _gres(text: str) -> Iterable[Gres]:
-    """``gpu:a100:4(S:0-1),nvme:1,gpu:2`` → the GPUs among it."""
-    for entry in re.sub(r"\([^)]*\)", "", text).split(","):
-        parts = entry.split(":")
-        if parts[0] == "gpu" and parts[-1].isdigit() and len(parts) in (2, 3):
-            yield Gres(parts[1] if len(parts) == 3 else "", int(parts[-1]))
+def _gpus(text: str) -> dict[str, int]:
+    """The GPUs among generic resources: ``gpu:a100:4(S:0-1),nvme:1`` → ``{"a100": 4}``."""
+    entries = (entry.split(":") for entry in re.sub(r"\([^)]*\)", "", text).split(","))
+    found = [entry for entry in entries if entry[0] == "gpu" and entry[-1].isdigit() and len(entry) in (2, 3)]
+    return {entry[1] if len(entry) == 3 else "": int(entry[-1]) for entry in found}
 
 
 def fitting(here: Sequence[SlurmPartition], name: str | None) -> list[SlurmPartition]:
@@ -118,8 +110,9 @@ def fitting(here: Sequence[SlurmPartition], name: str | None) -> list[SlurmParti
 
 def gres_word(gpu: Accelerator | GpuChoice, here: Sequence[SlurmPartition]) -> str:
     """``gpu:a100:4`` for what ``--gpu`` asks for, in the site's own names. Raises RequestError with what there is."""
-    kinds = {one.kind: max(other.count for node in here for other in node.gres if other.kind == one.kind)
-             for node in here for one in node.gres}  # fmt: skip
+    kinds: dict[str, int] = {}
+    for node in here:
+        kinds |= {kind: max(number, kinds.get(kind, 0)) for kind, number in node.gpus.items()}
     listed = ", ".join(f"{kind or 'gpu'}:{count}" for kind, count in kinds.items()) or "none"
     if isinstance(gpu, GpuChoice):
         if gpu.words:
@@ -128,18 +121,15 @@ def gres_word(gpu: Accelerator | GpuChoice, here: Sequence[SlurmPartition]) -> s
         if (gpu.count or 1) > most:
             raise RequestError(f"--gpu {gpu}: nodes there have fewer GPUs (per node: {listed})")
         return f"gpu:{gpu.count or most}"
-    named = [kind for kind in kinds if kind and _called(gpu.name, kind)] or [kind for kind in kinds if not kind]
+    named = [kind for kind in kinds if kind and matches(gpu.name, re.sub(r"[_\s]+", " ", kind))] or [
+        kind for kind in kinds if not kind
+    ]
     enough = [kind for kind in named if kinds[kind] >= gpu.count]
     if not enough:
         raise RequestError(
             f"--gpu {gpu}: no node there has that (GPUs per node: {listed}); --partition may name others"
         )
     return ":".join(filter(None, ("gpu", enough[0], str(gpu.count))))
-
-
-def _called(name: str, kind: str) -> bool:
-    """Whether a site that calls GPUs `kind` means `name`: ``a100``, ``nvidia_a100-sxm4-80gb``, ``tesla_v100``."""
-    return matches(name, re.sub(r"[_\s]+", " ", kind))
 
 
 # ------------------------------------------------------------------------------------ the script
@@ -186,12 +176,13 @@ def holder_command(job_id: str) -> list[str]:
 
 
 def script(directives: Mapping[str, str], job_id: str) -> str:
-    """The job's script, with its directives in order; pure.
+    """The script of a pool's job, which has the pool's name, with its directives in order; pure.
 
     Args:
         directives: names of sbatch's options → values, "" for those without one.
     """
-    lines = [f"#SBATCH --{name}" + (f"={_quoted(value)}" if value else "") for name, value in directives.items()]
+    named = {"job-name": job_id, **directives}
+    lines = [f"#SBATCH --{name}" + (f"={_quoted(value)}" if value else "") for name, value in named.items()]
     return "\n".join(["#!/bin/sh", *lines, "", f"exec {shlex.join(holder_command(job_id))}"]) + "\n"
 
 
@@ -273,21 +264,6 @@ def said(done: subprocess.CompletedProcess[str]) -> str:
     return re.sub(r"(?m)^\w+: (error|fatal): ", "", (done.stderr or done.stdout).strip())
 
 
-REMEDIES = {
-    "account": "--account names one that you may use (sacctmgr show associations user=$USER)",
-    "qos": "--qos names one that you may use",
-    "partition": "sinfo lists the partitions",
-    "node configuration": "no node has that: ask for less, or look at sinfo -o '%P %D %c %m %G'",
-    "time limit": "--time must be within the partition's limit (sinfo -o '%P %l')",
-}
-
-
-def refusal(text: str) -> ProvisionError:
-    """Why Slurm does not take a job, with what to do where that is known."""
-    remedy = next((words for key, words in REMEDIES.items() if key in text.casefold()), "")
-    return ProvisionError(f"Slurm refused the job: {text}" + (f"\n  {remedy}" if remedy else ""))
-
-
 def submitted(text: str, job_id: str) -> str:
     """Hand a script in: Slurm's number of the job. Raises ProvisionError with the reason why it is not taken."""
     done = call("sbatch", "--parsable", text=text)
@@ -296,7 +272,7 @@ def submitted(text: str, job_id: str) -> str:
     # the answer may be lost, and the job there all the same
     if numbers := call("squeue", "-h", f"--name={job_id}", "-o", "%i").stdout.split():
         return numbers[0]
-    raise refusal(said(done))
+    raise ProvisionError(f"Slurm refused the job: {said(done)}")
 
 
 def cancelled(job: str, job_id: str) -> str:
@@ -343,7 +319,6 @@ ENDS = {
     "OUT_OF_MEMORY": "has used more memory than it had asked for (--memory)",
     "BOOT_FAIL": "has ended because its nodes did not boot",
     "DEADLINE": "was ended at its deadline",
-    "REVOKED": "was taken over by another cluster",
 }
 REASONS = {
     "Priority": "jobs of higher priority come first",
@@ -352,14 +327,10 @@ REASONS = {
     "Dependency": "another job must end first",
     "BeginTime": "its time to begin has not come",
     "JobHeldUser": "you hold it (scontrol release)",
-    "JobHeldAdmin": "an administrator holds it",
     "ReqNodeNotAvail": "a node that it needs is down or reserved: a maintenance may come",
     "PartitionNodeLimit": "the partition gives no job so many nodes",
     "PartitionTimeLimit": "its time limit is above the partition's",
-    "PartitionDown": "the partition is down",
-    "PartitionConfig": "the partition has not so many nodes",
     "Reservation": "its reservation has not begun",
-    "NodeDown": "a node that it needs is down",
     "BadConstraints": "no node satisfies it",
 }
 
@@ -430,15 +401,11 @@ class JobQueue:
         self._asked: deque[float] = deque(maxlen=self.PER_MINUTE)
         self._jobs: dict[str, SlurmJob] = {}
 
-    def look(self, number: str, older: float = 0.0) -> SlurmJob | None:
-        """A job as it was when Slurm was asked last; None where nothing is known of it: that is no end.
-
-        Args:
-            older: seconds that an answer may be old.
-        """
+    def look(self, number: str) -> SlurmJob | None:
+        """A job as it was when Slurm was asked last; None where nothing is known of it: that is no end."""
         with self._lock:
             now = self._clock()
-            fresh = bool(self._asked) and now - self._asked[-1] < max(1.0, older)
+            fresh = bool(self._asked) and now - self._asked[-1] < 1.0
             busy = len(self._asked) == self.PER_MINUTE and now - self._asked[0] < 60.0
             if not (fresh or busy):
                 self._asked.append(now)

@@ -6,7 +6,6 @@ import contextlib
 import functools
 import os
 import threading
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeVar, cast
@@ -178,11 +177,12 @@ def with_imports(image: Image, imports: frozenset[str]) -> Image:
     return image.replace(pip=(*image.pip, *(one.name for one in here)))
 
 
-class HostMachine(ABC):
-    """One host, and what is open to it; how it is connected to is its subclass's.
+class HostMachine:
+    """One host, and what is open to it.
 
     Args:
         name: as the user calls it.
+        connect: one more connection to it; called on any thread, and raises HostError.
         connection: the connection made first.
         facts: what it is.
         secret: what its daemon knows this user's notebooks by; a new one unless given.
@@ -192,12 +192,13 @@ class HostMachine(ABC):
     def __init__(
         self,
         name: str,
+        connect: Callable[[], HostConnection],
         connection: HostConnection | None,
         facts: Facts,
         secret: str = "",
         installation: Installation | None = None,
     ) -> None:
-        self.name = name
+        self.name, self.connect = name, connect
         self.facts = facts
         self._connection: HostConnection | None = connection
         """What the tunnel goes over; None while it is opened again."""
@@ -210,10 +211,6 @@ class HostMachine(ABC):
         self._used = False
         """Whether the tunnel has gone over this connection."""
         self._lock = threading.Lock()
-
-    @abstractmethod
-    def connect(self) -> HostConnection:
-        """A connection of its own; called on any thread. Raises HostError."""
 
     def set_up(self, requirements: Requirements, say: Say, supply: Supply | None = None) -> None:
         """Give it an environment and skymagic's code, where it lacks them.
@@ -336,12 +333,8 @@ class Machine(HostMachine):
         secret: str = "",
         installation: Installation | None = None,
     ) -> None:
-        super().__init__(endpoint.label, connection, facts, secret, installation)
+        super().__init__(endpoint.label, lambda: connecting.connect(endpoint), connection, facts, secret, installation)
         self.endpoint = endpoint
-
-    def connect(self) -> HostConnection:
-        """One more connection of SSH."""
-        return connecting.connect(self.endpoint)
 
 
 class ConnectionProcess:

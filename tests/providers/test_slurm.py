@@ -37,7 +37,7 @@ def test_a_script_says_what_is_asked_for_and_nothing_else() -> None:
     asked = directives(
         "--nodes 4 --gpu A100:8 --cpus 16+ --memory 64 --account lab --time 4h --slurm hint=nomultithread"
     )
-    text = slurm_jobs.script({"job-name": "train-1a2b3c4d", **asked}, "train-1a2b3c4d")
+    text = slurm_jobs.script(asked, "train-1a2b3c4d")
     head, _, command = text.partition("\n\n")
     assert head.splitlines() == [
         "#!/bin/sh",
@@ -82,7 +82,7 @@ def test_each_directive_of_ours_can_be_changed_or_left_out() -> None:
     ],
 )
 def test_hostile_values_stay_values(value: str, written: str) -> None:
-    assert slurm_jobs.script({"comment": value}, "j").splitlines()[1] == f"#SBATCH --comment={written}"
+    assert slurm_jobs.script({"comment": value}, "j").splitlines()[2] == f"#SBATCH --comment={written}"
 
 
 @pytest.mark.parametrize(
