@@ -12,6 +12,14 @@ MARK = "@sky "
 TELL = f"tell() {{ printf '{MARK}%s\\n' \"$*\"; }}"
 """A shell function that says such a line."""
 
+WHOLE = r"""
+# Whether a folder has all that was put there: before it is synced a power cut takes something back, so it counts in this boot alone.
+whole() { [ -d "$1" ] && { [ ! -f "$1/.unsynced" ] || [ "$(cat "$1/.unsynced")" = "$(boot)" ]; }; }
+
+boot() { cat /proc/sys/kernel/random/boot_id 2>/dev/null; }
+"""
+"""Shell functions that tell whether an environment, or skymagic's code, is what it was when it was made."""
+
 _SAFE = re.compile(r"[A-Za-z0-9_./:=@%+-]+")
 _PLAIN = re.compile(r"[A-Za-z0-9_./:=@%+ ,~-]")
 
@@ -118,7 +126,7 @@ by_copy() {
     for one in "$made"/bin/python*; do
         if [ -L "$one" ]; then rm -f "$one"; fi  # a package's program may have such a name
     done
-    rm -rf "$made/pyvenv.cfg" "$made/.ready" "$made/.own" "$made/.sent"
+    rm -rf "$made/pyvenv.cfg" "$made/.ready" "$made/.own" "$made/.sent" "$made/.unsynced"
     attempt "making an environment with $python" "$python" -m venv --without-pip "$made" && begun
 }
 

@@ -167,19 +167,20 @@ case $1 in
     --query-gpu=index*) : >"$HOME/asked"; echo "0, Tesla T4, 550.1, 3, 0, 0" ;;
 esac
 """
-SYNC = """#!/bin/sh
+MOVE = """#!/bin/sh
 # the last step of an environment: not before its machine was looked at
-case $* in */env/*)
-    for tenth in $(seq 300); do [ -e "$HOME/asked" ] && exit; sleep 0.1; done
-    : >"$HOME/late" ;;
+case $* in */env/*/.ready)
+    for tenth in $(seq 300); do [ -e "$HOME/asked" ] && break; sleep 0.1; done
+    [ -e "$HOME/asked" ] || : >"$HOME/late" ;;
 esac
+exec /bin/mv "$@"
 """
 
 
 def test_machines_are_checked_while_packages_are_installed(aws: tuple[Machines, Notebook], tmp_path: Path) -> None:
     """Their environments are not ready before each of them was looked at."""
     machines, notebook = aws
-    for name, text in {"nvidia-smi": ASKED, "sync": SYNC}.items():
+    for name, text in {"nvidia-smi": ASKED, "mv": MOVE}.items():
         (tmp_path / name).write_text(text)
         (tmp_path / name).chmod(0o755)
     given = {**pip_settings(), "PATH": f"{tmp_path}:{os.environ['PATH']}"}

@@ -20,6 +20,11 @@ copied=''
 
 <OWN>
 
+# Whether a folder has all that was put there: before it is synced a power cut takes something back, so it counts in this boot alone.
+whole() { [ -d "$1" ] && { [ ! -f "$1/.unsynced" ] || [ "$(cat "$1/.unsynced")" = "$(boot)" ]; }; }
+
+boot() { cat /proc/sys/kernel/random/boot_id 2>/dev/null; }
+
 <BEGIN>
 <_MAIN>
 <WATCHED>
