@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 from urllib.parse import urlsplit
@@ -165,24 +165,6 @@ p5.4xlarge       6.88      16   256  H100:1      100   1  efa
 p5.48xlarge     55.04     192  2048  H100:8     3200  32  efa
 p5en.48xlarge   63.296    192  2048  H200:8     3200  16  efa
 p6-b200.48xlarge 113.9328 192  2048  B200:8     3200   8  efa
-c7i.large        0.08925    2     4  -          12.5   1  -
-c7i.xlarge       0.1785     4     8  -          12.5   1  -
-c7i.2xlarge      0.357      8    16  -          12.5   1  -
-c7i.4xlarge      0.714     16    32  -          12.5   1  -
-c7i.8xlarge      1.428     32    64  -          12.5   1  -
-c7i.16xlarge     2.856     64   128  -            25   1  -
-m7i.large        0.1008     2     8  -          12.5   1  -
-m7i.xlarge       0.2016     4    16  -          12.5   1  -
-m7i.2xlarge      0.4032     8    32  -          12.5   1  -
-m7i.4xlarge      0.8064    16    64  -          12.5   1  -
-m7i.8xlarge      1.6128    32   128  -          12.5   1  -
-m7i.16xlarge     3.2256    64   256  -            25   1  -
-r7i.large        0.1323     2    16  -          12.5   1  -
-r7i.xlarge       0.2646     4    32  -          12.5   1  -
-r7i.2xlarge      0.5292     8    64  -          12.5   1  -
-r7i.4xlarge      1.0584    16   128  -          12.5   1  -
-r7i.8xlarge      2.1168    32   256  -          12.5   1  -
-r7i.16xlarge     4.2336    64   512  -            25   1  -
 """
 
 
@@ -203,7 +185,22 @@ def _estimate(line: str) -> tuple[InstanceType, float]:
     ), float(price)
 
 
-_ROWS = [_estimate(line) for line in _TABLE.strip().splitlines()]
+def _plain(family: str, price: float, memory: int) -> Iterator[tuple[InstanceType, float]]:
+    """Types without GPUs: vCPUs and GB (`memory` for each of them) double from size to size, and so does the price."""
+    for step, size in enumerate(("large", "xlarge", "2xlarge", "4xlarge", "8xlarge", "16xlarge")):
+        vcpus, network = 2 << step, 25.0 if size == "16xlarge" else 12.5
+        yield (
+            InstanceType(f"{family}.{size}", "x86_64", vcpus, memory * vcpus, network=network),
+            round(price * 2**step, 6),
+        )
+
+
+_ROWS = [
+    *(_estimate(line) for line in _TABLE.strip().splitlines()),
+    *_plain("c7i", 0.08925, 2),
+    *_plain("m7i", 0.1008, 4),
+    *_plain("r7i", 0.1323, 8),
+]
 TYPES = {one.name: one for one, _ in _ROWS}
 """Types by name."""
 PRICES = {one.name: price for one, price in _ROWS}

@@ -227,6 +227,7 @@ def _instance(said: Mapping[str, Any], region: str) -> RunningInstance:
 MONTH_HOURS = 730
 STOPPED = ("stopped", "stopping")
 GONE = ("shutting-down", "terminated")
+TRANSIENT = (ErrorKind.IN_USE, ErrorKind.MISSING)
 
 
 def stop_mistakes(request: PoolRequest, offer: MachineOffer) -> list[str]:
@@ -270,36 +271,27 @@ def stop_instances(clients: AwsClients, region: str, ids: Collection[str], ends:
     Args:
         ends: what their tags say of their end from now on.
     """
+    left = set(ids)
     begun, factor = time.monotonic(), clients.deadline_factor
-    settled, end = begun + sweep.SETTLE_SECONDS * factor, begun + sweep.TERMINATE_SECONDS * factor
-    asked: set[str] = set()
-    problems: dict[str, str] = {}
+
+    def stop() -> None:
+        states = _states(clients, region, ids)
+        left.difference_update([one for one in left if states.get(one) in ("stopped", *GONE)])
+        if time.monotonic() >= begun + sweep.SETTLE_SECONDS * factor:
+            left.intersection_update(states)  # others went so long ago that EC2 shows them no more
+        # one that has ended would make EC2 refuse the whole call
+        if running := sorted(one for one in left & states.keys() if states[one] not in STOPPED):
+            clients.call("ec2", region, "StopInstances", InstanceIds=running)
+
     _mark(clients, region, ids, ends)
-    while True:
-        try:
-            states = _states(clients, region, ids)
-        except CloudError as problem:
-            return [f"{region}: whether {', '.join(sorted(ids))} are stopped cannot be seen: {problem.reason}"]
-        for each in sorted(one for one in ids if states.get(one, "") not in (*STOPPED, *GONE) and one not in asked):
-            try:
-                clients.call("ec2", region, "StopInstances", InstanceIds=[each])
-                asked.add(each)
-                problems.pop(each, None)
-            except CloudError as problem:
-                problems[each] = problem.reason
-                if problem.kind not in (ErrorKind.IN_USE, ErrorKind.MISSING):
-                    asked.add(each)  # one that is about to run is asked again, one that is refused is not
-        now = time.monotonic()
-        left = {one for one in ids if states.get(one) not in ("stopped", *GONE)} - (problems.keys() & asked)
-        if now >= settled:
-            left = {one for one in left if one in states}  # gone so long ago that nobody shows them
-        if not left or now >= end:
-            break
-        time.sleep(POLL_SECONDS * factor)
-    return [
-        f"instance {each} in {region}: {problems.get(each, 'not stopped yet')}"
-        for each in sorted(left | problems.keys())
-    ]
+    try:
+        while left and time.monotonic() < begun + sweep.TERMINATE_SECONDS * factor:
+            # one that is about to run can be stopped a moment later
+            clients.until_settled(stop, sweep.TERMINATE_SECONDS, lambda problem: problem.kind in TRANSIENT)
+            time.sleep(POLL_SECONDS * factor if left else 0.0)
+    except CloudError as problem:
+        return [f"instance {each} in {region}: {problem.reason}" for each in sorted(left)]
+    return [f"instance {each} in {region}: not stopped yet" for each in sorted(left)]
 
 
 def start_instances(clients: AwsClients, region: str, ids: Sequence[str], ends: str) -> list[RunningInstance]:
