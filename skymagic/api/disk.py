@@ -69,10 +69,6 @@ def _row(disk: Disk, item: DiskItem) -> tuple[object, ...]:
 def clean(hosts: Sequence[str], every: bool, dry_run: bool) -> tuple[list[str], dict[str, str]]:
     """Remove what no pool has used for 30 days, or all that none uses now.
 
-    Args:
-        every: all of it.
-        dry_run: remove nothing, and say what would be.
-
     Returns:
         (what was removed on each host, in lines; host → why something is left there).
 

@@ -11,9 +11,6 @@ from skymagic.providers.aws.market import survey
 def offers(request: PoolRequest, settings: CloudSettings) -> OfferTable:
     """What can be rented for a request, whatever limits of the price say; nothing is rented.
 
-    Args:
-        settings: ``SkyMagic.aws``.
-
     Raises:
         RequestError: no machine serves it.
         CloudError: no credentials, or they are refused.

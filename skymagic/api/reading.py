@@ -16,11 +16,7 @@ from skymagic.pool.keys import DisplayRecord
 
 
 class JsonScreen(Screen):
-    """A line of JSON for each thing that a run shows: fields ``event``, ``rank``, and ``text`` or ``data``.
-
-    Args:
-        file: where the lines go.
-    """
+    """A line of JSON for each thing that a run shows: fields ``event``, ``rank``, and ``text`` or ``data``."""
 
     def __init__(self, file: TextIO) -> None:
         self._file = file

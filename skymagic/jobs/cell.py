@@ -177,9 +177,6 @@ def broadcast(
 def follow(pool: Pool, spec: RunSpec, run: int, limits: Limits) -> Values:
     """Show the rest of a cell that another notebook began, and bring its values.
 
-    Args:
-        run: the pool's number of it.
-
     Raises:
         RunError: as of `broadcast`.
     """

@@ -41,12 +41,7 @@ def _divided(pool: Pool | PoolReader, ranks: Sequence[int]) -> tuple[list[int], 
 
 
 def check(pool: Pool, quick: bool, say: Callable[[str], None]) -> Findings:
-    """Check all nodes against the pool's plan, also while cells run, which then share the links with the check.
-
-    Args:
-        quick: send little over each link.
-        say: gets a line on each step.
-    """
+    """Check all nodes against the pool's plan, also while cells run, which then share the links with the check."""
     agents, plan = pool.agents, pool.plan
     own: dict[int, list[int]] = {}
     for rank, state in agents.ranks.items():

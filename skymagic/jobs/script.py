@@ -222,11 +222,7 @@ def run(
 
 
 def follow(pool: Pool, spec: RunSpec, run: int, limits: Limits) -> Outcome:
-    """Show the rest of a script that another notebook began, and how it ended.
-
-    Args:
-        run: the pool's number of it.
-    """
+    """Show the rest of a script that another notebook began, and how it ended."""
     stop = StopSignal()
 
     def carry_out(shown: Screen, unstalled: Limits) -> Report:

@@ -21,9 +21,6 @@ NO_POOL = "no pool is running: make one with %sky_pool --nodes 2 --plugin torch"
 def pools(name: str | None) -> PoolStatuses:
     """How pools are; or why there is none.
 
-    Args:
-        name: of a pool; None for all.
-
     Raises:
         PoolError: there is no such pool.
     """

@@ -224,11 +224,7 @@ class PoolRequest:
         return tuple(dict.fromkeys(filter(None, (self.region or "").split(","))))
 
     def secret_values(self, environ: Mapping[str, str]) -> frozenset[str]:
-        """What no message may show: values of secrets, and of variables and plugins' options that are named like one.
-
-        Args:
-            environ: the notebook's environment.
-        """
+        """What no message may show: values of secrets, and of variables and plugins' options that are named like one."""
         options = {name: value for plugin in self.plugins for name, value in plugin.options.items()}
         variables = {**environ, **self.image.env, **dict(self.env)}
         return masking.secret_values(self.secrets, variables) | masking.secret_values((), options)

@@ -24,12 +24,7 @@ def _fold(word: str) -> str:
 
 
 class LazyNames(Collection[str]):
-    """A collection of names, loaded on use: a few are at hand, and finding all of them takes time.
-
-    Args:
-        at_hand: looked at first.
-        all_of_them: called for a name that is not at hand, and to iterate.
-    """
+    """A collection of names, loaded on use: a few are at hand, and finding all of them takes time."""
 
     def __init__(self, at_hand: Collection[str], all_of_them: Callable[[], Collection[str]]) -> None:
         self._at_hand = at_hand

@@ -327,9 +327,6 @@ def held_elsewhere(name: str) -> bool:
 def start_reading(name: str) -> PoolReader:
     """Read a pool that another notebook of this user has made from here, beside that one, which keeps it.
 
-    Args:
-        name: the pool's, or its job id.
-
     Raises:
         PoolError: there is no such pool, its key is not to be used, or it does not answer.
     """

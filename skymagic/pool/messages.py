@@ -36,11 +36,7 @@ def rows(topology: Topology, agents: Agents, state: State) -> list[tuple[object,
 
 
 def interruption(message: wire.InterruptionNotice, name: str, now: float) -> str:
-    """What will become of a machine.
-
-    Args:
-        name: the machine's. now: seconds since 1970.
-    """
+    """What will become of a machine."""
     if message.at is None:
         return f"node {message.node} ({name}): {message.reason}"
     when = f"in {max(0.0, message.at - now):.0f} s, at {time.strftime('%H:%M:%S', time.localtime(message.at))}"
@@ -200,12 +196,7 @@ def pool_view(
 
 
 def starting_view(pool: SharedStatus, rows: Rows, seconds: float, steps: Mapping[str, StartStep]) -> PoolView:
-    """A pool that starts; a line when that is over.
-
-    Args:
-        seconds: that the start took, once it is over.
-        steps: by node, what was done there last.
-    """
+    """A pool that starts; a line when that is over."""
     over = pool.state not in (State.NEW, State.STARTING)
     good = pool.state in (State.READY, State.RUNNING)
     state = (

@@ -167,10 +167,6 @@ class Pool(SharedStatus):
     def attach(self, nodes: Sequence[Node], key: PoolKey) -> list[UnfinishedRun]:
         """Take up a pool that another notebook has made, in that one's place.
 
-        Args:
-            nodes: its machines.
-            key: what that notebook knew of it.
-
         Returns:
             The runs whose end the user has not seen, the oldest first, for `follow`.
 
@@ -308,11 +304,7 @@ class Pool(SharedStatus):
         return self.picture({})
 
     def picture(self, use: Mapping[int, RankUse] | None = None) -> str:
-        """The pool panel as HTML: nodes, ranks and their states, and what each rank uses.
-
-        Args:
-            use: by rank; measured now unless given.
-        """
+        """The pool panel as HTML: nodes, ranks and their states, and what each rank uses; measured now unless given."""
         running = self.started_at and self.state is not State.STOPPED
         seconds = now() - self.started_at + self.start_seconds if running else 0.0
         return panel.pool_html(messages.pool_view(self, self.status(), self.use() if use is None else use, seconds))

@@ -190,9 +190,6 @@ class Recovery:
     def resize(self, plan: Plan) -> str:
         """Add or release nodes of a pool on this machine, between runs; the ranks that stay form a new group with the others.
 
-        Args:
-            plan: the pool's own with another number of nodes.
-
         Returns:
             What became of the ranks' variables, in a line.
 

@@ -115,9 +115,6 @@ def drop(pool: Pool) -> None:
 def close(pools: Iterable[Pool], done: Callable[[Pool], object] = lambda pool: None) -> None:
     """End these pools, each of them whatever became of the others.
 
-    Args:
-        done: called with each pool that has ended as it should.
-
     Raises:
         PoolError: not all was released; names it.
     """

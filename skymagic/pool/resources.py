@@ -173,11 +173,7 @@ class PoolResources:
         return self._agents is not None
 
     def start(self, connect: Callable[[Sequence[Node]], Agents], say: Callable[[str], None]) -> None:
-        """Acquire the machines and bring up all ranks. What came up before a failure is released by `close`.
-
-        Args:
-            connect: makes the agents of the machines.
-        """
+        """Acquire the machines and bring up all ranks. What came up before a failure is released by `close`."""
         status = self._status
         nodes = self._provider.acquire(self._survey, status.job_id, say)
         status.plan = self._survey.outcome()
@@ -201,11 +197,6 @@ class PoolResources:
 
     def attach(self, nodes: Sequence[Node], connect: Callable[[Sequence[Node]], Agents], port: int) -> list[int]:
         """Take up what another notebook has started, as it is; after a failure `leave` closes what was opened.
-
-        Args:
-            nodes: the machines, which have met.
-            connect: makes their agents.
-            port: of the head, free for process groups.
 
         Returns:
             The ranks that have died meanwhile.
@@ -337,11 +328,7 @@ def _remove_folders(agent: wire.AgentStarted | None) -> None:
 
 
 def new_shipper(agents: Agents, status: SharedStatus, namespace: dict[str, Any]) -> Shipper:
-    """What ships the notebook's values to ranks whose agents have said hello.
-
-    Args:
-        namespace: the notebook's variables.
-    """
+    """What ships the notebook's values to ranks whose agents have said hello."""
     from skymagic.data.shipping.shipper import Shipper
 
     keep = KEPT_ON_NODES if status.defaults.keep_values else 0

@@ -63,9 +63,6 @@ class PoolRuns:
     def run(self, spec: RunSpec, screen: Screen, limits: Limits, stop: StopSignal) -> Report:
         """Ship what the run needs, carry it out, and recover what broke; waits for its ranks first.
 
-        Args:
-            stop: ends the run from another thread.
-
         Raises:
             CaptureError: names that cannot travel; nothing has run.
             PoolStateError: the pool is stopped or lost.
@@ -94,12 +91,7 @@ class PoolRuns:
         return report
 
     def follow(self, spec: RunSpec, run: int, screen: Screen, limits: Limits, stop: StopSignal) -> Report:
-        """Show what a run that another notebook began has not shown there, and what follows; wait for its ranks.
-
-        Args:
-            run: the pool's number of it.
-            stop: ends the run from another thread.
-        """
+        """Show what a run that another notebook began has not shown there, and what follows; wait for its ranks."""
         with self._reservation(spec, stop), self.counted():
             submission = Submission(spec.ranks, run, self._metrics(spec))
             stop.attach(submission)

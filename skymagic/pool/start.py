@@ -177,11 +177,7 @@ def instead(step: Attach | StartAgain, kind: str, start: bool) -> StartPlan | No
 
 
 def step_text(step: StartPlan, plan: Plan) -> str:
-    """A start plan as --dry-run prints it.
-
-    Args:
-        plan: of the pool that it gives.
-    """
+    """A start plan as --dry-run prints it."""
     match step:
         case Reuse(pool):
             heading = f"pool {pool.name!r} runs already and fits: it is used"

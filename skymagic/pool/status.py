@@ -97,11 +97,6 @@ def allowed_events(state: State) -> tuple[PoolEvent, ...]:
 def state_after(state: State, event: PoolEvent, name: str = "") -> State:
     """The state after `event`; stop is legal everywhere, twice.
 
-    Args:
-        state: where the pool is.
-        event: what is asked for, or reported.
-        name: the pool's name, for the message.
-
     Raises:
         PoolStateError: the move is not in the table; the message says what is allowed from here.
     """

@@ -239,12 +239,7 @@ def set_up(settings: CloudSettings) -> bool:
 
 
 def configured(environ: Mapping[str, str] = os.environ, home: Path | None = None) -> bool:
-    """Whether the environment or a file names credentials or a profile; a machine's own role on EC2 does not count.
-
-    Args:
-        environ: the notebook's environment.
-        home: the user's folder.
-    """
+    """Whether the environment or a file names credentials or a profile; a machine's own role on EC2 does not count."""
     if any(environ.get(name) for name in VARIABLES):
         return True
     folder = (home or Path.home()) / ".aws"

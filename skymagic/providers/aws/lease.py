@@ -41,13 +41,7 @@ class RegionLaunches:
 
 
 class Lease:
-    """Owns them.
-
-    Args:
-        label: the tags of all that is made.
-        user_data: what each machine is told at its first boot.
-        say: gets a line on each step, with the reason.
-    """
+    """The rented machines of one pool, with all that was made for them, until `release` gives it back."""
 
     def __init__(self, clients: AwsClients, settings: CloudSettings, label: Label, user_data: str, say: Say) -> None:
         self.clients, self.settings, self.label, self.user_data = clients, settings, label, user_data
@@ -153,11 +147,7 @@ class Lease:
         }
 
     def _of(self, offer: MachineOffer, count: int, *, head: bool = True) -> list[RunningInstance]:
-        """Machines of an offer, near each other where that is possible.
-
-        Args:
-            head: whether the first of them is the pool's head.
-        """
+        """Machines of an offer, near each other where that is possible."""
         if not network.wants_placement(offer, count):
             return self._launched(offer, count, head, "")
         try:

@@ -39,11 +39,7 @@ class Label:
 
 
 def moment(seconds: float) -> str:
-    """A time as tags say it: ``2026-11-23T08:00:00Z``.
-
-    Args:
-        seconds: since 1970.
-    """
+    """Seconds since 1970 as tags say them: ``2026-11-23T08:00:00Z``."""
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(seconds))
 
 
