@@ -48,7 +48,7 @@ def test_stopped_machines_cost_their_disks_and_run_no_more() -> None:
     """Three hours running, two stopped, and one hour running again."""
     label = Label("lab", "lab-1", "me", "ann@laptop", NOW + HOUR)
     offer, settings = MachineOffer("us-east-1", "a", "m5.large", price=2.0), CloudSettings()
-    ledger.write(ledger.rent(offer, 2, settings, label, 1, 50))
+    ledger.write(ledger.rent(offer, 2, settings, label, 1, 100 * ledger.DISK_PRICE))
     disks = 2 * 50 * 0.08 / 730
     ledger.stop(offer, 2, settings, label)
     ledger.stop(offer, 2, settings, label)
@@ -102,7 +102,7 @@ def test_what_is_kept_outlives_its_process_for_a_month(state: Path, capsys: pyte
 def test_disks_and_addresses(cards: int, private: bool, addresses: int) -> None:
     label = Label("lab", "lab-1", "me", "ann@laptop", 0.0)
     made = ledger.rent(
-        MachineOffer("us-east-1", "a", "m5.large", cards=cards, price=1.0), 4, CloudSettings(use_private_ips=private), label, 1, 100
+        MachineOffer("us-east-1", "a", "m5.large", cards=cards, price=1.0), 4, CloudSettings(use_private_ips=private), label, 1, 400 * ledger.DISK_PRICE
     )  # fmt: skip
     assert made.price == 4.0
     assert made.beside == pytest.approx(4 * 100 * 0.08 / 730 + addresses * 0.005)

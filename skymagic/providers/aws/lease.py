@@ -188,7 +188,8 @@ class Lease:
             raise
         region.known |= set(ids)
         disk = max(self.settings.disk, image.disk)
-        ledger.write(ledger.rent(offer, count, self.settings, self.label, self._launches, disk))
+        disks = count * disk * ledger.DISK_PRICE
+        ledger.write(ledger.rent(offer, count, self.settings, self.label, self._launches, disks))
         region.uncertain = False
         running = launch.wait_running(clients, offer.region, ids)
         if head and offer.cards > 1 and not self.settings.use_private_ips:

@@ -61,17 +61,12 @@ class Rent:
         return self.ended is None and now < self.bound
 
 
-def rent(offer: MachineOffer, count: int, settings: CloudSettings, label: Label, number: int, disk: int) -> Rent:
-    """What a launch that has just been answered costs.
+def rent(offer: MachineOffer, count: int, settings: CloudSettings, label: Label, number: int, disks: float) -> Rent:
+    """What machines cost that run from now on.
 
     Args:
-        disk: GB of each machine's.
+        disks: dollars per hour of their disks: GB times `DISK_PRICE`.
     """
-    disks = count * disk * DISK_PRICE
-    return _running(offer, count, settings, label, number, disks)
-
-
-def _running(offer: MachineOffer, count: int, settings: CloudSettings, label: Label, number: int, disks: float) -> Rent:
     # those with several network cards take one address, the head's
     addresses = 0 if settings.use_private_ips else count if offer.cards == 1 else 1
     price = None if offer.price is None else offer.price * count
@@ -83,23 +78,15 @@ def _running(offer: MachineOffer, count: int, settings: CloudSettings, label: La
 
 def beside_stopped(job: str, offer: MachineOffer, count: int, settings: CloudSettings) -> float:
     """Dollars per hour that go on while the machines of a pool are stopped: of their disks, and of the head's Elastic IP, about."""
-    return _disks(job, count, settings) + _elastic(offer, settings)
-
-
-def _elastic(offer: MachineOffer, settings: CloudSettings) -> float:
-    return ADDRESS_PRICE if offer.cards > 1 and not settings.use_private_ips else 0.0
-
-
-def _disks(job: str, count: int, settings: CloudSettings) -> float:
     known = math.fsum(one.disks for one in every() if one.job == job and one.ended is None)
-    return known or count * settings.disk * DISK_PRICE
+    elastic = ADDRESS_PRICE if offer.cards > 1 and not settings.use_private_ips else 0.0
+    return (known or count * settings.disk * DISK_PRICE) + elastic
 
 
 def stop(offer: MachineOffer, count: int, settings: CloudSettings, label: Label) -> None:
     """The machines of a pool are stopped from now on; twice is safe."""
-    rent = _next(offer, count, settings, label)
-    beside = rent.disks + _elastic(offer, settings)
-    write(replace(rent, price=0.0, beside=beside, bound=math.inf, stopped=True))
+    beside = beside_stopped(label.job, offer, count, settings)
+    write(replace(_next(offer, count, settings, label), price=0.0, beside=beside, bound=math.inf, stopped=True))
 
 
 def start(offer: MachineOffer, count: int, settings: CloudSettings, label: Label) -> None:
@@ -109,9 +96,10 @@ def start(offer: MachineOffer, count: int, settings: CloudSettings, label: Label
 
 def _next(offer: MachineOffer, count: int, settings: CloudSettings, label: Label) -> Rent:
     """The rent of machines that run, with the disks that they had; the one before it ends now."""
-    disks, number = _disks(label.job, count, settings), 1 + launches(label.job)
+    disks = math.fsum(one.disks for one in every() if one.job == label.job and one.ended is None)
+    number = 1 + launches(label.job)
     end(label.job)
-    return _running(offer, count, settings, label, number, disks)
+    return rent(offer, count, settings, label, number, disks or count * settings.disk * DISK_PRICE)
 
 
 def launches(job: str) -> int:
