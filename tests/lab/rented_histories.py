@@ -260,7 +260,7 @@ def found_and_ended(cloud: EC2, shared: AwsClients) -> None:
     cloud._rules.clear()
     patient = copy.copy(shared)
     patient.deadline_factor = 0.01  # a busy machine is no reason to give up
-    mine = tags.owner_filter("arn:aws:sts::123456789012:user/moto")
+    mine = tags.filters(owner="arn:aws:sts::123456789012:user/moto")
     for region in REGIONS:
         for one in lab.instances(region):
             if one.state == "pending":

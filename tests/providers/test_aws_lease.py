@@ -94,7 +94,7 @@ def test_all_machines_in_one_zone_and_safe(cloud: EC2, case: Case) -> None:
 
 def test_the_group_lets_in_ssh_from_the_caller_and_the_pool_itself(cloud: EC2, case: Case) -> None:
     case.lease.acquire([A], 1)
-    filters = tags.job_filter("train-1234")
+    filters = tags.filters(job="train-1234")
     [group] = case.lease.clients.call("ec2", REGION, "DescribeSecurityGroups", Filters=filters)["SecurityGroups"]
     within = [group["GroupId"]]
 

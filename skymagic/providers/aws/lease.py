@@ -23,7 +23,7 @@ from skymagic.providers.aws.errors import ELSEWHERE, UNCERTAIN, ErrorKind
 from skymagic.providers.aws.launch import RunningInstance
 from skymagic.providers.aws.selection import MachineOffer
 from skymagic.providers.aws.sweep import Release
-from skymagic.providers.aws.tags import Label, job_filter
+from skymagic.providers.aws.tags import Label, filters
 
 Say = Callable[[str], None]
 LOOK_SECONDS, SOON_SECONDS = 20.0, 2.0
@@ -119,7 +119,7 @@ class Lease:
     def end(self, region: str, ids: Collection[str]) -> None:
         """End some of the machines, and count them no more; twice is safe."""
         if new := set(ids) - self._ended:
-            Release(self.clients, region, self._filters(), new).terminate(new)
+            Release(self.clients, region, filters(job=self.label.job), new).terminate(new)
             self._ended |= new
             ledger.lose(self.label.job, len(new))
 
@@ -206,10 +206,7 @@ class Lease:
         """End what is left of a launch that has failed, before the next one; that it is over is waited for at the end."""
         there = self._regions[region]
         if there.known:
-            Release(self.clients, region, self._filters(), there.known).terminate(there.known)
-
-    def _filters(self) -> list[dict[str, object]]:
-        return job_filter(self.label.job)
+            Release(self.clients, region, filters(job=self.label.job), there.known).terminate(there.known)
 
     def release(self, *, exact: bool = True) -> None:
         """Give everything back, and wait until EC2 says so. An interrupt is heard when it is done; a second one at once.
@@ -290,7 +287,7 @@ class Lease:
             problem
             for name, there in self._regions.items()
             if name != besides
-            for problem in Release(self.clients, name, self._filters(), there.known, there.uncertain).run()
+            for problem in Release(self.clients, name, filters(job=self.label.job), there.known, there.uncertain).run()
         ]
 
 

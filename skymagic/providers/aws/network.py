@@ -13,7 +13,7 @@ from skymagic.errors import CloudError
 from skymagic.plan.requests import SSM, CloudSettings
 from skymagic.providers.aws.clients import AwsClients
 from skymagic.providers.aws.selection import MachineOffer
-from skymagic.providers.aws.tags import Label, job_filter
+from skymagic.providers.aws.tags import Label, filters
 
 ADDRESS_SERVICE = "https://checkip.amazonaws.com"
 """Says from which public address it is asked; AWS's own."""
@@ -115,7 +115,7 @@ def security_group(
     except CloudError as problem:
         if problem.code != "InvalidGroup.Duplicate":  # made by a call whose answer was lost
             raise
-        found = clients.call("ec2", region, "DescribeSecurityGroups", Filters=job_filter(label.job))["SecurityGroups"]
+        found = clients.call("ec2", region, "DescribeSecurityGroups", Filters=filters(job=label.job))["SecurityGroups"]
         made = next(each["GroupId"] for each in found if each["VpcId"] == vpc)
     within: dict[str, Any] = {"IpProtocol": "-1", "UserIdGroupPairs": [{"GroupId": made}]}
     ssh: dict[str, Any] = {

@@ -159,7 +159,7 @@ def used_elsewhere(survey: RentedSurvey, label: Label, say: Say) -> None:
     Raises:
         CloudError: it was rented from this machine, by a notebook of which nothing is known here any more.
     """
-    filters = [*tags.owner_filter(label.owner), *tags.pool_filter(label.pool)]
+    filters = tags.filters(owner=label.owner, pool=label.pool)
     for region in dict.fromkeys(one.region for one in survey.offers):
         jobs: dict[str, set[str]] = {}
         for one in sweep.instances(survey.clients, region, filters, sweep.LISTED_STATES):

@@ -177,7 +177,7 @@ def owner_of(clients: AwsClients) -> str:
 
 def everything(clients: AwsClients) -> tuple[list[RegionInventory], list[str]]:
     """(What the caller has rented, in all regions; why some could not be asked.) Raises CloudError where none can be asked."""
-    mine = tags.owner_filter(owner_of(clients))
+    mine = tags.filters(owner=owner_of(clients))
     found, unseen = in_regions(catalogue.used_regions(clients), lambda name: inventory(clients, name, mine))
     return [each for each in found.values() if each], [f"{name}: {why}" for name, why in unseen.items()]
 
@@ -199,7 +199,7 @@ def in_regions(names: Sequence[str], ask: Callable[[str], T]) -> tuple[dict[str,
 
 def release_job(clients: AwsClients, job: str, names: Sequence[str]) -> list[str]:
     """Give back all of one pool in these regions, and its keys; what could not be."""
-    problems = _released([Release(clients, name, tags.job_filter(job)) for name in names])
+    problems = _released([Release(clients, name, tags.filters(job=job)) for name in names])
     if not problems:
         ledger.end(job, exact=False)
         boot.remove_keys(job)
@@ -212,7 +212,7 @@ def release_everything(clients: AwsClients, say: Callable[[str], None]) -> list[
     Raises:
         CloudError: nobody can be asked what there is.
     """
-    mine = tags.owner_filter(owner_of(clients))
+    mine = tags.filters(owner=owner_of(clients))
     found, problems = everything(clients)
     for each in found:
         jobs = ", ".join(sorted(set(each.instances.values())))
@@ -295,7 +295,7 @@ def tagged_pools(clients: AwsClients, name: str | None = None) -> Tagged:
     Raises:
         CloudError: nobody can be asked.
     """
-    mine = tags.owner_filter(owner_of(clients))
+    mine = tags.filters(owner=owner_of(clients))
     ask = partial(instances, clients, filters=mine, states=LISTED_STATES)
     found, unreached = in_regions(catalogue.used_regions(clients), ask)
     jobs: dict[tuple[str, str], list[dict[str, Any]]] = {}

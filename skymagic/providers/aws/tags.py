@@ -43,19 +43,9 @@ def moment(seconds: float) -> str:
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(seconds))
 
 
-def job_filter(job: str) -> list[dict[str, Any]]:
-    """What belongs to one pool."""
-    return [{"Name": f"tag:{JOB}", "Values": [job]}]
-
-
-def pool_filter(name: str) -> list[dict[str, Any]]:
-    """What belongs to pools of a name."""
-    return [{"Name": f"tag:{POOL}", "Values": [name[:256]]}]
-
-
-def owner_filter(whose: str) -> list[dict[str, Any]]:
-    """What belongs to one user."""
-    return [{"Name": f"tag:{OWNER}", "Values": [whose[:256]]}]
+def filters(**values: str) -> list[dict[str, Any]]:
+    """What has these tags, as EC2's calls take it: ``filters(owner=…, pool="train")``."""
+    return [{"Name": f"tag:skymagic:{name}", "Values": [value[:256]]} for name, value in values.items()]
 
 
 def tag(resource: dict[str, Any], key: str) -> str:
