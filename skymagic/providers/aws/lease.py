@@ -147,23 +147,16 @@ class Lease:
         }
 
     def _of(self, offer: MachineOffer, count: int, *, head: bool = True) -> list[RunningInstance]:
-        """Machines of an offer, near each other where that is possible."""
-        if not network.wants_placement(offer, count):
-            return self._launched(offer, count, head, "")
-        try:
-            near = network.placement_group(self.clients, offer.region, self.label, self._launches + 1)
-        except CloudError as problem:
-            if problem.kind in UNCERTAIN:
-                raise
-            self._say(f"without a placement group: {problem.reason}")
-            return self._launched(offer, count, head, "")
-        try:
-            return self._launched(offer, count, head, near)
-        except CloudError as problem:
-            if not network.placement_at_fault(problem):
-                raise
-            self._end_launch(offer.region)
-            self._say(f"without a placement group, so not near each other in the network: {problem.reason}")
+        """Machines of an offer; several with GPUs near each other, where that is possible."""
+        if offer.gpus and count > 1:
+            try:
+                near = network.placement_group(self.clients, offer.region, self.label, self._launches + 1)
+                return self._launched(offer, count, head, near)
+            except CloudError as problem:
+                if not network.placement_at_fault(problem):
+                    raise
+                self._end_launch(offer.region)
+                self._say(f"without a placement group, so not near each other in the network: {problem.reason}")
         return self._launched(offer, count, head, "")
 
     def _launched(self, offer: MachineOffer, count: int, head: bool, near: str) -> list[RunningInstance]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import re
 import socket
 import urllib.request
 from collections.abc import Callable, Mapping
@@ -12,7 +13,7 @@ from typing import Any
 from skymagic.errors import CloudError
 from skymagic.plan.requests import SSM, CloudSettings
 from skymagic.providers.aws.clients import AwsClients
-from skymagic.providers.aws.selection import MachineOffer
+from skymagic.providers.aws.errors import UNCERTAIN
 from skymagic.providers.aws.tags import Label, filters
 
 ADDRESS_SERVICE = "https://checkip.amazonaws.com"
@@ -162,11 +163,6 @@ def head_address(clients: AwsClients, region: str, interface: str, label: Label)
     return str(made["PublicIp"])
 
 
-def wants_placement(offer: MachineOffer, count: int) -> bool:
-    """Whether machines are to be near each other: with GPUs, and more than one. Pure."""
-    return offer.gpus > 0 and count > 1
-
-
 def placement_group(clients: AwsClients, region: str, label: Label, launch: int) -> str:
     """The name of a new group, for one launch: one that still has machines in a zone takes none in another.
 
@@ -186,7 +182,5 @@ def placement_group(clients: AwsClients, region: str, label: Label, launch: int)
 
 
 def placement_at_fault(problem: CloudError) -> bool:
-    """Whether a launch failed for its placement group: there may be room apart from each other. Pure."""
-    return (
-        problem.kind in ("capacity", "place", "missing", "invalid") and "placement group" in problem.reason.casefold()
-    )
+    """Whether a launch failed for its placement group, or that could not be made: there may be room apart from each other. Pure."""
+    return problem.kind not in UNCERTAIN and re.search("placement ?group", problem.reason, re.IGNORECASE) is not None
