@@ -196,11 +196,7 @@ def _start(run: NotebookRun, notebook: dict[str, Any], folder: Path | None) -> N
 
 
 def _accesses(key: keys.PoolKey, nodes: Sequence[Node]) -> tuple[head.NodeAccess, ...]:
-    """What leads from the head to all nodes: to the others by relays, which end with the pool, or when nobody comes.
-
-    Raises:
-        PoolError: a node has none.
-    """
+    """What leads from the head to all nodes: to the others by relays, which end with the pool, or when nobody comes. Raises PoolError."""
     known = [head.NodeAccess(one.daemon, one.secret, node.name) for one, node in zip(key.accesses, nodes, strict=True)]
     first, *others = known
     pem = tls.certificate() if others else ""
@@ -337,11 +333,7 @@ def _taken(run: NotebookRun, ended: wire.NotebookEnded) -> None:
 
 
 def stop(name: str) -> None:
-    """Stop a notebook as by its stop button; a second time kills its kernel.
-
-    Raises:
-        PoolError: none is executed on a pool of this name.
-    """
+    """Stop a notebook as by its stop button; a second time kills its kernel. Raises PoolError: there is none."""
     run = keys.notebook_run(name)
     if run is None:
         raise PoolError(f"no notebook is executed on a pool {name!r}: {listed(keys.notebook_runs())}")

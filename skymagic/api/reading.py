@@ -39,11 +39,7 @@ class JsonScreen(Screen):
 
 
 def begin(name: str) -> None:
-    """Read a pool in a notebook: show what runs there, until it ends or the stop button, which leaves it; the reader stays.
-
-    Raises:
-        PoolError: it cannot be read.
-    """
+    """Read a pool in a notebook: show what runs there, until it ends or the stop button, which leaves it; the reader stays. Raises PoolError."""
     reader = attaching.start_reading(name)
     print_note(
         f"reads pool {reader.name!r} on {', '.join(reader.plan.hosts)}: {records.holder(reader.record)} has it, and its cells "
@@ -59,11 +55,7 @@ def begin(name: str) -> None:
 
 
 def attached(name: str, as_json: bool) -> str:
-    """Follow what runs in a pool in a terminal; how it has ended: a status of `RunOutcome`, or "nothing".
-
-    Raises:
-        PoolError: it cannot be read.
-    """
+    """Follow what runs in a pool in a terminal; how it has ended: a status of `RunOutcome`, or "nothing". Raises PoolError."""
     screen = JsonScreen(sys.stdout)
     with contextlib.closing(attaching.opened_reader(name)) as reader:
         shown = DisplayRecord(reader.job_id)

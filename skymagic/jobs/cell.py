@@ -175,11 +175,7 @@ def broadcast(
 
 
 def follow(pool: Pool, spec: RunSpec, run: int, limits: Limits) -> Values:
-    """Show the rest of a cell that another notebook began, and bring its values.
-
-    Raises:
-        RunError: as of `broadcast`.
-    """
+    """Show the rest of a cell that another notebook began, and bring its values. Raises as `broadcast` does."""
     stop = StopSignal()
     return _carried_out(
         pool, spec, limits, lambda shown: pool.runs.follow(spec, run, shown, limits, stop), stop, partly=True

@@ -181,11 +181,7 @@ class Results(Iterator[Any]):
 
 
 def side_by_side(tasks: Sequence[Task], pool: Pool) -> list[Any]:
-    """Each task on one rank, as many at a time as there are ranks; the values in the order of the tasks.
-
-    Raises:
-        RunError: of the first that failed; the others are stopped.
-    """
+    """Each task on one rank, as many at a time as there are ranks; the values in the order of the tasks. Raises RunError."""
     return list(Results(tasks, pool))
 
 

@@ -109,11 +109,7 @@ class RunHandle:
         return True
 
     def result(self, timeout: float | None = None) -> Any:
-        """Wait for it, and return its values by rank; raises what the cell raised.
-
-        Raises:
-            TimeoutError: it goes on after `timeout` seconds.
-        """
+        """Wait for it, and return its values by rank; raises what the cell raised. Raises TimeoutError."""
         if not self.wait(timeout):
             raise TimeoutError(f"the cell goes on after {timeout} s")
         if self._problem is not None:

@@ -19,11 +19,7 @@ NO_POOL = "no pool is running: make one with %sky_pool --nodes 2 --plugin torch"
 
 
 def pools(name: str | None) -> PoolStatuses:
-    """How pools are; or why there is none.
-
-    Raises:
-        PoolError: there is no such pool.
-    """
+    """How pools are; or why there is none. Raises PoolError: there is no such pool."""
     chosen: list[Pool | PoolReader] = [registry.readable(name)] if name else [*registry.pools(), *attaching.readers()]
     gone = [] if name else [f"{one.ended}: %sky_pool makes it anew" for one in registry.ended_pools()]
     gone += [] if name else records.reminders(records.every())
@@ -41,12 +37,7 @@ def _pool(one: Pool | PoolReader) -> PoolStatus:
 
 
 def stacks(request: RanksRequest) -> str:
-    """Where each rank is.
-
-    Raises:
-        RequestError: there are no such ranks.
-        PoolError: there is no such pool.
-    """
+    """Where each rank is. Raises RequestError and PoolError."""
     return inspection.stacks(*_chosen(request))
 
 

@@ -325,11 +325,7 @@ def held_elsewhere(name: str) -> bool:
 
 
 def start_reading(name: str) -> PoolReader:
-    """Read a pool that another notebook of this user has made from here, beside that one, which keeps it.
-
-    Raises:
-        PoolError: there is no such pool, its key is not to be used, or it does not answer.
-    """
+    """Read a pool that another notebook of this user has made from here, beside that one, which keeps it. Raises PoolError."""
     reader = opened_reader(name)
     stop_reading(reader.name)
     _readers[reader.name] = reader

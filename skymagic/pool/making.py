@@ -120,11 +120,7 @@ def recorded_pools() -> Iterator[RecordedPool]:
 
 
 def preview(request: PoolRequest, namespace: Mapping[str, object], defaults: Defaults, tell: Tell) -> str:
-    """What `ensure` would do, with the plan and the price; nothing is started.
-
-    Raises:
-        RequestError: all mistakes of the request.
-    """
+    """What `ensure` would do, with the plan and the price; nothing is started. Raises RequestError with all mistakes."""
     step = planned(request, resize=True)
     match step:
         case Reuse(pool):
@@ -144,11 +140,7 @@ def plan_of(
     namespace: Mapping[str, object] = MappingProxyType({}),
     defaults: Defaults = Defaults(),  # noqa: B008  # it is frozen
 ) -> Plan:
-    """The plan of a new pool; nothing is started.
-
-    Raises:
-        RequestError: all mistakes of the request.
-    """
+    """The plan of a new pool; nothing is started. Raises RequestError with all mistakes."""
     _, survey = surveyed(with_imports(providers.placed(request), namespace, defaults), tell)
     survey.close()
     return survey.plan

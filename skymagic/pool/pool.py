@@ -200,11 +200,7 @@ class Pool(SharedStatus):
             problem.add_note(str(more))
 
     def close(self) -> None:
-        """End all ranks and release all machines; legal in every state, twice is safe.
-
-        Raises:
-            PoolError: it is stopped, but not all was released; says what.
-        """
+        """End all ranks and release all machines; legal in every state, twice is safe. Raises PoolError: not all was released; says what."""
         if self.state is State.STOPPED:
             self._gone(self)
             return

@@ -113,11 +113,7 @@ def drop(pool: Pool) -> None:
 
 
 def close(pools: Iterable[Pool], done: Callable[[Pool], object] = lambda pool: None) -> None:
-    """End these pools, each of them whatever became of the others.
-
-    Raises:
-        PoolError: not all was released; names it.
-    """
+    """End these pools, each of them whatever became of the others. Raises PoolError: not all was released; names it."""
     problems: list[str] = []
     interrupt: BaseException | None = None
     for pool in list(pools):

@@ -258,11 +258,7 @@ MOST_BYTES = 16384
 
 
 def cloud_config(keys: PoolKeys, job: str, user: str, ssh_port: int, bounds: WatchdogBounds) -> str:
-    """The user data of all machines of a pool.
-
-    Raises:
-        RequestError: it is larger than EC2 takes.
-    """
+    """The user data of all machines of a pool. Raises RequestError: it is larger than EC2 takes."""
     config = {
         "ssh_deletekeys": True,
         "ssh_keys": {"ed25519_private": keys.host.private, "ed25519_public": keys.host.public},

@@ -66,11 +66,7 @@ def survey(request: PoolRequest, clients: AwsClients, cache: Cache | None = None
 
 
 def estimated(request: PoolRequest, clients: AwsClients, reason: str) -> Market:
-    """What the built-in list says of a request, for a preview without credentials: nothing was asked.
-
-    Raises:
-        RequestError: no type of machine in it serves the request.
-    """
+    """What the built-in list says of a request, for a preview without credentials: nothing was asked. Raises RequestError."""
     names = request.regions or (clients.region or DEFAULT_REGION,)
     there = {one: Catalogue(one, catalogue.TYPES, {}) for one in names}
     found = selection.by_price(

@@ -164,11 +164,7 @@ def head_address(clients: AwsClients, region: str, interface: str, label: Label)
 
 
 def placement_group(clients: AwsClients, region: str, label: Label, launch: int) -> str:
-    """The name of a new group, for one launch: one that still has machines in a zone takes none in another.
-
-    Raises:
-        CloudError: it cannot be made.
-    """
+    """The name of a new group, for one launch: one that still has machines in a zone takes none in another. Raises CloudError."""
     name = f"skymagic-{label.job}-{launch}"
     try:
         clients.call(

@@ -72,11 +72,7 @@ def on_demand(clients: AwsClients, region: str, names: Sequence[str], cache: Cac
 
 
 def spot(clients: AwsClients, region: str, names: Sequence[str], cache: Cache) -> Dated:
-    """Dollars per hour of each type in each zone, as [type, zone, price]; a zone without a price is left out.
-
-    Raises:
-        CloudError: they cannot be asked.
-    """
+    """Dollars per hour of each type in each zone, as [type, zone, price]; a zone without a price is left out. Raises CloudError."""
     ordered = sorted(names)
     name = f"spot-{cache_label(clients, region)}-{','.join(ordered)}"
     return cache.fresh(name, SPOT_SECONDS, lambda: _spot(clients, region, ordered))

@@ -115,11 +115,7 @@ def print_findings(found: Findings) -> None:
 
 
 def agree_to_replace(survey: RentedSurvey, found: Findings) -> None:
-    """Go on to replace the machines that are broken, or end the start.
-
-    Raises:
-        ProvisionError: nobody has agreed; says what is wrong with them.
-    """
+    """Go on to replace the machines that are broken, or end the start. Raises ProvisionError where nobody agrees."""
     _, offer = survey.held.taken
     words, many = broken(found), len(found.broken)
     cost = "at an unknown price" if offer.price is None else f"for ${many * offer.price:.2f} per hour"

@@ -207,11 +207,7 @@ def release_job(clients: AwsClients, job: str, names: Sequence[str]) -> list[str
 
 
 def release_everything(clients: AwsClients, say: Callable[[str], None]) -> list[str]:
-    """Give back all that the caller has rented, in all regions, whoever started it; what could not be.
-
-    Raises:
-        CloudError: nobody can be asked what there is.
-    """
+    """Give back all that the caller has rented, in all regions, whoever started it; what could not be. Raises CloudError."""
     mine = tags.filters(owner=owner_of(clients))
     found, problems = everything(clients)
     for each in found:
@@ -290,11 +286,7 @@ class Tagged:
 
 
 def tagged_pools(clients: AwsClients, name: str | None = None) -> Tagged:
-    """The pools that the caller has rented, from whichever machine, in all regions: all of them, or those of a name or job id.
-
-    Raises:
-        CloudError: nobody can be asked.
-    """
+    """The pools that the caller has rented, from whichever machine, in all regions: all of them, or those of a name or job id. Raises CloudError."""
     mine = tags.filters(owner=owner_of(clients))
     ask = partial(instances, clients, filters=mine, states=LISTED_STATES)
     found, unreached = in_regions(catalogue.used_regions(clients), ask)
