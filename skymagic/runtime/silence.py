@@ -110,6 +110,9 @@ class StandardStream:
 class StandIn(io.TextIOBase):
     """Stands for a stream that ends in no descriptor during a silence. Whoever keeps it afterwards reaches the original."""
 
+    encoding = "utf-8"
+    """Programs that draw bars ask for it."""
+
     def __init__(self, stream: StandardStream, original: Any) -> None:
         self._stream = stream
         self.original = original
@@ -130,6 +133,9 @@ class StandIn(io.TextIOBase):
     def fileno(self) -> int:
         """For child processes and C libraries."""
         return self._stream.fd
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.original, name)
 
 
 def _after_fork() -> None:

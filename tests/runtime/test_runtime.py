@@ -532,6 +532,7 @@ def test_in_memory_streams_are_silenced_too(capsys: pytest.CaptureFixture[str]) 
     with sky.silent:
         print("hidden")
         print("hidden", file=sys.stderr)
+        assert (sys.stdout.encoding, sys.stdout.isatty(), sys.stdout.getvalue()) == ("utf-8", False, "before\n")  # type: ignore[union-attr]
     print("after")
     assert tuple(capsys.readouterr()) == ("before\nafter\n", "")
 
