@@ -6,16 +6,16 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from skymagic.cluster import Node
 from skymagic.errors import SkyError
 from skymagic.files.changes import files_error
 from skymagic.wire import files as wire
 from skymagic.wire.codec import Transport
-from skymagic.wire.threads import run_all
+from skymagic.wire.threads import run_all, start_all
 
 T = TypeVar("T")
 STOP_TIMEOUT = 5.0
@@ -141,7 +141,7 @@ class FileClients:
         self.nodes, self._start, self._watch = tuple(nodes), start, watch
         self._stop = threading.Event()
         self._clients: list[FileClient] = []
-        self._threads: Sequence[threading.Thread] = ()
+        self._jobs: Sequence[Future[Any]] = ()
 
     def __enter__(self) -> FileClients:
         def opened(node: Node) -> None:
@@ -162,12 +162,7 @@ class FileClients:
     def __exit__(self, *exc: object) -> None:
         run_all([client.close for client in self._clients])
         # what an interrupt did not end has no connection any more, and removes what is half
-        self._join(time.monotonic() + STOP_TIMEOUT)
-
-    def _join(self, end: float) -> None:
-        for thread in self._threads:
-            if thread.ident is not None:  # an interrupt may come before it is started
-                thread.join(max(0.0, end - time.monotonic()))
+        wait(self._jobs, STOP_TIMEOUT)
 
     def each(self, job: Callable[[FileClient], T], title: str = NOTHING_COPIED) -> list[T]:
         """Run a job with every client concurrently; its results in the order of the nodes.
@@ -178,40 +173,12 @@ class FileClients:
         return self._run_all([(client.node, partial(job, client)) for client in self._clients], title)
 
     def _run_all(self, jobs: Sequence[tuple[Node, Callable[[], T]]], title: str) -> list[T]:
-        outcomes: dict[int, T | BaseException] = {}
-
-        def work(index: int, job: Callable[[], T]) -> None:
-            try:
-                outcomes[index] = job()
-            except BaseException as problem:
-                outcomes[index] = problem
-
-        threads = [
-            threading.Thread(target=work, args=(index, job), name="skymagic-files", daemon=True)
-            for index, (_, job) in enumerate(jobs)
-        ]
-        self._threads = threads
-        self._work()
-        said = [
-            (str(node), sentence)
-            for index, (node, _) in enumerate(jobs)
-            if isinstance(problem := outcomes[index], BaseException)
-            for sentence in self._sentences(node, problem)
-        ]
-        if said:
-            raise files_error(title, said, len(self.nodes))
-        results = (outcomes[index] for index in range(len(jobs)))
-        return [result for result in results if not isinstance(result, BaseException)]
-
-    def _work(self) -> None:
-        """Let the threads begin, and wait for their ends."""
         try:
-            for thread in self._threads:
-                thread.start()
-            for thread in self._threads:
-                while thread.is_alive():
-                    thread.join(POLL_INTERVAL)
-                    self._watch()
+            futures = self._jobs = start_all([job for _, job in jobs], name="skymagic-files")
+            pending = True
+            while pending:
+                pending = bool(wait(futures, POLL_INTERVAL).not_done)
+                self._watch()
         # an interrupt
         except BaseException:
             self._stop.set()
@@ -219,8 +186,17 @@ class FileClients:
             # A connection that ends without it looks lost, and the node would keep half a file for the next time. What is being
             # written goes first, and takes as long as the node does to take it.
             run_all([client.cancel for client in self._clients], timeout=STOP_TIMEOUT)
-            self._join(end)
+            wait(self._jobs, max(0.0, end - time.monotonic()))
             raise
+        said = [
+            (str(node), sentence)
+            for (node, _), future in zip(jobs, futures, strict=True)
+            if (problem := future.exception()) is not None
+            for sentence in self._sentences(node, problem)
+        ]
+        if said:
+            raise files_error(title, said, len(self.nodes))
+        return [future.result() for future in futures]
 
     def _sentences(self, node: Node, problem: BaseException) -> Sequence[str]:
         if isinstance(problem, NodeFailed):

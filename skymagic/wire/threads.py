@@ -3,19 +3,32 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future, wait
 from typing import TypeVar
 
 T = TypeVar("T")
 
 
-def run_all(
-    jobs: Sequence[Callable[[], T]], *, timeout: float = float("inf"), name: str = "skymagic-job"
-) -> list[T | BaseException]:
-    """Run all jobs at once and wait for them.
+def start_all(jobs: Sequence[Callable[[], T]], *, name: str = "skymagic-job") -> list[Future[T]]:
+    """Run all jobs at once, on daemon threads, which nobody waits for at exit."""
 
-    An interrupt of the caller ends the wait, not the jobs: they run on daemon threads, which nobody waits for at exit.
+    def run(job: Callable[[], T], future: Future[T]) -> None:
+        try:
+            future.set_result(job())
+        except BaseException as problem:
+            future.set_exception(problem)
+
+    futures: list[Future[T]] = [Future() for _ in jobs]
+    for job, future in zip(jobs, futures, strict=True):
+        threading.Thread(target=run, args=(job, future), name=name, daemon=True).start()
+    return futures
+
+
+def run_all(
+    jobs: Sequence[Callable[[], T]], *, timeout: float | None = None, name: str = "skymagic-job"
+) -> list[T | BaseException]:
+    """Run all jobs at once and wait for them; an interrupt of the caller ends the wait, not the jobs.
 
     Args:
         timeout: seconds to wait for all of them; a job that takes longer counts as failed, and keeps running.
@@ -23,21 +36,10 @@ def run_all(
     Returns:
         In the order of the jobs: what each returned, or the exception that it raised.
     """
-    outcomes: list[T | BaseException] = [TimeoutError(f"no end within {timeout:g} s") for _ in jobs]
-
-    def run(index: int) -> None:
-        try:
-            outcomes[index] = jobs[index]()
-        except BaseException as problem:
-            outcomes[index] = problem
-
-    threads = [threading.Thread(target=run, args=(index,), name=name, daemon=True) for index in range(len(jobs))]
-    for thread in threads:
-        thread.start()
-    end = time.monotonic() + timeout
-    for thread in threads:
-        thread.join(None if timeout == float("inf") else max(0.0, end - time.monotonic()))
-    return list(outcomes)
+    futures = start_all(jobs, name=name)
+    wait(futures, timeout)
+    late = TimeoutError(f"no end within {timeout} s")
+    return [(each.exception() or each.result()) if each.done() else late for each in futures]
 
 
 def failures(outcomes: Iterable[object]) -> list[BaseException]:
