@@ -5,6 +5,7 @@ A provider of yours passes it too: give `place` what it needs (CONTRIBUTING.md, 
 
 from __future__ import annotations
 
+import shutil
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -13,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.lab.ending import JOB_ID, cmdline
 from tests.lab.hosts import loopback, still_there
 from tests.lab.notebook import opened
 from tests.lab.places import home_that_knows
@@ -43,11 +45,21 @@ class Place:
 def hosts_of_ssh(folder: Path) -> Iterator[Place]:
     with loopback(folder / "hosts", 2, env=pip_settings()) as hosts:
         home = home_that_knows(hosts, folder / "client")
+
+        def lose() -> None:
+            job_ids = {
+                one for process in hosts[1].processes() for word in cmdline(process) for one in JOB_ID.findall(word)
+            }
+            hosts[1].power_cut()
+            for job_id in job_ids:  # a machine without power does not tidy up
+                for path in Path("/tmp").glob(f"skymagic-daemon-*{job_id}-1"):
+                    shutil.rmtree(path)
+
         options = f"--provider ssh --hosts h[1-2] --python {sys.executable}"
         yield Place(
             options,
             {"HOME": str(home)},
-            hosts[1].power_cut,
+            lose,
             lambda: [str(one) for one in still_there(hosts[0].processes())],
         )
 
