@@ -112,7 +112,9 @@ def test_an_attaching_notebook_has_the_ranks_with_their_variables(slurm: Cluster
         notebook.run("%%sky_broadcast\nkept = 7")
         number = slurm.running()
         notebook.restart()
-        notebook.run("%load_ext skymagic")
+        ((_, _, job_id),) = slurm.jobs()
+        told = notebook.run("%load_ext skymagic").text
+        assert f"%sky_attach lab goes on with it, scancel --name {job_id} ends it" in " ".join(told.split())
         assert "attached to pool 'lab' on n1, n2" in notebook.run("%sky_attach lab").text
         notebook.run("%%sky_broadcast -o left\nkept")
         assert notebook.value("left") == [7, 7]
