@@ -31,6 +31,8 @@ from skymagic.wire import processes
 
 DELAYS = (0.5, 1.5, 4.0, 12.0, 14.0, 18.0, 30.0)
 """Seconds before each look at a job that waits, the last for all that follow: a job that starts at once is seen at once."""
+FIRST_LOOKS = 3
+"""Looks at this job alone, before those at all jobs of the user, which several pools share."""
 RETRY_SECONDS = 30.0
 """For which a node that has just been given may refuse steps: its prologue runs."""
 QUEUE = JobQueue()
@@ -255,8 +257,8 @@ def wait_for(number: str, say: Say, delays: Sequence[float] = DELAYS) -> SlurmJo
     looks = 0
     while True:
         time.sleep(delays[min(looks, len(delays) - 1)])
+        job = QUEUE.now(number) if looks < FIRST_LOOKS else QUEUE.look(number)
         looks += 1
-        job = QUEUE.look(number)
         if job is None or job.state == "COMPLETING":
             job = QUEUE.end(number)
             if job is None:

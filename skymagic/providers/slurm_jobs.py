@@ -430,5 +430,6 @@ class JobQueue:
         done = self._call("scontrol", "show", "job", "-o", number)
         if GONE in done.stderr:
             return SlurmJob("COMPLETED")
-        state, nodes = (re.search(rf"(?<!\S){name}=(\S+)", done.stdout) for name in ("JobState", "NodeList"))
-        return SlurmJob(state[1], nodes=nodes[1] if nodes else "") if state else None
+        told = dict(re.findall(r"(?<!\S)(\w+)=(\S*)", done.stdout))
+        cells = [told.get(name, "") for name in ("JobState", "Reason", "StartTime", "EndTime", "NodeList")]
+        return jobs_of("|".join([number, *cells])).get(number) if cells[0] else None

@@ -211,4 +211,8 @@ def test_no_answer_is_no_end() -> None:
     ended = queue.end("7")
     assert ended is not None
     assert ended.over
+    there.known = (
+        "JobId=7 JobState=RUNNING Reason=None StartTime=x EndTime=2026-11-24T11:00:00 ReqNodeList=(null) NodeList=n1"
+    )
+    assert queue.now("7") == slurm_jobs.jobs_of("7|RUNNING|None|x|2026-11-24T11:00:00|n1")["7"]
     assert slurm_jobs.end_words("7", ended) == "Slurm job 7 has reached its time limit (--time)"
