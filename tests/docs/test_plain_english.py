@@ -1,0 +1,48 @@
+"""What users read is plain English: words and patterns that are hard for readers are not in the README, the pages, helps and settings."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import pytest
+
+from skymagic.magics.arguments.help import help_text
+from skymagic.magics.arguments.options import MAGICS
+from tests.lab.notebook import ROOT
+
+HARD = re.compile(
+    r"\b(anew|amid|amidst|mend|shall|likewise|whoever|whatever|goes on|go on|going on|to be had|of ours|of yours|of its own"
+    r"|in the place of|for want of|for good|is told|are told|is said|unless said|as long as they are at it|stands there"
+    r"|there is none|beside you|had there|that are none)\b",
+    re.IGNORECASE,
+)
+CODE = re.compile(r"```.*?```|`[^`\n]*`|^    .*$|<!--.*?-->", re.DOTALL | re.MULTILINE)
+
+
+def texts() -> Iterator[tuple[str, str]]:
+    """What users read: its place, and its words without code."""
+    pages = [ROOT / "README.md", ROOT / "SECURITY.md", *sorted((ROOT / "docs").rglob("*.md"))]
+    for page in pages:
+        if not {"_build", "notebooks"} & set(page.relative_to(ROOT).parts):
+            yield str(page.relative_to(ROOT)), CODE.sub(" ", page.read_text())
+    for name in MAGICS:
+        yield f"%{name} --help", help_text(name)
+
+
+TEXTS = dict(texts())
+
+
+@pytest.mark.parametrize("place", TEXTS)
+def test_it_has_none_of_the_hard_words(place: str) -> None:
+    words = " ".join(TEXTS[place].split())
+    found = {f"…{words[max(0, hit.start() - 30) : hit.end() + 20]}…" for hit in HARD.finditer(words)}
+    assert found == set()
+
+
+def test_the_words_are_found_where_they_are() -> None:
+    assert [hit[0] for hit in HARD.finditer("It goes on; whatever is told. Begone!")] == [
+        "goes on",
+        "whatever",
+        "is told",
+    ]
