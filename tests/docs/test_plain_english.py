@@ -1,7 +1,8 @@
-"""What users read is plain English: words and patterns that are hard for readers are not in the README, the pages, helps and settings."""
+"""What users read is plain English: words that are hard for readers are not in the README, the pages, the notebooks' text, and the helps."""
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
 
@@ -26,6 +27,10 @@ def texts() -> Iterator[tuple[str, str]]:
     for page in pages:
         if not {"_build", "notebooks"} & set(page.relative_to(ROOT).parts):
             yield str(page.relative_to(ROOT)), CODE.sub(" ", page.read_text())
+    for path in sorted((ROOT / "notebooks").glob("*.ipynb")):
+        cells = json.loads(path.read_text())["cells"]
+        prose = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "markdown"]
+        yield f"notebooks/{path.name}", CODE.sub(" ", "\n".join(prose))
     for name in MAGICS:
         yield f"%{name} --help", help_text(name)
 
