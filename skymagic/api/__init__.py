@@ -3,7 +3,7 @@
 compute    Compute, @function, gather, find
 places     pools on hosts, or rented and found by their tags: listed and ended from any machine
 ending     the end of pools by their place, of those that were left, of all that is rented; machines stopped with their disks
-costs      what pools cost, and have cost
+costs      what pools cost, and have cost; what machines can be rented for
 logs       what ranks wrote, also of a pool that has ended
 reading    pools of other notebooks, followed from here
 notebooks  notebooks as jobs on a pool's head: begun, followed, stopped, taken
@@ -11,7 +11,6 @@ executing  what a notebook that is a job shows, in a terminal and in another not
 papermill  the same as papermill's engine
 disk       what skymagic keeps on their disks, and its removal
 command    the console command
-offers     what machines can be rented for
 specs      what a pool is asked for: Spec, Options, Worker
 calls      lazy calls, and the operators @, >> and &
 """

@@ -1,4 +1,4 @@
-"""What pools cost: those that run, and those that were rented within a month, by any notebook of this user on this machine."""
+"""What pools cost: those that run, and those rented within a month by any notebook of this user on this machine; and what machines cost."""
 
 from __future__ import annotations
 
@@ -9,9 +9,12 @@ from dataclasses import dataclass
 
 from skymagic.display.text import table
 from skymagic.errors import PoolError
+from skymagic.plan.requests import CloudSettings, PoolRequest
 from skymagic.plan.units import duration_text
-from skymagic.providers.aws import ledger
+from skymagic.providers.aws import ledger, market
+from skymagic.providers.aws.clients import AwsClients
 from skymagic.providers.aws.ledger import Rent
+from skymagic.providers.aws.listing import OfferTable
 
 
 @dataclass(frozen=True)
@@ -128,3 +131,13 @@ def dollars(amount: float | None) -> str:
     if amount is None:
         return "unknown"
     return f"${amount:.2f}" if amount >= 0.005 or amount == 0 else f"${amount:.4f}"
+
+
+def offers(request: PoolRequest, settings: CloudSettings) -> OfferTable:
+    """What machines can be rented for, whatever limits of the price say; nothing is rented.
+
+    Raises:
+        RequestError: no machine serves the request.
+        CloudError: no credentials, or they are refused.
+    """
+    return OfferTable(market.survey(request, AwsClients.of(settings)), request.nodes or 1)

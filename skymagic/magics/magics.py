@@ -15,7 +15,6 @@ from IPython.core.magic import Magics, cell_magic, line_cell_magic, line_magic, 
 from skymagic import plugins, providers
 from skymagic.api import costs, disk, ending, executing, logs, places
 from skymagic.api.compute import Compute
-from skymagic.api.offers import offers
 from skymagic.data.capture import installed
 from skymagic.display import text as display
 from skymagic.display.screen import Copying, print_note, show_object
@@ -274,7 +273,7 @@ class InspectionMagics(Magics):
             return
         asked = PoolRequest(gpu=request.gpu, nodes=request.nodes, region=request.region, spot=request.spot)
         try:
-            found = usage(lambda: offers(asked, settings))
+            found = usage(lambda: costs.offers(asked, settings))
         except CloudError as problem:
             if asks:
                 raise
