@@ -166,6 +166,10 @@ class Cluster:
         while any(daemon.is_running() and daemon.status() != psutil.STATUS_ZOMBIE for daemon in daemons):
             assert time.monotonic() < deadline, daemons
             time.sleep(0.05)  # they are no children of this process
+        for process in psutil.process_iter():  # the step of a node that was lost would tell its controller for ever
+            with contextlib.suppress(psutil.Error):
+                if process.name() == "slurmstepd" and process.cwd() == str(self.folder):
+                    process.kill()
 
 
 @contextmanager
