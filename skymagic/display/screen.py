@@ -83,6 +83,8 @@ class NotebookScreen(Screen):
         self._status = StatusLine()
         self._clearing = False
         """Whether a rank has asked that its next output takes the place of all that the cell shows."""
+        self._said = False
+        """Whether texts of widgets have changed."""
         self._moving: dict[tuple[int, str], str] = {}
         """Text that changes, by rank and display, where only its end can be shown."""
 
@@ -112,6 +114,7 @@ class NotebookScreen(Screen):
         if self._widgets is not None and not update:
             bundle = self._widgets.display(rank, content)
         elif self._widgets is not None and self._widgets.say(content):
+            self._said = True
             return
         if bundle is not None:
             content = {**content, "metadata": {}, "data": bundle}
@@ -192,7 +195,7 @@ class NotebookScreen(Screen):
         """All output of the run has come."""
         with together():
             self._labels.finish()
-        if self._widgets is not None:
+        if self._widgets is not None and self._said:
             self._widgets.settle()
         for (rank, _), text in sorted(self._moving.items()):
             write("stdout", f"{self._labels.label(rank, text)}\n" if text else "")
