@@ -408,10 +408,19 @@ def test_a_pool_ends_with_its_block_and_can_be_started_again() -> None:
     assert compute.pool.state is State.STOPPED
 
 
-def test_a_pool_ends_also_when_its_block_fails() -> None:
-    with pytest.raises(ZeroDivisionError), sky.ComputePool(nodes=1) as pool:
-        1 / 0
-    assert pool.pool.state is State.STOPPED
+def test_a_pool_without_a_name_is_a_new_one_and_ends_also_when_its_block_fails(pool: Any) -> None:
+    other = sky.ComputePool(nodes=1)
+
+    def fails() -> None:
+        with other as made:
+            assert rank() @ made == [0]
+            assert rank() @ pool == [0, 1, 2, 3]
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fails()
+    assert other.pool is not pool.pool
+    assert other.pool.state is State.STOPPED
 
 
 def test_a_named_pool_is_found_and_used_again() -> None:
@@ -429,13 +438,6 @@ def test_a_named_pool_is_found_and_used_again() -> None:
             pass
     with pytest.raises(PoolError, match="no pool 'shared'"):
         sky.find("shared")
-
-
-def test_pools_without_a_name_are_new_ones(pool: Any) -> None:
-    with sky.Compute(nodes=1) as other:
-        assert other.pool is not pool.pool
-        assert rank() @ other == [0]
-        assert rank() @ pool == [0, 1, 2, 3]
 
 
 def test_pools_have_their_own_default_timeout() -> None:
@@ -557,12 +559,12 @@ def test_a_plugin_of_ones_own_has_all_hooks(tmp_path: Path) -> None:
     assert sorted(notes[4:]) == ["leave 0", "leave 1"]
 
 
-def broken(hook: str) -> Plugin:
+def broken(hook: str, name: str = "broken") -> Plugin:
     def fails(*_: Any) -> Any:
         raise LookupError("planted in the plugin")
 
     hooks: dict[str, Any] = {hook: fails}
-    return Plugin(name="broken", **hooks)
+    return Plugin(name=name, **hooks)
 
 
 def test_a_plugin_that_fails_while_planning() -> None:
@@ -578,9 +580,9 @@ def test_a_plugin_that_fails_in_the_notebook_ends_the_pool() -> None:
         sky.find("broken")
 
 
-@pytest.mark.parametrize("hook", ["release", "rejoin", "joined"])
-def test_plugins_that_fail_beside_a_failing_cell(hook: str) -> None:
-    with sky.Compute(nodes=2, plugins=[broken(hook)]) as pool:
+def test_plugins_that_fail_beside_a_failing_cell() -> None:
+    plugins = [broken(hook, hook) for hook in ("release", "rejoin", "joined")]
+    with sky.Compute(nodes=2, plugins=plugins) as pool:
         with pytest.raises(ValueError, match="planted"):
             fail(1, ValueError("planted")) @ pool
         assert rank() @ pool == [0, 1]
@@ -621,12 +623,12 @@ def script(folder: Path, text: str, **options: Any) -> subprocess.CompletedProce
     )
 
 
-def test_a_plain_script(tmp_path: Path) -> None:
+def test_a_plain_script_that_fails_shows_the_ranks_lines_and_leaves_nothing(tmp_path: Path) -> None:
     (tmp_path / "beside.py").write_text("def triple(x):\n    return 3 * x\n")
     done = script(
         tmp_path,
         """
-        import skymagic as sky
+        import os, skymagic as sky
         from beside import triple
 
         OFFSET = 100
@@ -639,34 +641,23 @@ def test_a_plain_script(tmp_path: Path) -> None:
         def predict(net, x):
             return net.forward(x) + sky.instance_info().rank
 
-        with sky.Compute(nodes=2) as pool:
-            print(predict(Net(), 1) @ pool)
-            print(pool.map(triple, [1, 2, 3]))
-        """,
-    )
-    assert done.stdout == "[103, 104]\n[3, 6, 9]\n"
-    assert done.returncode == 0, done.stderr
-
-
-def test_a_script_that_fails_shows_the_ranks_lines_and_leaves_nothing(tmp_path: Path) -> None:
-    done = script(
-        tmp_path,
-        """
-        import os, skymagic as sky
-
         @sky.function
         def train():
             raise ValueError("no data")
 
         pool = sky.Compute(nodes=2).start()
-        print(*[rank.pid for rank in pool.agents.ranks.values()])
+        print(predict(Net(), 1) @ pool)
+        print(pool.map(triple, [1, 2, 3]))
+        print(*(sky.function(os.getpid)() @ pool))
         train() @ pool
         """,
     )
+    first, second, pids = done.stdout.splitlines()
+    assert (first, second) == ("[103, 104]", "[3, 6, 9]")
     assert done.returncode == 1
     assert "ValueError: no data" in done.stderr
     assert 'raise ValueError("no data")' in done.stderr.partition("no data\n")[2]
-    assert not any(Path("/proc", pid).exists() for pid in done.stdout.split())
+    assert not any(Path("/proc", pid).exists() for pid in pids.split())
 
 
 def test_an_interrupt_of_a_script_stops_all_its_calls(tmp_path: Path) -> None:

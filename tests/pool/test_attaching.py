@@ -75,22 +75,16 @@ def test_what_has_ended_meanwhile_waits(desk: Desk) -> None:
         assert shown.stdout.count("after") == 1
         lists = [(200_001, 0), (200_001, 1)]
         assert notebook.value("value, [(len(each), each[-1]) for each in name]") == ([200_001] * 2, lists)
-        killed(notebook)
-    with desk.notebook() as notebook:  # what its user has had is not shown again
-        shown = notebook.run("%sky_attach lab")
-        assert "cell 3" not in shown.stdout
-        assert notebook.value("'value' in globals()") is False
-        notebook.run("%sky_down lab")
-
-
-def test_a_death_and_a_script_wait_too(desk: Desk) -> None:
-    with desk.notebook(desk.made) as notebook:
+        # a death and a script wait too
         desk.left_alone(
             notebook,
             GATED + "import signal, time\nif rank == 0: os.kill(os.getpid(), signal.SIGKILL)\ntime.sleep(1000)",
         )
-    with desk.notebook() as notebook:
-        assert notebook.fail("%sky_attach lab").ename == "RankDied"
+    with desk.notebook() as notebook:  # what its user has had is not shown again
+        shown = notebook.finish(notebook.start("%sky_attach lab"))
+        assert shown.failure.ename == "RankDied"
+        assert "after" not in shown.stdout
+        assert notebook.value("'value' in globals()") is False
         notebook.run("%%sky_broadcast -o ranks\nimport os\nos.environ['RANK']")
         assert notebook.value("ranks") == ["0", "1"]
         desk.left_alone(notebook, "%%sky_sh -t 0 -o ends\necho before\ncat {way}\ntouch {over}\necho after\nexit 3")
@@ -102,9 +96,15 @@ def test_a_death_and_a_script_wait_too(desk: Desk) -> None:
         notebook.run("%sky_down lab")
 
 
-def test_a_kernel_that_is_shut_down_leaves_what_goes_on(desk: Desk) -> None:
+def test_a_kernel_that_is_restarted_finds_its_pool_and_one_that_is_shut_down_leaves_what_goes_on(desk: Desk) -> None:
     gate = desk.gate()
     with desk.notebook(desk.made) as first:
+        first.run("%%sky_broadcast\nimport os\nkept = 40 + int(os.environ['RANK'])")
+        first.restart()
+        assert "pool 'lab' was left on h1, h2" in first.run("%load_ext skymagic").text
+        first.run("%sky_attach lab")
+        first.run("%sky_pull kept -o kept")
+        assert first.value("kept") == [40, 41]
         shown = first.start(
             GATED.replace("-o", "-a -o").format(way=repr(str(gate)), over=repr(os.devnull)) + "name = rank\nrank"
         )
@@ -116,20 +116,8 @@ def test_a_kernel_that_is_shut_down_leaves_what_goes_on(desk: Desk) -> None:
         second.finish(cell)
         assert cell.error is None, cell.error
         assert second.value("value") == [0, 1]
-    with desk.notebook() as third:  # nothing went on any more: it has ended
+    with desk.notebook() as third:  # the second one's kernel was shut down at rest: the pool has ended
         assert "no pool 'lab' was left" in third.fail("%sky_attach lab").evalue
-
-
-def test_a_kernel_that_is_restarted_finds_its_pool(desk: Desk) -> None:
-    with desk.notebook(desk.made) as notebook:
-        notebook.run("%%sky_broadcast\nimport os\nkept = 40 + int(os.environ['RANK'])")
-        notebook.restart()
-        assert "pool 'lab' was left on h1, h2" in notebook.run("%load_ext skymagic").text
-        notebook.run("%sky_attach lab")
-        notebook.run("%sky_pull kept -o kept")
-        assert notebook.value("kept") == [40, 41]
-    with desk.notebook() as after:  # at rest, and its kernel shut down
-        assert "no pool 'lab' was left" in after.fail("%sky_attach lab").evalue
 
 
 def test_a_notebook_that_is_alive_keeps_its_pool_unless_it_is_taken_away(desk: Desk) -> None:
@@ -188,7 +176,7 @@ def test_another_machine_that_was_given_the_key_goes_on_with_it(desk: Desk) -> N
     assert [*laptop.records.iterdir()] == []
 
 
-def test_a_cell_that_nobody_comes_back_for_is_stopped(desk: Desk) -> None:
+def test_a_cell_that_nobody_comes_back_for_is_stopped_and_a_pool_that_is_gone_is_told(desk: Desk) -> None:
     said = desk.folder / "said"
     body = f"""%%sky_broadcast
 import os, time
@@ -209,14 +197,14 @@ finally:
         assert "[rank 0: stopped after 1s without its notebook (--max-away 1s)]" in cell.stderr
         second.run("%%sky_broadcast -o fine\n'fine'")
         assert second.value("fine") == ["fine", "fine"]
-        second.run("%sky_down lab")
-
-
-def test_a_pool_that_is_gone(desk: Desk) -> None:
-    with desk.notebook(desk.made) as first:
         (key,) = desk.records.glob("*.key")
         assert key.stat().st_mode & 0o777 == 0o600
-        killed(first)
+        killed(second)
+    cannot_be_attached(desk, key)
+
+
+def cannot_be_attached(desk: Desk, key: Path) -> None:
+    """A pool whose daemons are gone, and whose key is another version's, damaged, open to others, or not here."""
     with killed_daemons(key.stem), desk.notebook() as second:
         text = key.read_bytes()
         key.write_bytes(text.replace(b"skymagic key ", b"skymagic key 0.0.", 1))

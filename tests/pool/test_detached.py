@@ -112,6 +112,7 @@ def restarted_amid_a_cell(notebook: Notebook, gate: Path) -> list[psutil.Process
 
 def test_a_kernel_that_is_restarted_amid_a_cell_ends_its_pool_and_makes_another(desk: Desk) -> None:
     with desk.notebook("%sky_pool brief --ranks 2") as notebook:
+        assert "ends with its notebook" in notebook.fail("%%sky_sh --detach\ntrue").text
         ranks = restarted_amid_a_cell(notebook, desk.folder / "gate")
         assert still_there(ranks) == []
         assert "was left" not in notebook.run("%load_ext skymagic").text
@@ -122,26 +123,20 @@ def test_a_kernel_that_is_restarted_amid_a_cell_ends_its_pool_and_makes_another(
         assert "again" in (said := notebook.run("%%sky_broadcast\nprint('again')")).lines, said.outputs
 
 
-def test_a_kernel_that_is_restarted_amid_a_cell_attaches_to_its_detached_pool(desk: Desk) -> None:
-    with desk.notebook(desk.made) as notebook:
-        ranks = restarted_amid_a_cell(notebook, desk.folder / "gate")
-        assert f"pool {desk.pool!r} was left on " in notebook.run("%load_ext skymagic").text
-        notebook.finish(notebook.start(f"%sky_attach {desk.pool}"))  # which may tell how the cell ended
-        notebook.run("%sky_pull kept -o kept")
-        assert notebook.value("kept") == [7, 7]
+def test_a_kernel_that_is_restarted_amid_a_cell_attaches_to_its_detached_pool_and_one_that_is_shut_down_leaves_its_script(
+    desk: Desk,
+) -> None:
+    gate = desk.folder / "gate-of-the-script"
+    with desk.notebook(desk.made) as first:
+        ranks = restarted_amid_a_cell(first, desk.folder / "gate")
+        assert f"pool {desk.pool!r} was left on " in first.run("%load_ext skymagic").text
+        first.finish(first.start(f"%sky_attach {desk.pool}"))  # which may tell how the cell ended
+        first.run("%sky_pull kept -o kept")
+        assert first.value("kept") == [7, 7]
         assert all(rank.is_running() for rank in ranks)
-        assert "again" in (said := notebook.run("%%sky_broadcast\nprint('again')")).lines, said.outputs
-        notebook.run("%sky_down")
-
-
-def test_a_kernel_that_is_shut_down_leaves_its_script(desk: Desk) -> None:
-    gate = desk.folder / "gate"
-    with desk.notebook(f"{desk.made.removesuffix('--detached')}", "%sky_pool other --ranks 1") as first:
-        assert "ends with its notebook" in first.fail("%%sky_sh --detach\ntrue").text
-        first.run("%sky_down --all")
-        first.run(desk.made)
+        assert "again" in (said := first.run("%%sky_broadcast\nprint('again')")).lines, said.outputs
         shown = first.start(
-            f"%%sky_sh --detach -o ends\necho before\nuntil [ -e {gate} ]; do sleep 0.05; done\necho after\nexit 3"
+            f'%%sky_sh --detach -o ends\necho before\nuntil [ -e {gate} ]; do sleep 0.05; done\necho after\nexit 3'
         )
         first.watch(shown, lambda seen: "before" in seen.stdout)
         assert shown.done  # it goes on beside the notebook

@@ -9,6 +9,7 @@ import pytest
 
 from skymagic.kernels.daemon import rundir
 from tests.lab.desk import GATED, Desk, killed, ssh_desk
+from tests.lab.notebook import Notebook
 
 pytestmark = pytest.mark.needs("sshd")
 ENDS = (
@@ -29,6 +30,10 @@ def desk(tmp_path: Path) -> Iterator[Desk]:
 def test_what_lives_is_taken_up_and_what_is_lost_is_said(desk: Desk) -> None:
     first, second = desk.hosts
     with desk.notebook(desk.made) as notebook:
+        notebook.run("%%sky_broadcast\nimport os\nkept = 40 + int(os.environ['RANK'])")
+        killed(notebook)
+    with desk.notebook() as notebook:
+        stopped_while_it_attaches(desk, notebook)
         desk.left_alone(notebook, ENDS)
     second.power_cut()
     with desk.notebook() as notebook:  # its cell has ended meanwhile
@@ -73,21 +78,16 @@ def test_what_lives_is_taken_up_and_what_is_lost_is_said(desk: Desk) -> None:
     left.remove()
 
 
-def test_attaching_is_stopped_and_begun_again(desk: Desk) -> None:
+def stopped_while_it_attaches(desk: Desk, notebook: Notebook) -> None:
     """The stop button while a machine does not answer leaves the pool as it is."""
     first, second = desk.hosts
-    with desk.notebook(desk.made) as notebook:
-        notebook.run("%%sky_broadcast\nimport os\nkept = 40 + int(os.environ['RANK'])")
-        killed(notebook)
     second.freeze()
-    with desk.notebook() as notebook:
-        begun = len(first.log)
-        shown = notebook.start("%sky_attach lab")
-        assert first.wait_log("Accepted publickey", begun)
-        notebook.interrupt()
-        assert notebook.finish(shown).error is not None
-        second.thaw()
-        notebook.run("%sky_attach lab")
-        notebook.run("%sky_pull kept")
-        assert notebook.value("kept") == [40, 41]
-        notebook.run("%sky_down lab")
+    begun = len(first.log)
+    shown = notebook.start("%sky_attach lab")
+    assert first.wait_log("Accepted publickey", begun)
+    notebook.interrupt()
+    assert notebook.finish(shown).error is not None
+    second.thaw()
+    notebook.run("%sky_attach lab")
+    notebook.run("%sky_pull kept")
+    assert notebook.value("kept") == [40, 41]

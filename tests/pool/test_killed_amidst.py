@@ -25,9 +25,17 @@ def desk(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
             notebook.run("%%sky_broadcast\nimport os, time\nrank = int(os.environ['RANK'])")
             killed(notebook)
         yield desk
-        with desk.notebook() as notebook:
-            notebook.run(f"%sky_attach {desk.pool}")
+        with desk.notebook(f"%sky_attach {desk.pool}") as notebook:
+            attached(desk, notebook)
             notebook.run(f"%sky_down {desk.pool}")
+
+
+@pytest.fixture
+def first(desk: Desk) -> Iterator[Notebook]:
+    """A notebook that goes on with what the one of the last test has left; the next test's, or the end, says how this one has left it."""
+    with desk.notebook(f"%sky_attach {desk.pool}") as notebook:
+        attached(desk, notebook)
+        yield notebook
 
 
 def attached(desk: Desk, notebook: Notebook) -> None:
@@ -36,20 +44,14 @@ def attached(desk: Desk, notebook: Notebook) -> None:
     assert notebook.value("ranks") == [0, 1]
 
 
-def test_while_it_ships(desk: Desk) -> None:
-    with desk.notebook(f"%sky_attach {desk.pool}") as first:
-        first.run("import os\nlarge = os.urandom(50_000_000)")
-        shown = first.start(
-            "print('begun', flush=True)\nget_ipython().run_cell_magic('sky_broadcast', '', 'len(large)')"
-        )
-        first.watch(shown, lambda seen: "begun" in seen.stdout)
-        killed(first)
-    with desk.notebook(f"%sky_attach {desk.pool}") as second:
-        attached(desk, second)
-        killed(second)
+def test_while_it_ships(first: Notebook) -> None:
+    first.run("import os\nlarge = os.urandom(50_000_000)")
+    shown = first.start("print('begun', flush=True)\nget_ipython().run_cell_magic('sky_broadcast', '', 'len(large)')")
+    first.watch(shown, lambda seen: "begun" in seen.stdout)
+    killed(first)
 
 
-def test_before_the_first_output_and_while_it_attaches_and_gathers(desk: Desk) -> None:
+def test_before_the_first_output_and_while_it_attaches_and_gathers(desk: Desk, first: Notebook) -> None:
     begun, gate = desk.folder / "begun", desk.folder / "gate"
     begun.mkdir()
     cell = f"""%%sky_broadcast -o sizes -g large
@@ -58,10 +60,9 @@ while not os.path.exists({str(gate)!r}): time.sleep(0.01)
 large = bytes(50_000_000)
 print('after', flush=True)
 len(large)"""
-    with desk.notebook(f"%sky_attach {desk.pool}") as first:
-        first.start(cell)
-        until(lambda: len(list(begun.iterdir())) == 2)  # they get it one after the other
-        killed(first)
+    first.start(cell)
+    until(lambda: len(list(begun.iterdir())) == 2)  # they get it one after the other
+    killed(first)
     for seconds in (0.0, 0.2):  # amidst, or just after
         with desk.notebook("import time") as one:
             shown = one.start(f"print('begun', flush=True)\n%sky_attach {desk.pool}")
@@ -78,7 +79,6 @@ len(large)"""
         again = third.run(f"%sky_attach {desk.pool}")
         assert again.stdout.count("after") <= 1
         assert third.value("sizes, [len(each) for each in large]") == ([50_000_000] * 2,) * 2
-        attached(desk, third)
         killed(third)
 
 
@@ -95,22 +95,20 @@ def dying(self, *args, **options):
 engine._Client.send_execute_request = dying"""
 
 
-def test_between_the_ranks_that_get_the_cell(desk: Desk) -> None:
+def test_between_the_ranks_that_get_the_cell(desk: Desk, first: Notebook) -> None:
     """Rank 0 has it, and waits for rank 1, which never gets it."""
     begun = desk.folder / "begun by one"
     cell = f"""%%sky_broadcast -o sums
 if rank == 0: open({str(begun)!r}, 'w').close()
 while rank == 0: time.sleep(0.01)
 rank"""
-    with desk.notebook(f"%sky_attach {desk.pool}") as first:
-        first.run(DIES_BETWEEN_RANKS.format(begun=repr(str(begun))))
-        first.start(cell)
-        psutil.wait_procs([psutil.Process(first.pid)])
+    first.run(DIES_BETWEEN_RANKS.format(begun=repr(str(begun))))
+    first.start(cell)
+    psutil.wait_procs([psutil.Process(first.pid)])
     with desk.notebook() as second:
         error = second.fail(f"%sky_attach {desk.pool}")
         assert "rank 1" in error.text
         assert "this rank did not get the cell" in error.text
-        attached(desk, second)
         killed(second)
 
 

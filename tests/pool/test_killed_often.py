@@ -18,7 +18,7 @@ from tests.lab.notebook import Notebook, Shown
 
 pytestmark = pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed: pip install torch")
 
-KILLS = 10
+KILLS = 6
 SEED = 20261122
 MOST_STEPS = 10
 """So many steps at most are seen by a notebook before it is killed, which is so many seconds later at most."""
@@ -65,7 +65,7 @@ def watched_and_killed(notebook: Notebook, shown: Shown, moments: random.Random)
     return notebook.rest(shown)
 
 
-@pytest.mark.timeout(360)  # eleven kernels, one after the other
+@pytest.mark.timeout(360)  # seven kernels, one after the other
 def test_a_run_whose_notebooks_are_killed_again_and_again(desk: Desk) -> None:
     enough, moments, shown = desk.folder / "enough", random.Random(SEED), list[Shown]()
     notebooks = desk.ahead(KILLS + 1)

@@ -136,15 +136,10 @@ def test_a_cell_with_options_makes_a_pool_and_uses_it_again(notebook: Notebook) 
     assert second.stdout == ""
     assert notebook.value("again") == pids
     assert notebook.value("len(__import__('sys').modules['skymagic.pool.registry'].pools())") == 1
-
-
-def test_sky_pool_again_is_the_same_pool(notebook: Notebook) -> None:
-    notebook.run("%sky_pool train --nodes 2")
-    notebook.run("%%sky_broadcast -o pids\nimport os\nos.getpid()")
-    notebook.run("%sky_pool train --nodes 2")
-    notebook.run("%sky_pool train")
-    notebook.run("%%sky_broadcast --pool train -o again\nos.getpid()")
-    assert notebook.value("pids == again") is True
+    notebook.run("%sky_pool main --nodes 4")
+    notebook.run("%sky_pool main")
+    notebook.run("%%sky_broadcast --pool main -o again\nos.getpid()")
+    assert notebook.value("again") == pids
 
 
 def test_a_rank_has_loaded_nothing_that_the_cell_did_not_ask_for(running: Notebook) -> None:
@@ -164,9 +159,11 @@ def test_another_shape_under_the_same_name_is_refused(running: Notebook) -> None
     assert {process.pid for process in family(notebook)} == before
 
 
-def test_two_pools_side_by_side(notebook: Notebook) -> None:
+def test_two_pools_side_by_side_one_of_them_by_toml(notebook: Notebook) -> None:
     notebook.run("%sky_pool one --nodes 1")
-    notebook.run("%sky_pool two --nodes 2")
+    notebook.run("%%sky_pool two\nnodes = 2\n[env]\nFROM_TOML = 'yes'")
+    notebook.run("%%sky_broadcast -o r\nimport os\nos.environ['FROM_TOML']")
+    assert notebook.value("r") == ["yes", "yes"]
     notebook.run("%%sky_broadcast --pool one -o r\nx = 'one'")
     notebook.run("%%sky_broadcast --pool two -o r\n'x' in globals()")
     assert notebook.value("r") == [False, False]
@@ -175,12 +172,6 @@ def test_two_pools_side_by_side(notebook: Notebook) -> None:
     notebook.run("%sky_pool one")
     notebook.run("%%sky_broadcast -o r\nx")
     assert notebook.value("r") == ["one"]
-
-
-def test_pool_by_toml(notebook: Notebook) -> None:
-    notebook.run("%%sky_pool from-toml\nnodes = 2\n[env]\nFROM_TOML = 'yes'")
-    notebook.run("%%sky_broadcast -o r\nimport os\nos.environ['FROM_TOML']")
-    assert notebook.value("r") == ["yes", "yes"]
 
 
 def test_dry_run_prints_the_plan_and_starts_nothing(notebook: Notebook) -> None:
@@ -272,11 +263,14 @@ def test_interrupt_while_a_pool_starts(notebook: Notebook) -> None:
 
 
 def test_third_party_plugin_is_entered_once_for_each_process_and_left(notebook: Notebook, tmp_path: Path) -> None:
+    """With the pool ends what a rank has started."""
     notebook.run(f"%sky_pool --nodes 2 --plugin counting:folder={tmp_path}")
-    notebook.run("%%sky_broadcast -o pids\nimport os\nos.getpid()")
-    pids = notebook.value("pids")
+    notebook.run("%%sky_broadcast -o found\nimport os, subprocess\nos.getpid(), subprocess.Popen(['sleep', '600']).pid")
+    pids, started = zip(*notebook.value("found"), strict=True)
+    children = [psutil.Process(pid) for pid in started]
     notebook.run("%%sky_broadcast\npass")
     notebook.run("%sky_down")
+    assert gone(children) == []
     assert {path.name for path in tmp_path.iterdir()} == {
         f"{word}-{rank}-{pid}" for word in ("entered", "left") for rank, pid in enumerate(pids)
     }
@@ -476,45 +470,30 @@ def test_a_process_of_ours_that_is_killed_is_told_and_leaves_nothing(notebook: N
     assert [path for path in left if path.exists()] == []
 
 
-def test_a_pool_that_is_lost_between_cells_is_told_by_the_next(notebook: Notebook) -> None:
-    notebook.run("%sky_pool --nodes 1")
-    by_role(notebook, "agent").kill()
-    shown = notebook.finish(notebook.start("%%sky_broadcast\n1"))
-    assert shown.failure.ename in ("PoolStateError", "RankDied")
-    assert "agent" in shown.stderr + shown.failure.text
-
-
-def test_what_a_rank_has_started_ends_with_the_pool(notebook: Notebook) -> None:
-    notebook.run("%sky_pool --nodes 2")
-    notebook.run("%%sky_broadcast -o children\nimport subprocess\nsubprocess.Popen(['sleep', '600']).pid")
-    children = [psutil.Process(pid) for pid in notebook.value("children")]
-    notebook.run("%sky_down")
-    assert gone(children) == []
-
-
-def test_extension_is_loaded_again_and_unloaded(tmp_path: Path) -> None:
+def test_extension_is_loaded_again_and_unloaded(notebook: Notebook, tmp_path: Path) -> None:
     """Nothing is lost by it: pools, what ranks hold, settings, a cell that goes on."""
     gate = tmp_path / "gate"
-    with opened(tmp_path, "%sky_pool --nodes 1", "%config SkyMagic.view_after = 123.0") as one:
-        one.run("%%sky_broadcast\nimport os, time\nkept = 7")
-        processes = family(one)
-        assert processes
-        late = f"while not os.path.exists({str(gate)!r}): time.sleep(0.02)\nprint('not lost')\nkept + 5"
-        beside = one.run(f"%%sky_broadcast -a -o late\n{late}")
-        one.run("run = _")
-        one.run("%load_ext skymagic")
-        one.run("%reload_ext skymagic")
-        assert "still there" in one.run("%unload_ext skymagic").text
-        gate.touch()
-        assert one.value("run.wait(60), late") == (True, [12])
-        one.watch(beside, lambda seen: "not lost" in seen.text)
-        one.run("%%sky_broadcast -o found\nkept")
-        one.run("%load_ext skymagic")
-        one.run("%%sky_broadcast -o found\nkept + 1")
-        assert one.value("found") == [8]
-        assert "123.0" in one.run("%config SkyMagic").text
-        one.run("%sky_down")
-        assert gone(processes) == []
+    notebook.run("%sky_pool --nodes 1")
+    notebook.run("%config SkyMagic.view_after = 623.0")
+    notebook.run("%%sky_broadcast\nimport os, time\nkept = 7")
+    processes = family(notebook)
+    assert processes
+    late = f"while not os.path.exists({str(gate)!r}): time.sleep(0.02)\nprint('not lost')\nkept + 5"
+    beside = notebook.run(f"%%sky_broadcast -a -o late\n{late}")
+    notebook.run("run = _")
+    notebook.run("%load_ext skymagic")
+    notebook.run("%reload_ext skymagic")
+    assert "still there" in notebook.run("%unload_ext skymagic").text
+    gate.touch()
+    assert notebook.value("run.wait(60), late") == (True, [12])
+    notebook.watch(beside, lambda seen: "not lost" in seen.text)
+    notebook.run("%%sky_broadcast -o found\nkept")
+    notebook.run("%load_ext skymagic")
+    notebook.run("%%sky_broadcast -o found\nkept + 1")
+    assert notebook.value("found") == [8]
+    assert "623.0" in notebook.run("%config SkyMagic").text
+    notebook.run("%sky_down")
+    assert gone(processes) == []
 
 
 def test_a_group_of_the_users_own_without_a_plugin(notebook: Notebook) -> None:
