@@ -7,8 +7,6 @@ from importlib.util import find_spec
 
 import pytest
 
-import skymagic as sky
-from skymagic.errors import RequestError
 from tests.lab.notebook import Notebook
 from tests.lab.pools import Pools
 
@@ -198,24 +196,11 @@ def test_a_name_that_no_rank_has_is_a_plain_error(notebook: Notebook) -> None:
     assert "sky_clone" not in notebook.fail("%%sky_broadcast\nnobody_has_this").text
 
 
-def test_as_python() -> None:
-    with sky.Compute(nodes=3) as pool:
-
-        @sky.function
-        def make() -> None:
-            import os
-
-            globals()["shared"] = shared = [int(os.environ["RANK"])]
-            globals()["other"] = {"same": shared}
-
-        @sky.function
-        def look() -> tuple[list[int], bool]:
-            return globals()["shared"], globals()["other"]["same"] is globals()["shared"]
-
-        make() @ pool
-        assert pool.clone("1:", ["shared", "other"], source=0) == ("shared", "other")
-        assert look() @ pool == [([0], True)] * 3
-        with pytest.raises(RequestError, match="rank 0 cannot get names from itself"):
-            pool.clone(0, "shared", source=0)
-        with pytest.raises(RequestError, match="there is no rank 5"):
-            pool.clone(5, "shared", source=0)
+def test_as_python(notebook: Notebook) -> None:
+    notebook.run("import skymagic as sky\npool = sky.find('main')")
+    notebook.run("%%sky_broadcast\nimport os\nshared = [int(os.environ['RANK'])]\nother = {'same': shared}")
+    assert notebook.value("pool.clone('1:', ['shared', 'other'], source=0)") == ("shared", "other")
+    notebook.run("%%sky_broadcast -o found\nshared, other['same'] is shared")
+    assert notebook.value("found") == [([0], True)] * 3
+    assert "rank 0 cannot get names from itself" in notebook.fail("pool.clone(0, 'shared', source=0)").text
+    assert "there is no rank 5" in notebook.fail("pool.clone(5, 'shared', source=0)").text

@@ -136,7 +136,7 @@ def test_a_kernel_that_is_restarted_amid_a_cell_attaches_to_its_detached_pool_an
         assert all(rank.is_running() for rank in ranks)
         assert "again" in (said := first.run("%%sky_broadcast\nprint('again')")).lines, said.outputs
         shown = first.start(
-            f'%%sky_sh --detach -o ends\necho before\nuntil [ -e {gate} ]; do sleep 0.05; done\necho after\nexit 3'
+            f"%%sky_sh --detach -o ends\necho before\nuntil [ -e {gate} ]; do sleep 0.05; done\necho after\nexit 3"
         )
         first.watch(shown, lambda seen: "before" in seen.stdout)
         assert shown.done  # it goes on beside the notebook

@@ -115,8 +115,14 @@ def test_ranks_that_cannot_go_on_are_started_anew_and_it_is_said(notebook: Noteb
         before = now
 
 
-def test_what_cannot_be_leaves_the_pool_as_it_was(notebook: Notebook) -> None:
-    notebook.run("%sky_pool --nodes 2 --cpus 1")
+def test_what_cannot_be_leaves_the_pool_as_it_was_runs_wait_for_it_and_the_stop_button_does_not_tear_it(
+    notebook: Notebook,
+) -> None:
+    notebook.run("%sky_pool --nodes 3")
+    notebook.run("%%sky_broadcast -a -o slow\nimport time\ntime.sleep(1)\n'done'")
+    notebook.run("%sky_pool --nodes 2")
+    notebook.run("%%sky_broadcast -o two\n1")
+    assert notebook.value("(slow, two)") == (["done"] * 3, [1] * 2)
     before = pids(notebook)
     for line in (
         "%sky_pool --nodes 100000 --cpus 1",
@@ -125,19 +131,6 @@ def test_what_cannot_be_leaves_the_pool_as_it_was(notebook: Notebook) -> None:
     ):
         assert notebook.fail(line).ename == "UsageError"
         assert pids(notebook) == before
-
-
-def test_it_waits_for_runs_and_runs_wait_for_it(notebook: Notebook) -> None:
-    notebook.run("%sky_pool --nodes 3")
-    notebook.run("%%sky_broadcast -a -o slow\nimport time\ntime.sleep(1)\n'done'")
-    notebook.run("%sky_pool --nodes 2")
-    notebook.run("%%sky_broadcast -o two\n1")
-    assert notebook.value("(slow, two)") == (["done"] * 3, [1] * 2)
-
-
-def test_the_stop_button_does_not_tear_it(notebook: Notebook) -> None:
-    notebook.run("%sky_pool --nodes 2")
-    before = pids(notebook)
     shown = notebook.watch(notebook.start("%sky_pool --nodes 4"), lambda shown: "gets 4 ranks" in shown.stdout)
     notebook.interrupt()
     notebook.finish(shown)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
-from tests.lab.notebook import Notebook, opened
+from tests.lab.notebook import Notebook
+from tests.lab.pools import borrowed
 
 pytestmark = pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed: pip install torch")
 
@@ -26,11 +26,7 @@ PROMPTLY = 20.0
 """Seconds on a busy machine; what goes wrong takes 45 or 120."""
 
 
-@pytest.fixture(scope="module")
-def notebook(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Notebook]:
-    with opened(tmp_path_factory.mktemp("restarts"), "pool = %sky_pool --ranks 2 --plugin torch") as one:
-        one.run(MEET)
-        yield one
+notebook = borrowed("--ranks 2 --plugin torch", "pool = %sky_pool --ranks 2 --plugin torch", MEET)
 
 
 @pytest.mark.parametrize("end", ENDS)

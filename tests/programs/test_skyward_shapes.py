@@ -46,11 +46,18 @@ def smoothed(data: Iterator[float], window: int = 3):
         yield sum(last) / len(last)
 
 
-def test_streaming() -> None:
-    with sky.Compute(provider=sky.Local(), nodes=1) as compute:
-        assert [value for value in powers(3, 5) >> compute] == [1, 3, 9, 27, 81]  # noqa: C416  # a loop over a stream
-        assert running_total(iter([1.0, 2.0, 3.0])) >> compute == [1.0, 3.0, 6.0]
-        assert list(smoothed(iter([1.0, 2.0, 3.0, 4.0]), window=2) >> compute) == [1.0, 1.5, 2.5, 3.5]
+@pytest.fixture(scope="module")
+def compute() -> Iterator[Any]:
+    """With the image that the guides' models have."""
+    torch = {"image": sky.Image(pip=["torch"], pip_indexes=[INDEX])} if find_spec("torch") else {}
+    with sky.Compute(provider=sky.Local(), nodes=1, **torch) as made:
+        yield made
+
+
+def test_streaming(compute: Any) -> None:
+    assert [value for value in powers(3, 5) >> compute] == [1, 3, 9, 27, 81]  # noqa: C416  # a loop over a stream
+    assert running_total(iter([1.0, 2.0, 3.0])) >> compute == [1.0, 3.0, 6.0]
+    assert list(smoothed(iter([1.0, 2.0, 3.0, 4.0]), window=2) >> compute) == [1.0, 1.5, 2.5, 3.5]
 
 
 # ------------------------------------------------------- parallel execution, with slots, results as they come
@@ -109,7 +116,7 @@ def test_several_specs() -> None:
 
 
 @needs_torch
-def test_a_model_there_and_back() -> None:
+def test_a_model_there_and_back(compute: Any) -> None:
     import torch
     from torch import nn
 
@@ -135,8 +142,7 @@ def test_a_model_there_and_back() -> None:
     x = torch.randn(64, 8)
     y = (x.sum(1) > 0).long()
     model = Classifier()
-    with sky.Compute(nodes=1, image=sky.Image(pip=["torch"], pip_indexes=[INDEX])) as compute:
-        trained = fit(model, x, y, epochs=60, lr=0.02) >> compute
+    trained = fit(model, x, y, epochs=60, lr=0.02) >> compute
     assert isinstance(trained, Classifier)
     assert not torch.equal(trained.head.weight, model.head.weight)
     assert (trained(x).argmax(1) == y).float().mean() > 0.9

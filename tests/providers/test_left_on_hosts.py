@@ -45,7 +45,7 @@ def kill_agent(host: Host, notebook: Notebook) -> list[Path]:
     return folders
 
 
-def test_a_restart_removes_what_the_killed_agent_had(one: tuple[Hosts, Notebook]) -> None:
+def test_a_restart_and_the_end_remove_what_killed_agents_had(one: tuple[Hosts, Notebook]) -> None:
     hosts, notebook = one
     lost = kill_agent(hosts[0], notebook)
     notebook.run("%sky_restart")
@@ -53,10 +53,6 @@ def test_a_restart_removes_what_the_killed_agent_had(one: tuple[Hosts, Notebook]
     assert notebook.value("seen") == [3_000_000]
     assert not [folder for folder in lost if folder.exists()]
     assert all(folder.exists() for folder in agent_of(hosts[0])[1])
-
-
-def test_a_daemon_removes_what_its_killed_agent_had(one: tuple[Hosts, Notebook]) -> None:
-    hosts, notebook = one
     lost = kill_agent(hosts[0], notebook)
     notebook.run("%sky_down")
     assert not still_there(hosts[0].processes())

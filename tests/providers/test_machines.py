@@ -22,9 +22,9 @@ from tests.lab.machines import Machines, machines
 pytestmark = pytest.mark.needs("sshd", "namespaces")
 
 
-@pytest.fixture
-def hosts(tmp_path: Path) -> Iterator[Machines]:
-    with machines(tmp_path / "hosts", 2) as made:
+@pytest.fixture(scope="module")
+def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machines]:
+    with machines(tmp_path_factory.mktemp("hosts"), 2) as made:
         yield made
 
 

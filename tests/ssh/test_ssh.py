@@ -17,14 +17,20 @@ from skymagic.ssh.config import Endpoint, SshConfig
 from skymagic.ssh.connecting import connect, connect_all
 from skymagic.ssh.connection import SSHConnection
 from skymagic.ssh.hostlist import HostSpec
-from tests.lab.hosts import Hosts, loopback, still_there
+from tests.lab.hosts import Hosts, lent, loopback, still_there
 
 pytestmark = pytest.mark.needs("sshd")
 
 
+@pytest.fixture(scope="module")
+def module_hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosts]:
+    with loopback(tmp_path_factory.mktemp("hosts"), 1) as made:
+        yield made
+
+
 @pytest.fixture
-def hosts(tmp_path: Path) -> Iterator[Hosts]:
-    with loopback(tmp_path / "hosts", 1) as made:
+def hosts(module_hosts: Hosts, tmp_path: Path) -> Iterator[Hosts]:
+    with lent(module_hosts, tmp_path) as made:
         yield made
 
 
