@@ -440,13 +440,6 @@ def test_a_named_pool_is_found_and_used_again() -> None:
         sky.find("shared")
 
 
-def test_pools_have_their_own_default_timeout() -> None:
-    with sky.Compute(timeout=0.3) as pool:
-        with pytest.raises(RunTimeout):
-            hang() >> pool
-        assert add(1).with_timeout(60) >> pool == 18
-
-
 def test_all_mistakes_at_once() -> None:
     with pytest.raises(RequestError) as caught:
         sky.Compute(nodes=0, procs_per_node=True, accelerator="A1000", plugins=["torhc"], cpus="few", idle="soon")
@@ -508,11 +501,6 @@ def test_variables_and_images_reach_the_ranks(monkeypatch: pytest.MonkeyPatch) -
         read = sky.function(lambda: [os.environ[n] for n in ("FROM_IMAGE", "FROM_POOL", "HIDDEN_TOKEN")])
         assert read() @ pool == [["yes", "too", "tell nobody"]]
         assert "tell nobody" not in repr(pool) + repr(pool.plan) + pool.plan.text()
-
-
-def test_a_missing_package_is_an_error_that_says_how_to_install_it() -> None:
-    with pytest.raises(RequestError, match="pip install no-such-package-of-ours"):
-        sky.Compute(image=sky.Image(pip=["no-such-package-of-ours"])).start()
 
 
 # --------------------------------------------------------------------------------------------------- plugins

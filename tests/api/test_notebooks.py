@@ -7,12 +7,10 @@ import os
 import re
 import signal
 import socket
-import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from importlib.metadata import EntryPoint
 from pathlib import Path
 
@@ -24,13 +22,12 @@ from papermill.engines import papermill_engines
 
 from skymagic.api.papermill import Engine
 from skymagic.plan import parameters
-from tests.lab.desk import nothing_left
+from tests.lab.desk import Desk, nothing_left
 from tests.lab.hosts import loopback, still_there
 from tests.lab.notebook import ROOT, opened
 from tests.lab.places import home_that_knows
 from tests.lab.shells import pip_settings
 
-COMMAND = [sys.executable, "-c", "import sys; from skymagic.api.command import main; sys.exit(main())"]
 LOAD = "%load_ext skymagic\n%config SkyMagic.view_after = 600"
 """No line with the time that a cell took."""
 CELLS = [
@@ -71,26 +68,6 @@ def said(path: Path) -> list[list[str]]:
     return found
 
 
-@dataclass
-class Desk:
-    """A pool that was left, and the shell of its user."""
-
-    folder: Path
-    env: dict[str, str]
-    pool: str
-
-    def program(self, *line: object, **more: str) -> subprocess.Popen[str]:
-        env = {**os.environ, **self.env, "PYTHONPATH": str(ROOT), **more}
-        pipe = subprocess.PIPE
-        words = [*COMMAND, *map(str, line)]
-        return subprocess.Popen(words, env=env, text=True, stdout=pipe, stderr=pipe, cwd=self.folder)
-
-    def ran(self, *line: object) -> tuple[int, str, str]:
-        process = self.program(*line)
-        out, err = process.communicate(timeout=90)
-        return process.returncode, out, err
-
-
 HERE = pytest.mark.parametrize("desk", ["local"], indirect=True)
 
 
@@ -100,14 +77,15 @@ def desk(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     name = f"lab{os.urandom(4).hex()}"
     env = {"XDG_STATE_HOME": str(folder / "state"), "IPYTHONDIR": str(folder / ".ipython")}
     if request.param == "local":
-        with left(folder, env, f"%sky_pool {name} --ranks 2 --detached"):
-            yield Desk(folder, env, name)
+        made = f"%sky_pool {name} --ranks 2 --detached"
+        with left(folder, env, made):
+            yield Desk(folder, made, env)
         return
     with loopback(folder / "hosts", 2, env=pip_settings()) as hosts:
         env["HOME"] = str(home_that_knows(hosts, folder / "client"))
         made = f"%sky_pool {name} --provider ssh --hosts h[1-2] --python {sys.executable}"
         with left(folder, env, made):
-            yield Desk(folder, env, name)
+            yield Desk(folder, made, env)
 
 
 @contextmanager
@@ -124,7 +102,7 @@ def left(folder: Path, env: dict[str, str], made: str) -> Iterator[None]:
         name = made.split()[1]
         with opened(folder / "last", env=env) as notebook:
             if f"{name} (" in notebook.run("%sky_attach").stdout:
-                desk = Desk(folder, env, name)
+                desk = Desk(folder, made, env)
                 assert desk.ran("run", written(folder, "print(6 * 7)"), "--pool", name, "--detach")[0] == 0
                 shown = notebook.run(f"%sky_attach {name}")
                 assert "42" in shown.stdout.splitlines()
@@ -241,7 +219,7 @@ def test_its_pool_is_ended(desk: Desk) -> None:
 
 
 def test_refused_before_anything_starts(tmp_path: Path) -> None:
-    desk = Desk(tmp_path, {"XDG_STATE_HOME": str(tmp_path / "state")}, "gone")
+    desk = Desk(tmp_path, "%sky_pool gone")
     (tmp_path / "text.ipynb").write_text("no notebook")
     (tmp_path / "notes.ipynb").write_text(json.dumps({"cells": {}, "nbformat": 5}))
     for name, words in {

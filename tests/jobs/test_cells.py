@@ -20,21 +20,6 @@ RANK = "import os\nrank = int(os.environ['RANK'])\n"
 # ------------------------------------------------------------------------------------------ IPython's syntax
 
 
-def test_awaiting_something_of_the_notebook(notebook: Notebook) -> None:
-    notebook.run("async def slow(x):\n    import asyncio\n    await asyncio.sleep(0)\n    return 2 * x")
-    assert values(notebook, "await slow(4)") == [8, 8]
-
-
-def test_shell_command(notebook: Notebook) -> None:
-    shown = notebook.run("%%sky_broadcast --only all\n!echo from the shell of $RANK")
-    assert sorted(shown.lines) == ["[0] from the shell of 0", "[1] from the shell of 1"]
-
-
-def test_capture_in_the_body(notebook: Notebook) -> None:
-    notebook.run("%%sky_broadcast\n%%capture seen\nprint('hidden')")
-    assert values(notebook, "seen.stdout") == ["hidden\n"] * 2
-
-
 def test_magic_that_does_not_exist(notebook: Notebook) -> None:
     shown = notebook.finish(notebook.start("%%sky_broadcast\n%no_such_magic 3"))
     assert shown.text == ""
@@ -200,31 +185,6 @@ def test_the_ranks_variables_do_not_leak_into_the_notebook(notebook: Notebook) -
 
 
 # ------------------------------------------------------------------------------------------ functions and classes
-
-
-def test_functions_reach_what_they_use(notebook: Notebook) -> None:
-    notebook.run(
-        "import math\noffset = 100\n"
-        "def deep(x): return math.floor(x) + offset\n"
-        "def decorate(f):\n    return lambda x: f(x) * 2\n"
-        "default = 7\n"
-        "@decorate\ndef top(x, y=default): return deep(x) + y\n"
-        "def closure(n):\n    def inner(x): return top(x) + n\n    return inner\nadded = closure(0.5)"
-    )
-    assert values(notebook, "[added(i) for i in (1.5, 2.5)]") == [[216.5, 218.5]] * 2
-
-
-def test_names_in_comprehensions_annotations_and_class_bodies(notebook: Notebook) -> None:
-    notebook.run(
-        "from dataclasses import dataclass\nbase = 3\ndef times(x): return x * base\nkinds = (int, float)\n"
-        "class Holder:\n    table = {i: times(i) for i in range(3)}\n    def read(self, *, of: kinds[0] = base) -> kinds[1]:\n        return self.table[2] + of\n"
-        "@dataclass\nclass Settings:\n    size: kinds[0] = base\n    def values(self): return [times(x) for x in range(self.size) if times(x)]"
-    )
-    notebook.run(
-        "%%sky_broadcast -o r\nimport typing\n(Holder().read(), Settings().values(), [f(2) for f in [lambda y: times(y)]], {k: times(v) for k, v in {'a': 1}.items()},\n"
-        " typing.get_type_hints(Holder.read)['return'].__name__, Settings.__dataclass_fields__['size'].type.__name__)"
-    )
-    assert notebook.value("r") == [(9, [3, 6], [6], {"a": 3}, "float", "int")] * 2
 
 
 def test_an_instance_kept_on_the_ranks_is_still_of_its_class(notebook: Notebook) -> None:

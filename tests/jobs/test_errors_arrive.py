@@ -96,16 +96,11 @@ def test_a_group_is_caught_by_its_parts(notebook: Notebook) -> None:
     assert notebook.value("seen") == [["ValueError", "ExceptionGroup"], 2]
 
 
-LEAVING = {"SystemExit": ("sys.exit(3)", "e.code", 3), "GeneratorExit": ("raise GeneratorExit(1)", "e.args", (1,))}
-
-
-@pytest.mark.parametrize("name", LEAVING)
-def test_what_would_end_more_than_the_cell_keeps_its_name(notebook: Notebook, name: str) -> None:
-    body, field, value = LEAVING[name]
-    error = notebook.fail(f"%%sky_broadcast\nimport sys\n{body}")
-    assert error.ename == name
+def test_what_would_end_more_than_the_cell_keeps_its_name(notebook: Notebook) -> None:
+    """As SystemExit does: test_leaving_ends_the_cell_and_not_the_rank."""
+    assert notebook.fail("%%sky_broadcast\nraise GeneratorExit(1)").ename == "GeneratorExit"
     notebook.run("e = sys.last_value")
-    assert notebook.value(f"{field}, isinstance(e, {name})") == (value, False)
+    assert notebook.value("e.args, isinstance(e, GeneratorExit)") == ((1,), False)
 
 
 def test_a_syntax_error_shows_the_ranks_traceback(notebook: Notebook) -> None:
@@ -114,16 +109,6 @@ def test_a_syntax_error_shows_the_ranks_traceback(notebook: Notebook) -> None:
     assert ", line 3\n    exec('a b')" in error.text
     notebook.run("e = sys.last_value")
     assert notebook.value("e.lineno, e.text") == (1, "a b\n")
-
-
-def test_the_rank_is_in_the_heading_and_not_in_the_message(notebook: Notebook) -> None:
-    notebook.run("%%sky_broadcast\nimport os\nrank = int(os.environ['RANK'])")
-    error = notebook.fail("%%sky_broadcast\nif rank == 1:\n    raise ValueError('planted')")
-    assert (error.ename, error.evalue) == ("ValueError", "planted")
-    assert error.text.splitlines()[0] == f"[rank 1 of 2 on {HOST}]"
-    assert error.text.endswith("ValueError: planted")
-    notebook.run("e = sys.last_value")
-    assert notebook.value("e.rank, e.hostname, e.__notes__") == (1, HOST, [f"[rank 1 of 2 on {HOST}]"])
 
 
 def test_notes_are_shown_once(notebook: Notebook) -> None:

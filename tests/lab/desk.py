@@ -129,16 +129,18 @@ class Desk:
         way.write_text("go")
         until(over.exists)
 
-    def program(self, *line: str) -> subprocess.Popen[str]:
+    def program(self, *line: object) -> subprocess.Popen[str]:
         """``skymagic …`` in the user's shell."""
         env = {**os.environ, **self.env, "PYTHONPATH": str(ROOT)}
         pipe = subprocess.PIPE
-        return subprocess.Popen([*COMMAND, *line], env=env, text=True, stdout=pipe, stderr=pipe, cwd=self.folder)
+        return subprocess.Popen(
+            [*COMMAND, *map(str, line)], env=env, text=True, stdout=pipe, stderr=pipe, cwd=self.folder
+        )
 
-    def ran(self, *line: str) -> tuple[int, str, str]:
+    def ran(self, *line: object) -> tuple[int, str, str]:
         """Its exit code, standard output and standard error."""
         process = self.program(*line)
-        out, err = process.communicate(timeout=60)
+        out, err = process.communicate(timeout=90)
         return process.returncode, out, err
 
 

@@ -17,7 +17,7 @@ from skymagic.kernels.network import hcas, infiniband_ports
 from skymagic.magics.arguments.pool_magic import parse_pool
 from skymagic.plan import accelerators, gpus
 from skymagic.plan.accelerators import known_as, matches, read_gpus
-from skymagic.plan.planning import fits, plan, plan_over
+from skymagic.plan.planning import plan, plan_over
 from skymagic.plan.plans import Inventory, Plan
 from skymagic.pool.resources import devices_environment
 from skymagic.runtime.info import InstanceInfo
@@ -285,16 +285,6 @@ def test_a_probe_tells_of_gpus() -> None:
 
 
 # ------------------------------------------------------------------------------------------ a pool that runs fits
-
-
-def test_a_running_pool_and_its_size() -> None:
-    made = plan(parse_pool("--plugin torch --ranks 2"), machine(0))
-    assert fits(parse_pool("--ranks 2"), made) == []
-    assert fits(parse_pool("--ranks 3"), made) == ["it has 2 ranks, not 3"]
-    assert fits(parse_pool("--nodes 2"), made) == ["it has 1 node, not 2"]
-    nodes = plan(parse_pool("--nodes 2"), machine(0))
-    assert fits(parse_pool("--ranks 1"), nodes) == ["it has 2 ranks, not 1"]
-    assert made.size == "2 ranks"
 
 
 # ------------------------------------------------------------------------------------------------------- builds

@@ -198,14 +198,6 @@ def test_what_this_machine_has_not_is_said_at_once(notebook: Notebook) -> None:
     assert family(notebook) == []
 
 
-def test_unknown_option_of_a_plugin(notebook: Notebook) -> None:
-    error = notebook.fail("%sky_pool --plugin torch:bakend=gloo")
-    assert error.ename == "UsageError"
-    assert "bakend" in error.text
-    assert "backend" in error.text
-    assert family(notebook) == []
-
-
 @pytest.mark.parametrize(
     "line",
     [

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,59 +11,35 @@ from typing import Any
 
 import pytest
 
-from tests.lab.hosts import loopback
-from tests.lab.notebook import ROOT, Notebook, opened
-from tests.lab.places import home_that_knows
-from tests.lab.shells import pip_settings
+from tests.lab.desk import Desk, ssh_desk
+from tests.lab.notebook import Notebook
 
 pytestmark = pytest.mark.needs("sshd")
-COMMAND = [sys.executable, "-c", "import sys; from skymagic.api.command import main; sys.exit(main())"]
 
 
 @dataclass
 class Room:
     """A pool of two hosts, the notebook that has it, another one of the same user, and where his shell is."""
 
-    folder: Path
-    env: dict[str, str]
+    desk: Desk
     holder: Notebook
     second: Notebook
 
-    def gate(self) -> Path:
-        """A named pipe: a cell that reads it goes on when it is opened."""
-        path = self.folder / f"gate-{os.urandom(4).hex()}"
-        os.mkfifo(path)
-        return path
-
-    def program(self, *arguments: str) -> subprocess.Popen[str]:
-        """``skymagic …`` in the user's shell."""
-        env = {**os.environ, **self.env, "PYTHONPATH": str(ROOT)}
-        pipe = subprocess.PIPE
-        return subprocess.Popen([*COMMAND, *arguments], env=env, text=True, stdout=pipe, stderr=pipe, cwd=self.folder)
+    def __post_init__(self) -> None:
+        self.gate, self.program, self.ran = self.desk.gate, self.desk.program, self.desk.ran
 
     def begin(self, cell: str) -> None:
         """The holder begins a cell, and both ranks are in it."""
         shown = self.holder.run(cell)
         self.holder.watch(shown, lambda seen: {"[0] before 0", "[1] before 1"} <= {*seen.lines})
 
-    def ran(self, *arguments: str) -> tuple[int, str, str]:
-        """Its exit code, standard output and standard error."""
-        process = self.program(*arguments)
-        out, err = process.communicate(timeout=60)
-        return process.returncode, out, err
-
 
 @pytest.fixture(scope="module")
 def room(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Room]:
     folder = tmp_path_factory.mktemp("reading")
-    with loopback(folder / "hosts", 2, env=pip_settings()) as hosts:
-        env = {"HOME": str(home_that_knows(hosts, folder / "client")), "XDG_STATE_HOME": str(folder / "state")}
-        for name in ("one", "two"):
-            (folder / name).mkdir()
-        pool = f"%sky_pool lab --provider ssh --hosts h[1-2] --python {sys.executable}"
-        with opened(folder / "one", pool, env=env) as holder, opened(folder / "two", env=env) as second:
-            holder.run("%%sky_broadcast\nimport os, time\nrank = int(os.environ['RANK'])\nheld = [1, 2, 3]")
-            yield Room(folder, env, holder, second)
+    with ssh_desk(folder) as desk, desk.notebook(desk.made) as holder, desk.notebook() as second:
+        holder.run("%%sky_broadcast\nimport os, time\nrank = int(os.environ['RANK'])\nheld = [1, 2, 3]")
+        yield Room(desk, holder, second)
 
 
 def waiting(gate: Path, end: str = "print('after', rank)") -> str:

@@ -38,13 +38,3 @@ def test_fewer_open_files_than_ranks_need_are_told_before_the_start(tmp_path: Pa
         notebook.run(POOL)
         notebook.run("%%sky_broadcast -o seen\n1")
         assert notebook.value("seen") == [1]
-
-
-def test_a_home_that_cannot_be_written(tmp_path: Path) -> None:
-    with beside(tmp_path, 'mount --bind "$HOME" "$HOME"; mount -o remount,ro,bind "$HOME" "$HOME"') as notebook:
-        refused = notebook.fail(POOL)
-        assert "Read-only file system" in refused.text
-        assert "--env SKYMAGIC_HOME=" in refused.text
-        notebook.run(f"{POOL} --env SKYMAGIC_HOME={tmp_path}/elsewhere")
-        notebook.run("%%sky_broadcast -o seen\nimport os\nos.access(os.path.expanduser('~'), os.W_OK)")
-        assert notebook.value("seen") == [False]

@@ -56,16 +56,6 @@ def test_the_error_has_rank_host_name_traceback_and_cause(notebook: Notebook) ->
     assert notebook.value("len(e.failures), e.failures[0].rank") == (1, 2)
 
 
-def test_the_error_is_caught_as_what_the_rank_raised(notebook: Notebook) -> None:
-    notebook.run("import skymagic.errors as errors")
-    notebook.run(
-        "def attempt(kind):\n    try:\n        get_ipython().run_cell_magic('sky_broadcast', '', '1/0')\n"
-        "    except kind as e:\n        return type(e).__name__\n"
-        "seen = [attempt(kind) for kind in (ZeroDivisionError, errors.RankError, errors.RunError, errors.SkyError, Exception)]"
-    )
-    assert notebook.value("seen") == ["ZeroDivisionError"] * 5
-
-
 # ------------------------------------------------------------------------------------------ several ranks
 
 
@@ -125,11 +115,9 @@ def test_values_are_not_touched_by_a_cell_that_fails(notebook: Notebook) -> None
 
 KINDS = {
     "cancelled": ("import asyncio; raise asyncio.CancelledError('why')", "CancelledError", "why"),
-    "several lines": ("raise ValueError('one\\ntwo')", "ValueError", "one\ntwo"),
     "long": ("raise ValueError('m' * 100_000)", "ValueError", "m" * 1000),
     "own base": ("class Own(BaseException): pass\nraise Own('base')", "Own", "base"),
     "recursion": ("def again(): again()\nagain()", "RecursionError", "maximum recursion depth"),
-    "keyboard interrupt": ("raise KeyboardInterrupt", "KeyboardInterrupt", ""),
 }
 """Those of which `tests/jobs/test_errors_arrive.py` and the cells that run both ways have none, or whose text is special."""
 
@@ -156,15 +144,6 @@ def test_exception_that_cannot_say_itself(notebook: Notebook) -> None:
     assert "----> 4 raise Mute" in error.text
     notebook.run("e = sys.last_value")
     assert notebook.value("e.ename") == "Mute"
-
-
-def test_chained_exceptions_are_shown_whole(notebook: Notebook) -> None:
-    error = notebook.fail(
-        "%%sky_broadcast\ntry:\n    {}['inner']\nexcept KeyError as e:\n    raise ValueError('outer') from e"
-    )
-    assert "KeyError: 'inner'" in error.text
-    assert "direct cause" in error.text
-    assert error.text.index("KeyError: 'inner'") < error.text.index("ValueError: outer")
 
 
 def test_exception_group(notebook: Notebook) -> None:
@@ -216,7 +195,7 @@ def test_leaving_ends_the_cell_and_not_the_rank(notebook: Notebook, leave: str) 
     assert shown.text == "", "no advice of IPython's how to leave"
     assert f"----> 3 {leave}" in shown.failure.text
     notebook.run("e = sys.last_value")
-    assert notebook.value("e.ename, isinstance(e, SystemExit)") == ("SystemExit", False)
+    assert notebook.value("e.ename, isinstance(e, SystemExit), hasattr(e, 'code')") == ("SystemExit", False, True)
     notebook.run("%%sky_broadcast -o after\nos.getpid()")
     assert notebook.value("before == after") is True
 

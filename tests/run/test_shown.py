@@ -151,12 +151,6 @@ def test_each_of_chained_exceptions_shows_the_line_that_raised_it(notebook: Note
     assert "----> 5     raise ValueError('b') from e" in error.text
 
 
-def test_the_message_stands_last(notebook: Notebook) -> None:
-    error = notebook.fail("%%sky_broadcast\nif rank == 1:\n    {}['a']\nraise ValueError('first line\\nsecond line')")
-    assert error.text.splitlines()[0] == f"[rank 0 of 2 on {HOST}]"
-    assert error.text.splitlines()[-3:] == ["rank 1: KeyError: 'a'", "ValueError: first line", "second line"]
-
-
 @pytest.mark.parametrize(
     "body",
     [

@@ -17,6 +17,7 @@ from skymagic.display.run_line import Number, Progress, RunState, RunSummary, as
 from skymagic.display.terminal import Bars, Terminal, bar
 from tests.lab.notebook import ROOT, WIDGET_VIEW, Notebook, Shown, buttons, has_buttons
 from tests.lab.pools import Pools
+from tests.run.test_shown import gate, waiting
 
 WIDGETS = "application/vnd.jupyter.widget"
 
@@ -171,16 +172,6 @@ def notebook(shared_pools: Pools) -> Iterator[Notebook]:
         "--nodes 2", patient, "pool = %sky_pool --nodes 2", setup, view_after=0.2, watched=True
     ) as one:
         yield one
-
-
-def gate(notebook: Notebook) -> Path:
-    """A file that cells wait for."""
-    return notebook.folder / f"gate-{os.urandom(4).hex()}"
-
-
-def waiting(gate: Path) -> str:
-    """Code of a cell that waits until the gate is there."""
-    return f"while not os.path.exists({str(gate)!r}): time.sleep(0.01)"
 
 
 def view(shown: Shown) -> str:
