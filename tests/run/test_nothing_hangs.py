@@ -528,41 +528,46 @@ def test_a_notebook_that_was_suspended_goes_on(notebook: Notebook) -> None:
     assert cell.lines == [str(i) for i in range(40)]
 
 
-def test_a_controller_that_dies_is_told(tmp_path_factory: pytest.TempPathFactory) -> None:
-    with opened(tmp_path_factory.mktemp("controller"), "%sky_pool --nodes 2") as notebook:
-        cell = notebook.start("%%sky_broadcast\nprint('begun', flush=True)\nimport time; time.sleep(300)")
-        notebook.watch(cell, lambda shown: "begun" in shown.text)
-        for process in psutil.Process(notebook.pid).children(recursive=True):
-            with contextlib.suppress(psutil.NoSuchProcess):  # its heartbeat, a process too, ends with it
-                if "skymagic.kernels.agent.controller" in process.cmdline():
-                    process.kill()
-        notebook.finish(cell)
-        assert cell.error is not None
-        assert "controller" in cell.error.text
-        error = notebook.fail("%%sky_broadcast\n1")
-        assert "%sky_restart" in error.text or "%sky_down" in error.text
-        notebook.run("%sky_down")
-        notebook.run("%sky_pool --nodes 2")
-        notebook.run("%%sky_broadcast -o r\n2")
-        assert notebook.value("r") == [2, 2]
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Notebook]:
+    """A pool without a process group, which works again after each test."""
+    with opened(tmp_path_factory.mktemp("plain"), "%sky_pool --nodes 2") as one:
+        yield one
 
 
-def test_an_agent_that_hangs_is_given_up(tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_a_controller_that_dies_is_told(plain: Notebook) -> None:
+    cell = plain.start("%%sky_broadcast\nprint('begun', flush=True)\nimport time; time.sleep(300)")
+    plain.watch(cell, lambda shown: "begun" in shown.text)
+    for process in psutil.Process(plain.pid).children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):  # its heartbeat, a process too, ends with it
+            if "skymagic.kernels.agent.controller" in process.cmdline():
+                process.kill()
+    plain.finish(cell)
+    assert cell.error is not None
+    assert "controller" in cell.error.text
+    error = plain.fail("%%sky_broadcast\n1")
+    assert "%sky_restart" in error.text or "%sky_down" in error.text
+    plain.run("%sky_down")
+    plain.run("%sky_pool --nodes 2")
+    plain.run("%%sky_broadcast -o r\n2")
+    assert plain.value("r") == [2, 2]
+
+
+def test_an_agent_that_hangs_is_given_up(plain: Notebook) -> None:
     """It tells no rank's end, though a time limit, or the second press, has them killed."""
-    with opened(tmp_path_factory.mktemp("agent"), "%sky_pool --nodes 2") as notebook:
-        agent = next(
-            process
-            for process in psutil.Process(notebook.pid).children()
-            if "skymagic.kernels.agent.agent" in process.cmdline()
-        )
-        agent.suspend()
-        error = notebook.fail("%%sky_broadcast --timeout 0.5\n1")
-        assert "does not answer" in error.text
-        assert "%sky_restart" in error.text
-        assert not agent.is_running()
-        notebook.run("%sky_restart")
-        notebook.run("%%sky_broadcast -o r\n2")
-        assert notebook.value("r") == [2, 2]
+    agent = next(
+        process
+        for process in psutil.Process(plain.pid).children()
+        if "skymagic.kernels.agent.agent" in process.cmdline()
+    )
+    agent.suspend()
+    error = plain.fail("%%sky_broadcast --timeout 0.5\n1")
+    assert "does not answer" in error.text
+    assert "%sky_restart" in error.text
+    assert not agent.is_running()
+    plain.run("%sky_restart")
+    plain.run("%%sky_broadcast -o r\n2")
+    assert plain.value("r") == [2, 2]
 
 
 def test_the_error_is_shown_while_groups_are_formed_again_and_the_next_cell_waits(notebook: Notebook) -> None:
