@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import socket
 import threading
 import zipfile
@@ -113,20 +112,6 @@ def metadata_of(path: Path) -> bytes:
     """What a wheel says of itself (PEP 658)."""
     with zipfile.ZipFile(path) as archive:
         return archive.read(next(name for name in archive.namelist() if name.endswith(".dist-info/METADATA")))
-
-
-class Pressing(list[str]):
-    """A list that presses Ctrl-C, once, when something is appended that begins with a text; the main thread hears it."""
-
-    def __init__(self, beginning: str) -> None:
-        super().__init__()
-        self.beginning = beginning
-
-    def append(self, text: str) -> None:
-        super().append(text)
-        if self.beginning and text.startswith(self.beginning):
-            self.beginning = ""
-            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
 
 
 @contextmanager
