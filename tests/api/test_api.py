@@ -494,19 +494,12 @@ def test_times_and_amounts() -> None:
     assert (str(asked.cpus), str(asked.memory)) == ("8+", "32")
 
 
-def test_variables_and_images_reach_the_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HIDDEN_TOKEN", "tell nobody")
-    image = sky.Image(env={"FROM_IMAGE": "yes"})
-    with sky.Compute(image=image, env={"FROM_POOL": "too"}, secrets=["HIDDEN_TOKEN"]) as pool:
-        read = sky.function(lambda: [os.environ[n] for n in ("FROM_IMAGE", "FROM_POOL", "HIDDEN_TOKEN")])
-        assert read() @ pool == [["yes", "too", "tell nobody"]]
-        assert "tell nobody" not in repr(pool) + repr(pool.plan) + pool.plan.text()
-
-
 # --------------------------------------------------------------------------------------------------- plugins
 
 
-def test_a_plugin_of_ones_own_has_all_hooks(tmp_path: Path) -> None:
+def test_variables_images_and_a_plugin_of_ones_own_with_all_hooks_reach_the_ranks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from contextlib import contextmanager
 
     folder = str(tmp_path)
@@ -537,9 +530,14 @@ def test_a_plugin_of_ones_own_has_all_hooks(tmp_path: Path) -> None:
         around_client=around_client,
     )
     read = sky.function(lambda: os.environ["GREETING"])
-    with sky.Compute(nodes=2, plugins=[plugin]) as pool:
+    monkeypatch.setenv("HIDDEN_TOKEN", "tell nobody")
+    image, variables = sky.Image(env={"FROM_IMAGE": "yes"}), {"FROM_POOL": "too"}
+    with sky.Compute(nodes=2, plugins=[plugin], image=image, env=variables, secrets=["HIDDEN_TOKEN"]) as pool:
         assert read() @ pool == ["hello 2 0 of 2", "hello 2 1 of 2"]
         assert "plugins: greeter" in repr(pool)
+        given = sky.function(lambda: [os.environ[name] for name in ("FROM_IMAGE", "FROM_POOL", "HIDDEN_TOKEN")])
+        assert given() @ pool == [["yes", "too", "tell nobody"]] * 2
+        assert "tell nobody" not in repr(pool) + repr(pool.plan) + pool.plan.text()
     notes = Path(folder, "notes").read_text().splitlines()
     assert sorted(notes[:2]) == ["enter 0", "enter 1"]
     assert notes[2] == "client ['hello 2 0 of 2', 'hello 2 1 of 2']"
