@@ -209,6 +209,11 @@ def killed(notebook: Notebook) -> None:
     assert still_there([process]) == []
 
 
+def steps(lines: list[str]) -> list[int]:
+    """The numbers of lines that say ``step 7``."""
+    return [int(line.removeprefix("step ")) for line in lines if line.startswith("step ")]
+
+
 def without_repeats(shown: list[Shown]) -> list[str]:
     """What a user has seen of one rank in notebooks that were killed one after the other: what was announced as possibly seen, and was, is one."""
     seen: list[str] = []

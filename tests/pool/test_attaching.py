@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.lab.desk import GATED, Desk, killed, killed_daemons, ssh_desk, without_repeats
+from tests.lab.desk import GATED, Desk, killed, killed_daemons, ssh_desk, steps, without_repeats
 from tests.lab.notebook import Shown
 from tests.lab.waiting import until
 
@@ -33,10 +33,6 @@ for step in range(STEPS):
     print('step', step)
 total + rank
 """
-
-
-def steps(lines: list[str]) -> list[int]:
-    return [int(line.removeprefix("step ")) for line in lines if line.startswith("step ")]
 
 
 def test_a_run_goes_on_in_another_notebook_and_no_line_is_lost(desk: Desk) -> None:

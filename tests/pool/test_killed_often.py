@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.lab.desk import ANNOUNCED, Desk, killed, local_desk, ssh_desk, without_repeats
+from tests.lab.desk import ANNOUNCED, Desk, killed, local_desk, ssh_desk, steps, without_repeats
 from tests.lab.notebook import Notebook, Shown
 
 pytestmark = pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed: pip install torch")
@@ -50,10 +50,6 @@ step, loss.item()"""
 def desk(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Desk]:
     with local_desk(tmp_path) if request.param == "detached" else ssh_desk(tmp_path) as desk:
         yield replace(desk, made=f"{desk.made} --plugin torch")
-
-
-def steps(lines: list[str]) -> list[int]:
-    return [int(line.removeprefix("step ")) for line in lines if line.startswith("step ")]
 
 
 def watched_and_killed(notebook: Notebook, shown: Shown, moments: random.Random) -> Shown:

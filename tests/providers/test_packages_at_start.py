@@ -10,7 +10,8 @@ import pytest
 from skymagic.data.capture.loaded import imported_modules
 from tests.lab.distributions import Shelf
 from tests.lab.hosts import loopback
-from tests.lab.notebook import Notebook, Shown, opened, seen
+from tests.lab.notebook import Notebook, opened, seen
+from tests.providers.test_packages import said
 
 
 @pytest.mark.needs("sshd")
@@ -51,11 +52,6 @@ def test_a_start_brings_what_the_notebook_uses(tmp_path: Path) -> None:
             assert seen(notebook, cell) == [(3, "1.2", True)]
             assert len(list(hosts[0].home.glob(".skymagic/env/*/.ready"))) == 1, "an edit makes no new environment"
     assert shelf.builds("tiny-edited").read_text().count("built") == 3
-
-
-def said(shown: Shown) -> str:
-    """All that a cell shows, in order of kind."""
-    return shown.text + "".join(data.get("text/plain", "") for data in shown.rich)
 
 
 def follows(notebook: Notebook, shelf: Shelf, project: Path, cell: str) -> None:
