@@ -96,11 +96,16 @@ def test_a_group_is_caught_by_its_parts(notebook: Notebook) -> None:
     assert notebook.value("seen") == [["ValueError", "ExceptionGroup"], 2]
 
 
-def test_what_would_end_more_than_the_cell_keeps_its_name(notebook: Notebook) -> None:
-    """As SystemExit does: test_leaving_ends_the_cell_and_not_the_rank."""
-    assert notebook.fail("%%sky_broadcast\nraise GeneratorExit(1)").ename == "GeneratorExit"
+LEAVING = {"SystemExit": ("sys.exit(3)", "e.code", 3), "GeneratorExit": ("raise GeneratorExit(1)", "e.args", (1,))}
+
+
+@pytest.mark.parametrize("name", LEAVING)
+def test_what_would_end_more_than_the_cell_keeps_its_name(notebook: Notebook, name: str) -> None:
+    body, field, value = LEAVING[name]
+    error = notebook.fail(f"%%sky_broadcast\nimport sys\n{body}")
+    assert error.ename == name
     notebook.run("e = sys.last_value")
-    assert notebook.value("e.args, isinstance(e, GeneratorExit)") == ((1,), False)
+    assert notebook.value(f"{field}, isinstance(e, {name})") == (value, False)
 
 
 def test_a_syntax_error_shows_the_ranks_traceback(notebook: Notebook) -> None:
