@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from itertools import groupby
 
 from skymagic.display.live import Area, Write
-from skymagic.display.terminal import HOLD, Key, Terminal
+from skymagic.display.terminal import HIDE, HOLD, Key, Terminal
 from skymagic.plan.units import rank_words
 
 MANY = 8
@@ -199,7 +199,7 @@ class Labels:
 
     def _moves(self, text: str) -> bool:
         """Whether text of one rank alone is a bar that a notebook cannot show as it is: it goes down a line, and up again. A terminal can."""
-        return self._redraws and "\r" in text.replace("\r\n", "\n")
+        return self._redraws and ("\r" in text.replace("\r\n", "\n") or HIDE in text)
 
     def refresh(self) -> None:
         """Show what is open; called often."""
@@ -279,7 +279,7 @@ class Labels:
 
     def _place(self, key: Key, terminal: Terminal, now: float) -> None:
         """Give an open line its place in a block, and its present text there."""
-        rows = terminal.open
+        rows = terminal.moving
         block = self._blocks.get(key)
         if block is None:
             if not rows or now - terminal.since < DELAY or len(rows[0]) > LONGEST:

@@ -100,6 +100,10 @@ class RunSummary:
     numbers: Sequence[Number] = ()
     lagged: str = ""
     unit: str = "rank"
+    cell: int = 0
+    """Its number in the notebook; 0 outside one."""
+    incomplete: bool = False
+    """The notebook does not show all that its ranks wrote."""
 
 
 def line(state: RunState) -> str:
@@ -139,7 +143,8 @@ def end_parts(end: RunSummary) -> list[str]:
         parts.append(f"gathered {size(end.gathered)} in {end.gather_seconds:.1f} s")
     parts += [number_text(number) for number in end.numbers]
     parts += [f"results → {', '.join(f'`{name}`' for name in end.names)}"] if end.names else []
-    return [*parts, *([end.lagged] if end.lagged else [])]
+    parts += [end.lagged] if end.lagged else []
+    return [*parts, f"not all output is shown: %sky_logs --cell {end.cell}"] if end.incomplete and end.cell else parts
 
 
 def progress_parts(progress: Progress) -> list[str]:
@@ -261,6 +266,7 @@ class RunView:
         self._after = self._next = after
         self._begun = time.monotonic()
         self._live = watched()
+        self._page = shell_channel.page()
         self._line = LiveLine(actions, HINT)
         self.shown = False
         """Whether it stands there in a state that must not stay."""
@@ -310,11 +316,17 @@ class RunView:
         """Put the line that stays in its place; none for a run that was short."""
         if not self.shown and end.seconds < self._after:
             return
+        end = self._judged(end)
         if in_notebook():
             self._line.end(end_line(end))
         elif (stream := own_stream()) is not None:
             print(end_line(end), file=stream, flush=True)
         self.shown, self._live = False, False
+
+    def _judged(self, end: RunSummary) -> RunSummary:
+        """The end of a run whose page was opened again: what came while it was closed, no page has."""
+        again = shell_channel.opened is not None and shell_channel.opened.heard_from_others(self._page, self._begun)
+        return replace(end, incomplete=end.incomplete or again)
 
 
 class BesideView(RunView):
@@ -347,4 +359,4 @@ class BesideView(RunView):
 
     def end(self, end: RunSummary) -> None:
         """Keep what stays to be said; that it was stopped, the handle says."""
-        self.words = SEPARATOR.join(end_parts(replace(end, interrupted=False, failed=(), names=())))
+        self.words = SEPARATOR.join(end_parts(replace(self._judged(end), interrupted=False, failed=(), names=())))

@@ -12,6 +12,7 @@ ipykernel reads (a ZMQStream with a callback), which nothing promises: a button 
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -30,6 +31,8 @@ class ShellChannel:
         self._receive = self._stream._recv_callback  # private: pyzmq tells it in no other way
         """What ipykernel does with a message."""
         self._takers: dict[str, Take] = {}
+        self._pages: dict[str, float] = {}
+        """When each page (by the session in its messages' headers) was heard last."""
         thread = getattr(kernel, "shell_channel_thread", None)
         self.threaded = thread is not None
         """Whether messages are taken at any time; else only in `pump`, and between cells."""
@@ -47,6 +50,11 @@ class ShellChannel:
         """Leave them to the kernel; twice is safe."""
         self._takers.pop(comm, None)
 
+    def heard_from_others(self, page: str, since: float) -> bool:
+        """Whether a page other than this one has sent something since: JupyterLab has a session of its own for each time it is opened, and
+        asks for the kernel's state at once. Heard only while something is taken."""
+        return any(when >= since for other, when in [*self._pages.items()] if other != page)
+
     def pump(self) -> None:
         """Take what has come, on the main thread, where nobody else does."""
         if self._takers and not self.threaded and threading.current_thread() is threading.main_thread():
@@ -63,6 +71,7 @@ class ShellChannel:
         try:
             parts = session.feed_identities(frames, copy=False)[1]
             message = session.deserialize(parts, content=False, copy=False)  # which checks the signature
+            self._pages[message["header"]["session"]] = time.monotonic()
             if message["header"]["msg_type"] != "comm_msg":
                 return False
             content = session.unpack(message["content"])
@@ -77,6 +86,14 @@ class ShellChannel:
 
 opened: ShellChannel | None = None
 """This process's, once a run has had buttons."""
+
+
+def page() -> str:
+    """The page whose request this thread carries out; "" outside a kernel."""
+    try:
+        return str(own_kernel().get_parent("shell")["header"]["session"])
+    except Exception:  # no kernel, or none of ipykernel's
+        return ""
 
 
 def shell_channel() -> ShellChannel | None:

@@ -7,12 +7,17 @@ from dataclasses import dataclass, field
 
 from skymagic.display.run_line import Progress
 
-CONTROLS = re.compile(r"(\n|\r|\x1b\[A)")
-UP = "\x1b[A"
+CONTROLS = re.compile(r"(\n|\r|\x1b\[\d*A|\x1b\[\d*K|\x1b\[\?25[lh])")
+"""What moves the cursor, erases, or hides the cursor: tqdm sends the first three, rich all of them."""
+UNFINISHED = re.compile(r"\x1b(\[\??\d*)?\Z")
+"""The beginning of a control sequence, of which the rest comes with the next text."""
+UP, ERASE, HIDE, UNHIDE = "\x1b[A", "\x1b[2K", "\x1b[?25l", "\x1b[?25h"
 HOLD = 0.05
 """Seconds without text after which a bar above the cursor has ended: nested bars go down a line and come up again."""
 MAX_HELD = 20
 """Lines that wait until a bar above them has ended."""
+MAX_LIVE = 200
+"""Rows that are taken for one drawing that moves: a program may hide the cursor, print lines and never show it again."""
 
 Key = tuple[int, str]
 """A rank and the name of its stream."""
@@ -45,13 +50,22 @@ class Terminal:
         self._at = 0
         self._over = False
         """The next text replaces what stands in the row."""
+        self._unfinished = ""
+        self._live = False
+        """The cursor is hidden: rows are drawn together, again and again, and the cursor rests below bars that have not ended (rich)."""
+        self._moved = False
+        self._top = 0
+        """The first row that was written when the cursor was last moved: while rows are live, those above it have ended."""
 
     def feed(self, text: str, now: float) -> None:
         """Take text."""
         if not self.open:
             self.since = now
         self.touched = now
-        for piece in CONTROLS.split(text):
+        text = self._unfinished + text
+        unfinished = UNFINISHED.search(text)
+        self._unfinished = unfinished[0] if unfinished else ""
+        for piece in CONTROLS.split(text.removesuffix(self._unfinished)):
             row = self.rows[self._at]
             if piece == "\n":
                 self._at += 1
@@ -59,27 +73,39 @@ class Terminal:
                     self.rows.append(Row())
                 self._over = True
             elif piece == "\r":
-                row.redrawn = self._over = True
-            elif piece == UP:
-                self._at = max(0, self._at - 1)
+                row.redrawn = self._over = self._moved = True
+            elif piece in (HIDE, UNHIDE):
+                self._live = piece == HIDE
+            elif CONTROLS.fullmatch(piece):
+                self._move(piece)
             elif piece:
                 row.text = piece if self._over else row.text + piece
-                self._over = False
+                self._top = self._at if self._moved else self._top
+                self._over = self._moved = False
+
+    def _move(self, sequence: str) -> None:
+        """Go up some rows, or erase one."""
+        number = int(sequence[2:-1] or 0)
+        if sequence.endswith("A"):
+            self._at, self._moved = max(0, self._at - max(1, number)), True
+        elif number == 2 or self._over:
+            self.rows[self._at].text = ""
 
     def take(self, *, all: bool = False) -> list[str]:
         """The rows that have ended, which are those above the cursor; of bars and what is below them only with `all`."""
-        count = self._at
-        if not all and count < MAX_HELD:
+        live = self._live and self._at - self._top < MAX_LIVE
+        count = self._top if live else self._at
+        if not (all or self._live) and count < MAX_HELD:
             count = next((index for index, row in enumerate(self.rows[:count]) if row.redrawn), count)
         taken, self.rows = self.rows[:count], self.rows[count:]
-        self._at -= count
+        self._at, self._top = self._at - count, max(0, self._top - count)
         if taken:
             self.since = self.touched
         return [row.text for row in taken]
 
     def end(self) -> list[str]:
         """All rows, at the end; a bar that was wiped away leaves none."""
-        taken, self.rows, self._at = self.rows, [Row()], 0
+        taken, self.rows, self._at, self._top = self.rows, [Row()], 0, 0
         while taken and taken[-1].blank and (taken[-1].redrawn or not taken[-1].text):
             taken.pop()
         return [row.text for row in taken]
@@ -97,7 +123,13 @@ class Terminal:
     @property
     def waiting(self) -> bool:
         """Rows that may have ended wait for more text."""
-        return self._at > 0
+        return self._at > 0 and not self._live
+
+    @property
+    def moving(self) -> list[str]:
+        """The rows that may be drawn again: what was written below bars that have ended (text of another stream may stand between) is not."""
+        last = max((index for index, row in enumerate(self.rows) if row.redrawn), default=-1)
+        return self.open[: last + 1] if 0 <= last < self._at and not self._live else self.open
 
     @property
     def open(self) -> list[str]:

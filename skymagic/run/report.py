@@ -142,6 +142,8 @@ class Report:
     """How long it took to find and write them."""
     lagged: str = ""
     """Which rank was behind others, in words."""
+    incomplete: bool = False
+    """Output was left out of what the notebook shows."""
 
     @property
     def good(self) -> bool:
@@ -227,6 +229,8 @@ def end_of(report: Report, seconds: float, names: Sequence[str], gathered: tuple
         names=tuple(names) if report.good else (),
         numbers=report.metrics.numbers(),
         lagged=SEPARATOR.join(filter(None, [report.lagged, *reasons_over(report.metrics.usage())])),
+        cell=report.metrics.cell,
+        incomplete=report.incomplete,
     )
 
 

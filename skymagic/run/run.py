@@ -178,6 +178,7 @@ class RunLoop:
         if kind == "numbers":
             self.report.metrics.add(number, content["batches"])
         rank.ended = rank.ended or kind == "end"
+        self.report.incomplete = self.report.incomplete or kind in ("held_back", "missed")
         if (seq := content.get("seq")) is None:
             show_content(self._screen, number, content)
             return

@@ -59,6 +59,8 @@ def test_what_the_line_says(state: RunState, said: str) -> None:
         (RunSummary(2, 3.0, shipped=999, ship_seconds=0.1, failed=(1,)), "2 ranks · 3.0 s · rank 1 failed"),
         (RunSummary(2, 3.0, interrupted=True), "2 ranks · 3.0 s · interrupted"),
         (RunSummary(2, 3.0, timed_out=True, lagged="rank 3 was 9 steps behind"), "2 ranks · 3.0 s · stopped: its time was over · rank 3 was 9 steps behind"),
+        (RunSummary(2, 3.0, cell=5, incomplete=True), "2 ranks · 3.0 s · not all output is shown: %sky_logs --cell 5"),
+        (RunSummary(2, 3.0, cell=5), "2 ranks · 3.0 s"),
     ],
 )  # fmt: skip
 def test_what_stays_of_it(end: RunSummary, said: str) -> None:
@@ -159,6 +161,38 @@ def test_what_is_open_goes_on_below_the_line(before: str, after: str, shown: lis
     terminal.feed(before, 0.0)
     assert not any(on_a_terminal(before + terminal.wiped())), "nothing of it stays above"
     assert on_a_terminal(terminal.repainted() + after) == shown
+
+
+@pytest.mark.parametrize("size", [1, 7, 4096])
+def test_bars_of_rich_stay_one_drawing_below_what_is_printed(size: int) -> None:
+    console, progress = pytest.importorskip("rich.console"), pytest.importorskip("rich.progress")
+    stream = io.StringIO()
+    with progress.Progress(
+        "{task.description} {task.percentage:.0f}%",
+        console=console.Console(file=stream, force_terminal=True, no_color=True),
+        auto_refresh=False,
+    ) as bars:
+        outer, inner = bars.add_task("outer", total=2), bars.add_task("inner", total=4)
+        for epoch in range(2):
+            bars.reset(inner)
+            for _ in range(4):
+                bars.update(inner, advance=1, refresh=True)
+            bars.update(outer, advance=1)
+            bars.console.out(f"epoch {epoch}", highlight=False)
+    terminal, ended = Terminal(0.0), list[str]()
+    text = stream.getvalue() + "done\n"
+    for number in range(0, len(text), size):  # as a pipe may cut it
+        terminal.feed(text[number : number + size], float(number))
+        ended += terminal.take()
+        ended += terminal.take(all=True) if terminal.waiting else []
+    assert [line.rstrip() for line in ended] == ["epoch 0", "epoch 1", "outer 100%", "inner 100%", "done"]
+    assert terminal.open == []
+
+
+def test_a_program_that_hides_the_cursor_for_good_holds_no_line_back_for_ever() -> None:
+    terminal = Terminal(0.0)
+    terminal.feed("\x1b[?25l" + "".join(f"line {number}\n" for number in range(1000)), 0.0)
+    assert len(terminal.take()) == 1000
 
 
 # ------------------------------------------------------------------------------------------ in a notebook
