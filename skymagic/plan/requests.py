@@ -322,6 +322,7 @@ class Defaults:
         aws: how rented machines are reached.
         busy: what becomes of a cell while another is at work on its ranks: "wait" or "refuse".
         keep_values: whether other machines keep large values on their disks, for later pools.
+        tracker: the experiment tracker that `report`'s numbers of a run's first rank go to as well; "" for none.
     """
 
     provider: str = "auto"
@@ -342,6 +343,7 @@ class Defaults:
     packages: str = "sync"
     aws: CloudSettings = field(default_factory=CloudSettings)
     busy: str = "wait"
+    tracker: str = ""
 
 
 @dataclass(frozen=True)

@@ -59,6 +59,8 @@ class RunCell(_Order):
     """Ranks that send the value of the last expression."""
     widgets: str = ""
     """Which notebook it is whose front end shows widgets; "" where they are shown as text."""
+    tracker: str = ""
+    """The experiment tracker that the first of the ranks writes its numbers to; "" for none."""
     job: str = "cell"
     """This and what follows ranks only keep, for another notebook: what it is (`RunSpec.job`)."""
     output: str = ""
