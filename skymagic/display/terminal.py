@@ -76,20 +76,14 @@ class Terminal:
                 row.redrawn = self._over = self._moved = True
             elif piece in (HIDE, UNHIDE):
                 self._live = piece == HIDE
-            elif CONTROLS.fullmatch(piece):
-                self._move(piece)
-            elif piece:
+            elif piece.endswith("A") and CONTROLS.fullmatch(piece):
+                self._at, self._moved = max(0, self._at - int(piece[2:-1] or 1)), True
+            elif piece == ERASE or (self._over and CONTROLS.fullmatch(piece)):
+                row.text = ""
+            elif piece:  # what erases the rest of a row has nothing to erase there
                 row.text = piece if self._over else row.text + piece
                 self._top = self._at if self._moved else self._top
                 self._over = self._moved = False
-
-    def _move(self, sequence: str) -> None:
-        """Go up some rows, or erase one."""
-        number = int(sequence[2:-1] or 0)
-        if sequence.endswith("A"):
-            self._at, self._moved = max(0, self._at - max(1, number)), True
-        elif number == 2 or self._over:
-            self.rows[self._at].text = ""
 
     def take(self, *, all: bool = False) -> list[str]:
         """The rows that have ended, which are those above the cursor; of bars and what is below them only with `all`."""

@@ -3,6 +3,7 @@
 cell        a cell on the ranks: from its text to values by rank, or one error
 cloning     names of one rank, copied to others
 failures    the one error of a run that did not end well, and what may help
+profiles    what --profile leaves: a trace for each rank, its longest operations, and who waited
 forwarding  ports of nodes as links here
 inspection  where the ranks of a pool are, what they hold, and how its nodes are
 script      a shell script on every node, to how it ended there

@@ -9,7 +9,7 @@ import functools
 import math
 import operator
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,7 +17,7 @@ from skymagic.display.controls import Actions
 from skymagic.display.live import notebook_id
 from skymagic.display.run_line import SHOWN_BYTES, RunState, RunSummary, RunView
 from skymagic.display.screen import NotebookScreen, Screen
-from skymagic.errors import CellSyntaxError, ResultError
+from skymagic.errors import CellSyntaxError, RequestError, ResultError
 from skymagic.jobs import inspection
 from skymagic.jobs.failures import failure
 from skymagic.plan.requests import RunRequest
@@ -28,7 +28,7 @@ from skymagic.run import interrupt
 from skymagic.run.interrupt import StopSignal
 from skymagic.run.report import Limits, Report, RunSpec, end_of
 from skymagic.run.results import Unavailable
-from skymagic.wire.order import LAST_VALUE, NOT_DEFINED
+from skymagic.wire.order import LAST_VALUE, NOT_DEFINED, PROFILE
 
 
 @dataclass(frozen=True)
@@ -67,12 +67,14 @@ class Values:
     Attributes:
         value: the last expression's value, by rank in the order of the targets.
         variables: the gathered variables, likewise. types: what each is on the first of the ranks, without its module.
+        profiles: what ``--profile`` found, by rank.
     """
 
     ranks: tuple[int, ...]
     value: list[Any] = field(default_factory=list)
     variables: dict[str, list[Any]] = field(default_factory=dict)
     types: dict[str, str] = field(default_factory=dict)
+    profiles: dict[int, Mapping[str, Any]] = field(default_factory=dict)
     problems: tuple[str, ...] = ()
 
 
@@ -134,6 +136,7 @@ def spec_of(request: RunRequest, pool: Pool, cell: Cell, source_without_magics: 
         value_ranks=senders if request.output or request.noblock else (),  # a handle's result() gives them
         gather=request.gather,
         gather_ranks=senders if request.gather else (),
+        profile=profiled_ranks(request, pool.world_size, ranks),
         push=request.push,
         no_push=request.no_push,
         fresh=request.fresh,
@@ -144,6 +147,19 @@ def spec_of(request: RunRequest, pool: Pool, cell: Cell, source_without_magics: 
         compiler_flags=cell.compiler_flags,
         widgets=notebook_id(),
     )
+
+
+def profiled_ranks(request: RunRequest, world_size: int, ranks: tuple[int, ...]) -> tuple[int, ...]:
+    """Those of the ranks that profile the cell. Raises RequestError for others."""
+    if request.profile is None or request.profile.text == "head":
+        return ranks[: request.profile is not None]
+    try:
+        chosen = ranks if request.profile.text == "all" else request.profile.ranks(world_size)
+    except RequestError as wrong:
+        raise RequestError([f"--profile: {mistake}" for mistake in wrong.mistakes]) from None
+    if outside := [rank for rank in chosen if rank not in ranks]:
+        raise RequestError(f"--profile: {rank_words(outside)}: left out by --targets")
+    return chosen
 
 
 def broadcast(
@@ -258,6 +274,7 @@ def collect(report: Report, spec: RunSpec, pool: Pool) -> Values:
     values.value = [fetch(rank, LAST_VALUE) for rank in spec.value_ranks]
     if spec.beside and not spec.output:
         refused.clear()  # nobody has asked for it: what could not come back is said in its place
+    values.profiles = {rank: fetch(rank, PROFILE) for rank in spec.profile}
     gathered = {name: [fetch(rank, name) for rank in spec.gather_ranks] for name in spec.gather}
     # a name that no rank has leaves the notebook's own as it is
     nowhere = {name for name, ranks in undefined.items() if len(ranks) == len(spec.gather_ranks)}

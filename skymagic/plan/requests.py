@@ -266,6 +266,7 @@ class RunRequest:
         no_push: True when nothing travels, or the names that do not.
         timeout: seconds.
         busy: what becomes of it where another cell is at work on its ranks: it waits ("wait"), or is refused ("refuse").
+        profile: who profiles it; None for nobody.
     """
 
     pool: PoolRequest = field(default_factory=PoolRequest)
@@ -281,6 +282,7 @@ class RunRequest:
     busy: str = "wait"
     fresh: bool = False
     dry_run: bool = False
+    profile: Selection | None = None
 
     def who(self, world_size: int, noun: str = "rank") -> tuple[tuple[int, ...], tuple[int, ...]]:
         """(ranks that take part, those of them whose output is shown); the head is the first that takes part.

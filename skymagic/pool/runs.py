@@ -202,6 +202,7 @@ class PoolRuns:
             gather_ranks=spec.gather_ranks,
             value_ranks=spec.value_ranks,
             widgets=spec.widgets,
+            profile=spec.profile,
             tracker=self._status.defaults.tracker,
             job=spec.job,
             output=spec.output,

@@ -38,6 +38,8 @@ class RunSpec:
     """Variables that come back."""
     gather_ranks: tuple[int, ...] = ()
     """Ranks that send them."""
+    profile: tuple[int, ...] = ()
+    """Ranks that profile it, and send what they found."""
     push: tuple[str, ...] = ()
     no_push: bool | tuple[str, ...] = False
     fresh: bool = False

@@ -26,6 +26,8 @@ LAST_VALUE = "the value of the last expression"
 """Among the variables that come back; no variable can be called so."""
 ON_GPU = "on its GPU"
 """A rank's answer when it is asked whether it leaves its cell: as soon as what runs on its GPU is over."""
+PROFILE = "the profile of the cell"
+"""Its name among the values that a rank sends."""
 NOT_DEFINED = "is not defined"
 """Why a variable does not come back that a rank does not have."""
 
@@ -59,6 +61,8 @@ class RunCell(_Order):
     """Ranks that send the value of the last expression."""
     widgets: str = ""
     """Which notebook it is whose front end shows widgets; "" where they are shown as text."""
+    profile: tuple[int, ...] = ()
+    """Ranks that profile the cell and send back what they found."""
     tracker: str = ""
     """The experiment tracker that the first of the ranks writes its numbers to; "" for none."""
     job: str = "cell"

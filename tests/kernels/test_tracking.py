@@ -120,4 +120,5 @@ def test_a_tracker_that_is_missing_fails_the_cell_before_it_begins(notebook: Not
     notebook.run("%config SkyMagic.tracker = 'wandb'")
     failed = notebook.fail("%%sky_broadcast -o begun\nbegun = True")
     assert "rank 0 has no package wandb: %sky_pip install wandb" in failed.text
+    notebook.run("%config SkyMagic.tracker = ''")
     assert notebook.run("%%sky_broadcast --only 0\nprint('begun' in globals())").stdout == "False\n"

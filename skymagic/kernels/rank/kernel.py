@@ -25,6 +25,7 @@ from skymagic.kernels.rank import comms, context, gpu, tracebacks
 from skymagic.kernels.rank.interrupts import Interrupts
 from skymagic.kernels.rank.lending import define_in_children, lend
 from skymagic.kernels.rank.namespace import BindError, Namespace
+from skymagic.kernels.rank.profiling import profiled
 from skymagic.kernels.rank.refusals import INPUT_REFUSED, refuse_debuggers, refuse_launchers
 from skymagic.kernels.rank.shell import Flusher, RankShell, Stdio, flush_text, refresh_widgets
 from skymagic.kernels.rank.tracebacks import PostMortem
@@ -32,7 +33,7 @@ from skymagic.kernels.rank.tracking import Tracking
 from skymagic.runtime import info as runtime
 from skymagic.runtime import rendezvous, reporting, silence, usage
 from skymagic.wire import agent as wire
-from skymagic.wire.order import LAST_VALUE, NOT_DEFINED, PREFIX, Debug, Lend, Order, Rejoin, RunCell, decode
+from skymagic.wire.order import LAST_VALUE, NOT_DEFINED, PREFIX, PROFILE, Debug, Lend, Order, Rejoin, RunCell, decode
 from skymagic.wire.processes import UNFIT
 
 
@@ -328,8 +329,10 @@ class RankKernel(IPythonParallelKernel):
         shell.displayhook.value = self._result = None
         shell.displayhook.cell = source
         shell._last_traceback = None
+        rank = self._context.info.rank
         try:
-            reply = await super().do_execute(source, False, False)
+            with profiled(rank in order.profile, rank) as profile:
+                reply = await super().do_execute(source, False, False)
         except Exception:  # ipykernel fails over an exception whose __str__ raises
             if self._result is None or self._result.error_in_exec is None:
                 raise
@@ -352,8 +355,11 @@ class RankKernel(IPythonParallelKernel):
         names = {name: shell.user_ns[name] for name in order.gather if name in shell.user_ns}
         if order.value_ranks:
             names[LAST_VALUE] = shell.displayhook.value
-        senders = {**dict.fromkeys(order.gather, order.gather_ranks), LAST_VALUE: order.value_ranks}
-        mine = {name for name, ranks in senders.items() if self._context.info.rank in ranks}
+        if order.profile:
+            names[PROFILE] = profile
+        returned = {LAST_VALUE: order.value_ranks, PROFILE: order.profile}
+        senders = {**dict.fromkeys(order.gather, order.gather_ranks), **returned}
+        mine = {name for name, ranks in senders.items() if rank in ranks}
         with self._namespace.gathered(names, mine) as parts:
             outcome["values"] = self._namespace.pack({name: names[name] for name in names if name in mine}, parts)
         missing = [name for name in order.gather if name in mine and name not in names]

@@ -60,6 +60,9 @@ def _run(line: ParsedLine, pool: PoolRequest, configured: Mapping[str, Any]) -> 
         values.get("output") in values.get("gather", ()),
         f"{values.get('output')}: -o and -g would both set it; choose another name for -o",
     )
+    if values.get("profile") is True:
+        values["profile"] = Selection("head")
+    line.check(values.get("profile") and values.get("noblock"), "--profile has no meaning with --noblock")
     line.done()
     return RunRequest(pool=pool, **{**configured, **values})
 

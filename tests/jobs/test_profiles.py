@@ -1,0 +1,71 @@
+"""``--profile``: torch's profiler around a cell, its trace beside the notebook, and whom the ranks waited for."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from skymagic.jobs.profiles import operations_table, waited
+from tests.lab.notebook import Notebook
+from tests.lab.pools import Pools
+
+pytest.importorskip("torch")
+
+
+def test_the_table_of_operations() -> None:
+    profile = {"operations": [("aten::mm", 50, 0.3), ("aten::relu", 7, 0.1)], "seconds": 0.4}
+    assert operations_table(profile).splitlines() == [
+        "operation   calls  time      share",
+        "aten::mm    50     300.0 ms  75%",
+        "aten::relu  7      100.0 ms  25%",
+    ]
+
+
+def test_who_waited_for_whom() -> None:
+    assert waited({0: (3.0, 10.0)}) == [], "one rank alone is compared with nobody"
+    assert waited({0: (3.0, 10.0), 1: (0.1, 10.0), 2: (0.3, 10.0)}) == [
+        "rank 0 waited 2.9 s longer in collectives than rank 1"
+    ]
+    assert waited({0: (0.05, 0.1), 1: (0.0, 0.1)}) == [], "a tenth of a second is nothing"
+
+
+@pytest.fixture(scope="module")
+def notebook(shared_pools: Pools) -> Iterator[Notebook]:
+    with shared_pools.lent("--ranks 2 --plugin torch", "import os\nfolder = os.getcwd()") as one:
+        yield one
+
+
+def test_a_trace_for_each_rank_and_the_one_that_was_waited_for(notebook: Notebook) -> None:
+    shown = notebook.run(
+        "%%sky_broadcast --profile all -o sums --only all\nimport time, torch, torch.distributed as dist\n"
+        "for step in range(3):\n    time.sleep(0.4 * dist.get_rank())\n    a = torch.ones(4)\n    dist.all_reduce(a)\na[0].item()"
+    )
+    assert notebook.value("sums") == [2.0, 2.0]
+    assert "rank 0 waited 1." in shown.stdout
+    assert "than rank 1" in shown.stdout
+    traces = sorted(Path(notebook.value("folder")).glob("profile-cell*-rank*.json.gz"))
+    assert [trace.name.partition("-rank")[2] for trace in traces] == ["0.json.gz", "1.json.gz"]
+    names = {event.get("name") for event in json.loads(gzip.decompress(traces[0].read_bytes()))["traceEvents"]}
+    assert "gloo:all_reduce" in names
+    assert shown.stderr == "", "the profiler says nothing of its own"
+    assert "[0]" not in shown.stdout
+
+
+def test_the_head_unless_said_and_its_longest_operations(notebook: Notebook) -> None:
+    shown = notebook.run(
+        "%%sky_broadcast --profile\nimport torch\na = torch.ones(300, 300)\nfor _ in range(20):\n    a = a @ a / 300"
+    )
+    [_, heading, *rows] = shown.stdout.splitlines()
+    assert heading.split() == ["operation", "calls", "time", "share"]
+    assert any(row.startswith("aten::mm ") and row.split()[1] == "20" for row in rows)
+    assert len(rows) <= 10
+    assert "rank 0, the longest operations; the trace is profile-cell" in shown.stdout
+
+
+def test_ranks_that_take_no_part_are_refused(notebook: Notebook) -> None:
+    assert "--profile: rank 1: left out by --targets" in notebook.fail("%%sky_broadcast -t 0 --profile 1\npass").text
+    assert "--profile: no rank 7" in notebook.fail("%%sky_broadcast --profile 7\npass").text
