@@ -252,7 +252,6 @@ def test_a_page_that_is_loaded_anew_amid_a_cell_shows_its_line_and_its_end(brows
     button.click()
     shown = browser.outputs(INDEX["loaded anew"])
     expect(shown).to_contain_text(re.compile(r"cell \d+ on ranks 0–3: stopped after"))
-    expect(shown).to_contain_text(re.compile(r"not all output is shown: %sky_logs --cell \d+"))
     expect(button).to_have_count(0)
     gone(browser)
     browser.page.evaluate(SELECT, INDEX["loaded anew"])

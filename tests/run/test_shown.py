@@ -86,6 +86,22 @@ def test_nested_bars_of_several_ranks(notebook: Notebook) -> None:
     assert shown.stderr == ""
 
 
+def test_bars_of_rich_are_one_drawing_and_what_is_printed_between_stays(notebook: Notebook) -> None:
+    pytest.importorskip("rich")
+    shown = notebook.run(
+        "%%sky_broadcast --only all\nfrom rich.progress import Progress\n"
+        "with Progress('{task.description} {task.percentage:.0f}%') as bars:\n"
+        "    outer, inner = bars.add_task('outer', total=2), bars.add_task('inner', total=20)\n"
+        "    for epoch in range(2):\n        bars.reset(inner)\n"
+        "        for _ in range(20):\n            time.sleep(0.02); bars.update(inner, advance=1)\n"
+        "        bars.update(outer, advance=1); bars.console.out('loss', epoch, highlight=False)\n"
+        "print('over')"
+    )
+    lines = sorted(line.rstrip() for line in [*plain(shown), *shown.lines] if line.strip("[01] "))
+    each = ["inner 100%", "loss 0", "loss 1", "outer 100%", "over"]
+    assert lines == [f"[{rank}] {line}" for rank in (0, 1) for line in each]
+
+
 def test_a_bar_for_each_epoch_stands_above_what_follows_it(notebook: Notebook) -> None:
     gates = [gate(notebook), gate(notebook)]
     shown = notebook.start(
