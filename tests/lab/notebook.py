@@ -20,6 +20,7 @@ import psutil
 import pytest
 from jupyter_client.blocking.client import BlockingKernelClient
 from jupyter_client.manager import KernelManager
+from jupyter_client.session import Session
 
 from tests.durations import CLOCK
 
@@ -319,6 +320,11 @@ class Notebook:
         answer = self._reply(number)["user_expressions"]["value"]
         assert answer["status"] == "ok", f"{expression}: {answer['ename']}: {answer['evalue']}"
         return ast.literal_eval(ast.literal_eval(answer["data"]["text/plain"]))
+
+    def page_opened(self) -> None:
+        """What a page sends that is opened while the kernel runs: it has a session of its own."""
+        page = Session(key=self._client.session.key)
+        self._client.shell_channel.send(page.msg("kernel_info_request", {}))
 
     def click(self, button: str) -> None:
         """Press a button widget, as a front end does."""

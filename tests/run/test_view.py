@@ -315,6 +315,19 @@ def test_buttons_are_heard_while_the_cell_holds_the_main_thread(notebook: Notebo
     assert notebook.run("%%sky_broadcast\nprint(rank)").stdout == "0\n"
 
 
+def test_a_page_that_was_opened_again_amid_a_cell_learns_where_all_of_its_output_is(notebook: Notebook) -> None:
+    cell = notebook.start("%%sky_broadcast\ntime.sleep(600)")
+    found = buttons(notebook, cell)
+    notebook.page_opened()
+    notebook.click(found["stop"])
+    notebook.finish(cell)
+    assert re.fullmatch(r".* · interrupted · not all output is shown: %sky_logs --cell \d+", view(cell))
+    cell = notebook.start("%%sky_broadcast\ntime.sleep(600)")
+    notebook.click(buttons(notebook, cell)["stop"])
+    notebook.finish(cell)
+    assert view(cell).endswith("interrupted"), "the next cell's output is whole"
+
+
 def test_what_ranks_use_is_shown_for_a_while(notebook: Notebook) -> None:
     def panels() -> list[str]:
         return [text for each in notebook.widgets.values() if "CPU" in (text := str(each.get("value", "")))]
