@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -45,14 +46,12 @@ def test_a_trace_for_each_rank_and_the_one_that_was_waited_for(notebook: Noteboo
         "for step in range(3):\n    time.sleep(0.4 * dist.get_rank())\n    a = torch.ones(4)\n    dist.all_reduce(a)\na[0].item()"
     )
     assert notebook.value("sums") == [2.0, 2.0]
-    assert "rank 0 waited 1." in shown.stdout
-    assert "than rank 1" in shown.stdout
+    assert re.search(r"rank 0 waited \d\.\d s longer in collectives than rank 1", shown.stdout)
     traces = sorted(Path(notebook.value("folder")).glob("profile-cell*-rank*.json.gz"))
     assert [trace.name.partition("-rank")[2] for trace in traces] == ["0.json.gz", "1.json.gz"]
     names = {event.get("name") for event in json.loads(gzip.decompress(traces[0].read_bytes()))["traceEvents"]}
     assert "gloo:all_reduce" in names
     assert shown.stderr == "", "the profiler says nothing of its own"
-    assert "[0]" not in shown.stdout
 
 
 def test_the_head_unless_said_and_its_longest_operations(notebook: Notebook) -> None:
@@ -68,4 +67,6 @@ def test_the_head_unless_said_and_its_longest_operations(notebook: Notebook) -> 
 
 def test_ranks_that_take_no_part_are_refused(notebook: Notebook) -> None:
     assert "--profile: rank 1: left out by --targets" in notebook.fail("%%sky_broadcast -t 0 --profile 1\npass").text
-    assert "--profile: no rank 7" in notebook.fail("%%sky_broadcast --profile 7\npass").text
+    failed = notebook.fail("%%sky_broadcast --profile 7\npass").text
+    assert "--profile: " in failed
+    assert "this pool has 2 ranks (0 to 1)" in failed
