@@ -106,7 +106,7 @@ RUN: tuple[Option, ...] = (  # the common ones first: completion keeps this orde
     _POOL_NAME,
     *_SHIPPING,
     _BUSY,
-    Option(("--profile",), "profile", Selection, "RANKS", "torch's profiler around the cell, on the head unless said: a trace beside the notebook, and the ten longest operations", "maybe", "ranks"),
+    Option(("--profile",), "profile", Selection, "RANKS", "torch's profiler around the cell, on the head by default: a trace beside the notebook, and the ten longest operations", "maybe", "ranks"),
     DRY_RUN,
 )
 _WORKDIR = Option(("--workdir",), "workdir", readers.path, "DIR", "folder to copy to the nodes and to run the script in")
