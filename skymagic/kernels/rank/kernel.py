@@ -29,7 +29,7 @@ from skymagic.kernels.rank.profiling import profiled
 from skymagic.kernels.rank.refusals import INPUT_REFUSED, refuse_debuggers, refuse_launchers
 from skymagic.kernels.rank.shell import Flusher, RankShell, Stdio, flush_text, refresh_widgets
 from skymagic.kernels.rank.tracebacks import PostMortem
-from skymagic.kernels.rank.tracking import Tracking
+from skymagic.kernels.rank.tracking import Tracking, tracked
 from skymagic.runtime import info as runtime
 from skymagic.runtime import rendezvous, reporting, silence, usage
 from skymagic.wire import agent as wire
@@ -226,7 +226,9 @@ class RankKernel(IPythonParallelKernel):
         with contextlib.suppress(Exception):  # a widget of the user's own
             refresh_widgets()
         reporting.flush()
-        self._end_tracking()
+        if self._tracking is not None:
+            self._tracking.close()
+            self._tracking = None
         if isinstance(order, RunCell):
             self.runs.end(order, outcome)
         self._context.control.send(wire.EndOutput(rank))  # after all that shows something: the agent closes the request
@@ -274,7 +276,7 @@ class RankKernel(IPythonParallelKernel):
             self._namespace.bind(order.manifest)
             self.shell.displayhook.know_shown(order.manifest.get("shown", ()))
             outcome["bound"] = True
-            self._begin_tracking(order)
+            self._tracking = tracked(order, self._context.info.rank)
             await self._run(order, source, outcome)
         except BindError as problem:
             outcome.update(self._failure(problem, phase="bind"))
@@ -294,18 +296,6 @@ class RankKernel(IPythonParallelKernel):
             self._context.info = self._context.hooks.info = runtime.InstanceInfo.from_plain(info)
             os.environ.update(network.environment(self._context.info))
             runtime.enter(self._context.info)
-
-    def _begin_tracking(self, order: RunCell) -> None:
-        """Give what this cell reports to an experiment tracker too, on its first rank. Raises RuntimeError where that is not installed."""
-        if order.tracker and self._context.info.rank == min(order.ranks):
-            self._tracking = Tracking(order.tracker, self._context.info.rank, order.execution_count)
-            reporting.track(self._tracking.take)
-
-    def _end_tracking(self) -> None:
-        if self._tracking is not None:
-            reporting.track(None)
-            self._tracking.close()
-            self._tracking = None
 
     def _end_post_mortem(self) -> None:
         """Free what the frames of the last cell's error hold: nobody can look at them any more."""

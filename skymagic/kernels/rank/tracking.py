@@ -18,7 +18,9 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from skymagic.runtime import reporting
 from skymagic.wire.metrics import FIXED, STEP, Names, Rows
+from skymagic.wire.order import RunCell
 
 
 @dataclass(frozen=True)
@@ -135,6 +137,7 @@ class Tracking:
 
     def close(self) -> None:
         """The cell has ended."""
+        reporting.track(None)
         with self._lock:
             try:
                 if self._run is not None:
@@ -162,3 +165,16 @@ class Tracking:
         now = counted + step - before if step >= before else counted + max(1, step)
         self._last[names] = step, now
         return now
+
+
+def tracked(cell: RunCell, rank: int) -> Tracking | None:
+    """Give what a cell reports to an experiment tracker too, on its first rank, until it is closed.
+
+    Raises:
+        RuntimeError: the tracker's library is not installed on this rank.
+    """
+    if not cell.tracker or rank != min(cell.ranks):
+        return None
+    tracking = Tracking(cell.tracker, rank, cell.execution_count)
+    reporting.track(tracking.take)
+    return tracking
