@@ -13,8 +13,8 @@ TELL = f"tell() {{ printf '{MARK}%s\\n' \"$*\"; }}"
 """A shell function that says such a line."""
 
 WHOLE = r"""
-# Whether a folder has all that was put there: before it is synced a power cut takes something back, so it counts in this boot alone.
-whole() { [ -d "$1" ] && { [ ! -f "$1/.unsynced" ] || [ "$(cat "$1/.unsynced")" = "$(boot)" ]; }; }
+# Whether a folder is whole: before a sync, which a power cut undoes, it is so in this boot alone. The mark may go at any moment: read it once.
+whole() { [ -d "$1" ] && { ! mark=$(cat "$1/.unsynced" 2>/dev/null) || [ "$mark" = "$(boot)" ]; }; }
 
 boot() { cat /proc/sys/kernel/random/boot_id 2>/dev/null; }
 """

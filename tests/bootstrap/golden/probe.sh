@@ -17,8 +17,8 @@ jax=''
 gpu_fields=index,uuid,name,memory.total,compute_mode,mig.mode.current
 gpu_users=gpu_uuid,pid,process_name,used_memory
 gpu_hold=skymagic/gpu/
-# Whether a folder has all that was put there: before it is synced a power cut takes something back, so it counts in this boot alone.
-whole() { [ -d "$1" ] && { [ ! -f "$1/.unsynced" ] || [ "$(cat "$1/.unsynced")" = "$(boot)" ]; }; }
+# Whether a folder is whole: before a sync, which a power cut undoes, it is so in this boot alone. The mark may go at any moment: read it once.
+whole() { [ -d "$1" ] && { ! mark=$(cat "$1/.unsynced" 2>/dev/null) || [ "$mark" = "$(boot)" ]; }; }
 
 boot() { cat /proc/sys/kernel/random/boot_id 2>/dev/null; }
 
