@@ -239,8 +239,8 @@ early() {
 finish() { : >"$made/.making" && mv "$made/.making" "$made/.ready"; }
 
 code() {
-    if whole "$folder/code/$code"; then return; fi
-    rm -rf "$folder/code/$code"
+    # in this order: another pool may place it between two looks
+    if [ -d "$folder/code/$code" ]; then whole "$folder/code/$code" && return || rm -rf "$folder/code/$code"; fi
     fresh=$drop/$copied/code/$code
     if [ ! -d "$fresh" ]; then unpack; fi
     settle "$fresh"
