@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import os
 import shlex
 import subprocess
@@ -24,9 +23,9 @@ from skymagic.plan.requests import PoolRequest
 from skymagic.plan.units import count
 from skymagic.providers import slurm_jobs, ssh
 from skymagic.providers.provider import Say, Survey
-from skymagic.providers.slurm_jobs import JobQueue, SlurmJob, SlurmPartition
-from skymagic.ssh.command import CommandChannel
+from skymagic.providers.slurm_jobs import JobQueue, LoginNode, SlurmJob, SlurmPartition
 from skymagic.ssh.host import HostConnection
+from skymagic.ssh.process import Channel
 from skymagic.wire import processes
 
 DELAYS = (0.5, 1.5, 4.0, 12.0, 14.0, 18.0, 30.0)
@@ -35,7 +34,7 @@ FIRST_LOOKS = 3
 """Looks at this job alone, before those at all jobs of the user, which several pools share."""
 RETRY_SECONDS = 30.0
 """For which a node that has just been given may refuse steps: its prologue runs."""
-QUEUE = JobQueue()
+HERE = LoginNode()
 
 
 @dataclass(frozen=True)
@@ -66,10 +65,11 @@ class SlurmSurvey(Survey):
     """What is asked for; owns the job.
 
     Attributes:
-        directives: of sbatch. inside: number of the job that the notebook itself runs in; "" outside of one.
+        login: where Slurm's programs run. directives: of sbatch. inside: number of the job that the notebook itself runs in; "" outside of one.
     """
 
     requirements: Requirements
+    login: LoginNode
     directives: Mapping[str, str]
     inside: str = ""
     held: HeldJob = field(default_factory=HeldJob)
@@ -92,7 +92,7 @@ class SlurmSurvey(Survey):
                 held.step.wait()
             if not held.name or self.inside:
                 return
-            if problem := slurm_jobs.cancelled(held.number, held.name):
+            if problem := self.login.cancel(held.number, held.name):
                 remedy = f"scancel --name={held.name} cancels it"
                 raise ProvisionError(f"Slurm job {held.number} could not be cancelled: {problem}\n  {remedy}")
             held.name = ""
@@ -105,14 +105,15 @@ class Slurm:
 
     def plan(self, request: PoolRequest, say: Say) -> SlurmSurvey:
         """Ask what the cluster has; nothing is submitted."""
+        login = HERE
         mistakes = _elsewhere(request)
         inside = os.environ.get("SLURM_JOB_ID", "")
-        there = tuple(hostnames(os.environ["SLURM_JOB_NODELIST"])) if inside else ()
+        there = tuple(login.hostnames(os.environ["SLURM_JOB_NODELIST"])) if inside else ()
         if inside:
             mistakes += _already(request, inside, there)
             request = replace(request, nodes=request.nodes or len(there))
         shape = topology(request)
-        found = slurm_jobs.call(*slurm_jobs.SINFO)
+        found = login.run(*slurm_jobs.SINFO)
         if found.returncode:
             raise ProvisionError(f"Slurm does not answer: {slurm_jobs.said(found).splitlines()[-1]}")
         try:
@@ -132,45 +133,52 @@ class Slurm:
             provider="slurm", request=request, topology=shape, image=image,
             hosts=there[: shape.nodes] or (f"{count(shape.nodes, 'node')} of {where}",),
             cpus=int(directives.get("cpus-per-task", 1)), memory_gb=min((one.memory_gb for one in nodes), default=0.0),
-            devices=devices, remote=True, notes=_preview(request, directives, inside),
+            devices=devices, remote=True, notes=() if inside else _preview(login, request, directives),
         )  # fmt: skip
-        return SlurmSurvey(plan, requirements, directives, inside)
+        return SlurmSurvey(plan, requirements, login, directives, inside)
 
     def acquire(self, survey: SlurmSurvey, job_id: str, say: Say) -> Sequence[Node]:
         """Submit the job and wait for it, or use the one that there is; then set its nodes up side by side."""
-        held = survey.held
+        held, login = survey.held, survey.login
         held.name = job_id
         if survey.inside:
             held.number, names = survey.inside, list(survey.plan.hosts)
             held.step = _hold(survey.inside, names, job_id)
-            job = QUEUE.look(survey.inside) or SlurmJob("RUNNING")
+            job = login.queue.look(survey.inside) or SlurmJob("RUNNING")
         else:
-            held.number = slurm_jobs.submitted(slurm_jobs.script(survey.directives, job_id), job_id)
-            job = wait_for(held.number, say)
-            names = hostnames(job.nodes)
+            held.number = login.submit(slurm_jobs.script(survey.directives, job_id), job_id)
+            job = wait_for(login.queue, held.number, say)
+            names = login.hostnames(job.nodes)
         say(StartStep(f"Slurm job {held.number} has {', '.join(names)} …", "connecting", names))
-        machines = ssh.side_by_side(lambda node: _reached(held.number, node, job_id, survey.requirements), names)
+        places = [JobNode(login, held.number, name, job_id) for name in names]
+        machines = ssh.side_by_side(lambda place: _reached(place, survey.requirements), places)
         held.machines.extend(machines)
         held.plan = _outcome(survey, machines, job)
         ssh.set_up(machines, survey.requirements, say)
-        return [_node(one, held.number, index, f"{job_id}-{index}") for index, one in enumerate(machines)]
+        return [
+            _node(machine, place, index, f"{job_id}-{index}")
+            for index, (machine, place) in enumerate(zip(machines, places, strict=True))
+        ]
 
     def attach(self, plan: Plan, accesses: Sequence[SlurmAccess]) -> tuple[SlurmSurvey, Sequence[Node]]:
         """The nodes of a pool that another notebook of this user has made from this plan; nothing is connected to yet."""
-        first = accesses[0]
-        if (ended := QUEUE.end(first.job)) is not None:
+        first, login = accesses[0], HERE
+        if (ended := login.queue.end(first.job)) is not None:
             raise CloudError("missing", "", slurm_jobs.end_words(first.job, ended))
         job_id = first.daemon.rpartition("-")[0]
+        places = [JobNode(login, one.job, one.host, job_id) for one in accesses]
         machines = [
             ssh.HostMachine(
-                one.host, functools.partial(reconnected, one.job, one.host, job_id), None, one.installation.facts,
-                one.secret, one.installation,
+                one.host, place.reconnected, None, one.installation.facts, one.secret, one.installation
             )
-            for one in accesses
+            for place, one in zip(places, accesses, strict=True)
         ]  # fmt: skip
         held = HeldJob(job_id, first.job, None, machines, plan, ready=True)
-        survey = SlurmSurvey(plan, first.installation.requirements, {}, held=held)
-        return survey, [_node(one, first.job, index, accesses[index].daemon) for index, one in enumerate(machines)]
+        survey = SlurmSurvey(plan, first.installation.requirements, login, {}, held=held)
+        return survey, [
+            _node(machine, place, index, accesses[index].daemon)
+            for index, (machine, place) in enumerate(zip(machines, places, strict=True))
+        ]
 
 
 # ------------------------------------------------------------------------------------ what is asked for
@@ -235,19 +243,19 @@ def lead(directives: Mapping[str, str]) -> int:
     return slurm_jobs.SHORT_LEAD if limit.isdigit() and int(limit) <= 10 else slurm_jobs.LEAD
 
 
-def _preview(request: PoolRequest, directives: Mapping[str, str], inside: str) -> tuple[str, ...]:
+def _preview(login: LoginNode, request: PoolRequest, directives: Mapping[str, str]) -> tuple[str, ...]:
     """The script, and what Slurm says of it, where the user only wants to see the plan."""
-    if inside or not request.dry_run:
+    if not request.dry_run:
         return ()
     text = slurm_jobs.script(directives, request.name or "main")
-    answer = slurm_jobs.call("sbatch", "--test-only", text=text)
+    answer = login.run("sbatch", "--test-only", text=text)
     return f"Slurm says: {slurm_jobs.said(answer).removeprefix('sbatch: ')}", *text.splitlines()
 
 
 # ------------------------------------------------------------------------------------ the job
 
 
-def wait_for(number: str, say: Say, delays: Sequence[float] = DELAYS) -> SlurmJob:
+def wait_for(queue: JobQueue, number: str, say: Say, delays: Sequence[float] = DELAYS) -> SlurmJob:
     """A job once it runs; an interrupt is heard.
 
     Raises:
@@ -257,10 +265,10 @@ def wait_for(number: str, say: Say, delays: Sequence[float] = DELAYS) -> SlurmJo
     looks = 0
     while True:
         time.sleep(delays[min(looks, len(delays) - 1)])
-        job = QUEUE.now(number) if looks < FIRST_LOOKS else QUEUE.look(number)
+        job = queue.now(number) if looks < FIRST_LOOKS else queue.look(number)
         looks += 1
         if job is None or job.state == "COMPLETING":
-            job = QUEUE.end(number)
+            job = queue.end(number)
             if job is None:
                 continue
         if job.over:
@@ -273,14 +281,6 @@ def wait_for(number: str, say: Say, delays: Sequence[float] = DELAYS) -> SlurmJo
             say(StartStep(f"Slurm job {number} waits: {words}", "requested", step=f"waits: {words}"))
 
 
-def hostnames(nodes: str) -> list[str]:
-    """``n[1-2]`` → n1, n2, as Slurm itself reads it. Raises ProvisionError."""
-    done = slurm_jobs.call("scontrol", "show", "hostnames", nodes)
-    if done.returncode or not done.stdout.split():
-        raise ProvisionError(f"Slurm does not name the nodes of {nodes!r}: {slurm_jobs.said(done)}")
-    return done.stdout.split()
-
-
 def _hold(job: str, nodes: Sequence[str], job_id: str) -> subprocess.Popen[bytes]:
     """The step that holds nodes of a job that was there before."""
     program, *words = slurm_jobs.holder_command(job_id)
@@ -291,20 +291,40 @@ def _hold(job: str, nodes: Sequence[str], job_id: str) -> subprocess.Popen[bytes
     )  # fmt: skip
 
 
-class SrunConnection(HostConnection):
-    """Steps of a job on one node.
+@dataclass(frozen=True)
+class JobNode:
+    """A node of a job: where it is, for connections and for what Slurm says of it.
 
-    Args:
-        job: Slurm's number of it. node: as Slurm calls it. job_id: the pool's, by which the holder is found.
+    Attributes:
+        job: Slurm's number of it. name: as Slurm calls the node. job_id: the pool's, by which the holder is found.
     """
 
-    def __init__(self, job: str, node: str, job_id: str) -> None:
-        self._command = ["srun", "--overlap", "--jobid", job, "-w", node, "-N1", "-n1", "--unbuffered", "--quiet",
+    login: LoginNode
+    job: str
+    name: str
+    job_id: str
+
+    def reconnected(self) -> SrunConnection:
+        """One more connection, unless Slurm says that the node is gone. Raises HostGone."""
+        if reason := self.fate():
+            raise HostGone(self.name, reason)
+        return SrunConnection(self)
+
+    def fate(self) -> str:
+        """Why the node is gone, as Slurm says; "" where it is not, or nobody says."""
+        return self.login.fate(self.job, self.name)
+
+
+class SrunConnection(HostConnection):
+    """Steps of a job on one node."""
+
+    def __init__(self, place: JobNode) -> None:
+        self._command = ["srun", "--overlap", "--jobid", place.job, "-w", place.name, "-N1", "-n1", "--unbuffered", "--quiet",
                          "--mpi=none", "--cpu-bind=none", "--chdir=/tmp", "--kill-on-bad-exit=0"]  # fmt: skip
-        super().__init__(node, shlex.join([*self._command[:8], "true"]))
-        folder = slurm_jobs.holder_folder(job_id, node)
-        self._env = {**slurm_jobs.environment(os.environ), processes.HOLDER: folder}
-        self._channels: list[CommandChannel] = []
+        super().__init__(place.name, shlex.join([*self._command[:8], "true"]))
+        self._login = place.login
+        self._variables = {processes.HOLDER: slurm_jobs.holder_folder(place.job_id, place.name)}
+        self._channels: list[Channel] = []
         self._lock = threading.Lock()
         self._open = True
 
@@ -313,13 +333,14 @@ class SrunConnection(HostConnection):
         """Whether it is not closed; each step finds out by itself whether the job is there."""
         return self._open
 
-    def open_channel(self, timeout: float) -> CommandChannel:
+    def open_channel(self, timeout: float) -> Channel:
         """A step of the job."""
         with self._lock:
             if not self._open:
                 raise HostError(self.label, "the connection is closed")
             self._channels = [one for one in self._channels if not one.closed]
-            self._channels.append(channel := CommandChannel([*self._command, "/bin/sh", "-c"], self._env))
+            channel = self._login.channel([*self._command, "/bin/sh", "-c"], self._variables, timeout)
+            self._channels.append(channel)
         return channel
 
     def release(self) -> None:
@@ -331,26 +352,18 @@ class SrunConnection(HostConnection):
             channel.close()
 
 
-def reconnected(job: str, node: str, job_id: str) -> SrunConnection:
-    """One more, unless Slurm says that the node is gone. Raises HostGone."""
-    if reason := fate(job, node):
-        raise HostGone(node, reason)
-    return SrunConnection(job, node, job_id)
-
-
-def _reached(job: str, node: str, job_id: str, requirements: Requirements) -> ssh.HostMachine:
+def _reached(place: JobNode, requirements: Requirements) -> ssh.HostMachine:
     """A node, inspected; one that has just been given may take a while."""
-    connection = SrunConnection(job, node, job_id)
+    connection = SrunConnection(place)
     deadline = time.monotonic() + RETRY_SECONDS
     while True:
         try:
-            connect = functools.partial(reconnected, job, node, job_id)
-            return ssh.HostMachine(node, connect, connection, probe(connection, requirements, True))
+            return ssh.HostMachine(place.name, place.reconnected, connection, probe(connection, requirements, True))
         except HostError as problem:
-            ended = QUEUE.end(job)
+            ended = place.login.queue.end(place.job)
             if ended is not None:
                 connection.close()
-                raise HostError(node, slurm_jobs.end_words(job, ended)) from problem
+                raise HostError(place.name, slurm_jobs.end_words(place.job, ended)) from problem
             if time.monotonic() > deadline:
                 connection.close()
                 raise
@@ -371,18 +384,6 @@ def _outcome(survey: SlurmSurvey, machines: Sequence[ssh.HostMachine], job: Slur
     )  # fmt: skip
 
 
-def _node(machine: ssh.HostMachine, job: str, index: int, daemon: str) -> Node:
+def _node(machine: ssh.HostMachine, place: JobNode, index: int, daemon: str) -> Node:
     node = machine.node(index, daemon)
-    return replace(
-        node, access=SlurmAccess(**vars(node.access), job=job), fate=functools.partial(fate, job, machine.name)
-    )
-
-
-def fate(job: str, node: str) -> str:
-    """Why a node that does not answer is gone, as Slurm says; "" where it is not, or nobody says."""
-    if (ended := QUEUE.end(job)) is not None:
-        return slurm_jobs.end_words(job, ended)
-    running = QUEUE.now(job)
-    if running is None or not running.nodes.strip("()") or node in hostnames(running.nodes):
-        return ""
-    return f"Slurm has taken it from job {job}: it failed, or an administrator set it down"
+    return replace(node, access=SlurmAccess(**vars(node.access), job=place.job), fate=place.fate)

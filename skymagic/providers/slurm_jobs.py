@@ -27,6 +27,8 @@ from skymagic.errors import ProvisionError, RequestError
 from skymagic.plan.accelerators import Accelerator, GpuChoice, matches
 from skymagic.plan.suggest import did_you_mean
 from skymagic.plan.units import duration
+from skymagic.ssh.command import CommandChannel
+from skymagic.ssh.process import Channel
 
 SECONDS = 60.0
 """For which one of Slurm's programs may take; a busy controller takes its time."""
@@ -240,46 +242,9 @@ def environment(environ: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in environ.items() if KEPT.fullmatch(name)}
 
 
-def call(*words: str, text: str = "") -> subprocess.CompletedProcess[str]:
-    """Run one of Slurm's programs to its end; a terminal's Ctrl-C does not reach it.
-
-    Raises:
-        ProvisionError: there is no such program here, or it takes too long.
-    """
-    try:
-        return subprocess.run(
-            words, input=text, capture_output=True, text=True, errors="replace", timeout=SECONDS, check=False,
-            env=environment(os.environ), start_new_session=True,
-        )  # fmt: skip
-    except FileNotFoundError:
-        raise ProvisionError(
-            f"--provider slurm needs Slurm's programs, and {words[0]} is not on the PATH: run the notebook on a login node"
-        ) from None
-    except subprocess.TimeoutExpired:
-        raise ProvisionError(f"Slurm does not answer: {words[0]} took more than {SECONDS:.0f} s") from None
-
-
 def said(done: subprocess.CompletedProcess[str]) -> str:
     """What a program has complained of, without its own name before each line."""
     return re.sub(r"(?m)^\w+: (error|fatal): ", "", (done.stderr or done.stdout).strip())
-
-
-def submitted(text: str, job_id: str) -> str:
-    """Hand a script in: Slurm's number of the job. Raises ProvisionError with the reason why it is not taken."""
-    done = call("sbatch", "--parsable", text=text)
-    if found := re.match(r"(\d+)", done.stdout):
-        return found[1]
-    # the answer may be lost, and the job there all the same
-    if numbers := call("squeue", "-h", f"--name={job_id}", "-o", "%i").stdout.split():
-        return numbers[0]
-    raise ProvisionError(f"Slurm refused the job: {said(done)}")
-
-
-def cancelled(job: str, job_id: str) -> str:
-    """Cancel a job by its number, or by its name where the number is not known; why it could not be, "" when it is."""
-    who = [job] if job else [f"--name={job_id}", f"--user={os.getuid()}"]
-    done = call("scancel", *who)
-    return "" if not done.returncode or GONE in done.stderr else said(done)
 
 
 @dataclass(frozen=True)
@@ -373,7 +338,7 @@ def _moment(text: str) -> float | None:
         return None
 
 
-SQUEUE = ("squeue", "-h", "-o", "%i|%T|%r|%S|%e|%N")
+SQUEUE = ("squeue", "-h", "--me", "-o", "%i|%T|%r|%S|%e|%N")
 
 
 def jobs_of(text: str) -> dict[str, SlurmJob]:
@@ -393,7 +358,7 @@ class JobQueue:
 
     def __init__(
         self,
-        asking: Callable[..., subprocess.CompletedProcess[str]] = call,
+        asking: Callable[..., subprocess.CompletedProcess[str]],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._call, self._clock = asking, clock
@@ -409,7 +374,7 @@ class JobQueue:
             busy = len(self._asked) == self.PER_MINUTE and now - self._asked[0] < 60.0
             if not (fresh or busy):
                 self._asked.append(now)
-                done = self._call(*SQUEUE, f"--user={os.getuid()}")
+                done = self._call(*SQUEUE)
                 if done.returncode == 0:
                     self._jobs = jobs_of(done.stdout)
                     if number not in self._jobs:
@@ -433,3 +398,70 @@ class JobQueue:
         told = dict(re.findall(r"(?<!\S)(\w+)=(\S*)", done.stdout))
         cells = [told.get(name, "") for name in ("JobState", "Reason", "StartTime", "EndTime", "NodeList")]
         return jobs_of("|".join([number, *cells])).get(number) if cells[0] else None
+
+
+class LoginNode:
+    """Where Slurm's programs run: this machine, which is a login node or a node of a job. A subclass may have them run elsewhere: it
+    overrides `run` and `channel`, through which everything goes.
+    """
+
+    def __init__(self) -> None:
+        self.queue = JobQueue(self.run)
+
+    def run(self, *words: str, text: str = "") -> subprocess.CompletedProcess[str]:
+        """Run one of Slurm's programs to its end; a terminal's Ctrl-C does not reach it.
+
+        Raises:
+            ProvisionError: there is no such program here, or it takes too long.
+        """
+        try:
+            return subprocess.run(
+                words, input=text, capture_output=True, text=True, errors="replace", timeout=SECONDS, check=False,
+                env=environment(os.environ), start_new_session=True,
+            )  # fmt: skip
+        except FileNotFoundError:
+            raise ProvisionError(
+                f"--provider slurm needs Slurm's programs, and {words[0]} is not on the PATH: run the notebook on a login node"
+            ) from None
+        except subprocess.TimeoutExpired:
+            raise ProvisionError(f"Slurm does not answer: {words[0]} took more than {SECONDS:.0f} s") from None
+
+    def channel(self, words: Sequence[str], variables: Mapping[str, str], timeout: float) -> Channel:
+        """What passes a shell's streams through one of Slurm's programs, which is not started yet.
+
+        Args:
+            words: the program with its arguments; the shell's command line comes last. variables: of its environment.
+        """
+        return CommandChannel(words, {**environment(os.environ), **variables})
+
+    def submit(self, text: str, job_id: str) -> str:
+        """Hand a script in: Slurm's number of the job. Raises ProvisionError with the reason why it is not taken."""
+        done = self.run("sbatch", "--parsable", text=text)
+        if found := re.match(r"(\d+)", done.stdout):
+            return found[1]
+        # the answer may be lost, and the job there all the same
+        if numbers := self.run("squeue", "-h", f"--name={job_id}", "-o", "%i").stdout.split():
+            return numbers[0]
+        raise ProvisionError(f"Slurm refused the job: {said(done)}")
+
+    def cancel(self, job: str, job_id: str) -> str:
+        """Cancel a job by its number, or by its name where the number is not known; why it could not be, "" when it is."""
+        who = job or f"--name={job_id}"  # a name is one pool's alone
+        done = self.run("scancel", who)
+        return "" if not done.returncode or GONE in done.stderr else said(done)
+
+    def hostnames(self, nodes: str) -> list[str]:
+        """``n[1-2]`` → n1, n2, as Slurm itself reads it. Raises ProvisionError."""
+        done = self.run("scontrol", "show", "hostnames", nodes)
+        if done.returncode or not done.stdout.split():
+            raise ProvisionError(f"Slurm does not name the nodes of {nodes!r}: {said(done)}")
+        return done.stdout.split()
+
+    def fate(self, job: str, node: str) -> str:
+        """Why a node that does not answer is gone, as Slurm says; "" where it is not, or nobody says."""
+        if (ended := self.queue.end(job)) is not None:
+            return end_words(job, ended)
+        running = self.queue.now(job)
+        if running is None or not running.nodes.strip("()") or node in self.hostnames(running.nodes):
+            return ""
+        return f"Slurm has taken it from job {job}: it failed, or an administrator set it down"
