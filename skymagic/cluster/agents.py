@@ -28,7 +28,7 @@ class Agents(AgentRequests):
         ended: called (on a link's thread) when an agent ends everything because a limit is over, with the reason.
         problem: called (on a link's thread) with what went wrong on a node that goes on.
         shown: called (on a link's thread) with a rank and what it shows in a run that another notebook began.
-        told: called (on a link's thread) with what is told of machines that will be taken away, of the ranks' hooks and widgets.
+        told: called (on a link's thread) with what is told of machines that will be taken away, and of the ranks' hooks.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class Agents(AgentRequests):
         ended: Callable[[str], None],
         problem: Callable[[str], None],
         shown: Callable[[int, Mapping[str, Any]], None] = lambda rank, content: None,
-        told: Callable[[wire.InterruptionNotice | wire.HookEnded | wire.WidgetUpdate], None] = lambda message: None,
+        told: Callable[[wire.InterruptionNotice | wire.HookEnded], None] = lambda message: None,
     ) -> None:
         super().__init__(nodes, self._received, self._link_changed)
         self._died, self._lost, self._note, self._ended, self._problem = died, lost, note, ended, problem
@@ -301,8 +301,6 @@ class Agents(AgentRequests):
             return
         if isinstance(message, wire.InterruptionNotice | wire.HookEnded):
             self._pass_on(index, message)
-        if isinstance(message, wire.WidgetUpdate):
-            self._told(message)
         if isinstance(message, wire.FollowedOutput):
             self._shown(message.rank, message.content)
         if isinstance(message, wire.AgentProblem):

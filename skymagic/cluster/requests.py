@@ -44,11 +44,6 @@ class AgentRequests(States):
         for link, mine in self._links.of(ranks):
             link.send(wire.Signal(mine, signum))
 
-    def pass_on(self, message: wire.WidgetInput) -> None:
-        """Give a rank what a front end has sent to its widget."""
-        for link, _ in self._links.of([message.rank]):
-            link.send(message)
-
     def ask(self, ranks: Iterable[int], what: str, timeout: float) -> dict[int, Any]:
         """Ask ranks' control threads, also while their cells run; the answers that came within `timeout` seconds."""
         wanted = {rank: state for rank in ranks if (state := self.ranks[rank]).exited is None}

@@ -8,7 +8,6 @@ labels         lines of several ranks: labelled, in order, equal ones once, open
 live           the front end: which one there is, text and displays written to it, and questions
 shell_channel  what a front end sends to widgets while a cell holds the kernel's main thread
 controls       a run's line with its buttons, as widgets
-proxies        widgets of ranks in the notebook: passed on in both directions
 panel          a pool as HTML: its ranks as cells coloured by state, and its start
 run_line       the line of a running cell, and the one that stays of it
 screen         where a run's output is shown, and the progress of shipping and copying

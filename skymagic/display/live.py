@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import getpass
-import importlib.util
 import os
 import secrets
 import sys
@@ -22,7 +21,6 @@ CELL_ID = "cellId"
 """In the metadata of requests: of which cell it is."""
 NONINTERACTIVE = "SKYMAGIC_NONINTERACTIVE"
 """A variable of the environment: lines only, nothing that is drawn again, and no questions."""
-_notebook = secrets.token_hex(8)
 
 
 def in_ipython() -> bool:
@@ -53,14 +51,6 @@ def watched() -> bool:
 def noninteractive() -> bool:
     """Whether the user says that nobody is there."""
     return os.environ.get(NONINTERACTIVE, "0") not in ("", "0")
-
-
-def notebook_id() -> str:
-    """Which notebook this is; "" where nobody looks at it, or there are no widgets."""
-    with contextlib.suppress(ImportError):
-        if watched() and importlib.util.find_spec("ipywidgets") is not None:
-            return _notebook
-    return ""
 
 
 def restarting() -> bool:

@@ -20,7 +20,6 @@ from skymagic.display.live import (
     together,
     write,
 )
-from skymagic.display.proxies import Proxies
 from skymagic.display.run_line import RunState, RunSummary, RunView
 from skymagic.display.terminal import Bars
 from skymagic.plan.units import size
@@ -64,7 +63,6 @@ class NotebookScreen(Screen):
     Args:
         view: the line that says how the run is; None for none.
         noun: what is shown there of many that say the same: "ranks 0–63: …".
-        widgets: the proxies of the pool's widgets; None where they are text.
     """
 
     def __init__(
@@ -72,9 +70,7 @@ class NotebookScreen(Screen):
         ranks: Sequence[int],
         view: RunView | None = None,
         noun: str = "rank",
-        widgets: Proxies | None = None,
     ) -> None:
-        self._widgets = widgets
         self._many = len(ranks) > 1
         self._view, self._bars = view, Bars()
         self._state: Callable[[], RunState] | None = None
@@ -83,8 +79,6 @@ class NotebookScreen(Screen):
         self._status = StatusLine()
         self._clearing = False
         """Whether a rank has asked that its next output takes the place of all that the cell shows."""
-        self._said = False
-        """Whether texts of widgets have changed."""
         self._moving: dict[tuple[int, str], str] = {}
         """Text that changes, by rank and display, where only its end can be shown."""
 
@@ -110,14 +104,6 @@ class NotebookScreen(Screen):
             return
         if not update:
             self._clear()
-        bundle = None
-        if self._widgets is not None and not update:
-            bundle = self._widgets.display(rank, content)
-        elif self._widgets is not None and self._widgets.say(content):
-            self._said = True
-            return
-        if bundle is not None:
-            content = {**content, "metadata": {}, "data": bundle}
         if IN_LINE in (content.get("metadata") or {}):
             if not in_notebook():
                 self._moving[(rank, content["transient"]["display_id"])] = content["data"]["text/plain"]
@@ -195,8 +181,6 @@ class NotebookScreen(Screen):
         """All output of the run has come."""
         with together():
             self._labels.finish()
-        if self._widgets is not None and self._said:
-            self._widgets.settle()
         for (rank, _), text in sorted(self._moving.items()):
             write("stdout", f"{self._labels.label(rank, text)}\n" if text else "")
         self._moving.clear()

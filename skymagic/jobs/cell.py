@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from skymagic.display.controls import Actions
-from skymagic.display.live import notebook_id
 from skymagic.display.run_line import SHOWN_BYTES, RunState, RunSummary, RunView
 from skymagic.display.screen import NotebookScreen, Screen
 from skymagic.errors import CellSyntaxError, RequestError, ResultError
@@ -145,7 +144,6 @@ def spec_of(request: RunRequest, pool: Pool, cell: Cell, source_without_magics: 
         head=request.head,
         execution_count=cell.execution_count,
         compiler_flags=cell.compiler_flags,
-        widgets=notebook_id(),
     )
 
 
@@ -214,8 +212,7 @@ def _carried_out(
     if view is None and limits.view_after < math.inf and screen is None:
         actions = Actions(interrupt.pressing(stop), lambda: inspection.stacks(pool, spec.ranks), pool.picture)
         view = RunView(limits.view_after, actions if pool.defaults.buttons else None)
-    widgets = pool.resources.widgets if spec.source else None  # of a cell of another notebook they are text
-    notebook = NotebookScreen(spec.visible_ranks, view, widgets=widgets)
+    notebook = NotebookScreen(spec.visible_ranks, view)
     with interrupt.deferred() as interrupts, ended(view, names) as ending:
         report = ending.report = run(screen or notebook)
         notebook.finish()

@@ -159,11 +159,8 @@ class AgentEvents:
         if not self._dispatch.note(text):
             self._status.note(text)
 
-    def _told(self, message: wire.InterruptionNotice | wire.HookEnded | wire.WidgetUpdate) -> None:
-        """A widget has changed; or a machine will be taken away, or a hook that was called for that has ended: shown at once."""
-        if isinstance(message, wire.WidgetUpdate):
-            self._resources.widgets.take(message.rank, message.comms)
-            return
+    def _told(self, message: wire.InterruptionNotice | wire.HookEnded) -> None:
+        """A machine will be taken away, or a hook that was called for that has ended: shown at once."""
         text = messages.hook_ended(message) if isinstance(message, wire.HookEnded) else self._interruption(message)
         if not self._dispatch.note(text):
             print_note(f"[{text}]")
@@ -198,7 +195,7 @@ class AgentEvents:
         ranks = self._resources.agents.ranks_of(index) if index else list(range(status.world_size))
         status.move(PoolEvent.DEGRADE if index else PoolEvent.LOSE)
         if index:
-            self._resources.lose_node(index, ranks)
+            self._resources.lose_node(index)
         replaced = self._replacement.begin(index)
         if index or replaced:
             what = f"{rank_words(ranks)} and {agreeing(len(ranks), 'its', 'their')} variables are lost"

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, cast
 import skymagic
 from skymagic.cluster import Agents, Node
 from skymagic.display.panel import passing_step
-from skymagic.display.proxies import Proxies
 from skymagic.plan.plans import Plan
 from skymagic.plugins import table
 from skymagic.pool.status import SharedStatus
@@ -142,10 +141,6 @@ class PoolResources:
     _engine: RankEngine | None = None
     _shipper: Shipper | None = None
 
-    def __post_init__(self) -> None:
-        self.widgets = Proxies(lambda message: self.agents.pass_on(message))
-        """Widgets of the ranks that the notebook shows."""
-
     @property
     def agents(self) -> Agents:
         """The agents of a started pool."""
@@ -215,7 +210,6 @@ class PoolResources:
 
     def leave(self) -> None:
         """Close all connections, and leave what runs on the machines; twice is safe."""
-        self.widgets.close()
         self._close_store()
         self._close_engine()
         if self._agents is not None:
@@ -242,13 +236,11 @@ class PoolResources:
 
     def forget(self, ranks: Sequence[int]) -> None:
         """What these ranks held is gone."""
-        self.widgets.forget(ranks)
         self.engine.forget(ranks)
         self.shipper.forget(ranks)
 
-    def lose_node(self, index: int, ranks: Sequence[int]) -> None:
-        """A machine is gone, with these ranks, and the values in its store."""
-        self.widgets.forget(ranks)
+    def lose_node(self, index: int) -> None:
+        """A machine is gone, and the values in its store."""
         if (store := self.remote_store()) is not None:
             store.lose(index)
 
@@ -292,7 +284,6 @@ class PoolResources:
     def release_steps(self) -> list[Step]:
         """What releases everything, step by step; each of them twice is safe."""
         return [
-            ("the ranks' widgets", self.widgets.close),
             ("the values on the nodes", self._close_store),
             ("the connection to the ranks", self._close_engine),
             ("the node agents", self._close_agents),

@@ -201,7 +201,6 @@ class PoolRuns:
             gather=spec.gather,
             gather_ranks=spec.gather_ranks,
             value_ranks=spec.value_ranks,
-            widgets=spec.widgets,
             profile=spec.profile,
             tracker=self._status.defaults.tracker,
             job=spec.job,

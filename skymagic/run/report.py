@@ -48,8 +48,6 @@ class RunSpec:
     """Flags of ``__future__``, as the notebook's cells have set them."""
     waits: bool = True
     """Whether it waits for other runs on its ranks; else it is refused."""
-    widgets: str = ""
-    """`RunCell.widgets`."""
     job: str = "cell"
     """What it is: a cell, a ``script``, or a ``call``."""
     output: str = ""

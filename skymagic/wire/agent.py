@@ -16,8 +16,6 @@
                                                           ←   BeginOutput, Publish…, EndOutput: rank, for each cell
                                  Published                →   for each Publish, which the rank waits for
                                                           ←   Reported: rank, at most twice a second
-    WidgetInput              →   WidgetInput              →   rank, once it is idle
-                             ←   WidgetUpdate             ←   rank, between cells
                              ←   RankExited               ←   ChildExited: forkserver
                              ←   InterruptionNotice       →   rank: this machine will be taken away
     InterruptionNotice       →   of another machine       →   rank
@@ -388,23 +386,6 @@ class Reported(AgentMessage):
 
     rank: int
     batches: tuple[dict[str, Any], ...]
-
-
-class WidgetUpdate(AgentMessage):
-    """Rank → agent → notebook: what has changed between cells in widgets that the notebook shows (`kernels.rank.comms`)."""
-
-    rank: int
-    comms: tuple[dict[str, Any], ...]
-
-
-class WidgetInput(AgentMessage):
-    """Notebook → agent → rank: what a front end has sent to a widget of a rank, which handles it between cells."""
-
-    rank: int
-    model: str
-    data: dict[str, Any]
-    buffers: tuple[str, ...] = ()
-    """Base64."""
 
 
 class EndOutput(AgentMessage):

@@ -59,8 +59,6 @@ class RunCell(_Order):
     gather_ranks: tuple[int, ...] = ()
     value_ranks: tuple[int, ...] = ()
     """Ranks that send the value of the last expression."""
-    widgets: str = ""
-    """Which notebook it is whose front end shows widgets; "" where they are shown as text."""
     profile: tuple[int, ...] = ()
     """Ranks that profile the cell and send back what they found."""
     tracker: str = ""

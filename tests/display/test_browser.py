@@ -59,9 +59,6 @@ CELLS = {
     "failed": "%%sky_broadcast\nif rank == 2:\n    raise ValueError('bad batch')",
     "defines": "%%sky_broadcast\nimport os\nimport numpy as np\nrank = int(os.environ['RANK'])\nbatch = np.full((64, 10), rank)\nlr = 0.01",
     "variables": "%sky_vars",
-    "ended": "%sky_restart",
-    "widget": "%%sky_broadcast\nimport ipywidgets\nslider, said = ipywidgets.IntSlider(4, max=10), ipywidgets.Label('half of it is 2.0')\n"
-    "slider.observe(lambda change: setattr(said, 'value', f'half of it is {change.new / 2}'), 'value')\nipywidgets.VBox([slider, said])",
     "status": "%sky_status",
     "busy": "%%sky_broadcast -a\nwhile rank == 1:\n    pass\nopen('gate').read()",
     "measured": COUNTS.format(rest=False, words="measured"),
@@ -184,20 +181,6 @@ def test_a_failing_rank(browser: Browser) -> None:
     expect(shown).to_contain_text("rank 2 of 4 on")
     browser.shot("failed")
     browser.picture("failed", INDEX["failed"])
-
-
-def test_a_slider_made_on_a_rank_is_moved(browser: Browser) -> None:
-    shown = browser.run(INDEX["widget"])
-    expect(shown).to_contain_text("half of it is 2.0")
-    handle = shown.locator(".noUi-handle")
-    handle.focus()
-    handle.press("ArrowRight")
-    expect(shown).to_contain_text("half of it is 2.5")
-    expect(shown).not_to_contain_text("half of it is 2.0")
-    browser.shot("widget")
-    browser.run(INDEX["ended"])
-    expect(handle).to_have_count(0)
-    expect(shown).to_contain_text("IntSlider(value=4")
 
 
 def test_variables_and_status(browser: Browser) -> None:

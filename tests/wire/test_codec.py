@@ -102,5 +102,5 @@ def test_names_of_a_store_lead_nowhere_else() -> None:
 @pytest.mark.parametrize("codec", [agent.CODEC, files.CODEC, store.CODEC], ids=["agent", "files", "store"])
 def test_tuples_come_back_as_tuples(codec: Codec[Any]) -> None:
     for names in codec._tuples.values():
-        assert set(names) <= {"ranks", "preload", "plugins", "devices", "gpus", "batches", "comms", "buffers"}
+        assert set(names) <= {"ranks", "preload", "plugins", "devices", "gpus", "batches"}
     assert agent.decode(agent.encode(agent.Signal((1, 2), 9))) == agent.Signal((1, 2), 9)

@@ -248,9 +248,6 @@ class Agent:
                     self._requests.signal(number, message.signum)
             case wire.RankRequest():
                 self._requests.call(message)
-            case wire.WidgetInput():
-                if (rank := self._ranks.running.get(message.rank)) is not None:
-                    rank.send(message)
             case wire.Measure():
                 self._send(self._resources.reply(message, self._ranks.pids()))
             case wire.ReadLog():

@@ -275,8 +275,6 @@ class Ranks:
                 self._send(message)
                 if self._iopub is not None and all(one.ready for one in self.running.values()):
                     self._iopub.open()
-            case wire.WidgetUpdate() if self.away:  # nobody would take it; all is told when the notebook is back
-                pass
             case wire.HookSet():
                 rank.hook = 0 if message.there else None
             case wire.HookEnded():

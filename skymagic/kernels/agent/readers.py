@@ -118,7 +118,6 @@ class RankAudience:
         self._ranks.away = False
         for rank in self._ranks.running.values():
             rank.output.screen.attach()
-            rank.send(wire.WidgetInput(rank.number, "", {}))  # whose widgets it does not know as they are now
 
     def tell(self) -> None:
         """Another notebook is there: it is told how the ranks are, and what they have put once for all."""

@@ -1,6 +1,6 @@
 """A rank: an ipykernel whose namespace, output and errors the notebook sees as its own.
 
-entry         what a forked process does to become a rank; widgets served between cells
+entry         what a forked process does to become a rank
 context       the state that kernel, shell and scripts share: the control socket to the agent, the plugins' hooks
 kernel        the kernel: carries out orders, between interrupts
 interrupts    what SIGINT does: it falls into cells alone, and not into a wait in native code
@@ -15,6 +15,5 @@ profiling     torch's profiler around a cell
 tracking      what is reported on its way to an experiment tracker
 gpu           the rank's GPU: whose error it is, and memory freed after a failure
 tracebacks    an exception's message, its traceback without internal frames, the name that is missing, and the debugger on it
-widgets       displays of widgets: as text that changes with them, and relayed to the notebook
-comms         the comms of widgets that the notebook shows too
+widgets       displays of widgets, as text that changes with them
 """

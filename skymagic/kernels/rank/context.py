@@ -68,8 +68,6 @@ class AgentControl:
         """Remote procedures by name (``release``, ``stacks``, ``stop``, …): called on the control thread, their result is sent back."""
         self.on_interruption: Callable[[wire.InterruptionNotice], None] = lambda message: None
         """Called on the control thread when a machine of the pool will be taken away."""
-        self.on_widget_input: Callable[[wire.WidgetInput], None] = lambda message: None
-        """Called on the control thread with what a front end has sent to a widget."""
         self._socket = connection
         self._write_lock = threading.Lock()
         self._request_lock = threading.Lock()
@@ -163,8 +161,6 @@ class AgentControl:
                 self._set(message.key, message.value)
             case wire.InterruptionNotice():
                 self.on_interruption(message)
-            case wire.WidgetInput():
-                self.on_widget_input(message)
             case wire.RankRequest():
                 procedure = self.procedures.get(message.method)
                 try:

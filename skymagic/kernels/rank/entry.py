@@ -5,7 +5,6 @@ Imported by the forkserver before it forks, so that a rank finds everything load
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import faulthandler
 import gc
@@ -15,7 +14,6 @@ import os
 import signal
 import socket
 import sys
-import threading
 import traceback
 import types
 import warnings
@@ -28,11 +26,9 @@ from skymagic.data.values import descriptions
 from skymagic.kernels import stacks
 from skymagic.kernels.fork import signal_pipe
 from skymagic.kernels.network import environment, interfaces
-from skymagic.kernels.rank import comms, context, gpu, importer, tracebacks
-from skymagic.kernels.rank.comms import relay
+from skymagic.kernels.rank import context, gpu, importer, tracebacks, widgets
 from skymagic.kernels.rank.context import AgentControl, Hooks
 from skymagic.kernels.rank.kernel import RankKernel
-from skymagic.kernels.rank.shell import flush_text, refresh_widgets
 from skymagic.kernels.rank.stdio import open_streams
 from skymagic.runtime import info as runtime
 from skymagic.runtime import interruption, rendezvous, reporting, silence
@@ -80,8 +76,6 @@ class RankEngineApp(engine_app.IPEngine):  # type: ignore[misc]  # untyped base
             stop=lambda: self.loop.add_callback(self.loop.stop),
         )
         try:
-            between = BetweenCells(kernel, self.loop)
-            kernel.on_cell_end, rank.control.on_widget_input = between.cell_ended, between.received
             rank.hooks.enter()
             if "MASTER_PORT" not in os.environ:  # no plugin has a store of its own
                 os.environ["MASTER_PORT"] = str(rank.info.head_port)
@@ -121,7 +115,7 @@ def main(spec: wire.RankSpec, fds: list[int]) -> int:
     log = os.open(spec.log, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
     silence.sinks.update(stdout=log, stderr=log)
     _progress_bars_as_text()
-    comms.install()
+    widgets.install()
     control = AgentControl(socket.socket(fileno=control_fd), spec.rank)
     rendezvous.attach(control, spec.generation)
     interruption.attach(
@@ -181,72 +175,3 @@ def _progress_bars_as_text() -> None:
     plain.__file__ = None  # who looks at all modules asks for it, and would import tqdm
     plain.__getattr__ = lambda name: getattr(importlib.import_module("tqdm.std"), name)  # type: ignore[method-assign]
     sys.modules.setdefault(plain.__name__, plain)
-
-
-INTERVAL = 0.05
-"""Seconds between two messages on what has changed."""
-MAX_WAITING = 1000
-"""Messages from front ends that wait at once; of more, the oldest are dropped."""
-
-
-class BetweenCells:
-    """Handles what front ends send to the widgets of one rank, on the idle main thread: a callback must not run in the middle of a cell."""
-
-    def __init__(self, kernel: Any, loop: Any) -> None:
-        self._kernel, self._loop = kernel, loop
-        self._waiting: list[wire.WidgetInput] = []
-        self._lock = threading.Lock()
-        self._due = False
-        relay.wake = self._wake
-
-    def received(self, message: wire.WidgetInput) -> None:
-        """A front end's message, or the agent's own, that the notebook is back; called on the control thread."""
-        if message.model:
-            with self._lock:
-                last = self._waiting[-1] if self._waiting else None
-                if last is not None and _values(last) and _values(message) and last.model == message.model:
-                    last.data["state"] |= message.data["state"]  # of one slider the newest value
-                else:
-                    self._waiting = [*self._waiting[1 - MAX_WAITING :], message]
-        else:
-            relay.tell_all()
-        self._loop.add_callback(self._handle)
-
-    def cell_ended(self) -> None:
-        """Handle what has come while a cell ran."""
-        if self._waiting:
-            self._loop.add_callback(self._handle)
-
-    def _handle(self) -> None:
-        """Hand what waits to its widgets, whose callbacks run."""
-        if self._kernel.busy:  # a cell that awaits
-            return
-        from comm import get_comm_manager
-
-        with self._lock:
-            waiting, self._waiting = self._waiting, []
-        shell, comms = self._kernel.shell, get_comm_manager().comms
-        shell._last_traceback = None
-        for one in waiting:
-            if one.model in comms:
-                buffers = [base64.b64decode(each) for each in one.buffers]
-                content = {"comm_id": one.model, "data": one.data}
-                comms[one.model].handle_msg({"header": {}, "content": content, "buffers": buffers})
-        if shell._last_traceback:  # of a callback; nobody looks but at the log
-            print("\n".join(shell._last_traceback), file=sys.stderr)
-        flush_text()
-
-    def _wake(self) -> None:
-        if not self._due:
-            self._due = True
-            self._loop.add_callback(self._loop.call_later, INTERVAL, self._flush)
-
-    def _flush(self) -> None:
-        self._due = False
-        if not self._kernel.busy:  # else the cell's flusher sends it
-            refresh_widgets()
-
-
-def _values(message: wire.WidgetInput) -> bool:
-    """Whether a message has new values, and no bytes."""
-    return message.data.get("method") == "update" and not message.buffers

@@ -12,7 +12,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from os import EX_SOFTWARE, _exit, write
 from types import SimpleNamespace
 from typing import Any
@@ -21,13 +21,13 @@ from ipyparallel.engine.kernel import IPythonParallelKernel
 from traitlets import Type
 
 from skymagic.kernels import network, stacks
-from skymagic.kernels.rank import comms, context, gpu, tracebacks
+from skymagic.kernels.rank import context, gpu, tracebacks
 from skymagic.kernels.rank.interrupts import Interrupts
 from skymagic.kernels.rank.lending import define_in_children, lend
 from skymagic.kernels.rank.namespace import BindError, Namespace
 from skymagic.kernels.rank.profiling import profiled
 from skymagic.kernels.rank.refusals import INPUT_REFUSED, refuse_debuggers, refuse_launchers
-from skymagic.kernels.rank.shell import Flusher, RankShell, Stdio, flush_text, refresh_widgets
+from skymagic.kernels.rank.shell import Flusher, RankShell, Stdio, flush_text, views
 from skymagic.kernels.rank.tracebacks import PostMortem
 from skymagic.kernels.rank.tracking import Tracking, tracked
 from skymagic.runtime import info as runtime
@@ -127,8 +127,6 @@ class RankKernel(IPythonParallelKernel):
         self._post_mortem: PostMortem | None = None
         """On the frames of the error with which the last cell has ended, which it keeps."""
         self.runs = RunMemory()
-        self.on_cell_end: Callable[[], object] = lambda: None
-        """Called when a cell has ended: serves widgets, once this rank is registered."""
         self._tracking: Tracking | None = None
         """Of the present cell."""
         self._answered_count = 0
@@ -200,7 +198,6 @@ class RankKernel(IPythonParallelKernel):
         self._context.control.cancel(False)
         self.interrupts.begin()
         if isinstance(order, RunCell):
-            comms.relay.begin(order.widgets, visible=visible)
             self.runs.begin(order)
         reporting.begin()
         usage.begin(self._context.info.node)
@@ -224,7 +221,7 @@ class RankKernel(IPythonParallelKernel):
         self._stdio.restore()
         flush_text()
         with contextlib.suppress(Exception):  # a widget of the user's own
-            refresh_widgets()
+            views.refresh()
         reporting.flush()
         if self._tracking is not None:
             self._tracking.close()
@@ -232,7 +229,6 @@ class RankKernel(IPythonParallelKernel):
         if isinstance(order, RunCell):
             self.runs.end(order, outcome)
         self._context.control.send(wire.EndOutput(rank))  # after all that shows something: the agent closes the request
-        self.on_cell_end()
         return outcome
 
     def pre_handler_hook(self) -> None:

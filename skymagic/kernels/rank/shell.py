@@ -23,7 +23,6 @@ from traitlets import Type
 
 from skymagic.data.capture.names import LAST_SHOWN
 from skymagic.kernels.rank import gpu, refusals, tracebacks, widgets
-from skymagic.kernels.rank.comms import relay
 from skymagic.kernels.rank.context import current
 from skymagic.runtime import reporting, silence, usage
 from skymagic.wire import agent as wire
@@ -194,19 +193,11 @@ def publish(kind: str, content: dict[str, Any]) -> None:
     flush_text()
     if widgets.MIME in content.get("data", ()):
         content = views.shown(content)
-        refresh_widgets()  # the widget goes first: its display waits for it
     current().control.request(wire.Publish(current().info.rank, kind, json_safe(content)))
 
 
-views = widgets.Views(publish, relay)
+views = widgets.Views(publish)
 """The widgets that were displayed on this rank."""
-
-
-def refresh_widgets() -> None:
-    """Tell the notebook of what has changed in widgets; on any thread."""
-    views.refresh()
-    if comms := relay.take():
-        current().control.send(wire.WidgetUpdate(current().info.rank, tuple(json_safe(comms))))
 
 
 def json_safe(value: Any) -> Any:
@@ -251,7 +242,7 @@ class Flusher:
                 # the cell may have put something else in a stream's place, or closed it
                 with contextlib.suppress(Exception):
                     flush_text()
-                    refresh_widgets()
+                    views.refresh()
                     if (now := time.monotonic()) - reported >= self.REPORT_INTERVAL:
                         reported = now
                         reporting.flush(usage.sample())

@@ -1,7 +1,7 @@
-"""The displays of widgets on a rank: as text that changes with them, and where a notebook shows widgets, relayed to it as well.
+"""The displays of widgets on a rank, as text that changes with them: the notebook has no such model, nor would it after a reload.
 
-A bar of ``tqdm.notebook`` is shown as tqdm's own text. Where nothing is relayed, a widget that waits for a user is shown as what it is,
-and says that it cannot be used.
+A bar of ``tqdm.notebook`` is shown as tqdm's own text. A widget that waits for a user is shown as what it is, and says that it cannot
+be used.
 """
 
 from __future__ import annotations
@@ -9,11 +9,13 @@ from __future__ import annotations
 import html
 import re
 import secrets
+import sys
 import threading
+import types
 from collections.abc import Callable
 from typing import Any
 
-from skymagic.kernels.rank.comms import WidgetRelay, instance
+from skymagic.runtime.on_import import when_imported
 from skymagic.wire.agent import IN_LINE
 
 MIME = "application/vnd.jupyter.widget-view+json"
@@ -23,6 +25,27 @@ LONGEST = 110
 """Characters of a widget's repr."""
 MOST, DROPPED = 200, 50
 """Views that are kept up to date; of more, so many of the oldest stay as they are."""
+
+
+def install() -> None:
+    """Keep widgets' comms on the rank: ipykernel's own way leads to a channel on which no front end listens."""
+    import ipykernel.comm.comm as comms
+
+    comms.BaseComm.publish_msg = lambda comm, msg_type, *args, **keys: None
+    when_imported("ipywidgets.widgets.widget_output", _let_through)
+
+
+def _let_through(module: types.ModuleType) -> None:
+    """Have ``with output:`` capture nothing: a front end captures by the ids of requests, and knows none of a rank's. Text and errors go
+    where the cell's go; ipywidgets' own way would swallow the errors."""
+    module.Output.__enter__ = lambda self: None
+    module.Output.__exit__ = lambda self, *_: None
+
+
+def instance(model: str) -> Any:
+    """The widget with this model, if ipywidgets still has it."""
+    module = sys.modules.get("ipywidgets.widgets.widget")
+    return None if module is None else module._instances.get(model)
 
 
 class View:
@@ -38,16 +61,15 @@ class View:
 class Views:
     """The displays of widgets, by display id; those whose widget has changed are published anew by `refresh`."""
 
-    def __init__(self, publish: Callable[[str, dict[str, Any]], None], relay: WidgetRelay) -> None:
-        self._publish, self._relay = publish, relay
+    def __init__(self, publish: Callable[[str, dict[str, Any]], None]) -> None:
+        self._publish = publish
         self._views: dict[str, View] = {}
         self._changed: set[str] = set()
         self._lock = threading.Lock()
 
     def shown(self, content: dict[str, Any]) -> dict[str, Any]:
         """The display of a widget as text; from now on it follows the widget."""
-        model = content["data"][MIME].get("model_id", "")
-        widget = instance(model)
+        widget = instance(content["data"][MIME].get("model_id", ""))
         rest = {mime: data for mime, data in content["data"].items() if mime != MIME}
         if widget is None:
             return {**content, "data": rest}
@@ -57,11 +79,7 @@ class Views:
         if len(self._views) > MOST:
             for old in list(self._views)[:DROPPED]:
                 del self._views[old]
-        shown = as_text(name, view.text)
-        if self._relay.active and not speaks_text(widget):
-            self._relay.open(model)
-            shown |= {"model": model}
-        return shown
+        return as_text(name, view.text)
 
     def refresh(self) -> None:
         """Publish what has changed, on any thread."""
