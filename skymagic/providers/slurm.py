@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import shlex
 import subprocess
@@ -24,8 +25,7 @@ from skymagic.plan.units import count
 from skymagic.providers import slurm_jobs, ssh
 from skymagic.providers.provider import Say, Survey
 from skymagic.providers.slurm_jobs import JobQueue, LoginNode, SlurmJob, SlurmPartition
-from skymagic.ssh.host import HostConnection
-from skymagic.ssh.process import Channel
+from skymagic.ssh.host import ChannelConnection
 from skymagic.wire import processes
 
 DELAYS = (0.5, 1.5, 4.0, 12.0, 14.0, 18.0, 30.0)
@@ -315,41 +315,15 @@ class JobNode:
         return self.login.fate(self.job, self.name)
 
 
-class SrunConnection(HostConnection):
+class SrunConnection(ChannelConnection):
     """Steps of a job on one node."""
 
     def __init__(self, place: JobNode) -> None:
-        self._command = ["srun", "--overlap", "--jobid", place.job, "-w", place.name, "-N1", "-n1", "--unbuffered", "--quiet",
-                         "--mpi=none", "--cpu-bind=none", "--chdir=/tmp", "--kill-on-bad-exit=0"]  # fmt: skip
-        super().__init__(place.name, shlex.join([*self._command[:8], "true"]))
-        self._login = place.login
-        self._variables = {processes.HOLDER: slurm_jobs.holder_folder(place.job_id, place.name)}
-        self._channels: list[Channel] = []
-        self._lock = threading.Lock()
-        self._open = True
-
-    @property
-    def alive(self) -> bool:
-        """Whether it is not closed; each step finds out by itself whether the job is there."""
-        return self._open
-
-    def open_channel(self, timeout: float) -> Channel:
-        """A step of the job."""
-        with self._lock:
-            if not self._open:
-                raise HostError(self.label, "the connection is closed")
-            self._channels = [one for one in self._channels if not one.closed]
-            channel = self._login.channel([*self._command, "/bin/sh", "-c"], self._variables, timeout)
-            self._channels.append(channel)
-        return channel
-
-    def release(self) -> None:
-        """End all steps; twice is safe."""
-        with self._lock:
-            self._open = False
-            channels, self._channels = self._channels, []
-        for channel in channels:
-            channel.close()
+        command = ["srun", "--overlap", "--jobid", place.job, "-w", place.name, "-N1", "-n1", "--unbuffered", "--quiet",
+                   "--mpi=none", "--cpu-bind=none", "--chdir=/tmp", "--kill-on-bad-exit=0"]  # fmt: skip
+        variables = {processes.HOLDER: slurm_jobs.holder_folder(place.job_id, place.name)}
+        step = functools.partial(place.login.channel, [*command, "/bin/sh", "-c"], variables)
+        super().__init__(place.name, shlex.join([*command[:8], "true"]), step)
 
 
 def _reached(place: JobNode, requirements: Requirements) -> ssh.HostMachine:

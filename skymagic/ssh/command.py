@@ -1,4 +1,4 @@
-"""A local program as a channel: ``srun … /bin/sh``, ``kubectl exec``."""
+"""A local program as a channel: ``srun … /bin/sh``, ``ssh -S …``, ``kubectl exec``."""
 
 from __future__ import annotations
 
@@ -21,10 +21,12 @@ class CommandChannel:
     Args:
         command: the program with its arguments.
         env: its environment.
+        lost: exit status by which the program says that it does not know the shell's.
     """
 
-    def __init__(self, command: Sequence[str], env: Mapping[str, str]) -> None:
+    def __init__(self, command: Sequence[str], env: Mapping[str, str], lost: int = -1) -> None:
         self.closed = False
+        self._lost = lost
         self.status_event = threading.Event()
         self._command, self._env = tuple(command), dict(env)
         self._streams, self._theirs = socket.socketpair()
@@ -74,9 +76,10 @@ class CommandChannel:
         return self.status_event.is_set()
 
     def recv_exit_status(self) -> int:
-        """The program's exit status; -1 where a signal ended it."""
+        """The program's exit status; -1 where a signal ended it, or it does not know the shell's."""
         assert self._program is not None
-        return max(-1, self._program.wait())
+        status = self._program.wait()
+        return -1 if status == self._lost else max(-1, status)
 
     def close(self) -> None:
         """End the program, with SIGTERM and then SIGKILL; twice is safe."""

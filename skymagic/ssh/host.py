@@ -160,6 +160,46 @@ class HostConnection(ABC):
         process.kill()
 
 
+class ChannelConnection(HostConnection):
+    """A connection that is no more than its channels, each of which finds out by itself whether its other end is there.
+
+    Args:
+        label, trial: as of `HostConnection`.
+        opening: opens a channel within so many seconds; called on any thread.
+    """
+
+    def __init__(self, label: str, trial: str, opening: Callable[[float], Channel]) -> None:
+        super().__init__(label, trial)
+        self._opening = opening
+        self._channels: list[Channel] = []
+        self._lock = threading.Lock()
+        self._open = True
+
+    @property
+    def alive(self) -> bool:
+        """Whether it is not closed."""
+        return self._open
+
+    def open_channel(self, timeout: float) -> Channel:
+        """One more."""
+        channel = self._opening(timeout)
+        with self._lock:
+            self._channels = [one for one in self._channels if not one.closed]
+            if self._open:
+                self._channels.append(channel)
+                return channel
+        channel.close()
+        raise HostError(self.label, "the connection is closed")
+
+    def release(self) -> None:
+        """Close all channels; twice is safe."""
+        with self._lock:
+            self._open = False
+            channels, self._channels = self._channels, []
+        for channel in channels:
+            channel.close()
+
+
 def _read_output(process: Process, lines: Callable[[str], None] | None) -> str:
     """All output; each line goes to `lines` as it comes."""
     out, reported = bytearray(), 0
