@@ -9,6 +9,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, wait
 from dataclasses import dataclass, field, replace
 
 from skymagic.bootstrap.provision import probe
@@ -27,6 +28,7 @@ from skymagic.providers.provider import Say, Survey
 from skymagic.providers.slurm_jobs import JobQueue, LoginNode, SlurmJob, SlurmPartition
 from skymagic.ssh.host import ChannelConnection
 from skymagic.wire import processes
+from skymagic.wire.threads import start_all
 
 DELAYS = (0.5, 1.5, 4.0, 12.0, 14.0, 18.0, 30.0)
 """Seconds before each look at a job that waits, the last for all that follow: a job that starts at once is seen at once."""
@@ -34,6 +36,8 @@ FIRST_LOOKS = 3
 """Looks at this job alone, before those at all jobs of the user, which several pools share."""
 RETRY_SECONDS = 30.0
 """For which a node that has just been given may refuse steps: its prologue runs."""
+STEP_SECONDS = 10.0
+"""For which the holders of a step may wait for what they hold."""
 HERE = LoginNode()
 
 
@@ -52,6 +56,7 @@ class HeldJob:
     """The pool's own, by which it is found where its number is not known; "" before it is asked for."""
     number: str = ""
     """Slurm's."""
+    submission: Future[str] | None = None
     step: subprocess.Popen[bytes] | None = None
     """The step that holds the nodes, of a job that was there before."""
     machines: list[ssh.HostMachine] = field(default_factory=list)
@@ -83,21 +88,35 @@ class SlurmSurvey(Survey):
         self.held.ready = True
 
     def close(self) -> None:
-        """Close all connections and cancel the job, or end the step in the notebook's own; twice is safe."""
+        """Cancel the job, or end the step in the notebook's own, and close all connections; twice is safe.
+
+        An interrupt ends the wait for it, and nothing else: a job is never left because somebody was impatient.
+        """
+        start_all([self._end], name="skymagic-slurm-end", daemon=False)[0].result()
+
+    def _end(self) -> None:
         held = self.held
         with held.closing:
+            problem = self._given_back() if held.name else ""
             ssh.side_by_side(ssh.HostMachine.close, held.machines)
-            if held.step is not None:
-                held.step.terminate()
-                held.step.wait()
-            if not held.name or self.inside:
-                return
-            if problem := self.login.cancel(held.number, held.name):
+            if problem:
                 remedy = f"scancel --name={held.name} cancels it"
                 raise ProvisionError(f"Slurm job {held.number} could not be cancelled: {problem}\n  {remedy}")
             held.name = ""
-            if held.number and not held.ready:
-                print_note(f"[Slurm job {held.number} is cancelled]")
+
+    def _given_back(self) -> str:
+        """Give the nodes back; why they could not be, "" when they are."""
+        held = self.held
+        if self.inside:
+            if held.step is not None:
+                ended(held.step)
+            return ""
+        if held.submission is not None and not held.number:  # it was interrupted, and the job may come all the same
+            wait([held.submission])
+            held.number = "" if held.submission.exception() else held.submission.result()
+        if not (problem := self.login.cancel(held.number, held.name)) and held.number and not held.ready:
+            print_note(f"[Slurm job {held.number} is cancelled]")
+        return problem
 
 
 class Slurm:
@@ -146,7 +165,9 @@ class Slurm:
             held.step = _hold(survey.inside, names, job_id)
             job = login.queue.look(survey.inside) or SlurmJob("RUNNING")
         else:
-            held.number = login.submit(slurm_jobs.script(survey.directives, job_id), job_id)
+            script = slurm_jobs.script(survey.directives, job_id)
+            (held.submission,) = start_all([lambda: login.submit(script, job_id)], name="skymagic-sbatch")
+            held.number = held.submission.result()
             job = wait_for(login.queue, held.number, say)
             names = login.hostnames(job.nodes)
         say(StartStep(f"Slurm job {held.number} has {', '.join(names)} …", "connecting", names))
@@ -163,8 +184,8 @@ class Slurm:
     def attach(self, plan: Plan, accesses: Sequence[SlurmAccess]) -> tuple[SlurmSurvey, Sequence[Node]]:
         """The nodes of a pool that another notebook of this user has made from this plan; nothing is connected to yet."""
         first, login = accesses[0], HERE
-        if (ended := login.queue.end(first.job)) is not None:
-            raise CloudError("missing", "", slurm_jobs.end_words(first.job, ended))
+        if words := login.ended(first.job):
+            raise CloudError("missing", "", words)
         job_id = first.daemon.rpartition("-")[0]
         places = [JobNode(login, one.job, one.host, job_id) for one in accesses]
         machines = [
@@ -173,7 +194,7 @@ class Slurm:
             )
             for place, one in zip(places, accesses, strict=True)
         ]  # fmt: skip
-        held = HeldJob(job_id, first.job, None, machines, plan, ready=True)
+        held = HeldJob(job_id, first.job, machines=machines, plan=plan, ready=True)
         survey = SlurmSurvey(plan, first.installation.requirements, login, {}, held=held)
         return survey, [
             _node(machine, place, index, accesses[index].daemon)
@@ -291,6 +312,16 @@ def _hold(job: str, nodes: Sequence[str], job_id: str) -> subprocess.Popen[bytes
     )  # fmt: skip
 
 
+def ended(step: subprocess.Popen[bytes]) -> None:
+    """End a step: srun passes SIGTERM on to holders, which wait for what they hold; its death ends whatever is left."""
+    step.terminate()
+    try:
+        step.wait(STEP_SECONDS)
+    except subprocess.TimeoutExpired:
+        step.kill()
+        step.wait()
+
+
 @dataclass(frozen=True)
 class JobNode:
     """A node of a job: where it is, for connections and for what Slurm says of it.
@@ -334,10 +365,9 @@ def _reached(place: JobNode, requirements: Requirements) -> ssh.HostMachine:
         try:
             return ssh.HostMachine(place.name, place.reconnected, connection, probe(connection, requirements, True))
         except HostError as problem:
-            ended = place.login.queue.end(place.job)
-            if ended is not None:
+            if words := place.login.ended(place.job):
                 connection.close()
-                raise HostError(place.name, slurm_jobs.end_words(place.job, ended)) from problem
+                raise HostError(place.name, words) from problem
             if time.monotonic() > deadline:
                 connection.close()
                 raise

@@ -20,7 +20,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 
 from skymagic.errors import ProvisionError, RequestError
@@ -42,6 +42,11 @@ KEPT = re.compile(r"PATH|HOME|USER|LOGNAME|SHELL|LANG|LC_\w+|TZ|LD_LIBRARY_PATH|
 OWN = ("array", "job-name", "parsable", "test-only", "wait", "wrap")
 """Options of sbatch that are not the user's."""
 GONE = "Invalid job id"
+UNSURE = re.compile(r"timed out|[Uu]nable to contact|Zero Bytes|[Cc]ommunication|[Cc]onnect")
+"""What sbatch says where nobody knows whether the job was taken."""
+UNSURE_DELAYS = (0.0, 2.0, 5.0, 10.0, 15.0)
+HOLDER_SECONDS = 3600
+"""For which a job waits for its first daemon: a notebook that was killed meanwhile leaves no job for longer."""
 
 
 # ------------------------------------------------------------------------------------ what there is
@@ -143,7 +148,8 @@ dir=/tmp/skymagic-holder-@JOB@-$SLURMD_NODENAME
 mkdir "$dir" && mkfifo "$dir/start" || exit 1
 exec 3<>"$dir/start"
 running=0 ending=
-trap 'rm -rf "$dir"' EXIT
+(trap 'kill $!; exit' TERM; sleep @SECONDS@ 3>&- & wait; echo '?' >&3) & alone=$!
+trap 'rm -rf "$dir"; kill $alone 2>/dev/null' EXIT
 trap 'ending=1; echo >&3' HUP INT TERM
 for name in $(env | sed -n 's/^\(SLURM_[A-Z0-9_]*\|PMI[X_][A-Z0-9_]*\)=.*/\1/p'); do
     [ "$name" = SLURM_CONF ] || unset "$name"
@@ -152,6 +158,7 @@ while [ -z "$ending" ] || [ "$running" -gt 0 ]; do
     read -r name <&3 || continue
     case $name in
         '') ;;
+        '?') [ "$running" -gt 0 ] || ending=1 ;;
         -) running=$((running - 1)); [ "$running" -gt 0 ] || ending=1 ;;
         *) running=$((running + 1)); (trap : HUP INT TERM; /bin/sh "$dir/$name" 3>&-; echo - >&3) & ;;
     esac
@@ -173,7 +180,7 @@ def holder_command(job_id: str) -> list[str]:
     """The step that holds the nodes of a pool."""
     return [
         "srun", "--ntasks-per-node=1", "--overlap", "--no-kill", "--kill-on-bad-exit=0", "--wait=0", "--mpi=none", "--quiet",
-        "--cpu-bind=none", "--export=ALL", "--chdir=/tmp", "/bin/sh", "-c", HOLDER.replace("@JOB@", job_id),
+        "--cpu-bind=none", "--export=ALL", "--chdir=/tmp", "/bin/sh", "-c", HOLDER.replace("@JOB@", job_id).replace("@SECONDS@", str(HOLDER_SECONDS)),
     ]  # fmt: skip
 
 
@@ -185,7 +192,19 @@ def script(directives: Mapping[str, str], job_id: str) -> str:
     """
     named = {"job-name": job_id, **directives}
     lines = [f"#SBATCH --{name}" + (f"={_quoted(value)}" if value else "") for name, value in named.items()]
-    return "\n".join(["#!/bin/sh", *lines, "", f"exec {shlex.join(holder_command(job_id))}"]) + "\n"
+    # what Slurm starts a second time, nobody waits for
+    return (
+        "\n".join(
+            [
+                "#!/bin/sh",
+                *lines,
+                "",
+                '[ -z "$SLURM_RESTART_COUNT" ] || exit 0',
+                f"exec {shlex.join(holder_command(job_id))}",
+            ]
+        )
+        + "\n"
+    )
 
 
 def _quoted(value: str) -> str:
@@ -254,7 +273,7 @@ class SlurmJob:
     Attributes:
         state: ``PENDING``, ``RUNNING``, … reason: why it waits, Slurm's word.
         begins, ends: seconds since 1970; None where nobody knows.
-        nodes: as Slurm writes them: ``n[1-2]``.
+        nodes: as Slurm writes them: ``n[1-2]``. restarts: how many times Slurm has started it again.
     """
 
     state: str
@@ -262,6 +281,7 @@ class SlurmJob:
     begins: float | None = None
     ends: float | None = None
     nodes: str = ""
+    restarts: int = 0
 
     @property
     def over(self) -> bool:
@@ -284,6 +304,7 @@ ENDS = {
     "OUT_OF_MEMORY": "has used more memory than it had asked for (--memory)",
     "BOOT_FAIL": "has ended because its nodes did not boot",
     "DEADLINE": "was ended at its deadline",
+    "REQUEUED": "was put back into the queue by a job of higher priority, or by an administrator: what ran in it is gone",
 }
 REASONS = {
     "Priority": "jobs of higher priority come first",
@@ -328,7 +349,8 @@ def reason_words(job: SlurmJob) -> str:
 
 def end_words(number: str, job: SlurmJob) -> str:
     """How a job has ended."""
-    return f"Slurm job {number} {ENDS.get(job.state, f'is {job.state}')}"
+    again = job.waits or (job.restarts and job.state == "COMPLETED")  # its script ends at once then
+    return f"Slurm job {number} {ENDS.get('REQUEUED' if again else job.state, f'is {job.state}')}"
 
 
 def _moment(text: str) -> float | None:
@@ -382,11 +404,11 @@ class JobQueue:
             return self._jobs.get(number)
 
     def end(self, number: str) -> SlurmJob | None:
-        """How a job that may just have ended has ended; None where it has not, or nobody says. Takes some seconds at most."""
+        """How a job that had nodes has ended, or that it waits again; None where it has not, or nobody says. Takes some seconds at most."""
         for _ in range(8):
             job = self.now(number)
             if job is None or job.state != "COMPLETING":
-                return job if job is not None and job.over else None
+                return job if job is not None and (job.over or job.waits) else None
             time.sleep(0.5)
         return None
 
@@ -397,7 +419,8 @@ class JobQueue:
             return SlurmJob("COMPLETED")
         told = dict(re.findall(r"(?<!\S)(\w+)=(\S*)", done.stdout))
         cells = [told.get(name, "") for name in ("JobState", "Reason", "StartTime", "EndTime", "NodeList")]
-        return jobs_of("|".join([number, *cells])).get(number) if cells[0] else None
+        job = jobs_of("|".join([number, *cells])).get(number) if cells[0] else None
+        return replace(job, restarts=int(told.get("Restarts", 0))) if job else None
 
 
 class LoginNode:
@@ -411,8 +434,11 @@ class LoginNode:
     def run(self, *words: str, text: str = "") -> subprocess.CompletedProcess[str]:
         """Run one of Slurm's programs to its end; a terminal's Ctrl-C does not reach it.
 
+        Returns:
+            How it ended; one that takes too long has failed.
+
         Raises:
-            ProvisionError: there is no such program here, or it takes too long.
+            ProvisionError: there is no such program here.
         """
         try:
             return subprocess.run(
@@ -424,7 +450,7 @@ class LoginNode:
                 f"--provider slurm needs Slurm's programs, and {words[0]} is not on the PATH: run the notebook on a login node"
             ) from None
         except subprocess.TimeoutExpired:
-            raise ProvisionError(f"Slurm does not answer: {words[0]} took more than {SECONDS:.0f} s") from None
+            return subprocess.CompletedProcess(words, -1, "", f"{words[0]} timed out after {SECONDS:.0f} s")
 
     def channel(self, words: Sequence[str], variables: Mapping[str, str], timeout: float) -> Channel:
         """What passes a shell's streams through one of Slurm's programs, which is not started yet.
@@ -437,12 +463,14 @@ class LoginNode:
     def submit(self, text: str, job_id: str) -> str:
         """Hand a script in: Slurm's number of the job. Raises ProvisionError with the reason why it is not taken."""
         done = self.run("sbatch", "--parsable", text=text)
-        if found := re.match(r"(\d+)", done.stdout):
+        if found := re.search(r"(?m)^(\d+)(;.*)?$", done.stdout):
             return found[1]
-        # the answer may be lost, and the job there all the same
-        if numbers := self.run("squeue", "-h", f"--name={job_id}", "-o", "%i").stdout.split():
-            return numbers[0]
-        raise ProvisionError(f"Slurm refused the job: {said(done)}")
+        # a busy controller takes a job whose answer is lost, some of them seconds later
+        for seconds in UNSURE_DELAYS if UNSURE.search(done.stderr) or not done.stderr else ():
+            time.sleep(seconds)
+            if numbers := self.run("squeue", "-h", f"--name={job_id}", "-o", "%i").stdout.split():
+                return numbers[0]
+        raise ProvisionError(f"Slurm refused the job: {said(done) or 'sbatch names no job'}")
 
     def cancel(self, job: str, job_id: str) -> str:
         """Cancel a job by its number, or by its name where the number is not known; why it could not be, "" when it is."""
@@ -457,10 +485,15 @@ class LoginNode:
             raise ProvisionError(f"Slurm does not name the nodes of {nodes!r}: {said(done)}")
         return done.stdout.split()
 
+    def ended(self, job: str) -> str:
+        """How a job that had nodes has ended, in words; "" where it has not, or nobody says."""
+        ended = self.queue.end(job)
+        return "" if ended is None else end_words(job, ended)
+
     def fate(self, job: str, node: str) -> str:
         """Why a node that does not answer is gone, as Slurm says; "" where it is not, or nobody says."""
-        if (ended := self.queue.end(job)) is not None:
-            return end_words(job, ended)
+        if ended := self.ended(job):
+            return ended
         running = self.queue.now(job)
         if running is None or not running.nodes.strip("()") or node in self.hostnames(running.nodes):
             return ""

@@ -10,8 +10,12 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
-def start_all(jobs: Sequence[Callable[[], T]], *, name: str = "skymagic-job") -> list[Future[T]]:
-    """Run all jobs at once, on daemon threads, which nobody waits for at exit."""
+def start_all(jobs: Sequence[Callable[[], T]], *, name: str = "skymagic-job", daemon: bool = True) -> list[Future[T]]:
+    """Run all jobs at once, each on a thread.
+
+    Args:
+        daemon: whether the process may end before they have.
+    """
 
     def run(job: Callable[[], T], future: Future[T]) -> None:
         try:
@@ -21,7 +25,7 @@ def start_all(jobs: Sequence[Callable[[], T]], *, name: str = "skymagic-job") ->
 
     futures: list[Future[T]] = [Future() for _ in jobs]
     for job, future in zip(jobs, futures, strict=True):
-        threading.Thread(target=run, args=(job, future), name=name, daemon=True).start()
+        threading.Thread(target=run, args=(job, future), name=name, daemon=daemon).start()
     return futures
 
 

@@ -16,6 +16,7 @@ import os
 import shutil
 import socket
 import subprocess
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -44,7 +45,7 @@ SlurmdPidFile={folder}/run/slurmd-%n.pid
 SlurmdSpoolDir={folder}/spool/%n
 SlurmctldLogFile={folder}/slurmctld.log
 SlurmdLogFile={folder}/slurmd-%n.log
-ProctrackType=proctrack/linuxproc
+ProctrackType=proctrack/{proctrack}
 TaskPlugin=task/none
 SwitchType=switch/none
 MpiDefault=none
@@ -63,9 +64,16 @@ GresTypes=gpu
 EnforcePartLimits=ALL
 PreemptType=preempt/partition_prio
 PreemptMode=CANCEL
+{more}
 {nodes}
 PartitionName=gpu Nodes=n[1-{count}] Default=YES MaxTime=60 DefaultTime=10 State=UP PriorityTier=1 GraceTime=0
 PartitionName=urgent Nodes=n[1-{count}] MaxTime=60 State=UP PriorityTier=10
+"""
+CGROUP = """\
+CgroupAutomount=no
+CgroupMountpoint=/sys/fs/cgroup
+ConstrainDevices=no
+IgnoreSystemd=yes
 """
 NODE = "NodeName=n{n} NodeHostname={host} NodeAddr=127.0.0.1 Port={port} CPUs=8 RealMemory=4000 Gres=gpu:a100:2 State=UNKNOWN"
 
@@ -81,8 +89,10 @@ class Cluster:
     folder: Path
     count: int
     env: dict[str, str]
-    _lost: list[str] = field(default_factory=list)
-    """Names of what lies on nodes that were lost, as patterns."""
+    within: tuple[str, ...] = ()
+    """What nodes' daemons are started by."""
+    _names: set[str] = field(default_factory=set)
+    """Of all jobs that were seen: what Slurm kills outright leaves its folders, which a site's epilogue removes."""
 
     def __call__(self, *words: str, check: bool = True) -> str:
         """One of Slurm's programs: its output."""
@@ -93,7 +103,9 @@ class Cluster:
     def jobs(self) -> list[tuple[str, str, str]]:
         """(number, state, name) of all jobs that have not ended."""
         rows = (line.split("|") for line in self("squeue", "-h", "-o", "%i|%T|%j").splitlines())
-        return [(number, state, name) for number, state, name in rows]
+        found = [(number, state, name) for number, state, name in rows]
+        self._names |= {name for _, _, name in found}
+        return found
 
     def running(self) -> str:
         """The number of the one job that runs."""
@@ -117,9 +129,8 @@ class Cluster:
 
     def lose(self, node: str) -> None:
         """Set a node down as an administrator does: what runs there is killed, and leaves its folders."""
-        job_ids = [name for _, _, name in self.jobs()]
+        self.jobs()
         self("scontrol", "update", f"nodename={node}", "state=down", "reason=lost")
-        self._lost += [f"skymagic*{job_id}*" for job_id in job_ids]
 
     def processes(self) -> list[psutil.Process]:
         """All processes of its jobs: those that know it by their environment, but for its own daemons and this process's."""
@@ -137,10 +148,10 @@ class Cluster:
         (munge / "key").chmod(0o600)
         files = [f"--{name}={munge}/{name}" for name in ("key-file", "pid-file", "log-file", "seed-file", "socket")]
         files[0] = f"--key-file={munge}/key"
-        for command in (["munged", "--force", *files], ["slurmctld", "-c"]):
-            self._daemon(*command)
+        self._daemon("munged", "--force", *files)
+        self._daemon("slurmctld", "-c")
         for number in range(1, self.count + 1):
-            self._daemon("slurmd", "-N", f"n{number}")
+            self._daemon(*self.within, "slurmd", "-N", f"n{number}")
         self.wait(self.idle)
 
     def _daemon(self, *command: str) -> None:
@@ -148,6 +159,25 @@ class Cluster:
             command, env={**os.environ, **self.env}, capture_output=True, text=True, timeout=DEADLINE, close_fds=True
         )
         assert done.returncode == 0, f"{command}: {done.stderr}"
+
+    @contextmanager
+    def without_controller(self) -> Iterator[None]:
+        """Its controller is down meanwhile, and finds its jobs again afterwards."""
+        controller = psutil.Process(int((self.folder / "run" / "slurmctld.pid").read_text()))
+        controller.terminate()
+        while controller.is_running() and controller.status() != psutil.STATUS_ZOMBIE:
+            time.sleep(0.05)  # it is no child of this process
+        try:
+            yield
+        finally:
+            self._daemon("slurmctld")
+
+    def instead_of(self, program: str, script: str) -> dict[str, str]:
+        """A notebook's environment in which one of Slurm's programs is this script of sh, which finds the real one as ``$REAL``."""
+        folder = Path(tempfile.mkdtemp(dir=self.folder))
+        (folder / program).write_text(f"#!/bin/sh\nREAL={shutil.which(program, path=SBIN)}\n{script}\n")
+        (folder / program).chmod(0o755)
+        return {**self.env, "PATH": f"{folder}:{self.env['PATH']}"}
 
     def pids(self) -> list[int]:
         """Of its daemons."""
@@ -173,11 +203,15 @@ class Cluster:
 
 
 @contextmanager
-def cluster(folder: Path, count: int = 2) -> Iterator[Cluster]:
+def cluster(
+    folder: Path, count: int = 2, *, proctrack: str = "linuxproc", more: str = "", within: tuple[str, ...] = ()
+) -> Iterator[Cluster]:
     """Nodes n1, n2, … with 8 CPUs and two devices each that Slurm takes for GPUs, in two partitions, of which one preempts the other.
 
     Args:
         folder: an empty folder.
+        proctrack: how Slurm knows a job's processes: ``linuxproc`` or ``cgroup``.
+        more: lines of slurm.conf. within: what nodes' daemons are started by, as ``unshare --mount`` is.
 
     At the end nothing of any job is left, or the test fails.
     """
@@ -185,10 +219,13 @@ def cluster(folder: Path, count: int = 2) -> Iterator[Cluster]:
         (folder / name).mkdir(parents=True)
     host = socket.gethostname().partition(".")[0]
     nodes = "\n".join(NODE.format(n=number, host=host, port=free_port("127.0.0.1")) for number in range(1, count + 1))
-    conf = CONF.format(host=host, port=free_port("127.0.0.1"), folder=folder, nodes=nodes, count=count)
+    conf = CONF.format(
+        host=host, port=free_port("127.0.0.1"), folder=folder, nodes=nodes, count=count, proctrack=proctrack, more=more
+    )
     (folder / "slurm.conf").write_text(conf)
     (folder / "gres.conf").write_text(f"NodeName=n[1-{count}] Name=gpu Type=a100 File=/dev/null,/dev/zero\n")
-    made = Cluster(folder, count, {"SLURM_CONF": str(folder / "slurm.conf"), "PATH": SBIN})
+    (folder / "cgroup.conf").write_text(CGROUP)
+    made = Cluster(folder, count, {"SLURM_CONF": str(folder / "slurm.conf"), "PATH": SBIN}, within)
     try:
         made._start()
         yield made
@@ -196,7 +233,12 @@ def cluster(folder: Path, count: int = 2) -> Iterator[Cluster]:
     finally:
         made.stop()
         end(made.processes)
-        for pattern in made._lost:
-            for path in (*Path("/tmp").glob(pattern), *Path("/dev/shm").glob(pattern)):
+        for name in made._names:
+            for path in (*Path("/tmp").glob(f"skymagic*{name}*"), *Path("/dev/shm").glob(f"skymagic*{name}*")):
                 shutil.rmtree(path, ignore_errors=True)
         shutil.rmtree(folder, ignore_errors=True)
+        for number in range(1, count + 1) if proctrack == "cgroup" else ():
+            for path in sorted(Path(f"/sys/fs/cgroup/freezer/slurm_n{number}").rglob("*/"), reverse=True):
+                path.rmdir()
+            with contextlib.suppress(OSError):
+                Path(f"/sys/fs/cgroup/freezer/slurm_n{number}").rmdir()

@@ -56,6 +56,8 @@ def test_a_script_says_what_is_asked_for_and_nothing_else() -> None:
         "#SBATCH --hint=nomultithread",
         "#SBATCH --signal=URG@120",
     ]
+    unless, _, command = command.partition("\n")
+    assert unless == '[ -z "$SLURM_RESTART_COUNT" ] || exit 0'
     assert command.startswith("exec srun --ntasks-per-node=1 --overlap --no-kill ")
     assert subprocess.run(["sh", "-n"], input=text, text=True).returncode == 0
 

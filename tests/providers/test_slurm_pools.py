@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.lab.ending import cmdline
 from tests.lab.notebook import Notebook, opened
 from tests.lab.slurm import Cluster, cluster
 
@@ -30,13 +31,18 @@ def kernel(slurm: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator
         yield made
 
 
+def nothing_left(slurm: Cluster) -> None:
+    """No job is left, nor anything that one has started."""
+    slurm.wait_empty()
+    slurm.wait(lambda: all("ipykernel_launcher" in cmdline(one) for one in slurm.processes()))
+
+
 @pytest.fixture
 def notebook(slurm: Cluster, kernel: Notebook) -> Iterator[Notebook]:
     """A notebook without a pool; after the test no job is left, nor anything that it has started."""
     yield kernel
     kernel.run("%sky_down --all")
-    slurm.wait_empty()
-    slurm.wait(lambda: [one for one in slurm.processes() if one.pid != kernel.pid] == [])
+    nothing_left(slurm)
 
 
 def test_a_pool_is_one_job_that_knows_nothing_of_the_notebooks_secrets(slurm: Cluster, notebook: Notebook) -> None:
@@ -158,3 +164,85 @@ def test_a_preview_shows_the_script_and_what_slurm_says(slurm: Cluster, notebook
         assert f"{line}\n" in shown
     assert re.search(r"Slurm says: Job \d+ to start at .* on nodes n\[1-2\] in partition gpu", shown)
     assert slurm.jobs() == []
+
+
+def test_a_job_whose_answer_is_lost_is_found_by_its_name(slurm: Cluster, tmp_path: Path) -> None:
+    """The controller takes the job a while after sbatch has given up, as a busy one does."""
+    late = '(sleep 1; "$REAL" "$@" <"$0.$$"; rm "$0.$$") >/dev/null 2>&1 </dev/null &'
+    script = f'cat >"$0.$$"; {late}\necho "sbatch: error: Batch job submission failed: Socket timed out on send/recv operation" >&2; exit 1'
+    with opened(tmp_path, env=slurm.instead_of("sbatch", script)) as notebook:
+        notebook.run(POOL)
+        assert slurm.running()
+        notebook.run("%sky_down")
+        nothing_left(slurm)
+
+
+def test_a_stop_while_the_job_is_handed_in_leaves_none(slurm: Cluster, tmp_path: Path) -> None:
+    env = slurm.instead_of("sbatch", 'touch "$0.asked"; sleep 2; exec "$REAL" "$@"')
+    asked = Path(env["PATH"].partition(":")[0], "sbatch.asked")
+    with opened(tmp_path, env=env) as notebook:
+        running = notebook.start(POOL)
+        slurm.wait(asked.exists)
+        notebook.interrupt()
+        assert notebook.finish(running).failure.ename == "KeyboardInterrupt"
+        assert "is cancelled]" in running.text
+        nothing_left(slurm)
+
+
+def test_a_second_stop_leaves_no_job_either(slurm: Cluster, tmp_path: Path) -> None:
+    env = slurm.instead_of("scancel", 'touch "$0.asked"; sleep 2; exec "$REAL" "$@"')
+    asked = Path(env["PATH"].partition(":")[0], "scancel.asked")
+    with opened(tmp_path, env=env) as notebook:
+        notebook.run(POOL)
+        running = notebook.start("%sky_down")
+        slurm.wait(asked.exists)
+        notebook.interrupt()
+        assert notebook.finish(running).failure.ename == "KeyboardInterrupt"
+        nothing_left(slurm)
+
+
+def test_preemption_and_requeue_are_no_failures(slurm: Cluster, notebook: Notebook) -> None:
+    for options, take, told in (
+        ("", ("sbatch", "-N2", "--exclusive", "-p", "urgent", "-o", "/dev/null", "--wrap", "sleep 1"), "was preempted"),
+        ("--slurm no-requeue=none,requeue", ("scontrol", "requeue"), "was put back into the queue"),
+    ):
+        notebook.run(f"{POOL} {options}")
+        running = notebook.start(WORKING)
+        notebook.watch(running, lambda cell: cell.text.count("at work") == 2)
+        number = slurm.running()
+        slurm(*take, *((number,) if take[0] == "scontrol" else ()))
+        assert f"Slurm job {number} {told}" in notebook.finish(running).failure.text
+        notebook.run("%sky_down")
+        slurm.wait_empty()
+
+
+def test_a_controller_that_is_restarted_changes_nothing(slurm: Cluster, notebook: Notebook) -> None:
+    notebook.run(POOL)
+    number = slurm.running()
+    with slurm.without_controller():
+        notebook.run("%%sky_broadcast -o seen\n1")
+        assert notebook.value("seen") == [1, 1]
+    slurm.wait(lambda: slurm.running() == number)
+    notebook.run("%%sky_broadcast -o seen\n2")
+    notebook.run("%%sky_sh\necho here")
+    assert notebook.value("seen") == [2, 2]
+
+
+@pytest.mark.parametrize("proctrack", ["linuxproc", "cgroup"])
+def test_a_prologue_that_prints_and_a_step_that_ends_are_no_matter(proctrack: str, tmp_path: Path) -> None:
+    """Under proctrack/cgroup whatever a step has started ends with it, so that only what the holder starts lives."""
+    loud = tmp_path / "loud"
+    loud.write_text("#!/bin/sh\necho print welcome to the cluster\necho 'print skymagic-0 7'\n")
+    loud.chmod(0o755)
+    (tmp_path / "slurm").mkdir()
+    with cluster(tmp_path / "slurm", proctrack=proctrack, more=f"TaskProlog={loud}") as slurm:
+        (tmp_path / "notebook").mkdir()
+        with opened(tmp_path / "notebook", env=slurm.env) as notebook:
+            notebook.run(POOL)
+            notebook.run("%%sky_broadcast\nkept = 7")
+            notebook.restart()
+            notebook.run("%load_ext skymagic\n%sky_attach lab")
+            notebook.run("%%sky_broadcast -o left\nkept")
+            assert notebook.value("left") == [7, 7]
+            notebook.run("%sky_down")
+            nothing_left(slurm)
