@@ -144,7 +144,7 @@ def gres_word(gpu: Accelerator | GpuChoice, here: Sequence[SlurmPartition]) -> s
 
 HOLDER = r"""umask 077
 find /tmp -maxdepth 1 -name 'skymagic-holder-*' -user "$(id -u)" -mtime +7 -exec rm -rf {} + 2>/dev/null
-dir=/tmp/skymagic-holder-@JOB@-$SLURMD_NODENAME
+dir=@DIR@
 mkdir "$dir" && mkfifo "$dir/start" || exit 1
 exec 3<>"$dir/start"
 running=0 ending=
@@ -176,11 +176,16 @@ def holder_folder(job_id: str, node: str) -> str:
     return f"/tmp/skymagic-holder-{job_id}-{node}"
 
 
+def holder_script(folder: str) -> str:
+    """`HOLDER` with its folder, as sh writes it."""
+    return HOLDER.replace("@DIR@", folder).replace("@SECONDS@", str(HOLDER_SECONDS))
+
+
 def holder_command(job_id: str) -> list[str]:
     """The step that holds the nodes of a pool."""
     return [
         "srun", "--ntasks-per-node=1", "--overlap", "--no-kill", "--kill-on-bad-exit=0", "--wait=0", "--mpi=none", "--quiet",
-        "--cpu-bind=none", "--export=ALL", "--chdir=/tmp", "/bin/sh", "-c", HOLDER.replace("@JOB@", job_id).replace("@SECONDS@", str(HOLDER_SECONDS)),
+        "--cpu-bind=none", "--export=ALL", "--chdir=/tmp", "/bin/sh", "-c", holder_script(holder_folder(job_id, "$SLURMD_NODENAME")),
     ]  # fmt: skip
 
 

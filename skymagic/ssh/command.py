@@ -1,4 +1,4 @@
-"""A local program as a channel: ``srun … /bin/sh``, ``ssh -S …``, ``kubectl exec``."""
+"""Channels whose streams are sockets here: a local program (``srun … /bin/sh``, ``ssh -S …``, ``kubectl exec``), or what else passes them on."""
 
 from __future__ import annotations
 
@@ -13,39 +13,18 @@ END_SECONDS = 5.0
 """For which a program may take to end that is asked to."""
 
 
-class CommandChannel:
-    """A program that takes a shell's command line as its last argument, and passes that shell's streams through.
+class SocketChannel:
+    """The streams of a channel, for what passes them on: a program, a thread.
 
-    Sockets and not pipes lead to it: they have timeouts and half-close, and their `shutdown` wakes whoever reads.
-
-    Args:
-        command: the program with its arguments.
-        env: its environment.
-        lost: exit status by which the program says that it does not know the shell's.
+    Sockets and not pipes: they have timeouts and half-close, and their `shutdown` wakes whoever reads. `_theirs` and `_their_errors` are the
+    other ends.
     """
 
-    def __init__(self, command: Sequence[str], env: Mapping[str, str], lost: int = -1) -> None:
+    def __init__(self) -> None:
         self.closed = False
-        self._lost = lost
         self.status_event = threading.Event()
-        self._command, self._env = tuple(command), dict(env)
         self._streams, self._theirs = socket.socketpair()
         self._errors, self._their_errors = socket.socketpair()
-        self._program: subprocess.Popen[bytes] | None = None
-
-    def exec_command(self, command: str) -> None:
-        """Start the program with this as its last argument."""
-        with self._theirs, self._their_errors:
-            self._program = subprocess.Popen(
-                [*self._command, command], stdin=self._theirs.fileno(), stdout=self._theirs.fileno(), stderr=self._their_errors.fileno(),
-                env=self._env, start_new_session=True,  # a terminal's Ctrl-C is for the notebook
-            )  # fmt: skip
-        threading.Thread(target=self._wait, name="skymagic-channel", daemon=True).start()
-
-    def _wait(self) -> None:
-        assert self._program is not None
-        self._program.wait()
-        self.status_event.set()
 
     def settimeout(self, timeout: float | None) -> None:
         """Of the streams, in seconds."""
@@ -72,8 +51,44 @@ class CommandChannel:
         self._streams.shutdown(socket.SHUT_WR)
 
     def exit_status_ready(self) -> bool:
-        """Whether the program has ended."""
+        """Whether it has ended."""
         return self.status_event.is_set()
+
+    def _wake(self) -> None:
+        """Let whoever reads or writes at either end come to the end."""
+        for stream in (self._streams, self._errors):
+            with contextlib.suppress(OSError):
+                stream.shutdown(socket.SHUT_RDWR)
+
+
+class CommandChannel(SocketChannel):
+    """A program that takes a shell's command line as its last argument, and passes that shell's streams through.
+
+    Args:
+        command: the program with its arguments.
+        env: its environment.
+        lost: exit status by which the program says that it does not know the shell's.
+    """
+
+    def __init__(self, command: Sequence[str], env: Mapping[str, str], lost: int = -1) -> None:
+        super().__init__()
+        self._lost = lost
+        self._command, self._env = tuple(command), dict(env)
+        self._program: subprocess.Popen[bytes] | None = None
+
+    def exec_command(self, command: str) -> None:
+        """Start the program with this as its last argument."""
+        with self._theirs, self._their_errors:
+            self._program = subprocess.Popen(
+                [*self._command, command], stdin=self._theirs.fileno(), stdout=self._theirs.fileno(), stderr=self._their_errors.fileno(),
+                env=self._env, start_new_session=True,  # a terminal's Ctrl-C is for the notebook
+            )  # fmt: skip
+        threading.Thread(target=self._wait, name="skymagic-channel", daemon=True).start()
+
+    def _wait(self) -> None:
+        assert self._program is not None
+        self._program.wait()
+        self.status_event.set()
 
     def recv_exit_status(self) -> int:
         """The program's exit status; -1 where a signal ended it, or it does not know the shell's."""
@@ -86,9 +101,7 @@ class CommandChannel:
         if self.closed:
             return
         self.closed = True
-        for stream in (self._streams, self._errors):
-            with contextlib.suppress(OSError):
-                stream.shutdown(socket.SHUT_RDWR)
+        self._wake()
         if self._program is not None and self._program.poll() is None:
             self._program.terminate()
             if not self.status_event.wait(END_SECONDS):
