@@ -286,7 +286,15 @@ def pickler_for(
     return _LinkedPickler(namespace, folder, tracker, links)
 
 
+def _code(pickler: ValuePickler, code: types.CodeType) -> Any:
+    """A code object with its own file name, which leads tracebacks and `inspect` to the cell's lines."""
+    make, values = _cloud._code_reduce(code)
+    # cloudpickle 3.1.3 writes a constant in its place, to have equal pickles of equal functions
+    return make, tuple(code.co_filename if value == "<dynamic-code>" else value for value in values)
+
+
 _REDUCERS: dict[type, Callable[[ValuePickler, Any], Any]] = {
+    types.CodeType: _code,
     types.FunctionType: ValuePickler._function,
     types.ModuleType: ValuePickler._module,
     functools._lru_cache_wrapper: ValuePickler._cached,
