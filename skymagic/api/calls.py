@@ -158,4 +158,4 @@ def pool_of(subject: Any, operation: str) -> Pool:
     found = getattr(subject, "pool", subject)
     if isinstance(found, Pool):
         return found
-    raise TypeError(f"{operation} wants a pool on its right, not {subject!r}")
+    raise TypeError(f"{operation} needs a pool on its right, not {subject!r}")

@@ -130,7 +130,7 @@ def _pools(line: argparse.Namespace) -> int:
         print(json.dumps({"pools": pools, "notebooks": [one.plain for one in runs]}))
     else:
         words = [*map(keys.pool_words, listed), *(one.words for one in runs)]
-        print("\n".join(words) or "no notebook of this machine has a pool that outlives it")
+        print("\n".join(words) or "no notebook on this machine has a pool that outlives it")
     return 0
 
 

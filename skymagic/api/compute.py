@@ -46,7 +46,7 @@ from skymagic.runtime import rendezvous
 _numbers = itertools.count(1)
 _SHARED = frozenset(each.name for each in fields(Spec))
 ON_A_RANK = (
-    "sky.Compute(…) belongs in a cell of the notebook: this code runs on the ranks of a pool already. Call the function "
+    "sky.Compute(…) belongs in a cell of the notebook: this code already runs on the ranks of a pool. Call the function "
     "itself, or run it from the notebook (f() @ pool)"
 )
 
@@ -78,7 +78,7 @@ compute = function
 
 def _lazy(body: Any, timeout: float | None) -> Function:
     if getattr(body, "__sky_lazy__", False):
-        raise TypeError("the function is lazy already: write @sky.function (or @sky.compute) once")
+        raise TypeError("the function is already lazy: write @sky.function (or @sky.compute) once")
     if inspect.isclass(body) or not callable(body):
         raise TypeError(f"@sky.function decorates a function, not {body!r}")
     return Function(body, None if timeout is None else positive(timeout))

@@ -63,7 +63,7 @@ def costs(own: Iterable[tuple[str, float]], name: str | None = None, own_jobs: I
     ]
     found = [one for one in [*free, *paid] if name in (None, one.pool)]
     if name is not None and not found:
-        raise PoolError(f"nothing is known of what a pool {name!r} costs: %sky_cost shows all that are")
+        raise PoolError(f"no costs of a pool {name!r} are known: %sky_cost shows all known costs")
     return found
 
 

@@ -122,10 +122,10 @@ def _end(record: PoolRecord, say: Say) -> list[str]:
     except PoolError:  # it was never ready, or another version has made it: it may be anywhere
         settings, regions = CloudSettings(), []
     clients = AwsClients.of(settings)
-    which = "whose machines are stopped" if record.stopped else "which another notebook has left"
+    which = "whose machines are stopped" if record.stopped else "left by another notebook"
     say(f"ending pool {record.name!r} ({record.job_id}), {which} …")
     if problems := sweep.release_job(clients, record.job_id, regions or catalogue.used_regions(clients)):
-        raise PoolError(f"not everything of pool {record.name!r} was ended:\n  " + "\n  ".join(problems))
+        raise PoolError(f"not everything in pool {record.name!r} could be stopped:\n  " + "\n  ".join(problems))
     records.remove(record.job_id)
     return [f"pool {record.name!r} is stopped"]
 
@@ -152,7 +152,7 @@ def everything_rented(say: Say, settings: CloudSettings = CloudSettings()) -> li
         say(text)
 
     if problems := sweep.release_everything(AwsClients.of(settings), heard):
-        raise PoolError("not everything that is rented was ended:\n  " + "\n  ".join(problems))
+        raise PoolError("not everything rented could be terminated:\n  " + "\n  ".join(problems))
     # a pool that another notebook rents at this very moment keeps its record
     running = {one.job for one in ledger.every() if one.ended is None}
     for record in records.every():
@@ -170,7 +170,7 @@ def everything_rented_if_any(say: Say, settings: CloudSettings) -> list[str]:
     except CloudError as problem:
         if problem.kind != "credentials":
             raise
-        return [f"what is rented from EC2 was not looked for: {problem.reason}"]
+        return [f"EC2 was not searched for rented machines: {problem.reason}"]
 
 
 # -- machines stopped with their disks -------------------------------------------------------------------------------
@@ -210,7 +210,7 @@ def _stop_left(record: PoolRecord, yes: bool, say: Say) -> float:
     with records.locked(record.job_id):
         survey, _ = attaching.attaching_provider(key).attach(key.plan, key.accesses)
         monthly = _kept(survey, record.name, yes)
-        say(f"stopping the machines of pool {record.name!r} ({record.job_id}), which another notebook has left …")
+        say(f"stopping the machines of pool {record.name!r} ({record.job_id}), left by another notebook …")
         try:
             survey.close()
         finally:

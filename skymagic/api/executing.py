@@ -13,10 +13,10 @@ from skymagic.pool.keys import NotebookRun
 from skymagic.wire import notebook as wire
 
 ENDS = {
-    "done": "has ended well",
+    "done": "has finished",
     "failed": "has failed",
     "stopped": "was stopped",
-    "lost": "could not go on",
+    "lost": "could not continue",
 }
 
 
@@ -30,7 +30,7 @@ def shown(run: NotebookRun, as_json: bool = False) -> str:
     try:
         ended = notebooks.follow(run, words.hear)
     except KeyboardInterrupt:
-        print(f"\n[{run.notebook.name} goes on: skymagic attach {run.name}]", file=sys.stderr)
+        print(f"\n[{run.notebook.name} keeps running: skymagic attach {run.name}]", file=sys.stderr)
         raise
     words.end(ended)
     return ended.status

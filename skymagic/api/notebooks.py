@@ -106,7 +106,7 @@ def _read(path: Path, mistakes: list[str]) -> dict[str, Any] | None:
     except (ValueError, TypeError, KeyError):
         fine = False
     if not fine:
-        mistakes.append(f"{path} is no notebook of nbformat 4")
+        mistakes.append(f"{path} is not a notebook in nbformat 4")
         return None
     language = (found.get("metadata") or {}).get("kernelspec", {}).get("language", "python")
     if language.lower() != "python":
@@ -121,7 +121,7 @@ def _key(request: NotebookRequest, mistakes: list[str]) -> keys.PoolKey | None:
         known = keys.read(record.job_id)
         if (other := keys.notebook_run(record.job_id)) is not None:
             raise PoolError(
-                f"{other.notebook.name} is executed on pool {record.name!r}, or was, and is not taken: skymagic attach {record.name}"
+                f"{other.notebook.name} runs on pool {record.name!r}, or its result there has not been collected: skymagic attach {record.name}"
             )
         if not (request.take_over or records.left(record)):
             raise PoolError(
@@ -132,7 +132,7 @@ def _key(request: NotebookRequest, mistakes: list[str]) -> keys.PoolKey | None:
         ) as reader:  # which finds out whether it is there
             if busy := [one for one in reader.runs() if not one.over]:
                 raise PoolError(
-                    f"a cell of its last notebook goes on there (run {busy[-1].run}): skymagic attach {record.name} shows it"
+                    f"a cell of its last notebook is still running there (run {busy[-1].run}): skymagic attach {record.name} shows it"
                 )
     except SkyError as problem:
         mistakes.append(str(problem))
@@ -151,7 +151,7 @@ def _record(name: str | None) -> records.PoolRecord:
         if found
         else "no pool of this machine outlives its notebook"
     )
-    raise PoolError(f"say on which pool: --pool NAME; {there}")
+    raise PoolError(f"choose a pool: --pool NAME; {there}")
 
 
 def _beside(notebook: Mapping[str, Any], folder: Path) -> list[str]:
@@ -166,7 +166,7 @@ def _beside(notebook: Mapping[str, Any], folder: Path) -> list[str]:
                 )
     own = sorted(one.partition(".")[0] for one in search(names, str(folder)).sources)
     return (
-        [f"it imports {', '.join(dict.fromkeys(own))} from beside it: --workdir {folder} takes that along"]
+        [f"it imports {', '.join(dict.fromkeys(own))} from its own folder: --workdir {folder} copies that too"]
         if own
         else []
     )
@@ -283,11 +283,11 @@ def follow(
             if isinstance(problem, CloudError) and problem.kind == "missing":
                 keys.drop_notebook(run.job_id)
                 raise PoolError(
-                    f"pool {run.name!r}: {problem}, and what they kept of {run.notebook.name} went with them"
+                    f"pool {run.name!r}: {problem}, and their copy of {run.notebook.name} is lost"
                 ) from None
             why = f": {problem}"
         time.sleep(1.0)
-    raise PoolError(f"the notebook on pool {run.name!r} is out of sight{why}; skymagic attach {run.name} looks again")
+    raise PoolError(f"lost contact with the notebook on pool {run.name!r}{why}; skymagic attach {run.name} tries again")
 
 
 def _told(run: NotebookRun) -> Iterator[wire.NotebookMessage]:

@@ -53,7 +53,7 @@ class Engine(PapermillEngine):  # type: ignore[misc]  # papermill has no types
         for number in under_way:
             nb_man.cell_complete(cells[number], number)
         if ended.status in ("stopped", "lost"):
-            raise RuntimeError(f"{path.name} {executing.ENDS[ended.status]}: {ended.problem or 'as it was told'}")
+            raise RuntimeError(f"{path.name} {executing.ENDS[ended.status]}: {ended.problem or 'as requested'}")
 
 
 def _plain(notebook: Any) -> dict[str, Any]:

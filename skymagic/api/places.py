@@ -272,7 +272,7 @@ def end_rented(
     say(f"ending {_heading(pool)} …")
     if problems := sweep.release_job(clients, pool.job_id, catalogue.used_regions(clients)):
         listed = "\n  ".join(problems)
-        raise PoolError(f"not everything of pool {pool.name!r} ({pool.job_id}) was ended:\n  {listed}")
+        raise PoolError(f"not everything in pool {pool.name!r} ({pool.job_id}) could be stopped:\n  {listed}")
     records.remove(pool.job_id)
     return [f"pool {pool.name!r} ({pool.job_id}) is terminated"]
 

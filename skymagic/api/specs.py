@@ -54,7 +54,7 @@ class Worker:
         if self.executor not in ("auto", "process"):
             mistakes.append(
                 f"executor: {self.executor!r} is not there, each slot is a process of its own: leave it out, and start threads "
-                "in your function where tasks are to share memory"
+                "in your function if tasks must share memory"
             )
         if mistakes:
             raise RequestError(mistakes)
@@ -67,7 +67,7 @@ _PROVISIONING = ("provision_timeout", "max_provision_attempts", "provision_retry
     "sky.Options",
     {
         **dict.fromkeys(
-            _PROVISIONING, "nothing: where EC2 has no machine, other zones and types are asked by themselves"
+            _PROVISIONING, "nothing: where EC2 has no machine, other zones and types are tried automatically"
         ),
         "retry_on_interruption": "%sky_pool --replace",
         "timeout": "default_compute_timeout",

@@ -42,14 +42,14 @@ class InstallFailure:
     @property
     def reason(self) -> str:
         """What failed, with the command and what it said."""
-        how = "its process was ended" if self.status is None or self.status < 0 else f"exit code {self.status}"
+        how = "its process was killed" if self.status is None or self.status < 0 else f"exit code {self.status}"
         command = [f"  command: {self.command}"] if self.command else []
         said = [f"  | {line}" for line in self.last]
         return "\n".join([f"it cannot be set up: {self.step} failed ({how})", *command, *said])
 
     def remedy(self, facts: Facts) -> str:
         """What to do, as far as the last lines tell."""
-        left = "Nothing half-made was left there; once this is mended, make the pool again."
+        left = "Nothing was left there. Fix this, then create the pool again."
         silent = "".join(f" Its index {url} does not answer ({why})." for url, why in facts.silent)
         return (advice(self, facts) or left) + silent
 
@@ -60,7 +60,7 @@ _CONTRADICTION = "The packages contradict each other: the lines above say which.
 ADVICE = (
     (
         r"no space left|disk quota exceeded|errno 28|errno 122",
-        "The disk is full ({free} free at {folder}). Make room there (environments that are not used any more are in "
+        "The disk is full ({free} free at {folder}). Make room there (unused environments are in "
         "{folder}/env), or name another folder with --env SKYMAGIC_HOME=/path.",
     ),
     (
@@ -74,11 +74,11 @@ ADVICE = (
     ),
     (
         _UV_CACHE,
-        "uv's cache on {host} is damaged. Run `rm -r ~/.cache/uv` there (or `uv cache clean`): what it held is fetched again.",
+        "uv's cache on {host} is damaged. Run `rm -r ~/.cache/uv` there (or `uv cache clean`): its contents are downloaded again.",
     ),
     (
         _PIP_CACHE,
-        "pip's cache on {host} is damaged, or its index has another file than it says. Run `rm -r ~/.cache/pip` there (or "
+        "pip's cache on {host} is damaged, or its index serves a different file than it announces. Run `rm -r ~/.cache/pip` there (or "
         "`pip cache purge`), and try again.",
     ),
     (
@@ -89,14 +89,14 @@ ADVICE = (
     (
         r"no matching distribution|could not find a version|not found in the package registry|there (is|are) no versions? of|"
         r"no versions? of \S+ (is|are) available|only .* (is|are) available",
-        "The package indexes that {host} uses do not have this. Check the name and the version, and name further "
+        "The package indexes that {host} uses do not have this. Check the name and the version, or add other "
         "indexes with sky.Image(pip_indexes=[…]).",
     ),
     (
         r"connection (refused|reset|to .* timed out)|failed to establish|name or service not known|"
         r"temporary failure in name resolution|network is unreachable|error sending request|failed to fetch|certificate",
         "{host} does not reach its package index. Check pip's configuration there (`pip config list`), name an index "
-        "that it reaches with sky.Image(pip_indexes=[…]), or use an environment that is there already with "
+        "that it reaches with sky.Image(pip_indexes=[…]), or use an existing environment with "
         "sky.Image(python='/path/to/bin/python').",
     ),
     (
@@ -123,7 +123,7 @@ def advice(failure: InstallFailure, facts: Facts) -> str:
 
 
 def _free(kb: int | None) -> str:
-    return "nobody could tell how much is" if kb is None else size(kb * 1024)
+    return "it is unknown how much is" if kb is None else size(kb * 1024)
 
 
 def refusals(facts: Facts, requirements: Requirements) -> list[str]:
@@ -173,7 +173,7 @@ def _place(facts: Facts, requirements: Requirements) -> list[str]:
         return [f"nothing can be written at {facts.folder} ({facts.refusal}): {OTHER_FOLDER}"]
     if facts.noexec and not requirements.prepared:
         return [
-            f"programs cannot be run from {facts.noexec} (its file system is mounted noexec), so that compiled packages "
+            f"programs cannot be run from {facts.noexec} (its file system is mounted noexec), so compiled packages "
             f"do not load: {OTHER_FOLDER}"
         ]
     if facts.disk_kb is not None and facts.disk_kb < MIN_FREE_KB and not facts.ready and not requirements.prepared:

@@ -226,7 +226,7 @@ def _kept(name: str, digest: str, make: Callable[[Path], object]) -> Path:
         for built in made.iterdir():
             built.chmod(0o600)  # with umask 002 the group could change what hosts install
         if _intact(made) is None:
-            raise NoWheel(f"{name}: its build left no wheel")
+            raise NoWheel(f"{name}: its build produced no wheel")
         shutil.rmtree(folder, ignore_errors=True)  # a damaged one
         try:
             made.rename(folder)
@@ -306,7 +306,7 @@ def _editable(
 
     if not any((folder / file).is_file() for file in ("pyproject.toml", "setup.py")):
         raise NoWheel(
-            f"{found.name} {found.version} is installed here from {folder}, where there is no project (any more)"
+            f"{found.name} {found.version} is installed here from {folder}, which no longer contains a project"
         )
     return source_digest(folder, found.name), make
 

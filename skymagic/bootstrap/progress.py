@@ -114,10 +114,10 @@ class InstallProgress:
         elif name == "runs":
             self._runs(value.strip())
         elif name == "waiting":
-            self._report("waiting for another pool that makes the same environment")
+            self._report("waiting for another pool that creates the same environment")
         elif name == "instead":
-            why = self._last[-1].strip() if self._last else "without a word"
-            self._report(f"{self._step} failed ({why}); another way is tried")
+            why = self._last[-1].strip() if self._last else "no output"
+            self._report(f"{self._step} failed ({why}); trying another way")
         elif name == "command":
             self._command = self._masked(value.strip())
         elif name == "free":

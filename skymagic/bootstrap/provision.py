@@ -72,7 +72,7 @@ def probe(host: RemoteShell, requirements: Requirements, sizes: bool = False) ->
         return parse(done.out)
     except ValueError as problem:
         said = (done.err.strip() or done.out.strip())[-2000:]
-        reason = f"it cannot be looked at: {problem} (exit code {done.status})" + (f":\n{said}" if said else "")
+        reason = f"it cannot be inspected: {problem} (exit code {done.status})" + (f":\n{said}" if said else "")
         remedy = f"try: ssh {host.label} /bin/sh -c uname, which must print the name of a Unix"
         raise HostError(host.label, reason, remedy) from None
 
@@ -151,7 +151,7 @@ def _install(
     wheels = {f"wheels/{name}": path for name, path in supply.house.files.items()} if supply.house else {}
     failure = _tried(host, plan, facts, report, runs, wheels)
     if failure is not None and not facts.without_index and blames_cache(failure):
-        report("its cache of packages seems to be damaged; installing without it")
+        report("its package cache seems damaged; installing without it")
         failure = _tried(host, replace(plan, cached=False), facts, report, runs)
     if failure is not None:
         raise HostError(host.label, failure.reason, failure.remedy(facts))
@@ -221,7 +221,7 @@ install() {
     guard_pip
     attempt "installing with pip" "$made/bin/python" -m pip install --progress-bar off "$@" || return 1
     if [ -s "$drop/renewed.txt" ]; then  # pip leaves what has this version as it is
-        attempt "installing anew with pip" "$made/bin/python" -m pip install --force-reinstall --no-deps -r "$drop/renewed.txt"
+        attempt "reinstalling with pip" "$made/bin/python" -m pip install --force-reinstall --no-deps -r "$drop/renewed.txt"
     fi
 }
 

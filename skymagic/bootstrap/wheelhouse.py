@@ -283,7 +283,7 @@ def _builds_here(facts: Facts) -> list[str]:
 def _compile(wanted: Wanted, facts: Facts, backend: str, options: Sequence[str], work: Path) -> str:
     """Let uv resolve, with the settings of the notebook's pip; what it said when it failed."""
     if not uv_platform(facts):
-        raise NoWheels(f"nobody knows which packages fit {facts.system} {facts.machine}")
+        raise NoWheels(f"it is unknown which packages fit {facts.system} {facts.machine}")
     names = {"uv": _program(), "folder": str(work), "backend": backend, "silent": ""}
     script = "\n".join([TELL, *assignments(names), PIP_SETTINGS, PACKAGES, 'as_pip; exec "$uv" pip compile "$@"'])
     words = ["--quiet", "--no-header", "--no-annotate", "--only-binary", ":all:", "--python", sys.executable]

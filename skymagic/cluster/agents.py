@@ -175,7 +175,7 @@ class Agents(AgentRequests):
         if away:
             limit = self._node_specs[index].max_away
             bound = f" for {duration_text(limit)} at most" if limit is not None else ""
-            self._note(f"{name}: the connection is lost; what runs there goes on{bound}, and this notebook reconnects")
+            self._note(f"{name}: connection lost; ranks there keep running{bound}, and this notebook reconnects")
         elif not self._closing and index not in self.gone:
             self._note(f"{name}: connected again")
 

@@ -57,7 +57,7 @@ def _answer(agents: Agents, rank: int, **what: Any) -> dict[str, Any]:
     found = agents.read_log(rank, TIMEOUT, **what)
     if found is None:
         host = agents.ranks[rank].hostname
-        raise PoolError(f"{host} does not tell the log of rank {rank}: no answer within {TIMEOUT:.0f} s")
+        raise PoolError(f"{host} did not send the log of rank {rank}: no answer within {TIMEOUT:.0f} s")
     return found
 
 

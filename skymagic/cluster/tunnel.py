@@ -43,7 +43,7 @@ ABSENT_TIMEOUT = 5.0
 EXIT_TIMEOUT = 5.0
 """Seconds that a daemon has to remove its folder, once its agent has ended."""
 GONE = "the daemon on the node is gone"
-RESTARTED = "the machine was started anew; everything on it has ended"
+RESTARTED = "the machine was restarted; everything on it is lost"
 
 
 class Tunnel:

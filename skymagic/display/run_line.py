@@ -136,7 +136,7 @@ def end_line(end: RunSummary) -> str:
 def end_parts(end: RunSummary) -> list[str]:
     """What that line says besides how many ranks there were, and how long it took."""
     parts = [f"{rank_words(list(end.failed), end.unit)} failed"] if end.failed else []
-    parts += ["interrupted"] if end.interrupted else ["stopped: its time was over"] if end.timed_out else []
+    parts += ["interrupted"] if end.interrupted else ["stopped: time limit reached"] if end.timed_out else []
     if end.shipped >= SHOWN_BYTES or end.ship_seconds >= SHOWN_SECONDS:
         parts.append(f"shipped {size(end.shipped)} in {end.ship_seconds:.1f} s")
     if end.gathered >= SHOWN_BYTES or end.gather_seconds >= SHOWN_SECONDS:

@@ -30,7 +30,7 @@ def unreached(hosts: Sequence[str], away: float | None) -> str:
     if not hosts:
         return ""
     ends = f"ends by itself, {duration_text(away)} after its last cell" if away else "must be ended by hand"
-    return f"; {', '.join(hosts)} could not be told: what runs there {ends}"
+    return f"; {', '.join(hosts)} could not be reached: what runs there {ends}"
 
 
 def log_lines(text: str, label: str) -> str:
@@ -59,7 +59,7 @@ def missed(rank: int, count: int) -> str:
 
 def thinned_out(rank: int, every: int) -> str:
     """The line on numbers that were reported while the notebook was away, or before it attached, and were too many to be kept."""
-    return f"[of what rank {rank} reported while this notebook was not there, one step of {every} is kept]\n"
+    return f"[rank {rank} reported while this notebook was away: one step of {every} is kept]\n"
 
 
 def table(rows: Iterable[Sequence[object]]) -> str:

@@ -207,4 +207,4 @@ class FileClients:
             raise problem
         client = next((client for client in self._clients if client.node is node), None)
         said = (client.complaint() if client is not None else "") or str(problem)
-        return [f"the connection was lost ({said}); what had arrived is whole: run it again to go on"]
+        return [f"the connection was lost ({said}); files that arrived are complete: run it again to resume"]

@@ -291,7 +291,7 @@ def result_error(values: Values, kept: Sequence[str]) -> ResultError:
     """The error that says which values did not come back, and where the others are."""
     lists = [values.value, *values.variables.values()]
     some = any(not isinstance(value, Unavailable) for listed in lists for value in listed)
-    where = f"what did come back is in {', '.join(kept)}" if kept and some else ""
+    where = f"results that arrived are in {', '.join(kept)}" if kept and some else ""
     error = ResultError("\n".join(filter(None, [*values.problems, where])))
     error.values = values
     return error

@@ -57,7 +57,9 @@ def clone(pool: Pool, ranks: Sequence[int], names: Sequence[str], source: int) -
             if isinstance(found, Report):
                 pool.recovery.begin_after(found)
                 raise failure(found, pool, Limits())
-        notes = [f"{name} stays on rank {source}, for it cannot travel: {why}" for name, why in found["left"].items()]
+        notes = [
+            f"{name} stays on rank {source}, because it cannot be sent: {why}" for name, why in found["left"].items()
+        ]
         if found["wrappers"]:  # after the ranks are given back: recovery reserves all of them
             _meet_again(pool)
             notes += pool.take_notes()
@@ -68,9 +70,9 @@ def _check(pool: Pool, ranks: Sequence[int], names: Sequence[str], source: int) 
     wrong = [rank for rank in {source, *ranks} if not 0 <= rank < pool.world_size]
     mistakes = [f"pool {pool.name!r} has ranks 0 to {pool.world_size - 1}, not {rank_words(wrong)}"] if wrong else []
     if source in ranks:
-        mistakes.append(f"rank {source} cannot get names from itself: say another rank behind --from")
+        mistakes.append(f"rank {source} cannot get names from itself: name another rank after --from")
     if not names or not ranks:
-        mistakes.append("nothing is named")
+        mistakes.append("no name is given")
     if mistakes:
         raise RequestError(mistakes)
 
@@ -108,5 +110,5 @@ def _check_lent(pool: Pool, outcome: Mapping[str, Any], source: int) -> None:
 def _meet_again(pool: Pool) -> None:
     pool.recovery.begin(())
     if not pool.recovery.wait():
-        raise PoolError("the process group is still being formed anew; %sky_status says when the ranks are ready")
+        raise PoolError("the process group is still being formed again; %sky_status says when the ranks are ready")
     pool.recovery.check()

@@ -46,7 +46,7 @@ def hints(
         packages = " ".join(sorted(modules))
         where = "the machines of this pool" if remote else "this notebook's environment"
         return [
-            f"{where} may lack a package: {'%sky_pip' if remote else '%pip'} install {packages}, if that is its name"
+            f"{where} may be missing a package: {'%sky_pip' if remote else '%pip'} install {packages}, if that is its name"
         ]
     if mine := {match[1] for one in failures if (match := NO_MAGIC.match(one.evalue)) and match[1] in magics}:
         return [
@@ -60,7 +60,7 @@ def hints(
     if nearest := [words for name in missing if name not in names and (words := did_you_mean(name, names))]:
         return [words.removeprefix("; ") for words in nearest]
     if any(one.ename == "SystemExit" for one in failures):
-        return ["exit() ends the cell on its rank: the rank goes on, with its variables; %sky_down ends the pool"]
+        return ["exit() ends the cell on its rank: the rank keeps running, with its variables; %sky_down ends the pool"]
     if "torch" not in plugins and any(words in one.evalue for one in failures for words in NO_GROUP):
         return ["this pool was made without a process group: end it (%sky_down), and make it with --plugin torch"]
     if any(FSDP_ON_CPUS in one.evalue for one in failures):
@@ -114,7 +114,7 @@ def failure(report: Report, pool: Pool, limits: Limits, *, task: bool = False) -
     causes = [one for one in failures if not one.secondary]
     if pool.ended is not None and any(one.died == pool.ended for one in failures):
         before = [f"rank {one.rank}: {one.words}" for one in causes if one.died != pool.ended]
-        error: RunError = RunError("\n".join([f"{pool.ended}: %sky_pool makes it anew", *before]))
+        error: RunError = RunError("\n".join([f"{pool.ended}: recreate it with %sky_pool", *before]))
         error.failures = tuple(failures)
         return error
     if report.interrupted and not any(one.died for one in causes):
@@ -151,7 +151,7 @@ def lost_notes(report: Report, pool: Pool) -> list[str]:
     if not dead:
         return []
     if pool.ended is not None:
-        return [f"{pool.ended}: %sky_pool makes it anew"]
+        return [f"{pool.ended}: recreate it with %sky_pool"]
     if pool.state is State.LOST:
         return [messages.lost(pool.name)]
     if pool.agents.gone:
@@ -159,6 +159,6 @@ def lost_notes(report: Report, pool: Pool) -> list[str]:
         return [messages.without(lost, pool.world_size, replaced=pool.plan.request.replace)]
     if pool.inseparable:
         names = ", ".join(pool.inseparable)
-        return [f"all ranks are being started anew, without variables: {names} cannot go on with some of them"]
+        return [f"all ranks are being restarted, without variables: {names} cannot continue with some of them"]
     others = "; the others keep theirs" if len(dead) < pool.world_size else ""
-    return [f"{rank_words(dead)} {agreeing(len(dead), 'is', 'are')} being started anew without variables{others}"]
+    return [f"{rank_words(dead)} {agreeing(len(dead), 'is', 'are')} being restarted without variables{others}"]

@@ -345,7 +345,7 @@ def hints(end: ScriptEnd, *, has_torch: bool = False) -> list[str]:
         found.append("a port is in use on that node: $MASTER_PORT is one that was free when the script began")
     if "terminate called without an active exception" in f"{said}\n{end.words}":
         found.append(
-            "a thread of gloo's was at work when Python ended: let go of the DDP model (del model; gc.collect()) before "
+            "a gloo thread was still running when Python exited: delete the DDP model (del model; gc.collect()) before "
             "dist.destroy_process_group()"
         )
     return found

@@ -142,7 +142,7 @@ class Results(Iterator[Any]):
         return future.result()
 
     def _wait(self) -> Future[Any] | None:
-        """The next task that has ended well; None where one has failed."""
+        """The next task that has finished; None where one has failed."""
         while True:
             candidates = self._pending[:1] if self._ordered else self._pending
             done = next((future for future in candidates if future.done()), None)

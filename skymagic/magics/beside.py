@@ -111,7 +111,7 @@ class RunHandle:
     def result(self, timeout: float | None = None) -> Any:
         """Wait for it, and return its values by rank; raises what the cell raised. Raises TimeoutError."""
         if not self.wait(timeout):
-            raise TimeoutError(f"the cell goes on after {timeout} s")
+            raise TimeoutError(f"the cell is still running after {timeout} s")
         if self._problem is not None:
             raise self._problem
         return None if self._value is None else self._value.value
@@ -131,7 +131,7 @@ class RunHandle:
         rank = rank if rank is not None else min(self.ranks, default=0)
         if self.ranks and rank not in self.ranks:
             raise RequestError(
-                f"rank {rank} takes no part in it: {rank_words(self.ranks)} {'do' if len(self.ranks) > 1 else 'does'}"
+                f"rank {rank} does not take part in it: {rank_words(self.ranks)} {'do' if len(self.ranks) > 1 else 'does'}"
             )
         if self.pool is None or not self.stop.run:
             return ""
@@ -142,7 +142,7 @@ class RunHandle:
             return ""
         if text is None:
             raise PoolError(
-                f"nothing is left of what rank {rank} wrote in cell {self.number}: its node has started anew, or had many runs since"
+                f"no output of rank {rank} in cell {self.number} is left: its node was restarted, or had many runs since"
             )
         return text
 

@@ -44,7 +44,7 @@ def _session(error: RankError) -> None:
     pool = registry.pool_named()
     if rank >= pool.world_size or not _send(pool, rank, "where"):
         raise UsageError(NOT_KEPT.format(rank=rank))
-    print_note(f"[frames of rank {rank}: p, pp, up, down, where, list, locals, or an expression; q leaves]")
+    print_note(f"[frames of rank {rank}: p, pp, up, down, where, list, locals, or an expression; q quits]")
     while True:
         try:
             line = input(f"rank {rank}> ")

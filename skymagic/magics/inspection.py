@@ -21,7 +21,7 @@ NO_POOL = "no pool is running: make one with %sky_pool --nodes 2 --plugin torch"
 def pools(name: str | None) -> PoolStatuses:
     """How pools are; or why there is none. Raises PoolError: there is no such pool."""
     chosen: list[Pool | PoolReader] = [registry.readable(name)] if name else [*registry.pools(), *attaching.readers()]
-    gone = [] if name else [f"{one.ended}: %sky_pool makes it anew" for one in registry.ended_pools()]
+    gone = [] if name else [f"{one.ended}: recreate it with %sky_pool" for one in registry.ended_pools()]
     gone += [] if name else records.reminders(records.every())
     return PoolStatuses({one.name: _pool(one) for one in chosen}, tuple(gone if chosen or gone else [NO_POOL]))
 

@@ -102,14 +102,14 @@ class SkyMagics(Magics):
         chosen = request.ranks
         ranks = None if chosen is None else usage(lambda: chosen.ranks(one.world_size))
         one.restart(ranks)
-        print(f"{rank_words(ranks or range(one.world_size))} of pool {one.name!r} started anew, without variables")
+        print(f"{rank_words(ranks or range(one.world_size))} of pool {one.name!r} restarted without variables")
 
     @line_magic
     def sky_attach(self, line: str) -> Compute | None:
         request = usage(lambda: line_magics.parse_attach(line))
         if request.name is None:
             listed = [*map(keys.pool_words, records.every()), *(one.words for one in keys.notebook_runs())]
-            none = "no pool that outlives its notebook was started from here and left"
+            none = "no pool that outlives its notebook was started from here"
             print("\n".join(listed) or records.ended_with_kernel() or none)
             return None
         if not request.take_over and executing.elsewhere(request.name):
@@ -196,7 +196,7 @@ class SkyMagics(Magics):
         if request.detach and not (one := registry.pool_named(request.pool)).plan.outlives:
             raise UsageError(
                 f"--detach: pool {one.name!r} ends with its notebook: make one with --detached (%sky_pool {one.name} … --detached), "
-                "or go on beside the notebook with -a"
+                "or run the cell in the background with -a"
             )
         return self.runs.run_script(request, cell)
 
@@ -332,7 +332,7 @@ def unload_ipython_extension(shell: InteractiveShell) -> None:
     """Give back to IPython what it does itself; the magics it keeps, and pools go on until they are ended or the kernel ends."""
     if names := [pool.name for pool in registry.pools()]:
         print_note(
-            f"still there: {', '.join(names)}; %sky_down ends {'it' if len(names) == 1 else 'them'}, and so does the kernel's end"
+            f"still running: {', '.join(names)}; %sky_down ends {'it' if len(names) == 1 else 'them'}, and so does exiting the kernel"
         )
     rendering.unregister(shell)
     debugging.unregister(shell)

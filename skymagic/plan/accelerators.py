@@ -228,14 +228,16 @@ def read_gpus(text: str) -> Accelerator | GpuChoice:
     if words and ("," in text or re.match(r"(GPU|MIG)-", text)):
         wrong = [word for word in words if not re.fullmatch(r"\d+|(GPU|MIG)-[\w/-]+", word)]
         again = [word for word in dict.fromkeys(words) if words.count(word) > 1]
-        mistakes = [f"{word!r} is no GPU: write numbers (0,2) or UUIDs (nvidia-smi -L)" for word in wrong]
+        mistakes = [f"{word!r} is not a GPU: write numbers (0,2) or UUIDs (nvidia-smi -L)" for word in wrong]
         mistakes += [f"GPU {word} is named twice" for word in again]
         if mistakes:
             raise RequestError(mistakes)
         return GpuChoice(words=words)
     if text.isdigit():
         if int(text) == 0:
-            raise RequestError("0 is no number of GPUs: write none, or 0, (with a comma) for the GPU with the number 0")
+            raise RequestError(
+                "0 is not a number of GPUs: write none, or 0, (with a comma) for the GPU with the number 0"
+            )
         return GpuChoice(int(text))
     return Accelerator.parse(text)
 

@@ -163,7 +163,7 @@ def missing(image: Image, installed: Mapping[str, str]) -> list[str]:
             found = f"{masked(str(requirement))} is needed and {requirement.name} {version} is installed here"
         sentences.append(f"{found}: run {_install(requirement, image.pip_indexes)}, then restart the pool")
     sentences += [
-        f"{masked(text)}: ranks on this machine have the notebook's own packages, and nobody can tell whether this one comes from "
+        f"{masked(text)}: ranks on this machine have the notebook's own packages, and skymagic cannot check whether this one comes from "
         f'there: run `%pip install "{masked(text)}"`, and leave it out'
         for text in image.pip
         if is_place(text) or (any(one.url for one in _parsed([text], [])) and not list(lacking([text], installed)))

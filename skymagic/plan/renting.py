@@ -58,9 +58,7 @@ def plan_rented(request: PoolRequest, rental: Rental) -> Plan:
     shape = topology(request)
     mistakes = ["--hosts names machines of yours, and these are rented: leave it out"] if request.hosts else []
     if request.gpu is not None and request.accelerator is None and str(request.gpu) != "none":
-        mistakes.append(
-            f"--gpu {request.gpu} does not say which GPU is to be rented: write its name, as in --gpu A100:8"
-        )
+        mistakes.append(f"--gpu {request.gpu} does not say which GPU to rent: write its name, as in --gpu A100:8")
     if request.accelerator is not None and request.accelerator.count % shape.procs_per_node:
         mistakes.append(gpus.uneven(request.accelerator.count, shape.procs_per_node))
     try:
@@ -114,16 +112,12 @@ def _unused(request: PoolRequest, rental: Rental) -> list[str]:
 
 
 def _replacing(request: PoolRequest) -> list[str]:
-    return (
-        ["a machine that is lost is replaced without a question, at the price of then (--replace)"]
-        if request.replace
-        else []
-    )
+    return ["lost machines are replaced without asking, at the current price (--replace)"] if request.replace else []
 
 
 def _endless(request: PoolRequest) -> list[str]:
     limits = (
-        ("--max-lifetime", request.max_lifetime, "it is paid for until %sky_down"),
-        ("--idle", request.idle, "it is paid for while nothing runs"),
+        ("--max-lifetime", request.max_lifetime, "you pay for it until %sky_down"),
+        ("--idle", request.idle, "you pay for it even while nothing runs"),
     )
     return [f"{option} is none: {what}" for option, limit, what in limits if limit is None]

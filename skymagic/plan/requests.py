@@ -265,7 +265,7 @@ class RunRequest:
         only: whose output is shown. targets: who runs it; None for all ranks (for one rank: round robin).
         no_push: True when nothing travels, or the names that do not.
         timeout: seconds.
-        busy: what becomes of it where another cell is at work on its ranks: it waits ("wait"), or is refused ("refuse").
+        busy: what becomes of it where another cell is running on its ranks: it waits ("wait"), or is refused ("refuse").
         profile: who profiles it; None for nobody.
     """
 
@@ -322,7 +322,7 @@ class Defaults:
         packages: what is done where a node of another machine lacks a package that a cell needs: "sync" installs it, "ask" says how,
             "off" leaves it to the cell to fail.
         aws: how rented machines are reached.
-        busy: what becomes of a cell while another is at work on its ranks: "wait" or "refuse".
+        busy: what becomes of a cell while another is running on its ranks: "wait" or "refuse".
         keep_values: whether other machines keep large values on their disks, for later pools.
         tracker: the experiment tracker that `report`'s numbers of a run's first rank go to as well; "" for none.
     """

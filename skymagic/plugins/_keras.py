@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 VARIABLE = "KERAS_BACKEND"
 BACKENDS = ("jax", "torch", "tensorflow")
 ALONE = (
-    "skymagic: this fit trains on each rank for itself. To average gradients make the pool with --plugin {backend} "
+    "skymagic: this fit trains each rank separately. To average gradients, create the pool with --plugin {backend} "
     "beside keras; to say that it is meant so: --plugin keras:backend={backend},sync=false\n"
 )
 

@@ -114,7 +114,7 @@ class Attaching:
         followed = {rank for one in found for rank in one.spec.ranks}  # their deaths are the runs' to tell
         if lost := sorted({*dead} - followed - gone):
             self._status.note(
-                f"{rank_words(lost)} had died; {agreeing(len(lost), 'it is', 'they are')} started anew without variables"
+                f"{rank_words(lost)} had died; {agreeing(len(lost), 'it is', 'they are')} restarted without variables"
             )
             self._recovery.begin(lost)
         return found
@@ -284,10 +284,10 @@ class PoolReader:
 def outcome_words(end: RunOutcome, ranks: Sequence[int]) -> str:
     """How a run has ended, in a line and one for each error."""
     words = {
-        "done": "has ended well",
+        "done": "has finished",
         "failed": "has failed",
         "stopped": "was stopped",
-        "lost": "is out of sight: the pool has ended",
+        "lost": "cannot be reached: the pool has ended",
     }
     lines = [f"[cell {end.cell}, run {end.run}, on {rank_words(ranks)} {words[end.status]}]"]
     return "\n".join([*lines, *(f"[rank {rank}: {text}]" for rank, text in sorted(end.errors.items()))])

@@ -87,7 +87,7 @@ class Heading:
 def pool_words(record: records.PoolRecord) -> str:
     """A pool in a line, with the runs that its notebook had begun to show and not shown to their end."""
     going = DisplayRecord(record.job_id).going()
-    still = f"; {rank_words(going, 'run')} went on when it was last shown" if going else ""
+    still = f"; {rank_words(going, 'run')} was still running when last shown" if going else ""
     return records.words(record) + still
 
 
@@ -139,7 +139,9 @@ def kept(source: Path, job_id: str, kind: type[T]) -> T:
         with open(source, "rb") as file:
             found = os.fstat(file.fileno())
             if found.st_uid != os.getuid() or stat.S_IMODE(found.st_mode) & 0o077:
-                raise PoolError(f"{source} is open to others, and not used: chmod 600 it if nobody has changed it")
+                raise PoolError(
+                    f"{source} is open to other users and is not used: chmod 600 it if nobody has changed it"
+                )
             heading, text = file.readline(), file.read()
     except OSError as problem:
         raise PoolError(f"the key of {job_id} is not here ({problem.strerror}): {_otherwise(job_id)}") from None
@@ -292,7 +294,7 @@ class NotebookRun:
             if seconds
         ]
         when = f", {' or '.join(limits)} at the latest" if limits else ""
-        return f"what is rented keeps it until it ends{when}: skymagic attach {self.name} before that"
+        return f"rented machines keep it until they terminate{when}: skymagic attach {self.name} before that"
 
     @property
     def plain(self) -> dict[str, object]:

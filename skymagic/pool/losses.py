@@ -74,7 +74,7 @@ class Replacement:
         thread = self._thread
         if thread is None or not {*ranks} & {*self._ranks()}:
             return
-        tell(f"waits for another machine in the place of {self._names()} (--replace)")
+        tell(f"waits for a replacement of {self._names()} (--replace)")
         while thread.is_alive():
             check()
             thread.join(POLL_SECONDS)
@@ -125,7 +125,7 @@ class Replacement:
             self._lost.difference_update(machines)
         names = ", ".join(f"node {index} is {machines[index].name} now" for index in sorted(machines))
         have = agreeing(len(ranks), "has", "have")
-        self._status.note(f"{names}; {rank_words(ranks)} {have} started anew, without variables")
+        self._status.note(f"{names}; {rank_words(ranks)} {have} restarted without variables")
 
     def _tell(self, text: str) -> None:
         if self._status.state not in (State.STOPPING, State.STOPPED):
@@ -169,7 +169,7 @@ class AgentEvents:
         name = self._resources.agents.nodes[message.node].name
         text = messages.interruption(message, name, time.time())
         if message.at is not None and self._replacement.wanted:
-            text += "; then another machine is rented in its place (--replace)"
+            text += "; then a replacement is rented (--replace)"
         return text
 
     def _rank_died(self, exited: wire.RankExited) -> None:
@@ -180,7 +180,7 @@ class AgentEvents:
         if self._status.state in (State.READY, State.RUNNING) and not exited.expected:
             host = self._resources.agents.ranks[exited.rank].hostname
             self._status.note(
-                f"rank {exited.rank} on {host} had died ({describe(exited)}); it was started anew and lost its variables"
+                f"rank {exited.rank} on {host} had died ({describe(exited)}); it was restarted and lost its variables"
             )
             self._recovery.begin([exited.rank])
 

@@ -86,10 +86,10 @@ def ensure(
             if following is None and isinstance(step, StartAgain):
                 raise
             if following is None:
-                left = f"%sky_down {step.record.name} ends it; the same line rents it anew then"
+                left = f"%sky_down {step.record.name} ends it; then the same line rents it again"
                 raise PoolError(f"{problem}\n  {left}") from problem
             if kind == "missing":
-                tell(f"{problem}: it is rented anew")
+                tell(f"{problem}: it is rented again")
             step = following
     for run in unfinished:
         resume(pool, run)
@@ -241,7 +241,7 @@ class Maker:
                 keep_key(pool)
                 return pool
             nodes = size_words(pool.plan, plan).partition(" instead")[0]
-            self.tell(f"pool {pool.name!r} is made anew with {nodes}: the ranks' variables are gone")
+            self.tell(f"pool {pool.name!r} is recreated with {nodes}: the ranks' variables are gone")
             pool.close()
             return self._started(Pool(pool.name, provider, survey, pool.namespace, pool.defaults, registry.drop))
 
@@ -331,7 +331,7 @@ def surveyed(request: PoolRequest, tell: Callable[[str], None]) -> tuple[Provide
         survey.close()
         raise RequestError(mistakes)
     if (apt := survey.plan.image.apt) and request.provider not in RENTED:
-        tell(f"apt ({', '.join(apt)}) is for rented machines: on these nothing of it is installed")
+        tell(f"apt ({', '.join(apt)}) works on rented machines only: it is not installed here")
     return provider, survey
 
 
@@ -377,11 +377,9 @@ def _attached(
 ) -> tuple[Pool, list[UnfinishedRun]]:
     record = records.named(name)
     if any(pool.job_id == record.job_id for pool in [*registry.pools(), *registry.ended_pools()]):
-        raise PoolError(f"pool {record.name!r} is this notebook's already")
+        raise PoolError(f"pool {record.name!r} already belongs to this notebook")
     if registry.known(record.name):
-        raise PoolError(
-            f"this notebook has a pool {record.name!r} of its own: end that first (%sky_down {record.name})"
-        )
+        raise PoolError(f"this notebook already has a pool {record.name!r}: end that first (%sky_down {record.name})")
     if not (take_over or records.left(record)):
         raise PoolError(
             f"{records.words(record)}: end that notebook, read what it does (%sky_attach {name}), or take the pool away from it: "

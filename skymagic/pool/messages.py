@@ -29,7 +29,7 @@ def rows(topology: Topology, agents: Agents, state: State) -> list[tuple[object,
     for number, rank in sorted(agents.ranks.items()):
         word = "ended" if rank.exited else of_all if rank.ready else "starting"
         index = agents.specs[number][0]
-        word = "taken back" if index in agents.ending else word
+        word = "reclaimed" if index in agents.ending else word
         word = "gone" if index in agents.gone else "reconnecting" if index in agents.away else word
         found.append((number, topology.node_of(number), rank.hostname, rank.pid, word))
     return found
@@ -62,10 +62,10 @@ def variables_then(before: int, after: int, inseparable: Sequence[str], moved: b
         moved: whether ranks have other GPUs then.
     """
     if moved and not inseparable:
-        return "all ranks were started anew, without variables: they have other GPUs now"
+        return "all ranks were restarted, without variables: they have other GPUs now"
     if inseparable:
         names = ", ".join(inseparable)
-        return f"all ranks were started anew, without variables: {names} cannot go on with another number of ranks"
+        return f"all ranks were restarted, without variables: {names} cannot continue with a different number of ranks"
     stay = range(min(before, after))
     others = f"{rank_words(range(before, after))} {agreeing(after - before, 'has', 'have')} none"
     if after < before:
@@ -84,12 +84,12 @@ def replaced_words(problems: Mapping[int, str], ranks: Collection[int], world_si
     all_of_them = len(ranks) == world_size
     who = "all ranks were" if all_of_them else f"{rank_words(sorted(ranks))} {agreeing(len(ranks), 'was', 'were')}"
     theirs = "their" if all_of_them or len(ranks) > 1 else "its"
-    return f"the process group could not be formed again ({why}): {who} started anew and lost {theirs} variables"
+    return f"the process group could not be formed again ({why}): {who} restarted and lost {theirs} variables"
 
 
 def lost(name: str) -> str:
     """What can be done when all ranks of a pool are out of reach."""
-    return f"pool {name!r} is lost: %sky_restart starts all ranks anew, without variables; %sky_down {name} ends it"
+    return f"pool {name!r} is lost: %sky_restart restarts all ranks without variables; %sky_down {name} ends it"
 
 
 def headless(job_id: str, others: Sequence[str], remote: bool) -> str:
@@ -98,10 +98,10 @@ def headless(job_id: str, others: Sequence[str], remote: bool) -> str:
     Args:
         others: the names of its other machines. remote: whether they are reached by name.
     """
-    lost = "through that machine its ranks are reached: what they held, and results that nobody has taken, are lost"
+    lost = "its ranks are reached through that machine: their variables and uncollected results are lost"
     hosts = f" --hosts {','.join(others)}" if remote else ""
     ends = f"; %sky_down {job_id}{hosts} ends what is left on {', '.join(others)}" if others else ""
-    return f"{lost}{ends}; %sky_pool makes the pool anew"
+    return f"{lost}{ends}; recreate the pool with %sky_pool"
 
 
 def without(lost: Sequence[int], world_size: int, *, replaced: bool = False) -> str:
@@ -119,7 +119,7 @@ def without(lost: Sequence[int], world_size: int, *, replaced: bool = False) -> 
         else ""
     )
     if replaced:
-        return f"{keep}another machine is being rented in the place of the one that is gone, and cells for its ranks wait for it"
+        return f"{keep}a replacement machine is being rented, and cells for its ranks wait for it"
     return f"{keep}%sky_restart tries to reach them again, %sky_down ends the pool"
 
 

@@ -162,7 +162,7 @@ class Packages:
         for one in found:
             if one.key in every and one.module.partition(".")[0] in self._imported:
                 screen.note(
-                    f"[{one.name} has changed since the ranks imported it: %sky_restart takes what it is now]\n"
+                    f"[{one.name} has changed since the ranks imported it: %sky_restart loads the new version]\n"
                 )
         self._look(again=True)
 
@@ -306,7 +306,7 @@ class Packages:
             if self._nodes[index].versions.get(name, old) != old
         }
         return [
-            f"{name} {old} is imported on the ranks already: {new} counts after %sky_restart"
+            f"{name} {old} is imported on the ranks already: {new} takes effect after %sky_restart"
             for name, old, new in sorted(changed)
             if self._imported & modules.get(name, {name.replace("-", "_")})
         ]
@@ -365,7 +365,7 @@ def refused(needed: Sequence[Distribution], nodes: Sequence[str], pythons: Seque
     return (
         f"the cell needs {', '.join(map(str, needed))}, which {where} {'lack' if len(nodes) > 1 else 'lacks'}; nothing was sent.\n"
         f"The interpreter there is used as it is, and skymagic does not change it. Run there: {'; '.join(commands)}\n"
-        '(%config SkyMagic.packages = "off" runs the cell all the same)'
+        '(%config SkyMagic.packages = "off" runs the cell anyway)'
     )
 
 
@@ -373,7 +373,7 @@ def unanswered(nodes: Sequence[str]) -> str:
     """Why a run is not begun when nobody knows what nodes have; pure."""
     have = "have" if len(nodes) > 1 else "has"
     return (
-        f"{', '.join(nodes)} {have} not told within {ATTEMPTS * ANSWER_TIMEOUT:.0f} s what is installed there; nothing was sent.\n"
+        f"{', '.join(nodes)} {have} not reported within {ATTEMPTS * ANSWER_TIMEOUT:.0f} s what is installed there; nothing was sent.\n"
         "A rank does not answer while native code holds its interpreter (%sky_stacks): run the cell again, or %sky_restart"
     )
 
@@ -391,7 +391,7 @@ def no_wheel(name: str, problem: str) -> str:
     """Why a run is not begun that needs one of the notebook's own distributions, of which no wheel can be made; pure."""
     return (
         f"the cell needs {name}, and nothing was sent: {problem}\n"
-        f"(a wheel that there is goes to the nodes with %sky_pip install wheels/{name.replace('-', '_')}-….whl)"
+        f"(send an existing wheel to the nodes with %sky_pip install wheels/{name.replace('-', '_')}-….whl)"
     )
 
 

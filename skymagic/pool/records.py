@@ -220,7 +220,7 @@ def left_here(name: str | None) -> list[PoolRecord]:
 
 def going_on(record: PoolRecord) -> str:
     """Reminder that a pool which was left on this machine keeps running, and who ends it."""
-    return f"pool {record.name!r}, which was left on this machine, goes on: %sky_down {record.job_id} ends it"
+    return f"pool {record.name!r}, which was left on this machine, is still running: %sky_down {record.job_id} ends it"
 
 
 def words(record: PoolRecord) -> str:
@@ -260,11 +260,11 @@ def _reminder(one: PoolRecord) -> str:
         return f"pool {one.name!r}: {stopped_words(one)}"
     was_left = f"pool {one.name!r} was left on {', '.join(one.hosts)} by a notebook that is gone"
     if one.provider == "aws":
-        return f"{was_left}: %sky_attach {one.name} goes on with it, %sky_down {one.name} ends it, and it ends itself at its --idle"
+        return f"{was_left}: %sky_attach {one.name} continues with it, %sky_down {one.name} ends it, and it ends itself at its --idle"
     if one.provider == "slurm":
-        return f"{was_left}: %sky_attach {one.name} goes on with it, scancel --name {one.job_id} ends it"
+        return f"{was_left}: %sky_attach {one.name} continues with it, scancel --name {one.job_id} ends it"
     hosts = "" if one.provider == "local" else f" --hosts {','.join(one.hosts)}"
-    return f"{was_left}: %sky_attach {one.name} goes on with it, %sky_down {one.job_id}{hosts} ends it"
+    return f"{was_left}: %sky_attach {one.name} continues with it, %sky_down {one.job_id}{hosts} ends it"
 
 
 def forget(hosts: Collection[str], jobs: Collection[str]) -> None:

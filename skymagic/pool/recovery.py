@@ -151,7 +151,7 @@ class Recovery:
         self._replace({*chosen, *self._resources.revive()})
         if not self.wait():
             raise PoolError(
-                f"the ranks have not come back within {TIMEOUT:.0f} s, and go on starting: %sky_status shows them"
+                f"the ranks have not come back within {TIMEOUT:.0f} s, and are still starting: %sky_status shows them"
             )
         if (problem := self._take_problem()) is not None:
             raise PoolError(f"the ranks did not come back: {problem}") from problem

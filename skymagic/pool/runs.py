@@ -256,4 +256,4 @@ def _tell(spec: RunSpec, before: Sequence[RunSpec]) -> None:
 def _busy(number: int, other: RunSpec) -> str:
     """Why a run is refused that does not wait."""
     remedy = f": Out[{number}].cancel() stops it, Out[{number}].wait() waits for it" if other.beside else ""
-    return f"cell {number} is at work on {rank_words(other.ranks)}{remedy}"
+    return f"cell {number} is running on {rank_words(other.ranks)}{remedy}"

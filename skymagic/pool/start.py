@@ -159,7 +159,7 @@ def start_plan(
     if resize and not fits(_without_size(request, running.plan), running.plan):
         return Resize(running, _resized(request, running))
     end = f"end it first (%sky_down {running.name}), {OTHER_NAME}"
-    mistakes = (*(f"pool {running.name!r} runs already and {reason}" for reason in differences), end)
+    mistakes = (*(f"pool {running.name!r} is already running and {reason}" for reason in differences), end)
     return Refuse(place(request), mistakes)
 
 
@@ -180,7 +180,7 @@ def step_text(step: StartPlan, plan: Plan) -> str:
     """A start plan as --dry-run prints it."""
     match step:
         case Reuse(pool):
-            heading = f"pool {pool.name!r} runs already and fits: it is used"
+            heading = f"pool {pool.name!r} is already running and fits: it is used"
         case Resize(pool, _):
             how = "is started again with" if plan.remote else "gets"
             heading = f"pool {pool.name!r} {how} {size_words(pool.plan, plan)}"
@@ -269,6 +269,6 @@ def _of_recorded(request: PoolRequest, name: str, one: RecordedPool) -> Attach |
         return StartAgain(record, request) if record.stopped else Attach(record, request)
     if not named:
         return None
-    how = " is stopped" if record.stopped else ", which another notebook has left, runs already"
+    how = " is stopped" if record.stopped else ", left by another notebook, is already running"
     end = f"end it first (%sky_down {name}), {OTHER_NAME}"
     return Refuse(request, (*(f"pool {name!r}{how} and {reason}" for reason in differences), end))

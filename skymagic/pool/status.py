@@ -52,7 +52,7 @@ class PoolEvent(Enum):
     DONE = "end a cell"
     RECOVER = "restart its ranks (%sky_restart)"
     RECOVERED = "take back its ranks"
-    DEGRADE = "go on without some ranks"
+    DEGRADE = "continue without some ranks"
     LOSE = "lose the connection"
     STOP = "stop it (%sky_down)"
     STOPPED = "be gone"
@@ -168,7 +168,7 @@ class SharedStatus:
     def check_ended(self) -> None:
         """Raises PoolStateError if the pool has ended by itself, with the reason and what to do."""
         if self.ended is not None:
-            raise PoolStateError(f"{self.ended}: %sky_pool makes it anew")
+            raise PoolStateError(f"{self.ended}: recreate it with %sky_pool")
 
     def missing(self) -> PoolStateError:
         """The error for what a pool in this state does not have."""

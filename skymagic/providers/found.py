@@ -120,5 +120,5 @@ def end(pools: Sequence[FoundPool], *, here: bool = False) -> dict[str, str]:
     said, problems = ask(() if here else jobs, lambda host: end_script(jobs[host]), parse_end)
     for host, (_, left) in said.items():
         if left:
-            problems[host] = "it does not end, not even by SIGKILL: a process that hangs in the system"
+            problems[host] = "it does not exit, not even on SIGKILL: a process is stuck in the system"
     return problems

@@ -167,7 +167,7 @@ def passed_on(
         supplies = chain.run()
         if left := [each.name for each in others if each.name not in supplies]:
             how = "sending the packages from here" if first.facts.without_index else "downloading the packages there"
-            say(f"{', '.join(left)}: the environment does not get through from {first.name}; {how}")
+            say(f"{', '.join(left)}: the environment could not be copied from {first.name}; {how}")
         chain.discard([each for each in group if each.name not in supplies or not supplies[each.name].copied])
         unused = [each for each in others if each.name in supplies]
         yield supplies
@@ -286,5 +286,5 @@ def _answer(process: Process, words: Mapping[str, object]) -> object:
     while not said.endswith(b"\n") and (data := process.read()):
         said += data
     if not said:
-        raise HostError(process.host, f"it passes nothing on: {process.complaint().splitlines()[-1:]}")
+        raise HostError(process.host, f"it sent nothing: {process.complaint().splitlines()[-1:]}")
     return json.loads(said)

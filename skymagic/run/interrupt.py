@@ -24,7 +24,7 @@ from skymagic.run.metrics import Metrics
 from skymagic.run.submission import Submission
 
 STOPPED_BEFORE = "stopped before the cell began"
-STOPPED_AFTER = "stopped when the cell had ended on every rank: what came back is kept"
+STOPPED_AFTER = "stopped after the cell ended on every rank: results that came back are kept"
 STOPPED_COLLECTING = "stopped while values came back: they are not kept"
 COLLECT_GRACE = 0.3
 """Seconds in which most values have come back: an interrupt within them is deferred."""

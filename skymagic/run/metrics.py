@@ -80,7 +80,7 @@ def reasons_now(told: Told, ended: Iterable[int] = ()) -> list[str]:
     ]
     words.append(_full({rank: samples[-1] for rank, samples in recent.items()}, "is"))
     resting = [rank for rank, samples in told.items() if rank in recent and _rests(samples)]
-    words.append(_gpus(resting, "is at rest", "are at rest"))
+    words.append(_gpus(resting, "is idle", "are idle"))
     words.append(_gpus([rank for rank, samples in recent.items() if samples[-1].gpu_memory >= FULL], *GPU_FULL))
     return [each for each in words if each]
 

@@ -267,7 +267,7 @@ class RunLoop:
         self._agents.signal(open_ranks, signal.SIGKILL)
         self._due[RunLoop._give_up] = time.monotonic() + END_TIMEOUT
         for number in filter(self._agents.is_away, open_ranks):  # nobody can tell when it has ended
-            reason = "its node is not connected; it is ended there as soon as it is"
+            reason = "its node is not connected; it is stopped there once it reconnects"
             self.report.ranks[number].died = wire.RankExited(number, 0, None, True, tail=reason)
             self.report.ranks[number].died_at = time.monotonic()
 

@@ -138,7 +138,7 @@ class Stall:
     def _words(self, ended: Sequence[int], behind: Sequence[int], stacks: Stacks) -> str:
         one = len(ended or behind) == 1
         who = rank_words(ended or behind or list(stacks))
-        how = "ended" if ended else "is behind" if one else "are behind" if behind else "all stand still"
+        how = "ended" if ended else "is behind" if one else "are behind" if behind else "not advancing"
         first = f"[no progress for {self._after:g} s: {who} {how}]\n"
         return first + "".join(f"[  {line}]\n" for line in text.stacks(stacks).splitlines())
 
@@ -266,7 +266,7 @@ class HangWatch:
             with self._changed:
                 if self._over:
                     return
-                self.found |= failed | dict.fromkeys(hanging, f"it hung by itself for {HANG_DEADLINE:.0f} s")
+                self.found |= failed | dict.fromkeys(hanging, f"it hung for {HANG_DEADLINE:.0f} s")
                 self._agents.signal(hanging, signal.SIGKILL)
                 if not self.found.keys().isdisjoint(self._starting):
                     self._agents.ask(self._pending(), "release", timeout=0.0)

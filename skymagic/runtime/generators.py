@@ -41,7 +41,7 @@ def advance(key: str, most: int, seconds: float, ended: Collection[int] = ()) ->
     if instance_info().rank in ended:
         return Pull([], True, False)
     if key not in _open:
-        raise LookupError("the rank was started anew, and the generator is gone with its variables: call it again")
+        raise LookupError("the rank was restarted, and the generator is lost: call it again")
     generator, values, end = _open.pop(key), list[Any](), time.monotonic() + seconds
     try:
         for value in generator:

@@ -32,7 +32,7 @@ MARGIN = 5.0
 REPEAT = 1.0
 """Seconds after which a hook that has caught its TimeoutError gets another."""
 WAKE = signal.SIGURG
-NOWHERE = "sky.on_interruption: this process is no rank of a pool, so the hook will not be called"
+NOWHERE = "sky.on_interruption: this process is not a rank of a pool, so the hook will not be called"
 
 
 @dataclass(frozen=True)
@@ -186,7 +186,7 @@ def _on_wake(_: int, frame: FrameType | None) -> None:
     if _state.over_at is None:
         _call_pending()
     elif time.monotonic() >= _state.over_at:
-        raise TimeoutError("the on_interruption hook has taken too long")
+        raise TimeoutError("the on_interruption hook took too long")
 
 
 def _on_signal(number: int, frame: FrameType | None) -> None:

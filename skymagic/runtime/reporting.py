@@ -25,7 +25,7 @@ MOST_NAMES = 200
 LONGEST_NAME = 100
 MOST_BYTES = 8 << 20
 """Bytes of rows that nobody has taken: a thread that reports between cells goes on for ever."""
-NOWHERE = "sky.report: this process is no rank of a pool, so what it reports is not kept"
+NOWHERE = "sky.report: this process is not a rank of a pool, so what it reports is not kept"
 
 
 def number(name: str, value: Any) -> float:

@@ -179,7 +179,7 @@ def _check_private(path: Path) -> None:
     state = path.stat()
     if os.name == "posix" and (state.st_uid not in (0, os.getuid()) or state.st_mode & (stat.S_IWGRP | stat.S_IWOTH)):
         raise RequestError(
-            f"others may write {path}, so that it is not used, as by ssh: chmod go-w '{path}', and see whose it is"
+            f"others may write {path}, so it is not used, as in ssh: chmod go-w '{path}', and see whose it is"
         )
 
 

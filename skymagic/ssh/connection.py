@@ -53,7 +53,7 @@ class SSHConnection(HostConnection):
                 # race: a process that has just ended may count toward MaxSessions a moment longer
                 attempts_left -= 1
                 if not attempts_left:
-                    reason = f"sshd allows no further process on this connection ({problem.text})"
+                    reason = f"sshd allows no more processes on this connection ({problem.text})"
                     raise HostError(self.label, reason, "raise MaxSessions in the host's sshd_config") from problem
                 time.sleep(0.1)
             except (paramiko.SSHException, OSError, EOFError) as problem:

@@ -69,13 +69,13 @@ def _load(path: str, passphrase: str | None, attempts: KeyAttempts) -> object | 
         return paramiko.PKey.from_path(path, passphrase.encode() if passphrase else None)  # type: ignore[arg-type]
     # only its public half is here: the private one is the agent's
     except FileNotFoundError:
-        attempts.unused.append(f"{path} (only its public half is here, and the agent has not got it)")
+        attempts.unused.append(f"{path} (only its public half is here, and the agent does not have it)")
     except (TypeError, paramiko.PasswordRequiredException):
         return _ENCRYPTED
     except (ValueError, OSError, paramiko.SSHException) as problem:
         if passphrase is not None:
             return _ENCRYPTED
-        reason = getattr(problem, "strerror", None) or "it is no private key that paramiko reads"
+        reason = getattr(problem, "strerror", None) or "paramiko cannot read this private key"
         attempts.unused.append(f"{path} ({reason})")
     # paramiko.UnknownKeyType: hardware keys (sk-…) work through the agent only
     except Exception as problem:
@@ -90,10 +90,10 @@ def _decrypt(path: str, ask: Callable[[str], str] | None, attempts: KeyAttempts)
         if cache_key in _decrypted:
             return _decrypted[cache_key]
         if ask is None:
-            attempts.unused.append(f"{path} (it has a passphrase, and nobody could be asked: ssh-add {path})")
+            attempts.unused.append(f"{path} (it has a passphrase, and there is no prompt here: ssh-add {path})")
             return None
         for attempt in range(PASSPHRASE_ATTEMPTS):
-            again = "that was not it; " if attempt else ""
+            again = "wrong passphrase; " if attempt else ""
             passphrase = ask(f"{again}passphrase of {path}: ")
             if not passphrase:
                 break

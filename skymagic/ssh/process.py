@@ -129,7 +129,7 @@ class Process:
                 if not self.alive:
                     raise HostError(self.host, "the connection is lost")
                 said = b"\n".join(filter(None, (seen.strip(), bytes(self._errors).strip())))[-4000:]
-                words = ":\n" + said.decode(errors="replace") if said else " without a word"
+                words = ":\n" + said.decode(errors="replace") if said else " without any output"
                 reason = f"the login shell ended before it ran anything{words}"
                 raise HostError(self.host, reason, "" if said else ACCOUNT_REMEDY)
             seen += data

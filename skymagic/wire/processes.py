@@ -113,7 +113,7 @@ def describe(exited: RankExited) -> str:
 def status_words(status: int | None, out_of_memory: bool = False) -> str:
     """An exit status as `subprocess` gives it: an exit code, or negative for a signal; None where it is not known."""
     if status is None:
-        return "nobody could tell how"
+        return "it is unknown how"
     if status >= 0:
         return f"exit code {status}"
     name = signal_name(-status)

@@ -365,7 +365,7 @@ def test_a_rank_that_dies_is_replaced_beside_calls_that_go_on(pool: Any, tmp_pat
 MISTAKES: dict[str, tuple[Any, str]] = {
     "not called": (lambda pool: add @ pool, r"write add\(…\) @ pool"),
     "not called, one": (lambda pool: add >> pool, r"add\(…\) >> pool"),
-    "no pool": (lambda pool: add(1) @ 3, "wants a pool on its right, not 3"),
+    "no pool": (lambda pool: add(1) @ 3, "needs a pool on its right, not 3"),
     "the wrong parentheses": (lambda pool: add(1) & (add(2) >> pool), r"\(a\(\) & b\(\)\) >> pool"),
     "too few arguments": (lambda pool: add(), "missing a required argument: 'a'"),
     "an unknown argument": (lambda pool: add(1, d=4), "unexpected keyword argument 'd'"),
@@ -432,7 +432,7 @@ def test_a_named_pool_is_found_and_used_again() -> None:
         assert rank() @ first == [0]
         assert sky.find("shared").map(add, [1]) == [18]
         with (
-            pytest.raises(RequestError, match="runs already and it has 1 rank, not 2"),
+            pytest.raises(RequestError, match="is already running and it has 1 rank, not 2"),
             sky.Compute(name="shared", nodes=2),
         ):
             pass

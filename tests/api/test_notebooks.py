@@ -106,7 +106,7 @@ def left(folder: Path, env: dict[str, str], made: str) -> Iterator[None]:
                 assert desk.ran("run", written(folder, "print(6 * 7)"), "--pool", name, "--detach")[0] == 0
                 shown = notebook.run(f"%sky_attach {name}")
                 assert "42" in shown.stdout.splitlines()
-                assert "train.ipynb has ended well" in shown.text
+                assert "train.ipynb has finished" in shown.text
                 notebook.run(f"%sky_attach {name}")
                 notebook.run("%%sky_broadcast -o kept\nrank")  # what the job has left on the ranks
                 assert notebook.value("kept") == [0, 1]
@@ -118,7 +118,7 @@ def test_it_goes_on_without_its_client(desk: Desk) -> None:
     undisturbed = desk.folder / "undisturbed.ipynb"
     code, out, err = desk.ran("run", notebook, "--pool", desk.pool, "-p", "epochs", 3, "-o", undisturbed)
     assert code == 0, err
-    assert "has ended well" in err
+    assert "has finished" in err
     assert {"epochs 3", "[0] epoch 2", "[1] epoch 2"} <= {*out.splitlines()}
     gate = desk.folder / "gate"
     line = ("run", notebook, "--pool", desk.pool, "-p", "epochs", 3, "-p", "gate", gate, "--json")
@@ -242,7 +242,7 @@ def test_refused_before_anything_starts(tmp_path: Path) -> None:
     assert (code, out) == (2, "")
     assert "-p epoch: the cell tagged 'parameters' sets no such name; did you mean 'epochs'?" in err
     assert "-p seed: the cell tagged 'parameters' sets no such name; it sets epochs" in err
-    assert "say on which pool" in err
+    assert "choose a pool" in err
 
 
 def test_parameters() -> None:

@@ -119,7 +119,7 @@ def test_what_cannot_be_is_refused_in_words(name: str) -> None:
 
 
 MISSPELT: dict[str, tuple[Callable[[], Any], str]] = {
-    "an option of rented machines": (lambda: sky.Options(provision_timeout=60), "other zones and types are asked by themselves"),
+    "an option of rented machines": (lambda: sky.Options(provision_timeout=60), "other zones and types are tried automatically"),
     "volumes": (lambda: sky.Compute(volumes=[]), "%sky_put"),
     "allocation": (lambda: sky.Spec(allocation="spot"), "spot=True"),
     "a word": (lambda: sky.Spec(vcpu=2), "did you mean 'vcpus'"),
@@ -167,4 +167,4 @@ def test_new_names_cost_nothing_until_they_are_used() -> None:
 def test_system_packages_are_not_installed_on_machines_of_ones_own() -> None:
     told: list[str] = []
     making.plan_of(PoolRequest(provider="local", image=sky.Image(apt=("git", "curl"))), told.append)
-    assert told == ["apt (git, curl) is for rented machines: on these nothing of it is installed"]
+    assert told == ["apt (git, curl) works on rented machines only: it is not installed here"]

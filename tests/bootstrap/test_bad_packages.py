@@ -107,7 +107,7 @@ def test_a_damaged_wheel(host: ShellHost, index: Path, uv: str) -> None:
     path.write_bytes(whole[:place] + bytes(100) + whole[place + 100 :])
     wanted = replace(SMALL, packages=("sky-damaged==1.0",))
     assert "sky_damaged" in (said := refused(host, wanted, uv)).replace("-", "_")
-    assert "Nothing half-made was left there" in said or "is damaged" in said
+    assert "Nothing was left there" in said or "is damaged" in said
     path.write_bytes(whole)
     ready = setup(host, wanted, print, without_pip(host, wanted, uv))
     assert versions(host, ready, "sky-damaged") == {"sky-damaged": "1.0"}

@@ -320,7 +320,7 @@ def test_an_interpreter_that_cannot_be_used_as_it_is() -> None:
         ("ERROR: ResolutionImpossible: for help visit https://pip.pypa.io", "contradict"),
         ("ERROR: THESE PACKAGES DO NOT MATCH THE HASHES FROM THE REQUIREMENTS FILE.", "pip's cache on node is damaged"),
         ("zipfile.BadZipFile: Bad CRC-32 for file 'x.bin'", "pip's cache on node is damaged"),
-        ("Segmentation fault", "make the pool again"),
+        ("Segmentation fault", "create the pool again"),
     ],
 )  # fmt: skip
 def test_what_to_do_when_a_step_fails(line: str, words: str) -> None:
@@ -366,7 +366,7 @@ def test_a_listener_tells_steps_and_keeps_the_last_lines() -> None:
         progress.feed(line)
     failure = progress.failure(9, "err", "3.11")
     assert told[0] == "one"
-    assert told[2] == "one failed (noise); another way is tried"
+    assert told[2] == "one failed (noise); trying another way"
     assert told[3] == "two"
     assert "another pool" in told[1]
     assert (failure.step, failure.command, failure.status, failure.free_kb) == ("two", "the command", 3, 77)

@@ -29,12 +29,14 @@ def test_a_damaged_cache(home: Path, uv: str) -> None:
     facts = without_pip(host, second, uv)
     told: list[str] = []
     ready = setup(host, second, told.append, facts)
-    assert "its cache of packages seems to be damaged; installing without it" in told
+    assert "its package cache seems damaged; installing without it" in told
     assert host.run(f"{ready.python} -c 'import packaging, zmq'").status == 0
     # what has failed in both ways is said, with what to do, and leaves nothing
     third = replace(
         first, packages=("packaging>2",), commands=("echo 'THESE PACKAGES DO NOT MATCH THE HASHES'; false",)
     )
-    with pytest.raises(HostError, match=r"pip's cache on .* is damaged, or its index has another file .*Run `rm -r"):
+    with pytest.raises(
+        HostError, match=r"pip's cache on .* is damaged, or its index serves a different file .*Run `rm -r"
+    ):
         setup(host, third, print, replace(facts, env="third"))
     assert not (home / ".skymagic/env/third").exists()

@@ -106,7 +106,7 @@ def test_what_cannot_be_built_is_said_with_the_last_lines(shelf: Shelf) -> None:
         requirements_of(Image(pip=("tiny-own", "tiny-gone")))
     gone, failed = error.value.mistakes
     assert (
-        gone == f"tiny-gone 1.0 is installed here from {project.parent}/tiny-gone, where there is no project (any more)"
+        gone == f"tiny-gone 1.0 is installed here from {project.parent}/tiny-gone, which no longer contains a project"
     )
     assert failed.startswith(f"no wheel could be built of tiny-own 1.0 in {project}; `")
     assert "no compiler, and https://****@example.org" in failed

@@ -187,7 +187,7 @@ def test_a_command_that_fails_is_shown_with_what_it_said(home: Path, uv: str) ->
     assert "running: echo why; nonsense" in text
     assert "exit code 127" in text
     assert "| why\n" in text
-    assert "make the pool again" in text
+    assert "create the pool again" in text
 
 
 def test_requirements_that_nobody_has(home: Path, uv: str) -> None:

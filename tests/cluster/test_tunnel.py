@@ -400,7 +400,7 @@ def test_another_notebook_takes_over() -> None:
             one.down.clear()
             while one.agent.read():
                 pass
-            assert one.agent.complaint() == "another notebook has attached in the place of this one"
+            assert one.agent.complaint() == "another notebook has attached instead of this one"
             other.agent.write(b"3\n")
             assert line(other) == b"3\n"
         finally:

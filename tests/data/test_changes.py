@@ -466,7 +466,7 @@ def test_a_value_that_never_looks_the_same_stays_the_ranks_own(notebook: Noteboo
     for _ in range(2):
         assert moved(notebook.there("r.mine", note=notes.append)) == []
     assert notes == [
-        "r looks different each time, so nobody can say whether it has changed: the ranks keep their own; "
+        "r pickles differently each time, so changes cannot be detected: the ranks keep their own; "
         "--push r sends the notebook's"
     ]
     assert moved(notebook.there("r", push=["r"])) == ["r"]

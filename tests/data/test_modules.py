@@ -214,7 +214,7 @@ def test_large_data_files_stay_here_and_it_is_said(folder: Path) -> None:
     sources, said = Sources(str(folder), Bindings(), remote=True), list[str]()
     for _ in range(2):
         assert sources.find(["pack"], [0], note=said.append)["pack"].data == ""
-    assert said == ["pack: its data files (4.0 MB) do not travel to other machines; %sky_put takes them there"]
+    assert said == ["pack: its data files (4.0 MB) are not sent to other machines; %sky_put copies them"]
     assert Sources(str(folder), Bindings(), remote=False).find(["pack"], [0], note=said.append)["pack"].data == ""
 
 

@@ -154,7 +154,7 @@ def test_a_follower_trusts_the_pool_alone(store: Path) -> None:
         stream = protocol.decoder(noise=True)
         while not (failed := [each for each in stream.feed(server.read()) if isinstance(each, protocol.StoreFailed)]):
             pass
-        assert failed == [protocol.StoreFailed(NAME, f"no word from 127.0.0.1:{port}")]
+        assert failed == [protocol.StoreFailed(NAME, f"no answer from 127.0.0.1:{port}")]
         assert not any(heard)  # it was told nothing
         server.close()
         listener.shutdown(socket.SHUT_RDWR)

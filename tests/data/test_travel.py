@@ -249,8 +249,8 @@ def test_a_memory_map_is_one_of_the_same_file_on_this_machine(notebook: Notebook
     shown = notebook.run("%%sky_broadcast --fresh -o seen\nfloat(mapped[3, 2]), float(own[0]), type(mapped).__name__")
     assert notebook.value("seen") == [(7.0, 5.0, "ndarray")] * 2
     [said] = shown.stderr.splitlines()
-    assert said.startswith("[mapped: its contents travel as an array, for it maps ")
-    assert said.endswith("mapped.dat, which is not there any more]")
+    assert said.startswith("[mapped: its contents are sent as an array, because it maps ")
+    assert said.endswith("mapped.dat, which no longer exists]")
 
 
 # ------------------------------------------------------------------- words of a notebook

@@ -145,7 +145,7 @@ def test_whatever_a_value_raises_is_told_of_the_value(notebook: Notebook, raised
 
 def test_a_function_that_calls_itself_without_end_is_no_deep_value(notebook: Notebook) -> None:
     notebook.here("class Bad:\n    def __reduce__(self): return self.__reduce__()\nbad = Bad()\ndeep = []\n")
-    with pytest.raises(CaptureError, match="its __reduce__ calls itself without end"):
+    with pytest.raises(CaptureError, match="its __reduce__ recurses without end"):
         notebook.there("bad")
     notebook.here("for _ in range(100_000): deep = [deep]")
     with pytest.raises(CaptureError, match="nested too deep"):

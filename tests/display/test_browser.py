@@ -62,7 +62,7 @@ CELLS = {
     "status": "%sky_status",
     "busy": "%%sky_broadcast -a\nwhile rank == 1:\n    pass\nopen('gate').read()",
     "measured": COUNTS.format(rest=False, words="measured"),
-    "at rest": COUNTS.format(rest=True, words="at rest"),
+    "at rest": COUNTS.format(rest=True, words="idle"),
     "typed": "%sky_pool x --pro",
     "again": "%load_ext skymagic\n%sky_pool --ranks 2",
     "after": "%%sky_broadcast --only all\nprint('ready')",
@@ -204,7 +204,7 @@ def test_what_ranks_use_is_measured_while_somebody_looks_at_it(browser: Browser)
     browser.picture("ranks", INDEX["busy"])
     shown.get_by_role("button", name="ranks").click()
     expect(busy).to_have_count(0)
-    expect(browser.run(INDEX["at rest"])).to_contain_text("at rest")
+    expect(browser.run(INDEX["at rest"])).to_contain_text("idle")
     browser.page.evaluate(SELECT, INDEX["busy"])
     browser.page.evaluate(CLEAR)  # its cell goes on, and its widget must not be saved
 

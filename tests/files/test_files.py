@@ -247,8 +247,8 @@ def test_links_that_lead_out_stay_behind(one: Nodes, direction: str) -> None:
         one.files.sync(source, "d", includes=["notes.txt"])
         assert (there / "d/notes.txt").read_text() == "secret"
     assert list(copied[0].notes) == [
-        f"{source}/inner/full is a link that leads out, to {here}/private: {remedy}",
-        f"{source}/notes.txt is a link that leads out, to {here}/private/key: {remedy}",
+        f"{source}/inner/full is a link that points outside, to {here}/private: {remedy}",
+        f"{source}/notes.txt is a link that points outside, to {here}/private/key: {remedy}",
     ]
 
 
@@ -263,11 +263,11 @@ def test_links_that_lead_out_are_followed_and_named_if_asked_for(one: Nodes) -> 
     copied = one.files.put(source, "d", follow=True)
     assert tree(one.roots[0] / "d") == {"a": "a", "full": "x", "out/": "", "out/x": "x"}
     assert [note.removeprefix(f"{source}/").replace(str(one.here), "HERE") for note in copied[0].notes] == [
-        "dead stays behind: it is a link to nothing",
-        "fifo stays behind: it is no file",
-        "full is a link that leads out, to HERE/elsewhere/big/x, which is copied",
-        "loop stays behind: it is a link to a folder that it is in",
-        "out is a link that leads out, to HERE/elsewhere/big, which is copied",
+        "dead is skipped: it is a link to nothing",
+        "fifo is skipped: it is no file",
+        "full is a link that points outside, to HERE/elsewhere/big/x, which is copied",
+        "loop is skipped: it is a link to a folder that it is in",
+        "out is a link that points outside, to HERE/elsewhere/big, which is copied",
     ]
 
 
@@ -311,8 +311,8 @@ def test_all_nodes_mistakes_at_once_and_nothing_copied(two: Nodes) -> None:
         two.files.put(source, "x/d")
     assert str(caught.value).splitlines() == [
         "nothing was copied:",
-        f"  node 0 (host0): {two.roots[0]}/x/d/a is a folder here, and a file is to come",
-        f"  node 1 (host1): {two.roots[1]}/x/d/sub is a file here, and a folder is to come",
+        f"  node 0 (host0): {two.roots[0]}/x/d/a is a folder here, but a file would be copied there",
+        f"  node 1 (host1): {two.roots[1]}/x/d/sub is a file here, but a folder would be copied there",
     ]
     assert tree(two.roots[0]) == {"x/": "", "x/d/": "", "x/d/a/": ""}
 
@@ -575,7 +575,7 @@ def test_a_node_cannot_send_what_nobody_wants(tmp_path: Path, sent: int) -> None
     grow(tmp_path, {"out/here": "ok"})
     os.utime(tmp_path / "out/here", ns=(5, 5))
     evil = node(0, tmp_path, sys.executable, "-c", hostile(entries, contents=False, sent=sent))
-    with pytest.raises(FilesError, match="a file that nobody asked for"):
+    with pytest.raises(FilesError, match="a file that was not requested"):
         Files([evil], start).get("out", tmp_path)
     assert tree(tmp_path) == {"out/": "", "out/here": "ok"}
 

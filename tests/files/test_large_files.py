@@ -183,7 +183,7 @@ def test_what_changes_there_meanwhile_is_said(source: Path, tmp_path: Path) -> N
             receiver.take(message, payload)
             break
     receiver.end([])
-    assert receiver.problems == [f"{folder}/a: what was there of it has changed meanwhile; copy it again"]
+    assert receiver.problems == [f"{folder}/a: the partial copy changed in the meantime; copy it again"]
     assert len(list(folder.iterdir())) == 1
 
 

@@ -54,7 +54,7 @@ def test_three_copies_of_one_folder(home: Path) -> None:
     second = hostile(home, *deep, Entry("out/a/b/c", FOLDER), Entry("out/a/b/c/l", LINK, target="../../.ssh"))
     third = hostile(home, Entry("out", FOLDER), Entry("out/l", FOLDER), Entry("out/l/keys", FILE, len(EVIL)))
     with pytest.raises(
-        FilesError, match=r"nothing was copied: .*work/out/a/b/c is a link here, and a folder is to come"
+        FilesError, match=r"nothing was copied: .*work/out/a/b/c is a link here, but a folder would be copied there"
     ):
         second.get("out", home / "work")
     third.get("out", home / "work")
@@ -74,7 +74,9 @@ def test_a_nodes_own_folder_is_no_link(home: Path) -> None:
     (home / "work/node1").symlink_to("../.ssh")
     roots = [grow(home / f"root{number}", {"out/x": "x"}) for number in range(2)]
     files = Files([node(number, root) for number, root in enumerate(roots)], start)
-    with pytest.raises(FilesError, match=r"nothing was copied: .*work/node1 is a link here, and a folder is to come"):
+    with pytest.raises(
+        FilesError, match=r"nothing was copied: .*work/node1 is a link here, but a folder would be copied there"
+    ):
         files.get("out/", home / "work")
     assert untouched(home)
 
@@ -87,7 +89,7 @@ def test_a_folder_that_is_swapped_while_files_come(home: Path, where: str) -> No
     place = home / "work" / where
     swap = f"os.rename({str(place)!r}, {str(place)!r} + '.old'); os.symlink({str(home / '.ssh')!r}, {str(place)!r})"
     with pytest.raises(
-        FilesError, match=rf"not all was copied: .*work/{where} is a link here, and a folder is to come"
+        FilesError, match=rf"not all was copied: .*work/{where} is a link here, but a folder would be copied there"
     ):
         hostile(home, *entries, swap=swap).get("out", home / "work")
     assert tree(home / ".ssh") == {"config": "mine", "sub/": ""}
@@ -116,8 +118,8 @@ def test_put_refuses_a_link_in_the_way(one: Nodes) -> None:
     with pytest.raises(FilesError) as caught:
         one.files.put(one.here / "d", "d")
     assert str(caught.value) == (
-        f"nothing was copied: node 0 (host0): {one.roots[0]}/d/sub is a link here, and a folder is to come: remove it, "
-        "or copy to where it leads"
+        f"nothing was copied: node 0 (host0): {one.roots[0]}/d/sub is a link here, but a folder would be copied there: remove it, "
+        "or copy to its target"
     )
     (one.roots[0] / "d/sub").unlink()
     one.files.put(one.here / "d", "d")

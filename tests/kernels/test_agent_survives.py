@@ -45,14 +45,14 @@ if skymagic.instance_info().rank == 1:
 def test_a_rank_that_sends_nonsense(notebook: Notebook) -> None:
     shown = notebook.finish(notebook.start(SEND_NONSENSE))
     assert shown.failure.ename == "RankDied"
-    assert "rank 1 is ended, for it cannot be served" in shown.text
+    assert "rank 1 is killed because it cannot be served" in shown.text
     works_with_variables_of(notebook, [0])
 
 
 def test_a_request_that_cannot_be_carried_out(notebook: Notebook) -> None:
     notebook.run("pool.pool.resources.agents.signal([0], 9999)")
     shown = notebook.run("%%sky_broadcast -o found\nglobals().get('mine');")
-    assert "the agent could not carry out Signal: OSError: [Errno 22] Invalid argument" in shown.text
+    assert "the agent could not run Signal: OSError: [Errno 22] Invalid argument" in shown.text
     works_with_variables_of(notebook, [0, 1])
 
 

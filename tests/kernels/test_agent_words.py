@@ -48,7 +48,7 @@ def test_an_agent_that_is_ended_from_outside(agent: ChildTransport, number: sign
     said = messages(agent)
     assert isinstance(next(said), wire.AgentStarted)
     os.kill(agent._child.pid, number)
-    assert wire.AgentFailed(f"the agent was ended from outside ({number.name})") in list(said)
+    assert wire.AgentFailed(f"the agent was killed from outside ({number.name})") in list(said)
 
 
 SLEEPS_THROUGH = """

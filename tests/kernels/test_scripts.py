@@ -397,7 +397,7 @@ def test_native_code_that_gives_up_is_heard() -> None:
     assert "what():  Resource temporarily unavailable" in str(error)
     assert "gloo" not in str(error)
     ended = end(0, 1, cause=aborted, words="terminate called without an active exception")
-    assert "let go of the DDP model (del model; gc.collect())" in str(script_error([ended], 1))
+    assert "delete the DDP model (del model; gc.collect())" in str(script_error([ended], 1))
 
 
 def test_a_port_that_is_taken_and_a_launcher_that_is_missing_have_a_remedy() -> None:

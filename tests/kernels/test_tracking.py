@@ -62,7 +62,7 @@ def test_a_tracker_that_fails_does_not_fail_the_training(
     tracking.take(rows(EPOCHS[0]))
     tracking.take(rows(EPOCHS[1]))
     tracking.close()
-    assert capsys.readouterr().err.count("[tensorboard takes no numbers of this cell (") == 1
+    assert capsys.readouterr().err.count("[tensorboard does not accept numbers from this cell (") == 1
 
 
 REPORTS = """\

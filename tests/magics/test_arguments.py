@@ -305,8 +305,8 @@ def test_nothing_is_evaluated() -> None:
         ("-o a.b", "is not a name"),
         ("-o a,b", "is not a name"),
         ("-g a,1x", "-g: '1x' is not a name"),
-        ("-g ,", "-g: nothing is named"),
-        ("-g ''", "-g: nothing is named"),
+        ("-g ,", "-g: no name is given"),
+        ("-g ''", "-g: no name is given"),
         ("--push print()", "--push: 'print()' is not a name"),
         ("--pool 'a b'", "--pool: 'a b' is not a name for a pool"),
         ("--pool ../x", "is not a name for a pool"),
@@ -725,7 +725,7 @@ def test_push_and_pull() -> None:
     assert parse_push("model, data") == NamesRequest(("model", "data"))
     assert parse_push("a b -t 0:2") == NamesRequest(("a", "b"), Selection("0:2"))
     assert parse_pull("a -o b --head --pool p") == NamesRequest(("a",), None, "b", True, "p")
-    assert "nothing is named" in mistakes(parse_push, "")[0]
+    assert "no name is given" in mistakes(parse_push, "")[0]
     assert "'1x' is not a name" in mistakes(parse_pull, "1x")[0]
     assert "2 are named" in mistakes(parse_pull, "a b -o c")[0]
     assert "no such option" in mistakes(parse_push, "a -o b")[0]
@@ -771,8 +771,8 @@ def test_lifecycle() -> None:
     assert parse_clone("1: --from=0 a b --pool p") == CloneRequest(Selection("1:"), 0, ("a", "b"), "p")
     assert mistakes(parse_clone, "model") == [
         "say which rank has the variables: --from 0",
-        "say first which rank gets the variables: %sky_clone 2 --from 0 model",
-        "%sky_clone: nothing is named",
+        "name the rank that gets the variables first: %sky_clone 2 --from 0 model",
+        "%sky_clone: no name is given",
     ]
     assert mistakes(parse_clone, "1 --from x 2y") == [
         "--from: 'x' is not a whole number",
@@ -812,7 +812,7 @@ def test_looking() -> None:
     assert (parse_gpus(""), parse_gpus("a100-80gb")) == (GpusRequest(), GpusRequest(Accelerator("A100-80GB")))
     asked = GpusRequest(Accelerator("A100", 8), nodes=4, region="us-east-1,us-west-2", spot=True)
     assert parse_gpus("a100:8 --nodes 4 --region us-east-1,us-west-2 --spot") == asked
-    assert mistakes(parse_gpus, "--spot") == ["say which GPU is to be rented: %sky_gpus A100:8 --spot"]
+    assert mistakes(parse_gpus, "--spot") == ["name the GPU to rent: %sky_gpus A100:8 --spot"]
     assert "is not a region" in mistakes(parse_gpus, "A100 --region us_east")[0]
     assert "trn1 is not supported" in mistakes(parse_gpus, "trn1")[0]
     assert "did you mean 'A100'?" in mistakes(parse_gpus, "a1oo")[0]

@@ -35,7 +35,7 @@ def test_a_name_that_some_ranks_have_comes_from_those(notebook: Notebook) -> Non
     failed = notebook.fail(
         "%%sky_broadcast -g half,whole\nimport os\nwhole = 1\nif os.environ['RANK'] == '0':\n    half = 2"
     )
-    assert failed.text == "ResultError: half is not defined on rank 1\nwhat did come back is in half, whole"
+    assert failed.text == "ResultError: half is not defined on rank 1\nresults that arrived are in half, whole"
     assert notebook.value("(half[0], repr(half[1]), whole)") == (2, "<unavailable: rank 1: is not defined>", [1, 1])
 
 

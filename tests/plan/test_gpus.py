@@ -238,9 +238,9 @@ def test_options_of_gpu() -> None:
     ]  # fmt: skip
     assert "write none, or 0, (with a comma)" in refused(read_gpus, "0")
     assert "GPU 1 is named twice" in refused(read_gpus, "1,1")
-    assert "'A100' is no GPU" in refused(read_gpus, "A100,0")
+    assert "'A100' is not a GPU" in refused(read_gpus, "A100,0")
     assert "did you mean" in refused(read_gpus, "A10O")
-    assert "does not say which GPU is to be rented" in refused(_rented, "--gpu all")
+    assert "does not say which GPU to rent" in refused(_rented, "--gpu all")
 
 
 def _rented(line: str) -> None:

@@ -23,7 +23,7 @@ RENTAL = Rental(
     price=87.84,
     priced="price list of 2026-11-22",
     most=87.84,
-    notes=("where there is no room: p4d.24xlarge in us-east-1 d",),
+    notes=("no capacity: p4d.24xlarge in us-east-1 d",),
 )
 REQUEST = PoolRequest("train", provider="aws", nodes=4, gpu=Accelerator("A100", 8))
 
@@ -34,7 +34,7 @@ Plan of pool 'train'
   GPUs       8 × A100 on each node
   asks       4 × p4d.24xlarge (8 × A100) in us-east-1b, on demand: $87.84 per hour (price list of 2026-11-22), for 1d at most: add -y if you mean that
   machine    96 CPUs and 1152 GB
-  note       where there is no room: p4d.24xlarge in us-east-1 d
+  note       no capacity: p4d.24xlarge in us-east-1 d
   ends       after 30m without a cell or after 1d
   price      $87.84 per hour (price list of 2026-11-22)"""
 
@@ -78,8 +78,8 @@ def test_rented_machines_have_an_end_unless_the_user_wants_none() -> None:
     assert (bounded(none).idle, bounded(none).max_lifetime) == (None, None)
     plan = plan_rented(none, RENTAL)
     assert plan.question.endswith("without an end")
-    assert "--max-lifetime is none: it is paid for until %sky_down" in plan.notes
-    assert "--idle is none: it is paid for while nothing runs" in plan.notes
+    assert "--max-lifetime is none: you pay for it until %sky_down" in plan.notes
+    assert "--idle is none: you pay for it even while nothing runs" in plan.notes
 
 
 def test_a_limit_that_was_only_assumed_is_not_what_the_user_stated() -> None:

@@ -62,7 +62,7 @@ def on(*gpus: str, machine: str = "a", cuda: str = "12.8") -> list[Posted]:
         (
             None,
             on("GPU-0", "", "GPU-1", ""),
-            "ranks 0, 2 have a GPU and ranks 1, 3 have none: no group is formed of both",
+            "ranks 0, 2 have a GPU and ranks 1, 3 have none: a process group cannot combine them",
         ),
         (None, on("GPU-0") + on("", cuda=""), "rank 0 has a GPU and rank 1 has none (its torch is built without CUDA)"),
     ],
@@ -135,7 +135,7 @@ def test_a_stranger_is_seen_whatever_the_backend_is_called(backend: str, tmp_pat
         for rank, secret in enumerate(("s", "guessed"))
     ]  # fmt: skip
     said = [process.communicate(timeout=120)[0] for process in started]
-    assert said[0].startswith("refused the process group has a stranger in place of rank 1"), said
+    assert said[0].startswith("refused the process group has an unknown process in place of rank 1"), said
 
 
 # --------------------------------------------------------------------------------------------------- this machine

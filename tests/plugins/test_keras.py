@@ -182,7 +182,7 @@ def test_apart_only_with_a_word(options: str, capsys: pytest.CaptureFixture[str]
     with sky.Compute(nodes=2, plugins=[f"keras:backend=torch{options}"]) as pool:
         results = train([16, 16]) @ pool
     assert not equal(results)
-    assert ("trains on each rank for itself" in capsys.readouterr().err) is (not options)
+    assert ("trains each rank separately" in capsys.readouterr().err) is (not options)
 
 
 @pytest.fixture(scope="module")

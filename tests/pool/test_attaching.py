@@ -1,4 +1,4 @@
-"""Attaching: a notebook is killed amidst its cell, and another goes on with it: no line lost and all in order, its values, its errors."""
+"""Attaching: a notebook is killed amidst its cell, and another continues with it: no line lost and all in order, its values, its errors."""
 
 from __future__ import annotations
 
@@ -45,7 +45,8 @@ def test_a_run_goes_on_in_another_notebook_and_no_line_is_lost(desk: Desk) -> No
         shown.append(first.rest(cell))
     with desk.notebook() as second:
         assert re.search(
-            r"lab \(lab-.*, which has ended; run \d+ went on when it was last shown", second.run("%sky_attach").stdout
+            r"lab \(lab-.*, which has ended; run \d+ was still running when last shown",
+            second.run("%sky_attach").stdout,
         )
         cell = second.start("%sky_attach lab")
         second.watch(cell, lambda seen: "step" in seen.stdout)
@@ -119,7 +120,7 @@ def test_a_kernel_that_is_restarted_finds_its_pool_and_one_that_is_shut_down_lea
 def test_a_notebook_that_is_alive_keeps_its_pool_unless_it_is_taken_away(desk: Desk) -> None:
     with desk.notebook(desk.made) as first, desk.notebook() as second:
         assert "no pool 'other' was left from here; there are lab" in second.fail("%sky_attach other").evalue
-        assert "is this notebook's already" in first.fail("%sky_attach lab").evalue
+        assert "already belongs to this notebook" in first.fail("%sky_attach lab").evalue
         assert "reads pool 'lab'" in second.run("%sky_attach lab").text
         assert "--take-over" in second.fail("%%sky_broadcast\n1").evalue
         first.run("%%sky_broadcast\nkept = 5")
@@ -128,7 +129,7 @@ def test_a_notebook_that_is_alive_keeps_its_pool_unless_it_is_taken_away(desk: D
         taking = second.start("%sky_attach lab --take-over")
         second.watch(taking, lambda seen: "goes on" in seen.stdout)
         lost = first.finish(cell)
-        assert "another notebook has attached in the place of this one" in lost.failure.text
+        assert "another notebook has attached instead of this one" in lost.failure.text
         second.interrupt()
         stopped = second.finish(taking).error
         assert stopped is not None

@@ -146,7 +146,8 @@ def test_a_kernel_that_is_restarted_amid_a_cell_attaches_to_its_detached_pool_an
             ended = second.run(line).stdout.splitlines()
             assert ended[0] == "pool 'another' is stopped"
         assert re.fullmatch(
-            rf"pool '{desk.pool}', which was left on this machine, goes on: %sky_down {desk.pool}-\w+ ends it", ended[1]
+            rf"pool '{desk.pool}', which was left on this machine, is still running: %sky_down {desk.pool}-\w+ ends it",
+            ended[1],
         )
         cell = second.start(f"%sky_attach {desk.pool}")
         second.watch(cell, lambda seen: "goes on" in seen.text)
@@ -188,7 +189,7 @@ def test_how_it_is_ended_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     gone = PoolRecord("lab", "lab-0a1b2c3d", "local", ("laptop",), "/home/ann", process="1 1 long-ago")
     assert records.reminders([gone]) == [
-        "pool 'lab' was left on laptop by a notebook that is gone: %sky_attach lab goes on with it, %sky_down lab-0a1b2c3d ends it"
+        "pool 'lab' was left on laptop by a notebook that is gone: %sky_attach lab continues with it, %sky_down lab-0a1b2c3d ends it"
     ]
     records.write(gone)
     assert records.every() == []  # its daemon is not there any more

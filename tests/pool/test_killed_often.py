@@ -1,4 +1,4 @@
-"""A training run whose notebook is killed again and again, and each time another goes on with it: nothing is lost, and it ends as if undisturbed."""
+"""A training run whose notebook is killed again and again, and each time another continues with it: nothing is lost, and it ends as if undisturbed."""
 
 from __future__ import annotations
 

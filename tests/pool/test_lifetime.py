@@ -143,7 +143,7 @@ def test_an_idle_pool_ends_is_told_and_made_anew(notebook: Notebook) -> None:
     line = "%sky_pool --nodes 2 --idle 1s"
     notebook.run(f"pool = get_ipython().run_line_magic('sky_pool', '{line.removeprefix('%sky_pool ')}')")
     wait_until_ended(notebook)
-    text = "pool 'main' ended after 1s without a cell (--idle 1s): %sky_pool makes it anew"
+    text = "pool 'main' ended after 1s without a cell (--idle 1s): recreate it with %sky_pool"
     for cell in ("%%sky_broadcast\n1", "%%sky_broadcast --pool main\n1", "%sky_pull x", "%sky_restart"):
         failed = notebook.fail(cell)
         assert (failed.ename, failed.evalue) == ("PoolStateError", text)
@@ -188,7 +188,7 @@ def test_a_cell_that_reaches_the_end_of_the_pools_life_fails_with_that_reason(no
     notebook.run("%sky_pool --nodes 2 --max-lifetime 20s")
     failed = notebook.fail("%%sky_broadcast\nimport threading\nthreading.Event().wait()")
     assert failed.ename == "RunError"
-    assert failed.evalue == "pool 'main' ended after 20s (--max-lifetime 20s): %sky_pool makes it anew"
+    assert failed.evalue == "pool 'main' ended after 20s (--max-lifetime 20s): recreate it with %sky_pool"
     wait_until_ended(notebook)
     assert "pool 'main' ended after 20s" in notebook.fail("%%sky_broadcast\n1").evalue
     notebook.run("%sky_down --all")

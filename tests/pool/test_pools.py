@@ -475,7 +475,7 @@ def test_extension_is_loaded_again_and_unloaded(notebook: Notebook, tmp_path: Pa
     notebook.run("run = _")
     notebook.run("%load_ext skymagic")
     notebook.run("%reload_ext skymagic")
-    assert "still there" in notebook.run("%unload_ext skymagic").text
+    assert "still running" in notebook.run("%unload_ext skymagic").text
     gate.touch()
     assert notebook.value("run.wait(60), late") == (True, [12])
     notebook.watch(beside, lambda seen: "not lost" in seen.text)

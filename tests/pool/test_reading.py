@@ -74,7 +74,7 @@ def test_a_second_notebook_reads_and_runs_nothing(room: Room) -> None:
     shown = room.second.finish(again)
     ours = sorted(line for line in shown.lines if line[:4] in ("[0] ", "[1] "))
     assert ours == ["[0] after 0", "[0] before 0", "[1] after 1", "[1] before 1"]
-    assert "has ended well" in shown.text
+    assert "has finished" in shown.text
     assert room.holder.run("%%sky_broadcast -o still\nrank").error is None
     assert room.holder.value("still") == [0, 1]
 

@@ -78,7 +78,7 @@ def test_a_key_of_another_user_is_not_used(state: Path) -> None:
     keys.keep(keys.path("lab-0a1b2c3d"), "secret")
     assert keys.kept(keys.path("lab-0a1b2c3d"), "lab-0a1b2c3d", str) == "secret"
     os.chown(keys.path("lab-0a1b2c3d"), 65534, -1)
-    with pytest.raises(PoolError, match="is open to others, and not used"):
+    with pytest.raises(PoolError, match="is open to other users and is not used"):
         keys.read("lab-0a1b2c3d")
 
 
@@ -100,7 +100,7 @@ def test_only_pools_whose_notebook_is_gone_are_told() -> None:
     assert records.reminders(there) == []
     assert len(records.reminders([*there, *left])) == len(left)
     assert records.reminders(left[:1]) == [
-        "pool 'lab' was left on gpu1, gpu2 by a notebook that is gone: %sky_attach lab goes on with it, "
+        "pool 'lab' was left on gpu1, gpu2 by a notebook that is gone: %sky_attach lab continues with it, "
         "%sky_down lab-0a1b2c3d --hosts gpu1,gpu2 ends it"
     ]
 

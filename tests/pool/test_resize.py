@@ -108,7 +108,7 @@ def test_ranks_that_cannot_go_on_are_started_anew_and_it_is_said(notebook: Noteb
     before = pids(notebook)
     for nodes in (1, 3):
         shown = notebook.run(f"%sky_pool stiff --nodes {nodes}")
-        assert "all ranks were started anew, without variables: stiff cannot go on" in shown.stdout
+        assert "all ranks were restarted, without variables: stiff cannot continue" in shown.stdout
         now = pids(notebook)
         assert set(now).isdisjoint(before)
         assert kept(notebook) == [None] * nodes
@@ -147,6 +147,6 @@ def test_a_pool_of_hosts_is_made_anew_and_it_is_said(tmp_path: Path) -> None:
         assert "h3" in failed.text
         assert pids(notebook) == before, "hosts that are not there change nothing"
         shown = notebook.run(ON_HOSTS.replace("h[1-2]", "h2"))
-        assert "pool 'main' is made anew with 1 node: the ranks' variables are gone" in shown.stdout
+        assert "pool 'main' is recreated with 1 node: the ranks' variables are gone" in shown.stdout
         assert len(pids(notebook)) == 2
         assert kept(notebook) == [None] * 2

@@ -33,7 +33,7 @@ notebook = borrowed("--ranks 2 --plugin torch", "pool = %sky_pool --ranks 2 --pl
 def test_a_restart_beside_a_recovery_is_the_only_one(notebook: Notebook, end: str) -> None:
     notebook.fail(f"%%sky_broadcast\nimport os, torch.distributed as dist\n{ENDS[end]}")
     begun = time.monotonic()
-    assert notebook.run("%sky_restart").said == "ranks 0, 1 of pool 'main' started anew, without variables"
+    assert notebook.run("%sky_restart").said == "ranks 0, 1 of pool 'main' restarted without variables"
     shown = notebook.run(MEET)
     assert time.monotonic() - begun < PROMPTLY
     assert notebook.value("met") == [2.0, 2.0]

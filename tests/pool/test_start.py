@@ -88,7 +88,7 @@ def test_another_number_of_nodes_is_a_resize_where_that_is_asked_for() -> None:
 def test_another_pool_of_the_name_is_in_the_way() -> None:
     step = start_plan(asked(nodes=4, env=(("A", "b"),)), [own("main")], resize=True)
     assert isinstance(step, Refuse)
-    assert str(step.error()).startswith("pool 'main' runs already and it has 2 ranks, not 4")
+    assert str(step.error()).startswith("pool 'main' is already running and it has 2 ranks, not 4")
     assert isinstance(step.error(), RequestError)
     assert "end it first (%sky_down main)" in step.mistakes[-1]
     assert isinstance(start_plan(RENT, [own("main")], [rented("lab")]), Refuse), "whatever was left elsewhere"
@@ -134,7 +134,7 @@ def test_stopped_machines_are_started_again_by_their_name_alone() -> None:
 @pytest.mark.parametrize(
     ("recorded", "kind", "words"),
     [
-        (rented("lab", 4), RequestError, r"pool 'lab', which another notebook has left, runs already and it has 4 nodes, not 2"),
+        (rented("lab", 4), RequestError, r"pool 'lab', left by another notebook, is already running and it has 4 nodes, not 2"),
         (rented("lab", 4, stopped=1.0), RequestError, r"pool 'lab' is stopped and it has 4 nodes, not 2"),
         (rented("lab", left=False), PoolError, "%sky_attach lab --take-over"),
         (rented("lab", known=False), PoolError, "its key is not here; %sky_down lab ends what is left of it"),
@@ -167,7 +167,7 @@ def test_what_follows_where_the_cloud_knows_better() -> None:
 @pytest.mark.parametrize(
     ("step", "words"),
     [
-        (Reuse(own("main")), "pool 'main' runs already and fits: it is used"),
+        (Reuse(own("main")), "pool 'main' is already running and fits: it is used"),
         (Resize(own("main"), asked(nodes=4)), "pool 'main' gets 4 ranks instead of 2"),
         (Attach(rented("lab").record, RENT), "attaches to a pool that was left: lab (lab-2) on machines"),
         (StartAgain(rented("lab", stopped=1.0).record, RENT), "starts stopped machines again: lab (lab-2): machines, stopped"),

@@ -80,7 +80,7 @@ def test_what_fails_for_too_long_is_told(cloud: EC2, clients: AwsClients, effect
     with pytest.raises(CloudError) as failed:
         clients.call("ec2", REGION, "DescribeRegions")
     assert failed.value.kind in ("internal", "unreachable")
-    assert "capacity" not in str(failed.value) or "no lack of capacity" in str(failed.value)
+    assert "capacity" not in str(failed.value) or "not a lack of capacity" in str(failed.value)
     assert len(cloud.calls) > 1
 
 
@@ -136,7 +136,7 @@ def test_a_page_is_no_answer(
     cloud.on(action, page(status), times=2)
     assert clients.call(service, REGION, action, **parameters), "it may be of the moment"
     cloud.on(action, page(status), times=1000)
-    with pytest.raises(CloudError, match=r"what came is not an answer of AWS's \(.*\)\n.*HTTPS_PROXY") as failed:
+    with pytest.raises(CloudError, match=r"the answer is not from AWS \(.*\)\n.*HTTPS_PROXY") as failed:
         clients.call(service, REGION, action, **parameters)
     assert failed.value.kind == "unreachable"
     assert "<" not in str(failed.value)
@@ -161,7 +161,7 @@ def test_ways_that_lead_nowhere(cloud: EC2, monkeypatch: pytest.MonkeyPatch) -> 
         ways = {
             f"http://{nobody}": "AWS cannot be reached",
             cloud.url.replace("http:", "https:"): "the connection to AWS is not trusted",
-            "nonsense": "that is no address of AWS's services",
+            "nonsense": "that is not an address of an AWS service",
         }
         for url, words in ways.items():
             with pytest.raises(CloudError, match=f"{words} .*\n"):
@@ -253,13 +253,13 @@ DENIED = (
             "Blocked",
             "This account is currently blocked …",
             ErrorKind.ACCOUNT,
-            ["blocked the account", "no lack of capacity"],
+            ["blocked the account", "not a lack of capacity"],
         ),
-        ("PendingVerification", "…", ErrorKind.ACCOUNT, ["still verifies", "by itself"]),
+        ("PendingVerification", "…", ErrorKind.ACCOUNT, ["still verifying", "takes hours"]),
         ("OptInRequired", "…", ErrorKind.ACCOUNT, ["enable the region"]),
         ("SpotMaxPriceTooLow", "…", ErrorKind.PRICE, ["raise --max-price"]),
         ("Unsupported", "Your requested instance type is not supported in …", ErrorKind.PLACE, ["not supported in"]),
-        ("InternalError", "An internal error", ErrorKind.INTERNAL, ["no lack of capacity"]),
+        ("InternalError", "An internal error", ErrorKind.INTERNAL, ["not a lack of capacity"]),
         ("InvalidInstanceID.NotFound", "…", ErrorKind.MISSING, ["InvalidInstanceID.NotFound"]),
         ("DependencyViolation", "resource sg-1 has a dependent object", ErrorKind.IN_USE, ["dependent object"]),
         ("InvalidParameterValue", "User data is limited to 16384 bytes", ErrorKind.INVALID, ["16384"]),

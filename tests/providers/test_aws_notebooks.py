@@ -62,7 +62,7 @@ def test_it_is_executed_there_and_between_its_cells_the_machines_are_in_use(rent
     assert code == 0, err
     assert {"in use between cells [True, True]", "[0, 1]"} <= {*out.splitlines()}
     assert "keeps it until it ends, 30m after its last cell or " in err
-    assert "train.ipynb has ended well" in err
+    assert "train.ipynb has finished" in err
     assert len(nbformat.read(desk.folder / "train.executed.ipynb", as_version=4).cells) == len(cells)
 
 
@@ -76,6 +76,6 @@ def test_what_went_with_its_machines_is_said_once(rented: tuple[Desk, Machines])
         machines.end(one.id)
     code, _, err = desk.ran("attach", desk.pool)
     assert code == 1
-    assert "its machines are terminated, and what they kept of train.ipynb went with them" in err
-    assert "went with them" not in desk.ran("attach", desk.pool)[2], "nothing is known of it any more"
+    assert "its machines are terminated, and their copy of train.ipynb is lost" in err
+    assert "is lost" not in desk.ran("attach", desk.pool)[2], "nothing is known of it any more"
     assert lab.left() == {}

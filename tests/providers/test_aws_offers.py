@@ -266,6 +266,6 @@ def test_a_preview_without_credentials_shows_the_plan_of_the_built_in_list(
     plan = making.plan_of(replace(EIGHT, dry_run=True), print).text()
     assert "aws: 4 × p4d.24xlarge (8 × A100) in us-east-1, on demand" in plan
     assert "$87.83 per hour (estimate of 2025-07-01 for us-east-1)" in plan
-    assert "not told: zones and present prices: there are no AWS credentials" in plan
+    assert "unknown: zones and present prices: there are no AWS credentials" in plan
     with pytest.raises(RequestError, match="set up AWS"):
         making.plan_of(EIGHT, print)

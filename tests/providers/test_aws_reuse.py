@@ -128,7 +128,7 @@ def test_a_pool_that_has_ended_meanwhile_is_rented_anew_and_one_that_is_left_is_
             if one.id in ids[:1]:
                 lab.set_state(one, "terminated", "Server.SpotInstanceTermination")
                 desk.machines.end(one.id)
-        assert f"1 of its 2 machines run no more ({ids[0]})" in second.fail(POOL).text
+        assert f"1 of its 2 machines no longer run ({ids[0]})" in second.fail(POOL).text
         second.run("%sky_pool another --ranks 1 --lazy")
         assert second.run("%sky_down").stdout == "pool 'another' is stopped\n", "its own, and not what was left"
         assert "pool 'lab' is stopped" in second.run("%sky_down").text, "the only one that was left"

@@ -259,7 +259,7 @@ $0.0012   m6a.large spot  -              -           2     8 GB     -           
 $87.83    p4d.24xlarge    8 × A100       40 GB       96    1152 GB  400 Gbit/s  us-east-1 b d  price list of 2026-11-22
 unknown   p4de.24xlarge   8 × A100-80GB  80 GB       96    1152 GB  400 Gbit/s  us-east-1 b    -
 per hour: of 4 machines
-not told: pricing:GetProducts: no permission"""
+unknown: pricing:GetProducts: no permission"""
 
 
 def test_the_table() -> None:
@@ -271,7 +271,7 @@ def test_the_table() -> None:
     html = table._repr_html_()
     assert html.count("<tr>") == 4
     assert "<td>8 × A100-80GB</td>" in html
-    assert "<p>not told: pricing:GetProducts: no permission</p>" in html
+    assert "<p>unknown: pricing:GetProducts: no permission</p>" in html
     assert "and 2 more, which cost more" in OfferTable(market, most=1).text()
     assert list(table) == table._ipython_key_completions_() == ["m6a.large", "p4d.24xlarge", "p4de.24xlarge"]
     assert [one.zone for one in table["p4d.24xlarge"]] == [A100.zone, "us-east-1d"]
@@ -293,7 +293,7 @@ def test_a_price_over_the_limit_in_words() -> None:
             str(refused.value)
             == f"the cheapest are 4 × p4d.24xlarge in us-east-1 for $87.83 per hour, and {name} is $40.00"
         )
-    with pytest.raises(RequestError, match="nobody tells what 1 × p4d.24xlarge in us-east-1 cost, and --max-price is"):
+    with pytest.raises(RequestError, match="the price of 1 × p4d.24xlarge in us-east-1 is unknown, and --max-price is"):
         choice(PoolRequest(max_price=40.0), Market((replace(A100, price=None),)))
 
 

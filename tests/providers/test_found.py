@@ -68,7 +68,7 @@ def test_a_cell_that_never_ends_is_found_and_ended_from_a_third_machine(tmp_path
         # the next notebook here is told of it; one elsewhere sees it all the same, and ends it
         with opened(tmp_path / "again", env=mine) as notebook:
             told = notebook.run("%reload_ext skymagic").text
-            assert "pool 'lab' was left on h1, h2 by a notebook that is gone: %sky_attach lab goes on with it" in told
+            assert "pool 'lab' was left on h1, h2 by a notebook that is gone: %sky_attach lab continues with it" in told
         text = command(other, "status", "--hosts", "h1,h2,h9").stdout
         assert "a cell runs for" in text
         assert "h9: " in text

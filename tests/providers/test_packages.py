@@ -133,7 +133,7 @@ def test_a_version_that_is_imported_already_needs_a_restart(lab: tuple[Hosts, No
     notebook.run("import tinydata\nframe = tinydata.Frame(4)")
     notebook.run("%%sky_broadcast\nframe")
     shown = notebook.run("%sky_pip install tiny_data==1.3")
-    assert "tiny-data 1.2 is imported on the ranks already: 1.3 counts after %sky_restart" in shown.text
+    assert "tiny-data 1.2 is imported on the ranks already: 1.3 takes effect after %sky_restart" in shown.text
     notebook.run("%sky_restart")
     shown = notebook.run("%%sky_broadcast -o seen\nimport tinydata\ntinydata.newer")
     assert notebook.value("seen") == [True, True]
@@ -179,7 +179,7 @@ def test_what_a_folder_holds_comes_from_no_index(lab: tuple[Hosts, Notebook, She
     assert notebook.value("seen") == [True, True]
     assert "installing tiny-own 1.0 on gpu1, gpu2" in said(shown)
     failed = notebook.fail("%%sky_broadcast --pool lab\nimport tinylost")
-    assert "tiny_lost 1.0 is installed here from /src, where there is no project (any more)" in failed.text
+    assert "tiny_lost 1.0 is installed here from /src, which no longer contains a project" in failed.text
     assert not any(there(host, "tiny_lost") for host in hosts)
     notebook.run(f"%sky_pip install {shelf.links}/tiny_lost-1.0-py3-none-any.whl --pool lab")
     notebook.run("%%sky_broadcast --pool lab -o seen\nimport tinylost\ntinylost.mine")
@@ -208,6 +208,6 @@ def test_a_node_that_does_not_say_what_it_has_is_not_taken_for_complete(lab: tup
     gate.write_text("go")
     notebook.watch(cell, lambda shown: "done" in shown.said)
     assert failed.ename == "PackagesError"
-    assert failed.evalue.startswith("gpu2 has not told within 2 s what is installed there; nothing was sent.")
+    assert failed.evalue.startswith("gpu2 has not reported within 2 s what is installed there; nothing was sent.")
     notebook.run("p.ANSWER_TIMEOUT = before")
     notebook.run("%%sky_broadcast -t 0\nimport tinydata")

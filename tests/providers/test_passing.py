@@ -240,7 +240,7 @@ def test_a_host_that_cannot_take_part(lab: Lab) -> None:
     unlike = replace(lab.facts[1], pythons=(Python(MINOR, str(broken)),))
     with pytest.raises(HostError, match="h2: .*making an environment"):
         lab.set_up(told, lab.facts[0], unlike, lab.facts[2])
-    assert "h2: the environment does not get through from h1; downloading the packages there" in told
+    assert "h2: the environment could not be copied from h1; downloading the packages there" in told
     assert lab.has(0, "tiny_large")
     assert lab.has(2, "tiny_large")
     assert lab.leftovers() == []

@@ -120,7 +120,7 @@ def test_an_attaching_notebook_has_the_ranks_with_their_variables(slurm: Cluster
         notebook.restart()
         ((_, _, job_id),) = slurm.jobs()
         told = notebook.run("%load_ext skymagic").text
-        assert f"%sky_attach lab goes on with it, scancel --name {job_id} ends it" in " ".join(told.split())
+        assert f"%sky_attach lab continues with it, scancel --name {job_id} ends it" in " ".join(told.split())
         assert "attached to pool 'lab' on n1, n2" in notebook.run("%sky_attach lab").text
         notebook.run("%%sky_broadcast -o left\nkept")
         assert notebook.value("left") == [7, 7]

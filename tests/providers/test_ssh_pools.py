@@ -21,7 +21,7 @@ from tests.lab.shells import pip_settings
 pytestmark = pytest.mark.needs("sshd")
 OPTIONS = f"--procs-per-node 2 --plugin torch --python {sys.executable}"
 POOL = f"%sky_pool lab --provider ssh --hosts h[1-2] {OPTIONS}"
-AWAY = "h2: the connection is lost; what runs there goes on for 1d at most, and this notebook reconnects"
+AWAY = "h2: connection lost; ranks there keep running for 1d at most, and this notebook reconnects"
 NAMES = "%%sky_broadcast\nimport os, time, torch, torch.distributed as dist\nrank = dist.get_rank()"
 COUNTING = """%%sky_broadcast --only all
 for number in range(ROUNDS):
@@ -119,7 +119,8 @@ def test_a_memory_map_goes_to_other_machines_as_an_array_and_that_is_said(two: t
     shown = notebook.run("%%sky_broadcast -o seen\ntype(mapped).__name__, mapped.tolist()")
     assert notebook.value("seen") == [("ndarray", [2.0] * 4)] * 4
     assert re.search(
-        r"mapped: its contents travel as an array, for it maps .*/mapped\.dat, which is on this machine", shown.text
+        r"mapped: its contents are sent as an array, because it maps .*/mapped\.dat, which is on this machine",
+        shown.text,
     )
 
 

@@ -36,8 +36,8 @@ def test_the_handle_of_a_run(notebook: Notebook) -> None:
         False,
     )
     assert notebook.value("run.output(0)") == written(0)
-    assert "the cell goes on" in notebook.fail("run.result(0.0)").evalue
-    assert "rank 7 takes no part in it: ranks 0, 1 do" in notebook.fail("run.output(7)").evalue
+    assert "the cell is still running" in notebook.fail("run.result(0.0)").evalue
+    assert "rank 7 does not take part in it: ranks 0, 1 do" in notebook.fail("run.output(7)").evalue
     way.write_text("go")
     assert notebook.value("run.wait(60), run.status, run.result(), twice") == (True, "done", [0, 2], [0, 2])
     # complete, of a rank that was not shown too; and another run's output is not its
@@ -129,7 +129,7 @@ def test_a_cell_that_is_not_to_wait_is_refused(notebook: Notebook) -> None:
     begin(notebook, f"open({str(way)!r}).read()", "-t 0")
     refused = notebook.fail("%%sky_broadcast --busy refuse\n1")
     assert refused.ename == "PoolStateError"
-    assert "is at work on rank 0: Out[" in refused.evalue
+    assert "is running on rank 0: Out[" in refused.evalue
     assert "].cancel() stops it" in refused.evalue
     notebook.run("%%sky_broadcast --busy refuse -t 1 -o free\n'other ranks are free'")
     notebook.run('%config SkyMagic.busy = "refuse"')

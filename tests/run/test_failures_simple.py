@@ -281,7 +281,7 @@ def test_magics_that_debug_are_refused_in_a_line(notebook: Notebook, ask: str) -
 def test_skymagic_on_a_rank_is_refused_in_a_line(notebook: Notebook, ask: str) -> None:
     error = notebook.fail(f"%%sky_broadcast\n{ask}")
     last = error.text.splitlines()[-1]
-    assert "belongs in a cell of the notebook: this one runs on the ranks of a pool already" in last
+    assert "belongs in a cell of the notebook: this one already runs on the ranks of a pool" in last
     assert last.startswith(f"UsageError: {ask.split()[0]}")
 
 

@@ -72,7 +72,7 @@ def test_a_late_press_is_told_at_the_end() -> None:
                 pass
             signal.raise_signal(signal.SIGINT)
 
-    with pytest.raises(RunInterrupted, match="had ended on every rank"):
+    with pytest.raises(RunInterrupted, match="ended on every rank"):
         late()
 
 

@@ -40,7 +40,7 @@ def gpus(use: Sequence[float], memory: float = 0.5) -> list[Usage]:
         ({0: [Usage(1.0, 0, 40.0, 50.0), Usage(20.0, 0, 40.5, 70.0)]}, []),  # it was slow, and is not
         ({0: [Usage(1.0, memory=0.96, held=0.1)], 1: [Usage(1.0, memory=0.97, held=0.6)]}, ["memory is 97% full, rank 1 holds the most (60%)"]),
         ({0: [Usage(1.0, 0, memory=0.5)], 1: [Usage(1.0, 3, memory=0.97, held=0.6)]}, ["memory of node 3 is 97% full, rank 1 holds the most (60%)"]),
-        ({2: gpus([0.0] * 12)}, ["the GPU of rank 2 is at rest"]),
+        ({2: gpus([0.0] * 12)}, ["the GPU of rank 2 is idle"]),
         ({2: gpus([0.0] * 6 + [0.9] + [0.0] * 6)}, []),
         ({2: gpus([0.0] * 5)}, []),
         ({2: gpus([math.nan] * 12)}, []),

@@ -216,7 +216,7 @@ def test_ranks_that_all_stand_still_are_pointed_out(impatient: Notebook) -> None
         "%%sky_broadcast\ndef load():\n    time.sleep(300)\nload() if dist.get_rank() else time.sleep(300)"
     )
     impatient.watch(cell, lambda shown: "ranks 1, 2: line 4 → line 3 in load" in shown.text)
-    assert "[no progress for 1.5 s: ranks 0–2 all stand still]\n[  rank 0: line 4]\n" in cell.text
+    assert "[no progress for 1.5 s: ranks 0–2 not advancing]\n[  rank 0: line 4]\n" in cell.text
     stopped(impatient, cell)
     assert cell.text.count("no progress") == 1
 

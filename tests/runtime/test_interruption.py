@@ -80,7 +80,7 @@ def test_it_has_a_limit_and_may_fail_and_what_it_interrupts_goes_on() -> None:
             time.sleep(0.01)
         print(ended)
     """) == [
-        "['caught', 'TimeoutError: the on_interruption hook has taken too long', 'ZeroDivisionError: division by zero']"
+        "['caught', 'TimeoutError: the on_interruption hook took too long', 'ZeroDivisionError: division by zero']"
     ]
 
 
@@ -115,5 +115,5 @@ def test_outside_a_rank_it_is_said_that_nothing_is_called() -> None:
 def test_what_ec2_says() -> None:
     """As its documentation shows it."""
     taken = ending.action('{"action": "terminate", "time": "2017-09-18T08:22:00Z"}')
-    assert taken == ending.Notice("EC2 takes this spot machine back (terminate)", 1505722920.0)
+    assert taken == ending.Notice("EC2 is reclaiming this spot machine (terminate)", 1505722920.0)
     assert ending.rebalance('{"noticeTime": "2020-10-27T08:22:00Z"}').at is None

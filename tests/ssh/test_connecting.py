@@ -140,7 +140,7 @@ def test_wrong_keys_are_named(hosts: Hosts) -> None:
     )
     assert f"@127.0.0.2 accepts none of your keys (tried: {other})" in failure.reason
     assert "/none/key (there is no such file)" in failure.reason
-    assert f"{hosts.folder / 'text'} (it is no private key" in failure.reason
+    assert f"{hosts.folder / 'text'} (paramiko cannot read this private key" in failure.reason
     assert f"ssh-copy-id -p {hosts[0].port} " in failure.remedy
 
 
@@ -163,7 +163,7 @@ def test_a_passphrase_is_asked_for_once(hosts: Hosts) -> None:
     hosts[0].authorized.write_text(Path(f"{key}.pub").read_text())
     endpoint = bare(hosts, "IdentityAgent none", f"IdentityFile {key}")
     failure = failing(endpoint)
-    assert f"{key} (it has a passphrase, and nobody could be asked: ssh-add {key})" in failure.reason
+    assert f"{key} (it has a passphrase, and there is no prompt here: ssh-add {key})" in failure.reason
     asked: list[str] = []
 
     def ask(question: str) -> str:
@@ -174,7 +174,7 @@ def test_a_passphrase_is_asked_for_once(hosts: Hosts) -> None:
     for connection in connect_all([endpoint] * 3, ask):
         connection.close()
     assert reached(endpoint, ask) == "h1"
-    assert asked == [f"passphrase of {key}: ", f"that was not it; passphrase of {key}: "]
+    assert asked == [f"passphrase of {key}: ", f"wrong passphrase; passphrase of {key}: "]
 
 
 def test_a_passphrase_that_nobody_gives(hosts: Hosts) -> None:
@@ -425,7 +425,7 @@ def test_no_further_process(tmp_path: Path) -> None:
     with loopback(tmp_path / "hosts", 1, options=["MaxSessions 2"]) as hosts:
         connection = connect(configured(hosts))
         first, second = connection.open("exec cat"), connection.open("exec cat")
-        with pytest.raises(HostError, match=r"sshd allows no further process on this connection.*\n.*MaxSessions"):
+        with pytest.raises(HostError, match=r"sshd allows no more processes on this connection.*\n.*MaxSessions"):
             connection.open("true")
         first.close()
         assert connection.run("echo on").out == "on\n"

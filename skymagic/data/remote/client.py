@@ -49,7 +49,7 @@ class IncomingFile:
     def begin(self, rest: int) -> None:
         """The server says how many bytes will come."""
         if rest < 0:
-            self.problem = FileNotFoundError("there is no such file on the node (any more)")
+            self.problem = FileNotFoundError("the file no longer exists on the node")
         elif self.memory is None:
             try:
                 # Anonymous pages: nothing is copied or zeroed beforehand, and arrays in it are aligned.
@@ -65,7 +65,7 @@ class IncomingFile:
         # one byte more shows that it is too long; 0 would be no limit
         plain = zlib.decompressobj().decompress(data, rest + 1) if piece.deflated else data
         if self.memory is None or len(plain) > rest or xxhash.xxh3_64_hexdigest(plain) != piece.checksum:
-            self.problem = OSError("a file was damaged on its way from the node")
+            self.problem = OSError("a file was damaged in transit from the node")
             return
         self.memory[self.received : self.received + len(plain)] = plain
         self.received += len(plain)
@@ -315,7 +315,7 @@ class StoreClient:
         self._on_message(self.number, None)
 
     def _lost(self) -> ConnectionLost:
-        return ConnectionLost(f"the line to {self.node.name} is lost{self._why()}")
+        return ConnectionLost(f"the connection to {self.node.name} is lost{self._why()}")
 
     def _why(self) -> str:
         return f": {self._complaint.splitlines()[-1]}" if self._complaint.strip() else ""

@@ -311,7 +311,7 @@ class RemoteStore(Store):
             if node in self._clients.lost:
                 raise PoolError(f"{self._clients.all[node].node.name} is lost, and a value with it")
             if unwanted.is_set():
-                raise PoolError("nobody wants this value any more")
+                raise PoolError("this value is no longer needed")
             self._replication.connect([node])
             self._clients.all[node].fetch(name, download)
         self._clients.unlink([name], [node])

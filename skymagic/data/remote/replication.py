@@ -293,7 +293,7 @@ class Replication:
         if message.errno in _HOPELESS_ERRNOS:
             file.problem = OSError(message.errno, f"{message.reason}, on {where}")
         elif len(file.placement.failed.get(node, ())) > RETRIES + len(self.clients.all):
-            file.problem = PoolError(f"a value does not get through to {where}: {message.reason}; run the cell again")
+            file.problem = PoolError(f"a value could not be sent to {where}: {message.reason}; run the cell again")
 
     # -- sending -----------------------------------------------------------------------------------------------------
 

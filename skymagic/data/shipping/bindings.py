@@ -304,7 +304,7 @@ class Sources:
         if note is not None and source.name not in self._too_large:
             self._too_large.add(source.name)
             note(
-                f"{source.name}: its data files ({nbytes / 1e6:,.1f} MB) do not travel to other machines; %sky_put takes them there"
+                f"{source.name}: its data files ({nbytes / 1e6:,.1f} MB) are not sent to other machines; %sky_put copies them"
             )
         return source
 

@@ -50,20 +50,22 @@ class Notes:
         prefixes = tuple(f"{each}." for each in used)
         if names := self._new("set", (name for name, where in attributes.items() if f"{where}.".startswith(prefixes))):
             listed = ", ".join(names)
-            note(f"{listed}: set here, and modules travel without what is set in them; set it in a broadcast cell too")
+            note(
+                f"{listed}: set in the notebook only, because modules are sent without later changes; set it in a broadcast cell too"
+            )
 
     def secret(self, names: Iterable[str], note: Note) -> None:
         """Say which variables of the environment stay here."""
         for name in self._new("secret", names):
             note(
-                f"{name} is set in the notebook's environment and stays here, for it looks like a secret: %sky_pool --secret {name}"
+                f"{name} is set in the notebook's environment and stays here, because it looks like a secret: %sky_pool --secret {name}"
             )
 
     def unstable(self, names: Iterable[str], note: Note) -> None:
         """The values of these names look different each time."""
         for name in self._new("unstable", names):
             note(
-                f"{name} looks different each time, so nobody can say whether it has changed: the ranks keep "
+                f"{name} pickles differently each time, so changes cannot be detected: the ranks keep "
                 f"their own; --push {name} sends the notebook's"
             )
 
@@ -79,7 +81,7 @@ class Notes:
         """Say which values that travel are maps of files, and arrive as something else."""
         for name, value in values.items():
             if lacking[name] and (why := arrays.why_as_array(value.value)):
-                note(f"{name}: its contents travel as an array, for {why}")
+                note(f"{name}: its contents are sent as an array, because {why}")
 
     def heavy(self, bundles: Iterable[Bundle], index: ContentIndex, large: int, warn: Note) -> None:
         """Say of which values more than `large` bytes are about to travel to other machines."""
@@ -143,7 +145,7 @@ def refusal(name: str, value: object, why: str, problem: BaseException, attempt:
     if "recursion" in str(problem) and (
         code := _own_code(problem.__cause__ or problem)
     ):  # cloudpickle raises its own of it
-        reason = f"its {code} calls itself without end"
+        reason = f"its {code} recurses without end"
         return Refusal(
             name, type_name(value), why, reason, "let it raise AttributeError for names that it does not know"
         )

@@ -57,7 +57,7 @@ def again(
 
     found = Path(path).stat()
     if (found.st_dev, found.st_ino) != (device, inode):
-        raise FileNotFoundError(f"{path} was mapped into memory in the notebook, and is another file now")
+        raise FileNotFoundError(f"{path} was mapped into memory in the notebook, and has been replaced since")
     return numpy.memmap(path, dtype=dtype, mode=mode, offset=offset, shape=shape, order=order)
 
 
@@ -74,7 +74,7 @@ def why_as_array(value: object) -> str:
     if not here.same_files:
         return f"it maps {path}, which is on this machine"
     mode = getattr(value, "mode", None)
-    return "" if mode not in _MODES or reduce_map(value) else f"it maps {path}, which is not there any more"
+    return "" if mode not in _MODES or reduce_map(value) else f"it maps {path}, which no longer exists"
 
 
 # -- numpy's arrays and pandas' frames -------------------------------------------------------------

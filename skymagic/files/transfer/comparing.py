@@ -117,9 +117,9 @@ class FolderComparison:
         if entry.kind == FOLDER and stat.S_ISLNK(state.st_mode):
             raise LinkInTheWay(path)
         if entry.kind == FOLDER and not is_folder:
-            found.problems.append(f"{path} is a file here, and a folder is to come")
+            found.problems.append(f"{path} is a file here, but a folder would be copied there")
         elif entry.kind != FOLDER and is_folder:
-            found.problems.append(f"{path} is a folder here, and a {entry.kind} is to come")
+            found.problems.append(f"{path} is a folder here, but a {entry.kind} would be copied there")
         elif entry.kind == FILE:
             regular = stat.S_ISREG(state.st_mode)
             if not regular or state.st_size != entry.size:

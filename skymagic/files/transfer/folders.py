@@ -33,7 +33,7 @@ class LinkInTheWay(OSError):
         super().__init__(errno.ELOOP, "a link in the way", path)
 
     def __str__(self) -> str:
-        return f"{self.filename} is a link here, and a folder is to come: remove it, or copy to where it leads"
+        return f"{self.filename} is a link here, but a folder would be copied there: remove it, or copy to its target"
 
 
 class ReplacedError(OSError):

@@ -80,9 +80,9 @@ def unsafe(entries: Sequence[Entry]) -> list[str]:
         parts = entry.path.split("/")
         above = {"/".join(parts[:count]) for count in range(1, len(parts))}
         if not all(map(_is_name, parts)) or entry.kind not in (FILE, FOLDER, LINK) or above & links:
-            wrong.append(f"{entry.path!r} is refused: it leads out of the folder that it is copied into")
+            wrong.append(f"{entry.path!r} is refused: it points outside the destination folder")
         elif entry.kind == LINK and not stays_inside(entry.path, entry.target):
-            wrong.append(f"{entry.path!r} is refused: it is a link that leads out, to {entry.target!r}")
+            wrong.append(f"{entry.path!r} is refused: it is a link that points outside, to {entry.target!r}")
     return wrong
 
 
@@ -248,7 +248,7 @@ class Walk:
             else:
                 self._put(place, Entry(name, FILE, state.st_size, state.st_mtime_ns, _mode(state)))
         else:
-            self._found.notes.append(f"{path} stays behind: it is no file")
+            self._found.notes.append(f"{path} is skipped: it is no file")
 
     def _put(self, place: FilePlace, entry: Entry) -> None:
         self._found.entries.append(entry)
@@ -281,18 +281,18 @@ class Walk:
             # race: what was no link when the names were read may be one by now
             state = one.stat(follow_symlinks=is_link)
             if identity(state) in self._above:
-                self._found.notes.append(f"{path} stays behind: it is a link to a folder that it is in")
+                self._found.notes.append(f"{path} is skipped: it is a link to a folder that it is in")
             elif not is_link:
                 self._add(path, name, region, state, within)
             else:
                 real = os.path.realpath(path)
-                leads = f"{path} is a link that leads out, to {real}"
+                leads = f"{path} is a link that points outside, to {real}"
                 self._found.notes.append(f"{leads}, which is copied" if self._follow else f"{leads}: {self._remedy}")
                 if self._follow:
                     self._add(real, name, region, state, None)
         except FileNotFoundError:
             what = "it is a link to nothing" if is_link else "it has gone"
-            self._found.notes.append(f"{path} stays behind: {what}")
+            self._found.notes.append(f"{path} is skipped: {what}")
         except OSError as problem:
             self._found.problems.append(error_text(path, problem))
 

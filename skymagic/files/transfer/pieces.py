@@ -89,7 +89,7 @@ class PresentPieces:
         _, descriptor, offset = self._places[number]
         data = os.pread(descriptor, PIECE, offset)
         if xxhash.xxh3_128_hexdigest(data) != digest:
-            raise OSError(0, "what was there of it has changed meanwhile; copy it again")
+            raise OSError(0, "the partial copy changed in the meantime; copy it again")
         return data
 
     def lies(self, number: int, name: str, offset: int) -> bool:

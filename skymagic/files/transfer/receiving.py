@@ -200,7 +200,7 @@ class Receiver:
 
     def _begin_file(self, message: FileStart) -> None:
         if message.number not in self._want:
-            raise ValueError("a file that nobody asked for")
+            raise ValueError("a file that was not requested")
         self._current, entry = message, self._entries[message.number]
         if message.size > MAX_GROWTH + 2 * entry.size:
             raise OSError(f"it grew from {entry.size:,} to {message.size:,} bytes since it was listed: copy it again")

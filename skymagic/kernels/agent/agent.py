@@ -180,7 +180,7 @@ class Agent:
         """Tell why it ends: over the link, and to the standard error that it was started with, for its log is deleted next."""
         if isinstance(problem, SystemExit):
             number = int(problem.code or 0) - SIGNALLED
-            self._send(wire.AgentFailed(f"the agent was ended from outside ({signal_name(number)})"))
+            self._send(wire.AgentFailed(f"the agent was killed from outside ({signal_name(number)})"))
             return
         traceback.print_exception(problem)
         log = logs.last(str(self._directory / "agent.log"), LAST_LINES)["text"]
@@ -232,7 +232,7 @@ class Agent:
         """Log and tell what one message or event has led to; all others are served on."""
         traceback.print_exception(problem)
         words = f"{type(problem).__name__}: {problem}"
-        self._send(wire.AgentProblem(f"the agent could not carry out {what}: {words}; its log has the traceback"))
+        self._send(wire.AgentProblem(f"the agent could not run {what}: {words}; its log has the traceback"))
 
     def _on_message(self, message: wire.AgentMessage) -> None:
         match message:

@@ -184,13 +184,13 @@ class Notice:
 def action(body: str) -> Notice:
     """The notice in an answer. Raises ValueError or KeyError for what is none."""
     said = json.loads(body)
-    return Notice(f"EC2 takes this spot machine back ({said['action']})", _seconds(said["time"]))
+    return Notice(f"EC2 is reclaiming this spot machine ({said['action']})", _seconds(said["time"]))
 
 
 def rebalance(body: str) -> Notice:
     """The notice in a recommendation."""
     _seconds(json.loads(body)["noticeTime"])
-    return Notice("EC2 recommends to leave this spot machine: it is more likely than others to be taken back")
+    return Notice("EC2 recommends leaving this spot machine: it is at elevated risk of being reclaimed")
 
 
 def _seconds(text: str) -> float:

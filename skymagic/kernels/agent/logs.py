@@ -20,7 +20,7 @@ from skymagic.wire.agent import HEAD_CHARACTERS, HEAD_LINES, KEPT_CHARACTERS, KE
 
 PIECE = 1 << 20
 """Bytes of a log that are read at once."""
-LOST = "[what was written before is not kept any more: SkyMagic.log_limit]\n"
+LOST = "[earlier output was dropped: SkyMagic.log_limit]\n"
 """Stands in the place of what was trimmed off."""
 TAIL_BYTES = 1 << 14
 KNOWN_RUNS = 1000

@@ -158,7 +158,7 @@ class Ranks:
     def _restore_files(self) -> None:
         """Write what ranks read at their start, and have what others have deleted made again."""
         for folder in self._directories.restore():
-            self._tell(f"{folder} was deleted while the pool is alive, with what was in it; it is made again")
+            self._tell(f"{folder} was deleted while the pool was running; it is created again")
         self._profile.mkdir(exist_ok=True)
         if not self._engine_file.exists():
             with open(os.open(self._engine_file, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o600), "w") as file:
@@ -224,7 +224,9 @@ class Ranks:
                 serve()
             except Exception as problem:
                 traceback.print_exception(problem)
-                self._tell(f"rank {rank.number} is ended, for it cannot be served: {type(problem).__name__}: {problem}")
+                self._tell(
+                    f"rank {rank.number} is killed because it cannot be served: {type(problem).__name__}: {problem}"
+                )
                 self._loop.unwatch(rank.control)
                 rank.kill()
 

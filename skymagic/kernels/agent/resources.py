@@ -108,7 +108,7 @@ class HeldGpus:
             try:
                 mine[0].bind(f"\0{HOLD}{uuid}")
             except OSError as problem:
-                raise PoolError(f"another pool has taken {uuid} at this moment: make this one again") from problem
+                raise PoolError(f"another pool has taken {uuid} just now: start this one again") from problem
             mine[1].bind(f"\0{HOLD}{uuid}/{self._label}")
 
     def close(self) -> None:

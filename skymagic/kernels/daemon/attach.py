@@ -31,7 +31,7 @@ from skymagic.wire.record import why_unsafe
 from skymagic.wire.session.frames import HANDSHAKE_REPLY, HANDSHAKE_REQUEST, HandshakeReply, HandshakeRequest
 
 DAEMON_VANISHED = (
-    "its daemon is not there any more: it was killed from outside (out of memory, an administrator, or systemd with "
+    "its daemon is gone: it was killed from outside (out of memory, an administrator, or systemd with "
     "KillUserProcesses=yes when you logged out; `loginctl enable-linger` on the node prevents that)"
 )
 HELD = "--held"

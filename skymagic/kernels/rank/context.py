@@ -121,7 +121,7 @@ class AgentControl:
         with self._changed:
             if not self._changed.wait_for(lambda: key in self._values or self._cancelled, timeout):
                 raise TimeoutError(
-                    f"rank {self.rank} waited {timeout:.0f} s for {key!r}, which another rank was to tell"
+                    f"rank {self.rank} waited {timeout:.0f} s for {key!r}, which another rank should have sent"
                 )
             if key not in self._values:
                 raise ConnectionAbortedError(f"rank {self.rank} no longer waits for {key!r}: another rank has failed")

@@ -232,7 +232,7 @@ class Namespace:
             made.update({-1 - index: each for index, each in enumerate(_by_name(bundle, value).values())})
         numbers = [number for *_, number in bundle["links"]]
         if any(each is GONE and number not in made for each, number in zip(links, numbers, strict=True)):
-            raise LookupError("the rank has just let go of something that it refers to; run the cell again")
+            raise LookupError("the rank has just dropped an object that it refers to; run the cell again")
         return [made[number] if each is GONE else each for each, number in zip(links, numbers, strict=True)]
 
     def _open(self, bundle: Mapping[str, Any], links: list[object], orders: Mapping[str, Any]) -> _Opened:

@@ -20,7 +20,7 @@ INPUT_REFUSED = (
     "input() cannot ask from a rank: ask in a plain cell of the notebook, and use the variable in the broadcast cell"
 )
 DEBUGGER_REFUSED = "{what} cannot ask from a rank: print what you want to see, or get the variables (-g name) and debug in a plain cell of the notebook"
-OURS_REFUSED = "{what} belongs in a cell of the notebook: this one runs on the ranks of a pool already"
+OURS_REFUSED = "{what} belongs in a cell of the notebook: this one already runs on the ranks of a pool"
 LAUNCHER_REFUSED = (
     "{what} would start processes on each of the {ranks}, which are the processes already: call {name}({arguments}) itself; "
     "ranks of a pool with --plugin torch have their process group"

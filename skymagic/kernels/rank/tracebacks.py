@@ -70,7 +70,7 @@ def message(problem: BaseException | None) -> str:
     try:
         return str(problem)
     except Exception as worse:
-        return f"<its message cannot be had: {type(worse).__name__}>"
+        return f"<message unavailable: {type(worse).__name__}>"
 
 
 def walk(tb: TracebackType | None) -> Iterator[TracebackType]:
@@ -205,7 +205,7 @@ COMMANDS = (
     "whatis", "source",
 )  # fmt: skip
 """What can be asked of frames that have ended; all other commands of pdb would go on with the program."""
-REFUSED = "*** {what}: the cell has ended, so that there is nothing to go on with; {commands} look at it, q leaves"
+REFUSED = "*** {what}: the cell has ended, so it cannot continue; {commands} inspect it, q quits"
 
 
 class PostMortem(pdb.Pdb):

@@ -148,7 +148,7 @@ class Tracking:
     def _give_up(self, problem: Exception) -> None:
         self._failed = True
         print(
-            f"[{self._tracker} takes no numbers of this cell ({type(problem).__name__}: {problem}); pool.metrics has them]",
+            f"[{self._tracker} does not accept numbers from this cell ({type(problem).__name__}: {problem}); pool.metrics has them]",
             file=sys.stderr,
         )
 

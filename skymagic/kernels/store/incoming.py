@@ -124,7 +124,7 @@ class IncomingValue:
             if not self._open:
                 raise OSError(errno.ECANCELED, "it was given up")
             if (found := self._partial.key()) != key:
-                raise OSError(errno.EBADMSG, f"it was damaged on its way: {found} came, {key} was sent")
+                raise OSError(errno.EBADMSG, f"it was damaged in transit: got {found}, expected {key}")
             self.final = renamed(self.name, key)
             self._partial.finish(self.final)
             self._end()

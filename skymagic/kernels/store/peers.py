@@ -280,4 +280,4 @@ class Follower:
 
 def _no_word(order: Replicate) -> TimeoutError:
     """The connection has failed: what has come is kept, to resume with another node as the source."""
-    return TimeoutError(f"no word from {order.address}:{order.port}")
+    return TimeoutError(f"no answer from {order.address}:{order.port}")

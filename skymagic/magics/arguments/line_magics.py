@@ -138,7 +138,7 @@ def parse_gpus(line: str) -> GpusRequest:
     """``%sky_gpus [NAME[:COUNT]] [--nodes N] [--region NAMES] [--spot] [-o NAME]``. Raises RequestError with all mistakes."""
     parsed = ParsedLine("sky_gpus", line)
     gpu: Accelerator | None = parsed.word("accelerator", Accelerator.parse)
-    parsed.check(gpu is None and parsed.values, "say which GPU is to be rented: %sky_gpus A100:8 --spot")
+    parsed.check(gpu is None and parsed.values, "name the GPU to rent: %sky_gpus A100:8 --spot")
     parsed.done()
     return GpusRequest(gpu, **parsed.values)
 
@@ -180,7 +180,7 @@ def parse_clone(line: str) -> CloneRequest:
     try:
         targets = Selection(parsed.words[0] if parsed.words else "")
     except RequestError:
-        parsed.mistakes.append("say first which rank gets the variables: %sky_clone 2 --from 0 model")
+        parsed.mistakes.append("name the rank that gets the variables first: %sky_clone 2 --from 0 model")
     names = _identifiers(parsed, "sky_clone", parsed.words[1:])
     return CloneRequest(targets, names=names, **_fields(parsed))
 
@@ -241,7 +241,7 @@ def parse_pip(line: str) -> PipRequest:
     """``%sky_pip install NAMES``, ``%sky_pip list``, each with ``--pool NAME`` or ``--all``. Raises RequestError with all mistakes."""
     parsed = ParsedLine("sky_pip", line)
     word, wanted, found = (parsed.words or [""])[0], parsed.words[1:], tuple[str, ...]()
-    parsed.check(word not in ("install", "list"), "say first what: %sky_pip install NAME or %sky_pip list")
+    parsed.check(word not in ("install", "list"), "say what to do: %sky_pip install NAME or %sky_pip list")
     parsed.check(word == "install" and not wanted, "%sky_pip install needs the names of packages")
     parsed.check(word == "list" and wanted, f"%sky_pip list takes no names ({' '.join(wanted)})")
     parsed.check(parsed.values.get("all") and parsed.values.get("name"), "say --pool NAME or --all, not both")

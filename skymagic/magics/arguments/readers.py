@@ -100,7 +100,7 @@ def many(read: Reader, separator: str = r"[,\s]+") -> Reader:
             except RequestError as wrong:
                 mistakes += wrong.mistakes
         if not values and not mistakes:
-            mistakes.append("nothing is named")
+            mistakes.append("no name is given")
         if mistakes:
             raise RequestError(mistakes)
         return tuple(values)

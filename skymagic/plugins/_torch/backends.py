@@ -45,7 +45,7 @@ def choose(asked: str | None, posted: Sequence[Posted]) -> str:
         having = [rank for rank in range(len(posted)) if rank not in without]
         raise ValueError(
             f"{rank_words(having)} {'has' if len(having) == 1 else 'have'} a GPU and {rank_words(without)} {'has' if len(without) == 1 else 'have'} none"
-            f"{_why(posted[without[0]])}: no group is formed of both. Leave those machines out, or take CPUs everywhere (--gpu none)"
+            f"{_why(posted[without[0]])}: a process group cannot combine them. Leave those machines out, or take CPUs everywhere (--gpu none)"
         )
     twins = shared(posted)
     if asked is not None:

@@ -138,7 +138,7 @@ def differing(wrappers: list[Any]) -> list[str]:
     everyone = membership.tell_all(list(mine.items()))
     told = {name: (membership.digest(name), membership.digest(value)) for name, value in mine.items()}
     unequal = sorted(name for name, (key, value) in told.items() if any(o.get(key, value) != value for o in everyone))
-    why = "its parameters differ between ranks, for some had stepped and others had not; take rank 0's on all"
+    why = "its parameters differ between ranks, because only some had stepped; take rank 0's on all"
     return [f"{name}: {why}: {SYNC.format(name=name)}" for name in unequal]
 
 

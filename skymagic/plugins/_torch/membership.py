@@ -42,8 +42,8 @@ def verify(secret: str, rank: int) -> None:
     strangers = [number for number in range(size) if received[number].tolist() != _proof(secret, number)]
     if strangers:
         raise RuntimeError(
-            f"the process group has a stranger in place of rank {', '.join(map(str, strangers))}: another process has joined "
-            "through torch's store, which knows no password; the group is not used. Try %sky_restart, and ask who else is on this machine"
+            f"the process group has an unknown process in place of rank {', '.join(map(str, strangers))}: it joined "
+            "through torch's store, which has no password; the group is not used. Try %sky_restart, and check who else uses this machine"
         )
 
 

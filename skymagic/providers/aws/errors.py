@@ -130,8 +130,11 @@ def _refusal(kind: ErrorKind, code: str, message: str, where: Where) -> tuple[st
 _PLAIN: Mapping[ErrorKind, tuple[str, str]] = {
     ErrorKind.CAPACITY: ("EC2 has no capacity", "other zones, types or regions may have; so may this one later"),
     ErrorKind.PRICE: ("spot costs more than asked for", "raise --max-price, or leave --spot out"),
-    ErrorKind.THROTTLED: ("AWS throttles {call}", "others in the account call it often too; try again later"),
-    ErrorKind.INTERNAL: ("EC2 failed itself at {call}", "this is no lack of capacity; health.aws.amazon.com may know"),
+    ErrorKind.THROTTLED: ("AWS throttles {call}", "others in the account call it often; try again later"),
+    ErrorKind.INTERNAL: (
+        "EC2 had an internal error at {call}",
+        "this is not a lack of capacity; health.aws.amazon.com may know",
+    ),
 }
 """What happened, and what to do."""
 
@@ -141,8 +144,11 @@ def _account(code: str, said: str, there: str) -> tuple[str, str]:
         remedy = "enable the region in the account's settings, or take another"
         return f"the account does not use this region{there} ({said})", remedy
     if "Pending" in code:
-        return f"AWS still verifies the account{there} ({said})", "that ends by itself within hours; a mail says when"
-    return f"AWS has blocked the account ({said})", "AWS support says why; this is no lack of capacity"
+        return (
+            f"AWS is still verifying the account{there} ({said})",
+            "this takes hours; AWS sends a mail when it is done",
+        )
+    return f"AWS has blocked the account ({said})", "AWS support says why; this is not a lack of capacity"
 
 
 def _credentials_remedy(code: str, where: Where) -> str:
@@ -152,7 +158,7 @@ def _credentials_remedy(code: str, where: Where) -> str:
         return f"{again}; and see whether this machine's clock is right" if code == "RequestExpired" else again
     if code == "SignatureDoesNotMatch":
         return "see whether the secret key is whole, and this machine's clock is right"
-    return f"see what answers to: aws sts get-caller-identity{profile}"
+    return f"check: aws sts get-caller-identity{profile}"
 
 
 def _permission(message: str, where: Where) -> str:
@@ -190,21 +196,21 @@ _CLIENT_SIDE: Mapping[ErrorKind, Mapping[str, tuple[str, str]]] = {
             "could not load AWS credentials",
             "the profile's credential_process or role says why",
         ),
-        "TokenRetrievalError": ("the AWS SSO session is over", _LOGIN),
-        "UnauthorizedSSOTokenError": ("the AWS SSO session is over", _LOGIN),
+        "TokenRetrievalError": ("the AWS SSO session has expired", _LOGIN),
+        "UnauthorizedSSOTokenError": ("the AWS SSO session has expired", _LOGIN),
         "SSOTokenLoadError": ("there is no AWS SSO session", _LOGIN),
         "SSOError": ("AWS SSO gives no credentials", _LOGIN),
         "LoginError": ("the AWS session gives no credentials", "aws login{profile}"),
-        "LoginRefreshRequired": ("the AWS session is over", "aws login{profile}"),
+        "LoginRefreshRequired": ("the AWS session has expired", "aws login{profile}"),
         "InvalidConfigError": (
             "the AWS configuration leads to no credentials",
             "aws configure list{profile} shows what is used",
         ),
         "RefreshWithMFAUnsupportedError": (
-            "the AWS credentials need another code of your MFA device",
+            "the AWS credentials need a new code from your MFA device",
             "aws sts get-session-token, or a profile of AWS SSO",
         ),
-        "ProfileNotFound": ("there is no such AWS profile", "aws configure list-profiles names those that there are"),
+        "ProfileNotFound": ("there is no such AWS profile", "aws configure list-profiles lists them"),
     },
     ErrorKind.UNREACHABLE: {
         "EndpointConnectionError": ("AWS cannot be reached", "is the region's name right, and is there a network?"),
@@ -218,18 +224,18 @@ _CLIENT_SIDE: Mapping[ErrorKind, Mapping[str, tuple[str, str]]] = {
         "ReadTimeoutError": ("AWS did not answer", "try again"),
         "ConnectionClosedError": ("the connection to AWS was lost", "try again"),
         "ResponseParserError": (
-            "what came is not an answer of AWS's",
+            "the answer is not from AWS",
             "a proxy's page or a network's login may stand between: open any web page; HTTPS_PROXY and NO_PROXY name proxies",
         ),
     },
     ErrorKind.INVALID: {
-        "NoRegionError": ("no AWS region is named", "--region us-east-1, or AWS_REGION, or aws configure"),
+        "NoRegionError": ("no AWS region is set", "--region us-east-1, or AWS_REGION, or aws configure"),
         "InvalidRegionError": (
-            "that is no AWS region",
+            "that is not an AWS region",
             "--region us-east-1 is one; aws ec2 describe-regions names all",
         ),
-        "InvalidProxiesConfigError": ("the proxy to AWS is no address", "HTTPS_PROXY names it"),
-        "InvalidEndpoint": ("that is no address of AWS's services", "endpoint_url, or AWS_ENDPOINT_URL, names it"),
+        "InvalidProxiesConfigError": ("the AWS proxy is not an address", "HTTPS_PROXY names it"),
+        "InvalidEndpoint": ("that is not an address of an AWS service", "endpoint_url, or AWS_ENDPOINT_URL, names it"),
         "ConfigParseError": ("the AWS configuration cannot be read", "aws configure list reads it too"),
         "ParamValidationError": ("boto3 does not take this request", ""),
     },

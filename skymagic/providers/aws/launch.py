@@ -66,7 +66,7 @@ def image_for(clients: AwsClients, offer: MachineOffer, settings: CloudSettings)
             named = str(clients.call("ssm", offer.region, "GetParameter", Name=name)["Parameter"]["Value"])
         except CloudError as problem:
             remedy = f"{problem.remedy + '; or ' if problem.remedy else ''}name an image: sky.AWS(image_id='ami-…')"
-            words = f"the image for {offer.instance_type} is not to be found ({name}): {problem.reason}"
+            words = f"the image for {offer.instance_type} could not be found ({name}): {problem.reason}"
             raise CloudError(problem.kind, problem.code, words, remedy) from problem
     found = clients.call("ec2", offer.region, "DescribeImages", ImageIds=[named])["Images"]
     if not found:
@@ -234,10 +234,10 @@ def stop_mistakes(request: PoolRequest, offer: MachineOffer) -> list[str]:
     """Why machines like these cannot be stopped; empty where they can; pure."""
     found = []
     if offer.spot:
-        found.append("--stop: EC2 stops no spot machines that were asked for once; they can only be ended")
+        found.append("--stop: EC2 cannot stop one-time spot machines; they can only be terminated")
     if request.replace:
         found.append(
-            "--stop: with --replace machines may have the rest of their pool's lifetime alone, which a second boot would give them again"
+            "--stop: machines of a --replace pool cannot be stopped: a second boot would restart their lifetime limit"
         )
     return found
 
@@ -247,7 +247,7 @@ def stop_refusals(clients: AwsClients, region: str, ids: Sequence[str]) -> list[
     found = describe(clients, region, ids)
     away = [one for one in ids if one not in found or found[one]["State"]["Name"] != "running"]
     if away:
-        return [f"--stop: {', '.join(away)} of its {len(ids)} machines do not run any more"]
+        return [f"--stop: {', '.join(away)} of its {len(ids)} machines no longer run"]
     if any(one.get("RootDeviceType", "ebs") != "ebs" for one in found.values()):
         return ["--stop: their image has its disk on the machine itself, which a stop would wipe"]
     # a stop that is refused once the agents have ended would end the machines with their disks: EC2's dry run is asked first

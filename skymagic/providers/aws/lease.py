@@ -92,14 +92,14 @@ class Lease:
                 self._say(tried[-1])
                 last = problem
         if not tried:
-            raise CloudError("capacity", "", "nothing is offered that could be asked for")
+            raise CloudError("capacity", "", "no suitable machines are offered")
         listed = "\n  ".join(tried)
         remedy = "other types (--gpu), other regions (--region a,b), fewer nodes; or the same a little later"
         if last.kind == ErrorKind.QUOTA:
             remedy = last.remedy
         elif offers[0].spot:
             remedy = f"the same without --spot rents them on demand; or {remedy}"
-        raise CloudError(last.kind, last.code, f"{count} machines are not to be had:\n  {listed}", remedy) from last
+        raise CloudError(last.kind, last.code, f"no capacity for {count} machines:\n  {listed}", remedy) from last
 
     def replace(self, offer: MachineOffer, gone: Collection[str]) -> list[RunningInstance]:
         """Other machines of the same offer in the place of these, which are ended.
@@ -193,7 +193,7 @@ class Lease:
     def _check_wanted(self) -> None:
         """Raise CloudError where all is being given back, while a thread still wants a machine."""
         if self._closing:
-            raise CloudError("ended", "", "the pool is being given back")
+            raise CloudError("ended", "", "the pool is being released")
 
     def _end_launch(self, region: str) -> None:
         """End what is left of a launch that has failed, before the next one; that it is over is waited for at the end."""
@@ -219,7 +219,7 @@ class Lease:
             ends = next(one["Value"] for one in self.label.tags() if one["Key"].endswith(":ends"))
             listed = "\n  ".join(problems)
             raise CloudError(
-                "internal", "", f"not everything of {self.label.job} could be given back:\n  {listed}",
+                "internal", "", f"not everything of {self.label.job} could be released:\n  {listed}",
                 f"skymagic down --all tries again, from any machine; the machines end themselves at {ends} at the latest",
             )  # fmt: skip
         self._released = True
@@ -251,7 +251,7 @@ class Lease:
             listed = "\n  ".join(problems)
             raise CloudError(
                 "internal", "", f"not everything of {self.label.job} could be stopped:\n  {listed}",
-                "machines that run on end themselves within minutes, for nothing uses them; skymagic down --all ends all",
+                "machines that keep running terminate within minutes because nothing uses them; skymagic down --all ends all",
             )  # fmt: skip
         self._released = True
         ledger.stop(offer, len(ids), self.settings, self.label)

@@ -62,7 +62,7 @@ class OfferTable(Keyed[str, tuple[MachineOffer, ...]]):
     def _below(self, left: int) -> list[str]:
         pool = [f"per hour: of {self.nodes} machines"] if self.nodes > 1 else []
         more = [f"and {left} more, which cost more"] if left else []
-        return [*more, *pool, *(f"not told: {note}" for note in self.market.notes)]
+        return [*more, *pool, *(f"unknown: {note}" for note in self.market.notes)]
 
     def __repr__(self) -> str:
         return self.text()
@@ -132,7 +132,7 @@ def rental(chosen: Sequence[MachineOffer], market: Market, nodes: int) -> Rental
         price=per_hour(one, nodes),
         priced=one.priced,
         most=max(prices, default=None),
-        notes=(*_otherwise(chosen), *(f"not told: {note}" for note in market.notes)),
+        notes=(*_otherwise(chosen), *(f"unknown: {note}" for note in market.notes)),
     )
 
 
@@ -143,4 +143,4 @@ def _otherwise(chosen: Sequence[MachineOffer]) -> list[str]:
         rest.setdefault((one.instance_type, one.region), []).append(one)
     words = [f"{name} in {where(group)}" for (name, _), group in rest.items()]
     more = f" and {len(words) - SHOWN_ELSEWHERE} more" if len(words) > SHOWN_ELSEWHERE else ""
-    return [f"where there is no room: {', '.join(words[:SHOWN_ELSEWHERE])}{more}"] if words else []
+    return [f"no capacity: {', '.join(words[:SHOWN_ELSEWHERE])}{more}"] if words else []

@@ -135,7 +135,7 @@ def _too_dear(request: PoolRequest, limit: float, cheapest: MachineOffer, nodes:
     machines = f"{nodes} × {cheapest.instance_type} in {cheapest.region}" + (", spot," if cheapest.spot else "")
     if price is None:
         return (
-            f"nobody tells what {machines} cost, and {name} is ${limit:.2f} per hour: "
+            f"the price of {machines} is unknown, and {name} is ${limit:.2f} per hour: "
             "allow pricing:GetProducts and ec2:DescribeSpotPriceHistory (docs/how-to/aws.md), or leave the limit out"
         )
     return f"the cheapest are {machines} for ${price:.2f} per hour, and {name} is ${limit:.2f}"

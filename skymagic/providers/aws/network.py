@@ -93,7 +93,7 @@ def _public_address() -> str:
         with urllib.request.urlopen(ADDRESS_SERVICE, timeout=ADDRESS_TIMEOUT) as answer:
             return str(ipaddress.IPv4Address(answer.read(64).decode().strip()))
     except (OSError, ValueError) as problem:
-        words = f"this machine's public address is not to be found out ({ADDRESS_SERVICE}: {problem})"
+        words = f"could not determine this machine's public address ({ADDRESS_SERVICE}: {problem})"
         raise CloudError(
             "unreachable", "", words, "say who may connect: sky.AWS(ssh_from='203.0.113.7/32')"
         ) from problem

@@ -85,9 +85,7 @@ class AWS:
         if gone := rented.ended_instances(clients, accesses, ("pending", "running", *launch.STOPPED)):
             raise rented.gone_error(gone, len(accesses))
         if not (boot.keys_folder(first.label.job) / "key").exists():
-            raise PoolError(
-                f"the SSH key of {first.label.job} is not here any more, so that nobody can connect to its machines"
-            )
+            raise PoolError(f"the SSH key of {first.label.job} is no longer here, so its machines cannot be reached")
         image, requirements = needs(plan.request, plan.topology, say)
         machines = listing.machines(first.offer, len(accesses))
         words = f"{machines}, started again: {cost_words(plan.price, plan.priced)}, {until(plan.request)}"
@@ -170,7 +168,7 @@ def used_elsewhere(survey: RentedSurvey, label: Label, say: Say) -> None:
                 say(listed)
                 continue
             raise CloudError(
-                "in_use", "", f"{listed}, and its key is not here any more, so that nobody can attach to it",
+                "in_use", "", f"{listed}, and its key is no longer here, so it cannot be attached",
                 f"%sky_down {min(theirs)} --provider aws ends it; or give the new one another name (%sky_pool NAME …)",
             )  # fmt: skip
 

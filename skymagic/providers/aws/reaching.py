@@ -142,7 +142,7 @@ def connect(
 
 def _not_ours(failure: HostError) -> HostError:
     reason = f"{failure.reason.partition(':')[0]}: it is not the key that this machine was given when it was launched"
-    remedy = "somebody else may answer at its address, or its image does not run cloud-init; nothing was sent there"
+    remedy = "another machine may answer at its address, or its image does not run cloud-init; nothing was sent there"
     return HostError(failure.host, reason, remedy)
 
 

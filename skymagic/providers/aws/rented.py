@@ -112,7 +112,7 @@ def gone_error(ids: Sequence[str], of: int) -> CloudError:
     """The error for machines that run no more."""
     if len(ids) == of:
         return CloudError("missing", "", "its machines are terminated")
-    return CloudError("ended", "", f"{len(ids)} of its {of} machines run no more ({', '.join(ids)})")
+    return CloudError("ended", "", f"{len(ids)} of its {of} machines no longer run ({', '.join(ids)})")
 
 
 @dataclass
@@ -175,7 +175,7 @@ class RentedSurvey(Survey):
         found = launch.stop_mistakes(request, offer) or launch.stop_refusals(self.clients, offer.region, ids)
         if found:
             raise RequestError(found)
-        cost = f"their disks cost {monthly_words(self._monthly)} until you end them, for nothing ends them by itself any more"
+        cost = f"their disks cost {monthly_words(self._monthly)} until you end them, because nothing terminates them automatically"
         return f"{listing.machines(offer, len(ids))}, stopped: {cost}; what the ranks hold is lost"
 
     def keep(self) -> None:

@@ -179,7 +179,7 @@ def _rented(
                 raise
             spot = offer.spot and problem.kind == ErrorKind.CAPACITY
             hint = "; %sky_pool without --spot rents them on demand" if spot else ""
-            say(f"no machine in the place of {', '.join(gone)} yet ({problem.reason}); asking again every minute{hint}")
+            say(f"no replacement for {', '.join(gone)} yet ({problem.reason}); asking again every minute{hint}")
         stop.wait(RETRY_SECONDS * survey.clients.deadline_factor)
     return None
 

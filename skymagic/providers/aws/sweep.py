@@ -135,7 +135,7 @@ class Release:
             return {each["InstanceId"] for each in instances(self.clients, self.region, self.filters)}
         except CloudError as problem:
             unseen = f", {', '.join(sorted(self.known))} among it" if self.known else ""
-            self.problems.append(f"{self.region}: what is there cannot be seen{unseen}: {problem.reason}")
+            self.problems.append(f"{self.region}: could not list what is there{unseen}: {problem.reason}")
             return None
 
     def _rest(self) -> None:
@@ -143,7 +143,7 @@ class Release:
         try:
             found = inventory(self.clients, self.region, self.filters)
         except CloudError as problem:
-            self.problems.append(f"{self.region}: what is there cannot be seen: {problem.reason}")
+            self.problems.append(f"{self.region}: could not list what is there: {problem.reason}")
             return
         self._each("address", found.addresses, self._release_address)
         self._each("security group", found.groups, partial(self._delete, "DeleteSecurityGroup", "GroupId"))

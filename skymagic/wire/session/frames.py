@@ -162,7 +162,7 @@ class Session:
 
 LONGEST = 1 << 16
 """Bytes that a request or a reply, or what a login shell prints before it, may take."""
-REPLACED = "another notebook has attached in the place of this one"
+REPLACED = "another notebook has attached instead of this one"
 """Why a daemon refuses the notebook that it had before."""
 
 
