@@ -21,17 +21,21 @@ def magics() -> str:
     lines = [
         f"# Magics\n\n{NOTE}",
         "`%sky_…` magics take one line, `%%sky_…` magics a cell. Each shows this text with `--help` or `?`. Options may stand in any order;",
-        "`{expr}` and `$var` are expanded on the line. `;` at the end of the line hides its value. A `# comment` may follow.\n",
+        "`{expr}` and `$var` are expanded on the line. `;` at the end of the line hides its value. A `# comment` may follow.",
+        "Every magic that uses a pool takes `--pool NAME`, by default the pool used last; where the table has `[NAME]`, the name may stand alone.\n",
         "| magic | what it does | options |\n|---|---|---|",
     ]
-    for name, face in MAGICS.items():
-        own = [f"`{option.names[0]}`" for option in face.options if option.offered and option not in POOL]
-        pool = ["[pool](#options-of-a-pool)"] if set(POOL) <= set(face.options) else []
+    listed = {name: face for name, face in MAGICS.items() if face.listed}
+    for name, face in listed.items():
+        own = [
+            f"`{option.names[-1]}`" for option in face.options if option not in POOL and "--pool" not in option.names
+        ]
+        pool = ["[of a pool](#options-of-a-pool)"] if set(POOL) <= set(face.accepted) else []
         lines.append(
             f"| [`{cell(called(name))}`](#{name.replace('_', '-')}) | {cell(face.summary)} | {' '.join(own + pool)} |"
         )
     lines += ["\n## Options of a pool\n", *table(POOL), "\n## Options of a run\n", *table(RUN)]
-    for name, face in MAGICS.items():
+    for name, face in listed.items():
         lines += [f"\n({name.replace('_', '-')})=\n## {called(name)}\n", face.summary]
         if face.examples:
             lines += ["\n```text", *face.examples, "```"]
@@ -39,13 +43,13 @@ def magics() -> str:
         shared = [
             f"the [options of a {what}](#options-of-a-{what})"
             for what, options in (("run", RUN), ("pool", POOL))
-            if set(options) <= set(face.options)
+            if set(options) <= set(face.accepted)
         ]
         if not shared:
             rest = list(face.options)
         if shared:
             lines.append(f"\nTakes {' and '.join(shared)}{', and:' if rest else '.'}")
-        if any(option.offered for option in rest):
+        if rest:
             lines += ["", *table(rest)]
     return "\n".join(lines) + "\n"
 
@@ -60,9 +64,8 @@ def table(options: tuple[Option, ...] | list[Option]) -> list[str]:
     """A table of options."""
     rows = ["| option | meaning |", "|---|---|"]
     for option in options:
-        if option.offered:
-            names = ", ".join(f"`{name}`" for name in option.names)
-            rows.append(f"| {names} {f'`{cell(option.metavar)}`' if option.metavar else ''} | {cell(option.help)} |")
+        names = ", ".join(f"`{name}`" for name in option.names)
+        rows.append(f"| {names} {f'`{cell(option.metavar)}`' if option.metavar else ''} | {cell(option.help)} |")
     return rows
 
 
@@ -90,9 +93,11 @@ def command() -> str:
     ]
     summaries = {choice.dest: choice.help for choice in commands._choices_actions}
     for name, one in commands.choices.items():
+        if name not in summaries:  # another spelling of a command
+            continue
         lines += [f"\n## skymagic {name}\n", f"{summaries[name]}\n", "| argument | meaning |", "|---|---|"]
         for action in one._actions:
-            if not isinstance(action, argparse._HelpAction):
+            if not isinstance(action, argparse._HelpAction) and action.help != argparse.SUPPRESS:
                 metavar = " ".join(action.metavar) if isinstance(action.metavar, tuple) else action.metavar or ""
                 names = ", ".join(f"`{option}`" for option in action.option_strings)
                 lines.append(f"| {names} {f'`{metavar}`' if metavar else ''} | {cell(action.help or '')} |")

@@ -41,7 +41,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True)
     pools = commands.add_parser("pools", help="list pools of this machine's notebooks that outlive them")
     status = commands.add_parser("status", help="show your pools on hosts, on EC2, or detached on this machine")
-    down = commands.add_parser("down", help="stop a pool and release its machines")
+    down = commands.add_parser("down", help="end a pool and release its machines")
     cost = commands.add_parser("cost", help="show what rented pools cost now and have cost within a month")
     for one in (status, down, cost):
         one.add_argument(
@@ -71,9 +71,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     down.add_argument("--stop", action="store_true", help="stop the machines of a rented pool but keep their disks")
     down.add_argument("-y", "--yes", action="store_true", help="do not ask for confirmation")
-    logs = commands.add_parser("logs", help="show the output of a pool's ranks, also after the pool has stopped")
+    logs = commands.add_parser("logs", help="show the output of a pool's ranks, also after the pool is down")
     logs.add_argument("pool", metavar="POOL", help="its name or job id")
-    logs.add_argument("--rank", metavar="R", help="rank number, or several: 0,2 or 0:4")
+    logs.add_argument("-t", "--targets", "--rank", dest="rank", metavar="RANKS", help="ranks: 0,2 or 0:4")
     logs.add_argument("--run", type=int, metavar="ID", help="output of one run, by its number in the log")
     logs.add_argument("--cell", type=int, metavar="N", help="output of one cell")
     logs.add_argument("--grep", metavar="RE", help="only lines that match a regular expression")
@@ -105,10 +105,13 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--workdir", metavar="DIR", help="folder to run in; it is copied to remote machines")
     run.add_argument("--take-over", action="store_true", help="take the pool away from a notebook that has it")
     run.add_argument("--detach", action="store_true", help="start it and return; `attach` shows it later")
-    stop = commands.add_parser("stop", help="stop a notebook started by `run`; the pool keeps running")
-    stop.add_argument("pool", metavar="POOL", help="its name or job id")
+    run.add_argument("--detached", dest="detach", action="store_true", help=argparse.SUPPRESS)
+    cancel = commands.add_parser(
+        "cancel", aliases=["stop"], help="cancel a notebook started by `run`; the pool keeps running"
+    )
+    cancel.add_argument("pool", metavar="POOL", help="its name or job id")
     run.set_defaults(call=_run)
-    stop.set_defaults(call=_stop)
+    cancel.set_defaults(call=_cancel)
     logs.set_defaults(call=_logs)
     attach.set_defaults(call=_attach)
     for one in (pools, status, cost, down, logs, attach, run):
@@ -222,7 +225,7 @@ def _run(line: argparse.Namespace) -> int:
     return EXIT_CODES[executing.shown(run, line.json)]
 
 
-def _stop(line: argparse.Namespace) -> int:
+def _cancel(line: argparse.Namespace) -> int:
     from skymagic.api import notebooks
 
     notebooks.stop(line.pool)

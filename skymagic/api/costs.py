@@ -63,8 +63,13 @@ def costs(own: Iterable[tuple[str, float]], name: str | None = None, own_jobs: I
     ]
     found = [one for one in [*free, *paid] if name in (None, one.pool)]
     if name is not None and not found:
-        raise PoolError(f"no costs of a pool {name!r} are known: %sky_cost shows all known costs")
+        raise PoolError(f"no pool {name!r} was rented within a month; skymagic cost lists those that were")
     return found
+
+
+def paid_now(name: str | None = None, own_jobs: Iterable[str] = ()) -> list[Cost]:
+    """Rented pools that cost something at this moment, all or the one of this name; `skymagic cost` lists a month."""
+    return [one for one in costs((), None, own_jobs) if one.per_hour != 0 and name in (None, one.pool)]
 
 
 def of(rents: Sequence[Rent], now: float, own_jobs: set[str]) -> Cost:

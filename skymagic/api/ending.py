@@ -127,7 +127,7 @@ def _end(record: PoolRecord, say: Say) -> list[str]:
     if problems := sweep.release_job(clients, record.job_id, regions or catalogue.used_regions(clients)):
         raise PoolError(f"not everything in pool {record.name!r} could be stopped:\n  " + "\n  ".join(problems))
     records.remove(record.job_id)
-    return [f"pool {record.name!r} is stopped"]
+    return [f"pool {record.name!r} is down"]
 
 
 # -- all that is rented ----------------------------------------------------------------------------------------------

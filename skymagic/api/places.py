@@ -139,7 +139,7 @@ def end_on_hosts(hosts: Sequence[str], name: str | None, every: bool, own: Colle
 
 def _ended(pool: FoundPool, left: Collection[str]) -> str:
     hosts = [one.host for one in pool.nodes if one.host not in left]
-    text = f"pool {pool.name!r} ({pool.job_id}) was ended on {', '.join(hosts) or 'no host'}"
+    text = f"pool {pool.name!r} ({pool.job_id}) is down on {', '.join(hosts) or 'no host'}"
     if pool.elsewhere:
         text += f"; {count(pool.elsewhere, 'node')} of it {'is' if pool.elsewhere == 1 else 'are'} on hosts that were not named"
     return text
@@ -274,7 +274,7 @@ def end_rented(
         listed = "\n  ".join(problems)
         raise PoolError(f"not everything in pool {pool.name!r} ({pool.job_id}) could be stopped:\n  {listed}")
     records.remove(pool.job_id)
-    return [f"pool {pool.name!r} ({pool.job_id}) is terminated"]
+    return [f"pool {pool.name!r} ({pool.job_id}) is down"]
 
 
 def _rented_text(pool: TaggedPool, own: bool) -> str:

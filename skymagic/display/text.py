@@ -41,7 +41,7 @@ def log_lines(text: str, label: str) -> str:
 
 def held_back(rank: int, nbytes: int) -> str:
     """The line that stands for text that was not shown."""
-    return f"[{size(nbytes)} of rank {rank}'s output not shown; all of it: %sky_logs --rank {rank}]\n"
+    return f"[{size(nbytes)} of rank {rank}'s output not shown; all of it: %sky_logs -t {rank}]\n"
 
 
 def maybe_seen(rank: int, content: Mapping[str, Any]) -> str:

@@ -4,6 +4,9 @@ its nodes are.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
+from skymagic.api import costs
 from skymagic.cluster.health import Findings
 from skymagic.display.screen import print_note
 from skymagic.display.status import PoolStatus, PoolStatuses, RankStatus
@@ -18,12 +21,18 @@ USE_WINDOW = 0.25
 NO_POOL = "no pool is running: make one with %sky_pool --nodes 2 --plugin torch"
 
 
-def pools(name: str | None) -> PoolStatuses:
-    """How pools are; or why there is none. Raises PoolError: there is no such pool."""
+def pools(name: str | None, own_jobs: Iterable[str] = ()) -> PoolStatuses:
+    """How pools are and what rented ones cost; or why there is none. Raises PoolError: there is no such pool.
+
+    Args:
+        own_jobs: job ids of this notebook's rented pools.
+    """
     chosen: list[Pool | PoolReader] = [registry.readable(name)] if name else [*registry.pools(), *attaching.readers()]
     gone = [] if name else [f"{one.ended}: recreate it with %sky_pool" for one in registry.ended_pools()]
     gone += [] if name else records.reminders(records.every())
-    return PoolStatuses({one.name: _pool(one) for one in chosen}, tuple(gone if chosen or gone else [NO_POOL]))
+    cost = [costs.text(found)] if (found := costs.paid_now(name, own_jobs)) else []
+    notes = [*gone, *cost] if chosen or gone else [NO_POOL, *cost]
+    return PoolStatuses({one.name: _pool(one) for one in chosen}, tuple(notes))
 
 
 def _pool(one: Pool | PoolReader) -> PoolStatus:

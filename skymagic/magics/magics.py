@@ -83,7 +83,7 @@ class SkyMagics(Magics):
         chosen = (
             there if request.all or not (there or request.name) else [registry.pool_named(request.name, ended=True)]
         )
-        registry.close(chosen, self._stopped)
+        registry.close(chosen, self._is_down)
         if not chosen:
             print("no pool is running")
         if request.all:
@@ -91,9 +91,9 @@ class SkyMagics(Magics):
             for line in [*left, *ending.everything_rented_if_any(print_note, aws)]:
                 print(line)
 
-    def _stopped(self, one: Pool) -> None:
+    def _is_down(self, one: Pool) -> None:
         records.forget_local(one.name)
-        print(f"pool {one.name!r} is stopped{display.unreached(one.unreached, one.defaults.away)}")
+        print(f"pool {one.name!r} is down{display.unreached(one.unreached, one.defaults.away)}")
 
     @line_magic
     def sky_restart(self, line: str) -> None:
@@ -184,9 +184,8 @@ class SkyMagics(Magics):
     @cell_magic
     def sky_run(self, line: str, cell: str) -> Any:
         request = usage(lambda: cell_magics.parse_run(line, self.settings.defaults()))
-        one = self.runs.pool_of(request.pool)
         if request.targets is None:
-            rank = next(self._round_robin) % one.world_size
+            rank = next(self._round_robin) % self.runs.pool_of(request.pool).world_size
             request = replace(request, targets=Selection(str(rank)))
         return self.runs.run(request, cell)
 
@@ -195,8 +194,8 @@ class SkyMagics(Magics):
         request = usage(lambda: cell_magics.parse_sh(line, self.settings.defaults()))
         if request.detach and not (one := registry.pool_named(request.pool)).plan.outlives:
             raise UsageError(
-                f"--detach: pool {one.name!r} ends with its notebook: make one with --detached (%sky_pool {one.name} … --detached), "
-                "or run the cell in the background with -a"
+                f"--detach: pool {one.name!r} ends with its notebook. Start it with %sky_pool {one.name} … --detach, "
+                "or use -a to run the script in the background"
             )
         return self.runs.run_script(request, cell)
 
@@ -232,7 +231,7 @@ class InspectionMagics(Magics):
             found = usage(lambda: places.look(request, self.settings.defaults().aws))
             print(found.text(_own_jobs()))
             return
-        status = inspection.pools(request.name)
+        status = inspection.pools(request.name, _own_jobs())
         show_object(status)
         self._name(request.output, status)
 

@@ -85,7 +85,7 @@ def run(request: CommandRequest) -> None:
     host = pool.agents.ranks[rank].hostname
     if not request.command:
         where = f"ssh {host} in a terminal" if pool.plan.remote else "a terminal of this machine"
-        raise RequestError([f"which command? %sky_shell --rank {rank} nvidia-smi; for a prompt use {where}"])
+        raise RequestError([f"which command? %sky_shell -t {rank} nvidia-smi; for a prompt use {where}"])
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     with contextlib.closing(RankCommand(pool.agents, rank, request.command)) as command, _interrupts(command):
         status = command.follow(lambda data: write("stdout", decoder.decode(data).replace("\r\n", "\n")))
@@ -95,7 +95,7 @@ def run(request: CommandRequest) -> None:
 def _rank(request: CommandRequest, pool: Pool) -> int:
     ranks = request.ranks.ranks(pool.world_size) if request.ranks is not None else (0,)
     if len(ranks) > 1:
-        raise RequestError([f"--rank: one rank at a time, not {len(ranks)}; %%sky_sh runs a script on every node"])
+        raise RequestError([f"-t: one rank at a time, not {len(ranks)}; %%sky_sh runs a script on every node"])
     return ranks[0]
 
 

@@ -231,7 +231,7 @@ def fits(request: PoolRequest, running: Plan) -> list[str]:
         words = f"its --{name.replace('_', '-')} is {{here}}, not {{asked}}"
         differs(name, _limit(here), _limit(wants), words)
     if request.detached and not running.outlives:
-        reasons.append("it ends with its notebook: it was made without --detached")
+        reasons.append("it ends with its notebook: it was started without --detach")
     if "max_price" in given and request.max_price is not None and (running.price or 0.0) > request.max_price:
         reasons.append(f"it costs ${running.price:.2f} per hour, more than ${request.max_price:.2f}")
     return reasons

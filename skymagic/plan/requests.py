@@ -136,7 +136,7 @@ def plugin_specs(text: str) -> tuple[PluginSpec, ...]:
 def no_provider(name: str, known: Iterable[str]) -> str:
     """Why there is no provider of this name, with what there is; `known` are the names that exist."""
     if name.lower() in suggest.ABSENT_PROVIDERS:
-        return suggest.ABSENT_PROVIDERS[name.lower()]
+        return f"no provider is called {name!r}; known are {', '.join(known)}. {suggest.RENT_ELSEWHERE}"
     nearest = did_you_mean(name, known) or f"; known are {', '.join(known)}"
     return f"no provider is called {name!r}{nearest}"
 

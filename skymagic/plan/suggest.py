@@ -88,6 +88,7 @@ def _instead(word: str, known: Collection[str], others: Mapping[str, str]) -> st
 _CLOUDS = (
     "Container GCP Hyperstack JarvisLabs LambdaCloud MassedCompute Novita RunPod Scaleway TensorDock VastAI Verda Vultr"
 )
+RENT_ELSEWHERE = "To use machines from another cloud, start them with SkyPilot (https://docs.skypilot.co) or by hand, and connect over SSH"
 _FILES = "Storage Volume storage"
 _COLLECTIONS = "barrier counter dict lock queue set"
 _SERVICES = "App Client Session DockerImage containers metrics offers LogConfig OfferRepository"
@@ -95,8 +96,7 @@ _SERVICES = "App Client Session DockerImage containers metrics offers LogConfig 
 
 def _sentences() -> dict[str, str]:
     groups = {
-        _CLOUDS: "there is no provider {name}: pools are of this machine (sky.Local()) or of hosts that you reach over SSH, "
-        "rented ones too (sky.SSH(\"user@host\"))",
+        _CLOUDS: "there is no provider {name}; there are sky.Local, sky.SSH, sky.Slurm and sky.AWS. " + RENT_ELSEWHERE,
         _FILES: "there is no {name}: %sky_put brings files to the nodes and %sky_get takes them back; what lies in a bucket is "
         "read in the function, with its own client (s3fs, boto3)",
         _COLLECTIONS: "there is no {name} that nodes share: calls return their values, and on the ranks the framework's own "
@@ -109,8 +109,8 @@ def _sentences() -> dict[str, str]:
 ABSENT_NAMES = _sentences()
 """Public names, as ``sky.NAME``."""
 
-ABSENT_PROVIDERS = {name.lower(): ABSENT_NAMES[name] for name in _CLOUDS.split()}
-"""Providers, as ``provider="NAME"``."""
+ABSENT_PROVIDERS = frozenset(name.lower() for name in [*_CLOUDS.split(), "Azure"])
+"""Providers that other tools have, as ``provider="NAME"``."""
 
 ABSENT_PLUGINS = {
     "cuml": "there is no plugin cuml: RAPIDS' own switch needs none, `%load_ext cuml.accel` in a broadcast cell or "

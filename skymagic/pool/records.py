@@ -106,7 +106,7 @@ def ended_with_kernel(name: str | None = None) -> str:
         if name in (None, record.name) and left(record):
             return (
                 f"pool {record.name!r} was on this machine and ended with its kernel; "
-                f"%sky_pool {record.name} … --detached makes one that outlives it"
+                f"%sky_pool {record.name} … --detach starts one that outlives it"
             )
     return ""
 

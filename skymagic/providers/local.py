@@ -70,7 +70,7 @@ class Local:
         return [Node(0, socket.gethostname(), lambda state: run(processes.AGENT), run, address=ADDRESS)]
 
     def attach(self, plan: Plan, accesses: Sequence[Access]) -> tuple[Survey, Sequence[Node]]:
-        """This machine, for a pool that another notebook has made here with ``--detached``."""
+        """This machine, for a pool that another notebook has made here with ``--detach``."""
         survey = Detached(plan, Here(accesses[0]))
         return survey, [survey.here.node(accesses[0].daemon, run)]
 

@@ -94,7 +94,7 @@ def test_what_is_kept_outlives_its_process_for_a_month(state: Path, capsys: pyte
     ledger.end("lab-2")
     assert [one.ended is not None for one in ledger.every()] == [True]
     assert sorted(path.name for path in (state / "skymagic/costs").iterdir()) == ["damaged-1.json", "lab-2-1.json"]
-    with pytest.raises(PoolError, match="no costs of a pool 'other' are known"):
+    with pytest.raises(PoolError, match="no pool 'other' was rented within a month"):
         costs.costs((), "other")
 
 

@@ -72,7 +72,7 @@ def check_quickstart(path: Path) -> None:
     sums = re.findall(r"\[\d\] rank \d of 2: sum of weights (\S+)", shown)
     assert len(sums) == 2
     assert len(set(sums)) == 1
-    assert "is stopped" in shown
+    assert "is down" in shown
     assert not [output for output in outputs(notebook) if output.output_type == "error"]
     assert WIDGETS not in path.read_text()
 

@@ -141,7 +141,7 @@ def test_papermill_says_what_a_notebook_says_and_logs_it_as_it_comes(
     for cell, here, there in zip(CELLS, saved[1], cells, strict=True):
         assert sorted(shape(said(there.outputs))) == sorted(shape(said(here))), cell
     assert "widget" not in nbformat.writes(notebook)
-    phases = ("starting 2 ranks", "ready in", "trained", "results → `results`", "rank 0", "is stopped")
+    phases = ("starting 2 ranks", "ready in", "trained", "results → `results`", "rank 0", "is down")
     places = [log.find(phase) for phase in phases]
     assert -1 not in places, f"{phases} {places}\n{log}"
     assert places == sorted(places)

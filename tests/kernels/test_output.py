@@ -125,7 +125,7 @@ def test_a_flood_is_held_back_on_the_screen_and_complete_in_the_log(notebook: No
     total = sum(len(line) + 1 for line in [*expected, "the end"])
     assert len(shown.stdout) < total / 2
     assert len(shown.stdout) + held_back(shown) == pytest.approx(total, rel=0.05)  # the note says 1.2 MB
-    assert "%sky_logs --rank 0" in shown.stderr
+    assert "%sky_logs -t 0" in shown.stderr
     assert [line for line in log(notebook, 0) if line.startswith("paced")] == expected
     assert [line for line in log(notebook, 1) if line.startswith("paced")] == expected
 

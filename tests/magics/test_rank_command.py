@@ -67,4 +67,4 @@ def test_wrong_ranks_and_no_command_are_refused(notebook: Notebook) -> None:
     assert "there is no rank 7" in notebook.fail("%sky_shell --rank 7 ls").text
     assert "one rank at a time" in notebook.fail("%sky_shell --rank 0,1 ls").text
     refused = notebook.fail("%sky_shell --rank 1").text
-    assert "%sky_shell --rank 1 nvidia-smi; for a prompt use a terminal of this machine" in refused
+    assert "%sky_shell -t 1 nvidia-smi; for a prompt use a terminal of this machine" in refused

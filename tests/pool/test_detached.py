@@ -89,7 +89,7 @@ def test_a_pool_of_this_machine_goes_on_without_its_notebook(desk: Desk) -> None
     assert (found[0]["job_id"], len(ranks)) == (pool["job_id"], 2)
     assert f"to end it: %sky_down {desk.pool}" in desk.ran("status", desk.pool)[1].splitlines()
     with desk.notebook() as third:
-        assert f"pool {desk.pool!r} ({pool['job_id']}) was ended on" in third.run(f"%sky_down {desk.pool}").stdout
+        assert f"pool {desk.pool!r} ({pool['job_id']}) is down on" in third.run(f"%sky_down {desk.pool}").stdout
         assert still_there(ranks) == []
         until(lambda: not answers(f"{pool['job_id']}-0"))  # its daemon goes last
         assert left not in third.run("%sky_status").text
@@ -144,7 +144,7 @@ def test_a_kernel_that_is_restarted_amid_a_cell_attaches_to_its_detached_pool_an
         for line in "%sky_down", "%sky_down --all":  # end what is this notebook's own
             second.run("%sky_pool another --ranks 1 --lazy")
             ended = second.run(line).stdout.splitlines()
-            assert ended[0] == "pool 'another' is stopped"
+            assert ended[0] == "pool 'another' is down"
         assert re.fullmatch(
             rf"pool '{desk.pool}', which was left on this machine, is still running: %sky_down {desk.pool}-\w+ ends it",
             ended[1],

@@ -37,5 +37,5 @@ def test_a_cells_own_line_and_a_script_make_it_too(notebook: Notebook) -> None:
     assert "hello" in notebook.run("%%sky_sh\necho hello").said
     notebook.run("%sky_down")
     notebook.run("%sky_pool three --ranks 1 --lazy")
-    assert "pool 'three' is stopped" in notebook.run("%sky_down").said
+    assert "pool 'three' is down" in notebook.run("%sky_down").said
     assert "there is no pool yet" in notebook.fail("%%sky_broadcast\n1").text

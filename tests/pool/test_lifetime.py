@@ -151,7 +151,7 @@ def test_an_idle_pool_ends_is_told_and_made_anew(notebook: Notebook) -> None:
     shown = notebook.run(line)
     assert shown.lines[0] == "pool 'main' ended after 1s without a cell (--idle 1s), and its variables are gone"
     wait_until_ended(notebook)
-    assert notebook.run("%sky_down").lines == ["pool 'main' is stopped"]
+    assert notebook.run("%sky_down").lines == ["pool 'main' is down"]
     assert "there is no pool yet" in notebook.fail("%%sky_broadcast\n1").evalue
 
 

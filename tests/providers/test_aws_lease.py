@@ -482,11 +482,9 @@ def test_pools_are_listed_and_ended_one_by_one_by_their_tags(cloud: EC2, server:
         places.end_rented("hers-3", lambda text: None, settings)
     with pytest.raises(RequestError, match="of this notebook; %sky_down train ends it"):
         places.end_rented("one-1", lambda text: None, settings, ["one-1"])
-    assert places.end_rented("two-2", lambda text: None, settings) == ["pool 'train' (two-2) is terminated"]
+    assert places.end_rented("two-2", lambda text: None, settings) == ["pool 'train' (two-2) is down"]
     assert lab.left("us-west-2") == {}
-    assert places.end_rented(None, lambda text: None, settings) == ["pool 'train' (one-1) is terminated"], (
-        "the only one"
-    )
+    assert places.end_rented(None, lambda text: None, settings) == ["pool 'train' (one-1) is down"], "the only one"
     with pytest.raises(RequestError, match="no pool of yours is rented from EC2$"):
         places.end_rented(None, lambda text: None, settings)
     others.lease.release()

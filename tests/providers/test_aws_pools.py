@@ -317,7 +317,7 @@ def test_listed_and_ended_from_another_machine_without_local_state(server: EC2, 
         assert "no pool 'train' of yours is rented from EC2; there are lab" in err
         code, out, err = command("down", "lab", "--provider", "aws", "--json")
         assert code == 0, err
-        assert json.loads(out) == {"done": [f"pool 'lab' ({pool['job_id']}) is terminated"]}
+        assert json.loads(out) == {"done": [f"pool 'lab' ({pool['job_id']}) is down"]}
         assert {one.state for one in lab.instances()} == {"terminated"}
         assert command("down", "--all") == (0, "nothing is rented from EC2\n", "")
         assert set(server.actions()) <= lab.permitted(), "docs/how-to/aws.md lacks a permission"

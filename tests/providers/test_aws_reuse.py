@@ -130,8 +130,8 @@ def test_a_pool_that_has_ended_meanwhile_is_rented_anew_and_one_that_is_left_is_
                 desk.machines.end(one.id)
         assert f"1 of its 2 machines no longer run ({ids[0]})" in second.fail(POOL).text
         second.run("%sky_pool another --ranks 1 --lazy")
-        assert second.run("%sky_down").stdout == "pool 'another' is stopped\n", "its own, and not what was left"
-        assert "pool 'lab' is stopped" in second.run("%sky_down").text, "the only one that was left"
+        assert second.run("%sky_down").stdout == "pool 'another' is down\n", "its own, and not what was left"
+        assert "pool 'lab' is down" in second.run("%sky_down").text, "the only one that was left"
         assert lab.left() == {}
         assert "add -y" in second.fail(POOL).text, "nothing is known of it any more"
 
@@ -174,5 +174,5 @@ def test_stopped_machines_cost_their_disks_and_are_started_again_by_the_name_of_
     assert set(cloud.actions()) <= lab.permitted(), "docs/how-to/aws.md lacks a permission"
     said = desk.command("down", "lab")
     assert "whose machines are stopped" in said.stderr
-    assert said.stdout == "pool 'lab' is stopped\n"
+    assert said.stdout == "pool 'lab' is down\n"
     assert lab.left() == {}

@@ -77,7 +77,7 @@ def test_a_cell_that_never_ends_is_found_and_ended_from_a_third_machine(tmp_path
         assert (refused.returncode, "there are lab" in refused.stderr) == (2, True)
         ended = command(other, "down", "--hosts", "h1,h2", "lab")
         assert ended.returncode == 0, ended.stderr
-        assert f"pool 'lab' ({pool['job_id']}) was ended on h1, h2" in ended.stdout
+        assert f"pool 'lab' ({pool['job_id']}) is down on h1, h2" in ended.stdout
         assert "no pool of yours runs there" in command(other, "status", "--hosts", "h1,h2").stdout
         assert still_there(ranks, 30.0) == []
 

@@ -57,7 +57,7 @@ def test_a_pool_is_one_job_that_knows_nothing_of_the_notebooks_secrets(slurm: Cl
     assert "a secret" not in job + slurm("scontrol", "write", "batch_script", number, "-")
     status = notebook.run("%sky_status").rich[-1]["text/html"]
     assert re.search(r"slurm · 2 nodes × 1 rank on n1, n2 · [89]m left", status)
-    assert notebook.run("%sky_down").text == "pool 'lab' is stopped\n"
+    assert notebook.run("%sky_down").text == "pool 'lab' is down\n"
 
 
 def test_a_job_that_is_cancelled_is_told_as_such(slurm: Cluster, notebook: Notebook) -> None:

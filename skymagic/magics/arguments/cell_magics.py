@@ -1,9 +1,10 @@
-"""``%%sky_broadcast``, ``%%sky_run`` and ``%%sky_sh``: a cell on the ranks, or on the nodes."""
+"""``%%sky_broadcast`` and ``%%sky_sh``: a cell on the ranks, or on the nodes."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 from typing import Any
 
 from skymagic.magics.arguments.options import PLUGINS
@@ -32,20 +33,12 @@ def parse_broadcast(
 
 
 def parse_run(line: str, defaults: Defaults = NO_DEFAULTS) -> RunRequest:
-    """``%%sky_run [--rank R] [options]``: `targets` is that rank, None for the next in turn; its output is shown.
+    """``%%sky_run [-t RANKS] [options]``, an older name: `targets` is None for the next rank in turn; its output is shown, its value is no list.
 
     Raises RequestError with all mistakes.
     """
-    parsed = ParsedLine("sky_run", line)
-    rank = parsed.values.get("targets")
-    parsed.check(
-        rank is not None and not re.fullmatch(r"-?\d+", rank.text),
-        f"--rank: one rank's number, not {rank}; for several there is %%sky_broadcast -t {rank}",
-    )
-    pool = PoolRequest(name=parsed.values.get("name"), stated=frozenset())
-    return _run(
-        parsed, pool, {"only": Selection("all"), "timeout": defaults.timeout, "busy": defaults.busy, "head": True}
-    )
+    request = parse_broadcast(line, replace(defaults, only=Selection("all")))
+    return replace(request, head=request.targets is None or re.fullmatch(r"-?\d+", request.targets.text) is not None)
 
 
 def _run(line: ParsedLine, pool: PoolRequest, configured: Mapping[str, Any]) -> RunRequest:

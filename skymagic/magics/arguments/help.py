@@ -25,11 +25,16 @@ def help_text(magic: str) -> str:
     ]
     if face.examples:
         lines += ["", "Examples:", *(f"    {line}" for example in face.examples for line in example.splitlines())]
-    if options := [option for option in face.options if option.offered]:
+    if options := [option for option in face.options if option.common]:
         rows = [(f"{', '.join(option.names)} {option.metavar}".rstrip(), option.help) for option in options]
         lines += ["", "Options:"]
         lines += [
             f"    {left:<32} {right}" if len(left) <= 32 else f"    {left}\n{'':37}{right}" for left, right in rows
+        ]
+    if more := [option.names[-1] for option in face.options if not option.common]:
+        lines += [
+            "",
+            f"More: {', '.join(more)}, and the options of %sky_pool. docs/reference/magics.md describes them.",
         ]
     return "\n".join(lines) + "\n"
 
@@ -41,7 +46,7 @@ def asks_for_help(line: str) -> bool:
 
 
 def help_alone(lines: list[str]) -> list[str]:
-    """An input transformer: ``%%sky_run --help`` calls the magic as it can be called, for IPython refuses a cell without a body."""
+    """An input transformer: ``%%sky_sh --help`` calls the magic as it can be called, for IPython refuses a cell without a body."""
     first = next((line for line in lines if line.strip()), "")
     found = re.match(r"(%%?)(sky_\w+)[ \t]+(.*)", first)
     if found is None or found[2] not in MAGICS or not asks_for_help(found[3]):
@@ -100,7 +105,7 @@ def complete(magic: str, text: str, names: CompletionNames | None = None) -> lis
     without ``%``. Options come in the order of their table, the common ones first; all else by the alphabet.
     """
     face, names = MAGICS[magic], names or CompletionNames()
-    known = {name: option for option in face.options for name in option.names}
+    known = {name: option for option in face.accepted for name in option.spellings}
     tokens, unclosed = split(text)
     if unclosed or re.search(r"(^|\s)#", text):
         return []
@@ -111,8 +116,8 @@ def complete(magic: str, text: str, names: CompletionNames | None = None) -> lis
         option, word = known[name], value
     elif last.is_option or (option is None and word == "-"):
         used = {known[token.text].field for token in tokens if token.text in known}
-        several = {item.field for item in face.options if item.takes != "one"}
-        left = (item for item in known if known[item].offered and known[item].field not in used - several)
+        several = {item.field for item in face.accepted if item.takes != "one"}
+        left = (item for item in known if item in known[item].names and known[item].field not in used - several)
         return [item for item in left if item.casefold().startswith(word.casefold())]
     if option is None and face.words.startswith("RANKS") and not tokens:
         return []  # ranks come first, and then names

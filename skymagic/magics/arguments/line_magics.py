@@ -11,7 +11,7 @@ from skymagic.api.ending import DownRequest
 from skymagic.api.logs import LogsRequest
 from skymagic.api.places import StatusRequest
 from skymagic.errors import RequestError
-from skymagic.magics.arguments.readers import identifiers, one_of, packages, pool_name
+from skymagic.magics.arguments.readers import identifiers, one_of, packages
 from skymagic.magics.arguments.reading import ParsedLine
 from skymagic.plan.accelerators import Accelerator
 from skymagic.plan.units import Selection
@@ -129,9 +129,8 @@ class CleanRequest:
 def parse_cost(line: str) -> str | None:
     """``%sky_cost [NAME]``. Raises RequestError with all mistakes."""
     parsed = ParsedLine("sky_cost", line)
-    name: str | None = parsed.word("name of a pool", pool_name)
     parsed.done()
-    return name
+    return parsed.values.get("name")
 
 
 def parse_gpus(line: str) -> GpusRequest:
@@ -144,18 +143,18 @@ def parse_gpus(line: str) -> GpusRequest:
 
 
 def parse_logs(line: str) -> LogsRequest:
-    """``%sky_logs [--rank R] [--run ID] [--cell N] [--grep RE] [-n LINES] [-f] [-o NAME]``. Raises RequestError with all mistakes."""
+    """``%sky_logs [NAME] [-t RANKS] [--run ID] [--cell N] [--grep RE] [-n LINES] [-f] [-o NAME]``. Raises RequestError with all mistakes."""
     return LogsRequest(**_fields(ParsedLine("sky_logs", line), targets="rank"))
 
 
 def parse_ranks(magic: str, line: str) -> RanksRequest:
-    """``%sky_stacks [--rank R]``, and ``%sky_vars`` and ``%sky_restart`` likewise. Raises RequestError with all mistakes."""
+    """``%sky_stacks [NAME] [-t RANKS]``, and ``%sky_vars`` and ``%sky_restart`` likewise. Raises RequestError with all mistakes."""
     return RanksRequest(**_fields(ParsedLine(magic, line), targets="ranks"))
 
 
 def parse_shell(line: str) -> CommandRequest:
-    """``%sky_shell [--rank R] COMMAND``: after the first word that is no option of ours, all is the command. Raises RequestError."""
-    found = re.match(r"\s*(?:(?:--rank|--pool)(?:\s+|=)\S+\s*)*", line)
+    """``%sky_shell [-t RANK] COMMAND``: after the first word that is no option of ours, all is the command. Raises RequestError."""
+    found = re.match(r"\s*(?:(?:--ranks?|--targets|-t|--pool)(?:\s+|=)\S+\s*)*", line)
     end = found.end() if found is not None else 0
     command = line[end:].strip()
     if command.startswith("-"):  # an option that there is not, or one without its value
@@ -186,7 +185,7 @@ def parse_clone(line: str) -> CloneRequest:
 
 
 def parse_files(magic: str, line: str) -> FilesRequest:
-    """``%sky_put SRC DST [--node NODES]``, ``%sky_get`` likewise. Raises RequestError with all mistakes."""
+    """``%sky_put SRC DST [--nodes NODES]``, ``%sky_get`` likewise. Raises RequestError with all mistakes."""
     parsed = ParsedLine(magic, line)
     parsed.check(len(parsed.words) != 2, f"%{magic} needs SRC and DST; quote a path with blanks")
     parsed.check("" in parsed.words, f"%{magic}: a path is empty")
@@ -196,7 +195,7 @@ def parse_files(magic: str, line: str) -> FilesRequest:
 
 
 def parse_forward(line: str) -> ForwardRequest:
-    """``%sky_forward PORTS [--node NODES]``. Raises RequestError with all mistakes."""
+    """``%sky_forward PORTS [--nodes NODES]``. Raises RequestError with all mistakes."""
     parsed = ParsedLine("sky_forward", line)
     parsed.check(not parsed.words, "%sky_forward needs a port: %sky_forward 6006")
     for word in parsed.words:
@@ -210,8 +209,7 @@ def parse_forward(line: str) -> ForwardRequest:
 def parse_status(line: str) -> StatusRequest:
     """``%sky_status [NAME] [-o NAME] [--hosts HOSTS [--disk] | --provider aws]``. Raises RequestError with all mistakes."""
     parsed = ParsedLine("sky_status", line)
-    name = parsed.word("name of a pool", pool_name)
-    request = StatusRequest(name, **parsed.values)
+    request = StatusRequest(**parsed.values)
     parsed.check(request.disk and not request.hosts, "--disk says what is on hosts: name them with --hosts")
     for place in ("hosts", "provider"):
         kept_elsewhere = request.output and place in parsed.values
@@ -224,9 +222,8 @@ def parse_status(line: str) -> StatusRequest:
 def parse_check(line: str) -> CheckRequest:
     """``%sky_check [NAME] [--quick]``. Raises RequestError with all mistakes."""
     parsed = ParsedLine("sky_check", line)
-    name = parsed.word("name of a pool", pool_name)
     parsed.done()
-    return CheckRequest(name, **parsed.values)
+    return CheckRequest(**parsed.values)
 
 
 def parse_clean(line: str) -> CleanRequest:
@@ -256,8 +253,7 @@ def parse_pip(line: str) -> PipRequest:
 def parse_down(line: str) -> DownRequest:
     """``%sky_down [NAME | --all] [--hosts HOSTS | --provider aws] [--stop [-y]]``. Raises RequestError with all mistakes."""
     parsed = ParsedLine("sky_down", line)
-    name = parsed.word("name of a pool", pool_name)
-    request = DownRequest(name, **parsed.values)
+    request = DownRequest(**parsed.values)
     parsed.mistakes += request.mistakes()
     parsed.done()
     return request
@@ -266,10 +262,9 @@ def parse_down(line: str) -> DownRequest:
 def parse_attach(line: str) -> AttachRequest:
     """``%sky_attach [NAME] [--take-over]``. Raises RequestError with all mistakes."""
     parsed = ParsedLine("sky_attach", line)
-    name = parsed.word("name of a pool", pool_name)
-    parsed.check(parsed.values.get("take_over") and not name, "--take-over: say which pool")
+    parsed.check(parsed.values.get("take_over") and "name" not in parsed.values, "--take-over: say which pool")
     parsed.done()
-    return AttachRequest(name, **parsed.values)
+    return AttachRequest(**parsed.values)
 
 
 def parse_auto(line: str) -> bool:

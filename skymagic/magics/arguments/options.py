@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from skymagic.magics.arguments import readers
 from skymagic.magics.arguments.readers import Reader
@@ -19,12 +19,13 @@ class Option:
 
     Attributes:
         names: as users write it; the first is the one that messages and help use.
+        also: other spellings that are accepted, and neither shown nor completed.
         field: what it fills in the request.
         read: turns a value's text into what the field holds; None for an option without a value.
         takes: "one" value, a "list" (repeated, or with commas), "names" (a list that may also be blank-separated),
             or "maybe" a list of names.
         choices: which of `CompletionNames` completes its value.
-        offered: whether help and completion show it: not, where nothing that is there yet serves it.
+        common: whether ``--help`` gives it a line; the other options of a run stand there by their names alone.
     """
 
     names: tuple[str, ...]
@@ -34,7 +35,13 @@ class Option:
     help: str = ""
     takes: str = "one"
     choices: str = ""
-    offered: bool = True
+    common: bool = True
+    also: tuple[str, ...] = ()
+
+    @property
+    def spellings(self) -> tuple[str, ...]:
+        """All names that are accepted."""
+        return (*self.names, *self.also)
 
 
 REFUSED = {
@@ -44,16 +51,16 @@ REFUSED = {
 """Options that people may look for and that there are not on purpose: why, or what is there instead."""
 
 # fmt: off
-_SECRET = Option(("--secret", "--secrets"), "secrets", readers.many(readers.variable), "NAME", "pass this variable of the notebook's environment; its value is never shown", "list", "environment")
+_SECRET = Option(("--secret",), "secrets", readers.many(readers.variable), "NAME", "pass this variable of the notebook's environment; its value is never shown", "list", "environment", also=("--secrets",))
 POOL: tuple[Option, ...] = (
     Option(("--provider",), "provider", str, "NAME", "where to run: auto, local (this machine), ssh (your own machines), slurm (a cluster), aws (rented machines)", choices="providers"),
-    Option(("--nodes", "--num-nodes"), "nodes", readers.number(1), "N", "number of machines; on this machine: simulated nodes, each with its own GPUs"),
+    Option(("-n", "--nodes"), "nodes", readers.number(1), "N", "number of machines; on this machine: simulated nodes, each with its own GPUs", also=("--num-nodes",)),
     Option(("--ranks",), "procs_per_node", readers.number(1), "N", "on this machine: one node of N ranks, one GPU each if there are GPUs"),
-    Option(("--gpu", "--gpus"), "gpu", read_gpus, "WHICH", "GPUs per node: A100, A100:4, 4, 0,2, GPU-uuid, all or none", choices="gpus"),
+    Option(("--gpu",), "gpu", read_gpus, "WHICH", "GPUs per node: A100, A100:4, 4, 0,2, GPU-uuid, all or none", choices="gpus", also=("--gpus",)),
     Option(("--cpus",), "cpus", at_least, "N[+]", "CPU cores per node; 8+ means at least 8"),
     Option(("--memory",), "memory", memory, "GB[+]", "memory per node"),
     Option(("--procs-per-node",), "procs_per_node", readers.procs, "N|auto", "ranks per node; auto: one per GPU, or 1 without GPUs", choices="auto"),
-    Option(("--plugin", "--plugins"), "plugins", plugin_specs, "NAME[:k=v,…]", "framework to set up, with options", "list", "plugins"),
+    Option(("--plugin",), "plugins", plugin_specs, "NAME[:k=v,…]", "framework to set up, with options", "list", "plugins", also=("--plugins",)),
     Option(("--python",), "python", readers.interpreter, "VERSION|PATH", "Python version of the nodes, or the path of an interpreter to use with its packages"),
     Option(("--pip",), "pip", readers.packages, "PACKAGES", "install these packages", "list"),
     Option(("--env",), "env", readers.pair, "NAME=VALUE", "set an environment variable on the ranks", "list"),
@@ -75,64 +82,65 @@ POOL: tuple[Option, ...] = (
     Option(("--idle",), "idle", readers.limit, "TIME", "stop after this time without a cell, for example 30m"),
     Option(("--max-lifetime",), "max_lifetime", readers.limit, "TIME", "stop after this time in any case, for example 8h"),
     Option(("--max-away",), "max_away", readers.limit, "TIME", "stop a cell this long after its notebook is gone, if the pool outlives the notebook; default: 24h; none for no limit"),
-    Option(("--detached",), "detached", help="on this machine: keep the ranks after the kernel exits, until %sky_down"),
+    Option(("--detach",), "detached", help="on this machine: keep the ranks after the kernel exits, until %sky_down", also=("--detached",)),
     Option(("--lazy",), "lazy", help="start the pool at its first cell, and again after --idle has stopped it"),
-    Option(("-y", "--yes"), "yes", help="do not ask for confirmation"),
+    Option(("-y", "--yes"), "yes", help="answer yes to every question about prices and machines; SSH still asks for passwords"),
 )
 DRY_RUN = Option(("--dry-run",), "dry_run", help="show the plan and do nothing")
 _POOL_NAME = Option(("--pool",), "name", readers.pool_name, "NAME", "pool to use; default: the latest one", choices="pools")
-_OUTPUT = Option(("-o", "--output"), "output", readers.identifier, "NAME", "store the value of the last expression from each rank in NAME")
-_KEEP = Option(("-o", "--output"), "output", readers.identifier, "NAME", "store what is shown as an object in NAME")
-_TARGETS = Option(("-t", "--targets"), "targets", Selection, "RANKS", "ranks to run on: 0,2 or 0:4 or ::2", choices="ranks")
+_OUTPUT = Option(("-o", "--output"), "output", readers.identifier, "NAME", "store the value of the last expression from each rank in NAME", also=("--out",))
+_KEEP = Option(("-o", "--output"), "output", readers.identifier, "NAME", "store what is shown as an object in NAME", also=("--out",))
+_TARGETS = Option(("-t", "--targets"), "targets", Selection, "RANKS", "ranks: 0,2 or 0:4 or ::2; default: all", choices="ranks", also=("--rank", "--ranks"))
+_RUN_TARGETS = replace(_TARGETS, also=("--rank",))  # --ranks is a size there
 _HEAD = Option(("--head",), "head", help="store only the first rank's value, not a list")
-_RANK = Option(("--rank",), "targets", Selection, "R", "rank number, or several: 0,2")
+_TARGET = replace(_TARGETS, help="rank whose node runs it; default: 0")
 _FROM = Option(("--from",), "source", readers.number(0), "R", "rank to copy from")
 _NOBLOCK = Option(("-a", "--noblock"), "noblock", help="return immediately; the cell runs in the background")
 _BUSY = Option(("--busy",), "busy", readers.one_of("wait", "refuse"), "wait|refuse", "if another cell runs on these ranks: wait for it, or fail", choices="busy")
 _TIMEOUT = Option(("--timeout",), "timeout", readers.limit, "TIME", "time limit, for example 10m")
 _SHIPPING: tuple[Option, ...] = (
-    Option(("--push",), "push", readers.identifiers, "NAMES", "also send these variables", "names", "variables"),
+    Option(("--push",), "push", readers.identifiers, "NAMES", "also send these variables", "names", "variables", common=False),
     Option(("--no-push",), "no_push", readers.identifiers, "NAMES", "do not send these variables; without names: send nothing", "maybe", "variables"),
-    Option(("--fresh",), "fresh", help="send variables again even if unchanged"),
+    Option(("--fresh",), "fresh", help="send variables again even if unchanged", common=False),
 )
 RUN: tuple[Option, ...] = (  # the common ones first: completion keeps this order
     _OUTPUT,
     Option(("--only",), "only", Selection, "RANKS", "show output of: head, all, 0,2 or 0:4", choices="ranks"),
     Option(("-g", "--gather"), "gather", readers.identifiers, "NAMES", "fetch these variables, as lists by rank", "names", "gathered"),
     _HEAD,
-    _TARGETS,
+    _RUN_TARGETS,
     _TIMEOUT,
     _NOBLOCK,
     _POOL_NAME,
     *_SHIPPING,
-    _BUSY,
+    replace(_BUSY, common=False),
     Option(("--profile",), "profile", Selection, "RANKS", "torch's profiler around the cell, on the head by default: a trace beside the notebook, and the ten longest operations", "maybe", "ranks"),
-    DRY_RUN,
+    replace(DRY_RUN, common=False),
 )
 _WORKDIR = Option(("--workdir",), "workdir", readers.path, "DIR", "folder to copy to the nodes and to run the script in")
 _SH_ENV = Option(("--env",), "env", readers.pair, "NAME=VALUE", "set an environment variable for the script", "list")
 _SH_TARGETS = Option(("-t", "--targets"), "targets", Selection, "NODES", "nodes to run on: 0,2 or 0:4 or ::2", choices="ranks")
 _SH_ONLY = Option(("--only",), "only", Selection, "NODES", "show output of: head, all, 0,2 or 0:4", choices="ranks")
-_SH_OUTPUT = Option(("-o", "--output"), "output", readers.identifier, "NAME", "store exit codes and last lines by node in NAME")
+_SH_OUTPUT = Option(("-o", "--output"), "output", readers.identifier, "NAME", "store exit codes and last lines by node in NAME", also=("--out",))
 _SH_NOBLOCK = Option(("-a", "--noblock"), "noblock", help="return immediately; the script runs in the background")
-_DETACH = Option(("--detach",), "detach", help="return immediately; the script keeps running without the notebook")
+_DETACH = Option(("--detach",), "detach", help="return immediately; the script keeps running without the notebook", also=("--detached",))
 SH: tuple[Option, ...] = (_POOL_NAME, _WORKDIR, _SH_ENV, _SECRET, _SH_OUTPUT, _SH_ONLY, _SH_TARGETS, _TIMEOUT, _SH_NOBLOCK, _BUSY, _DETACH)
 _LINES = Option(("-n", "--lines"), "lines", readers.number(1), "LINES", "number of last lines; default: 50")
 _FOLLOW = Option(("-f", "--follow"), "follow", help="follow the log until you press stop")
 _RUN = Option(("--run",), "run", readers.number(1), "ID", "output of one run; the log shows its number above its first line")
 _CELL = Option(("--cell",), "cell", readers.number(1), "N", "output of one cell, by its number in the notebook")
 _GREP = Option(("--grep",), "grep", str, "RE", "only lines that match a regular expression")
-_NODE = Option(("--node",), "nodes", Selection, "NODES", "nodes: all, head, 0,2 or 0:4", choices="ranks")
+_NODES = Option(("-n", "--nodes"), "nodes", Selection, "NODES", "nodes: all, head, 0,2 or 0:4", choices="ranks", also=("--node",))
 _FOLLOW_LINKS = Option(("--follow",), "follow", help="copy the targets of links that point outside SRC, and list them; by default these links are skipped")
 _ALL = Option(("--all",), "all", help="all pools of this notebook")
 _DOWN_ALL = Option(("--all",), "all", help="all pools of this notebook and all machines you rented; with --hosts: all your pools there")
 _STOP = Option(("--stop",), "stop", help="stop rented machines but keep their disks, which still cost money; %sky_pool NAME starts them again")
-_YES = Option(("-y", "--yes"), "yes", help="do not ask for confirmation")
+_YES = Option(("-y", "--yes"), "yes", help="answer yes to every question")
 _AT_HOSTS = Option(("--hosts",), "hosts", readers.many(readers.host, rf"{readers.OUTSIDE_BRACKETS}|\s+"), "HOSTS", "your pools on these machines, whichever notebook started them", "list", "hosts")
 _RENTED = Option(("--provider",), "provider", readers.one_of("aws"), "aws", "pools you rented, found by their tags, from any machine", choices="rented")
 _DISK = Option(("--disk",), "disk", help="with --hosts: show what skymagic stores on their disks")
 _TO_RENT: tuple[Option, ...] = (
-    Option(("--nodes", "--num-nodes"), "nodes", readers.number(1), "N", "number of machines to rent"),
+    Option(("-n", "--nodes"), "nodes", readers.number(1), "N", "number of machines to rent", also=("--num-nodes",)),
     Option(("--region",), "region", readers.region, "NAMES", "regions, separated by commas: us-east-1,us-west-2", choices="regions"),
     Option(("--spot",), "spot", help="spot prices: cheaper, but EC2 may reclaim the machines"),
 )
@@ -147,9 +155,12 @@ class Magic:
     """A magic: its summary, its grammar and its examples.
 
     Attributes:
-        words: what stands on its line without an option's name, for help; empty when nothing may.
+        options: those that its help and the reference list.
+        words: what stands on its line without an option's name, for help; empty when nothing may. `NAME`: a pool.
         choices: which of `CompletionNames` completes those words.
         cell: whether it is written with ``%%``.
+        elsewhere: options that it accepts and another magic documents.
+        listed: False for an older name, which works and is not in the reference.
     """
 
     summary: str
@@ -158,14 +169,29 @@ class Magic:
     choices: str = ""
     examples: tuple[str, ...] = ()
     cell: bool = False
+    elsewhere: tuple[Option, ...] = ()
+    listed: bool = True
 
+    @property
+    def accepted(self) -> tuple[Option, ...]:
+        """All options that its line may have."""
+        return (*self.options, *self.elsewhere)
+
+    @property
+    def takes_pool(self) -> bool:
+        """Whether a word without an option is a pool's name."""
+        return self.words == NAME
+
+
+NAME = "[NAME]"
+_MORE = (replace(_POOL_NAME, help="the same as NAME"),)
 
 _POOL_EXAMPLES = (
     "%sky_pool --plugin torch                              # one rank per GPU of this machine",
     "%sky_pool --ranks 2 --plugin torch                    # one node of two ranks on this machine",
     "%sky_pool train --nodes 4 --gpu A100:8 --plugin torch:backend=nccl --idle 30m",
     "%sky_pool train --nodes 4 --gpu A100:8 --dry-run      # the plan and its price",
-    "%sky_pool lab --ranks 2 --detached                    # after a kernel restart: %sky_attach lab",
+    "%sky_pool lab --ranks 2 --detach                      # after a kernel restart: %sky_attach lab",
     '%%sky_pool train\nnodes = 2\nplugins = ["torch"]\n[env]\nOMP_NUM_THREADS = "2"',
 )
 _BROADCAST_EXAMPLES = (
@@ -181,37 +207,37 @@ _SH_EXAMPLES = (
 _PUT_EXAMPLES = (
     "%sky_put data ~/data                 # the folder, as ~/data or into it",
     "%sky_put data/ ~/corpus              # what is in it",
-    "%sky_put *.yaml configs/ --node 0,2",
+    "%sky_put *.yaml configs/ --nodes 0,2",
 )
 _GET_EXAMPLES = (
     "%sky_get ~/runs/model.pt .",
-    "%sky_get runs/ results --node all    # results/node0/…, results/node1/…",
+    "%sky_get runs/ results --nodes all   # results/node0/…, results/node1/…",
 )
 # fmt: off
 MAGICS: dict[str, Magic] = {
-    "sky_pool": Magic("Start a pool, or use the pool of this name if it fits.", (*POOL, DRY_RUN), "[NAME]", "pools", _POOL_EXAMPLES),
-    "sky_broadcast": Magic("Run the cell on every rank. With pool options it starts a pool first.", (*RUN, *POOL), examples=_BROADCAST_EXAMPLES, cell=True),
-    "sky_run": Magic("Run the cell on one rank: --rank, or the next in turn.", (_RANK, _OUTPUT, _TIMEOUT, _NOBLOCK, _POOL_NAME, *_SHIPPING, _BUSY, DRY_RUN), examples=("%%sky_run -o value", "%%sky_run --rank 1 --timeout 30s"), cell=True),
-    "sky_sh": Magic("Run the cell as a shell script, once per node.", SH, examples=_SH_EXAMPLES, cell=True),
-    "sky_status": Magic("Show pools, their ranks and what they use.", (_KEEP, _AT_HOSTS, _RENTED, _DISK), "[NAME]", "pools", ("%sky_status", "%sky_status -o status                   # status['main'][3].state", "%sky_status --hosts gpu1,gpu2      # also pools left by other notebooks", "%sky_status --provider aws          # rented machines, from anywhere", "%sky_status --hosts gpu1,gpu2 --disk")),
-    "sky_logs": Magic("Show everything that ranks wrote, including output the cell did not show.", (_RANK, _RUN, _CELL, _GREP, _LINES, _FOLLOW, _KEEP, _POOL_NAME), examples=("%sky_logs --rank 1 -n 200", "%sky_logs -f", "%sky_logs --cell 5 --grep 'loss|nan' -o logs      # logs[1] is rank 1's")),
-    "sky_stacks": Magic("Show which line each rank executes now; works while a cell runs in the background (-a).", (_RANK, _POOL_NAME), examples=("%sky_stacks", "%sky_stacks --rank 3")),
-    "sky_vars": Magic("Show the ranks' variables and which differ between ranks, without fetching them.", (_RANK, _POOL_NAME), examples=("%sky_vars", "%sky_vars --rank 0,3")),
-    "sky_shell": Magic("Run one command on a rank's node, in its folder and environment.", (_RANK, _POOL_NAME), "COMMAND", examples=("%sky_shell --rank 3 nvidia-smi",)),
+    "sky_pool": Magic("Start a pool, or use the pool of this name if it fits.", (*POOL, DRY_RUN), NAME, "pools", _POOL_EXAMPLES, elsewhere=_MORE),
+    "sky_broadcast": Magic("Run the cell on every rank, or on those that you choose. With pool options it starts a pool first.", RUN, NAME, "pools", _BROADCAST_EXAMPLES, True, POOL),
+    "sky_sh": Magic("Run the cell as a shell script, once per node.", SH, NAME, "pools", _SH_EXAMPLES, True),
+    "sky_status": Magic("Show pools, their ranks, what they use and what they cost.", (_KEEP, _AT_HOSTS, _RENTED, _DISK), NAME, "pools", ("%sky_status", "%sky_status -o status                   # status['main'][3].state", "%sky_status --hosts gpu1,gpu2      # also pools left by other notebooks", "%sky_status --provider aws          # rented machines, from anywhere", "%sky_status --hosts gpu1,gpu2 --disk   # skymagic clean --hosts gpu1,gpu2 removes what is unused"), elsewhere=_MORE),
+    "sky_logs": Magic("Show everything that ranks wrote, including output the cell did not show.", (_TARGETS, _RUN, _CELL, _GREP, _LINES, _FOLLOW, _KEEP, _POOL_NAME), NAME, "pools", ("%sky_logs -t 1 -n 200", "%sky_logs -f", "%sky_logs --cell 5 --grep 'loss|nan' -o logs      # logs[1] is rank 1's")),
+    "sky_stacks": Magic("Show which line each rank executes now; works while a cell runs in the background (-a).", (_TARGETS, _POOL_NAME), NAME, "pools", ("%sky_stacks", "%sky_stacks -t 3")),
+    "sky_vars": Magic("Show the ranks' variables and which differ between ranks, without fetching them.", (_TARGETS, _POOL_NAME), NAME, "pools", ("%sky_vars", "%sky_vars -t 0,3")),
+    "sky_shell": Magic("Run one command on a rank's node, in its folder and environment.", (_TARGET, _POOL_NAME), "COMMAND", examples=("%sky_shell -t 3 nvidia-smi",)),
     "sky_push": Magic("Send variables to the ranks.", (_TARGETS, _POOL_NAME), "NAMES", "variables", ("%sky_push model, data",)),
     "sky_pull": Magic("Fetch variables from the ranks, as lists by rank.", (_OUTPUT, _HEAD, _TARGETS, _POOL_NAME), "NAMES", "theirs", examples=("%sky_pull loss, accuracy", "%sky_pull model --head -o trained")),
     "sky_clone": Magic("Copy variables from one rank to others, for example to a replaced one.", (_FROM, _POOL_NAME), "RANKS NAMES", "theirs", examples=("%sky_clone 2 --from 0 model optimizer",)),
-    "sky_put": Magic("Copy a file or a folder to every node; only differences are sent.", (_NODE, _FOLLOW_LINKS, _POOL_NAME), "SRC DST", examples=_PUT_EXAMPLES),
-    "sky_get": Magic("Copy a file or a folder from the head; from several nodes into folders node0, node1, … in DST.", (_NODE, _FOLLOW_LINKS, _POOL_NAME), "SRC DST", examples=_GET_EXAMPLES),
-    "sky_forward": Magic("Open a port of a node as a link in the notebook: TensorBoard, a profiler, a dashboard.", (_NODE, _POOL_NAME), "PORTS", examples=("%sky_forward 6006", "%sky_forward 8265 --node 1")),
+    "sky_put": Magic("Copy a file or a folder to every node; only differences are sent.", (_NODES, _FOLLOW_LINKS, _POOL_NAME), "SRC DST", examples=_PUT_EXAMPLES),
+    "sky_get": Magic("Copy a file or a folder from the head; from several nodes into folders node0, node1, … in DST.", (_NODES, _FOLLOW_LINKS, _POOL_NAME), "SRC DST", examples=_GET_EXAMPLES),
+    "sky_forward": Magic("Open a port of a node as a link in the notebook: TensorBoard, a profiler, a dashboard.", (_NODES, _POOL_NAME), "PORTS", examples=("%sky_forward 6006", "%sky_forward 8265 --nodes 1")),
     "sky_pip": Magic("Install packages on all nodes of a pool, or list them. Ranks can import them immediately.", (_POOL_NAME, _ALL), "install NAMES|list", "pip", examples=("%sky_pip install pandas pillow==12.0.0", "%sky_pip list")),
     "sky_gpus": Magic("Show the GPUs of this machine, the names that --gpu accepts, and prices of rented machines.", (*_TO_RENT, _KEEP), "[GPU[:COUNT]]", "gpus", ("%sky_gpus", "%sky_gpus A100", "%sky_gpus A100:8 --nodes 4 --region us-east-1,us-west-2 --spot", "%sky_gpus A100:8 -o offers       # offers['p4d.24xlarge'][0].price")),
-    "sky_cost": Magic("Show what rented pools cost now and have cost within a month, including disks and addresses.", (), "[NAME]", "pools", ("%sky_cost",)),
-    "sky_check": Magic("Check the nodes of a pool: GPUs, hardware errors, disks, clocks, and the speed of the network links.", (_QUICK,), "[NAME]", "pools", ("%sky_check", "%sky_check train --quick")),
-    "sky_restart": Magic("Restart ranks. Their variables are lost.", (_RANK, _POOL_NAME), examples=("%sky_restart", "%sky_restart --rank 2")),
-    "sky_down": Magic("Stop a pool and release its machines.", (_DOWN_ALL, _AT_HOSTS, _RENTED, _STOP, _YES), "[NAME]", "pools", ("%sky_down", "%sky_down train", "%sky_down --all", "%sky_down train --stop              # rented: started again by %sky_pool train", "%sky_down lab --hosts gpu1,gpu2    # of a notebook that is gone", "%sky_down train --provider aws     # rented from another machine")),
-    "sky_attach": Magic("Continue with a pool whose notebook is gone and show its output since then; read a pool of a running notebook; without a name: list pools.", (_TAKE_OVER,), "[NAME]", "left", ("%sky_attach", "%sky_attach lab")),
-    "sky_clean": Magic("Remove environments, code and values that no pool has used for 30 days from the disks of hosts.", (_AT_HOSTS, _CLEAN_ALL, DRY_RUN), examples=("%sky_clean --hosts gpu1,gpu2", "%sky_clean --hosts gpu1,gpu2 --all --dry-run")),
+    "sky_check": Magic("Check the nodes of a pool: GPUs, hardware errors, disks, clocks, and the speed of the network links.", (_QUICK,), NAME, "pools", ("%sky_check", "%sky_check train --quick"), elsewhere=_MORE),
+    "sky_restart": Magic("Restart ranks. Their variables are lost.", (_TARGETS, _POOL_NAME), NAME, "pools", ("%sky_restart", "%sky_restart -t 2")),
+    "sky_down": Magic("End a pool and release its machines; --stop keeps the disks of rented ones.", (_DOWN_ALL, _AT_HOSTS, _RENTED, _STOP, _YES), NAME, "pools", ("%sky_down", "%sky_down train", "%sky_down --all", "%sky_down train --stop              # rented: started again by %sky_pool train", "%sky_down lab --hosts gpu1,gpu2    # of a notebook that is gone", "%sky_down train --provider aws     # rented from another machine"), elsewhere=_MORE),
+    "sky_attach": Magic("Continue with a pool whose notebook is gone and show its output since then; read a pool of a running notebook; without a name: list pools.", (_TAKE_OVER,), NAME, "left", ("%sky_attach", "%sky_attach lab"), elsewhere=_MORE),
     "sky_auto": Magic("Run every plain cell on the ranks, or stop doing so. Cells that begin with a magic or %%local run in the notebook.", (), "on|off", "switch", ("%sky_auto on",)),
+    "sky_run": Magic("Older name of %%sky_broadcast -t RANK; without -t it takes the next rank in turn.", RUN, NAME, "pools", ("%%sky_run -t 1 -o value",), True, POOL, listed=False),
+    "sky_cost": Magic("Older name: %sky_status shows what pools cost.", (), NAME, "pools", ("%sky_cost",), elsewhere=_MORE, listed=False),
+    "sky_clean": Magic("Older name of the command skymagic clean: remove what no pool has used for 30 days from the disks of hosts.", (_AT_HOSTS, _CLEAN_ALL, DRY_RUN), examples=("%sky_clean --hosts gpu1,gpu2",), listed=False),
 }
 # fmt: on

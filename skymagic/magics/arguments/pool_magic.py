@@ -7,7 +7,6 @@ from dataclasses import replace
 
 from skymagic.errors import RequestError
 from skymagic.magics.arguments.options import PLUGINS, POOL
-from skymagic.magics.arguments.readers import pool_name
 from skymagic.magics.arguments.reading import ParsedLine
 from skymagic.magics.arguments.toml import scan_body
 from skymagic.plan.image import Image
@@ -34,10 +33,9 @@ def parse_pool(
     are the names that exist. Raises RequestError with all mistakes of line and body.
     """
     given, names, mistakes = scan_body(body) if body else ([], [], [])
-    parsed = ParsedLine("sky_pool", line, given)
+    parsed = ParsedLine("sky_pool", line, given, names)
     parsed.mistakes += mistakes
-    parsed.words += [name for name in names if name not in parsed.words]
-    request = pool_of(parsed, defaults, plugins, providers, name=parsed.word("name of a pool", pool_name))
+    request = pool_of(parsed, defaults, plugins, providers, name=parsed.values.get("name"))
     parsed.done()
     return request
 

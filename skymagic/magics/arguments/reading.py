@@ -8,7 +8,7 @@ from typing import Any
 
 from skymagic.errors import RequestError
 from skymagic.magics.arguments.options import MAGICS, REFUSED, Magic, Option
-from skymagic.magics.arguments.readers import Reader
+from skymagic.magics.arguments.readers import Reader, pool_name
 from skymagic.magics.arguments.tokens import Token, split
 from skymagic.plan.suggest import did_you_mean
 
@@ -28,7 +28,7 @@ class ParsedOption:
 
 def scan(magic: Magic, tokens: Sequence[Token]) -> tuple[list[ParsedOption], list[str], list[str]]:
     """(options given, words that belong to none, mistakes)."""
-    known = {name: option for option in magic.options for name in option.names}
+    known = {name: option for option in magic.accepted for name in option.spellings}
     given: list[ParsedOption] = []
     words: list[str] = []
     mistakes: list[str] = []
@@ -41,7 +41,7 @@ def scan(magic: Magic, tokens: Sequence[Token]) -> tuple[list[ParsedOption], lis
         option, label, text = _match(token.text, known)
         if option is None:
             mistakes.append(f"{label}: {REFUSED.get(label) or f'no such option{did_you_mean(label, known)}'}")
-            if rest and not rest[0].is_option and text is None and not magic.words:
+            if rest and not rest[0].is_option and text is None and (not magic.words or magic.takes_pool):
                 rest.pop(0)  # most likely its value, and not a mistake of its own
             continue
         if option.read is None and text is not None:
@@ -110,15 +110,24 @@ def read(given: Iterable[ParsedOption], mistakes: list[str]) -> dict[str, Any]:
 class ParsedLine:
     """A line on its way to a request: values read, words left, mistakes met."""
 
-    def __init__(self, magic: str, line: str, more: Iterable[ParsedOption] = ()) -> None:
+    def __init__(self, magic: str, line: str, more: Iterable[ParsedOption] = (), words: Iterable[str] = ()) -> None:
         tokens, self.mistakes = split(line)
         given, self.words, unknown = scan(MAGICS[magic], tokens)
+        self.words += [word for word in words if word not in self.words]
         self.mistakes += unknown
         given += more
         self.labels = {item.option.field: item.label for item in given}
         self.values = read(given, self.mistakes)
-        if self.words and not MAGICS[magic].words:
+        if MAGICS[magic].takes_pool:
+            self._name_pool()
+        elif self.words and not MAGICS[magic].words:
             self.mistakes.append(f"{' '.join(self.words)!r} belongs to no option of %{magic}")
+
+    def _name_pool(self) -> None:
+        """A pool's name stands alone or after ``--pool``: it fills the field `name` either way."""
+        name = self.word("name of a pool", pool_name)
+        if name is not None and self.values.setdefault("name", name) != name:
+            self.mistakes.append(f"{name} and --pool {self.values['name']} are two pools; keep one of them")
 
     def check(self, wrong: object, mistake: str) -> None:
         """Note a mistake when `wrong`."""

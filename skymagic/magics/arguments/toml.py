@@ -20,7 +20,7 @@ def scan_body(body: str) -> tuple[list[ParsedOption], list[str], list[str]]:
         table = tomllib.loads(body)
     except (ValueError, RecursionError) as wrong:  # a ValueError too where a number has thousands of digits
         return [], [], [f"the cell is not TOML: {wrong}"]
-    known = {name.lstrip("-"): option for option in (*POOL, DRY_RUN) for name in option.names}
+    known = {name.lstrip("-"): option for option in (*POOL, DRY_RUN) for name in option.spellings}
     given: list[ParsedOption] = []
     mistakes: list[str] = []
     name = table.pop("name", "")
