@@ -39,8 +39,6 @@ FILES = 1_000_000_000
 """Bytes of files."""
 LOOPBACK = 400_000_000
 """Bytes over the fast link."""
-KEEP = 2_000_000_000
-"""Bytes that each machine may keep for later pools: all values that are sent, and two versions of the one that is changed."""
 STORE = "/dev/shm/skymagic-bench"
 CIPHER = "aes128-gcm@openssh.com"
 GIVE = f"""
@@ -72,7 +70,7 @@ def store(hosts: Machines) -> Iterator[tuple[RemoteStore, list[SSHConnection]]]:
         node_of(index, host.name, functools.partial(connection.open, server), host.address)
         for index, (host, connection) in enumerate(zip(hosts, connections, strict=True))
     ]
-    made = RemoteStore(nodes, start, say, keep=KEEP)
+    made = RemoteStore(nodes, start, say)
     try:
         yield made, connections
     finally:
@@ -96,7 +94,6 @@ def peer(hosts: Machines) -> list[str]:
 def put(to: RemoteStore, data: bytes) -> None:
     """Send a value as the notebook does, and wait until all machines have it."""
     key = digest([data])
-    to.expect([(key, len(data))])
     to.put(key, [data], len(data))
     to.settle()
 

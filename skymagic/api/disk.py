@@ -16,7 +16,6 @@ from skymagic.providers.asking import ask
 KINDS = {
     "env": "environment",
     "code": "skymagic's code",
-    "values": "values",
     "cache": "cache",
     "python": "interpreters",
 }

@@ -184,7 +184,7 @@ for one in "$folder"/code/*/; do
     one=${one%/}
     if ours "${one##*/}"; then tell disk code "$(kb "$one")" "$(mtime "$one")" yes "${one##*/}"; fi
 done
-for one in values cache python; do
+for one in cache python; do
     if [ -e "$folder/$one" ]; then tell disk "$one" "$(kb "$folder/$one")" "$(mtime "$folder/$one")" yes "$one"; fi
 done
 """
@@ -195,7 +195,6 @@ drop() {
     gone=$folder/.removing.$$
     mv "$1" "$gone" 2>/dev/null && rm -rf "$gone" && tell removed "$2"
 }
-find "$folder/values" -type f -mtime +30 -exec rm -f {} + 2>/dev/null
 rm -rf "$folder"/.removing.*
 """
 
@@ -205,7 +204,7 @@ class DiskItem:
     """Something on a host's disk.
 
     Attributes:
-        kind: "env", "code", "values", "cache" or "python".
+        kind: "env", "code", "cache" or "python".
         nbytes: what it takes.
         used: when it was used last, seconds since 1970 by the host's clock.
         ready: False for an environment that somebody makes, or whose making was cut off.
@@ -271,8 +270,7 @@ def _item(text: str) -> DiskItem:
 def removable(disk: Disk, every: bool) -> list[DiskItem]:
     """What may go: environments and code that no pool has used for `UNUSED_AFTER`, or with `every` all that none uses now.
 
-    Values go one by one, by `clean_script`; all of them, caches of packages, and interpreters when no
-    environment is left, with `every` alone.
+    Caches of packages, and interpreters when no environment is left, go with `every` alone.
     """
     now = disk.running.clock
 
@@ -285,7 +283,7 @@ def removable(disk: Disk, every: bool) -> list[DiskItem]:
     chosen = [item for item in disk.items if item.kind in ("env", "code") and unused(item)]
     if every:
         kept = any(item.kind == "env" and item not in chosen for item in disk.items)
-        whole = ("values", "cache") if kept else ("values", "cache", "python")
+        whole = ("cache",) if kept else ("cache", "python")
         chosen += [item for item in disk.items if item.kind in whole]
     return chosen
 

@@ -66,10 +66,6 @@ class SkyMagic(Configurable):
         min=1_000_000,
         help="Maximum size of one rank's log in bytes, for new pools; the beginning of a longer log is dropped.",
     )
-    keep_values = Bool(
-        _BUILT_IN.keep_values,
-        help="Keep values of 1 MB and more on the disks of remote machines for later pools (at most 4 GB, 30 days).",
-    )
 
     packages = Enum(
         ("sync", "ask", "off"),

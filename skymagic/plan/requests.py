@@ -323,7 +323,6 @@ class Defaults:
             "off" leaves it to the cell to fail.
         aws: how rented machines are reached.
         busy: what becomes of a cell while another is running on its ranks: "wait" or "refuse".
-        keep_values: whether other machines keep large values on their disks, for later pools.
         tracker: the experiment tracker that `report`'s numbers of a run's first rank go to as well; "" for none.
     """
 
@@ -341,7 +340,6 @@ class Defaults:
     grace: float = 2.0
     screen_limit: int = 1_000_000
     log_limit: int = 1_000_000_000
-    keep_values: bool = True
     packages: str = "sync"
     aws: CloudSettings = field(default_factory=CloudSettings)
     busy: str = "wait"

@@ -34,8 +34,6 @@ if TYPE_CHECKING:
 
 START_TIMEOUT = 120.0
 """Seconds that each step of a start may take."""
-KEPT_ON_NODES = 4 << 30
-"""Bytes of values that each node keeps for the user's later pools, unless they want none."""
 
 
 def node_environment(plan: Plan, environ: Mapping[str, str]) -> dict[str, str]:
@@ -322,8 +320,7 @@ def new_shipper(agents: Agents, status: SharedStatus, namespace: dict[str, Any])
     """What ships the notebook's values to ranks whose agents have said hello."""
     from skymagic.data.shipping.shipper import Shipper
 
-    keep = KEPT_ON_NODES if status.defaults.keep_values else 0
-    store = open_store(agents, status.plan.remote, status.note, keep=keep)
+    store = open_store(agents, status.plan.remote, status.note)
     return Shipper(store, namespace, str(Path.cwd()))
 
 
@@ -336,13 +333,12 @@ def data_plane(resources: PoolResources) -> DataPlane | None:
     return DataPlane(store, lambda node: agents.started[node.index].store) if store is not None else None
 
 
-def open_store(agents: Agents, remote: bool, tell: Callable[[str], None], *, keep: int) -> NodeStore | RemoteStore:
+def open_store(agents: Agents, remote: bool, tell: Callable[[str], None]) -> NodeStore | RemoteStore:
     """Where the values of a pool go whose agents have said hello: into this machine's memory, or to a value server on each node.
 
     Args:
         remote: whether its nodes are other machines.
         tell: what the user must hear.
-        keep: bytes of values that each node keeps for the user's later pools; 0: none.
     """
     if not remote:
         from skymagic.data.store.store import NodeStore
@@ -354,4 +350,4 @@ def open_store(agents: Agents, remote: bool, tell: Callable[[str], None], *, kee
         # an agent that was started anew has another folder, so this is looked up each time
         return node.run(processes.VALUES, agents.started[node.index].store)
 
-    return RemoteStore(agents.nodes, start_server, tell, keep=keep)
+    return RemoteStore(agents.nodes, start_server, tell)

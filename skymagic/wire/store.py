@@ -30,19 +30,15 @@ class Settings(StoreMessage):
     """Where other nodes reach this one; empty: there are none, and nothing listens."""
     pem: str = field(default="", repr=False)
     """The pool's certificate and key (`wire.tls`), which all of its value servers have and nobody else."""
-    keep: int = 0
-    """Bytes that values kept for later pools may fill in the user's folder; 0: none is kept, none is looked for."""
-    keep_after: float = 0.0
-    """Seconds that a value must have been here to be worth keeping."""
     share: float = 0.5
     """The part of a file system's free space that values may fill."""
 
 
 class Query(StoreMessage):
-    """Which of these are here, or were kept by an earlier pool: key, name and length of each."""
+    """Which of these files are here."""
 
     number: int
-    values: list[tuple[str, str, int]]
+    names: list[str]
 
 
 class Put(StoreMessage):
@@ -117,10 +113,9 @@ class Ready(StoreMessage):
 
 
 class QueryReply(StoreMessage):
-    """Answer to `Query`. What is neither missing nor present is arriving: `Stored` or `StoreFailed` follows."""
+    """Answer to `Query`."""
 
     number: int
-    missing: list[str]
     present: list[str]
     room: int
 
@@ -198,9 +193,6 @@ def is_key(text: object) -> bool:
 def _check(message: Any) -> None:
     names = [*getattr(message, "names", ()), *([message.name] if hasattr(message, "name") else [])]
     keys = [message.key] if hasattr(message, "key") else []
-    if isinstance(message, Query):
-        names += [name for _, name, _ in message.values]
-        keys += [key for key, _, _ in message.values]
     if isinstance(message, Assemble):
         names += [name for name, _, _ in message.slices]
     if not all(map(is_name, names)) or not all(map(is_key, keys)):

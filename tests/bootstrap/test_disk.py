@@ -63,11 +63,6 @@ def home(tmp_path: Path) -> Iterator[Path]:
     (home / ".skymagic/env/new.lock").touch()
     code(home, "c1", 31)
     code(home, "c2", 1)
-    values = home / ".skymagic/values"
-    values.mkdir()
-    for name, days in (("stale", 31), ("fresh", 1)):
-        (values / name).write_bytes(b"y" * 5000)
-        os.utime(values / name, (time.time() - days * DAY,) * 2)
     run = home / ".skymagic/run" / f"skymagic-daemon-{os.getuid()}-lab-0a1b2c3d-0"
     run.mkdir(parents=True, mode=0o700)
     with subprocess.Popen(["sleep", "1000"]) as agent:
@@ -81,14 +76,14 @@ def home(tmp_path: Path) -> Iterator[Path]:
 def names(home: Path) -> set[str]:
     """What is on the disk."""
     folder = home / ".skymagic"
-    return {f"{kind}/{path.name}" for kind in ("env", "code", "values") for path in (folder / kind).glob("*")}
+    return {f"{kind}/{path.name}" for kind in ("env", "code") for path in (folder / kind).glob("*")}
 
 
 def test_what_is_there(home: Path) -> None:
     disk = parse_disk(sh(disk_script(), home))
     found = {item.place: item for item in disk.items}
     envs = {f"env/{name}" for name in ("old", "new", "used", "half", "cut-off")}
-    assert set(found) == {*envs, "code/c1", "code/c2", "values"}
+    assert set(found) == {*envs, "code/c1", "code/c2"}
     assert disk.folder == str(home / ".skymagic")
     assert disk.free > 0
     new = found["env/new"]
@@ -105,14 +100,14 @@ def test_what_nobody_has_used_goes(home: Path) -> None:
     disk = parse_disk(sh(disk_script(), home))
     gone = parse_clean(sh(clean_script(removable(disk, every=False)), home))
     assert gone == {"env/old", "env/cut-off", "code/c1"}
-    assert before - names(home) == {"env/old", "env/cut-off", "code/c1", "values/stale"}
+    assert before - names(home) == {"env/old", "env/cut-off", "code/c1"}
     assert not list((home / ".skymagic").glob(".removing*"))
 
 
 def test_all_that_is_not_in_use_goes(home: Path) -> None:
     disk = parse_disk(sh(disk_script(), home))
     gone = parse_clean(sh(clean_script(removable(disk, every=True)), home))
-    assert gone == {"env/old", "env/new", "env/cut-off", "code/c1", "code/c2", "values"}
+    assert gone == {"env/old", "env/new", "env/cut-off", "code/c1", "code/c2"}
     assert names(home) == {"env/used", "env/half", "env/new.held", "env/new.lock"}
 
 

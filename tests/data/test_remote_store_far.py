@@ -55,7 +55,7 @@ class Pool:
         self.connections: dict[str, SSHConnection] = {}
         self.said: list[str] = []
         nodes = [node_of(n, host.name, self._open(host.name), host.address) for n, host in enumerate(hosts)]
-        self.store = RemoteStore(nodes, start, self.said.append, **options)  # type: ignore[arg-type]
+        self.store = RemoteStore(nodes, start, self.said.append, **options)
 
     def connection(self, name: str) -> SSHConnection:
         """A connection that is not dead."""

@@ -26,7 +26,7 @@ COUNT = 3
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
-    made = Cluster(COUNT, keep=50 * MB)
+    made = Cluster(COUNT)
     put(made, b"all are up")
     yield made
     made.close()

@@ -485,7 +485,6 @@ def test_configuration_is_checked_when_it_is_set() -> None:
         ("screen_limit", 0),
         ("log_limit", 1000),
         ("stall_after", "long"),
-        ("keep_values", "maybe"),
     ],
 )
 def test_bad_configuration_is_refused(name: str, value: object) -> None:

@@ -3,7 +3,7 @@
 The messages of `wire.store`, for a value that two nodes get; ``→`` is the notebook's connection, ``⇢`` between nodes::
 
     notebook → 0, 1     Settings                   0, 1 → notebook     Ready (port, room), then Heartbeat every 2 s
-    notebook → 0, 1     Query (keys)               0, 1 → notebook     QueryReply: what an earlier pool has left
+    notebook → 0, 1     Query (names)              0, 1 → notebook     QueryReply: after a lost connection
     notebook → 1        Replicate (value, 0)       1 ⇢ 0               FollowValue (name, offset)
     notebook → 0        Put, PutChunk…, PutEnd     0 ⇢ 1               ValuePiece…, as they arrive; at the end the key
                                                    0, 1 → notebook     Stored, or StoreFailed: another source is assigned

@@ -176,8 +176,8 @@ class StoreClient:
                 self._disconnect(transport)
                 raise
 
-    def query(self, values: list[tuple[str, str, int]], on_answer: Callable[[QueryReply], None]) -> Callable[[], None]:
-        """Ask what is there (key, name, length); the answer is waited for by calling what is returned.
+    def query(self, names: list[str], on_answer: Callable[[QueryReply], None]) -> Callable[[], None]:
+        """Ask which files are there; the answer is waited for by calling what is returned.
 
         Args:
             on_answer: called on the client's thread, before whatever the server sends after its answer.
@@ -188,7 +188,7 @@ class StoreClient:
         number = next(self._numbers)
         transport = self._transport
         self._queries[number] = on_answer
-        self.send(store.Query(number, values))
+        self.send(store.Query(number, names))
 
         def wait() -> None:
             if not self._wait_for(lambda: number not in self._queries, transport):

@@ -18,7 +18,7 @@ from skymagic.data.remote.clients import StoreClients
 from skymagic.data.remote.replication import ReplicatedFile, Replication
 from skymagic.data.store.base import Buffer, Content, Store
 from skymagic.data.store.device import DeviceBytes
-from skymagic.data.store.store import LARGE, digest
+from skymagic.data.store.store import digest
 from skymagic.errors import PoolError
 from skymagic.wire import store, tls
 from skymagic.wire.codec import Transport
@@ -165,9 +165,7 @@ class RemoteStore(Store):
         nodes: in the order of their numbers; ``node`` in a rank's reference is such a number.
         start: starts ``skymagic.kernels.store.server STORE`` on a node, STORE being the folder that its ranks have as their
             store.
-        notify: called with one sentence when files are evicted, kept on disk, or a node cannot be reached for a while.
-        keep: bytes that values may fill in ``~/.skymagic/values`` on each node, for the user's later pools; 0: none.
-        keep_after: seconds that a value must have been in use to be worth keeping.
+        notify: called with one sentence when files are evicted, written to disk instead, or a node cannot be reached for a while.
         retry_timeout: seconds for which a node that cannot be reached is tried again.
         silence_timeout: seconds without a message from a value server, which sends a heartbeat every two, after which its
             connection counts as lost.
@@ -182,46 +180,27 @@ class RemoteStore(Store):
         start: Callable[[Node], Transport],
         notify: Callable[[str], None] | None = None,
         *,
-        keep: int = 0,
-        keep_after: float = 2.0,
         retry_timeout: float = 60.0,
         silence_timeout: float = 10.0,
         share: float = 0.5,
     ) -> None:
         super().__init__(notify)
-        self._keep = keep
         self._nonce = secrets.token_hex(8)
         several = len(nodes) > 1
         pem = tls.certificate() if several else ""
 
         def settings(node: Node) -> store.Settings:
-            return store.Settings(node.address if several else "", pem, keep, keep_after, share)
+            return store.Settings(node.address if several else "", pem, share)
 
         self._clients = StoreClients(nodes, start, settings, self._notify, retry_timeout, silence_timeout)
         self._replication = Replication(self._clients, self._notify)
         self._prefetch = Prefetch(self._fetch)
         self._files: dict[str, ReplicatedFile] = {}
         self._pieces = PieceIndex()
-        self._expected: dict[str, ReplicatedFile] = {}
         self._sending = threading.RLock()
         """Held while values are sent: one thread at a time."""
 
     # -- out ---------------------------------------------------------------------------------------------------------
-
-    def expect(self, values: Iterable[tuple[str, int]]) -> frozenset[str]:
-        with self._sending:
-            new = {
-                key: self._file(key, nbytes)
-                for key, nbytes in values
-                if nbytes >= LARGE and key not in self._files and key not in self._expected
-            }
-            if not new or not self._keep:
-                return frozenset()
-            self._replication.connect()
-            self._expected.update(new)
-            self._replication.add(new.values())
-            self._replication.query(list(new.values()), self._clients.connected())  # one round trip for all
-            return frozenset(key for key, file in new.items() if file.placement.here or file.placement.sources)
 
     def unsent(self, data: Content) -> int:
         if isinstance(data, DeviceBytes) or len(data) < 2 * PIECE or not self._pieces:
@@ -239,7 +218,7 @@ class RemoteStore(Store):
             if not self.missing([key]):
                 return key
             self._replication.connect()
-            file = self._expected.pop(key, None) or self._file(key, nbytes)
+            file = ReplicatedFile(key, f"{self._nonce}-{key}", nbytes)
             self._make_room(nbytes)
             self._replication.add([file])
             try:
@@ -281,9 +260,6 @@ class RemoteStore(Store):
 
     def settle(self) -> None:
         with self._sending:
-            unwanted = list(self._expected.values())
-            self._expected.clear()
-            self._replication.remove(unwanted)
             self._replication.settle()
 
     def drop(self, keys: Iterable[str]) -> None:
@@ -338,9 +314,6 @@ class RemoteStore(Store):
     def close(self) -> None:
         self._files.clear()
         self._clients.close(self._replication.names())
-
-    def _file(self, key: str, nbytes: int) -> ReplicatedFile:
-        return ReplicatedFile(key, f"{self._nonce}-{key}", nbytes)
 
     def _make_room(self, nbytes: int) -> None:
         """Evict files that nobody needs, if that lets a value fit on every node."""

@@ -20,7 +20,7 @@ from skymagic.wire.store import PIECE_BYTES, Stored, StoreFailed
 NOTEBOOK = -1
 """The source of a node that gets a value over the notebook's own connection."""
 LOCAL = -2
-"""The source of a node that makes a value of what lies there: what an earlier pool has left, or pieces of other values."""
+"""The source of a node that makes a value of what lies there: pieces of other values."""
 
 
 @dataclass
@@ -215,8 +215,8 @@ class Replication:
                 self.query(list(self._files.values()), [node])
 
     def query(self, files: list[ReplicatedFile], nodes: Iterable[int]) -> None:
-        """Find out which files nodes have, or can restore from what an earlier pool has left there."""
-        wanted = [(file.key, file.name, file.nbytes) for file in files]
+        """Find out which files nodes have."""
+        wanted = [file.name for file in files]
         waits = []
         for node in nodes if wanted else ():
             with contextlib.suppress(ConnectionLost):
@@ -227,13 +227,11 @@ class Replication:
                 wait()
 
     def _answered(self, node: int, files: list[ReplicatedFile], answer: store.QueryReply) -> None:
-        here, lacks = set(answer.present), set(answer.missing)
+        here = set(answer.present)
         with self.changed:
             for file in files:
                 if file.name in here:
                     file.placement.arrived(node)
-                elif file.name == file.sent_as and file.name not in lacks and node not in file.placement.here:
-                    file.placement.sources[node] = LOCAL
 
     def lose(self, node: int) -> None:
         """A node is gone: nothing is sent to it any more."""

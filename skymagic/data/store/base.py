@@ -73,20 +73,12 @@ class Store(ABC):
     def close(self) -> None:
         """Unlink all files that this store has put; twice is safe. The directory itself is its maker's."""
 
-    def expect(self, values: Iterable[tuple[str, int]]) -> frozenset[str]:
-        """Announce values (key, length) that will be put.
-
-        Returns:
-            Keys of the values that need not be sent, because an earlier pool has left them.
-        """
-        return frozenset()
-
     def unsent(self, data: Content) -> int:
         """Bytes that move when this is put and is not here: all of it, or the pieces that no file here has."""
         return len(data)
 
     def settle(self) -> None:  # noqa: B027 - a node's own store has nothing to wait for
-        """Wait until what was put is where the ranks are; what was expected and not put is forgotten.
+        """Wait until what was put is where the ranks are.
 
         Raises:
             OSError: a node has no room.

@@ -137,7 +137,6 @@ class ContentIndex:
 
     def __init__(self, store: Store) -> None:
         self.store = store
-        self._known: frozenset[str] = frozenset()
         self._extents: dict[str, FileExtent] = {}
         self._samples: set[bytes] = set()
         """Samples of the large parts that were put."""
@@ -185,20 +184,13 @@ class ContentIndex:
         return True
 
     def expect(self, parts: Iterable[Part]) -> None:
-        """Announce parts that will be put, unless they are here."""
-        large = [part for part in parts if part.blob and part.nbytes >= LARGE]
-        if large and self.store.remote:
-            self.identify(large)
-            new = {part.hash or "": part.nbytes for part in large if self.find(part) is None}
-            self._known = self.store.expect(new.items())
+        """Hash parts that will be put, where sending them costs much more than that."""
+        if self.store.remote:
+            self.identify(part for part in parts if part.blob and part.nbytes >= LARGE)
 
     def to_send(self, parts: Iterable[Part]) -> dict[str, Part]:
         """Content and part of the large parts that must be sent, after they were expected."""
-        return {
-            part.hash: part
-            for part in parts
-            if part.hash and part.nbytes >= LARGE and part.hash not in self._known and self.find(part) is None
-        }
+        return {part.hash: part for part in parts if part.hash and part.nbytes >= LARGE and self.find(part) is None}
 
     def find(self, part: Part) -> FileExtent | None:
         """Where a part with this content lies, if it is here."""

@@ -26,9 +26,6 @@ from skymagic.kernels.fork import signal_pipe
 from skymagic.kernels.store.incoming import (
     IncomingValue,
     StoreFolder,
-    ValueCache,
-    cache_folder,
-    read_pieces,
     read_slices,
     renamed,
 )
@@ -73,7 +70,6 @@ class ValueServer:
         self._renamed: dict[str, str] = {}
         self._reader = FileReader(sender, self._folder.find)
         self._current: IncomingValue | None = None
-        self._cache = ValueCache(cache_folder(), settings.keep, settings.keep_after) if settings.keep else None
         self._server: Any = None
         self._follower: Any = None
         if settings.address:
@@ -161,8 +157,6 @@ class ValueServer:
         self._wake_followers()
         path = self._folder.find(renamed(name, key))
         spilled = path is not None and path.parent == overflow(self._folder.directory)
-        if self._cache is not None:
-            self._cache.add(key, incoming.received, lambda: self._folder.find(renamed(name, key)))
         note = f"it is kept on disk, in {path.parent}" if path is not None and spilled else ""
         self._sender.send(Stored(name, key, self._folder.room(), note))
 
@@ -213,20 +207,8 @@ class ValueServer:
     # -- what is here ------------------------------------------------------------------------------------------------
 
     def _query(self, message: Query) -> None:
-        here: list[str] = []
-        lacks: list[str] = []
-        kept: list[tuple[str, str, Iterator[memoryview]]] = []
-        for key, name, nbytes in message.values:
-            if self._folder.find(name):
-                here.append(name)
-            elif name not in self._incoming:
-                path = self._cache.find(key, nbytes) if self._cache is not None else None
-                if path is None or self._begin(name, nbytes) is None:
-                    lacks.append(name)
-                else:
-                    kept.append((key, name, read_pieces(path)))
-        self._sender.send(QueryReply(message.number, lacks, here, self._folder.room()))
-        self._restore(kept)
+        here = [name for name in message.names if self._folder.find(name)]
+        self._sender.send(QueryReply(message.number, here, self._folder.room()))
 
     def _assemble(self, message: Assemble) -> None:
         try:
@@ -237,23 +219,18 @@ class ValueServer:
             return
         if self._begin(message.name, message.nbytes) is not None:
             slices = [(files[name], offset, nbytes) for name, offset, nbytes in message.slices]
-            self._restore([(message.key, message.name, read_slices(slices))])
+            # on a thread of its own: other nodes may follow meanwhile
+            args = message.key, message.name, read_slices(slices)
+            threading.Thread(target=self._copy, args=args, name="values-assemble", daemon=True).start()
 
-    def _restore(self, values: list[tuple[str, str, Iterator[memoryview]]]) -> None:
-        """Write what lies here into the store, on a thread of its own; other nodes may follow meanwhile."""
-        threading.Thread(target=self._copy, args=(values,), name="values-restore", daemon=True).start()
-
-    def _copy(self, values: list[tuple[str, str, Iterator[memoryview]]]) -> None:
-        for key, name, pieces in values:
-            try:
-                for piece in pieces:
-                    self._append(name, piece)
-                self._complete(name, key)
-            except OSError as problem:
-                if problem.errno == errno.EBADMSG and self._cache is not None:
-                    self._cache.remove(key)
-                if problem.errno != errno.ECANCELED:
-                    self._fail(name, problem)
+    def _copy(self, key: str, name: str, pieces: Iterator[memoryview]) -> None:
+        try:
+            for piece in pieces:
+                self._append(name, piece)
+            self._complete(name, key)
+        except OSError as problem:
+            if problem.errno != errno.ECANCELED:
+                self._fail(name, problem)
 
 
 def messages(descriptor: int, wake: int) -> Iterator[Any]:
