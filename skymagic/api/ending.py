@@ -37,7 +37,7 @@ class DownRequest:
         checks = (
             (self.name and self.all, f"say {self.name} or --all, not both"),
             (self.stop and self.all, "--stop: say which pool, not --all"),
-            (self.stop and self.hosts, "--stop is for machines that are rented, and --hosts names machines of yours"),
+            (self.stop and self.hosts, "--stop works on rented machines, and --hosts names your own machines"),
             (self.provider and self.hosts, places.HOSTS_OR_PROVIDER),
             (
                 self.provider and self.all,
@@ -45,7 +45,7 @@ class DownRequest:
             ),
             (
                 self.provider and self.stop,
-                "--stop goes from the machine that has rented it: leave --provider out there",
+                "--stop works only on the machine that rented the pool: leave --provider out there",
             ),
         )
         return [mistake for wrong, mistake in checks if wrong]

@@ -309,5 +309,5 @@ def _no_run(request: LogsRequest, found: Mapping[int, int]) -> str:
 def _listed(noun: str, numbers: Sequence[int]) -> str:
     """Which there are."""
     if not numbers:
-        return "there is none yet"
+        return "there are none yet"
     return f"there is {rank_words(numbers, noun)}" if len(numbers) == 1 else f"there are {rank_words(numbers, noun)}"

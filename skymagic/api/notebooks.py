@@ -351,4 +351,4 @@ def stop(name: str) -> None:
 
 def listed(runs: Sequence[NotebookRun]) -> str:
     """These, a line each."""
-    return "\n".join(one.words for one in runs) or "there is none"
+    return "\n".join(one.words for one in runs) or "there are none"

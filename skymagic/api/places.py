@@ -21,7 +21,7 @@ from skymagic.providers.found import Found, FoundNode, FoundPool
 if TYPE_CHECKING:
     from skymagic.providers.aws.sweep import Tagged, TaggedPool
 
-HOSTS_OR_PROVIDER = "--hosts names machines of yours, --provider those that are rented: say one of them"
+HOSTS_OR_PROVIDER = "--hosts names your own machines, --provider rented ones: use one of them"
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ class HostListing:
         """For people; `own` are job ids of this process."""
         found = self.found
         blocks = [_pool_text(pool, pool.job_id in own, found.here) for pool in found.pools]
-        blocks = blocks or [f"no pool of yours runs {'here that outlives its notebook' if found.here else 'there'}"]
+        blocks = blocks or [f"you have no pool {'here that outlives its notebook' if found.here else 'there'}"]
         for host, number in found.unread.items():
             blocks.append(
                 f"{host}: {count(number, 'agent')} of another version of skymagic, whose record cannot be read"
@@ -234,9 +234,7 @@ class TagListing:
     def text(self, own: Collection[str] = ()) -> str:
         """For people; `own` are job ids of this process."""
         found = self.found
-        blocks = [_rented_text(one, one.job_id in own) for one in found.pools] or [
-            "no pool of yours is rented from EC2"
-        ]
+        blocks = [_rented_text(one, one.job_id in own) for one in found.pools] or ["you have no pool on EC2"]
         return "\n\n".join([*blocks, *(f"{region}: {reason}" for region, reason in found.unreached.items())])
 
     def plain(self) -> dict[str, Any]:

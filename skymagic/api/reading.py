@@ -88,5 +88,5 @@ def _followed(reader: PoolReader, one: UnfinishedRun) -> RunOutcome:
 
 
 def _begun(one: UnfinishedRun) -> str:
-    verb = "had ended" if one.over else "goes on"
+    verb = "had ended" if one.over else "is still running"
     return f"[cell {one.spec.execution_count}, run {one.run}, on {rank_words(one.spec.ranks)} {verb}]"

@@ -53,7 +53,7 @@ class Worker:
             mistakes += [f"concurrency: {mistake}" for mistake in wrong.mistakes]
         if self.executor not in ("auto", "process"):
             mistakes.append(
-                f"executor: {self.executor!r} is not there, each slot is a process of its own: leave it out, and start threads "
+                f"executor: {self.executor!r} is not available, because each slot is a separate process: leave it out, and start threads "
                 "in your function if tasks must share memory"
             )
         if mistakes:

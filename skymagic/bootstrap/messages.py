@@ -220,7 +220,9 @@ def _prepared(facts: Facts, requirements: Requirements) -> list[str]:
     if lacks:
         said = ", ".join(f"{each} (it has {has})" if has else str(each) for each, has in lacks)
         words = " ".join(f'"{each}"' for each, _ in lacks)
-        problems.append(f"{requirements.python} lacks {said}: run `{requirements.python} -m pip install {words}` there")
+        problems.append(
+            f"{requirements.python} is missing {said}: run `{requirements.python} -m pip install {words}` there"
+        )
     return problems
 
 

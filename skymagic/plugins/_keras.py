@@ -30,7 +30,7 @@ VARIABLE = "KERAS_BACKEND"
 BACKENDS = ("jax", "torch", "tensorflow")
 ALONE = (
     "skymagic: this fit trains each rank separately. To average gradients, create the pool with --plugin {backend} "
-    "beside keras; to say that it is meant so: --plugin keras:backend={backend},sync=false\n"
+    "as well as keras. If separate training is intended: --plugin keras:backend={backend},sync=false\n"
 )
 
 

@@ -36,7 +36,7 @@ def pool_named(name: str | None = None, *, ended: bool = False) -> Pool:
         raise PoolError(reader.refusal())
     if record := records.stopped_record(name):
         raise PoolError(f"pool {name!r}: {records.stopped_words(record)}")
-    there = f"there are {', '.join(_pools)}" if _pools else "there is none"
+    there = f"there are {', '.join(_pools)}" if _pools else "there are no pools"
     wanted = f"there is no pool {name!r}; {there}" if name else "there is no pool yet"
     if name and (nearest := did_you_mean(name, _pools)):
         raise PoolError(f"{wanted}{nearest}")

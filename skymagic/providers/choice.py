@@ -40,7 +40,7 @@ def SSH(*hosts: str | Iterable[str]) -> Choice:
     return Choice("ssh", {"hosts": tuple(flat)})
 
 
-@suggesting("sky.AWS", {"key_name": "nothing: each pool has a key of its own", "ami": "image_id"})
+@suggesting("sky.AWS", {"key_name": "nothing: each pool has its own key", "ami": "image_id"})
 def AWS(
     region: str | None = None,
     *,

@@ -98,7 +98,7 @@ def send_signal(pid: int, begun: int, signum: int) -> bool:
 # -- how a process ended ---------------------------------------------------------------------------
 
 
-UNFIT = "skymagic: this rank could reply to nobody any more, and has ended"
+UNFIT = "skymagic: this rank could not send replies any more, and has exited"
 """The beginning of the last line that such a rank writes."""
 
 
@@ -106,7 +106,7 @@ def describe(exited: RankExited) -> str:
     """How a rank's process ended."""
     last = exited.tail.rstrip().rpartition("\n")[2]
     if last.startswith(UNFIT):
-        return f"it could reply to nobody any more{last.removeprefix(UNFIT)}"
+        return f"it could not send replies any more{last.removeprefix(UNFIT)}"
     return status_words(exited.status, exited.out_of_memory)
 
 

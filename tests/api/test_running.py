@@ -72,7 +72,7 @@ def test_status_in_words() -> None:
     own = HostListing(Found((pool(node(0), node(1)),))).text({"lab-0a1b2c3d"})
     assert "of this notebook 3h ago" in own
     assert "to end it" not in own
-    assert HostListing(Found(())).text() == "no pool of yours runs there"
+    assert HostListing(Found(())).text() == "you have no pool there"
 
 
 def test_status_for_programs() -> None:
@@ -103,9 +103,9 @@ def test_which_pool_is_meant() -> None:
     for name in (None, "lab"):
         with pytest.raises(RequestError, match=r"2 pools were found.*lab-0a1b2c3d \(ann@laptop\), lab-0000ffff"):
             chosen(Found((one, other)), name, False)
-    with pytest.raises(RequestError, match="no pool 'train' of yours was found there; there are lab"):
+    with pytest.raises(RequestError, match="no pool 'train' was found there; there are lab"):
         chosen(Found((one,)), "train", False)
-    with pytest.raises(RequestError, match="no pool of yours was found there$"):
+    with pytest.raises(RequestError, match="no pool was found there$"):
         chosen(Found(()), None, True)
 
 
@@ -120,7 +120,7 @@ def test_the_command_is_installed() -> None:
     [
         (["down", "--hosts", "gpu1", "lab", "--all"], "say lab or --all, not both"),
         (["status", "--hosts", "gpu1;touch x"], "gpu1;touch x"),
-        (["status", "--provider", "aws", "--hosts", "gpu1"], "--hosts names machines of yours"),
+        (["status", "--provider", "aws", "--hosts", "gpu1"], "--hosts names your own machines"),
         (["down", "--provider", "aws", "--all"], "leave one of them out"),
     ],
 )

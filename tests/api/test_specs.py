@@ -101,7 +101,7 @@ def test_options_act(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
-    "threads": (lambda: sky.Worker(executor="thread"), "each slot is a process of its own"),
+    "threads": (lambda: sky.Worker(executor="thread"), "each slot is a separate process"),
     "no slots": (lambda: sky.Worker(concurrency=0), "concurrency: 0 is not a number above 0"),
     "slots twice": (lambda: sky.Compute(worker=sky.Worker(2), procs_per_node=2), "procs_per_node and worker are the same"),
     "cores twice": (lambda: sky.Spec(cpus=2, vcpus=2), "cpus and vcpus are the same"),

@@ -1,7 +1,8 @@
-"""What users read is plain English: words that are hard for readers are not in the README, the pages, the notebooks' text, and the helps."""
+"""What users read is plain English: hard words are not in the README, the pages, the notebooks' text, the helps, and the package's messages."""
 
 from __future__ import annotations
 
+import ast
 import json
 import re
 from collections.abc import Iterator
@@ -33,6 +34,22 @@ def texts() -> Iterator[tuple[str, str]]:
         yield f"notebooks/{path.name}", CODE.sub(" ", "\n".join(prose))
     for name in MAGICS:
         yield f"%{name} --help", help_text(name)
+    for path in sorted((ROOT / "skymagic").rglob("*.py")):
+        if words := " / ".join(messages(ast.parse(path.read_text()))):
+            yield str(path.relative_to(ROOT)), words
+
+
+def messages(tree: ast.Module) -> Iterator[str]:
+    """Sentences in a module's strings: not its docstrings, and not its shell scripts and programs, which nobody is shown."""
+    documentation = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    parts = {id(part) for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for part in node.values}
+    for node in ast.walk(tree):
+        if id(node) in documentation | parts or not isinstance(node, ast.Constant | ast.JoinedStr):
+            continue
+        values = node.values if isinstance(node, ast.JoinedStr) else [node]
+        said = "".join(str(each.value) if isinstance(each, ast.Constant) else "…" for each in values)
+        if " " in said.strip() and said.count("\n") < 4:
+            yield said
 
 
 TEXTS = dict(texts())

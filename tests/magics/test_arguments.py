@@ -313,7 +313,7 @@ def test_nothing_is_evaluated() -> None:
         ("--pool ../x", "is not a name for a pool"),
         ("--region 'eu; rm'", "is not a region"),
         ("--nodes 2 --stop", "--stop: an option of %sky_down"),
-        ("--image-id=ami-1", "--image-id: a setting of yours, for all pools: %config SkyMagic.aws = {'image_id'"),
+        ("--image-id=ami-1", "--image-id: a setting for all pools: %config SkyMagic.aws = {'image_id'"),
         ("--hosts a;b", "--hosts: 'a;b' is not a host"),
         ("--hosts '-oProxyCommand=id'", "is not a host"),
         ("--hosts a,-F", "--hosts: '-F' is not a host"),
@@ -829,7 +829,7 @@ def test_lifecycle() -> None:
     assert parse_down("train --stop -y") == DownRequest("train", stop=True, yes=True)
     assert mistakes(parse_down, "--all --stop") == ["--stop: say which pool, not --all"]
     assert mistakes(parse_down, "lab --hosts gpu1 --stop") == [
-        "--stop is for machines that are rented, and --hosts names machines of yours"
+        "--stop works on rented machines, and --hosts names your own machines"
     ]
     assert parse_down("train --provider aws") == DownRequest("train", provider="aws")
     assert len(mistakes(parse_down, "--all --stop --hosts gpu1 --provider aws")) == 5

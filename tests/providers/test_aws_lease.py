@@ -472,20 +472,16 @@ def test_pools_are_listed_and_ended_one_by_one_by_their_tags(cloud: EC2, server:
         "two-2"
     ]
 
-    with pytest.raises(
-        RequestError, match=r"2 pools of yours are rented: .* one-1 \(ann@laptop\), two-2 \(ann@laptop\)"
-    ):
+    with pytest.raises(RequestError, match=r"you have 2 pools on EC2: .* one-1 \(ann@laptop\), two-2 \(ann@laptop\)"):
         places.end_rented("train", lambda text: None, settings)
-    with pytest.raises(
-        CloudError, match="no pool 'hers-3' of yours is rented from EC2 where it could be asked: eu-west-1"
-    ):
+    with pytest.raises(CloudError, match="you have no pool 'hers-3' on EC2 where it could be asked: eu-west-1"):
         places.end_rented("hers-3", lambda text: None, settings)
     with pytest.raises(RequestError, match="of this notebook; %sky_down train ends it"):
         places.end_rented("one-1", lambda text: None, settings, ["one-1"])
     assert places.end_rented("two-2", lambda text: None, settings) == ["pool 'train' (two-2) is down"]
     assert lab.left("us-west-2") == {}
     assert places.end_rented(None, lambda text: None, settings) == ["pool 'train' (one-1) is down"], "the only one"
-    with pytest.raises(RequestError, match="no pool of yours is rented from EC2$"):
+    with pytest.raises(RequestError, match="you have no pool on EC2$"):
         places.end_rented(None, lambda text: None, settings)
     others.lease.release()
     assert lab.left(REGION, "us-west-2") == {}

@@ -78,7 +78,7 @@ def test_a_cell_that_never_ends_is_found_and_ended_from_a_third_machine(tmp_path
         ended = command(other, "down", "--hosts", "h1,h2", "lab")
         assert ended.returncode == 0, ended.stderr
         assert f"pool 'lab' ({pool['job_id']}) is down on h1, h2" in ended.stdout
-        assert "no pool of yours runs there" in command(other, "status", "--hosts", "h1,h2").stdout
+        assert "you have no pool there" in command(other, "status", "--hosts", "h1,h2").stdout
         assert still_there(ranks, 30.0) == []
 
         disk = command(other, "status", "--hosts", "h1", "--disk").stdout
@@ -87,7 +87,7 @@ def test_a_cell_that_never_ends_is_found_and_ended_from_a_third_machine(tmp_path
         with opened(tmp_path / "again", env=mine) as notebook:
             assert re.match(r"h1: skymagic's code \(.*\) removed$", notebook.run("%sky_clean --hosts h1 --all").stdout)
             assert "h1: nothing in /" in notebook.run("%sky_status --hosts h1 --disk").stdout
-            assert "no pool of yours runs there" in notebook.run("%sky_status --hosts h[1-2]").stdout
+            assert "you have no pool there" in notebook.run("%sky_status --hosts h[1-2]").stdout
             assert "was left" not in notebook.run("%reload_ext skymagic").text
 
         hosts[0].stop()

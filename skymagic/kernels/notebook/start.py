@@ -36,7 +36,7 @@ def _begun(name: str, order: ExecuteNotebook) -> str:
         import platformdirs  # noqa: F401
         from IPython.core.interactiveshell import InteractiveShell  # noqa: F401
     except ImportError as missing:
-        return f"the head lacks {missing.name}, which a notebook's kernel needs: %sky_pip install {missing.name}"
+        return f"the head is missing {missing.name}, which a notebook's kernel needs: %sky_pip install {missing.name}"
     if not answers(f"{order.job_id}-0"):
         return "the pool has ended"
     try:

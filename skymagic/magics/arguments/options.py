@@ -46,7 +46,7 @@ class Option:
 
 REFUSED = {
     "--stop": "an option of %sky_down: %sky_down NAME --stop stops the machines of a rented pool and keeps their disks",
-    "--image-id": "a setting of yours, for all pools: %config SkyMagic.aws = {'image_id': 'ami-…'}, or sky.AWS(image_id='ami-…')",
+    "--image-id": "a setting for all pools: %config SkyMagic.aws = {'image_id': 'ami-…'}, or sky.AWS(image_id='ami-…')",
 }
 """Options that people may look for and that there are not on purpose: why, or what is there instead."""
 

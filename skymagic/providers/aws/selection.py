@@ -151,7 +151,7 @@ def check_served(request: PoolRequest) -> None:
     if device.name in BEFORE_OPEN and not request.cloud.image_id:
         raise RequestError(
             f"{device.name} does not work with the image for GPUs on EC2: its driver has NVIDIA's open kernel module, which serves Turing and "
-            "later (T4, A10G, L4, A100, …). Take one of those, or an image of yours with the proprietary module: "
+            "later (T4, A10G, L4, A100, …). Take one of those, or your own image with the proprietary module: "
             "%config SkyMagic.aws = {'image_id': 'ami-…'}"
         )
     if device.name in ("T4G", "GH200", "GB200", "GB300"):

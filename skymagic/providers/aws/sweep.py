@@ -323,8 +323,8 @@ def chosen_pool(found: Tagged, name: str | None) -> TaggedPool:
         return next(iter(pools.values()))
     if pools:
         listed = ", ".join(f"{one.job_id} ({one.client})" for one in pools.values())
-        raise RequestError(f"{len(pools)} pools of yours are rented: say which one, or --all: {listed}")
-    missing = f"no pool {f'{name!r} ' if name else ''}of yours is rented from EC2"
+        raise RequestError(f"you have {len(pools)} pools on EC2: name one of them, or use --all: {listed}")
+    missing = f"you have no pool {f'{name!r} ' if name else ''}on EC2"
     if found.unreached:
         unreached = "; ".join(f"{region}: {reason}" for region, reason in found.unreached.items())
         raise CloudError("unseen", "", f"{missing} where it could be asked: {unreached}")
