@@ -241,18 +241,24 @@ class Labels:
 
     def _end(self, keys: Sequence[Key]) -> None:
         for key in sorted(keys):
-            self._settle(key, self._open.pop(key).end(), last=True)
+            terminal = self._open.pop(key)
+            moving = len(terminal.moving)
+            self._settle(key, terminal.end(), moving)
         if self._folding is not None:
             self._write(self._folding.all())
 
-    def _settle(self, key: Key, lines: Sequence[str], *, last: bool = False) -> None:
-        """Take lines of a stream that have ended: lines that its block shows stay there, others are written."""
+    def _settle(self, key: Key, lines: Sequence[str], moving: int | None = None) -> None:
+        """Take lines of a stream that have ended: lines that its block shows stay there, others are written.
+
+        Args:
+            moving: the stream itself has ended, and so many of the lines belong into the block.
+        """
         rank, name = key
         labelled = [self._line(rank, line) for line in lines]
         block = self._blocks.get(key)
-        if block is not None and (labelled or last):
+        if block is not None and (labelled or moving is not None):
             terminal = self._open.get(key)
-            shown = len(labelled) if terminal is None else terminal.shown
+            shown = (moving or 0) if terminal is None else terminal.shown
             block.ended.setdefault(key, []).extend(labelled[:shown])
             labelled = labelled[shown:]
             if terminal is not None:

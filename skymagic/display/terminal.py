@@ -81,6 +81,8 @@ class Terminal:
             elif piece == ERASE or (self._over and CONTROLS.fullmatch(piece)):
                 row.text = ""
             elif piece:  # what erases the rest of a row has nothing to erase there
+                if row.blank and not (self._moved or self._live):  # a line begins where a bar was wiped away
+                    row.redrawn, self.shown = False, min(self.shown, self._at)
                 row.text = piece if self._over else row.text + piece
                 self._top = self._at if self._moved else self._top
                 self._over = self._moved = False

@@ -264,6 +264,18 @@ def test_nested_notebook_bars_of_several_ranks(notebook: Notebook) -> None:
     assert shown.text == ""
 
 
+def test_notebook_bars_that_follow_each_other_end_full(notebook: Notebook) -> None:
+    shown = notebook.run(
+        "%%sky_broadcast\nfrom tqdm.notebook import tqdm\nfor epoch in range(3):\n"
+        "    for i in tqdm(range(20), desc=f'epoch {epoch}'):\n        time.sleep(0.01)\n    print('loss', epoch)"
+    )
+    kept = [line for line in shown.said.splitlines() if line]
+    assert [line[:15] for line in kept] == [
+        words for epoch in range(3) for words in (f"epoch {epoch}: 100%|█", f"loss {epoch}")
+    ]
+    assert all("| 20/20 [" in line for line in kept[::2])
+
+
 def test_a_progress_widget_moves_and_others_say_what_they_are(notebook: Notebook) -> None:
     notebook.run(
         "%%sky_broadcast\nimport ipywidgets\nbar = ipywidgets.IntProgress(value=0, max=4, description='work')\ndisplay(bar)\n"

@@ -13,8 +13,9 @@ import nbformat
 import pytest
 from nbclient import NotebookClient
 
+from skymagic.display.labels import Labels
 from skymagic.display.run_line import Number, Progress, RunState, RunSummary, as_html, end_line, line, sparkline
-from skymagic.display.terminal import Bars, Terminal, bar
+from skymagic.display.terminal import ERASE, HIDE, UNHIDE, Bars, Terminal, bar
 from tests.lab.notebook import ROOT, WIDGET_VIEW, Notebook, Shown, buttons, has_buttons
 from tests.lab.pools import Pools
 from tests.run.test_shown import gate, waiting
@@ -187,6 +188,31 @@ def test_bars_of_rich_stay_one_drawing_below_what_is_printed(size: int) -> None:
         ended += terminal.take(all=True) if terminal.waiting else []
     assert [line.rstrip() for line in ended] == ["epoch 0", "epoch 1", "outer 100%", "inner 100%", "done"]
     assert terminal.open == []
+
+
+ENDS = {
+    "tqdm": ("\r train\n\r check\x1b[A", "\n\r      \r\x1b[A\r train 2\n"),
+    "rich": (f"{HIDE}train\ncheck", f"\r{ERASE}\x1b[1A{ERASE}train 2\n{UNHIDE}"),
+}
+"""Two bars, and how the lower one goes before the upper one ends: Lightning's, with a validation."""
+
+
+@pytest.mark.parametrize("library", ENDS)
+def test_a_line_where_a_bar_was_wiped_away_stands_below_what_was_written_before_it(
+    library: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("skymagic.display.labels.DELAY", -1)
+    bars, end = ENDS[library]
+    written: list[str] = []
+    labels = Labels([0], lambda _, text: written.append(text), redraws=True)
+    labels.text(0, "stdout", bars)
+    labels.refresh()
+    assert [line.strip() for line in capsys.readouterr().out.splitlines()] == ["train", "check"]
+    labels.text(0, "stderr", "fit stopped\n")
+    labels.text(0, "stdout", end + "after fit\n")
+    labels.finish()
+    assert [line.strip() for line in capsys.readouterr().out.splitlines()] == ["train 2"], "the block's last state"
+    assert written == ["fit stopped\n", "after fit\n"]
 
 
 def test_a_program_that_hides_the_cursor_for_good_holds_no_line_back_for_ever() -> None:

@@ -125,7 +125,10 @@ def text_of(widget: Any) -> str:
     if speaks_text(widget):
         from IPython.lib.pretty import pretty
 
-        return str(pretty(widget))  # tqdm's
+        try:
+            return str(pretty(widget))  # tqdm's
+        except ReferenceError:  # its loop is over, and the bar is gone: what stays of it are its parts
+            return _bar_of_parts(*map(text_of, widget.children))
     if hasattr(widget, "children"):
         parts = [text_of(child) for child in widget.children]
         return (" " if kind.__name__ == "HBox" else "\n").join(filter(None, parts))
@@ -138,6 +141,11 @@ def text_of(widget: Any) -> str:
     shown = repr(widget)
     shown = shown if len(shown) <= LONGEST else f"{shown[:LONGEST]}…"
     return f"{shown} (a widget of a rank: shown as text, it cannot be used here)"
+
+
+def _bar_of_parts(left: str, bar: str, right: str) -> str:
+    """A bar of ``tqdm.notebook`` from the texts of its three widgets, as tqdm writes it."""
+    return f"{left}{bar[bar.find('|') : bar.rfind('|') + 1]} {right}".replace("\u2007", " ")
 
 
 def _output_text(output: dict[str, Any]) -> str:
