@@ -9,15 +9,16 @@ import functools
 import math
 import operator
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from skymagic.display.controls import Actions
 from skymagic.display.run_line import SHOWN_BYTES, RunState, RunSummary, RunView
-from skymagic.display.screen import NotebookScreen, Screen
+from skymagic.display.screen import NotebookScreen, Screen, print_note
 from skymagic.errors import CellSyntaxError, RequestError, ResultError
-from skymagic.jobs import inspection
+from skymagic.jobs import inspection, profiles
 from skymagic.jobs.failures import failure
 from skymagic.plan.requests import RunRequest
 from skymagic.plan.suggest import did_you_mean
@@ -66,14 +67,12 @@ class Values:
     Attributes:
         value: the last expression's value, by rank in the order of the targets.
         variables: the gathered variables, likewise. types: what each is on the first of the ranks, without its module.
-        profiles: what ``--profile`` found, by rank.
     """
 
     ranks: tuple[int, ...]
     value: list[Any] = field(default_factory=list)
     variables: dict[str, list[Any]] = field(default_factory=dict)
     types: dict[str, str] = field(default_factory=dict)
-    profiles: dict[int, Mapping[str, Any]] = field(default_factory=dict)
     problems: tuple[str, ...] = ()
 
 
@@ -216,6 +215,7 @@ def _carried_out(
     with interrupt.deferred() as interrupts, ended(view, names) as ending:
         report = ending.report = run(screen or notebook)
         notebook.finish()
+        _keep_profiles(report, spec, pool)
         try:
             if not report.good and not (partly and only_lost(report)):
                 discard(report, pool)
@@ -228,6 +228,18 @@ def _carried_out(
             raise
         finally:
             pool.shown.deliver(report.run, spec.ranks)
+
+
+def _keep_profiles(report: Report, spec: RunSpec, pool: Pool) -> None:
+    """Write what ``--profile`` found, also of a cell that failed, and say it."""
+    refs = {rank: (report.ranks[rank].outcome or {}).get("values", {}).pop(PROFILE, {}) for rank in spec.profile}
+    try:
+        found = {rank: pool.shipper.unpack(ref) for rank, ref in refs.items() if ref and "error" not in ref}
+        said = profiles.kept(found, spec.execution_count, Path.cwd())
+    except OSError as problem:  # the failure of the cell counts for more
+        said = [f"the profile of this cell could not be kept: {problem}"]
+    for words in said:
+        print_note(words)
 
 
 def only_lost(report: Report) -> bool:
@@ -271,7 +283,6 @@ def collect(report: Report, spec: RunSpec, pool: Pool) -> Values:
     values.value = [fetch(rank, LAST_VALUE) for rank in spec.value_ranks]
     if spec.beside and not spec.output:
         refused.clear()  # nobody has asked for it: what could not come back is said in its place
-    values.profiles = {rank: fetch(rank, PROFILE) for rank in spec.profile}
     gathered = {name: [fetch(rank, name) for rank in spec.gather_ranks] for name in spec.gather}
     # a name that no rank has leaves the notebook's own as it is
     nowhere = {name for name, ranks in undefined.items() if len(ranks) == len(spec.gather_ranks)}

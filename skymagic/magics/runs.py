@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any, TypeVar
 
 from IPython.core.error import UsageError
@@ -17,7 +16,7 @@ from skymagic.display.live import write
 from skymagic.display.screen import print_note
 from skymagic.errors import RequestError, SkyError
 from skymagic.jobs import cell as broadcast
-from skymagic.jobs import profiles, script
+from skymagic.jobs import script
 from skymagic.magics import hints
 from skymagic.magics.auto import Auto
 from skymagic.magics.beside import RunHandle
@@ -132,8 +131,6 @@ class ShellRuns:
             values = self._values(request, cell, beside)
             if values is not None:
                 self._keep(values, request)
-                for said in profiles.kept(values.profiles, cell.execution_count, Path.cwd()):
-                    print_note(said)
             return values
 
     def _values(

@@ -65,6 +65,16 @@ def test_the_head_unless_said_and_its_longest_operations(notebook: Notebook) -> 
     assert "rank 0, the longest operations; the trace is profile-cell" in shown.stdout
 
 
+def test_a_cell_that_fails_keeps_its_traces(notebook: Notebook) -> None:
+    cell = "%%sky_broadcast --profile all\nimport torch.distributed as dist\nif dist.get_rank() == 1:\n    raise ValueError('bad batch')\ndist.barrier()"
+    shown = notebook.finish(notebook.start(cell))
+    assert shown.failure.ename == "ValueError"
+    named = re.findall(r"the trace is (profile-cell\d+-rank\d\.json\.gz)", shown.stdout)
+    assert [name.partition("-rank")[2] for name in named] == ["0.json.gz", "1.json.gz"]
+    for name in named:
+        assert json.loads(gzip.decompress((Path(notebook.value("folder")) / name).read_bytes()))["traceEvents"]
+
+
 def test_ranks_that_take_no_part_are_refused(notebook: Notebook) -> None:
     assert "--profile: rank 1: left out by --targets" in notebook.fail("%%sky_broadcast -t 0 --profile 1\npass").text
     failed = notebook.fail("%%sky_broadcast --profile 7\npass").text

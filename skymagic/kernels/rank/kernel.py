@@ -327,6 +327,8 @@ class RankKernel(IPythonParallelKernel):
         error = result.error_before_exec or result.error_in_exec if result is not None else None
         if reply["status"] != "ok" or error is not None:
             outcome.update(self._failure(error, lines=reply.get("traceback") or [], ename=reply.get("ename")))
+            if rank in order.profile:
+                outcome["values"] = self._namespace.pack({PROFILE: profile})
             # one that was stopped because of another rank has nothing to tell; its frames may hold the broken group
             stopped = self._context.freed or self.interrupts.fallen
             if error is not None and error.__traceback__ is not None and not stopped:
