@@ -1,14 +1,17 @@
-"""The pages of the reference that are read from the package: magics, settings and the command line. ``python docs/generate.py`` writes them."""
+"""The pages of the reference that are read from the package: magics, settings, the command line and Python. ``python docs/generate.py`` writes them."""
 
 from __future__ import annotations
 
 import argparse
+import inspect
 import sys
+import types
 from pathlib import Path
 
 FOLDER = Path(__file__).resolve().parent / "reference"
 sys.path.insert(0, str(FOLDER.parents[1]))
 
+import skymagic  # noqa: E402  (the path is set above)
 from skymagic.api.command import _parser  # noqa: E402  (the path is set above)
 from skymagic.magics.arguments.options import MAGICS, POOL, RUN, Option  # noqa: E402
 from skymagic.magics.config import SkyMagic  # noqa: E402
@@ -104,12 +107,43 @@ def command() -> str:
     return "\n".join(lines) + "\n"
 
 
+def python() -> str:
+    """The names of ``import skymagic as sky``, with their signatures and docstrings; those of a pool's methods too."""
+    lines = [
+        f"# Python\n\n{NOTE}",
+        "`import skymagic as sky` has the same as the magics. A pool that a magic started is `sky.find()`, and a magic finds one that Python started.",
+        "[`sky.plugins`](plugins.md) and [`sky.errors`](errors.md) have their own pages. `sky.ComputePool` and `sky.compute` are Skyward's",
+        "names of `sky.Compute` and `sky.function`.",
+    ]
+    for name in sorted(dir(skymagic), key=str.casefold):
+        value = getattr(skymagic, name)
+        if name.startswith("_") or "ipython" in name or isinstance(value, types.ModuleType):
+            continue
+        lines += described(f"sky.{name}", value, "##")
+        if name == "Compute":
+            methods = [
+                each for each in dir(value) if callable(getattr(value, each)) and each[0] != "_" and each != "of"
+            ]
+            for each in methods:
+                lines += described(f"pool.{each}", getattr(value, each), "###")
+    return "\n".join(lines) + "\n"
+
+
+def described(name: str, value: object, level: str) -> list[str]:
+    """A name with its signature and its docstring."""
+    signature = inspect.signature(value)  # type: ignore[arg-type]
+    parameters = [one.replace(annotation=one.empty) for one in signature.parameters.values() if one.name != "self"]
+    call = str(signature.replace(parameters=parameters, return_annotation=signature.empty))
+    text = inspect.getdoc(value) or ""
+    return [f"\n{level} {name}\n", "```text", f"{name}{call}", "", text.strip(), "```"]
+
+
 def cell(text: str) -> str:
     """A text within a table."""
     return text.replace("|", "\\|")
 
 
-PAGES = {"magics.md": magics, "settings.md": settings, "command.md": command}
+PAGES = {"magics.md": magics, "settings.md": settings, "command.md": command, "python.md": python}
 
 
 def main() -> None:

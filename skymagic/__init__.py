@@ -28,6 +28,7 @@ _EXPORTS = {
     "Spec": "api.specs:Spec",
     "Worker": "api.specs:Worker",
     "accelerators": "plan.accelerators",
+    "attach": "api.compute:attach",
     "compute": "api.compute:compute",
     "errors": "errors",
     "find": "api.compute:find",
@@ -37,6 +38,7 @@ _EXPORTS = {
     "integrations": "plugins.integrations",
     "on_interruption": "runtime.interruption:on_interruption",
     "plugins": "plugins",
+    "pools": "api.compute:pools",
     "report": "runtime.reporting:report",
     "shard": "runtime.sharding:shard",
     "silent": "runtime.info:silent",
@@ -44,6 +46,8 @@ _EXPORTS = {
     "stdout": "runtime.info:stdout",
 }
 
+_SECOND_NAMES = {"ComputePool", "compute"}
+"""Skyward's names of `Compute` and `function`; they work, and do not complete."""
 __all__ = ["__version__", "load_ipython_extension", "unload_ipython_extension", *_EXPORTS]
 
 
@@ -72,7 +76,7 @@ def _absent(name: str) -> Exception:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted({*__all__} - _SECOND_NAMES)
 
 
 def _version() -> str:

@@ -24,27 +24,25 @@ from dataclasses import fields, replace
 from typing import Any, Literal, overload
 
 from skymagic.api.calls import Call, Calls, Function, positive
-from skymagic.api.logs import LogsRequest, collected
+from skymagic.api.running_pool import RunningPool, finish
 from skymagic.api.specs import ELSEWHERE, Options, Spec, Worker
 from skymagic.display.screen import print_note
-from skymagic.display.status import Logs
 from skymagic.errors import PoolStateError, ProvisionError, RequestError
-from skymagic.jobs.cloning import clone
-from skymagic.jobs.task import Task
-from skymagic.jobs.workers import side_by_side
 from skymagic.plan.accelerators import Accelerator
 from skymagic.plan.image import Image
 from skymagic.plan.requests import Defaults, PluginSpec, PoolRequest
 from skymagic.plan.suggest import suggesting
-from skymagic.plan.units import Selection
 from skymagic.plugins import Plugin
 from skymagic.pool import Pool, making, records, registry
 from skymagic.pool.status import State
 from skymagic.providers import Choice
+from skymagic.run import interrupt
 from skymagic.runtime import rendezvous
 
 _numbers = itertools.count(1)
 _SHARED = frozenset(each.name for each in fields(Spec))
+OF_THE_POOL = ("job_id", "metrics", "name", "plan", "restart", "state", "status", "world_size")
+"""What a pool that runs has for users, besides the methods of `Compute`."""
 ON_A_RANK = (
     "sky.Compute(…) belongs in a cell of the notebook: this code already runs on the ranks of a pool. Call the function "
     "itself, or run it from the notebook (f() @ pool)"
@@ -95,8 +93,8 @@ def gather(*calls: Call | Calls, stream: bool = False, ordered: bool = True) -> 
     return functools.reduce(operator.and_, calls, Calls(stream=stream, ordered=ordered))
 
 
-@suggesting("sky.Compute", ELSEWHERE)
-class Compute:
+@suggesting("sky.Compute", ELSEWHERE, second_names=("worker", "vcpus", "memory_gb", "selection"))
+class Compute(RunningPool):
     """A pool as Python code makes it. ``with sky.Compute(…) as pool:`` starts it, and ends it whatever happens.
 
     Also with `start` and `stop`. A magic finds it by its name (``--pool``) or as the one used last, and `find` is the
@@ -113,14 +111,14 @@ class Compute:
         image: packages, variables and files of the nodes.
         name: what magics call it; with a name, a pool that runs and fits is used again and not ended by ``with``.
         procs_per_node: ranks on each node; one for each accelerator, else 1.
-        worker: the slots of each node, ``sky.Worker(concurrency=4)``: the same as `procs_per_node`.
         cpus, memory: of each node; a number, or ``"8+"`` for at least 8. Memory in GB.
-        vcpus, memory_gb: the same, at least so much. A machine that has less is refused before anything starts.
         pip, env, secrets: packages, variables, and names of variables whose values are kept secret.
         hosts, region, spot, max_price: for providers that have these; max_price in dollars per hour.
         idle, max_lifetime: ``"30m"``, or seconds: when the pool ends by itself.
         timeout: seconds for each call that has no limit of its own; None for none.
-        selection, options: which of `specs` is taken, and how pools are made and used: `Options`.
+        options: which of `specs` is taken, and how pools are made and used: `Options`.
+        worker, vcpus, memory_gb, selection: Skyward's names: ``worker=sky.Worker(concurrency=4)`` is `procs_per_node`, ``vcpus=8`` is
+            ``cpus="8+"``, ``memory_gb=32`` is ``memory="32+"``, `selection` is that of `options`.
 
     Raises:
         RequestError: everything that is wrong with the arguments.
@@ -230,53 +228,6 @@ class Compute:
         if self._pool is not None:
             self._pool.close()
 
-    def map(self, body: Callable[[Any], Any], items: Iterable[Any]) -> list[Any]:
-        """``body(item)`` for each item, each on the next rank that is free; the values in the order of the items.
-
-        Raises:
-            RunError: of the first that failed, also of its own type; the others are stopped.
-        """
-        lazy = body if isinstance(body, Function) else Function(body)
-        return side_by_side([Task(lazy.local, (item,), timeout=lazy.timeout) for item in items], self.pool)
-
-    def clone(self, ranks: int | str | Iterable[int], names: str | Iterable[str], *, source: int) -> tuple[str, ...]:
-        """Copy variables from one rank to others, as ``%sky_clone`` does: ``pool.clone(2, "model optimizer", source=0)``.
-
-        All of them as one, so that an optimizer holds the model's parameters; DDP wrappers are made again around the group.
-
-        Returns:
-            The names that were copied, with those that their functions use and the ranks lacked.
-
-        Raises:
-            RequestError: there are no such ranks, or `source` has not got the names; nothing has changed.
-            CaptureError: values cannot travel; nothing has changed.
-            RunError: a rank died, or could not rebuild the values.
-        """
-        named = names.replace(",", " ").split() if isinstance(names, str) else list(names)
-        return clone(self.pool, Selection.of(ranks).ranks(self.pool.world_size), named, source).names
-
-    def logs(
-        self,
-        rank: int | str | Iterable[int] | None = None,
-        lines: int = 50,
-        *,
-        run: int | None = None,
-        cell: int | None = None,
-        grep: str | None = None,
-    ) -> Logs:
-        """What ranks wrote, as ``%sky_logs`` shows it; by rank: ``pool.logs()[3]``.
-
-        Args:
-            rank: whose; every rank's unless said.
-            lines: the last so many of each.
-            run, cell: of one run by its number, or of a notebook's cell. grep: a regular expression that lines must have.
-
-        Raises:
-            RequestError: there are no such ranks or runs, or it is no regular expression.
-        """
-        chosen = None if rank is None else Selection.of(rank)
-        return collected(LogsRequest(chosen, lines, pool=self.pool.name, run=run, cell=cell, grep=grep))
-
     def __enter__(self) -> Compute:
         return self.start()
 
@@ -295,7 +246,8 @@ class Compute:
         return getattr(self.pool, name)
 
     def __dir__(self) -> list[str]:
-        return sorted({*super().__dir__(), *(dir(self._pool) if self._pool is not None else ())})
+        own = {name for name in super().__dir__() if not name.startswith("_")}
+        return sorted(own | (set(OF_THE_POOL) if self._pool is not None else set()))
 
     def __repr__(self) -> str:
         return "<Compute, not started>" if self._pool is None else repr(self._pool)
@@ -336,3 +288,27 @@ def find(name: str | None = None) -> Compute:
         PoolError: there is none; the message says how to make one.
     """
     return Compute.of(registry.pool_named(name))
+
+
+def pools() -> list[Compute]:
+    """All pools of this notebook, the one used last at the end."""
+    return [Compute.of(pool) for pool in registry.pools()]
+
+
+def attach(name: str, *, take_over: bool = False) -> Compute:
+    """Continue with a pool that another notebook has left, as ``%sky_attach`` does: its output since then, and its variables.
+
+    Args:
+        name: the pool's, or its job id.
+        take_over: take it from a notebook that is still running.
+
+    Raises:
+        PoolError: there is no such pool, its notebook runs, or it is gone.
+        RunError: a run that was under way has failed.
+    """
+    namespace = sys._getframe(1).f_globals
+    with interrupt.deferred():
+        pool, found = making.attach(name, namespace, Defaults(), print_note, take_over=take_over)
+        for unfinished in found:
+            finish(pool, unfinished, namespace)
+    return Compute.of(pool)

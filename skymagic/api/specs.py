@@ -98,7 +98,7 @@ class Options:
             positive(self.default_compute_timeout)
 
 
-@suggesting("sky.Spec", ELSEWHERE)
+@suggesting("sky.Spec", ELSEWHERE, second_names=("worker", "vcpus", "memory_gb"))
 @dataclass(frozen=True, kw_only=True)
 class Spec:
     """What a pool is to be made of; several of them are alternatives: ``sky.Compute(sky.Spec(…), sky.Spec(…))``.

@@ -14,12 +14,11 @@ from IPython.core.magic import Magics, cell_magic, line_cell_magic, line_magic, 
 
 from skymagic import plugins, providers
 from skymagic.api import costs, disk, ending, executing, logs, places
-from skymagic.api.compute import Compute
+from skymagic.api.compute import Compute, find
 from skymagic.data.capture import installed
 from skymagic.display import text as display
-from skymagic.display.screen import Copying, print_note, show_object
+from skymagic.display.screen import print_note, show_object
 from skymagic.errors import CloudError, PoolError
-from skymagic.files.changes import summary
 from skymagic.jobs import forwarding
 from skymagic.jobs.cloning import clone
 from skymagic.magics import auto, beside, completion, debugging, exposure, hints, inspection, rank_command, rendering
@@ -135,19 +134,13 @@ class SkyMagics(Magics):
 
     @line_magic
     def sky_put(self, line: str) -> None:
-        self._copy(usage(lambda: line_magics.parse_files("sky_put", line)), "put", unless_said="all")
+        request = usage(lambda: line_magics.parse_files("sky_put", line))
+        usage(lambda: find(request.pool).put(*request.what, follow=request.follow))
 
     @line_magic
     def sky_get(self, line: str) -> None:
-        self._copy(usage(lambda: line_magics.parse_files("sky_get", line)), "get", unless_said="head")
-
-    def _copy(self, request: line_magics.FilesRequest, direction: str, *, unless_said: str) -> None:
-        one = registry.pool_named(request.pool)
-        nodes = usage(lambda: one.machines(request.nodes or Selection(unless_said)))
-        with Copying() as progress:
-            copy = getattr(one.files(), direction)
-            copied = copy(request.source, request.target, nodes, progress, follow=request.follow)
-        progress.end(summary(copied, progress.seconds, to_nodes=direction == "put"))
+        request = usage(lambda: line_magics.parse_files("sky_get", line))
+        usage(lambda: find(request.pool).get(*request.what, follow=request.follow))
 
     @line_magic
     def sky_forward(self, line: str) -> None:

@@ -185,8 +185,7 @@ class ShellRuns:
     def follow(self, one: Pool, unfinished: UnfinishedRun) -> None:
         """Show the rest of a run that another notebook began, and keep what it gives."""
         spec, defaults = unfinished.spec, self._settings.defaults()
-        number = f"cell {spec.execution_count} on {rank_words(spec.ranks)}"
-        print_note(f"[{number} {'had ended' if unfinished.over else 'is still running'}]")
+        print_note(unfinished.words)
         limits = Limits(grace=defaults.grace, stall_after=defaults.stall_after)
         if spec.job == "script":
             self._ended(script.follow(one, spec, unfinished.run, limits), spec.output)

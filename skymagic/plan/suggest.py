@@ -43,19 +43,23 @@ class LazyNames(Collection[str]):
 T = TypeVar("T", bound=Callable[..., Any])
 
 
-def suggesting(name: str, others: Mapping[str, str] | None = None) -> Callable[[T], T]:
+def suggesting(
+    name: str, others: Mapping[str, str] | None = None, second_names: Collection[str] = ()
+) -> Callable[[T], T]:
     """A decorator of functions and classes.
 
     Args:
         name: what messages call it.
         others: a keyword as other tools have it → what it is here.
+        second_names: keywords that are accepted, and not in the signature, so that they do not complete.
     """
 
     def decorate(target: T) -> T:
         function: Any = target.__init__ if isinstance(target, type) else target  # type: ignore[misc]
+        signature = inspect.signature(function)
         known = [
             one.name
-            for one in inspect.signature(function).parameters.values()
+            for one in signature.parameters.values()
             if one.name != "self" and one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)
         ]
 
@@ -64,6 +68,9 @@ def suggesting(name: str, others: Mapping[str, str] | None = None) -> Callable[[
             check_keywords(name, keywords, known, others or {})
             return function(*args, **keywords)
 
+        if second_names:
+            shown = [one for one in signature.parameters.values() if one.name not in second_names]
+            checked.__signature__ = signature.replace(parameters=shown)  # type: ignore[attr-defined]
         if isinstance(target, type):
             target.__init__ = checked  # type: ignore[misc]
             return target

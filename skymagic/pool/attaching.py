@@ -59,6 +59,12 @@ class UnfinishedRun:
     spec: RunSpec
     over: bool
 
+    @property
+    def words(self) -> str:
+        """Which run it is, and whether it still runs: "[cell 11 on ranks 0, 1 is still running]"."""
+        cell = f"cell {self.spec.execution_count} on {rank_words(self.spec.ranks)}"
+        return f"[{cell} {'had ended' if self.over else 'is still running'}]"
+
 
 @dataclass(eq=False, repr=False)
 class Attaching:

@@ -714,3 +714,46 @@ def test_ranks_are_those_of_one_node() -> None:
     for wrong in ({"ranks": 2, "nodes": 2}, {"ranks": 2, "provider": sky.SSH("a")}, {"ranks": 0}):
         with pytest.raises(RequestError, match="ranks"):
             sky.Compute(**wrong)
+
+
+# ------------------------------------------------------------------------------------------ what the magics do, as methods
+
+settled = [1, 2, 3]
+
+
+def test_cells_and_variables(pool: Any) -> None:
+    assert pool.run_cell("import os\nmine = int(os.environ['RANK'])\nmine + len(settled)") == [3, 4, 5, 6]
+    assert pool.run_cell("mine", targets=[1, 3]) == [1, 3]
+    assert pool.pull("mine") == [0, 1, 2, 3]
+    assert pool.pull("mine", "settled", targets="2:") == ([2, 3], [[1, 2, 3]] * 2)
+    pool.push("settled", targets=0)
+    assert pool.run_cell("settled.append(4)\nlen(settled)", 0) == [4]
+    with pytest.raises(ResultError, match="minn.*did you mean 'mine'"):
+        pool.pull("minn")
+    with pytest.raises(RunTimeout):
+        pool.run_cell("import time\ntime.sleep(600)", timeout=0.5)
+    with pytest.raises(ZeroDivisionError):
+        pool.run_cell("1 / 0")
+
+
+def test_files(pool: Any, tmp_path: Path) -> None:
+    (tmp_path / "here.txt").write_text("text")
+    pool.put(str(tmp_path / "here.txt"), str(tmp_path / "there.txt"))
+    pool.get(str(tmp_path / "there.txt"), str(tmp_path / "back.txt"), nodes="head")
+    assert (tmp_path / "back.txt").read_text() == "text"
+    with pytest.raises(RequestError, match="node 7"):
+        pool.put(str(tmp_path / "here.txt"), "x", nodes=7)
+
+
+def test_pools_and_what_completes(pool: Any) -> None:
+    assert [one.name for one in sky.pools()][-1] == pool.name
+    public = set(dir(pool))
+    assert {"run_cell", "push", "pull", "put", "get", "map", "clone", "logs", "metrics", "restart"} <= public
+    assert all(hasattr(pool, name) for name in public)
+    assert not {name for name in public if name.startswith("_")} | (
+        public & {"resources", "recovery", "shipper", "agents"}
+    )
+    shown = inspect.signature(sky.Compute).parameters
+    assert "procs_per_node" in shown
+    assert not {"worker", "vcpus", "memory_gb", "selection"} & set(shown)
+    assert sky.Spec(vcpus=2, memory_gb=4).request() == sky.Spec(cpus="2+", memory="4+").request()

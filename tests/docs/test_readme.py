@@ -56,7 +56,9 @@ def shape(text: str) -> list[str]:
         re.sub(r"\S*…?/[\w./-]+", "PATH", re.sub(r"on \S+", "on HOST", line.rstrip()))
         for line in ANSI.sub("", text).splitlines()
     ]
-    lines = [re.sub(r"-[0-9a-f]{8}\b|\d+(\.\d+)?", "0", line).replace("had ended]", "goes on]") for line in lines]
+    lines = [
+        re.sub(r"-[0-9a-f]{8}\b|\d+(\.\d+)?", "0", line).replace("had ended]", "is still running]") for line in lines
+    ]
     return [" ".join(line.split()) for line in lines if line.strip() and not set(line) <= set("- ")]
 
 

@@ -108,7 +108,7 @@ def test_a_kernel_that_is_restarted_finds_its_pool_and_one_that_is_shut_down_lea
         first.watch(shown, lambda seen: "before" in seen.stdout)
     with desk.notebook() as second:
         cell = second.start("%sky_attach lab")
-        second.watch(cell, lambda seen: "goes on" in seen.text)
+        second.watch(cell, lambda seen: "is still running" in seen.text)
         gate.write_text("go")
         second.finish(cell)
         assert cell.error is None, cell.error
@@ -127,7 +127,7 @@ def test_a_notebook_that_is_alive_keeps_its_pool_unless_it_is_taken_away(desk: D
         cell = first.start("%%sky_broadcast\nimport time\nprint('begun', flush=True)\nwhile True: time.sleep(0.05)")
         first.watch(cell, lambda seen: "begun" in seen.stdout)
         taking = second.start("%sky_attach lab --take-over")
-        second.watch(taking, lambda seen: "goes on" in seen.stdout)
+        second.watch(taking, lambda seen: "is still running" in seen.stdout)
         lost = first.finish(cell)
         assert "another notebook has attached instead of this one" in lost.failure.text
         second.interrupt()

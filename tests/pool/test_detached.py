@@ -72,7 +72,7 @@ def test_a_pool_of_this_machine_goes_on_without_its_notebook(desk: Desk) -> None
         assert left in second.run("%reload_ext skymagic").text
         assert left in second.run("%sky_status").text
         cell = second.start(f"%sky_attach {desk.pool}")
-        second.watch(cell, lambda seen: "goes on" in seen.text)
+        second.watch(cell, lambda seen: "is still running" in seen.text)
         gate.write_text("")
         second.finish(cell)
         assert cell.error is None, cell.error
@@ -117,7 +117,7 @@ def test_a_kernel_that_is_restarted_amid_a_cell_ends_its_pool_and_makes_another(
         assert still_there(ranks) == []
         assert "was left" not in notebook.run("%load_ext skymagic").text
         assert "no pool is running" in notebook.run("%sky_status").said
-        gone = "pool 'brief' was on this machine and ended with its kernel; %sky_pool brief … --detached makes one that outlives it"
+        gone = "pool 'brief' was on this machine and ended with its kernel; %sky_pool brief … --detach starts one that outlives it"
         assert gone in notebook.fail("%sky_attach brief").evalue
         notebook.run("%sky_pool brief --ranks 2")
         assert "again" in (said := notebook.run("%%sky_broadcast\nprint('again')")).lines, said.outputs
@@ -149,8 +149,8 @@ def test_a_kernel_that_is_restarted_amid_a_cell_attaches_to_its_detached_pool_an
             rf"pool '{desk.pool}', which was left on this machine, is still running: %sky_down {desk.pool}-\w+ ends it",
             ended[1],
         )
-        cell = second.start(f"%sky_attach {desk.pool}")
-        second.watch(cell, lambda seen: "goes on" in seen.text)
+        cell = second.start(f"import skymagic as sky\nsky.attach({desk.pool!r})")
+        second.watch(cell, lambda seen: "is still running" in seen.text)
         gate.write_text("")
         second.finish(cell)
         assert cell.failure.ename == "ScriptError"
@@ -178,7 +178,7 @@ def test_one_that_ends_with_its_notebook_does_not_fit() -> None:
     here = Inventory("laptop", 8, 16.0)
     stays, goes = plan(PoolRequest(nodes=2, detached=True), here), plan(PoolRequest(nodes=2), here)
     assert (stays.outlives, goes.outlives) == (True, False)
-    assert fits(PoolRequest(detached=True), goes) == ["it ends with its notebook: it was made without --detached"]
+    assert fits(PoolRequest(detached=True), goes) == ["it ends with its notebook: it was started without --detach"]
     assert fits(PoolRequest(detached=True), stays) == fits(PoolRequest(), stays) == []
     assert "some time after the notebook" in stays.text()
     assert "with the notebook" in goes.text()

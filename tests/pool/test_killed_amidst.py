@@ -71,7 +71,7 @@ len(large)"""
             killed(one)
     with desk.notebook() as second:
         shown = second.start(f"%sky_attach {desk.pool}")
-        second.watch(shown, lambda seen: "goes on" in seen.text)
+        second.watch(shown, lambda seen: "is still running" in seen.text)
         gate.touch()
         second.watch(shown, lambda seen: "after" in seen.stdout)
         killed(second)  # 100 MB are on their way

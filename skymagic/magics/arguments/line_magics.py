@@ -57,6 +57,11 @@ class FilesRequest:
     pool: str | None = None
     follow: bool = False
 
+    @property
+    def what(self) -> tuple[str, str, Selection | None]:
+        """From where to where, and which nodes."""
+        return self.source, self.target, self.nodes
+
 
 @dataclass(frozen=True)
 class ForwardRequest:
