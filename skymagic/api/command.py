@@ -69,8 +69,6 @@ def _parser() -> argparse.ArgumentParser:
     down.add_argument(
         "--all", action="store_true", help="all your pools there; without --hosts: all machines you rented"
     )
-    down.add_argument("--stop", action="store_true", help="stop the machines of a rented pool but keep their disks")
-    down.add_argument("-y", "--yes", action="store_true", help="do not ask for confirmation")
     logs = commands.add_parser("logs", help="show the output of a pool's ranks, also after the pool is down")
     logs.add_argument("pool", metavar="POOL", help="its name or job id")
     logs.add_argument("-t", "--targets", "--rank", dest="rank", metavar="RANKS", help="ranks: 0,2 or 0:4")
@@ -165,10 +163,8 @@ def _down(line: argparse.Namespace) -> int:
     from skymagic.api import ending, places
     from skymagic.plan.requests import CloudSettings
 
-    request = ending.DownRequest(line.name, line.all, tuple(line.hosts), line.stop, line.yes, line.provider)
+    request = ending.DownRequest(line.name, line.all, tuple(line.hosts), line.provider)
     mistakes = request.mistakes()
-    if line.stop and not line.name:
-        mistakes.append("--stop: say which pool of rented machines, as in skymagic down NAME --stop")
     if mistakes:
         raise RequestError(mistakes)
     done = ending.by_place(request, CloudSettings(), (), _progress)

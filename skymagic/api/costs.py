@@ -26,7 +26,6 @@ class Cost:
         seconds: that its machines ran, one launch after the other.
         machines: so far; None where nobody tells. beside: of disks and public addresses, about.
         exact: whether it is known when all of them ended; else the sums are the most that it can be.
-        stopped: whether its machines are stopped, and their disks are paid for.
     """
 
     pool: str
@@ -35,7 +34,6 @@ class Cost:
     machines: float | None
     beside: float
     exact: bool = True
-    stopped: bool = False
 
     @property
     def total(self) -> float | None:
@@ -84,14 +82,13 @@ def of(rents: Sequence[Rent], now: float, own_jobs: set[str]) -> Cost:
         math.fsum((one.price or 0.0) * each for one, each in zip(rents, hours, strict=True)) if known else None,
         math.fsum(one.beside * each for one, each in zip(rents, hours, strict=True)),
         all(one.exact and (one.ended is not None or one.job in own_jobs) for one in rents),
-        bool(running) and all(one.stopped for one in running),
     )  # fmt: skip
 
 
 def _by_job(rents: Sequence[Rent], now: float) -> dict[str, list[tuple[float, float]]]:
-    """Job → (start, end) of its launches, which may overlap: machines that were lost are replaced. Not of times when they were stopped."""
+    """Job → (start, end) of its launches, which may overlap: machines that were lost are replaced."""
     found: dict[str, list[tuple[float, float]]] = {}
-    for one in [one for one in rents if not one.stopped]:
+    for one in rents:
         found.setdefault(one.job, []).append((one.started, one.started + one.seconds(now)))
     return found
 
@@ -112,7 +109,7 @@ def text(found: Sequence[Cost]) -> str:
     rows: list[tuple[object, ...]] = [("pool", "per hour", "ran for", "machines", "disks, addresses", "so far")]
     rows += [
         (
-            f"{one.pool} (stopped)" if one.stopped else one.pool, "unknown" if one.per_hour is None else dollars(one.per_hour) if one.per_hour else "nothing",
+            one.pool, "unknown" if one.per_hour is None else dollars(one.per_hour) if one.per_hour else "nothing",
             duration_text(int(one.seconds)), dollars(one.machines), f"about {dollars(one.beside)}" if one.beside else "-",
             dollars(one.total) + ("" if one.exact else " at most"),
         )

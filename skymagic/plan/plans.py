@@ -177,8 +177,3 @@ def _gpus_asked_for(request: PoolRequest) -> str:
 def cost_words(price: float | None, priced: str) -> str:
     """A price in words: "$87.83 per hour (price list of 2026-11-22)", "price unknown"."""
     return "price unknown" if price is None else f"${price:.2f} per hour" + (f" ({priced})" if priced else "")
-
-
-def monthly_words(dollars: float) -> str:
-    """What machines that are stopped cost, in words: "about $16.00 a month"."""
-    return f"about ${dollars:.2f} a month"

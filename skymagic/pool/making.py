@@ -33,7 +33,6 @@ from skymagic.pool.start import (
     Refuse,
     Resize,
     Reuse,
-    StartAgain,
     StartPlan,
     instead,
     size_words,
@@ -42,7 +41,6 @@ from skymagic.pool.start import (
 )
 from skymagic.pool.status import PoolEvent, State
 from skymagic.providers import Provider, Survey
-from skymagic.providers.provider import Startable
 
 Tell = Callable[[str], None]
 """Gets a line on what is done."""
@@ -78,13 +76,11 @@ def ensure(
             pool, unfinished = maker.carry_out(step)
             break
         except PoolError as problem:
-            if not isinstance(step, Attach | StartAgain):
+            if not isinstance(step, Attach):
                 raise
             # what is recorded here may be long over: the provider alone knows what runs
             kind = next((one.kind for one in (problem, problem.__cause__) if isinstance(one, CloudError)), "")
             following = instead(step, kind, start)
-            if following is None and isinstance(step, StartAgain):
-                raise
             if following is None:
                 left = f"%sky_down {step.record.name} ends it; then the same line rents it again"
                 raise PoolError(f"{problem}\n  {left}") from problem
@@ -127,7 +123,7 @@ def preview(request: PoolRequest, namespace: Mapping[str, object], defaults: Def
             plan = pool.plan
         case Resize(_, wanted):
             plan = plan_of(wanted, tell)
-        case Attach(record, _) | StartAgain(record, _):
+        case Attach(record, _):
             plan = keys.read(record.job_id).plan
         case _:
             plan = plan_of(step.request, tell, namespace, defaults)
@@ -191,8 +187,6 @@ class Maker:
                 pool = self._resize(registry.pool_named(own.name), wanted)
             case Attach(record, _):
                 return attach(record.job_id, self.namespace, self.defaults, self.tell)
-            case StartAgain(record, request):
-                pool = self._start_again(record, request)
             case Declare(name, request):
                 pool = self._declare(name, request)
             case Make(name, request):
@@ -245,32 +239,8 @@ class Maker:
             pool.close()
             return self._started(Pool(pool.name, provider, survey, pool.namespace, pool.defaults, registry.drop))
 
-    def _start_again(self, record: PoolRecord, request: PoolRequest) -> Pool:
-        """A pool whose machines are stopped, started again under the name of its job: by that its machines know their agents.
-
-        Raises:
-            PoolError: nothing is known of it, its provider starts none again, or its machines are gone.
-            RequestError: the user does not want to pay for it, or there is nobody to ask.
-            ProvisionError: it does not start; its machines are stopped as they were.
-        """
-        key = keys.read(record.job_id)
-        wanted = with_imports(replace(key.plan.request, yes=request.yes), self.namespace, self.defaults)
-        if mistakes := missing_secrets(wanted.secrets, os.environ):
-            raise RequestError(mistakes)
-        provider = providers.serving(key.plan.request)
-        if not isinstance(provider, Startable):
-            raise PoolError(f"pools of --provider {key.plan.provider} cannot be started again")
-        try:
-            survey = provider.again(replace(key.plan, request=wanted), key.accesses, self.tell)
-        except CloudError as problem:
-            if problem.kind == "missing":
-                records.remove(record.job_id)
-            raise
-        confirm(survey.plan)
-        return self._started(self._pool(key.name, provider, survey, key.job_id))
-
-    def _pool(self, name: str, provider: Provider, survey: Survey, job_id: str = "") -> Pool:
-        return Pool(name, provider, survey, self.namespace, self.defaults, registry.drop, job_id)
+    def _pool(self, name: str, provider: Provider, survey: Survey) -> Pool:
+        return Pool(name, provider, survey, self.namespace, self.defaults, registry.drop)
 
     def _started(self, pool: Pool) -> Pool:
         """The pool with its ranks, recorded before its machines are asked for, and known to this notebook."""

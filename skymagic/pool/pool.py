@@ -93,7 +93,7 @@ class Pool(SharedStatus):
         namespace: the notebook's variables.
         defaults: limits and such.
         gone: called when nothing of it is left, and nobody need hear why.
-        job_id: of one that another notebook has made, or whose machines are stopped; a new one unless given.
+        job_id: of one that another notebook has made; a new one unless given.
     """
 
     def __init__(

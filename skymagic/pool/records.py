@@ -17,7 +17,6 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 
 from skymagic.errors import PoolError
-from skymagic.plan.plans import monthly_words
 from skymagic.wire import atomic
 from skymagic.wire.record import answers, identity
 
@@ -36,7 +35,6 @@ class PoolRecord:
         started: seconds since 1970.
         folder: where the notebook ran. machine: on which machine; several may share a home.
         process: the notebook's, as `wire.record.identity` tells it from later ones. held: since when it has the pool.
-        stopped: since when its machines are stopped with their disks; 0 where they are not. monthly: dollars that these cost a month.
     """
 
     name: str
@@ -48,8 +46,6 @@ class PoolRecord:
     started: float = field(default_factory=time.time)
     process: str = field(default_factory=identity)
     held: float = field(default_factory=time.time)
-    stopped: float = 0.0
-    monthly: float = 0.0
 
 
 def folder() -> Path:
@@ -139,18 +135,7 @@ def claim(record: PoolRecord) -> None:
 
 def taken(record: PoolRecord) -> PoolRecord:
     """The record of a pool that this process has from now on."""
-    return replace(
-        record, machine=socket.gethostname(), process=identity(), folder=str(Path.cwd()), held=time.time(), stopped=0.0
-    )
-
-
-def stop(job_id: str, monthly: float) -> None:
-    """The machines of a pool are stopped with their disks, which cost so many dollars a month; nobody has the pool from now on."""
-    for one in every():
-        if one.job_id == job_id:
-            write(replace(one, stopped=time.time(), monthly=monthly))
-            with contextlib.suppress(OSError):
-                _path(job_id).with_suffix(".shown").unlink(missing_ok=True)  # its next ranks count their runs anew
+    return replace(record, machine=socket.gethostname(), process=identity(), folder=str(Path.cwd()), held=time.time())
 
 
 def remove(job_id: str) -> None:
@@ -182,9 +167,7 @@ def every() -> list[PoolRecord]:
 
 
 def left(record: PoolRecord) -> bool:
-    """Whether nobody has it: the notebook that started it has ended (never so of one on another machine), or its machines are stopped."""
-    if record.stopped:
-        return True
+    """Whether nobody has it: the notebook that started it has ended (never so of one on another machine)."""
     if record.machine != socket.gethostname():
         return False
     pid, _, _ = record.process.partition(" ")
@@ -208,11 +191,6 @@ def named(name: str) -> PoolRecord:
     raise PoolError(f"no pool {name!r} was left from here{there}: %sky_status --hosts … shows what runs on hosts")
 
 
-def stopped_record(name: str | None) -> PoolRecord | None:
-    """The record of a pool of this name whose machines are stopped; None where there is none."""
-    return next((one for one in every() if one.name == name and one.stopped), None)
-
-
 def left_here(name: str | None) -> list[PoolRecord]:
     """The pools of this name, or job id, that were left on this machine; all of them without one."""
     return [one for one in every() if name in (None, one.name, one.job_id) and one.provider == "local" and left(one)]
@@ -225,21 +203,9 @@ def going_on(record: PoolRecord) -> str:
 
 def words(record: PoolRecord) -> str:
     """A record in a line."""
-    if record.stopped:
-        return f"{record.name} ({record.job_id}): {stopped_words(record)}"
     when = time.strftime("%Y-%m-%d %H:%M", time.localtime(record.started))
     whose = "which has ended" if left(record) else f"process {record.process.partition(' ')[0]} on {record.machine}"
     return f"{record.name} ({record.job_id}) on {','.join(record.hosts)}, since {when}, by a notebook in {record.folder}, {whose}"
-
-
-def stopped_words(record: PoolRecord) -> str:
-    """Stopped machines of a pool in words: what they cost, and who ends them."""
-    when = time.strftime("%Y-%m-%d %H:%M", time.localtime(record.stopped))
-    name = record.name
-    return (
-        f"{', '.join(record.hosts)}, stopped since {when}: the disks cost {monthly_words(record.monthly)} until you end them "
-        f"(%sky_down {name}); %sky_pool {name} starts the machines again"
-    )
 
 
 def holder(record: PoolRecord) -> str:
@@ -256,8 +222,6 @@ def reminders(records: Sequence[PoolRecord]) -> list[str]:
 
 
 def _reminder(one: PoolRecord) -> str:
-    if one.stopped:
-        return f"pool {one.name!r}: {stopped_words(one)}"
     was_left = f"pool {one.name!r} was left on {', '.join(one.hosts)} by a notebook that is gone"
     if one.provider == "aws":
         return f"{was_left}: %sky_attach {one.name} continues with it, %sky_down {one.name} ends it, and it ends itself at its --idle"

@@ -34,8 +34,6 @@ def pool_named(name: str | None = None, *, ended: bool = False) -> Pool:
         return pool
     if reader := attaching.reader_named(name):
         raise PoolError(reader.refusal())
-    if record := records.stopped_record(name):
-        raise PoolError(f"pool {name!r}: {records.stopped_words(record)}")
     there = f"there are {', '.join(_pools)}" if _pools else "there are no pools"
     wanted = f"there is no pool {name!r}; {there}" if name else "there is no pool yet"
     if name and (nearest := did_you_mean(name, _pools)):
@@ -105,9 +103,7 @@ def drop(pool: Pool) -> None:
         _last_lines[pool.name] = pool.last_lines
         for name in list(_last_lines)[:-KEPT_POOLS]:
             del _last_lines[name]
-    if (monthly := pool.survey.monthly) is not None:
-        records.stop(pool.job_id, monthly)
-    elif pool.plan.outlives and not pool.unreached and records.own(pool.job_id):
+    if pool.plan.outlives and not pool.unreached and records.own(pool.job_id):
         records.remove(pool.job_id)
     forget(pool)
 

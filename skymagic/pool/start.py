@@ -3,11 +3,11 @@
 ::
 
     a pool of this notebook serves it ─────────────▶ Reuse      or has another number of nodes ──▶ Resize
-    one that its notebook has left serves it ──────▶ Attach     or its machines are stopped ─────▶ StartAgain
+    one that its notebook has left serves it ──────▶ Attach
     none does ─────────────────────────────────────▶ Make       or later, with --lazy ───────────▶ Declare
     one of its name is in the way ─────────────────▶ Refuse
 
-`Attach` and `StartAgain` go by what is written here: the machines may be gone or stopped by now, and `instead` says what follows then.
+`Attach` goes by what is written here: the machines may be gone by now, and `instead` says what follows then.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class RecordedPool:
     """A rented pool of another notebook of this user.
 
     Attributes:
-        left: its notebook is gone, or its machines are stopped.
+        left: its notebook is gone.
         plan: what it was made from; None where that is not known.
         problem: why not.
     """
@@ -75,14 +75,6 @@ class Resize:
 @dataclass(frozen=True)
 class Attach:
     """A rented pool that its notebook has left fits."""
-
-    record: PoolRecord
-    request: PoolRequest
-
-
-@dataclass(frozen=True)
-class StartAgain:
-    """A rented pool whose machines are stopped fits."""
 
     record: PoolRecord
     request: PoolRequest
@@ -122,7 +114,7 @@ class Refuse:
         return PoolError("; ".join(self.mistakes)) if self.busy else RequestError(list(self.mistakes))
 
 
-StartPlan = Reuse | Resize | Attach | StartAgain | Declare | Make | Refuse
+StartPlan = Reuse | Resize | Attach | Declare | Make | Refuse
 
 
 def start_plan(
@@ -152,7 +144,7 @@ def start_plan(
     name = request.name or DEFAULT_NAME
     if running is None:
         request = place(request)
-        return _from_elsewhere(request, name, recorded, start) or _new(request, name, start)
+        return _from_elsewhere(request, name, recorded) or _new(request, name, start)
     differences = fits(request, running.plan)
     if not differences:
         return Reuse(running)
@@ -163,16 +155,14 @@ def start_plan(
     return Refuse(place(request), mistakes)
 
 
-def instead(step: Attach | StartAgain, kind: str, start: bool) -> StartPlan | None:
-    """What follows where a provider refuses to attach a pool, or to start it again; None where nothing does, and it is an error.
+def instead(step: Attach, kind: str, start: bool) -> StartPlan | None:
+    """What follows where a provider refuses to attach a pool; None where nothing does, and it is an error.
 
     Args:
         kind: `CloudError.kind`; "" for another error. start: as of `start_plan`.
     """
     if kind == "missing" and step.request.given():
         return _new(step.request, step.request.name or DEFAULT_NAME, start)
-    if kind == "stopped" and isinstance(step, Attach):  # by a notebook that was killed then, or in the console
-        return StartAgain(step.record, step.request)
     return None
 
 
@@ -186,8 +176,6 @@ def step_text(step: StartPlan, plan: Plan) -> str:
             heading = f"pool {pool.name!r} {how} {size_words(pool.plan, plan)}"
         case Attach(record, _):
             heading = f"attaches to a pool that was left: {records.words(record)}"
-        case StartAgain(record, _):
-            heading = f"starts stopped machines again: {records.words(record)}"
         case Declare(name, _):
             heading = f"pool {name!r} is declared: its next cell starts it"
         case Refuse():
@@ -234,29 +222,19 @@ def _resized(request: PoolRequest, pool: OwnPool) -> PoolRequest:
     )  # fmt: skip
 
 
-def _from_elsewhere(
-    request: PoolRequest, name: str, recorded: Iterable[RecordedPool], start: bool
-) -> Attach | StartAgain | Refuse | None:
+def _from_elsewhere(request: PoolRequest, name: str, recorded: Iterable[RecordedPool]) -> Attach | Refuse | None:
     """A rented pool of another notebook that serves a request; None where there is none.
 
     A request without a name takes any that fits, as it does of the pools of its own notebook.
     """
-    nothing_said = request.name is not None and not request.given()  # the name of a stopped pool says all else
-    if request.provider not in RENTED and not nothing_said:
+    if request.provider not in RENTED:
         return None
     candidates = [one for one in recorded if one.record.name == name or request.name is None]
-    if request.provider not in RENTED and not any(one.record.stopped for one in candidates):
-        return None
-    for one in candidates:
-        step = _of_recorded(request, name, one)
-        if isinstance(step, StartAgain) and request.lazy and not start:
-            return None
-        if step is not None:
-            return step
-    return None
+    steps = (_of_recorded(request, name, one) for one in candidates)
+    return next((step for step in steps if step is not None), None)
 
 
-def _of_recorded(request: PoolRequest, name: str, one: RecordedPool) -> Attach | StartAgain | Refuse | None:
+def _of_recorded(request: PoolRequest, name: str, one: RecordedPool) -> Attach | Refuse | None:
     """What a rented pool is to a request: the one to take, in its way, or nothing."""
     record, named = one.record, one.record.name == name
     if not one.left:
@@ -266,9 +244,11 @@ def _of_recorded(request: PoolRequest, name: str, one: RecordedPool) -> Attach |
         return Refuse(request, (left,), busy=True) if named else None
     differences = fits(request, one.plan)
     if not differences:
-        return StartAgain(record, request) if record.stopped else Attach(record, request)
+        return Attach(record, request)
     if not named:
         return None
-    how = " is stopped" if record.stopped else ", left by another notebook, is already running"
     end = f"end it first (%sky_down {name}), {OTHER_NAME}"
-    return Refuse(request, (*(f"pool {name!r}{how} and {reason}" for reason in differences), end))
+    return Refuse(
+        request,
+        (*(f"pool {name!r}, left by another notebook, is already running and {reason}" for reason in differences), end),
+    )

@@ -16,7 +16,7 @@ aws/      machines rented from EC2
 """
 
 from skymagic.providers.choice import AWS, SSH, Choice, Local, Slurm
-from skymagic.providers.provider import Provider, Replaceable, Say, Startable, Survey
+from skymagic.providers.provider import Provider, Replaceable, Say, Survey
 from skymagic.providers.table import TABLE, names, placed, serving
 
 __all__ = [
@@ -29,7 +29,6 @@ __all__ = [
     "Replaceable",
     "Say",
     "Slurm",
-    "Startable",
     "Survey",
     "names",
     "placed",

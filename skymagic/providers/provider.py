@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 from skymagic.cluster import Node
-from skymagic.errors import RequestError
 from skymagic.plan.plans import Plan
 from skymagic.plan.requests import PoolRequest
 
@@ -28,24 +27,6 @@ class Survey:
 
     def ready(self) -> None:
         """Called once all ranks are up."""
-
-    def stopping(self) -> str:
-        """What it would mean to stop the machines with their disks instead of giving them back, as a question. Called while they run.
-
-        Raises:
-            RequestError: that cannot be done, with all reasons; nothing has changed.
-        """
-        raise RequestError(
-            "--stop: machines are stopped only where they are rented; %sky_down without it ends the pool"
-        )
-
-    def keep(self) -> None:
-        """Have `close` do that. Called after `stopping`, which has not refused."""
-
-    @property
-    def monthly(self) -> float | None:
-        """Dollars a month for machines that `close` stops, or has stopped; None where it gives them back."""
-        return None
 
     def close(self) -> None:
         """Give everything back. Called after the agents have ended, also when acquiring failed; twice is safe."""
@@ -72,20 +53,6 @@ class Attachable(Protocol):
 
         Raises:
             CloudError: machines are gone; all of them where `kind` is ``missing``, and then nothing of the pool is left.
-        """
-
-
-@runtime_checkable
-class Startable(Protocol):
-    """What a provider has whose machines can be stopped (`Survey.stopping`), and started again."""
-
-    def again(self, plan: Plan, accesses: Sequence[Any], say: Say) -> Survey:
-        """What `acquire` starts again, with its price: machines of a pool that was made from this plan, each with what its node had as
-        `access`. Called once, before the pool has its job's name again; nothing is started.
-
-        Raises:
-            CloudError: machines are gone; all of them where `kind` is ``missing``.
-            PoolError: what leads to them is not here any more.
         """
 
 

@@ -44,29 +44,6 @@ def test_the_sum_of_a_pool() -> None:
     assert costs.of([replace(SECOND, price=None)], NOW, set()).total is None
 
 
-def test_stopped_machines_cost_their_disks_and_run_no_more() -> None:
-    """Three hours running, two stopped, and one hour running again."""
-    label = Label("lab", "lab-1", "me", "ann@laptop", NOW + HOUR)
-    offer, settings = MachineOffer("us-east-1", "a", "m5.large", price=2.0), CloudSettings()
-    ledger.write(ledger.rent(offer, 2, settings, label, 1, 100 * ledger.DISK_PRICE))
-    disks = 2 * 50 * 0.08 / 730
-    ledger.stop(offer, 2, settings, label)
-    ledger.stop(offer, 2, settings, label)
-    assert [(one.stopped, one.price) for one in ledger.every() if one.ended is None] == [(True, 0.0)]
-    assert ledger.beside_stopped("lab-1", offer, 2, settings) == pytest.approx(disks)
-    far = costs.of(ledger.every(), time.time() + 1000 * HOUR, set())
-    assert (far.stopped, far.exact) == (True, False)
-    assert far.per_hour == pytest.approx(disks), "and nothing ends that"
-    assert "lab (stopped)" in costs.text([far])
-    ledger.start(offer, 2, settings, replace(label, ends=time.time() + HOUR))
-    running = costs.of(ledger.every(), time.time(), {"lab-1"})
-    assert (running.stopped, running.exact) == (False, True)
-    assert running.per_hour == pytest.approx(4.0 + disks + 2 * 0.005)
-    stopped = replace(SECOND, job="lab-1", price=0.0, started=NOW - HOUR, ended=NOW + HOUR, stopped=True)
-    again = replace(SECOND, job="lab-1", number=3, started=NOW + HOUR, bound=NOW + 9 * HOUR)
-    assert costs.of([replace(FIRST, started=NOW - 4 * HOUR), stopped, again], NOW + 2 * HOUR, set()).seconds == 4 * HOUR
-
-
 def test_as_a_table() -> None:
     lab = costs.of([FIRST, SECOND], NOW, set())
     dark = costs.of([replace(FIRST, pool="dark", price=None)], NOW, set())

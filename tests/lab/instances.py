@@ -81,28 +81,6 @@ class Machines:
                 self.end(value)
         return answer
 
-    def on_stop(self, call: Call, carry_out: CarryOut) -> Answer:
-        """The effect of StopInstances: what runs there ends, and what lies on the disks stays."""
-        answer = carry_out()
-        for instance in self._named(call, answer):
-            self._cut(instance.id)
-        return answer
-
-    def on_start(self, call: Call, carry_out: CarryOut) -> Answer:
-        """The effect of StartInstances: they boot from their disks; of the user data only what cloud-init does at each boot counts."""
-        answer = carry_out()
-        for instance in self._named(call, answer):
-            host = self.hosts[instance.id]
-            config = json.loads(base64.b64decode(str(instance.user_data)).decode().partition("\n")[2])
-            shutil.rmtree(host.folder / "watchdog", ignore_errors=True)  # /run
-            host.start()
-            unit = next(one["content"] for one in config["write_files"] if one["path"].endswith(".service"))
-            if ["systemctl", "enable", "--now", boot.WATCHDOG_UNIT] in config[
-                "runcmd"
-            ] and "\nWantedBy=multi-user.target\n" in unit:
-                self._watch(instance, host, config)
-        return answer
-
     def _named(self, call: Call, answer: Answer) -> list[Any]:
         """The instances that a call names, where it was carried out."""
         ids = {value for key, value in call.fields.items() if key.startswith("InstanceId.")}
@@ -214,8 +192,6 @@ def booting_rules(machines: Machines) -> None:
     """Have launches boot machines, after all faults that were scripted before."""
     machines.cloud.on("RunInstances", machines.on_launch, times=1 << 30)
     machines.cloud.on("TerminateInstances", machines.on_terminate, times=1 << 30)
-    machines.cloud.on("StopInstances", machines.on_stop, times=1 << 30)
-    machines.cloud.on("StartInstances", machines.on_start, times=1 << 30)
 
 
 @contextmanager

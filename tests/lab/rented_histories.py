@@ -18,8 +18,8 @@ from typing import Any
 from hypothesis import strategies as st
 
 from skymagic.errors import CloudError
-from skymagic.plan.requests import CloudSettings, PoolRequest
-from skymagic.providers.aws import boot, launch, ledger, sweep, tags
+from skymagic.plan.requests import CloudSettings
+from skymagic.providers.aws import boot, sweep, tags
 from skymagic.providers.aws.boot import WatchdogBounds
 from skymagic.providers.aws.clients import AwsClients
 from skymagic.providers.aws.lease import Lease
@@ -63,9 +63,6 @@ EFFECTS: dict[str, Effect] = {
     "not near": _only("RunInstances", error("InsufficientInstanceCapacity", "not into Placement Group 'x'")),
     "ended": _only("RunInstances", lab.state("terminated", "Server.InsufficientInstanceCapacity")),
     "pending": _only("RunInstances", lab.state("pending")),
-    "no room again": _only("StartInstances", error("InsufficientInstanceCapacity")),
-    "still stopping": _only("StartInstances", error("IncorrectInstanceState")),
-    "not stoppable yet": _only("StopInstances", error("IncorrectInstanceState")),
 }
 
 
@@ -78,8 +75,6 @@ class History:
         offers: which of them are tried. count: machines.
         interrupted: the call of the client's at which the user interrupts, while acquiring.
         dies: the call of the client's at which it is killed; nothing of it runs any more. after: once the call was carried out.
-        stops: 1 where the user has machines that run stopped with their disks instead of given back, 2 where they are then started again, and
-            given back.
     """
 
     effects: Sequence[str]
@@ -88,7 +83,6 @@ class History:
     interrupted: int | None = None
     dies: int | None = None
     after: bool = False
-    stops: int = 0
 
 
 def histories() -> st.SearchStrategy[History]:
@@ -98,7 +92,7 @@ def histories() -> st.SearchStrategy[History]:
     call = st.none() | st.integers(1, 45)
     return st.builds(
         History, effects=effects, offers=st.integers(1, len(OFFERS)), count=st.integers(1, 3), interrupted=call, dies=call,
-        after=st.booleans(), stops=st.sampled_from([0, 0, 1, 2]),
+        after=st.booleans(),
     )  # fmt: skip
 
 
@@ -161,12 +155,7 @@ def live(cloud: EC2, history: History, shared: AwsClients) -> None:
     except Killed:
         problem = CloudError("killed", "", "")
     there = lab.left(*REGIONS)
-    if problem is None and life.stopped:
-        assert {one.state for region in REGIONS for one in lab.instances(region)} <= {"stopped", "terminated"}
-        (row,) = [one for one in ledger.every() if one.job == job and one.ended is None]
-        assert row.stopped
-        assert row.beside > 0
-    elif problem is None:
+    if problem is None:
         assert there == {}, "all was said to be given back"
     elif problem.kind != "killed":
         missing = [
@@ -174,78 +163,36 @@ def live(cloud: EC2, history: History, shared: AwsClients) -> None:
             for each in there.get("instances", ())
             if each not in str(problem) and "cannot be seen" not in str(problem)
         ]
-        kept = {
-            one.id for region in REGIONS for one in lab.instances(region) if one.state == "stopped" and life.stopped
-        }
-        missing = [each for each in missing if each not in kept]
         assert not missing, f"{missing} is left and not named: {problem}"
-    bounded(life.agreed)
+    bounded()
     found_and_ended(cloud, shared)
 
 
 class Life:
-    """The machines of a pool, from one notebook to the next one.
-
-    Attributes:
-        agreed: whether the user was told what machines cost that are stopped. stopped: whether they are meant to be that.
-    """
+    """The machines of a pool."""
 
     def __init__(self, client: Mortal, job: str) -> None:
         self.client, self.history = client, client.history
         owner = "arn:aws:sts::123456789012:user/moto"
         self.label = Label("history", job, owner, "ann@laptop", time.time() + 86400)
         self.user_data = boot.cloud_config(boot.make_keys(job), job, "ubuntu", 22, WatchdogBounds(1800, 86400))
-        self.lease = self._new()
-        self.ids: list[str] = []
-        self.agreed = self.stopped = False
-
-    def _new(self) -> Lease:
-        return Lease(self.client, SETTINGS, self.label, self.user_data, lambda text: None)
+        self.lease = Lease(self.client, SETTINGS, self.label, self.user_data, lambda text: None)
 
     def acquire(self) -> None:
-        self.offer, found = self.lease.acquire(OFFERS[: self.history.offers], self.history.count)
-        self.ids = [one.id for one in found]
+        self.lease.acquire(OFFERS[: self.history.offers], self.history.count)
 
     def end(self) -> None:
         """As the user has it."""
-        if self.history.stops and self.ids and self._stoppable():
-            self.agreed = self.stopped = True
-            self.lease.stop(self.offer)
-        if self.stopped and self.history.stops == 2:
-            self.lease = self._new()
-            self.lease.take_up(self.offer.region, self.ids)
-            self.client.acquiring = True
-            try:
-                self.lease.start(self.offer, self.ids)
-                self.stopped = False
-            except (CloudError, KeyboardInterrupt):
-                self.lease.stop(self.offer)
-            finally:
-                self.client.acquiring = False
-        if not self.stopped:
-            self.lease.release()
-
-    def _stoppable(self) -> bool:
-        try:
-            return not (
-                launch.stop_mistakes(PoolRequest(), self.offer)
-                or launch.stop_refusals(self.client, self.offer.region, self.ids)
-            )
-        except CloudError:
-            return False
+        self.lease.release()
 
 
-def bounded(agreed: bool) -> None:
-    """Each machine that is left can be found, and ends itself, or was stopped by a user who was told what it costs.
-
-    Args:
-        agreed: whether that was said.
-    """
+def bounded() -> None:
+    """Each machine that is left can be found, and ends itself."""
     for region in REGIONS:
         for one in lab.instances(region):
             if one.state == "terminated":
                 continue
-            assert agreed or one.state != "stopped"
+            assert one.state != "stopped"
             named = {each["key"]: each["value"] for each in one.get_tags()}
             assert {tags.JOB, tags.OWNER, tags.ENDS} <= set(named)
             assert one.instance_initiated_shutdown_behavior == "terminate"

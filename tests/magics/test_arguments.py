@@ -312,7 +312,6 @@ def test_nothing_is_evaluated() -> None:
         ("--pool 'a b'", "--pool: 'a b' is not a name for a pool"),
         ("--pool ../x", "is not a name for a pool"),
         ("--region 'eu; rm'", "is not a region"),
-        ("--nodes 2 --stop", "--stop: an option of %sky_down"),
         ("--image-id=ami-1", "--image-id: a setting for all pools: %config SkyMagic.aws = {'image_id'"),
         ("--hosts a;b", "--hosts: 'a;b' is not a host"),
         ("--hosts '-oProxyCommand=id'", "is not a host"),
@@ -826,13 +825,8 @@ def test_lifecycle() -> None:
     assert parse_down("train") == DownRequest("train")
     assert parse_down("--all;") == DownRequest(None, True)
     assert mistakes(parse_down, "train --all") == ["say train or --all, not both"]
-    assert parse_down("train --stop -y") == DownRequest("train", stop=True, yes=True)
-    assert mistakes(parse_down, "--all --stop") == ["--stop: say which pool, not --all"]
-    assert mistakes(parse_down, "lab --hosts gpu1 --stop") == [
-        "--stop works on rented machines, and --hosts names your own machines"
-    ]
     assert parse_down("train --provider aws") == DownRequest("train", provider="aws")
-    assert len(mistakes(parse_down, "--all --stop --hosts gpu1 --provider aws")) == 5
+    assert len(mistakes(parse_down, "--all --hosts gpu1 --provider aws")) == 2
     assert mistakes(parse_down, "--al") == ["--al: no such option; did you mean '--all'?"]
     assert "one name of a pool" in mistakes(parse_status, "a b")[0]
 
@@ -936,7 +930,7 @@ NOW = CompletionNames(
         ("sky_pool", "--provider a", ["auto"]),
         ("sky_pool", "--nodes 2 tr", ["train"]),
         ("sky_pool", "--spot tr", ["train"]),
-        ("sky_down", "--", ["--all", "--hosts", "--provider", "--stop", "--yes", "--pool"]),
+        ("sky_down", "--", ["--all", "--hosts", "--provider", "--pool"]),
         ("sky_down", "te", ["test"]),
         ("sky_auto", "o", ["off", "on"]),
         ("sky_gpus", "h", ["H100", "H20", "H200", "H800"]),

@@ -23,7 +23,6 @@ from skymagic.pool.start import (
     Refuse,
     Resize,
     Reuse,
-    StartAgain,
     StartPlan,
     instead,
     start_plan,
@@ -42,9 +41,9 @@ def own(name: str, *, declared: bool = False, **fields: Any) -> OwnPool:
     return OwnPool(name, f"{name}-1", plan(request, MACHINE), declared)
 
 
-def rented(name: str, nodes: int = 2, *, left: bool = True, stopped: float = 0.0, known: bool = True) -> RecordedPool:
+def rented(name: str, nodes: int = 2, *, left: bool = True, known: bool = True) -> RecordedPool:
     """A pool that another notebook has rented."""
-    record = PoolRecord(name, f"{name}-{nodes}", "aws", ("machines",), "/home/ann", stopped=stopped, monthly=8.0)
+    record = PoolRecord(name, f"{name}-{nodes}", "aws", ("machines",), "/home/ann")
     rental = Rental("aws", "m5.large", "us-east-1a, on demand", "us-east-1", nodes, 8.0)
     plan = plan_rented(replace(RENT, nodes=nodes), rental) if known else None
     return RecordedPool(record, left, plan, "" if known else "its key is not here")
@@ -121,25 +120,14 @@ def test_where_nothing_is_said_of_the_provider_the_one_that_serves_it_counts() -
     assert start_plan(anywhere, [], [lab], place=lambda _: placed) == Attach(lab.record, placed)
 
 
-def test_stopped_machines_are_started_again_by_their_name_alone() -> None:
-    lab = rented("lab", stopped=1.0)
-    bare = asked(name="lab")
-    assert start_plan(replace(bare, stated=frozenset()), [], [lab]) == StartAgain(lab.record, bare)
-    assert start_plan(replace(RENT, name="lab"), [], [lab]) == StartAgain(lab.record, replace(RENT, name="lab"))
-    assert start_plan(LAZY, [], [lab]) == Declare("main", LAZY)
-    assert start_plan(LAZY, [], [lab], start=True) == StartAgain(lab.record, LAZY)
-    assert isinstance(start_plan(replace(bare, stated=frozenset()), [], [rented("lab")]), Make), "it is not stopped"
-
-
 @pytest.mark.parametrize(
     ("recorded", "kind", "words"),
     [
         (rented("lab", 4), RequestError, r"pool 'lab', left by another notebook, is already running and it has 4 nodes, not 2"),
-        (rented("lab", 4, stopped=1.0), RequestError, r"pool 'lab' is stopped and it has 4 nodes, not 2"),
         (rented("lab", left=False), PoolError, "%sky_attach lab --take-over"),
         (rented("lab", known=False), PoolError, "its key is not here; %sky_down lab ends what is left of it"),
     ],
-    ids=["another one", "another one, stopped", "of a notebook that lives", "never ready"],
+    ids=["another one", "of a notebook that lives", "never ready"],
 )  # fmt: skip
 def test_a_rented_pool_of_the_name_is_in_the_way(recorded: RecordedPool, kind: type[Exception], words: str) -> None:
     step = start_plan(replace(RENT, name="lab"), [], [recorded])
@@ -153,12 +141,10 @@ def test_what_follows_where_the_cloud_knows_better() -> None:
     record = rented("lab").record
     assert instead(Attach(record, RENT), "missing", False) == Make("main", RENT)
     assert instead(Attach(record, LAZY), "missing", False) == Declare("main", LAZY)
-    assert instead(Attach(record, RENT), "stopped", False) == StartAgain(record, RENT)
-    assert instead(StartAgain(record, RENT), "missing", False) == Make("main", RENT)
     bare = PoolRequest(name="lab")
     for step, kind in (
-        (StartAgain(record, bare), "missing"),
-        (StartAgain(record, RENT), "stopped"),
+        (Attach(record, bare), "missing"),
+        (Attach(record, RENT), "stopped"),
         (Attach(record, RENT), ""),
     ):
         assert instead(step, kind, False) is None  # fmt: skip
@@ -170,7 +156,6 @@ def test_what_follows_where_the_cloud_knows_better() -> None:
         (Reuse(own("main")), "pool 'main' is already running and fits: it is used"),
         (Resize(own("main"), asked(nodes=4)), "pool 'main' gets 4 ranks instead of 2"),
         (Attach(rented("lab").record, RENT), "attaches to a pool that was left: lab (lab-2) on machines"),
-        (StartAgain(rented("lab", stopped=1.0).record, RENT), "starts stopped machines again: lab (lab-2): machines, stopped"),
         (Declare("lab", LAZY), "pool 'lab' is declared: its next cell starts it"),
         (Refuse(RENT, ("pool 'lab' runs already",)), "not made: pool 'lab' runs already"),
         (Make("lab", RENT), "Plan of a pool"),

@@ -28,31 +28,23 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[EC2, AwsC
 @example(History([], 1, 3, dies=12))
 @example(History(["", "", "", "", "", "", *["lost"] * 30], 2, 2))
 @example(History([], 3, 2, interrupted=7, after=True))
-@example(History([], 1, 3, stops=1))
-@example(History([], 1, 2, stops=2))
-@example(History([""] * 18 + ["not stoppable yet"] * 2, 1, 2, stops=1))
 def test_nothing_is_left_or_it_ends_itself(server: tuple[EC2, AwsClients], history: History) -> None:
     live(server[0], history, server[1])
 
 
-def calls_of_a_whole_life(server: tuple[EC2, AwsClients], stops: int) -> range:
-    """Numbers of the calls that acquiring and giving back take where all goes well; from the stop on, where there is one."""
-    live(server[0], History([], 1, 2, stops=stops), server[1])
-    actions = [call.action for call in server[0].calls]
-    return range(1 + (actions.index("StopInstances") if stops else 0), actions.index("DeleteSecurityGroup") + 3)
+def calls_of_a_whole_life(server: tuple[EC2, AwsClients]) -> range:
+    """Numbers of the calls that acquiring and giving back take where all goes well."""
+    live(server[0], History([], 1, 2), server[1])
+    return range(1, [call.action for call in server[0].calls].index("DeleteSecurityGroup") + 3)
 
 
-@pytest.mark.parametrize(
-    ("after", "stops"), [(False, 0), (True, 0), (True, 2)], ids=["before", "after", "after-with-a-stop"]
-)
+@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
 @pytest.mark.parametrize("what", ["interrupted", "dies"])
-def test_an_interrupt_and_a_death_at_each_call(
-    server: tuple[EC2, AwsClients], what: str, after: bool, stops: int
-) -> None:
+def test_an_interrupt_and_a_death_at_each_call(server: tuple[EC2, AwsClients], what: str, after: bool) -> None:
     """Ctrl-C, and kill -9, at every call of a whole life: before it is made, and once it was carried out."""
     server[0].forget()  # moto keeps all that was ever launched, and is slower for it
-    for number in calls_of_a_whole_life(server, stops):
-        live(server[0], History([], 1, 2, after=after, stops=stops, **{what: number}), server[1])
+    for number in calls_of_a_whole_life(server):
+        live(server[0], History([], 1, 2, after=after, **{what: number}), server[1])
 
 
 def test_the_keys_of_pools_that_are_gone_are_gone(server: tuple[EC2, AwsClients], tmp_path: Path) -> None:

@@ -24,10 +24,9 @@ from skymagic.providers.aws.boot import WatchdogBounds
 from skymagic.providers.aws.clients import AwsClients
 from skymagic.providers.aws.lease import Lease
 from skymagic.providers.aws.provider import AWS
-from skymagic.providers.aws.rented import RentedAccess, RentedSurvey
+from skymagic.providers.aws.rented import RentedAccess
 from skymagic.providers.aws.selection import MachineOffer
 from skymagic.providers.aws.tags import Label, owner
-from skymagic.providers.provider import Survey
 from tests.lab import ec2 as lab
 from tests.lab.ec2 import EC2, REGION, ec2, error, zone
 
@@ -442,7 +441,8 @@ def test_pools_are_listed_and_ended_one_by_one_by_their_tags(cloud: EC2, server:
     Case(clients, "one-1").lease.acquire([replace(A, instance_type="g5.12xlarge")], 2)
     stopped = Case(clients, "two-2")
     stopped.lease.acquire([WEST], 1)
-    stopped.lease.stop(WEST)
+    for machine in lab.instances("us-west-2"):
+        lab.set_state(machine, "stopped")
     others = Case(clients, "hers-3")
     object.__setattr__(others.lease.label, "owner", "arn:aws:iam::123456789012:user/bea")
     others.lease.acquire([A], 1)
@@ -467,7 +467,7 @@ def test_pools_are_listed_and_ended_one_by_one_by_their_tags(cloud: EC2, server:
     text = found.text(["one-1"])
     assert "pool 'train' (one-1) in us-east-1, rented by ann@laptop" in text
     assert text.count("to end it: %sky_down train\n") == 1, "this notebook's own"
-    assert "by ann@laptop: until somebody ends it\nto end it: %sky_down two-2 --provider aws" in text
+    assert "at the latest\nto end it: %sky_down two-2 --provider aws" in text
     assert [each["job_id"] for each in places.look(replace(request, name="two-2"), settings).plain()["pools"]] == [
         "two-2"
     ]
@@ -502,83 +502,19 @@ def test_a_pool_whose_machines_are_gone_is_not_attached_to_and_nothing_of_it_sta
     assert not case.keys.folder.exists()
 
 
-def test_what_cannot_be_stopped_and_why(cloud: EC2, case: Case, server: tuple[EC2, AwsClients]) -> None:
-    request = PoolRequest(provider="aws")
-    assert launch.stop_mistakes(request, A) == []
-    assert "spot" in launch.stop_mistakes(request, replace(A, spot=True))[0]
-    assert "--replace" in launch.stop_mistakes(replace(request, replace=True), A)[0]
-    plan = plan_rented(request, Rental("aws", "m5.large", "us-east-1a", REGION, 2, 8.0))
-    with pytest.raises(RequestError, match="only where they are rented"):
-        Survey(plan).stopping()
-    with pytest.raises(RequestError, match="nothing of it is rented yet"):
-        RentedSurvey(plan, server[1], (), case.said).stopping()  # type: ignore[arg-type]
-    ids = [one.id for one in case.lease.acquire([A], 2)[1]]
-    assert launch.stop_refusals(server[1], REGION, ids) == []
-    cloud.on("StartInstances", error("UnauthorizedOperation", "You are not authorized", 403))
-    (denied,) = launch.stop_refusals(server[1], REGION, ids)
-    assert "may not call ec2:StartInstances" in denied
-    lab.set_state(next(one for one in lab.instances() if one.id == ids[1]), "terminated")
-    assert f"{ids[1]} of its 2 machines do not run" in launch.stop_refusals(server[1], REGION, ids)[0]
-    assert {one.state for one in lab.instances()} == {"running", "terminated"}, "only asked"
-    case.lease.release()
-
-
-def test_machines_that_are_stopped_are_nobodys_to_end_by_accident(cloud: EC2, case: Case) -> None:
-    """By whom ever: in the console too. Attaching ends what is left of pools that are gone, and these are not."""
+def test_machines_that_somebody_has_stopped_are_not_ended_by_attaching(cloud: EC2, case: Case) -> None:
+    """In EC2's console; attaching ends what is left of pools that are gone, and these are not."""
     _, instances = case.lease.acquire([A], 2)
-    case.lease.stop(A)
-    assert {one.state for one in lab.instances()} == {"stopped"}
-    assert {
-        each["value"].partition(" ")[0]
-        for one in lab.instances()
-        for each in one.get_tags()
-        if each["key"] == tags.ENDS
-    } == {"stopped"}
+    for one in lab.instances():
+        lab.set_state(one, "stopped")
     request = PoolRequest(provider="aws", cloud=replace(SETTINGS, endpoint_url=cloud.url))
     plan = plan_rented(request, Rental("aws", "m5.large", "us-east-1a", REGION, 2, 8.0))
     nothing: Any = None
     accesses = [RentedAccess(nothing, nothing, REGION, one.id, case.lease.label, A) for one in instances]
-    with pytest.raises(CloudError, match="%sky_pool train starts them, %sky_down train ends them"):
+    with pytest.raises(CloudError, match="its machines are stopped; %sky_down train ends them"):
         AWS().attach(plan, accesses)
     assert {one.state for one in lab.instances()} == {"stopped"}
-    again = Lease(case.lease.clients, SETTINGS, replace(case.lease.label, ends=0.0), "", case.said.append)
-    again.take_up(REGION, [one.id for one in instances])
-    cloud.on("StartInstances", error("IncorrectInstanceState"))  # EC2 takes them for stopping still
-    assert [one.id for one in again.start(A, [one.id for one in instances])] == [one.id for one in instances]
-    assert {each["value"] for one in lab.instances() for each in one.get_tags() if each["key"] == tags.ENDS} == {
-        tags.moment(0.0)
-    }
-    again.release()
-    assert lab.left() == {}
-
-
-def test_what_could_not_be_stopped_is_named_and_tried_again(cloud: EC2, case: Case) -> None:
-    ids = [one.id for one in case.lease.acquire([A], 2)[1]]
-    cloud.on("StopInstances", error("UnauthorizedOperation", "You are not authorized", 403))
-    with pytest.raises(CloudError, match="could be stopped") as failed:
-        case.lease.stop(A)
-    assert all(
-        f"instance {one} in {REGION}: these AWS credentials may not call ec2:StopInstances" in str(failed.value)
-        for one in ids
-    )
-    assert {one.state for one in lab.instances()} == {"running"}
-    assert not [one for one in ledger.every() if one.stopped], "the machines cost as before"
-    case.lease.stop(A)
-    assert {one.state for one in lab.instances()} == {"stopped"}
-    assert sweep.release_job(case.lease.clients, case.lease.label.job, [REGION]) == []
-    assert lab.left() == {}
-
-
-def test_the_head_keeps_its_elastic_ip_while_it_is_stopped(cloud: EC2, server: tuple[EC2, AwsClients]) -> None:
-    several = replace(A, instance_type="p4d.24xlarge", gpu="A100", gpus=8, cards=4)
-    case = Case(server[1])
-    before = case.lease.acquire([several], 2)[1]
-    case.lease.stop(several)
-    assert [one.beside for one in ledger.every() if one.ended is None] == [pytest.approx(200 * 0.08 / 730 + 0.005)]
-    again = Lease(case.lease.clients, SETTINGS, case.lease.label, "", case.said.append)
-    again.take_up(REGION, [one.id for one in before])
-    assert [one.public for one in again.start(several, [one.id for one in before])] == [before[0].public, ""]
-    again.release()
+    case.lease.release()
     assert lab.left() == {}
 
 

@@ -17,7 +17,7 @@ import psutil
 import pytest
 
 from tests.lab import ec2 as lab
-from tests.lab.ec2 import REGION, Rule, any_call, ec2, error
+from tests.lab.ec2 import REGION, ec2
 from tests.lab.hosts import still_there
 from tests.lab.instances import Machines, booting
 from tests.lab.notebook import Notebook, opened
@@ -134,45 +134,3 @@ def test_a_pool_that_has_ended_meanwhile_is_rented_anew_and_one_that_is_left_is_
         assert "pool 'lab' is down" in second.run("%sky_down").text, "the only one that was left"
         assert lab.left() == {}
         assert "add -y" in second.fail(POOL).text, "nothing is known of it any more"
-
-
-def test_stopped_machines_cost_their_disks_and_are_started_again_by_the_name_of_the_pool(desk: Desk) -> None:
-    machines, cloud = desk.machines, desk.machines.cloud
-    with desk.notebook() as first:
-        first.run(f"{POOL} -y")
-        ids, launches = list(machines.hosts)[-2:], desk.launches
-        asked = first.fail("%sky_down lab --stop").text
-        assert "their disks cost about $16.00 a month until you end them" in asked
-        assert "skymagic down --all" in asked
-        assert "add -y" in asked
-        assert desk.states() == dict.fromkeys(ids, "running"), "nothing has changed"
-        done = first.run("%sky_down lab --stop -y").text
-        assert "$16.00 a month until %sky_down lab ends them; %sky_pool lab starts them again" in done
-        assert desk.states() == dict.fromkeys(ids, "stopped")
-        assert first.run("%sky_cost").stdout.splitlines()[1].startswith("lab (stopped)")
-        assert "until you end them (%sky_down lab)" in first.run("%sky_status").said
-        assert "%sky_pool lab starts the machines again" in first.fail("%%sky_broadcast --pool lab\n1").text
-        cloud._rules.insert(0, Rule("StartInstances", error("InsufficientInstanceCapacity"), 1, any_call))
-        refused = first.fail("%sky_pool lab -y").text
-        assert "EC2 has no capacity" in refused
-        assert f"{', '.join(ids)} stay stopped with their disks" in refused
-        assert desk.states() == dict.fromkeys(ids, "stopped")
-        killed(first)
-    with desk.notebook() as second:
-        assert "2 × " in (asked := second.fail("%sky_pool lab").text)
-        assert "started again: " in asked
-        assert desk.states() == dict.fromkeys(ids, "stopped")
-        second.run(f"{POOL} -y")
-        second.run("%%sky_broadcast -o found\nimport os\nos.environ['HOME']")
-        assert second.value("found") == [str(machines.hosts[one].home) for one in ids]
-        assert desk.launches == launches, "nothing else was rented"
-        assert all(machines.watched(one) for one in ids), "the watchdog runs after a second boot too"
-        killed(second)
-    said = desk.command("down", "lab", "--stop", "-y")
-    assert said.returncode == 0, said.stderr
-    assert desk.states() == dict.fromkeys(ids, "stopped")
-    assert set(cloud.actions()) <= lab.permitted(), "docs/how-to/aws.md lacks a permission"
-    said = desk.command("down", "lab")
-    assert "whose machines are stopped" in said.stderr
-    assert said.stdout == "pool 'lab' is down\n"
-    assert lab.left() == {}

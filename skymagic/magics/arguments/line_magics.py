@@ -256,7 +256,7 @@ def parse_pip(line: str) -> PipRequest:
 
 
 def parse_down(line: str) -> DownRequest:
-    """``%sky_down [NAME | --all] [--hosts HOSTS | --provider aws] [--stop [-y]]``. Raises RequestError with all mistakes."""
+    """``%sky_down [NAME | --all] [--hosts HOSTS | --provider aws]``. Raises RequestError with all mistakes."""
     parsed = ParsedLine("sky_down", line)
     request = DownRequest(**parsed.values)
     parsed.mistakes += request.mistakes()

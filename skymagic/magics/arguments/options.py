@@ -45,7 +45,6 @@ class Option:
 
 
 REFUSED = {
-    "--stop": "an option of %sky_down: %sky_down NAME --stop stops the machines of a rented pool and keeps their disks",
     "--image-id": "a setting for all pools: %config SkyMagic.aws = {'image_id': 'ami-…'}, or sky.AWS(image_id='ami-…')",
 }
 """Options that people may look for and that there are not on purpose: why, or what is there instead."""
@@ -134,8 +133,6 @@ _NODES = Option(("-n", "--nodes"), "nodes", Selection, "NODES", "nodes: all, hea
 _FOLLOW_LINKS = Option(("--follow",), "follow", help="copy the targets of links that point outside SRC, and list them; by default these links are skipped")
 _ALL = Option(("--all",), "all", help="all pools of this notebook")
 _DOWN_ALL = Option(("--all",), "all", help="all pools of this notebook and all machines you rented; with --hosts: all your pools there")
-_STOP = Option(("--stop",), "stop", help="stop rented machines but keep their disks, which still cost money; %sky_pool NAME starts them again")
-_YES = Option(("-y", "--yes"), "yes", help="answer yes to every question")
 _AT_HOSTS = Option(("--hosts",), "hosts", readers.many(readers.host, rf"{readers.OUTSIDE_BRACKETS}|\s+"), "HOSTS", "your pools on these machines, whichever notebook started them", "list", "hosts")
 _RENTED = Option(("--provider",), "provider", readers.one_of("aws"), "aws", "pools you rented, found by their tags, from any machine", choices="rented")
 _DISK = Option(("--disk",), "disk", help="with --hosts: show what skymagic stores on their disks")
@@ -233,7 +230,7 @@ MAGICS: dict[str, Magic] = {
     "sky_gpus": Magic("Show the GPUs of this machine, the names that --gpu accepts, and prices of rented machines.", (*_TO_RENT, _KEEP), "[GPU[:COUNT]]", "gpus", ("%sky_gpus", "%sky_gpus A100", "%sky_gpus A100:8 --nodes 4 --region us-east-1,us-west-2 --spot", "%sky_gpus A100:8 -o offers       # offers['p4d.24xlarge'][0].price")),
     "sky_check": Magic("Check the nodes of a pool: GPUs, hardware errors, disks, clocks, and the speed of the network links.", (_QUICK,), NAME, "pools", ("%sky_check", "%sky_check train --quick"), elsewhere=_MORE),
     "sky_restart": Magic("Restart ranks. Their variables are lost.", (_TARGETS, _POOL_NAME), NAME, "pools", ("%sky_restart", "%sky_restart -t 2")),
-    "sky_down": Magic("End a pool and release its machines; --stop keeps the disks of rented ones.", (_DOWN_ALL, _AT_HOSTS, _RENTED, _STOP, _YES), NAME, "pools", ("%sky_down", "%sky_down train", "%sky_down --all", "%sky_down train --stop              # rented: started again by %sky_pool train", "%sky_down lab --hosts gpu1,gpu2    # of a notebook that is gone", "%sky_down train --provider aws     # rented from another machine"), elsewhere=_MORE),
+    "sky_down": Magic("End a pool and release its machines.", (_DOWN_ALL, _AT_HOSTS, _RENTED), NAME, "pools", ("%sky_down", "%sky_down train", "%sky_down --all", "%sky_down lab --hosts gpu1,gpu2    # of a notebook that is gone", "%sky_down train --provider aws     # rented from another machine"), elsewhere=_MORE),
     "sky_attach": Magic("Continue with a pool whose notebook is gone and show its output since then; read a pool of a running notebook; without a name: list pools.", (_TAKE_OVER,), NAME, "left", ("%sky_attach", "%sky_attach lab"), elsewhere=_MORE),
     "sky_auto": Magic("Run every plain cell on the ranks, or stop doing so. Cells that begin with a magic or %%local run in the notebook.", (), "on|off", "switch", ("%sky_auto on",)),
     "sky_run": Magic("Older name of %%sky_broadcast -t RANK; without -t it takes the next rank in turn.", RUN, NAME, "pools", ("%%sky_run -t 1 -o value",), True, POOL, listed=False),

@@ -1,32 +1,23 @@
-"""All machines of a pool at once, in one zone and of one type; and the same machines stopped with their disks, and started again.
+"""All machines of a pool at once, in one zone and of one type.
 
 RunInstances gives all or none of them. CreateFleet of type ``instant`` can do the same, and was not taken: it needs a launch template,
 one more thing to make and to give back; its answer may hold a part of the machines beside errors; and it chooses among types and zones,
 which here is done by the list of offers, with a reason said for each step. RunInstances with MinCount = MaxCount is all or nothing, is
 idempotent by its client token, and tags instances, disks and network cards from their first moment.
-
-::
-
-    running ──StopInstances──▶ stopping ─▶ stopped ──StartInstances──▶ pending ─▶ running      each boot: watchdog and timer again
-                                              └──TerminateInstances──▶ …                       by the user alone
-
-A stopped machine has no watchdog, so that its disk is paid for until somebody ends it: the user is asked with the price. Each boot starts the
-watchdog and its timer again (`boot`: ``systemctl enable``, ``bootcmd``), and their clocks are of that boot, so that all bounds count from then.
 """
 
 from __future__ import annotations
 
-import contextlib
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from skymagic.errors import CloudError
-from skymagic.plan.requests import CloudSettings, PoolRequest
-from skymagic.providers.aws import errors, sweep, tags
+from skymagic.plan.requests import CloudSettings
+from skymagic.providers.aws import errors
 from skymagic.providers.aws.clients import AwsClients
-from skymagic.providers.aws.errors import ErrorKind, Where
+from skymagic.providers.aws.errors import Where
 from skymagic.providers.aws.network import NetworkPlace
 from skymagic.providers.aws.selection import MachineOffer
 from skymagic.providers.aws.tags import Label
@@ -168,21 +159,16 @@ def launch(clients: AwsClients, region: str, asked: Mapping[str, Any]) -> list[s
     return [each["InstanceId"] for each in answer["Instances"]]
 
 
-def wait_running(clients: AwsClients, region: str, ids: Sequence[str], *, again: bool = False) -> list[RunningInstance]:
+def wait_running(clients: AwsClients, region: str, ids: Sequence[str]) -> list[RunningInstance]:
     """Wait until all of them run and have addresses. An instance that EC2 does not know yet is not gone.
-
-    Args:
-        again: they were stopped until a moment ago, and EC2 may call them that still.
 
     Raises:
         CloudError: one has ended while it was starting, with EC2's reason; or they do not start in time.
     """
-    begun = time.monotonic()
-    end, settled = (begun + seconds * clients.deadline_factor for seconds in (RUNNING_SECONDS, SETTLE_SECONDS))
+    end = time.monotonic() + RUNNING_SECONDS * clients.deadline_factor
     while True:
         found = describe(clients, region, ids)
-        old = ("stopped",) if again and time.monotonic() < settled else ()
-        check_running([each for each in found.values() if each["State"]["Name"] not in old], region)
+        check_running(found.values(), region)
         if len(found) == len(ids) and all(each["State"]["Name"] == "running" for each in found.values()):
             return [_instance(found[one], region) for one in ids]
         if time.monotonic() >= end:
@@ -222,103 +208,3 @@ def _instance(said: Mapping[str, Any], region: str) -> RunningInstance:
         said.get("PublicIpAddress", ""),
         first.get("NetworkInterfaceId", ""),
     )
-
-
-MONTH_HOURS = 730
-STOPPED = ("stopped", "stopping")
-GONE = ("shutting-down", "terminated")
-TRANSIENT = (ErrorKind.IN_USE, ErrorKind.MISSING)
-
-
-def stop_mistakes(request: PoolRequest, offer: MachineOffer) -> list[str]:
-    """Why machines like these cannot be stopped; empty where they can; pure."""
-    found = []
-    if offer.spot:
-        found.append("--stop: EC2 cannot stop one-time spot machines; they can only be terminated")
-    if request.replace:
-        found.append(
-            "--stop: machines of a --replace pool cannot be stopped: a second boot would restart their lifetime limit"
-        )
-    return found
-
-
-def stop_refusals(clients: AwsClients, region: str, ids: Sequence[str]) -> list[str]:
-    """Why these machines of a pool cannot be stopped, and started again, now: EC2 is asked, and nothing is done. Raises CloudError."""
-    found = describe(clients, region, ids)
-    away = [one for one in ids if one not in found or found[one]["State"]["Name"] != "running"]
-    if away:
-        return [f"--stop: {', '.join(away)} of its {len(ids)} machines no longer run"]
-    if any(one.get("RootDeviceType", "ebs") != "ebs" for one in found.values()):
-        return ["--stop: their image has its disk on the machine itself, which a stop would wipe"]
-    # a stop that is refused once the agents have ended would end the machines with their disks: EC2's dry run is asked first
-    calls = [_dry_run(clients, region, operation, ids) for operation in ("StopInstances", "StartInstances")]
-    return [f"--stop: {words}" for words in calls if words]
-
-
-def _dry_run(clients: AwsClients, region: str, operation: str, ids: Sequence[str]) -> str:
-    """Why a call would be refused; "" where it would not."""
-    try:
-        clients.call("ec2", region, operation, InstanceIds=list(ids), DryRun=True)
-    except CloudError as problem:
-        if problem.code != "DryRunOperation":  # EC2's word for "this would have been done"
-            return f"EC2's dry run: {problem.reason}" + (f"; {problem.remedy}" if problem.remedy else "")
-    return ""
-
-
-def stop_instances(clients: AwsClients, region: str, ids: Collection[str], ends: str) -> list[str]:
-    """Stop machines, and wait until EC2 says so; those that were ended stay that. What could not be stopped.
-
-    Args:
-        ends: what their tags say of their end from now on.
-    """
-    left = set(ids)
-    begun, factor = time.monotonic(), clients.deadline_factor
-
-    def stop() -> None:
-        states = _states(clients, region, ids)
-        left.difference_update([one for one in left if states.get(one) in ("stopped", *GONE)])
-        if time.monotonic() >= begun + sweep.SETTLE_SECONDS * factor:
-            left.intersection_update(states)  # others went so long ago that EC2 shows them no more
-        # one that has ended would make EC2 refuse the whole call
-        if running := sorted(one for one in left & states.keys() if states[one] not in STOPPED):
-            clients.call("ec2", region, "StopInstances", InstanceIds=running)
-
-    _mark(clients, region, ids, ends)
-    try:
-        while left and time.monotonic() < begun + sweep.TERMINATE_SECONDS * factor:
-            # one that is about to run can be stopped a moment later
-            clients.until_settled(stop, sweep.TERMINATE_SECONDS, lambda problem: problem.kind in TRANSIENT)
-            time.sleep(POLL_SECONDS * factor if left else 0.0)
-    except CloudError as problem:
-        return [f"instance {each} in {region}: {problem.reason}" for each in sorted(left)]
-    return [f"instance {each} in {region}: not stopped yet" for each in sorted(left)]
-
-
-def start_instances(clients: AwsClients, region: str, ids: Sequence[str], ends: str) -> list[RunningInstance]:
-    """Start machines that are stopped, all of them or none, and wait until they run.
-
-    Args:
-        ends: what their tags say of their end from now on.
-
-    Raises:
-        CloudError: EC2 does not start them; what it did start is the caller's to stop.
-    """
-    _mark(clients, region, ids, ends)
-    clients.until_settled(
-        lambda: clients.call("ec2", region, "StartInstances", InstanceIds=list(ids)),
-        sweep.TERMINATE_SECONDS,
-        lambda problem: problem.code == "IncorrectInstanceState",  # they are still on their way to "stopped"
-    )
-    return wait_running(clients, region, ids, again=True)
-
-
-def _states(clients: AwsClients, region: str, ids: Collection[str]) -> dict[str, str]:
-    found: dict[str, dict[str, Any]] = describe(clients, region, sorted(ids))
-    return {one: each["State"]["Name"] for one, each in found.items()}
-
-
-def _mark(clients: AwsClients, region: str, ids: Collection[str], ends: str) -> None:
-    """Have their tags say when they end; what is found by them does not hang on it."""
-    with contextlib.suppress(CloudError):
-        value = [{"Key": tags.ENDS, "Value": ends[:256]}]
-        clients.call("ec2", region, "CreateTags", Resources=sorted(ids), Tags=value)

@@ -16,8 +16,7 @@ from dataclasses import dataclass, field, replace
 from skymagic.display.panel import StartStep
 from skymagic.errors import CloudError
 from skymagic.plan.requests import CloudSettings
-from skymagic.plan.units import agreeing
-from skymagic.providers.aws import boot, launch, ledger, network, tags
+from skymagic.providers.aws import boot, launch, ledger, network
 from skymagic.providers.aws.clients import AwsClients
 from skymagic.providers.aws.errors import ELSEWHERE, UNCERTAIN, ErrorKind
 from skymagic.providers.aws.launch import RunningInstance
@@ -226,60 +225,11 @@ class Lease:
         ledger.end(self.label.job, exact=exact)
         boot.remove_keys(self.label.job)
 
-    def stop(self, offer: MachineOffer) -> None:
-        """Stop the machines of an offer with their disks, instead of giving them back, and wait until EC2 says so; what else was made for them
-        stays, but for what is left of launches elsewhere. Interrupts are heard as by `release`.
-
-        Raises:
-            CloudError: not all are stopped; names what is not, and what becomes of it.
-        """
-        if self._released:
-            return
-        # no launch of another thread begins from here on, so that what is known is all there is
-        self._closing = True
-        ids = sorted(self._regions[offer.region].known - self._ended)
-        problems: list[str] = []
-
-        def run() -> None:
-            text = f"stopped {tags.moment(time.time())} by {self.label.client}: until somebody ends it"
-            problems.extend(launch.stop_instances(self.clients, offer.region, ids, text))
-            problems.extend(self._release(besides=offer.region))
-
-        self._say(f"stopping {', '.join(ids)} …")
-        uninterrupted(run)
-        if problems:
-            listed = "\n  ".join(problems)
-            raise CloudError(
-                "internal", "", f"not everything of {self.label.job} could be stopped:\n  {listed}",
-                "machines that keep running terminate within minutes because nothing uses them; skymagic down --all ends all",
-            )  # fmt: skip
-        self._released = True
-        ledger.stop(offer, len(ids), self.settings, self.label)
-        self._say(
-            f"{', '.join(ids)} {agreeing(len(ids), 'is', 'are')} stopped with {agreeing(len(ids), 'its disk', 'their disks')}"
-        )
-
-    def start(self, offer: MachineOffer, ids: Sequence[str]) -> list[RunningInstance]:
-        """Start machines that were stopped and taken up, all of them or none; this machine is let in from its address of now.
-
-        Raises:
-            CloudError: EC2 does not start them; `stop` stops again what it did start.
-        """
-        self._say(StartStep(f"starting {', '.join(ids)} in {offer.zone} again …", "requested", ids))
-        subnet = network.subnet(self.clients, offer.region, offer.zone, self.settings)
-        source = network.caller_range(subnet, self.settings)
-        network.security_group(self.clients, offer.region, subnet.vpc, source, self.settings, self.label)
-        self._check_wanted()
-        ledger.start(offer, len(ids), self.settings, self.label)
-        self._launches = ledger.launches(self.label.job)
-        return launch.start_instances(self.clients, offer.region, ids, tags.moment(self.label.ends))
-
-    def _release(self, besides: str = "") -> list[str]:
-        """Give back what there is, but for one region; what could not be."""
+    def _release(self) -> list[str]:
+        """Give back what there is; what could not be."""
         return [
             problem
             for name, there in self._regions.items()
-            if name != besides
             for problem in Release(self.clients, name, filters(job=self.label.job), there.known, there.uncertain).run()
         ]
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import math
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
@@ -47,10 +46,6 @@ class Rent:
     exact: bool = True
     part: int = 0
     """Counts those of a launch that ended before the others."""
-    disks: float = 0.0
-    """Of `beside`, what their disks cost; 0 where an earlier version has written it."""
-    stopped: bool = False
-    """Whether the machines are stopped: then their disks are paid for, and an Elastic IP, without a bound."""
 
     def seconds(self, now: float) -> float:
         """How long they have been there, at most."""
@@ -72,34 +67,8 @@ def rent(offer: MachineOffer, count: int, settings: CloudSettings, label: Label,
     price = None if offer.price is None else offer.price * count
     return Rent(
         label.job, number, label.pool, offer.instance_type, count, price, disks + addresses * ADDRESS_PRICE, time.time(),
-        label.ends, disks=disks,
+        label.ends,
     )  # fmt: skip
-
-
-def beside_stopped(job: str, offer: MachineOffer, count: int, settings: CloudSettings) -> float:
-    """Dollars per hour that go on while the machines of a pool are stopped: of their disks, and of the head's Elastic IP, about."""
-    known = math.fsum(one.disks for one in every() if one.job == job and one.ended is None)
-    elastic = ADDRESS_PRICE if offer.cards > 1 and not settings.use_private_ips else 0.0
-    return (known or count * settings.disk * DISK_PRICE) + elastic
-
-
-def stop(offer: MachineOffer, count: int, settings: CloudSettings, label: Label) -> None:
-    """The machines of a pool are stopped from now on; twice is safe."""
-    beside = beside_stopped(label.job, offer, count, settings)
-    write(replace(_next(offer, count, settings, label), price=0.0, beside=beside, bound=math.inf, stopped=True))
-
-
-def start(offer: MachineOffer, count: int, settings: CloudSettings, label: Label) -> None:
-    """The machines of a pool that were stopped run again from now on."""
-    write(_next(offer, count, settings, label))
-
-
-def _next(offer: MachineOffer, count: int, settings: CloudSettings, label: Label) -> Rent:
-    """The rent of machines that run, with the disks that they had; the one before it ends now."""
-    disks = math.fsum(one.disks for one in every() if one.job == label.job and one.ended is None)
-    number = 1 + launches(label.job)
-    end(label.job)
-    return rent(offer, count, settings, label, number, disks or count * settings.disk * DISK_PRICE)
 
 
 def launches(job: str) -> int:
@@ -128,7 +97,7 @@ def lose(job: str, count: int) -> None:
     """So many machines of a pool have ended, and the others go on: of its oldest launches, for they all are of one price."""
     now = time.time()
     for one in every():
-        if one.job != job or one.ended is not None or one.stopped or not count:
+        if one.job != job or one.ended is not None or not count:
             continue
         gone, parts = (
             min(count, one.machines),
@@ -145,7 +114,7 @@ def lose(job: str, count: int) -> None:
 def _share(one: Rent, machines: int) -> Rent:
     part = machines / one.machines
     price = None if one.price is None else one.price * part
-    return replace(one, machines=machines, price=price, beside=one.beside * part, disks=one.disks * part)
+    return replace(one, machines=machines, price=price, beside=one.beside * part)
 
 
 def end(job: str, *, exact: bool = True) -> None:

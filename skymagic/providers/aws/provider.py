@@ -13,14 +13,14 @@ from shlex import quote
 from skymagic.bootstrap.requirements import Requirements
 from skymagic.cluster import Node
 from skymagic.display.panel import StartStep
-from skymagic.errors import CloudError, PoolError
+from skymagic.errors import CloudError
 from skymagic.plan.image import Image
 from skymagic.plan.planning import plan_over
-from skymagic.plan.plans import Plan, Topology, cost_words, monthly_words, topology
-from skymagic.plan.renting import bounded, plan_rented, until
+from skymagic.plan.plans import Plan, Topology, topology
+from skymagic.plan.renting import bounded, plan_rented
 from skymagic.plan.requests import PoolRequest
 from skymagic.providers import ssh
-from skymagic.providers.aws import boot, launch, listing, market, reaching, rented, replacing, sweep, tags
+from skymagic.providers.aws import boot, listing, market, reaching, rented, replacing, sweep, tags
 from skymagic.providers.aws.boot import WatchdogBounds
 from skymagic.providers.aws.clients import AwsClients
 from skymagic.providers.aws.lease import Lease
@@ -58,8 +58,6 @@ class AWS:
         """Rent them all together, connect to them by the keys that they were given, and set them up side by side."""
         plan, held, settings = survey.plan, survey.held, survey.plan.request.cloud
         reaching.check_way(settings)
-        if survey.stopped:
-            return _started(survey, say)
         limits = bounds(plan.request)
         label = _label(survey, job_id, limits)
         made = held.keys = boot.make_keys(job_id)
@@ -77,20 +75,6 @@ class AWS:
     def replace(self, survey: RentedSurvey, lost: Sequence[int], say: Say, stop: threading.Event) -> Mapping[int, Node]:
         """Others in the place of machines that are gone, of the same type and in the same zone, as soon as EC2 has them."""
         return replacing.lost_replaced(survey, lost, bounds(survey.plan.request), say, stop)
-
-    def again(self, plan: Plan, accesses: Sequence[RentedAccess], say: Say) -> RentedSurvey:
-        """Find out whether machines that were stopped can be started again; nothing is started."""
-        settings, first = plan.request.cloud, accesses[0]
-        clients = AwsClients.of(settings)
-        if gone := rented.ended_instances(clients, accesses, ("pending", "running", *launch.STOPPED)):
-            raise rented.gone_error(gone, len(accesses))
-        if not (boot.keys_folder(first.label.job) / "key").exists():
-            raise PoolError(f"the SSH key of {first.label.job} is no longer here, so its machines cannot be reached")
-        image, requirements = needs(plan.request, plan.topology, say)
-        machines = listing.machines(first.offer, len(accesses))
-        words = f"{machines}, started again: {cost_words(plan.price, plan.priced)}, {until(plan.request)}"
-        asked = replace(plan, image=image, hosts=(machines,), question="" if plan.request.yes else words)
-        return RentedSurvey(asked, clients, (), requirements, stopped=tuple(accesses))
 
     def attach(self, plan: Plan, accesses: Sequence[RentedAccess]) -> tuple[RentedSurvey, Sequence[Node]]:
         """The machines of a pool that another notebook has rented from this plan; nothing is rented, or connected to yet."""
@@ -119,35 +103,6 @@ def install_system_packages(names: Sequence[str]) -> str:
     """sh that installs them, on a machine whose user may use sudo."""
     install = f"sudo -n env DEBIAN_FRONTEND=noninteractive apt-get {_APT} -y install {' '.join(map(quote, names))}"
     return f"sudo -n apt-get {_APT} update && {install}"
-
-
-def _started(survey: RentedSurvey, say: Say) -> Sequence[Node]:
-    """The machines of a pool that were stopped, started again and set up as new ones are; whatever fails, they are stopped as they were.
-
-    Raises:
-        CloudError: EC2 does not start them.
-    """
-    plan, held, settings, first = survey.plan, survey.held, survey.plan.request.cloud, survey.stopped[0]
-    limits, offer = bounds(plan.request), first.offer
-    label = replace(first.label, client=_client(), ends=time.time() + limits.lifetime)
-    made = held.keys = boot.kept_keys(label.job)
-    user_data = boot.cloud_config(made, label.job, settings.user, settings.ssh_port, limits)
-    ids = [one.instance for one in survey.stopped]
-    lease = Lease(survey.clients, settings, label, user_data, say)
-    lease.take_up(offer.region, ids)
-    survey.keep()
-    held.lease, held.offer = lease, offer
-    try:
-        instances = lease.start(offer, ids)
-    except CloudError as problem:
-        cost = f"{monthly_words(survey.monthly or 0.0)}: %sky_down {label.pool} ends them"
-        raise CloudError(
-            problem.kind, problem.code, f"{problem.reason}; {', '.join(ids)} stay stopped with their disks, for {cost}",
-            "the same line tries it again",
-        ) from problem  # fmt: skip
-    replacing.acquired(survey, instances, say)
-    check(plan, held.machines, survey.requirements)
-    return rented.nodes_of(held.machines, offer, lease)
 
 
 def used_elsewhere(survey: RentedSurvey, label: Label, say: Say) -> None:

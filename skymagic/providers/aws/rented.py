@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
 from skymagic.bootstrap.requirements import Requirements
 from skymagic.cluster import Node
-from skymagic.errors import CloudError, RequestError
-from skymagic.plan.plans import Plan, monthly_words
+from skymagic.errors import CloudError
+from skymagic.plan.plans import Plan
 from skymagic.providers import ssh
-from skymagic.providers.aws import launch, ledger, listing
+from skymagic.providers.aws import launch, listing
 from skymagic.providers.aws.boot import PoolKeys
 from skymagic.providers.aws.clients import AwsClients
 from skymagic.providers.aws.lease import Lease
@@ -85,27 +85,15 @@ def taken_up(accesses: Sequence[RentedAccess], lease: Lease) -> tuple[list[ssh.M
     ]
 
 
-def ended_instances(
-    clients: AwsClients, accesses: Sequence[RentedAccess], running: Collection[str] = ("pending", "running")
-) -> list[str]:
-    """Those of the machines that run no more.
-
-    Args:
-        running: states of those that do.
-
-    Raises:
-        CloudError: some are stopped with their disks (``stopped``), or EC2 does not say.
-    """
+def ended_instances(clients: AwsClients, accesses: Sequence[RentedAccess]) -> list[str]:
+    """Those of the machines that run no more. Raises CloudError where EC2 does not say, or some are stopped."""
     ids = [one.instance for one in accesses]
     found = launch.describe(clients, accesses[0].region, ids)
     states = {one: found[one]["State"]["Name"] if one in found else "terminated" for one in ids}
-    away = [one for one in ids if states[one] not in running]
-    if any(states[one] in launch.STOPPED for one in away):
-        pool = accesses[0].label.pool
-        raise CloudError(
-            "stopped", "", "its machines are stopped", f"%sky_pool {pool} starts them, %sky_down {pool} ends them"
-        )
-    return away
+    if any(state in ("stopped", "stopping") for state in states.values()):  # somebody has stopped them in the console
+        words = f"its machines are stopped; %sky_down {accesses[0].label.pool} ends them"
+        raise CloudError("stopped", "", words, "start them in EC2's console")
+    return [one for one in ids if states[one] not in ("pending", "running")]
 
 
 def gone_error(ids: Sequence[str], of: int) -> CloudError:
@@ -125,8 +113,6 @@ class HeldMachines:
     keys: PoolKeys | None = None
     connections: list[SSHConnection] = field(default_factory=list)
     machines: list[ssh.Machine] = field(default_factory=list)
-    keeps: bool = False
-    """Whether closing stops the machines with their disks, instead of ending them."""
 
     @property
     def taken(self) -> tuple[Lease, MachineOffer]:
@@ -143,8 +129,6 @@ class RentedSurvey(Survey):
     offers: tuple[MachineOffer, ...]
     requirements: Requirements
     held: HeldMachines = field(default_factory=HeldMachines)
-    stopped: tuple[RentedAccess, ...] = ()
-    """Machines that are stopped, and that acquiring starts again instead of renting others."""
 
     def outcome(self) -> Plan:
         """The plan with the machines that were had, and their price."""
@@ -161,50 +145,12 @@ class RentedSurvey(Survey):
             memory_gb=offer.memory or self.plan.memory_gb,
         )
 
-    def stopping(self) -> str:
-        """What goes on to cost when the machines are stopped, who has to end them, and what is lost.
-
-        Raises:
-            RequestError: they cannot be stopped, or not now, with all reasons.
-            CloudError: EC2 does not say whether they can.
-        """
-        held, request = self.held, self.plan.request
-        if held.lease is None or held.offer is None:
-            raise RequestError("--stop: nothing of it is rented yet")
-        offer, ids = held.offer, [one.name for one in held.machines]
-        found = launch.stop_mistakes(request, offer) or launch.stop_refusals(self.clients, offer.region, ids)
-        if found:
-            raise RequestError(found)
-        cost = f"their disks cost {monthly_words(self._monthly)} until you end them, because nothing terminates them automatically"
-        return f"{listing.machines(offer, len(ids))}, stopped: {cost}; what the ranks hold is lost"
-
-    def keep(self) -> None:
-        """Have `close` stop the machines with their disks."""
-        self.held.keeps = True
-
-    def ready(self) -> None:
-        """What was stopped runs again: `close` ends it from now on."""
-        self.held.keeps = False
-
-    @property
-    def monthly(self) -> float | None:
-        """Dollars a month for machines that closing stops, or has stopped; None where it ends them."""
-        return self._monthly if self.held.keeps and self.held.lease is not None else None
-
-    @property
-    def _monthly(self) -> float:
-        lease, offer = self.held.taken
-        beside = ledger.beside_stopped(lease.label.job, offer, self.plan.topology.nodes, lease.settings)
-        return beside * launch.MONTH_HOURS
-
     def close(self) -> None:
-        """Close all connections, end the machines, or stop them where `keep` was called, and wait until EC2 says so; twice is safe."""
+        """Close all connections, end the machines, and wait until EC2 says so; twice is safe."""
         held = self.held
         try:
             ssh.side_by_side(ssh.Machine.close, held.machines)
             ssh.side_by_side(SSHConnection.close, held.connections)
         finally:
-            if held.lease is not None and held.keeps and held.offer is not None:
-                held.lease.stop(held.offer)
-            elif held.lease is not None:
+            if held.lease is not None:
                 held.lease.release()

@@ -261,7 +261,7 @@ class TaggedPool:
 
     Attributes:
         client: who has rented it, and where: ``ann@laptop``.
-        ends: when its machines end themselves at the latest, or who has stopped them (`tags.ENDS`).
+        ends: when its machines end themselves at the latest (`tags.ENDS`).
     """
 
     name: str
