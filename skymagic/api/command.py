@@ -60,8 +60,8 @@ def _parser() -> argparse.ArgumentParser:
     for one in (status, down):
         one.add_argument(
             "--provider",
-            choices=["aws"],
-            help="pools you rented there, found by their tags, from any machine",
+            choices=["aws", "slurm"],
+            help="pools you rented there, found by their tags, or jobs of a cluster, from any machine",
         )
     clean.add_argument("--all", action="store_true", help="remove everything that no pool uses now")
     clean.add_argument("--dry-run", action="store_true", help="show what would be removed")

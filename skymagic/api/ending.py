@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
+from skymagic import providers
 from skymagic.api import places
 from skymagic.errors import CloudError, PoolError, RequestError
 from skymagic.plan.requests import CloudSettings
@@ -50,6 +51,8 @@ def by_place(request: DownRequest, settings: CloudSettings, own: Collection[str]
     """
     if request.hosts:
         return places.end_on_hosts(request.hosts, request.name, request.all, own)
+    if request.provider in providers.LISTING:
+        return places.end_in_cluster(request.provider, request.name, own)
     if request.provider:
         return places.end_rented(request.name, say, settings, own)
     return None
@@ -68,7 +71,8 @@ def left(name: str | None) -> PoolRecord | None:
 
 
 def end_left(name: str | None, say: Say) -> list[str]:
-    """End a pool that a notebook has left which is gone, rented or on this machine: of this name or job id, or the only one that is rented.
+    """End a pool that a notebook has left which is gone, rented, of a cluster or on this machine: of this name or job id, or the only one
+    that is rented.
 
     Returns:
         What was done, in lines; none where there is no such pool.
@@ -77,15 +81,32 @@ def end_left(name: str | None, say: Say) -> list[str]:
         RequestError: it is not clear which one is meant.
         PoolError: something is left, or nobody could be asked; names it.
     """
-    record = _only([*_left(name), *(records.left_here(name) if name else ())])
+    record = _only([*_left(name), *([*records.left_here(name), *_left_in_clusters(name)] if name else ())])
     if record is None:
         return []
+    if record.provider in providers.LISTING:
+        providers.listing(record.provider).end(record.job_id)
+        records.remove(record.job_id)
+        return [f"pool {record.name!r} is stopped"]
     return places.end_on_hosts((), record.job_id, every=False) if record.provider == "local" else _end(record, say)
 
 
 def _left(name: str | None) -> list[PoolRecord]:
     rented = [one for one in records.every() if one.provider in records.RENTED and records.left(one)]
     return [one for one in rented if name in (one.name, one.job_id) or name is None]
+
+
+def _left_in_clusters(name: str) -> list[PoolRecord]:
+    """Records of such pools; of several those that their schedulers know still, for what they end themselves leaves its record."""
+    there = [
+        one
+        for one in records.every()
+        if one.provider in providers.LISTING and name in (one.name, one.job_id) and records.left(one)
+    ]
+    if len(there) < 2:
+        return there
+    running = {pool.job_id for kind in {one.provider for one in there} for pool in providers.listing(kind).pools()}
+    return [one for one in there if one.job_id in running]
 
 
 def _only(found: Sequence[PoolRecord]) -> PoolRecord | None:

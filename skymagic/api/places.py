@@ -1,20 +1,23 @@
-"""Where pools of a user run, whoever started them: on hosts, found by what agents have written there, or at EC2, found by their tags.
+"""Where pools of a user run, whoever started them: on hosts, found by what agents have written there, in jobs of a cluster, found by its
+scheduler, or at EC2, found by their tags.
 
 Both are listed as text and as plain values, and ended, from any machine that may log in there or has the credentials.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from time import time
 from typing import TYPE_CHECKING, Any
 
+from skymagic import providers
 from skymagic.display.text import table
 from skymagic.errors import PoolError, RequestError
 from skymagic.plan.requests import CloudSettings
 from skymagic.plan.units import count, duration_text, rank_words
 from skymagic.pool import records
+from skymagic.providers import ListedPool
 from skymagic.providers import found as on_hosts
 from skymagic.providers.found import Found, FoundNode, FoundPool
 
@@ -44,13 +47,16 @@ class StatusRequest:
         ]
 
 
-def look(request: StatusRequest, settings: CloudSettings) -> HostListing | TagListing:
-    """What runs on the request's hosts (on this machine where none are named), or is rented.
+def look(request: StatusRequest, settings: CloudSettings) -> HostListing | ClusterListing | TagListing:
+    """What runs on the request's hosts (on this machine where none are named), in jobs of a cluster, or is rented.
 
     Raises:
         RequestError: a host's name is none.
         PoolError: no host could be asked; says why. CloudError: AWS cannot be asked.
     """
+    if request.provider in providers.LISTING:
+        pools = providers.listing(request.provider).pools()
+        return ClusterListing([one for one in pools if request.name in (None, one.name, one.job_id)])
     if request.provider:
         from skymagic.providers.aws import sweep
         from skymagic.providers.aws.clients import AwsClients
@@ -215,6 +221,58 @@ def _plain_node(node: FoundNode) -> dict[str, Any]:
         "ends": _ends(node),
         "clock": node.clock,
     }
+
+
+# -- in jobs of a cluster --------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class ClusterListing:
+    """What a cluster's scheduler knows of."""
+
+    pools: Sequence[ListedPool]
+    unreached: Mapping[str, str] = field(default_factory=dict)
+
+    def text(self, own: Collection[str] = ()) -> str:
+        """For people; `own` are job ids of this process."""
+        rows = [
+            (one.name, one.job_id, one.where, one.state, roughly(one.ends - time()) if one.ends else "-")
+            for one in self.pools
+        ]
+        heading = ("pool", "job id", "runs in", "state", "time left")
+        ends = "to end one: %sky_down JOB-ID --provider NAME" if {one.job_id for one in self.pools} - set(own) else ""
+        return "\n".join(filter(None, (table([heading, *rows]), ends))) if rows else "none of your pools runs there"
+
+    def plain(self) -> dict[str, Any]:
+        """For programs; the fields stay as they are from version to version. Times are seconds since 1970."""
+        return {"pools": [vars(one) for one in self.pools], "unreached": {}}
+
+
+def end_in_cluster(provider: str, name: str | None, own: Collection[str] = ()) -> list[str]:
+    """End one pool that a cluster's scheduler knows of.
+
+    Args:
+        name: its name or job id; None for the only one. own: job ids of pools of this process, which end in another way.
+
+    Returns:
+        What was done, in lines.
+
+    Raises:
+        RequestError: it is not clear which pool is meant, or it is this process's own.
+        ProvisionError: nobody answers, or it goes on.
+    """
+    cluster = providers.listing(provider)
+    pools = cluster.pools()
+    found = [one for one in pools if name in (None, one.name, one.job_id)]
+    if len(found) != 1:
+        listed = ", ".join(f"{one.job_id} ({one.where})" for one in found or pools) or "none"
+        raise RequestError(f"{len(found)} of your pools match: say which one; --provider {provider} has {listed}")
+    (pool,) = found
+    if pool.job_id in own:
+        raise RequestError(f"{pool.name}: of this notebook; %sky_down {pool.name} ends it")
+    cluster.end(pool.job_id)
+    records.remove(pool.job_id)
+    return [f"pool {pool.name!r} ({pool.job_id}) is ended: {pool.where}"]
 
 
 # -- at EC2, by tags -------------------------------------------------------------------------------------------------

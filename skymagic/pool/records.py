@@ -225,9 +225,7 @@ def _reminder(one: PoolRecord) -> str:
     was_left = f"pool {one.name!r} was left on {', '.join(one.hosts)} by a notebook that is gone"
     if one.provider == "aws":
         return f"{was_left}: %sky_attach {one.name} continues with it, %sky_down {one.name} ends it, and it ends itself at its --idle"
-    if one.provider == "slurm":
-        return f"{was_left}: %sky_attach {one.name} continues with it, scancel --name {one.job_id} ends it"
-    hosts = "" if one.provider == "local" else f" --hosts {','.join(one.hosts)}"
+    hosts = "" if one.provider != "ssh" else f" --hosts {','.join(one.hosts)}"
     return f"{was_left}: %sky_attach {one.name} continues with it, %sky_down {one.job_id}{hosts} ends it"
 
 

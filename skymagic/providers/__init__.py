@@ -16,20 +16,24 @@ aws/      machines rented from EC2
 """
 
 from skymagic.providers.choice import AWS, SSH, Choice, Local, Slurm
-from skymagic.providers.provider import Provider, Replaceable, Say, Survey
-from skymagic.providers.table import TABLE, names, placed, serving
+from skymagic.providers.provider import ListedPool, Listing, Provider, Replaceable, Say, Survey
+from skymagic.providers.table import LISTING, TABLE, listing, names, placed, serving
 
 __all__ = [
     "AWS",
+    "LISTING",
     "SSH",
     "TABLE",
     "Choice",
+    "ListedPool",
+    "Listing",
     "Local",
     "Provider",
     "Replaceable",
     "Say",
     "Slurm",
     "Survey",
+    "listing",
     "names",
     "placed",
     "serving",

@@ -56,6 +56,37 @@ class Attachable(Protocol):
         """
 
 
+@dataclass(frozen=True)
+class ListedPool:
+    """A pool of the user's as its provider tells of it, whoever made it.
+
+    Attributes:
+        where: what it runs in, and on which nodes: "Slurm job 7 on n[1-2]". state: in words.
+        ends: seconds since 1970 at which it ends by itself at the latest; None where nobody knows.
+    """
+
+    name: str
+    job_id: str
+    where: str
+    state: str
+    ends: float | None = None
+
+
+@runtime_checkable
+class Listing(Protocol):
+    """What a provider has that knows the user's pools by itself, from every machine that may ask it."""
+
+    def pools(self) -> Sequence[ListedPool]:
+        """The user's pools. Raises ProvisionError where nobody answers."""
+
+    def end(self, job_id: str) -> None:
+        """End a pool that `pools` has named, or that was left; no other notebook is asked. Twice is safe.
+
+        Raises:
+            ProvisionError: it goes on; says why.
+        """
+
+
 @runtime_checkable
 class Replaceable(Protocol):
     """What a provider has whose machines may be taken away while they run."""

@@ -24,7 +24,7 @@ from skymagic.plan.plans import Plan, topology
 from skymagic.plan.requests import PoolRequest
 from skymagic.plan.units import count
 from skymagic.providers import slurm_jobs, ssh
-from skymagic.providers.provider import Say, Survey
+from skymagic.providers.provider import ListedPool, Say, Survey
 from skymagic.providers.slurm_jobs import JobQueue, LoginNode, SlurmJob, SlurmPartition
 from skymagic.ssh.host import ChannelConnection
 from skymagic.wire import processes
@@ -201,6 +201,25 @@ class Slurm:
             for index, (machine, place) in enumerate(zip(machines, places, strict=True))
         ]
 
+    def pools(self) -> Sequence[ListedPool]:
+        """Jobs of this user's that are pools, whichever login node they were submitted from."""
+        answer = HERE.run(*slurm_jobs.SQUEUE)
+        if answer.returncode:
+            raise ProvisionError(f"Slurm does not answer: {slurm_jobs.said(answer)}")
+        return [
+            ListedPool(
+                job.pool.rpartition("-")[0], job.pool, f"Slurm job {number}" + (f" on {job.nodes}" if job.nodes else ""),
+                f"waits: {slurm_jobs.reason_words(job)}" if job.waits else job.state.lower(), job.ends,
+            )
+            for number, job in slurm_jobs.jobs_of(answer.stdout).items()
+            if job.pool
+        ]  # fmt: skip
+
+    def end(self, job_id: str) -> None:
+        """Cancel the job of a pool, by its name."""
+        if problem := HERE.cancel("", job_id):
+            raise ProvisionError(f"the Slurm job of pool {job_id} could not be cancelled: {problem}")
+
 
 # ------------------------------------------------------------------------------------ what is asked for
 
@@ -229,6 +248,7 @@ def _directives(request: PoolRequest, nodes: Sequence[SlurmPartition]) -> dict[s
         "nodes": str(shape.nodes),
         "ntasks-per-node": "1",
         "cpus-per-task": str(max(int(request.cpus.amount) if request.cpus else 1, shape.procs_per_node)),
+        "comment": slurm_jobs.OURS,
         "no-requeue": "",
         "no-kill": "",
         "output": "/dev/null",

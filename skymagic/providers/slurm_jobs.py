@@ -41,6 +41,8 @@ KEPT = re.compile(r"PATH|HOME|USER|LOGNAME|SHELL|LANG|LC_\w+|TZ|LD_LIBRARY_PATH|
 """Variables of the notebook's that jobs have: no secrets, and nothing by which a job inside a job takes the outer one's shape."""
 OWN = ("array", "job-name", "parsable", "test-only", "wait", "wrap")
 """Options of sbatch that are not the user's."""
+OURS = "skymagic"
+"""Comment of a pool's job, by which it is found from every login node."""
 GONE = "Invalid job id"
 UNSURE = re.compile(r"timed out|[Uu]nable to contact|Zero Bytes|[Cc]ommunication|[Cc]onnect")
 """What sbatch says where nobody knows whether the job was taken."""
@@ -278,7 +280,8 @@ class SlurmJob:
     Attributes:
         state: ``PENDING``, ``RUNNING``, … reason: why it waits, Slurm's word.
         begins, ends: seconds since 1970; None where nobody knows.
-        nodes: as Slurm writes them: ``n[1-2]``. restarts: how many times Slurm has started it again.
+        nodes: as Slurm writes them: ``n[1-2]``. pool: the pool's name for it; "" for a job that is no pool.
+        restarts: how many times Slurm has started it again.
     """
 
     state: str
@@ -286,6 +289,7 @@ class SlurmJob:
     begins: float | None = None
     ends: float | None = None
     nodes: str = ""
+    pool: str = ""
     restarts: int = 0
 
     @property
@@ -365,17 +369,18 @@ def _moment(text: str) -> float | None:
         return None
 
 
-SQUEUE = ("squeue", "-h", "--me", "-o", "%i|%T|%r|%S|%e|%N")
+SQUEUE = ("squeue", "-h", "--me", "-o", "%i|%T|%r|%S|%e|%N|%j|%k")
 
 
 def jobs_of(text: str) -> dict[str, SlurmJob]:
     """What `SQUEUE` prints, by number."""
-    rows = (line.strip().split("|") for line in text.splitlines())
+    rows = (line.strip().split("|", 7) for line in text.splitlines())
     return {
-        row[0]: SlurmJob(row[1], row[2], _moment(row[3]) if row[1] == "PENDING" else None, _moment(row[4]), row[5])
-        for row in rows
-        if len(row) == 6
-    }
+        number: SlurmJob(
+            state, reason, _moment(start) if state == "PENDING" else None, _moment(end), nodes, name if comment == OURS else ""
+        )
+        for number, state, reason, start, end, nodes, name, comment in (row for row in rows if len(row) == 8)
+    }  # fmt: skip
 
 
 class JobQueue:
@@ -423,7 +428,10 @@ class JobQueue:
         if GONE in done.stderr:
             return SlurmJob("COMPLETED")
         told = dict(re.findall(r"(?<!\S)(\w+)=(\S*)", done.stdout))
-        cells = [told.get(name, "") for name in ("JobState", "Reason", "StartTime", "EndTime", "NodeList")]
+        cells = [
+            told.get(name, "")
+            for name in ("JobState", "Reason", "StartTime", "EndTime", "NodeList", "JobName", "Comment")
+        ]
         job = jobs_of("|".join([number, *cells])).get(number) if cells[0] else None
         return replace(job, restarts=int(told.get("Restarts", 0))) if job else None
 

@@ -12,7 +12,7 @@ from skymagic.errors import RequestError
 from skymagic.plan.gpus import GpuDevice
 from skymagic.plan.planning import too_few_gpus
 from skymagic.plan.requests import PoolRequest, no_provider
-from skymagic.providers.provider import Provider
+from skymagic.providers.provider import Listing, Provider
 
 TABLE: dict[str, str] = {
     "local": "skymagic.providers.local:Local",
@@ -23,6 +23,8 @@ TABLE: dict[str, str] = {
 """Name → ``module:class``; the entry-point group ``skymagic.providers`` adds third parties' own."""
 RENTING: dict[str, str] = {"aws": "skymagic.providers.aws.clients:set_up"}
 """Providers that ``auto`` may turn to, in this order → whether they are set up here."""
+LISTING = ("slurm",)
+"""Providers that know the user's pools by themselves (`provider.Listing`), other than those that rent."""
 GROUP = "skymagic.providers"
 
 
@@ -72,3 +74,10 @@ def serving(request: PoolRequest) -> Provider:
             make = entry.load()
             return make()
     raise RequestError(no_provider(name, ["auto", *names()]))
+
+
+def listing(name: str) -> Listing:
+    """The provider of this name, one of `LISTING`."""
+    provider = serving(PoolRequest(provider=name))
+    assert isinstance(provider, Listing)
+    return provider

@@ -47,7 +47,7 @@ NAMES = CompletionNames(
 )
 VALUES = {
     "provider": "auto",
-    "aws": "aws",
+    "aws|slurm": "slurm",
     "N": "2",
     "N[+]": "2+",
     "cr-…|auto": "auto",

@@ -45,6 +45,7 @@ def test_a_script_says_what_is_asked_for_and_nothing_else() -> None:
         "#SBATCH --nodes=4",
         "#SBATCH --ntasks-per-node=1",
         "#SBATCH --cpus-per-task=16",
+        "#SBATCH --comment=skymagic",
         "#SBATCH --no-requeue",
         "#SBATCH --no-kill",
         "#SBATCH --output=/dev/null",
@@ -154,7 +155,7 @@ def test_jobs_hear_nothing_of_the_notebooks_environment() -> None:
 
 def test_a_job_that_waits_says_why() -> None:
     rows = slurm_jobs.jobs_of(
-        "7|PENDING|Resources|2026-11-24T10:00:00|N/A|\n8|RUNNING|None|x|2026-11-24T11:00:00|n[1-2]\nodd\n"
+        "7|PENDING|Resources|2026-11-24T10:00:00|N/A||lab-1|skymagic\n8|RUNNING|None|x|2026-11-24T11:00:00|n[1-2]|own|a|b\nodd\n"
     )
     assert slurm_jobs.reason_words(rows["7"]) == (
         "its nodes are busy (Resources); Slurm estimates a start at 10:00 on 2026-11-24"
@@ -162,6 +163,7 @@ def test_a_job_that_waits_says_why() -> None:
     assert rows["7"].waits
     assert rows["8"].nodes == "n[1-2]"
     assert rows["8"].ends
+    assert (rows["7"].pool, rows["8"].pool) == ("lab-1", ""), "jobs of the user's own are no pools"
     for reason, words in (
         ("(ReqNodeNotAvail, UnavailableNodes:n1)", "a node that it needs is down or reserved"),
         ("QOSMaxJobsPerUserLimit", "you, or your group, use as much as you may (QOSMaxJobsPerUserLimit)"),
@@ -189,7 +191,7 @@ class Controller:
 
 def test_however_many_ask_slurm_is_asked_six_times_a_minute() -> None:
     there = Controller()
-    there.jobs = "7|PENDING|Priority|N/A|N/A|\n8|RUNNING|None|N/A|N/A|n1\n"
+    there.jobs = "7|PENDING|Priority|N/A|N/A||a|\n8|RUNNING|None|N/A|N/A|n1|b|\n"
     queue = JobQueue(there, lambda: there.now)
     for _ in range(600):
         there.now += 0.5
@@ -202,7 +204,7 @@ def test_however_many_ask_slurm_is_asked_six_times_a_minute() -> None:
 def test_no_answer_is_no_end() -> None:
     there = Controller()
     queue = JobQueue(there, lambda: there.now)
-    there.jobs = "7|RUNNING|None|N/A|N/A|n1\n"
+    there.jobs = "7|RUNNING|None|N/A|N/A|n1|a|\n"
     assert queue.look("7") == SlurmJob("RUNNING", "None", nodes="n1")
     for there.status, there.jobs in ((1, ""), (0, "")):
         there.now += 30.0
@@ -216,5 +218,5 @@ def test_no_answer_is_no_end() -> None:
     there.known = (
         "JobId=7 JobState=RUNNING Reason=None StartTime=x EndTime=2026-11-24T11:00:00 ReqNodeList=(null) NodeList=n1"
     )
-    assert queue.now("7") == slurm_jobs.jobs_of("7|RUNNING|None|x|2026-11-24T11:00:00|n1")["7"]
+    assert queue.now("7") == slurm_jobs.jobs_of("7|RUNNING|None|x|2026-11-24T11:00:00|n1||")["7"]
     assert slurm_jobs.end_words("7", ended) == "Slurm job 7 has reached its time limit (--time)"

@@ -120,7 +120,7 @@ def test_an_attaching_notebook_has_the_ranks_with_their_variables(slurm: Cluster
         notebook.restart()
         ((_, _, job_id),) = slurm.jobs()
         told = notebook.run("%load_ext skymagic").text
-        assert f"%sky_attach lab continues with it, scancel --name {job_id} ends it" in " ".join(told.split())
+        assert f"%sky_attach lab continues with it, %sky_down {job_id} ends it" in " ".join(told.split())
         assert "attached to pool 'lab' on n1, n2" in notebook.run("%sky_attach lab").text
         notebook.run("%%sky_broadcast -o left\nkept")
         assert notebook.value("left") == [7, 7]
@@ -190,14 +190,43 @@ def test_a_stop_while_the_job_is_handed_in_leaves_none(slurm: Cluster, tmp_path:
 
 
 def test_a_second_stop_leaves_no_job_either(slurm: Cluster, tmp_path: Path) -> None:
-    env = slurm.instead_of("scancel", 'touch "$0.asked"; sleep 2; exec "$REAL" "$@"')
+    env = slurm.instead_of("scancel", 'touch "$0.asked"; sleep 1; exec "$REAL" "$@"')
     asked = Path(env["PATH"].partition(":")[0], "scancel.asked")
-    with opened(tmp_path, env=env) as notebook:
-        notebook.run(POOL)
-        running = notebook.start("%sky_down")
-        slurm.wait(asked.exists)
-        notebook.interrupt()
-        assert notebook.finish(running).failure.ename == "KeyboardInterrupt"
+    other = slurm("sbatch", "--parsable", "-N2", "--exclusive", "-o", "/dev/null", "--wrap", "exec sleep 600").strip()
+    try:
+        with opened(tmp_path, env=env) as notebook:
+            running = notebook.start(f"{POOL} --exclusive")
+            notebook.watch(running, lambda cell: " waits: " in cell.text)
+            notebook.interrupt()
+            slurm.wait(asked.exists)
+            notebook.interrupt()
+            assert notebook.finish(running).failure.ename == "KeyboardInterrupt"
+            slurm.wait(lambda: [one[0] for one in slurm.jobs()] == [other])
+    finally:
+        slurm("scancel", other)
+    nothing_left(slurm)
+
+
+def test_a_pool_of_a_notebook_that_is_gone_is_found_by_its_job_and_ended(slurm: Cluster, tmp_path: Path) -> None:
+    (tmp_path / "one").mkdir()
+    (tmp_path / "two").mkdir()
+    own = slurm(
+        "sbatch", "--parsable", "-N1", "-o", "/dev/null", "--job-name=own-12345678", "--wrap", "sleep 600"
+    ).strip()
+    with opened(tmp_path / "one", env=slurm.env) as notebook, opened(tmp_path / "two", env=slurm.env) as elsewhere:
+        for there, line in ((elsewhere, "%sky_down lab --provider slurm"), (notebook, "%sky_down lab")):
+            notebook.run(POOL)
+            ((number, _, job_id),) = [one for one in slurm.jobs() if one[0] != own]
+            shown = elsewhere.run("%sky_status --provider slurm").text
+            assert re.search(rf"lab +{job_id} +Slurm job {number} on n\[1-2\] +running +[89]m", shown)
+            assert "own-12345678" not in shown
+            assert "%sky_down lab ends it" in notebook.fail("%sky_down lab --provider slurm").text
+            notebook.restart()
+            notebook.run("%load_ext skymagic")
+            assert "pool 'lab'" in there.run(line).text
+            slurm.wait(lambda: [one[0] for one in slurm.jobs()] == [own])
+        assert "none of your pools runs there" in elsewhere.run("%sky_status --provider slurm").text
+        slurm("scancel", own)
         nothing_left(slurm)
 
 

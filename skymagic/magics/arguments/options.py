@@ -134,7 +134,7 @@ _FOLLOW_LINKS = Option(("--follow",), "follow", help="copy the targets of links 
 _ALL = Option(("--all",), "all", help="all pools of this notebook")
 _DOWN_ALL = Option(("--all",), "all", help="all pools of this notebook and all machines you rented; with --hosts: all your pools there")
 _AT_HOSTS = Option(("--hosts",), "hosts", readers.many(readers.host, rf"{readers.OUTSIDE_BRACKETS}|\s+"), "HOSTS", "your pools on these machines, whichever notebook started them", "list", "hosts")
-_RENTED = Option(("--provider",), "provider", readers.one_of("aws"), "aws", "pools you rented, found by their tags, from any machine", choices="rented")
+_RENTED = Option(("--provider",), "provider", readers.one_of("aws", "slurm"), "aws|slurm", "pools you rented, found by their tags, or jobs of a cluster, from any machine", choices="rented")
 _DISK = Option(("--disk",), "disk", help="with --hosts: show what skymagic stores on their disks")
 _TO_RENT: tuple[Option, ...] = (
     Option(("-n", "--nodes"), "nodes", readers.number(1), "N", "number of machines to rent", also=("--num-nodes",)),
@@ -215,7 +215,7 @@ MAGICS: dict[str, Magic] = {
     "sky_pool": Magic("Start a pool, or use the pool of this name if it fits.", (*POOL, DRY_RUN), NAME, "pools", _POOL_EXAMPLES, elsewhere=_MORE),
     "sky_broadcast": Magic("Run the cell on every rank, or on those that you choose. With pool options it starts a pool first.", RUN, NAME, "pools", _BROADCAST_EXAMPLES, True, POOL),
     "sky_sh": Magic("Run the cell as a shell script, once per node.", SH, NAME, "pools", _SH_EXAMPLES, True),
-    "sky_status": Magic("Show pools, their ranks, what they use and what they cost.", (_KEEP, _AT_HOSTS, _RENTED, _DISK), NAME, "pools", ("%sky_status", "%sky_status -o status                   # status['main'][3].state", "%sky_status --hosts gpu1,gpu2      # also pools left by other notebooks", "%sky_status --provider aws          # rented machines, from anywhere", "%sky_status --hosts gpu1,gpu2 --disk   # skymagic clean --hosts gpu1,gpu2 removes what is unused"), elsewhere=_MORE),
+    "sky_status": Magic("Show pools, their ranks, what they use and what they cost.", (_KEEP, _AT_HOSTS, _RENTED, _DISK), NAME, "pools", ("%sky_status", "%sky_status -o status                   # status['main'][3].state", "%sky_status --hosts gpu1,gpu2      # also pools left by other notebooks", "%sky_status --provider aws          # rented machines, from anywhere", "%sky_status --provider slurm        # jobs of a cluster, from any login node", "%sky_status --hosts gpu1,gpu2 --disk   # skymagic clean --hosts gpu1,gpu2 removes what is unused"), elsewhere=_MORE),
     "sky_logs": Magic("Show everything that ranks wrote, including output the cell did not show.", (_TARGETS, _RUN, _CELL, _GREP, _LINES, _FOLLOW, _KEEP, _POOL_NAME), NAME, "pools", ("%sky_logs -t 1 -n 200", "%sky_logs -f", "%sky_logs --cell 5 --grep 'loss|nan' -o logs      # logs[1] is rank 1's")),
     "sky_stacks": Magic("Show which line each rank executes now; works while a cell runs in the background (-a).", (_TARGETS, _POOL_NAME), NAME, "pools", ("%sky_stacks", "%sky_stacks -t 3")),
     "sky_vars": Magic("Show the ranks' variables and which differ between ranks, without fetching them.", (_TARGETS, _POOL_NAME), NAME, "pools", ("%sky_vars", "%sky_vars -t 0,3")),
