@@ -84,7 +84,7 @@ def show(request: LogsRequest, write: Write) -> None:
         return
     found = _ended_elsewhere(request)
     if found is None:
-        live(registry.readable(request.pool), request, write)
+        live(registry.pool_named(request.pool), request, write)
         return
     _ended({0: found.text}, request, write)
     when = time.strftime("%Y-%m-%d %H:%M", time.localtime(found.ended))
@@ -116,7 +116,7 @@ def collected(request: LogsRequest) -> Logs:
     kept = registry.last_lines(request.pool)
     found = _ended_elsewhere(request)
     texts = kept[1] if kept else {0: found.text} if found else {}
-    return _collected(None if texts else registry.readable(request.pool), texts, request)
+    return _collected(None if texts else registry.pool_named(request.pool), texts, request)
 
 
 def _ended_elsewhere(request: LogsRequest) -> records.KeptLog | None:

@@ -1,4 +1,4 @@
-"""Pools of other notebooks, followed from here: ``%sky_attach`` beside a notebook that is alive, and ``skymagic attach`` in a terminal."""
+"""What runs on a pool of another notebook, followed from here: by ``%sky_attach`` beside a notebook that is alive, and ``skymagic attach``."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, TextIO
 
 from skymagic.display.screen import NotebookScreen, Screen, print_note
 from skymagic.plan.units import rank_words
-from skymagic.pool import attaching, records
+from skymagic.pool import attaching
 from skymagic.pool.attaching import PoolReader, RunOutcome, UnfinishedRun, outcome_words
 from skymagic.pool.keys import DisplayRecord
 
@@ -38,24 +38,8 @@ class JsonScreen(Screen):
         self.say("note", text=text.rstrip("\n"))
 
 
-def begin(name: str) -> None:
-    """Read a pool in a notebook: show what runs there, until it ends or the stop button, which leaves it; the reader stays. Raises PoolError."""
-    reader = attaching.start_reading(name)
-    print_note(
-        f"reads pool {reader.name!r} on {', '.join(reader.plan.hosts)}: {records.holder(reader.record)} has it, and its cells "
-        f"come from there; %sky_attach {name} --take-over takes it away"
-    )
-    with contextlib.suppress(KeyboardInterrupt):
-        for one in reader.runs():
-            if not one.over:
-                print_note(_begun(one))
-                _followed(reader, one)
-                return
-        print_note("nothing runs there now; %sky_attach shows what does, %sky_logs what did")
-
-
 def attached(name: str, as_json: bool) -> str:
-    """Follow what runs in a pool in a terminal; how it has ended: a status of `RunOutcome`, or "nothing". Raises PoolError."""
+    """Follow what runs on a pool; how it has ended: a status of `RunOutcome`, or "nothing". Raises PoolError."""
     screen = JsonScreen(sys.stdout)
     with contextlib.closing(attaching.opened_reader(name)) as reader:
         shown = DisplayRecord(reader.job_id)

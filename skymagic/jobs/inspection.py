@@ -10,7 +10,6 @@ from skymagic.cluster.health import Findings
 from skymagic.display import inspection as display
 from skymagic.display.text import NO_ANSWER
 from skymagic.pool import Pool
-from skymagic.pool.attaching import PoolReader
 from skymagic.run import stall
 
 TIMEOUT = 5.0
@@ -19,13 +18,13 @@ ANSWERING = ("ready", "running", "recovering")
 """States of ranks that are there to answer."""
 
 
-def stacks(pool: Pool | PoolReader, ranks: Sequence[int]) -> str:
+def stacks(pool: Pool, ranks: Sequence[int]) -> str:
     """Where each of these ranks is: a heading for those at the same place, and the user's frames below it."""
     there, others = _divided(pool, ranks)
     return display.stacks(stall.stacks_of(pool.agents, there, TIMEOUT), others)
 
 
-def variables(pool: Pool | PoolReader, ranks: Sequence[int]) -> str:
+def variables(pool: Pool, ranks: Sequence[int]) -> str:
     """What the names of each of these ranks hold, as a table."""
     there, others = _divided(pool, ranks)
     found = stall.variables_of(pool.agents, there, TIMEOUT)
@@ -33,7 +32,7 @@ def variables(pool: Pool | PoolReader, ranks: Sequence[int]) -> str:
     return "\n".join([*([display.variables(found)] if found else []), *display.states(others)])
 
 
-def _divided(pool: Pool | PoolReader, ranks: Sequence[int]) -> tuple[list[int], dict[int, str]]:
+def _divided(pool: Pool, ranks: Sequence[int]) -> tuple[list[int], dict[int, str]]:
     """The ranks that can be asked, and the states of the others."""
     words = {int(str(row[0])): str(row[-1]) for row in pool.status()}
     there = [rank for rank in ranks if words.get(rank) in ANSWERING]

@@ -13,8 +13,7 @@ from skymagic.display.status import PoolStatus, PoolStatuses, RankStatus
 from skymagic.jobs import inspection
 from skymagic.magics.arguments.line_magics import CheckRequest, RanksRequest
 from skymagic.plan.units import Selection
-from skymagic.pool import Pool, attaching, records, registry
-from skymagic.pool.attaching import PoolReader
+from skymagic.pool import Pool, records, registry
 
 USE_WINDOW = 0.25
 """Seconds over which ``%sky_status`` takes the use of processors."""
@@ -27,7 +26,7 @@ def pools(name: str | None, own_jobs: Iterable[str] = ()) -> PoolStatuses:
     Args:
         own_jobs: job ids of this notebook's rented pools.
     """
-    chosen: list[Pool | PoolReader] = [registry.readable(name)] if name else [*registry.pools(), *attaching.readers()]
+    chosen = [registry.pool_named(name)] if name else registry.pools()
     gone = [] if name else [f"{one.ended}: recreate it with %sky_pool" for one in registry.ended_pools()]
     gone += [] if name else records.reminders(records.every())
     cost = [costs.text(found)] if (found := costs.paid_now(name, own_jobs)) else []
@@ -35,14 +34,14 @@ def pools(name: str | None, own_jobs: Iterable[str] = ()) -> PoolStatuses:
     return PoolStatuses({one.name: _pool(one) for one in chosen}, tuple(notes))
 
 
-def _pool(one: Pool | PoolReader) -> PoolStatus:
-    use = {} if isinstance(one, PoolReader) else one.use(USE_WINDOW)
+def _pool(one: Pool) -> PoolStatus:
+    use = one.use(USE_WINDOW)
     ranks = {
         number: RankStatus(number, node, str(host), pid, str(state), use.get(number))
         for rank, node, host, pid, state in one.status()
         for number in [int(str(rank))]
     }
-    return PoolStatus(repr(one), ranks, "" if isinstance(one, PoolReader) else one.picture(use))
+    return PoolStatus(repr(one), ranks, one.picture(use))
 
 
 def stacks(request: RanksRequest) -> str:
@@ -55,8 +54,8 @@ def variables(request: RanksRequest) -> str:
     return inspection.variables(*_chosen(request))
 
 
-def _chosen(request: RanksRequest) -> tuple[Pool | PoolReader, tuple[int, ...]]:
-    pool = registry.readable(request.pool)
+def _chosen(request: RanksRequest) -> tuple[Pool, tuple[int, ...]]:
+    pool = registry.pool_named(request.pool)
     return pool, (request.ranks or Selection("all")).ranks(pool.world_size)
 
 

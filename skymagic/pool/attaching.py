@@ -21,12 +21,11 @@ from skymagic.plan.requests import Defaults
 from skymagic.plan.units import agreeing, rank_words
 from skymagic.pool import keys, messages, records, resources
 from skymagic.pool.keys import PoolKey
-from skymagic.pool.messages import rows
 from skymagic.pool.records import PoolRecord
 from skymagic.pool.recovery import Recovery
 from skymagic.pool.resources import PoolResources
 from skymagic.pool.runs import PoolRuns
-from skymagic.pool.status import PoolEvent, SharedStatus, State
+from skymagic.pool.status import PoolEvent, SharedStatus
 from skymagic.providers.provider import Attachable
 from skymagic.run.report import RunSpec
 from skymagic.run.run import show_content
@@ -208,22 +207,10 @@ class PoolReader:
         """Number of ranks."""
         return self.plan.topology.world_size
 
-    def status(self) -> list[tuple[object, ...]]:
-        """A row for each rank, as of `Pool.status`."""
-        busy = any(not one.over for one in self.runs()) and not self.gone
-        return rows(self.plan.topology, self.agents, State.RUNNING if busy else State.READY)
-
     def runs(self) -> list[UnfinishedRun]:
         """The last runs of its ranks, over or not, the oldest first."""
         kept = self.agents.ask(range(self.world_size), "recall", RECALL_TIMEOUT)
         return unfinished_runs({rank: one for rank, one in kept.items() if one is not None})
-
-    def refusal(self) -> str:
-        """Why nothing runs from here."""
-        return (
-            f"pool {self.name!r} is only read here: {records.holder(self.record)} has it; "
-            f"%sky_attach {self.name} --take-over takes it away from there"
-        )
 
     def follow(self, one: UnfinishedRun, screen: Screen) -> RunOutcome:
         """Show what a run has shown from its beginning on, as far as it is kept, and what it shows until it ends.
@@ -284,7 +271,7 @@ class PoolReader:
         run_all([one.close for one in self._transports])  # on this machine each is a process
 
     def __repr__(self) -> str:
-        return f"<Pool {self.name!r}: {self.plan.size} on {', '.join(self.plan.hosts)}, read here; {records.holder(self.record)} has it>"
+        return f"<Pool {self.name!r}: {self.plan.size} on {', '.join(self.plan.hosts)}, read; {records.holder(self.record)} has it>"
 
 
 def outcome_words(end: RunOutcome, ranks: Sequence[int]) -> str:
@@ -303,39 +290,10 @@ def _ignore(_: object) -> None:
     """What the notebook hears that has the pool."""
 
 
-_readers: dict[str, PoolReader] = {}
-
-
-def reader_named(name: str | None) -> PoolReader | None:
-    """What reads a pool of this name, or the one that was begun last; None where there is none.
-
-    Raises:
-        PoolError: the pool is gone; it is dropped.
-    """
-    reader = _readers.get(name) if name is not None else next(reversed(_readers.values()), None)
-    if reader is None or reader.gone is None:
-        return reader
-    stop_reading(reader.name)
-    raise PoolError(f"pool {reader.name!r}, which was read here, has ended or cannot be reached: {reader.gone}")
-
-
-def readers() -> list[PoolReader]:
-    """All pools that are read here. Raises as `reader_named` does."""
-    return [reader for name in list(_readers) if (reader := reader_named(name)) is not None]
-
-
 def held_elsewhere(name: str) -> bool:
     """Whether a notebook that is alive has a pool of this name, or job id, and it is not this one. Raises as `records.named` does."""
     record = records.named(name)
     return not (records.left(record) or record.process == identity())
-
-
-def start_reading(name: str) -> PoolReader:
-    """Read a pool that another notebook of this user has made from here, beside that one, which keeps it. Raises PoolError."""
-    reader = opened_reader(name)
-    stop_reading(reader.name)
-    _readers[reader.name] = reader
-    return reader
 
 
 def opened_reader(name: str) -> PoolReader:
@@ -352,15 +310,3 @@ def attaching_provider(key: keys.PoolKey) -> Any:
     if not isinstance(provider, Attachable):
         raise PoolError(f"pools of --provider {key.plan.provider} cannot be attached")
     return provider
-
-
-def stop_reading(name: str) -> None:
-    """Read a pool of this name no longer; twice is safe."""
-    if (reader := _readers.pop(name, None)) is not None:
-        reader.close()
-
-
-def stop_all_reading() -> None:
-    """Read none any longer."""
-    for name in list(_readers):
-        stop_reading(name)

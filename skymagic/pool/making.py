@@ -365,7 +365,6 @@ def _attached(
         if isinstance(problem, CloudError) and problem.kind == "missing":
             records.remove(record.job_id)
         raise PoolError(f"pool {key.name!r} cannot be attached: {problem}") from problem
-    attaching.stop_reading(pool.name)
     registry.adopt(pool)
     records.write(records.taken(record))
     return pool, found

@@ -9,8 +9,7 @@ from skymagic.display import live
 from skymagic.display.screen import print_note
 from skymagic.errors import PoolError
 from skymagic.plan.suggest import did_you_mean
-from skymagic.pool import Pool, attaching, records
-from skymagic.pool.attaching import PoolReader
+from skymagic.pool import Pool, records
 
 _pools: dict[str, Pool] = {}
 KEPT_POOLS = 4
@@ -32,19 +31,11 @@ def pool_named(name: str | None = None, *, ended: bool = False) -> Pool:
         if not ended:
             pool.check_ended()
         return pool
-    if reader := attaching.reader_named(name):
-        raise PoolError(reader.refusal())
     there = f"there are {', '.join(_pools)}" if _pools else "there are no pools"
     wanted = f"there is no pool {name!r}; {there}" if name else "there is no pool yet"
     if name and (nearest := did_you_mean(name, _pools)):
         raise PoolError(f"{wanted}{nearest}")
     raise PoolError(f"{wanted}: make one with %sky_pool {f'{name} ' if name else ''}--nodes 2 --plugin torch")
-
-
-def readable(name: str | None = None) -> Pool | PoolReader:
-    """The pool of this name, or one that is only read here. Raises as `pool_named` does."""
-    reader = None if name in _pools or (name is None and _pools) else attaching.reader_named(name)
-    return pool_named(name) if reader is None else reader
 
 
 def known(name: str) -> bool:
@@ -136,7 +127,6 @@ def at_exit() -> None:
             pool.leave()
         except PoolError as problem:
             print_note(str(problem))
-    attaching.stop_all_reading()
     try:
         close(_pools.values())
     except PoolError as problem:

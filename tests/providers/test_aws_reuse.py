@@ -96,7 +96,9 @@ def test_the_same_line_finds_the_pool_and_a_second_notebook_is_told(desk: Desk) 
             refused = third.fail(f"{POOL} -y").text
             assert "lab (lab-" in refused
             assert "%sky_attach lab --take-over" in refused
-            assert "reads pool 'lab'" in third.run("%sky_attach lab").text  # and leaves the machines as they are
+            assert (
+                "%sky_attach lab --take-over" in third.run("%sky_attach lab").text
+            )  # and leaves the machines as they are
         with desk.notebook(state="elsewhere") as stranger:
             refused = stranger.fail(f"{POOL} -y").text
             assert "its key is not here any more" in refused

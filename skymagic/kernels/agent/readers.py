@@ -1,7 +1,7 @@
-"""Readers of a node: notebooks and terminals that see what its ranks do, beside the notebook that has the pool, and change nothing.
+"""Readers of a node: terminals and notebooks that see what its ranks do, beside the notebook that has the pool, and change nothing.
 
 They connect to a socket in the daemon's run directory, which the user alone can enter, and speak `wire.agent`: they are told of the
-node and its ranks, may ask for logs, stacks and names, and follow what ranks show. All else that they say is left unanswered.
+node and its ranks, may ask for logs and for the last runs, and follow what ranks show. All else that they say is left unanswered.
 """
 
 from __future__ import annotations
@@ -26,8 +26,6 @@ from skymagic.kernels.fork import EventLoop
 from skymagic.wire import agent as wire
 from skymagic.wire.authentication import accept_ready
 
-METHODS = {"recall", "stacks", "native", "variables", "usage"}
-"""What readers may ask ranks' control threads: what leaves them as they are."""
 MAX_QUEUED = 16 << 20
 """Bytes that may wait for a reader which does not read; then its connection is closed."""
 MAX_ASKED = 1000
@@ -264,7 +262,7 @@ class NodeReaders:
             case wire.ReadLog():
                 question = replace(message, number=self._question(reader, message.number))
                 self._ranks.logs.read(question, reader.number)
-            case wire.RankRequest() if message.method in METHODS:
+            case wire.RankRequest() if message.method == "recall":  # all else may change a rank
                 self._requests.call(replace(message, number=self._question(reader, message.number)))
             case wire.Follow():
                 self._audience.watch(message, reader.number, reader.send)
