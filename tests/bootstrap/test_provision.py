@@ -470,7 +470,7 @@ def test_a_clock_that_is_off_is_said(home: Path, tmp_path: Path) -> None:
 
 
 def test_a_shell_that_is_none(home: Path) -> None:
-    with pytest.raises(HostError, match=r"(?s)box: it cannot be looked at.*try: ssh box /bin/sh -c uname"):
+    with pytest.raises(HostError, match=r"(?s)box: it cannot be inspected.*try: ssh box /bin/sh -c uname"):
         probe(ShellHost(home, wrapper=("echo",)), SMALL)
 
 

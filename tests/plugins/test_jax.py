@@ -118,7 +118,7 @@ def fail(how: str) -> None:
 def test_a_failure_while_others_wait_in_a_collective(pool: Any, how: str, error: type[Exception]) -> None:
     with pytest.raises(error) as caught:
         fail(how) @ pool
-    assert "all ranks are being started anew" in "\n".join([str(caught.value), *getattr(caught.value, "__notes__", ())])
+    assert "all ranks are being restarted" in "\n".join([str(caught.value), *getattr(caught.value, "__notes__", ())])
     assert psum() @ pool == [[10.0, 10.0, 120.0]] * 4
 
 

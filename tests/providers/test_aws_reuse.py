@@ -101,7 +101,7 @@ def test_the_same_line_finds_the_pool_and_a_second_notebook_is_told(desk: Desk) 
             )  # and leaves the machines as they are
         with desk.notebook(state="elsewhere") as stranger:
             refused = stranger.fail(f"{POOL} -y").text
-            assert "its key is not here any more" in refused
+            assert "its key is no longer here" in refused
             assert "%sky_down lab-" in refused
             assert " --provider aws ends it" in refused
             listed = stranger.run("%sky_status lab --provider aws").stdout

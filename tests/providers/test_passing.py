@@ -303,4 +303,4 @@ def test_hosts_that_share_a_home(lab: Lab) -> None:
     set_up(machines, lab.wanted, told.append)
     assert lab.has(0, "tiny_large")
     assert lab.leftovers() == []
-    assert not [line for line in told if "does not get through" in line]
+    assert not [line for line in told if "could not be copied from" in line]

@@ -205,7 +205,7 @@ def test_hard_exit_of_a_rank(notebook: Notebook) -> None:
     error = notebook.fail("%%sky_broadcast\nif rank == 1:\n    print('the last word')\n    os._exit(3)")
     assert error.ename == "RankDied"
     assert f"rank 1 on {HOST} died: exit code 3" in error.text
-    assert "started anew" in error.text
+    assert "restarted" in error.text
     assert "the last word" in error.text
     assert "of an earlier cell" not in error.text
     notebook.run("e = sys.last_value")
@@ -309,7 +309,7 @@ def test_interrupt_of_ranks_that_ignore_it_kills_them_at_last(notebook: Notebook
     notebook.finish(shown)
     notebook.run("%config SkyMagic.grace = 2.0")
     assert shown.failure.ename == "RunInterrupted"
-    assert "started anew" in shown.failure.text
+    assert "restarted" in shown.failure.text
 
 
 # ------------------------------------------------------------------------------------------ what is left

@@ -177,7 +177,7 @@ def test_a_rank_that_holds_the_interpreter_is_replaced(notebook: Notebook) -> No
         "elif dist.get_rank() == 0:\n    raise ValueError('planted')\nelse:\n    dist.barrier()",
     )
     assert error.ename == "ValueError"
-    assert "rank 1 is being started anew" in error.text
+    assert "rank 1 is being restarted" in error.text
     works(notebook)
     after = pids(notebook)
     assert [a == b for a, b in zip(before, after, strict=True)] == [True, False, True, True]
@@ -366,7 +366,7 @@ def test_pressed_twice_it_kills(notebook: Notebook) -> None:
     assert cell.error is not None
     assert cell.error.ename == "RunInterrupted"
     assert "in crunch, line 4" in cell.error.text
-    assert "anew" in cell.error.text
+    assert "restarted" in cell.error.text
 
 
 # ------------------------------------------------------------------------------------------- time limits and stalls
