@@ -9,7 +9,6 @@ logs       what ranks wrote, also of a pool that has ended
 reading    pools of other notebooks, followed from here
 notebooks  notebooks as jobs on a pool's head: begun, followed, stopped, taken
 executing  what a notebook that is a job shows, in a terminal and in another notebook
-papermill  the same as papermill's engine
 disk       what skymagic keeps on their disks, and its removal
 command    the console command
 specs      what a pool is asked for: Spec, Options, Worker

@@ -1,4 +1,4 @@
-"""A whole notebook as a job on a pool's head: begun, left, followed, stopped, taken, and refused; under papermill too."""
+"""A whole notebook as a job on a pool's head: begun, left, followed, stopped, taken, and refused."""
 
 from __future__ import annotations
 
@@ -8,19 +8,14 @@ import re
 import signal
 import socket
 import sys
-import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import nbformat
-import papermill
 import psutil
 import pytest
-from papermill.engines import papermill_engines
 
-from skymagic.api.papermill import Engine
 from skymagic.plan import parameters
 from tests.lab.desk import Desk, nothing_left
 from tests.lab.hosts import loopback, still_there
@@ -186,22 +181,6 @@ def test_the_page(desk: Desk) -> None:
         *err.replace(f"{notebook.parent}/", "").replace(socket.gethostname(), "gpu1").splitlines(),
     ]
     assert sorted(expected.splitlines()) == sorted(one for one in lines if " ranks · " not in one and one.strip())
-
-
-@HERE
-def test_papermill(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in {**desk.env, "SKYMAGIC_POOL": desk.pool}.items():
-        monkeypatch.setenv(name, value)
-    papermill_engines.register("skymagic", Engine)  # what the entry point does
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    assert EntryPoint("skymagic", project["entry-points"]["papermill.engine"]["skymagic"], "").load() is Engine
-    notebook, output = written(desk.folder, *CELLS, name="paper.ipynb"), desk.folder / "paper.out.ipynb"
-    papermill.execute_notebook(notebook, output, {"epochs": 2}, engine_name="skymagic", progress_bar=False)
-    lines = sorted(f"[{rank}] epoch {epoch}" for rank in (0, 1) for epoch in range(2))
-    assert said(output)[3:6] == [["epochs 2"], lines, ["[0.0, 0.5]"]]
-    failing = written(desk.folder, "print(1)", "1 / 0", name="bad.ipynb")
-    with pytest.raises(papermill.PapermillExecutionError, match="ZeroDivisionError"):
-        papermill.execute_notebook(failing, desk.folder / "bad.out.ipynb", engine_name="skymagic", progress_bar=False)
 
 
 @HERE

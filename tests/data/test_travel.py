@@ -56,47 +56,6 @@ def test_quantized_tensors(notebook: Notebook) -> None:
     there_and_back(notebook, "[int(each.int_repr().long().sum()) for each in value] == sums")
 
 
-CTYPES = """
-import ctypes
-class Point(ctypes.Structure):
-    _fields_ = [('x', ctypes.c_int), ('y', ctypes.c_double * 2)]
-    def total(self): return self.x + sum(self.y)
-class Named(Point):
-    _pack_ = 1
-    _fields_ = [('flag', ctypes.c_uint8, 3), ('inner', Point)]
-class Either(ctypes.Union):
-    _fields_ = [('whole', ctypes.c_uint32), ('bytes', ctypes.c_uint8 * 4)]
-class Big(ctypes.BigEndianStructure):
-    _fields_ = [('n', ctypes.c_uint16)]
-class Hidden(ctypes.Structure):
-    _anonymous_ = ('either',)
-    _fields_ = [('either', Either)]
-class Link(ctypes.Structure): pass
-Link._fields_ = [('next', ctypes.POINTER(Link)), ('n', ctypes.c_int)]
-p = Point(1, (2, 3))
-value = [(ctypes.c_int * 3)(1, 2, 3), p, Named(flag=5, inner=p), Either(0x01020304), Big(0x0102), Hidden(either=Either(7)),
-         (Point * 2)(p, p), ((ctypes.c_short * 2) * 3)(), ctypes.c_double(2.5), Link]
-"""
-OF_CTYPES = (
-    "list(value[0]) == [1, 2, 3] and type(value[0]) is ctypes.c_int * 3 and type(value[1]) is Point and value[1].total() == 6"
-    " and (value[2].flag, value[2].inner.total(), Named.inner.offset) == (5, 6, 25)"
-    " and value[3].bytes[0] == 4 and bytes(value[4]) == b'\\1\\2' and value[5].whole == 7 and value[6][1].total() == 6"
-    " and len(value[7]) == 3 and value[8].value == 2.5 and value[9](n=3).n == 3 and value[9] is Link"
-)
-
-
-def test_types_of_ctypes(notebook: Notebook) -> None:
-    notebook.run(CTYPES)
-    there_and_back(notebook, OF_CTYPES)
-    notebook.run("p.x = 7")
-    there_and_back(notebook, "value[1].total() == 12")
-
-
-def test_a_structure_that_is_defined_in_a_broadcast_cell(notebook: Notebook) -> None:
-    notebook.run(f"%%sky_broadcast -o back\n{CTYPES.replace('Point', 'Place')}\nvalue")
-    assert notebook.value("back[1][1].total(), list(back[0][0]), back[0][4].n") == (6, [1, 2, 3], 0x0102)
-
-
 def test_weak_containers(notebook: Notebook) -> None:
     notebook.run(
         "import weakref\nclass Item: pass\nitems = [Item(), Item()]\n"

@@ -12,6 +12,6 @@ contents    what a value contains, as one hash
 forms       what arrays, tensors, frames, figures and Keras models contain
 exceptions  exceptions with what they follow from
 memory      which memory overlaps, and travels as one
-kinds       questions about types, those of ctypes among them
+kinds       questions about types
 descriptions  what values are, in words: types, shapes, checksums
 """

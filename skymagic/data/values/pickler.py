@@ -17,7 +17,7 @@ from skymagic.data.capture.code import code_names, value_names
 from skymagic.data.capture.modules import locate
 from skymagic.data.values import arrays, rebuild, reducers, shards
 from skymagic.data.values.exceptions import reduce_exception
-from skymagic.data.values.kinds import changeable, is_a, is_foreign, made_by_python, members_of, reduce_type
+from skymagic.data.values.kinds import changeable, is_a, made_by_python
 from skymagic.data.values.memory import Layout, Tracker
 from skymagic.data.values.pickled import MANY, Buffers, Pickled, PickleLinks, StreamPieces
 from skymagic.data.values.reducers import recognise
@@ -183,9 +183,6 @@ class ValuePickler(cloudpickle.Pickler):  # type: ignore[misc]
             self._refer(kind.__module__)
 
     def _class(self, cls: type) -> Any:
-        foreign = is_foreign(cls)
-        if foreign and (reduced := reduce_type(cls)) is not NotImplemented:
-            return reduced
         if self.folder is None and cls.__module__ == self.namespace.get("__name__"):
             recognise(cls)
         reduced = _cloud._class_reduce(cls)
@@ -198,7 +195,7 @@ class ValuePickler(cloudpickle.Pickler):  # type: ignore[misc]
             self._annotated(cls)
         _, args, (members, slots), *_ = reduced
         members = {name: value for name, value in members.items() if not made_by_python(name, value, cls)}
-        state = (members_of(members) if foreign else members, slots)
+        state = (members, slots)
         if issubclass(cls, enum.Enum):
             return rebuild.enum_class, (args[-2], args), state, None, None, rebuild.fill_class
         meta, name, bases, first, tracker, _ = args

@@ -18,7 +18,6 @@ from typing import Any, NamedTuple, cast
 
 from cloudpickle import cloudpickle as _cloud
 
-from skymagic.data.values.kinds import is_final
 from skymagic.data.values.memory import writable
 
 
@@ -228,8 +227,7 @@ def fill_class(cls: type, state: Any) -> None:
             if name in vars(cls):
                 delattr(cls, name)
         _arrived[cls] = now
-        set_now = {name: value for name, value in state[0].items() if not is_final(cls, name)}
-        _cloud._class_setstate(cls, (set_now, state[1]))
+        _cloud._class_setstate(cls, state)
 
 
 def _track(cls: type) -> type:
