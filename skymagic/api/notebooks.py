@@ -147,7 +147,7 @@ def _record(name: str | None) -> records.PoolRecord:
     if len(found) == 1:
         return found[0]
     there = (
-        f"there are {', '.join(one.name for one in found)}"
+        f"available: {', '.join(one.name for one in found)}"
         if found
         else "no pool of this machine outlives its notebook"
     )

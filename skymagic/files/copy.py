@@ -166,7 +166,7 @@ class Files:
     def _selected(self, nodes: Collection[int] | None) -> list[Node]:
         known = {node.index for node in self._nodes}
         if wrong := sorted(set(nodes or ()) - known):
-            raise RequestError(f"there is no node {wrong[0]}: there are {', '.join(map(str, sorted(known)))}")
+            raise RequestError(f"there is no node {wrong[0]}; available: {', '.join(map(str, sorted(known)))}")
         return [node for node in self._nodes if nodes is None or node.index in nodes]
 
     def put(

@@ -110,7 +110,7 @@ def kind(name: str) -> AcceleratorKind:
             raise RequestError(f"{name} is not supported: it has AWS's own accelerators, and {NOT_CUDA}")
         if (held := _FAMILIES.get(_key(name.partition(".")[0]))) is not None:
             raise RequestError(f"{name!r} is a type of machine: name its accelerators, as in --gpu {held}")
-        nearest = did_you_mean(name, NAMES) or f"; known are {', '.join(NAMES)}"
+        nearest = did_you_mean(name, NAMES) or f"; available: {', '.join(NAMES)}"
         raise RequestError(f"no accelerator is called {name!r}{nearest}")
     return found
 

@@ -136,8 +136,8 @@ def plugin_specs(text: str) -> tuple[PluginSpec, ...]:
 def no_provider(name: str, known: Iterable[str]) -> str:
     """Why there is no provider of this name, with what there is; `known` are the names that exist."""
     if name.lower() in suggest.ABSENT_PROVIDERS:
-        return f"no provider is called {name!r}; known are {', '.join(known)}. {suggest.RENT_ELSEWHERE}"
-    nearest = did_you_mean(name, known) or f"; known are {', '.join(known)}"
+        return f"no provider is called {name!r}; available: {', '.join(known)}. {suggest.RENT_ELSEWHERE}"
+    nearest = did_you_mean(name, known) or f"; available: {', '.join(known)}"
     return f"no provider is called {name!r}{nearest}"
 
 

@@ -205,7 +205,7 @@ def _find(name: str) -> Factory:
     if name in ABSENT_PLUGINS:
         raise RequestError(ABSENT_PLUGINS[name])
     known = [*TABLE, *(point.name for point in points)]
-    nearest = did_you_mean(name, known) or f"; there are {', '.join(sorted(known))}"
+    nearest = did_you_mean(name, known) or f"; available: {', '.join(sorted(known))}"
     raise RequestError(f"no plugin is called {name!r}{nearest}")
 
 

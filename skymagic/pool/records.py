@@ -187,7 +187,7 @@ def named(name: str) -> PoolRecord:
     if gone := ended_with_kernel(name):
         raise PoolError(gone)
     known = ", ".join(sorted({one.name for one in every()}))
-    there = f"; there are {known}" if known else ""
+    there = f"; available: {known}" if known else ""
     raise PoolError(f"no pool {name!r} was left from here{there}: %sky_status --hosts … shows what runs on hosts")
 
 

@@ -31,7 +31,7 @@ def pool_named(name: str | None = None, *, ended: bool = False) -> Pool:
         if not ended:
             pool.check_ended()
         return pool
-    there = f"there are {', '.join(_pools)}" if _pools else "there are no pools"
+    there = f"available: {', '.join(_pools)}" if _pools else "there are no pools"
     wanted = f"there is no pool {name!r}; {there}" if name else "there is no pool yet"
     if name and (nearest := did_you_mean(name, _pools)):
         raise PoolError(f"{wanted}{nearest}")

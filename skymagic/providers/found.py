@@ -96,7 +96,7 @@ def chosen(found: Found, name: str | None, every: bool) -> tuple[FoundPool, ...]
     """
     pools = [one for one in found.pools if name in (None, one.name, one.job_id)]
     if not pools:
-        there = f"; there are {', '.join(one.name for one in found.pools)}" if found.pools else ""
+        there = f"; available: {', '.join(one.name for one in found.pools)}" if found.pools else ""
         raise RequestError(f"no pool {f'{name!r} ' if name else ''}was found there{there}")
     if len(pools) > 1 and not every:
         listed = ", ".join(f"{one.job_id} ({one.nodes[0].record.client})" for one in pools)

@@ -112,7 +112,7 @@ def fitting(here: Sequence[SlurmPartition], name: str | None) -> list[SlurmParti
     names = list(dict.fromkeys(one.name for one in here))
     asked = name.split(",") if name else [one.name for one in here if one.default] or names[:1]
     if unknown := [one for one in asked if one not in names]:
-        nearest = did_you_mean(unknown[0], names) or f"; there are {', '.join(names) or 'none'}"
+        nearest = did_you_mean(unknown[0], names) or f"; available: {', '.join(names) or 'none'}"
         raise RequestError(f"--partition: Slurm has no partition {unknown[0]!r}{nearest}")
     return [one for one in here if one.name in asked]
 

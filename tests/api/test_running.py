@@ -103,7 +103,7 @@ def test_which_pool_is_meant() -> None:
     for name in (None, "lab"):
         with pytest.raises(RequestError, match=r"2 pools were found.*lab-0a1b2c3d \(ann@laptop\), lab-0000ffff"):
             chosen(Found((one, other)), name, False)
-    with pytest.raises(RequestError, match="no pool 'train' was found there; there are lab"):
+    with pytest.raises(RequestError, match="no pool 'train' was found there; available: lab"):
         chosen(Found((one,)), "train", False)
     with pytest.raises(RequestError, match="no pool was found there$"):
         chosen(Found(()), None, True)

@@ -106,7 +106,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "slots twice": (lambda: sky.Compute(worker=sky.Worker(2), procs_per_node=2), "procs_per_node and worker are the same"),
     "cores twice": (lambda: sky.Spec(cpus=2, vcpus=2), "cpus and vcpus are the same"),
     "selection": (lambda: sky.Options(selection="nearest"), 'write "first" or "cheapest"'),
-    "a provider of elsewhere": (lambda: sky.Compute(provider="runpod").start(), "no provider is called 'runpod'; known are auto, .* SkyPilot"),
+    "a provider of elsewhere": (lambda: sky.Compute(provider="runpod").start(), "no provider is called 'runpod'; available: auto, .* SkyPilot"),
     "a plugin of elsewhere": (lambda: sky.Compute(plugins=["cuml"]), "there is no plugin cuml"),
 }  # fmt: skip
 

@@ -125,7 +125,7 @@ def test_status_is_an_object_with_completion(notebook: Notebook) -> None:
     notebook.run("of_main = status['main']; second = of_main[1]")
     assert notebook.value(offered.format("of_main[")) == ["0", "1"]
     assert notebook.value(offered.format("second.ho")) == ["host"]
-    assert "no pool 'mani'; there are main; did you mean 'main'?" in notebook.fail("%sky_status mani").evalue
+    assert "no pool 'mani'; available: main; did you mean 'main'?" in notebook.fail("%sky_status mani").evalue
 
 
 def test_a_cell_beside_the_notebook_has_metrics_of_its_own(notebook: Notebook) -> None:

@@ -155,7 +155,7 @@ def test_home_and_chosen_nodes(two: Nodes, monkeypatch: pytest.MonkeyPatch) -> N
     assert [tree(root) for root in two.roots] == [{}, {"only": "file"}]
     assert [one.node for one in two.files.get("~/x", "~/back", nodes=[0])] == [0]
     assert (home / "back/file.txt").read_text() == "file"
-    with pytest.raises(RequestError, match="no node 2: there are 0, 1"):
+    with pytest.raises(RequestError, match="no node 2; available: 0, 1"):
         two.files.put(two.here, "x", nodes=[2])
     with pytest.raises(FilesError, match="every node: there is no user 'nobody-of-that-name'"):
         two.files.put(two.here, "~nobody-of-that-name/x")

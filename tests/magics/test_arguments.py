@@ -320,7 +320,7 @@ def test_nothing_is_evaluated() -> None:
         ("--pip torch==2.3,torch==2.4", "--pip: torch cannot be all of torch==2.3, torch==2.4"),
         ("--pip='-r x.txt'", "is not a requirement"),
         ("--plugin toch", "--plugin: no plugin is called 'toch'; did you mean 'torch'?"),
-        ("--plugin zzz", "known are torch, jax"),
+        ("--plugin zzz", "available: torch, jax"),
         ("--plugin backend=gloo", "belongs to no plugin"),
         ("--plugin torch --plugin torch:backend=gloo", "--plugin: torch is given twice"),
         ("--provider asw", "--provider: no provider is called 'asw'; did you mean 'aws'?"),
@@ -402,7 +402,7 @@ def test_names_that_exist_come_from_outside() -> None:
     assert parse_pool("--plugin mine", plugins=["mine"]).plugins == (PluginSpec("mine"),)
     assert parse_pool("--provider mine", providers=["mine"]).provider == "mine"
     assert parse_pool("--provider auto", providers=["auto", "mine"]).provider == "auto"
-    assert "known are auto, mine" in mistakes(parse_pool, "--provider zzz", providers=["auto", "mine"])[0]
+    assert "available: auto, mine" in mistakes(parse_pool, "--provider zzz", providers=["auto", "mine"])[0]
     assert "no plugin is called 'torch'" in mistakes(parse_pool, "--plugin torch", plugins=[])[0]
 
 

@@ -286,7 +286,7 @@ def test_no_number_of_accelerators(count: str) -> None:
 def test_unknown_accelerators_name_the_nearest() -> None:
     assert "did you mean 'A100'" in refused(Accelerator.parse, "a1oo")[0]
     assert "did you mean 'RTX4090'" in refused(Accelerator.parse, "rtx409")[0]
-    assert "known are A10, A100, A100-80GB" in refused(Accelerator.parse, "quantum")[0]
+    assert "available: A10, A100, A100-80GB" in refused(Accelerator.parse, "quantum")[0]
     assert len(refused(Accelerator.parse, "a1oo:0")) == 2, "both mistakes at once"
     assert "at least 1" in refused(Accelerator, "A100", 0)[0]
 

@@ -94,7 +94,7 @@ def test_asking_for_a_plugin_loads_no_framework() -> None:
 
 def test_unknown_plugins_name_the_nearest() -> None:
     assert mistakes_of(PluginSpec("torhc")) == ("no plugin is called 'torhc'; did you mean 'torch'?",)
-    assert "there are accelerate, huggingface, jax" in mistakes_of(PluginSpec("zzzz"))[0]
+    assert "available: accelerate, huggingface, jax" in mistakes_of(PluginSpec("zzzz"))[0]
     with pytest.raises(AttributeError, match="did you mean 'torch'"):
         _ = sky.plugins.torhc
 

@@ -119,7 +119,7 @@ def test_a_kernel_that_is_restarted_finds_its_pool_and_one_that_is_shut_down_lea
 
 def test_a_notebook_that_is_alive_keeps_its_pool_unless_it_is_taken_away(desk: Desk) -> None:
     with desk.notebook(desk.made) as first, desk.notebook() as second:
-        assert "no pool 'other' was left from here; there are lab" in second.fail("%sky_attach other").evalue
+        assert "no pool 'other' was left from here; available: lab" in second.fail("%sky_attach other").evalue
         assert "already belongs to this notebook" in first.fail("%sky_attach lab").evalue
         assert "%sky_attach lab --take-over" in second.run("%sky_attach lab").text
         assert "there is no pool yet" in second.fail("%%sky_broadcast\n1").evalue

@@ -120,7 +120,7 @@ def test_programs_read_logs(room: Room) -> None:
     assert all(part in err for part in ("there is no rank 7", "no run 999", "not a regular expression"))
     code, out, err = room.ran("attach", "other")
     assert (code, out) == (1, "")
-    assert "there are lab" in err
+    assert "available: lab" in err
     (pool,) = json.loads(room.ran("pools", "--json")[1])["pools"]
     assert (pool["name"], pool["left"], pool["hosts"]) == ("lab", False, ["h1", "h2"])
 

@@ -314,7 +314,7 @@ def test_listed_and_ended_from_another_machine_without_local_state(server: EC2, 
         assert {(one["id"], one["state"]) for one in pool["machines"]} == {(one, "running") for one in machines.hosts}
         code, out, err = command("down", "train", "--provider", "aws")
         assert (code, out) == (2, "")
-        assert "you have no pool 'train' on EC2; there are lab" in err
+        assert "you have no pool 'train' on EC2; available: lab" in err
         code, out, err = command("down", "lab", "--provider", "aws", "--json")
         assert code == 0, err
         assert json.loads(out) == {"done": [f"pool 'lab' ({pool['job_id']}) is down"]}

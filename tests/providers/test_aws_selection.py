@@ -129,7 +129,7 @@ def here() -> Catalogue:
     ("request_", "words"),
     [
         (gpu("A100:16"), "no machine in us-east-1 has 16 × A100: they have 8; take more nodes of fewer GPUs"),
-        (gpu("RTX4090"), "no machine in us-east-1 has RTX4090; there are A100, A100-80GB, A10G"),
+        (gpu("RTX4090"), "no machine in us-east-1 has RTX4090; available: A100, A100-80GB, A10G"),
         (gpu("A10"), "no machine in us-east-1 has A10; did you mean 'A10G'?"),
         (replace(gpu("T4"), cpus=at_least("5")), "no machine in us-east-1 has T4:1 and exactly 5 CPUs: g4dn.xlarge has 4 CPUs and 16 GB"),
         (PoolRequest(cpus=at_least("7")), "no type of machine in us-east-1 has exactly 7 CPUs; write 8+ for at least 8"),

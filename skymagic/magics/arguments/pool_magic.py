@@ -84,7 +84,7 @@ def check_environment(line: ParsedLine) -> None:
 
 def _unknown(names: Iterable[str], known: Collection[str]) -> list[str]:
     return [
-        f"no plugin is called {name!r}" + (did_you_mean(name, known) or f"; known are {', '.join(known)}")
+        f"no plugin is called {name!r}" + (did_you_mean(name, known) or f"; available: {', '.join(known)}")
         for name in dict.fromkeys(names)
         if name not in known
     ]

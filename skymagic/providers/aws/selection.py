@@ -173,7 +173,7 @@ def nothing(request: PoolRequest, there: Mapping[str, Catalogue]) -> list[str]:
     same = sorted({one.gpus for one in types if one.gpu and _is(gpu.name, one.gpu)})
     if not same:
         names = sorted({one.gpu for one in types if one.gpu})
-        nearest = did_you_mean(gpu.name, names) or f"; there are {', '.join(names) or 'none'}"
+        nearest = did_you_mean(gpu.name, names) or f"; available: {', '.join(names) or 'none'}"
         return [f"no machine in {regions} has {gpu.name}{how}{nearest}"]
     if same[-1] < gpu.count:
         counts = ", ".join(map(str, same))

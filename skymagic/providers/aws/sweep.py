@@ -329,4 +329,4 @@ def chosen_pool(found: Tagged, name: str | None) -> TaggedPool:
         unreached = "; ".join(f"{region}: {reason}" for region, reason in found.unreached.items())
         raise CloudError("unseen", "", f"{missing} where it could be asked: {unreached}")
     there = ", ".join(one.name for one in found.pools)
-    raise RequestError(missing + (f"; there are {there}" if there else ""))
+    raise RequestError(missing + (f"; available: {there}" if there else ""))
