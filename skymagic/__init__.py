@@ -25,6 +25,7 @@ _EXPORTS = {
     "PipIndex": "plan.image:PipIndex",
     "SSH": "providers:SSH",
     "Slurm": "providers:Slurm",
+    "Kubernetes": "providers:Kubernetes",
     "Spec": "api.specs:Spec",
     "Worker": "api.specs:Worker",
     "accelerators": "plan.accelerators",

@@ -179,6 +179,9 @@ def _rented(request: PoolRequest) -> list[str]:
         ("--replace", request.replace),
     )
     cluster = [f"--{name} is for Slurm: add --provider slurm, or leave it out" for name, _ in request.slurm]
+    cluster += [
+        f"--{name} is for Kubernetes: add --provider kubernetes, or leave it out" for name, _ in request.kubernetes
+    ]
     return cluster + [
         f"{option} is for rented machines: add --provider aws, or leave it out" for option, said in options if said
     ]
@@ -224,7 +227,7 @@ def fits(request: PoolRequest, running: Plan) -> list[str]:
     reasons += _lacks(request, running)
     if "region" in given and running.region not in request.regions:
         reasons.append(f"its region is {running.region or 'none'}, not {request.region}")
-    for name in ("hosts", "spot", "replace", "slurm"):
+    for name in ("hosts", "spot", "replace", "slurm", "kubernetes"):
         differs(name, getattr(made, name), getattr(request, name), f"its {name} is {{here}}, not {{asked}}")
     for name in ("idle", "max_lifetime", "max_away"):
         here, wants = (getattr(each, name) for each in (made, request))

@@ -15,7 +15,7 @@ from skymagic.plan.masking import is_secret_name
 from skymagic.plan.suggest import check_keywords, did_you_mean
 from skymagic.plan.units import AtLeast, Selection
 
-PROVIDERS = ("auto", "local", "ssh", "aws", "slurm")
+PROVIDERS = ("auto", "local", "ssh", "aws", "slurm", "kubernetes")
 COMPOSITE = re.compile(r"(cpu|cuda|xpu|mps|hpu):\w+(,(cpu|cuda|xpu|mps|hpu):\w+)*")
 """Torch's backends by device: a value with a comma in it."""
 
@@ -154,6 +154,7 @@ class PoolRequest:
         replace: rent another machine in the place of one that is lost.
         max_price: dollars per hour for the whole pool.
         slurm: options of sbatch by their long names, each with its value: "" for one without, "none" to leave one of ours out.
+        kubernetes: image, namespace, context, pod-template and pods, as far as they are given.
         idle, max_lifetime: seconds.
         detached: on this machine: the pool outlives its notebook, as one on other machines does.
         max_away: seconds for which a cell may go on without its notebook, where the pool outlives that.
@@ -184,6 +185,7 @@ class PoolRequest:
     spot: bool = False
     replace: bool = False
     slurm: tuple[tuple[str, str], ...] = ()
+    kubernetes: tuple[tuple[str, str], ...] = ()
     max_price: float | None = None
     idle: float | None = None
     max_lifetime: float | None = None

@@ -12,10 +12,12 @@ asking    one script on many hosts
 found     the user's pools on such machines, found and ended without knowing of them
 slurm     nodes of a Slurm cluster
 slurm_jobs  what is asked of Slurm: scripts, jobs and their ends in words
+kubernetes  pods of a Kubernetes cluster
+kubernetes_api  what is asked of its API server: objects, exec as a channel, waits and ends in words
 aws/      machines rented from EC2
 """
 
-from skymagic.providers.choice import AWS, SSH, Choice, Local, Slurm
+from skymagic.providers.choice import AWS, SSH, Choice, Kubernetes, Local, Slurm
 from skymagic.providers.provider import ListedPool, Listing, Provider, Replaceable, Say, Survey
 from skymagic.providers.table import LISTING, TABLE, listing, names, placed, serving
 
@@ -27,6 +29,7 @@ __all__ = [
     "Choice",
     "ListedPool",
     "Listing",
+    "Kubernetes",
     "Local",
     "Provider",
     "Replaceable",

@@ -85,6 +85,28 @@ def AWS(
     return Choice("aws", {**said, **({"cloud": cloud} if cloud != CloudSettings() else {})})
 
 
+@suggesting("sky.Kubernetes", {"container_image": "image", "labels": "pods"})
+def Kubernetes(
+    *,
+    image: str | None = None,
+    namespace: str | None = None,
+    context: str | None = None,
+    pod_template: str | None = None,
+    pods: str | None = None,
+) -> Choice:
+    """Pods of a Kubernetes cluster, by a kubeconfig or, in a pod, by its service account.
+
+    Args:
+        image: of the pods; None for ``python:3.X-slim`` with the notebook's version.
+        namespace, context: of the kubeconfig; None for the current ones.
+        pod_template: a YAML file with a Pod: node selectors, tolerations, labels of Kueue, …
+        pods: labels of pods that run already, as ``"app=train"``: these are used as they are.
+    """
+    named = {"image": image, "namespace": namespace, "context": context, "pod-template": pod_template, "pods": pods}
+    said = tuple((name, value) for name, value in named.items() if value is not None)
+    return Choice("kubernetes", {"kubernetes": said} if said else {})
+
+
 @suggesting("sky.Slurm", {"walltime": "time", "queue": "partition"})
 def Slurm(
     *,

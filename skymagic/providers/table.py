@@ -18,12 +18,13 @@ TABLE: dict[str, str] = {
     "local": "skymagic.providers.local:Local",
     "ssh": "skymagic.providers.ssh:SSH",
     "slurm": "skymagic.providers.slurm:Slurm",
+    "kubernetes": "skymagic.providers.kubernetes:Kubernetes",
     "aws": "skymagic.providers.aws.provider:AWS",
 }
 """Name → ``module:class``; the entry-point group ``skymagic.providers`` adds third parties' own."""
 RENTING: dict[str, str] = {"aws": "skymagic.providers.aws.clients:set_up"}
 """Providers that ``auto`` may turn to, in this order → whether they are set up here."""
-LISTING = ("slurm",)
+LISTING = ("slurm", "kubernetes")
 """Providers that know the user's pools by themselves (`provider.Listing`), other than those that rent."""
 GROUP = "skymagic.providers"
 

@@ -16,6 +16,7 @@ import pytest
 
 from tests.lab.ending import JOB_ID, cmdline
 from tests.lab.hosts import loopback, still_there
+from tests.lab.kube import kube
 from tests.lab.notebook import opened
 from tests.lab.places import home_that_knows
 from tests.lab.shells import pip_settings
@@ -76,9 +77,22 @@ def nodes_of_slurm(folder: Path) -> Iterator[Place]:
         yield Place(options, slurm.env, lambda: slurm.lose("n2"), left)
 
 
+@contextmanager
+def pods_of_kubernetes(folder: Path) -> Iterator[Place]:
+    with kube(folder / "kube") as cluster:
+
+        def left() -> list[str]:
+            cluster.wait(lambda: not cluster.left())
+            return [" ".join(one.cmdline()) for one in cluster.processes()]
+
+        options = f"--provider kubernetes --nodes 2 --python {sys.executable}"
+        yield Place(options, cluster.env, lambda: cluster.power_cut(cluster.pod(1).name), left)
+
+
 PROVIDERS = {
     "ssh": pytest.param(hosts_of_ssh, marks=pytest.mark.needs("sshd"), id="ssh"),
     "slurm": pytest.param(nodes_of_slurm, marks=pytest.mark.needs("slurm", "root"), id="slurm"),
+    "kubernetes": pytest.param(pods_of_kubernetes, marks=pytest.mark.needs("namespaces", "root"), id="kubernetes"),
 }
 
 

@@ -16,6 +16,14 @@ from skymagic.plan.suggest import did_you_mean
 NO_DEFAULTS = Defaults()
 SLURM_OPTIONS = ("account", "partition", "qos", "time", "constraint", "gres", "reservation", "exclusive")
 """Options of a pool that are sbatch's, under their own names; together they are one field of the request."""
+KUBERNETES_OPTIONS = {
+    "container_image": "image",
+    "namespace": "namespace",
+    "context": "context",
+    "pod_template": "pod-template",
+    "pods": "pods",
+}
+"""Those of Kubernetes, by their fields; together they are one as well."""
 POOL_FIELDS = frozenset(option.field for option in POOL)
 
 
@@ -63,6 +71,10 @@ def pool_of(
         values = {key: value for key, value in values.items() if key not in told}
         values["slurm"] = (*options, *stated.get("slurm", ()))
         stated = {**{key: value for key, value in stated.items() if key not in told}, "slurm": ()}
+    if told := [name for name in KUBERNETES_OPTIONS if name in stated]:
+        values = {key: value for key, value in values.items() if key not in told}
+        values["kubernetes"] = tuple((KUBERNETES_OPTIONS[name], stated[name]) for name in told)
+        stated = {**{key: value for key, value in stated.items() if key not in told}, "kubernetes": ()}
     dry_run = bool(line.values.get("dry_run"))
     request = PoolRequest(**values, cloud=defaults.aws, name=name, dry_run=dry_run, stated=frozenset(stated))
     if (label := line.labels.get("procs_per_node", "")).endswith("ranks") and request.provider in providers:

@@ -130,9 +130,9 @@ def region(text: str) -> str:
 
 
 def directive(text: str) -> str:
-    """A value of one of sbatch's options."""
+    """A value that a cluster reads."""
     if not text or not text.isprintable():
-        raise RequestError(f"{text!r} is no value of an option of sbatch")
+        raise RequestError(f"{text!r} is no value of an option of a cluster")
     return text
 
 
