@@ -222,16 +222,11 @@ class Kubernetes:
         ]
         held = HeldPods(places[0].job_id, machines=machines, plan=plan, ready=True)
         labels = dict(plan.request.kubernetes).get("pods", "")
-        survey = KubernetesSurvey(plan, first_requirements(accesses), cluster, lambda job_id: {}, labels, held)
+        survey = KubernetesSurvey(plan, accesses[0].installation.requirements, cluster, lambda job_id: {}, labels, held)
         return survey, [
             _node(one, access.place, index, access.daemon)
             for index, (one, access) in enumerate(zip(machines, accesses, strict=True))
         ]
-
-
-def first_requirements(accesses: Sequence[PodAccess]) -> Requirements:
-    """What each of the pods has."""
-    return accesses[0].installation.requirements
 
     def pools(self) -> Sequence[ListedPool]:
         """Jobs of this user's in the namespace of the current context that are pools, whichever machine they were made on."""

@@ -328,7 +328,7 @@ class Kube:
             assert spec["completionMode"] == "Indexed"
             assert spec["template"]["spec"]["restartPolicy"] == "Never"
             body["metadata"] |= {"uid": str(uuid.uuid4()), "namespace": "lab", "creationTimestamp": _now()}
-            body["status"] = {"conditions": []}
+            body["status"] = {"conditions": [], "startTime": _now(), "active": body["spec"]["completions"], "ready": 0}
             self._jobs[name] = body
             if self.suspends:
                 spec["suspend"] = True

@@ -47,7 +47,7 @@ NAMES = CompletionNames(
 )
 VALUES = {
     "provider": "auto",
-    "aws|slurm": "slurm",
+    "aws|slurm|kubernetes": "kubernetes",
     "N": "2",
     "N[+]": "2+",
     "cr-…|auto": "auto",
