@@ -24,6 +24,7 @@ _EXPORTS = {
     "Options": "api.specs:Options",
     "PipIndex": "plan.image:PipIndex",
     "SSH": "providers:SSH",
+    "Ray": "providers:Ray",
     "Slurm": "providers:Slurm",
     "Kubernetes": "providers:Kubernetes",
     "Spec": "api.specs:Spec",

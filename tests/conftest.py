@@ -87,6 +87,7 @@ COMPONENTS: dict[str, tuple[Callable[[], bool], str]] = {
         lambda: all(_command(name)() for name in ("slurmctld", "slurmd", "munged", "sbatch")),
         "install the system packages slurmctld, slurmd, slurm-client and munge",
     ),
+    "ray": (lambda: find_spec("ray") is not None, 'pip install "skymagic[ray]"'),
     "chromium": (_command("chromium"), "install the system packages chromium and fonts-liberation"),
 }
 

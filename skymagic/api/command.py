@@ -60,7 +60,7 @@ def _parser() -> argparse.ArgumentParser:
     for one in (status, down):
         one.add_argument(
             "--provider",
-            choices=["aws", "slurm", "kubernetes"],
+            choices=["aws", "slurm", "kubernetes", "ray"],
             help="pools you rented there, found by their tags, or jobs of a cluster, from any machine",
         )
     clean.add_argument("--all", action="store_true", help="remove everything that no pool uses now")

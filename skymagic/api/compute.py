@@ -102,7 +102,7 @@ class Compute(RunningPool):
 
     Args:
         specs: alternatives, the first that can be met is taken; all other keywords hold for each that says nothing of them.
-        provider: ``sky.Local()``, ``sky.SSH(hosts)``, ``sky.AWS()``, ``sky.Slurm()``, or a name; this machine where it
+        provider: ``sky.Local()``, ``sky.SSH(hosts)``, ``sky.AWS()``, ``sky.Slurm()``, ``sky.Ray()``, or a name; this machine where it
             satisfies the request.
         nodes: machines (on this machine: simulated nodes, with GPUs of their own); 1.
         ranks: on this machine: one node of so many ranks, with a GPU each where there are any; refused elsewhere.

@@ -25,7 +25,7 @@ _BUILT_IN = Defaults()
 class SkyMagic(Configurable):
     """Defaults of the magics, for options that a line leaves out."""
 
-    provider = Unicode(_BUILT_IN.provider, help="Where pools run: auto, local, ssh, slurm, kubernetes, aws.")
+    provider = Unicode(_BUILT_IN.provider, help="Where pools run: auto, local, ssh, slurm, kubernetes, ray, aws.")
     plugins = List(Unicode(), help="Plugins of every pool, in the form of --plugin: ['torch:backend=gloo'].")
     only = Union(
         [Unicode(), Int(), List(Int())],

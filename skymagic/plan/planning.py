@@ -182,6 +182,7 @@ def _rented(request: PoolRequest) -> list[str]:
     cluster += [
         f"--{name} is for Kubernetes: add --provider kubernetes, or leave it out" for name, _ in request.kubernetes
     ]
+    cluster += ["--address is for Ray: add --provider ray, or leave it out"] if request.address else []
     return cluster + [
         f"{option} is for rented machines: add --provider aws, or leave it out" for option, said in options if said
     ]
@@ -227,7 +228,7 @@ def fits(request: PoolRequest, running: Plan) -> list[str]:
     reasons += _lacks(request, running)
     if "region" in given and running.region not in request.regions:
         reasons.append(f"its region is {running.region or 'none'}, not {request.region}")
-    for name in ("hosts", "spot", "replace", "slurm", "kubernetes"):
+    for name in ("hosts", "spot", "replace", "slurm", "kubernetes", "address"):
         differs(name, getattr(made, name), getattr(request, name), f"its {name} is {{here}}, not {{asked}}")
     for name in ("idle", "max_lifetime", "max_away"):
         here, wants = (getattr(each, name) for each in (made, request))

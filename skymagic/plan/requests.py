@@ -15,7 +15,7 @@ from skymagic.plan.masking import is_secret_name
 from skymagic.plan.suggest import check_keywords, did_you_mean
 from skymagic.plan.units import AtLeast, Selection
 
-PROVIDERS = ("auto", "local", "ssh", "aws", "slurm", "kubernetes")
+PROVIDERS = ("auto", "local", "ssh", "aws", "slurm", "kubernetes", "ray")
 COMPOSITE = re.compile(r"(cpu|cuda|xpu|mps|hpu):\w+(,(cpu|cuda|xpu|mps|hpu):\w+)*")
 """Torch's backends by device: a value with a comma in it."""
 
@@ -153,6 +153,7 @@ class PoolRequest:
         region: where to rent, or several with commas between, the best liked first.
         replace: rent another machine in the place of one that is lost.
         max_price: dollars per hour for the whole pool.
+        address: of a Ray cluster: ``auto``, ``HOST:PORT`` or ``ray://HOST:PORT``.
         slurm: options of sbatch by their long names, each with its value: "" for one without, "none" to leave one of ours out.
         kubernetes: image, namespace, context, pod-template and pods, as far as they are given.
         idle, max_lifetime: seconds.
@@ -186,6 +187,7 @@ class PoolRequest:
     replace: bool = False
     slurm: tuple[tuple[str, str], ...] = ()
     kubernetes: tuple[tuple[str, str], ...] = ()
+    address: str | None = None
     max_price: float | None = None
     idle: float | None = None
     max_lifetime: float | None = None

@@ -14,10 +14,12 @@ slurm     nodes of a Slurm cluster
 slurm_jobs  what is asked of Slurm: scripts, jobs and their ends in words
 kubernetes  pods of a Kubernetes cluster
 kubernetes_api  what is asked of its API server: objects, exec as a channel, waits and ends in words
+ray       nodes of a Ray cluster
+ray_driver  the process that is connected to Ray, and the actors on the nodes
 aws/      machines rented from EC2
 """
 
-from skymagic.providers.choice import AWS, SSH, Choice, Kubernetes, Local, Slurm
+from skymagic.providers.choice import AWS, SSH, Choice, Kubernetes, Local, Ray, Slurm
 from skymagic.providers.provider import ListedPool, Listing, Provider, Replaceable, Say, Survey
 from skymagic.providers.table import LISTING, TABLE, listing, names, placed, serving
 
@@ -32,6 +34,7 @@ __all__ = [
     "Kubernetes",
     "Local",
     "Provider",
+    "Ray",
     "Replaceable",
     "Say",
     "Slurm",

@@ -107,6 +107,16 @@ def Kubernetes(
     return Choice("kubernetes", {"kubernetes": said} if said else {})
 
 
+@suggesting("sky.Ray")
+def Ray(address: str | None = None) -> Choice:
+    """Nodes of a Ray cluster.
+
+    Args:
+        address: ``"auto"``, ``"HOST:6379"`` or ``"ray://HOST:10001"``; None for ``RAY_ADDRESS``, else the cluster on this machine.
+    """
+    return Choice("ray", {"address": address} if address else {})
+
+
 @suggesting("sky.Slurm", {"walltime": "time", "queue": "partition"})
 def Slurm(
     *,

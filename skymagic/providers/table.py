@@ -19,12 +19,13 @@ TABLE: dict[str, str] = {
     "ssh": "skymagic.providers.ssh:SSH",
     "slurm": "skymagic.providers.slurm:Slurm",
     "kubernetes": "skymagic.providers.kubernetes:Kubernetes",
+    "ray": "skymagic.providers.ray:Ray",
     "aws": "skymagic.providers.aws.provider:AWS",
 }
 """Name → ``module:class``; the entry-point group ``skymagic.providers`` adds third parties' own."""
 RENTING: dict[str, str] = {"aws": "skymagic.providers.aws.clients:set_up"}
 """Providers that ``auto`` may turn to, in this order → whether they are set up here."""
-LISTING = ("slurm", "kubernetes")
+LISTING = ("slurm", "kubernetes", "ray")
 """Providers that know the user's pools by themselves (`provider.Listing`), other than those that rent."""
 GROUP = "skymagic.providers"
 

@@ -47,7 +47,8 @@ NAMES = CompletionNames(
 )
 VALUES = {
     "provider": "auto",
-    "aws|slurm|kubernetes": "kubernetes",
+    "aws|slurm|kubernetes|ray": "kubernetes",
+    "auto|HOST:PORT|ray://…": "ray://head:10001",
     "N": "2",
     "N[+]": "2+",
     "cr-…|auto": "auto",

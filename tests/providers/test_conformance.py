@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.lab import ray
 from tests.lab.ending import JOB_ID, cmdline
 from tests.lab.hosts import loopback, still_there
 from tests.lab.kube import kube
@@ -89,10 +90,18 @@ def pods_of_kubernetes(folder: Path) -> Iterator[Place]:
         yield Place(options, cluster.env, lambda: cluster.power_cut(cluster.pod(1).name), left)
 
 
+@contextmanager
+def nodes_of_ray(folder: Path) -> Iterator[Place]:
+    with ray.cluster() as made:
+        options = f"--provider ray --address {made.address} --nodes 2 --python {sys.executable}"
+        yield Place(options, {}, lambda: made("lose", 1), made.left)
+
+
 PROVIDERS = {
     "ssh": pytest.param(hosts_of_ssh, marks=pytest.mark.needs("sshd"), id="ssh"),
     "slurm": pytest.param(nodes_of_slurm, marks=pytest.mark.needs("slurm", "root"), id="slurm"),
     "kubernetes": pytest.param(pods_of_kubernetes, marks=pytest.mark.needs("namespaces", "root"), id="kubernetes"),
+    "ray": pytest.param(nodes_of_ray, marks=pytest.mark.needs("ray"), id="ray"),
 }
 
 

@@ -93,7 +93,7 @@ class CompletionNames:
     pip: tuple[str, ...] = ("install", "list")
     busy: tuple[str, ...] = ("wait", "refuse")
     auto: tuple[str, ...] = ("auto",)
-    rented: tuple[str, ...] = ("aws", "slurm", "kubernetes")
+    rented: tuple[str, ...] = ("aws", "slurm", "kubernetes", "ray")
     left: tuple[str, ...] = ()
     """Pools of other notebooks."""
 

@@ -52,7 +52,7 @@ REFUSED = {
 # fmt: off
 _SECRET = Option(("--secret",), "secrets", readers.many(readers.variable), "NAME", "pass this variable of the notebook's environment; its value is never shown", "list", "environment", also=("--secrets",))
 POOL: tuple[Option, ...] = (
-    Option(("--provider",), "provider", str, "NAME", "where to run: auto, local (this machine), ssh (your own machines), slurm or kubernetes (a cluster), aws (rented machines)", choices="providers"),
+    Option(("--provider",), "provider", str, "NAME", "where to run: auto, local (this machine), ssh (your own machines), slurm, kubernetes or ray (a cluster), aws (rented machines)", choices="providers"),
     Option(("-n", "--nodes"), "nodes", readers.number(1), "N", "number of machines; on this machine: simulated nodes, each with its own GPUs", also=("--num-nodes",)),
     Option(("--ranks",), "procs_per_node", readers.number(1), "N", "on this machine: one node of N ranks, one GPU each if there are GPUs"),
     Option(("--gpu",), "gpu", read_gpus, "WHICH", "GPUs per node: A100, A100:4, 4, 0,2, GPU-uuid, all or none", choices="gpus", also=("--gpus",)),
@@ -82,6 +82,7 @@ POOL: tuple[Option, ...] = (
     Option(("--context",), "context", readers.directive, "NAME", "Kubernetes: context of the kubeconfig; default: the current one"),
     Option(("--pod-template",), "pod_template", readers.directive, "FILE", "Kubernetes: YAML of a pod that the pool's pods are made from"),
     Option(("--pods",), "pods", readers.directive, "LABELS", "Kubernetes: use running pods that have these labels, for example app=train"),
+    Option(("--address",), "address", readers.cluster, "auto|HOST:PORT|ray://…", "Ray: the cluster to use; default: RAY_ADDRESS, else the one on this machine"),
     Option(("--max-price",), "max_price", readers.dollars, "DOLLARS", "limit per hour for the whole pool"),
     Option(("--idle",), "idle", readers.limit, "TIME", "stop after this time without a cell, for example 30m"),
     Option(("--max-lifetime",), "max_lifetime", readers.limit, "TIME", "stop after this time in any case, for example 8h"),
@@ -139,7 +140,7 @@ _FOLLOW_LINKS = Option(("--follow",), "follow", help="copy the targets of links 
 _ALL = Option(("--all",), "all", help="all pools of this notebook")
 _DOWN_ALL = Option(("--all",), "all", help="all pools of this notebook and all machines you rented; with --hosts: all your pools there")
 _AT_HOSTS = Option(("--hosts",), "hosts", readers.many(readers.host, rf"{readers.OUTSIDE_BRACKETS}|\s+"), "HOSTS", "your pools on these machines, whichever notebook started them", "list", "hosts")
-_RENTED = Option(("--provider",), "provider", readers.one_of("aws", "slurm", "kubernetes"), "aws|slurm|kubernetes", "pools you rented, found by their tags, or jobs of a cluster, from any machine", choices="rented")
+_RENTED = Option(("--provider",), "provider", readers.one_of("aws", "slurm", "kubernetes", "ray"), "aws|slurm|kubernetes|ray", "pools you rented, found by their tags, or jobs of a cluster, from any machine", choices="rented")
 _DISK = Option(("--disk",), "disk", help="with --hosts: show what skymagic stores on their disks")
 _TO_RENT: tuple[Option, ...] = (
     Option(("-n", "--nodes"), "nodes", readers.number(1), "N", "number of machines to rent", also=("--num-nodes",)),

@@ -129,6 +129,13 @@ def region(text: str) -> str:
     return ",".join(many(_region)(text))
 
 
+def cluster(text: str) -> str:
+    """The address of a Ray cluster: ``auto``, ``HOST:PORT``, ``ray://HOST:PORT``."""
+    if text == "auto" or re.fullmatch(r"(ray://)?([\w.-]+|\[[0-9A-Fa-f:.]+\]):\d{1,5}", text):
+        return text
+    raise RequestError(f"{text!r} is no address of a Ray cluster: write auto, HOST:6379 or ray://HOST:10001")
+
+
 def directive(text: str) -> str:
     """A value that a cluster reads."""
     if not text or not text.isprintable():

@@ -1,0 +1,433 @@
+"""The process that is connected to a Ray cluster for a notebook, and the actors by which it holds a pool's nodes there; run as a file.
+
+It is a process of its own because Ray ends the one that it is connected from when the cluster's head is gone, and because the notebook may use
+Ray itself::
+
+    notebook ──requests with sockets for their answers──▶ this process ──calls──▶ RayKeeper: one per pool, detached, on Ray's head node
+                                                               │                       │ owns the placement group and its actors
+                                                               └──shells in pieces──▶ RayHolder: one per node ──▶ guard ──▶ holder ──▶ daemons
+
+With its keeper Ray ends a pool's group and holders. The keeper ends by itself when nobody needs it: all daemons have ended, or none has run and
+nobody has called for `FORGOTTEN` seconds. Standard library and Ray only: nodes have nothing else, and Ray copies the classes of ``__main__``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import os
+import re
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray.exceptions import ActorUnavailableError, GetTimeoutError, RayActorError, RayError
+from ray.util import placement_group, placement_group_table
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+NAMESPACE = PREFIX = "skymagic"
+FORGOTTEN = 60.0
+"""Seconds after which a keeper that nobody calls, or a shell that nobody reads, ends."""
+POLL, LOOK = 20.0, 2.0
+"""Seconds for which a holder waits for output before it answers without any, and between a keeper's looks at its holders."""
+PIECE, AHEAD = 1 << 14, 6
+"""Bytes that are read from a process at once, and how many such pieces a call may have: below 100 KB Ray passes values with the call itself,
+and larger ones through object stores, where some take a second more."""
+RAYS_OWN = ("OMP_NUM_THREADS", "PYTHONBREAKPOINT", "PYTHONUNBUFFERED", "SPT_NOENV")
+"""Variables that Ray sets for its workers, besides RAY_*."""
+GUARD = r"""umask 077
+marked() { grep -lF "SKYMAGIC_GUARD=$0" /proc/[0-9]*/environ 2>/dev/null | cut -d/ -f3; }
+exec 4<&0 </dev/null >/dev/null 2>&1
+(
+    SKYMAGIC_GUARD=$0 /bin/sh -c "$1" 4<&- &
+    cat <&4
+    kill -TERM $(marked)
+    n=0
+    while [ -n "$(marked)" ] && [ $n -lt 50 ]; do n=$((n + 1)); sleep 0.2; done
+    kill -KILL $(marked)
+    rm -rf "$0"
+) &
+"""
+"""What outlives an actor on its node, by a double fork, for Ray ends an actor's children but not theirs: it starts the holder, and when the
+actor is gone, however it went, it ends all that carries its mark."""
+
+
+# ------------------------------------------------------------------------------------ on the nodes
+
+
+class RayHolder:
+    """An actor on one node: starts what holds the pool's daemons there, and passes the streams of shells.
+
+    Args:
+        folder: of the holder. script: sh of the holder, which starts the daemons whose names come.
+    """
+
+    def __init__(self, folder: str, script: str) -> None:
+        self._folder, self._shells = folder, dict[str, RayShell]()
+        kept = {key: value for key, value in os.environ.items() if not key.startswith("RAY_") and key not in RAYS_OWN}
+        # Ray used in a cell finds its own cluster
+        self._env = {**kept, "RAY_ADDRESS": ray.get_runtime_context().gcs_address}
+        self._guard = subprocess.Popen(
+            ["/bin/sh", "-c", GUARD, folder, script], stdin=subprocess.PIPE, env=self._env, start_new_session=True
+        )
+        self._guard.wait()
+        while not Path(folder, "start").exists():
+            time.sleep(0.01)
+
+    async def about(self) -> dict[str, str]:
+        """What the node is called, by its system and by Ray."""
+        return {"host": socket.gethostname(), "ray": ray.get_runtime_context().get_node_id()}
+
+    async def state(self) -> str:
+        """Whether daemons have run here: "new", "used", or "ended" with the last of them."""
+        for key in [key for key, shell in self._shells.items() if time.monotonic() - shell.asked > FORGOTTEN]:
+            await self.close(key)
+        files = list(Path(self._folder).glob("*"))  # the FIFO, and one for each daemon
+        return "used" if len(files) > 1 else "new" if files else "ended"
+
+    async def start(self, key: str, command: str) -> None:
+        """Start a shell with a command line."""
+        env, pipe = {**self._env, "SKYMAGIC_HOLDER": self._folder, "SKYMAGIC_GUARD": self._folder}, subprocess.PIPE
+        self._shells[key] = RayShell(
+            await asyncio.create_subprocess_exec(
+                "/bin/sh",
+                "-c",
+                command,
+                stdin=pipe,
+                stdout=pipe,
+                stderr=pipe,
+                env=env,
+                cwd="/tmp",
+                start_new_session=True,
+            )
+        )
+
+    async def write(self, key: str, data: bytes) -> bool:
+        """Write to its standard input, b"" to end it; whether it took that."""
+        return key in self._shells and await self._shells[key].write(data)
+
+    async def poll(self, key: str) -> list[tuple[int, bytes]]:
+        """What has come: (1, output), (2, standard error), b"" at their ends, (0, exit status). Waits for some."""
+        return await self._shells[key].poll() if key in self._shells else [(0, b"-1"), (1, b""), (2, b"")]
+
+    async def close(self, key: str) -> None:
+        """End a shell with its process group; twice is safe."""
+        if shell := self._shells.pop(key, None):
+            await shell.end()
+
+
+class RayShell:
+    """A process whose streams are read ahead a little."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self._process, self.asked = process, time.monotonic()
+        self._come: asyncio.Queue[tuple[int, bytes]] = asyncio.Queue(AHEAD)
+        reads = (self._read(1, process.stdout), self._read(2, process.stderr), self._wait())
+        self._tasks = list(map(asyncio.ensure_future, reads))
+
+    async def _read(self, kind: int, stream: asyncio.StreamReader | None) -> None:
+        assert stream is not None
+        data = b"first"
+        while data:
+            data = await stream.read(PIECE)
+            await self._come.put((kind, data))
+
+    async def _wait(self) -> None:
+        await self._come.put((0, str(max(-1, await self._process.wait())).encode()))
+
+    async def poll(self) -> list[tuple[int, bytes]]:
+        """As `RayHolder.poll`."""
+        self.asked = time.monotonic()
+        try:
+            come = [await asyncio.wait_for(self._come.get(), POLL)]
+        except TimeoutError:
+            return []
+        while len(come) < AHEAD and not self._come.empty():
+            come.append(self._come.get_nowait())
+        return come
+
+    async def write(self, data: bytes) -> bool:
+        """As `RayHolder.write`."""
+        assert self._process.stdin is not None
+        try:
+            if data:
+                self._process.stdin.write(data)
+                await self._process.stdin.drain()
+            else:
+                self._process.stdin.close()
+        except (OSError, RuntimeError):  # it has ended
+            return False
+        return True
+
+    async def end(self) -> None:
+        """SIGTERM to its group, then SIGKILL."""
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, number)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._process.wait(), 2.0)
+        for task in self._tasks:
+            task.cancel()
+
+
+class RayKeeper:
+    """The detached actor that owns a pool's placement group and holders, and ends with them.
+
+    Args:
+        job: the pool's. bundles: resources of each node.
+        folder, script: of each `RayHolder`; @NODE@ in them is the node's number.
+    """
+
+    def __init__(self, job: str, bundles: Sequence[Mapping[str, float]], folder: str, script: str) -> None:
+        self._name, self._bundles, self._texts = f"{PREFIX}-{job}", bundles, (folder, script)
+        self._called = time.monotonic()
+        self._state: dict[str, Any] = {}
+        threading.Thread(target=self._keep, args=(ray.get_runtime_context().current_actor,), daemon=True).start()
+
+    def state(self) -> dict[str, Any]:
+        """Its ``nodes``, or what it ``waits`` for, or the ``error``: who calls needs it."""
+        self._called = time.monotonic()
+        return self._state
+
+    def _keep(self, me: Any) -> None:
+        try:
+            group = placement_group(self._bundles, strategy="STRICT_SPREAD", name=self._name)
+            while not (placed := group.wait(1)) and not self._forgotten:
+                self._state = {"waits": waits(placement_group_table(group), self._bundles, alive_nodes())}
+            if placed:
+                self._watch([self._holder(group, index) for index in range(len(self._bundles))])
+        except RayError as problem:
+            self._state = {"error": str(problem)}
+            while not self._forgotten:
+                time.sleep(LOOK)
+        ray.kill(me)
+
+    @property
+    def _forgotten(self) -> bool:
+        return time.monotonic() - self._called > FORGOTTEN
+
+    def _holder(self, group: Any, index: int) -> Any:
+        bundle = dict(self._bundles[index])
+        options = ray.remote(RayHolder).options(
+            name=f"{self._name}-{index}", num_cpus=bundle.pop("CPU", 0), num_gpus=bundle.pop("GPU", 0), memory=bundle.pop("memory", None),
+            resources=bundle, scheduling_strategy=PlacementGroupSchedulingStrategy(group, index), max_concurrency=1000,
+        )  # fmt: skip
+        return options.remote(*(text.replace("@NODE@", str(index)) for text in self._texts))
+
+    def _watch(self, holders: Sequence[Any]) -> None:
+        """Until all daemons have ended, or none has run and nobody calls."""
+        starting = [each.about.remote() for each in holders]
+        while len(ray.wait(starting, num_returns=len(starting), timeout=LOOK)[0]) < len(starting):
+            if self._forgotten:
+                return
+        self._state = {"nodes": ray.get(starting)}
+        while True:
+            states = [state_of(each)[0] for each in holders]
+            if "used" not in states and ("new" not in states or self._forgotten):
+                return
+            time.sleep(LOOK)
+
+
+def state_of(holder: Any) -> tuple[str, str]:
+    """A holder's state, or "dead" and why, in Ray's words; of one that does not answer "used"."""
+    try:
+        return str(ray.get(holder.state.remote(), timeout=10)), ""
+    except (ActorUnavailableError, GetTimeoutError):
+        return "used", ""
+    except RayActorError as problem:
+        return "dead", " ".join(str(problem).split())
+
+
+def waits(group: Mapping[str, Any], bundles: Sequence[Mapping[str, float]], nodes: Sequence[Mapping[str, Any]]) -> str:
+    """What a group waits for, with Ray's own word; pure.
+
+    Args:
+        group: its row of `placement_group_table`. nodes: those that are alive, as `ray.nodes` lists them.
+    """
+    able = sum(all(each["Resources"].get(key, 0) >= amount for key, amount in bundles[0].items()) for each in nodes)
+    wanted = ", ".join(f"{key} {amount:g}" if amount >= 1 else key for key, amount in bundles[0].items())
+    said = ", ".join(filter(None, (group.get("state"), group.get("stats", {}).get("scheduling_state"))))
+    why = "which others use"
+    if able < len(bundles):
+        why = f"and {able} of the cluster's {len(nodes)} nodes are such: an autoscaler may add some, else stop it and ask for less"
+    return f"{len(bundles)} × ({wanted}), {why} (Ray: {said})"
+
+
+# ------------------------------------------------------------------------------------ beside the notebook
+
+
+def serve(control: socket.socket) -> None:
+    """Answer each request on a thread of its own, until the notebook closes its end."""
+    while True:
+        data, descriptors, _, _ = socket.recv_fds(control, 1 << 18, 3)
+        if not data:
+            return
+        request, sockets = json.loads(data), [socket.socket(fileno=each) for each in descriptors]
+        if request["do"] == "place":  # before anything else is read: a later "end" must find what there is to end
+            request["keeper"] = made_keeper(**request.pop("keeper"))
+        threading.Thread(target=answer, args=(request, sockets), daemon=True).start()
+
+
+def answer(request: dict[str, Any], sockets: Sequence[socket.socket]) -> None:
+    """Carry a request out: a line of JSON for each answer."""
+    with contextlib.ExitStack() as closing, contextlib.suppress(OSError):  # nobody may wait for it any more
+        for each in sockets:
+            closing.enter_context(each)
+        try:
+            for line in ANSWERS[request.pop("do")](sockets, **request):
+                sockets[0].sendall(json.dumps(line).encode() + b"\n")
+        except (RayError, ValueError) as problem:
+            sockets[0].sendall(json.dumps({"error": str(problem)}).encode() + b"\n")
+
+
+def nodes(_: object) -> Iterator[dict[str, Any]]:
+    """The resources of each of the cluster's nodes."""
+    yield {"nodes": [each["Resources"] for each in alive_nodes()]}
+
+
+def alive_nodes() -> list[dict[str, Any]]:
+    """As `ray.nodes` lists them."""
+    return [each for each in ray.nodes() if each["Alive"]]
+
+
+def made_keeper(job: str, **arguments: Any) -> Any:
+    """A keeper, or why there is none."""
+    options = ray.remote(RayKeeper).options(
+        name=f"{PREFIX}-{job}",
+        lifetime="detached",
+        num_cpus=0,
+        max_concurrency=2,
+        resources={"node:__internal_head__": 0.001},
+    )
+    try:
+        return options.remote(job, **arguments)
+    except (RayError, ValueError) as problem:
+        return problem
+
+
+def place(_: object, keeper: Any) -> Iterator[dict[str, Any]]:
+    """How a keeper is, until its nodes are there; then call it while this process is there."""
+    if isinstance(keeper, Exception):
+        raise keeper
+    told: dict[str, Any] = {}
+    while True:
+        if (state := ray.get(keeper.state.remote())) != told:
+            yield (told := state)
+        time.sleep(FORGOTTEN / 4 if "nodes" in told else 0.1)
+
+
+def fate(_: object, job: str, index: int) -> Iterator[dict[str, Any]]:
+    """Why a node is gone; "" where it is not."""
+    try:
+        yield {"fate": state_of(holder_of(job, index))[1]}
+    except ValueError:
+        yield {"fate": "Ray has ended what held it: the pool has ended, or the node has left the cluster"}
+
+
+def holder_of(job: str, index: int) -> Any:
+    """Raises ValueError where there is none."""
+    return ray.get_actor(f"{PREFIX}-{job}-{index}", NAMESPACE)
+
+
+def end(_: object, job: str) -> Iterator[dict[str, Any]]:
+    """End a pool's keeper, and with it group and holders; what is left of them after a while."""
+    with contextlib.suppress(ValueError):
+        ray.kill(ray.get_actor(f"{PREFIX}-{job}", NAMESPACE))
+    deadline = time.monotonic() + 30.0
+    while (left := left_of(job)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    yield {"left": left}
+
+
+def left_of(job: str) -> list[str]:
+    """What there is of a pool in the cluster."""
+    return [name for name in everything() if name.startswith(f"{PREFIX}-{job}")]
+
+
+def everything() -> dict[str, str]:
+    """Names of actors and placement groups of pools, with the groups' states in Ray's words."""
+    actors = ray.util.list_named_actors(all_namespaces=True)
+    named = {each["name"]: "PENDING" for each in actors if each["namespace"] == NAMESPACE}
+    groups = placement_group_table().values()
+    return named | {each["name"]: each["state"] for each in groups if each["state"] != "REMOVED"}
+
+
+def pools(_: object) -> Iterator[dict[str, Any]]:
+    """Job ids of pools, with the states of their groups."""
+    states = everything()
+    named = (re.fullmatch(rf"{PREFIX}-(.+-[0-9a-f]{{8}})", name) for name in states)
+    yield {"pools": [(match[1], states[match[0]]) for match in named if match]}
+
+
+def pass_on(sockets: Sequence[socket.socket], job: str, index: int, command: str) -> Iterator[dict[str, Any]]:
+    """A shell on a node with its streams, its standard error and its exit status, until it has ended or the notebook has closed them."""
+    holder, key, ended = holder_of(job, index), os.urandom(8).hex(), set[int]()
+    streams, _, status = sockets
+    ray.get(holder.start.remote(key, command))
+    feeder = threading.Thread(target=feed, args=(holder, key, streams, status), daemon=True)
+    feeder.start()
+    try:
+        while len(ended) < 3:
+            for kind, data in ray.get(holder.poll.remote(key)):
+                sockets[kind - 1].sendall(data)
+                if kind == 0 or not data:
+                    sockets[kind - 1].shutdown(socket.SHUT_WR)
+                    ended.add(kind)
+    finally:
+        with contextlib.suppress(RayError):
+            ray.get(holder.close.remote(key))
+        with contextlib.suppress(OSError):
+            status.shutdown(socket.SHUT_RDWR)
+        feeder.join()
+    yield from ()
+
+
+def feed(holder: Any, key: str, streams: socket.socket, status: socket.socket) -> None:
+    """What the notebook sends, as long as the shell takes it; closes the shell when the notebook closes its sockets."""
+    heard = [streams, status]
+    with contextlib.suppress(OSError, RayError):
+        while status not in select.select(heard, [], [])[0]:
+            data = streams.recv(PIECE * AHEAD)
+            taken = ray.get(holder.write.remote(key, data))
+            if not (data and taken):
+                streams.shutdown(socket.SHUT_RD)  # upon which the notebook's writes fail
+                heard = [status]
+        ray.get(holder.close.remote(key))
+
+
+ANSWERS: Mapping[str, Callable[..., Iterator[dict[str, Any]]]] = {
+    "nodes": nodes,
+    "place": place,
+    "fate": fate,
+    "end": end,
+    "open": pass_on,
+    "pools": pools,
+}
+
+
+def main(descriptor: str, address: str) -> None:
+    """Connect to Ray, tell the notebook, and serve it."""
+    control = socket.socket(fileno=int(descriptor))
+    try:
+        ray.init(address, namespace=NAMESPACE, log_to_driver=False, logging_level=logging.ERROR)
+    except Exception as problem:
+        control.send(json.dumps({"error": str(problem)}).encode())
+        return
+    found = address if address.startswith("ray://") else ray.get_runtime_context().gcs_address
+    control.send(json.dumps({"address": found}).encode())
+    serve(control)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
+    os._exit(0)

@@ -1,0 +1,187 @@
+"""A real Ray cluster on this machine, a head without CPUs and nodes, by Ray's own `cluster_utils`, in a process of its own.
+
+::
+
+    with cluster(2) as ray:
+        ray.address                          # for --address
+        ray("groups"), ray("actors")         # what there is in it
+        ray("lose", 1)                       # the node of a pool's second rank leaves, with all that runs there
+
+It starts in 10 to 60 seconds and takes about 1 GB: one for a whole file.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+MARK = "SKYMAGIC_GUARD"
+DEADLINE = 60.0
+SETTINGS = {
+    "RAY_raylet_start_wait_time_s": "180",
+    "RAY_worker_register_timeout_seconds": "180",
+    "RAY_health_check_initial_delay_ms": "1000",
+    "RAY_health_check_period_ms": "500",
+    "RAY_health_check_failure_threshold": "3",
+}
+"""Ray's own: a busy machine may take its time, and a node that is gone is known as such soon."""
+
+
+class Cluster:
+    """A cluster that runs; called with the name of what is asked of it (`Commands`)."""
+
+    def __init__(self, count: int) -> None:
+        # -P: this file's folder would be the first place where Python looks for `ray`
+        self._program = subprocess.Popen(
+            [sys.executable, "-P", __file__, str(count)], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            env={**os.environ, **SETTINGS}, text=True, start_new_session=True,
+        )  # fmt: skip
+        self.address = str(self._answer())
+
+    def __call__(self, name: str, *arguments: object) -> Any:
+        """What it answers."""
+        assert self._program.stdin is not None
+        self._program.stdin.write(json.dumps([name, *arguments]) + "\n")
+        self._program.stdin.flush()
+        return self._answer()
+
+    def _answer(self) -> Any:
+        assert self._program.stdout is not None
+        line = self._program.stdout.readline()
+        assert line, "the process of the Ray cluster has ended"
+        return json.loads(line)
+
+    def left(self) -> list[str]:
+        """What is left of pools, once there is nothing or the time is over: actors, groups, and processes on nodes."""
+        deadline = time.monotonic() + DEADLINE
+        while (found := [*self("actors"), *self("groups"), *processes()]) and time.monotonic() < deadline:
+            time.sleep(0.2)  # Ray tells of nothing by itself
+        return found
+
+    def close(self) -> None:
+        """End it."""
+        assert self._program.stdin is not None
+        self._program.stdin.close()
+        try:
+            self._program.wait(DEADLINE)
+        finally:
+            if self._program.poll() is None:
+                os.killpg(self._program.pid, signal.SIGKILL)
+                self._program.wait()
+            assert self._program.stdout is not None
+            self._program.stdout.close()
+
+
+def processes() -> list[str]:
+    """What runs on nodes of pools, by the mark in its environment."""
+    import psutil
+
+    found = []
+    for one in psutil.process_iter():
+        try:
+            if MARK in one.environ():
+                found.append(" ".join(one.cmdline()))
+        except psutil.Error:
+            continue
+    return found
+
+
+@contextmanager
+def cluster(count: int = 2) -> Iterator[Cluster]:
+    """Nodes of 4 CPUs each, the first with 2 GPUs of the kind A100 that nobody can use. At the end nothing of any pool is left."""
+    made = Cluster(count)
+    try:
+        yield made
+        assert made.left() == []
+    finally:
+        made.close()
+
+
+# ------------------------------------------------------------------------------------ in the cluster's process
+
+
+class Commands:
+    """What is asked of a cluster."""
+
+    def __init__(self, count: int) -> None:
+        from ray.cluster_utils import Cluster as RayCluster
+
+        self.cluster = again(lambda: RayCluster(True, head_node_args={"num_cpus": 0, "include_dashboard": False}))
+        for number in range(count):
+            self.add(2 if number == 0 else 0)
+
+    def add(self, gpus: int = 0) -> str:
+        """One more node: its Ray id."""
+        kind = {"accelerator_type:A100": 1} if gpus else {}
+        return str(again(lambda: self.cluster.add_node(num_cpus=4, num_gpus=gpus, resources=kind)).node_id)
+
+    def actors(self) -> list[str]:
+        """Names of actors that are not dead."""
+        return [each["name"] for each in self._ray().util.list_named_actors(all_namespaces=True)]
+
+    def groups(self) -> list[str]:
+        """Names of placement groups that are not removed."""
+        rows = self._ray().util.placement_group_table().values()
+        return [each["name"] for each in rows if each["state"] != "REMOVED"]
+
+    def lose(self, index: int) -> str:
+        """Kill the node that holds a pool's node of this number, and with it what runs there: its Ray id."""
+        (name,) = [one for one in self.actors() if one.endswith(f"-{index}")]
+        actor = self._ray().get_actor(name, "skymagic")
+        gone = self._ray().get(actor.about.remote())["ray"]
+        (node,) = [one for one in self.cluster.worker_nodes if one.node_id == gone]
+        self.cluster.remove_node(node, allow_graceful=False)
+        return str(gone)
+
+    def version(self, text: str) -> str:
+        """What the cluster says of its Ray's version from now on; what it said."""
+        from ray.experimental.internal_kv import _internal_kv_get, _internal_kv_put
+
+        self._ray()
+        key, namespace = b"CLUSTER_METADATA", b"cluster"
+        told = json.loads(_internal_kv_get(key, namespace=namespace))
+        _internal_kv_put(key, json.dumps({**told, "ray_version": text}).encode(), overwrite=True, namespace=namespace)
+        return str(told["ray_version"])
+
+    def _ray(self) -> Any:
+        import ray
+
+        if not ray.is_initialized():
+            ray.init(self.cluster.address, log_to_driver=False)
+        return ray
+
+
+def again(start: Any) -> Any:
+    """A start that a busy machine may make too slow for Ray."""
+    for _ in range(3):
+        try:
+            return start()
+        except Exception as problem:
+            print(problem, file=sys.stderr)
+    return start()
+
+
+def main(count: int) -> None:
+    """Start a cluster, and answer a line of JSON for each that comes."""
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # Ray prints
+    commands = Commands(count)
+    print(json.dumps(commands.cluster.address), file=answers, flush=True)
+    for line in sys.stdin:
+        name, *arguments = json.loads(line)
+        print(json.dumps(getattr(commands, name)(*arguments)), file=answers, flush=True)
+    import ray
+
+    ray.shutdown()
+    commands.cluster.shutdown()
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))
