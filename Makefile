@@ -16,7 +16,7 @@ READY := $(VENV)/.ready
 # The longest files come first, and none is shared: its tests use the same pools
 PYTEST := $(RUN) -m pytest -n $(PROCESSES) --dist loadfile --no-loadscope-reorder --max-worker-restart 0
 
-.PHONY: help demo quick near test durations check format bench docs gpu gpu-wheels pictures notebooks soak clean
+.PHONY: help demo quick near test durations check format bench docs package lowest gpu gpu-wheels pictures notebooks soak clean
 
 help:
 	@echo "make demo    run notebooks/quickstart.ipynb and print what its cells print"
@@ -27,6 +27,8 @@ help:
 	@echo "make format  let ruff fix and format the code"
 	@echo "make bench   the figures, each as a ratio measured in this run"
 	@echo "make docs    the site, into build/docs; warnings are errors"
+	@echo "make package the wheel and the source, into dist; checked as PyPI checks them"
+	@echo "make lowest  the quick tests with the oldest versions of what skymagic depends on"
 	@echo "make gpu     what only a GPU can show, on a machine that has one; docs/how-to/gpus.md"
 	@echo "make gpu-wheels  a folder of wheels for such a machine that has no internet"
 	@echo "make pictures  retake the pictures of the docs in JupyterLab (Chromium is needed)"
@@ -70,6 +72,14 @@ docs: $(READY)
 	@$(RUN) docs/generate.py
 	@$(RUN) -m sphinx -q -W --keep-going -b html -d build/doctrees docs build/docs
 	@echo "build/docs/index.html"
+
+package: $(READY)
+	@rm -rf dist
+	@$(RUN) -m build --outdir dist >build/package.log || { cat build/package.log; exit 1; }
+	@$(RUN) -m twine check --strict dist/*
+
+lowest: $(READY)
+	@$(RUN) -m tests.lowest -n $(PROCESSES) --dist loadfile $(ARGS)
 
 # Not in .venv: a machine with a GPU has a torch of its own, and perhaps no internet. WHEELS is a folder that gpu-wheels has filled.
 WHEELS ?=

@@ -267,7 +267,7 @@ RANK_DEPENDENCIES = {
     "ipython": ">=8.18",
     "cloudpickle": ">=3.1",
     "xxhash": ">=3",
-    "packaging": "",
+    "packaging": ">=23.2",
 }
 """What ranks need of skymagic's dependencies. A new environment gets the notebook's own versions, for they talk to each
 other; an interpreter that is used as it is may have any of these."""

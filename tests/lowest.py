@@ -1,0 +1,49 @@
+"""The quick tests with the oldest versions that pyproject.toml allows: ``python -m tests.lowest``, in an environment of its own (build/lowest).
+
+Only what the package itself depends on is that old; pytest, torch and the other tools are as usual.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import tomllib
+
+from tests.environment import PIP, ROOT, UV, options, variables
+
+FOLDER = ROOT / "build" / "lowest"
+PYTHON = FOLDER / "bin" / "python"
+PINS = ROOT / "build" / "lowest.txt"
+
+
+def uv(*words: str) -> str:
+    """What uv prints, with the indexes that pip is configured for."""
+    listed = subprocess.run([*PIP, "config", "list"], capture_output=True, text=True, check=True, cwd=ROOT).stdout
+    env = variables(options(listed), os.environ)
+    return subprocess.run([UV, *words], cwd=ROOT, env=env, check=True, stdout=subprocess.PIPE, text=True).stdout
+
+
+def oldest() -> list[str]:
+    """``name==version`` of each dependency at its lower bound."""
+    declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
+    names = {re.split(r"[<>=!~ ]", text)[0] for text in declared}
+    solved = uv(
+        "pip", "compile", "-q", "--resolution", "lowest-direct", "--no-annotate", "--no-header", "pyproject.toml"
+    )
+    return [line for line in solved.splitlines() if line.partition("==")[0] in names]
+
+
+def main() -> int:
+    """Make the environment and run the tests; the exit status."""
+    uv("venv", "-q", "--clear", "--seed", "--python", sys.executable, str(FOLDER))
+    PINS.write_text("\n".join(oldest()) + "\n")
+    print(PINS.read_text(), flush=True)
+    pins = ["-c", "constraints.txt", "-c", str(PINS)]
+    uv("pip", "install", "-q", "--python", str(PYTHON), *pins, "-e", ".[dev,torch]")
+    return subprocess.run([PYTHON, "-m", "pytest", "-m", "quick", *sys.argv[1:]], cwd=ROOT).returncode
+
+
+if __name__ == "__main__":
+    sys.exit(main())
