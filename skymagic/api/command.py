@@ -112,7 +112,7 @@ def _parser() -> argparse.ArgumentParser:
     cancel.set_defaults(call=_cancel)
     logs.set_defaults(call=_logs)
     attach.set_defaults(call=_attach)
-    for one in (pools, status, cost, down, logs, attach, run):
+    for one in (pools, status, cost, down, clean, logs, attach, run, cancel):
         one.add_argument("--json", action="store_true", help="print JSON")
     pools.set_defaults(call=_pools)
     cost.set_defaults(call=_cost)
@@ -214,7 +214,7 @@ def _run(line: argparse.Namespace) -> int:
     request = notebooks.NotebookRequest(Path(line.notebook), line.pool, values, output, line.workdir, line.take_over)
     run = notebooks.begin(request)
     if line.detach:
-        print(run.words)
+        print(json.dumps(run.plain) if line.json else run.words)
         if run.ends:
             print(run.ends, file=sys.stderr)
         return 0
@@ -225,6 +225,8 @@ def _cancel(line: argparse.Namespace) -> int:
     from skymagic.api import notebooks
 
     notebooks.stop(line.pool)
+    said = f"the notebook on pool {line.pool!r} is cancelled; `skymagic attach {line.pool}` fetches what it has done"
+    print(json.dumps({"done": [said]}) if line.json else said)
     return 0
 
 
@@ -241,7 +243,7 @@ def _clean(line: argparse.Namespace) -> int:
     from skymagic.api import disk
 
     lines, problems = disk.clean(line.hosts, line.all, line.dry_run)
-    print("\n".join(lines))
+    print(json.dumps({"done": lines, "problems": problems}) if line.json else "\n".join(lines))
     for host, reason in problems.items():
         print(f"skymagic clean: {host}: {reason}", file=sys.stderr)
     return 1 if problems else 0

@@ -161,7 +161,7 @@ def test_stopped(desk: Desk) -> None:
     assert process.stdout is not None
     while "at work" not in process.stdout.readline():
         pass
-    assert desk.ran("stop", desk.pool)[0] == 0
+    assert desk.ran("cancel", desk.pool, "--json")[0] == 0
     process.communicate(timeout=60)
     assert process.returncode == 4
     assert said(desk.folder / "long.executed.ipynb") == [["at work", "KeyboardInterrupt"]]

@@ -24,7 +24,12 @@ CODE = re.compile(r"```.*?```|`[^`\n]*`|^    .*$|<!--.*?-->", re.DOTALL | re.MUL
 
 def texts() -> Iterator[tuple[str, str]]:
     """What users read: its place, and its words without code."""
-    pages = [ROOT / "README.md", ROOT / "SECURITY.md", *sorted((ROOT / "docs").rglob("*.md"))]
+    pages = [
+        ROOT / "README.md",
+        ROOT / "SECURITY.md",
+        *ROOT.glob("skills/*/*.md"),
+        *sorted((ROOT / "docs").rglob("*.md")),
+    ]
     for page in pages:
         if not {"_build", "notebooks"} & set(page.relative_to(ROOT).parts):
             yield str(page.relative_to(ROOT)), CODE.sub(" ", page.read_text())

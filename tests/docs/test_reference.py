@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import argparse
 import importlib.util
 import inspect
 import re
+import shlex
 from types import ModuleType
 
 import pytest
 
 from skymagic import errors
+from skymagic.api.command import _parser
+from skymagic.magics.arguments.reading import ParsedLine
 from tests.lab.notebook import ROOT
 
 DOCS = ROOT / "docs"
@@ -53,3 +57,22 @@ def test_links_lead_to_files_that_are_there() -> None:
         if not (page.parent / target).exists()
     ]
     assert missing == []
+
+
+def test_every_command_prints_json() -> None:
+    (commands,) = [action for action in _parser()._actions if isinstance(action, argparse._SubParsersAction)]
+    without = [name for name, one in commands.choices.items() if "--json" not in one._option_string_actions]
+    assert without == []
+
+
+def test_what_the_skill_for_agents_says_can_be_written() -> None:
+    """Commands in its table parse, optional parts left out, and its magics are accepted as they stand."""
+    text = (ROOT / "skills" / "skymagic" / "SKILL.md").read_text()
+    lines = re.findall(r"^\| `skymagic ([^`]+)` \|", text, re.MULTILINE)
+    assert len(lines) == 9
+    for line in lines:
+        assert _parser().parse_args(shlex.split(re.sub(r"\[.*?\]", "", line))).json
+    magics = re.findall(r"^%%?(sky_\w+) ?(.*)$", text, re.MULTILINE)
+    assert {name for name, _ in magics} == {"sky_pool", "sky_broadcast"}
+    for name, line in magics:
+        ParsedLine(name, line).done()
