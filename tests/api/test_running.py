@@ -136,7 +136,7 @@ def test_the_command_lists_the_pools_started_here(
 
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     assert main(["pools"]) == 0
-    assert "no notebook of this machine has a pool" in capsys.readouterr().out
+    assert "no notebook on this machine has a pool" in capsys.readouterr().out
     records.write(records.PoolRecord("lab", "lab-0a1b2c3d", "ssh", ("gpu1",), "/work", process="1 1 long-ago"))
     assert main(["pools"]) == 0
     assert "lab (lab-0a1b2c3d) on gpu1, since" in capsys.readouterr().out
