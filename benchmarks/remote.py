@@ -20,7 +20,7 @@ from skymagic.files.copy import Files
 from skymagic.files.upload import DataPlane
 from skymagic.ssh.config import SshConfig
 from skymagic.ssh.connecting import connect
-from skymagic.ssh.connection import SSHConnection
+from skymagic.ssh.host import HostConnection
 from skymagic.ssh.hostlist import HostSpec
 from skymagic.wire import processes
 from tests.lab.machines import Machines, machines
@@ -61,7 +61,7 @@ def figures() -> Iterator[Figure]:
 
 
 @contextlib.contextmanager
-def store(hosts: Machines) -> Iterator[tuple[RemoteStore, list[SSHConnection]]]:
+def store(hosts: Machines) -> Iterator[tuple[RemoteStore, list[HostConnection]]]:
     """A store on all machines, with its connections."""
     config = SshConfig(hosts.config)
     connections = [connect(config.endpoint(HostSpec(name, name))) for name in hosts.names]

@@ -10,7 +10,7 @@ from pathlib import Path
 from benchmarks.figures import Figure, alternate, median, timed
 from skymagic.ssh.config import SshConfig
 from skymagic.ssh.connecting import connect
-from skymagic.ssh.connection import SSHConnection
+from skymagic.ssh.host import HostConnection
 from skymagic.ssh.hostlist import HostSpec
 from tests.lab.hosts import Hosts, loopback
 
@@ -52,7 +52,7 @@ def _rates(name: str, ours: list[float], theirs: list[float]) -> Figure:
     )  # fmt: skip
 
 
-def _connected(hosts: Hosts) -> SSHConnection:
+def _connected(hosts: Hosts) -> HostConnection:
     return connect(SshConfig(hosts.config).endpoint(HostSpec("h1", "h1")))
 
 
@@ -61,7 +61,7 @@ def _openssh(hosts: Hosts, command: str, **streams: object) -> None:
     subprocess.run(words, check=True, **streams)  # type: ignore[call-overload]
 
 
-def _up(connection: SSHConnection, hosts: Hosts, data: Path):
+def _up(connection: HostConnection, hosts: Hosts, data: Path):
     view = memoryview(data.read_bytes())
 
     def ours() -> float:
@@ -75,7 +75,7 @@ def _up(connection: SSHConnection, hosts: Hosts, data: Path):
     return ours, theirs
 
 
-def _down(connection: SSHConnection, hosts: Hosts, data: Path):
+def _down(connection: HostConnection, hosts: Hosts, data: Path):
     def read() -> None:
         process = connection.open(f"exec cat '{data}'")
         size = 0

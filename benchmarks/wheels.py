@@ -19,7 +19,7 @@ from skymagic.providers.passing import passed_on
 from skymagic.providers.ssh import Machine, set_up, side_by_side
 from skymagic.ssh.config import SshConfig
 from skymagic.ssh.connecting import connect
-from skymagic.ssh.connection import SSHConnection
+from skymagic.ssh.host import HostConnection
 from skymagic.ssh.hostlist import HostSpec
 from skymagic.wire.threads import failures, run_all
 from tests.lab.machines import Machines, machines
@@ -97,7 +97,7 @@ def passed(
     yield Figure(f"{name}: time", seconds, "s", hand, who, limit, True)
 
 
-def by_hand(host: SSHConnection, requirements: Requirements, source: str) -> None:
+def by_hand(host: HostConnection, requirements: Requirements, source: str) -> None:
     """``uv pip install`` of all, from an empty cache."""
     script = "\n".join([
         "set -e; mkdir hand; cd hand; export UV_CACHE_DIR=$PWD/cache",

@@ -168,6 +168,8 @@ def _elsewhere(request: PoolRequest) -> list[str]:
         mistakes.append(f"this machine is --provider local, and --provider {request.provider} is asked for")
     if request.hosts:
         mistakes.append("--hosts is for other machines: add --provider ssh")
+    if request.ssh != "auto":
+        mistakes.append("--ssh is for machines reached over SSH: add --hosts, or leave it out")
     return mistakes + _rented(request)
 
 
@@ -178,7 +180,8 @@ def _rented(request: PoolRequest) -> list[str]:
         ("--spot", request.spot),
         ("--replace", request.replace),
     )
-    cluster = [f"--{name} is for Slurm: add --provider slurm, or leave it out" for name, _ in request.slurm]
+    names = [*(name for name, _ in request.slurm), *(["login"] if request.login else [])]
+    cluster = [f"--{name} is for Slurm: add --provider slurm, or leave it out" for name in names]
     cluster += [
         f"--{name} is for Kubernetes: add --provider kubernetes, or leave it out" for name, _ in request.kubernetes
     ]
@@ -228,7 +231,7 @@ def fits(request: PoolRequest, running: Plan) -> list[str]:
     reasons += _lacks(request, running)
     if "region" in given and running.region not in request.regions:
         reasons.append(f"its region is {running.region or 'none'}, not {request.region}")
-    for name in ("hosts", "spot", "replace", "slurm", "kubernetes", "address"):
+    for name in ("hosts", "spot", "replace", "slurm", "kubernetes", "address", "login"):
         differs(name, getattr(made, name), getattr(request, name), f"its {name} is {{here}}, not {{asked}}")
     for name in ("idle", "max_lifetime", "max_away"):
         here, wants = (getattr(each, name) for each in (made, request))

@@ -57,6 +57,8 @@ def plan_rented(request: PoolRequest, rental: Rental) -> Plan:
     request = bounded(request)
     shape = topology(request)
     mistakes = ["--hosts names your own machines, and these are rented: leave it out"] if request.hosts else []
+    if request.ssh != "auto" or request.login:
+        mistakes.append("--ssh and --login are for your own machines: rented ones are reached with the pool's key")
     if request.gpu is not None and request.accelerator is None and str(request.gpu) != "none":
         mistakes.append(f"--gpu {request.gpu} does not say which GPU to rent: write its name, as in --gpu A100:8")
     if request.accelerator is not None and request.accelerator.count % shape.procs_per_node:

@@ -16,6 +16,8 @@ from skymagic.plan.suggest import check_keywords, did_you_mean
 from skymagic.plan.units import AtLeast, Selection
 
 PROVIDERS = ("auto", "local", "ssh", "aws", "slurm", "kubernetes", "ray")
+SSH_CLIENTS = ("auto", "paramiko", "openssh")
+"""Who speaks SSH; auto: paramiko, and OpenSSH where that cannot log in."""
 COMPOSITE = re.compile(r"(cpu|cuda|xpu|mps|hpu):\w+(,(cpu|cuda|xpu|mps|hpu):\w+)*")
 """Torch's backends by device: a value with a comma in it."""
 
@@ -150,12 +152,14 @@ class PoolRequest:
         cpus, memory: per node, memory in GB.
         procs_per_node: ranks on each node; None for one per GPU, else 1.
         secrets: names only; values come from the notebook's environment and never stand here.
+        ssh: one of `SSH_CLIENTS`.
         region: where to rent, or several with commas between, the best liked first.
         replace: rent another machine in the place of one that is lost.
         max_price: dollars per hour for the whole pool.
         address: of a Ray cluster: ``auto``, ``HOST:PORT`` or ``ray://HOST:PORT``.
         slurm: options of sbatch by their long names, each with its value: "" for one without, "none" to leave one of ours out.
         kubernetes: image, namespace, context, pod-template and pods, as far as they are given.
+        login: login node of a Slurm cluster, reached over SSH; None where Slurm's programs are on this machine.
         idle, max_lifetime: seconds.
         detached: on this machine: the pool outlives its notebook, as one on other machines does.
         max_away: seconds for which a cell may go on without its notebook, where the pool outlives that.
@@ -182,12 +186,14 @@ class PoolRequest:
     env: tuple[tuple[str, str], ...] = field(default=(), repr=False)
     secrets: tuple[str, ...] = ()
     hosts: tuple[str, ...] = ()
+    ssh: str = "auto"
     region: str | None = None
     spot: bool = False
     replace: bool = False
     slurm: tuple[tuple[str, str], ...] = ()
     kubernetes: tuple[tuple[str, str], ...] = ()
     address: str | None = None
+    login: str | None = None
     max_price: float | None = None
     idle: float | None = None
     max_lifetime: float | None = None

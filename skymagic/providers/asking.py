@@ -10,9 +10,9 @@ from typing import TypeVar
 from skymagic.display.live import asks_secrets
 from skymagic.errors import HostError, HostsError
 from skymagic.providers.ssh import side_by_side
-from skymagic.ssh import connecting, hostlist
-from skymagic.ssh.config import SshConfig
-from skymagic.ssh.connection import SSHConnection
+from skymagic.ssh import connecting
+from skymagic.ssh.config import endpoints
+from skymagic.ssh.host import HostConnection
 
 T = TypeVar("T")
 SCRIPT_TIMEOUT = 120.0
@@ -41,7 +41,7 @@ def ask(
         return {here: parse(done.stdout)}, {}
     connections, unreached = _connect(hosts)
 
-    def answer(one: SSHConnection) -> T | HostError:
+    def answer(one: HostConnection) -> T | HostError:
         try:
             done = one.run(script(one.label), timeout=SCRIPT_TIMEOUT)
             return parse(done.out)
@@ -54,7 +54,7 @@ def ask(
     try:
         answers = side_by_side(answer, connections)
     finally:
-        side_by_side(SSHConnection.close, connections)
+        side_by_side(HostConnection.close, connections)
     said: dict[str, T] = {}
     for one, found in zip(connections, answers, strict=True):
         if isinstance(found, HostError):
@@ -64,10 +64,9 @@ def ask(
     return said, unreached
 
 
-def _connect(hosts: Iterable[str]) -> tuple[list[SSHConnection], dict[str, str]]:
+def _connect(hosts: Iterable[str]) -> tuple[list[HostConnection], dict[str, str]]:
     """Connections to the hosts that can be reached, and why the others cannot."""
-    config = SshConfig()
-    left = [config.endpoint(spec) for spec in hostlist.expand(hosts)]
+    left = endpoints(hosts)
     unreached: dict[str, str] = {}
     while left:
         try:

@@ -34,10 +34,14 @@ def Local(*, detached: bool = False) -> Choice:
 
 
 @suggesting("sky.SSH", {"hosts": 'the names alone, as in sky.SSH("gpu1", "gpu2")'})
-def SSH(*hosts: str | Iterable[str]) -> Choice:
-    """Machines of your own: ``sky.SSH("gpu1", "user@gpu2")``, or a list of them."""
+def SSH(*hosts: str | Iterable[str], client: str = "auto") -> Choice:
+    """Machines of your own: ``sky.SSH("gpu1", "user@gpu2")``, or a list of them.
+
+    Args:
+        client: who speaks SSH: ``"paramiko"``, ``"openssh"`` (the ssh program), or ``"auto"``.
+    """
     flat = [host for each in hosts for host in ([each] if isinstance(each, str) else each)]
-    return Choice("ssh", {"hosts": tuple(flat)})
+    return Choice("ssh", {"hosts": tuple(flat), **({"ssh": client} if client != "auto" else {})})
 
 
 @suggesting("sky.AWS", {"key_name": "nothing: each pool has its own key", "ami": "image_id"})
@@ -129,10 +133,13 @@ def Slurm(
     exclusive: bool = False,
     reservation: str | None = None,
     options: Mapping[str, str] | None = None,
+    login: str | None = None,
+    client: str = "auto",
 ) -> Choice:
     """Nodes of a Slurm cluster, on whose login node this runs, or in one of whose jobs.
 
     Args:
+        login: ``"me@cluster"``: the login node, where this runs elsewhere. client: who speaks SSH to it, as of `SSH`.
         account, partition, qos, constraint, gres, reservation: as sbatch takes them.
         time: limit of the job: ``"4h"``, ``"1-12:00:00"``.
         exclusive: whole nodes, shared with no other job.
@@ -143,4 +150,5 @@ def Slurm(
         "exclusive": "" if exclusive else None, "reservation": reservation,
     }  # fmt: skip
     said = {**{name: value for name, value in named.items() if value is not None}, **(options or {})}
-    return Choice("slurm", {"slurm": tuple(said.items())} if said else {})
+    fields = {"slurm": tuple(said.items()), "login": login, "ssh": client if client != "auto" else None}
+    return Choice("slurm", {name: value for name, value in fields.items() if value})

@@ -251,7 +251,8 @@ class Kubernetes:
 def _elsewhere(request: PoolRequest) -> list[str]:
     """What has no meaning on such a cluster."""
     options = (("--hosts", request.hosts), ("--region", request.region), ("--spot", request.spot),
-               ("--replace", request.replace), ("--max-price", request.max_price))  # fmt: skip
+               ("--replace", request.replace), ("--max-price", request.max_price), ("--login", request.login),
+               ("--ssh", request.ssh != "auto"))  # fmt: skip
     return [f"{option} is not for --provider kubernetes: leave it out" for option, said in options if said]
 
 

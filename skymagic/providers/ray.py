@@ -388,6 +388,7 @@ def _end(link: RayLink, job: str) -> None:
 def _elsewhere(request: PoolRequest) -> list[str]:
     """What has no meaning on a Ray cluster."""
     options = (("--hosts", request.hosts), ("--region", request.region), ("--spot", request.spot), ("--replace", request.replace),
+               ("--login", request.login), ("--ssh", request.ssh != "auto"),
                ("--max-price", request.max_price), *((f"--{name}", True) for name, _ in request.slurm))  # fmt: skip
     return [f"{option} is not for --provider ray: leave it out" for option, said in options if said]
 

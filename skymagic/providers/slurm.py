@@ -26,6 +26,7 @@ from skymagic.plan.units import count
 from skymagic.providers import slurm_jobs, ssh
 from skymagic.providers.provider import ListedPool, Say, Survey
 from skymagic.providers.slurm_jobs import JobQueue, LoginNode, SlurmJob, SlurmPartition
+from skymagic.providers.slurm_login import RemoteLogin
 from skymagic.ssh.host import ChannelConnection
 from skymagic.wire import processes
 from skymagic.wire.threads import start_all
@@ -99,6 +100,7 @@ class SlurmSurvey(Survey):
         with held.closing:
             problem = self._given_back() if held.name else ""
             ssh.side_by_side(ssh.HostMachine.close, held.machines)
+            self.login.close()
             if problem:
                 remedy = f"scancel --name={held.name} cancels it"
                 raise ProvisionError(f"Slurm job {held.number} could not be cancelled: {problem}\n  {remedy}")
@@ -120,13 +122,20 @@ class SlurmSurvey(Survey):
 
 
 class Slurm:
-    """The provider of a Slurm cluster, on a login node or inside a job."""
+    """The provider of a Slurm cluster, on a login node, inside a job, or from elsewhere through a login node."""
 
     def plan(self, request: PoolRequest, say: Say) -> SlurmSurvey:
         """Ask what the cluster has; nothing is submitted."""
-        login = HERE
+        login = _login(request)
+        try:
+            return self._plan(request, login, say)
+        except BaseException:
+            login.close()
+            raise
+
+    def _plan(self, request: PoolRequest, login: LoginNode, say: Say) -> SlurmSurvey:
         mistakes = _elsewhere(request)
-        inside = os.environ.get("SLURM_JOB_ID", "")
+        inside = "" if request.login else os.environ.get("SLURM_JOB_ID", "")
         there = tuple(login.hostnames(os.environ["SLURM_JOB_NODELIST"])) if inside else ()
         if inside:
             mistakes += _already(request, inside, there)
@@ -183,7 +192,7 @@ class Slurm:
 
     def attach(self, plan: Plan, accesses: Sequence[SlurmAccess]) -> tuple[SlurmSurvey, Sequence[Node]]:
         """The nodes of a pool that another notebook of this user has made from this plan; nothing is connected to yet."""
-        first, login = accesses[0], HERE
+        first, login = accesses[0], _login(plan.request)
         if words := login.ended(first.job):
             raise CloudError("missing", "", words)
         job_id = first.daemon.rpartition("-")[0]
@@ -224,11 +233,23 @@ class Slurm:
 # ------------------------------------------------------------------------------------ what is asked for
 
 
+def _login(request: PoolRequest) -> LoginNode:
+    """Where Slurm's programs run for a request. Raises ProvisionError where nobody can log in."""
+    if not request.login:
+        return HERE
+    login = RemoteLogin(request.login, request.ssh)
+    login.open()
+    return login
+
+
 def _elsewhere(request: PoolRequest) -> list[str]:
     """What has no meaning on a cluster."""
     options = (("--hosts", request.hosts), ("--region", request.region), ("--spot", request.spot),
                ("--replace", request.replace), ("--max-price", request.max_price))  # fmt: skip
-    return [f"{option} is not for --provider slurm: leave it out" for option, said in options if said]
+    mistakes = [f"{option} is not for --provider slurm: leave it out" for option, said in options if said]
+    if request.ssh != "auto" and not request.login:
+        mistakes.append("--ssh is for the way to a login node: name that with --login, or leave it out")
+    return mistakes
 
 
 def _already(request: PoolRequest, job: str, there: Sequence[str]) -> list[str]:
@@ -401,7 +422,7 @@ def _outcome(survey: SlurmSurvey, machines: Sequence[ssh.HostMachine], job: Slur
     """The plan with the nodes' own CPUs and GPUs. Raises RequestError where a node has not what its GRES says."""
     minor = survey.requirements.minor
     here = [replace(one.facts.inventory(minor), hostname=one.name, machine=one.name) for one in machines]
-    made = plan_over(replace(survey.plan.request, slurm=(), cpus=None, memory=None), here, "slurm")
+    made = plan_over(replace(survey.plan.request, slurm=(), login=None, cpus=None, memory=None), here, "slurm")
     return replace(
         survey.plan, hosts=made.hosts, cpus=made.cpus, memory_gb=made.memory_gb, devices=made.devices, topology=made.topology,
         gpu_words=made.gpu_words, ends=job.ends, notice=0 if survey.inside else lead(survey.directives),

@@ -438,7 +438,7 @@ class JobQueue:
 
 class LoginNode:
     """Where Slurm's programs run: this machine, which is a login node or a node of a job. A subclass may have them run elsewhere: it
-    overrides `run` and `channel`, through which everything goes.
+    overrides `run` and `channel`, through which everything goes, and `close`.
     """
 
     def __init__(self) -> None:
@@ -460,7 +460,7 @@ class LoginNode:
             )  # fmt: skip
         except FileNotFoundError:
             raise ProvisionError(
-                f"--provider slurm needs Slurm's programs, and {words[0]} is not on the PATH: run the notebook on a login node"
+                f"--provider slurm needs Slurm's programs, and {words[0]} is not on the PATH: run the notebook on a login node, or name one with --login"
             ) from None
         except subprocess.TimeoutExpired:
             return subprocess.CompletedProcess(words, -1, "", f"{words[0]} timed out after {SECONDS:.0f} s")
@@ -472,6 +472,9 @@ class LoginNode:
             words: the program with its arguments; the shell's command line comes last. variables: of its environment.
         """
         return CommandChannel(words, {**environment(os.environ), **variables})
+
+    def close(self) -> None:
+        """Close what leads there; twice is safe."""
 
     def submit(self, text: str, job_id: str) -> str:
         """Hand a script in: Slurm's number of the job. Raises ProvisionError with the reason why it is not taken."""

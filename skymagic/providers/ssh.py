@@ -31,10 +31,10 @@ from skymagic.plan.requests import PoolRequest
 from skymagic.plugins import table
 from skymagic.providers.passing import Target, from_here, groups, passed_on
 from skymagic.providers.provider import Say, Survey
-from skymagic.ssh import connecting, hostlist
-from skymagic.ssh.config import Endpoint, SshConfig
-from skymagic.ssh.connection import SSHConnection
+from skymagic.ssh import config, connecting
+from skymagic.ssh.config import Endpoint
 from skymagic.ssh.host import HostConnection
+from skymagic.ssh.openssh import OpenSSHConnection
 from skymagic.ssh.process import Process
 from skymagic.wire import processes
 from skymagic.wire.codec import Transport
@@ -90,7 +90,7 @@ class SSH:
             ]
             plan = plan_over(request, inventories, "ssh")
         except BaseException:
-            side_by_side(SSHConnection.close, connections)
+            side_by_side(HostConnection.close, connections)
             raise
         fresh = {} if requirements.prepared else {each.name: each.facts for each in machines if not each.facts.ready}
         questions = (
@@ -116,16 +116,10 @@ class SSH:
 
     def attach(self, plan: Plan, accesses: Sequence[HostAccess]) -> tuple[Hosts, Sequence[Node]]:
         """The machines of a pool that another notebook has made from this plan; nothing is connected to yet."""
-        config = SshConfig()
+        resolved = config.endpoints((one.host for one in accesses), plan.request.ssh)
         machines = [
-            Machine(
-                config.endpoint(hostlist.expand((one.host,))[0]),
-                None,
-                one.installation.facts,
-                one.secret,
-                one.installation,
-            )
-            for one in accesses
+            Machine(endpoint, None, one.installation.facts, one.secret, one.installation)
+            for endpoint, one in zip(resolved, accesses, strict=True)
         ]
         nodes = [one.node(index, accesses[index].daemon) for index, one in enumerate(machines)]
         return Hosts(plan, tuple(machines), accesses[0].installation.requirements), nodes
@@ -333,6 +327,8 @@ class Machine(HostMachine):
         secret: str = "",
         installation: Installation | None = None,
     ) -> None:
+        if isinstance(connection, OpenSSHConnection):
+            endpoint = replace(endpoint, client="openssh")  # what was found out once is not tried again
         super().__init__(endpoint.label, lambda: connecting.connect(endpoint), connection, facts, secret, installation)
         self.endpoint = endpoint
 
@@ -377,8 +373,7 @@ def _set_up_words(machines: Sequence[HostMachine], requirements: Requirements) -
 def _endpoints(request: PoolRequest) -> list[Endpoint]:
     if not request.hosts:
         raise RequestError("--provider ssh needs --hosts, as in --hosts gpu1,user@gpu2:2222 or --hosts gpu[1-4]")
-    config = SshConfig()
-    found = [config.endpoint(spec) for spec in hostlist.expand(request.hosts)]
+    found = config.endpoints(request.hosts, request.ssh)
     if (request.nodes or 0) > len(found):
         raise RequestError(f"--nodes {request.nodes} needs as many hosts, and {len(found)} are named")
     return found

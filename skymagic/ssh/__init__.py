@@ -1,4 +1,4 @@
-"""Shells on other hosts: SSH client connections over paramiko (all of which is here), and the channels that lead elsewhere.
+"""Shells on other hosts: SSH connections over paramiko (all of which is here) or OpenSSH's client, and the channels that lead elsewhere.
 
 A `HostSpec` is a host as written, an `Endpoint` is it as resolved, an `SSHConnection` is it as connected::
 
@@ -9,13 +9,13 @@ half-close. What a shell starts may end with its channel; a daemon that must not
 
 command       a local program as a channel: srun, ssh, kubectl
 config        ~/.ssh/config evaluated for a host
-connecting    many hosts connected concurrently
-connection    one authenticated connection, whose channels are paramiko's
+connecting    many hosts connected concurrently; a connection whose channels are paramiko's
 dial          streams to an sshd: TCP, ProxyJump, ProxyCommand; cancellation of connects under way, and login slots per sshd
 host          what leads to one host: scripts, processes, uploads, each over a channel
 hostlist      host names and ranges as users write them
 keys          the user's private keys: ssh-agent, files, passphrases
 known_hosts   known_hosts(5): verification of host keys
-login         SSH handshake, host key check, public-key authentication
+login         over paramiko: SSH handshake, host key check, public-key authentication
+openssh       OpenSSH's own client: a master per host, found open or opened with a prompt
 process       a remote process over one channel
 """

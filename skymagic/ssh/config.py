@@ -10,13 +10,16 @@ import getpass
 import os
 import re
 import shlex
+import shutil
 import stat
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from skymagic.errors import RequestError
+from skymagic.plan.requests import SSH_CLIENTS
+from skymagic.plan.suggest import did_you_mean
 from skymagic.ssh.hostlist import HostSpec, expand
 
 SYSTEM_CONFIG = Path("/etc/ssh/ssh_config")
@@ -24,6 +27,8 @@ DEFAULT_KEYS = ("~/.ssh/id_rsa", "~/.ssh/id_ecdsa", "~/.ssh/id_ed25519")
 CONNECT_TIMEOUT = 15.0
 """Seconds to connect within, unless ConnectTimeout is given."""
 MAX_INCLUDE_DEPTH = 16
+ONLY_OPENSSH = ("proxyusefdpass", "pkcs11provider")
+OPENSSH_MATCH = re.compile(r"(?im)^\s*match\s.*\b(exec|tagged|localnetwork|sessiontype|version|command)\b.*$")
 
 
 @dataclass(frozen=True)
@@ -52,6 +57,37 @@ class Endpoint:
     strict: str = "ask"
     """StrictHostKeyChecking as written; unknown keys are never accepted here, whatever it says."""
     timeout: float = CONNECT_TIMEOUT
+    client: str = "paramiko"
+    """One of `plan.requests.SSH_CLIENTS`. OpenSSH reads its configuration itself: for it, `label` is all that counts."""
+
+
+class UnreadConfig(RequestError):
+    """paramiko cannot follow the configuration; OpenSSH may."""
+
+
+def endpoints(words: Iterable[str], client: str = "auto") -> list[Endpoint]:
+    """Hosts as users write them, resolved for one of `SSH_CLIENTS`.
+
+    Raises:
+        RequestError: with all mistakes in the names, or the configuration cannot be read.
+    """
+    specs = expand(words)
+    if client not in SSH_CLIENTS:
+        raise RequestError(
+            f"no SSH client is called {client!r}{did_you_mean(client, SSH_CLIENTS)}; there are {', '.join(SSH_CLIENTS)}"
+        )
+    config = SshConfig() if client != "openssh" else None
+
+    def resolved(spec: HostSpec) -> Endpoint:
+        try:
+            if config is not None:
+                return replace(config.endpoint(spec), client=client)
+        except UnreadConfig:
+            if client != "auto" or shutil.which("ssh") is None:
+                raise
+        return Endpoint(spec.text, spec.name, spec.port or 22, spec.user or "", client="openssh")
+
+    return [resolved(spec) for spec in specs]
 
 
 class SshConfig:
@@ -106,13 +142,19 @@ class SshConfig:
     def _lookup(self, spec: HostSpec) -> Mapping[str, Any]:
         import paramiko
 
+        # paramiko takes a block with another criterion for everybody's, and a command of one reads the kernel's input
+        if match := OPENSSH_MATCH.search(re.sub(r'"[^"\n]*"', "", self._text)):
+            raise UnreadConfig(f"the ssh configuration has what only --ssh openssh follows: {match[0].strip()}")
         # the first value obtained counts, so what was written on the magic line comes first
         overrides = f"Host *\nPort {spec.port}\n" if spec.port else ""
         overrides += f'Host *\nUser "{spec.user}"\n' if spec.user else ""
         try:
-            return paramiko.SSHConfig.from_text(f"{overrides}Host *\n{self._text}").lookup(spec.name)
+            found = paramiko.SSHConfig.from_text(f"{overrides}Host *\n{self._text}").lookup(spec.name)
         except (paramiko.SSHException, ImportError, ValueError, KeyError, OSError) as problem:
-            raise RequestError(f"the ssh configuration cannot be read for {spec.text}: {problem}") from problem
+            raise UnreadConfig(f"the ssh configuration cannot be read for {spec.text}: {problem}") from problem
+        if unread := [name for name in ONLY_OPENSSH if found.get(name, "no") not in ("no", "none")]:
+            raise UnreadConfig(f"{spec.text} has in the ssh configuration what only --ssh openssh follows: {unread[0]}")
+        return found
 
     def _proxy(
         self, found: Mapping[str, Any], spec: HostSpec, path: tuple[str, ...]

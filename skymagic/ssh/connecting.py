@@ -1,34 +1,38 @@
-"""Concurrent connects: all hosts at once, all failures in one error, all or nothing."""
+"""Concurrent connects: all hosts at once, all failures in one error, all or nothing; and a connection whose channels are paramiko's."""
 
 from __future__ import annotations
 
 import contextlib
 import queue
+import shutil
 import threading
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import TYPE_CHECKING
 
 from skymagic.errors import HostError, HostsError
-from skymagic.ssh import dial, login
+from skymagic.ssh import dial, login, openssh
 from skymagic.ssh.config import Endpoint
-from skymagic.ssh.connection import SSHConnection
 from skymagic.ssh.dial import Cancellation, ConnectCancelled
+from skymagic.ssh.host import HostConnection
+from skymagic.ssh.process import WINDOW_BYTES
 
 if TYPE_CHECKING:
     import paramiko
 
+CHANNEL_ATTEMPTS = 3
 Ask = Callable[[str], str]
 Progress = Callable[[Endpoint, str], None]
 """Called for each host when its connect has ended, with "connected" or how it failed, on the caller's thread."""
 
 
-def connect(endpoint: Endpoint, ask: Ask | None = None) -> SSHConnection:
+def connect(endpoint: Endpoint, ask: Ask | None = None) -> HostConnection:
     """Connect to one host.
 
     Args:
         endpoint: from `SshConfig.endpoint`.
-        ask: asks the user for a passphrase; called on the caller's thread. Without it no encrypted key is used.
+        ask: asks the user for a passphrase, a password or a code; called on the caller's thread. Without it no encrypted key is used.
 
     Raises:
         HostError: with the reason and what to try.
@@ -38,7 +42,7 @@ def connect(endpoint: Endpoint, ask: Ask | None = None) -> SSHConnection:
 
 def connect_all(
     endpoints: Sequence[Endpoint], ask: Ask | None = None, progress: Progress | None = None
-) -> list[SSHConnection]:
+) -> list[HostConnection]:
     """Connect to all hosts at once.
 
     The work is done on threads and the caller only waits, so that an interrupt finds it in a known place.
@@ -69,7 +73,7 @@ class _Attempts:
 
     def __init__(self, endpoints: Sequence[Endpoint], may_ask: bool) -> None:
         self.endpoints, self.may_ask = endpoints, may_ask
-        self.connections: list[SSHConnection | None] = [None] * len(endpoints)
+        self.connections: list[HostConnection | None] = [None] * len(endpoints)
         self.failures: list[HostError | None] = [None] * len(endpoints)
         self._unexpected: list[BaseException] = []
         self._cancellation = Cancellation()
@@ -138,7 +142,18 @@ def _answer(ask: Ask, text: str) -> str:
         return ""
 
 
-def _open_connection(endpoint: Endpoint, ask: Ask | None, cancellation: Cancellation) -> SSHConnection:
+def _open_connection(endpoint: Endpoint, ask: Ask | None, cancellation: Cancellation) -> HostConnection:
+    if endpoint.client == "openssh":
+        return openssh.connect(endpoint, ask, cancellation)
+    try:
+        return _over_paramiko(endpoint, ask, cancellation)
+    except login.OtherLogin:
+        if endpoint.client == "paramiko" or shutil.which("ssh") is None:
+            raise
+    return openssh.connect(endpoint, ask, cancellation)
+
+
+def _over_paramiko(endpoint: Endpoint, ask: Ask | None, cancellation: Cancellation) -> SSHConnection:
     first = endpoint.proxy_jump[0] if endpoint.proxy_jump else endpoint
     with contextlib.ExitStack() as resources, cancellation.login_slot((first.hostname, first.port)):
         transport = _open_transport(endpoint, ask, cancellation, resources)
@@ -177,3 +192,45 @@ def _open_transport(
     login.check_host_key(transport, endpoint)
     login.authenticate(transport, endpoint, ask, cancellation)
     return transport
+
+
+class SSHConnection(HostConnection):
+    """A connection to one host, with the connections to the hosts that it goes through.
+
+    Args:
+        endpoint: the host.
+        transport: an authenticated transport.
+        resources: what is closed after it: sockets and connections that it goes through.
+    """
+
+    def __init__(self, endpoint: Endpoint, transport: paramiko.Transport, resources: contextlib.ExitStack) -> None:
+        super().__init__(endpoint.label, f"ssh {endpoint.label} true")
+        self._transport, self._resources = transport, resources
+
+    @property
+    def alive(self) -> bool:
+        """Whether the connection is up; a dead peer is detected by TCP keepalive, after `DEAD_PEER_TIMEOUT`."""
+        return self._transport.is_active()
+
+    def release(self) -> None:
+        """Close the connection and all that goes over it; twice is safe."""
+        login.close(self._transport)
+        self._resources.close()
+
+    def open_channel(self, timeout: float) -> paramiko.Channel:
+        """A channel of this connection. Raises HostError."""
+        import paramiko
+
+        attempts_left = CHANNEL_ATTEMPTS
+        while True:
+            try:
+                return self._transport.open_session(window_size=WINDOW_BYTES, timeout=timeout)
+            except paramiko.ChannelException as problem:
+                # race: a process that has just ended may count toward MaxSessions a moment longer
+                attempts_left -= 1
+                if not attempts_left:
+                    reason = f"sshd allows no more processes on this connection ({problem.text})"
+                    raise HostError(self.label, reason, "raise MaxSessions in the host's sshd_config") from problem
+                time.sleep(0.1)
+            except (paramiko.SSHException, OSError, EOFError) as problem:
+                raise HostError(self.label, "the connection is lost") from problem

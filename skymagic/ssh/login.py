@@ -7,6 +7,7 @@ import logging
 import socket
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from skymagic.errors import HostError
@@ -67,10 +68,16 @@ def send_nothing_after_close(transport: paramiko.Transport) -> None:
     made._send_message, made.open_channel = send_message, opened
 
 
+class OtherLogin(HostError):
+    """The host lets the user in by what paramiko has not; OpenSSH may have it."""
+
+
 # -- the handshake --------------------------------------------------------------------------------------------------------
 
 
 LOGGER = "skymagic.ssh.paramiko"
+SECURITY_KEYS = ("~/.ssh/id_ecdsa_sk", "~/.ssh/id_ed25519_sk")
+"""Keys in hardware that OpenSSH uses unasked, and paramiko only through an agent."""
 PREFERRED_CIPHERS = ("aes128-gcm@openssh.com", "aes256-gcm@openssh.com")
 """Tried first: AES-GCM is several times faster in paramiko than counter mode with a separate MAC."""
 
@@ -153,10 +160,29 @@ def authenticate(
         if isinstance(problem, paramiko.ssh_exception.PartialAuthentication | paramiko.BadAuthenticationType):
             reason = "the host wants more than a key" if partial else "the host takes no keys, only"
             words = f"{reason}: {', '.join(problem.allowed_types)}"
-            raise HostError(endpoint.label, words, "skymagic uses keys alone")
+            raise OtherLogin(endpoint.label, words, "--ssh openssh asks you for the rest, as ssh does")
         if not answered or not transport.is_active():
             break
-    raise _no_key_accepted(endpoint, attempts, transport.is_active())
+    failure = _no_key_accepted(endpoint, attempts, transport.is_active())
+    if _more_to_try(transport, endpoint):
+        raise OtherLogin(endpoint.label, failure.reason, failure.remedy)
+    raise failure
+
+
+def _more_to_try(transport: paramiko.Transport, endpoint: Endpoint) -> bool:
+    """Whether OpenSSH could try more than the keys that were refused: passwords and codes, Kerberos, keys in hardware."""
+    import paramiko
+
+    names = (*endpoint.identities, *(() if endpoint.identities_given else SECURITY_KEYS))
+    if any(name.endswith("_sk") and Path(name).expanduser().exists() for name in names):
+        return True
+    try:
+        transport.auth_none(endpoint.user)
+    except paramiko.BadAuthenticationType as refused:
+        return set(refused.allowed_types) != {"publickey"}
+    except (paramiko.SSHException, OSError, EOFError):
+        pass
+    return False
 
 
 def _silence_log(transport: paramiko.Transport) -> None:

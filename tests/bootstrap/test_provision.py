@@ -33,7 +33,7 @@ from skymagic.plan.requests import PoolRequest
 from skymagic.providers.aws.provider import needs
 from skymagic.ssh.config import SshConfig
 from skymagic.ssh.connecting import connect
-from skymagic.ssh.connection import SSHConnection
+from skymagic.ssh.host import HostConnection
 from skymagic.ssh.hostlist import HostSpec
 from tests.lab.hosts import Hosts, loopback
 from tests.lab.shells import (
@@ -370,7 +370,7 @@ def test_over_ssh_with_a_profile_that_prints(tmp_path: Path) -> None:
 
 
 @contextmanager
-def connected(hosts: Hosts) -> Iterator[SSHConnection]:
+def connected(hosts: Hosts) -> Iterator[HostConnection]:
     connection = connect(SshConfig(hosts.config).endpoint(HostSpec("h1", "h1")))
     try:
         yield connection

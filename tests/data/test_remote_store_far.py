@@ -16,7 +16,7 @@ from skymagic.data.remote.remote_store import RemoteStore
 from skymagic.errors import PoolError
 from skymagic.ssh.config import SshConfig
 from skymagic.ssh.connecting import connect
-from skymagic.ssh.connection import SSHConnection
+from skymagic.ssh.host import HostConnection
 from skymagic.ssh.hostlist import HostSpec
 from skymagic.wire.codec import Transport
 from tests.data.test_remote_store import MB
@@ -52,12 +52,12 @@ class Pool:
 
     def __init__(self, hosts: Machines, **options: float) -> None:
         self.hosts = hosts
-        self.connections: dict[str, SSHConnection] = {}
+        self.connections: dict[str, HostConnection] = {}
         self.said: list[str] = []
         nodes = [node_of(n, host.name, self._open(host.name), host.address) for n, host in enumerate(hosts)]
         self.store = RemoteStore(nodes, start, self.said.append, **options)
 
-    def connection(self, name: str) -> SSHConnection:
+    def connection(self, name: str) -> HostConnection:
         """A connection that is not dead."""
         known = self.connections.get(name)
         if known is None or not known.alive:

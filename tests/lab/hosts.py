@@ -29,6 +29,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -286,6 +287,40 @@ class Hosts(Sequence[Host]):
             "GlobalKnownHostsFile none", *more,
         )  # fmt: skip
         return f"Host {host.name}\n" + "".join(f"  {line}\n" for line in lines)
+
+
+@contextmanager
+def masters(hosts: Hosts, *lines: str) -> Iterator[dict[str, str]]:
+    """Variables with which OpenSSH's client knows the hosts, and has its masters in a folder of their own, whose name is short as a socket's
+    must be. The masters end with the hosts' sessions."""
+    with tempfile.TemporaryDirectory(prefix="masters-", dir="/tmp") as folder:
+        home = Path(folder, "home")
+        (home / ".ssh").mkdir(parents=True)
+        (home / ".ssh" / "config").write_text("".join(f"{line}\n" for line in lines) + hosts.config.read_text())
+        yield {"HOME": str(home), "XDG_RUNTIME_DIR": folder}
+
+
+@contextmanager
+def codes(folder: Path, accepted: Sequence[str]) -> Iterator[dict[str, Any]]:
+    """Arguments of `loopback` for a host that wants a key and then a code, by PAM; each of these codes lets in once.
+
+    Mark the test ``needs("root", "namespaces")``: PAM's configuration is the host's own, in a mount.
+    """
+    services = folder / "pam.d"
+    services.mkdir(parents=True)
+    (folder / "codes").write_text("".join(f"{code}\n" for code in accepted))
+    check = folder / "check"
+    check.write_text(
+        f'#!/bin/sh\ncode=$(tr -d \'\\0\')\ngrep -qx "$code" {folder}/codes && sed -i "/^$code$/d" {folder}/codes\n'
+    )
+    check.chmod(0o755)
+    rules = [f"auth required pam_exec.so quiet expose_authtok {check}"]
+    rules += ["auth required pam_permit.so"]  # pam_exec sets no credentials
+    rules += [f"{kind} required pam_permit.so" for kind in ("account", "session", "password")]
+    (services / "sshd").write_text("\n".join(rules) + "\n")
+    options = ["UsePAM yes", "KbdInteractiveAuthentication yes", "AuthenticationMethods publickey,keyboard-interactive",
+               "PermitRootLogin yes"]  # fmt: skip  # otherwise sshd gives PAM another code than root's
+    yield {"options": options, "before": f"mount --bind {shlex.quote(str(services))} /etc/pam.d"}
 
 
 @cache

@@ -71,6 +71,7 @@ VALUES = {
     "ID": "3",
     "DOLLARS": "12.50",
     "wait|refuse": "wait",
+    "CLIENT": "auto",
 }
 """By its field, or by what help calls it: a value that is right."""
 WORDS = {

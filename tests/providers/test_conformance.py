@@ -10,16 +10,16 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from tests.lab import ray
 from tests.lab.ending import JOB_ID, cmdline
-from tests.lab.hosts import loopback, still_there
+from tests.lab.hosts import loopback, masters, share_code, still_there
 from tests.lab.kube import kube
 from tests.lab.notebook import opened
-from tests.lab.places import home_that_knows
 from tests.lab.shells import pip_settings
 from tests.lab.slurm import cluster
 
@@ -44,9 +44,10 @@ class Place:
 
 
 @contextmanager
-def hosts_of_ssh(folder: Path) -> Iterator[Place]:
-    with loopback(folder / "hosts", 2, env=pip_settings()) as hosts:
-        home = home_that_knows(hosts, folder / "client")
+def hosts_of_ssh(folder: Path, client: str = "paramiko") -> Iterator[Place]:
+    with loopback(folder / "hosts", 2, env=pip_settings()) as hosts, masters(hosts) as env:
+        for host in hosts:
+            share_code(host)
 
         def lose() -> None:
             job_ids = {
@@ -57,10 +58,10 @@ def hosts_of_ssh(folder: Path) -> Iterator[Place]:
                 for path in Path("/tmp").glob(f"skymagic-daemon-*{job_id}-1"):
                     shutil.rmtree(path)
 
-        options = f"--provider ssh --hosts h[1-2] --python {sys.executable}"
+        options = f"--provider ssh --hosts h[1-2] --ssh {client} --python {sys.executable}"
         yield Place(
             options,
-            {"HOME": str(home)},
+            env,
             lose,
             lambda: [str(one) for one in still_there(hosts[0].processes())],
         )
@@ -97,8 +98,30 @@ def nodes_of_ray(folder: Path) -> Iterator[Place]:
         yield Place(options, {}, lambda: made("lose", 1), made.left)
 
 
+@contextmanager
+def nodes_of_slurm_elsewhere(folder: Path, client: str = "paramiko") -> Iterator[Place]:
+    """The notebook's machine has no program of Slurm's: the login node has."""
+    (folder / "bin").mkdir()
+    (folder / "bin" / "ssh").symlink_to(shutil.which("ssh") or "")
+    with (
+        nodes_of_slurm(folder) as there,
+        loopback(folder / "hosts", 1, env={**pip_settings(), **there.env}, names=["login"]) as hosts,
+        masters(hosts) as env,
+    ):
+        yield Place(
+            f"{there.options} --login login --ssh {client}",
+            {**env, "PATH": str(folder / "bin")},
+            there.lose,
+            there.left,
+        )
+
+
 PROVIDERS = {
     "ssh": pytest.param(hosts_of_ssh, marks=pytest.mark.needs("sshd"), id="ssh"),
+    "openssh": pytest.param(partial(hosts_of_ssh, client="openssh"), marks=pytest.mark.needs("sshd"), id="openssh"),
+    "slurm-login": pytest.param(
+        nodes_of_slurm_elsewhere, marks=pytest.mark.needs("slurm", "root", "sshd"), id="slurm-login"
+    ),
     "slurm": pytest.param(nodes_of_slurm, marks=pytest.mark.needs("slurm", "root"), id="slurm"),
     "kubernetes": pytest.param(pods_of_kubernetes, marks=pytest.mark.needs("namespaces", "root"), id="kubernetes"),
     "ray": pytest.param(nodes_of_ray, marks=pytest.mark.needs("ray"), id="ray"),

@@ -14,7 +14,7 @@ import pytest
 from skymagic.errors import HostError
 from skymagic.ssh.config import SshConfig
 from skymagic.ssh.connecting import connect, connect_all
-from skymagic.ssh.connection import SSHConnection
+from skymagic.ssh.host import HostConnection
 from skymagic.ssh.hostlist import HostSpec
 from tests.lab.hosts import Hosts, still_there
 from tests.lab.machines import Machines, machines
@@ -28,7 +28,7 @@ def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machines]:
         yield made
 
 
-def connected(hosts: Hosts, name: str) -> SSHConnection:
+def connected(hosts: Hosts, name: str) -> HostConnection:
     return connect(SshConfig(hosts.config).endpoint(HostSpec(name, name)))
 
 

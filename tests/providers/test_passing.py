@@ -32,7 +32,7 @@ from skymagic.providers.passing import Target, groups
 from skymagic.providers.ssh import Machine, set_up
 from skymagic.ssh.config import Endpoint, SshConfig
 from skymagic.ssh.connecting import connect
-from skymagic.ssh.connection import SSHConnection
+from skymagic.ssh.host import HostConnection
 from skymagic.ssh.hostlist import HostSpec
 from tests.lab.hosts import Hosts, loopback
 from tests.lab.shells import MINOR, SMALL, kept_folder
@@ -126,7 +126,7 @@ class Lab:
     asked: list[str]
     login: Login
     endpoints: list[Endpoint] = field(default_factory=list)
-    connections: list[SSHConnection] = field(default_factory=list)
+    connections: list[HostConnection] = field(default_factory=list)
     facts: list[Facts] = field(default_factory=list)
 
     def wheels(self) -> list[str]:
@@ -203,13 +203,13 @@ def test_one_host_fetches_and_the_others_get_it_from_there(lab: Lab, monkeypatch
     """Each wheel is asked of the index once, for three hosts; their environments are as if each had downloaded."""
     told: list[str] = []
     uploads: list[tuple[str, str]] = []
-    upload = SSHConnection.upload
+    upload = HostConnection.upload
 
-    def counted(self: SSHConnection, path: str, chunks: Iterable[memoryview], nbytes: int) -> None:
+    def counted(self: HostConnection, path: str, chunks: Iterable[memoryview], nbytes: int) -> None:
         uploads.append((self.label, Path(path).name))
         upload(self, path, chunks, nbytes)
 
-    monkeypatch.setattr(SSHConnection, "upload", counted)
+    monkeypatch.setattr(HostConnection, "upload", counted)
     made = lab.set_up(told)
     assert uploads == [("h1", wheel.running()[1])], "the code comes once, and goes on from host to host"
     known = [probe(each, lab.wanted) for each in lab.connections]

@@ -10,7 +10,7 @@ from skymagic.errors import HostError
 from skymagic.ssh import process
 from skymagic.ssh.config import SshConfig
 from skymagic.ssh.connecting import connect
-from skymagic.ssh.connection import SSHConnection
+from skymagic.ssh.host import HostConnection
 from skymagic.ssh.hostlist import HostSpec
 from tests.lab.hosts import Hosts, loopback
 
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.needs("sshd")
 NOISE = "echo welcome to the lab; echo 'no message of the day' >&2; printf 'an unfinished line'\n"
 
 
-def connected(hosts: Hosts) -> SSHConnection:
+def connected(hosts: Hosts) -> HostConnection:
     return connect(SshConfig(hosts.config).endpoint(HostSpec("h1", "h1")))
 
 

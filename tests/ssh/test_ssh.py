@@ -13,11 +13,10 @@ from typing import Any
 import pytest
 
 from skymagic.errors import HostError
-from skymagic.ssh.config import Endpoint, SshConfig
+from skymagic.ssh.config import Endpoint, endpoints
 from skymagic.ssh.connecting import connect, connect_all
-from skymagic.ssh.connection import SSHConnection
-from skymagic.ssh.hostlist import HostSpec
-from tests.lab.hosts import Hosts, lent, loopback, still_there
+from skymagic.ssh.host import HostConnection
+from tests.lab.hosts import Hosts, lent, loopback, masters, still_there
 
 pytestmark = pytest.mark.needs("sshd")
 
@@ -34,8 +33,21 @@ def hosts(module_hosts: Hosts, tmp_path: Path) -> Iterator[Hosts]:
         yield made
 
 
+@pytest.fixture(params=["paramiko", "openssh"], autouse=True)
+def client(request: pytest.FixtureRequest, hosts: Hosts, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """Who speaks SSH."""
+    with masters(hosts) as env:
+        for name, value in env.items():
+            monkeypatch.setenv(name, value)
+        monkeypatch.setattr(f"{__name__}.CLIENT", request.param)
+        yield request.param
+
+
+CLIENT = ""
+
+
 @pytest.fixture
-def connection(hosts: Hosts) -> Iterator[SSHConnection]:
+def connection(hosts: Hosts, client: str) -> Iterator[HostConnection]:
     made = connect(endpoint(hosts, "h1"))
     yield made
     made.close()
@@ -43,7 +55,10 @@ def connection(hosts: Hosts) -> Iterator[SSHConnection]:
 
 
 def endpoint(hosts: Hosts, name: str) -> Endpoint:
-    return SshConfig(hosts.config).endpoint(HostSpec(name, name))
+    config = Path.home() / ".ssh" / "config"
+    config.write_text(hosts.config.read_text())
+    (found,) = endpoints([name], CLIENT)
+    return found
 
 
 def ours() -> list[str]:
@@ -54,14 +69,16 @@ def ours() -> list[str]:
 # ------------------------------------------------------------------------------------------------------- scripts
 
 
-def test_a_script(hosts: Hosts, connection: SSHConnection) -> None:
+def test_a_script(hosts: Hosts, connection: HostConnection) -> None:
     done = connection.run("echo out; echo err >&2; pwd; read x || exit 3")
     assert (done.status, done.out, done.err) == (3, f"out\n{hosts[0].home}\n", "err\n")
 
 
-def test_an_end_of_input_that_is_late(connection: SSHConnection) -> None:
+@pytest.mark.parametrize("client", ["paramiko"], indirect=True)
+def test_an_end_of_input_that_is_late(connection: HostConnection) -> None:
     """A process ends while another thread is about to close its input: what that sends comes after the channel is closed."""
-    transport: Any = connection._transport
+    made: Any = connection
+    transport = made._transport
     channel: Any = connection.open_channel(5.0)
     channel.exec_command("true")
     with channel.lock:
@@ -73,17 +90,17 @@ def test_an_end_of_input_that_is_late(connection: SSHConnection) -> None:
     assert connection.run("echo there").out == "there\n"
 
 
-def test_a_script_with_all_of_the_shells_letters(connection: SSHConnection) -> None:
+def test_a_script_with_all_of_the_shells_letters(connection: HostConnection) -> None:
     done = connection.run("""cat <<'END'\n'"`$!\\ {}\nEND\necho 'ä'""")
     assert done.out == "'\"`$!\\ {}\nä\n"
 
 
-def test_a_script_that_is_no_shell_text(connection: SSHConnection) -> None:
+def test_a_script_that_is_no_shell_text(connection: HostConnection) -> None:
     with pytest.raises(HostError, match=r"h1: the login shell ended.*\n.*yntax error"):
         connection.run("if")
 
 
-def test_lines_come_as_they_are_printed(hosts: Hosts, connection: SSHConnection) -> None:
+def test_lines_come_as_they_are_printed(hosts: Hosts, connection: HostConnection) -> None:
     seen: list[str] = []
 
     def hear(line: str) -> None:
@@ -95,13 +112,13 @@ def test_lines_come_as_they_are_printed(hosts: Hosts, connection: SSHConnection)
     assert done.out == "one\ntwo\nthree"
 
 
-def test_much_output(connection: SSHConnection) -> None:
+def test_much_output(connection: HostConnection) -> None:
     done = connection.run("head -c 5000000 /dev/zero; head -c 1500000 /dev/zero >&2; echo end >&2")
     assert (done.status, len(done.out)) == (0, 5000000)
     assert done.err.endswith("end\n")
 
 
-def test_a_timeout_ends_the_script_with_all_that_it_started(hosts: Hosts, connection: SSHConnection) -> None:
+def test_a_timeout_ends_the_script_with_all_that_it_started(hosts: Hosts, connection: HostConnection) -> None:
     with pytest.raises(HostError, match="h1: a step took longer than 1 s"):
         connection.run("sleep 1000 & trap '' TERM; while :; do sleep 1000; done", timeout=1.0)
     assert still_there(hosts[0].processes()) == []
@@ -111,7 +128,7 @@ def test_a_timeout_ends_the_script_with_all_that_it_started(hosts: Hosts, connec
 # ----------------------------------------------------------------------------------------------------- processes
 
 
-def test_a_process_is_spoken_to(connection: SSHConnection) -> None:
+def test_a_process_is_spoken_to(connection: HostConnection) -> None:
     process = connection.open("exec cat")
     process.write(b"x" * 300_000 + b"\n")
     data = b""
@@ -125,7 +142,7 @@ def test_a_process_is_spoken_to(connection: SSHConnection) -> None:
     process.close()
 
 
-def test_processes_run_beside_each_other(connection: SSHConnection) -> None:
+def test_processes_run_beside_each_other(connection: HostConnection) -> None:
     processes = [connection.open("exec cat") for _ in range(12)]
     for number, process in enumerate(processes):
         process.write(f"{number}".encode())
@@ -134,7 +151,7 @@ def test_processes_run_beside_each_other(connection: SSHConnection) -> None:
         process.close()
 
 
-def test_what_a_process_complains(connection: SSHConnection) -> None:
+def test_what_a_process_complains(connection: HostConnection) -> None:
     process = connection.open("echo 'no such module' >&2; exit 1")
     assert process.read() == b""
     process.finish()
@@ -144,7 +161,7 @@ def test_what_a_process_complains(connection: SSHConnection) -> None:
     process.close()
 
 
-def test_a_process_that_ends_while_it_is_fed(connection: SSHConnection) -> None:
+def test_a_process_that_ends_while_it_is_fed(connection: HostConnection) -> None:
     """Its end is met between two writes or within one: the same error either way."""
     for _ in range(100):
         process = connection.open("exit 3")
@@ -154,7 +171,7 @@ def test_a_process_that_ends_while_it_is_fed(connection: SSHConnection) -> None:
         process.close()
 
 
-def test_closing_ends_a_process_that_does_not_listen(hosts: Hosts, connection: SSHConnection) -> None:
+def test_closing_ends_a_process_that_does_not_listen(hosts: Hosts, connection: HostConnection) -> None:
     process = connection.open("trap '' HUP PIPE; while :; do sleep 1000; done")
     process.kill()
     assert still_there(hosts[0].processes()) == []
@@ -169,7 +186,7 @@ def pieces(data: bytes) -> Iterator[memoryview]:
         yield view[begin : begin + (1 << 20)]
 
 
-def test_a_file(hosts: Hosts, connection: SSHConnection) -> None:
+def test_a_file(hosts: Hosts, connection: HostConnection) -> None:
     data = bytes(range(256)) * 20_000
     connection.upload("a folder/it's $HOME", pieces(data), len(data), 0o755)
     there = hosts[0].home / "a folder" / "it's $HOME"
@@ -179,14 +196,14 @@ def test_a_file(hosts: Hosts, connection: SSHConnection) -> None:
     assert (hosts[0].home / "empty").stat().st_mode & 0o777 == 0o600
 
 
-def test_a_file_that_cannot_be_written(hosts: Hosts, connection: SSHConnection) -> None:
+def test_a_file_that_cannot_be_written(hosts: Hosts, connection: HostConnection) -> None:
     (hosts[0].home / "taken").write_text("")
     for _ in range(60):  # the far end may close while it is written to, and before
         with pytest.raises(HostError, match="h1: taken/x could not be written: mkdir: "):
             connection.upload("taken/x", pieces(b"x" * 10_000_000), 10_000_000)
 
 
-def test_half_a_file_has_no_name(hosts: Hosts, connection: SSHConnection) -> None:
+def test_half_a_file_has_no_name(hosts: Hosts, connection: HostConnection) -> None:
     with pytest.raises(HostError, match="3 of 4 bytes came"):
         connection.upload("half", pieces(b"abc"), 4)
     assert [path.name for path in hosts[0].home.iterdir() if not path.name.startswith(".")] == []
@@ -195,18 +212,18 @@ def test_half_a_file_has_no_name(hosts: Hosts, connection: SSHConnection) -> Non
 # --------------------------------------------------------------------------------------------- connections end
 
 
-def test_a_killed_sshd_is_noticed(hosts: Hosts, connection: SSHConnection) -> None:
+def test_a_killed_sshd_is_noticed(hosts: Hosts, connection: HostConnection) -> None:
     process = connection.open("exec cat")
     hosts[0].kill_sessions()
     assert process.read() == b""
     assert not connection.alive
-    assert process.status() == -1
+    assert process.finish(5.0) == -1
     with pytest.raises(HostError, match="h1: the connection is lost"):
         connection.open("true")
     process.close()
 
 
-def test_a_script_whose_connection_is_lost(hosts: Hosts, connection: SSHConnection) -> None:
+def test_a_script_whose_connection_is_lost(hosts: Hosts, connection: HostConnection) -> None:
     with pytest.raises(HostError, match="h1: the connection was lost while a step ran"):
         connection.run("echo begun; sleep 1000", lines=lambda line: hosts[0].kill_sessions())
     hosts[0].power_cut()
@@ -229,7 +246,7 @@ def test_all_hosts_at_once(tmp_path: Path) -> None:
 # ------------------------------------------------------------------------------------------------- ends at any time
 
 
-def test_an_interrupt_ends_a_script(hosts: Hosts, connection: SSHConnection) -> None:
+def test_an_interrupt_ends_a_script(hosts: Hosts, connection: HostConnection) -> None:
     def press(line: str) -> None:
         threading.Timer(0.1, os.kill, [os.getpid(), signal.SIGINT]).start()
 

@@ -11,7 +11,7 @@ from typing import Any
 from skymagic.magics.arguments.options import MAGICS, PLUGINS, Option
 from skymagic.magics.arguments.tokens import Token, split
 from skymagic.plan.accelerators import NAMES as GPU_NAMES
-from skymagic.plan.requests import PROVIDERS, REGIONS
+from skymagic.plan.requests import PROVIDERS, REGIONS, SSH_CLIENTS
 
 
 def help_text(magic: str) -> str:
@@ -92,6 +92,7 @@ class CompletionNames:
     switch: tuple[str, ...] = ("on", "off")
     pip: tuple[str, ...] = ("install", "list")
     busy: tuple[str, ...] = ("wait", "refuse")
+    ssh: tuple[str, ...] = SSH_CLIENTS
     auto: tuple[str, ...] = ("auto",)
     rented: tuple[str, ...] = ("aws", "slurm", "kubernetes", "ray")
     left: tuple[str, ...] = ()

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from skymagic.magics.arguments import readers
 from skymagic.magics.arguments.readers import Reader
 from skymagic.plan.accelerators import read_gpus
-from skymagic.plan.requests import plugin_specs
+from skymagic.plan.requests import SSH_CLIENTS, plugin_specs
 from skymagic.plan.units import Selection, at_least, memory
 
 PLUGINS = ("torch", "jax", "keras", "huggingface", "accelerate", "joblib", "sklearn")
@@ -65,9 +65,11 @@ POOL: tuple[Option, ...] = (
     Option(("--env",), "env", readers.pair, "NAME=VALUE", "set an environment variable on the ranks", "list"),
     _SECRET,
     Option(("--hosts",), "hosts", readers.many(readers.host, rf"{readers.OUTSIDE_BRACKETS}|\s+"), "HOSTS", "machines for --provider ssh", "list", "hosts"),
+    Option(("--ssh",), "ssh", readers.one_of(*SSH_CLIENTS), "CLIENT", "who speaks SSH: paramiko, openssh (your ssh program: one-time codes, Kerberos, hardware keys), or auto", choices="ssh"),
     Option(("--region",), "region", readers.region, "NAME", "region to rent in, or several", choices="regions"),
     Option(("--spot",), "spot", help="rent spot machines: cheaper, but EC2 may reclaim them"),
     Option(("--replace",), "replace", help="replace lost machines as soon as capacity is available"),
+    Option(("--login",), "login", readers.host, "HOST", "Slurm: reach the cluster over SSH, through this login node", choices="hosts"),
     Option(("--account",), "account", readers.directive, "NAME", "Slurm: account to charge"),
     Option(("--partition",), "partition", readers.directive, "NAME", "Slurm: partition"),
     Option(("--qos",), "qos", readers.directive, "NAME", "Slurm: quality of service"),

@@ -20,7 +20,7 @@ from skymagic.providers.aws.clients import AwsClients
 from skymagic.providers.aws.launch import RunningInstance
 from skymagic.ssh import connecting, hostlist
 from skymagic.ssh.config import Endpoint, SshConfig
-from skymagic.ssh.connection import SSHConnection
+from skymagic.ssh.host import HostConnection
 
 PROGRAMS = {
     "aws": "https://docs.aws.amazon.com/cli/latest/userguide/getting-started-install.html",
@@ -113,7 +113,7 @@ def connect(
     reached: Sequence[Endpoint],
     say: Say,
     seconds: float = REACH_SECONDS,
-) -> list[SSHConnection]:
+) -> list[HostConnection]:
     """Connections to all of them, once all accept the pool's key.
 
     Raises:

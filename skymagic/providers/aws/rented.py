@@ -19,7 +19,7 @@ from skymagic.providers.aws.selection import MachineOffer, per_hour
 from skymagic.providers.aws.tags import Label
 from skymagic.providers.provider import Survey
 from skymagic.ssh.config import Endpoint
-from skymagic.ssh.connection import SSHConnection
+from skymagic.ssh.host import HostConnection
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,7 @@ class HeldMachines:
     offer: MachineOffer | None = None
     """What was taken."""
     keys: PoolKeys | None = None
-    connections: list[SSHConnection] = field(default_factory=list)
+    connections: list[HostConnection] = field(default_factory=list)
     machines: list[ssh.Machine] = field(default_factory=list)
 
     @property
@@ -150,7 +150,7 @@ class RentedSurvey(Survey):
         held = self.held
         try:
             ssh.side_by_side(ssh.Machine.close, held.machines)
-            ssh.side_by_side(SSHConnection.close, held.connections)
+            ssh.side_by_side(HostConnection.close, held.connections)
         finally:
             if held.lease is not None:
                 held.lease.release()
