@@ -8,7 +8,7 @@ import sys
 from skymagic.api import notebooks, reading
 from skymagic.api.reading import JsonScreen
 from skymagic.display.screen import print_note
-from skymagic.pool import attaching, keys, records
+from skymagic.pool import keys, records
 from skymagic.pool.keys import NotebookRun
 from skymagic.wire import notebook as wire
 
@@ -48,7 +48,7 @@ def elsewhere(name: str) -> bool:
         with contextlib.suppress(KeyboardInterrupt):
             shown(run)
         return True
-    if attaching.held_elsewhere(name):
+    if reading.held_elsewhere(name):
         holder = records.holder(records.named(name))
         print_note(f"{holder} has pool {name!r}; %sky_attach {name} --take-over takes it away from there")
         with contextlib.suppress(KeyboardInterrupt):

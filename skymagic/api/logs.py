@@ -10,13 +10,13 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from skymagic.api.reading import PoolReader, opened_reader
 from skymagic.cluster import Agents, telemetry
 from skymagic.display.status import Logs
 from skymagic.display.text import last_state, log_lines
 from skymagic.errors import RequestError
 from skymagic.plan.units import Selection, rank_words
-from skymagic.pool import Pool, attaching, records, registry
-from skymagic.pool.attaching import PoolReader
+from skymagic.pool import Pool, records, registry
 from skymagic.wire.agent import WHOLE_LOG
 
 HEADING = re.compile(r"── cell (?P<cell>\d+), (?:run (?P<run>\d+), )?[\d:]{8} ──")
@@ -141,7 +141,7 @@ def _outside(request: LogsRequest) -> Iterator[tuple[Mapping[int, str], PoolRead
     if kept is not None and not any(name in (one.name, one.job_id) for one in records.every()):
         yield {0: kept.text}, None
         return
-    with contextlib.closing(attaching.opened_reader(name)) as pool:
+    with contextlib.closing(opened_reader(name)) as pool:
         yield {}, pool
 
 

@@ -19,6 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from skymagic.api.reading import opened_reader
 from skymagic.cluster import Node
 from skymagic.data.capture.imports import imported_names
 from skymagic.data.capture.modules import search
@@ -27,7 +28,7 @@ from skymagic.files.copy import Files
 from skymagic.jobs.notebook import packed
 from skymagic.jobs.script import folder_here, remote_folder
 from skymagic.plan import parameters
-from skymagic.pool import attaching, keys, records
+from skymagic.pool import keys, making, records
 from skymagic.pool.keys import NotebookRun
 from skymagic.providers import head
 from skymagic.wire import notebook as wire
@@ -127,9 +128,7 @@ def _key(request: NotebookRequest, mistakes: list[str]) -> keys.PoolKey | None:
             raise PoolError(
                 f"pool {record.name!r} is in use: {records.holder(record)} has it; end that one, or take the pool away from it: --take-over"
             )
-        with contextlib.closing(
-            attaching.opened_reader(record.job_id)
-        ) as reader:  # which finds out whether it is there
+        with contextlib.closing(opened_reader(record.job_id)) as reader:  # which finds out whether it is there
             if busy := [one for one in reader.runs() if not one.over]:
                 raise PoolError(
                     f"a cell of its last notebook is still running there (run {busy[-1].run}): skymagic attach {record.name} shows it"
@@ -235,7 +234,7 @@ def _head(run: NotebookRun) -> Iterator[Node]:
 @contextmanager
 def _nodes(run: NotebookRun) -> Iterator[Sequence[Node]]:
     """The machines of its pool; each is connected to when something is run there."""
-    _, nodes = attaching.attaching_provider(run.key).attach(run.key.plan, run.key.accesses)
+    _, nodes = making.attaching_provider(run.key).attach(run.key.plan, run.key.accesses)
     try:
         yield nodes
     finally:

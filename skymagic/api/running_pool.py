@@ -21,7 +21,7 @@ from skymagic.jobs.workers import side_by_side
 from skymagic.plan.requests import RunRequest
 from skymagic.plan.units import Selection
 from skymagic.pool import Pool
-from skymagic.pool.attaching import UnfinishedRun
+from skymagic.pool.runs import UnfinishedRun
 from skymagic.run.report import Limits
 
 Ranks = Selection | int | str | Iterable[int] | None

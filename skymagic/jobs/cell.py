@@ -215,7 +215,8 @@ def _carried_out(
     with interrupt.deferred() as interrupts, ended(view, names) as ending:
         report = ending.report = run(screen or notebook)
         notebook.finish()
-        _keep_profiles(report, spec, pool)
+        if spec.profile:
+            _keep_profiles(report, spec, pool)
         try:
             if not report.good and not (partly and only_lost(report)):
                 discard(report, pool)

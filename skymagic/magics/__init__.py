@@ -7,9 +7,8 @@ inspection    pools, where ranks are and what they hold
 beside        a cell that goes on beside the notebook: its handle
 rank_command  a command on a rank's node
 debugging     %debug on the frames of a rank
-auto          the input transformer that broadcasts plain cells
 completion    tab completion on magic lines
-hints         words for cells that go wrong: misplaced magics, names that are on the ranks
+transformers  before each cell: %sky_auto, and misplaced magics; after one that failed: names that are on the ranks
 rendering     how the shell shows a rank's error, and lists of values by rank
 exposure      notes on the Jupyter around it: who reads its output, and who executes its cells
 config        users' defaults, the one place of traitlets

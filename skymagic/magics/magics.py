@@ -21,8 +21,8 @@ from skymagic.display.screen import print_note, show_object
 from skymagic.errors import CloudError, PoolError
 from skymagic.jobs import forwarding
 from skymagic.jobs.cloning import clone
-from skymagic.magics import auto, beside, completion, debugging, exposure, hints, inspection, rank_command, rendering
-from skymagic.magics.arguments import cell_magics, line_magics, pool_magic
+from skymagic.magics import beside, completion, debugging, exposure, inspection, rank_command, rendering, transformers
+from skymagic.magics.arguments import cell_magics, line_magics
 from skymagic.magics.arguments.help import help_alone, with_help
 from skymagic.magics.config import SkyMagic
 from skymagic.magics.rendering import ResultTables
@@ -52,7 +52,7 @@ class SkyMagics(Magics):
         _give_help(self)
         self.settings = SkyMagic(parent=shell)
         shell.configurables.append(self.settings)
-        self.auto = auto.Auto(shell)
+        self.auto = transformers.Auto(shell)
         self.results = ResultTables(shell)
         self.runs = ShellRuns(shell, self.settings, self.auto, self.results)
         self._round_robin: Iterator[int] = itertools.count()
@@ -61,7 +61,7 @@ class SkyMagics(Magics):
 
     @line_cell_magic
     def sky_pool(self, line: str, cell: str | None = None) -> Compute | None:
-        request = usage(lambda: pool_magic.parse_pool(line, self.settings.defaults(), body=cell, **EXISTING_NAMES))
+        request = usage(lambda: cell_magics.parse_pool(line, self.settings.defaults(), body=cell, **EXISTING_NAMES))
         if request.dry_run:
             print(usage(lambda: making.preview(request, self.shell.user_ns, self.settings.defaults(), print_note)))
             return None
@@ -310,7 +310,7 @@ def load_ipython_extension(shell: InteractiveShell) -> None:
     if help_alone not in shell.input_transformers_cleanup:
         shell.input_transformers_cleanup.append(help_alone)
     completion.register(shell)
-    hints.register(shell)
+    transformers.register(shell)
     rendering.register(shell)
     debugging.register(shell)
     for reminder in records.reminders(records.every()):

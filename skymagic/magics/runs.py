@@ -17,15 +17,14 @@ from skymagic.display.screen import print_note
 from skymagic.errors import RequestError, SkyError
 from skymagic.jobs import cell as broadcast
 from skymagic.jobs import script
-from skymagic.magics import hints
-from skymagic.magics.auto import Auto
+from skymagic.magics import transformers
 from skymagic.magics.beside import RunHandle
 from skymagic.magics.config import SkyMagic
 from skymagic.magics.rendering import UNWRAPPED, ResultTables, arrived
 from skymagic.plan.requests import PoolRequest, RunRequest, ShellRequest
 from skymagic.plan.units import rank_words
 from skymagic.pool import Pool, making
-from skymagic.pool.attaching import UnfinishedRun
+from skymagic.pool.runs import UnfinishedRun
 from skymagic.run import interrupt
 from skymagic.run.report import Limits, RunSpec
 
@@ -48,7 +47,9 @@ def named(name: str | None) -> PoolRequest:
 class ShellRuns:
     """Runs what the magics of one shell ask for."""
 
-    def __init__(self, shell: InteractiveShell, settings: SkyMagic, auto: Auto, results: ResultTables) -> None:
+    def __init__(
+        self, shell: InteractiveShell, settings: SkyMagic, auto: transformers.Auto, results: ResultTables
+    ) -> None:
         self._shell, self._settings, self._auto, self._results = shell, settings, auto, results
         self.pending: list[RunHandle] = []
         """Runs beside the notebook that still run, and some that have ended."""
@@ -67,7 +68,9 @@ class ShellRuns:
         source = partial(self._shell.transform_cell, "" if refused else result.info.raw_cell)
         self._assigned.end(source, completed=result.success)
         error, space = result.error_in_exec, self._shell.user_ns
-        if error is not None and (hint := hints.after_error(error, space, self._results.kept, result.info.raw_cell)):
+        if error is not None and (
+            hint := transformers.after_error(error, space, self._results.kept, result.info.raw_cell)
+        ):
             print_note(hint)
 
     # -- where -------------------------------------------------------------------------------------------------------

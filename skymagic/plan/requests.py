@@ -143,6 +143,10 @@ def no_provider(name: str, known: Iterable[str]) -> str:
     return f"no provider is called {name!r}{nearest}"
 
 
+NO_IMAGE = Image()
+"""What a request has of which nothing is said: each cell makes one."""
+
+
 @dataclass(frozen=True)
 class PoolRequest:
     """A pool as it was asked for; None and empty where nothing was said.
@@ -202,7 +206,7 @@ class PoolRequest:
     lazy: bool = False
     yes: bool = False
     dry_run: bool = False
-    image: Image = field(default_factory=Image)
+    image: Image = NO_IMAGE
     cloud: CloudSettings = field(default_factory=CloudSettings, repr=False)
     imports: frozenset[str] = field(default=frozenset(), compare=False, repr=False)
     resizes: str = field(default="", compare=False, repr=False)

@@ -9,7 +9,6 @@
                         ├─ AgentEvents ────────────────────────────────┘ ← agents, on their links' threads
                         └─ PoolResources           machines, agents, engine, store
 
-attaching  pools of other notebooks: taken up where they were left, or read beside their notebook
 dispatch   orders on their way to ranks, the queue before them, and who waits for them
 keys       on disk: what another notebook must know of a pool, how far its runs were shown, notebooks that run as jobs
 losses     deaths, lost nodes and limits as agents report them; other machines in the place of lost ones
@@ -21,8 +20,8 @@ records    on disk: which pools were started from here, and the last lines of th
 recovery   ranks started again, process groups formed again, another number of nodes
 registry   all pools of this process, by name
 resources  machines, agents, engine and store, from the plan to their release
-runs       cells, and other orders to its ranks
-start      what a request becomes, as a value: reuse, resize, attach, start again, declare, make; pure
+runs       cells, and other orders to its ranks; runs that another notebook has left
+start      what a request becomes, as a value: reuse, resize, attach, declare, make; pure
 status     the table of moves in a pool's life, and what all its parts share
 """
 

@@ -20,10 +20,10 @@ from skymagic.display.screen import print_note
 from skymagic.errors import CloudError, PoolError, ProvisionError, RequestError
 from skymagic.plan.plans import Plan, cost_words
 from skymagic.plan.requests import Defaults, PoolRequest, missing_secrets
-from skymagic.pool import Pool, attaching, keys, messages, records, registry
-from skymagic.pool.attaching import UnfinishedRun
+from skymagic.pool import Pool, keys, messages, records, registry
 from skymagic.pool.pool import keep_key
 from skymagic.pool.records import RENTED, PoolRecord
+from skymagic.pool.runs import UnfinishedRun
 from skymagic.pool.start import (
     Attach,
     Declare,
@@ -41,6 +41,7 @@ from skymagic.pool.start import (
 )
 from skymagic.pool.status import PoolEvent, State
 from skymagic.providers import Provider, Survey
+from skymagic.providers.provider import Attachable
 
 Tell = Callable[[str], None]
 """Gets a line on what is done."""
@@ -356,7 +357,7 @@ def _attached(
             f"%sky_attach {name} --take-over"
         )
     key = keys.attachable(record.job_id)
-    provider = attaching.attaching_provider(key)
+    provider = attaching_provider(key)
     try:
         survey, nodes = provider.attach(key.plan, key.accesses)
         pool = Pool(key.name, provider, survey, namespace, defaults, registry.drop, key.job_id)
@@ -368,3 +369,11 @@ def _attached(
     registry.adopt(pool)
     records.write(records.taken(record))
     return pool, found
+
+
+def attaching_provider(key: keys.PoolKey) -> Any:
+    """The provider of a pool that can be attached. Raises PoolError for others."""
+    provider = providers.serving(key.plan.request)
+    if not isinstance(provider, Attachable):
+        raise PoolError(f"pools of --provider {key.plan.provider} cannot be attached")
+    return provider

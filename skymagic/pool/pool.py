@@ -17,7 +17,6 @@ from skymagic.errors import PoolError
 from skymagic.plan.requests import Defaults
 from skymagic.plan.units import Selection
 from skymagic.pool import keys, messages, records
-from skymagic.pool.attaching import Attaching, UnfinishedRun
 from skymagic.pool.dispatch import Dispatch, Scheduler
 from skymagic.pool.keys import PoolKey
 from skymagic.pool.losses import AgentEvents, Replacement
@@ -25,7 +24,7 @@ from skymagic.pool.messages import rows
 from skymagic.pool.packages import Packages
 from skymagic.pool.recovery import Recovery
 from skymagic.pool.resources import PoolResources, Step, data_plane
-from skymagic.pool.runs import PoolRuns
+from skymagic.pool.runs import Attaching, PoolRuns, UnfinishedRun
 from skymagic.pool.status import PoolEvent, SharedStatus, State, now
 from skymagic.providers.provider import Replaceable
 from skymagic.run.metrics import table

@@ -1,6 +1,7 @@
 """Runs on a pool: reserve the ranks, ship what the cell needs, carry it out, and recover what broke.
 
-Other orders to ranks, such as the commands of a debugger and copies of names, go the same way."""
+Other orders to ranks, such as the commands of a debugger and copies of names, go the same way. A notebook that takes a pool up in the place of
+another one is told of the runs that it has left."""
 
 from __future__ import annotations
 
@@ -8,16 +9,18 @@ import contextlib
 import itertools
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
 
+from skymagic.cluster import Agents, Node
 from skymagic.data.capture.imports import ModulesNeeded
 from skymagic.display.screen import Screen, ShippingProgress, print_note
-from skymagic.errors import PoolStateError, RunInterrupted
+from skymagic.errors import PoolStateError, ProvisionError, RunInterrupted
 from skymagic.plan.units import agreeing, count, rank_words
 from skymagic.pool import messages
 from skymagic.pool.dispatch import Dispatch, RankReservation, Scheduler
+from skymagic.pool.keys import PoolKey
 from skymagic.pool.losses import Replacement
 from skymagic.pool.packages import Packages
 from skymagic.pool.recovery import Recovery
@@ -29,6 +32,7 @@ from skymagic.run.metrics import Metrics, kept
 from skymagic.run.report import Limits, Report, RunSpec
 from skymagic.run.submission import Submission
 from skymagic.wire.order import Order, RunCell
+from skymagic.wire.session.frames import REPLACED
 
 if TYPE_CHECKING:
     from skymagic.data.shipping.shipper import Manifest
@@ -36,6 +40,8 @@ if TYPE_CHECKING:
 MOST_NUMBERS = 10_000_000
 """Doubles of reports that a pool holds."""
 STOPPED_WAITING = "stopped before it began"
+RECALL_TIMEOUT = 20.0
+"""Seconds in which ranks tell of their last runs."""
 
 
 @dataclass(eq=False, repr=False)
@@ -80,7 +86,7 @@ class PoolRuns:
                 spec.taken()
                 ship_seconds = time.monotonic() - begun
                 # those of the store, on where the values went, are shown with the cell that sent them
-                for note in [*self._status.take_notes(), *messages.sent_instead(manifest, bindings, spec.ranks)]:
+                for note in [*self._status.take_notes(), *self._sent_instead(manifest, spec.ranks)]:
                     screen.note(f"[{note}]\n")
                 report = self._carry_out(spec, manifest, screen, limits, stop)
                 report.shipped, report.ship_seconds = manifest.nbytes, ship_seconds
@@ -186,8 +192,12 @@ class PoolRuns:
             return self._resources.shipper.prepare(
                 spec.source_without_magics, spec.ranks, push=spec.push, gather=spec.gather, no_push=spec.no_push, fresh=spec.fresh,
                 extra=spec.extra, compiler_flags=spec.compiler_flags, dry_run=dry_run, progress=progress, warn=note, note=note,
-                unsettled=self._packages.unsettled,
+                unsettled=self._packages.unsettled if self._status.plan.remote else None,
             )  # fmt: skip
+
+    def _sent_instead(self, manifest: Manifest, ranks: Sequence[int]) -> list[str]:
+        bindings = self._resources.shipper.bindings
+        return messages.sent_instead(manifest, bindings, ranks) if bindings.replaced else []
 
     def _carry_out(self, spec: RunSpec, manifest: Manifest, screen: Screen, limits: Limits, stop: StopSignal) -> Report:
         order = RunCell(
@@ -257,3 +267,119 @@ def _busy(number: int, other: RunSpec) -> str:
     """Why a run is refused that does not wait."""
     remedy = f": Out[{number}].cancel() stops it, Out[{number}].wait() waits for it" if other.beside else ""
     return f"cell {number} is running on {rank_words(other.ranks)}{remedy}"
+
+
+# -- of another notebook ---------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class UnfinishedRun:
+    """A run that another notebook began, and whose end its user has not seen.
+
+    Attributes:
+        run: the pool's number of it.
+        over: whether all of its ranks have ended it.
+    """
+
+    run: int
+    spec: RunSpec
+    over: bool
+
+    @property
+    def words(self) -> str:
+        """Which run it is, and whether it still runs: "[cell 11 on ranks 0, 1 is still running]"."""
+        cell = f"cell {self.spec.execution_count} on {rank_words(self.spec.ranks)}"
+        return f"[{cell} {'had ended' if self.over else 'is still running'}]"
+
+
+@dataclass(eq=False, repr=False)
+class Attaching:
+    """Takes a pool up as another notebook has left it."""
+
+    _status: SharedStatus
+    _resources: PoolResources
+    _recovery: Recovery
+    _runs: PoolRuns
+    _node_lost: Callable[[int, str], None]
+    """Called with a node that is gone, and why."""
+
+    def attach(
+        self, nodes: Sequence[Node], connect: Callable[[Sequence[Node]], Agents], key: PoolKey
+    ) -> list[UnfinishedRun]:
+        """Take it up; the runs that its user has to hear of, the oldest first. After a failure all is as before.
+
+        Nodes other than the head may be gone: their ranks are lost.
+
+        Raises:
+            ProvisionError: the head is gone, a node does not answer, or another notebook attaches too.
+        """
+        met = [
+            replace(node, address=address, hostname=hostname)
+            for node, (address, hostname) in zip(nodes, key.addresses, strict=True)
+        ]
+        self._status.move(PoolEvent.START)
+        try:
+            dead = self._resources.attach(met, connect, key.port)
+            agents = self._resources.agents
+            kept = agents.ask(range(self._status.world_size), "recall", RECALL_TIMEOUT)
+            if refusals := [reason for index, reason in agents.gone.items() if index == 0 or REPLACED in reason]:
+                raise ProvisionError(refusals[0])
+        except BaseException as problem:
+            self._resources.leave()
+            self._status.move(PoolEvent.STOPPED)
+            if isinstance(problem, ProvisionError) and self._head_lost():
+                raise ProvisionError(
+                    f"{problem}; {messages.headless(self._status.job_id, [one.name for one in met[1:]], not self._status.plan.region)}"
+                ) from problem
+            raise
+        self._status.move(PoolEvent.STARTED)
+        gone = {rank for index in agents.gone for rank in agents.ranks_of(index)}
+        for index, reason in sorted(agents.gone.items()):
+            self._node_lost(index, reason)
+        found = [
+            one
+            for one in unfinished_runs(kept)
+            if not (one.over and self._status.shown.delivered(one.run, one.spec.ranks))
+        ]
+        self._runs.numbers = itertools.count(1 + max(map(_number, kept.values()), default=0))
+        self._recovery.generation = max((one["generation"] for one in kept.values()), default=0)
+        followed = {rank for one in found for rank in one.spec.ranks}  # their deaths are the runs' to tell
+        if lost := sorted({*dead} - followed - gone):
+            self._status.note(
+                f"{rank_words(lost)} had died; {agreeing(len(lost), 'it is', 'they are')} restarted without variables"
+            )
+            self._recovery.begin(lost)
+        return found
+
+    def _head_lost(self) -> bool:
+        gone = self._resources.agents.gone if self._resources.started else {}
+        return 0 in gone and not any(REPLACED in reason for reason in gone.values())
+
+
+def unfinished_runs(kept: Mapping[int, Mapping[str, Any]]) -> list[UnfinishedRun]:
+    """The last runs of these ranks, the oldest first; pure.
+
+    Args:
+        kept: rank → what it has kept: ``order``, ``outcome``.
+    """
+    orders = {_number(one): one["order"] for one in kept.values() if one["order"]}
+    found = []
+    for run, order in sorted(orders.items()):
+        if any(_number(kept[rank]) > run for rank in order["ranks"] if rank in kept):
+            continue  # one of its ranks has begun another: its user had seen its end
+        outcomes = [one["outcome"] for one in kept.values() if _number(one) == run]
+        found.append(UnfinishedRun(run, _spec_of(order), all(outcome is not None for outcome in outcomes)))
+    return found
+
+
+def _number(kept: Mapping[str, Any]) -> int:
+    return int(kept["order"]["run"]) if kept["order"] else 0
+
+
+def _spec_of(order: Mapping[str, Any]) -> RunSpec:
+    """What a rank remembers of a run; the text of the cell is not among it."""
+    return RunSpec(
+        source="", source_without_magics="", ranks=tuple(order["ranks"]), visible_ranks=tuple(order["visible_ranks"]),
+        value_ranks=tuple(order["value_ranks"]), gather=tuple(order["gather"]), gather_ranks=tuple(order["gather_ranks"]),
+        execution_count=order["execution_count"], job=order["job"], output=order["output"], head=order["head"],
+    )  # fmt: skip

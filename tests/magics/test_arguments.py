@@ -17,7 +17,7 @@ from skymagic.api.ending import DownRequest
 from skymagic.api.logs import LogsRequest
 from skymagic.api.places import StatusRequest
 from skymagic.errors import RequestError
-from skymagic.magics.arguments.cell_magics import parse_broadcast, parse_run, parse_sh
+from skymagic.magics.arguments.cell_magics import parse_broadcast, parse_pool, parse_run, parse_sh
 from skymagic.magics.arguments.help import CompletionNames, complete, help_text
 from skymagic.magics.arguments.line_magics import (
     AttachRequest,
@@ -48,8 +48,7 @@ from skymagic.magics.arguments.line_magics import (
     parse_status,
 )
 from skymagic.magics.arguments.options import MAGICS
-from skymagic.magics.arguments.pool_magic import parse_pool
-from skymagic.magics.arguments.tokens import Token, split
+from skymagic.magics.arguments.reading import Token, split
 from skymagic.magics.config import SkyMagic
 from skymagic.plan.accelerators import Accelerator
 from skymagic.plan.requests import Defaults, PluginSpec, PoolRequest, RunRequest, ShellRequest, plugin_specs

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from skymagic.magics.hints import misplaced
+from skymagic.magics.transformers import misplaced
 from tests.lab.notebook import Notebook
 from tests.lab.pools import borrowed
 

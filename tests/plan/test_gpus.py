@@ -14,7 +14,7 @@ from skymagic.bootstrap.facts import Facts, parse
 from skymagic.errors import RequestError
 from skymagic.kernels.check import efa_unused
 from skymagic.kernels.network import hcas, infiniband_ports
-from skymagic.magics.arguments.pool_magic import parse_pool
+from skymagic.magics.arguments.cell_magics import parse_pool
 from skymagic.plan import accelerators, gpus
 from skymagic.plan.accelerators import known_as, matches, read_gpus
 from skymagic.plan.planning import plan, plan_over

@@ -14,7 +14,7 @@ import pytest
 
 from skymagic.errors import RequestError
 from skymagic.kernels.agent import forkserver
-from skymagic.magics.arguments.pool_magic import parse_pool
+from skymagic.magics.arguments.cell_magics import parse_pool
 from skymagic.plan.requests import PluginSpec, plugin_specs
 from skymagic.plugins import load
 from skymagic.plugins._torch import backends

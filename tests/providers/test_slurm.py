@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import pytest
 
 from skymagic.errors import RequestError
-from skymagic.magics.arguments.pool_magic import parse_pool
+from skymagic.magics.arguments.cell_magics import parse_pool
 from skymagic.plan.accelerators import read_gpus
 from skymagic.providers import slurm, slurm_jobs
 from skymagic.providers.slurm_jobs import JobQueue, SlurmJob, SlurmPartition

@@ -240,7 +240,8 @@ class ContentIndex:
         """Unlink the files that neither a name nor a manifest on its way needs."""
         needed = frozenset().union(*self._needs.values())
         here = self.store.keys()
-        self.store.drop(key for key in here - needed if not self.store.pinned(key))
+        if unneeded := [key for key in here - needed if not self.store.pinned(key)]:
+            self.store.drop(unneeded)
         here = self.store.keys()
         self._extents = {content: extent for content, extent in self._extents.items() if extent.key in here}
         self._devices = {place: known for place, known in self._devices.items() if known[1] in self._extents}

@@ -3,13 +3,11 @@
 Nothing on a line is evaluated. IPython has expanded ``{expr}`` and ``$var`` before; a trailing ``# comment``, quotes
 and a trailing ``;`` are understood here. Each ``parse_…`` raises RequestError with every mistake of its line.
 
-tokens         a lexer: a line becomes tokens
 readers        the text of a value becomes what a request holds
 options        the tables: every option, and each magic's own
-reading        the parser: tokens become values by option, mistakes are collected
+reading        a lexer and a parser: a line becomes values by option, mistakes are collected
 toml           the body of %%sky_pool does the same
-pool_magic     %sky_pool and %%sky_pool
-cell_magics    %%sky_broadcast, %%sky_run, %%sky_sh
+cell_magics    %sky_pool and %%sky_pool; %%sky_broadcast, %%sky_run, %%sky_sh
 line_magics    the other magics, one small request each
 help           the text of a magic's docstring; completion
 """

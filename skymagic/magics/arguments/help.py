@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from skymagic.magics.arguments.options import MAGICS, PLUGINS, Option
-from skymagic.magics.arguments.tokens import Token, split
+from skymagic.magics.arguments.reading import Token, split
 from skymagic.plan.accelerators import NAMES as GPU_NAMES
 from skymagic.plan.requests import PROVIDERS, REGIONS, SSH_CLIENTS
 

@@ -1,10 +1,12 @@
-"""Hints for cells that go wrong: a magic that is misspelled or misplaced, before the cell runs; a name that is on the ranks, after it failed."""
+"""What happens to each cell before it runs, and after it failed. ``%sky_auto on`` broadcasts every plain cell, so that cells stay plain Python
+and the editor goes on helping; one that is marked ``%%local`` runs in the notebook. Hints for cells that go wrong: a magic that is misspelled or misplaced, before the cell runs; a name that is on the ranks, after it failed."""
 
 from __future__ import annotations
 
+import contextlib
 import re
 import token
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from IPython.core.error import UsageError
@@ -105,3 +107,61 @@ def _pool_with(name: str) -> str:
     """The pool whose ranks have this name, the one used last first; "" for none."""
     pools = [one for one in reversed(registry.pools()) if one.state is not State.DECLARED]
     return next((one.name for one in pools if name in one.shipper.names()), "")
+
+
+# -- %sky_auto ------------------------------------------------------------------------------------------------------------
+
+
+LOCAL = "%%local"
+"""The first line of a cell that runs in the notebook whatever is switched on."""
+
+
+class Auto:
+    """The input transformer that puts ``%%sky_broadcast`` above a shell's plain cells.
+
+    Attributes:
+        on: whether plain cells are broadcast.
+    """
+
+    def __init__(self, shell: InteractiveShell) -> None:
+        transformers = shell.input_transformers_cleanup
+        transformers[:] = [one for one in transformers if not isinstance(getattr(one, "__self__", None), Auto)]
+        transformers.append(self._transform)
+        self.on = False
+        self._paused = False
+        self._executing = False
+        """Whether what is transformed is no cell, but code that one runs, as ``%time`` does."""
+        shell.events.register("pre_execute", self._begin)
+        shell.events.register("post_execute", self._end)
+
+    def switch(self, on: bool) -> None:
+        """Turn it on or off; twice is safe."""
+        self.on = on
+
+    def takes(self, cell: str) -> bool:
+        """Whether a cell as it was typed is broadcast by itself."""
+        return self.on and bool(cell.strip()) and not cell.lstrip().startswith("%")
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Inside, code is transformed as ever; on other threads than that of cells too."""
+        before, self._paused = self._paused, True
+        try:
+            yield
+        finally:
+            self._paused = before
+
+    def _begin(self) -> None:
+        self._executing = True
+
+    def _end(self) -> None:
+        self._executing = False
+
+    def _transform(self, lines: list[str]) -> list[str]:
+        if self._paused or self._executing:
+            return lines
+        if self.takes("".join(lines)):
+            return ["%%sky_broadcast\n", *lines]
+        if lines and lines[0].strip() == LOCAL:
+            return [f"# {lines[0]}", *lines[1:]]
+        return lines
