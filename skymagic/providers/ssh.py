@@ -34,7 +34,6 @@ from skymagic.providers.provider import Say, Survey
 from skymagic.ssh import config, connecting
 from skymagic.ssh.config import Endpoint
 from skymagic.ssh.host import HostConnection
-from skymagic.ssh.openssh import OpenSSHConnection
 from skymagic.ssh.process import Process
 from skymagic.wire import processes
 from skymagic.wire.codec import Transport
@@ -327,8 +326,6 @@ class Machine(HostMachine):
         secret: str = "",
         installation: Installation | None = None,
     ) -> None:
-        if isinstance(connection, OpenSSHConnection):
-            endpoint = replace(endpoint, client="openssh")  # what was found out once is not tried again
         super().__init__(endpoint.label, lambda: connecting.connect(endpoint), connection, facts, secret, installation)
         self.endpoint = endpoint
 

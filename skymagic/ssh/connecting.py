@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     import paramiko
 
 CHANNEL_ATTEMPTS = 3
+_other_logins: set[Endpoint] = set()
+"""Hosts that OpenSSH has logged in to: paramiko is not tried there again."""
 Ask = Callable[[str], str]
 Progress = Callable[[Endpoint, str], None]
 """Called for each host when its connect has ended, with "connected" or how it failed, on the caller's thread."""
@@ -143,14 +145,15 @@ def _answer(ask: Ask, text: str) -> str:
 
 
 def _open_connection(endpoint: Endpoint, ask: Ask | None, cancellation: Cancellation) -> HostConnection:
-    if endpoint.client == "openssh":
-        return openssh.connect(endpoint, ask, cancellation)
-    try:
-        return _over_paramiko(endpoint, ask, cancellation)
-    except login.OtherLogin:
-        if endpoint.client == "paramiko" or shutil.which("ssh") is None:
-            raise
-    return openssh.connect(endpoint, ask, cancellation)
+    if endpoint.client == "paramiko" or (endpoint.client == "auto" and endpoint not in _other_logins):
+        try:
+            return _over_paramiko(endpoint, ask, cancellation)
+        except login.OtherLogin:
+            if endpoint.client == "paramiko" or shutil.which("ssh") is None:
+                raise
+    connection = openssh.connect(endpoint, ask, cancellation)
+    _other_logins.add(endpoint)
+    return connection
 
 
 def _over_paramiko(endpoint: Endpoint, ask: Ask | None, cancellation: Cancellation) -> SSHConnection:

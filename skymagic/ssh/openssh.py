@@ -22,7 +22,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from hashlib import sha256
 from pathlib import Path
 
@@ -36,6 +36,8 @@ from skymagic.ssh.hostlist import expand
 Ask = Callable[[str], str]
 LOGIN_SECONDS = 60.0
 """For which a login may take while nobody is asked anything."""
+REFUSED_SECONDS = 60.0
+"""For which a login that failed is not tried again in the background: sites lock accounts. A master that the user opens is used at once."""
 HELLO_BYTES = 12
 """What a master says to whoever connects (OpenSSH's PROTOCOL.mux): a length, MUX_MSG_HELLO and a version."""
 LOST = 255
@@ -61,6 +63,10 @@ answer = asker.makefile("rb").read()
 sys.stdout.buffer.write(answer)
 sys.exit(not answer)
 """
+
+
+_refused: dict[str, tuple[float, HostError]] = {}
+"""By a master's socket: when a login that failed in the background may be tried again there, and how it failed."""
 
 
 class OpenSSHConnection(ChannelConnection):
@@ -110,24 +116,28 @@ def connect(endpoint: Endpoint, ask: Ask | None, cancellation: Cancellation) -> 
     path = settings.get("controlpath", "none")
     if path == "none":
         path = str(_folder() / sha256(told.encode()).hexdigest()[:16])
-    by_hand = _ssh(endpoint, "-fNM", "-S", path)
+    by_hand = shlex.join(_ssh(endpoint, "-fNM", "-S", path))
     with _turn(path, cancellation):
         if (held := _held(endpoint.label, path)) is None:
-            unsaid = [
-                f"-o{name}={value}" for name, (unset, value) in DEFAULTS.items() if settings.get(name, unset) == unset
-            ]
-            batch = f"-oBatchMode={'no' if ask else 'yes'}"
-            _ran(
-                endpoint.label,
-                [*by_hand[:-2], *OPTIONS, *unsaid, batch, *by_hand[-2:]],
-                cancellation,
-                ask,
-                shlex.join(by_hand),
-            )
+            until, failure = _refused.get(path, (0.0, None))
+            if failure is not None and ask is None and time.monotonic() < until:
+                raise failure
+            try:
+                _ran(endpoint.label, _master(endpoint, path, settings, ask), cancellation, ask, by_hand)
+            except HostError as failed:
+                if ask is None:
+                    _refused[path] = time.monotonic() + REFUSED_SECONDS, failed
+                raise
             held = _held(endpoint.label, path)
     if held is None:
-        raise HostError(endpoint.label, f"its OpenSSH master is not at {path}", f"try: {shlex.join(by_hand)}")
+        raise HostError(endpoint.label, f"its OpenSSH master is not at {path}", f"try: {by_hand}")
     return OpenSSHConnection(endpoint.label, path, held)
+
+
+def _master(endpoint: Endpoint, path: str, settings: Mapping[str, str], ask: Ask | None) -> list[str]:
+    """ssh that opens a master and goes to the background."""
+    unsaid = (f"-o{name}={value}" for name, (unset, value) in DEFAULTS.items() if settings.get(name, unset) == unset)
+    return _ssh(endpoint, "-fNM", "-S", path, *OPTIONS, *unsaid, f"-oBatchMode={'no' if ask else 'yes'}")
 
 
 def _ssh(endpoint: Endpoint, *options: str) -> list[str]:
