@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,8 +18,20 @@ pytest.importorskip("torch")
 BLOCK = re.compile(r"(?:<!-- (?P<mark>[^>]*) -->\n)?```(?P<kind>\w+)\n(?P<text>.*?)```", re.DOTALL)
 # Pages with tests of their own: test_offers_page.py, test_plugins_page.py, test_ssh_page.py
 ELSEWHERE = {"offers.md", "plugins.md", "ssh.md"}
+HOW_TO = ROOT / "docs" / "how-to"
+# They begin with the same pool, and share it
+RECIPES = (
+    "sweep.md",
+    "optuna.md",
+    "batch-inference.md",
+    "fsdp.md",
+    "lora.md",
+    "tensorboard.md",
+    "profiling.md",
+    "jax.md",
+)
 DOCS = [page for page in sorted((ROOT / "docs").rglob("*.md")) if "_build" not in page.parts]
-PAGES = [ROOT / "README.md", *(page for page in DOCS if page.name not in ELSEWHERE)]
+PAGES = [ROOT / "README.md", *(page for page in DOCS if page.name not in {*ELSEWHERE, *RECIPES})]
 
 
 @dataclass
@@ -60,6 +73,23 @@ def shape(text: str) -> list[str]:
         re.sub(r"-[0-9a-f]{8}\b|\d+(\.\d+)?", "0", line).replace("had ended]", "is still running]") for line in lines
     ]
     return [" ".join(line.split()) for line in lines if line.strip() and not set(line) <= set("- ")]
+
+
+@pytest.fixture(scope="module")
+def recipes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Notebook]:
+    """One notebook for all recipes, with one pool."""
+    with opened(tmp_path_factory.mktemp("recipes")) as notebook:
+        yield notebook
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_recipe(name: str, recipes: Notebook) -> None:
+    for library in re.findall(
+        r"^(?:from|import) (optuna|peft|transformers|jax)\b", (HOW_TO / name).read_text(), re.MULTILINE
+    ):
+        pytest.importorskip(library)
+    for example in examples(HOW_TO / name):
+        follow(recipes, example)
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if examples(page)], ids=lambda page: page.name)
