@@ -53,9 +53,13 @@ class PodPlace:
         return _cluster(self.context, self.namespace)
 
 
-@functools.cache
 def _cluster(context: str, namespace: str) -> KubernetesCluster:
-    return KubernetesCluster(context, namespace)
+    return _known_cluster(context, namespace, api.configured_at())
+
+
+@functools.lru_cache(maxsize=8)
+def _known_cluster(context: str, namespace: str, configured: object) -> KubernetesCluster:
+    return KubernetesCluster(context, namespace)  # a new login changes the configuration, and makes another one
 
 
 @dataclass(frozen=True)

@@ -616,7 +616,8 @@ class ApiHandler(tornado.web.RequestHandler):
     def check(self, verb: str, group: str, resource: str) -> None:
         """Raise ApiError where the token is not good, or the right is missing."""
         self.cluster.requests.append((verb, resource))
-        if self.request.headers.get("authorization") != f"Bearer {self.cluster.token}":
+        kind, _, token = self.request.headers.get("authorization", "").partition(" ")
+        if (kind.lower(), token) != ("bearer", self.cluster.token):
             raise ApiError(401, "Unauthorized", "Unauthorized")
         if not self.cluster.allows(verb, resource):
             what = f'resource "{resource}" in API group "{group}" in the namespace "lab"'
