@@ -151,12 +151,13 @@ class KubernetesCluster:
                 f"{self.label} runs version {told.get('gitVersion')}: skymagic needs 1.30 or newer, whose exec has half-close"
             ]
         needed = [each for each in RIGHTS if not attaching or each[1] == "pods"]
-        return [
-            f"you may not {verb} {'/'.join(filter(None, (resource, sub)))} in namespace {self.namespace}: {ROLE}"
+        missing = [
+            f"you may not {verb} {'/'.join(filter(None, (resource, sub)))} in namespace {self.namespace}"
             for group, resource, sub, verbs in needed
             for verb in verbs
             if not self._allowed(group, resource, sub, verb)
         ]
+        return [*missing, ROLE] if missing else []
 
     def _allowed(self, group: str, resource: str, sub: str, verb: str) -> bool:
         what = {"namespace": self.namespace, "group": group, "resource": resource, "subresource": sub, "verb": verb}

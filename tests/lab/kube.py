@@ -521,6 +521,12 @@ class Kube:
                 "jobs": list(self._jobs.values()), "services": list(self._services.values()),
                 "pods": [one.body for one in self._pods.values()], "events": self._events,
             }  # fmt: skip
+            for job in self._jobs.values():
+                phases = [one.phase for one in self._pods.values() if _owned(one.body, job)]
+                job["status"] |= {
+                    "active": len(phases) - sum(one in FINISHED for one in phases),
+                    "ready": phases.count("Running"),
+                }
             items = [one for one in kinds[resource] if _selected(one, labels, fields)]
             return {
                 "kind": "List",

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from skymagic.errors import RequestError
-from skymagic.magics.arguments.pool_magic import parse_pool
+from skymagic.magics.arguments.cell_magics import parse_pool
 from skymagic.providers import kubernetes, kubernetes_api
 
 UNSCHEDULABLE = "0/4 nodes are available: 4 Insufficient nvidia.com/gpu."

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -22,7 +23,7 @@ from tests.lab.notebook import ROOT, Notebook, opened
 pytestmark = pytest.mark.needs("namespaces", "root")
 POOL = f"%sky_pool lab --provider kubernetes --nodes 2 --python {sys.executable}"
 WORKING = "%%sky_broadcast --only all\nimport time\nprint('at work', flush=True)\ntime.sleep(600)"
-NOTHING = {"requests": {}, "limits": {}}
+NOTHING: dict[str, dict[str, str]] = {"requests": {}, "limits": {}}
 
 
 @pytest.fixture
@@ -197,8 +198,7 @@ def test_each_right_that_is_missing_is_named_before_anything_is_made(cluster: Ku
         for verb in verbs:
             what = "/".join(filter(None, (resource, sub)))
             cluster.denied = {(what, verb)}
-            (told,) = api.mistakes(attaching=False)
-            assert told.startswith(f"you may not {verb} {what} in namespace lab: ")
+            assert api.mistakes(attaching=False) == [f"you may not {verb} {what} in namespace lab", kubernetes_api.ROLE]
     cluster.denied = set()
     assert api.mistakes(attaching=False) == []
 
@@ -248,6 +248,20 @@ def test_a_shell_by_exec(cluster: Kube, api: KubernetesCluster) -> None:
     got = b"".join(iter(process.read, b""))
     assert (got == 3 * sent, process.finish(10)) == (True, 0)
     process.close()
+    ended(api, cluster, connection)
+
+
+def test_the_signal_that_ends_a_pod_goes_to_what_the_holder_has_started(cluster: Kube, api: KubernetesCluster) -> None:
+    """And not to what has come by exec, over which the last words of ranks go."""
+    connection = started(api, cluster)
+    daemon = "trap 'touch /tmp/heard; sleep 1; exit' TERM; while :; do sleep 0.05; done"
+    begun = f"cd $SKYMAGIC_HOLDER; echo {shlex.quote(f'touch /tmp/up; {daemon}')} > daemon; echo daemon > start"
+    assert connection.run(f"{begun}; while [ ! -e /tmp/up ]; do sleep 0.05; done").status == 0
+    relay = connection.open("while [ ! -e /tmp/heard ]; do sleep 0.05; done; echo heard")
+    cluster.evict(cluster.pod(0).name)
+    assert relay.read() == b"heard\n"
+    cluster.wait(lambda: not cluster.pods())
+    relay.close()
     ended(api, cluster, connection)
 
 
