@@ -148,9 +148,9 @@ def _reach(address: str) -> None:
         return
     try:
         socket.create_connection((host.strip("[]"), int(port)), CONNECT_SECONDS).close()
-    except OSError as problem:
+    except (OSError, ValueError) as problem:
         raise ProvisionError(
-            f"no Ray cluster answers at {address}: {problem.strerror or problem}\n"
+            f"no Ray cluster answers at {address}: {getattr(problem, 'strerror', None) or problem}\n"
             "  `ray status` on its head says whether it runs; its port is 6379, and 10001 for ray:// addresses"
         ) from None
 

@@ -13,7 +13,6 @@ nobody has called for `FORGOTTEN` seconds. Standard library and Ray only: nodes 
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import json
 import logging
@@ -36,13 +35,12 @@ from ray.util import placement_group, placement_group_table
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 NAMESPACE = PREFIX = "skymagic"
-FORGOTTEN = 60.0
+FORGOTTEN = 30.0
 """Seconds after which a keeper that nobody calls, or a shell that nobody reads, ends."""
-POLL, LOOK = 20.0, 2.0
+POLL, LOOK = 10.0, 2.0
 """Seconds for which a holder waits for output before it answers without any, and between a keeper's looks at its holders."""
-PIECE, AHEAD = 1 << 14, 6
-"""Bytes that are read from a process at once, and how many such pieces a call may have: below 100 KB Ray passes values with the call itself,
-and larger ones through object stores, where some take a second more."""
+PIECE = 96_000
+"""Bytes of one call: below 100 KB Ray passes values with the call itself, and others through object stores, where some take a second more."""
 RAYS_OWN = ("OMP_NUM_THREADS", "PYTHONBREAKPOINT", "PYTHONUNBUFFERED", "SPT_NOENV")
 """Variables that Ray sets for its workers, besides RAY_*."""
 GUARD = r"""umask 077
@@ -66,118 +64,89 @@ actor is gone, however it went, it ends all that carries its mark."""
 
 
 class RayHolder:
-    """An actor on one node: starts what holds the pool's daemons there, and passes the streams of shells.
+    """An actor on one node: starts what holds the pool's daemons there, and passes the streams of shells, in a thread for each call.
 
     Args:
         folder: of the holder. script: sh of the holder, which starts the daemons whose names come.
     """
 
     def __init__(self, folder: str, script: str) -> None:
-        self._folder, self._shells = folder, dict[str, RayShell]()
+        self._folder, self._shells, self._asked = folder, dict[str, subprocess.Popen[bytes]](), dict[str, float]()
         kept = {key: value for key, value in os.environ.items() if not key.startswith("RAY_") and key not in RAYS_OWN}
         # Ray used in a cell finds its own cluster
         self._env = {**kept, "RAY_ADDRESS": ray.get_runtime_context().gcs_address}
-        self._guard = subprocess.Popen(
-            ["/bin/sh", "-c", GUARD, folder, script], stdin=subprocess.PIPE, env=self._env, start_new_session=True
-        )
+        command = ["/bin/sh", "-c", GUARD, folder, script]
+        self._guard = subprocess.Popen(command, stdin=subprocess.PIPE, env=self._env, start_new_session=True)
         self._guard.wait()
         while not Path(folder, "start").exists():
             time.sleep(0.01)
 
-    async def about(self) -> dict[str, str]:
+    def about(self) -> dict[str, str]:
         """What the node is called, by its system and by Ray."""
         return {"host": socket.gethostname(), "ray": ray.get_runtime_context().get_node_id()}
 
-    async def state(self) -> str:
-        """Whether daemons have run here: "new", "used", or "ended" with the last of them."""
-        for key in [key for key, shell in self._shells.items() if time.monotonic() - shell.asked > FORGOTTEN]:
-            await self.close(key)
+    def state(self) -> str:
+        """Whether daemons have run here: "new", "used", or "ended" with the last of them. Ends shells that nobody reads any more."""
+        for key in [key for key, asked in self._asked.items() if time.monotonic() - asked > FORGOTTEN]:
+            self.close(key)
         files = list(Path(self._folder).glob("*"))  # the FIFO, and one for each daemon
         return "used" if len(files) > 1 else "new" if files else "ended"
 
-    async def start(self, key: str, command: str) -> None:
+    def start(self, key: str, command: str) -> None:
         """Start a shell with a command line."""
         env, pipe = {**self._env, "SKYMAGIC_HOLDER": self._folder, "SKYMAGIC_GUARD": self._folder}, subprocess.PIPE
-        self._shells[key] = RayShell(
-            await asyncio.create_subprocess_exec(
-                "/bin/sh",
-                "-c",
-                command,
-                stdin=pipe,
-                stdout=pipe,
-                stderr=pipe,
-                env=env,
-                cwd="/tmp",
-                start_new_session=True,
-            )
+        self._asked[key] = time.monotonic()
+        self._shells[key] = subprocess.Popen(
+            ["/bin/sh", "-c", command],
+            stdin=pipe,
+            stdout=pipe,
+            stderr=pipe,
+            env=env,
+            cwd="/tmp",
+            start_new_session=True,
         )
 
-    async def write(self, key: str, data: bytes) -> bool:
+    def write(self, key: str, data: bytes) -> bool:
         """Write to its standard input, b"" to end it; whether it took that."""
-        return key in self._shells and await self._shells[key].write(data)
-
-    async def poll(self, key: str) -> list[tuple[int, bytes]]:
-        """What has come: (1, output), (2, standard error), b"" at their ends, (0, exit status). Waits for some."""
-        return await self._shells[key].poll() if key in self._shells else [(0, b"-1"), (1, b""), (2, b"")]
-
-    async def close(self, key: str) -> None:
-        """End a shell with its process group; twice is safe."""
-        if shell := self._shells.pop(key, None):
-            await shell.end()
-
-
-class RayShell:
-    """A process whose streams are read ahead a little."""
-
-    def __init__(self, process: asyncio.subprocess.Process) -> None:
-        self._process, self.asked = process, time.monotonic()
-        self._come: asyncio.Queue[tuple[int, bytes]] = asyncio.Queue(AHEAD)
-        reads = (self._read(1, process.stdout), self._read(2, process.stderr), self._wait())
-        self._tasks = list(map(asyncio.ensure_future, reads))
-
-    async def _read(self, kind: int, stream: asyncio.StreamReader | None) -> None:
-        assert stream is not None
-        data = b"first"
-        while data:
-            data = await stream.read(PIECE)
-            await self._come.put((kind, data))
-
-    async def _wait(self) -> None:
-        await self._come.put((0, str(max(-1, await self._process.wait())).encode()))
-
-    async def poll(self) -> list[tuple[int, bytes]]:
-        """As `RayHolder.poll`."""
-        self.asked = time.monotonic()
         try:
-            come = [await asyncio.wait_for(self._come.get(), POLL)]
-        except TimeoutError:
-            return []
-        while len(come) < AHEAD and not self._come.empty():
-            come.append(self._come.get_nowait())
-        return come
-
-    async def write(self, data: bytes) -> bool:
-        """As `RayHolder.write`."""
-        assert self._process.stdin is not None
-        try:
-            if data:
-                self._process.stdin.write(data)
-                await self._process.stdin.drain()
-            else:
-                self._process.stdin.close()
-        except (OSError, RuntimeError):  # it has ended
+            stream = self._shells[key].stdin
+            assert stream is not None
+            stream.write(data)
+            stream.flush()
+            if not data:
+                stream.close()
+        except (KeyError, ValueError, OSError):  # it has ended
             return False
         return True
 
-    async def end(self) -> None:
-        """SIGTERM to its group, then SIGKILL."""
+    def read(self, key: str, errors: bool) -> bytes | None:
+        """What has come of its output, or its standard error: b"" at the end, None where nothing has come for a while."""
+        if (shell := self._shells.get(key)) is None:
+            return b""
+        stream = shell.stderr if errors else shell.stdout
+        assert stream is not None
+        self._asked[key] = time.monotonic()
+        return os.read(stream.fileno(), PIECE) if select.select([stream], [], [], POLL)[0] else None
+
+    def wait(self, key: str) -> int | None:
+        """Its exit status, None where it goes on for a while."""
+        try:
+            return max(-1, self._shells[key].wait(POLL))
+        except KeyError:
+            return -1
+        except subprocess.TimeoutExpired:
+            return None
+
+    def close(self, key: str) -> None:
+        """End a shell with its process group; twice is safe."""
+        self._asked.pop(key, None)
+        if (shell := self._shells.pop(key, None)) is None:
+            return
         for number in (signal.SIGTERM, signal.SIGKILL):
             with contextlib.suppress(ProcessLookupError):
-                os.killpg(self._process.pid, number)
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._process.wait(), 2.0)
-        for task in self._tasks:
-            task.cancel()
+                os.killpg(shell.pid, number)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                shell.wait(2.0)
 
 
 class RayKeeper:
@@ -220,7 +189,7 @@ class RayKeeper:
         bundle = dict(self._bundles[index])
         options = ray.remote(RayHolder).options(
             name=f"{self._name}-{index}", num_cpus=bundle.pop("CPU", 0), num_gpus=bundle.pop("GPU", 0), memory=bundle.pop("memory", None),
-            resources=bundle, scheduling_strategy=PlacementGroupSchedulingStrategy(group, index), max_concurrency=1000,
+            resources=bundle, scheduling_strategy=PlacementGroupSchedulingStrategy(group, index), max_concurrency=100,
         )  # fmt: skip
         return options.remote(*(text.replace("@NODE@", str(index)) for text in self._texts))
 
@@ -245,7 +214,8 @@ def state_of(holder: Any) -> tuple[str, str]:
     except (ActorUnavailableError, GetTimeoutError):
         return "used", ""
     except RayActorError as problem:
-        return "dead", " ".join(str(problem).split())
+        said = " ".join(str(problem).split())
+        return "dead", f"Ray says: {said[said.rfind('The actor ') :]}"
 
 
 def waits(group: Mapping[str, Any], bundles: Sequence[Mapping[str, float]], nodes: Sequence[Mapping[str, Any]]) -> str:
@@ -369,27 +339,40 @@ def pools(_: object) -> Iterator[dict[str, Any]]:
     yield {"pools": [(match[1], states[match[0]]) for match in named if match]}
 
 
-def pass_on(sockets: Sequence[socket.socket], job: str, index: int, command: str) -> Iterator[dict[str, Any]]:
+def pass_on(ends: Sequence[socket.socket], job: str, index: int, command: str) -> Iterator[dict[str, Any]]:
     """A shell on a node with its streams, its standard error and its exit status, until it has ended or the notebook has closed them."""
-    holder, key, ended = holder_of(job, index), os.urandom(8).hex(), set[int]()
-    streams, _, status = sockets
+    holder, key = holder_of(job, index), os.urandom(8).hex()
+    streams, errors, status = ends
     ray.get(holder.start.remote(key, command))
-    feeder = threading.Thread(target=feed, args=(holder, key, streams, status), daemon=True)
-    feeder.start()
+    works: list[tuple[Callable[..., None], socket.socket, Any]] = [
+        (feed, streams, status),
+        (follow, streams, False),
+        (follow, errors, True),
+    ]
+    threads = [threading.Thread(target=work, args=(holder, key, *rest), daemon=True) for work, *rest in works]
+    for thread in threads:
+        thread.start()
     try:
-        while len(ended) < 3:
-            for kind, data in ray.get(holder.poll.remote(key)):
-                sockets[kind - 1].sendall(data)
-                if kind == 0 or not data:
-                    sockets[kind - 1].shutdown(socket.SHUT_WR)
-                    ended.add(kind)
+        while (code := ray.get(holder.wait.remote(key))) is None:
+            pass
+        status.sendall(str(code).encode())
+        for thread in threads[1:]:
+            thread.join()
     finally:
-        with contextlib.suppress(RayError):
-            ray.get(holder.close.remote(key))
         with contextlib.suppress(OSError):
             status.shutdown(socket.SHUT_RDWR)
-        feeder.join()
+        for thread in threads:
+            thread.join()
     yield from ()
+
+
+def follow(holder: Any, key: str, stream: socket.socket, errors: bool) -> None:
+    """One of a shell's outputs, to its end."""
+    with contextlib.suppress(OSError, RayError):
+        while (data := ray.get(holder.read.remote(key, errors))) != b"":
+            stream.sendall(data or b"")
+    with contextlib.suppress(OSError):
+        stream.shutdown(socket.SHUT_WR)
 
 
 def feed(holder: Any, key: str, streams: socket.socket, status: socket.socket) -> None:
@@ -397,9 +380,8 @@ def feed(holder: Any, key: str, streams: socket.socket, status: socket.socket) -
     heard = [streams, status]
     with contextlib.suppress(OSError, RayError):
         while status not in select.select(heard, [], [])[0]:
-            data = streams.recv(PIECE * AHEAD)
-            taken = ray.get(holder.write.remote(key, data))
-            if not (data and taken):
+            data = streams.recv(PIECE)
+            if not (ray.get(holder.write.remote(key, data)) and data):
                 streams.shutdown(socket.SHUT_RD)  # upon which the notebook's writes fail
                 heard = [status]
         ray.get(holder.close.remote(key))

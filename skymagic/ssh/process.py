@@ -227,8 +227,8 @@ class Process:
             if time.monotonic() >= end:
                 return False
             with contextlib.suppress(OSError):
-                while self._channel.recv_ready():
-                    self._channel.recv(CHUNK_BYTES)
+                while self._channel.recv_ready() and self._channel.recv(CHUNK_BYTES):
+                    pass
         return True
 
     def _release(self) -> None:
