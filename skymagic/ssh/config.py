@@ -27,7 +27,7 @@ DEFAULT_KEYS = ("~/.ssh/id_rsa", "~/.ssh/id_ecdsa", "~/.ssh/id_ed25519")
 CONNECT_TIMEOUT = 15.0
 """Seconds to connect within, unless ConnectTimeout is given."""
 MAX_INCLUDE_DEPTH = 16
-ONLY_OPENSSH = ("proxyusefdpass", "pkcs11provider")
+ONLY_OPENSSH = ("proxyusefdpass", "pkcs11provider", "revokedhostkeys")
 OPENSSH_MATCH = re.compile(r"(?im)^\s*match\s.*\b(exec|tagged|localnetwork|sessiontype|version|command)\b.*$")
 
 
@@ -51,8 +51,6 @@ class Endpoint:
     proxy_jump: tuple[Endpoint, ...] = ()
     proxy_command: str | None = None
     known_hosts: tuple[str, ...] = ()
-    revoked: tuple[str, ...] = ()
-    """Files with host keys that are not accepted any more (RevokedHostKeys)."""
     host_key_alias: str | None = None
     strict: str = "ask"
     """StrictHostKeyChecking as written; unknown keys are never accepted here, whatever it says."""
@@ -133,7 +131,6 @@ class SshConfig:
             proxy_jump=jumps,
             proxy_command=command,
             known_hosts=_known_hosts(found, tokens),
-            revoked=_revoked(found, tokens),
             host_key_alias=found.get("hostkeyalias"),
             strict=found.get("stricthostkeychecking", "ask").lower(),
             timeout=float(_number(found, "connecttimeout", int(CONNECT_TIMEOUT), spec)) or CONNECT_TIMEOUT,
@@ -209,11 +206,6 @@ def _known_hosts(found: Mapping[str, Any], tokens: Mapping[str, str]) -> tuple[s
 
 def _expand_path(text: str, tokens: Mapping[str, str]) -> str:
     return str(Path(re.sub(r"%(.)", lambda match: tokens.get(match[1], match[0]), text)).expanduser())
-
-
-def _revoked(found: Mapping[str, Any], tokens: Mapping[str, str]) -> tuple[str, ...]:
-    value = found.get("revokedhostkeys", "none")
-    return () if value.lower() == "none" else (_expand_path(value, tokens),)
 
 
 def _check_private(path: Path) -> None:

@@ -76,22 +76,6 @@ class KnownHosts:
         return KeyStatus("changed", tuple(entries)) if entries else KeyStatus("unknown")
 
 
-def is_revoked(file: str, key: str) -> bool:
-    """Whether a file of public keys, one in a line (RevokedHostKeys), has this one in base64.
-
-    Raises:
-        OSError: it cannot be read.
-        ValueError: it is a key revocation list (KRL), which is not read here.
-    """
-    data = Path(file).read_bytes()
-    if data.startswith(b"SSHKRL\n\0"):
-        raise ValueError(
-            "it is a binary list (KRL), which skymagic does not read: list the keys themselves, one in a line"
-        )
-    lines = (line.split() for line in data.decode(errors="replace").splitlines() if not line.lstrip().startswith("#"))
-    return any(key in words for words in lines)
-
-
 def known_hosts_name(name: str, port: int) -> str:
     """A host's name in known_hosts: ``name``, or ``[name]:port`` for another port than 22."""
     return name.lower() if port == 22 else f"[{name.lower()}]:{port}"

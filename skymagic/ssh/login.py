@@ -6,7 +6,7 @@ import itertools
 import logging
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +14,7 @@ from skymagic.errors import HostError
 from skymagic.ssh.config import Endpoint
 from skymagic.ssh.dial import Cancellation
 from skymagic.ssh.keys import KeyAttempts, candidates
-from skymagic.ssh.known_hosts import KnownHosts, KnownKey, fingerprint, is_revoked, known_hosts_name
+from skymagic.ssh.known_hosts import KnownHosts, KnownKey, fingerprint, known_hosts_name
 
 if TYPE_CHECKING:
     import paramiko
@@ -127,7 +127,6 @@ def check_host_key(transport: paramiko.Transport, endpoint: Endpoint) -> None:
         portless = known.check((known_hosts_name(endpoint.hostname, 22),), key_type, key)
         status = portless if portless.state in ("known", "revoked") else status
     description = f"{key_type} {fingerprint(offered.asbytes())}"
-    _check_revoked(endpoint, key, description)
     if status.state == "unknown":
         raise _unknown_key(endpoint, description)
     if status.state != "known":
@@ -196,13 +195,14 @@ def _silence_log(transport: paramiko.Transport) -> None:
 def _prefer_known_algorithms(transport: paramiko.Transport, key_types: list[str]) -> None:
     """Offer fast ciphers first, and the types of host key that known_hosts has: the host then shows one that can be verified."""
     options = transport.get_security_options()
-    options.ciphers = _preferred_first(PREFERRED_CIPHERS, tuple(options.ciphers))
+    options.ciphers = preferred_first(PREFERRED_CIPHERS, tuple(options.ciphers))
     rsa = {"ssh-rsa": ("rsa-sha2-512", "rsa-sha2-256")}
     preferred = tuple(itertools.chain.from_iterable(rsa.get(key_type, (key_type,)) for key_type in key_types))
-    options.key_types = _preferred_first(preferred, tuple(options.key_types))
+    options.key_types = preferred_first(preferred, tuple(options.key_types))
 
 
-def _preferred_first(preferred: tuple[str, ...], available: tuple[str, ...]) -> tuple[str, ...]:
+def preferred_first(preferred: Sequence[str], available: Sequence[str]) -> tuple[str, ...]:
+    """What is available, with what is preferred before the rest."""
     return tuple(dict.fromkeys([*(each for each in preferred if each in available), *available]))
 
 
@@ -211,21 +211,6 @@ def _known_hosts_names(endpoint: Endpoint) -> tuple[str, ...]:
     if endpoint.host_key_alias:
         return (endpoint.host_key_alias.lower(),)
     return (known_hosts_name(endpoint.hostname, endpoint.port),)
-
-
-def _check_revoked(endpoint: Endpoint, key: str, offered: str) -> None:
-    """As OpenSSH: where a file of revoked keys cannot be read, no key is accepted."""
-    for file in endpoint.revoked:
-        try:
-            revoked = is_revoked(file, key)
-        except (OSError, ValueError) as problem:
-            why = problem.strerror if isinstance(problem, OSError) else problem
-            said = f"its host key cannot be accepted: RevokedHostKeys {file} cannot be read ({why})"
-            raise HostError(
-                endpoint.label, said, "fix that file, or remove the line from your ssh configuration"
-            ) from None
-        if revoked:
-            raise HostError(endpoint.label, f"its host key {offered} is revoked by {file}", "ask who runs the host")
 
 
 def _unknown_key(endpoint: Endpoint, offered: str) -> HostError:

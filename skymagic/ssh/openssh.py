@@ -32,6 +32,7 @@ from skymagic.ssh.config import CONNECT_TIMEOUT, Endpoint
 from skymagic.ssh.dial import POLL_INTERVAL, Cancellation
 from skymagic.ssh.host import ChannelConnection
 from skymagic.ssh.hostlist import expand
+from skymagic.ssh.login import PREFERRED_CIPHERS, preferred_first
 
 Ask = Callable[[str], str]
 LOGIN_SECONDS = 60.0
@@ -81,7 +82,7 @@ class OpenSSHConnection(ChannelConnection):
         command = ("ssh", *NO_CONFIG, "-S", path, "skymagic")
         trial = f"ssh -S {shlex.quote(path)} {label} true"
         super().__init__(label, trial, lambda timeout: CommandChannel(command, os.environ, LOST))
-        self._held = held
+        self.path, self._held = path, held
 
     @property
     def alive(self) -> bool:
@@ -137,7 +138,9 @@ def connect(endpoint: Endpoint, ask: Ask | None, cancellation: Cancellation) -> 
 def _master(endpoint: Endpoint, path: str, settings: Mapping[str, str], ask: Ask | None) -> list[str]:
     """ssh that opens a master and goes to the background."""
     unsaid = (f"-o{name}={value}" for name, (unset, value) in DEFAULTS.items() if settings.get(name, unset) == unset)
-    return _ssh(endpoint, "-fNM", "-S", path, *OPTIONS, *unsaid, f"-oBatchMode={'no' if ask else 'yes'}")
+    # the ciphers that the user allows, in our order: AES-GCM is a third faster here than the default
+    ciphers = "-oCiphers=" + ",".join(preferred_first(PREFERRED_CIPHERS, settings["ciphers"].split(",")))
+    return _ssh(endpoint, "-fNM", "-S", path, *OPTIONS, *unsaid, ciphers, f"-oBatchMode={'no' if ask else 'yes'}")
 
 
 def _ssh(endpoint: Endpoint, *options: str) -> list[str]:
