@@ -32,8 +32,6 @@ REGIONS = (
 )
 # fmt: on
 """EC2's regions (2026-11) for completion, which asks nobody; others are taken as well."""
-SSM = "ssm"
-"""The way in by a session of AWS Systems Manager."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +48,7 @@ class CloudSettings:
         disk: GB of each machine's disk.
         endpoint_url: another address of AWS's services.
         deadline_factor: of all deadlines and pauses for AWS.
-        via: ``"ann@bastion"``, a jump host, or ``"ssm"``, AWS Systems Manager: the way to machines without public addresses.
+        via: ``"ann@bastion"``, a jump host: the way to machines without public addresses.
     """
 
     profile: str | None = None

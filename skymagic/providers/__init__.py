@@ -21,7 +21,7 @@ aws/      machines rented from EC2
 """
 
 from skymagic.providers.choice import AWS, SSH, Choice, Kubernetes, Local, Ray, Slurm
-from skymagic.providers.provider import ListedPool, Listing, Provider, Replaceable, Say, Survey
+from skymagic.providers.provider import Listable, ListedPool, Provider, Replaceable, Say, Survey
 from skymagic.providers.table import LISTING, TABLE, listing, names, placed, serving
 
 __all__ = [
@@ -31,7 +31,7 @@ __all__ = [
     "TABLE",
     "Choice",
     "ListedPool",
-    "Listing",
+    "Listable",
     "Kubernetes",
     "Local",
     "Provider",

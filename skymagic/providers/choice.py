@@ -78,8 +78,7 @@ def AWS(
         image_id: ``"ami-…"``; None for Ubuntu, with NVIDIA's driver where there are GPUs.
         disk: GB of each machine's disk.
         endpoint_url: another address of AWS's services.
-        via: the way to machines without public addresses: ``"ann@bastion"``, a jump host (with `ssh_from`, its address as they see it), or
-            ``"ssm"``, a session of AWS Systems Manager.
+        via: the way to machines without public addresses: ``"ann@bastion"``, a jump host (with `ssh_from`, its address as they see it).
     """
     fields = {"region": region, "spot": spot, "replace": replace, "max_price": max_price}
     cloud = CloudSettings(

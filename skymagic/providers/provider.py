@@ -73,7 +73,7 @@ class ListedPool:
 
 
 @runtime_checkable
-class Listing(Protocol):
+class Listable(Protocol):
     """What a provider has that knows the user's pools by itself, from every machine that may ask it."""
 
     def pools(self) -> Sequence[ListedPool]:

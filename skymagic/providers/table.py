@@ -12,7 +12,7 @@ from skymagic.errors import RequestError
 from skymagic.plan.gpus import GpuDevice
 from skymagic.plan.planning import too_few_gpus
 from skymagic.plan.requests import PoolRequest, no_provider
-from skymagic.providers.provider import Listing, Provider
+from skymagic.providers.provider import Listable, Provider
 
 TABLE: dict[str, str] = {
     "local": "skymagic.providers.local:Local",
@@ -26,7 +26,7 @@ TABLE: dict[str, str] = {
 RENTING: dict[str, str] = {"aws": "skymagic.providers.aws.clients:set_up"}
 """Providers that ``auto`` may turn to, in this order → whether they are set up here."""
 LISTING = ("slurm", "kubernetes", "ray")
-"""Providers that know the user's pools by themselves (`provider.Listing`), other than those that rent."""
+"""Providers that know the user's pools by themselves (`provider.Listable`), other than those that rent."""
 GROUP = "skymagic.providers"
 
 
@@ -78,8 +78,8 @@ def serving(request: PoolRequest) -> Provider:
     raise RequestError(no_provider(name, ["auto", *names()]))
 
 
-def listing(name: str) -> Listing:
+def listing(name: str) -> Listable:
     """The provider of this name, one of `LISTING`."""
     provider = serving(PoolRequest(provider=name))
-    assert isinstance(provider, Listing)
+    assert isinstance(provider, Listable)
     return provider

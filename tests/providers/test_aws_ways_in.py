@@ -1,8 +1,7 @@
-"""Rented machines without public addresses: reached through a jump host, and by a session of AWS Systems Manager."""
+"""Rented machines without public addresses: reached through a jump host."""
 
 from __future__ import annotations
 
-import os
 import shutil
 import sys
 from collections.abc import Iterator
@@ -26,31 +25,6 @@ from tests.lab.notebook import Notebook, opened
 
 pytestmark = pytest.mark.needs("sshd")
 POOL = f"%sky_pool lab --provider aws --region {REGION} --nodes 1 --python {sys.executable} -y"
-AWS = '''#!{python}
-"""The AWS command line as far as a ProxyCommand needs it: a session that carries bytes to and from an instance's sshd."""
-import os, pathlib, socket, sys, threading
-words = sys.argv[1:]
-assert words[:2] == ["ssm", "start-session"], words
-given = dict(zip(words[2::2], words[3::2], strict=True))
-assert given["--document-name"] == "AWS-StartSSHSession"
-folder = pathlib.Path({machines!r}) / given["--target"]
-asked = folder / "asked"
-if not asked.exists():  # its agent is not there as soon as it runs
-    asked.touch()
-    sys.exit("An error occurred (TargetNotConnected) when calling the StartSession operation: " + given["--target"] + " is not connected.")
-(folder / "session").write_text(" ".join(words))
-config = dict(line.split(" ", 1) for line in (folder / "sshd_config").read_text().splitlines())
-port = int(given["--parameters"].removeprefix("portNumber="))
-there = socket.create_connection((config["ListenAddress"], port))
-def up():
-    while data := os.read(0, 65536):
-        there.sendall(data)
-    os._exit(0)
-threading.Thread(target=up, daemon=True).start()
-while data := there.recv(65536):
-    while data:
-        data = data[os.write(1, data):]
-'''
 
 
 @contextmanager
@@ -78,29 +52,6 @@ def used(notebook: Notebook) -> None:
 
 def rented(machines: Machines) -> list[lab.Call]:
     return [call for call in machines.cloud.calls if call.action == "RunInstances"]
-
-
-def test_by_a_session_of_systems_manager(tmp_path: Path) -> None:
-    """A program in the place of AWS's own carries the bytes; nobody may connect to the machine from elsewhere."""
-    programs = tmp_path / "bin"
-    programs.mkdir()
-    with apart(tmp_path, {"PATH": f"{programs}:{os.environ['PATH']}"}, via="ssm") as (machines, notebook):
-        assert "needs programs that are not on this machine's PATH: " in notebook.fail(POOL).text
-        assert rented(machines) == [], "no machine is paid for that nobody can reach"
-        text = AWS.format(python=sys.executable, machines=str(machines.folder))
-        for name in reaching.PROGRAMS:
-            (programs / name).write_text(text)
-            (programs / name).chmod(0o755)
-        used(notebook)
-        ((name, _),) = machines.hosts.items()
-        assert f"--target {name}" in (machines.folder / name / "session").read_text()
-        (launch,) = rented(machines)
-        assert launch.fields["NetworkInterface.1.AssociatePublicIpAddress"] == "false"
-        rules = [call.fields for call in machines.cloud.calls if call.action == "AuthorizeSecurityGroupIngress"]
-        assert rules
-        assert not any("IpRanges" in key for fields in rules for key in fields), (
-            "SSH is open to nobody outside the pool"
-        )
 
 
 def test_through_a_jump_host(tmp_path: Path) -> None:
@@ -137,17 +88,9 @@ def test_machines_without_a_public_address_are_reached_through_the_head(
     assert later.proxy_jump == (head,), "and one in the place of another"
 
 
-def test_a_session_is_what_aws_documents() -> None:
-    one = RunningInstance("i-1", "eu-central-1", "10.0.0.4")
-    assert reaching.session_command(one, CloudSettings(profile="it's", via="ssm")) == (
-        "aws ssm start-session --target i-1 --document-name AWS-StartSSHSession --parameters portNumber=22 "
-        "--region eu-central-1 --profile 'it'\"'\"'s'"
-    )
-
-
 def test_a_jump_host_needs_an_address_that_may_connect() -> None:
     assert CloudSettings(via="bastion").use_private_ips
-    assert reaching.jump(CloudSettings()) == reaching.jump(CloudSettings(via="ssm")) == ()
+    assert reaching.jump(CloudSettings()) == ()
     with pytest.raises(RequestError, match="ssh_from="):
         reaching.jump(CloudSettings(via="bastion"))
     assert [one.hostname for one in reaching.jump(CloudSettings(via="ann@b:2222", ssh_from="10.0.0.5/32"))] == ["b"]

@@ -14,7 +14,7 @@ lease      the machines of one pool, and all that was made for them
 launch     all machines at once, in one zone and of one type; stopped with their disks, and started again
 network    their subnet, security group and placement group
 boot       what they are told at their first boot: keys, user data, the watchdog that ends them
-reaching   from machines that run to connections: directly, through a jump host, or by AWS Systems Manager
+reaching   from machines that run to connections: directly, or through a jump host
 replacing  machines checked before the first cell; others in the place of broken and of lost ones
 sweep      what was rented, found by its tags alone: listed by pool, and given back
 tags       the tags of all that is rented

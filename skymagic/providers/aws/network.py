@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from skymagic.errors import CloudError
-from skymagic.plan.requests import SSM, CloudSettings
+from skymagic.plan.requests import CloudSettings
 from skymagic.providers.aws.clients import AwsClients
 from skymagic.providers.aws.errors import UNCERTAIN
 from skymagic.providers.aws.tags import Label, filters
@@ -60,17 +60,13 @@ def subnet(clients: AwsClients, region: str, zone: str, settings: CloudSettings)
 
 
 def caller_range(at: Subnet, settings: CloudSettings) -> str:
-    """Who may connect, as a CIDR: what the user says, else this machine's address alone, as the machines will see it; "" for nobody.
-
-    Sessions of AWS Systems Manager come from the machine itself.
+    """Who may connect, as a CIDR: what the user says, else this machine's address alone, as the machines will see it.
 
     Raises:
         CloudError: it cannot be found out.
     """
     if settings.ssh_from:
         return str(ipaddress.ip_network(settings.ssh_from, strict=False))
-    if settings.via == SSM:
-        return ""
     own = _address_towards(at) if settings.use_private_ips else _public_address()
     return f"{own}/32"
 
@@ -102,7 +98,7 @@ def _public_address() -> str:
 def security_group(
     clients: AwsClients, region: str, vpc: str, source: str, settings: CloudSettings, label: Label
 ) -> str:
-    """A security group of the pool's own: SSH from `source` ("": from nowhere), everything among its machines; made once however often it is asked for.
+    """A security group of the pool's own: SSH from `source`, everything among its machines; made once however often it is asked for.
 
     Raises:
         CloudError: it cannot be made.
@@ -126,7 +122,7 @@ def security_group(
         "IpRanges": [{"CidrIp": source}],
     }
     for operation, rules in (
-        ("Ingress", [ssh, within] if source else [within]),
+        ("Ingress", [ssh, within]),
         ("Egress", [within]),
     ):  # EFA wants the egress rule too
         for rule in rules:

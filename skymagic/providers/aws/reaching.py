@@ -1,19 +1,17 @@
 """From machines that run to connections: sshd opens some time after EC2 says "running", and shows the key that we gave it.
 
-Machines without public addresses are reached through a jump host of the user's, or by a session of AWS Systems Manager (SSM).
+Machines without public addresses are reached through a jump host of the user's.
 """
 
 from __future__ import annotations
 
-import shutil
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from shlex import quote
 
 from skymagic.display.panel import StartStep
-from skymagic.errors import HostError, HostsError, ProvisionError, RequestError
-from skymagic.plan.requests import SSM, CloudSettings
+from skymagic.errors import HostError, HostsError, RequestError
+from skymagic.plan.requests import CloudSettings
 from skymagic.providers.aws import launch
 from skymagic.providers.aws.boot import PoolKeys
 from skymagic.providers.aws.clients import AwsClients
@@ -22,12 +20,6 @@ from skymagic.ssh import connecting, hostlist
 from skymagic.ssh.config import Endpoint, SshConfig
 from skymagic.ssh.host import HostConnection
 
-PROGRAMS = {
-    "aws": "https://docs.aws.amazon.com/cli/latest/userguide/getting-started-install.html",
-    "session-manager-plugin": "https://docs.aws.amazon.com/systems-manager/latest/userguide/session-manager-working-with-install-plugin.html",
-}
-"""What carries a session, and where it is from."""
-
 
 def jump(settings: CloudSettings) -> tuple[Endpoint, ...]:
     """The jump host, as the user's ssh configuration has it; () without one.
@@ -35,7 +27,7 @@ def jump(settings: CloudSettings) -> tuple[Endpoint, ...]:
     Raises:
         RequestError: its name or the configuration cannot be read, or nobody says from where it connects.
     """
-    if settings.via in (None, "", SSM):
+    if not settings.via:
         return ()
     if not settings.ssh_from:
         raise RequestError(
@@ -50,31 +42,10 @@ def check_way(settings: CloudSettings) -> None:
     """Try the way as far as it is there before machines are, so that none is rented that nobody can reach.
 
     Raises:
-        ProvisionError: a program is missing. HostError: the jump host lets nobody in. RequestError: as `jump`.
+        HostError: the jump host lets nobody in. RequestError: as `jump`.
     """
     for one in jump(settings):
         connecting.connect(one).close()
-    if settings.via == SSM:
-        missing = [f"{name} ({where})" for name, where in PROGRAMS.items() if shutil.which(name) is None]
-        if missing:
-            raise ProvisionError(f"via='ssm' needs programs that are not on this machine's PATH: {', '.join(missing)}")
-
-
-def leading(endpoint: Endpoint, to: RunningInstance, settings: CloudSettings) -> Endpoint:
-    """The endpoint of a machine, reached on this way."""
-    if settings.via == SSM:
-        return replace(endpoint, proxy_command=session_command(to, settings))
-    return replace(endpoint, proxy_jump=jump(settings))
-
-
-def session_command(to: RunningInstance, settings: CloudSettings) -> str:
-    """The command whose input and output are a connection to a machine's sshd; pure. For sh."""
-    words = [
-        "aws", "ssm", "start-session", "--target", to.id, "--document-name", "AWS-StartSSHSession",
-        "--parameters", f"portNumber={settings.ssh_port}", "--region", to.region,
-        *(["--profile", settings.profile] if settings.profile else []),
-    ]  # fmt: skip
-    return " ".join(map(quote, words))
 
 
 REACH_SECONDS = 420.0
@@ -96,7 +67,7 @@ def endpoints(
     """
     if settings.use_private_ips:
         return [
-            leading(keys.endpoint(one.id, one.private, settings.ssh_port, settings.user), one, settings)
+            replace(keys.endpoint(one.id, one.private, settings.ssh_port, settings.user), proxy_jump=jump(settings))
             for one in instances
         ]
     first = head or keys.endpoint(instances[0].id, instances[0].public, settings.ssh_port, settings.user)
