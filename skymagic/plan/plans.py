@@ -153,7 +153,7 @@ class Plan:
             "ranks": str(shape.world_size) + ("" if self.counted_in_ranks else by_node),
             "GPUs": f"\n{'':13}".join(self.gpu_words) or _gpus_asked_for(asked),
             "asks": f"{self.question}: add -y if you mean that" if self.question else "",
-            "machine": f"{self.cpus} CPUs and {self.memory_gb:.12g} GB",
+            "machine": f"{self.cpus} CPUs" + (f" and {self.memory_gb:.12g} GB" if self.memory_gb else ""),
             "plugins": ", ".join(map(str, asked.plugins)),
             "packages": masked(", ".join(self.image.pip)),
             "set-up": self.set_up,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -53,9 +54,13 @@ class PodPlace:
         return _cluster(self.context, self.namespace)
 
 
-@functools.cache
 def _cluster(context: str, namespace: str) -> KubernetesCluster:
-    return KubernetesCluster(context, namespace)
+    return _known_cluster(context, namespace, api.configured_at())
+
+
+@functools.lru_cache(maxsize=8)
+def _known_cluster(context: str, namespace: str, configured: object) -> KubernetesCluster:
+    return KubernetesCluster(context, namespace)  # a new login changes the configuration, and makes another one
 
 
 @dataclass(frozen=True)
@@ -290,7 +295,11 @@ def _preview(request: PoolRequest, manifest: Callable[[str], Json]) -> tuple[str
         return ()
     import yaml
 
-    text = yaml.safe_dump(manifest(f"{request.name or 'main'}-00000000"), sort_keys=False)
+    job = json.loads(
+        json.dumps(manifest(f"{request.name or 'main'}-00000000"))
+    )  # copies, for YAML names what comes twice
+    job["spec"]["template"]["spec"]["containers"][0]["command"][2] = "…"
+    text = yaml.safe_dump(job, sort_keys=False, allow_unicode=True)
     return tuple(str(text).splitlines())
 
 

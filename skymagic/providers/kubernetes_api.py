@@ -67,26 +67,31 @@ def official() -> Any:
     return kubernetes
 
 
+def _kubeconfigs() -> list[Path]:
+    return [Path(one).expanduser() for one in os.environ.get("KUBECONFIG", "~/.kube/config").split(os.pathsep) if one]
+
+
+def configured_at() -> tuple[object, ...]:
+    """A value that changes when the kubeconfig does."""
+    return tuple((str(one), one.stat().st_mtime_ns) for one in _kubeconfigs() if one.exists())
+
+
 def _configured(context: str) -> tuple[Any, str, str]:
     """The client's configuration, the context's name ("" in a pod), and its namespace. Raises RequestError."""
     kubernetes = official()
     configuration, config = kubernetes.client.Configuration(), kubernetes.config
-    files = [Path(one) for one in os.environ.get("KUBECONFIG", "~/.kube/config").split(os.pathsep) if one]
-    if (
-        not context
-        and os.environ.get("KUBERNETES_SERVICE_HOST")
-        and not any(one.expanduser().exists() for one in files)
-    ):
+    if not context and os.environ.get("KUBERNETES_SERVICE_HOST") and not configured_at():
         config.load_incluster_config(client_configuration=configuration)
         return configuration, "", (ACCOUNT / "namespace").read_text().strip()
     try:
-        contexts, active = config.list_kube_config_contexts()
+        files = os.pathsep.join(map(str, _kubeconfigs()))  # the client has read KUBECONFIG when it was imported
+        contexts, active = config.list_kube_config_contexts(config_file=files)
         found = {one["name"]: one["context"] for one in contexts}
         name = context or active["name"]
         if name not in found:
             nearest = did_you_mean(name, found) or f"; there are {', '.join(found)}"
             raise RequestError(f"--context: the kubeconfig has no context {name!r}{nearest}")
-        config.load_kube_config(context=name, client_configuration=configuration)
+        config.load_kube_config(config_file=files, context=name, client_configuration=configuration)
     except (config.ConfigException, OSError) as problem:
         raise RequestError(f"--provider kubernetes: no cluster is configured here: {problem}") from None
     if not configuration.verify_ssl:
@@ -113,7 +118,8 @@ class KubernetesCluster:
         self._configuration.retries = 1
         self.namespace = namespace or usual
         client = official().client
-        api = client.ApiClient(self._configuration)
+        self.client = api = client.ApiClient(self._configuration)
+        """The official client as it is configured."""
         self._core, self._batch = client.CoreV1Api(api), client.BatchV1Api(api)
         self._version, self._reviews = client.VersionApi(api), client.AuthorizationV1Api(api)
 
@@ -145,12 +151,13 @@ class KubernetesCluster:
                 f"{self.label} runs version {told.get('gitVersion')}: skymagic needs 1.30 or newer, whose exec has half-close"
             ]
         needed = [each for each in RIGHTS if not attaching or each[1] == "pods"]
-        return [
-            f"you may not {verb} {'/'.join(filter(None, (resource, sub)))} in namespace {self.namespace}: {ROLE}"
+        missing = [
+            f"you may not {verb} {'/'.join(filter(None, (resource, sub)))} in namespace {self.namespace}"
             for group, resource, sub, verbs in needed
             for verb in verbs
             if not self._allowed(group, resource, sub, verb)
         ]
+        return [*missing, ROLE] if missing else []
 
     def _allowed(self, group: str, resource: str, sub: str, verb: str) -> bool:
         what = {"namespace": self.namespace, "group": group, "resource": resource, "subresource": sub, "verb": verb}
@@ -410,19 +417,32 @@ def exit_status(said: bytes) -> tuple[int, str]:
 # ------------------------------------------------------------------------------------ what is made
 
 
-HOME = r"""id=$(id -u); : "${USER:=$(id -un 2>/dev/null || echo "$id")}" "${LOGNAME:=$USER}"
+HOME = r"""id=$(id -u); name=$(id -un 2>/dev/null) || name=$id; : "${USER:=$name}" "${LOGNAME:=$USER}"
 case $HOME in ''|/) HOME=/none ;; esac
 [ -w "$HOME" ] || { HOME=/tmp/skymagic-home-$id; (umask 077; mkdir -p "$HOME"); }
 export HOME USER LOGNAME
 """
 """Before each shell: an image that runs as a number without a name has neither a home that can be written nor a user's name."""
-CONTAINER = """(
+CONTAINER = r"""(
 @HOLDER@) & holder=$!
-trap 'kill -TERM -1' HUP INT TERM
+ours() {
+    up=$1
+    while [ "$up" -gt 1 ] && [ "$up" != $$ ]; do up=$(sed -n 's/^PPid:[^0-9]*//p' "/proc/$up/status" 2>/dev/null); : "${up:=0}"; done
+    [ "$up" = $$ ]
+}
+end() {
+    for each in /proc/[0-9]*; do
+        each=${each#/proc/}
+        [ "$each" = $$ ] || ! ours "$each" || kill -TERM "$each" 2>/dev/null
+    done
+}
+trap end HUP INT TERM
 while kill -0 $holder 2>/dev/null; do wait $holder; done
 wait $holder
 """
-"""The first process of a pod: passes the signal that ends the pod on to all others, as Slurm does, which is when hooks of ranks run."""
+"""The first process of a pod: passes the signal that ends the pod on to all that the holder has started, as Slurm does, which is when hooks of
+ranks run; not to what came by exec, over which their last words go.
+"""
 
 
 def holder_folder(job_id: str) -> str:

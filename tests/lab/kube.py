@@ -521,6 +521,12 @@ class Kube:
                 "jobs": list(self._jobs.values()), "services": list(self._services.values()),
                 "pods": [one.body for one in self._pods.values()], "events": self._events,
             }  # fmt: skip
+            for job in self._jobs.values():
+                phases = [one.phase for one in self._pods.values() if _owned(one.body, job)]
+                job["status"] |= {
+                    "active": len(phases) - sum(one in FINISHED for one in phases),
+                    "ready": phases.count("Running"),
+                }
             items = [one for one in kinds[resource] if _selected(one, labels, fields)]
             return {
                 "kind": "List",
@@ -616,7 +622,8 @@ class ApiHandler(tornado.web.RequestHandler):
     def check(self, verb: str, group: str, resource: str) -> None:
         """Raise ApiError where the token is not good, or the right is missing."""
         self.cluster.requests.append((verb, resource))
-        if self.request.headers.get("authorization") != f"Bearer {self.cluster.token}":
+        kind, _, token = self.request.headers.get("authorization", "").partition(" ")
+        if (kind.lower(), token) != ("bearer", self.cluster.token):
             raise ApiError(401, "Unauthorized", "Unauthorized")
         if not self.cluster.allows(verb, resource):
             what = f'resource "{resource}" in API group "{group}" in the namespace "lab"'

@@ -1,0 +1,178 @@
+"""What is asked of Kubernetes and what it says, as values and text: jobs, templates, waits, ends; no cluster is needed."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from skymagic.errors import RequestError
+from skymagic.magics.arguments.cell_magics import parse_pool
+from skymagic.providers import kubernetes, kubernetes_api
+
+UNSCHEDULABLE = "0/4 nodes are available: 4 Insufficient nvidia.com/gpu."
+
+
+def manifest(job_id: str = "train-1a2b3c4d", template: Any = None, image: str = "python:3.12-slim") -> Any:
+    resources = kubernetes._resources(parse_pool("--provider kubernetes --nodes 4 --gpu A100:8 --memory 64"))
+    return kubernetes_api.job_manifest(job_id, 4, 3600, resources, image, template or {})
+
+
+def test_a_job_says_what_is_asked_for() -> None:
+    made = manifest()
+    spec = made["spec"]
+    assert (made["metadata"]["name"], spec["completions"], spec["parallelism"]) == ("train-1a2b3c4d", 4, 4)
+    assert (spec["completionMode"], spec["activeDeadlineSeconds"]) == ("Indexed", 3600)
+    assert (spec["backoffLimitPerIndex"], spec["podReplacementPolicy"]) == (0, "Failed"), (
+        "a pod that is lost is no other's"
+    )
+    pod = spec["template"]["spec"]
+    (container,) = pod["containers"]
+    assert container["resources"] == {"requests": {"cpu": "8", "memory": "64G"}, "limits": {"nvidia.com/gpu": "8"}}
+    assert container["volumeMounts"] == [{"name": "skymagic-shm", "mountPath": "/dev/shm"}]
+    assert pod["volumes"] == [{"name": "skymagic-shm", "emptyDir": {"medium": "Memory"}}]
+    assert pod["automountServiceAccountToken"] is False, "cells have no rights in the cluster"
+    assert made["metadata"]["labels"]["skymagic/job"] == "train-1a2b3c4d"
+    assert subprocess.run(["sh", "-n"], input=container["command"][2], text=True).returncode == 0
+
+
+def test_a_template_is_kept_but_for_what_a_pool_needs() -> None:
+    template = {
+        "metadata": {"labels": {"kueue.x-k8s.io/queue-name": "lab"}, "annotations": {"note": "mine"}},
+        "spec": {
+            "nodeSelector": {"gpu": "a100"}, "tolerations": [{"key": "gpu"}], "restartPolicy": "Always", "subdomain": "mine",
+            "volumes": [{"name": "data", "persistentVolumeClaim": {"claimName": "data"}}],
+            "containers": [
+                {
+                    "name": "main", "image": "torch:2", "args": ["x"], "volumeMounts": [{"name": "data", "mountPath": "/data"}],
+                    "resources": {"limits": {"rdma/ib": "1"}},
+                },
+                {"name": "sidecar", "image": "proxy"},
+            ],
+        },
+    }  # fmt: skip
+    made = manifest(template=template, image="")
+    assert made["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "lab", "Kueue reads the job's"
+    pod = made["spec"]["template"]["spec"]
+    assert (pod["nodeSelector"], pod["tolerations"]) == ({"gpu": "a100"}, [{"key": "gpu"}])
+    assert (pod["restartPolicy"], pod["subdomain"]) == ("Never", "train-1a2b3c4d")
+    main, sidecar = pod["containers"]
+    assert (main["name"], main["image"], sidecar["image"]) == ("main", "torch:2", "proxy")
+    assert "args" not in main
+    assert main["resources"]["limits"] == {"rdma/ib": "1", "nvidia.com/gpu": "8"}
+    assert [one["mountPath"] for one in main["volumeMounts"]] == ["/data", "/dev/shm"]
+    assert made["spec"]["template"]["metadata"]["annotations"] == {"note": "mine"}
+
+
+@pytest.mark.parametrize(
+    ("job_id", "name"),
+    [
+        ("train-1a2b3c4d", "train-1a2b3c4d"),
+        ("My_Pool.v2-1a2b3c4d", "my-pool-v2-1a2b3c4d"),
+        ("___-1a2b3c4d", "pool-1a2b3c4d"),
+        ("x" * 80 + "-1a2b3c4d", "x" * 40 + "-1a2b3c4d"),
+    ],
+)
+def test_objects_have_names_that_kubernetes_takes(job_id: str, name: str) -> None:
+    assert kubernetes_api.object_name(job_id) == name
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ("--gpu all", "--gpu all: the cluster chooses the GPUs: write how many, as in --gpu 8"),
+        ("--gpu 0,2", "the cluster chooses the GPUs"),
+        ("--hosts a --spot", "--hosts is not for --provider kubernetes"),
+        ("--pod-template /nowhere.yaml", "--pod-template /nowhere.yaml: [Errno 2]"),
+        ("--pods app=train --image torch", "--image: --pods uses pods as they are"),
+    ],
+)
+def test_what_cannot_be_is_refused_before_anybody_is_asked(line: str, told: str) -> None:
+    with pytest.raises(RequestError) as refused:
+        kubernetes.Kubernetes().plan(parse_pool(f"--provider kubernetes {line}"), lambda line: None)
+    assert told in str(refused.value)
+
+
+def test_a_template_that_is_none_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "pod.yaml").write_text("- a list")
+    with pytest.raises(RequestError, match="write a Pod, or a pod template"):
+        kubernetes._template(str(tmp_path / "pod.yaml"))
+
+
+def pending(reason: str = "Unschedulable", message: str = UNSCHEDULABLE) -> Any:
+    condition = {"type": "PodScheduled", "status": "False", "reason": reason, "message": message}
+    return {"metadata": {"name": "p"}, "status": {"phase": "Pending", "conditions": [condition]}}
+
+
+def container(kind: str, phase: str = "Pending", **fields: Any) -> Any:
+    return {"metadata": {"name": "p"}, "status": {"phase": phase, "containerStatuses": [{"state": {kind: fields}}]}}
+
+
+RUNNING = container("running", "Running")
+
+
+def test_why_pods_wait() -> None:
+    words = kubernetes_api.waiting_words([pending(), pending(), RUNNING], 3, [], False)
+    assert words == f"2 pods: no node has room for it; {UNSCHEDULABLE} (Unschedulable)"
+    pulled = container("waiting", reason="ImagePullBackOff", message='Back-off pulling image "nothing"')
+    assert kubernetes_api.waiting_words([pulled], 1, [], False) == (
+        '1 pod: its image cannot be pulled; Back-off pulling image "nothing" (ImagePullBackOff)'
+    )
+    assert (
+        kubernetes_api.hopeless([pulled])
+        == 'its image cannot be pulled: Back-off pulling image "nothing" (ImagePullBackOff)'
+    )
+    quota = [{"type": "Warning", "message": "exceeded quota: lab"}]
+    assert kubernetes_api.waiting_words([RUNNING], 3, quota, False) == "2 pods: exceeded quota: lab"
+    assert "a queue such as Kueue starts it" in kubernetes_api.waiting_words([], 2, [], True)
+    assert kubernetes_api.waiting_words([], 2, [], False) == "2 pods: they are not made yet"
+    assert kubernetes_api.waiting_words([pending("Odd", "")], 1, [], False) == "1 pod: nobody says why (Odd)"
+    assert kubernetes_api.waiting_words([RUNNING], 1, [], False) == ""
+
+
+def test_why_a_pod_is_gone() -> None:
+    def disrupted(reason: str, message: str) -> Any:
+        condition = {"type": "DisruptionTarget", "status": "True", "reason": reason, "message": message}
+        return {"metadata": {"deletionTimestamp": "now"}, "status": {"phase": "Running", "conditions": [condition]}}
+
+    deadline = {"status": {"conditions": [{"type": "Failed", "status": "True", "reason": "DeadlineExceeded"}]}}
+    evicted = {"metadata": {}, "status": {"phase": "Failed", "reason": "Evicted", "message": "low on memory"}}
+    told: list[tuple[str, Any, Any, Any]] = [
+        ("", RUNNING, {}, []),
+        ("it was preempted by a pod of higher priority (PreemptionByScheduler: m)", disrupted("PreemptionByScheduler", "m"), {}, []),
+        ("its node evicted it (Evicted: low on memory)", evicted, {}, []),
+        (
+            "it has used more memory than its limit (OOMKilled: exit status 137)",
+            container("terminated", "Failed", reason="OOMKilled", exitCode=137), {}, [],
+        ),
+        ("the pool has reached its --max-lifetime (DeadlineExceeded)", {}, deadline, []),
+        ("its node is gone (DeletionByPodGC: node n)", {}, {}, [{"reason": "DeletionByPodGC", "message": "node n"}]),
+        ("pod p has ended (Error, exit status 1)", container("terminated", "Failed", reason="Error", exitCode=1), {}, []),
+        ("pod p was deleted, and not from this notebook", {}, {}, []),
+    ]  # fmt: skip
+    for words, pod, job, events in told:
+        assert kubernetes_api.fate_words("p", pod, job, events) == words
+
+
+@pytest.mark.parametrize(
+    ("said", "status"),
+    [
+        ({"status": "Success"}, (0, "")),
+        ({"status": "Failure", "details": {"causes": [{"reason": "ExitCode", "message": "3"}]}}, (3, "")),
+        ({"status": "Failure", "message": "container not found"}, (-1, "container not found")),
+        (None, (-1, "")),
+    ],
+)
+def test_how_a_shell_has_ended(said: Any, status: tuple[int, str]) -> None:
+    assert kubernetes_api.exit_status(json.dumps(said).encode() if said else b"") == status
+
+
+def test_refusals_say_what_to_do() -> None:
+    body = b'{"message":"jobs.batch is forbidden: User \\"ann\\" cannot create resource \\"jobs\\"","code":403}'
+    words = kubernetes_api.refusal_words(403, body, "Kubernetes (context lab)")
+    assert 'User "ann" cannot create resource "jobs"' in words
+    assert "docs/how-to/kubernetes.md" in words
+    assert "log in again" in kubernetes_api.refusal_words(401, b"", "Kubernetes (context lab)")

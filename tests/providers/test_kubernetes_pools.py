@@ -1,0 +1,319 @@
+"""Pools of pods on the imitation of a cluster: what a job has, why it waits, how it ends, and what is left."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+
+from skymagic.errors import ProvisionError, RequestError
+from skymagic.providers import kubernetes_api
+from skymagic.providers.kubernetes import ExecConnection, PodPlace
+from skymagic.providers.kubernetes_api import KubernetesCluster
+from tests.lab.kube import Kube, kube
+from tests.lab.notebook import ROOT, Notebook, opened
+
+pytestmark = pytest.mark.needs("namespaces", "root")
+POOL = f"%sky_pool lab --provider kubernetes --nodes 2 --python {sys.executable}"
+WORKING = "%%sky_broadcast --only all\nimport time\nprint('at work', flush=True)\ntime.sleep(600)"
+NOTHING: dict[str, dict[str, str]] = {"requests": {}, "limits": {}}
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[Kube]:
+    with kube(tmp_path / "kube") as made:
+        yield made
+
+
+@pytest.fixture
+def notebook(cluster: Kube, tmp_path: Path) -> Iterator[Notebook]:
+    with opened(tmp_path, env={**cluster.env, "LAB_TOKEN": "a secret"}) as made:
+        yield made
+
+
+@pytest.fixture
+def api(cluster: Kube, monkeypatch: pytest.MonkeyPatch) -> KubernetesCluster:
+    monkeypatch.setenv("KUBECONFIG", cluster.env["KUBECONFIG"])
+    return KubernetesCluster()
+
+
+def started(api: KubernetesCluster, cluster: Kube) -> ExecConnection:
+    """A job of one pod, and a connection to it."""
+    api.create(kubernetes_api.job_manifest("lab-1a2b3c4d", 1, 600, NOTHING, "python:3.12", {}))
+    name = cluster.pod(0).name
+    return ExecConnection(PodPlace(api.context, api.namespace, name, "skymagic", "lab-1a2b3c4d", holder=True))
+
+
+def ended(api: KubernetesCluster, cluster: Kube, connection: ExecConnection) -> None:
+    connection.close()
+    api.delete("lab-1a2b3c4d")
+    cluster.wait(lambda: not cluster.left())
+
+
+def test_pods_are_nodes_and_nothing_secret_is_in_them(cluster: Kube, notebook: Notebook) -> None:
+    notebook.run(f"{POOL} --secret LAB_TOKEN --max-lifetime 1h")
+    notebook.run("%%sky_broadcast -o seen\nimport os, shutil, socket\n"
+                 "(socket.gethostname(), os.environ['LAB_TOKEN'], shutil.disk_usage('/dev/shm').total > 1 << 29)")  # fmt: skip
+    name = cluster.jobs()[0]
+    assert notebook.value("seen") == [(f"{name}-{index}", "a secret", True) for index in (0, 1)]
+    job = cluster.job()
+    assert job["spec"]["activeDeadlineSeconds"] == 3660
+    assert "a secret" not in json.dumps(job)
+    assert cluster.left()[1] == f"service {name}"
+    assert re.search(r"kubernetes · 2 nodes × 1 rank .* (59m|1h)", notebook.run("%sky_status").rich[-1]["text/html"])
+    assert notebook.run("%sky_down").text == "pool 'lab' is down\n"
+    cluster.wait(lambda: not cluster.left())
+
+
+def test_a_pool_is_found_and_ended_from_elsewhere(cluster: Kube, notebook: Notebook, tmp_path: Path) -> None:
+    notebook.run(POOL)
+    job_id = cluster.job()["metadata"]["labels"]["skymagic/job"]
+    (tmp_path / "other").mkdir()
+    with opened(tmp_path / "other", env=cluster.env) as other:
+        listed = other.run("%sky_status --provider kubernetes").text
+        assert job_id in listed
+        assert f"Kubernetes job {job_id} in namespace lab" in listed
+        assert f"pool 'lab' ({job_id}) is ended" in other.run("%sky_down lab --provider kubernetes").text
+    cluster.wait(lambda: not cluster.left())
+
+
+def test_a_job_that_waits_says_why_and_a_stop_leaves_nothing(cluster: Kube, notebook: Notebook) -> None:
+    cluster.held = True
+    running = notebook.start(POOL)
+    notebook.watch(running, lambda cell: " waits: " in cell.text)
+    assert (
+        "2 pods: no node has room for it; 0/1 nodes are available: 1 Insufficient cpu. (Unschedulable)" in running.text
+    )
+    notebook.interrupt()
+    assert "is deleted]" in notebook.finish(running).text
+    cluster.wait(lambda: not cluster.left())
+
+
+def test_a_queue_lets_a_job_through(cluster: Kube, notebook: Notebook) -> None:
+    cluster.suspends = True
+    running = notebook.start(POOL)
+    notebook.watch(running, lambda cell: "a queue such as Kueue starts it" in cell.text)
+    cluster.release()
+    assert notebook.finish(running).error is None
+    notebook.run("%sky_down")
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ("--image nothing:1", 'cannot start: its image cannot be pulled: Back-off pulling image "nothing:1": not found (ImagePullBackOff)'),
+        ("--context nowhere", "--context: the kubeconfig has no context 'nowhere'; there are lab"),
+        ("--pods app=train", "--pods app=train: 0 pods with these labels run in namespace lab"),
+    ],
+)  # fmt: skip
+def test_what_cannot_start_is_said_and_leaves_nothing(
+    cluster: Kube, notebook: Notebook, options: str, told: str
+) -> None:
+    assert told in notebook.fail(f"{POOL} {options}").text
+    cluster.wait(lambda: not cluster.left())
+
+
+def test_a_quota_is_told(cluster: Kube, notebook: Notebook) -> None:
+    cluster.quota = 1
+    running = notebook.start(POOL)
+    notebook.watch(running, lambda cell: "1 pod: Error creating: pods is forbidden: exceeded quota" in cell.text)
+    notebook.interrupt()
+    notebook.finish(running)
+    cluster.wait(lambda: not cluster.left())
+
+
+def test_eviction_is_an_interruption(cluster: Kube, notebook: Notebook) -> None:
+    notebook.run(POOL)
+    notebook.run(
+        "%%sky_broadcast\nimport skymagic as sky\nkept = 7\nsky.on_interruption(lambda notice: print('saved', flush=True))"
+    )
+    running = notebook.start(WORKING)
+    notebook.watch(running, lambda cell: cell.text.count("at work") == 2)
+    cluster.evict(cluster.pod(1).name)
+    failure = notebook.finish(running).failure.text
+    assert "[1] saved" in running.text
+    assert (
+        "it was evicted: its node is drained (EvictionByEvictionAPI" in failure
+        or "its node evicted it (Evicted" in failure
+    )
+    notebook.run("%%sky_broadcast -t 0 -o left\nkept")
+    assert notebook.value("left") == [7]
+    notebook.run("%sky_down")
+
+
+def test_a_pod_without_memory_says_so(cluster: Kube, notebook: Notebook) -> None:
+    notebook.run(POOL)
+    running = notebook.start(WORKING)
+    notebook.watch(running, lambda cell: cell.text.count("at work") == 2)
+    cluster.run_out_of_memory(cluster.pod(1).name)
+    assert (
+        "it has used more memory than its limit (OOMKilled: exit status 137)" in notebook.finish(running).failure.text
+    )
+    notebook.run("%sky_down")
+
+
+def test_a_cell_goes_on_when_exec_is_cut(cluster: Kube, notebook: Notebook, tmp_path: Path) -> None:
+    notebook.run(POOL)
+    gate = "/dev/shm/gate"
+    running = notebook.start(f"%%sky_broadcast --only all -o seen\nimport os, time\nprint('at work', flush=True)\n"
+                             f"while not os.path.exists({gate!r}): time.sleep(0.05)\nme = 7\nme")  # fmt: skip
+    notebook.watch(running, lambda cell: cell.text.count("at work") == 2)
+    cluster.cut()
+    for index in (0, 1):
+        space = cluster.pod(index).space
+        assert space is not None
+        subprocess.run([*space.enter, "touch", gate], check=True)
+    assert notebook.finish(running).error is None
+    assert notebook.value("seen") == [7, 7]
+    notebook.run("%sky_down")
+
+
+def test_pods_that_are_there_are_used_and_stay(cluster: Kube, notebook: Notebook) -> None:
+    for number in (0, 1):
+        cluster.add_pod({
+            "apiVersion": "v1", "kind": "Pod", "metadata": {"name": f"train-{number}", "namespace": "lab", "labels": {"app": "train"}},
+            "spec": {"containers": [{"name": "main", "image": "torch:2", "command": ["/bin/sleep", "600"]}]},
+        })  # fmt: skip
+    before = cluster.left()
+    notebook.run(f"%sky_pool lab --provider kubernetes --pods app=train --python {sys.executable}")
+    notebook.run("%%sky_broadcast -o seen\nimport socket; socket.gethostname()")
+    assert notebook.value("seen") == ["train-0", "train-1"]
+    notebook.run("%sky_down")
+    assert cluster.left() == before
+    cluster.close()
+
+
+# ------------------------------------------------------------------------------------ the API, without a notebook
+
+
+def test_each_right_that_is_missing_is_named_before_anything_is_made(cluster: Kube, api: KubernetesCluster) -> None:
+    for _, resource, sub, verbs in kubernetes_api.RIGHTS:
+        for verb in verbs:
+            what = "/".join(filter(None, (resource, sub)))
+            cluster.denied = {(what, verb)}
+            assert api.mistakes(attaching=False) == [f"you may not {verb} {what} in namespace lab", kubernetes_api.ROLE]
+    cluster.denied = set()
+    assert api.mistakes(attaching=False) == []
+
+
+def test_a_refusal_on_the_way_is_the_servers_own(cluster: Kube, api: KubernetesCluster) -> None:
+    cluster.deny("jobs", "create")
+    with pytest.raises(
+        ProvisionError, match='cannot create resource "jobs" in API group "batch" in the namespace "lab"'
+    ):
+        api.create(kubernetes_api.job_manifest("lab-1a2b3c4d", 1, 600, NOTHING, "python", {}))
+    cluster.expire()
+    with pytest.raises(ProvisionError, match="your login has expired or is not valid: log in again"):
+        api.jobs()
+
+
+def test_an_old_server_is_refused(cluster: Kube, api: KubernetesCluster) -> None:
+    cluster.version = ("1", "29+")
+    assert api.mistakes(attaching=False) == [
+        "Kubernetes (context lab) runs version v1.29+.1: skymagic needs 1.30 or newer, whose exec has half-close"
+    ]
+
+
+def test_nobody_at_the_address_is_said(cluster: Kube, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = Path(cluster.env["KUBECONFIG"])
+    config = yaml.safe_load(path.read_text())
+    config["clusters"][0]["cluster"]["server"] = "https://127.0.0.1:1"
+    path.write_text(yaml.safe_dump(config))
+    monkeypatch.setenv("KUBECONFIG", str(path))
+    with pytest.raises(ProvisionError, match="the API server does not answer"):
+        KubernetesCluster().jobs()
+    del config["clusters"][0]["cluster"]["certificate-authority-data"]
+    config["clusters"][0]["cluster"]["insecure-skip-tls-verify"] = True
+    path.write_text(yaml.safe_dump(config))
+    with pytest.raises(RequestError, match="does not check the server's certificate"):
+        KubernetesCluster()
+
+
+def test_a_shell_by_exec(cluster: Kube, api: KubernetesCluster) -> None:
+    """Streams, half-close, status, and output that is larger than all buffers, both ways at once."""
+    connection = started(api, cluster)
+    done = connection.run("echo out; echo err >&2; exit 3")
+    assert (done.status, done.out, done.err) == (3, "out\n", "err\n")
+    assert connection.run("cat").out == "", "its input has ended"
+    sent = bytes(range(256)) * 20_000
+    connection.upload("/tmp/file", [memoryview(sent)] * 3, 3 * len(sent))
+    process = connection.open("cat /tmp/file")
+    got = b"".join(iter(process.read, b""))
+    assert (got == 3 * sent, process.finish(10)) == (True, 0)
+    process.close()
+    ended(api, cluster, connection)
+
+
+def test_the_signal_that_ends_a_pod_goes_to_what_the_holder_has_started(cluster: Kube, api: KubernetesCluster) -> None:
+    """And not to what has come by exec, over which the last words of ranks go."""
+    connection = started(api, cluster)
+    daemon = "trap 'touch /tmp/heard; sleep 1; exit' TERM; while :; do sleep 0.05; done"
+    begun = f"cd $SKYMAGIC_HOLDER; echo {shlex.quote(f'touch /tmp/up; {daemon}')} > daemon; echo daemon > start"
+    assert connection.run(f"{begun}; while [ ! -e /tmp/up ]; do sleep 0.05; done").status == 0
+    relay = connection.open("while [ ! -e /tmp/heard ]; do sleep 0.05; done; echo heard")
+    cluster.evict(cluster.pod(0).name)
+    assert relay.read() == b"heard\n"
+    cluster.wait(lambda: not cluster.pods())
+    relay.close()
+    ended(api, cluster, connection)
+
+
+def test_a_user_without_a_name_or_home_has_both(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with kube(tmp_path / "kube", user=54321) as cluster:
+        monkeypatch.setenv("KUBECONFIG", cluster.env["KUBECONFIG"])
+        api = KubernetesCluster()
+        connection = started(api, cluster)
+        done = connection.run(
+            'echo "$HOME $USER $LOGNAME $(id -u)"; [ -w "$HOME" ] && test -p "$SKYMAGIC_HOLDER/start"'
+        )
+        assert (done.out, done.status) == ("/tmp/skymagic-home-54321 54321 54321 54321\n", 0)
+        ended(api, cluster, connection)
+
+
+def test_pings_keep_a_connection_that_says_nothing(
+    cluster: Kube, api: KubernetesCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster.silent_limit = 1.0
+    monkeypatch.setattr(kubernetes_api, "PING_SECONDS", 0.2)
+    connection = started(api, cluster)
+    done = connection.run("sleep 2.5; echo still here")
+    assert (done.status, done.out) == (0, "still here\n")
+    monkeypatch.setattr(kubernetes_api, "PING_SECONDS", 20.0)
+    assert connection.run("sleep 2.5; echo still here").status == -1, "it was cut"
+    ended(api, cluster, connection)
+
+
+def test_a_holder_without_a_daemon_is_ended_by_its_deadline(cluster: Kube, api: KubernetesCluster) -> None:
+    """A notebook that was killed right after it has made its job."""
+    api.create(kubernetes_api.job_manifest("lab-1a2b3c4d", 2, 1, NOTHING, "python", {}))
+    cluster.wait(lambda: not cluster.pods())
+    assert kubernetes_api.fate_words("p", {}, api.job("lab-1a2b3c4d"), []).startswith(
+        "the pool has reached its --max-lifetime"
+    )
+    api.delete("lab-1a2b3c4d")
+
+
+def test_in_a_pod_the_service_account_is_used(cluster: Kube) -> None:
+    """In mounts of its own, where the account's files are where Kubernetes puts them."""
+    config = yaml.safe_load(Path(cluster.env["KUBECONFIG"]).read_text())
+    host, _, port = config["clusters"][0]["cluster"]["server"].removeprefix("https://").partition(":")
+    account = "/run/secrets/kubernetes.io/serviceaccount"
+    script = f"""mount -t tmpfs run /run && mkdir -p {account} && cd {account} || exit
+printf %s "$TOKEN" > token; printf %s lab > namespace; printf %s "$CA" | base64 -d > ca.crt
+exec {sys.executable} -c 'from skymagic.providers.kubernetes_api import KubernetesCluster as K; one = K(); print(one.label, one.namespace, one.jobs())'"""
+    done = subprocess.run(
+        ["unshare", "--mount", "sh", "-c", script], capture_output=True, text=True, cwd=ROOT,
+        env={
+            "PATH": "/usr/bin:/bin", "HOME": "/nowhere", "PYTHONPATH": str(ROOT), "TOKEN": cluster.token,
+            "CA": config["clusters"][0]["cluster"]["certificate-authority-data"],
+            "KUBERNETES_SERVICE_HOST": host, "KUBERNETES_SERVICE_PORT": port,
+        },
+    )  # fmt: skip
+    assert done.stdout == "Kubernetes (this pod's service account) lab []\n", done.stderr
