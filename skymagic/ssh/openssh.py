@@ -140,7 +140,10 @@ def _master(endpoint: Endpoint, path: str, settings: Mapping[str, str], ask: Ask
     unsaid = (f"-o{name}={value}" for name, (unset, value) in DEFAULTS.items() if settings.get(name, unset) == unset)
     # the ciphers that the user allows, in our order: AES-GCM is a third faster here than the default
     ciphers = "-oCiphers=" + ",".join(preferred_first(PREFERRED_CIPHERS, settings["ciphers"].split(",")))
-    return _ssh(endpoint, "-fNM", "-S", path, *OPTIONS, *unsaid, ciphers, f"-oBatchMode={'no' if ask else 'yes'}")
+    # no key is accepted silently, whatever the user has set: secrets go there
+    strict = "yes" if settings.get("stricthostkeychecking") in ("true", "yes") else "ask"
+    asking = (f"-oStrictHostKeyChecking={strict}", f"-oBatchMode={'no' if ask else 'yes'}")
+    return _ssh(endpoint, "-fNM", "-S", path, *OPTIONS, *unsaid, ciphers, *asking)
 
 
 def _ssh(endpoint: Endpoint, *options: str) -> list[str]:

@@ -162,6 +162,7 @@ def test_a_changed_host_key(hosts: Hosts) -> None:
 
 def test_an_unknown_host_key_is_asked_about(hosts: Hosts) -> None:
     hosts.known_hosts.write_text("")
+    prepend("Host *", "  StrictHostKeyChecking no")
     with pytest.raises(HostError, match="Host key verification failed"):
         asked_for()
     prompts: list[str] = []
