@@ -129,7 +129,8 @@ def _of_value(value: Any, attributes: set[str]) -> Iterator[Used]:
     if not isinstance(value, types.ModuleType):
         yield _used(getattr(value, "__module__", None) or "", getattr(value, "__name__", None) or "", value)
         return
-    known = dir(value) if _is_ours(value.__name__) else vars(value)  # names of ours may be loaded on use
+    ours = _is_ours(value.__name__)
+    known = {*dir(value), *getattr(value, "__all__", ())} if ours else vars(value)  # names of ours may be loaded on use
     for attribute in attributes & set(known):
         one = getattr(value, attribute)
         yield _used(getattr(one, "__module__", None) or value.__name__, attribute, one)
