@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import sys
+import types
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,6 +12,7 @@ from types import FrameType
 from typing import Any, cast
 
 import numpy as np
+import pandas
 import pytest
 import torch
 
@@ -83,7 +85,9 @@ def test_a_use_of_many_small_parts_takes_few_calls_for_each(costs: Costs, kind: 
     with torch.no_grad():
         value["name 7"][0] = 99
     changed = costs.use()
-    assert changed.total() / COUNT < 3 * most, changed.most_common(12)
+    # one of them has changed: all are looked at and sent, but nothing else is done for each again
+    assert changed.total() < 1.6 * unchanged.total(), (changed - unchanged).most_common(12)
+    assert changed["copy"] < 10
     assert changed["dump"] <= unchanged["dump"] + 2  # whether it looks the same each time need not be tried
     assert costs.use() == unchanged
 
@@ -113,6 +117,43 @@ def test_a_use_of_many_small_parts_causes_no_collection(costs: Costs) -> None:
 
 
 # the short way does what the long one does
+
+
+def mixed() -> list[Any]:
+    """Small arrays and tensors in all kinds of containers, together with what is none."""
+    line, tensor, pairs = np.arange(6.0), torch.arange(4.0), (np.ones(2), torch.ones(2))
+    leaf, large = grown(), np.zeros(10_000)
+    state = {"step": torch.tensor(3.0), "average": torch.ones(5), "names": ["a", "b"], "rate": 0.1}
+    itself: list[Any] = [np.ones(3)]
+    itself.append((itself, {"again": itself}))
+    return [
+        {"a": line, "b": tensor},
+        [np.full(3, n) for n in range(5)],
+        {"state": {0: state, 1: {**state, "step": torch.tensor(4.0)}}, "groups": [{"lr": 0.1, "params": [0, 1]}]},
+        [line, line[2:], tensor, tensor[1:]],
+        [line, line, pairs, pairs],
+        [leaf, torch.nn.Parameter(torch.ones(2)), torch.ones(3, 2).T],
+        [line, large, large[5:8], torch.zeros(100_000)[5:8]],
+        {"frame": pandas.DataFrame({"x": [1, 2], "y": [3.0, 4.0]}), "array": line},
+        (line, {1, 2}, bytearray(b"x"), frozenset((3,))),
+        [line, np.ones(2).view(np.matrix), np.array(["a", None], object), np.arange(0)],
+        itself,
+        [line, lambda: line, types.SimpleNamespace(part=line)],
+        [(line,), ((line,),)],
+        [line, 3 + 4j],
+        [leaf, torch.ones(2)],
+    ]
+
+
+@pytest.mark.parametrize("number", range(15))
+def test_what_the_pickler_has_learned_of_small_parts_is_what_a_second_look_says(number: int) -> None:
+    value = mixed()[number]
+    pickled = pickling.dumps(value, {"__name__": "__main__"}, folder="/nowhere")
+    known = pickling.leaves(pickled)
+    reduce = pickling.reducer({"__name__": "__main__"})
+    fast, slow = (contents_hash(value, reduce, form_for, lambda memory: None, leaves) for leaves in (known, {}))
+    assert fast == slow
+    assert pickling.objects(pickled) == pickling.numbers(pickled).keys()
 
 
 def copy(value: Any) -> Any:

@@ -16,12 +16,15 @@ FRESH: list[Make] = [
     lambda r: f"np.arange({r.randrange(3) + 150000}.0)",
     lambda r: f"Box({r.randrange(3)})",
     lambda r: f"{{'box': Box(1), 'a': np.full(3000, {r.randrange(3)})}}",
+    lambda r: f"{{'a': np.full(3, {r.randrange(3)}.0), 'b': np.full(3, {r.randrange(3)}.0)}}",
 ]
 """Values that are new objects each time: a rank sees that it has bound one."""
 MAKE: list[Make] = [lambda r: f"{r.randrange(100)}", lambda r: f"'t{r.randrange(5)}'", *FRESH]
 TOUCH = """
 def touch(value, n):
     if isinstance(value, np.ndarray): value[n % len(value)] += n
+    elif isinstance(value, dict) and all(isinstance(each, np.ndarray) for each in value.values()):
+        value[sorted(value)[n % len(value)]][n % 3] += n
     elif isinstance(value, list): value.append(n)
     elif isinstance(value, dict): value[n] = n
     elif isinstance(value, Box): value.n += n

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import types
-from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from typing import Any
@@ -52,6 +52,11 @@ class Variable:
     def numbers(self) -> dict[int, int]:
         """Identity → number of each linkable object in it."""
         return pickling.numbers(self.pickled)
+
+    @cached_property
+    def objects(self) -> Set[int]:
+        """Identities of the linkable objects in it."""
+        return pickling.objects(self.pickled)
 
     @property
     def alone(self) -> bool:

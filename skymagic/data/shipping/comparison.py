@@ -133,7 +133,9 @@ class Fingerprints:
     def _contents(self, variable: Variable, otherwise: str, modules: Mapping[str, str]) -> str:
         """What a variable contains; `otherwise` where that cannot be said."""
         try:
-            found = contents_hash(variable.value, pickling.reducer(self._namespace), form_for, _hashes(variable))
+            leaves = pickling.leaves(variable.pickled)
+            reduce = pickling.reducer(self._namespace)
+            found = contents_hash(variable.value, reduce, form_for, _hashes(variable), leaves)
         except Exception:  # of the value's own code, which need not expect to be looked at twice
             return otherwise
         local = _local(variable, modules)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 from collections import defaultdict
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -51,7 +51,7 @@ class _Seen(NamedTuple):
     """What was in a name's value when it was looked at."""
 
     value: int
-    objects: Mapping[int, int]
+    objects: Set[int]
     spans: tuple[Span, ...]
 
 
@@ -135,7 +135,7 @@ class SentLinks:
             open: pickles a name's value; None where it cannot travel.
         """
         names = list(names)
-        objects = frozenset().union(*(each.numbers for each in moved)) if names else frozenset()
+        objects = frozenset().union(*(each.objects for each in moved)) if names else frozenset()
         if not objects:
             return {}
         spans = [span for each in moved for span in each.pickled.spans]
@@ -174,7 +174,7 @@ class SentLinks:
 
     def see(self, variable: Variable) -> None:
         """Remember what is in a value."""
-        self._seen[variable.name] = _Seen(id(variable.value), variable.numbers, variable.pickled.spans)
+        self._seen[variable.name] = _Seen(id(variable.value), variable.objects, variable.pickled.spans)
 
     def forget_names(self, namespace: Container[str]) -> None:
         """Forget names that the notebook has lost."""
@@ -189,7 +189,7 @@ class SentLinks:
         if len(group) == 1 and links is None:
             each = group[0]
             self.see(each)
-            return {each.name: SentValue(each.stream, table)} if each.numbers else {}
+            return {each.name: SentValue(each.stream, table)} if each.objects else {}
         found = {}
         nested: list[tuple[int, Variable]] = []
         for index, each in enumerate(group):

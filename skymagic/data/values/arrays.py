@@ -156,10 +156,12 @@ def _reduce_small(tracker: Tracker, array: Any) -> Reduced | None:
         return None
     if tracker.layout is not None or tracker.linked.arrays or array.dtype not in plain_dtypes():
         return None
+    start, facts = array.__array_interface__["data"][0], tracker.facts
+    name, shape = facts.setdefault(array.dtype.num, array.dtype.str), facts.setdefault(array.shape, array.shape)
     if id(array) not in tracker.private:
-        start = array.__array_interface__["data"][0]
         tracker.spans.append(Span(start, start + array.nbytes, id(array)))
-    return _array, (array.tobytes(), array.dtype.str, array.shape, "C")
+    tracker.leaves[id(array)] = start, start + array.nbytes, ("small array", shape, name)
+    return _array, (array.tobytes(), name, shape, "C")
 
 
 @lru_cache(maxsize=1)

@@ -18,7 +18,7 @@ from skymagic.data.values.arrays import bounds, plain_dtypes
 from skymagic.data.values.contents import Contents, Form
 from skymagic.data.values.kinds import is_a
 from skymagic.data.values.memory import SMALL, memory
-from skymagic.data.values.tensors import extent_of, is_plain
+from skymagic.data.values.tensors import extent_of, is_plain, small_tensor
 
 _BLOCK = 1 << 15
 """Elements of an array that are put in order at a time."""
@@ -140,8 +140,8 @@ def _small_tensor(contents: Contents, tensor: Any) -> None:
         data = tensor.detach().contiguous()
         stop = start + extent_of(tensor.size(), tensor.stride()) * tensor.itemsize
     contents.span(start, stop, tensor)
-    facts = type(tensor).__name__, str(tensor.dtype), tuple(tensor.size()), tensor.requires_grad
-    contents.say("small tensor", *facts, ctypes.string_at(data.data_ptr(), tensor.nbytes))
+    facts = small_tensor(type(tensor).__name__, tensor.dtype, tuple(tensor.size()), tensor.requires_grad)
+    contents.say(*facts, ctypes.string_at(data.data_ptr(), tensor.nbytes))
 
 
 # -- pandas --------------------------------------------------------------------------------------------------------------

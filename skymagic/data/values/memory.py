@@ -91,10 +91,15 @@ def _separate(spans: Sequence[Span]) -> bool:
     """Whether each span has an owner of its own, none overlap, and no storage is worth being cut."""
     if len({span.owner for span in spans}) != len(spans):
         return False
-    if any(after.start < before.stop for before, after in pairwise(sorted(spans))):
+    if overlap(spans):
         return False
     large = (span for span in spans if span.whole is not None and span.whole[1] - span.whole[0] > SMALL)
     return not any(_wasteful(span, span.stop - span.start // _ALIGN * _ALIGN) for span in large)
+
+
+def overlap(spans: Iterable[Span]) -> bool:
+    """Whether any of these spans, each with an owner of its own, share an address."""
+    return any(after.start < before.stop for before, after in pairwise(sorted(spans)))
 
 
 def clusters(spans: list[Span]) -> list[list[Span]]:
@@ -149,6 +154,10 @@ class LinkedMemory:
         return next((each.stands for each in self.arrays if each.start <= start and stop <= each.stop), None)
 
 
+Leaf = tuple[int, int, tuple[Any, ...]]
+"""First and last address of a small array's or tensor's elements, and what its contents are called beside them."""
+
+
 class Tracker:
     """What one pickling pass has learned about memory, and the layout that it follows.
 
@@ -174,6 +183,10 @@ class Tracker:
         self.private: set[int] = set()
         self.whole: set[int] = set()
         self.storages: dict[int, Any] = {}
+        self.facts: dict[Any, Any] = {}
+        """Shapes, strides and names of dtypes, each as one object: the pickle has it once."""
+        self.leaves: dict[int, Leaf] = {}
+        """By identity: small arrays and tensors without gaps and gradients."""
         self.versions: dict[int, list[int | None]] = {}
         """By the handle of a storage: torch's version counters of the tensors in it."""
 

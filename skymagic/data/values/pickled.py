@@ -11,7 +11,7 @@ import io
 import pickle
 import threading
 import types
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -269,6 +269,20 @@ def containers_in(value: object) -> frozenset[int]:
     return frozenset(number for number, (_, each) in plain_memo(value).items() if type(each) in CONTAINERS)
 
 
+def containers_of(value: object, leaves: Container[int]) -> set[int] | None:
+    """Identities of the containers that a value consists of, beside numbers, texts and these leaves; None when something else is in it."""
+    seen: dict[int, object] = {}
+    todo: Sequence[object] = (value,)
+    while todo:
+        if not _PLAIN.issuperset(map(type, todo)):
+            return None
+        seen.update((id(each), each) for each in todo)
+        inner = gc.get_referents(*todo)
+        new = {id(each): each for each in inner if type(each) not in _FIXED and id(each) not in leaves}
+        todo = [new[key] for key in new.keys() - seen.keys()]
+    return {key for key, each in seen.items() if type(each) in CONTAINERS}
+
+
 # -- objects by their number in a pickle -----------------------------------------------------------
 
 
@@ -323,6 +337,6 @@ def travels(function: types.FunctionType) -> bool:
     return "<locals>" in name or ("." not in name and function.__module__ in (None, "__main__"))
 
 
-def linkable_kinds(objects: Mapping[int, object]) -> set[type]:
-    """The linkable ones among the types of some objects."""
-    return {kind for kind in set(map(type, objects.values())) if linkable(kind)}
+def linkable_kinds(kinds: Iterable[type]) -> set[type]:
+    """The linkable ones among some types."""
+    return {kind for kind in set(kinds) if linkable(kind)}

@@ -12,7 +12,7 @@ import io
 import pickle
 import threading
 import types
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from typing import Any, cast
 
@@ -23,7 +23,7 @@ from skymagic.data.store.device import DeviceBytes
 from skymagic.data.values import arrays, rebuild, tensors
 from skymagic.data.values.contents import Contents
 from skymagic.data.values.forms import form_for
-from skymagic.data.values.memory import MemoryRegion, Tracker, layout
+from skymagic.data.values.memory import Leaf, MemoryRegion, Tracker, layout
 from skymagic.data.values.pickled import (
     LISTED,
     ROOT,
@@ -31,6 +31,7 @@ from skymagic.data.values.pickled import (
     PickleLinks,
     Rope,
     containers_in,
+    containers_of,
     groups,
     is_flat,
     linkable,
@@ -114,6 +115,8 @@ def dumps(
 
 def together(pickles: Sequence[Pickled]) -> list[list[int]]:
     """Indices of pickles whose values share an object or memory, in groups; they must be pickled as one to stay so."""
+    if len(pickles) == 1:
+        return [[0]]  # what is in it takes as long to list as to pickle
     return groups(pickles, [marks(each) for each in pickles])
 
 
@@ -213,7 +216,7 @@ def numbers(pickled: Pickled) -> dict[int, int]:
     if pickler is None and is_flat(value):
         return found
     memo = _memo(pickled)
-    kinds = linkable_kinds({key: each for key, (_, each) in memo.items()})
+    kinds = linkable_kinds(type(each) for _, each in memo.values())
     functions = {types.FunctionType} & kinds
     private = pickler.tracker.private if pickler is not None else ()
     for key, (number, each) in memo.items():
@@ -224,6 +227,17 @@ def numbers(pickled: Pickled) -> dict[int, int]:
         ):
             found.setdefault(key, number)
     return found
+
+
+def objects(pickled: Pickled) -> Set[int]:
+    """Identities of the linkable objects: those of `numbers`, and much faster for containers of many small arrays or tensors."""
+    pickler = _pickler(pickled)
+    if pickler is not None and pickler.tracker.leaves and sum(map(len, pickled.pieces)) <= LISTED:
+        containers = containers_of(pickled.keep[1], pickler.tracker.leaves)
+        if containers is not None:
+            storages = map(id, pickler.tracker.storages.values())
+            return {*containers, *pickler.tracker.leaves, *storages} - pickler.tracker.private
+    return numbers(pickled).keys()
 
 
 def marks(pickled: Pickled) -> frozenset[int]:
@@ -238,6 +252,12 @@ def storages(pickled: Pickled) -> dict[int, MemoryRegion]:
     """The torch storages, by their handles."""
     pickler = _pickler(pickled)
     return tensors.regions(pickler.tracker) if pickler is not None else {}
+
+
+def leaves(pickled: Pickled) -> Mapping[int, Leaf]:
+    """The small arrays and tensors, by their identities."""
+    pickler = _pickler(pickled)
+    return pickler.tracker.leaves if pickler is not None else {}
 
 
 def array_regions(pickled: Pickled) -> list[MemoryRegion]:

@@ -35,6 +35,7 @@ def reduce_tensor(tracker: Tracker, tensor: Any) -> Reduced:
         tensor = tensor.detach()
     reduced = _reduce(tracker, tensor)
     if tensor.requires_grad and tensor.grad is not None and len(reduced) == 2:
+        tracker.leaves.pop(id(tensor), None)
         return *reduced, tensor.grad, None, None, _set_grad
     return reduced
 
@@ -101,15 +102,28 @@ def _of_torch() -> tuple[Any, ...]:
 
 def _reduce_plain(tracker: Tracker, tensor: Any) -> Reduced:
     """The same without torch's ``__reduce_ex__``: a model's state has thousands of them."""
-    storage = tensor.untyped_storage()
+    storage, facts = tensor.untyped_storage(), tracker.facts
     storage = tracker.storages.setdefault(storage._cdata, storage)
-    offset, size, stride, itemsize = tensor.storage_offset(), tuple(tensor.size()), tensor.stride(), tensor.itemsize
+    offset, dtype, itemsize, kind = tensor.storage_offset(), tensor.dtype, tensor.itemsize, type(tensor).__name__
+    size, stride, requires_grad = tuple(tensor.size()), tensor.stride(), tensor.requires_grad
+    size, stride = facts.setdefault(size, size), facts.setdefault(stride, stride)
     start = storage.data_ptr()
     first = start + offset * itemsize
-    extent = tensor.numel() if tensor.is_contiguous() else extent_of(size, stride)
-    tracker.spans.append(Span(first, first + extent * itemsize, storage._cdata, (start, start + storage.nbytes())))
-    rebuild = _plain_tensor if type(tensor).__name__ == "Tensor" else _plain_parameter
-    return rebuild, (storage, tensor.dtype, offset, size, stride, tensor.requires_grad)
+    contiguous = tensor.is_contiguous()
+    stop = first + (tensor.numel() if contiguous else extent_of(size, stride)) * itemsize
+    tracker.spans.append(Span(first, stop, storage._cdata, (start, start + storage.nbytes())))
+    if contiguous and stop - first < SMALL:
+        tracker.leaves[id(tensor)] = first, stop, small_tensor(kind, dtype, size, requires_grad)
+    rebuild = _plain_tensor if kind == "Tensor" else _plain_parameter
+    return rebuild, (storage, dtype, offset, size, stride, requires_grad)
+
+
+def small_tensor(kind: str, dtype: Any, size: tuple[int, ...], requires_grad: bool) -> tuple[Any, ...]:
+    """What the contents of a small tensor are called, beside its elements."""
+    return "small tensor", kind, _dtype_name(dtype), size, requires_grad
+
+
+_dtype_name = lru_cache(maxsize=None)(str)
 
 
 def extent_of(size: Any, stride: Any) -> int:

@@ -16,6 +16,7 @@ import weakref
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import compress
 from typing import Any
 
 from skymagic.data.capture.code import code_names
@@ -115,13 +116,15 @@ class HeldObjects:
 
     def _listed(self, number: int, memo: dict[int, object], users: set[str]) -> _Table:
         table = _Table(users=users)
-        kinds = linkable_kinds(memo)
-        inner = _inner_dicts(memo.values())
-        for index, value in memo.items():
-            kind = type(value)
-            if kind not in kinds or id(value) in inner:
+        kinds_of = list(map(type, memo.values()))
+        kinds = linkable_kinds(kinds_of)
+        # most of what a pickle makes is tuples and strings: they go without a loop of Python's
+        linked = list(compress(memo.items(), map(kinds.__contains__, kinds_of)))
+        inner = _inner_dicts(value for _, value in linked)
+        for index, value in linked:
+            if id(value) in inner:
                 continue
-            if kind.__weakrefoffset__:
+            if type(value).__weakrefoffset__:
                 ref = table.weak[index] = _Weak(value, self._forget)
                 ref.place = number, index
             else:
