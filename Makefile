@@ -102,7 +102,7 @@ soak: $(READY)
 	@$(RUN) benchmarks/soak.py $(ARGS)
 	@$(RUN) benchmarks/soak_values.py $(VALUES)
 	@$(RUN) benchmarks/rented_leaks.py
-	@SKYMAGIC_REPETITIONS=100 $(RUN) -m pytest --timeout=1200 tests/programs/test_under_load.py
+	@SKYMAGIC_REPETITIONS=100 $(RUN) -m pytest --timeout=1200 tests/programs/test_under_load.py tests/pool/test_restart.py
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

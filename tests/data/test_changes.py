@@ -536,5 +536,5 @@ def test_a_restless_value_is_pointed_out(real: RealNotebook) -> None:
     real.run("%%sky_broadcast\nr.mine = 1")
     shown = real.run("%%sky_broadcast -o mine\nr.mine")
     assert real.value("mine") == [1, 1]
-    assert shown.text.count("r looks different each time") == 1
-    assert "looks different" not in real.run("%%sky_broadcast\nr.mine").text
+    assert shown.text.count("r pickles differently each time") == 1
+    assert "pickles differently" not in real.run("%%sky_broadcast\nr.mine").text

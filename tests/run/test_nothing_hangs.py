@@ -267,6 +267,28 @@ def test_the_stop_button(notebook: Notebook, body: str) -> None:
     assert kept(notebook) == [0, 1, 2, 3]
 
 
+def test_a_stop_that_comes_just_before_a_wait(notebook: Notebook) -> None:
+    """`map` calls one C function after the other, and Python looks for no signal in between: the wait begins with one pending."""
+    before = pids(notebook)
+    groups = "%%sky_broadcast -o groups\nid(dist.group.WORLD)"
+    notebook.run(groups)
+    formed = notebook.value("groups")
+    cell = notebook.start(
+        "%%sky_broadcast --only all\nimport functools, hashlib, operator\nprint('begun', flush=True)\n"
+        "busy = functools.partial(hashlib.pbkdf2_hmac, 'sha256', b'x', b'y', 400_000)\n"
+        "list(map(operator.call, [busy, functools.partial(time.sleep, 300)]))"
+    )
+    notebook.watch(cell, lambda shown: shown.text.count("begun") == 4)
+    notebook.interrupt()
+    notebook.finish(cell)
+    assert cell.error is not None
+    assert cell.error.ename == "RunInterrupted"
+    assert pids(notebook) == before
+    notebook.run(groups)
+    assert notebook.value("groups") == formed  # a second signal has freed it: no group had to go
+    works(notebook)
+
+
 def test_what_a_cell_does_upon_an_interrupt_is_waited_for(notebook: Notebook) -> None:
     """Such as saving a checkpoint: longer than the time after which a rank that does not answer is killed."""
     notebook.run("%config SkyMagic.grace = 0.5")

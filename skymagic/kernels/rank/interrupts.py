@@ -46,14 +46,14 @@ class Interrupts:
         """Where."""
         self.awaited: asyncio.Task[Any] | None = None
         """The cell that runs, if it awaits something."""
-        self._heard = False
-        """Whether an interrupt of this order has come to Python."""
+        self._heard = self._repeated = False
+        """Whether an interrupt of this order has come to Python, and whether it was sent once more to a rank that waits."""
         self._order_count = 0
         """Counts orders, so that what belongs to one does not fall into the next."""
 
     def begin(self) -> None:
         """Another order is carried out."""
-        self.fallen = self._heard = False
+        self.fallen = self._heard = self._repeated = False
         self.stopped_at = []
         self._order_count += 1
 
@@ -107,9 +107,21 @@ class Interrupts:
         """
         if self._heard or not self.allowed or signal.getsignal(signal.SIGINT) != self.fall:
             return []
-        if importing(stacks.main_frame()) or not waits_in_native_code() or self._heard:
+        if importing(stacks.main_frame()) or not self._sleeps_through():
             return []
         return stacks.place(stacks.of_main_thread(self._kernel)["frames"])
+
+    def _sleeps_through(self) -> bool:
+        """Whether the main thread waits in native code, in a call that no signal ends."""
+        if not waits_in_native_code() or self._heard:
+            return False
+        main = threading.main_thread().ident
+        if not self._repeated and main is not None:
+            # the interrupt came after the interpreter's last look and before the call began to wait: it takes another one to end that
+            self._repeated = True
+            signal.pthread_kill(main, signal.SIGINT)
+            return waits_in_native_code() and not self._heard
+        return True
 
     def joining(self) -> dict[str, bool]:
         """While groups are formed: whether the main thread waits for other ranks, and whether it is in code
