@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import inspect
 import sys
+import textwrap
 import types
 from pathlib import Path
 
@@ -33,7 +34,7 @@ def magics() -> str:
         own = [
             f"`{option.names[-1]}`" for option in face.options if option not in POOL and "--pool" not in option.names
         ]
-        pool = ["[of a pool](#options-of-a-pool)"] if set(POOL) <= set(face.accepted) else []
+        pool = ["[options of a pool](#options-of-a-pool)"] if set(POOL) <= set(face.accepted) else []
         lines.append(
             f"| [`{cell(called(name))}`](#{name.replace('_', '-')}) | {cell(face.summary)} | {' '.join(own + pool)} |"
         )
@@ -135,7 +136,20 @@ def described(name: str, value: object, level: str) -> list[str]:
     parameters = [one.replace(annotation=one.empty) for one in signature.parameters.values() if one.name != "self"]
     call = str(signature.replace(parameters=parameters, return_annotation=signature.empty))
     text = inspect.getdoc(value) or ""
-    return [f"\n{level} {name}\n", "```text", f"{name}{call}", "", text.strip(), "```"]
+    return [
+        f"\n{level} {name}\n",
+        "```text",
+        folded(f"{name}{call}"),
+        "",
+        *map(folded, text.strip().splitlines()),
+        "```",
+    ]
+
+
+def folded(line: str) -> str:
+    """A line of a docstring or a signature as lines that fit on a page."""
+    indent = " " * (len(line) - len(line.lstrip()) + 4)
+    return textwrap.fill(line, 88, subsequent_indent=indent, break_on_hyphens=False, break_long_words=False)
 
 
 def cell(text: str) -> str:
