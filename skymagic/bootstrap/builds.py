@@ -142,8 +142,7 @@ def choose(requirements: Requirements, facts: Facts) -> Builds:
 
 JAX = re.compile(r"jax(\[cuda1\d\])?(?=$|[\s<>=!~;,@])")
 """A requirement of JAX's, as its plugin and Keras's write it."""
-CUDA_13_DRIVER = 580
-"""NVIDIA's driver from which on uv's ``auto`` takes PyTorch's builds for CUDA 13."""
+CUDA_13_DRIVER = 580  # NVIDIA's driver from which on uv's ``auto`` takes PyTorch's builds for CUDA 13
 
 
 def for_gpus(packages: Sequence[str], facts: Facts, backend: str) -> tuple[str, ...]:
@@ -207,8 +206,7 @@ ASSUMED_BYTES = 2_000_000
 """Size of a wheel whose index does not say it."""
 ASSUMED_TORCH_BYTES = {True: 800_000_000, False: 200_000_000}
 """Size of a wheel of PyTorch's whose index does not say it: of a build for GPUs, and of one for CPUs."""
-UNPACKED = 4
-"""Bytes on a disk for each byte of a wheel: the wheel, and about three times as much of what is in it."""
+UNPACKED = 4  # bytes on a disk for each byte of a wheel: the wheel, and about three times as much of what is in it
 
 
 @dataclass(frozen=True)

@@ -34,8 +34,7 @@ from pathlib import Path
 from skymagic.wire.authentication import Unauthenticated
 from skymagic.wire.tls import context
 
-PIECE = 1 << 18
-"""Bytes that go on together; with fewer at a time TLS takes processor time that is needed for unpacking."""
+PIECE = 1 << 18  # bytes that go on together; with fewer at a time TLS takes processor time that is needed for unpacking
 FOLLOWER_SECONDS = 15.0
 """For which a host waits for the next one before it unpacks alone."""
 CONNECT_SECONDS = 5.0

@@ -124,8 +124,7 @@ def _uv_in(path: Path) -> bytes:
 
 DOWNLOAD_TIMEOUT = 3600.0
 _LAST_LINES = 15
-_HOUSES = 2
-"""Wheelhouses that are kept: the hosts of a pool ask for the same one at once."""
+_HOUSES = 2  # wheelhouses that are kept: the hosts of a pool ask for the same one at once
 
 
 class NoWheels(SkyError):

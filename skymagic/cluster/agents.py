@@ -45,10 +45,8 @@ class Agents(AgentRequests):
         super().__init__(nodes, self._received, self._link_changed)
         self._died, self._lost, self._note, self._ended, self._problem = died, lost, note, ended, problem
         self._shown, self._told = shown, told
-        self._unreachable: set[int] = set()
-        """Nodes that are lost and may run on, out of reach."""
-        self.unreached: list[str] = []
-        """After the end: nodes that could not be told of it."""
+        self._unreachable: set[int] = set()  # nodes that are lost and may run on, out of reach
+        self.unreached: list[str] = []  # after the end: nodes that could not be told of it
         self._offers: dict[str, wire.RendezvousKey] = {}
         self._closing = False
         self._routes = Routes(self, self._links, self._calls)

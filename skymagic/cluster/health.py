@@ -26,10 +26,8 @@ HARDWARE_XIDS: Mapping[int, str] = {
     140: "unrecovered ECC error",
 }
 """Numbers of NVIDIA's page "XID Errors" that mean the hardware. Others (13, 31, 43, 45) are the programs' own faults."""
-LEAST_DISK = 10_000_000_000
-"""Bytes: an environment with torch takes some 6 GB."""
-CLOCK_SECONDS = 1.0
-"""Clocks further apart than this make logs, caches and signed requests wrong."""
+LEAST_DISK = 10_000_000_000  # bytes: an environment with torch takes some 6 GB
+CLOCK_SECONDS = 1.0  # clocks further apart than this make logs, caches and signed requests wrong
 SLOW_SHARE = 0.4
 """Share of the fastest link's rate, or of the expected rate, below which a link is called slow."""
 SLOW_BYTES = 25e6

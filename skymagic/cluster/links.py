@@ -63,8 +63,7 @@ class AgentLink:
         self.node = node
         self._transport = transport
         self._received = received
-        self.complaint = ""
-        """Set when the link has ended: why, as far as the other end said so."""
+        self.complaint = ""  # set when the link has ended: why, as far as the other end said so
         self._writing = threading.Lock()
         self._thread = threading.Thread(target=self._listen, name=f"skymagic-link-{node}", daemon=True)
         self._thread.start()
@@ -190,8 +189,7 @@ class Routes:
 
     def __init__(self, states: States, links: AgentLinks, calls: PendingCalls) -> None:
         self._states, self._links, self._calls = states, links, calls
-        self._probed: dict[int, dict[str, int]] = {}
-        """Where each node can be reached by the others: address → port."""
+        self._probed: dict[int, dict[str, int]] = {}  # where each node can be reached by the others: address → port
 
     def find(self, timeout: float) -> list[str]:
         """Where the nodes reach each other, the head first.

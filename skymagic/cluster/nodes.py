@@ -82,23 +82,16 @@ class States:
 
     def __init__(self, nodes: Sequence[Node]) -> None:
         self.nodes = tuple(nodes)
-        self.specs: dict[int, tuple[int, wire.RankSpec]] = {}
-        """Rank → (index into `nodes`, its specification)."""
+        self.specs: dict[int, tuple[int, wire.RankSpec]] = {}  # rank → (index into `nodes`, its specification)
         self.ranks: dict[int, RankState] = {}
-        self.started: dict[int, wire.AgentStarted] = {}
-        """By index into `nodes`: what its agent said of itself."""
+        self.started: dict[int, wire.AgentStarted] = {}  # by index into `nodes`: what its agent said of itself
         self.controller: wire.ControllerUp | None = None
-        self.away: set[int] = set()
-        """Nodes whose links are down, and come back or not."""
-        self.gone: dict[int, str] = {}
-        """Nodes that are lost, each with a reason."""
-        self.ending: dict[int, float] = {}
-        """Nodes that will be taken away, each with when (seconds since 1970)."""
-        self.last_lines: dict[int, str] = {}
-        """After the end: what each rank's log ended with."""
+        self.away: set[int] = set()  # nodes whose links are down, and come back or not
+        self.gone: dict[int, str] = {}  # nodes that are lost, each with a reason
+        self.ending: dict[int, float] = {}  # nodes that will be taken away, each with when (seconds since 1970)
+        self.last_lines: dict[int, str] = {}  # after the end: what each rank's log ended with
         self._changed = threading.Condition()
-        self._trouble: str | None = None
-        """What ends each wait for the start of something."""
+        self._trouble: str | None = None  # what ends each wait for the start of something
 
     def ranks_of(self, index: int) -> list[int]:
         """The ranks of one node."""

@@ -80,8 +80,7 @@ class Meter:
         self._before: dict[int, tuple[float, float]] = {}
         """By rank: when it was measured (its node's clock), and its processor seconds then."""
         self._lock = threading.Lock()
-        self.count = 0
-        """How many measurements were made."""
+        self.count = 0  # how many measurements were made
 
     def measure(self) -> dict[int, RankUse]:
         """What each rank uses that runs, and whose node answers. Raises PoolStateError where there are no agents."""

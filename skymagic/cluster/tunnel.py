@@ -69,8 +69,7 @@ class Tunnel:
     ) -> None:
         self.state = "reconnecting"
         """``connected``, ``reconnecting``, ``lost`` (for certain: nothing will come back) or ``closed``."""
-        self.reason = ""
-        """Why it is not connected."""
+        self.reason = ""  # why it is not connected
         self._connect, self._on_state = connect, state
         self._secret = secret or secrets.token_hex(16)
         self._client = secrets.token_hex(8)
@@ -81,14 +80,11 @@ class Tunnel:
         """The transport to the node agent, for one `link.Link`."""
         self._connection: TunnelConnection | None = None
         self._old_connections: list[TunnelConnection] = []
-        self._replied = False
-        """Whether the node has replied on this connection."""
+        self._replied = False  # whether the node has replied on this connection
         self._attempt = self._tries = 0
         self._boot_id = ""
-        self._progress = 0
-        """The session's, when a connection was last seen to be of use."""
-        self._deadline: float | None = None
-        """When to try the next connection, or to give up waiting for a handshake."""
+        self._progress = 0  # the session's, when a connection was last seen to be of use
+        self._deadline: float | None = None  # when to try the next connection, or to give up waiting for a handshake
         self._exit_deadline: float | None = None
         """Set when the agent has ended: until when the daemon may take to end too."""
         self._ports: dict[tuple[str, int], int] = {}
@@ -321,8 +317,7 @@ class AgentTunnel:
 
     def __init__(self, secret: str = "") -> None:
         self.secret = secret or secrets.token_hex(16)
-        self._takes_over = bool(secret)
-        """Whether the next tunnel leads to an agent that is there already."""
+        self._takes_over = bool(secret)  # whether the next tunnel leads to an agent that is there already
         self._tunnel: Tunnel | None = None
 
     def open(self, connect: Callable[[], Transport], state: Callable[[str], None]) -> Transport:

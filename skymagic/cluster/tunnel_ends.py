@@ -41,10 +41,8 @@ class TunnelConnection:
         self._transport: Transport | None = None
         self._closing = threading.Lock()
         self._abandoned = False
-        self.gone = False
-        """Whether it ended because its node is gone for certain."""
-        self.closed = threading.Event()
-        """Set when nothing is left of it."""
+        self.gone = False  # whether it ended because its node is gone for certain
+        self.closed = threading.Event()  # set when nothing is left of it
         threading.Thread(target=self._run, name="skymagic-connection", daemon=True).start()
 
     def wait_closed(self, timeout: float) -> None:

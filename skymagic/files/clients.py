@@ -39,8 +39,7 @@ class FileClient:
         self.node, self._transport, self._stop = node, transport, stop
         self._messages = wire.messages(transport.read)
         self._writing = threading.Lock()
-        self.replied = False
-        """Whether what was sent is answered, or nothing more will come."""
+        self.replied = False  # whether what was sent is answered, or nothing more will come
 
     def request(self, request: wire.FileMessage, reply: type[T]) -> T:
         """Send a request, or an `Include` of it, and wait for its reply, of this type."""

@@ -91,14 +91,11 @@ class Multicast:
         self._plane, self._stream, self._on_sent = plane, stream, on_sent
         self._bringing = threading.Lock()
         self._next: list[bytes] = []
-        self._keys: list[str] = []
-        """Keys of the batches, in their order; "" at the end."""
+        self._keys: list[str] = []  # keys of the batches, in their order; "" at the end
         self._problem: BaseException | None = None
-        self._taken = dict.fromkeys(clients, 0)
-        """Batches that each node has taken; without those that take no more."""
+        self._taken = dict.fromkeys(clients, 0)  # batches that each node has taken; without those that take no more
         self._dropped = 0
-        self._changed = threading.Condition()
-        """Held while the last two change."""
+        self._changed = threading.Condition()  # held while the last two change
 
     def messages(self, client: FileClient) -> Generator[bytes, None, None]:
         """What a node gets over its own connection: where the batches are. One of them is on its way while it takes another."""

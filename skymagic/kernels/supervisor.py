@@ -98,13 +98,11 @@ class Supervisor:
         self.received = b""
         self.child: subprocess.Popen[bytes] | None = None
         """Kept: one that is forgotten waits for its process, whose end would then be unknown here."""
-        self.main = 0
-        """The command's own pid, which is its process group's too."""
+        self.main = 0  # the command's own pid, which is its process group's too
         self.status: int | None = None
         self.left: list[str] = []
         self.grace = 2.0
-        self.deadlines: list[tuple[float, str]] = []
-        """When to go a step further: ``left``, ``rest``, ``kill``."""
+        self.deadlines: list[tuple[float, str]] = []  # when to go a step further: ``left``, ``rest``, ``kill``
         self.ending = False
         self.killing_since: float | None = None
 

@@ -177,8 +177,7 @@ class DisplayRecord:
     def __init__(self, job_id: str | None) -> None:
         self._path = None if job_id is None else path(job_id).with_suffix(".shown")
         self._file: int | None = None
-        self._marks: dict[int, tuple[int, int, int]] = {}
-        """Rank → (run, settled, begun)."""
+        self._marks: dict[int, tuple[int, int, int]] = {}  # rank → (run, settled, begun)
         self._lock = threading.Lock()
 
     def read(self, run: int) -> dict[int, tuple[int, int]]:

@@ -106,16 +106,13 @@ class Pool(SharedStatus):
         job_id: str = "",
     ) -> None:
         super().__init__(name, survey.plan, defaults, job_id)
-        self.survey = survey
-        """Says what `close` does with its machines."""
+        self.survey = survey  # says what `close` does with its machines
         self.namespace = namespace
-        self.attached = False
-        """Whether another notebook has made it."""
+        self.attached = False  # whether another notebook has made it
         self.started_at = 0.0
         self.start_seconds = 0.0
         self._gone = gone
-        self._folder = "~" if survey.plan.remote else str(Path.cwd())
-        """Where ranks run, on their node."""
+        self._folder = "~" if survey.plan.remote else str(Path.cwd())  # where ranks run, on their node
         self._plugin_contexts: list[tuple[str, contextlib.ExitStack]] = []
         """What plugins have open in the notebook, with their names."""
         self.scheduler = Scheduler()

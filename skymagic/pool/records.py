@@ -20,8 +20,7 @@ from skymagic.errors import PoolError
 from skymagic.wire import atomic
 from skymagic.wire.record import answers, identity
 
-KEPT_LOGS = 20
-"""How many files there are, at most; each is a megabyte at most (`wire.agent.HEAD_CHARACTERS`)."""
+KEPT_LOGS = 20  # how many files there are, at most; each is a megabyte at most (`wire.agent.HEAD_CHARACTERS`)
 RENTED = ("aws",)
 """Providers whose machines cost money while nobody uses them."""
 

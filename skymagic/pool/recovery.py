@@ -40,10 +40,8 @@ from skymagic.wire.threads import failures, run_all
 
 REJOIN_TIMEOUT = 60.0
 """Seconds for which ranks that live wait for a new group; one that hangs by itself is found sooner (`hanging`)."""
-REJOIN_GRACE = 1.0
-"""Seconds in which they leave it when one of them has failed; a few times that, while they are slow."""
-ATTEMPTS = 4
-"""How often a group is formed at most; the last time with all ranks started anew."""
+REJOIN_GRACE = 1.0  # seconds in which they leave it when one of them has failed; a few times that, while they are slow
+ATTEMPTS = 4  # how often a group is formed at most; the last time with all ranks started anew
 TIMEOUT = 120.0
 """Seconds for which a restart waits for the ranks."""
 

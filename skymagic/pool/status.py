@@ -123,28 +123,24 @@ class SharedStatus:
 
     def __init__(self, name: str, plan: Plan, defaults: Defaults, job_id: str = "") -> None:
         self.name = name
-        self.plan = plan
-        """What it was made from; another one after it was resized."""
+        self.plan = plan  # what it was made from; another one after it was resized
         self.defaults = defaults
         """Limits of its runs; the magics set them before each cell, so that %config counts at once."""
         self.job_id = job_id or f"{name}-{secrets.token_hex(4)}"
         self.shown = DisplayRecord(self.job_id if plan.outlives else None)
         """How far its runs were shown, for another notebook."""
-        self.client = f"{getpass.getuser()}@{socket.gethostname()}"
-        """Who started it, and where."""
+        self.client = f"{getpass.getuser()}@{socket.gethostname()}"  # who started it, and where
         self.plugins = plugins.resolve(plan.request.plugins)
         for plugin in self.plugins:
             table.packed_plugin(plugin)  # one that cannot travel is refused before anything starts
-        self.state = State.NEW
-        """Where it is in its life."""
+        self.state = State.NEW  # where it is in its life
         self.ended: str | None = None
         """Why it has ended by itself; such a pool stays known until it is stopped or made anew."""
         self.lifetime = Lifetime(plan.request.idle, plan.request.max_lifetime, now())
         """What the agents know too, for the time when they are out of reach."""
         self.last_lines: dict[int, str] = {}
         """By rank, the end of its log; empty before the end, and where its nodes could not tell."""
-        self.unreached: tuple[str, ...] = ()
-        """After the end: machines that could not be told of it."""
+        self.unreached: tuple[str, ...] = ()  # after the end: machines that could not be told of it
         self._notes: list[str] = []
 
     @property

@@ -38,8 +38,7 @@ from skymagic.ssh.process import Process
 from skymagic.wire import tls
 from skymagic.wire.threads import run_all
 
-WORTH_BYTES = 50_000_000
-"""Bytes of wheels from which on passing them on is faster than one download per host."""
+WORTH_BYTES = 50_000_000  # bytes of wheels from which on passing them on is faster than one download per host
 _END_SECONDS = 15.0
 
 

@@ -193,16 +193,13 @@ class HostMachine:
     ) -> None:
         self.name, self.connect = name, connect
         self.facts = facts
-        self._connection: HostConnection | None = connection
-        """What the tunnel goes over; None while it is opened again."""
+        self._connection: HostConnection | None = connection  # what the tunnel goes over; None while it is opened again
         self._installation = installation
         self.runnable = threading.Event()
         """Set once modules that need no packages can be run there, or once nothing of it goes on."""
-        self._bulk: HostConnection | None = None
-        """For what is large, so that it does not stand in the way of cells."""
+        self._bulk: HostConnection | None = None  # for what is large, so that it does not stand in the way of cells
         self._tunnel = AgentTunnel(secret)
-        self._used = False
-        """Whether the tunnel has gone over this connection."""
+        self._used = False  # whether the tunnel has gone over this connection
         self._lock = threading.Lock()
 
     def set_up(self, requirements: Requirements, say: Say, supply: Supply | None = None) -> None:

@@ -96,13 +96,10 @@ class RankEngine:
         except (TimeoutError, OSError) as problem:
             raise ProvisionError(f"the controller does not answer: {problem}") from problem
         self._engines: dict[int, int] = {}
-        self._sending = threading.Lock()
-        """The client's hook serves one order at a time."""
-        self._purgeable: list[str] = []
-        """Requests of runs that are over and that the hub still remembers."""
+        self._sending = threading.Lock()  # the client's hook serves one order at a time
+        self._purgeable: list[str] = []  # requests of runs that are over and that the hub still remembers
         self._purgeable_bytes = 0
-        self._unanswered: set[Any] = set()
-        """Requests of runs that are over, to ranks that are gone."""
+        self._unanswered: set[Any] = set()  # requests of runs that are over, to ranks that are gone
 
     def bind(self, idents: Mapping[int, str], timeout: float) -> None:
         """Learn which engine serves each of these ranks.

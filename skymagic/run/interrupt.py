@@ -101,10 +101,8 @@ class DeferredInterrupts:
 
     def _reset(self) -> None:
         self.values: Any = None
-        self._pending = 0
-        """Interrupts that no run has taken so far."""
-        self._sent = False
-        """Whether a cell has been sent."""
+        self._pending = 0  # interrupts that no run has taken so far
+        self._sent = False  # whether a cell has been sent
         self._submission: Submission | None = None
         self._previous_handler: Any = None
         self._interruptible_from: float | None = None

@@ -29,8 +29,7 @@ FULL = 0.95
 """Share of a memory in use that is near its limit."""
 AT_REST = 0.1
 """Share of the time in which a GPU computes, below which it is at rest."""
-REST_SECONDS = 10.0
-"""For which it must be so: a step may begin with work on the processor."""
+REST_SECONDS = 10.0  # for which it must be so: a step may begin with work on the processor
 GPU_FULL = ("has its memory full", "have their memory full")
 WINDOW = 20
 """Batches over which the rate of steps is taken: ten seconds, at two a second."""
@@ -302,8 +301,7 @@ def records(runs: Sequence[Metrics]) -> list[dict[str, Any]]:
     rank's steps begin again under the same names, in another epoch or another cell, they are counted on.
     """
     found: dict[tuple[float, int], dict[str, Any]] = {}
-    counted: dict[Key, tuple[float, float]] = {}
-    """(what is added to steps, the last step as it was reported)."""
+    counted: dict[Key, tuple[float, float]] = {}  # (what is added to steps, the last step as it was reported)
     for run in runs:
         for rank, names, rows in run._rows():
             added, last = counted.get((rank, names), (0.0, -math.inf))

@@ -42,8 +42,7 @@ from skymagic.wire.order import ON_GPU
 
 OTHERS_FAIL_TIME = 0.1
 """Seconds that other ranks have to fail by themselves, so that an error that all of them raise is told as such."""
-ROOT_CAUSE_TIME = 0.5
-"""Seconds to wait for the cause when the first news is that a connection closed."""
+ROOT_CAUSE_TIME = 0.5  # seconds to wait for the cause when the first news is that a connection closed
 MAX_GRACE_EXTENSIONS = 5
 """How often a rank that is leaving its cell (an ``except`` or ``finally`` of the user's, a slow machine) gets the grace period again."""
 GPU_GRACE = 30.0
@@ -84,8 +83,7 @@ class RunLoop:
         self._agents = agents
         self._screen = screen
         self._limits = limits
-        self._stopping = False
-        """Something went wrong, or the user pressed stop: the run is being brought to its end."""
+        self._stopping = False  # something went wrong, or the user pressed stop: the run is being brought to its end
         now = time.monotonic()
         steps = (
             RunLoop._stop_others, RunLoop._release_waiting, RunLoop._release, RunLoop._kill_stuck, RunLoop._show_kill_hint, RunLoop._interrupt_again,
@@ -96,8 +94,7 @@ class RunLoop:
         self._due[RunLoop._time_out] = None if limits.timeout is None else now + limits.timeout
         self._grace_extensions = 0
         self._gpu_deadline: float | None = None
-        self._disturbed: set[int] = set()
-        """Ranks that were sent signals or other disturbances."""
+        self._disturbed: set[int] = set()  # ranks that were sent signals or other disturbances
         self._stall = Stall(limits.stall_after, now)
         ranks = {rank: RankRun() for rank in submission.ranks}
         self.report = Report(ranks, submission.number, metrics=submission.metrics)

@@ -39,14 +39,12 @@ FIRST_SAMPLE = 1.0
 """Seconds until the first sample, from which it is counted: most cells are over by then."""
 HANG_DEADLINE = 5.0
 """Seconds without a sign of life after which a rank counts as hanging."""
-WATCH_INTERVAL = 0.5
-"""Seconds between two samples; a group is formed in less than one."""
+WATCH_INTERVAL = 0.5  # seconds between two samples; a group is formed in less than one
 ANSWER_TIMEOUT = 1.0
 """Seconds in which agents and ranks answer."""
 CPU_TIME = 0.05
 """Seconds of processor time that are a sign of life."""
-SLEEPS = "S"
-"""The state of a Linux thread that waits for an event; one that waits for its turn is R, for a disk D."""
+SLEEPS = "S"  # the state of a Linux thread that waits for an event; one that waits for its turn is R, for a disk D
 
 
 def stacks_of(agents: Agents, ranks: Sequence[int], timeout: float) -> Stacks:
@@ -208,8 +206,7 @@ class SignsOfLife:
     """
 
     def __init__(self) -> None:
-        self._last: dict[int, tuple[float, float]] = {}
-        """By rank: when, and its processor time then."""
+        self._last: dict[int, tuple[float, float]] = {}  # by rank: when, and its processor time then
 
     def hanging(self, now: float, usage: Mapping[int, Any], joining: Mapping[int, Any]) -> list[int]:
         """The ranks for which others wait, and which have given no sign of life for `HANG_DEADLINE`.

@@ -29,8 +29,7 @@ class RunEvent:
         return (self.rank, self.content["name"]) if text else None
 
 
-SEEN = ("stream", "display_data")
-"""Kinds of what can be seen twice; an update replaces what it repeats."""
+SEEN = ("stream", "display_data")  # kinds of what can be seen twice; an update replaces what it repeats
 
 
 class Repeated:
@@ -42,8 +41,7 @@ class Repeated:
 
     def __init__(self, begun: Mapping[int, int]) -> None:
         self._begun = begun
-        self._held: dict[int, list[dict[str, Any]]] = {}
-        """Contents in doubt, until the last of their rank has come."""
+        self._held: dict[int, list[dict[str, Any]]] = {}  # contents in doubt, until the last of their rank has come
 
     def take(self, rank: int, content: Mapping[str, Any]) -> list[Mapping[str, Any]]:
         """What can be shown, now that a rank's next content has come."""
@@ -80,8 +78,7 @@ class Submission:
         self.futures: dict[int, Any] = {}
         self.nbytes = 0
         self.repeated = Repeated({})
-        self._ahead: RunEvent | None = None
-        """Taken from the queue, and not read yet."""
+        self._ahead: RunEvent | None = None  # taken from the queue, and not read yet
         self._late_stops = 0
         self._unread: list[RunEvent] = []
 

@@ -25,10 +25,8 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import Any, TypeVar
 
-LIMIT = 25.0
-"""Seconds that a hook has where nobody says when the end comes: Slurm kills 30 seconds after its SIGTERM."""
-MARGIN = 5.0
-"""Seconds before the end at which a hook must be over, so that what it has written reaches a disk."""
+LIMIT = 25.0  # seconds that a hook has where nobody says when the end comes: Slurm kills 30 seconds after its SIGTERM
+MARGIN = 5.0  # seconds before the end at which a hook must be over, so that what it has written reaches a disk
 REPEAT = 1.0
 """Seconds after which a hook that has caught its TimeoutError gets another."""
 WAKE = signal.SIGURG
@@ -77,18 +75,14 @@ class _State:
         self.rank = 0
         self.ended: Callable[[float, str], None] | None = None
         """Told of each call: seconds, and the error if there was one. None outside a rank."""
-        self.changed: Callable[[bool], None] = lambda there: None
-        """Told whether there is a hook."""
+        self.changed: Callable[[bool], None] = lambda there: None  # told whether there is a hook
         self.signalled: tuple[str, float] = ("", 0.0)
         """What the last signal to this process is called, and when it has come (monotonic seconds)."""
-        self.told = ""
-        """The reason of the last notice that was no signal to this process."""
-        self.unfinished = 0
-        """Signals to this process whose call is not over."""
+        self.told = ""  # the reason of the last notice that was no signal to this process
+        self.unfinished = 0  # signals to this process whose call is not over
         self.hook: _Registered | None = None
         self.pending: deque[Interruption] = deque()
-        self.over_at: float | None = None
-        """When the call that goes on must be over (monotonic seconds)."""
+        self.over_at: float | None = None  # when the call that goes on must be over (monotonic seconds)
 
 
 _state = _State()

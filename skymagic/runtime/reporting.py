@@ -61,8 +61,7 @@ class Recorder:
 
     def __init__(self) -> None:
         self._rows: Rows = {}
-        self._known: set[Names] = set()
-        """Sets of names that were looked at."""
+        self._known: set[Names] = set()  # sets of names that were looked at
         self._names: set[str] = set()
         self._step = 0.0
         self._began = time.perf_counter()

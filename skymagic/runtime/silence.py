@@ -37,11 +37,9 @@ class StandardStream:
         self.name = name
         self.fd = fd
         self.lock = threading.RLock()
-        self._blocks: set[object] = set()
-        """Those that are open, on any thread."""
+        self._blocks: set[object] = set()  # those that are open, on any thread
         self._original: Any = None
-        self._saved_fd = -1
-        """What the descriptor led to before; made at the first silence, and kept."""
+        self._saved_fd = -1  # what the descriptor led to before; made at the first silence, and kept
 
     @property
     def silenced(self) -> bool:

@@ -96,8 +96,7 @@ def memory_use() -> tuple[float, float]:
     return used, sum(int(pages) for pages in resident) * sysconf("SC_PAGE_SIZE") / limit
 
 
-UNLIMITED = 1 << 60
-"""What is above this stands for no limit, as cgroups of version 1 write it."""
+UNLIMITED = 1 << 60  # what is above this stands for no limit, as cgroups of version 1 write it
 PROC, CGROUPS = Path("/proc"), Path("/sys/fs/cgroup")
 
 

@@ -398,7 +398,6 @@ class Published(AgentMessage):
     """Agent → rank: acknowledges the last `Publish`, so that what the rank prints next comes after it."""
 
 
-MAX_LINE = 256 << 20
-"""Lines are this long because rich output (figures, tables) travels in a line."""
+MAX_LINE = 256 << 20  # lines are this long because rich output (figures, tables) travels in a line
 CODEC: Codec[AgentMessage] = Codec(*AgentMessage.__subclasses__(), max_line=MAX_LINE)
 encode, decode, decoder = CODEC.encode, CODEC.decode, CODEC.decoder

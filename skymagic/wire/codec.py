@@ -139,8 +139,7 @@ class Decoder(Generic[M]):
         self._codec, self._noise = codec, noise
         self._line: list[bytes] = []
         self._size = 0
-        self._missing = 0
-        """Bytes of a payload that have not come."""
+        self._missing = 0  # bytes of a payload that have not come
 
     def feed(self, data: bytes) -> Iterator[Any]:
         """Messages that are complete with these bytes, and views of payloads as far as they have come.

@@ -22,8 +22,7 @@ from skymagic.wire.codec import Codec
 PREFIX = "#%sky "
 FUNCTION_NAME = "_sky_call"
 """The name under which the function of a call travels; the line that calls it is no code of the user's."""
-LAST_VALUE = "the value of the last expression"
-"""Among the variables that come back; no variable can be called so."""
+LAST_VALUE = "the value of the last expression"  # among the variables that come back; no variable can be called so
 ON_GPU = "on its GPU"
 """A rank's answer when it is asked whether it leaves its cell: as soon as what runs on its GPU is over."""
 PROFILE = "the profile of the cell"

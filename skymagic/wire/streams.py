@@ -28,10 +28,8 @@ class FrameReader:
     """Takes apart what comes from such a pipe; what only looks like a frame passes as it is. Pure."""
 
     def __init__(self) -> None:
-        self._left = 0
-        """Bytes of the present frame that have not come."""
-        self._rest = b""
-        """What may be the beginning of a frame."""
+        self._left = 0  # bytes of the present frame that have not come
+        self._rest = b""  # what may be the beginning of a frame
 
     def feed(self, data: bytes) -> list[tuple[str, bytes]]:
         """(stream's name, text) in the order in which they were written."""

@@ -27,14 +27,11 @@ class Assignments:
 
     def __init__(self, namespace: dict[str, Any]) -> None:
         self.namespace = namespace
-        self.watched = False
-        """Whether somebody asks; nothing is read before."""
-        self.now = 0
-        """The number of the last assignment."""
+        self.watched = False  # whether somebody asks; nothing is read before
+        self.now = 0  # the number of the last assignment
         self._last: dict[str, int] = {}
         self._typed: dict[str, int] = {}
-        self.on_modules: dict[str, str] = {}
-        """What cells have set in modules: ``"cfg.lr"`` → the module."""
+        self.on_modules: dict[str, str] = {}  # what cells have set in modules: ``"cfg.lr"`` → the module
         self._before: dict[str, int] | None = None
         self._looked = False
 

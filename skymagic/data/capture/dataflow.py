@@ -38,13 +38,11 @@ class Flow(ast.NodeVisitor):
     def __init__(self, *, postponed: bool = False) -> None:
         self.postponed = postponed
         self.defined: set[str] = set()
-        self.reached = True
-        """False where no path arrives: after ``raise``, ``break`` or ``continue``."""
+        self.reached = True  # False where no path arrives: after ``raise``, ``break`` or ``continue``
         self.loads: set[str] = set()
         self.stores: set[str] = set()
         self.scripts: list[Script] = []
-        self._waiting: dict[str, set[str]] = {}
-        """Function, or class → names that count as loaded when it is."""
+        self._waiting: dict[str, set[str]] = {}  # function, or class → names that count as loaded when it is
 
     # names
 

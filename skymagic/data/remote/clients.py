@@ -42,8 +42,7 @@ class StoreClients:
     ) -> None:
         self._settings = settings
         self.all = [StoreClient(node, start, settings(node), self._received, silence_timeout) for node in nodes]
-        self.lost: set[int] = set()
-        """Nodes that are gone: nothing is sent to them."""
+        self.lost: set[int] = set()  # nodes that are gone: nothing is sent to them
         self.on_message: Callable[[int, store.StoreMessage | None], None] = lambda node, message: None
         """Called on the clients' threads with a node's number and what its server says of values; with None when the
         connection is lost."""

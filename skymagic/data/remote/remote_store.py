@@ -24,8 +24,7 @@ from skymagic.wire import store, tls
 from skymagic.wire.codec import Transport
 from skymagic.wire.store import Slice
 
-PIECE = 1 << 20
-"""Bytes of a piece; the last one of a file is shorter."""
+PIECE = 1 << 20  # bytes of a piece; the last one of a file is shorter
 
 
 class PieceIndex:
@@ -197,8 +196,7 @@ class RemoteStore(Store):
         self._prefetch = Prefetch(self._fetch)
         self._files: dict[str, ReplicatedFile] = {}
         self._pieces = PieceIndex()
-        self._sending = threading.RLock()
-        """Held while values are sent: one thread at a time."""
+        self._sending = threading.RLock()  # held while values are sent: one thread at a time
 
     # -- out ---------------------------------------------------------------------------------------------------------
 

@@ -97,8 +97,7 @@ def _source(plan: Placement, node: int, others: list[int]) -> int:
 # -- values on their way to all nodes --------------------------------------------------------------
 
 
-RETRIES = 3
-"""Times that a value may fail to reach a node, beyond once for each node."""
+RETRIES = 3  # times that a value may fail to reach a node, beyond once for each node
 
 _PROGRESS_BYTES = 1 << 22
 _HOPELESS_ERRNOS = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS)
@@ -142,10 +141,8 @@ class Replication:
         """Held for moments, while what follows and the files themselves change."""
         self._notify = notify
         self._files: dict[str, ReplicatedFile] = {}
-        self._unverified: set[int] = set()
-        """Nodes whose connection was lost: what they have must be asked for."""
-        self._regained: set[int] = set()
-        """Nodes that were gone, are there again, and were not connected to since."""
+        self._unverified: set[int] = set()  # nodes whose connection was lost: what they have must be asked for
+        self._regained: set[int] = set()  # nodes that were gone, are there again, and were not connected to since
         self._replan = False
         """Whether a node may need another source: set by the clients' threads, cleared by the one that sends."""
         clients.on_message = self._received

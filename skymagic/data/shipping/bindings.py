@@ -92,8 +92,7 @@ class Bindings:
 
     def __init__(self) -> None:
         self._ranks: defaultdict[int, _RankBindings] = defaultdict(_RankBindings)
-        self.replaced: set[int] = set()
-        """Ranks that were started again."""
+        self.replaced: set[int] = set()  # ranks that were started again
         self._reads: dict[str, Mapping[str, Sequence[str]]] = {}
         """By digest: function or class → the global names that it reads."""
         self._readers: tuple[frozenset[str], NameReaders] = frozenset(), NOBODY

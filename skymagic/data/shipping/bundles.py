@@ -169,8 +169,7 @@ class BundleWriter:
         self._files: dict[str, int] = {}
         self._small: list[tuple[Bundle, int]] = []
         self._progress = progress
-        self._weights: dict[str, int] = {}
-        """What is to be written, by variables' names."""
+        self._weights: dict[str, int] = {}  # what is to be written, by variables' names
         self._done = 0
 
     @property

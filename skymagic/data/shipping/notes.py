@@ -31,8 +31,7 @@ class Notes:
     """Sentences about names and values, and which of them were said."""
 
     def __init__(self) -> None:
-        self._said: defaultdict[str, set[Any]] = defaultdict(set)
-        """By kind of sentence, what it was said of."""
+        self._said: defaultdict[str, set[Any]] = defaultdict(set)  # by kind of sentence, what it was said of
 
     def _new(self, kind: str, found: Iterable[T]) -> list[T]:
         """What this was not said of, sorted; it counts as said from now on."""

@@ -138,8 +138,7 @@ class ContentIndex:
     def __init__(self, store: Store) -> None:
         self.store = store
         self._extents: dict[str, FileExtent] = {}
-        self._samples: set[bytes] = set()
-        """Samples of the large parts that were put."""
+        self._samples: set[bytes] = set()  # samples of the large parts that were put
         self._devices: dict[tuple[int, int], tuple[tuple[object, ...] | None, str]] = {}
         """By the place of a device's bytes: `DeviceBytes.mark`, and the content's hash."""
         self._needs: dict[str, frozenset[str]] = {}

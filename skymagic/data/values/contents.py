@@ -28,8 +28,7 @@ from skymagic.data.values.memory import Leaf, Span, clusters, overlap
 
 _ATOMS = frozenset((int, float, complex, str, bytes, bool, type(None), type(...)))
 _NESTED = frozenset((list, dict, tuple, set, frozenset))
-_MOST_OBJECTS = 100_000
-"""Objects that are looked at one by one; what has more of them is left to its pickle."""
+_MOST_OBJECTS = 100_000  # objects that are looked at one by one; what has more of them is left to its pickle
 _CACHES = {
     "pandas": frozenset(("_cache", "_readonly")),
     "scipy": frozenset(("_has_sorted_indices", "_has_canonical_format")),

@@ -185,8 +185,7 @@ class Tracker:
         self.storages: dict[int, Any] = {}
         self.facts: dict[Any, Any] = {}
         """Shapes, strides and names of dtypes, each as one object: the pickle has it once."""
-        self.leaves: dict[int, Leaf] = {}
-        """By identity: small arrays and tensors without gaps and gradients."""
+        self.leaves: dict[int, Leaf] = {}  # by identity: small arrays and tensors without gaps and gradients
         self.versions: dict[int, list[int | None]] = {}
         """By the handle of a storage: torch's version counters of the tensors in it."""
 

@@ -45,8 +45,7 @@ class FolderComparison:
 
     def __init__(self, base: str, entries: Sequence[Entry]) -> None:
         self.base, self.entries = base, list(entries)
-        self.unsafe = unsafe(self.entries)
-        """A sentence for each entry that would leave the base folder."""
+        self.unsafe = unsafe(self.entries)  # A sentence for each entry that would leave the base folder
         self._folders = Folders(base)
 
     def path(self, entry: Entry) -> str:

@@ -115,8 +115,7 @@ class Folders:
 
     def __init__(self, base: str, expected: Identity | None = None) -> None:
         self._base, self._expected = base, expected
-        self._open: list[tuple[str, int]] = []
-        """Names and descriptors from the base down; the base's own name is empty."""
+        self._open: list[tuple[str, int]] = []  # names and descriptors from the base down; the base's own name is empty
 
     def parent(self, path: str, *, make: bool = False) -> tuple[int, str]:
         """Where an entry is: ``dir_fd`` and the name of the functions in `os`; valid until another folder is asked for.

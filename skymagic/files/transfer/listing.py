@@ -207,8 +207,7 @@ class Walk:
         remedy: str = "--follow copies what it leads to",
     ) -> None:
         self._found, self._stopped, self._skip, self._follow, self._remedy = found, stopped, skip, follow, remedy
-        self._above: list[Identity] = []
-        """Folders that are being walked."""
+        self._above: list[Identity] = []  # folders that are being walked
 
     def add_top(self, path: str, *, contents: bool, name: str | None = None) -> None:
         """Add what was named; `name` is what its path begins with, its own name unless said."""

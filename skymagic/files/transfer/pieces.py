@@ -54,10 +54,8 @@ class PresentPieces:
 
     def __init__(self, folders: Folders, path: str) -> None:
         self._descriptors: list[int] = []
-        self._places: list[tuple[str, int, int]] = []
-        """File name, descriptor and offset of each piece."""
-        self.left = 0
-        """Bytes of what came earlier."""
+        self._places: list[tuple[str, int, int]] = []  # file name, descriptor and offset of each piece
+        self.left = 0  # bytes of what came earlier
         above, part = path[: len(path) - len(path.rpartition("/")[2])], part_name(path)
         for name in (path.rpartition("/")[2], part):
             with contextlib.suppress(OSError):

@@ -128,19 +128,14 @@ class Receiver:
     """
 
     def __init__(self, base: str, entries: Sequence[Entry], *, mirror: bool = False) -> None:
-        self.comparison = FolderComparison(base, entries)
-        """What differs there."""
+        self.comparison = FolderComparison(base, entries)  # what differs there
         self._base, self._entries, self._mirror = base, self.comparison.entries, mirror
-        self.problems = list(self.comparison.unsafe)
-        """What went wrong so far, a sentence each."""
-        self.disk_full = False
-        """Whether the disk is full: nothing more can be written."""
+        self.problems = list(self.comparison.unsafe)  # what went wrong so far, a sentence each
+        self.disk_full = False  # whether the disk is full: nothing more can be written
         self.files = self.removed = self.nbytes = 0
         self._folders = Folders(base)
-        self._part: PartFile | None = None
-        """The file that is written."""
-        self._current = FileStart(-1, 0, 0, True, 0)
-        """What was said of it."""
+        self._part: PartFile | None = None  # the file that is written
+        self._current = FileStart(-1, 0, 0, True, 0)  # what was said of it
         self._created: list[Entry] = []
         self._want: frozenset[int] = frozenset()
         self._modes = 0o777 & ~_umask()

@@ -51,8 +51,7 @@ LAST_LINES = 40
 TOUCH_SECONDS = 3600.0
 """Between two times that the files of the node are made young; cleaners of temporary folders take those of ten days, or of one."""
 
-LISTENING_TIMEOUT = 1.0
-"""Seconds for which the end of an agent waits for a notebook that does not listen."""
+LISTENING_TIMEOUT = 1.0  # seconds for which the end of an agent waits for a notebook that does not listen
 
 
 class Agent:
@@ -84,8 +83,7 @@ class Agent:
         self._readers: NodeReaders | None = None
         self._notices: NoticeWatch | None = None
         self._ending: SignalledEnd | None = None
-        self._interrupted: dict[int, wire.InterruptionNotice] = {}
-        """By node: the last that was heard of its end."""
+        self._interrupted: dict[int, wire.InterruptionNotice] = {}  # by node: the last that was heard of its end
         self._told: dict[type[wire.AgentMessage], wire.AgentMessage] = {}
         """What each notebook must know of this node, by kind."""
         self._stop_at: float | None = None

@@ -29,8 +29,7 @@ FLAGS = (
 
 MAX_FRAME = MAX_LINE + (MAX_LINE >> 2)
 """Bytes: a rank's largest output, written by another JSON encoder."""
-PORTS = 16
-"""More than it uses; those that are left over are never listened on."""
+PORTS = 16  # more than it uses; those that are left over are never listened on
 
 
 def reserve(count: int) -> list[socket.socket]:

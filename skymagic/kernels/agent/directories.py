@@ -129,8 +129,7 @@ class RecordFile:
         self._identity = identity()
         self._written_at = float("-inf")
         self._state: tuple[bool, bool, Mapping[int, int]] = (False, False, {})
-        self.due: float | None = None
-        """When it is to be written again (monotonic seconds); None while it is up to date."""
+        self.due: float | None = None  # when it is to be written again (monotonic seconds); None while it is up to date
         now = time.time()
         self._record = AgentRecord(
             version=spec.version, pool=spec.pool, job_id=spec.job_id, node=spec.node, nodes=spec.nodes, client=spec.client,

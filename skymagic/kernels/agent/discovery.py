@@ -33,8 +33,7 @@ from skymagic.wire.threads import run_all
 
 TIMEOUT = 2.0
 """Seconds in which a candidate must answer, and one who probes must ask."""
-MAX_PROBES = 32
-"""Connections that may wait for their nonce at once; a new one displaces the oldest."""
+MAX_PROBES = 32  # connections that may wait for their nonce at once; a new one displaces the oldest
 
 
 def machine() -> str:
@@ -71,8 +70,7 @@ class Candidates:
         self._listeners: list[socket.socket] = []
         self._peers: dict[socket.socket, tuple[float, bytes]] = {}
         """Who has connected, when, and what has come of the nonce; the oldest first."""
-        self._is_swept = False
-        """Whether a timer looks for those that are overdue."""
+        self._is_swept = False  # whether a timer looks for those that are overdue
 
     @property
     def ports(self) -> dict[str, int]:

@@ -48,8 +48,7 @@ SLURM = "slurm:"
 """Begins how an agent is told to wait for it (`AgentSpec.notices`)."""
 KILL_SECONDS = 30.0
 """Between Slurm's SIGTERM and its SIGKILL (KillWait)."""
-HOOK_SECONDS = 26.0
-"""For which hooks are waited for: 25 of their own, and their last words."""
+HOOK_SECONDS = 26.0  # for which hooks are waited for: 25 of their own, and their last words
 ABANDONED_SECONDS = 1.0
 """For which an agent whose notebook is gone waits for a signal of its own, where a rank has a hook."""
 
@@ -67,8 +66,7 @@ class SignalledEnd:
         self, loop: EventLoop, woken: int, hooks: Callable[[], dict[int, int]], notify: Callable[[str, float], None]
     ) -> None:
         self._woken, self._hooks, self._notify = woken, hooks, notify
-        self._number = 0
-        """Number of the signal."""
+        self._number = 0  # number of the signal
         self._before: dict[int, int] = {}
         self.due: float | None = None
         """Monotonic seconds at which it ends in any case; None while no hook is waited for."""

@@ -257,10 +257,8 @@ class Orphans:
     """Knows the ranks of this process, and ends what those have left that are gone."""
 
     def __init__(self) -> None:
-        self._owners: list[Owner] = []
-        """Ranks that live, and those that may have left something."""
-        self._ended = -UNREADABLE
-        """When a rank ended last."""
+        self._owners: list[Owner] = []  # ranks that live, and those that may have left something
+        self._ended = -UNREADABLE  # when a rank ended last
         self.look_again: float | None = None
         """Seconds after which `end` must be called again, whatever happens; None if there is no need."""
 

@@ -16,8 +16,7 @@ from skymagic.wire import metrics
 
 FIRST_BYTES = 64 << 10
 """Bytes kept of what was shown first."""
-LAST_BYTES = 1 << 20
-"""Bytes kept of what was shown last; a display that is larger is kept alone."""
+LAST_BYTES = 1 << 20  # bytes kept of what was shown last; a display that is larger is kept alone
 
 
 class KeptOutput:
@@ -31,8 +30,7 @@ class KeptOutput:
         self._last: deque[tuple[dict[str, Any], int]] = deque()
         self._nbytes = 0
         self._dropped = self._dropped_bytes = 0
-        self.end: dict[str, Any] | None = None
-        """What says that this was all, once it is."""
+        self.end: dict[str, Any] | None = None  # what says that this was all, once it is
 
     def add(self, content: dict[str, Any]) -> dict[str, Any]:
         """Keep a content; it with its number as ``seq``."""
@@ -89,10 +87,8 @@ class KeptDisplays:
     """
 
     def __init__(self) -> None:
-        self._kept: list[tuple[str, dict[str, Any], int]] = []
-        """(display id or "", content, bytes), the oldest first."""
-        self._unknown: set[str] = set()
-        """Ids of displays that were left out: the notebook does not know them."""
+        self._kept: list[tuple[str, dict[str, Any], int]] = []  # (display id or "", content, bytes), the oldest first
+        self._unknown: set[str] = set()  # ids of displays that were left out: the notebook does not know them
         self.missed = 0
 
     def add(self, content: dict[str, Any]) -> None:
@@ -127,12 +123,9 @@ class Sampled:
 
     def __init__(self, names: metrics.Names) -> None:
         self._width = metrics.FIXED + len(names)
-        self._rows, self._newest = array("d"), array("d")
-        """Rows that are kept; the newest, where it is not among them."""
-        self._count = 0
-        """Rows that came."""
-        self.every = 1
-        """The first of this many rows is kept."""
+        self._rows, self._newest = array("d"), array("d")  # rows that are kept; the newest, where it is not among them
+        self._count = 0  # rows that came
+        self.every = 1  # the first of this many rows is kept
 
     def __len__(self) -> int:
         """Rows that are kept."""

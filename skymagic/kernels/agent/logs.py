@@ -185,12 +185,9 @@ class RankLog:
         self._file: BinaryIO = open(fd, "r+b", buffering=0)  # noqa: SIM115  # close() closes it
         self._fails = False
         self._limit, self._unlooked = limit, 0
-        self._since = self.size
-        """Where the present request begins, in bytes."""
-        self._heading: str | None = None
-        """What stands above its first line, once it has one."""
-        self._open_line = False
-        """Whether the last line has no end yet."""
+        self._since = self.size  # where the present request begins, in bytes
+        self._heading: str | None = None  # what stands above its first line, once it has one
+        self._open_line = False  # whether the last line has no end yet
 
     @property
     def size(self) -> int:
@@ -265,8 +262,7 @@ class RankLogs:
 
     def __init__(self, directory: Path, send: Sink) -> None:
         self._directory, self._send = directory, send
-        self._spans: dict[int, Spans] = {}
-        """By rank: where its runs stand in its log."""
+        self._spans: dict[int, Spans] = {}  # by rank: where its runs stand in its log
         self._followers: dict[tuple[int, int], wire.ReadLog] = {}
         """By rank and who asks (0: the notebook, else a reader): who follows its log."""
 

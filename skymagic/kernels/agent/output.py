@@ -100,20 +100,15 @@ class RankScreen:
 
     def __init__(self, rank: int, send: Send, watchers: Mapping[int, Watcher]) -> None:
         self.rank, self._send, self._watchers = rank, send, watchers
-        self.parent: dict[str, Any] | None = None
-        """The request's header; None between requests."""
-        self._run = 0
-        """The present request's, or the one's before."""
-        self._away: KeptDisplays | None = None
-        """What is displayed while the notebook is away."""
-        self._numbers = KeptNumbers()
-        """What is reported meanwhile."""
+        self.parent: dict[str, Any] | None = None  # the request's header; None between requests
+        self._run = 0  # the present request's, or the one's before
+        self._away: KeptDisplays | None = None  # what is displayed while the notebook is away
+        self._numbers = KeptNumbers()  # what is reported meanwhile
         self._reported = KeptNumbers()
         """What the present request has reported, or the one before, for another notebook that takes over."""
         self._kept = KeptOutput(rank)
         """What the present request has shown, or the one before, for another notebook that takes over."""
-        self._follower: Watcher | None = None
-        """Who gets it in the place of the notebook that made the request."""
+        self._follower: Watcher | None = None  # who gets it in the place of the notebook that made the request
 
     def begin(self, message: BeginOutput) -> None:
         """Another request shows what comes from now on."""
@@ -218,13 +213,11 @@ class OutputFilter:
         self.log, self.screen = log, screen
         self.pipes = [Pipe(name, fd) for name, fd in pipes.items()]
         self._bucket: TokenBucket | None = None
-        self.due: float | None = None
-        """When text that waits for company must leave (monotonic seconds)."""
+        self.due: float | None = None  # when text that waits for company must leave (monotonic seconds)
         self._last_sent = 0.0
         self._waiting: list[tuple[str, str]] = []
         """Text that waits for company, by its stream's name, in the order in which it came."""
-        self._updated: dict[str, str] = {}
-        """Displays that were updated, by id, as they are now."""
+        self._updated: dict[str, str] = {}  # displays that were updated, by id, as they are now
 
     def begin(self, message: BeginOutput, now: float) -> None:
         """Attribute to a request all that comes from now on, and what waits in the pipes: the cell may have begun to print."""

@@ -39,14 +39,10 @@ class Rank:
         self.output = output
         self.decoder = wire.decoder()
         self.pid: int | None = None
-        self.started = 0
-        """When its process was, which tells it from a later one of that number."""
-        self.ready = False
-        """Whether it has run its plugins' hooks."""
-        self.expected = False
-        """Whether its end was asked for."""
-        self.hook: int | None = None
-        """How many times its `on_interruption` hook has ended; None while it has none."""
+        self.started = 0  # when its process was, which tells it from a later one of that number
+        self.ready = False  # whether it has run its plugins' hooks
+        self.expected = False  # whether its end was asked for
+        self.hook: int | None = None  # how many times its `on_interruption` hook has ended; None while it has none
 
     def send(self, message: wire.AgentMessage) -> None:
         """Send to its control thread; to a rank that is gone nothing is sent."""
@@ -104,28 +100,21 @@ class Ranks:
         self.logs = RankLogs(directories.work, send)
         self._profile = directories.work / "ipython"
         self.forkserver: Forkserver
-        self.running: dict[int, Rank] = {}
-        """By number."""
+        self.running: dict[int, Rank] = {}  # by number
         self.dead: dict[int, tuple[wire.RankExited, OutputFilter]] = {}
         """By rank: how it ended, and what it had shown, while it is not started anew."""
-        self._replaced: dict[int, Rank] = {}
-        """By pid: ranks that were replaced and have not ended yet."""
-        self._waiting: list[wire.Spawn] = []
-        """Ranks asked for before the controller listened."""
+        self._replaced: dict[int, Rank] = {}  # by pid: ranks that were replaced and have not ended yet
+        self._waiting: list[wire.Spawn] = []  # ranks asked for before the controller listened
         self._engine_file = directories.work / "engine.json"
         self._iopub: Iopub | None = None
-        self._connection: dict[str, Any] | None = None
-        """The controller's connection information, for ranks."""
-        self.values: dict[str, wire.RendezvousKey] = {}
-        """By key: what ranks have put, for those that start later."""
+        self._connection: dict[str, Any] | None = None  # the controller's connection information, for ranks
+        self.values: dict[str, wire.RendezvousKey] = {}  # by key: what ranks have put, for those that start later
         self._spawned = 0
         # an agent that is started in the place of one that was lost must make other identities
         self._nonce = os.urandom(4).hex()
         self._oom_kills = oom_kills()
-        self.away = False
-        """Whether the notebook is."""
-        self.watchers: dict[int, Watcher] = {}
-        """By reader: who gets what the ranks show, beside the notebook."""
+        self.away = False  # whether the notebook is
+        self.watchers: dict[int, Watcher] = {}  # by reader: who gets what the ranks show, beside the notebook
 
     def __len__(self) -> int:
         return len(self.running)

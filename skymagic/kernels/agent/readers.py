@@ -26,8 +26,7 @@ from skymagic.kernels.fork import EventLoop
 from skymagic.wire import agent as wire
 from skymagic.wire.authentication import accept_ready
 
-MAX_QUEUED = 16 << 20
-"""Bytes that may wait for a reader which does not read; then its connection is closed."""
+MAX_QUEUED = 16 << 20  # bytes that may wait for a reader which does not read; then its connection is closed
 MAX_ASKED = 1000
 """Questions of all readers that may be open."""
 STACK_DUMP_TIMEOUT = 0.1
@@ -216,8 +215,7 @@ class NodeReaders:
         self._told = told
         self._numbers = itertools.count(1)
         self._readers: dict[int, NodeReader] = {}
-        self._asked: dict[int, tuple[int, int]] = {}
-        """Number of a question here, below 0 → (reader, its own number)."""
+        self._asked: dict[int, tuple[int, int]] = {}  # number of a question here, below 0 → (reader, its own number)
         self._questions = itertools.count(-1, -1)
         self._listener: socket.socket | None = None
         with contextlib.suppress(OSError):  # then nobody reads, and all else works

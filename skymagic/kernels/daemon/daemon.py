@@ -50,14 +50,10 @@ class AgentInput:
     def __init__(self, loop: SessionLoop) -> None:
         self._loop = loop
         self._stdin: IO[bytes] | None = None
-        self._partial = bytearray()
-        """The beginning of a line, whose end has not come."""
-        self._pending = bytearray()
-        """Whole lines that the agent has not read."""
-        self.configured = False
-        """Whether the agent has got a line: only then it knows `NotebookDetached`."""
-        self.closing = False
-        """Whether the input ends after the lines that wait."""
+        self._partial = bytearray()  # the beginning of a line, whose end has not come
+        self._pending = bytearray()  # whole lines that the agent has not read
+        self.configured = False  # whether the agent has got a line: only then it knows `NotebookDetached`
+        self.closing = False  # whether the input ends after the lines that wait
 
     def open(self, stdin: IO[bytes]) -> None:
         """The agent was started; this leads to it."""
@@ -132,14 +128,12 @@ class Daemon:
         self.session = Session()
         self.loop = SessionLoop(self.session, self._on_frame, lambda _: self.input.notify(wire.NotebookDetached()))
         self.input = AgentInput(self.loop)
-        self.client = ""
-        """The notebook that it serves."""
+        self.client = ""  # the notebook that it serves
         self.attempt = 0
         self.exit_with_agent = False
         """Whether the daemon ends with its agent: somebody on this machine wants it, or nobody ever came."""
         self.status: int | None = None
-        self.exit_data = b""
-        """What was told of the agent's end."""
+        self.exit_data = b""  # what was told of the agent's end
         self.mid_line = self.skipping = False
         """Whether what the agent wrote last has no end yet; whether its end is left out, for its beginning was told to another notebook."""
         self.agent: subprocess.Popen[bytes] | Forked | None = None

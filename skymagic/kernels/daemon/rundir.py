@@ -33,10 +33,8 @@ class RunDirectory:
         self.socket = os.path.join(path, SOCKET)
         self.errors = os.path.join(path, "agent.err")
         self.log = os.path.join(path, "daemon.log")
-        self.record = os.path.join(path, FILE)
-        """What the agent tells others on this machine of itself."""
-        self.readers = os.path.join(path, READERS)
-        """Where the agent serves those who only read."""
+        self.record = os.path.join(path, FILE)  # what the agent tells others on this machine of itself
+        self.readers = os.path.join(path, READERS)  # where the agent serves those who only read
 
     def connect(self) -> socket.socket | None:
         """A connection to the daemon; None if there is none of ours."""

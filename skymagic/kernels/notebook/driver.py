@@ -52,8 +52,7 @@ class Driver:
         self._notebook = order.notebook
         self._outputs: list[Outputs] = []
         self._kernel: Kernel | None = None
-        self._stops = 0
-        """How often it was told to stop."""
+        self._stops = 0  # how often it was told to stop
         self._pool_gone = False
         self._followers: list[threading.Thread] = []
 

@@ -22,8 +22,7 @@ from skymagic.wire import atomic
 from skymagic.wire.codec import write_all
 from skymagic.wire.notebook import CODEC, CellOutput, Executed, NotebookEnded, NotebookMessage, Refused
 
-TOLD_BYTES = 1 << 20
-"""Bytes of each cell's output that are told; the executed notebook has all."""
+TOLD_BYTES = 1 << 20  # bytes of each cell's output that are told; the executed notebook has all
 KEPT_SECONDS = 30 * 86400.0
 """After which what nobody has taken is removed by the next one."""
 PIECE = 1 << 18

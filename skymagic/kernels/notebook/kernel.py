@@ -27,8 +27,7 @@ class Outputs:
 
     def __init__(self, kept: list[dict[str, Any]]) -> None:
         self._kept = kept
-        self._ids: dict[str, list[dict[str, Any]]] = {}
-        """Outputs that may be replaced, by their display's id."""
+        self._ids: dict[str, list[dict[str, Any]]] = {}  # outputs that may be replaced, by their display's id
         self._clear = False
 
     def take(self, kind: str, content: Mapping[str, Any]) -> None:

@@ -73,8 +73,7 @@ class AgentControl:
         self._request_lock = threading.Lock()
         self._acknowledged = threading.Semaphore(0)
         self._values: dict[str, Any] = {}
-        self._cancelled = False
-        """Whether nobody shall wait for a value any more."""
+        self._cancelled = False  # whether nobody shall wait for a value any more
         self._changed = threading.Condition()
         self._pid = os.getpid()
         threading.Thread(target=self._receive, name="skymagic-control", daemon=True).start()

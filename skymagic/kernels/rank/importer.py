@@ -30,8 +30,7 @@ class RemoteImporter(importlib.abc.MetaPathFinder, importlib.abc.InspectLoader):
     def __init__(self) -> None:
         self._sources: dict[str, ModuleSource] = {}
         self._imports: dict[str, frozenset[str]] = {}
-        self._executed: dict[str, str] = {}
-        """The hash of each module's source as it was executed last."""
+        self._executed: dict[str, str] = {}  # the hash of each module's source as it was executed last
 
     def install(self, modules: Iterable[Mapping[str, Any] | ModuleSource]) -> None:
         """Take sources in, and execute again what has changed and what depends on it.

@@ -38,18 +38,13 @@ class Interrupts:
 
     def __init__(self, kernel: Any) -> None:
         self._kernel = kernel
-        self.allowed = False
-        """Whether one may fall now: a cell runs."""
-        self.fallen = False
-        """Whether one has fallen into this order's cell."""
-        self.stopped_at: list[dict[str, Any]] = []
-        """Where."""
-        self.awaited: asyncio.Task[Any] | None = None
-        """The cell that runs, if it awaits something."""
+        self.allowed = False  # whether one may fall now: a cell runs
+        self.fallen = False  # whether one has fallen into this order's cell
+        self.stopped_at: list[dict[str, Any]] = []  # where
+        self.awaited: asyncio.Task[Any] | None = None  # the cell that runs, if it awaits something
         self._heard = self._repeated = False
         """Whether an interrupt of this order has come to Python, and whether it was sent once more to a rank that waits."""
-        self._order_count = 0
-        """Counts orders, so that what belongs to one does not fall into the next."""
+        self._order_count = 0  # counts orders, so that what belongs to one does not fall into the next
 
     def begin(self) -> None:
         """Another order is carried out."""
@@ -142,8 +137,7 @@ SAMPLE_INTERVAL = 0.05
 """Seconds between two looks at the main thread."""
 QUICK_SWITCHES = 2.5
 """After so many of the interpreter's switch intervals (5 ms) a thread that waits for the interpreter has woken up to ask for it."""
-WAITING_STATES = "SD"
-"""States of a Linux thread that sleeps; one that waits for its turn on a busy machine is R."""
+WAITING_STATES = "SD"  # states of a Linux thread that sleeps; one that waits for its turn on a busy machine is R
 
 
 @dataclass(frozen=True)

@@ -61,8 +61,7 @@ class RunMemory:
 
     def __init__(self) -> None:
         self._last: dict[str, Any] = {"order": None, "outcome": None}
-        self._ended: dict[str, dict[str, Any]] = {}
-        """By number: readers may ask when the next one has begun."""
+        self._ended: dict[str, dict[str, Any]] = {}  # by number: readers may ask when the next one has begun
 
     def begin(self, order: RunCell) -> None:
         """A run begins: its number, and what was asked."""
@@ -127,12 +126,9 @@ class RankKernel(IPythonParallelKernel):
         self._post_mortem: PostMortem | None = None
         """On the frames of the error with which the last cell has ended, which it keeps."""
         self.runs = RunMemory()
-        self._tracking: Tracking | None = None
-        """Of the present cell."""
-        self._answered_count = 0
-        """Counts the requests that were replied to."""
-        self._unanswered: BaseException | None = None
-        """What has kept the kernel from replying to one."""
+        self._tracking: Tracking | None = None  # of the present cell
+        self._answered_count = 0  # counts the requests that were replied to
+        self._unanswered: BaseException | None = None  # what has kept the kernel from replying to one
         self.shell.events.register("post_run_cell", self._keep_result)
         refuse_debuggers()
         refuse_launchers()

@@ -23,8 +23,7 @@ MIME = "application/vnd.jupyter.widget-view+json"
 TAG = re.compile(r"<[^>]+>")
 LONGEST = 110
 """Characters of a widget's repr."""
-MOST, DROPPED = 200, 50
-"""Views that are kept up to date; of more, so many of the oldest stay as they are."""
+MOST, DROPPED = 200, 50  # views that are kept up to date; of more, so many of the oldest stay as they are
 
 
 def install() -> None:
@@ -53,8 +52,7 @@ class View:
 
     def __init__(self, widget: Any, text: str) -> None:
         self.widget = widget
-        self.text = text
-        """As it was last shown."""
+        self.text = text  # as it was last shown
         self.observed: set[int] = set()
 
 

@@ -78,8 +78,7 @@ class IncomingValue:
 
     def __init__(self, folder: StoreFolder, name: str, nbytes: int, on_progress: Callable[[], None]) -> None:
         self.name = name
-        self.final: str | None = None
-        """The value's name in the store, once it is complete."""
+        self.final: str | None = None  # the value's name in the store, once it is complete
         self._on_progress = on_progress
         self._lock = threading.Lock()
         self._open = True

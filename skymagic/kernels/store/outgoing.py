@@ -82,8 +82,7 @@ class FileReader:
         self._sender = sender
         self._find = find
         self._cancelled: set[int] = set()
-        self._slow = False
-        """Whether the connection was busy when last it could be measured."""
+        self._slow = False  # whether the connection was busy when last it could be measured
         self._requests: queue.SimpleQueue[Read] = queue.SimpleQueue()
         threading.Thread(target=self._read, name="values-reader", daemon=True).start()
 

@@ -97,8 +97,7 @@ class PeerServer:
         self._read = read
         self._context = tls.context(pem, server=True)
         self._changed = threading.Condition()
-        self._version = 0
-        """Counts the calls of `wake`: what came between two looks must not be slept through."""
+        self._version = 0  # counts the calls of `wake`: what came between two looks must not be slept through
         self._strangers = Unauthenticated()
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
         self._listener = socket.create_server((address, 0), family=family)

@@ -14,8 +14,7 @@ from typing import Any
 from skymagic.plugins._torch import membership
 
 SYNC = "for p in {name}.parameters(): dist.broadcast(p.data, 0)"
-PIECE = 1 << 20
-"""Elements that are compared at a time: 8 MB in double precision."""
+PIECE = 1 << 20  # elements that are compared at a time: 8 MB in double precision
 DEFAULT = "default_pg"
 """How torch describes a default group, also one that is gone."""
 

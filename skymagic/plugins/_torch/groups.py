@@ -47,17 +47,13 @@ class Group:
         self._connections = Connections()
         self._aborts = unblock.Aborts()
         self._wrappers: weakref.WeakSet[Any] = weakref.WeakSet()
-        self._on_default: weakref.WeakSet[Any] = weakref.WeakSet()
-        """Wrappers that use the default group."""
+        self._on_default: weakref.WeakSet[Any] = weakref.WeakSet()  # wrappers that use the default group
         self._store: Any = None
         self._ours = False
-        self._reported: set[tuple[str, int]] = set()
-        """Notes, each with the variable that it is about."""
-        self._size = 0
-        """Number of ranks in the default group."""
+        self._reported: set[tuple[str, int]] = set()  # notes, each with the variable that it is about
+        self._size = 0  # number of ranks in the default group
         self._before: list[membership.Subgroup] = []
-        self._defaults: list[Any] = []
-        """Groups that are gone, while others are formed in their place."""
+        self._defaults: list[Any] = []  # groups that are gone, while others are formed in their place
 
     def join(self, info: InstanceInfo) -> None:
         """Form the group at a process's start; a rank that replaces another also takes part in what the others agree on."""

@@ -253,8 +253,7 @@ done
 """
 
 
-MOST_BYTES = 16384
-"""What EC2 takes, before base64."""
+MOST_BYTES = 16384  # what EC2 takes, before base64
 
 
 def cloud_config(keys: PoolKeys, job: str, user: str, ssh_port: int, bounds: WatchdogBounds) -> str:

@@ -18,8 +18,7 @@ from skymagic.plan.suggest import did_you_mean
 from skymagic.providers.aws.cache import Cache, optional
 from skymagic.providers.aws.clients import DEFAULT_REGION, AwsClients
 
-MIB_PER_GB = 1024
-"""EC2 counts memory in binary units, and so do the numbers that it is known by: 64 GB are 65536 MiB."""
+MIB_PER_GB = 1024  # EC2 counts memory in binary units, and so do the numbers that it is known by: 64 GB are 65536 MiB
 _RATE = re.compile(r"(?:(\d+)x )?([\d.]+) Gigabit")
 
 

@@ -73,8 +73,7 @@ def image_for(clients: AwsClients, offer: MachineOffer, settings: CloudSettings)
 
 RUNNING_SECONDS = 300.0
 POLL_SECONDS = 2.0
-SETTLE_SECONDS = 20.0
-"""How long something that was just made may be unknown to another part of EC2."""
+SETTLE_SECONDS = 20.0  # how long something that was just made may be unknown to another part of EC2
 
 
 @dataclass(frozen=True)

@@ -48,14 +48,10 @@ class Lease:
         self._regions: dict[str, RegionLaunches] = {}
         self._launches = 0
         self._released = self._closing = False
-        self._ended: set[str] = set()
-        """Machines that were ended before the others."""
-        self._looked = -math.inf
-        """When EC2 was last asked whether the machines run."""
-        self._runs: dict[str, bool | None] = {}
-        """What it said, by machine; None where it did not say."""
-        self._asked: dict[str, float] = {}
-        """When somebody wanted to know it."""
+        self._ended: set[str] = set()  # machines that were ended before the others
+        self._looked = -math.inf  # when EC2 was last asked whether the machines run
+        self._runs: dict[str, bool | None] = {}  # what it said, by machine; None where it did not say
+        self._asked: dict[str, float] = {}  # when somebody wanted to know it
         self._looking = threading.Lock()
 
     def take_up(self, region: str, ids: Sequence[str]) -> None:

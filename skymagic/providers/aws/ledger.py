@@ -15,8 +15,7 @@ from skymagic.providers.aws.tags import Label
 from skymagic.wire import atomic
 
 KEPT_SECONDS = 31 * 86400.0
-DISK_PRICE = 0.08 / 730
-"""Dollars per GB and hour of a gp3 disk, about: 0.08 a month in us-east-1 (2026-11)."""
+DISK_PRICE = 0.08 / 730  # dollars per GB and hour of a gp3 disk, about: 0.08 a month in us-east-1 (2026-11)
 ADDRESS_PRICE = 0.005
 """Dollars per hour of a public address."""
 

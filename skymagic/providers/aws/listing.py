@@ -15,8 +15,7 @@ from skymagic.providers.aws.selection import MachineOffer, per_hour
 MOST_ROWS = 12
 HEADINGS = ("per hour", "machine", "GPUs", "GPU memory", "CPUs", "memory", "network", "where", "price from")
 SHOWN_ELSEWHERE = 4
-LEAST_DOLLARS = 0.005
-"""Below this a price is shown with more digits, for it would be $0.00."""
+LEAST_DOLLARS = 0.005  # below this a price is shown with more digits, for it would be $0.00
 
 
 @dataclass(frozen=True, repr=False)

@@ -17,8 +17,7 @@ LIST_SECONDS, SPOT_SECONDS = 7 * 86400.0, 600.0
 """How long prices on demand, and of spot, are used again: the first change a few times a year, the others all day."""
 HOME = "us-east-1"
 """The price list of all regions is asked for here."""
-FILTER_CHARACTERS = 1000
-"""A filter's value may have 1024."""
+FILTER_CHARACTERS = 1000  # A filter's value may have 1024
 PRODUCTS = ("Linux/UNIX", "Linux/UNIX (Amazon VPC)")
 # Shared hardware, plain Linux without software that is paid for, and no reservation.
 LINUX = {

@@ -26,8 +26,7 @@ from skymagic.providers.aws.rented import RentedSurvey
 from skymagic.providers.provider import Say
 from skymagic.ssh.config import Endpoint
 
-ONE_FLOW = 5.0
-"""Gbit/s that EC2 lets one connection have outside a placement group, whatever the machine's network."""
+ONE_FLOW = 5.0  # Gbit/s that EC2 lets one connection have outside a placement group, whatever the machine's network
 RETRY_SECONDS = 60.0
 """Between two attempts to rent a machine where EC2 has none: capacity returns within minutes or hours, and each is a call of its API."""
 RETURNING = (ErrorKind.CAPACITY, ErrorKind.PRICE, ErrorKind.THROTTLED)

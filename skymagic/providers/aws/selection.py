@@ -51,8 +51,7 @@ LEAST_CPUS, LEAST_MEMORY = 2, 8.0
 """What a machine without GPUs has at least where nothing is said: Python, torch and a little data have room."""
 MOST_TYPES = 40
 """So many of the smallest types without GPUs are compared by price."""
-_ROUNDING = 0.01
-"""Of memory, as a share: 1152 GB may be told as 1152.0 or 1151.9."""
+_ROUNDING = 0.01  # of memory, as a share: 1152 GB may be told as 1152.0 or 1151.9
 
 
 BEFORE_OPEN = ("K80", "M60", "P4", "P40", "P100", "V100", "V100-32GB")

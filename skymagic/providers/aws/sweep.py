@@ -17,8 +17,7 @@ from skymagic.providers.aws.clients import DEFAULT_REGION, AwsClients
 from skymagic.wire.threads import run_all
 
 POLL_SECONDS = 2.0
-TERMINATE_SECONDS = 900.0
-"""How long EC2 may take from a terminate to "terminated": minutes for machines with many GPUs."""
+TERMINATE_SECONDS = 900.0  # how long EC2 may take from a terminate to "terminated": minutes for machines with many GPUs
 SETTLE_SECONDS = 60.0
 """How long one looks for what a launch may have made whose answer was lost: what EC2 tells is late by seconds."""
 ALIVE = ("pending", "running", "shutting-down", "stopping", "stopped")
@@ -93,8 +92,7 @@ class Release:
         self.clients, self.region, self.filters = clients, region, filters
         self.known, self.uncertain = set(known), uncertain
         self.problems: list[str] = []
-        self._asked: set[str] = set()
-        """Whose end EC2 has agreed to."""
+        self._asked: set[str] = set()  # whose end EC2 has agreed to
         self._refused: set[str] = set()
 
     def run(self) -> list[str]:

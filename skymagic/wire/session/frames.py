@@ -44,18 +44,13 @@ class Session:
     """One end of a session."""
 
     def __init__(self) -> None:
-        self.received = 0
-        """Numbered frames that have come."""
-        self.backlog = 0
-        """Bytes that wait to be given to a connection."""
-        self._sent = 0
-        """Number of the last frame that was given to the present connection."""
-        self._last = 0
-        """Number of the last frame that was put."""
+        self.received = 0  # numbered frames that have come
+        self.backlog = 0  # bytes that wait to be given to a connection
+        self._sent = 0  # number of the last frame that was given to the present connection
+        self._last = 0  # number of the last frame that was put
         self._unacked: deque[bytes] = deque()
         """Encoded frames that the other end has not acknowledged, the last of them `_last`."""
-        self._acknowledged = 0
-        """What the last ACK acknowledged."""
+        self._acknowledged = 0  # what the last ACK acknowledged
         self._buffer = bytearray()
 
     @property

@@ -18,8 +18,7 @@ from typing import Any
 from skymagic.wire.session import frames
 from skymagic.wire.session.frames import Frame, ProtocolError, Session
 
-BATCH = 1 << 18
-"""Bytes waiting for the connection, from which on sockets are not read."""
+BATCH = 1 << 18  # bytes waiting for the connection, from which on sockets are not read
 WINDOW = 1 << 22
 """Bytes of a channel that may be under way."""
 READ_SIZE = 1 << 16
@@ -37,15 +36,11 @@ class ChannelSocket:
         self.channel = channel
         self.sock = sock
         self.connecting = connecting
-        self.credit = WINDOW
-        """Bytes that may still be sent to the other end."""
-        self.unreported = 0
-        """Bytes written here for which the other end was not granted new credit yet."""
+        self.credit = WINDOW  # bytes that may still be sent to the other end
+        self.unreported = 0  # bytes written here for which the other end was not granted new credit yet
         self.out = bytearray()
-        self.reading = True
-        """Whether more can come from the socket."""
-        self.finishing = False
-        """Whether the other end has no more bytes."""
+        self.reading = True  # whether more can come from the socket
+        self.finishing = False  # whether the other end has no more bytes
         self.shut = False
         self.mask = 0
 
@@ -170,10 +165,8 @@ class Channels:
 
 HEARTBEAT_INTERVAL = 1.0
 """Seconds after which an end that has nothing to send sends an ACK, as its heartbeat."""
-HEARTBEAT_TIMEOUT = 4.0
-"""Seconds without a byte after which a connection counts as lost: TCP alone would take minutes."""
-ACK_DELAY = 0.05
-"""Seconds that an acknowledgement may wait for a frame to travel with."""
+HEARTBEAT_TIMEOUT = 4.0  # seconds without a byte after which a connection counts as lost: TCP alone would take minutes
+ACK_DELAY = 0.05  # seconds that an acknowledgement may wait for a frame to travel with
 ACK_FRAMES = 32
 """Frames after which it waits no more."""
 
