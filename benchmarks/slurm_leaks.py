@@ -20,6 +20,7 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
@@ -100,7 +101,7 @@ class Life:
             self.told.append(f"{phase}: {event.__name__} after {moment:.1f} s")
             if event is Life.requeue and phase == "start":
                 source = REQUEUED
-            self.during(source, lambda event=event: event(self), moment)
+            self.during(source, partial(event, self), moment)
             if event is Life.kill:
                 break
         self.end()

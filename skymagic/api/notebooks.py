@@ -10,7 +10,6 @@ import ast
 import contextlib
 import json
 import os
-import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -201,27 +200,13 @@ def _accesses(key: keys.PoolKey, nodes: Sequence[Node]) -> tuple[head.NodeAccess
     pem = tls.certificate() if others else ""
     opened = run_all(
         [
-            partial(_relay, node, key.addresses[index][0], one, pem)
+            partial(head.relay, node.run, replace(one, address=key.addresses[index][0], pem=pem))
             for index, (node, one) in enumerate(zip(nodes[1:], others, strict=True), 1)
         ]
     )
     for problem in failures(opened):
         raise problem
     return (first, *(one for one in opened if isinstance(one, head.NodeAccess)))
-
-
-def _relay(node: Node, address: str, access: head.NodeAccess, pem: str) -> head.NodeAccess:
-    with contextlib.closing(node.run(processes.RELAY, access.daemon, address)) as transport:
-        transport.write(pem.encode())
-        said = b""
-        while not (found := re.search(rb"^listens (\d+)\n", said, re.MULTILINE)):
-            piece = transport.read()
-            if not piece:
-                raise PoolError(
-                    f"{node.name} cannot be reached from the head: {transport.complaint() or said.decode()}"
-                )
-            said += piece
-    return replace(access, address=address, port=int(found[1]), pem=pem)
 
 
 @contextmanager

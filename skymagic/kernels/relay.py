@@ -16,11 +16,14 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
+from skymagic.kernels import holder
 from skymagic.kernels.fork import close_from, fork
-from skymagic.wire import tls
+from skymagic.wire import atomic, tls
 from skymagic.wire.authentication import Unauthenticated
 from skymagic.wire.codec import write_all
+from skymagic.wire.processes import RELAY
 from skymagic.wire.record import answers
 
 IDLE_SECONDS = 60.0
@@ -87,13 +90,25 @@ class ProcessRelay:
         process.wait()
 
 
-def main(daemon: str, address: str) -> int:
-    """Begin to listen, and leave the login."""
+def main(daemon: str, address: str, answer: str = "") -> int:
+    """Begin to listen, and leave the login; or have the job's holder do so (`kernels.holder`), which is told where the port is answered."""
     pem = b""
     while not pem.endswith(END) and (piece := os.read(0, 1 << 16)):
         pem += piece
+    if (place := holder.folder()) and not answer:
+        write_all(1, f"\nlistens {_ordered(place, daemon, address, pem.decode())}\n".encode())
+        return 0
     context = tls.context(pem.decode(), server=True)
-    listener = socket.create_server((address, 0))
+    try:
+        listener = socket.create_server((address, 0))
+    except OSError as problem:
+        if answer:
+            atomic.write(Path(answer), str(problem).encode())
+        raise
+    if answer:
+        atomic.write(Path(answer), str(listener.getsockname()[1]).encode())
+        ProcessRelay(daemon, listener, context).run()
+        return 0
 
     def become() -> None:
         os.setsid()
@@ -106,6 +121,18 @@ def main(daemon: str, address: str) -> int:
     fork(become)
     write_all(1, f"\nlistens {listener.getsockname()[1]}\n".encode())
     return 0
+
+
+def _ordered(place: str, daemon: str, address: str, pem: str) -> str:
+    """The port of a relay that the holder in this folder has started, or why there is none. Raises OSError."""
+    name = f"relay-{os.getpid()}"
+    answer = Path(place, f"{name}.port")
+    deadline = holder.order(place, name, ["-P", "-m", RELAY, daemon, address, str(answer)], pem)
+    while not answer.exists():
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"no process at {address} answers")
+        time.sleep(holder.POLL)
+    return answer.read_text()
 
 
 if __name__ == "__main__":

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
+import re
 import socket
 import ssl
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from skymagic.cluster import Node
 from skymagic.cluster.tunnel import AgentTunnel
+from skymagic.errors import PoolError
 from skymagic.plan.plans import Plan
 from skymagic.providers import detached
 from skymagic.providers.local import run
 from skymagic.providers.provider import Survey
 from skymagic.wire import processes, tls
+from skymagic.wire.codec import Transport
 
 CONNECT_TIMEOUT = 10.0
 
@@ -73,18 +77,38 @@ def _other(index: int, access: NodeAccess, tunnel: AgentTunnel) -> Node:
     return Node(index, access.node, start, relayed, access=access, leave=tunnel.leave, forward=tunnel.forward)
 
 
+def relay(run: Callable[..., Transport], access: NodeAccess) -> NodeAccess:
+    """What leads to a relay on a node that listens at this address and knows this certificate, once it does.
+
+    Args:
+        run: starts a module on the node.
+
+    Raises:
+        PoolError: it does not listen there.
+    """
+    with contextlib.closing(run(processes.RELAY, access.daemon, access.address)) as transport:
+        transport.write(access.pem.encode())
+        said = b""
+        while not (found := re.search(rb"^listens (\d+)\n", said, re.MULTILINE)):
+            piece = transport.read()
+            if not piece:
+                raise PoolError(f"{access.node} cannot be reached there: {transport.complaint() or said.decode()}")
+            said += piece
+    return replace(access, port=int(found[1]))
+
+
 class Relayed:
     """A process on another node, by its relay.
 
     Args:
-        words: the module, and its arguments.
+        words: the module, and its arguments. timeout: seconds.
 
     Raises:
         OSError: the relay is not to be reached, or is another one.
     """
 
-    def __init__(self, access: NodeAccess, *words: str) -> None:
-        sock = socket.create_connection((access.address, access.port), CONNECT_TIMEOUT)
+    def __init__(self, access: NodeAccess, *words: str, timeout: float = CONNECT_TIMEOUT) -> None:
+        sock = socket.create_connection((access.address, access.port), timeout)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         try:
             secure: ssl.SSLSocket = tls.context(access.pem, server=False).wrap_socket(sock)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import shlex
 import subprocess
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass, field, replace
 
@@ -17,18 +18,19 @@ from skymagic.bootstrap.requirements import Requirements
 from skymagic.cluster import Node
 from skymagic.display.panel import StartStep
 from skymagic.display.screen import print_note
-from skymagic.errors import CloudError, HostError, HostGone, ProvisionError, RequestError
+from skymagic.errors import CloudError, HostError, HostGone, ProvisionError, RequestError, SkyError
 from skymagic.plan import gpus
 from skymagic.plan.planning import plan_over
 from skymagic.plan.plans import Plan, topology
 from skymagic.plan.requests import PoolRequest
 from skymagic.plan.units import count
-from skymagic.providers import slurm_jobs, ssh
+from skymagic.providers import head, slurm_jobs, ssh
 from skymagic.providers.provider import ListedPool, Say, Survey
 from skymagic.providers.slurm_jobs import JobQueue, LoginNode, SlurmJob, SlurmPartition
 from skymagic.providers.slurm_login import RemoteLogin
 from skymagic.ssh.host import ChannelConnection
-from skymagic.wire import processes
+from skymagic.wire import processes, tls
+from skymagic.wire.codec import Transport
 from skymagic.wire.threads import start_all
 
 DELAYS = (0.5, 1.5, 4.0, 12.0, 14.0, 18.0, 30.0)
@@ -39,6 +41,10 @@ RETRY_SECONDS = 30.0
 """For which a node that has just been given may refuse steps: its prologue runs."""
 STEP_SECONDS = 10.0
 """For which the holders of a step may wait for what they hold."""
+BULK = (processes.VALUES, processes.FILES)
+"""Modules that values and files go to."""
+DOOR_SECONDS = 3.0
+"""For which a node may take to answer at its own address, before srun is used instead."""
 HERE = LoginNode()
 
 
@@ -431,4 +437,40 @@ def _outcome(survey: SlurmSurvey, machines: Sequence[ssh.HostMachine], job: Slur
 
 def _node(machine: ssh.HostMachine, place: JobNode, index: int, daemon: str) -> Node:
     node = machine.node(index, daemon)
-    return replace(node, access=SlurmAccess(**vars(node.access), job=place.job), fate=place.fate)
+    door = NodeDoor(place, head.NodeAccess(daemon, "", place.name), node.run)
+    return replace(node, access=SlurmAccess(**vars(node.access), job=place.job), fate=place.fate, run=door.run)
+
+
+class NodeDoor:
+    """Processes on a node. What much goes to is connected to by TLS where the node's address leads there, for srun carries 20 MB/s.
+
+    Args:
+        access: names the node and its daemon. run: starts a process by srun.
+    """
+
+    def __init__(self, place: JobNode, access: head.NodeAccess, run: Callable[..., Transport]) -> None:
+        self._place, self._access, self._run = place, access, run
+        self._shut = False
+        """Whether it was tried, and leads nowhere."""
+        self._lock = threading.Lock()
+
+    def run(self, module: str, *args: str) -> Transport:
+        """A process of this module."""
+        if module in BULK:
+            with self._lock:
+                if not self._shut and (transport := self._direct(module, *args)) is not None:
+                    return transport
+        return self._run(module, *args)
+
+    def _direct(self, *words: str) -> Transport | None:
+        """None where the node does not answer there; the relay may have ended, and another one is started once."""
+        with contextlib.suppress(OSError):
+            if self._access.port:
+                return head.Relayed(self._access, *words, timeout=DOOR_SECONDS)
+        try:
+            address = self._place.login.address(self._place.name)
+            self._access = head.relay(self._run, replace(self._access, address=address, pem=tls.certificate()))
+            return head.Relayed(self._access, *words, timeout=DOOR_SECONDS)
+        except (OSError, SkyError):
+            self._shut = True
+            return None

@@ -12,9 +12,11 @@ is no news: only a job that Slurm itself calls ended has ended.
 
 from __future__ import annotations
 
+import ipaddress
 import os
 import re
 import shlex
+import socket
 import subprocess
 import threading
 import time
@@ -500,6 +502,14 @@ class LoginNode:
         if done.returncode or not done.stdout.split():
             raise ProvisionError(f"Slurm does not name the nodes of {nodes!r}: {said(done)}")
         return done.stdout.split()
+
+    def address(self, node: str) -> str:
+        """A node's private address, as it is known here. Raises OSError where it has none."""
+        found = re.search(r"\bNodeAddr=(\S+)", self.run("scontrol", "show", "node", "-o", node).stdout)
+        address = socket.gethostbyname(found[1] if found else node)
+        if not ipaddress.ip_address(address).is_private:  # nothing of a pool listens on a public one
+            raise OSError(f"{address} is a public address")
+        return address
 
     def ended(self, job: str) -> str:
         """How a job that had nodes has ended, in words; "" where it has not, or nobody says."""

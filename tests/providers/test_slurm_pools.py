@@ -7,8 +7,10 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
+from skymagic.wire import processes
 from tests.lab.ending import cmdline
 from tests.lab.notebook import Notebook, opened
 from tests.lab.slurm import Cluster, cluster
@@ -271,7 +273,12 @@ def test_a_prologue_that_prints_and_a_step_that_ends_are_no_matter(proctrack: st
             notebook.run("%%sky_broadcast\nkept = 7")
             notebook.restart()
             notebook.run("%load_ext skymagic\n%sky_attach lab")
-            notebook.run("%%sky_broadcast -o left\nkept")
-            assert notebook.value("left") == [7, 7]
+            notebook.run("import random; big = random.randbytes(1 << 25)")
+            notebook.run("%%sky_broadcast -o left\nkept, len(big)")
+            assert notebook.value("left") == [(7, 1 << 25)] * 2
+            servers = [one for one in slurm.processes() if processes.VALUES in cmdline(one)]
+            assert len(servers) == 2
+            for one in servers:  # values come by the node's own address, and not through srun
+                assert processes.RELAY in cmdline(psutil.Process(one.ppid()))
             notebook.run("%sky_down")
             nothing_left(slurm)

@@ -3,10 +3,7 @@
 It starts the daemon NAME, or finds it again, and relays between its standard streams and the daemon's socket until either ends. The
 daemon owns the agent (or COMMAND in the agent's place), so that the agent outlives the connection.
 
-A daemon leaves its login by a double fork. Where a scheduler ends, with each of its steps, whatever that has started, a *holder* starts the
-daemon instead: a process of the scheduler's own that lives as long as the job. It reads names from a FIFO, and runs the file of that name::
-
-    attach NAME ── holder's folder/NAME (sh), then NAME to its FIFO ──▶ holder ──▶ sh folder/NAME ──▶ attach --held NAME, the daemon
+A daemon leaves its login by a double fork, or is started by a holder (`kernels.holder`), as ``attach --held``.
 
 The first line of the input is a `HandshakeRequest`; the daemon, or this process when there is none, replies.
 """
@@ -15,19 +12,17 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shlex
 import signal
 import socket
 import sys
 import time
-from collections.abc import Mapping, Sequence
 
+from skymagic.kernels import holder
 from skymagic.kernels.daemon import rundir
 from skymagic.kernels.daemon.rundir import RunDirectory, RunDirectoryError
 from skymagic.kernels.fork import close_from, fork
 from skymagic.wire.codec import read_line, write_all
-from skymagic.wire.processes import ATTACH, HOLDER, boot_id
-from skymagic.wire.record import why_unsafe
+from skymagic.wire.processes import ATTACH, boot_id
 from skymagic.wire.session.frames import HANDSHAKE_REPLY, HANDSHAKE_REQUEST, HandshakeReply, HandshakeRequest
 
 DAEMON_VANISHED = (
@@ -36,9 +31,6 @@ DAEMON_VANISHED = (
 )
 HELD = "--held"
 """First argument of a daemon that a holder starts; its secret is its standard input."""
-HOLDER_TIMEOUT = 30.0
-"""Seconds that a holder may take to be there, and then to start a daemon."""
-POLL = 0.02
 
 
 def main(arguments: list[str]) -> int:
@@ -84,8 +76,8 @@ def _attach(name: str, command: list[str], request: HandshakeRequest) -> socket.
 
 def _start(directory: RunDirectory, command: list[str], secret: str) -> socket.socket | None:
     """Fork the daemon, or have it started by the holder; it listens before anybody connects."""
-    if folder := os.environ.get(HOLDER):
-        return _start_held(folder, directory, command, secret)
+    if place := holder.folder():
+        return _start_held(place, directory, command, secret)
     listener = directory.listen()
 
     def daemon() -> None:
@@ -99,37 +91,13 @@ def _start(directory: RunDirectory, command: list[str], secret: str) -> socket.s
     return directory.connect()
 
 
-def _start_held(folder: str, directory: RunDirectory, command: list[str], secret: str) -> socket.socket | None:
+def _start_held(place: str, directory: RunDirectory, command: list[str], secret: str) -> socket.socket | None:
     """Order the daemon from the holder in this folder. Raises OSError where there is none."""
-    deadline = time.monotonic() + HOLDER_TIMEOUT
-    fifo, name = os.path.join(folder, "start"), os.path.basename(directory.path)
-    while not os.path.exists(fifo):
-        if time.monotonic() > deadline:
-            raise FileNotFoundError(f"the job's holder is not on this node ({folder}): has the job ended?")
-        time.sleep(POLL)
-    if (reason := why_unsafe(folder)) is not None:
-        raise PermissionError(f"{folder}: {reason}")
-    file = os.open(os.path.join(folder, name), os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o600)
-    write_all(file, start_script(directory.path, command, secret, os.environ).encode())
-    os.close(file)
-    order = os.open(fifo, os.O_WRONLY | os.O_NONBLOCK)  # ENXIO where the holder has ended
-    write_all(order, f"{name}\n".encode())
-    os.close(order)
+    words = ["-P", "-m", ATTACH, HELD, directory.path, *command]
+    deadline = holder.order(place, os.path.basename(directory.path), words, secret)
     while (sock := directory.connect()) is None and time.monotonic() < deadline:
-        time.sleep(POLL)
+        time.sleep(holder.POLL)
     return sock
-
-
-def start_script(path: str, command: Sequence[str], secret: str, environ: Mapping[str, str]) -> str:
-    """sh by which a holder starts a daemon, in the environment of who orders it; pure.
-
-    Args:
-        path: of the daemon's run directory, which is there.
-    """
-    kept = {key: environ[key] for key in ("PATH", "PYTHONPATH", "VIRTUAL_ENV") if key in environ}
-    settings = "".join(f"export {key}={shlex.quote(value)}\n" for key, value in kept.items())
-    words = shlex.join([sys.executable, "-P", "-m", ATTACH, HELD, path, *command])
-    return f"{settings}exec {words} <<'END'\n{secret}\nEND\n"
 
 
 def _held(path: str, *command: str) -> int:
