@@ -15,9 +15,12 @@ from pathlib import Path
 
 import pytest
 
+from tests.lab import ec2 as lab
 from tests.lab import ray
+from tests.lab.ec2 import REGION, ec2
 from tests.lab.ending import JOB_ID, cmdline
 from tests.lab.hosts import loopback, masters, share_code, still_there
+from tests.lab.instances import booting
 from tests.lab.kube import kube
 from tests.lab.notebook import opened
 from tests.lab.shells import pip_settings
@@ -41,6 +44,8 @@ class Place:
     env: dict[str, str]
     lose: Callable[[], object]
     left: Callable[[], list[str]]
+    before: str = ""
+    """A cell that comes first."""
 
 
 @contextmanager
@@ -116,7 +121,28 @@ def nodes_of_slurm_elsewhere(folder: Path, client: str = "paramiko") -> Iterator
         )
 
 
+@contextmanager
+def machines_of_ec2(folder: Path) -> Iterator[Place]:
+    (home := folder / "home").mkdir()
+    with ec2() as cloud, booting(cloud, folder / "machines") as machines:
+        settings = {
+            "subnet": machines.subnet, "use_private_ips": True, "ssh_port": machines.port, "user": machines.user,
+            "endpoint_url": cloud.url, "deadline_factor": 0.05,
+        }  # fmt: skip
+
+        def lose() -> None:
+            second = [one for one in lab.instances() if one.state == "running"][1]
+            lab.set_state(second, "terminated", "Server.InternalError")
+            machines.end(second.id)
+
+        options = f"--provider aws --region {REGION} --nodes 2 -y --python {sys.executable}"
+        env = {**lab.environment(), "HOME": str(home)}
+        yield Place(options, env, lose, lambda: [f"{kind}: {ids}" for kind, ids in lab.left().items()],
+                    f"%config SkyMagic.aws = {settings!r}")  # fmt: skip
+
+
 PROVIDERS = {
+    "aws": pytest.param(machines_of_ec2, marks=pytest.mark.needs("sshd"), id="aws"),
     "ssh": pytest.param(hosts_of_ssh, marks=pytest.mark.needs("sshd"), id="ssh"),
     "openssh": pytest.param(partial(hosts_of_ssh, client="openssh"), marks=pytest.mark.needs("sshd"), id="openssh"),
     "slurm-login": pytest.param(
@@ -135,6 +161,7 @@ def test_a_pool_from_its_start_to_its_end(
     (tmp_path / "notebook").mkdir()
     with place(tmp_path) as there, opened(tmp_path / "notebook", env=there.env) as notebook:
         # start, and a cell with a value of the notebook's
+        notebook.run(there.before)
         notebook.run(f"%sky_pool lab {there.options}")
         notebook.run("scale = [1, 2]")
         notebook.run(
