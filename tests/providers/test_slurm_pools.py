@@ -282,3 +282,24 @@ def test_a_prologue_that_prints_and_a_step_that_ends_are_no_matter(proctrack: st
                 assert processes.RELAY in cmdline(psutil.Process(one.ppid()))
             notebook.run("%sky_down")
             nothing_left(slurm)
+
+
+def test_a_home_that_nodes_do_not_see_is_told_and_another_folder_serves(tmp_path: Path) -> None:
+    (home := tmp_path / "homes" / "me").mkdir(parents=True)
+    hidden = f'mount -t tmpfs -o ro none {home.parent} && exec "$@"'
+    (tmp_path / "slurm").mkdir()
+    within = ("unshare", "--mount", "sh", "-c", hidden, "sh")
+    environ = {"HOME": str(home)}
+    with (
+        cluster(tmp_path / "slurm", within=within) as slurm,
+        opened(tmp_path, env={**slurm.env, **environ}) as notebook,
+    ):
+        failure = notebook.fail(POOL).text
+        assert f"nothing can be written at {home}/.skymagic" in failure
+        assert "--env SKYMAGIC_HOME=/path" in failure
+        slurm.wait_empty()
+        notebook.run(f"{POOL} --env SKYMAGIC_HOME={tmp_path}/scratch")
+        notebook.run("%%sky_broadcast -o seen\nimport os; os.path.exists(os.environ['HOME'])")
+        assert notebook.value("seen") == [False, False]
+        notebook.run("%sky_down")
+        nothing_left(slurm)

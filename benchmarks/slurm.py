@@ -1,0 +1,126 @@
+"""Pools in jobs of a real Slurm cluster on this machine, beside pools of the machine itself: their start with torch, an empty cell, bulk, and
+how often Slurm is asked. As root, with slurmctld, slurmd and munged installed.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+from benchmarks import cluster
+from benchmarks.figures import Figure, alternate, median, say
+from skymagic.plan.requests import Defaults, PluginSpec, PoolRequest
+from skymagic.pool import Pool, making
+from skymagic.providers import slurm as provider
+from tests.lab import slurm as lab
+
+RANKS = 2
+ROUNDS = 3
+CELLS = 200
+SIZE = 1 << 28
+IDLE_SECONDS = 30.0
+
+
+def figures() -> Iterator[Figure]:
+    """One node of two ranks, against two ranks here."""
+    with tempfile.TemporaryDirectory() as name, lab.cluster(Path(name) / "slurm", 1) as slurm:
+        log = Path(name) / "squeue.log"
+        environ = slurm.instead_of("squeue", f'echo >>{log}; exec "$REAL" "$@"')
+        with environment({**environ, "XDG_STATE_HOME": str(Path(name) / "state")}):
+            say(f"{RANKS} ranks with torch, from the job that runs to ready: Slurm, here")
+            ours, local = alternate(ROUNDS, lambda: started("slurm"), lambda: started("local"))
+            yield Figure(
+                "start in a Slurm job that runs, with torch", median(ours), "s", median(local), "local", 1.3, True
+            )
+            yield Figure("squeue while a pool starts", asked(log) / ROUNDS, "calls", limit=6)
+            with closing(pool("slurm")[0]) as there, closing(pool("local")[0]) as here:
+                before = asked(log)
+                ours, local = alternate(3, lambda: cells(there), lambda: cells(here))
+                yield Figure("empty cell in a Slurm job", median(ours), "ms", median(local), "local", 1.5, True)
+                time.sleep(IDLE_SECONDS)
+                yield Figure(
+                    f"squeue in {IDLE_SECONDS:.0f} s and {3 * CELLS} cells", asked(log) - before, "calls", limit=1
+                )
+            ours, by_srun = [bulk()], [bulk(())]
+            yield Figure(
+                f"{SIZE >> 20} MB to a node",
+                median(ours),
+                "MB/s",
+                median(by_srun),
+                "srun",
+                2.0,
+                relative=True,
+                least=True,
+            )
+
+
+@contextmanager
+def environment(variables: dict[str, str]) -> Iterator[None]:
+    """This process's own environment, for the length of the block."""
+    before = dict(os.environ)
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+
+
+def asked(log: Path) -> int:
+    """How many times squeue has run."""
+    return log.read_text().count("\n") if log.exists() else 0
+
+
+def pool(kind: str) -> tuple[Pool, float]:
+    """A pool with torch, and since when its machine was there."""
+    given = time.perf_counter()
+
+    def tell(text: str) -> None:
+        nonlocal given
+        if text.startswith("Slurm job") and " has " in text:
+            given = time.perf_counter()
+
+    request = PoolRequest(
+        name=f"bench-{kind}", provider=kind, nodes=1, procs_per_node=RANKS, plugins=(PluginSpec("torch"),), yes=True,
+        python=sys.executable if kind == "slurm" else None, slurm=(("time", "20m"),) if kind == "slurm" else (),
+    )  # fmt: skip
+    made = making.ensure(request, {}, Defaults(), tell)
+    return made, given
+
+
+def started(kind: str) -> float:
+    """Seconds from a machine that is there to ranks that are ready."""
+    made, given = pool(kind)
+    seconds = time.perf_counter() - given
+    made.close()
+    return seconds
+
+
+def cells(there: Pool) -> float:
+    """Milliseconds for an empty cell."""
+    cluster.run(there, "pass")
+    begun = time.perf_counter()
+    for _ in range(CELLS):
+        cluster.run(there, "pass")
+    return (time.perf_counter() - begun) * 1e3 / CELLS
+
+
+def bulk(direct: tuple[str, ...] = provider.BULK) -> float:
+    """MB/s to a node, for a value that it does not have."""
+    before, provider.BULK = provider.BULK, direct
+    try:
+        with closing(pool("slurm")[0]) as there:
+            cluster.run(there, "pass")
+            there.namespace["small"] = os.urandom(1 << 20)
+            cluster.run(there, "len(small)")
+            there.namespace["big"] = os.urandom(SIZE)
+            begun = time.perf_counter()
+            cluster.run(there, "len(big)")
+            return SIZE / 1e6 / (time.perf_counter() - begun)
+    finally:
+        provider.BULK = before
