@@ -23,6 +23,7 @@ RANKS = 2
 ROUNDS = 3
 CELLS = 200
 SIZE = 1 << 28
+NODES = 64
 IDLE_SECONDS = 30.0
 
 
@@ -57,6 +58,21 @@ def figures() -> Iterator[Figure]:
                 relative=True,
                 least=True,
             )
+
+    with tempfile.TemporaryDirectory() as name, lab.cluster(Path(name) / "slurm", NODES) as slurm:
+        say(f"a job of {NODES} nodes, from the request to all nodes connected and set up")
+        yield Figure(f"{NODES} simulated nodes connected and set up", many(slurm.env), limit=60.0)
+
+
+def many(variables: dict[str, str]) -> float:
+    """Seconds from a request for as many nodes to machines that could start agents."""
+    slurm = provider.Slurm()
+    request = PoolRequest(provider="slurm", nodes=NODES, python=sys.executable, slurm=(("time", "10m"),))
+    begun = time.perf_counter()
+    with environment(variables), closing(slurm.plan(request, say)) as survey:
+        nodes = slurm.acquire(survey, f"bench-{os.getpid():08x}", say)
+        assert [node.name for node in nodes] == [f"n{number}" for number in range(1, NODES + 1)]
+        return time.perf_counter() - begun
 
 
 @contextmanager

@@ -4,7 +4,7 @@
 
 A history starts a pool, runs a cell, and ends the pool. At a random moment of each of the three the user presses stop, once or twice, or the
 notebook's kernel is killed, or an administrator cancels the job, sets a node down or puts the job back into the queue, or the controller is
-restarted, or a job of higher priority comes. Ends with 1 at the first history that leaves something, and prints it.
+restarted, or a job of higher priority comes. Before them one pool lives until its time limit. Ends with 1 at the first history that leaves something, and prints it.
 """
 
 from __future__ import annotations
@@ -140,6 +140,28 @@ class Life:
         return jobs + [one for one in processes if "ipykernel_launcher" not in one]
 
 
+COLLECTIVE = """\
+%%sky_broadcast
+import time, torch, torch.distributed as dist
+import skymagic as sky
+sky.on_interruption(lambda notice: print("a checkpoint", flush=True))
+print("at work", flush=True)
+time.sleep(600) if dist.get_rank() else dist.all_reduce(torch.ones(1))
+"""
+
+
+def expire(life: Life) -> str:
+    """The job reaches its limit of a minute while a rank is in a collective; what the user is told. Raises AssertionError."""
+    life.notebook.run(f"{POOL} --plugin torch --time 1m".replace("--time 10m", ""))
+    begun = time.monotonic()
+    shown = life.notebook.finish(life.notebook.start(COLLECTIVE))
+    assert "a checkpoint" in shown.text, shown.text
+    assert "has reached its time limit" in shown.failure.text, shown.failure.text
+    life.end()
+    last = next(line for line in shown.failure.text.splitlines() if "time limit" in line)
+    return f"a limit of a minute, {time.monotonic() - begun:.0f} s after the pool was ready: {last.strip()}"
+
+
 def finish(notebook: Notebook, shown: Shown) -> None:
     """Wait for a cell's end, or its kernel's."""
     while not shown.done and notebook.alive:
@@ -156,6 +178,7 @@ def main() -> int:
         slurm = stack.enter_context(cluster(Path(place, "slurm")))
         life = Life(slurm, folder, stack)
         lived = 0
+        print(expire(life), flush=True)
         while lived < wanted and time.monotonic() - begun < seconds:
             chance = random.Random(f"{seed} {lived}")
             try:

@@ -71,6 +71,23 @@ def test_a_job_that_is_cancelled_is_told_as_such(slurm: Cluster, notebook: Noteb
     assert f"Slurm job {number} was cancelled, and not from this notebook" in notebook.finish(running).failure.text
 
 
+def test_a_job_that_is_cancelled_while_it_starts_is_told_as_such(slurm: Cluster, notebook: Notebook) -> None:
+    other = slurm("sbatch", "--parsable", "-N2", "--exclusive", "-o", "/dev/null", "--wrap", "exec sleep 600").strip()
+    try:
+        for when in (" waits: ", " has n1, n2"):
+            running = notebook.start(f"{POOL} --exclusive")
+            notebook.watch(running, lambda cell, when=when: when in cell.text)
+            ((number, _, _),) = [one for one in slurm.jobs() if one[0] != other]
+            slurm("scancel", number)
+            assert (
+                f"Slurm job {number} was cancelled, and not from this notebook" in notebook.finish(running).failure.text
+            )
+            slurm("scancel", other, check=False)
+            slurm.wait_empty()
+    finally:
+        slurm("scancel", other, check=False)
+
+
 def test_a_node_that_is_lost_takes_its_ranks_alone(slurm: Cluster, notebook: Notebook) -> None:
     notebook.run(POOL)
     notebook.run("%%sky_broadcast\nkept = 7")
