@@ -1,17 +1,27 @@
-"""What processes of a node are made of: a fork that finds imported what is imported here, signals as readable events, an event loop."""
+"""What processes of a node are made of: a fork that finds imported what is imported here, signals as readable events, an event loop.
+
+Where a scheduler ends, with each of its steps, whatever that has started, a *holder* forks instead: one process of the job, which the scheduler
+itself has started. It reads names from a FIFO, and runs the file of that name in its folder::
+
+    a step ── folder/NAME (sh), then NAME to folder/start ──▶ holder ──▶ sh folder/NAME ──▶ the process
+"""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import selectors
+import shlex
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from skymagic.kernels.supervisor import PR_SET_PDEATHSIG, prctl
+from skymagic.wire.codec import write_all
+from skymagic.wire.processes import HOLDER
+from skymagic.wire.record import why_unsafe
 
 
 def fork(main: Callable[[], object]) -> int:
@@ -158,3 +168,49 @@ class EventLoop:
             callback()
         except Exception as problem:
             self._on_error(problem)
+
+
+# -- by the holder of a job -----------------------------------------------------------------------------------------------
+
+HOLDER_TIMEOUT = 30.0
+"""Seconds that a holder may take to be there, and then to start what was ordered."""
+HOLDER_POLL = 0.02
+
+
+def holder() -> str:
+    """The folder of this step's holder; "" where what is started outlives the step by itself."""
+    return os.environ.get(HOLDER, "")
+
+
+def order_held(place: str, name: str, words: Sequence[str], text: str) -> float:
+    """Have the holder in this folder run ``python words`` with this text as its input; until when to wait for it (monotonic seconds).
+
+    Raises:
+        OSError: there is no holder, or it is not this user's.
+    """
+    deadline = time.monotonic() + HOLDER_TIMEOUT
+    fifo = os.path.join(place, "start")
+    while not os.path.exists(fifo):
+        if time.monotonic() > deadline:
+            raise FileNotFoundError(f"the job's holder is not on this node ({place}): has the job ended?")
+        time.sleep(HOLDER_POLL)
+    if (reason := why_unsafe(place)) is not None:
+        raise PermissionError(f"{place}: {reason}")
+    file = os.open(os.path.join(place, name), os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o600)
+    write_all(file, held_script(words, text, os.environ).encode())
+    os.close(file)
+    names = os.open(fifo, os.O_WRONLY | os.O_NONBLOCK)  # ENXIO where the holder has ended
+    write_all(names, f"{name}\n".encode())
+    os.close(names)
+    return deadline
+
+
+def held_script(words: Sequence[str], text: str, environ: Mapping[str, str]) -> str:
+    """sh by which a holder runs this Python with these words, in the environment of who orders it; pure.
+
+    Args:
+        text: what the process reads from its input; no line of it is END.
+    """
+    kept = {key: environ[key] for key in ("PATH", "PYTHONPATH", "VIRTUAL_ENV") if key in environ}
+    settings = "".join(f"export {key}={shlex.quote(value)}\n" for key, value in kept.items())
+    return f"{settings}exec {shlex.join([sys.executable, *words])} <<'END'\n{text.rstrip()}\nEND\n"

@@ -18,8 +18,7 @@ import threading
 import time
 from pathlib import Path
 
-from skymagic.kernels import holder
-from skymagic.kernels.fork import close_from, fork
+from skymagic.kernels.fork import HOLDER_POLL, close_from, fork, holder, order_held
 from skymagic.wire import atomic, tls
 from skymagic.wire.authentication import Unauthenticated
 from skymagic.wire.codec import write_all
@@ -91,11 +90,11 @@ class ProcessRelay:
 
 
 def main(daemon: str, address: str, answer: str = "") -> int:
-    """Begin to listen, and leave the login; or have the job's holder do so (`kernels.holder`), which is told where the port is answered."""
+    """Begin to listen, and leave the login; or have the job's holder do so (`kernels.fork`), which is told where the port is answered."""
     pem = b""
     while not pem.endswith(END) and (piece := os.read(0, 1 << 16)):
         pem += piece
-    if (place := holder.folder()) and not answer:
+    if (place := holder()) and not answer:
         write_all(1, f"\nlistens {_ordered(place, daemon, address, pem.decode())}\n".encode())
         return 0
     context = tls.context(pem.decode(), server=True)
@@ -127,11 +126,11 @@ def _ordered(place: str, daemon: str, address: str, pem: str) -> str:
     """The port of a relay that the holder in this folder has started, or why there is none. Raises OSError."""
     name = f"relay-{os.getpid()}"
     answer = Path(place, f"{name}.port")
-    deadline = holder.order(place, name, ["-P", "-m", RELAY, daemon, address, str(answer)], pem)
+    deadline = order_held(place, name, ["-P", "-m", RELAY, daemon, address, str(answer)], pem)
     while not answer.exists():
         if time.monotonic() > deadline:
             raise TimeoutError(f"no process at {address} answers")
-        time.sleep(holder.POLL)
+        time.sleep(HOLDER_POLL)
     return answer.read_text()
 
 

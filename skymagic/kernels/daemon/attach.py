@@ -3,7 +3,7 @@
 It starts the daemon NAME, or finds it again, and relays between its standard streams and the daemon's socket until either ends. The
 daemon owns the agent (or COMMAND in the agent's place), so that the agent outlives the connection.
 
-A daemon leaves its login by a double fork, or is started by a holder (`kernels.holder`), as ``attach --held``.
+A daemon leaves its login by a double fork, or is started by a holder (`kernels.fork`), as ``attach --held``.
 
 The first line of the input is a `HandshakeRequest`; the daemon, or this process when there is none, replies.
 """
@@ -17,10 +17,9 @@ import socket
 import sys
 import time
 
-from skymagic.kernels import holder
 from skymagic.kernels.daemon import rundir
 from skymagic.kernels.daemon.rundir import RunDirectory, RunDirectoryError
-from skymagic.kernels.fork import close_from, fork
+from skymagic.kernels.fork import HOLDER_POLL, close_from, fork, holder, order_held
 from skymagic.wire.codec import read_line, write_all
 from skymagic.wire.processes import ATTACH, boot_id
 from skymagic.wire.session.frames import HANDSHAKE_REPLY, HANDSHAKE_REQUEST, HandshakeReply, HandshakeRequest
@@ -76,7 +75,7 @@ def _attach(name: str, command: list[str], request: HandshakeRequest) -> socket.
 
 def _start(directory: RunDirectory, command: list[str], secret: str) -> socket.socket | None:
     """Fork the daemon, or have it started by the holder; it listens before anybody connects."""
-    if place := holder.folder():
+    if place := holder():
         return _start_held(place, directory, command, secret)
     listener = directory.listen()
 
@@ -94,9 +93,9 @@ def _start(directory: RunDirectory, command: list[str], secret: str) -> socket.s
 def _start_held(place: str, directory: RunDirectory, command: list[str], secret: str) -> socket.socket | None:
     """Order the daemon from the holder in this folder. Raises OSError where there is none."""
     words = ["-P", "-m", ATTACH, HELD, directory.path, *command]
-    deadline = holder.order(place, os.path.basename(directory.path), words, secret)
+    deadline = order_held(place, os.path.basename(directory.path), words, secret)
     while (sock := directory.connect()) is None and time.monotonic() < deadline:
-        time.sleep(holder.POLL)
+        time.sleep(HOLDER_POLL)
     return sock
 
 
