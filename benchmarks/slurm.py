@@ -128,7 +128,8 @@ def cells(there: Pool) -> float:
 
 def bulk(direct: tuple[str, ...] = provider.BULK) -> float:
     """MB/s to a node, for a value that it does not have."""
-    before, provider.BULK = provider.BULK, direct
+    before: tuple[str, ...] = provider.BULK
+    provider.BULK = direct
     try:
         with closing(pool("slurm")[0]) as there:
             cluster.run(there, "pass")

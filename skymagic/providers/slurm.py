@@ -41,7 +41,7 @@ RETRY_SECONDS = 30.0
 """For which a node that has just been given may refuse steps: its prologue runs."""
 STEP_SECONDS = 10.0
 """For which the holders of a step may wait for what they hold."""
-BULK = (processes.VALUES, processes.FILES)
+BULK: tuple[str, ...] = (processes.VALUES, processes.FILES)
 """Modules that values and files go to."""
 DOOR_SECONDS = 3.0
 """For which a node may take to answer at its own address, before srun is used instead."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
@@ -12,7 +12,7 @@ import pytest
 
 from skymagic.wire import processes
 from tests.lab.ending import cmdline
-from tests.lab.notebook import Notebook, opened
+from tests.lab.notebook import Notebook, Shown, opened
 from tests.lab.slurm import Cluster, cluster
 
 pytestmark = pytest.mark.needs("slurm", "root")
@@ -31,6 +31,10 @@ def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 def kernel(slurm: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Notebook]:
     with opened(tmp_path_factory.mktemp("notebook"), env={**slurm.env, "OWN_TOKEN": "a secret"}) as made:
         yield made
+
+
+def shows(text: str) -> Callable[[Shown], bool]:
+    return lambda cell: text in cell.text
 
 
 def nothing_left(slurm: Cluster) -> None:
@@ -76,7 +80,7 @@ def test_a_job_that_is_cancelled_while_it_starts_is_told_as_such(slurm: Cluster,
     try:
         for when in (" waits: ", " has n1, n2"):
             running = notebook.start(f"{POOL} --exclusive")
-            notebook.watch(running, lambda cell, when=when: when in cell.text)
+            notebook.watch(running, shows(when))
             ((number, _, _),) = [one for one in slurm.jobs() if one[0] != other]
             slurm("scancel", number)
             assert (
