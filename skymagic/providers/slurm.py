@@ -191,10 +191,7 @@ class Slurm:
         held.machines.extend(machines)
         held.plan = _outcome(survey, machines, job)
         ssh.set_up(machines, survey.requirements, say)
-        return [
-            _node(machine, place, index, f"{job_id}-{index}")
-            for index, (machine, place) in enumerate(zip(machines, places, strict=True))
-        ]
+        return _nodes(machines, places)
 
     def attach(self, plan: Plan, accesses: Sequence[SlurmAccess]) -> tuple[SlurmSurvey, Sequence[Node]]:
         """The nodes of a pool that another notebook of this user has made from this plan; nothing is connected to yet."""
@@ -204,17 +201,12 @@ class Slurm:
         job_id = first.daemon.rpartition("-")[0]
         places = [JobNode(login, one.job, one.host, job_id) for one in accesses]
         machines = [
-            ssh.HostMachine(
-                one.host, place.reconnected, None, one.installation.facts, one.secret, one.installation
-            )
+            ssh.HostMachine(one.host, place.reconnected, None, one.installation.facts, one.secret, one.installation)
             for place, one in zip(places, accesses, strict=True)
-        ]  # fmt: skip
+        ]
         held = HeldJob(job_id, first.job, machines=machines, plan=plan, ready=True)
         survey = SlurmSurvey(plan, first.installation.requirements, login, {}, held=held)
-        return survey, [
-            _node(machine, place, index, accesses[index].daemon)
-            for index, (machine, place) in enumerate(zip(machines, places, strict=True))
-        ]
+        return survey, _nodes(machines, places)
 
     def pools(self) -> Sequence[ListedPool]:
         """Jobs of this user's that are pools, whichever login node they were submitted from."""
@@ -435,7 +427,12 @@ def _outcome(survey: SlurmSurvey, machines: Sequence[ssh.HostMachine], job: Slur
     )  # fmt: skip
 
 
-def _node(machine: ssh.HostMachine, place: JobNode, index: int, daemon: str) -> Node:
+def _nodes(machines: Sequence[ssh.HostMachine], places: Sequence[JobNode]) -> list[Node]:
+    return [_node(machine, place, index) for index, (machine, place) in enumerate(zip(machines, places, strict=True))]
+
+
+def _node(machine: ssh.HostMachine, place: JobNode, index: int) -> Node:
+    daemon = f"{place.job_id}-{index}"
     node = machine.node(index, daemon)
     door = NodeDoor(place, head.NodeAccess(daemon, "", place.name), node.run)
     return replace(node, access=SlurmAccess(**vars(node.access), job=place.job), fate=place.fate, run=door.run)

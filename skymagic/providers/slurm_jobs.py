@@ -87,18 +87,9 @@ def partitions(text: str) -> tuple[SlurmPartition, ...]:
             continue
         name, _, nodes, cpus, memory, gres, limit, usual = cells
         numbers = [int(re.sub(r"\D.*", "", cell) or 0) for cell in (nodes, cpus, memory)]
-        found.append(
-            SlurmPartition(
-                name.rstrip("*"),
-                name.endswith("*"),
-                numbers[0],
-                numbers[1],
-                round(numbers[2] * 1.048576e-3, 1),
-                _gpus(gres),
-                limit,
-                usual,
-            )  # fmt: skip
-        )
+        found.append(SlurmPartition(
+            name.rstrip("*"), name.endswith("*"), numbers[0], numbers[1], round(numbers[2] * 1.048576e-3, 1), _gpus(gres), limit, usual
+        ))  # fmt: skip
     return tuple(found)
 
 
