@@ -7,10 +7,13 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import nbformat
 import psutil
 import pytest
+from nbformat.v4 import new_code_cell, new_notebook
 
 from skymagic.wire import processes
+from tests.lab.desk import Desk
 from tests.lab.ending import cmdline
 from tests.lab.notebook import Notebook, Shown, opened
 from tests.lab.slurm import Cluster, cluster
@@ -18,6 +21,7 @@ from tests.lab.slurm import Cluster, cluster
 pytestmark = pytest.mark.needs("slurm", "root")
 POOL = f"%sky_pool lab --provider slurm --nodes 2 --time 10m --python {sys.executable}"
 WORKING = "%%sky_broadcast --only all\nimport time\nprint('at work', flush=True)\ntime.sleep(600)"
+NODES = "%%sky_broadcast --only all\nimport os\nprint(os.environ['SLURMD_NODENAME'])"
 WHERE = "%%sky_broadcast -o seen\nimport os\n{k: v for k, v in os.environ.items() if k.startswith(('SLURM_', 'CUDA_V', 'OWN_'))}"
 
 
@@ -289,10 +293,15 @@ def test_a_prologue_that_prints_and_a_step_that_ends_are_no_matter(proctrack: st
     (tmp_path / "slurm").mkdir()
     with cluster(tmp_path / "slurm", proctrack=proctrack, more=f"TaskProlog={loud}") as slurm:
         (tmp_path / "notebook").mkdir()
-        with opened(tmp_path / "notebook", env=slurm.env) as notebook:
+        desk = Desk(tmp_path, POOL, slurm.env)
+        with opened(tmp_path / "notebook", env=desk.env) as notebook:
             notebook.run(POOL)
             notebook.run("%%sky_broadcast\nkept = 7")
             notebook.restart()
+            job = new_notebook(cells=[new_code_cell(NODES)])
+            nbformat.write(job, tmp_path / "job.ipynb")
+            code, out, err = desk.ran("run", tmp_path / "job.ipynb", "--pool", "lab")
+            assert (code, {"[0] n1", "[1] n2"} <= {*out.splitlines()}) == (0, True), err + out
             notebook.run("%load_ext skymagic\n%sky_attach lab")
             notebook.run("import random; big = random.randbytes(1 << 25)")
             notebook.run("%%sky_broadcast -o left\nkept, len(big)")
