@@ -293,15 +293,10 @@ def test_a_prologue_that_prints_and_a_step_that_ends_are_no_matter(proctrack: st
     (tmp_path / "slurm").mkdir()
     with cluster(tmp_path / "slurm", proctrack=proctrack, more=f"TaskProlog={loud}") as slurm:
         (tmp_path / "notebook").mkdir()
-        desk = Desk(tmp_path, POOL, slurm.env)
-        with opened(tmp_path / "notebook", env=desk.env) as notebook:
+        with opened(tmp_path / "notebook", env=slurm.env) as notebook:
             notebook.run(POOL)
             notebook.run("%%sky_broadcast\nkept = 7")
             notebook.restart()
-            job = new_notebook(cells=[new_code_cell(NODES)])
-            nbformat.write(job, tmp_path / "job.ipynb")
-            code, out, err = desk.ran("run", tmp_path / "job.ipynb", "--pool", "lab")
-            assert (code, {"[0] n1", "[1] n2"} <= {*out.splitlines()}) == (0, True), err + out
             notebook.run("%load_ext skymagic\n%sky_attach lab")
             notebook.run("import random; big = random.randbytes(1 << 25)")
             notebook.run("%%sky_broadcast -o left\nkept, len(big)")
@@ -333,3 +328,18 @@ def test_a_home_that_nodes_do_not_see_is_told_and_another_folder_serves(tmp_path
         assert notebook.value("seen") == [False, False]
         notebook.run("%sky_down")
         nothing_left(slurm)
+
+
+def test_a_notebook_is_executed_on_the_head_and_outlives_the_step_that_began_it(tmp_path: Path) -> None:
+    for folder in ("slurm", "notebook"):
+        (tmp_path / folder).mkdir()
+    with cluster(tmp_path / "slurm", proctrack="cgroup") as slurm:
+        desk = Desk(tmp_path, POOL, slurm.env)
+        nbformat.write(new_notebook(cells=[new_code_cell(NODES)]), tmp_path / "job.ipynb")
+        with opened(tmp_path / "notebook", env=desk.env) as notebook:
+            notebook.run(POOL)
+            notebook.restart()
+            code, out, err = desk.ran("run", tmp_path / "job.ipynb", "--pool", "lab")
+            assert (code, {"[0] n1", "[1] n2"} <= {*out.splitlines()}) == (0, True), err + out
+            notebook.run("%load_ext skymagic\n%sky_down lab")
+            nothing_left(slurm)
