@@ -15,7 +15,8 @@ from skymagic.plan.masking import is_secret_name
 from skymagic.plan.suggest import check_keywords, did_you_mean
 from skymagic.plan.units import AtLeast, Selection
 
-PROVIDERS = ("auto", "local", "ssh", "aws", "slurm", "kubernetes", "ray")
+AUTO = "auto"
+PROVIDERS = (AUTO, "local", "ssh", "aws", "slurm", "kubernetes", "ray")
 SSH_CLIENTS = ("auto", "paramiko", "openssh")
 """Who speaks SSH; auto: paramiko, and OpenSSH where that cannot log in."""
 COMPOSITE = re.compile(r"(cpu|cuda|xpu|mps|hpu):\w+(,(cpu|cuda|xpu|mps|hpu):\w+)*")
@@ -70,6 +71,8 @@ class CloudSettings:
 
 def cloud_settings(values: Mapping[str, Any]) -> CloudSettings:
     """Settings as a dictionary has them. Raises RequestError for names that are none."""
+    if not values:  # as nearly always, and asked for with each cell
+        return CloudSettings()
     try:
         check_keywords("SkyMagic.aws", values, [one.name for one in fields(CloudSettings)], {})
     except TypeError as wrong:

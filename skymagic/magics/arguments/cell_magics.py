@@ -12,7 +12,7 @@ from skymagic.magics.arguments.options import PLUGINS, POOL
 from skymagic.magics.arguments.reading import ParsedLine
 from skymagic.magics.arguments.toml import scan_body
 from skymagic.plan.image import Image
-from skymagic.plan.requests import PROVIDERS, Defaults, PoolRequest, RunRequest, ShellRequest, no_provider
+from skymagic.plan.requests import AUTO, PROVIDERS, Defaults, PoolRequest, RunRequest, ShellRequest, no_provider
 from skymagic.plan.suggest import did_you_mean
 from skymagic.plan.units import Selection
 
@@ -59,7 +59,7 @@ def pool_of(
     stated = {key: value for key, value in line.values.items() if key in POOL_FIELDS}
     labels = {key: line.labels.get(key, f"%config SkyMagic.{key}") for key in ("provider", "plugins")}
     values = {**configured, **stated}
-    if values["provider"] not in providers:
+    if values["provider"] != AUTO and values["provider"] not in providers:
         line.mistakes.append(f"{labels['provider']}: {no_provider(values['provider'], providers)}")
     names = [spec.name for spec in values["plugins"]]
     line.mistakes += [f"{labels['plugins']}: {mistake}" for mistake in _unknown(names, plugins)]
