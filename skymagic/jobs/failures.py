@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
@@ -56,6 +57,8 @@ def hints(
     missing = dict.fromkeys(
         match[1] for one in failures if one.ename == "NameError" and (match := NO_NAME.match(one.evalue))
     )
+    if forgotten := [name for name in missing if name not in names and name in sys.stdlib_module_names]:
+        return [f"did you forget to import {name!r}?" for name in forgotten]  # as Python says from 3.12 on
     # what the notebook has under that very name is told by another line
     if nearest := [words for name in missing if name not in names and (words := did_you_mean(name, names))]:
         return [words.removeprefix("; ") for words in nearest]

@@ -6,7 +6,7 @@ import pytest
 
 from skymagic.magics.transformers import misplaced
 from tests.lab.notebook import Notebook
-from tests.lab.pools import borrowed
+from tests.lab.pools import Pools, borrowed
 
 notebook = borrowed("--ranks 2")
 
@@ -86,3 +86,12 @@ def test_a_list_by_rank_that_is_taken_for_its_value_is_told(notebook: Notebook) 
     assert said_below(notebook, "mine()") == ""
     notebook.run("%%sky_broadcast -t 1 -g net\nnet")
     assert "net[0] is rank 1's" in said_below(notebook, "net()")
+
+
+def test_a_ddp_that_comes_back_says_once_that_module_is_gone(shared_pools: Pools) -> None:
+    pytest.importorskip("torch")
+    with shared_pools.lent("--ranks 2 --plugin torch") as notebook:
+        cell = "%%sky_broadcast -g model --head\nimport torch\nmodel = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 1))"
+        words = "model: DDP unwrapped; what was model.module on the ranks is model here\n"
+        assert [notebook.run(cell).stdout for _ in range(2)] == [words, ""]
+        assert notebook.value("type(model).__name__") == "Linear"

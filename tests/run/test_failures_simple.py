@@ -90,6 +90,8 @@ def test_a_name_that_is_misspelt_gets_the_nearest(notebook: Notebook) -> None:
     lines = notebook.fail("%%sky_broadcast\nbacthes + 1").text.splitlines()
     assert lines[-2:] == ["did you mean 'batches'?", "NameError: name 'bacthes' is not defined"]
     assert "is not defined on ranks 0–2; did you mean 'batches'?" in notebook.fail("%sky_pull bathces").evalue
+    lines = notebook.fail("%%sky_broadcast\nbatch = statistics.mean([1])").text.splitlines()
+    assert lines[-2:] == ["did you forget to import 'statistics'?", "NameError: name 'statistics' is not defined"]
     notebook.run("weights = 1")
     assert "has this name; did you mean 'weights'?" in notebook.fail("%sky_push wieghts").evalue
 
