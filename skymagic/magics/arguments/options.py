@@ -239,7 +239,7 @@ MAGICS: dict[str, Magic] = {
     "sky_check": Magic("Check the nodes of a pool: GPUs, hardware errors, disks, clocks, and the speed of the network links.", (_QUICK,), NAME, "pools", ("%sky_check", "%sky_check train --quick"), elsewhere=_MORE),
     "sky_restart": Magic("Restart ranks. Their variables are lost.", (_TARGETS, _POOL_NAME), NAME, "pools", ("%sky_restart", "%sky_restart -t 2")),
     "sky_down": Magic("End a pool and release its machines.", (_DOWN_ALL, _AT_HOSTS, _RENTED), NAME, "pools", ("%sky_down", "%sky_down train", "%sky_down --all", "%sky_down lab --hosts gpu1,gpu2    # of a notebook that is gone", "%sky_down train --provider aws     # rented from another machine"), elsewhere=_MORE),
-    "sky_attach": Magic("Continue with a pool whose notebook is gone and show its output since then; read a pool of a running notebook; without a name: list pools.", (_TAKE_OVER,), NAME, "left", ("%sky_attach", "%sky_attach lab"), elsewhere=_MORE),
+    "sky_attach": Magic("Continue with a pool whose notebook is gone and show its output since then; follow a pool of a running notebook; without a name: list pools.", (_TAKE_OVER,), NAME, "left", ("%sky_attach", "%sky_attach lab"), elsewhere=_MORE),
     "sky_auto": Magic("Run every plain cell on the ranks, or stop doing so. Cells that begin with a magic or %%local run in the notebook.", (), "on|off", "switch", ("%sky_auto on",)),
     "sky_run": Magic("Older name of %%sky_broadcast -t RANK; without -t it takes the next rank in turn.", RUN, NAME, "pools", ("%%sky_run -t 1 -o value",), True, POOL, listed=False),
     "sky_cost": Magic("Older name: %sky_status shows what pools cost.", (), NAME, "pools", ("%sky_cost",), elsewhere=_MORE, listed=False),

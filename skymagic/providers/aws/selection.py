@@ -21,7 +21,7 @@ class MachineOffer:
 
     Attributes:
         price: dollars per hour of one machine; None where nobody told it.
-        priced: where the price is from: ``"spot history"``, ``"price list"``, ``"estimate of 2026-11-01"``, or ``""``.
+        priced: where the price is from: ``"spot history"``, ``"price list"``, or ``""``.
         gpu: canonical name of its GPUs; None without. gpus: how many. gpu_memory: GB of one of them.
         vcpus: virtual CPUs. memory: GB.
         network: Gbit/s of the whole machine, 0 where unknown. cards: network cards; with several it takes no public address.
