@@ -23,10 +23,11 @@ ONLY_IN = {
     "paramiko": ("ssh",),
     "boto3": ("providers.aws",),
     "botocore": ("providers.aws",),
+    "kubernetes": ("providers.kubernetes_api",),
 }
 # Never at a module's top level: they cost seconds, or must not be imported before a rank's environment is set.
 INSIDE_FUNCTIONS = {"torch", "jax", "keras", "numpy", "pandas", "transformers", "datasets", "sklearn", "joblib"}
-INSIDE_FUNCTIONS |= {"boto3", "botocore", "paramiko", "ipywidgets", "matplotlib"}
+INSIDE_FUNCTIONS |= {"boto3", "botocore", "kubernetes", "paramiko", "ipywidgets", "matplotlib"}
 
 HEAVY = ("torch", "numpy", "pandas", "boto3", "paramiko", "ipyparallel", "ipywidgets", "zmq", "IPython", "jax")
 

@@ -115,7 +115,7 @@ class KubernetesCluster:
 
     def __init__(self, context: str = "", namespace: str = "") -> None:
         self._configuration, self.context, usual = _configured(context)
-        self._configuration.retries = 1
+        self._configuration.retries = False  # urllib3 tells of each
         self.namespace = namespace or usual
         client = official().client
         self.client = api = client.ApiClient(self._configuration)
@@ -127,15 +127,21 @@ class KubernetesCluster:
         """What a call answers. Raises ProvisionError with why it is refused; a missing object is ``{}``."""
         from urllib3.exceptions import HTTPError
 
-        try:
-            answer = call(*args, **options, _preload_content=False, _request_timeout=SECONDS)
-            return dict(json.loads(answer.data))
-        except official().client.ApiException as problem:
-            if problem.status == 404:
-                return {}
-            raise ProvisionError(refusal_words(problem.status, problem.body or problem.reason, self.label)) from None
-        except (HTTPError, OSError) as problem:
-            raise ProvisionError(f"{self.label}: the API server does not answer: {problem}") from None
+        repeated = not call.__name__.startswith("create")  # a connection that was idle may be gone
+        while True:
+            try:
+                answer = call(*args, **options, _preload_content=False, _request_timeout=SECONDS)
+                return dict(json.loads(answer.data))
+            except official().client.ApiException as problem:
+                if problem.status == 404:
+                    return {}
+                raise ProvisionError(
+                    refusal_words(problem.status, problem.body or problem.reason, self.label)
+                ) from None
+            except (HTTPError, OSError) as problem:
+                if not repeated:
+                    raise ProvisionError(f"{self.label}: the API server does not answer: {problem}") from None
+                repeated = False
 
     @property
     def label(self) -> str:
@@ -489,7 +495,11 @@ def job_manifest(job_id: str, nodes: int, seconds: int, resources: Json, image: 
     }  # fmt: skip
     asked = template.get("spec", {})
     first, *others = asked.get("containers") or [{}]
-    script = HOME + CONTAINER.replace("@HOLDER@", slurm_jobs.holder_script(holder_folder(job_id)))
+    script = (
+        "trap 'exit 143' HUP INT TERM\n"
+        + HOME
+        + CONTAINER.replace("@HOLDER@", slurm_jobs.holder_script(holder_folder(job_id)))
+    )
     kept = first.get("resources", {})
     container = {
         "name": "skymagic", **first, **({"image": image} if image else {}), "command": ["/bin/sh", "-c", script],

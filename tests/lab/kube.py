@@ -191,6 +191,8 @@ class Kube:
     denied: set[tuple[str, str]] = field(default_factory=set)
     requests: list[tuple[str, str]] = field(default_factory=list)
     """(verb, resource) of all that came."""
+    lost_answer: int = -1
+    """Number of the request whose answer is lost: carried out, and the connection breaks."""
     execs: list[ExecHandler] = field(default_factory=list)
     token: str = field(default_factory=lambda: secrets.token_hex(16))
     files: list[tuple[str, dict[str, str]]] = field(default_factory=list)
@@ -504,6 +506,14 @@ class Kube:
             self._services = {key: one for key, one in self._services.items() if not _owned(one, job)}
             return {"kind": "Status", "apiVersion": "v1", "status": "Success"}
 
+    def delete_pod(self, name: str) -> Json:
+        """As DELETE of a pod."""
+        with self._changed:
+            if name not in self._pods:
+                raise ApiError(404, "NotFound", f'pods "{name}" not found')
+            self._end(self._pods[name], "Completed")
+            return self._pods[name].body if name in self._pods else {}
+
     def create_service(self, body: Json) -> Json:
         """As POST services."""
         with self._changed:
@@ -599,7 +609,8 @@ def _gpus(pod: Pod) -> int:
 
 
 def _state(pod: Pod, kind: str, **fields: Any) -> Json:
-    return {"name": pod.container["name"], "ready": kind == "running", "state": {kind: fields}}
+    image = {"image": pod.container["image"], "imageID": "", "restartCount": 0}
+    return {"name": pod.container["name"], "ready": kind == "running", **image, "state": {kind: fields}}
 
 
 def _selected(body: Json, labels: str, fields: str) -> bool:
@@ -635,6 +646,10 @@ class ApiHandler(tornado.web.RequestHandler):
             found = await asyncio.to_thread(answer)
         except ApiError as problem:
             code, found = problem.code, problem.body()
+        if len(self.cluster.requests) == self.cluster.lost_answer:
+            self.cluster.lost_answer = -1
+            self.detach().close()
+            return
         self.set_status(code)
         self.set_header("Content-Type", "application/json")
         await self.finish(json.dumps(found))
@@ -723,6 +738,8 @@ class ObjectHandler(ApiHandler):
     async def delete(self, group: str, namespace: str, resource: str, name: str) -> None:
         def answer() -> Json:
             self.check("delete", group, resource)
+            if resource == "pods":
+                return self.cluster.delete_pod(name)
             assert self.get_argument("propagationPolicy", "") == "Background", "pods would be left"
             return self.cluster.delete_job(name)
 

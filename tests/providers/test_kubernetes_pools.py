@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 import yaml
 
 from skymagic.errors import ProvisionError, RequestError
+from skymagic.magics.arguments.cell_magics import parse_pool
 from skymagic.providers import kubernetes_api
-from skymagic.providers.kubernetes import ExecConnection, PodPlace
+from skymagic.providers.kubernetes import ExecConnection, Kubernetes, PodPlace
 from skymagic.providers.kubernetes_api import KubernetesCluster
 from tests.lab.kube import Kube, kube
 from tests.lab.notebook import ROOT, Notebook, opened
@@ -131,17 +134,19 @@ def test_a_quota_is_told(cluster: Kube, notebook: Notebook) -> None:
 
 def test_eviction_is_an_interruption(cluster: Kube, notebook: Notebook) -> None:
     notebook.run(POOL)
-    notebook.run(
-        "%%sky_broadcast\nimport skymagic as sky\nkept = 7\nsky.on_interruption(lambda notice: print('saved', flush=True))"
-    )
-    running = notebook.start(WORKING)
-    notebook.watch(running, lambda cell: cell.text.count("at work") == 2)
-    cluster.evict(cluster.pod(1).name)
-    failure = notebook.finish(running).failure.text
-    assert "[1] saved" in running.text
-    assert (
-        "it was evicted: its node is drained (EvictionByEvictionAPI" in failure
-        or "its node evicted it (Evicted" in failure
+    with TemporaryDirectory(dir="/var/tmp") as shared:  # pods have a /tmp of their own
+        notebook.run(
+            f"%%sky_broadcast\nimport skymagic as sky\nkept = 7\n"
+            f"sky.on_interruption(lambda notice: open(f'{shared}/{{sky.instance_info().rank}}', 'x').close())"
+        )
+        running = notebook.start(WORKING)
+        notebook.watch(running, lambda cell: cell.text.count("at work") == 2)
+        cluster.evict(cluster.pod(1).name)
+        failure = notebook.finish(running).failure.text
+        cluster.wait(lambda: len(cluster.pods()) == 1)
+        assert [path.name for path in Path(shared).iterdir()] == ["1"], "its hook has run, and no other's"
+    assert re.search(r"it was evicted: its node is drained \(EvictionBy|its node evicted it \(Evicted", failure), (
+        failure
     )
     notebook.run("%%sky_broadcast -t 0 -o left\nkept")
     assert notebook.value("left") == [7]
@@ -188,6 +193,13 @@ def test_pods_that_are_there_are_used_and_stay(cluster: Kube, notebook: Notebook
     notebook.run("%sky_down")
     assert cluster.left() == before
     cluster.close()
+
+
+def test_the_first_try_on_a_real_cluster_comes_to_its_end(cluster: Kube) -> None:
+    command = [sys.executable, str(ROOT / "benchmarks/try_kubernetes.py"), "--silence", "1", "--python", sys.executable]
+    done = subprocess.run(command, env={**os.environ, **cluster.env}, capture_output=True, text=True)
+    assert "all of it went well" in done.stdout, done.stdout + done.stderr
+    cluster.wait(lambda: not cluster.left())
 
 
 # ------------------------------------------------------------------------------------ the API, without a notebook
@@ -249,6 +261,29 @@ def test_a_shell_by_exec(cluster: Kube, api: KubernetesCluster) -> None:
     assert (got == 3 * sent, process.finish(10)) == (True, 0)
     process.close()
     ended(api, cluster, connection)
+
+
+def test_nothing_is_left_wherever_a_start_ends(cluster: Kube, api: KubernetesCluster) -> None:
+    """Each answer of the API server is lost in turn, until a start comes through; that one is interrupted."""
+
+    def interrupt(line: str) -> None:
+        if line.startswith("Kubernetes runs"):
+            raise KeyboardInterrupt
+
+    cluster.grace = 2.0  # a process that has not begun yet hears nothing
+    request = parse_pool(f"--provider kubernetes --nodes 2 --python {sys.executable}")
+    ends = []
+    while KeyboardInterrupt not in ends:
+        survey = Kubernetes().plan(request, print)
+        cluster.lost_answer = len(cluster.requests) + len(ends) + 1
+        with pytest.raises((ProvisionError, KeyboardInterrupt)) as raised:
+            Kubernetes().acquire(survey, f"lab-{len(ends):08x}", interrupt)
+        ends.append(raised.type)
+        cluster.lost_answer = -1
+        survey.close()
+        survey.close()
+        cluster.wait(lambda: not cluster.left())
+    assert ends[0] is ProvisionError, "the answer to the creation"
 
 
 def test_the_signal_that_ends_a_pod_goes_to_what_the_holder_has_started(cluster: Kube, api: KubernetesCluster) -> None:
