@@ -12,14 +12,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from shlex import quote
 
-from skymagic.bootstrap.provision import probe
 from skymagic.bootstrap.requirements import Requirements
 from skymagic.cluster import Node
 from skymagic.display.panel import StartStep
 from skymagic.display.screen import print_note
-from skymagic.errors import CloudError, HostError, HostGone, ProvisionError, RequestError
+from skymagic.errors import CloudError, HostGone, ProvisionError, RequestError
 from skymagic.plan.accelerators import GpuChoice
-from skymagic.plan.planning import plan_over
 from skymagic.plan.plans import Plan, topology
 from skymagic.plan.requests import PoolRequest
 from skymagic.plan.units import count
@@ -134,7 +132,7 @@ class Kubernetes:
     def plan(self, request: PoolRequest, say: Say) -> KubernetesSurvey:
         """Ask whether it may be made; nothing is."""
         options = dict(request.kubernetes)
-        mistakes = _elsewhere(request)
+        mistakes = ssh.elsewhere(request)
         labels = options.get("pods", "")
         try:
             resources, template = _resources(request), _template(options.get("pod-template", ""))
@@ -201,7 +199,8 @@ class Kubernetes:
         say(StartStep(f"Kubernetes runs {', '.join(names)} …", "connecting", names))
         machines = ssh.side_by_side(lambda place: _reached(place, survey.requirements), places)
         held.machines.extend(machines)
-        held.plan = _outcome(survey, machines)
+        ends = None if survey.labels else time.time() + (survey.plan.request.max_lifetime or LIFETIME)
+        held.plan = replace(ssh.measured(survey.plan, machines, survey.requirements), ends=ends)
         ssh.set_up(machines, survey.requirements, say)
         return [
             _node(one, place, index, f"{job_id}-{index}")
@@ -251,14 +250,6 @@ class Kubernetes:
 
 
 # ------------------------------------------------------------------------------------ what is asked for
-
-
-def _elsewhere(request: PoolRequest) -> list[str]:
-    """What has no meaning on such a cluster."""
-    options = (("--hosts", request.hosts), ("--region", request.region), ("--spot", request.spot),
-               ("--replace", request.replace), ("--max-price", request.max_price), ("--login", request.login),
-               ("--ssh", request.ssh != "auto"))  # fmt: skip
-    return [f"{option} is not for --provider kubernetes: leave it out" for option, said in options if said]
 
 
 def _resources(request: PoolRequest) -> Json:
@@ -365,34 +356,8 @@ def fate(place: PodPlace) -> str:
 
 
 def _reached(place: PodPlace, requirements: Requirements) -> ssh.HostMachine:
-    """A pod, inspected; one that has just begun to run may take a while."""
-    connection = ExecConnection(place)
-    deadline = time.monotonic() + RETRY_SECONDS
-    while True:
-        try:
-            facts = probe(connection, requirements, True)
-            return ssh.HostMachine(place.pod, functools.partial(connected, place), connection, facts)
-        except HostError as problem:
-            reason = fate(place)
-            if reason or time.monotonic() > deadline:
-                connection.close()
-                raise (HostError(place.pod, reason) if reason else problem) from problem
-            time.sleep(1.0)  # kubelet tells of a container before it takes exec
-        except BaseException:
-            connection.close()
-            raise
-
-
-def _outcome(survey: KubernetesSurvey, machines: Sequence[ssh.HostMachine]) -> Plan:
-    """The plan with the pods' own CPUs and GPUs. Raises RequestError where a pod has not what was asked for."""
-    minor = survey.requirements.minor
-    here = [replace(one.facts.inventory(minor), hostname=one.name, machine=one.name) for one in machines]
-    made = plan_over(replace(survey.plan.request, kubernetes=(), cpus=None, memory=None), here, "kubernetes")
-    seconds = survey.plan.request.max_lifetime or LIFETIME
-    return replace(
-        survey.plan, hosts=made.hosts, cpus=made.cpus, memory_gb=made.memory_gb, devices=made.devices, topology=made.topology,
-        gpu_words=made.gpu_words, ends=None if survey.labels else time.time() + seconds,
-    )  # fmt: skip
+    connect, ended = functools.partial(connected, place), functools.partial(fate, place)
+    return ssh.inspected(place.pod, connect, ExecConnection(place), requirements, ended, RETRY_SECONDS)
 
 
 def _node(machine: ssh.HostMachine, place: PodPlace, index: int, daemon: str) -> Node:

@@ -19,7 +19,6 @@ from typing import Any
 
 from platformdirs import user_state_path
 
-from skymagic.bootstrap.provision import probe
 from skymagic.bootstrap.requirements import Requirements
 from skymagic.cluster import Node
 from skymagic.display.panel import StartStep
@@ -27,7 +26,6 @@ from skymagic.display.screen import print_note
 from skymagic.errors import CloudError, HostGone, ProvisionError, RequestError
 from skymagic.plan import gpus
 from skymagic.plan.accelerators import Accelerator, GpuChoice, matches
-from skymagic.plan.planning import plan_over
 from skymagic.plan.plans import Plan, topology
 from skymagic.plan.requests import PoolRequest
 from skymagic.plan.units import count
@@ -297,7 +295,7 @@ class Ray:
 
     def plan(self, request: PoolRequest, say: Say) -> RaySurvey:
         """Ask what the cluster has; nothing is started there."""
-        mistakes = _elsewhere(request)
+        mistakes = ssh.elsewhere(request)
         if importlib.util.find_spec("ray") is None:
             mistakes.append(
                 "--provider ray needs Ray in the notebook's environment, in the cluster's version: pip install \"skymagic[ray]\""
@@ -332,7 +330,7 @@ class Ray:
         say(StartStep(f"Ray has given {', '.join(names)} …", "connecting", names))
         places = [RayNode(survey.link, job_id, index, name) for index, name in enumerate(names)]
         held.machines.extend(ssh.side_by_side(functools.partial(_reached, survey.requirements), places))
-        held.plan = _outcome(survey)
+        held.plan = ssh.measured(survey.plan, survey.held.machines, survey.requirements)
         ssh.set_up(held.machines, survey.requirements, say)
         return [_node(one, place, f"{job_id}-{place.index}") for one, place in zip(held.machines, places, strict=True)]
 
@@ -385,14 +383,6 @@ def _end(link: RayLink, job: str) -> None:
     _note(job).unlink(missing_ok=True)
 
 
-def _elsewhere(request: PoolRequest) -> list[str]:
-    """What has no meaning on a Ray cluster."""
-    options = (("--hosts", request.hosts), ("--region", request.region), ("--spot", request.spot), ("--replace", request.replace),
-               ("--login", request.login), ("--ssh", request.ssh != "auto"),
-               ("--max-price", request.max_price), *((f"--{name}", True) for name, _ in request.slurm))  # fmt: skip
-    return [f"{option} is not for --provider ray: leave it out" for option, said in options if said]
-
-
 def bundle(request: PoolRequest, nodes: Sequence[Mapping[str, float]]) -> dict[str, float]:
     """Ray's resources of each node of a pool; pure. Raises RequestError for GPUs that no node has.
 
@@ -443,24 +433,7 @@ def _names(nodes: Sequence[Mapping[str, str]]) -> list[str]:
 
 
 def _reached(requirements: Requirements, place: RayNode) -> ssh.HostMachine:
-    """A node, inspected."""
-    connection = place.connection()
-    try:
-        return ssh.HostMachine(place.name, place.reconnected, connection, probe(connection, requirements, True))
-    except BaseException:
-        connection.close()
-        raise
-
-
-def _outcome(survey: RaySurvey) -> Plan:
-    """The plan with the nodes' own CPUs and GPUs. Raises RequestError where a node has not what Ray says."""
-    minor, machines = survey.requirements.minor, survey.held.machines
-    here = [replace(one.facts.inventory(minor), hostname=one.name, machine=one.name) for one in machines]
-    made = plan_over(replace(survey.plan.request, address=None, cpus=None, memory=None), here, "ray")
-    return replace(
-        survey.plan, hosts=made.hosts, cpus=made.cpus, memory_gb=made.memory_gb, devices=made.devices, topology=made.topology,
-        gpu_words=made.gpu_words,
-    )  # fmt: skip
+    return ssh.inspected(place.name, place.reconnected, place.connection(), requirements)
 
 
 def _node(machine: ssh.HostMachine, place: RayNode, daemon: str) -> Node:

@@ -13,14 +13,12 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass, field, replace
 
-from skymagic.bootstrap.provision import probe
 from skymagic.bootstrap.requirements import Requirements
 from skymagic.cluster import Node
 from skymagic.display.panel import StartStep
 from skymagic.display.screen import print_note
-from skymagic.errors import CloudError, HostError, HostGone, ProvisionError, RequestError, SkyError
+from skymagic.errors import CloudError, HostGone, ProvisionError, RequestError, SkyError
 from skymagic.plan import gpus
-from skymagic.plan.planning import plan_over
 from skymagic.plan.plans import Plan, topology
 from skymagic.plan.requests import PoolRequest
 from skymagic.plan.units import count
@@ -242,9 +240,7 @@ def _login(request: PoolRequest) -> LoginNode:
 
 def _elsewhere(request: PoolRequest) -> list[str]:
     """What has no meaning on a cluster."""
-    options = (("--hosts", request.hosts), ("--region", request.region), ("--spot", request.spot),
-               ("--replace", request.replace), ("--max-price", request.max_price))  # fmt: skip
-    mistakes = [f"{option} is not for --provider slurm: leave it out" for option, said in options if said]
+    mistakes = ssh.elsewhere(request)
     if request.ssh != "auto" and not request.login:
         mistakes.append("--ssh is for the way to a login node: name that with --login, or leave it out")
     return mistakes
@@ -397,34 +393,15 @@ class SrunConnection(ChannelConnection):
 
 
 def _reached(place: JobNode, requirements: Requirements) -> ssh.HostMachine:
-    """A node, inspected; one that has just been given may take a while."""
-    connection = SrunConnection(place)
-    deadline = time.monotonic() + RETRY_SECONDS
-    while True:
-        try:
-            return ssh.HostMachine(place.name, place.reconnected, connection, probe(connection, requirements, True))
-        except HostError as problem:
-            if words := place.login.ended(place.job):
-                connection.close()
-                raise HostError(place.name, words) from problem
-            if time.monotonic() > deadline:
-                connection.close()
-                raise
-            time.sleep(1.0)
-        except BaseException:
-            connection.close()
-            raise
+    def ended() -> str:
+        return place.login.ended(place.job)
+
+    return ssh.inspected(place.name, place.reconnected, SrunConnection(place), requirements, ended, RETRY_SECONDS)
 
 
 def _outcome(survey: SlurmSurvey, machines: Sequence[ssh.HostMachine], job: SlurmJob) -> Plan:
-    """The plan with the nodes' own CPUs and GPUs. Raises RequestError where a node has not what its GRES says."""
-    minor = survey.requirements.minor
-    here = [replace(one.facts.inventory(minor), hostname=one.name, machine=one.name) for one in machines]
-    made = plan_over(replace(survey.plan.request, slurm=(), login=None, cpus=None, memory=None), here, "slurm")
-    return replace(
-        survey.plan, hosts=made.hosts, cpus=made.cpus, memory_gb=made.memory_gb, devices=made.devices, topology=made.topology,
-        gpu_words=made.gpu_words, ends=job.ends, notice=0 if survey.inside else lead(survey.directives),
-    )  # fmt: skip
+    notice = 0 if survey.inside else lead(survey.directives)
+    return replace(ssh.measured(survey.plan, machines, survey.requirements), ends=job.ends, notice=notice)
 
 
 def _nodes(machines: Sequence[ssh.HostMachine], places: Sequence[JobNode]) -> list[Node]:
