@@ -431,23 +431,28 @@ export HOME USER LOGNAME
 """Before each shell: an image that runs as a number without a name has neither a home that can be written nor a user's name."""
 CONTAINER = r"""(
 @HOLDER@) & holder=$!
-ours() {
-    up=$1
-    while [ "$up" -gt 1 ] && [ "$up" != $$ ]; do up=$(sed -n 's/^PPid:[^0-9]*//p' "/proc/$up/status" 2>/dev/null); : "${up:=0}"; done
-    [ "$up" = $$ ]
+depth() {
+    up=$1 depth=0
+    while [ "$up" -gt 1 ] && [ "$up" != $$ ]; do
+        up=$(sed -n 's/^PPid:[^0-9]*//p' "/proc/$up/status" 2>/dev/null) depth=$((depth + 1))
+        : "${up:=0}"
+    done
+    [ "$up" = $$ ] || depth=0
 }
 end() {
     for each in /proc/[0-9]*; do
-        each=${each#/proc/}
-        [ "$each" = $$ ] || ! ours "$each" || kill -TERM "$each" 2>/dev/null
+        depth "${each#/proc/}"
+        case $depth in 1|4) kill -TERM "${each#/proc/}" 2>/dev/null ;; esac
     done
 }
 trap end HUP INT TERM
 while kill -0 $holder 2>/dev/null; do wait $holder; done
 wait $holder
 """
-"""The first process of a pod: passes the signal that ends the pod on to all that the holder has started, as Slurm does, which is when hooks of
-ranks run; not to what came by exec, over which their last words go.
+"""The first process of a pod: passes the signal that ends the pod on to the holder and to its daemons' agents, which have the hooks of ranks run.
+
+Holder, its subshell, daemon, agent: that is how deep they are below it. Ranks do not get it, for it would end them; nor what has come by exec,
+over which their last words go.
 """
 
 

@@ -272,7 +272,7 @@ def test_nothing_is_left_wherever_a_start_ends(cluster: Kube, api: KubernetesClu
 
     cluster.grace = 2.0  # a process that has not begun yet hears nothing
     request = parse_pool(f"--provider kubernetes --nodes 2 --python {sys.executable}")
-    ends = []
+    ends: list[type[BaseException]] = []
     while KeyboardInterrupt not in ends:
         survey = Kubernetes().plan(request, print)
         cluster.lost_answer = len(cluster.requests) + len(ends) + 1
@@ -286,15 +286,17 @@ def test_nothing_is_left_wherever_a_start_ends(cluster: Kube, api: KubernetesClu
     assert ends[0] is ProvisionError, "the answer to the creation"
 
 
-def test_the_signal_that_ends_a_pod_goes_to_what_the_holder_has_started(cluster: Kube, api: KubernetesCluster) -> None:
-    """And not to what has come by exec, over which the last words of ranks go."""
+def test_the_signal_that_ends_a_pod_goes_to_agents(cluster: Kube, api: KubernetesCluster) -> None:
+    """And not to their ranks, nor to what has come by exec, over which the last words of ranks go."""
     connection = started(api, cluster)
-    daemon = "trap 'touch /tmp/heard; sleep 1; exit' TERM; while :; do sleep 0.05; done"
-    begun = f"cd $SKYMAGIC_HOLDER; echo {shlex.quote(f'touch /tmp/up; {daemon}')} > daemon; echo daemon > start"
+    rank = "trap 'touch /tmp/killed' TERM; while :; do sleep 0.05; done"
+    agent = f"sh -c {shlex.quote(rank)} & trap 'touch /tmp/heard; sleep 1; exit' TERM; while :; do sleep 0.05; done"
+    begun = f"cd $SKYMAGIC_HOLDER; echo {shlex.quote(f'touch /tmp/up; sh -c {shlex.quote(agent)}; true')} > daemon; echo daemon > start"
     assert connection.run(f"{begun}; while [ ! -e /tmp/up ]; do sleep 0.05; done").status == 0
-    relay = connection.open("while [ ! -e /tmp/heard ]; do sleep 0.05; done; echo heard")
+    relay = connection.open("while [ ! -e /tmp/heard ]; do sleep 0.05; done; sleep 0.3; ls /tmp")
     cluster.evict(cluster.pod(0).name)
-    assert relay.read() == b"heard\n"
+    told = b"".join(iter(relay.read, b"")).split()
+    assert (b"heard" in told, b"killed" in told) == (True, False)
     cluster.wait(lambda: not cluster.pods())
     relay.close()
     ended(api, cluster, connection)
