@@ -1,0 +1,118 @@
+"""Slurm's programs on a login node: where they are found, what they are told, and how many connections lead there."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import skymagic as sky
+from skymagic.errors import HostError, ProvisionError, RequestError
+from skymagic.plan import planning
+from skymagic.plan.requests import PoolRequest
+from skymagic.providers import slurm
+from skymagic.providers.slurm_login import RemoteLogin
+from skymagic.ssh.process import Process
+from tests.lab.hosts import Hosts, loopback, masters
+
+PROGRAM = """#!/bin/sh
+echo "$0 $*"
+env | grep -c TOKEN
+cat
+"""
+
+
+def test_what_is_asked_for() -> None:
+    there = sky.Slurm(login="me@cluster", client="openssh")
+    assert dict(there.fields) == {"login": "me@cluster", "ssh": "openssh"}
+    assert slurm._elsewhere(PoolRequest(provider="slurm", login="me@cluster", ssh="openssh")) == []
+    assert "name that with --login" in slurm._elsewhere(PoolRequest(provider="slurm", ssh="openssh"))[0]
+    request = PoolRequest(login="me@cluster", ssh="openssh")
+    assert [mistake.partition(" is for")[0] for mistake in planning._elsewhere(request)] == ["--ssh", "--login"]
+    with pytest.raises(RequestError, match="through one login node"):
+        RemoteLogin("login[1-2]", "auto")
+
+
+@pytest.fixture
+def hosts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hosts]:
+    """A login node that lets two processes run on a connection, and where only a login shell finds Slurm."""
+    programs = tmp_path / "opt" / "slurm"
+    programs.mkdir(parents=True)
+    for name in ("sbatch", "srun"):
+        (programs / name).write_text(PROGRAM)
+        (programs / name).chmod(0o755)
+    for name in ("sh", "env", "cat", "grep", "sleep"):
+        (tmp_path / "opt" / name).symlink_to(shutil.which(name) or "")
+    shell = tmp_path / "opt" / "shell"
+    shell.write_text('#!/bin/sh\n. "$HOME/.profile"\nexec sh -c "$2"\n')
+    shell.chmod(0o755)
+    env = {
+        "SHELL": str(shell),
+        "PATH": str(tmp_path / "opt"),
+        "API_TOKEN": "of the login node",
+        "SLURM_CONF": "/etc/here.conf",
+    }
+    with (
+        loopback(tmp_path / "hosts", 1, env=env, options=["MaxSessions 2"], names=["login"]) as made,
+        masters(made) as client,
+    ):
+        for name, value in client.items():
+            monkeypatch.setenv(name, value)
+        yield made
+
+
+@pytest.fixture
+def login(hosts: Hosts, tmp_path: Path) -> Iterator[RemoteLogin]:
+    (hosts[0].home / ".profile").write_text(f"echo welcome; export PATH={tmp_path}/opt/slurm:$PATH\n")
+    made = RemoteLogin("login", "auto")
+    made.open()
+    yield made
+    made.close()
+
+
+@pytest.mark.needs("sshd")
+def test_a_login_shell_knows_where_they_are(login: RemoteLogin, tmp_path: Path) -> None:
+    text = "#!/bin/sh\n#SBATCH --comment='a \"b\" $HOME `c`'\n"
+    done = login.run("sbatch", "--comment=a 'b' $HOME", text=text)
+    assert done.stdout == f"{tmp_path}/opt/slurm/sbatch --comment=a 'b' $HOME\n0\n{text}\n"  # no token reaches a job
+    assert "/etc/here.conf" in login.run("sh", "-c", "echo $SLURM_CONF").stdout
+
+
+@pytest.mark.needs("sshd")
+def test_a_node_that_has_no_slurm(hosts: Hosts) -> None:
+    (hosts[0].home / ".profile").touch()
+    login = RemoteLogin("login", "auto")
+    with pytest.raises(ProvisionError, match="--login: login has no sbatch on its PATH"):
+        login.open()
+    login.close()
+
+
+@pytest.mark.needs("sshd")
+def test_connections_are_opened_as_they_are_needed(hosts: Hosts, login: RemoteLogin) -> None:
+    words = ["sh", "-c", 'exec /bin/sh -c "$0"']
+    variables = {"MINE": "it's $HOME"}
+    running = [
+        Process(login.channel(words, variables, 5.0), "n1", 'echo "$MINE"; cat', lambda pid: None, lambda: True, "")
+        for _ in range(5)
+    ]
+    assert [one.read() for one in running] == [b"it's $HOME\n"] * 5
+    assert len(login._connections) == 3
+    # lost ones are replaced, and what ran over them has ended
+    hosts[0].kill_sessions()
+    assert [one.read() for one in running] == [b""] * 5
+    for one in running:
+        one.close()
+    lost: Any = login._connections
+    for connection in lost:
+        connection._transport.join(5.0)
+    assert login.run("sh", "-c", "echo on").stdout == "on\n"
+    hosts[0].stop()
+    hosts[0].kill_sessions()
+    failed = login.run("squeue")
+    assert (failed.returncode, "refused the connection" in failed.stderr) == (-1, True)
+    with pytest.raises(HostError):
+        login.channel(words, {}, 5.0)
+    hosts[0].start()
