@@ -7,10 +7,13 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import nbformat
 import psutil
 import pytest
+from nbformat.v4 import new_code_cell, new_notebook
 
 from skymagic.wire import processes
+from tests.lab.desk import Desk
 from tests.lab.ending import cmdline
 from tests.lab.notebook import Notebook, Shown, opened
 from tests.lab.slurm import Cluster, cluster
@@ -18,6 +21,7 @@ from tests.lab.slurm import Cluster, cluster
 pytestmark = pytest.mark.needs("slurm", "root")
 POOL = f"%sky_pool lab --provider slurm --nodes 2 --time 10m --python {sys.executable}"
 WORKING = "%%sky_broadcast --only all\nimport time\nprint('at work', flush=True)\ntime.sleep(600)"
+NODES = "%%sky_broadcast --only all\nimport os\nprint(os.environ['SLURMD_NODENAME'])"
 WHERE = "%%sky_broadcast -o seen\nimport os\n{k: v for k, v in os.environ.items() if k.startswith(('SLURM_', 'CUDA_V', 'OWN_'))}"
 
 
@@ -324,3 +328,19 @@ def test_a_home_that_nodes_do_not_see_is_told_and_another_folder_serves(tmp_path
         assert notebook.value("seen") == [False, False]
         notebook.run("%sky_down")
         nothing_left(slurm)
+
+
+def test_a_notebook_is_executed_on_the_head_and_outlives_the_step_that_began_it(tmp_path: Path) -> None:
+    for folder in ("slurm", "notebook"):
+        (tmp_path / folder).mkdir()
+    with cluster(tmp_path / "slurm", proctrack="cgroup") as slurm:
+        desk = Desk(tmp_path, POOL, slurm.env)
+        cells = [new_code_cell(one) for one in ("%load_ext skymagic", NODES)]
+        nbformat.write(new_notebook(cells=cells), tmp_path / "job.ipynb")
+        with opened(tmp_path / "notebook", env=desk.env) as notebook:
+            notebook.run(POOL)
+            notebook.restart()
+            code, out, err = desk.ran("run", tmp_path / "job.ipynb", "--pool", "lab")
+            assert (code, {"[0] n1", "[1] n2"} <= {*out.splitlines()}) == (0, True), err + out
+            notebook.run("%load_ext skymagic\n%sky_down lab")
+            nothing_left(slurm)
