@@ -369,7 +369,7 @@ MISTAKES: dict[str, tuple[Any, str]] = {
     "the wrong parentheses": (lambda pool: add(1) & (add(2) >> pool), r"\(a\(\) & b\(\)\) >> pool"),
     "too few arguments": (lambda pool: add(), "missing a required argument: 'a'"),
     "an unknown argument": (lambda pool: add(1, d=4), "unexpected keyword argument 'd'"),
-    "lazy twice": (lambda pool: sky.function(add), "lazy already"),
+    "lazy twice": (lambda pool: sky.function(add), "is already lazy"),
     "a class": (lambda pool: sky.function(Odd), "decorates a function"),
     "no function": (lambda pool: sky.function(3), "decorates a function"),
     "output control above": (lambda pool: sky.stdout(only="head")(add), "must be outermost"),

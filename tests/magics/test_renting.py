@@ -90,7 +90,7 @@ def test_a_pool_that_is_declared_is_asked_for_at_its_first_cell(notebook: Notebo
 
 def test_misuse_and_refusals_are_told(notebook: Notebook, cloud: EC2) -> None:
     assert notebook.fail("%sky_gpus RTX4090 --spot").text.startswith(
-        "UsageError: no machine in us-east-1 has RTX4090 on spot; there are"
+        "UsageError: no machine in us-east-1 has RTX4090 on spot; available:"
     )
     assert "trn1 is not supported" in notebook.fail("%sky_gpus trn1").text
     cloud.on(
