@@ -89,7 +89,7 @@ def _configured(context: str) -> tuple[Any, str, str]:
         found = {one["name"]: one["context"] for one in contexts}
         name = context or active["name"]
         if name not in found:
-            nearest = did_you_mean(name, found) or f"; there are {', '.join(found)}"
+            nearest = did_you_mean(name, found) or f"; available: {', '.join(found)}"
             raise RequestError(f"--context: the kubeconfig has no context {name!r}{nearest}")
         config.load_kube_config(config_file=files, context=name, client_configuration=configuration)
     except (config.ConfigException, OSError) as problem:

@@ -72,7 +72,7 @@ def endpoints(words: Iterable[str], client: str = "auto") -> list[Endpoint]:
     specs = expand(words)
     if client not in SSH_CLIENTS:
         raise RequestError(
-            f"no SSH client is called {client!r}{did_you_mean(client, SSH_CLIENTS)}; there are {', '.join(SSH_CLIENTS)}"
+            f"no SSH client is called {client!r}{did_you_mean(client, SSH_CLIENTS)}; available: {', '.join(SSH_CLIENTS)}"
         )
     config = SshConfig() if client != "openssh" else None
 

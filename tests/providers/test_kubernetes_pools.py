@@ -112,7 +112,7 @@ def test_a_queue_lets_a_job_through(cluster: Kube, notebook: Notebook) -> None:
     ("options", "told"),
     [
         ("--image nothing:1", 'cannot start: its image cannot be pulled: Back-off pulling image "nothing:1": not found (ImagePullBackOff)'),
-        ("--context nowhere", "--context: the kubeconfig has no context 'nowhere'; there are lab"),
+        ("--context nowhere", "--context: the kubeconfig has no context 'nowhere'; available: lab"),
         ("--pods app=train", "--pods app=train: 0 pods with these labels run in namespace lab"),
     ],
 )  # fmt: skip
