@@ -149,7 +149,11 @@ def test_a_quota_is_asked_once_in_a_region(cloud: EC2, case: Case) -> None:
 
 @pytest.mark.parametrize(
     ("code", "words"),
-    [("UnauthorizedOperation", "may not call ec2:RunInstances"), ("Blocked", "blocked"), ("InternalError", "not a lack")],
+    [
+        ("UnauthorizedOperation", "may not call ec2:RunInstances"),
+        ("Blocked", "blocked"),
+        ("InternalError", "not a lack"),
+    ],
 )
 def test_what_no_other_zone_mends_is_told_at_once(cloud: EC2, case: Case, code: str, words: str) -> None:
     cloud.on("RunInstances", error(code, "no", 500 if code == "InternalError" else 403), times=99)
