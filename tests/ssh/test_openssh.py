@@ -338,7 +338,7 @@ def test_a_master_that_died_asks_nobody_in_the_background(tmp_path: Path, monkey
         assert len([line for line in hosts[0].log if "Partial publickey" in line]) == 2
 
 
-def test_a_key_that_waits_for_a_touch(tmp_path: Path) -> None:
+def test_a_key_that_waits_for_a_touch(hosts: Hosts) -> None:
     """A note asks for no answer: what ssh does meanwhile counts (here sh runs the askpass, as ssh does for a hardware key)."""
     told: list[str] = []
 
