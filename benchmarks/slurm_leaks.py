@@ -68,6 +68,8 @@ class Life:
 
     def kill(self) -> None:
         psutil.Process(self.notebook.pid).kill()
+        while self.notebook.alive:  # else what comes next is sent to it
+            time.sleep(0.02)
 
     def cancel(self) -> None:
         self.slurm("scancel", "--user=root", check=False)
