@@ -90,3 +90,23 @@ def test_a_signal_that_comes_just_before_a_wait(started: bool) -> None:
             pass
         agent.send_signal(signal.SIGTERM)
         assert agent.wait(20) == 128 + signal.SIGTERM
+
+
+CONTROLLER = """
+import sys
+from skymagic.kernels.agent import controller
+{change}
+made = controller._controller()
+print(made.name, "IPython.core.interactiveshell" in sys.modules, sys.modules.get("numpy", 0) is None)
+"""
+
+
+@pytest.mark.parametrize(
+    ("change", "loaded"), [("", "False"), ("controller._CLIENT['ipyparallel.cluster'] = ()", "True")]
+)
+def test_a_controller_loads_no_client_and_starts_all_the_same_where_it_must(change: str, loaded: str) -> None:
+    """The second is another version of ipyparallel, which takes other names."""
+    done = subprocess.run(
+        [sys.executable, "-c", CONTROLLER.format(change=change)], capture_output=True, text=True, check=False
+    )
+    assert (done.stdout.split(), done.stderr) == (["ipcontroller", loaded, "False"], "")

@@ -7,12 +7,14 @@ counts as registered after one), no broadcast tree (cells go directly).
 from __future__ import annotations
 
 import gc
+import importlib.util
 import logging
 import os
 import signal
 import socket
 import sys
 import threading
+import types
 from typing import Any, cast
 
 from skymagic.wire.agent import MAX_LINE
@@ -53,18 +55,43 @@ def _end_with_stdin() -> None:
     os.killpg(0, signal.SIGKILL)  # its heartbeat is a process of its own
 
 
+_CLIENT = {
+    "ipyparallel.client": (),
+    "ipyparallel.client.asyncresult": ("AsyncResult",),
+    "ipyparallel.client.client": ("Client",),
+    "ipyparallel.client.remotefunction": (),
+    "ipyparallel.client.view": (),
+    "ipyparallel.cluster": ("Cluster", "ClusterManager"),
+}
+"""Modules that ``import ipyparallel`` loads for its users, with the names that it takes from them: a controller uses none."""
+
+
 def _controller() -> type[Any]:
-    """ipyparallel's controller, without numpy, which its task scheduler would import for a scheme that is not used."""
-    absent: Any = None
-    hidden = "numpy" not in sys.modules
-    if hidden:
-        sys.modules["numpy"] = absent
+    """ipyparallel's controller, without its client, IPython's shell and numpy: 0.43 s of processor time in place of 0.69 s."""
+    before = set(sys.modules)
+    sys.modules.update(_stand_ins())
     try:
         from ipyparallel.controller.app import IPController
-    finally:
-        if hidden:
-            del sys.modules["numpy"]
+    except (ImportError, AttributeError):  # a version that takes other names from them
+        for name in [name for name in sys.modules if name.partition(".")[0] in ("ipyparallel", "IPython", "numpy")]:
+            del sys.modules[name]
+        from ipyparallel.controller.app import IPController
+    if "numpy" not in before:  # it was hidden from the import alone
+        sys.modules.pop("numpy", None)
     return cast("type[Any]", IPController)
+
+
+def _stand_ins() -> dict[str, Any]:
+    """What the controller imports and does not use, by names of modules."""
+    found: dict[str, Any] = {name: types.ModuleType(name) for name in (*_CLIENT, "IPython")}
+    for name, taken in _CLIENT.items():
+        vars(found[name]).update({each: type(each, (), {}) for each in taken}, __path__=[])
+    shell = importlib.util.find_spec("IPython")
+    # what the controller does need of it is in modules below it
+    vars(found["IPython"]).update(
+        __path__=list(shell.submodule_search_locations or ()) if shell else [], get_ipython=lambda: None
+    )
+    return {**found, **({} if "numpy" in sys.modules else {"numpy": None})}
 
 
 def bound_frames() -> None:
