@@ -93,7 +93,7 @@ gpu-wheels: $(READY)
 
 pictures: $(READY)
 	@mkdir -p docs/pictures
-	@SKYMAGIC_PICTURES=docs/pictures $(RUN) -m pytest -q tests/display/test_browser.py
+	@$(RUN) -m tests.pictures docs/pictures
 
 notebooks: $(READY)
 	@set -e; for one in notebooks/*.ipynb; do $(RUN) notebooks/show.py $$one --save $$one; done

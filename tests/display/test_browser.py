@@ -1,5 +1,5 @@
 """What a person sees in JupyterLab: a start, trainings that move, a straggler, stops, a failing rank, plots, a kernel that is
-restarted, and all of it after reopening. ``make pictures`` takes the README's pictures here."""
+restarted, and all of it after reopening."""
 
 from __future__ import annotations
 
@@ -101,7 +101,6 @@ def test_a_start_ends_as_one_line(browser: Browser) -> None:
         cell = browser.outputs(INDEX["repr"]).get_by_title(re.compile(rf"rank {rank} on \S+: ready"))
         expect(cell).to_be_visible()
     browser.shot("pool")
-    browser.picture("pool", INDEX["repr"])
 
 
 def test_a_training_moves_and_one_line_stays(browser: Browser) -> None:
@@ -112,7 +111,6 @@ def test_a_training_moves_and_one_line_stays(browser: Browser) -> None:
     )
     expect(shown.locator("progress")).to_be_visible()
     browser.shot("training")
-    browser.picture("training", INDEX["training"])
     expect(shown).to_contain_text(re.compile(r"4 ranks · \d+\.\d s · loss 0\.112 .* · results → `results`"))
     expect(shown).to_contain_text("100/100")
     kinds = browser.saved(INDEX["training"])
@@ -128,8 +126,6 @@ def test_what_came_back_is_a_table_and_a_curve(browser: Browser) -> None:
     expect(browser.run(INDEX["curve"]).get_by_role("img")).to_be_visible()
     expect(browser.run(INDEX["figure"]).get_by_role("img")).to_be_visible()
     browser.shot("curve")
-    browser.picture("results", INDEX["results"])
-    browser.picture("curve", INDEX["curve"])
 
 
 def test_a_straggler_is_named_and_the_toolbars_button_stops_the_cell(browser: Browser) -> None:
@@ -137,7 +133,6 @@ def test_a_straggler_is_named_and_the_toolbars_button_stops_the_cell(browser: Br
     shown = browser.outputs(INDEX["straggler"])
     expect(shown).to_contain_text(re.compile(r"rank 2 is \d+ steps behind"))
     browser.shot("straggler")
-    browser.picture("straggler", INDEX["straggler"])
     browser.interrupt()
     expect(shown).to_contain_text(re.compile(r"4 ranks · \d+\.\d s · interrupted .*rank 2 was \d+ steps behind"))
     expect(shown).to_contain_text("interrupted on ranks 0–3")
@@ -147,7 +142,6 @@ def test_a_straggler_is_named_and_the_toolbars_button_stops_the_cell(browser: Br
 def test_a_cell_that_holds_the_kernel_is_looked_into_and_stopped_by_its_buttons(browser: Browser) -> None:
     shown = browser.look_into(INDEX["blocks"], "ranks 0–3 in load_batch, line 3")
     browser.shot("buttons")
-    browser.picture("buttons", INDEX["blocks"])
     shown.get_by_role("button", name="ranks").click()
     cell = shown.get_by_title(re.compile(r"rank 1 on \S+: running; CPU \d+%, memory \d+\.\d MB of "))
     expect(cell).to_be_visible()
@@ -180,7 +174,6 @@ def test_a_failing_rank(browser: Browser) -> None:
     expect(shown).to_contain_text("ValueError: bad batch")
     expect(shown).to_contain_text("rank 2 of 4 on")
     browser.shot("failed")
-    browser.picture("failed", INDEX["failed"])
 
 
 def test_variables_and_status(browser: Browser) -> None:
@@ -201,7 +194,6 @@ def test_what_ranks_use_is_measured_while_somebody_looks_at_it(browser: Browser)
     expect(busy).to_be_visible()
     browser.shot("busy")
     expect(browser.run(INDEX["measured"])).to_contain_text("measured")
-    browser.picture("ranks", INDEX["busy"])
     shown.get_by_role("button", name="ranks").click()
     expect(busy).to_have_count(0)
     expect(browser.run(INDEX["at rest"])).to_contain_text("idle")

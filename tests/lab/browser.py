@@ -23,10 +23,6 @@ DEADLINE = 60.0
 expect.set_options(timeout=DEADLINE * 1000)  # five seconds, its own, are little on a busy machine
 SHOTS = "SKYMAGIC_SHOTS"
 """A variable of the environment: the folder for pictures; without it none are taken."""
-PICTURES = "SKYMAGIC_PICTURES"
-"""Likewise: the folder of the README's pictures, which ``make pictures`` takes anew."""
-BARE = ".jp-cell-toolbar, .jp-Collapser { display: none !important; }"
-"""A style for pictures: without what JupyterLab lays over the cell that is chosen."""
 SERVER = (
     "--no-browser", "--allow-root", "--expose-app-in-browser", "--ServerApp.ip=127.0.0.1", "--ServerApp.port=0",
     "--ServerApp.terminals_enabled=False", "--LabApp.news_url=",
@@ -140,12 +136,6 @@ class Browser:
         """Take a picture, where pictures are wanted."""
         if folder := os.environ.get(SHOTS):
             self.page.screenshot(path=str(Path(folder) / f"{name}.png"))
-
-    def picture(self, name: str, index: int) -> None:
-        """Take a picture of one cell for the README, where these are wanted."""
-        if folder := os.environ.get(PICTURES):
-            cell = self.page.locator(".jp-Notebook .jp-CodeCell").nth(index)
-            cell.screenshot(path=str(Path(folder) / f"{name}.png"), animations="disabled", style=BARE)
 
 
 def chromium() -> str | None:

@@ -1,0 +1,163 @@
+"""``make pictures``: the docs' pictures, of a real training in JupyterLab."""
+
+from __future__ import annotations
+
+import re
+import sys
+import tempfile
+from pathlib import Path
+
+from playwright.sync_api import expect
+
+from tests.lab.browser import IDLE, Browser, opened
+
+DEFINES = """\
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from sklearn.datasets import load_digits
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel as DDP
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+from tqdm import tqdm
+
+import skymagic as sky
+
+class CNN(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.features = nn.Sequential(nn.Conv2d(1, 16, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(16, 32, 3), nn.ReLU(), nn.MaxPool2d(2))
+        self.classes = nn.Linear(32 * 5 * 5, 10)
+
+    def forward(self, images):
+        return self.classes(self.features(images).flatten(1))
+
+images, labels = load_digits(return_X_y=True)
+images = F.interpolate(torch.tensor(images, dtype=torch.float32).view(-1, 1, 8, 8) / 16, size=28)
+digits = TensorDataset(images, torch.tensor(labels))"""
+TRAINING = """\
+%%sky_broadcast -o results
+model = DDP(CNN())
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+sampler = DistributedSampler(digits)
+for epoch in range(4):
+    sampler.set_epoch(epoch)
+    for images, labels in tqdm(DataLoader(digits, batch_size=8, sampler=sampler), desc=f"epoch {epoch}"):
+        loss = F.cross_entropy(model(images), labels)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        sky.report(loss=loss.item())
+    print(f"epoch {epoch}: loss {loss.item():.3f}")
+
+{"rank": dist.get_rank(), "loss": round(loss.item(), 3)};"""
+LIGHTNING = """\
+%%sky_broadcast
+import lightning, logging, warnings
+from lightning.pytorch.callbacks import TQDMProgressBar
+logging.getLogger("lightning.pytorch").setLevel("ERROR")
+warnings.simplefilter("ignore")
+
+class Digits(lightning.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.net = CNN()
+
+    def training_step(self, batch):
+        loss = F.cross_entropy(self.net(batch[0]), batch[1])
+        self.log("loss", loss, prog_bar=True)
+        return loss
+
+    def validation_step(self, batch):
+        correct = self.net(batch[0]).argmax(1) == batch[1]
+        self.log("accuracy", correct.float().mean(), prog_bar=True, sync_dist=True)
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+trainer = lightning.Trainer(max_epochs=3, logger=False, enable_checkpointing=False, enable_model_summary=False, callbacks=[TQDMProgressBar()])
+trainer.fit(Digits(), DataLoader(digits, batch_size=8), DataLoader(digits, batch_size=8))"""
+STEPS = """\
+for epoch in range(1000):
+    for images, labels in DataLoader(digits, batch_size=8, sampler=sampler):
+        {slow}loss = F.cross_entropy(model(images), labels)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()"""
+CELLS = {
+    "start": "%load_ext skymagic\n%config SkyMagic.view_after = 0.3\n%config SkyMagic.stall_after = 4.0\npool = %sky_pool --ranks 4 --plugin torch",
+    "pool": "pool",
+    "defines": DEFINES,
+    "training": TRAINING,
+    "results": "results",
+    "curve": "pool.metrics.loss.unstack().rolling(10).mean().plot(figsize=(5, 2.2), ylabel='loss');",
+    "lightning": LIGHTNING,
+    "straggler": "%%sky_broadcast\nimport time\n"
+    + STEPS.format(slow="time.sleep(0.2 if dist.get_rank() == 2 else 0)\n        "),
+    "failed": "%%sky_broadcast\nfor images, labels in DataLoader(digits, batch_size=64, sampler=sampler):\n"
+    "    if dist.get_rank() == 2:\n        raise ValueError(f'bad batch: {len(images)} images')\n    loss = F.cross_entropy(model(images), labels)\n    loss.backward()",
+    "buttons": "%%sky_broadcast\ndef load_batch():\n    time.sleep(600)\nprint('begun')\nload_batch()",
+    "stopped": "%%sky_broadcast\nfrom tqdm import trange\nfor step in trange(10_000, desc='train'):\n"
+    "    images, labels = next(iter(DataLoader(digits, batch_size=8, sampler=sampler)))\n"
+    "    F.cross_entropy(model(images), labels).backward()",
+    "ranks": "%%sky_broadcast -a\nwhile dist.get_rank() == 1:\n    pass\ndist.barrier()",
+}
+INDEX = {name: number for number, name in enumerate(CELLS)}
+BARE = ".jp-cell-toolbar, .jp-Collapser { display: none !important; }"
+"""A style for pictures: without what JupyterLab lays over the cell that is chosen."""
+
+
+def picture(browser: Browser, folder: Path, name: str) -> None:
+    """Take a picture of a cell."""
+    cell = browser.page.locator(".jp-Notebook .jp-CodeCell").nth(INDEX[name])
+    cell.screenshot(path=folder / f"{name}.png", animations="disabled", style=BARE)
+
+
+def take(browser: Browser, folder: Path) -> None:
+    """All pictures, in the order of the cells."""
+    for name in ("start", "pool", "defines"):
+        browser.run(INDEX[name])
+    picture(browser, folder, "pool")
+    browser.start(INDEX["training"])
+    expect(browser.outputs(INDEX["training"])).to_contain_text(re.compile(r"epoch 2: +[3-9]\d%"))
+    picture(browser, folder, "training")
+    for name in ("results", "curve"):
+        browser.run(INDEX[name])
+        picture(browser, folder, name)
+    seen = {
+        "lightning": re.compile(r"Validation.*\d+/|Epoch 1:"),
+        "straggler": re.compile("rank 2 is last in every collective"),
+    }
+    for name, words in seen.items():
+        browser.start(INDEX[name])
+        expect(browser.outputs(INDEX[name])).to_contain_text(words)
+        picture(browser, folder, name)
+        if name == "straggler":
+            browser.interrupt()
+        browser.page.wait_for_function(IDLE)
+    browser.run(INDEX["failed"])
+    picture(browser, folder, "failed")
+    shown = browser.look_into(INDEX["buttons"], "ranks 0–3 in load_batch, line 3")
+    picture(browser, folder, "buttons")
+    shown.get_by_role("button", name="stop").click()
+    browser.page.wait_for_function(IDLE)
+    browser.start(INDEX["stopped"])
+    expect(browser.outputs(INDEX["stopped"]).locator("progress")).to_be_visible()
+    browser.interrupt()
+    expect(browser.outputs(INDEX["stopped"])).to_contain_text("interrupted on ranks 0–3")
+    picture(browser, folder, "stopped")
+    browser.run(INDEX["ranks"]).get_by_role("button", name="ranks").click()
+    expect(
+        browser.outputs(INDEX["ranks"]).get_by_title(re.compile(r"rank 1 on \S+: running; CPU [1-9]\d*%"))
+    ).to_be_visible()
+    picture(browser, folder, "ranks")
+
+
+def main(folder: Path) -> None:
+    """Take the pictures into this folder."""
+    with tempfile.TemporaryDirectory(prefix="pictures-") as place, opened(Path(place), list(CELLS.values())) as browser:
+        take(browser, folder)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
