@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from importlib.util import find_spec
 
 from benchmarks import peers
 from benchmarks.figures import RANKS, Figure, alternate, median, say
@@ -27,22 +26,6 @@ client = cluster.start_and_connect_sync()
 print("\\nseconds", time.perf_counter() - begun)
 client.close()
 cluster.stop_cluster_sync()
-"""
-RAY = f"""{NOTEBOOK}
-import logging
-import ray
-begun = time.perf_counter()
-ray.init(num_cpus={RANKS}, include_dashboard=False, logging_level=logging.ERROR, log_to_driver=False)
-
-@ray.remote(num_cpus=1)
-class Rank:
-    def empty(self):
-        pass
-
-ranks = [Rank.remote() for _ in range({RANKS})]
-ray.get([one.empty.remote() for one in ranks])
-print("\\nseconds", time.perf_counter() - begun)
-ray.shutdown()
 """
 BODY = """\
 import torch, torch.distributed as dist
@@ -73,10 +56,6 @@ def figures() -> Iterator[Figure]:
         limit=0.45,
         relative=True,
     )
-    if find_spec("ray"):
-        say(f"{RANKS} ranks ready: ours, Ray's actors")
-        ours, theirs = alternate(ROUNDS, lambda: seconds(READY), lambda: seconds(RAY))
-        yield Figure(f"pool of {RANKS} ready", median(ours), peer=median(theirs), who="Ray, actors", relative=True)
     say(f"{RANKS} ranks and a first all_reduce: ours, torchrun")
     reduced: list[float] = []
 
