@@ -29,12 +29,14 @@ IPYTHONS = re.compile(
 )
 """Names that are IPython's own, or ours."""
 TIMES = re.compile(r"[\d.e+]+ (?:ns|us|µs|μs|ms|s|min)\b|\+-|±")
-SHIPPED = re.compile(r"^\[shipped .* in .*\]\n", re.MULTILINE)
-"""What a cell is told on a busy machine, where its names take half a second."""
+SHIPPED = re.compile(r"^\[(shipped .* in .*|waits for cell .*)\]\n", re.MULTILINE)
+"""What a cell is told on a busy machine, where its names take half a second, or while an earlier one runs."""
 LOCAL = "%%local"
 """The first line of a cell that is a plain one both ways."""
 PULL = "%%pull"
 """In the place of a cell: brings names here, where there are ranks."""
+BEHIND = "%%behind\n"
+"""Before a cell that runs in the background where there are ranks: the next one does not wait for it."""
 ADDRESS = re.compile(r"0[xX][0-9a-fA-F]+")
 
 
@@ -160,7 +162,7 @@ class Both:
         for cell in cells:
             if cell.startswith(PULL):
                 continue
-            result, printed = self.run_cell(cell)
+            result, printed = self.run_cell(cell.removeprefix(BEHIND))
             run.printed += printed
             problem = result.error_before_exec or result.error_in_exec
             run.error = problem and told(problem)
@@ -179,6 +181,9 @@ class Both:
         for cell in cells:
             if cell.startswith(PULL):
                 self.must(f"%sky_pull --head {cell.removeprefix(PULL)}")
+                continue
+            if cell.startswith(BEHIND):
+                self.must(f"%%sky_broadcast -a\n{cell.removeprefix(BEHIND)}")
                 continue
             local = cell.startswith(LOCAL)
             result, printed = self.run_cell(cell if local else f"%%sky_broadcast -o _sky_value\n{cell}")

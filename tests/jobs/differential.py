@@ -1737,6 +1737,24 @@ family(
         ]
     ],
 )
+family(
+    "changed right after a cell was sent",
+    [
+        f"{setup}\n----\n%%behind\nimport copy, time; time.sleep(0.05); was = copy.deepcopy(a)\n%%%\n%%local\n{change}\n%%%\ndel time, copy; a; was"
+        for setup, change in [
+            ("a = [1, 2]", "a.append(3)"),
+            ("a = {'k': [1]}", "a['k'].append(2)"),
+            ("a = {1, 2}", "a.add(3)"),
+            ("a = bytearray(b'abc')", "a[0] = 65"),
+            ("import numpy as np\na = np.zeros(1_000_000)", "a[:] = 1"),
+            ("import numpy as np\na = [np.arange(4), {'b': np.ones(3)}]", "a[1]['b'] *= 5"),
+            ("import torch\na = torch.ones(100_000)", "_ = a.add_(1)"),
+            ("import pandas as pd\na = pd.DataFrame({'x': [1, 2]})", "a.loc[0, 'x'] = 9"),
+            ("class Item: pass\na = Item(); a.n = 1", "a.n = 2"),
+            ("import collections\na = collections.deque([1, 2])", "a.appendleft(0)"),
+        ]
+    ],
+)
 CASES["long: a thousand lines"] = Case("\n".join(f"x{i} = {i}" for i in range(1000)))
 CASES["long: a thousand lines in one function"] = Case(
     "def f():\n" + "\n".join(f"    x = {i}" for i in range(1000)) + "\n    return x\nf()"
