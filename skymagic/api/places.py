@@ -335,8 +335,8 @@ def end_rented(
 
 def _rented_text(pool: TaggedPool, own: bool) -> str:
     now = time()
-    rows = [("machine", "type", "zone", "state", "for")]
-    rows += [(one.id, one.type, one.zone, one.state, roughly(now - one.launched)) for one in pool.machines]
+    rows = [("machine", "type", "GPUs", "zone", "state", "for")]
+    rows += [(one.id, one.type, one.gpus, one.zone, one.state, roughly(now - one.launched)) for one in pool.machines]
     ends = f"ends itself at {pool.ends} at the latest"
     which = pool.name if own else f"{pool.job_id} --provider aws"
     return "\n".join([_heading(pool), table(rows), ends, f"to end it: %sky_down {which}"])

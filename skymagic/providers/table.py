@@ -39,7 +39,7 @@ def placed(request: PoolRequest) -> PoolRequest:
     """The request with the provider that serves it, where it names none and asks for what this machine has not: GPUs, or anything rented.
 
     This machine comes first, then those of `RENTING` that are set up here; without one the request is as it was, and its plan
-    says what to add.
+    says what to add. A preview needs none that is set up.
     """
     if request.provider != "auto" or request.hosts:
         return request
@@ -47,7 +47,7 @@ def placed(request: PoolRequest) -> PoolRequest:
     if not rented and (request.accelerator is None or not too_few_gpus(request, _local_gpus(request))):
         return request
     ready = (name for name, attribute in RENTING.items() if _load(attribute)(request.cloud))
-    return replace(request, provider=next(ready, "auto"))
+    return replace(request, provider=next(ready, next(iter(RENTING)) if request.dry_run else "auto"))
 
 
 def _local_gpus(request: PoolRequest) -> tuple[GpuDevice, ...]:

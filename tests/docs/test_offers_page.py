@@ -13,6 +13,7 @@ from skymagic.plan.renting import IDLE, MAX_LIFETIME
 from skymagic.plan.requests import PoolRequest
 from skymagic.providers.aws import prices
 from skymagic.providers.aws.cache import Cache
+from skymagic.providers.aws.catalogue import ESTIMATED, PRICES
 from skymagic.providers.aws.clients import AwsClients
 from skymagic.providers.aws.market import DEARER, survey
 from tests.docs.test_readme import examples, follow
@@ -22,7 +23,7 @@ from tests.lab.ec2_prices import EC2Market
 from tests.lab.notebook import ROOT, opened
 
 PAGE = ROOT / "docs" / "how-to" / "offers.md"
-PRICES = {"p4d.24xlarge": 21.957642, "p4de.24xlarge": 27.447075}
+TYPES = ("p4d.24xlarge", "p4de.24xlarge")
 SPOT = {("p4d.24xlarge", "us-east-1b"): 9.10, ("p4d.24xlarge", "us-west-2b"): 8.90}
 
 
@@ -35,7 +36,7 @@ def policy() -> set[str]:
 
 def test_its_cells(tmp_path: Path) -> None:
     with ec2() as cloud:
-        EC2Market(cloud, PRICES, SPOT)
+        EC2Market(cloud, {name: PRICES[name] for name in TYPES}, SPOT)
         env = {name.upper(): value for name, value in lab.CREDENTIALS.items()}
         env |= {
             "AWS_ENDPOINT_URL": cloud.url,
@@ -51,7 +52,7 @@ def test_the_policy_allows_what_is_called_and_nothing_else(tmp_path: Path, monke
     for name, value in {**lab.CREDENTIALS, "aws_config_file": "/dev/null"}.items():
         monkeypatch.setenv(name.upper(), value)
     with ec2() as cloud:
-        EC2Market(cloud, PRICES, SPOT)
+        EC2Market(cloud, {name: PRICES[name] for name in TYPES}, SPOT)
         clients = AwsClients(endpoint_url=cloud.url)
         for spot in (False, True):
             survey(PoolRequest(gpu=Accelerator("A100", 8), region="us-east-1", spot=spot), clients, Cache(tmp_path))
@@ -66,3 +67,4 @@ def test_its_numbers() -> None:
     assert (prices.LIST_SECONDS, prices.SPOT_SECONDS) == (7 * 86400.0, 600.0)
     assert "nothing preinstalled | 7 days |" in text
     assert "spot price history | 10 minutes |" in text
+    assert ESTIMATED.startswith("20")

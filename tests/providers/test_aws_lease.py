@@ -462,8 +462,8 @@ def test_pools_are_listed_and_ended_one_by_one_by_their_tags(cloud: EC2, server:
     found = places.look(request, settings)
     assert isinstance(found, places.TagListing)
     one, two = found.found.pools
-    assert ([each.state for each in one.machines], [each.state for each in two.machines]) == (
-        ["running"] * 2,
+    assert ([each.gpus for each in one.machines], [each.state for each in two.machines]) == (
+        ["4 × A10G"] * 2,
         ["stopped"],
     )
     assert json.loads(json.dumps(found.plain()))["pools"][0]["machines"][0]["type"] == "g5.12xlarge"

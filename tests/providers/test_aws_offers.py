@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,8 @@ import pytest
 from skymagic.errors import CloudError, RequestError
 from skymagic.plan.accelerators import Accelerator
 from skymagic.plan.requests import PoolRequest
+from skymagic.plan.units import at_least
+from skymagic.pool import making
 from skymagic.providers.aws import market
 from skymagic.providers.aws.cache import Cache
 from skymagic.providers.aws.clients import AwsClients
@@ -107,13 +110,20 @@ def test_several_regions_are_one_table(there: EC2Market, clients: AwsClients, ke
     assert {call.region for call in there.cloud.calls if call.action == "GetProducts"} == {"us-east-1"}
 
 
-def test_without_permission_for_the_price_list_there_is_no_price(
+def test_without_permission_for_the_price_list_an_estimate_with_its_date(
     there: EC2Market, clients: AwsClients, kept: Cache
 ) -> None:
     there.refuse("GetProducts", "AccessDeniedException")
     found = market.survey(EIGHT, clients, kept)
-    assert told(found)[0] == ("p4d.24xlarge", "us-east-1a", None, "")
+    assert told(found)[0] == ("p4d.24xlarge", "us-east-1a", 21.957642, "estimate of 2025-07-01 for us-east-1")
     assert found.notes == ("pricing:GetProducts: no permission",)
+
+
+def test_what_no_estimate_knows_has_no_price(there: EC2Market, clients: AwsClients, kept: Cache) -> None:
+    there.refuse("GetProducts", "AccessDeniedException")
+    found = market.survey(PoolRequest(cpus=at_least("2")), clients, kept)
+    assert told(found)[0][0] == "m7i.large"
+    assert told(found)[-1][2:] == (None, "")
 
 
 def test_without_permission_for_spot_prices_spot_has_none(there: EC2Market, clients: AwsClients, kept: Cache) -> None:
@@ -125,10 +135,20 @@ def test_without_permission_for_spot_prices_spot_has_none(there: EC2Market, clie
     assert len(find(request, clients, kept)) == len(found.offers), "and can be had for who does not mind"
 
 
-def test_without_permission_for_types_nothing_is_known(there: EC2Market, clients: AwsClients, kept: Cache) -> None:
-    there.refuse("DescribeInstanceTypes", "UnauthorizedOperation", 403)
-    with pytest.raises(CloudError, match="may not call ec2:DescribeInstanceTypes"):
-        market.survey(EIGHT, clients, kept)
+def test_without_permission_for_anything_a_built_in_list(there: EC2Market, clients: AwsClients, kept: Cache) -> None:
+    for action in ("DescribeInstanceTypes", "DescribeInstanceTypeOfferings"):
+        there.refuse(action, "UnauthorizedOperation", 403)
+    there.refuse("GetProducts", "AccessDeniedException")
+    found = market.survey(EIGHT, clients, kept)
+    assert told(found) == [
+        ("p4d.24xlarge", "", 21.957642, "estimate of 2025-07-01 for us-east-1"),
+        ("p4de.24xlarge", "", 27.447075, "estimate of 2025-07-01 for us-east-1"),
+    ]
+    assert found.notes == (
+        "ec2:DescribeInstanceTypes: no permission; types are those of a built-in list of 2025-07-01",
+        "ec2:DescribeInstanceTypeOfferings: no permission",
+        "pricing:GetProducts: no permission",
+    )
 
 
 def test_a_price_list_that_does_not_answer(there: EC2Market, clients: AwsClients, kept: Cache) -> None:
@@ -182,7 +202,7 @@ def test_answers_are_kept_with_their_date(there: EC2Market, clients: AwsClients,
     there.refuse("GetProducts", "AccessDeniedException")
     clock.now += 300 * HOUR
     old = market.survey(EIGHT, clients, kept)
-    assert told(old)[0][3] == "price list of 2026-11-18", "an old price with its date is better than none"
+    assert told(old)[0][3] == "price list of 2026-11-18", "an old price with its date is better than an estimate"
 
 
 def test_spot_prices_are_kept_for_minutes(there: EC2Market, clients: AwsClients, tmp_path: Path) -> None:
@@ -232,3 +252,20 @@ def test_regions_profiles_and_endpoints_have_files_of_their_own(
     market.survey(PoolRequest(gpu=Accelerator("T4"), region="us-east-1,eu-west-1"), clients, Cache(tmp_path, Clock()))
     named = sorted(path.name for path in tmp_path.iterdir() if path.name.startswith("types"))
     assert [name.partition("-127.0.0.1")[0] for name in named] == ["types-eu-west-1", "types-us-east-1"]
+
+
+def test_a_preview_without_credentials_shows_the_plan_of_the_built_in_list(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for name in lab.CREDENTIALS:
+        monkeypatch.delenv(name.upper(), raising=False)
+    for name in ("AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE"):
+        monkeypatch.setenv(name, "/dev/null")
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    plan = making.plan_of(replace(EIGHT, dry_run=True), print).text()
+    assert "aws: 4 × p4d.24xlarge (8 × A100) in us-east-1, on demand" in plan
+    assert "$87.83 per hour (estimate of 2025-07-01 for us-east-1)" in plan
+    assert "unknown: zones and present prices: there are no AWS credentials" in plan
+    with pytest.raises(RequestError, match="set up AWS"):
+        making.plan_of(EIGHT, print)

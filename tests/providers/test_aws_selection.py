@@ -13,7 +13,7 @@ from skymagic.errors import RequestError
 from skymagic.plan.accelerators import Accelerator
 from skymagic.plan.requests import CloudSettings, PoolRequest
 from skymagic.plan.units import AtLeast, at_least
-from skymagic.providers.aws import selection
+from skymagic.providers.aws import catalogue, selection
 from skymagic.providers.aws.catalogue import Catalogue, InstanceType, gpu_name, instance_type, rate
 from skymagic.providers.aws.listing import OfferTable
 from skymagic.providers.aws.market import DEARER, Market, choice
@@ -72,6 +72,15 @@ def test_gpus_by_the_names_that_people_write(name: str, mib: int, canonical: str
 )
 def test_network(text: str, gbits: float) -> None:
     assert rate(text) == gbits
+
+
+def test_the_built_in_list_says_of_each_type_what_ec2_says() -> None:
+    known = {name: one for name, one in catalogue.TYPES.items() if name in types()}
+    assert len(known) >= 50
+    # whether a GPU's machine is of this generation matters to nobody
+    told = {name: replace(types()[name], general=True) for name in known}
+    assert {name: told[name] for name in known if told[name] != known[name]} == {}
+    assert all(price > 0 for price in catalogue.PRICES.values())
 
 
 # --------------------------------------------------------------------------------------------- what serves a request
@@ -201,6 +210,8 @@ def test_the_cheapest_come_first_and_those_without_a_price_last(request_: PoolRe
     assert [one.price for one in found[len(known) :]] == [None] * (len(found) - len(known))
     assert sorted(found, key=repr) == sorted(offers_of(request_, here(), costs), key=repr), "none is lost"
     assert all(bool(one.priced) == (one.price is not None) for one in found)
+    if request_.spot:
+        assert not [one for one in found if "estimate" in one.priced], "spot is never estimated"
 
 
 @given(requests, prices)

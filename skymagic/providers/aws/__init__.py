@@ -3,7 +3,7 @@
 clients    calls of AWS, retried as their errors allow; whether AWS is set up here
 errors     what AWS refuses, in words
 cache      answers that are kept on disk with their date, and questions that need no answer
-catalogue  what a region has: types of machines and their zones
+catalogue  what a region has: types of machines and their zones; a built-in list of common types
 prices     what machines cost per hour, on demand and spot
 selection  what can be rented, which of it serves a request, and in what order
 market     what can be rented for a request, compared with the price limit

@@ -1,13 +1,13 @@
-"""What a region has: its name, its types of machines with GPUs under the names that users write, and their zones.
+"""What a region has: its name, its types of machines with GPUs under the names that users write, their zones; and a built-in list of types.
 
-Types and zones are kept on disk, for both change seldom.
+Types and zones are kept on disk, for both change seldom. The built-in list serves users who may ask neither EC2 nor the price list.
 """
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 from urllib.parse import urlsplit
@@ -121,6 +121,91 @@ def rate(text: str) -> float:
     return float(found[1] or 1) * float(found[2]) if found else 0.0
 
 
+ESTIMATED = "2025-07-01"
+"""When these were the prices on demand in us-east-1, for Linux."""
+ESTIMATE = f"estimate of {ESTIMATED}"
+
+# type, dollars per hour, vCPUs, GB, GPU:count, Gbit/s, network cards, EFA
+_TABLE = """
+g4dn.xlarge      0.526      4    16  T4:1         25   1  -
+g4dn.2xlarge     0.752      8    32  T4:1         25   1  -
+g4dn.4xlarge     1.204     16    64  T4:1         25   1  -
+g4dn.8xlarge     2.176     32   128  T4:1         50   1  efa
+g4dn.16xlarge    4.352     64   256  T4:1         50   1  efa
+g4dn.12xlarge    3.912     48   192  T4:4         50   1  efa
+g5.xlarge        1.006      4    16  A10G:1       10   1  -
+g5.2xlarge       1.212      8    32  A10G:1       10   1  -
+g5.4xlarge       1.624     16    64  A10G:1       25   1  -
+g5.8xlarge       2.448     32   128  A10G:1       25   1  efa
+g5.16xlarge      4.096     64   256  A10G:1       25   1  efa
+g5.12xlarge      5.672     48   192  A10G:4       40   1  efa
+g5.24xlarge      8.144     96   384  A10G:4       50   1  efa
+g5.48xlarge     16.288    192   768  A10G:8      100   1  efa
+g6.xlarge        0.8048     4    16  L4:1         10   1  -
+g6.2xlarge       0.9776     8    32  L4:1         10   1  -
+g6.4xlarge       1.3232    16    64  L4:1         25   1  -
+g6.8xlarge       2.0144    32   128  L4:1         25   1  efa
+g6.16xlarge      3.3968    64   256  L4:1         25   1  efa
+g6.12xlarge      4.6016    48   192  L4:4         40   1  efa
+g6.24xlarge      6.6752    96   384  L4:4         50   1  efa
+g6.48xlarge     13.3504   192   768  L4:8        100   1  efa
+g6e.xlarge       1.861      4    32  L40S:1       20   1  -
+g6e.2xlarge      2.24208    8    64  L40S:1       20   1  -
+g6e.4xlarge      3.00424   16   128  L40S:1       20   1  -
+g6e.8xlarge      4.52856   32   256  L40S:1       25   1  efa
+g6e.16xlarge     7.57719   64   512  L40S:1       35   1  efa
+g6e.12xlarge    10.49264   48   384  L40S:4      100   1  efa
+g6e.24xlarge    15.06559   96   768  L40S:4      200   2  efa
+g6e.48xlarge    30.13118  192  1536  L40S:8      400   4  efa
+p3dn.24xlarge   31.212     96   768  V100-32GB:8 100   1  efa
+p4d.24xlarge    21.957642  96  1152  A100:8      400   4  efa
+p4de.24xlarge   27.447075  96  1152  A100-80GB:8 400   4  efa
+p5.4xlarge       6.88      16   256  H100:1      100   1  efa
+p5.48xlarge     55.04     192  2048  H100:8     3200  32  efa
+p5en.48xlarge   63.296    192  2048  H200:8     3200  16  efa
+p6-b200.48xlarge 113.9328 192  2048  B200:8     3200   8  efa
+"""
+
+
+def _estimate(line: str) -> tuple[InstanceType, float]:
+    name, price, vcpus, memory, gpu, network, cards, efa = line.split()
+    device, _, count = gpu.partition(":")
+    return InstanceType(
+        name,
+        "x86_64",
+        int(vcpus),
+        float(memory),
+        gpu=device if count else None,
+        gpus=int(count or 0),
+        gpu_memory=float(kind(device).memory) if count else 0.0,
+        network=float(network),
+        cards=int(cards),
+        efa=efa == "efa",
+    ), float(price)
+
+
+def _plain(family: str, price: float, memory: int) -> Iterator[tuple[InstanceType, float]]:
+    """Types without GPUs: vCPUs and GB (`memory` for each of them) double from size to size, and so does the price."""
+    for step, size in enumerate(("large", "xlarge", "2xlarge", "4xlarge", "8xlarge", "16xlarge")):
+        vcpus, network = 2 << step, 25.0 if size == "16xlarge" else 12.5
+        yield (
+            InstanceType(f"{family}.{size}", "x86_64", vcpus, memory * vcpus, network=network),
+            round(price * 2**step, 6),
+        )
+
+
+_ROWS = [
+    *(_estimate(line) for line in _TABLE.strip().splitlines()),
+    *_plain("c7i", 0.08925, 2),
+    *_plain("m7i", 0.1008, 4),
+    *_plain("r7i", 0.1323, 8),
+]
+TYPES = {one.name: one for one, _ in _ROWS}
+"""Types by name."""
+PRICES = {one.name: price for one, price in _ROWS}
+"""Dollars per hour of one machine by type, on demand, in us-east-1."""
+
+
 def used_regions(clients: AwsClients) -> list[str]:
     """The regions that the account uses. Raises CloudError."""
     return _described(clients, every=False)
@@ -172,14 +257,18 @@ class Catalogue:
 
 
 def catalogue_of(clients: AwsClients, region: str, cache: Cache) -> Catalogue:
-    """Types and zones of a region.
+    """Types and zones of a region; the built-in list of types where EC2's own may not be asked.
 
     Raises:
-        CloudError: credentials are missing or refused, or may not ask for types; or there is no such region.
+        CloudError: credentials are missing or refused, or there is no such region.
     """
     notes: list[str] = []
     label = cache_label(clients, region)
-    types = cache.fresh(f"types-{label}", DAY, lambda: _types(clients, region))
+    types = optional(
+        lambda: cache.fresh(f"types-{label}", DAY, lambda: _types(clients, region)), "ec2:DescribeInstanceTypes", notes
+    )
+    if types is None:
+        notes[0] += f"; types are those of a built-in list of {ESTIMATED}"
     zones = optional(
         lambda: cache.fresh(f"zones-{label}", DAY, lambda: _zones(clients, region)),
         "ec2:DescribeInstanceTypeOfferings",
@@ -187,7 +276,7 @@ def catalogue_of(clients: AwsClients, region: str, cache: Cache) -> Catalogue:
     )
     return Catalogue(
         region,
-        {one["name"]: InstanceType(**one) for one in types.value},
+        TYPES if types is None else {one["name"]: InstanceType(**one) for one in types.value},
         {} if zones is None else {name: tuple(where) for name, where in zones.value.items()},
         tuple(notes),
     )

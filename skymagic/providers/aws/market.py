@@ -65,6 +65,18 @@ def survey(request: PoolRequest, clients: AwsClients, cache: Cache | None = None
     return Market(tuple(found), tuple(dict.fromkeys(note for part in parts for note in part.notes)))
 
 
+def estimated(request: PoolRequest, clients: AwsClients, reason: str) -> Market:
+    """What the built-in list says of a request, for a preview without credentials: nothing was asked. Raises RequestError."""
+    names = request.regions or (clients.region or DEFAULT_REGION,)
+    there = {one: Catalogue(one, catalogue.TYPES, {}) for one in names}
+    found = selection.by_price(
+        (offer for one in there.values() for offer in selection.offers_of(request, one, Prices())), names
+    )
+    if not found:
+        raise RequestError(selection.nothing(request, there))
+    return Market(tuple(found), notes=(f"zones and present prices: {reason}",))
+
+
 def _region(request: PoolRequest, clients: AwsClients, there: Catalogue, cache: Cache) -> Market:
     """One region's part."""
     notes = list(there.notes)

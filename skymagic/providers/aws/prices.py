@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import Any
 
+from skymagic.providers.aws import catalogue
 from skymagic.providers.aws.cache import Cache, Dated
 from skymagic.providers.aws.catalogue import cache_label
 from skymagic.providers.aws.clients import AwsClients
@@ -44,13 +45,15 @@ class Prices:
     of_spot: str = ""
 
     def price(self, name: str, zone: str, spot: bool) -> tuple[float | None, str]:
-        """(dollars per hour, where that is from); (None, "") where nobody knows."""
+        """(dollars per hour, where that is from); (None, "") where nobody knows. Spot is never estimated."""
         if spot:
             here = [price for (one, where), price in self.spot.items() if one == name and zone in ("", where)]
             # which zone it will be is not known then: the dearest of them
             return (max(here), f"spot price of {self.of_spot}") if here else (None, "")
         if name in self.listed:
             return self.listed[name], f"price list of {self.of_list}"
+        if name in catalogue.PRICES and not self.of_list:
+            return catalogue.PRICES[name], f"{catalogue.ESTIMATE} for us-east-1"
         return None, ""
 
 

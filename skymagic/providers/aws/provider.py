@@ -44,7 +44,12 @@ class AWS:
         request = bounded(request)
         reaching.jump(settings)
         image, requirements = needs(request, topology(request), say)
-        found = market.survey(request, clients)
+        try:
+            found = market.survey(request, clients)
+        except CloudError as problem:
+            if not request.dry_run or problem.kind != "credentials":
+                raise
+            found = market.estimated(request, clients, problem.reason)
         offers = market.choice(request, found)
         plan = plan_rented(request, listing.rental(offers, found, request.nodes or 1))
         return RentedSurvey(replace(plan, image=image), clients, offers, requirements)

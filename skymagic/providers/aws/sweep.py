@@ -246,6 +246,12 @@ class TaggedMachine:
     state: str
     launched: float
 
+    @property
+    def gpus(self) -> str:
+        """Its GPUs, as in "8 × A100"; "-" without, and "" where the type is too new for the built-in list."""
+        known = catalogue.TYPES.get(self.type)
+        return "" if known is None else f"{known.gpus} × {known.gpu}" if known.gpu else "-"
+
 
 @dataclass(frozen=True)
 class TaggedPool:
