@@ -1,15 +1,18 @@
-"""``make pictures``: the docs' pictures, of a real training in JupyterLab."""
+"""``make pictures``: the docs' pictures and the README's moving one, of a real training in JupyterLab."""
 
 from __future__ import annotations
 
+import io
 import re
 import sys
 import tempfile
+import time
 from pathlib import Path
 
-from playwright.sync_api import expect
+from PIL import Image
+from playwright.sync_api import Error, expect
 
-from tests.lab.browser import IDLE, Browser, opened
+from tests.lab.browser import COUNTED, IDLE, Browser, opened
 
 DEFINES = """\
 import torch
@@ -105,12 +108,49 @@ CELLS = {
 INDEX = {name: number for number, name in enumerate(CELLS)}
 BARE = ".jp-cell-toolbar, .jp-Collapser { display: none !important; }"
 """A style for pictures: without what JupyterLab lays over the cell that is chosen."""
+FRAMES, LAST_MS, COLOURS = 45, 4000, 48
+"""Of the moving picture: how many at most, for how long the last one stays, and how many colours."""
 
 
 def picture(browser: Browser, folder: Path, name: str) -> None:
     """Take a picture of a cell."""
+    (folder / f"{name}.png").write_bytes(shot(browser, name))
+
+
+def shot(browser: Browser, name: str) -> bytes:
+    """A cell as it is now, as PNG."""
     cell = browser.page.locator(".jp-Notebook .jp-CodeCell").nth(INDEX[name])
-    cell.screenshot(path=folder / f"{name}.png", animations="disabled", style=BARE)
+    return cell.screenshot(animations="disabled", style=BARE)
+
+
+def film(browser: Browser, folder: Path, name: str) -> None:
+    """Run a cell; keep what it shows from start to end as one moving picture, and a moment after its middle as a still one."""
+    frames: list[tuple[float, bytes]] = []
+    browser.start(INDEX[name])
+    while not (browser.page.evaluate(COUNTED, INDEX[name]) and browser.page.evaluate(IDLE)):
+        try:
+            frames.append((time.monotonic(), shot(browser, name)))
+        except Error:  # JupyterLab replaced the cell's output meanwhile
+            continue
+    (folder / f"{name}.png").write_bytes(frames[6 * len(frames) // 10][1])
+    frames.append((time.monotonic(), shot(browser, name)))
+    animate(frames, folder / f"{name}.gif")
+
+
+def animate(frames: list[tuple[float, bytes]], file: Path) -> None:
+    """Write frames as a GIF: as many as there is room for, evenly, each shown for as long as it was seen."""
+    every = max(1, len(frames) // FRAMES)
+    kept = [*frames[:-1:every], frames[-1]]
+    pictures = [Image.open(io.BytesIO(data)).convert("RGB") for _, data in kept]
+    size = max(one.width for one in pictures), max(one.height for one in pictures)
+    palette = pictures[-1].quantize(COLOURS)
+    drawn = []
+    for one in pictures:
+        whole = Image.new("RGB", size, "white")
+        whole.paste(one)
+        drawn.append(whole.quantize(palette=palette, dither=Image.Dither.NONE))
+    shown = [round(1000 * (after - before)) for (before, _), (after, _) in zip(kept, kept[1:], strict=False)]
+    drawn[0].save(file, save_all=True, append_images=drawn[1:], duration=[*shown, LAST_MS], loop=0, optimize=True)
 
 
 def take(browser: Browser, folder: Path) -> None:
@@ -118,9 +158,7 @@ def take(browser: Browser, folder: Path) -> None:
     for name in ("start", "pool", "defines"):
         browser.run(INDEX[name])
     picture(browser, folder, "pool")
-    browser.start(INDEX["training"])
-    expect(browser.outputs(INDEX["training"])).to_contain_text(re.compile(r"epoch 2: +[3-9]\d%"))
-    picture(browser, folder, "training")
+    film(browser, folder, "training")
     for name in ("results", "curve"):
         browser.run(INDEX[name])
         picture(browser, folder, name)
