@@ -291,7 +291,7 @@ def test_the_signal_that_ends_a_pod_goes_to_agents(cluster: Kube, api: Kubernete
     connection = started(api, cluster)
     rank = "trap 'touch /tmp/killed' TERM; while :; do sleep 0.05; done"
     agent = f"sh -c {shlex.quote(rank)} & trap 'touch /tmp/heard; sleep 1; exit' TERM; touch /tmp/up; while :; do sleep 0.05; done"
-    begun = f"cd $SKYMAGIC_HOLDER; echo {shlex.quote(f'sh -c {shlex.quote(agent)}; true')} > daemon; echo daemon > start"
+    begun = f"until [ -p $SKYMAGIC_HOLDER/start ]; do sleep 0.05; done; cd $SKYMAGIC_HOLDER; echo {shlex.quote(f'sh -c {shlex.quote(agent)}; true')} > daemon; echo daemon > start"
     assert connection.run(f"{begun}; while [ ! -e /tmp/up ]; do sleep 0.05; done").status == 0
     relay = connection.open("while [ ! -e /tmp/heard ]; do sleep 0.05; done; sleep 0.3; ls /tmp")
     cluster.evict(cluster.pod(0).name)
