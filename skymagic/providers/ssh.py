@@ -350,8 +350,10 @@ class ConnectionProcess:
 
 def elsewhere(request: PoolRequest) -> list[str]:
     """What has no meaning on a cluster that is the user's already."""
-    options = (("--hosts", request.hosts), ("--region", request.region), ("--spot", request.spot),
-               ("--replace", request.replace), ("--max-price", request.max_price))  # fmt: skip
+    options = [("--hosts", request.hosts), ("--region", request.region), ("--spot", request.spot),
+               ("--replace", request.replace), ("--max-price", request.max_price)]  # fmt: skip
+    if request.provider != "slurm":
+        options += [("--login", request.login), *((f"--{name}", True) for name, _ in request.slurm)]
     return [f"{option} is not for --provider {request.provider}: leave it out" for option, said in options if said]
 
 

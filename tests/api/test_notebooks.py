@@ -203,8 +203,8 @@ def test_refused_before_anything_starts(tmp_path: Path) -> None:
     (tmp_path / "notes.ipynb").write_text(json.dumps({"cells": {}, "nbformat": 5}))
     for name, words in {
         "none.ipynb": "No such file",
-        "text.ipynb": "no notebook",
-        "notes.ipynb": "no notebook",
+        "text.ipynb": "is not a notebook",
+        "notes.ipynb": "is not a notebook",
     }.items():
         code, out, err = desk.ran(
             "run", name, "--pool", "gone", "-o", tmp_path / "nowhere" / "out.ipynb", "--workdir", "none"

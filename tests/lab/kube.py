@@ -49,6 +49,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from tests.lab.machines import Space, Switch
+from tests.lab.notebook import ROOT
 
 Json = dict[str, Any]
 NETWORK = "10.79.0"
@@ -64,7 +65,11 @@ spec = json.loads(sys.argv[1])
 def mount(*words): subprocess.run(["mount", *words], check=True)
 subprocess.run(["hostname", spec["hostname"]], check=True)
 mount("--bind", spec["hosts"], "/etc/hosts")
+mount("--bind", spec["checkout"], "/mnt")
 mount("-t", "tmpfs", "-o", "size=2g,mode=1777", "tmp", "/tmp")
+if spec["checkout"].startswith("/tmp/"):  # a pod has a /tmp of its own, but the interpreter of the tests is one of the machine's
+    os.makedirs(spec["checkout"])
+    mount("--bind", "/mnt", spec["checkout"])
 for path, options in spec["mounts"]:
     os.makedirs(path, exist_ok=True)
     mount("-t", "tmpfs", "-o", options, "volume", path)
@@ -94,7 +99,7 @@ class ContainerSpace(Space):
 
         apart = ["--uts", "--ipc", "--pid", "--mount", "--mount-proc", "--fork", "--kill-child"]
         self._process = subprocess.Popen(
-            ["unshare", "--net", *apart, sys.executable, "-c", RUNTIME, json.dumps(spec)],
+            ["unshare", "--net", *apart, sys.executable, "-c", RUNTIME, json.dumps({**spec, "checkout": str(ROOT)})],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True,
         )  # fmt: skip
         assert self._process.stdout is not None

@@ -72,7 +72,7 @@ def test_what_lives_is_taken_up_and_what_is_lost_is_said(desk: Desk) -> None:
         gone = notebook.fail("%sky_attach lab").evalue
         assert "h1" in gone
         assert f"%sky_down {record.stem} --hosts h2 ends what is left on h2; recreate the pool with %sky_pool" in gone
-        assert "was ended on h2" in notebook.run(f"%sky_down {record.stem} --hosts h2").stdout
+        assert "is down on h2" in notebook.run(f"%sky_down {record.stem} --hosts h2").stdout
     left = rundir.find(f"{record.stem}-0")  # a machine that is started anew has an empty /tmp
     assert left is not None
     left.remove()

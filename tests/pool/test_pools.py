@@ -154,7 +154,7 @@ def test_another_shape_under_the_same_name_is_refused(running: Notebook) -> None
     for line in ("%%sky_broadcast --nodes 2\n1", "%sky_pool main --plugin torch", "%sky_pool main --env A=1"):
         error = notebook.fail(line)
         assert error.ename == "UsageError"
-        assert "'main' runs already" in error.text
+        assert "'main' is already running" in error.text
         assert "%sky_down main" in error.text
     assert {process.pid for process in family(notebook)} == before
 

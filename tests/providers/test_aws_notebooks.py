@@ -61,7 +61,7 @@ def test_it_is_executed_there_and_between_its_cells_the_machines_are_in_use(rent
     code, out, err = desk.ran("run", written(desk.folder, *cells), "--pool", desk.pool)
     assert code == 0, err
     assert {"in use between cells [True, True]", "[0, 1]"} <= {*out.splitlines()}
-    assert "keeps it until it ends, 30m after its last cell or " in err
+    assert "keep it until they terminate, 30m after its last cell or " in err
     assert "train.ipynb has finished" in err
     assert len(nbformat.read(desk.folder / "train.executed.ipynb", as_version=4).cells) == len(cells)
 
@@ -70,7 +70,7 @@ def test_what_went_with_its_machines_is_said_once(rented: tuple[Desk, Machines])
     desk, machines = rented
     code, _, err = desk.ran("run", written(desk.folder, "print('kept there')"), "--pool", desk.pool, "--detach")
     assert code == 0, err
-    assert "keeps it until it ends" in err
+    assert "keep it until they terminate" in err
     for one in lab.instances():
         lab.set_state(one, "terminated", "Server.SpotInstanceTermination")
         machines.end(one.id)

@@ -383,7 +383,7 @@ def test_a_second_press_of_stop_does_not_wait_for_a_host_that_is_away(two: tuple
     notebook.watch(running, lambda shown: "begun" in shown.text)
     hosts[1].stop()
     hosts[1].kill_sessions()
-    notebook.watch(running, lambda shown: "connection is lost" in shown.stderr)
+    notebook.watch(running, lambda shown: "connection lost" in shown.stderr)
     notebook.interrupt()
     notebook.watch(running, lambda shown: "press again" in shown.stderr)
     notebook.interrupt()
