@@ -124,7 +124,7 @@ def shot(browser: Browser, name: str) -> bytes:
 
 
 def film(browser: Browser, folder: Path, name: str) -> None:
-    """Run a cell; keep what it shows from start to end as one moving picture, and a moment before its end as a still one."""
+    """Run a cell; keep what it shows from start to end as one moving picture."""
     frames: list[tuple[float, bytes]] = []
     browser.start(INDEX[name])
     while not (browser.page.evaluate(COUNTED, INDEX[name]) and browser.page.evaluate(IDLE)):
@@ -132,7 +132,6 @@ def film(browser: Browser, folder: Path, name: str) -> None:
             frames.append((time.monotonic(), shot(browser, name)))
         except Error:  # JupyterLab replaced the cell's output meanwhile
             continue
-    (folder / f"{name}.png").write_bytes(frames[8 * len(frames) // 10][1])
     frames.append((time.monotonic(), shot(browser, name)))
     animate(frames, folder / f"{name}.gif")
 
