@@ -240,6 +240,8 @@ class Dispatch:
                 self._under_way.discard(submission)
         for event in submission.unread("died"):  # after its outcome
             self.on_late_death(event.content["exited"])
+        for event in submission.unread("note"):
+            self._status.note(event.content["text"])
         self._resources.engine.purge(submission)
         return report
 
@@ -289,8 +291,9 @@ class Dispatch:
             self._status.ended = reason
 
     def note(self, text: str) -> bool:
-        """Have all runs show a line; whether there is one."""
+        """Have all runs show a line; whether there is one. Orders that are no runs show nothing."""
         with self._lock:
-            for current in self._under_way:
+            runs = [current for current in self._under_way if current.number]
+            for current in runs:
                 current.put("note", -1, {"text": text})
-            return bool(self._under_way)
+            return bool(runs)

@@ -124,7 +124,7 @@ class Pool(SharedStatus):
         replaces = survey.plan.request.replace and isinstance(provider, Replaceable)
         replace = partial(cast(Replaceable, provider).replace, survey) if replaces else None
         self._replacement = Replacement(self, self.resources, dispatch, self.recovery, replace, partial(keep_key, self))
-        self._events = AgentEvents(self, self.resources, dispatch, self.recovery, self._replacement, self.close)
+        self._events = AgentEvents(self, self.resources, dispatch, self.recovery, self._replacement, self._release)
         self.packages = Packages(self, self.resources)
         self.runs = PoolRuns(
             self, self.resources, dispatch, self.scheduler, self.recovery, self.packages, self._replacement
@@ -197,8 +197,14 @@ class Pool(SharedStatus):
 
     def close(self) -> None:
         """End all ranks and release all machines; legal in every state, twice is safe. Raises PoolError: not all was released; says what."""
-        if self.state is State.STOPPED:
+        try:
+            self._release()
+        finally:
             self._gone(self)
+
+    def _release(self) -> None:
+        """End it as `close` does, but for its name: one that ended by itself is known until it is closed or made again."""
+        if self.state is State.STOPPED:
             return
         self.move(PoolEvent.STOP)
         plugins: list[Step] = [(what, opened.close) for what, opened in reversed(self._plugin_contexts)]
@@ -210,8 +216,6 @@ class Pool(SharedStatus):
             if self.resources.started:
                 self.last_lines = self.agents.last_lines
             records.keep_log(self.name, self.job_id, self.last_lines.get(0, ""))
-            if self.ended is None:
-                self._gone(self)
 
     def stays(self, restart: bool) -> bool:
         """Whether an orderly end of its notebook leaves it: it was made for that, or a run of it goes on, and another can attach.

@@ -90,6 +90,13 @@ def test_a_node_that_has_no_slurm(hosts: Hosts) -> None:
     login.close()
 
 
+def wait_until_lost(login: RemoteLogin) -> None:
+    """Until it has noticed that its connections have ended."""
+    connections: Any = login._connections
+    for connection in connections:
+        connection._transport.join(5.0)
+
+
 @pytest.mark.needs("sshd")
 def test_connections_are_opened_as_they_are_needed(hosts: Hosts, login: RemoteLogin) -> None:
     words = ["sh", "-c", 'exec /bin/sh -c "$0"']
@@ -105,12 +112,11 @@ def test_connections_are_opened_as_they_are_needed(hosts: Hosts, login: RemoteLo
     assert [one.read() for one in running] == [b""] * 5
     for one in running:
         one.close()
-    lost: Any = login._connections
-    for connection in lost:
-        connection._transport.join(5.0)
+    wait_until_lost(login)
     assert login.run("sh", "-c", "echo on").stdout == "on\n"
     hosts[0].stop()
     hosts[0].kill_sessions()
+    wait_until_lost(login)
     failed = login.run("squeue")
     assert (failed.returncode, "refused the connection" in failed.stderr) == (-1, True)
     with pytest.raises(HostError):

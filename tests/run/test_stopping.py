@@ -161,11 +161,27 @@ def test_ranks_that_tidy_up_are_not_let_out_of_their_collectives(notebook: Noteb
 # --------------------------------------------------------------------------------------------------- where ranks were
 
 
+BEGIN_IN_ALL_REDUCE = """
+import sys, threading, time
+def begin_in_all_reduce():
+    def look():
+        at = None
+        while at is None or sys._current_frames()[main].f_code.co_name != 'all_reduce' or sys._current_frames()[main].f_lasti != at:
+            at = sys._current_frames()[main].f_lasti
+            time.sleep(0.05)
+        begin()
+    main = threading.get_ident()
+    threading.Thread(target=look).start()
+"""
+"""Says that a rank has begun once its main thread stays within all_reduce."""
+
+
 def test_ranks_at_the_same_place_are_named_together(notebook: Notebook) -> None:
+    notebook.run(f"%%sky_broadcast\n{BEGIN_IN_ALL_REDUCE}")
     cell = begun(
         notebook,
         "def load_batch():\n    begin()\n    while True:\n        pass\nif dist.get_rank() == 2:\n    load_batch()\n"
-        "begin()\ndist.all_reduce(torch.ones(1))",
+        "begin_in_all_reduce()\ndist.all_reduce(torch.ones(1))",
     )
     error = stopped(notebook, cell)
     assert error.evalue.splitlines()[0] == "interrupted on ranks 0–2"
