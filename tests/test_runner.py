@@ -9,11 +9,12 @@ import re
 import subprocess
 import sys
 import tokenize
+import uuid
 from pathlib import Path
 
 import pytest
 
-from tests import durations, environment
+from tests import conftest, durations, environment
 from tests.durations import Spent
 from tests.house import ROOT
 from tests.tiers import Reader, Tier, concerns
@@ -215,6 +216,24 @@ def test_uv_is_told_what_pip_is_configured_with() -> None:
         "UV_INDEX_STRATEGY": "unsafe-best-match", "UV_DEFAULT_INDEX": "https://two.example/simple", "UV_FIND_LINKS": "/e",
         "UV_INDEX": "mine", "HOME": "/h",
     }  # fmt: skip
+
+
+# -- what a run leaves behind -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["psm", "joblib_memmapping_folder", "sem.loky", "torch", "skymagic"])
+def test_shared_memory_that_a_run_leaves_is_found(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also what libraries have made there; what was there before is no news."""
+    for deadline in ("DEADLINE", "NEIGHBOURS_DEADLINE"):
+        monkeypatch.setattr(conftest, deadline, 0.0)
+    left = Path(f"/dev/shm/{kind}_{uuid.uuid4().hex}")
+    before = conftest.traces()
+    left.touch()
+    try:
+        assert str(left) in conftest.paths_left(before)
+        assert str(left) not in conftest.paths_left({*before, left})
+    finally:
+        left.unlink()
 
 
 # -- promises ----------------------------------------------------------------------------------------------------------

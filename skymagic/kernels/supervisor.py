@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import select
 import selectors
 import signal
 import socket
@@ -108,9 +109,14 @@ class Supervisor:
 
     # -- start -------------------------------------------------------------------------------------------------------
 
-    def read_order(self) -> dict[str, Any] | None:
-        """The first line; None if the rank is gone before it came."""
+    def read_order(self, wake: socket.socket) -> dict[str, Any] | None:
+        """The first line; None if the rank is gone before it came, which its own end says where a fork of it holds the socket."""
         while b"\n" not in self.received:
+            ready = select.select([self.link, wake], [], [])[0]
+            if wake in ready and signal.SIGHUP in wake.recv(PIECE):
+                return None
+            if self.link not in ready:
+                continue
             piece = self.link.recv(PIECE)
             if not piece:
                 return None
@@ -281,7 +287,7 @@ def main() -> None:
     prctl(PR_SET_PDEATHSIG, signal.SIGHUP)
     # the rank may have ended before that took effect: then our parent is another one by now
     supervisor = Supervisor(link)
-    order = supervisor.read_order()
+    order = supervisor.read_order(wake)
     if order is not None and os.getppid() == parent and supervisor.start(order):
         supervisor.serve(wake)
 

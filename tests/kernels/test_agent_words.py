@@ -1,21 +1,30 @@
-"""An agent that ends says why, though its log is deleted with its folder."""
+"""An agent that ends says why, though its log is deleted with its folder; no process of a node sleeps through a signal."""
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from skymagic.kernels.agent import forkserver
 from skymagic.providers.local import ChildTransport, run
 from skymagic.wire import agent as wire
-from skymagic.wire import processes
+from skymagic.wire import processes, store
+from tests.lab.notebook import Notebook
+from tests.lab.pools import borrowed
+from tests.lab.waiting import until
+
+notebook = borrowed("--ranks 2")
 
 
 @pytest.fixture
@@ -52,17 +61,31 @@ def test_an_agent_that_is_ended_from_outside(agent: ChildTransport, number: sign
 
 
 SLEEPS_THROUGH = """
-import signal, threading
+import os, signal, sys, threading
+numbers = [signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD]
 def unblocked():
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, numbers)
     threading.Event().wait()
 threading.Thread(target=unblocked, daemon=True).start()
-signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
+os.register_at_fork(after_in_child=lambda: signal.pthread_sigmask(signal.SIG_UNBLOCK, numbers))
 print("begun", flush=True)
-from skymagic.kernels.agent import agent
-agent.main()
 """
-"""An agent whose signals come to another thread: like one just before a wait, they do not interrupt what the main thread waits for."""
+"""What begins a process whose signals come to another thread: like one just before a wait, they do not interrupt what the main thread
+waits for."""
+VALUES = "from skymagic.kernels.store import server; server.main(sys.argv[1])"
+DAEMON = """
+from skymagic.kernels.daemon.daemon import Daemon
+from skymagic.kernels.daemon.rundir import RunDirectory
+place = RunDirectory(sys.argv[1] + "/skymagic-daemon-0-1")
+os.mkdir(place.path, 0o700)
+Daemon(place.listen(), place, ["cat"], "").run()
+"""
+CONTROLLER_PROCESS = """
+os.setpgid(0, 0)
+from skymagic.kernels.agent import controller
+controller.main(["--profile-dir=" + sys.argv[1], "--ip=127.0.0.1"])
+"""
 
 
 def waits(pid: int) -> bool:
@@ -72,24 +95,89 @@ def waits(pid: int) -> bool:
     for _ in range(10):
         states.add(Path(f"/proc/{pid}/task/{pid}/stat").read_text().rpartition(")")[2].split()[0])
         time.sleep(0.01)  # the system tells nobody that a thread has begun to wait
+    assert "Z" not in states
     return bool(int(caught, 16) >> (signal.SIGTERM - 1) & 1) and states == {"S"}
 
 
-@pytest.mark.parametrize("started", [True, False])
-def test_a_signal_that_comes_just_before_a_wait(started: bool) -> None:
-    command = [sys.executable, "-c", SLEEPS_THROUGH]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as agent:
-        assert agent.stdin is not None
-        assert agent.stdout is not None
-        assert agent.stdout.readline() == b"begun\n"
-        if started:
-            agent.stdin.write(wire.encode(wire.AgentSpec("main", "main-1", 1, False)))
-            agent.stdin.flush()
-            assert isinstance(wire.decode(agent.stdout.readline()), wire.AgentStarted)
-        while not waits(agent.pid):
-            pass
-        agent.send_signal(signal.SIGTERM)
-        assert agent.wait(20) == 128 + signal.SIGTERM
+AGENT_SPEC = wire.encode(wire.AgentSpec("main", "main-1", 1, False))
+
+
+@pytest.mark.parametrize(
+    ("process", "sent", "lines", "status"),
+    [
+        ("from skymagic.kernels.agent import agent; agent.main()", b"", 0, 128 + signal.SIGTERM),
+        ("from skymagic.kernels.agent import agent; agent.main()", AGENT_SPEC, 1, 128 + signal.SIGTERM),
+        (VALUES, b"", 1, 0),
+        (VALUES, store.encode(store.Settings()), 1, 0),
+        (DAEMON, b"", 0, 0),
+        (CONTROLLER_PROCESS, b"", 1, 0),
+    ],
+    ids=["agent", "agent that has begun", "value server", "value server that has begun", "daemon", "controller"],
+)
+def test_a_signal_that_comes_just_before_a_wait(process: str, sent: bytes, lines: int, status: int) -> None:
+    with tempfile.TemporaryDirectory(prefix="test-waits-") as folder:  # sockets lie there: their paths may not be long
+        command = [sys.executable, "-c", SLEEPS_THROUGH + process, folder]
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as started:
+            assert started.stdin is not None
+            assert started.stdout is not None
+            assert started.stdout.readline() == b"begun\n"
+            started.stdin.write(sent)
+            started.stdin.flush()
+            for _ in range(lines):
+                assert started.stdout.readline()
+            while not waits(started.pid):
+                pass
+            started.send_signal(signal.SIGTERM)
+            assert started.wait(20) == status
+
+
+FORKSERVER = "from skymagic.kernels.agent import forkserver; import socket; forkserver.serve(socket.socket(fileno=int(sys.argv[1])), ())"
+
+
+def test_a_forkserver_hears_of_a_rank_that_ends_just_before_it_waits(tmp_path: Path) -> None:
+    ours, theirs = socket.socketpair()
+    ours.settimeout(20)
+    command = [sys.executable, "-c", SLEEPS_THROUGH + FORKSERVER, str(theirs.fileno())]
+    with subprocess.Popen(command, pass_fds=[theirs.fileno()], stdout=subprocess.DEVNULL), ours:
+        theirs.close()
+        null = os.open(os.devnull, os.O_WRONLY)
+        spec = wire.RankSpec(0, {}, env={"SKYMAGIC_IDENT": "r0"}, log=str(tmp_path / "log"))
+        forkserver.send_spec(ours, spec, [null, null, null])  # it has no controller to talk to, and ends
+        os.close(null)
+        decoder = wire.decoder()
+        said: list[wire.AgentMessage] = []
+        while not any(isinstance(message, wire.ChildExited) for message in said):
+            said += decoder.feed(ours.recv(1 << 16))
+
+
+SUPERVISOR = """
+from skymagic.kernels import supervisor
+supervisor.main()
+"""
+
+
+@pytest.mark.parametrize("ordered", [True, False])
+def test_a_supervisor_hears_of_its_command_and_of_its_rank_just_before_it_waits(ordered: bool) -> None:
+    """The second: the rank has ended before it sent its order, and what it has forked holds the socket."""
+    link, theirs = socket.socketpair()
+    link.settimeout(20)
+    command = [sys.executable, "-c", SLEEPS_THROUGH + SUPERVISOR, str(theirs.fileno())]
+    with (
+        subprocess.Popen(command, pass_fds=[theirs.fileno()], stdout=subprocess.DEVNULL) as process,
+        link,
+        link.makefile() as said,
+    ):
+        theirs.close()
+        if ordered:
+            order = {"argv": ["sleep", "0.3"], "cwd": "/", "env": dict(os.environ), "grace": 30.0}
+            link.sendall(json.dumps(order).encode() + b"\n")
+            started, ended = map(json.loads, said)
+            assert (started.keys(), ended) == ({"started"}, {"status": 0, "left": []})
+        else:
+            while not waits(process.pid):
+                pass
+            process.send_signal(signal.SIGHUP)
+        assert process.wait(20) == 0
 
 
 CONTROLLER = """
@@ -110,3 +198,30 @@ def test_a_controller_loads_no_client_and_starts_all_the_same_where_it_must(chan
         [sys.executable, "-c", CONTROLLER.format(change=change)], capture_output=True, text=True, check=False
     )
     assert (done.stdout.split(), done.stderr) == (["ipcontroller", loaded, "False"], "")
+
+
+IDLE = """%%sky_broadcast -t 1 -o pids
+import os, pathlib, signal, threading
+over = threading.Event()
+def unblocked():
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
+    over.wait()
+threading.Thread(target=unblocked).start()
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+signal.signal(signal.SIGTERM, lambda *_: pathlib.Path("{path}").touch())
+os.getpid()"""
+ORDINARY = """%%sky_broadcast -t 1
+over.set()
+signal.signal(signal.SIGTERM, signal.SIG_DFL)
+signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM]);"""
+
+
+def test_an_idle_rank_hears_a_signal_that_comes_just_before_it_waits(notebook: Notebook, tmp_path: Path) -> None:
+    """For the handlers of a cell, as those of `sky.on_interruption`."""
+    notebook.run(IDLE.format(path=tmp_path / "heard"))
+    (pid,) = notebook.value("pids")
+    while not waits(pid):
+        pass
+    os.kill(pid, signal.SIGTERM)
+    until((tmp_path / "heard").exists)
+    notebook.run(ORDINARY)

@@ -17,6 +17,7 @@ import threading
 import types
 from typing import Any, cast
 
+from skymagic.kernels.fork import signal_pipe
 from skymagic.wire.agent import MAX_LINE
 
 FLAGS = (
@@ -124,6 +125,8 @@ def main(argv: list[str]) -> None:
     app.log.setLevel(logging.CRITICAL)  # else each message makes records that no handler takes
     gc.freeze()
     gc.enable()
+    # its loop would sleep through a signal that comes just before it waits
+    app.loop.add_handler(signal_pipe(), lambda woken, _: os.read(woken, 4096), app.loop.READ)
     sys.stdout.write("listening\n")
     sys.stdout.flush()
     app.start()
