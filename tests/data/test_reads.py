@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from skymagic.display import text as display
 from tests.data.far import Notebook, moved
 
 MADE = {  # the others are in the family "read by functions" of the cells that run both ways
@@ -49,6 +50,9 @@ def test_a_helper_that_was_redefined(notebook: Notebook) -> None:
     notebook.here("def helper(): return 1")
     notebook.there("def train(): return helper()\ntrain()")
     notebook.here("def helper(): return 2")
+    preview = notebook.shipper.prepare("got = train()", [0, 1], dry_run=True)
+    (row,) = [line.split() for line in display.shipment(preview.items).splitlines() if line.startswith("helper")]
+    assert (row[1], row[-4:]) == ("function", ["used", "by", "train", "travels"])
     manifest = notebook.there("got = train()")
     assert notebook.values("got") == [2] * 2
     assert [(item.name, item.why) for item in manifest.items if item.moved] == [("helper", "used by train")]

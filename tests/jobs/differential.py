@@ -1576,7 +1576,6 @@ family(
             ("def make():\n    def inner(): return lr\n    return inner\nlr; train = make()", "train()"),
             ("get_ipython().run_cell('def train(): return lr')\ntrain()", "train()"),
             ("%run -i reads_beside.py", "train()"),
-            ("def train(): return lr", "%run -i reads_beside.py"),
         ]
     ],
 )
