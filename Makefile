@@ -13,6 +13,8 @@ VALUES ?=
 RUN := $(VENV)/bin/python
 DEMO := $(VENV)/.demo
 READY := $(VENV)/.ready
+# Images of Python set it, and each process then compiles all that it imports: 3.3 s for torch instead of 1.5 s
+unexport PYTHONDONTWRITEBYTECODE
 # The longest files come first, and none is shared: its tests use the same pools
 PYTEST := $(RUN) -m pytest -n $(PROCESSES) --dist loadfile --no-loadscope-reorder --max-worker-restart 0
 

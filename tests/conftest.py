@@ -34,6 +34,10 @@ MARK = "SKYMAGIC_TEST_RUN"
 DEADLINE = 10.0  # seconds that what was started may take to go
 NEIGHBOURS_DEADLINE = 30.0  # and what another run of the tests has made
 
+# As the Makefile does: each process that tests start would compile all that it imports.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
+
 # A busy machine is not a defect; a hang is, and the timeout of pytest sees it.
 settings.register_profile("skymagic", deadline=None)
 settings.load_profile("skymagic")
