@@ -32,6 +32,7 @@ PARTS = (
     "ddp",
     "output",
     "failures",
+    "actors",
     "data",
     "ssh",
     "remote",

@@ -24,6 +24,7 @@ exclude_patterns = ["notebooks/index.ipynb"]
 shutil.copytree(ROOT / "notebooks", ROOT / "docs/notebooks", ignore=shutil.ignore_patterns("*.py"), dirs_exist_ok=True)
 myst_enable_extensions = ["colon_fence"]
 myst_heading_anchors = 3
+smartquotes = False  # they make a dash of the two of an option
 nb_execution_mode = "off"  # the tests run the pages' cells and the notebooks
 suppress_warnings = [
     "myst.header",  # a page that is included begins at its own level
@@ -34,6 +35,8 @@ suppress_warnings = [
 
 html_theme = "pydata_sphinx_theme"
 html_title = "skymagic"
+html_static_path = ["style"]
+html_css_files = ["skymagic.css"]
 html_theme_options = {"show_toc_level": 2, "navigation_with_keys": False}
 html_copy_source = False
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import inspect
+import re
 import sys
 import textwrap
 import types
@@ -135,21 +136,39 @@ def described(name: str, value: object, level: str) -> list[str]:
     signature = inspect.signature(value)  # type: ignore[arg-type]
     parameters = [one.replace(annotation=one.empty) for one in signature.parameters.values() if one.name != "self"]
     call = str(signature.replace(parameters=parameters, return_annotation=signature.empty))
-    text = inspect.getdoc(value) or ""
     return [
         f"\n{level} {name}\n",
         "```text",
         folded(f"{name}{call}"),
-        "",
-        *map(folded, text.strip().splitlines()),
-        "```",
+        "```\n",
+        *prose(inspect.getdoc(value) or ""),
     ]
 
 
+def prose(text: str) -> list[str]:
+    """A docstring as Markdown: its paragraphs, and the entries of its sections (``Args:`` and the like) as lists."""
+    lines = []
+    for paragraph in text.strip().split("\n\n"):
+        title, _, rest = paragraph.partition("\n")
+        if title == "Returns:":
+            lines.append(f"**Returns:** {' '.join(rest.split())}\n")
+        elif title.endswith(":") and rest.startswith("    "):
+            entries = re.split(r"\n(?=\S)", textwrap.dedent(rest))
+            lines += [f"**{title}**\n", *map(entry, entries), ""]
+        else:
+            lines.append(" ".join(paragraph.split()) + "\n")
+    return lines
+
+
+def entry(text: str) -> str:
+    """An entry of a section, ``name: meaning``, as one of a list; there may be several names."""
+    names, _, meaning = " ".join(text.split()).partition(": ")
+    return f"- {', '.join(f'`{name}`' for name in names.split(', '))}: {meaning}"
+
+
 def folded(line: str) -> str:
-    """A line of a docstring or a signature as lines that fit on a page."""
-    indent = " " * (len(line) - len(line.lstrip()) + 4)
-    return textwrap.fill(line, 88, subsequent_indent=indent, break_on_hyphens=False, break_long_words=False)
+    """A signature as lines that fit on a page."""
+    return textwrap.fill(line, 88, subsequent_indent="    ", break_on_hyphens=False, break_long_words=False)
 
 
 def cell(text: str) -> str:

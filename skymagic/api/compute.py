@@ -95,13 +95,13 @@ def gather(*calls: Call | Calls, stream: bool = False, ordered: bool = True) -> 
 
 @suggesting("sky.Compute", ELSEWHERE, second_names=("worker", "vcpus", "memory_gb", "selection"))
 class Compute(RunningPool):
-    """A pool as Python code makes it. ``with sky.Compute(…) as pool:`` starts it, and ends it whatever happens.
+    """A pool, made from Python. ``with sky.Compute(…) as pool:`` starts it, and stops it also after an error.
 
-    Also with `start` and `stop`. A magic finds it by its name (``--pool``) or as the one used last, and `find` is the
-    way back. Nothing is started before ``with`` or `start`.
+    `start` and `stop` do the same without ``with``; nothing starts before that. Magics find the pool by its name (``--pool``) or
+    as the one used last; `find` returns a pool that a magic started.
 
     Args:
-        specs: alternatives, the first that can be met is taken; all other keywords hold for each that says nothing of them.
+        specs: alternatives: the first one that is possible is used. The other keywords are the defaults of each.
         provider: ``sky.Local()``, ``sky.SSH(hosts)``, ``sky.AWS()``, ``sky.Slurm()``, ``sky.Ray()``, or a name; this machine where it
             satisfies the request.
         nodes: machines (on this machine: simulated nodes, with GPUs of their own); 1.
@@ -109,19 +109,19 @@ class Compute(RunningPool):
         accelerator: per node: ``"A100"``, ``"A100:8"``, ``"all"``, ``"none"``, ``4``, ``"0,2"`` or ``sky.accelerators.A100(count=8)``.
         plugins: ``sky.plugins.torch()`` and the like, or as text: ``"torch:backend=gloo"``.
         image: packages, variables and files of the nodes.
-        name: what magics call it; with a name, a pool that runs and fits is used again and not ended by ``with``.
+        name: name of the pool. A running pool of this name that fits is reused, and ``with`` does not stop it.
         procs_per_node: ranks on each node; one for each accelerator, else 1.
         cpus, memory: of each node; a number, or ``"8+"`` for at least 8. Memory in GB.
         pip, env, secrets: packages, variables, and names of variables whose values are kept secret.
         hosts, region, spot, max_price: for providers that have these; max_price in dollars per hour.
         idle, max_lifetime: ``"30m"``, or seconds: when the pool ends by itself.
-        timeout: seconds for each call that has no limit of its own; None for none.
-        options: which of `specs` is taken, and how pools are made and used: `Options`.
+        timeout: default time limit of a call in seconds; None: no limit.
+        options: how one of `specs` is chosen, and other defaults: `Options`.
         worker, vcpus, memory_gb, selection: Skyward's names: ``worker=sky.Worker(concurrency=4)`` is `procs_per_node`, ``vcpus=8`` is
             ``cpus="8+"``, ``memory_gb=32`` is ``memory="32+"``, `selection` is that of `options`.
 
     Raises:
-        RequestError: everything that is wrong with the arguments.
+        RequestError: lists every mistake in the arguments.
     """
 
     def __init__(
@@ -224,7 +224,7 @@ class Compute(RunningPool):
         raise RequestError(mistakes)
 
     def stop(self) -> None:
-        """End the ranks and give the machines back; twice is safe."""
+        """Stop the ranks and release the machines; calling it twice is safe."""
         if self._pool is not None:
             self._pool.close()
 
@@ -282,21 +282,21 @@ ComputePool = Compute
 
 
 def find(name: str | None = None) -> Compute:
-    """A pool that runs, whoever made it: by its name, or the one used last.
+    """A running pool, started by a magic or from Python: by its name, or the pool used last.
 
     Raises:
-        PoolError: there is none; the message says how to make one.
+        PoolError: no such pool; the message says how to start one.
     """
     return Compute.of(registry.pool_named(name))
 
 
 def pools() -> list[Compute]:
-    """All pools of this notebook, the one used last at the end."""
+    """All pools of this notebook; the pool used last comes last."""
     return [Compute.of(pool) for pool in registry.pools()]
 
 
 def attach(name: str, *, take_over: bool = False) -> Compute:
-    """Continue with a pool that another notebook has left, as ``%sky_attach`` does: its output since then, and its variables.
+    """Continue with a pool that another notebook left, as ``%sky_attach`` does: with its output since then, and its variables.
 
     Args:
         name: the pool's, or its job id.
@@ -304,7 +304,7 @@ def attach(name: str, *, take_over: bool = False) -> Compute:
 
     Raises:
         PoolError: there is no such pool, its notebook runs, or it is gone.
-        RunError: a run that was under way has failed.
+        RunError: the run that was in progress failed.
     """
     namespace = sys._getframe(1).f_globals
     with interrupt.deferred():

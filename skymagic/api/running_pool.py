@@ -70,7 +70,7 @@ class RunningPool:
         """``body(item)`` for each item, each on the next rank that is free; the values in the order of the items.
 
         Raises:
-            RunError: of the first that failed, also of its own type; the others are stopped.
+            RunError: the first failure; it is also an instance of the original exception's class. The other calls are stopped.
         """
         lazy = body if isinstance(body, Function) else Function(body)
         return side_by_side([Task(lazy.local, (item,), timeout=lazy.timeout) for item in items], self.pool)
@@ -156,9 +156,10 @@ class RunningPool:
         """What ranks wrote, as ``%sky_logs`` shows it; by rank: ``pool.logs()[3]``.
 
         Args:
-            rank: whose; every rank's unless said.
-            lines: the last so many of each.
-            run, cell: of one run by its number, or of a notebook's cell. grep: a regular expression that lines must have.
+            rank: the rank; None: all ranks.
+            lines: this many of each rank's last lines.
+            run, cell: only of this run, or of this cell of the notebook, by their numbers.
+            grep: only lines that match this regular expression.
 
         Raises:
             RequestError: there are no such ranks or runs, or it is no regular expression.

@@ -82,7 +82,7 @@ class Options:
         selection: of several `Spec`: ``"first"``, in their order; ``"cheapest"``, by the price of their plans, and in their
             order where prices are alike.
         worker: the slots of each node, for specs that have none of their own.
-        default_compute_timeout: seconds for each call that has no limit of its own; None for no limit.
+        default_compute_timeout: default time limit of a call in seconds; None: no limit.
         console: whether the start of a pool says what it does.
     """
 
@@ -103,8 +103,7 @@ class Options:
 class Spec:
     """What a pool is to be made of; several of them are alternatives: ``sky.Compute(sky.Spec(…), sky.Spec(…))``.
 
-    All of it can also be written into ``sky.Compute(…)``, whose documentation tells what each keyword means. What stands
-    there holds for each spec that says nothing of it.
+    The keywords are those of ``sky.Compute(…)``, which describes them. Keywords of ``Compute`` are the defaults of each spec.
 
     Args:
         vcpus, memory_gb: at least so many cores, and GB of memory, on each node: ``vcpus=8`` is ``cpus="8+"``.

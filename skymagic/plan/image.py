@@ -67,22 +67,22 @@ class PipIndex:
 @suggesting("sky.Image", {"packages": "pip", "requirements": "pip", "environment": "env", "indexes": "pip_indexes"})
 @dataclass(frozen=True)
 class Image:
-    """What a rank's environment holds. Lists keep their order; what is repeated word for word is kept once.
+    """The packages, files and variables of a rank's environment. Lists keep their order; exact repetitions are dropped.
 
     Args:
         python: Python's version, as ``"3.12"``, or the absolute path of an interpreter on the nodes that has all
-            packages already; None for the notebook's own version.
+            packages; None: the notebook's version.
         pip: requirements as pip takes them (``"torch>=2.3"``), also URLs and paths of wheels; no options. On other
-            machines a name alone gets the version that the notebook has; ``"torch>=0"`` is the newest there is.
-        pip_indexes: URLs of package indexes, searched beside pip's own; a `PipIndex` for those of certain packages alone.
-        apt: names of system packages, which rented machines get by apt-get after those of pip. On machines of your own nothing is
-            installed beside Python's packages; what is named is taken to be there, and that is said.
+            machines a name without a version gets the notebook's version; ``"torch>=0"`` gets the newest.
+        pip_indexes: URLs of further package indexes; a `PipIndex` limits one to certain packages.
+        apt: system packages, installed on rented machines by apt-get after those of pip. Install them yourself on your own
+            machines; a note reminds you.
         env: environment variables.
-        includes: local files and folders that travel with the notebook.
-        excludes: patterns of files that do not, as in .gitignore.
+        includes: local files and folders that are copied to the nodes.
+        excludes: patterns of files that are not copied, as in .gitignore.
 
     Raises:
-        RequestError: malformed entries, and requirements that contradict each other (torch==2.3 and torch==2.4).
+        RequestError: lists malformed entries, and requirements that contradict each other (torch==2.3 and torch==2.4).
     """
 
     python: str | None = None

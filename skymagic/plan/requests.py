@@ -44,7 +44,7 @@ class CloudSettings:
         subnet: ``subnet-…`` that the machines are in; None for the default one of each zone.
         use_private_ips: connect to private addresses, and give the machines no public ones.
         ssh_port: where their sshd listens. user: whom one logs in as: the image's own user.
-        ssh_from: ``"203.0.113.0/24"``: who may connect; None for this machine's address alone.
+        ssh_from: ``"203.0.113.0/24"``: addresses that may connect; None: only this machine's.
         image_id: ``ami-…``; None for Ubuntu, with NVIDIA's driver where there are GPUs.
         disk: GB of each machine's disk.
         endpoint_url: another address of AWS's services.

@@ -67,18 +67,18 @@ def AWS(
     Args:
         region: ``"eu-central-1"``; None for the one that your AWS configuration names.
         spot: take spot instances.
-        replace: rent another machine in the place of one that is lost, as soon as there is one.
+        replace: replace a lost machine as soon as EC2 has capacity.
         max_price: dollars per hour for the whole pool.
         profile: of your AWS configuration; None for what the environment says.
         subnet: ``"subnet-…"`` that the machines are in; None for the default one of a zone.
         use_private_ips: connect to private addresses (over a VPN, or from within the VPC), and give them no public ones.
         ssh_port: where their sshd listens.
-        ssh_from: ``"203.0.113.0/24"``: who may connect; None for this machine's address alone.
-        user: whom one logs in as: the user that the image comes with.
+        ssh_from: ``"203.0.113.0/24"``: addresses that may connect; None: only this machine's.
+        user: login name: the user that the image comes with.
         image_id: ``"ami-…"``; None for Ubuntu, with NVIDIA's driver where there are GPUs.
         disk: GB of each machine's disk.
         endpoint_url: another address of AWS's services.
-        via: the way to machines without public addresses: ``"ann@bastion"``, a jump host (with `ssh_from`, its address as they see it).
+        via: how to reach machines without public addresses: ``"ann@bastion"``, a jump host (with `ssh_from`, its address as they see it).
     """
     fields = {"region": region, "spot": spot, "replace": replace, "max_price": max_price}
     cloud = CloudSettings(

@@ -195,7 +195,7 @@ class Silence:
     """Output control: a decorator and a context manager, used as often and as nested as you like.
 
     As a decorator it takes functions, methods, generators and asynchronous functions; the last two are silenced while
-    their own code runs, not while they wait for others. Who is heard is asked anew at each call.
+    their own code runs, not while they wait for others. The choice of ranks is evaluated at each call.
     `skymagic.runtime.silence` says what a silence covers.
     """
 

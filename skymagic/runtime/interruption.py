@@ -105,24 +105,24 @@ def attach(
 def on_interruption(fn: F | None, *, limit: float | None = None, signals: Iterable[int] = ()) -> F | None:
     """Call ``fn(notice)`` on this rank when machines of the pool are about to be taken away: time to write a checkpoint.
 
-    Every rank that has a hook is called, also those that stay, and also while a cell runs: on the main thread, between two steps of
-    the interpreter, so that it finds the cell's variables whole. The others are not waited for: it must not use collectives
-    (``all_reduce``, ``barrier``, saving a sharded model). A rank that waits in native code is called when that returns.
+    Every rank with a hook calls it, also ranks that stay, and also while a cell runs: on the main thread, between two instructions of
+    the interpreter, so that the cell's variables are consistent. Ranks do not wait for each other: do not use collectives in it
+    (``all_reduce``, ``barrier``, saving a sharded model). A rank in native code calls it when that code returns.
 
-    May stand above a function as a decorator. A rank has one hook: the last one counts, None removes it. One that is set after
-    the notice has come is called at once. Outside a rank nothing is called, with one warning.
+    Also a decorator. A rank has one hook: the last one set; None removes it. A hook that is set after the notice is called
+    immediately. Outside a pool nothing is called, and you get one warning.
 
     Args:
         fn: gets an `Interruption`: ``reason``, ``ranks`` that will be lost, ``mine``, ``at`` and ``seconds_left``.
-        limit: seconds after which TimeoutError is raised in it; unless said, 5 less than are left, or 25 where nobody says how many.
-        signals: signals to this process that count as a notice too, as Slurm sends them: ``signals=[signal.SIGTERM]``, or
+        limit: seconds until TimeoutError is raised in the hook; None: 5 less than are left, or 25 if the time left is unknown.
+        signals: signals to this process that also count as a notice, as Slurm sends them: ``signals=[signal.SIGTERM]``, or
             ``[signal.SIGUSR1]`` with ``sbatch --signal=USR1@120``.
 
     Returns:
         `fn`.
 
     Raises:
-        TypeError: it cannot be called.
+        TypeError: `fn` is not callable.
         ValueError: `limit` is not above 0, or this is not the main thread.
     """
     if fn is not None and not callable(fn):

@@ -19,7 +19,7 @@ HARD = re.compile(
     r"|there is none|beside you|had there|that are none)\b",
     re.IGNORECASE,
 )
-CODE = re.compile(r"```.*?```|`[^`\n]*`|^    .*$|<!--.*?-->", re.DOTALL | re.MULTILINE)
+CODE = re.compile(r"```.*?```|``.*?``|`[^`\n]*`|^    [^\n]*$|<!--.*?-->", re.DOTALL | re.MULTILINE)
 
 
 def texts() -> Iterator[tuple[str, str]]:
@@ -27,6 +27,9 @@ def texts() -> Iterator[tuple[str, str]]:
     pages = [
         ROOT / "README.md",
         ROOT / "SECURITY.md",
+        ROOT / "CONTRIBUTING.md",
+        ROOT / "CHANGELOG.md",
+        ROOT / "benchmarks" / "README.md",
         *ROOT.glob("skills/*/*.md"),
         *sorted((ROOT / "docs").rglob("*.md")),
     ]
@@ -73,3 +76,8 @@ def test_the_words_are_found_where_they_are() -> None:
         "whatever",
         "is told",
     ]
+
+
+def test_code_hides_only_itself() -> None:
+    page = "One.\n\n    make whatever\n\n`whatever` and\n```text\nwhatever\n```\nTwo.\n"
+    assert CODE.sub(" ", page).split() == ["One.", "and", "Two."]

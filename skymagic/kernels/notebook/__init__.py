@@ -1,4 +1,4 @@
-"""A notebook as a job on its pool's head: executed there cell by cell, told to whoever asks, and kept until it is taken.
+"""A notebook as a job on its pool's head: executed there cell by cell, reported to any client that asks, and kept until it is fetched.
 
     client ── start         forks the driver, and ends
               driver        a session of its own, as the daemon of an agent; serves a Unix socket in its run directory
