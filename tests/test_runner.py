@@ -221,19 +221,21 @@ def test_uv_is_told_what_pip_is_configured_with() -> None:
 # -- what a run leaves behind -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", ["psm", "joblib_memmapping_folder", "sem.loky", "torch", "skymagic"])
-def test_shared_memory_that_a_run_leaves_is_found(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shared_memory_that_a_run_leaves_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also what libraries have made there; what was there before is no news."""
     for deadline in ("DEADLINE", "NEIGHBOURS_DEADLINE"):
         monkeypatch.setattr(conftest, deadline, 0.0)
-    left = Path(f"/dev/shm/{kind}_{uuid.uuid4().hex}")
-    before = conftest.traces()
-    left.touch()
+    kinds = ("psm", "joblib_memmapping_folder", "sem.loky", "torch", "skymagic")
+    left = {Path(f"/dev/shm/{kind}_{uuid.uuid4().hex}") for kind in kinds}
+    for path in left:
+        path.touch()
     try:
-        assert str(left) in conftest.paths_left(before)
-        assert str(left) not in conftest.paths_left({*before, left})
+        before = conftest.traces()
+        assert {*map(str, left)} <= {*conftest.paths_left(before - left)}
+        assert not {*map(str, left)} & {*conftest.paths_left(before)}
     finally:
-        left.unlink()
+        for path in left:
+            path.unlink()
 
 
 # -- promises ----------------------------------------------------------------------------------------------------------

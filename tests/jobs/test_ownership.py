@@ -88,6 +88,17 @@ def test_a_pulled_value_that_changes_here_stays_here(notebook: Notebook) -> None
     assert "keep their own" not in notebook.run("%%sky_broadcast\nmodel['weights']").text
 
 
+def test_a_number_that_is_typed_goes_and_one_of_the_list_that_came_does_not(notebook: Notebook) -> None:
+    """3 is one object: the list that came holds what is typed."""
+    for here, there in (("n = n[0]", 50), ("n = 3", 3)):
+        notebook.run("%%sky_broadcast -g n\nn = 3")
+        notebook.run("%%sky_broadcast\nn = 50")
+        notebook.run(here)
+        shown = notebook.run("%%sky_broadcast -o seen\nn")
+        assert notebook.value("seen") == [there] * 2, here
+        assert ("n: the ranks keep their own (int); --push n" in shown.text) == (there == 50)
+
+
 def test_a_pulled_value_that_the_ranks_delete_stays_here(notebook: Notebook) -> None:
     notebook.run("%%sky_broadcast -g model --head\nmodel = {'weights': [1]}")
     notebook.run("%%sky_broadcast\ndel model")

@@ -7,6 +7,7 @@ import re
 import shutil
 import sys
 from collections.abc import Iterator
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -62,6 +63,16 @@ def test_a_value_brings_its_package_along(lab: tuple[Hosts, Notebook, Shelf]) ->
     assert all(there(host, "tiny_data") for host in hosts)
     again = notebook.run("%%sky_broadcast -o seen\nframe.n")
     assert "installing" not in said(again)
+
+
+def test_arrays_bring_numpy_along(lab: tuple[Hosts, Notebook, Shelf]) -> None:
+    """A cell that names no module: the values alone say what they need."""
+    hosts, notebook, _ = lab
+    assert not any(there(host, "numpy") for host in hosts)
+    notebook.run("import numpy as np\nbig, small = np.arange(300_000), {'a': np.float32(1.5)}")
+    shown = notebook.run("%%sky_broadcast -o seen\nint(big[-1]), float(small['a'])")
+    assert notebook.value("seen") == [(299_999, 1.5)] * 2
+    assert f"installing numpy {version('numpy')} on gpu1, gpu2" in said(shown)
 
 
 def test_a_module_beside_the_notebook_brings_what_it_imports(lab: tuple[Hosts, Notebook, Shelf]) -> None:
