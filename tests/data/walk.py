@@ -230,6 +230,8 @@ class Walk:
         """The last assignment to each name."""
         self.made: dict[str, str] = {}
         """How the function was made that reads a name."""
+        self.named: set[str] = set()
+        """Names that a function was made for which had the name that the cell uses."""
 
     def run(self, steps: int) -> None:
         """Take so many steps."""
@@ -364,6 +366,7 @@ class Walk:
         form = self.rand.choice(list(DEFINING))
         self.there(DEFINING[form].format(name=name))
         self.made[name] = form
+        self.named |= {name} if form in NAMED else set()
 
     def call(self, name: str, _: str) -> None:
         """Call a function that reads a name, in a cell whose text does not say which."""
@@ -373,6 +376,8 @@ class Walk:
         self.model.begin(f"read_{name}")
         if form in NAMED:
             self.model.use(name)
+        elif name in self.named and name not in self.model.names:
+            return  # an earlier function of this name may wait for the collector, and what it reads comes until then
         there = name in self.model.names
         if there or name not in SHADOWED:
             self.there(f"shown = {CALLING[form].format(name=name)}", fails=not there)

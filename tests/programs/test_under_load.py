@@ -54,3 +54,27 @@ def test_a_rank_that_fails_while_the_others_compute(notebook: Notebook) -> None:
         assert weights != expected[0], "a step has changed them"
         expected = [weights]
         assert [group, other] == groups
+
+
+RESTORES_ALL_SIGNALS = """
+import ctypes, os, signal
+for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
+    signal.signal(number, signal.getsignal(number) or signal.SIG_DFL)
+ctypes.PyDLL(None).poll(None, 0, 2_000)
+dist.get_rank(), os.getpid() == first_pid"""
+"""As Lightning does after a fit; then native code holds the interpreter, and the rank's stack is looked at from outside."""
+GROUPS = [[(rank, rank, 3, 3.0) for rank in range(3)], [(rank, rank, 2, 1.0) for rank in range(2)]]
+PROGRAMS = {
+    "calls": (program("remote_calls_by_environment"), [1.0, 2.0]),
+    "processes": (program("tutorial_processes"), [(GROUPS, 2.0)] * 2),
+    "signals": (RESTORES_ALL_SIGNALS, [(0, True), (1, True)]),
+}
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_a_program_that_meets_forks_or_restores_signals_by_itself(notebook: Notebook, name: str) -> None:
+    cell, values = PROGRAMS[name]
+    groups = seen(notebook, "import os; first_pid = os.getpid()\nid(dist.group.WORLD)")
+    for _ in range(REPETITIONS):
+        assert seen(notebook, cell) == values
+    assert seen(notebook, "id(dist.group.WORLD)") == groups, "the ranks' own group stays"
