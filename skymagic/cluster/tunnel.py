@@ -123,6 +123,10 @@ class Tunnel:
             listener.close()
         return here
 
+    def move(self) -> None:
+        """Go on over a new connection, where there is one that is not lost; nobody is told, unless the new one fails."""
+        self._post(self._move)
+
     def close(self) -> None:
         """End the agent and everything that leads to it; twice is safe."""
         self.agent.close()
@@ -260,6 +264,12 @@ class Tunnel:
         if self._exit_deadline is None:
             self._set_state("reconnecting", why)
 
+    def _move(self) -> None:
+        if self._loop.attached and self._exit_deadline is None:
+            self._loop.release()
+            self._drop_connection()
+            self._open_connection()
+
     def _fail(self, why: str) -> None:
         """Nothing will come back."""
         self._closed = True
@@ -317,13 +327,14 @@ class AgentTunnel:
 
     def __init__(self, secret: str = "") -> None:
         self.secret = secret or secrets.token_hex(16)
-        self._takes_over = bool(secret)  # whether the next tunnel leads to an agent that is there already
+        self.takes_over = bool(secret)
+        """Whether the next tunnel leads to an agent that is there already."""
         self._tunnel: Tunnel | None = None
 
     def open(self, connect: Callable[[], Transport], state: Callable[[str], None]) -> Transport:
         """The transport to an agent, after the end of the one before; the arguments are `Tunnel`'s."""
         self.close()
-        takes_over, self._takes_over = self._takes_over, False
+        takes_over, self.takes_over = self.takes_over, False
         self._tunnel = Tunnel(connect, state=state, secret=self.secret, takes_over=takes_over)
         return self._tunnel.agent
 
@@ -331,6 +342,11 @@ class AgentTunnel:
         """A port here that leads to this address and port as the node reaches it, while the agent is connected; the arguments are `Tunnel`'s."""
         assert self._tunnel is not None
         return self._tunnel.forward(address, port, wanted)
+
+    def move(self) -> None:
+        """Go on over a new connection (`Tunnel.move`)."""
+        if self._tunnel is not None:
+            self._tunnel.move()
 
     def leave(self) -> None:
         """Close it, and leave the agent and what that runs; twice is safe."""

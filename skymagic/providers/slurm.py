@@ -6,6 +6,7 @@ import contextlib
 import functools
 import os
 import shlex
+import socket
 import subprocess
 import threading
 import time
@@ -115,7 +116,7 @@ class SlurmSurvey(Survey):
         held = self.held
         if self.inside:
             if held.step is not None:
-                ended(held.step)
+                _end_step(self, held.step)
             return ""
         if held.submission is not None and not held.number:  # it was interrupted, and the job may come all the same
             wait([held.submission])
@@ -175,7 +176,8 @@ class Slurm:
         held.name = job_id
         if survey.inside:
             held.number, names = survey.inside, list(survey.plan.hosts)
-            held.step = _hold(survey.inside, names, job_id)
+            folder = slurm_jobs.holder_folder(job_id, "$SLURMD_NODENAME")
+            held.step = _hold(survey, slurm_jobs.holder_script(folder))
             job = login.queue.look(survey.inside) or SlurmJob("RUNNING")
         else:
             script = slurm_jobs.script(survey.directives, job_id)
@@ -337,24 +339,36 @@ def wait_for(queue: JobQueue, number: str, say: Say, delays: Sequence[float] = D
             say(StartStep(f"Slurm job {number} waits: {words}", "requested", step=f"waits: {words}"))
 
 
-def _hold(job: str, nodes: Sequence[str], job_id: str) -> subprocess.Popen[bytes]:
-    """The step that holds nodes of a job that was there before."""
-    program, *words = slurm_jobs.holder_command(job_id)
+def _hold(survey: SlurmSurvey, script: str) -> subprocess.Popen[bytes]:
+    """A step on the nodes of the job that the notebook runs in: a script of sh."""
+    program, *words = slurm_jobs.step_command(script)
+    nodes = survey.plan.hosts
     return subprocess.Popen(
-        [program, "--jobid", job, "--nodelist", ",".join(nodes), "--nodes", str(len(nodes)), *words],
+        [program, "--jobid", survey.inside, "--nodelist", ",".join(nodes), "--nodes", str(len(nodes)), *words],
         stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
         env=slurm_jobs.environment(os.environ), start_new_session=True,
     )  # fmt: skip
 
 
-def ended(step: subprocess.Popen[bytes]) -> None:
-    """End a step: srun passes SIGTERM on to holders, which wait for what they hold; its death ends whatever is left."""
+def _end_step(survey: SlurmSurvey, step: subprocess.Popen[bytes]) -> None:
+    """End the step of holders. They end with the last that they hold; srun, when it is ended, kills them, and leaves their folders."""
+    if not ended(step, STEP_SECONDS if survey.held.ready else 0.0):
+        folder = slurm_jobs.holder_folder(survey.held.name, "$SLURMD_NODENAME")
+        ended(_hold(survey, f'rm -rf "{folder}"'), STEP_SECONDS)
+
+
+def ended(step: subprocess.Popen[bytes], seconds: float) -> bool:
+    """End a step; whether it has ended by itself in so many seconds."""
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        step.wait(seconds)
+        return True
     step.terminate()
     try:
         step.wait(STEP_SECONDS)
     except subprocess.TimeoutExpired:
         step.kill()
         step.wait()
+    return False
 
 
 @dataclass(frozen=True)
@@ -411,40 +425,78 @@ def _nodes(machines: Sequence[ssh.HostMachine], places: Sequence[JobNode]) -> li
 def _node(machine: ssh.HostMachine, place: JobNode, index: int) -> Node:
     daemon = f"{place.job_id}-{index}"
     node = machine.node(index, daemon)
-    door = NodeDoor(place, head.NodeAccess(daemon, "", place.name), node.run)
-    return replace(node, access=SlurmAccess(**vars(node.access), job=place.job), fate=place.fate, run=door.run)
+    door = NodeDoor(place, head.NodeAccess(daemon, "", place.name), machine, node.run)
+    access = SlurmAccess(**vars(node.access), job=place.job)
+    return replace(node, access=access, fate=place.fate, run=door.run, start_agent=door.start_agent)
 
 
 class NodeDoor:
-    """Processes on a node. What much goes to is connected to by TLS where the node's address leads there, for srun carries 20 MB/s.
+    """Processes on a node. What counts is connected to by TLS where the node's address leads there: srun carries 20 MB/s, and holds small
+    messages back for 40 ms.
 
     Args:
-        access: names the node and its daemon. run: starts a process by srun.
+        access: names the node and its daemon. machine: the node. run: starts a process there by srun.
     """
 
-    def __init__(self, place: JobNode, access: head.NodeAccess, run: Callable[..., Transport]) -> None:
-        self._place, self._access, self._run = place, access, run
+    def __init__(
+        self, place: JobNode, access: head.NodeAccess, machine: ssh.HostMachine, run: Callable[..., Transport]
+    ) -> None:
+        self._place, self._access, self._machine, self._run = place, access, machine, run
         self._shut = False
         """Whether it was tried, and leads nowhere."""
         self._lock = threading.Lock()
 
+    def start_agent(self, state: Callable[[str], None]) -> Transport:
+        """A new agent, and the tunnel to it: through srun until its daemon is there, with which a relay can live, and then through that."""
+        tunnel, daemon = self._machine.tunnel, self._access.daemon
+        there = threading.Event()
+        if tunnel.takes_over:
+            there.set()
+
+        def connect() -> Transport:
+            direct = self._direct(processes.ATTACH, daemon) if there.is_set() else None
+            return direct or self._machine.attached(daemon)
+
+        def move() -> None:
+            if self._opened():
+                tunnel.move()
+
+        def changed(now: str) -> None:
+            state(now)
+            if now == "connected" and not there.is_set():
+                there.set()
+                start_all([move], name="skymagic-slurm-door")
+
+        return tunnel.open(connect, changed)
+
     def run(self, module: str, *args: str) -> Transport:
         """A process of this module."""
-        if module in BULK:
-            with self._lock:
-                if not self._shut and (transport := self._direct(module, *args)) is not None:
-                    return transport
-        return self._run(module, *args)
+        direct = self._direct(module, *args) if module in BULK else None
+        return direct or self._run(module, *args)
 
     def _direct(self, *words: str) -> Transport | None:
         """None where the node does not answer there; the relay may have ended, and another one is started once."""
-        with contextlib.suppress(OSError):
-            if self._access.port:
-                return head.Relayed(self._access, *words, timeout=DOOR_SECONDS)
+        with self._lock:
+            for _ in range(2):
+                with contextlib.suppress(OSError):
+                    if self._access.port:
+                        return head.Relayed(self._access, *words, timeout=DOOR_SECONDS)
+                if not self._opens():
+                    break
+        return None
+
+    def _opened(self) -> bool:
+        with self._lock:
+            return self._opens()
+
+    def _opens(self) -> bool:
+        """Start a relay there; whether it listens. One that cannot be reached is not tried again."""
+        if self._shut:
+            return False
         try:
             address = self._place.login.address(self._place.name)
             self._access = head.relay(self._run, replace(self._access, address=address, pem=tls.certificate()))
-            return head.Relayed(self._access, *words, timeout=DOOR_SECONDS)
+            socket.create_connection((address, self._access.port), DOOR_SECONDS).close()
         except (OSError, SkyError):
             self._shut = True
-            return None
+        return not self._shut

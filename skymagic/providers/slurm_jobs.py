@@ -178,9 +178,14 @@ def holder_script(folder: str) -> str:
 
 def holder_command(job_id: str) -> list[str]:
     """The step that holds the nodes of a pool."""
+    return step_command(holder_script(holder_folder(job_id, "$SLURMD_NODENAME")))
+
+
+def step_command(script: str) -> list[str]:
+    """A step that runs a script of sh on each node."""
     return [
         "srun", "--ntasks-per-node=1", "--overlap", "--no-kill", "--kill-on-bad-exit=0", "--wait=0", "--mpi=none", "--quiet",
-        "--cpu-bind=none", "--export=ALL", "--chdir=/tmp", "/bin/sh", "-c", holder_script(holder_folder(job_id, "$SLURMD_NODENAME")),
+        "--cpu-bind=none", "--export=ALL", "--chdir=/tmp", "/bin/sh", "-c", script,
     ]  # fmt: skip
 
 

@@ -199,7 +199,8 @@ class HostMachine:
         self.runnable = threading.Event()
         """Set once modules that need no packages can be run there, or once nothing of it goes on."""
         self._bulk: HostConnection | None = None  # for what is large, so that it does not stand in the way of cells
-        self._tunnel = AgentTunnel(secret)
+        self.tunnel = AgentTunnel(secret)
+        """To the node's agent; it outlives connections."""
         self._used = False  # whether the tunnel has gone over this connection
         self._lock = threading.Lock()
 
@@ -238,13 +239,13 @@ class HostMachine:
         return Node(
             index,
             self.name,
-            access=HostAccess(self.name, known, daemon, self._tunnel.secret),
+            access=HostAccess(self.name, known, daemon, self.tunnel.secret),
             leave=self.leave,
-            start_agent=lambda state: self._open(daemon, state),
+            start_agent=lambda state: self.tunnel.open(lambda: self.attached(daemon), state),
             run=self._run,
             install=None if self._used_as_it_is else self._install,
             python=self._installation.python if self._installation is not None and self._used_as_it_is else "",
-            forward=self._tunnel.forward,
+            forward=self.tunnel.forward,
             own=self._installation.facts.own,
         )
 
@@ -262,13 +263,9 @@ class HostMachine:
         assert self._installation is not None
         return self._installation.command(module, *args)
 
-    def _open(self, daemon: str, state: Callable[[str], None]) -> Transport:
-        """A new agent, and the tunnel to it, which outlives connections."""
+    def attached(self, daemon: str) -> Transport:
+        """The way to a daemon, for the tunnel: over the first connection, and each further one over a connection of its own."""
         command = self._command(processes.ATTACH, daemon)
-        return self._tunnel.open(lambda: self._start_process(command), state)
-
-    def _start_process(self, command: str) -> Transport:
-        """A process for the tunnel: over the first connection, and each further one over a connection of its own."""
         with self._lock:
             if self._used and self._connection is not None:
                 self._connection.close()  # it is lost, or hangs
@@ -295,12 +292,12 @@ class HostMachine:
 
     def leave(self) -> None:
         """Close the tunnel and all connections, and leave what runs there; twice is safe."""
-        self._tunnel.leave()
+        self.tunnel.leave()
         self._disconnect()
 
     def close(self) -> None:
         """End the tunnel and all connections; twice is safe."""
-        self._tunnel.close()
+        self.tunnel.close()
         self._disconnect()
 
     def _disconnect(self) -> None:

@@ -151,6 +151,36 @@ def test_nothing_is_lost_and_nothing_repeated() -> None:
         assert len(one.gates) >= 20
 
 
+def test_it_moves_to_another_connection_which_nobody_is_told() -> None:
+    sent = 0
+    with node() as one:
+        one.wait("connected")
+        for moves in range(5):
+            for _ in range(1000):
+                one.agent.write(b"%d\n" % sent)
+                sent += 1
+            one.tunnel.move()
+            assert one.lines(1000) == [b"%d" % number for number in range(sent - 1000, sent)]
+            while len(one.gates) < moves + 2:  # it has all been answered before the move
+                one.agent.write(b"more\n")
+                one.lines(1)
+        one.agent.write(b"end\n")
+        assert one.lines(1) == [b"end"]
+        assert one.tunnel.state == "connected"
+        assert one.states.empty()
+
+
+def test_a_move_that_leads_nowhere_is_a_lost_connection() -> None:
+    with node() as one:
+        one.wait("connected")
+        one.down.set()
+        one.tunnel.move()
+        one.wait("reconnecting")
+        one.down.clear()
+        one.agent.write(b"1\n")
+        assert one.lines(1) == [b"1"]
+
+
 def test_a_port_leads_to_the_node_and_survives() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server, node() as one:
         port = one.tunnel.forward(*server.getsockname())

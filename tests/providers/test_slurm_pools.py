@@ -70,6 +70,26 @@ def test_a_pool_is_one_job_that_knows_nothing_of_the_notebooks_secrets(slurm: Cl
     assert notebook.run("%sky_down").text == "pool 'lab' is down\n"
 
 
+def test_cells_go_past_srun_which_is_slow(slurm: Cluster, notebook: Notebook) -> None:
+    def steps() -> list[psutil.Process]:
+        return [one for one in of(processes.ATTACH) if one.name() == "srun"]
+
+    def of(module: str) -> list[psutil.Process]:
+        return [one for one in slurm.processes() if any(module in word for word in cmdline(one))]
+
+    notebook.run(POOL)
+    notebook.run("%%sky_broadcast\nkept = 7")
+    slurm.wait(lambda: not steps())
+    relays = of(processes.RELAY)
+    assert len(relays) == 2
+    for one in relays:
+        for child in [*one.children(), one]:
+            child.kill()
+    notebook.run("%%sky_broadcast -o seen\nkept")
+    assert notebook.value("seen") == [7, 7]
+    slurm.wait(lambda: not steps() and len(of(processes.RELAY)) == 2)
+
+
 def test_a_job_that_is_cancelled_is_told_as_such(slurm: Cluster, notebook: Notebook) -> None:
     notebook.run(POOL)
     running = notebook.start(WORKING)

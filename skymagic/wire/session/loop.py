@@ -287,9 +287,13 @@ class SessionLoop:
     def detach(self, why: str) -> None:
         """Give the connection up."""
         if self._connection is not None:
-            self._drop()
-            self.channels.update_congestion()
+            self.release()
             self._on_detach(why)
+
+    def release(self) -> None:
+        """Give the connection up, and tell nobody: the caller goes on over another one."""
+        self._drop()
+        self.channels.update_congestion()
 
     def _drop(self) -> None:
         if self._connection is not None:
