@@ -125,7 +125,14 @@ class Tunnel:
 
     def move(self) -> None:
         """Go on over a new connection, where there is one that is not lost; nobody is told, unless the new one fails."""
-        self._post(self._move)
+
+        def again() -> None:
+            if self._loop.attached and self._exit_deadline is None:
+                self._loop.release()
+                self._drop_connection()
+                self._open_connection()
+
+        self._post(again)
 
     def close(self) -> None:
         """End the agent and everything that leads to it; twice is safe."""
@@ -189,8 +196,12 @@ class Tunnel:
         self._replied = False
         self._attempt += 1
 
+        def wait() -> None:
+            if not self._replied:
+                self._deadline = time.monotonic() + HANDSHAKE_TIMEOUT
+
         def request() -> HandshakeRequest:
-            self._post(lambda: self._wait(HANDSHAKE_TIMEOUT))
+            self._post(wait)
             begun = bool(self._boot_id)
             return HandshakeRequest(
                 self._secret, begun or self._takes_over, self._attempt, self._session.received, self._client,
@@ -203,10 +214,6 @@ class Tunnel:
             lambda connection, reply, rest: self._post(lambda: self._on_reply(connection, reply, rest)),
             lambda connection, why: self._post(lambda: self._on_end(connection, why)),
         )
-
-    def _wait(self, seconds: float) -> None:
-        if not self._replied:
-            self._deadline = time.monotonic() + seconds
 
     def _on_deadline(self) -> None:
         if self._connection is None:
@@ -263,12 +270,6 @@ class Tunnel:
         self._tries += 1
         if self._exit_deadline is None:
             self._set_state("reconnecting", why)
-
-    def _move(self) -> None:
-        if self._loop.attached and self._exit_deadline is None:
-            self._loop.release()
-            self._drop_connection()
-            self._open_connection()
 
     def _fail(self, why: str) -> None:
         """Nothing will come back."""

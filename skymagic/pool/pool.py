@@ -124,7 +124,9 @@ class Pool(SharedStatus):
         replaces = survey.plan.request.replace and isinstance(provider, Replaceable)
         replace = partial(cast(Replaceable, provider).replace, survey) if replaces else None
         self._replacement = Replacement(self, self.resources, dispatch, self.recovery, replace, partial(keep_key, self))
-        self._events = AgentEvents(self, self.resources, dispatch, self.recovery, self._replacement, self._release)
+        self._events = AgentEvents(
+            self, self.resources, dispatch, self.recovery, self._replacement, partial(self.close, keeps_name=True)
+        )
         self.packages = Packages(self, self.resources)
         self.runs = PoolRuns(
             self, self.resources, dispatch, self.scheduler, self.recovery, self.packages, self._replacement
@@ -195,27 +197,30 @@ class Pool(SharedStatus):
         except Exception as more:
             problem.add_note(str(more))
 
-    def close(self) -> None:
-        """End all ranks and release all machines; legal in every state, twice is safe. Raises PoolError: not all was released; says what."""
-        try:
-            self._release()
-        finally:
-            self._gone(self)
+    def close(self, *, keeps_name: bool = False) -> None:
+        """End all ranks and release all machines; legal in every state, twice is safe.
 
-    def _release(self) -> None:
-        """End it as `close` does, but for its name: one that ended by itself is known until it is closed or made again."""
-        if self.state is State.STOPPED:
-            return
-        self.move(PoolEvent.STOP)
-        plugins: list[Step] = [(what, opened.close) for what, opened in reversed(self._plugin_contexts)]
-        try:
-            replacement: Step = ("machines that are being replaced", self._replacement.close)
-            run_steps(f"pool {self.name!r} is stopped", [replacement, *plugins, *self.resources.release_steps()])
-        finally:
-            self.move(PoolEvent.STOPPED)
-            if self.resources.started:
-                self.last_lines = self.agents.last_lines
-            records.keep_log(self.name, self.job_id, self.last_lines.get(0, ""))
+        Args:
+            keeps_name: it has ended by itself, and is known by its name until it is closed or made again.
+
+        Raises:
+            PoolError: not all was released; says what.
+        """
+        with contextlib.ExitStack() as at_last:
+            if not keeps_name:
+                at_last.callback(self._gone, self)
+            if self.state is State.STOPPED:
+                return
+            self.move(PoolEvent.STOP)
+            plugins: list[Step] = [(what, opened.close) for what, opened in reversed(self._plugin_contexts)]
+            try:
+                replacement: Step = ("machines that are being replaced", self._replacement.close)
+                run_steps(f"pool {self.name!r} is stopped", [replacement, *plugins, *self.resources.release_steps()])
+            finally:
+                self.move(PoolEvent.STOPPED)
+                if self.resources.started:
+                    self.last_lines = self.agents.last_lines
+                records.keep_log(self.name, self.job_id, self.last_lines.get(0, ""))
 
     def stays(self, restart: bool) -> bool:
         """Whether an orderly end of its notebook leaves it: it was made for that, or a run of it goes on, and another can attach.
