@@ -1,4 +1,4 @@
-"""All benchmarks, and one table of them: ``python benchmarks/run.py [start cells report view tasks ddp output failures data ssh remote first remote_pools wan wan64 sh wheels packages rented slurm away]``.
+"""All benchmarks, and one table of them: ``python benchmarks/run.py [start cells report view tasks ddp output failures data ssh remote first remote_pools wan wan64 sh wheels packages rented slurm schedulers away]``.
 
 Each part runs in a process of its own. Ends with 1 when a figure is over its limit or a part fails.
 """
@@ -45,6 +45,7 @@ PARTS = (
     "packages",
     "rented",
     "slurm",
+    "schedulers",
     "away",
 )
 DEADLINE = 900.0

@@ -785,6 +785,7 @@ class ExecHandler(tornado.websocket.WebSocketHandler):
     async def open(self, name: str) -> None:
         pod = self.cluster._pods[name]
         assert pod.space is not None
+        self.set_nodelay(True)  # as Go does unless told
         who = [f"--setuid={self.cluster.user}", "--setgid=0"] if self.cluster.user else []
         variables = [f"{key}={value}" for key, value in self.cluster.environment(pod).items()]
         assert self.get_argument("container") == pod.container["name"]
