@@ -44,8 +44,31 @@ def notebook(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Notebo
 RULE = [cells for cells in blocks("When: the rule") if any(SHOWN.search(cell) for cell in cells)]
 
 
-def test_the_traps_are_on_the_page() -> None:
-    assert len(RULE) >= 4
+TRAPS = {
+    "a function keeps no old value": ("def step(): return rate", "rate = 0.5"),
+    "an attribute of a module stays here": ("string.digits = ",),
+    "an environment variable travels": ('os.environ["MY_BACKEND"] = ',),
+    "a cell that resets and runs again": ("losses = []; n = 0\n", "losses = []; n = 0  "),
+}
+"""What surprised users, with what its cells contain: each is among those that run below."""
+
+
+@pytest.mark.parametrize("trap", TRAPS)
+def test_a_trap_is_on_the_page(trap: str) -> None:
+    assert any(all(any(text in cell for cell in cells) for text in TRAPS[trap]) for cells in RULE)
+
+
+def test_the_rule_has_five_sentences() -> None:
+    page = (ROOT / "docs" / "explanation" / "variables.md").read_text()
+    rule = page[page.index("## When: the rule") :].partition("\n\n    ")[0]
+    listed = re.findall(r"^(\d)\. (.+)$", rule, re.MULTILINE)
+    assert [number for number, _ in listed] == list("12345")
+    assert all(text.count(".") == 1 and text.endswith(".") for _, text in listed)
+    said = " ".join(text for _, text in listed)
+    assert all(
+        words in said
+        for words in ("The first cell", "its own variable", "assign the name again", "functions", "go back")
+    )
 
 
 @pytest.mark.parametrize("cells", RULE, ids=[cells[0].split("\n")[0][:20] for cells in RULE])

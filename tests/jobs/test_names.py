@@ -55,6 +55,14 @@ def test_what_plain_cells_have_shown(notebook: Notebook) -> None:
     number = notebook.value("len(In) - 1")
     notebook.run("'second'")
     assert seen(notebook, f"_{number}, __, _") == [("first", "first", "second")] * 2
+    assert seen(notebook, f"Out[{number}], _oh[{number}], len(Out)") == [("first", "first", 0)] * 2
+    notebook.run("%%sky_broadcast\n'of the ranks'")
+    own = notebook.value("len(In) - 1")
+    assert (
+        f"Out[{own}]: ranks know what the notebook's plain cells have shown"
+        in notebook.fail(f"%%sky_broadcast\nOut[{own}]").text
+    )
+    assert seen(notebook, "_") == ["of the ranks"] * 2
 
 
 def test_an_underscore_of_the_ranks_stays_theirs(notebook: Notebook) -> None:

@@ -353,3 +353,12 @@ def test_pools_that_come_and_go_leave_nothing(shared_pools: Pools) -> None:
             one.run(f"{COUNT}\nhere = count()")
             figures.append((one.value("here"), len(psutil.Process(one.pid).children(recursive=True))))
         assert figures[1:] == figures[:1] * 2
+
+
+def test_a_path_without_torchrun_is_told_what_a_pool_with_torch_has(notebook: Notebook) -> None:
+    failed = notebook.fail("%%sky_sh\nPATH=/usr/bin:/bin\ntorchrun train.py")
+    assert (
+        "torchrun is not on the PATH that the script has set: python -m torch.distributed.run is the same"
+        in failed.text
+    )
+    assert "--plugin torch" not in failed.text

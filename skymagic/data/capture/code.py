@@ -225,11 +225,13 @@ def _source_names(source: str, mode: str) -> set[str]:
 
 
 def namespace_keys(tree: ast.AST) -> set[str]:
-    """Names that a cell looks up among its global names by a literal key: ``globals()["x"]``, ``vars().get("x")``, ``"x" in globals()``."""
+    """Names that a cell looks up by a literal key: ``globals()["x"]``, ``vars().get("x")``, ``"x" in globals()``; ``Out[10]`` is `_10`."""
     keys: list[ast.expr] = []
     for node in ast.walk(tree):
         if isinstance(node, ast.Subscript) and _is_namespace(node.value):
             keys.append(node.slice)
+        elif isinstance(node, ast.Subscript) and isinstance(node.value, ast.Name) and node.value.id in ("Out", "_oh"):
+            keys.append(ast.Constant(f"_{ast.unparse(node.slice)}" if isinstance(node.slice, ast.Constant) else None))
         elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and _is_namespace(node.func.value):
             keys += node.args[:1]
         elif isinstance(node, ast.Compare) and any(map(_is_namespace, node.comparators)):

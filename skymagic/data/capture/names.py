@@ -127,7 +127,7 @@ def reach(
     return why
 
 
-_NAMESPACE = re.compile(r"\b(?:globals|vars|locals|user_ns)\b")
+_NAMESPACE = re.compile(r"\b(?:globals|vars|locals|user_ns|Out|_oh)\b")
 _MAY_IMPORT = re.compile(r"import|files|get_data|(?:read|open)_(?:text|binary)")
 _HISTORY = re.compile(r"In|Out|_i{1,3}|_i\d+|_[iod]h|_exit_code")
 _OF_MODULES = frozenset(

@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TextIO
 
 from ipykernel.compiler import XCachingCompiler
@@ -26,6 +26,20 @@ from skymagic.kernels.rank import gpu, refusals, tracebacks, widgets
 from skymagic.kernels.rank.context import current
 from skymagic.runtime import reporting, silence, usage
 from skymagic.wire import agent as wire
+
+
+class ShownResults(dict[int, Any]):
+    """``Out`` on a rank: ``Out[10]`` is the notebook's ``_10``, which travels by name; it holds no result of the rank's own."""
+
+    def __init__(self, names: Mapping[str, Any]) -> None:
+        self._names = names
+
+    def __missing__(self, number: int) -> Any:
+        if f"_{number}" in self._names:
+            return self._names[f"_{number}"]
+        raise KeyError(
+            f"Out[{number}]: ranks know what the notebook's plain cells have shown, and their own last results as _, __ and ___"
+        )
 
 
 class RankDisplayHook(DisplayHook):
@@ -125,6 +139,7 @@ class RankShell(ZMQInteractiveShell):
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**{**options, "compiler_class": RankCompiler})  # ipykernel passes its own
+        self.user_ns["Out"] = self.user_ns["_oh"] = ShownResults(self.user_ns)
 
     async def run_ast_nodes(self, *args: Any, **kwargs: Any) -> bool:
         """Run a cell, and wait for what it has left running on its GPU: its error is this cell's. Whether it failed."""
