@@ -24,6 +24,7 @@ from hypothesis import settings
 from tests import durations
 from tests.durations import CLOCK
 from tests.lab.ending import end, environ
+from tests.lab.kernels import PARENT
 from tests.lab.pools import shared_pools
 from tests.tiers import EVENTS, Reader, Tier, concerns
 
@@ -347,6 +348,13 @@ def interrupts_arrive() -> Iterator[None]:
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def kernels_end() -> Iterator[None]:
+    """The process that forks the kernels of this one's notebooks ends with it."""
+    yield
+    PARENT.close()
 
 
 @pytest.fixture(scope="session", autouse=True)

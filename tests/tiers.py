@@ -32,6 +32,8 @@ STARTERS = {
     "jupyter_client": {"KernelManager"},
 }
 """What starts a process: the package that it is in, and its name."""
+IMPORTS = dis.opmap["IMPORT_NAME"]
+"""Most functions import nothing, and reading all their instructions would take 4 s."""
 EVENTS = {"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.exec", "os.system"}
 """The same as Python's audit events tell it."""
 NEAR_MODULES = {"skymagic.pool.making"}
@@ -113,7 +115,7 @@ def _of_code(code: types.CodeType, names: dict[str, Any]) -> Iterator[Used]:
     for name in attributes & names.keys():
         yield from _of_value(names[name], attributes)
     imported = ""
-    for step in dis.get_instructions(code):
+    for step in dis.get_instructions(code) if IMPORTS in code.co_code[::2] else ():
         if step.opname == "IMPORT_NAME":
             imported = str(step.argval)
             if (module := _loaded(imported)) is not None:

@@ -51,8 +51,9 @@ def messages(tree: ast.Module) -> Iterator[str]:
     """Sentences in a module's strings: not its docstrings, and not its shell scripts and programs, which nobody is shown."""
     documentation = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
     parts = {id(part) for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for part in node.values}
+    others = documentation | parts
     for node in ast.walk(tree):
-        if id(node) in documentation | parts or not isinstance(node, ast.Constant | ast.JoinedStr):
+        if id(node) in others or not isinstance(node, ast.Constant | ast.JoinedStr):
             continue
         values = node.values if isinstance(node, ast.JoinedStr) else [node]
         said = "".join(str(each.value) if isinstance(each, ast.Constant) else "…" for each in values)

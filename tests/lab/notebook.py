@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
+from importlib.metadata import EntryPoint
 from pathlib import Path
 from queue import Empty
 from typing import Any
@@ -19,10 +20,14 @@ from typing import Any
 import psutil
 import pytest
 from jupyter_client.blocking.client import BlockingKernelClient
+from jupyter_client.connect import KernelConnectionInfo
 from jupyter_client.manager import KernelManager
+from jupyter_client.provisioning.factory import KernelProvisionerFactory
+from jupyter_client.provisioning.local_provisioner import LocalProvisioner
 from jupyter_client.session import Session
 
 from tests.durations import CLOCK
+from tests.lab import kernels
 
 ROOT = Path(__file__).resolve().parents[2]
 DEADLINE = 90.0  # seconds without any news from the kernel; then it hangs
@@ -118,8 +123,32 @@ class Shown:
 OUTPUTS = {"stream", "display_data", "update_display_data", "execute_result", "clear_output", "error"}
 
 
-def _launched(cwd: str, env: dict[str, str], options: list[str]) -> tuple[KernelManager, BlockingKernelClient]:
+class ForkedProvisioner(LocalProvisioner):
+    """Has kernels forked from a process with their imports done (`kernels`)."""
+
+    NAME = "skymagic-forked"
+
+    async def launch_kernel(self, cmd: list[str], **options: Any) -> KernelConnectionInfo:
+        """Fork one, or start an interpreter where it needs its own."""
+        kernel = kernels.PARENT.fork(cmd, str(options["cwd"]), options["env"])
+        if kernel is None:
+            return await super().launch_kernel(cmd, **options)
+        self.process = kernel  # type: ignore[assignment]  # what Jupyter uses of a Popen
+        self.cwd = options["cwd"]
+        self.pid = self.pgid = kernel.pid
+        return self.connection_info
+
+
+def _launched(
+    cwd: str, env: dict[str, str], options: list[str], fresh: bool
+) -> tuple[KernelManager, BlockingKernelClient]:
     manager = KernelManager(kernel_name="python3")
+    if not fresh:
+        factory = KernelProvisionerFactory.instance(parent=manager.parent)
+        name, where = ForkedProvisioner.NAME, f"{__name__}:{ForkedProvisioner.__name__}"
+        factory.provisioners[name] = EntryPoint(name, where, factory.GROUP_NAME)
+        assert manager.kernel_spec is not None
+        manager.kernel_spec.metadata["kernel_provisioner"] = {"provisioner_name": name}
     manager.start_kernel(cwd=cwd, env=env, extra_arguments=options)
     client: BlockingKernelClient = manager.client()
     client.start_channels()
@@ -135,6 +164,7 @@ class Notebook:
         view_after: ``SkyMagic.view_after``: on a busy machine any cell may take the second after which it gets a line.
         watched: whether somebody could be asked something, as in a front end; where nobody is, nothing moves.
         wait: whether its kernel is to be ready; else it starts meanwhile, and `wait_until_ready` is called later.
+        fresh: whether its kernel is started as an interpreter that has imported nothing yet; else it is forked.
     """
 
     def __init__(
@@ -145,6 +175,7 @@ class Notebook:
         view_after: float = 600.0,
         watched: bool = False,
         wait: bool = True,
+        fresh: bool = False,
     ) -> None:
         self.folder = folder
         self.watched = watched
@@ -156,7 +187,7 @@ class Notebook:
             f"--SkyMagic.view_after={view_after}",
         ]
         own = {"PYTHONPATH": path, "PYTHONFAULTHANDLER": "1", **own_folders(folder), **(env or {})}
-        self._launch = partial(_launched, str(folder), {**os.environ, **own}, options)
+        self._launch = partial(_launched, str(folder), {**os.environ, **own}, options, fresh)
         self._manager, self._client = self._launch()
         self._ended = False
         self._cells: dict[str, Shown] = {}
