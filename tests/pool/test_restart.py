@@ -62,6 +62,35 @@ def test_a_restart_beside_a_recovery_is_the_only_one(notebook: Notebook, end: st
         assert "could not be formed" not in shown.text, "a restart's own kill is no fault"
 
 
+HELD = """import threading
+agents, recovery = pool.pool.resources.agents, pool.pool.recovery
+started, holding, asked = [], threading.Event(), threading.Event()
+respawn, replace = agents.respawn, recovery._replace
+def held(ranks, *args):
+    holding.set()
+    asked.wait(60)
+    started.extend(ranks)
+    respawn(ranks, *args)
+def asks(ranks):
+    replace(ranks)
+    asked.set()
+agents.respawn, recovery._replace = held, asks"""
+"""A recovery that starts ranks only once somebody has asked for a restart."""
+
+
+def test_a_restart_that_comes_while_a_recovery_starts_ranks_starts_each_once(notebook: Notebook) -> None:
+    notebook.run(HELD)
+    notebook.fail(f"%%sky_broadcast\n{ENDS['all are killed']}")
+    assert notebook.value("holding.wait(60)")
+    shown = notebook.run("%sky_restart")
+    assert shown.said == "ranks 0, 1 of pool 'main' restarted without variables"
+    assert notebook.value("asked.is_set(), started") == (True, [0, 1])
+    again = notebook.run(MEET)
+    assert notebook.value("met") == [2.0, 2.0]
+    assert "could not be formed" not in shown.text + again.text, "a restart's own kill is no fault"
+    notebook.run("del agents.respawn, recovery._replace")
+
+
 def test_a_pools_folder_that_somebody_deletes_is_made_again(notebook: Notebook) -> None:
     notebook.run("%%sky_broadcast\nimport os\nkept = 7")
     (folder,) = notebook.value("[pool.pool.resources.agents.started[0].directory]")
