@@ -122,11 +122,8 @@ class Both:
         config.InteractiveShell.cache_size = 0
         self._capture = capture_output
         self.shell: Any = InteractiveShell.instance(config=config)
-        for shown in (
-            "showtraceback",
-            "_showtraceback",
-            "showsyntaxerror",
-        ):  # nobody reads them, and they take longer than the cell
+        # nobody reads them, and they take longer than the cell; the last is the history's
+        for shown in ("showtraceback", "_showtraceback", "showsyntaxerror", "_format_exception_for_storage"):
             setattr(self.shell, shown, lambda *_, **__: None)
         for shown in ("write_output_prompt", "write_format_data", "finish_displayhook"):
             setattr(self.shell.displayhook, shown, lambda *_: None)

@@ -187,7 +187,8 @@ class Notebook:
             f"--SkyMagic.view_after={view_after}",
         ]
         own = {"PYTHONPATH": path, "PYTHONFAULTHANDLER": "1", **own_folders(folder), **(env or {})}
-        self._launch = partial(_launched, str(folder), {**os.environ, **own}, options, fresh)
+        own_interpreter = fresh or bool(kernels.at_birth(env or {}))
+        self._launch = partial(_launched, str(folder), {**os.environ, **own}, options, own_interpreter)
         self._manager, self._client = self._launch()
         self._ended = False
         self._cells: dict[str, Shown] = {}
