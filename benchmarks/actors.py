@@ -124,7 +124,9 @@ def started(tries: int = TRIES) -> Iterator[Actors]:
     os.environ |= SETTINGS
     import ray
 
-    start = partial(ray.init, num_cpus=RANKS, include_dashboard=False, logging_level=logging.ERROR, log_to_driver=False)
+    start = partial(
+        ray.init, "local", num_cpus=RANKS, include_dashboard=False, logging_level=logging.ERROR, log_to_driver=False
+    )
     for _ in range(tries):
         if (problem := cluster.problem_of(start)) is None:
             break
