@@ -12,7 +12,7 @@ from skymagic.plan.gpus import GpuDevice
 from skymagic.plan.image import Image
 from skymagic.plan.masking import masked
 from skymagic.plan.plans import Inventory, Plan, Topology, topology
-from skymagic.plan.requests import PoolRequest
+from skymagic.plan.requests import TAKEN_BY, PoolRequest, for_others
 from skymagic.plan.units import AtLeast, count, duration_text
 
 ON_CPU = ": %sky_pool --ranks 2 runs on its CPU"
@@ -56,7 +56,7 @@ def plan_over(request: PoolRequest, inventories: Sequence[Inventory], provider: 
     Raises RequestError with every reason why it cannot be, of all machines.
     """
     nodes = request.nodes or len(inventories)
-    mistakes = _rented(request)
+    mistakes = for_others(request, provider)
     if nodes > len(inventories):
         mistakes.append(f"--nodes {nodes} needs as many hosts, and {len(inventories)} are named")
     allotted = [
@@ -163,32 +163,10 @@ def too_few_gpus(request: PoolRequest, here: Sequence[GpuDevice]) -> bool:
 
 def _elsewhere(request: PoolRequest) -> list[str]:
     """What has no meaning on the notebook's own machine."""
-    mistakes = []
+    mistakes = for_others(request, "local")
     if request.provider not in ("auto", "local"):
         mistakes.append(f"this machine is --provider local, and --provider {request.provider} is asked for")
-    if request.hosts:
-        mistakes.append("--hosts is for other machines: add --provider ssh")
-    if request.ssh != "auto":
-        mistakes.append("--ssh is for machines reached over SSH: add --hosts, or leave it out")
-    return mistakes + _rented(request)
-
-
-def _rented(request: PoolRequest) -> list[str]:
-    """What has no meaning on machines that nobody is paid for."""
-    options = (
-        ("--region", request.region),
-        ("--spot", request.spot),
-        ("--replace", request.replace),
-    )
-    names = [*(name for name, _ in request.slurm), *(["login"] if request.login else [])]
-    cluster = [f"--{name} is for Slurm: add --provider slurm, or leave it out" for name in names]
-    cluster += [
-        f"--{name} is for Kubernetes: add --provider kubernetes, or leave it out" for name, _ in request.kubernetes
-    ]
-    cluster += ["--address is for Ray: add --provider ray, or leave it out"] if request.address else []
-    return cluster + [
-        f"{option} is for rented machines: add --provider aws, or leave it out" for option, said in options if said
-    ]
+    return mistakes
 
 
 def _too_small(request: PoolRequest, shape: Topology, inventory: Inventory) -> list[str]:
@@ -231,7 +209,7 @@ def fits(request: PoolRequest, running: Plan) -> list[str]:
     reasons += _lacks(request, running)
     if "region" in given and running.region not in request.regions:
         reasons.append(f"its region is {running.region or 'none'}, not {request.region}")
-    for name in ("hosts", "spot", "replace", "slurm", "kubernetes", "address", "login"):
+    for name in (each for each in TAKEN_BY if each not in ("ssh", "region", "max_price")):
         differs(name, getattr(made, name), getattr(request, name), f"its {name} is {{here}}, not {{asked}}")
     for name in ("idle", "max_lifetime", "max_away"):
         here, wants = (getattr(each, name) for each in (made, request))

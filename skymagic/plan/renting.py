@@ -8,7 +8,7 @@ from skymagic.errors import RequestError
 from skymagic.plan import gpus
 from skymagic.plan.image import Image
 from skymagic.plan.plans import Plan, cost_words, topology
-from skymagic.plan.requests import PoolRequest
+from skymagic.plan.requests import PoolRequest, for_others
 from skymagic.plan.units import duration_text
 
 IDLE, MAX_LIFETIME = 1800.0, 86400.0
@@ -56,9 +56,7 @@ def plan_rented(request: PoolRequest, rental: Rental) -> Plan:
     """
     request = bounded(request)
     shape = topology(request)
-    mistakes = ["--hosts names your own machines, and these are rented: leave it out"] if request.hosts else []
-    if request.ssh != "auto" or request.login:
-        mistakes.append("--ssh and --login are for your own machines: rented ones are reached with the pool's key")
+    mistakes = for_others(request, "aws")
     if request.gpu is not None and request.accelerator is None and str(request.gpu) != "none":
         mistakes.append(f"--gpu {request.gpu} does not say which GPU to rent: write its name, as in --gpu A100:8")
     if request.accelerator is not None and request.accelerator.count % shape.procs_per_node:

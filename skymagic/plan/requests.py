@@ -144,6 +144,24 @@ def no_provider(name: str, known: Iterable[str]) -> str:
     return f"no provider is called {name!r}{nearest}"
 
 
+TAKEN_BY: Mapping[str, tuple[str, ...]] = {
+    "hosts": ("ssh",),
+    "ssh": ("ssh", "slurm"),
+    "region": ("aws",),
+    "spot": ("aws",),
+    "replace": ("aws",),
+    "max_price": ("aws", "local", "ssh"),
+    "login": ("slurm",),
+    "slurm": ("slurm",),
+    "kubernetes": ("kubernetes",),
+    "address": ("ray",),
+}
+"""Field of a request → the providers that take it, the one that it is for first; all others refuse it."""
+_FOR = {
+    "ssh": "machines reached over SSH", "aws": "rented machines", "slurm": "Slurm", "kubernetes": "Kubernetes", "ray": "Ray",
+}  # fmt: skip
+
+
 NO_IMAGE = Image()
 """What a request has of which nothing is said: each cell makes one."""
 
@@ -266,6 +284,21 @@ class PoolRequest:
     def whole_image(self) -> Image:
         """`image` with `python`, `pip` and `env` added. Raises RequestError when they contradict each other."""
         return self.image.merge(Image(python=self.python, pip=self.pip, env=dict(self.env)))
+
+
+def for_others(request: PoolRequest, provider: str) -> list[str]:
+    """A sentence for each option that the user wrote and that this provider does not take; another package's takes what SSH does."""
+    blank, given, mistakes = PoolRequest(), request.given(), []
+    taker = provider if provider in PROVIDERS else "ssh"
+    for name, takers in TAKEN_BY.items():
+        value = getattr(request, name)
+        if taker in takers or name not in given or value == getattr(blank, name):
+            continue
+        labels = [option for option, _ in value] if name in ("slurm", "kubernetes") else [name.replace("_", "-")]
+        mistakes += [
+            f"--{label} is for {_FOR[takers[0]]}: write --provider {takers[0]}, or leave it out" for label in labels
+        ]
+    return mistakes
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ ssh       machines of your own
 passing   one environment for several hosts of a kind: the first makes it, and it goes on from host to host
 asking    one script on many hosts
 found     the user's pools on such machines, found and ended without knowing of them
+cluster   what all clusters share: nodes given together, reached by a channel, kept by a holder, and given back
 slurm     nodes of a Slurm cluster
 slurm_jobs  what is asked of Slurm: scripts, jobs and their ends in words
 kubernetes  pods of a Kubernetes cluster

@@ -4,30 +4,25 @@ from __future__ import annotations
 
 import functools
 import json
-import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, wait
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from shlex import quote
 
-from skymagic.bootstrap.requirements import Requirements
 from skymagic.cluster import Node
 from skymagic.display.panel import StartStep
-from skymagic.display.screen import print_note
-from skymagic.errors import CloudError, HostGone, ProvisionError, RequestError
-from skymagic.plan.accelerators import GpuChoice
+from skymagic.errors import ProvisionError, RequestError
 from skymagic.plan.plans import Plan, topology
-from skymagic.plan.requests import PoolRequest
+from skymagic.plan.requests import PoolRequest, for_others
 from skymagic.plan.units import count
 from skymagic.providers import kubernetes_api as api
 from skymagic.providers import ssh
+from skymagic.providers.cluster import ClusterAccess, ClusterNode, ClusterSurvey, counted, cpus_of, holder_folder
 from skymagic.providers.kubernetes_api import ExecChannel, Json, KubernetesCluster
-from skymagic.providers.provider import ListedPool, Say, Survey
+from skymagic.providers.provider import ListedPool, Say
 from skymagic.ssh.host import ChannelConnection
 from skymagic.wire import processes
-from skymagic.wire.threads import start_all
 
 LIFETIME = 24 * 3600.0
 """Seconds after which the cluster ends a job without --max-lifetime: nobody pays for one that was forgotten."""
@@ -36,94 +31,67 @@ RETRY_SECONDS = 20.0
 """For which exec to a pod that has just begun to run may be refused."""
 
 
-@dataclass(frozen=True)
-class PodPlace:
-    """What leads to a pod; `holder` is whether it is a pod of ours, which has one."""
-
-    context: str
-    namespace: str
-    pod: str
-    container: str
-    job_id: str
-    holder: bool
-
-    def cluster(self) -> KubernetesCluster:
-        """Its cluster, as this process knows it."""
-        return _cluster(self.context, self.namespace)
-
-
-def _cluster(context: str, namespace: str) -> KubernetesCluster:
-    return _known_cluster(context, namespace, api.configured_at())
-
-
 @functools.lru_cache(maxsize=8)
 def _known_cluster(context: str, namespace: str, configured: object) -> KubernetesCluster:
     return KubernetesCluster(context, namespace)  # a new login changes the configuration, and makes another one
 
 
-@dataclass(frozen=True)
-class PodAccess(ssh.HostAccess):
-    """What leads another notebook of this user to a pod."""
-
-    place: PodPlace
-
-
-@dataclass
-class HeldPods:
-    """The job of a pool, as far as there is one."""
-
-    job_id: str = ""
-    """The pool's own; "" before it is asked for, and once it is deleted."""
-    creation: Future[None] | None = None
-    """Of the job, from when it is asked for."""
-    machines: list[ssh.HostMachine] = field(default_factory=list)
-    plan: Plan | None = None
-    ready: bool = False
-    closing: threading.Lock = field(default_factory=threading.Lock)
+def _cluster(context: str, namespace: str) -> KubernetesCluster:
+    """A cluster, as this process knows it."""
+    return _known_cluster(context, namespace, api.configured_at())
 
 
 @dataclass(frozen=True)
-class KubernetesSurvey(Survey):
+class PodPlace(ClusterNode):
+    """A pod, where its cluster is, and whether it is a pod of ours, which has a holder."""
+
+    context: str
+    namespace: str
+    container: str
+    holder: bool
+
+    @property
+    def where(self) -> tuple[str, ...]:
+        """Context, namespace, container, and whether it has a holder."""
+        return self.context, self.namespace, self.container, "holder" if self.holder else ""
+
+    def connection(self) -> ChannelConnection:
+        """Shells in the pod's container."""
+        holder = f"export {processes.HOLDER}={holder_folder(self.job_id, 'pod')}\n" if self.holder else ""
+        connect = functools.partial(_cluster(self.context, self.namespace).exec, self.name, self.container)
+        context = f"--context {quote(self.context)} " if self.context else ""
+        trial = f"kubectl {context}-n {self.namespace} exec {self.name} -c {self.container} -- true"
+        return ChannelConnection(self.name, trial, lambda timeout: ExecChannel(connect, api.HOME + holder))
+
+    def fate(self) -> str:
+        """Why the pod is gone, as Kubernetes says; "" where it is not, or nobody says."""
+        cluster = _cluster(self.context, self.namespace)
+        try:
+            pod = cluster.pod(self.name)
+            job = cluster.job(api.object_name(self.job_id)) if self.holder else {}
+            return api.fate_words(self.name, pod, job, [] if pod else cluster.events(self.name))
+        except ProvisionError:
+            return ""
+
+
+@dataclass(frozen=True)
+class KubernetesSurvey(ClusterSurvey):
     """What is asked for; owns the job.
 
     Attributes:
         manifest: job id → the Job. labels: of pods that somebody else has made, which are used as they are; "" for a job of its own.
     """
 
-    requirements: Requirements
     cluster: KubernetesCluster
     manifest: Callable[[str], Json]
     labels: str = ""
-    held: HeldPods = field(default_factory=HeldPods)
 
-    def outcome(self) -> Plan:
-        """The plan with what the pods have."""
-        return self.held.plan or self.plan
-
-    def ready(self) -> None:
-        """All ranks are up."""
-        self.held.ready = True
-
-    def close(self) -> None:
-        """Delete the job and close all connections; twice is safe.
-
-        An interrupt ends the wait for it, and nothing else: a job is never left because somebody was impatient.
-        """
-        start_all([self._end], name="skymagic-kubernetes-end", daemon=False)[0].result()
-
-    def _end(self) -> None:
-        held = self.held
-        with held.closing:
-            if held.creation is not None:  # it was interrupted, and the job may come all the same
-                wait([held.creation])
-            try:
-                if held.job_id and not self.labels:
-                    self.cluster.delete(name := api.object_name(held.job_id))
-                    if not held.ready:
-                        print_note(f"[Kubernetes job {name} is deleted]")
-                held.job_id = ""
-            finally:
-                ssh.side_by_side(ssh.HostMachine.close, held.machines)
+    def give_back(self) -> str:
+        """Delete the job; pods that somebody else has made are left."""
+        if self.labels:
+            return ""
+        self.cluster.delete(name := api.object_name(self.gang.job_id))
+        return f"Kubernetes job {name} is deleted"
 
 
 class Kubernetes:
@@ -132,7 +100,7 @@ class Kubernetes:
     def plan(self, request: PoolRequest, say: Say) -> KubernetesSurvey:
         """Ask whether it may be made; nothing is."""
         options = dict(request.kubernetes)
-        mistakes = ssh.elsewhere(request)
+        mistakes = for_others(request, "kubernetes")
         labels = options.get("pods", "")
         try:
             resources, template = _resources(request), _template(options.get("pod-template", ""))
@@ -174,63 +142,31 @@ class Kubernetes:
 
     def acquire(self, survey: KubernetesSurvey, job_id: str, say: Say) -> Sequence[Node]:
         """Make the job and wait for its pods, or use those that there are; then set them up side by side."""
-        held, cluster = survey.held, survey.cluster
-        held.job_id = job_id
-        if survey.labels:
-            pods = [one for one in _running(cluster, survey.labels) if one["metadata"]["name"] in survey.plan.hosts]
-        else:
-            manifest = survey.manifest(job_id)
-            (held.creation,) = start_all([lambda: cluster.create(manifest)], name="skymagic-kubernetes")
-            held.creation.result()
+        cluster, own = survey.cluster, not survey.labels
+        survey.gang.job_id = job_id
+        if own:
+            survey.gang.ask(lambda: cluster.create(survey.manifest(job_id)))
             pods = wait_for(cluster, job_id, survey.plan.topology.nodes, say)
-        own = not survey.labels
+        else:
+            pods = [one for one in _running(cluster, survey.labels) if one["metadata"]["name"] in survey.plan.hosts]
+        ends = time.time() + (survey.plan.request.max_lifetime or LIFETIME) if own else None
         places = [
-            PodPlace(
-                cluster.context,
-                cluster.namespace,
-                one["metadata"]["name"],
-                one["spec"]["containers"][0]["name"],
-                job_id,
-                own,
-            )
-            for one in pods
-        ]
-        names = [place.pod for place in places]
-        say(StartStep(f"Kubernetes runs {', '.join(names)} …", "connecting", names))
-        machines = ssh.side_by_side(lambda place: _reached(place, survey.requirements), places)
-        held.machines.extend(machines)
-        ends = None if survey.labels else time.time() + (survey.plan.request.max_lifetime or LIFETIME)
-        held.plan = replace(ssh.measured(survey.plan, machines, survey.requirements), ends=ends)
-        ssh.set_up(machines, survey.requirements, say)
-        return [
-            _node(one, place, index, f"{job_id}-{index}")
-            for index, (one, place) in enumerate(zip(machines, places, strict=True))
-        ]
+            PodPlace(pod["metadata"]["name"], job_id, cluster.context, cluster.namespace, pod["spec"]["containers"][0]["name"], own)
+            for pod in pods
+        ]  # fmt: skip
+        return survey.taken(places, "Kubernetes runs", say, patience=RETRY_SECONDS, ends=ends)
 
-    def attach(self, plan: Plan, accesses: Sequence[PodAccess]) -> tuple[KubernetesSurvey, Sequence[Node]]:
+    def attach(self, plan: Plan, accesses: Sequence[ClusterAccess]) -> tuple[KubernetesSurvey, Sequence[Node]]:
         """The pods of a pool that another notebook of this user has made from this plan; nothing is connected to yet."""
-        places = [one.place for one in accesses]
-        cluster = places[0].cluster()
-        if not any(cluster.pod(place.pod) for place in places):
-            raise CloudError("missing", "", fate(places[0]))
-        machines = [
-            ssh.HostMachine(
-                one.host,
-                functools.partial(connected, one.place),
-                None,
-                one.installation.facts,
-                one.secret,
-                one.installation,
-            )
+        places = [
+            PodPlace(one.host, one.job_id, context, namespace, container, bool(holder))
             for one in accesses
+            for context, namespace, container, holder in [one.where]
         ]
-        held = HeldPods(places[0].job_id, machines=machines, plan=plan, ready=True)
         labels = dict(plan.request.kubernetes).get("pods", "")
-        survey = KubernetesSurvey(plan, accesses[0].installation.requirements, cluster, lambda job_id: {}, labels, held)
-        return survey, [
-            _node(one, access.place, index, access.daemon)
-            for index, (one, access) in enumerate(zip(machines, accesses, strict=True))
-        ]
+        cluster = _cluster(places[0].context, places[0].namespace)
+        survey = KubernetesSurvey(plan, accesses[0].installation.requirements, cluster, lambda job_id: {}, labels)
+        return survey, survey.attached(places, accesses)
 
     def pools(self) -> Sequence[ListedPool]:
         """Jobs of this user's in the namespace of the current context that are pools, whichever machine they were made on."""
@@ -254,13 +190,12 @@ class Kubernetes:
 
 def _resources(request: PoolRequest) -> Json:
     """Requests and limits of a pod's container. Raises RequestError."""
-    shape = topology(request)
-    wanted = {"cpu": str(max(int(request.cpus.amount) if request.cpus else 1, shape.procs_per_node))}
+    wanted = {"cpu": str(cpus_of(request))}
     if request.memory:
         wanted["memory"] = f"{request.memory.amount:.0f}G"
     gpu = request.gpu
-    if isinstance(gpu, GpuChoice) and (gpu.words or gpu.count is None):
-        raise RequestError(f"--gpu {gpu}: the cluster chooses the GPUs: write how many, as in --gpu 8")
+    if gpu is not None:
+        counted(gpu, "the cluster", whole=False)
     return {"requests": wanted, "limits": {"nvidia.com/gpu": str(gpu.count)} if gpu is not None and gpu.count else {}}
 
 
@@ -324,42 +259,3 @@ def wait_for(cluster: KubernetesCluster, job_id: str, nodes: int, say: Say) -> l
             told = words
             say(StartStep(f"Kubernetes job {name} waits: {words}", "requested", step=f"waits: {words}"))
         cluster.changed(labels, version, WATCH_SECONDS)
-
-
-class ExecConnection(ChannelConnection):
-    """Shells in one pod's container."""
-
-    def __init__(self, place: PodPlace) -> None:
-        holder = f"export {processes.HOLDER}={api.holder_folder(place.job_id)}\n" if place.holder else ""
-        connect = functools.partial(place.cluster().exec, place.pod, place.container)
-        context = f"--context {quote(place.context)} " if place.context else ""
-        trial = f"kubectl {context}-n {place.namespace} exec {place.pod} -c {place.container} -- true"
-        super().__init__(place.pod, trial, lambda timeout: ExecChannel(connect, api.HOME + holder))
-
-
-def connected(place: PodPlace) -> ExecConnection:
-    """One more, unless Kubernetes says that the pod is gone. Raises HostGone."""
-    if reason := fate(place):
-        raise HostGone(place.pod, reason)
-    return ExecConnection(place)
-
-
-def fate(place: PodPlace) -> str:
-    """Why a pod that does not answer is gone, as Kubernetes says; "" where it is not, or nobody says."""
-    cluster = place.cluster()
-    try:
-        pod = cluster.pod(place.pod)
-        job = cluster.job(api.object_name(place.job_id)) if place.holder else {}
-        return api.fate_words(place.pod, pod, job, [] if pod else cluster.events(place.pod))
-    except ProvisionError:
-        return ""
-
-
-def _reached(place: PodPlace, requirements: Requirements) -> ssh.HostMachine:
-    connect, ended = functools.partial(connected, place), functools.partial(fate, place)
-    return ssh.inspected(place.pod, connect, ExecConnection(place), requirements, ended, RETRY_SECONDS)
-
-
-def _node(machine: ssh.HostMachine, place: PodPlace, index: int, daemon: str) -> Node:
-    node = machine.node(index, daemon)
-    return replace(node, access=PodAccess(**vars(node.access), place=place), fate=functools.partial(fate, place))

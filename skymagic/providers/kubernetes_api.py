@@ -18,7 +18,7 @@ import select
 import ssl
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
 from functools import cache
 from pathlib import Path
@@ -27,7 +27,7 @@ from typing import Any
 from skymagic.errors import HostError, ProvisionError, RequestError
 from skymagic.plan.suggest import did_you_mean
 from skymagic.plan.units import count
-from skymagic.providers import slurm_jobs
+from skymagic.providers.cluster import holder_folder, holder_script
 from skymagic.ssh.command import SocketChannel
 
 Json = dict[str, Any]
@@ -277,7 +277,6 @@ class ExecChannel(SocketChannel):
         super().__init__()
         self._connect, self._before = connect, before
         self._web: Any = None
-        self._status = -1
         self._out, self._shown = bytearray(), {STDOUT: bytearray(), STDERR: bytearray()}
         self._channel, self._said = STDOUT, bytearray()
         self._input_ended = self._over = False
@@ -287,24 +286,9 @@ class ExecChannel(SocketChannel):
         self._web = self._connect(["/bin/sh", "-c", self._before + command])
         threading.Thread(target=self._pass_on, name="skymagic-exec", daemon=True).start()
 
-    def recv_exit_status(self) -> int:
-        """The shell's exit status; -1 where nobody knows."""
-        self.status_event.wait()
-        return self._status
-
-    def close(self) -> None:
-        """End the connection; twice is safe."""
-        if self.closed:
-            return
-        self.closed = True
-        self._wake()
-        if self._web is None:
-            self._theirs.close()
-            self._their_errors.close()
-        else:
+    def _end(self) -> None:
+        if self._web is not None:
             self.status_event.wait(PING_SECONDS)
-        self._streams.close()
-        self._errors.close()
 
     # -- the thread --------------------------------------------------------------------------------------------------------
 
@@ -456,11 +440,6 @@ over which their last words go.
 """
 
 
-def holder_folder(job_id: str) -> str:
-    """The holder's folder in each pod."""
-    return f"/tmp/skymagic-holder-{job_id}"
-
-
 def object_name(job_id: str) -> str:
     """The name of a pool's objects: a DNS label (RFC 1123) with room for a pod's number."""
     tail = job_id[-9:]
@@ -503,7 +482,7 @@ def job_manifest(job_id: str, nodes: int, seconds: int, resources: Json, image: 
     script = (
         "trap 'exit 143' HUP INT TERM\n"
         + HOME
-        + CONTAINER.replace("@HOLDER@", slurm_jobs.holder_script(holder_folder(job_id)))
+        + CONTAINER.replace("@HOLDER@", holder_script(holder_folder(job_id, "pod")))
     )
     kept = first.get("resources", {})
     container = {
@@ -650,8 +629,3 @@ def hopeless(pods: Iterable[Json]) -> str:
     return "; ".join(
         dict.fromkeys(f"{WAITS[reason]}: {message} ({reason})" for reason, message in told if reason in HOPELESS)
     )
-
-
-def merged_labels(labels: Mapping[str, str]) -> str:
-    """Labels as a selector."""
-    return ",".join(f"{key}={value}" for key, value in labels.items())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import importlib.util
 import json
 import os
@@ -13,24 +12,31 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from platformdirs import user_state_path
 
-from skymagic.bootstrap.requirements import Requirements
 from skymagic.cluster import Node
 from skymagic.display.panel import StartStep
-from skymagic.display.screen import print_note
-from skymagic.errors import CloudError, HostGone, ProvisionError, RequestError
+from skymagic.errors import ProvisionError, RequestError
 from skymagic.plan import gpus
 from skymagic.plan.accelerators import Accelerator, GpuChoice, matches
 from skymagic.plan.plans import Plan, topology
-from skymagic.plan.requests import PoolRequest
+from skymagic.plan.requests import PoolRequest, for_others
 from skymagic.plan.units import count
-from skymagic.providers import slurm_jobs, ssh
-from skymagic.providers.provider import ListedPool, Say, Survey
+from skymagic.providers import ssh
+from skymagic.providers.cluster import (
+    ClusterAccess,
+    ClusterNode,
+    ClusterSurvey,
+    counted,
+    cpus_of,
+    holder_folder,
+    holder_script,
+)
+from skymagic.providers.provider import ListedPool, Say
 from skymagic.ssh.command import SocketChannel
 from skymagic.ssh.host import ChannelConnection
 from skymagic.wire import atomic
@@ -41,18 +47,6 @@ CONNECT_SECONDS = 5.0
 ANSWER_SECONDS = 60.0
 KIND = "accelerator_type:"
 """What Ray calls a GPU's kind among a node's resources."""
-
-
-@dataclass(frozen=True)
-class RayAccess(ssh.HostAccess):
-    """What leads another notebook of this user to a node.
-
-    Attributes:
-        address: of the cluster. job: the pool's.
-    """
-
-    address: str = ""
-    job: str = ""
 
 
 # ------------------------------------------------------------------------------------ the way to Ray
@@ -176,7 +170,7 @@ class RayChannel(SocketChannel):
 
     def __init__(self, opening: Callable[[str, Sequence[socket.socket]], None]) -> None:
         super().__init__()
-        self._opening, self._status = opening, -1
+        self._opening = opening
         self._told, self._their_told = socket.socketpair()
 
     def exec_command(self, command: str) -> None:
@@ -190,104 +184,63 @@ class RayChannel(SocketChannel):
             self._status = int(self._told.recv(16) or b"-1")
         self.status_event.set()
 
-    def recv_exit_status(self) -> int:
-        """The shell's exit status; -1 where a signal ended it, or the node is gone."""
-        self.status_event.wait()
-        return self._status
-
-    def close(self) -> None:
-        """End the shell; twice is safe."""
-        if self.closed:
-            return
-        self.closed = True
-        self._wake()
+    def _end(self) -> None:
         with contextlib.suppress(OSError):
             self._told.shutdown(socket.SHUT_RDWR)
-        for each in (self._streams, self._errors, self._told, self._theirs, self._their_errors, self._their_told):
-            each.close()
+        self._told.close()
+        self._their_told.close()
 
 
 @dataclass(frozen=True)
-class RayNode:
-    """A node of a pool's placement group.
-
-    Attributes:
-        job: the pool's. index: its number in the group. name: as the user knows it.
-    """
+class RayNode(ClusterNode):
+    """A node of a pool's placement group, and its number in that."""
 
     link: RayLink
-    job: str
     index: int
-    name: str
+
+    @property
+    def where(self) -> tuple[str, ...]:
+        """The cluster's address."""
+        return (self.link.address,)
 
     def connection(self) -> ChannelConnection:
         """Shells beside the node's holder."""
 
         def shell(command: str, ends: Sequence[socket.socket]) -> None:
-            self.link.send({"do": "open", "job": self.job, "index": self.index, "command": command}, ends)
+            self.link.send({"do": "open", "job": self.job_id, "index": self.index, "command": command}, ends)
 
         return ChannelConnection(self.name, f"ray status --address {self.link.address}", lambda _: RayChannel(shell))
 
-    def reconnected(self) -> ChannelConnection:
-        """One more connection, unless Ray says that the node is gone. Raises HostGone."""
-        if reason := self.fate():
-            raise HostGone(self.name, reason)
-        return self.connection()
-
     def fate(self) -> str:
         """Why the node is gone, as Ray says; "" where it is not, or nobody says."""
+        asked = {"do": "fate", "job": self.job_id, "index": self.index}
         with contextlib.suppress(ProvisionError):
-            return "".join(one["fate"] for one in self.link.ask({"do": "fate", "job": self.job, "index": self.index}))
+            return "".join(one["fate"] for one in self.link.ask(asked))
         return ""
 
 
 # ------------------------------------------------------------------------------------ the provider
 
 
-@dataclass
-class HeldGroup:
-    """The placement group of a pool, as far as there is one."""
-
-    job: str = ""
-    """The pool's; "" before anything is asked for."""
-    machines: list[ssh.HostMachine] = field(default_factory=list)
-    plan: Plan | None = None
-    ready: bool = False
-    closing: threading.Lock = field(default_factory=threading.Lock)
-
-
 @dataclass(frozen=True)
-class RaySurvey(Survey):
+class RaySurvey(ClusterSurvey):
     """What is asked for; owns the link and the group.
 
     Attributes:
         bundles: Ray's resources of each node.
     """
 
-    requirements: Requirements
     link: RayLink
     bundles: tuple[Mapping[str, float], ...] = ()
-    held: HeldGroup = field(default_factory=HeldGroup)
 
-    def outcome(self) -> Plan:
-        """The plan with the nodes that were given."""
-        return self.held.plan or self.plan
+    def give_back(self) -> str:
+        """Remove group and actors."""
+        _end(self.link, self.gang.job_id)
+        return "the pool's placement group is removed"
 
-    def ready(self) -> None:
-        """All ranks are up."""
-        self.held.ready = True
-
-    def close(self) -> None:
-        """Close all connections, and remove group and actors; twice is safe."""
-        held = self.held
-        with held.closing:
-            ssh.side_by_side(ssh.HostMachine.close, held.machines)
-            if held.job:
-                _end(self.link, held.job)
-                if not held.ready:
-                    print_note("[the pool's placement group is removed]")
-            held.job = ""
-            self.link.close()
+    def leave(self) -> None:
+        """Close the link; twice is safe."""
+        self.link.close()
 
 
 class Ray:
@@ -295,7 +248,7 @@ class Ray:
 
     def plan(self, request: PoolRequest, say: Say) -> RaySurvey:
         """Ask what the cluster has; nothing is started there."""
-        mistakes = ssh.elsewhere(request)
+        mistakes = for_others(request, "ray")
         if importlib.util.find_spec("ray") is None:
             mistakes.append(
                 "--provider ray needs Ray in the notebook's environment, in the cluster's version: pip install \"skymagic[ray]\""
@@ -322,32 +275,18 @@ class Ray:
 
     def acquire(self, survey: RaySurvey, job_id: str, say: Say) -> Sequence[Node]:
         """Have Ray place the group and wait for it; then set its nodes up side by side."""
-        held = survey.held
-        held.job = job_id
+        survey.gang.job_id = job_id
         with contextlib.suppress(OSError):  # a home that cannot be written
             atomic.write(_note(job_id), survey.link.address.encode())
         names = _names(_placed(survey, say))
-        say(StartStep(f"Ray has given {', '.join(names)} …", "connecting", names))
-        places = [RayNode(survey.link, job_id, index, name) for index, name in enumerate(names)]
-        held.machines.extend(ssh.side_by_side(functools.partial(_reached, survey.requirements), places))
-        held.plan = ssh.measured(survey.plan, survey.held.machines, survey.requirements)
-        ssh.set_up(held.machines, survey.requirements, say)
-        return [_node(one, place, f"{job_id}-{place.index}") for one, place in zip(held.machines, places, strict=True)]
+        places = [RayNode(name, job_id, survey.link, index) for index, name in enumerate(names)]
+        return survey.taken(places, "Ray has given", say)
 
-    def attach(self, plan: Plan, accesses: Sequence[RayAccess]) -> tuple[RaySurvey, Sequence[Node]]:
+    def attach(self, plan: Plan, accesses: Sequence[ClusterAccess]) -> tuple[RaySurvey, Sequence[Node]]:
         """The nodes of a pool that another notebook of this user has made from this plan; no node is connected to yet."""
-        first, link = accesses[0], RayLink(accesses[0].address)
-        places = [RayNode(link, one.job, index, one.host) for index, one in enumerate(accesses)]
-        if (gone := places[0].fate()) and all(place.fate() for place in places):
-            link.close()
-            raise CloudError("missing", "", gone)
-        machines = [
-            ssh.HostMachine(place.name, place.reconnected, None, one.installation.facts, one.secret, one.installation)
-            for place, one in zip(places, accesses, strict=True)
-        ]
-        held = HeldGroup(first.job, machines, plan, ready=True)
-        survey = RaySurvey(plan, first.installation.requirements, link, held=held)
-        return survey, [_node(*each) for each in zip(machines, places, (one.daemon for one in accesses), strict=True)]
+        survey = RaySurvey(plan, accesses[0].installation.requirements, RayLink(*accesses[0].where))
+        places = [RayNode(one.host, one.job_id, survey.link, index) for index, one in enumerate(accesses)]
+        return survey, survey.attached(places, accesses)
 
     def pools(self) -> Sequence[ListedPool]:
         """Pools in the cluster that `RAY_ADDRESS` or this machine leads to, and in those where pools were made from here."""
@@ -389,8 +328,7 @@ def bundle(request: PoolRequest, nodes: Sequence[Mapping[str, float]]) -> dict[s
     Args:
         nodes: what the cluster's nodes have.
     """
-    shape = topology(request)
-    wanted: dict[str, float] = {"CPU": max(int(request.cpus.amount) if request.cpus else 1, shape.procs_per_node)}
+    wanted: dict[str, float] = {"CPU": cpus_of(request)}
     if request.memory:
         wanted["memory"] = request.memory.amount * 1e9
     if not gpus.asked(request) or request.gpu is None:
@@ -400,9 +338,8 @@ def bundle(request: PoolRequest, nodes: Sequence[Mapping[str, float]]) -> dict[s
 
 def _gpu_resources(gpu: Accelerator | GpuChoice, nodes: Sequence[Mapping[str, float]]) -> dict[str, float]:
     most = max((each.get("GPU", 0.0) for each in nodes), default=0.0)
+    counted(gpu, "Ray")
     if isinstance(gpu, GpuChoice):
-        if gpu.words:
-            raise RequestError(f"--gpu {gpu}: Ray chooses the GPUs: write how many, as in --gpu {len(gpu.words)}")
         if not most and gpu.count is None:
             raise RequestError("--gpu all: no node of the cluster has GPUs now: write how many")
         return {"GPU": float(gpu.count or most)}
@@ -413,9 +350,9 @@ def _gpu_resources(gpu: Accelerator | GpuChoice, nodes: Sequence[Mapping[str, fl
 
 def _placed(survey: RaySurvey, say: Say) -> list[dict[str, str]]:
     """The nodes that Ray has given, once it has. Raises ProvisionError."""
-    job = survey.held.job
-    folder = slurm_jobs.holder_folder(job, "@NODE@")
-    keeper = {"job": job, "bundles": survey.bundles, "folder": folder, "script": slurm_jobs.holder_script(folder)}
+    job = survey.gang.job_id
+    folder = holder_folder(job, "@NODE@")
+    keeper = {"job": job, "bundles": survey.bundles, "folder": folder, "script": holder_script(folder)}
     for one in survey.link.ask({"do": "place", "keeper": keeper}, None):
         if "nodes" in one:
             return list(one["nodes"])
@@ -430,13 +367,3 @@ def _names(nodes: Sequence[Mapping[str, str]]) -> list[str]:
     return [
         host if hosts.count(host) == 1 else f"{host}-{each['ray'][:6]}" for host, each in zip(hosts, nodes, strict=True)
     ]
-
-
-def _reached(requirements: Requirements, place: RayNode) -> ssh.HostMachine:
-    return ssh.inspected(place.name, place.reconnected, place.connection(), requirements)
-
-
-def _node(machine: ssh.HostMachine, place: RayNode, daemon: str) -> Node:
-    node = machine.node(place.index, daemon)
-    access = RayAccess(**vars(node.access), address=place.link.address, job=place.job)
-    return replace(node, access=access, fate=place.fate)

@@ -11,20 +11,18 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, wait
 from dataclasses import dataclass, field, replace
 
-from skymagic.bootstrap.requirements import Requirements
 from skymagic.cluster import Node
 from skymagic.display.panel import StartStep
-from skymagic.display.screen import print_note
-from skymagic.errors import CloudError, HostGone, ProvisionError, RequestError, SkyError
+from skymagic.errors import ProvisionError, RequestError, SkyError
 from skymagic.plan import gpus
 from skymagic.plan.plans import Plan, topology
-from skymagic.plan.requests import PoolRequest
+from skymagic.plan.requests import PoolRequest, for_others
 from skymagic.plan.units import count
 from skymagic.providers import head, slurm_jobs, ssh
-from skymagic.providers.provider import ListedPool, Say, Survey
+from skymagic.providers.cluster import ClusterAccess, ClusterNode, ClusterSurvey, cpus_of, holder_folder, holder_script
+from skymagic.providers.provider import ListedPool, Say
 from skymagic.providers.slurm_jobs import JobQueue, LoginNode, SlurmJob, SlurmPartition
 from skymagic.providers.slurm_login import RemoteLogin
 from skymagic.ssh.host import ChannelConnection
@@ -48,82 +46,36 @@ HERE = LoginNode()
 
 
 @dataclass(frozen=True)
-class SlurmAccess(ssh.HostAccess):
-    """What leads another notebook of this user to a node; `job` is Slurm's number of the job."""
-
-    job: str = ""
-
-
-@dataclass
-class HeldJob:
-    """The job of a pool, as far as there is one."""
-
-    name: str = ""
-    """The pool's own, by which it is found where its number is not known; "" before it is asked for."""
-    number: str = ""
-    """Slurm's."""
-    submission: Future[str] | None = None
-    step: subprocess.Popen[bytes] | None = None
-    """The step that holds the nodes, of a job that was there before."""
-    machines: list[ssh.HostMachine] = field(default_factory=list)
-    plan: Plan | None = None
-    ready: bool = False
-    closing: threading.Lock = field(default_factory=threading.Lock)
-
-
-@dataclass(frozen=True)
-class SlurmSurvey(Survey):
+class SlurmSurvey(ClusterSurvey):
     """What is asked for; owns the job.
 
     Attributes:
         login: where Slurm's programs run. directives: of sbatch. inside: number of the job that the notebook itself runs in; "" outside of one.
+        steps: the step that holds the nodes of that job, once there is one.
     """
 
-    requirements: Requirements
     login: LoginNode
     directives: Mapping[str, str]
     inside: str = ""
-    held: HeldJob = field(default_factory=HeldJob)
+    steps: list[subprocess.Popen[bytes]] = field(default_factory=list)
 
-    def outcome(self) -> Plan:
-        """The plan with the nodes that were given, and when they are taken back."""
-        return self.held.plan or self.plan
-
-    def ready(self) -> None:
-        """All ranks are up."""
-        self.held.ready = True
-
-    def close(self) -> None:
-        """Cancel the job, or end the step in the notebook's own, and close all connections; twice is safe.
-
-        An interrupt ends the wait for it, and nothing else: a job is never left because somebody was impatient.
-        """
-        start_all([self._end], name="skymagic-slurm-end", daemon=False)[0].result()
-
-    def _end(self) -> None:
-        held = self.held
-        with held.closing:
-            problem = self._given_back() if held.name else ""
-            ssh.side_by_side(ssh.HostMachine.close, held.machines)
-            self.login.close()
-            if problem:
-                remedy = f"scancel --name={held.name} cancels it"
-                raise ProvisionError(f"Slurm job {held.number} could not be cancelled: {problem}\n  {remedy}")
-            held.name = ""
-
-    def _given_back(self) -> str:
-        """Give the nodes back; why they could not be, "" when they are."""
-        held = self.held
+    def give_back(self) -> str:
+        """Cancel the job, or end the step in the notebook's own."""
+        gang = self.gang
         if self.inside:
-            if held.step is not None:
-                _end_step(self, held.step)
+            for step in self.steps:
+                _end_step(self, step)
             return ""
-        if held.submission is not None and not held.number:  # it was interrupted, and the job may come all the same
-            wait([held.submission])
-            held.number = "" if held.submission.exception() else held.submission.result()
-        if not (problem := self.login.cancel(held.number, held.name)) and held.number and not held.ready:
-            print_note(f"[Slurm job {held.number} is cancelled]")
-        return problem
+        if gang.asked is not None and not gang.number:  # it was interrupted, and the job has come all the same
+            gang.number = "" if gang.asked.exception() else gang.asked.result()
+        if problem := self.login.cancel(gang.number, gang.job_id):
+            remedy = f"scancel --name={gang.job_id} cancels it"
+            raise ProvisionError(f"Slurm job {gang.number} could not be cancelled: {problem}\n  {remedy}")
+        return f"Slurm job {gang.number} is cancelled" if gang.number else ""
+
+    def leave(self) -> None:
+        """Close what leads to the login node; twice is safe."""
+        self.login.close()
 
 
 class Slurm:
@@ -172,41 +124,28 @@ class Slurm:
 
     def acquire(self, survey: SlurmSurvey, job_id: str, say: Say) -> Sequence[Node]:
         """Submit the job and wait for it, or use the one that there is; then set its nodes up side by side."""
-        held, login = survey.held, survey.login
-        held.name = job_id
+        gang, login = survey.gang, survey.login
+        gang.job_id = job_id
         if survey.inside:
-            held.number, names = survey.inside, list(survey.plan.hosts)
-            folder = slurm_jobs.holder_folder(job_id, "$SLURMD_NODENAME")
-            held.step = _hold(survey, slurm_jobs.holder_script(folder))
+            gang.number, names = survey.inside, list(survey.plan.hosts)
+            survey.steps.append(_hold(survey, holder_script(holder_folder(job_id, "$SLURMD_NODENAME"))))
             job = login.queue.look(survey.inside) or SlurmJob("RUNNING")
         else:
             script = slurm_jobs.script(survey.directives, job_id)
-            (held.submission,) = start_all([lambda: login.submit(script, job_id)], name="skymagic-sbatch")
-            held.number = held.submission.result()
-            job = wait_for(login.queue, held.number, say)
+            gang.number = gang.ask(lambda: login.submit(script, job_id))
+            job = wait_for(login.queue, gang.number, say)
             names = login.hostnames(job.nodes)
-        say(StartStep(f"Slurm job {held.number} has {', '.join(names)} …", "connecting", names))
-        places = [JobNode(login, held.number, name, job_id) for name in names]
-        machines = ssh.side_by_side(lambda place: _reached(place, survey.requirements), places)
-        held.machines.extend(machines)
-        held.plan = _outcome(survey, machines, job)
-        ssh.set_up(machines, survey.requirements, say)
-        return _nodes(machines, places)
+        places = [JobNode(name, job_id, login, gang.number) for name in names]
+        notice = 0 if survey.inside else lead(survey.directives)
+        told = f"Slurm job {gang.number} has"
+        return survey.taken(places, told, say, patience=RETRY_SECONDS, ends=job.ends, notice=notice)
 
-    def attach(self, plan: Plan, accesses: Sequence[SlurmAccess]) -> tuple[SlurmSurvey, Sequence[Node]]:
+    def attach(self, plan: Plan, accesses: Sequence[ClusterAccess]) -> tuple[SlurmSurvey, Sequence[Node]]:
         """The nodes of a pool that another notebook of this user has made from this plan; nothing is connected to yet."""
-        first, login = accesses[0], _login(plan.request)
-        if words := login.ended(first.job):
-            raise CloudError("missing", "", words)
-        job_id = first.daemon.rpartition("-")[0]
-        places = [JobNode(login, one.job, one.host, job_id) for one in accesses]
-        machines = [
-            ssh.HostMachine(one.host, place.reconnected, None, one.installation.facts, one.secret, one.installation)
-            for place, one in zip(places, accesses, strict=True)
-        ]
-        held = HeldJob(job_id, first.job, machines=machines, plan=plan, ready=True)
-        survey = SlurmSurvey(plan, first.installation.requirements, login, {}, held=held)
-        return survey, _nodes(machines, places)
+        survey = SlurmSurvey(plan, accesses[0].installation.requirements, _login(plan.request), {})
+        (survey.gang.number,) = accesses[0].where
+        places = [JobNode(one.host, one.job_id, survey.login, survey.gang.number) for one in accesses]
+        return survey, survey.attached(places, accesses)
 
     def pools(self) -> Sequence[ListedPool]:
         """Jobs of this user's that are pools, whichever login node they were submitted from."""
@@ -242,7 +181,7 @@ def _login(request: PoolRequest) -> LoginNode:
 
 def _elsewhere(request: PoolRequest) -> list[str]:
     """What has no meaning on a cluster."""
-    mistakes = ssh.elsewhere(request)
+    mistakes = for_others(request, "slurm")
     if request.ssh != "auto" and not request.login:
         mistakes.append("--ssh is for the way to a login node: name that with --login, or leave it out")
     return mistakes
@@ -264,7 +203,7 @@ def _directives(request: PoolRequest, nodes: Sequence[SlurmPartition]) -> dict[s
     usual = {
         "nodes": str(shape.nodes),
         "ntasks-per-node": "1",
-        "cpus-per-task": str(max(int(request.cpus.amount) if request.cpus else 1, shape.procs_per_node)),
+        "cpus-per-task": str(cpus_of(request)),
         "comment": slurm_jobs.OURS,
         "no-requeue": "",
         "no-kill": "",
@@ -352,8 +291,8 @@ def _hold(survey: SlurmSurvey, script: str) -> subprocess.Popen[bytes]:
 
 def _end_step(survey: SlurmSurvey, step: subprocess.Popen[bytes]) -> None:
     """End the step of holders. They end with the last that they hold; srun, when it is ended, kills them, and leaves their folders."""
-    if not ended(step, STEP_SECONDS if survey.held.ready else 0.0):
-        folder = slurm_jobs.holder_folder(survey.held.name, "$SLURMD_NODENAME")
+    if not ended(step, STEP_SECONDS if survey.gang.ready else 0.0):
+        folder = holder_folder(survey.gang.job_id, "$SLURMD_NODENAME")
         ended(_hold(survey, f'rm -rf "{folder}"'), STEP_SECONDS)
 
 
@@ -372,62 +311,34 @@ def ended(step: subprocess.Popen[bytes], seconds: float) -> bool:
 
 
 @dataclass(frozen=True)
-class JobNode:
-    """A node of a job: where it is, for connections and for what Slurm says of it.
-
-    Attributes:
-        job: Slurm's number of it. name: as Slurm calls the node. job_id: the pool's, by which the holder is found.
-    """
+class JobNode(ClusterNode):
+    """A node of a job, and Slurm's number of that."""
 
     login: LoginNode
-    job: str
-    name: str
-    job_id: str
+    number: str
 
-    def reconnected(self) -> SrunConnection:
-        """One more connection, unless Slurm says that the node is gone. Raises HostGone."""
-        if reason := self.fate():
-            raise HostGone(self.name, reason)
-        return SrunConnection(self)
+    @property
+    def where(self) -> tuple[str, ...]:
+        """The job's number."""
+        return (self.number,)
+
+    def connection(self) -> ChannelConnection:
+        """Steps of the job on this node."""
+        command = ["srun", "--overlap", "--jobid", self.number, "-w", self.name, "-N1", "-n1", "--unbuffered", "--quiet",
+                   "--mpi=none", "--cpu-bind=none", "--chdir=/tmp", "--kill-on-bad-exit=0"]  # fmt: skip
+        variables = {processes.HOLDER: holder_folder(self.job_id, self.name)}
+        step = functools.partial(self.login.channel, [*command, "/bin/sh", "-c"], variables)
+        return ChannelConnection(self.name, shlex.join([*command[:8], "true"]), step)
 
     def fate(self) -> str:
         """Why the node is gone, as Slurm says; "" where it is not, or nobody says."""
-        return self.login.fate(self.job, self.name)
+        return self.login.fate(self.number, self.name)
 
-
-class SrunConnection(ChannelConnection):
-    """Steps of a job on one node."""
-
-    def __init__(self, place: JobNode) -> None:
-        command = ["srun", "--overlap", "--jobid", place.job, "-w", place.name, "-N1", "-n1", "--unbuffered", "--quiet",
-                   "--mpi=none", "--cpu-bind=none", "--chdir=/tmp", "--kill-on-bad-exit=0"]  # fmt: skip
-        variables = {processes.HOLDER: slurm_jobs.holder_folder(place.job_id, place.name)}
-        step = functools.partial(place.login.channel, [*command, "/bin/sh", "-c"], variables)
-        super().__init__(place.name, shlex.join([*command[:8], "true"]), step)
-
-
-def _reached(place: JobNode, requirements: Requirements) -> ssh.HostMachine:
-    def ended() -> str:
-        return place.login.ended(place.job)
-
-    return ssh.inspected(place.name, place.reconnected, SrunConnection(place), requirements, ended, RETRY_SECONDS)
-
-
-def _outcome(survey: SlurmSurvey, machines: Sequence[ssh.HostMachine], job: SlurmJob) -> Plan:
-    notice = 0 if survey.inside else lead(survey.directives)
-    return replace(ssh.measured(survey.plan, machines, survey.requirements), ends=job.ends, notice=notice)
-
-
-def _nodes(machines: Sequence[ssh.HostMachine], places: Sequence[JobNode]) -> list[Node]:
-    return [_node(machine, place, index) for index, (machine, place) in enumerate(zip(machines, places, strict=True))]
-
-
-def _node(machine: ssh.HostMachine, place: JobNode, index: int) -> Node:
-    daemon = f"{place.job_id}-{index}"
-    node = machine.node(index, daemon)
-    door = NodeDoor(place, head.NodeAccess(daemon, "", place.name), machine, node.run)
-    access = SlurmAccess(**vars(node.access), job=place.job)
-    return replace(node, access=access, fate=place.fate, run=door.run, start_agent=door.start_agent)
+    def node(self, machine: ssh.HostMachine, index: int, daemon: str) -> Node:
+        """The node as a pool sees it, with another way for what counts."""
+        node = super().node(machine, index, daemon)
+        door = NodeDoor(self, head.NodeAccess(daemon, "", self.name), machine, node.run)
+        return replace(node, run=door.run, start_agent=door.start_agent)
 
 
 class NodeDoor:

@@ -29,6 +29,7 @@ from skymagic.errors import ProvisionError, RequestError
 from skymagic.plan.accelerators import Accelerator, GpuChoice, matches
 from skymagic.plan.suggest import did_you_mean
 from skymagic.plan.units import duration
+from skymagic.providers.cluster import counted, holder_folder, holder_script
 from skymagic.ssh.command import CommandChannel
 from skymagic.ssh.process import Channel
 
@@ -49,8 +50,6 @@ GONE = "Invalid job id"
 UNSURE = re.compile(r"timed out|[Uu]nable to contact|Zero Bytes|[Cc]ommunication|[Cc]onnect")
 """What sbatch says where nobody knows whether the job was taken."""
 UNSURE_DELAYS = (0.0, 2.0, 5.0, 10.0, 15.0)
-HOLDER_SECONDS = 3600
-"""For which a job waits for its first daemon: a notebook that was killed meanwhile leaves no job for longer."""
 
 
 # ------------------------------------------------------------------------------------ what there is
@@ -116,9 +115,8 @@ def gres_word(gpu: Accelerator | GpuChoice, here: Sequence[SlurmPartition]) -> s
     for node in here:
         kinds |= {kind: max(number, kinds.get(kind, 0)) for kind, number in node.gpus.items()}
     listed = ", ".join(f"{kind or 'gpu'}:{count}" for kind, count in kinds.items()) or "none"
+    counted(gpu, "Slurm")
     if isinstance(gpu, GpuChoice):
-        if gpu.words:
-            raise RequestError(f"--gpu {gpu}: Slurm chooses the GPUs: write how many, as in --gpu {len(gpu.words)}")
         most = max(kinds.values(), default=0)
         if (gpu.count or 1) > most:
             raise RequestError(f"--gpu {gpu}: nodes there have fewer GPUs (per node: {listed})")
@@ -135,45 +133,6 @@ def gres_word(gpu: Accelerator | GpuChoice, here: Sequence[SlurmPartition]) -> s
 
 
 # ------------------------------------------------------------------------------------ the script
-
-
-HOLDER = r"""umask 077
-find /tmp -maxdepth 1 -name 'skymagic-holder-*' -user "$(id -u)" -mtime +7 -exec rm -rf {} + 2>/dev/null
-dir=@DIR@
-mkdir "$dir" && mkfifo "$dir/start" || exit 1
-exec 3<>"$dir/start"
-running=0 ending=
-(trap 'kill $!; exit' TERM; sleep @SECONDS@ 3>&- & wait; echo '?' >&3) & alone=$!
-trap 'rm -rf "$dir"; kill $alone 2>/dev/null' EXIT
-trap 'ending=1; echo >&3' HUP INT TERM
-for name in $(env | sed -n 's/^\(SLURM_[A-Z0-9_]*\|PMI[X_][A-Z0-9_]*\)=.*/\1/p'); do
-    [ "$name" = SLURM_CONF ] || unset "$name"
-done
-while [ -z "$ending" ] || [ "$running" -gt 0 ]; do
-    read -r name <&3 || continue
-    case $name in
-        '') ;;
-        '?') [ "$running" -gt 0 ] || ending=1 ;;
-        -) running=$((running - 1)); [ "$running" -gt 0 ] || ending=1 ;;
-        *) running=$((running + 1)); (trap : HUP INT TERM; /bin/sh "$dir/$name" 3>&-; echo - >&3) & ;;
-    esac
-done
-"""
-"""What runs on each node: starts the daemons whose names come, and ends when the last of them has ended, or the job.
-
-Signals come to all processes of a job. The holder outlives them, for what it has started ends in its own time, and nothing of a step lives
-longer than its first process. Frameworks take SLURM_* for their own launcher's (Lightning #18650), so daemons have none of it.
-"""
-
-
-def holder_folder(job_id: str, node: str) -> str:
-    """The holder's folder on a node."""
-    return f"/tmp/skymagic-holder-{job_id}-{node}"
-
-
-def holder_script(folder: str) -> str:
-    """`HOLDER` with its folder, as sh writes it."""
-    return HOLDER.replace("@DIR@", folder).replace("@SECONDS@", str(HOLDER_SECONDS))
 
 
 def holder_command(job_id: str) -> list[str]:

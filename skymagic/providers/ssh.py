@@ -6,7 +6,6 @@ import contextlib
 import functools
 import os
 import threading
-import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeVar, cast
@@ -23,7 +22,7 @@ from skymagic.cluster.tunnel import AgentTunnel
 from skymagic.data.capture import installed
 from skymagic.display.live import asks_secrets
 from skymagic.display.panel import environment_step
-from skymagic.errors import HostError, ProvisionError, RequestError
+from skymagic.errors import ProvisionError, RequestError
 from skymagic.plan import distributions, gpus
 from skymagic.plan.image import Image, project
 from skymagic.plan.planning import plan_over
@@ -340,58 +339,6 @@ class ConnectionProcess:
     def close(self) -> None:
         """Leave it; twice is safe."""
         self._connection.close()
-
-
-# ------------------------------------------------------------------------------------ nodes of a cluster, by whatever leads to them
-
-
-def elsewhere(request: PoolRequest) -> list[str]:
-    """What has no meaning on a cluster that is the user's already."""
-    options = [("--hosts", request.hosts), ("--region", request.region), ("--spot", request.spot),
-               ("--replace", request.replace), ("--max-price", request.max_price)]  # fmt: skip
-    if request.provider != "slurm":
-        options += [("--login", request.login), *((f"--{name}", True) for name, _ in request.slurm)]
-    return [f"{option} is not for --provider {request.provider}: leave it out" for option, said in options if said]
-
-
-def inspected(
-    name: str,
-    connect: Callable[[], HostConnection],
-    connection: HostConnection,
-    requirements: Requirements,
-    ended: Callable[[], str] = str,
-    patience: float = 0.0,
-) -> HostMachine:
-    """A node over its first connection, which is closed where the node cannot be inspected.
-
-    Args:
-        ended: why the node is gone, "" where it is not.
-        patience: seconds for which a node that was just given may refuse.
-    """
-    deadline = time.monotonic() + patience
-    while True:
-        try:
-            return HostMachine(name, connect, connection, probe(connection, requirements, True))
-        except HostError as problem:
-            words = ended()
-            if words or time.monotonic() > deadline:
-                connection.close()
-                raise HostError(name, words) if words else problem from None
-            time.sleep(1.0)
-        except BaseException:
-            connection.close()
-            raise
-
-
-def measured(plan: Plan, machines: Sequence[HostMachine], requirements: Requirements) -> Plan:
-    """A plan with the CPUs and GPUs that its nodes have. Raises RequestError where one has not what the cluster says."""
-    here = [replace(one.facts.inventory(requirements.minor), hostname=one.name, machine=one.name) for one in machines]
-    known = replace(plan.request, slurm=(), kubernetes=(), address=None, login=None, cpus=None, memory=None)
-    made = plan_over(known, here, plan.provider)
-    return replace(
-        plan, hosts=made.hosts, cpus=made.cpus, memory_gb=made.memory_gb, devices=made.devices, topology=made.topology,
-        gpu_words=made.gpu_words,
-    )  # fmt: skip
 
 
 def _set_up_words(machines: Sequence[HostMachine], requirements: Requirements) -> str:

@@ -22,6 +22,7 @@ class SocketChannel:
 
     def __init__(self) -> None:
         self.closed = False
+        self._status = -1
         self.status_event = threading.Event()
         self._streams, self._theirs = socket.socketpair()
         self._errors, self._their_errors = socket.socketpair()
@@ -54,11 +55,26 @@ class SocketChannel:
         """Whether it has ended."""
         return self.status_event.is_set()
 
-    def _wake(self) -> None:
-        """Let whoever reads or writes at either end come to the end."""
-        for stream in (self._streams, self._errors):
+    def recv_exit_status(self) -> int:
+        """The shell's exit status; -1 where a signal ended it, or nobody knows."""
+        self.status_event.wait()
+        return self._status
+
+    def close(self) -> None:
+        """End what passes the streams on; twice is safe."""
+        if self.closed:
+            return
+        self.closed = True
+        for stream in (self._streams, self._errors):  # whoever reads or writes at either end comes to the end
             with contextlib.suppress(OSError):
                 stream.shutdown(socket.SHUT_RDWR)
+        self._end()
+        for each in (self._streams, self._errors, self._theirs, self._their_errors):
+            each.close()
+
+    def _end(self) -> None:
+        """Have it end, and wait for that; what it had of its own is closed. Called once."""
+        raise NotImplementedError
 
 
 class CommandChannel(SocketChannel):
@@ -87,27 +103,15 @@ class CommandChannel(SocketChannel):
 
     def _wait(self) -> None:
         assert self._program is not None
-        self._program.wait()
+        status = self._program.wait()
+        self._status = -1 if status == self._lost else max(-1, status)
         self.status_event.set()
 
-    def recv_exit_status(self) -> int:
-        """The program's exit status; -1 where a signal ended it, or it does not know the shell's."""
-        assert self._program is not None
-        status = self._program.wait()
-        return -1 if status == self._lost else max(-1, status)
-
-    def close(self) -> None:
-        """End the program, with SIGTERM and then SIGKILL; twice is safe."""
-        if self.closed:
-            return
-        self.closed = True
-        self._wake()
+    def _end(self) -> None:
         if self._program is not None and self._program.poll() is None:
             self._program.terminate()
             if not self.status_event.wait(END_SECONDS):
                 self._program.kill()
-        for each in (self._streams, self._errors, self._theirs, self._their_errors):
-            each.close()
 
 
 def _received(stream: socket.socket, nbytes: int) -> bytes:

@@ -85,7 +85,8 @@ def test_objects_have_names_that_kubernetes_takes(job_id: str, name: str) -> Non
     [
         ("--gpu all", "--gpu all: the cluster chooses the GPUs: write how many, as in --gpu 8"),
         ("--gpu 0,2", "the cluster chooses the GPUs"),
-        ("--hosts a --spot", "--hosts is not for --provider kubernetes"),
+        ("--hosts a --spot", "--spot is for rented machines: write --provider aws, or leave it out"),
+        ("--address auto", "--address is for Ray"),
         ("--pod-template /nowhere.yaml", "--pod-template /nowhere.yaml: [Errno 2]"),
         ("--pods app=train --image torch", "--image: --pods uses pods as they are"),
     ],

@@ -18,8 +18,9 @@ import yaml
 from skymagic.errors import ProvisionError, RequestError
 from skymagic.magics.arguments.cell_magics import parse_pool
 from skymagic.providers import kubernetes_api
-from skymagic.providers.kubernetes import ExecConnection, Kubernetes, PodPlace
+from skymagic.providers.kubernetes import Kubernetes, PodPlace
 from skymagic.providers.kubernetes_api import KubernetesCluster
+from skymagic.ssh.host import ChannelConnection
 from tests.lab.kube import Kube, kube
 from tests.lab.notebook import ROOT, Notebook, opened
 
@@ -47,14 +48,14 @@ def api(cluster: Kube, monkeypatch: pytest.MonkeyPatch) -> KubernetesCluster:
     return KubernetesCluster()
 
 
-def started(api: KubernetesCluster, cluster: Kube) -> ExecConnection:
+def started(api: KubernetesCluster, cluster: Kube) -> ChannelConnection:
     """A job of one pod, and a connection to it."""
     api.create(kubernetes_api.job_manifest("lab-1a2b3c4d", 1, 600, NOTHING, "python:3.12", {}))
     name = cluster.pod(0).name
-    return ExecConnection(PodPlace(api.context, api.namespace, name, "skymagic", "lab-1a2b3c4d", holder=True))
+    return PodPlace(name, "lab-1a2b3c4d", api.context, api.namespace, "skymagic", holder=True).connection()
 
 
-def ended(api: KubernetesCluster, cluster: Kube, connection: ExecConnection) -> None:
+def ended(api: KubernetesCluster, cluster: Kube, connection: ChannelConnection) -> None:
     connection.close()
     api.delete("lab-1a2b3c4d")
     cluster.wait(lambda: not cluster.left())

@@ -49,7 +49,7 @@ def test_what_is_no_address(address: str) -> None:
 
 
 def test_an_address_elsewhere() -> None:
-    with pytest.raises(RequestError, match="--address is for Ray: add --provider ray"):
+    with pytest.raises(RequestError, match="--address is for Ray: write --provider ray"):
         Local().plan(parse_pool("--provider local --address auto"), print)
 
 

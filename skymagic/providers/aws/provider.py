@@ -136,7 +136,7 @@ def bounds(request: PoolRequest) -> WatchdogBounds:
 def check(plan: Plan, machines: Sequence[ssh.Machine], requirements: Requirements) -> None:
     """Raise RequestError where a machine has not what its type has: GPUs that its driver does not find, above all."""
     here = [replace(one.facts.inventory(requirements.minor), hostname=one.name) for one in machines]
-    plan_over(replace(plan.request, region=None, spot=False, replace=False), here, "aws")
+    plan_over(plan.request, here, "aws")
 
 
 def _label(survey: RentedSurvey, job: str, limits: WatchdogBounds) -> Label:

@@ -1,0 +1,276 @@
+"""The seam of clusters: nodes that a scheduler gives to a pool together, each reached by a channel and used as a host of SSH is.
+
+A provider says what the request asks for, asks its scheduler for the nodes, waits with a reason, and gives them back; all else is here::
+
+    plan ──▶ ClusterSurvey ──acquire──▶ ClusterNode …, one for each node ──taken──▶ HostMachine, set up ──▶ Node
+                  └──close──▶ give_back, then all connections
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, wait
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from skymagic.bootstrap.provision import probe
+from skymagic.bootstrap.requirements import Requirements
+from skymagic.cluster import Node
+from skymagic.display.panel import StartStep
+from skymagic.display.screen import print_note
+from skymagic.errors import CloudError, HostError, HostGone, RequestError
+from skymagic.plan.accelerators import Accelerator, GpuChoice
+from skymagic.plan.planning import plan_over
+from skymagic.plan.plans import Plan, topology
+from skymagic.plan.requests import PoolRequest
+from skymagic.providers.provider import Say, Survey
+from skymagic.providers.ssh import HostAccess, HostMachine, set_up, side_by_side
+from skymagic.ssh.host import ChannelConnection
+from skymagic.wire.threads import start_all
+
+
+@dataclass(frozen=True)
+class ClusterAccess(HostAccess):
+    """What leads another notebook of this user to a node of a cluster.
+
+    Attributes:
+        where: what its provider must know besides: Slurm's number of the job, a pod's namespace, …
+    """
+
+    where: tuple[str, ...] = ()
+
+    @property
+    def job_id(self) -> str:
+        """The pool's."""
+        return self.daemon.rpartition("-")[0]
+
+
+@dataclass(frozen=True)
+class ClusterNode(ABC):
+    """A node that a scheduler has given: where it is, for connections and for what the scheduler says of it.
+
+    Attributes:
+        name: as users know it. job_id: the pool's.
+    """
+
+    name: str
+    job_id: str
+
+    @property
+    @abstractmethod
+    def where(self) -> tuple[str, ...]:
+        """As of `ClusterAccess`."""
+
+    @abstractmethod
+    def connection(self) -> ChannelConnection:
+        """Shells below the node's holder; the scheduler is not asked."""
+
+    @abstractmethod
+    def fate(self) -> str:
+        """Why the node is gone, as the scheduler says; "" where it is not, or nobody says."""
+
+    def reconnected(self) -> ChannelConnection:
+        """One more connection, unless the scheduler says that the node is gone. Raises HostGone."""
+        if reason := self.fate():
+            raise HostGone(self.name, reason)
+        return self.connection()
+
+    def node(self, machine: HostMachine, index: int, daemon: str) -> Node:
+        """The node as a pool sees it; `daemon` is the name of what keeps its agent there."""
+        node = machine.node(index, daemon)
+        return replace(node, access=ClusterAccess(**vars(node.access), where=self.where), fate=self.fate)
+
+    def inspected(self, requirements: Requirements, patience: float) -> HostMachine:
+        """The node over its first connection, which is closed where it cannot be inspected.
+
+        Args:
+            patience: seconds for which a node that was just given may refuse.
+        """
+        connection, deadline = self.connection(), time.monotonic() + patience
+        while True:
+            try:
+                return HostMachine(self.name, self.reconnected, connection, probe(connection, requirements, True))
+            except HostError as problem:
+                words = self.fate()
+                if words or time.monotonic() > deadline:
+                    connection.close()
+                    raise HostError(self.name, words) if words else problem from None
+                time.sleep(1.0)
+            except BaseException:
+                connection.close()
+                raise
+
+
+@dataclass
+class Gang:
+    """The nodes of a pool, as far as there are any."""
+
+    job_id: str = ""
+    """The pool's, by which its scheduler knows it; "" before it is asked for, and once all is given back."""
+    number: str = ""
+    """The scheduler's own name of it, where that has one."""
+    asked: Future[Any] | None = None
+    """The order, from when it is on its way."""
+    machines: list[HostMachine] = field(default_factory=list)
+    plan: Plan | None = None
+    ready: bool = False
+    closing: threading.Lock = field(default_factory=threading.Lock)
+
+    def ask(self, order: Callable[[], Any]) -> Any:
+        """Have a thread ask the scheduler: an interrupt ends the wait for its answer, and `close` knows what may come all the same."""
+        (self.asked,) = start_all([order], name="skymagic-order")
+        return self.asked.result()
+
+
+@dataclass(frozen=True)
+class ClusterSurvey(Survey):
+    """What is asked for; owns what the scheduler gives."""
+
+    requirements: Requirements
+    gang: Gang = field(default_factory=Gang, kw_only=True)
+
+    def give_back(self) -> str:
+        """End what the scheduler has given: what that was, in words; "" where there is nothing. Twice is safe.
+
+        Called by `close` alone, once the order has been answered. Raises ProvisionError with why it goes on.
+        """
+        raise NotImplementedError
+
+    def leave(self) -> None:
+        """Close what leads to the scheduler; twice is safe."""
+
+    def outcome(self) -> Plan:
+        """The plan with what the nodes have, and when they are taken back."""
+        return self.gang.plan or self.plan
+
+    def ready(self) -> None:
+        """All ranks are up."""
+        self.gang.ready = True
+
+    def close(self) -> None:
+        """Give the nodes back, and close all connections; twice is safe.
+
+        An interrupt ends the wait for it, and nothing else: nodes are never left because somebody was impatient.
+        """
+        start_all([self._end], name="skymagic-cluster-end", daemon=False)[0].result()
+
+    def _end(self) -> None:
+        gang = self.gang
+        with gang.closing:
+            try:
+                if gang.job_id:
+                    if gang.asked is not None:
+                        wait([gang.asked])
+                    if (what := self.give_back()) and not gang.ready:
+                        print_note(f"[{what}]")
+                gang.job_id = ""
+            finally:
+                side_by_side(HostMachine.close, gang.machines)
+                self.leave()
+
+    def taken(
+        self, places: Sequence[ClusterNode], told: str, say: Say, *, patience: float = 0.0, **known: Any
+    ) -> list[Node]:
+        """The nodes that were given, once they are connected to, inspected and set up, side by side.
+
+        Args:
+            told: who has given them, before their names. patience: as of `ClusterNode.inspected`. known: fields of the plan beside what they have.
+        """
+        gang, names = self.gang, [place.name for place in places]
+        say(StartStep(f"{told} {', '.join(names)} …", "connecting", names))
+        gang.machines.extend(side_by_side(lambda place: place.inspected(self.requirements, patience), places))
+        gang.plan = replace(_measured(self.plan, gang.machines, self.requirements), **known)
+        set_up(gang.machines, self.requirements, say)
+        return self._nodes(places, [f"{gang.job_id}-{index}" for index in range(len(places))])
+
+    def attached(self, places: Sequence[ClusterNode], accesses: Sequence[ClusterAccess]) -> list[Node]:
+        """The nodes of a pool that another notebook of this user has made; nothing is connected to yet.
+
+        Raises:
+            CloudError: the scheduler says that all of them are gone.
+        """
+        if (words := places[0].fate()) and all(place.fate() for place in places[1:]):
+            self.leave()
+            raise CloudError("missing", "", words)
+        gang = self.gang
+        gang.job_id, gang.plan, gang.ready = places[0].job_id, self.plan, True
+        gang.machines.extend(
+            HostMachine(place.name, place.reconnected, None, one.installation.facts, one.secret, one.installation)
+            for place, one in zip(places, accesses, strict=True)
+        )
+        return self._nodes(places, [one.daemon for one in accesses])
+
+    def _nodes(self, places: Sequence[ClusterNode], daemons: Sequence[str]) -> list[Node]:
+        each = enumerate(zip(places, self.gang.machines, daemons, strict=True))
+        return [place.node(machine, index, daemon) for index, (place, machine, daemon) in each]
+
+
+# ------------------------------------------------------------------------------------ what is asked for
+
+
+def cpus_of(request: PoolRequest) -> int:
+    """CPUs of each node: one for each rank, unless more are asked for."""
+    return max(int(request.cpus.amount) if request.cpus else 1, topology(request).procs_per_node)
+
+
+def counted(gpu: Accelerator | GpuChoice, who: str, whole: bool = True) -> None:
+    """Raises RequestError for GPUs that are named one by one, and, unless `whole`, for all of a node's: `who` chooses them."""
+    if isinstance(gpu, GpuChoice) and (gpu.words or not (whole or gpu.count)):
+        raise RequestError(f"--gpu {gpu}: {who} chooses the GPUs: write how many, as in --gpu {len(gpu.words) or 8}")
+
+
+def _measured(plan: Plan, machines: Sequence[HostMachine], requirements: Requirements) -> Plan:
+    """A plan with the CPUs and GPUs that its nodes have. Raises RequestError where one has not what the cluster says."""
+    here = [replace(one.facts.inventory(requirements.minor), hostname=one.name, machine=one.name) for one in machines]
+    made = plan_over(replace(plan.request, cpus=None, memory=None), here, plan.provider)
+    return replace(
+        plan, hosts=made.hosts, cpus=made.cpus, memory_gb=made.memory_gb, devices=made.devices, topology=made.topology,
+        gpu_words=made.gpu_words,
+    )  # fmt: skip
+
+
+# ------------------------------------------------------------------------------------ the holder
+
+
+HOLDER_SECONDS = 3600
+"""For which a job waits for its first daemon: a notebook that was killed meanwhile leaves no job for longer."""
+HOLDER = r"""umask 077
+find /tmp -maxdepth 1 -name 'skymagic-holder-*' -user "$(id -u)" -mtime +7 -exec rm -rf {} + 2>/dev/null
+dir=@DIR@
+mkdir "$dir" && mkfifo "$dir/start" || exit 1
+exec 3<>"$dir/start"
+running=0 ending=
+(trap 'kill $!; exit' TERM; sleep @SECONDS@ 3>&- & wait; echo '?' >&3) & alone=$!
+trap 'rm -rf "$dir"; kill $alone 2>/dev/null' EXIT
+trap 'ending=1; echo >&3' HUP INT TERM
+for name in $(env | sed -n 's/^\(SLURM_[A-Z0-9_]*\|PMI[X_][A-Z0-9_]*\)=.*/\1/p'); do
+    [ "$name" = SLURM_CONF ] || unset "$name"
+done
+while [ -z "$ending" ] || [ "$running" -gt 0 ]; do
+    read -r name <&3 || continue
+    case $name in
+        '') ;;
+        '?') [ "$running" -gt 0 ] || ending=1 ;;
+        -) running=$((running - 1)); [ "$running" -gt 0 ] || ending=1 ;;
+        *) running=$((running + 1)); (trap : HUP INT TERM; /bin/sh "$dir/$name" 3>&-; echo - >&3) & ;;
+    esac
+done
+"""
+"""What runs on each node: starts the daemons whose names come, and ends when the last of them has ended, or the job.
+
+Signals come to all processes of a job. The holder outlives them, for what it has started ends in its own time, and nothing of a step lives
+longer than its first process. Frameworks take SLURM_* for their own launcher's (Lightning #18650), so daemons have none of it.
+"""
+
+
+def holder_folder(job_id: str, node: str) -> str:
+    """The holder's folder on a node, which the channel's shell has as `SKYMAGIC_HOLDER`."""
+    return f"/tmp/skymagic-holder-{job_id}-{node}"
+
+
+def holder_script(folder: str) -> str:
+    """`HOLDER` with its folder, as sh writes it."""
+    return HOLDER.replace("@DIR@", folder).replace("@SECONDS@", str(HOLDER_SECONDS))
