@@ -139,7 +139,7 @@ def test_lower_knows_nothing_of_higher() -> None:
 
 def test_processes_are_named_in_one_table() -> None:
     """What one process starts in another is a boundary: its module is named in `wire.processes`, and nowhere else."""
-    tables = {PROCESSES, Path("__init__.py"), Path("plugins/table.py"), Path("providers/table.py")}
+    tables = {PROCESSES, Path("__init__.py"), Path("plugins/table.py"), Path("providers/choice.py")}
     boundaries = named(PROCESSES)
     assert boundaries
     # a notebook's kernel may run on a node too

@@ -11,7 +11,7 @@ from skymagic.bootstrap.running import Disk, DiskItem, clean_script, disk_script
 from skymagic.display.text import table
 from skymagic.errors import PoolError
 from skymagic.plan.units import count, size
-from skymagic.providers.asking import ask
+from skymagic.providers.found import ask
 
 KINDS = {
     "env": "environment",

@@ -6,8 +6,7 @@ status         pools, ranks and logs as objects with text, HTML and keys; pure
 terminal       what a terminal would show of ranks' text: rows, and tqdm's bars as progress; pure
 labels         lines of several ranks: labelled, in order, equal ones once, open ones redrawn in place
 live           the front end: which one there is, text and displays written to it, and questions
-shell_channel  what a front end sends to widgets while a cell holds the kernel's main thread
-controls       a run's line with its buttons, as widgets
+controls       a run's line with its buttons, as widgets, and what a front end sends to them amid a cell
 panel          a pool as HTML: its ranks as cells coloured by state, and its start
 run_line       the line of a running cell, and the one that stays of it
 screen         where a run's output is shown, and the progress of shipping and copying

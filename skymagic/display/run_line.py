@@ -17,8 +17,8 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from skymagic.display import shell_channel
-from skymagic.display.controls import Actions, Controls, controls
+from skymagic.display import controls
+from skymagic.display.controls import Actions, Controls
 from skymagic.display.live import Area, in_notebook, own_stream, watched
 from skymagic.plan.units import count, rank_words, size
 
@@ -224,7 +224,7 @@ class LiveLine:
         """Show this; `share` is a bar's, `deaf` while this thread is busy with something else than the run."""
         self.area = self.area or Area()
         if self._actions is not None:
-            self._controls, self._actions = controls(as_html(text, share), self._actions), None
+            self._controls, self._actions = controls.controls(as_html(text, share), self._actions), None
             self._said = "" if self._controls is not None else self._hint
         html = as_html(text + self._said, share)
         if self._controls is not None:
@@ -266,7 +266,7 @@ class RunView:
         self._after = self._next = after
         self._begun = time.monotonic()
         self._live = watched()
-        self._page = shell_channel.page()
+        self._page = controls.page()
         self._line = LiveLine(actions, HINT)
         self.shown = False
         """Whether it stands there in a state that must not stay."""
@@ -309,7 +309,7 @@ class RunView:
 
     def poll(self) -> None:
         """Take what was pressed, also of other runs' buttons; called often while the run goes on."""
-        if (channel := shell_channel.opened) is not None:
+        if (channel := controls.opened) is not None:
             channel.pump()
 
     def end(self, end: RunSummary) -> None:
@@ -325,7 +325,7 @@ class RunView:
 
     def _judged(self, end: RunSummary) -> RunSummary:
         """The end of a run whose page was opened again: what came while it was closed, no page has."""
-        again = shell_channel.opened is not None and shell_channel.opened.heard_from_others(self._page, self._begun)
+        again = controls.opened is not None and controls.opened.heard_from_others(self._page, self._begun)
         return replace(end, incomplete=end.incomplete or again)
 
 

@@ -1,19 +1,26 @@
-"""``%sky_status``, ``%sky_stacks``, ``%sky_vars``, ``%sky_check``: pools, where the ranks of one are now, what their names hold, and how
-its nodes are.
+"""``%sky_status``, ``%sky_stacks``, ``%sky_vars``, ``%sky_check``: pools, where the ranks of one are now, what their names hold, how
+its nodes are; and ``%debug`` after a cell that failed on a rank.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable
+from typing import Any
+
+from IPython.core.error import StdinNotImplementedError, UsageError
+from IPython.core.interactiveshell import InteractiveShell
 
 from skymagic.api import costs
 from skymagic.cluster.health import Findings
-from skymagic.display.screen import print_note
+from skymagic.display.screen import NotebookScreen, print_note
 from skymagic.display.status import PoolStatus, PoolStatuses, RankStatus
+from skymagic.errors import PoolError, RankError
 from skymagic.jobs import inspection
 from skymagic.magics.arguments.line_magics import CheckRequest, RanksRequest
 from skymagic.plan.units import Selection
 from skymagic.pool import Pool, records, registry
+from skymagic.wire.order import Debug
 
 USE_WINDOW = 0.25
 """Seconds over which ``%sky_status`` takes the use of processors."""
@@ -63,3 +70,76 @@ def checked(request: CheckRequest) -> Findings:
     """How a pool's nodes are. Raises PoolError: there is no such pool, or it is lost."""
     pool = registry.pool_named(request.name)
     return inspection.check(pool, request.quick, print_note)
+
+
+# -- ``%debug`` after a cell that failed on a rank: the frames are there, and each command is sent to them -------------
+
+LEAVE = ("q", "quit", "exit")
+NOT_KEPT = "rank {rank} has no frames of that error any more: they are kept until its next cell, or its end"
+CANNOT_ASK = "%debug asks for commands, which this front end cannot do"
+
+
+def register(shell: InteractiveShell) -> None:
+    """Let ``%debug`` open the frames of a rank where the last error was a rank's; all else is IPython's own. Twice is safe."""
+    plain = shell.find_line_magic("debug")
+    if hasattr(plain, "skymagic_plain"):
+        return
+
+    def debug(line: str) -> Any:
+        error = getattr(sys, "last_value", None)
+        return _session(error) if isinstance(error, RankError) and not line.strip() else plain(line)
+
+    debug.__doc__ = plain.__doc__
+    debug.skymagic_plain = plain  # type: ignore[attr-defined]
+    shell.register_magic_function(debug, "line", "debug")
+
+
+def unregister(shell: InteractiveShell) -> None:
+    """Leave it to IPython again."""
+    if (plain := getattr(shell.find_line_magic("debug"), "skymagic_plain", None)) is not None:
+        shell.register_magic_function(plain, "line", "debug")
+
+
+def _session(error: RankError) -> None:
+    rank = error._report["rank"]
+    pool = registry.pool_named()
+    if rank >= pool.world_size or not _send(pool, rank, "where"):
+        raise UsageError(NOT_KEPT.format(rank=rank))
+    print_note(f"[frames of rank {rank}: p, pp, up, down, where, list, locals, or an expression; q quits]")
+    while True:
+        try:
+            line = input(f"rank {rank}> ")
+        except StdinNotImplementedError:
+            raise UsageError(CANNOT_ASK) from None
+        except (EOFError, KeyboardInterrupt):
+            return
+        if line.strip() in LEAVE:
+            return
+        try:
+            if line.strip() and not _send(pool, rank, line):
+                raise UsageError(NOT_KEPT.format(rank=rank))
+        except PoolError as problem:
+            raise UsageError(str(problem)) from None
+
+
+def _send(pool: Pool, rank: int, command: str) -> bool:
+    """Carry out a command of pdb, or an expression, on the frames of the error with which a rank's last cell has ended.
+
+    Returns:
+        Whether there are such frames: they are kept until the rank's next cell.
+
+    Raises:
+        PoolStateError: the pool, or the rank, is stopped or lost.
+    """
+    screen = NotebookScreen((rank,))
+    order = Debug(ranks=(rank,), visible_ranks=(rank,), screen_limit=pool.defaults.screen_limit, command=command)
+    try:
+        with pool.scheduler.request({rank}):
+            pool.runs.check((rank,))
+            with pool.runs.counted():
+                report = pool.runs.order((rank,), order, screen)
+            if not report.good:
+                pool.recovery.begin_after(report)
+        return bool((report.ranks[rank].outcome or {}).get("kept"))
+    finally:
+        screen.finish()

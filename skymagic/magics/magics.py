@@ -21,7 +21,7 @@ from skymagic.display.screen import print_note, show_object
 from skymagic.errors import CloudError, PoolError
 from skymagic.jobs import forwarding
 from skymagic.jobs.cloning import clone
-from skymagic.magics import beside, completion, debugging, exposure, inspection, rank_command, rendering, transformers
+from skymagic.magics import beside, completion, exposure, inspection, rank_command, rendering, transformers
 from skymagic.magics.arguments import cell_magics, line_magics
 from skymagic.magics.arguments.help import help_alone, with_help
 from skymagic.magics.config import SkyMagic
@@ -312,7 +312,7 @@ def load_ipython_extension(shell: InteractiveShell) -> None:
     completion.register(shell)
     transformers.register(shell)
     rendering.register(shell)
-    debugging.register(shell)
+    inspection.register(shell)
     for reminder in records.reminders(records.every()):
         print_note(reminder)
     kernel = getattr(shell, "kernel", None)
@@ -327,4 +327,4 @@ def unload_ipython_extension(shell: InteractiveShell) -> None:
             f"still running: {', '.join(names)}; %sky_down ends {'it' if len(names) == 1 else 'them'}, and so does exiting the kernel"
         )
     rendering.unregister(shell)
-    debugging.unregister(shell)
+    inspection.unregister(shell)

@@ -1,15 +1,13 @@
 """Where machines come from: a small protocol, and a table of names that are loaded on use.
 
 provider  the seam: plan, acquire, release
-table     name to provider; entry points add third parties' own
-choice    a provider as Python code names it
+choice    a provider as Python code names it, and by its name; entry points add third parties' own
 local     ranks on this machine
 detached  the same, where they outlive their notebook
 head      the machines of a pool as they are reached from its head
 ssh       machines of your own
 passing   one environment for several hosts of a kind: the first makes it, and it goes on from host to host
-asking    one script on many hosts
-found     the user's pools on such machines, found and ended without knowing of them
+found     the user's pools on such machines, asked by one script, found and ended without knowing of them
 cluster   what all clusters share: nodes given together, reached by a channel, kept by a holder, and given back
 slurm     nodes of a Slurm cluster
 slurm_jobs  what is asked of Slurm: scripts, jobs and their ends in words
@@ -21,9 +19,22 @@ slurm_login  Slurm's programs on a login node, over SSH
 aws/      machines rented from EC2
 """
 
-from skymagic.providers.choice import AWS, SSH, Choice, Kubernetes, Local, Ray, Slurm
+from skymagic.providers.choice import (
+    AWS,
+    LISTING,
+    SSH,
+    TABLE,
+    Choice,
+    Kubernetes,
+    Local,
+    Ray,
+    Slurm,
+    listing,
+    names,
+    placed,
+    serving,
+)
 from skymagic.providers.provider import Listable, ListedPool, Provider, Replaceable, Say, Survey
-from skymagic.providers.table import LISTING, TABLE, listing, names, placed, serving
 
 __all__ = [
     "AWS",

@@ -13,8 +13,7 @@ connecting    many hosts connected concurrently; a connection whose channels are
 dial          streams to an sshd: TCP, ProxyJump, ProxyCommand; cancellation of connects under way, and login slots per sshd
 host          what leads to one host: scripts, processes, uploads, each over a channel
 hostlist      host names and ranges as users write them
-keys          the user's private keys: ssh-agent, files, passphrases
-known_hosts   known_hosts(5): verification of host keys
+keys          the user's private keys (ssh-agent, files, passphrases), and the hosts' by known_hosts
 login         over paramiko: SSH handshake, host key check, public-key authentication
 openssh       OpenSSH's own client: a master per host, found open or opened with a prompt
 process       a remote process over one channel

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any
 from skymagic.errors import HostError
 from skymagic.ssh.config import Endpoint
 from skymagic.ssh.dial import Cancellation
-from skymagic.ssh.keys import KeyAttempts, candidates
-from skymagic.ssh.known_hosts import KnownHosts, KnownKey, fingerprint, known_hosts_name
+from skymagic.ssh.keys import KeyAttempts, KnownHosts, KnownKey, candidates, fingerprint, known_hosts_name
 
 if TYPE_CHECKING:
     import paramiko

@@ -34,7 +34,7 @@ from typing import Any
 import psutil
 
 from skymagic.runtime.rendezvous import free_port
-from skymagic.ssh.known_hosts import known_hosts_name
+from skymagic.ssh.keys import known_hosts_name
 from tests.conftest import MARK
 from tests.lab.ending import cmdline, end, environ
 

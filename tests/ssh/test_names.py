@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from skymagic.errors import RequestError
 from skymagic.ssh.config import Endpoint, SshConfig
 from skymagic.ssh.hostlist import MAX_HOSTS, HostSpec, expand
-from skymagic.ssh.known_hosts import KnownHosts, fingerprint, known_hosts_name
+from skymagic.ssh.keys import KnownHosts, fingerprint, known_hosts_name
 from tests.lab.hosts import keygen
 
 # --------------------------------------------------------------------------------------------------- as they are written

@@ -5,7 +5,6 @@ context       the state that kernel, shell and scripts share: the control socket
 kernel        the kernel: carries out orders, between interrupts
 interrupts    what SIGINT does: it falls into cells alone, and not into a wait in native code
 shell         IPython's shell: displays go by way of the agent, errors are returned; what a cell has broken is put back
-stdio         standard output and error as Python code writes them, in one order
 namespace     the rank's variables: values are bound, and packed for the way back
 held          the objects made of the notebook's values, and the global names that code of the rank reads
 lending       the rank's own values for other ranks, and for processes that a cell starts afresh

@@ -9,6 +9,7 @@ import contextlib
 import faulthandler
 import gc
 import importlib
+import io
 import logging
 import os
 import signal
@@ -17,7 +18,7 @@ import sys
 import traceback
 import types
 import warnings
-from typing import Any
+from typing import Any, TextIO
 
 import ipyparallel.engine.app as engine_app
 from traitlets.config import Config
@@ -29,11 +30,12 @@ from skymagic.kernels.network import environment, interfaces
 from skymagic.kernels.rank import context, gpu, importer, tracebacks, widgets
 from skymagic.kernels.rank.context import AgentControl, Hooks
 from skymagic.kernels.rank.kernel import RankKernel
-from skymagic.kernels.rank.stdio import open_streams
+from skymagic.kernels.rank.shell import text_stream
 from skymagic.runtime import info as runtime
 from skymagic.runtime import interruption, rendezvous, reporting, silence
 from skymagic.wire import agent as wire
 from skymagic.wire import metrics
+from skymagic.wire.streams import MOST, frame
 
 # ipyparallel has no trait for the kernel's class, but looks it up here.
 engine_app.Kernel = RankKernel
@@ -175,3 +177,56 @@ def _progress_bars_as_text() -> None:
     plain.__file__ = None  # who looks at all modules asks for it, and would import tqdm
     plain.__getattr__ = lambda name: getattr(importlib.import_module("tqdm.std"), name)  # type: ignore[method-assign]
     sys.modules.setdefault(plain.__name__, plain)
+
+
+# -- A rank's standard output and error as Python code writes them: in one order ---------------------------------------
+
+
+class StderrWriter(io.RawIOBase):
+    """Standard error of Python code, as frames in the pipe of standard output: what is written to both reaches the agent in its order.
+
+    Where descriptor 2 leads elsewhere, as while a cell is silenced, or the pipe was closed, text goes to descriptor 2.
+    """
+
+    name, mode = "<stderr>", "wb"
+
+    def __init__(self, output: TextIO) -> None:
+        self._output = output
+        self._pipe = os.dup(1)
+        self._places = [(fd, _place(fd)) for fd in (2, self._pipe)]
+
+    def writable(self) -> bool:
+        """Always."""
+        return True
+
+    def fileno(self) -> int:
+        """For child processes and C libraries, which know nothing of frames."""
+        return 2
+
+    def write(self, text: bytes | bytearray | memoryview) -> int:  # type: ignore[override]  # any buffer
+        """Write some of it, and say how much."""
+        piece = memoryview(text)[:MOST]
+        if any(_place(fd) != place for fd, place in self._places):
+            return os.write(2, piece)
+        with contextlib.suppress(Exception):  # a line of standard output that has no end yet comes first
+            self._output.flush()
+        os.write(self._pipe, frame(piece))
+        return len(piece)
+
+
+def open_streams() -> None:
+    """Make Python's own streams of descriptors 1 and 2."""
+    sys.stdout = text_stream(1)
+    writer: io.RawIOBase = StderrWriter(sys.stdout)
+    sys.stderr = io.TextIOWrapper(
+        io.BufferedWriter(writer), encoding="utf-8", errors="backslashreplace", line_buffering=True
+    )
+
+
+def _place(fd: int) -> tuple[int, int] | None:
+    """What a descriptor leads to; None where it is closed."""
+    try:
+        found = os.fstat(fd)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
