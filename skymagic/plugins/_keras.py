@@ -361,20 +361,11 @@ def broadcast(variables: Sequence[Any]) -> None:
 
 def torch_callback(averager: GradientAverager) -> Any:
     """What ``fit`` does beside training where ranks train together; None where they train apart."""
-    import torch
-    import torch.distributed as dist
-
     if not all_train():
         return None
-    from skymagic.plugins._torch.membership import device_of_collectives
+    from skymagic.plugins._torch import membership
 
-    def everyone(mine: list[int]) -> list[list[int]]:
-        row = torch.tensor(mine, device=device_of_collectives())
-        rows = [torch.empty_like(row) for _ in range(dist.get_world_size())]
-        dist.all_gather(rows, row)
-        return [each.tolist() for each in rows]
-
-    checked = equal_parts(everyone)
+    checked = equal_parts(membership.gathered)
 
     class Synchronization(type(checked)):  # type: ignore[misc]
         def on_train_begin(self, logs: Any = None) -> None:
@@ -383,10 +374,9 @@ def torch_callback(averager: GradientAverager) -> Any:
             averager.begin(self.model.optimizer, self.model.trainable_variables)
 
         def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-            device = self.model.trainable_variables[0].value.device if self.model.trainable_variables else "cpu"
-            stop = torch.tensor([float(self.model.stop_training)], device=device)
-            dist.all_reduce(stop, dist.ReduceOp.MAX)  # one that stops early stops all
-            self.model.stop_training = bool(stop.item())
+            self.model.stop_training = bool(
+                membership.highest(self.model.stop_training)
+            )  # one that stops early stops all
 
         def on_train_end(self, logs: Any = None) -> None:
             broadcast(self.model.non_trainable_variables)  # as DDP's buffers: rank 0's

@@ -31,15 +31,8 @@ def verify(secret: str, rank: int) -> None:
     Raises:
         RuntimeError: names the ranks in whose place somebody else has joined.
     """
-    import torch
-    import torch.distributed as dist
-
-    all_gather, _ = _collectives()
-    device = device_of_collectives()
-    size = dist.get_world_size()
-    received = [torch.empty(PROOF_BYTES, dtype=torch.uint8, device=device) for _ in range(size)]
-    all_gather(received, torch.tensor(_proof(secret, rank), dtype=torch.uint8, device=device))
-    strangers = [number for number in range(size) if received[number].tolist() != _proof(secret, number)]
+    proofs = gathered(_proof(secret, rank), "uint8")
+    strangers = [number for number, proof in enumerate(proofs) if proof != _proof(secret, number)]
     if strangers:
         raise RuntimeError(
             f"the process group has an unknown process in place of rank {', '.join(map(str, strangers))}: it joined "
@@ -49,21 +42,22 @@ def verify(secret: str, rank: int) -> None:
 
 def tell_all(pairs: Sequence[tuple[str, str]]) -> list[dict[int, int]]:
     """What each rank of the default group tells: name → value, both as digests. Each rank takes part, also with no pairs."""
+    numbers = [number for name, value in pairs for number in (digest(name), digest(value))]
+    rows = gathered(numbers + [-1] * (2 * highest(len(pairs)) - len(numbers)))
+    return [{name: value for name, value in zip(row[::2], row[1::2], strict=True) if name >= 0} for row in rows]
+
+
+def gathered(row: list[int], dtype: str = "int64") -> list[list[int]]:
+    """All ranks' rows of numbers of this type, by rank; they are equally long, and each rank takes part."""
     import torch
     import torch.distributed as dist
 
-    all_gather, all_reduce = _collectives()
-    device = device_of_collectives()
-    size = dist.get_world_size()
-    count = torch.tensor([len(pairs)], device=device)
-    all_reduce(count, dist.ReduceOp.MAX)
-    rows = [[digest(name), digest(value)] for name, value in pairs]
-    mine = torch.tensor(rows + [[-1, -1]] * (int(count.item()) - len(rows)), dtype=torch.int64, device=device)
-    if not mine.numel():
-        return [{} for _ in range(size)]
-    received = [torch.empty_like(mine) for _ in range(size)]
-    all_gather(received, mine)
-    return [{name: value for name, value in table.tolist() if name >= 0} for table in received]
+    all_gather, _ = _collectives()
+    mine = torch.tensor(row, dtype=getattr(torch, dtype), device=device_of_collectives())
+    received = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
+    if row:
+        all_gather(received, mine)
+    return [each.tolist() for each in received]
 
 
 def highest(value: int) -> int:
