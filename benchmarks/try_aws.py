@@ -97,7 +97,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def rent(asked: argparse.Namespace) -> int:
     """Do it, a step after the other; whatever happens, give back and look."""
     failed: list[str] = []
-    pool = sky.Compute(spec(asked), name="try-aws", options=sky.Options(console=True))
+    pool = sky.Compute(spec(asked), name="try-aws", console=True)
     try:
         step("rent and reach", pool.start, failed)
         if not failed:

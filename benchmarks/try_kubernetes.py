@@ -53,7 +53,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     spec = sky.Spec(
         provider=sky.Kubernetes(**options), nodes=2, image=sky.Image(python=asked.python), max_lifetime=900.0
     )
-    pool = sky.Compute(spec, name="try-kubernetes", options=sky.Options(console=True))
+    pool = sky.Compute(spec, name="try-kubernetes", console=True)
     try:
         step("two pods", pool.start, failed)
         if not failed:

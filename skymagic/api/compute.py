@@ -25,7 +25,7 @@ from typing import Any, Literal, overload
 
 from skymagic.api.calls import Call, Calls, Function, positive
 from skymagic.api.running_pool import RunningPool, finish
-from skymagic.api.specs import ELSEWHERE, Options, Spec, Worker
+from skymagic.api.specs import ELSEWHERE, Spec
 from skymagic.display.screen import print_note
 from skymagic.errors import PoolStateError, ProvisionError, RequestError
 from skymagic.plan.accelerators import Accelerator
@@ -93,7 +93,7 @@ def gather(*calls: Call | Calls, stream: bool = False, ordered: bool = True) -> 
     return functools.reduce(operator.and_, calls, Calls(stream=stream, ordered=ordered))
 
 
-@suggesting("sky.Compute", ELSEWHERE, second_names=("worker", "vcpus", "memory_gb", "selection"))
+@suggesting("sky.Compute", ELSEWHERE, second_names=("vcpus", "memory_gb"))
 class Compute(RunningPool):
     """A pool, made from Python. ``with sky.Compute(…) as pool:`` starts it, and stops it also after an error.
 
@@ -116,9 +116,9 @@ class Compute(RunningPool):
         hosts, region, spot, max_price: for providers that have these; max_price in dollars per hour.
         idle, max_lifetime: ``"30m"``, or seconds: when the pool ends by itself.
         timeout: default time limit of a call in seconds; None: no limit.
-        options: how one of `specs` is chosen, and other defaults: `Options`.
-        worker, vcpus, memory_gb, selection: Skyward's names: ``worker=sky.Worker(concurrency=4)`` is `procs_per_node`, ``vcpus=8`` is
-            ``cpus="8+"``, ``memory_gb=32`` is ``memory="32+"``, `selection` is that of `options`.
+        selection: of several `specs`: ``"first"``, in their order; ``"cheapest"``, by the price of their plans.
+        console: whether the start of a pool shows its steps.
+        vcpus, memory_gb: Skyward's names: ``vcpus=8`` is ``cpus="8+"``, ``memory_gb=32`` is ``memory="32+"``.
 
     Raises:
         RequestError: lists every mistake in the arguments.
@@ -135,7 +135,6 @@ class Compute(RunningPool):
         image: Image | None = None,
         name: str | None = None,
         procs_per_node: int | None = None,
-        worker: Worker | None = None,
         cpus: float | str | None = None,
         memory: float | str | None = None,
         vcpus: float | None = None,
@@ -150,20 +149,17 @@ class Compute(RunningPool):
         idle: float | str | None = None,
         max_lifetime: float | str | None = None,
         timeout: float | None = None,
-        selection: Literal["first", "cheapest"] | None = None,
-        options: Options | None = None,
+        selection: Literal["first", "cheapest"] = "first",
+        console: bool = True,
     ) -> None:
         unsaid = (None, (), False)
         given = {k: v for k, v in locals().items() if k in _SHARED and not any(v is each for each in unsaid)}
         self._namespace = sys._getframe(2).f_globals  # 1 is the check of keywords
-        self._options = options or Options()
-        if selection is not None:
-            self._options = replace(self._options, selection=selection)
-        if self._options.worker is not None:
-            given = {"worker": self._options.worker, **given}
+        if selection not in ("first", "cheapest"):
+            raise RequestError(f'selection: write "first" or "cheapest", not {selection!r}')
+        self._selection, self._tell = selection, print_note if console else _say_nothing
         self._requests = [spec.or_else(given).request() for spec in _specs(specs)]
-        limit = self._options.default_compute_timeout if timeout is None else timeout
-        self._defaults = Defaults(timeout=None if limit is None else positive(limit))
+        self._defaults = Defaults(timeout=None if timeout is None else positive(timeout))
         self._name = name
         self._pool: Pool | None = None
         self._own = True
@@ -173,7 +169,7 @@ class Compute(RunningPool):
         """A pool that runs already, with the methods of this class; leaving it does not end it."""
         found = cls.__new__(cls)
         found._requests, found._name, found._pool, found._own = [pool.plan.request], pool.name, pool, False
-        found._options = Options()
+        found._selection, found._tell = "first", print_note
         found._namespace, found._defaults = pool.namespace, pool.defaults
         return found
 
@@ -208,19 +204,18 @@ class Compute(RunningPool):
 
     def _first(self, requests: Sequence[PoolRequest]) -> Pool:
         """The pool of the first request that can be met."""
-        tell = print_note if self._options.console else _say_nothing
         if len(requests) == 1:
-            return making.ensure(requests[0], self._namespace, self._defaults, tell)
+            return making.ensure(requests[0], self._namespace, self._defaults, self._tell)
         mistakes: list[str] = []
         numbered = list(enumerate(requests, 1))
-        if self._options.selection == "cheapest":
+        if self._selection == "cheapest":
             numbered.sort(key=lambda one: _price(one[1]))
         for number, request in numbered:
             try:
-                return making.ensure(request, self._namespace, self._defaults, tell)
+                return making.ensure(request, self._namespace, self._defaults, self._tell)
             except (RequestError, ProvisionError) as problem:
                 mistakes.append(f"spec {number}: {problem}")
-                tell(mistakes[-1])
+                self._tell(mistakes[-1])
         raise RequestError(mistakes)
 
     def stop(self) -> None:

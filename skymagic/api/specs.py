@@ -1,13 +1,12 @@
-"""What a pool is asked for in Python code: `Spec`, its hardware and packages; `Options`, how it is run; `Worker`, its slots."""
+"""What a pool is asked for in Python code: `Spec`, its hardware, packages and limits."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields, replace
-from typing import Any, Literal
+from typing import Any
 
 from skymagic import plugins
-from skymagic.api.calls import positive
 from skymagic.errors import RequestError
 from skymagic.plan.accelerators import Accelerator, GpuChoice, read_gpus
 from skymagic.plan.image import Image
@@ -21,84 +20,18 @@ ELSEWHERE = {
     "gpu": "accelerator", "gpus": "accelerator", "accelerators": "accelerator", "num_nodes": "nodes",
     "packages": "pip", "requirements": "pip", "lifetime": "max_lifetime", "ttl": "idle",
     "allocation": 'spot=True for "spot", and leave it out for "on-demand"', "max_hourly_cost": "max_price",
+    "worker": "procs_per_node", "concurrency": "procs_per_node", "default_compute_timeout": "timeout",
+    "options": "its fields here: selection, timeout, console", "retry_on_interruption": "%sky_pool --replace",
+    **dict.fromkeys(
+        ("provision_timeout", "max_provision_attempts", "provision_retry_delay"),
+        "nothing: where EC2 has no machine, other zones and types are tried automatically",
+    ),
     "volumes": "the paths into your code: there are no volumes, %sky_put brings files to the nodes",
 }  # fmt: skip
 """Keywords as the magics and other tools have them."""
 
 
-@suggesting("sky.Worker", {"slots": "concurrency", "processes": "concurrency"})
-@dataclass(frozen=True)
-class Worker:
-    """The slots of a node: ``sky.Worker(concurrency=4)`` is the same as ``procs_per_node=4``.
-
-    A slot is a rank, which is a process: tasks that `gather`, `map` and joblib send run in all of them, and ``@`` gives a
-    value for each.
-
-    Args:
-        concurrency: slots of each node.
-        executor: ``"auto"`` or ``"process"``.
-
-    Raises:
-        RequestError: no number above 0; ``"thread"``, for slots share no memory here.
-    """
-
-    concurrency: int = 1
-    executor: Literal["auto", "process"] = "auto"
-
-    def __post_init__(self) -> None:
-        mistakes = []
-        try:
-            count(self.concurrency)
-        except RequestError as wrong:
-            mistakes += [f"concurrency: {mistake}" for mistake in wrong.mistakes]
-        if self.executor not in ("auto", "process"):
-            mistakes.append(
-                f"executor: {self.executor!r} is not available, because each slot is a separate process: leave it out, and start threads "
-                "in your function if tasks must share memory"
-            )
-        if mistakes:
-            raise RequestError(mistakes)
-
-
-_PROVISIONING = ("provision_timeout", "max_provision_attempts", "provision_retry_delay")
-
-
-@suggesting(
-    "sky.Options",
-    {
-        **dict.fromkeys(
-            _PROVISIONING, "nothing: where EC2 has no machine, other zones and types are tried automatically"
-        ),
-        "retry_on_interruption": "%sky_pool --replace",
-        "timeout": "default_compute_timeout",
-        "concurrency": "worker=sky.Worker(concurrency=…)",
-    },
-)
-@dataclass(frozen=True, kw_only=True)
-class Options:
-    """How a pool is made and used, beside what it is made of: ``sky.Compute(…, options=sky.Options(console=False))``.
-
-    Args:
-        selection: of several `Spec`: ``"first"``, in their order; ``"cheapest"``, by the price of their plans, and in their
-            order where prices are alike.
-        worker: the slots of each node, for specs that have none of their own.
-        default_compute_timeout: default time limit of a call in seconds; None: no limit.
-        console: whether the start of a pool says what it does.
-    """
-
-    selection: Literal["first", "cheapest"] = "first"
-    worker: Worker | None = None
-    default_compute_timeout: float | None = None
-    console: bool = True
-
-    def __post_init__(self) -> None:
-        if self.selection not in ("first", "cheapest"):
-            raise RequestError(f'selection: write "first" or "cheapest", not {self.selection!r}')
-        if self.default_compute_timeout is not None:
-            positive(self.default_compute_timeout)
-
-
-@suggesting("sky.Spec", ELSEWHERE, second_names=("worker", "vcpus", "memory_gb"))
+@suggesting("sky.Spec", ELSEWHERE, second_names=("vcpus", "memory_gb"))
 @dataclass(frozen=True, kw_only=True)
 class Spec:
     """What a pool is to be made of; several of them are alternatives: ``sky.Compute(sky.Spec(…), sky.Spec(…))``.
@@ -119,7 +52,6 @@ class Spec:
     plugins: Iterable[Plugin | PluginSpec | str] = ()
     image: Image | None = None
     procs_per_node: int | None = None
-    worker: Worker | None = None
     cpus: float | str | None = None
     memory: float | str | None = None
     vcpus: float | None = None
@@ -163,9 +95,7 @@ class Spec:
             "gpu": read("accelerator", _accelerator),
             "plugins": read("plugins", _plugins),
             "image": self.image,
-            "procs_per_node": read("procs_per_node", count)
-            or read("ranks", count)
-            or (self.worker and self.worker.concurrency),
+            "procs_per_node": read("procs_per_node", count) or read("ranks", count),
             "cpus": read("cpus", lambda value: at_least(f"{value}")) or read("vcpus", _minimum),
             "memory": read("memory", lambda value: at_least(f"{value}", "GB")) or read("memory_gb", _minimum),
             "pip": self.pip,
@@ -192,13 +122,7 @@ class Spec:
 
     def _twice(self) -> list[str]:
         """What is said in two ways."""
-        pairs = (
-            ("procs_per_node", "ranks"),
-            ("ranks", "worker"),
-            ("cpus", "vcpus"),
-            ("memory", "memory_gb"),
-            ("procs_per_node", "worker"),
-        )
+        pairs = (("procs_per_node", "ranks"), ("cpus", "vcpus"), ("memory", "memory_gb"))
         return [
             f"{a} and {b} are the same ({getattr(self, a)} and {getattr(self, b)}); keep one of them"
             for a, b in pairs

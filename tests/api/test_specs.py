@@ -1,4 +1,4 @@
-"""What a pool may be asked for in Python code beside keywords: specs, options, workers; and names that are not here."""
+"""What a pool may be asked for in Python code beside keywords: specs, selection, limits; and names that are not here."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_the_cheapest_spec_is_taken_first(monkeypatch: pytest.MonkeyPatch) -> No
         return replace(plan, price=prices[plan.topology.nodes])
 
     monkeypatch.setattr(making, "plan_of", priced)
-    with sky.Compute(*asked, options=sky.Options(selection="cheapest", console=False)) as pool:
+    with sky.Compute(*asked, selection="cheapest", console=False) as pool:
         assert rank() @ pool == [0]
 
 
@@ -73,14 +73,6 @@ def test_a_machine_that_has_less_is_refused(keyword: str, option: str) -> None:
         sky.Compute(**{keyword: 1_000_000}).start()
 
 
-def test_slots_are_ranks() -> None:
-    """On a pool: tests/programs/test_skyward_shapes.py."""
-    assert sky.Compute(worker=sky.Worker(concurrency=2, executor="process"))._requests[0].procs_per_node == 2
-    assert sky.Compute(options=sky.Options(worker=sky.Worker(3)))._requests[0].procs_per_node == 3
-    spec = sky.Spec(worker=sky.Worker(2))
-    assert sky.Compute(spec, options=sky.Options(worker=sky.Worker(3)))._requests[0].procs_per_node == 2
-
-
 def test_options_act(capsys: pytest.CaptureFixture[str]) -> None:
     @sky.function
     def slow() -> None:
@@ -92,8 +84,7 @@ def test_options_act(capsys: pytest.CaptureFixture[str]) -> None:
     def quick() -> int:
         return 18
 
-    options = sky.Options(default_compute_timeout=0.3, console=False)
-    with sky.Compute(nodes=1, options=options) as pool:
+    with sky.Compute(nodes=1, timeout=0.3, console=False) as pool:
         with pytest.raises(RunTimeout):
             slow() >> pool
         assert quick().with_timeout(60) >> pool == 18
@@ -101,11 +92,9 @@ def test_options_act(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
-    "threads": (lambda: sky.Worker(executor="thread"), "each slot is a separate process"),
-    "no slots": (lambda: sky.Worker(concurrency=0), "concurrency: 0 is not a number above 0"),
-    "slots twice": (lambda: sky.Compute(worker=sky.Worker(2), procs_per_node=2), "procs_per_node and worker are the same"),
+    "slots": (lambda: sky.Worker, "there is no sky.Worker: sky.Compute takes procs_per_node"),
     "cores twice": (lambda: sky.Spec(cpus=2, vcpus=2), "cpus and vcpus are the same"),
-    "selection": (lambda: sky.Options(selection="nearest"), 'write "first" or "cheapest"'),
+    "selection": (lambda: sky.Compute(selection="nearest"), 'write "first" or "cheapest"'),
     "a provider of elsewhere": (lambda: sky.Compute(provider="runpod").start(), "no provider is called 'runpod'; available: auto, .* SkyPilot"),
     "a plugin of elsewhere": (lambda: sky.Compute(plugins=["cuml"]), "there is no plugin cuml"),
 }  # fmt: skip
@@ -119,7 +108,7 @@ def test_what_cannot_be_is_refused_in_words(name: str) -> None:
 
 
 MISSPELT: dict[str, tuple[Callable[[], Any], str]] = {
-    "an option of rented machines": (lambda: sky.Options(provision_timeout=60), "other zones and types are tried automatically"),
+    "an option of rented machines": (lambda: sky.Compute(provision_timeout=60), "other zones and types are tried automatically"),
     "volumes": (lambda: sky.Compute(volumes=[]), "%sky_put"),
     "allocation": (lambda: sky.Spec(allocation="spot"), "spot=True"),
     "a word": (lambda: sky.Spec(vcpu=2), "did you mean 'vcpus'"),

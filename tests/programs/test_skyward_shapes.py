@@ -77,11 +77,11 @@ def where() -> sky.InstanceInfo:
 def test_parallel_execution_on_slots() -> None:
     with sky.Compute(
         provider=sky.Local(),
-        worker=sky.Worker(concurrency=2, executor="process"),
+        procs_per_node=2,
         vcpus=1,
         memory_gb=0.1,
         nodes=1,
-        options=sky.Options(console=False),
+        console=False,
     ) as compute:
         results = sky.gather(*(burn(i) for i in range(12)), stream=True)
         found = [r["task"] for r in (results >> compute)]
