@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 from skymagic.cluster import Node
 from skymagic.errors import FilesError
-from skymagic.files.transfer.comparing import Difference
 from skymagic.files.transfer.listing import FILE, Entry
 from skymagic.files.transfer.pieces import LARGE, equal
 from skymagic.plan.units import count, size
@@ -109,7 +108,7 @@ class ByteCounter:
             self._progress(printable(self._name), self._done, self.total)
 
 
-def changes(difference: Difference | wire.CompareReply, known: Mapping[int, str]) -> wire.Write:
+def changes(difference: wire.CompareReply, known: Mapping[int, str]) -> wire.Write:
     """What one side is to get: files of the same size travel when their digests differ.
 
     Args:

@@ -103,7 +103,7 @@ class TransferServer:
         self._receiver = Receiver(request.base, entries, mirror=request.mirror)
         tops = [Top(**top) for top in request.tops]
         compare = self._receiver.comparison.compare
-        return wire.CompareReply(**vars(compare(request.origin, tops, self._cancelled, contents=request.contents)))
+        return compare(request.origin, tops, self._cancelled, contents=request.contents)
 
     def _write(self, request: wire.Write) -> wire.WriteReply:
         receiver = self._receiver

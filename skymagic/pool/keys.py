@@ -103,9 +103,7 @@ def write(key: PoolKey) -> None:
 
 def keep(target: Path, secret: object) -> None:
     """Keep what may hold secrets in a file that the user alone can read, whole or not at all; a home that cannot be written keeps nothing."""
-    text = Heading.own().line() + pickle.dumps(secret)
-    with contextlib.suppress(OSError):
-        atomic.write(target, text)
+    atomic.keep(target, Heading.own().line() + pickle.dumps(secret))
 
 
 def read(job_id: str) -> PoolKey:
@@ -316,7 +314,7 @@ def notebook_runs() -> list[NotebookRun]:
     """All that were not taken, the oldest first; those that cannot be read are left out."""
     found = []
     with contextlib.suppress(OSError):
-        for path in _notebooks_folder().glob("*.run"):
+        for path in atomic.state_folder("notebook-runs").glob("*.run"):
             with contextlib.suppress(PoolError, pickle.PickleError):
                 found.append(kept(path, path.stem, NotebookRun))
     return sorted(found, key=lambda one: one.begun)
@@ -334,9 +332,5 @@ def drop_notebook(job_id: str) -> None:
         _notebook_path(job_id).unlink(missing_ok=True)
 
 
-def _notebooks_folder() -> Path:
-    return records.folder().parent / "notebook-runs"
-
-
 def _notebook_path(job_id: str) -> Path:
-    return _notebooks_folder() / f"{job_id}.run"
+    return atomic.state_folder("notebook-runs") / f"{job_id}.run"

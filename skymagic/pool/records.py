@@ -48,16 +48,13 @@ class PoolRecord:
 
 
 def folder() -> Path:
-    """Where the records are: in the user's state folder, for the user alone."""
-    from platformdirs import user_state_path
-
-    return user_state_path("skymagic") / "pools"
+    """Where the records are."""
+    return atomic.state_folder("pools")
 
 
 def write(record: PoolRecord) -> None:
     """Keep a record; a home that cannot be written keeps none."""
-    with contextlib.suppress(OSError):
-        atomic.write(_path(record.job_id), json.dumps(asdict(record)).encode())
+    atomic.keep(_path(record.job_id), json.dumps(asdict(record)).encode())
 
 
 @contextlib.contextmanager
@@ -83,8 +80,7 @@ def locked(name: str, waits: Callable[[], object] = lambda: None) -> Iterator[No
 
 def note_local(record: PoolRecord) -> None:
     """A pool on this machine ends with this process: keep that there was one, for the notebook of this folder that comes next."""
-    with contextlib.suppress(OSError):
-        atomic.write(_local(), json.dumps(asdict(record)).encode())
+    atomic.keep(_local(), json.dumps(asdict(record)).encode())
 
 
 def forget_local(name: str) -> None:
@@ -270,20 +266,13 @@ class KeptLog:
     text: str
 
 
-def logs_folder() -> Path:
-    """Where the files are."""
-    from platformdirs import user_state_path
-
-    return user_state_path("skymagic") / "logs"
-
-
 def keep_log(name: str, job_id: str, text: str) -> None:
     """Keep the end of a log, and drop the oldest one too many; a home that cannot be written keeps none. Twice is safe."""
     if not text:
         return
+    heading = json.dumps({"name": name, "ended": time.time()})
+    atomic.keep(atomic.state_folder("logs") / f"{job_id}.log", f"{heading}\n{text}".encode(errors="replace"))
     with contextlib.suppress(OSError):
-        heading = json.dumps({"name": name, "ended": time.time()})
-        atomic.write(logs_folder() / f"{job_id}.log", f"{heading}\n{text}".encode(errors="replace"))
         for old in _newest_first()[KEPT_LOGS:]:
             old.unlink(missing_ok=True)
 
@@ -302,7 +291,7 @@ def kept_log(name: str) -> KeptLog | None:
 
 def _newest_first() -> list[Path]:
     times = []
-    for path in logs_folder().glob("*.log"):
+    for path in atomic.state_folder("logs").glob("*.log"):
         with contextlib.suppress(OSError):  # another notebook has dropped it
             times.append((path.stat().st_mtime_ns, path))
     return [path for _, path in sorted(times, reverse=True)]

@@ -16,8 +16,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from platformdirs import user_state_path
-
 from skymagic.cluster import Node
 from skymagic.display.panel import StartStep
 from skymagic.errors import ProvisionError, RequestError
@@ -276,8 +274,7 @@ class Ray:
     def acquire(self, survey: RaySurvey, job_id: str, say: Say) -> Sequence[Node]:
         """Have Ray place the group and wait for it; then set its nodes up side by side."""
         survey.gang.job_id = job_id
-        with contextlib.suppress(OSError):  # a home that cannot be written
-            atomic.write(_note(job_id), survey.link.address.encode())
+        atomic.keep(_note(job_id), survey.link.address.encode())
         names = _names(_placed(survey, say))
         places = [RayNode(name, job_id, survey.link, index) for index, name in enumerate(names)]
         return survey.taken(places, "Ray has given", say)
@@ -312,7 +309,7 @@ def _address() -> str:
 
 def _note(job: str) -> Path:
     """What says in which cluster a pool is, for who ends it without its notebook."""
-    return user_state_path("skymagic") / "pools" / f"{job}.ray"
+    return atomic.state_folder("pools") / f"{job}.ray"
 
 
 def _end(link: RayLink, job: str) -> None:

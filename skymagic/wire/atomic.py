@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import stat
 import threading
@@ -64,3 +65,16 @@ def write(path: Path, content: bytes) -> None:
         part.replace(path)
     finally:
         part.unlink(missing_ok=True)
+
+
+def state_folder(kind: str) -> Path:
+    """Where what outlives a notebook is, for the user alone: ``pools``, ``logs``, ``costs``, …"""
+    from platformdirs import user_state_path
+
+    return user_state_path("skymagic") / kind
+
+
+def keep(path: Path, content: bytes) -> None:
+    """The same as `write`, for what is a hint alone: a home that cannot be written, or a full disk, keeps nothing."""
+    with contextlib.suppress(OSError):
+        write(path, content)

@@ -80,7 +80,14 @@ class Compare(FileMessage):
 
 
 class CompareReply(FileMessage):
-    """A `files.transfer.comparing.Difference`."""
+    """What must be done, by numbers of entries.
+
+    Attributes:
+        want: files to be sent.
+        ask: files of the same size and another time: their digests tell.
+        there: pairs of a number and what `PresentPieces` says: of all files to ask for, and of large ones to be sent.
+        problems: why it cannot be done.
+    """
 
     want: list[int]
     ask: list[int]

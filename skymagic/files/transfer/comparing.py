@@ -10,29 +10,12 @@ import shutil
 import stat
 from collections.abc import Callable, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field
 
 from skymagic.files.transfer.folders import Folders, LinkInTheWay
 from skymagic.files.transfer.listing import FILE, FOLDER, Entry, Top, error_text, unsafe
 from skymagic.files.transfer.pieces import LARGE, PresentPieces
+from skymagic.wire.files import CompareReply
 from skymagic.wire.processes import boot_id
-
-
-@dataclass
-class Difference:
-    """What must be done, by numbers of entries.
-
-    Attributes:
-        want: files to be sent.
-        ask: files of the same size and another time: their digests tell.
-        there: pairs of a number and what `PresentPieces` says: of all files to ask for, and of large ones to be sent.
-        problems: why it cannot be done.
-    """
-
-    want: list[int] = field(default_factory=list)
-    ask: list[int] = field(default_factory=list)
-    there: list[tuple[int, str]] = field(default_factory=list)
-    problems: list[str] = field(default_factory=list)
 
 
 class FolderComparison:
@@ -54,13 +37,13 @@ class FolderComparison:
 
     def compare(
         self, origin: str, tops: Sequence[Top], stopped: Callable[[], bool] = lambda: False, *, contents: bool
-    ) -> Difference:
+    ) -> CompareReply:
         """What differs here; `origin`, a machine, and `tops` there say where it all comes from."""
-        found = Difference(problems=list(self.unsafe))
+        found = CompareReply([], [], [], list(self.unsafe))
         if found.problems:
             return found
         if origin == boot_id():
-            found.problems += self._onto_itself(tops, contents)
+            found.problems.extend(self._onto_itself(tops, contents))
         if os.path.lexists(self.base) and not os.path.isdir(self.base):
             found.problems.append(f"{self.base} is a file, and no folder")
         if found.problems:
@@ -71,13 +54,13 @@ class FolderComparison:
                 sizes[number] = self._compare_entry(number, entry, found)
             except OSError as problem:
                 found.problems.append(os_error_text(self.path(entry), problem))
-        found.problems = [*dict.fromkeys(found.problems), *self._unwritable(found)]
+        found.problems[:] = [*dict.fromkeys(found.problems), *self._unwritable(found)]
         left = 0 if found.problems else self._look_for_pieces(found, stopped)
         self._folders.close()
-        found.problems += self._no_room(found, sizes, left)
+        found.problems.extend(self._no_room(found, sizes, left))
         return found
 
-    def _look_for_pieces(self, found: Difference, stopped: Callable[[], bool]) -> int:
+    def _look_for_pieces(self, found: CompareReply, stopped: Callable[[], bool]) -> int:
         """Note what is there of files; returns the bytes that cut connections have left of those to be sent."""
         left = 0
         large = [number for number in found.want if self.entries[number].size >= LARGE]
@@ -102,7 +85,7 @@ class FolderComparison:
                 return [f"{top.real} would be copied into itself, to {goal}"]
         return []
 
-    def _compare_entry(self, number: int, entry: Entry, found: Difference) -> int:
+    def _compare_entry(self, number: int, entry: Entry, found: CompareReply) -> int:
         """Note what must be done for one entry; returns the bytes that are there now."""
         path = self.path(entry)
         try:
@@ -128,7 +111,7 @@ class FolderComparison:
             return state.st_size if regular else 0
         return 0
 
-    def _unwritable(self, found: Difference) -> list[str]:
+    def _unwritable(self, found: CompareReply) -> list[str]:
         """Folders in which something is to be written and may not."""
         missing = [entry for entry in self.entries if entry.kind != FILE and not os.path.lexists(self.path(entry))]
         touched = [*(self.entries[number] for number in (*found.want, *found.ask)), *missing]
@@ -141,7 +124,7 @@ class FolderComparison:
             if os.path.isdir(path) and not os.access(path, os.W_OK | os.X_OK)
         ]
 
-    def _no_room(self, found: Difference, sizes: dict[int, int], left: int) -> list[str]:
+    def _no_room(self, found: CompareReply, sizes: dict[int, int], left: int) -> list[str]:
         """A file lies beside the old one until it is whole; over what was `left` of it."""
         old = [sizes.get(number, 0) for number in found.want]
         need = sum(self.entries[number].size for number in found.want) - sum(old) + max(old, default=0) - left

@@ -30,9 +30,7 @@ PIECE = 1 << 18
 
 def folder(job_id: str) -> Path:
     """Where those of a pool are kept on its head: for the user alone."""
-    from platformdirs import user_state_path
-
-    return user_state_path("skymagic") / "notebooks" / job_id
+    return atomic.state_folder("notebooks") / job_id
 
 
 def shown(job_id: str) -> str:

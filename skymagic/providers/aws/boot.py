@@ -65,9 +65,7 @@ class PoolKeys:
 
 def keys_folder(job: str) -> Path:
     """Where the keys of a pool lie: in the user's state folder, so that a restarted notebook finds them."""
-    from platformdirs import user_state_path
-
-    return user_state_path("skymagic") / "keys" / job
+    return atomic.state_folder("keys") / job
 
 
 def remove_keys(job: str) -> None:

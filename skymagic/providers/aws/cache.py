@@ -112,6 +112,4 @@ class Cache:
         return None
 
     def _write(self, name: str, kept: Dated) -> None:
-        """A disk that is full is no reason not to answer."""
-        with contextlib.suppress(OSError):
-            atomic.write(self._path(name), json.dumps({"at": kept.at, "value": kept.value}).encode())
+        atomic.keep(self._path(name), json.dumps({"at": kept.at, "value": kept.value}).encode())

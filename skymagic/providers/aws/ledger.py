@@ -75,21 +75,13 @@ def launches(job: str) -> int:
     return max((one.number for one in every() if one.job == job), default=0)
 
 
-def folder() -> Path:
-    """Where they are: in the user's state folder, for the user alone."""
-    from platformdirs import user_state_path
-
-    return user_state_path("skymagic") / "costs"
-
-
 def write(one: Rent) -> None:
     """Keep it; a home that cannot be written keeps none."""
-    with contextlib.suppress(OSError):
-        atomic.write(_path(one), json.dumps(asdict(one)).encode())
+    atomic.keep(_path(one), json.dumps(asdict(one)).encode())
 
 
 def _path(one: Rent) -> Path:
-    return folder() / f"{one.job}-{one.number}{f'.{one.part}' if one.part else ''}.json"
+    return atomic.state_folder("costs") / f"{one.job}-{one.number}{f'.{one.part}' if one.part else ''}.json"
 
 
 def lose(job: str, count: int) -> None:
@@ -136,6 +128,6 @@ def every() -> list[Rent]:
 
 def _read() -> Iterator[Rent]:
     with contextlib.suppress(OSError):
-        for path in folder().glob("*.json"):
+        for path in atomic.state_folder("costs").glob("*.json"):
             with contextlib.suppress(OSError, ValueError, TypeError):
                 yield Rent(**json.loads(path.read_text("utf-8")))
