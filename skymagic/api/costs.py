@@ -37,7 +37,7 @@ class Cost:
 
     @property
     def total(self) -> float | None:
-        """All of it."""
+        """Dollars in all: machines, disks and addresses."""
         return None if self.machines is None else self.machines + self.beside
 
 

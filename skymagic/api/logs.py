@@ -149,7 +149,7 @@ def _outside(request: LogsRequest) -> Iterator[tuple[Mapping[int, str], PoolRead
 
 
 def live(pool: Readable, request: LogsRequest, write: Write) -> None:
-    """The same of a pool that runs. Raises as `show` does."""
+    """Log lines of a pool that runs. Raises as `show` does."""
     if not request.follow:
         _show_last(pool, _chosen_of(pool, request), request, write)
         return
@@ -175,7 +175,7 @@ def _chosen_of(pool: Readable, request: LogsRequest) -> Chosen:
 
 
 def _awaited(pool: Readable, request: LogsRequest) -> Chosen:
-    """The same; waits for a cell that is on its way to the ranks."""
+    """What is asked for of this pool, once a cell that is on its way to the ranks has begun."""
     ranks = _chosen_of(pool, replace(request, run=None, cell=None)).ranks
     while True:
         coming = request.coming()

@@ -334,5 +334,5 @@ def stop(name: str) -> None:
 
 
 def listed(runs: Sequence[NotebookRun]) -> str:
-    """These, a line each."""
+    """Notebook runs, a line each."""
     return "\n".join(one.words for one in runs) or "there are none"

@@ -179,7 +179,7 @@ def held_elsewhere(name: str) -> bool:
 
 
 def opened_reader(name: str) -> PoolReader:
-    """Reader of such a pool; the caller closes it."""
+    """Reader of a pool that another notebook has; the caller closes it."""
     record = records.named(name)
     key = keys.attachable(record.job_id)
     _, nodes = making.attaching_provider(key).attach(key.plan, key.accesses)

@@ -324,7 +324,7 @@ def _fetched(host: RemoteShell, installation: Installation, addition: Addition, 
 
 
 def addition_script(installation: Installation, addition: Addition, incoming: str, sent: bool = False) -> str:
-    """sh that installs them.
+    """sh that installs the packages of an addition.
 
     Args:
         sent: whether all that they need is in ``wheels/`` there.

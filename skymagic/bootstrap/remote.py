@@ -33,7 +33,7 @@ class RemoteShell(Protocol):
 
     @property
     def label(self) -> str:
-        """What the user calls it."""
+        """Name of the host as the user calls it."""
 
     def run(
         self, script: str, *, lines: Callable[[str], None] | None = None, timeout: float | None = None

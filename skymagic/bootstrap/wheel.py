@@ -32,7 +32,7 @@ def contents(package: Path = PACKAGE) -> dict[str, bytes]:
 
 
 def digest(files: Mapping[str, bytes]) -> str:
-    """Names the sources, whatever packed them."""
+    """Digest of the sources, whatever packed them."""
     whole = hashlib.sha256()
     for name, data in files.items():
         whole.update(f"{name}\0{len(data)}\0".encode() + data)

@@ -83,7 +83,7 @@ class Controls:
         return widget_view(self._box.model_id)
 
     def say(self, line: str, *, deaf: bool = False) -> None:
-        """Another line; `deaf` while presses cannot be heard."""
+        """Show another line; `deaf` while presses cannot be heard."""
         self._line.value = line
         if self.answered:
             self._show([] if deaf and not self._channel.threaded else self._buttons)

@@ -32,7 +32,7 @@ class Displayable(Protocol):
     """What has text (its ``repr``) and HTML of its own: logs, offers, findings, the status of pools."""
 
     def _repr_html_(self) -> str | None:
-        """None where the text is all."""
+        """HTML, or None where there is only text."""
 
 
 class Screen:
@@ -54,7 +54,7 @@ class Screen:
         """Called several times a second, also when nothing comes: show lines that are open."""
 
     def progress(self, state: Callable[[], RunState]) -> None:
-        """Called likewise: how the run is, for who asks for it."""
+        """Called with a function that tells how the run is, for a screen that shows it."""
 
 
 class NotebookScreen(Screen):

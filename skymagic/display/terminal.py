@@ -33,7 +33,7 @@ class Row:
 
     @property
     def blank(self) -> bool:
-        """Nothing is to be seen of it."""
+        """Whether the row shows nothing."""
         return not self.text.strip()
 
 

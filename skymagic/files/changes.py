@@ -98,7 +98,7 @@ class ByteCounter:
         self._name, self._done, self.total = "", 0, 0
 
     def add(self, name: str, count: int) -> None:
-        """So many bytes more, of this file."""
+        """Count bytes of this file that have travelled."""
         with self._lock:
             self._name, self._done = name, self._done + count
 

@@ -114,7 +114,7 @@ class NodeDownload:
         self._pieces = [there.get(number, "") for number in want]
 
     def run(self, client: FileClient, counter: ByteCounter) -> Copied:
-        """Download it.
+        """Download the files.
 
         Raises:
             NodeFailed: what could not be written.

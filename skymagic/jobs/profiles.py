@@ -13,7 +13,7 @@ WAITED_SHARE, WAITED_SECONDS = 0.1, 0.1
 
 
 def kept(profiles: Mapping[int, Mapping[str, Any]], cell: int, folder: Path) -> list[str]:
-    """Write the traces of a cell; what is to be said of it.
+    """Write the traces of a cell; lines to show about them.
 
     Raises:
         OSError: the folder cannot be written to.

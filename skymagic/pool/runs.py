@@ -294,7 +294,7 @@ class UnfinishedRun:
 
 @dataclass(eq=False, repr=False)
 class Attaching:
-    """Takes a pool up as another notebook has left it."""
+    """Takeover of a pool as another notebook has left it."""
 
     _status: SharedStatus
     _resources: PoolResources

@@ -46,7 +46,7 @@ class NodeAccess:
 
 @dataclass(frozen=True)
 class Nodes(Survey):
-    """What is open to them."""
+    """Survey of the nodes of a pool that its head reaches: what is open to them."""
 
     here: detached.Here
     tunnels: tuple[AgentTunnel, ...]
@@ -132,7 +132,7 @@ class Relayed:
         self._near.sendall(data)
 
     def complaint(self) -> str:
-        """Always empty: only its output comes through the relay."""
+        """Empty: only the process's output comes through the relay."""
         return ""
 
     def close(self) -> None:

@@ -145,7 +145,7 @@ class KubernetesCluster:
 
     @property
     def label(self) -> str:
-        """What users call it."""
+        """Name of the cluster in messages."""
         return f"Kubernetes (context {self.context})" if self.context else "Kubernetes (this pod's service account)"
 
     def mistakes(self, attaching: bool) -> list[str]:

@@ -129,7 +129,7 @@ class RayHolder:
         return os.read(stream.fileno(), PIECE) if select.select([stream], [], [], POLL)[0] else None
 
     def wait(self, key: str) -> int | None:
-        """Its exit status, None where it goes on for a while."""
+        """Exit status of a shell; None while it runs."""
         try:
             return max(-1, self._shells[key].wait(POLL))
         except KeyError:
@@ -266,7 +266,7 @@ def nodes(_: object) -> Iterator[dict[str, Any]]:
 
 
 def alive_nodes() -> list[dict[str, Any]]:
-    """As `ray.nodes` lists them."""
+    """Nodes that are alive, as `ray.nodes` lists them."""
     return [each for each in ray.nodes() if each["Alive"]]
 
 

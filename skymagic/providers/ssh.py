@@ -171,7 +171,7 @@ def with_imports(image: Image, imports: frozenset[str]) -> Image:
 
 
 class HostMachine:
-    """One host, and what is open to it.
+    """One host, with its connections and the tunnel to its agent.
 
     Args:
         name: as the user calls it.
@@ -342,7 +342,7 @@ class ConnectionProcess:
 
 
 def _set_up_words(machines: Sequence[HostMachine], requirements: Requirements) -> str:
-    """What `acquire` will do on each of them."""
+    """What `acquire` will do on each host."""
     words, refused = dict[str, list[str]](), dict[str, list[str]]()
     for machine in machines:
         facts = machine.facts

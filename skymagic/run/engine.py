@@ -169,7 +169,7 @@ class RankEngine:
             client._send(client._query_socket, "purge_request", content={"msg_ids": due})
 
     def forget(self, ranks: Iterable[int]) -> None:
-        """These ranks' engines are gone."""
+        """Forget engines that are gone."""
         for rank in ranks:
             self._engines.pop(rank, None)
 

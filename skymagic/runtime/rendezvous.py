@@ -72,7 +72,7 @@ def put(name: str, value: Any) -> None:
 
 
 def delete(name: str) -> None:
-    """Delete a value: everyone who needed it has it."""
+    """Delete a value, once every rank that needs the value has it."""
     _state["control"].put(_key(name), None)
 
 

@@ -28,7 +28,7 @@ class SocketChannel:
         self._errors, self._their_errors = socket.socketpair()
 
     def settimeout(self, timeout: float | None) -> None:
-        """Of the streams, in seconds."""
+        """Set the timeout of the streams, in seconds."""
         self._streams.settimeout(timeout)
 
     def recv(self, nbytes: int) -> bytes:

@@ -181,7 +181,7 @@ class ChannelConnection(HostConnection):
         return self._open
 
     def open_channel(self, timeout: float) -> Channel:
-        """One more."""
+        """Open one more channel."""
         channel = self._opening(timeout)
         with self._lock:
             self._channels = [one for one in self._channels if not one.closed]

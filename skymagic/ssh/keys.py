@@ -212,7 +212,7 @@ def known_hosts_name(name: str, port: int) -> str:
 
 
 def fingerprint(key: bytes) -> str:
-    """As ssh-keygen shows it."""
+    """Fingerprint of a key, as ssh-keygen shows it."""
     return "SHA256:" + base64.b64encode(hashlib.sha256(key).digest()).decode().rstrip("=")
 
 

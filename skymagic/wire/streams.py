@@ -55,7 +55,7 @@ class FrameReader:
         return parts
 
     def end(self) -> list[tuple[str, bytes]]:
-        """What was kept back, for nothing follows it."""
+        """Text that was kept back, at the end of the stream."""
         rest, self._rest = self._rest, b""
         return [("stdout", rest)] if rest else []
 

@@ -35,7 +35,7 @@ class Placement:
     """Node → those that it could not get it from."""
 
     def arrived(self, node: int) -> None:
-        """A node has all of it."""
+        """Note that a node has the whole value."""
         self.sources.pop(node, None)
         self.here.add(node)
 

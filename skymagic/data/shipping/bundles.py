@@ -50,12 +50,12 @@ class Variable:
 
     @cached_property
     def numbers(self) -> dict[int, int]:
-        """Identity → number of each linkable object in it."""
+        """Identity → number of each linkable object in the variable."""
         return pickling.numbers(self.pickled)
 
     @cached_property
     def objects(self) -> Set[int]:
-        """Identities of the linkable objects in it."""
+        """Identities of the linkable objects in the variable."""
         return pickling.objects(self.pickled)
 
     @property
@@ -79,7 +79,7 @@ def parts_of(pickled: Pickled) -> list[Part]:
 
 
 def groups(values: Sequence[Variable]) -> list[list[Variable]]:
-    """Values that share an object or memory, together; in the order given."""
+    """Values that share an object or memory, grouped; in the order given."""
     return [[values[index] for index in group] for group in pickling.together([value.pickled for value in values])]
 
 

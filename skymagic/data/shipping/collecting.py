@@ -85,7 +85,7 @@ class Needs:
         return {name: module.hash for name, module in self.sources.items()}
 
     def items(self) -> tuple[ManifestItem, ...]:
-        """As ``--dry-run`` shows them."""
+        """Rows of the manifest, as ``--dry-run`` shows them."""
         types = {kind: kind_name(kind) for kind in {type(value.value) for value in self.values.values()}}
         return tuple(
             ManifestItem(

@@ -104,7 +104,7 @@ class Contents:
         return str(self._state.hexdigest())
 
     def say(self, *facts: Any) -> None:
-        """Add numbers, strings and tuples of them."""
+        """Add numbers, strings and tuples to the hash."""
         self._state.update(b"!" + marshal.dumps(facts, 2))  # no value begins so
 
     def add(self, value: Any) -> None:

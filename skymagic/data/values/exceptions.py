@@ -94,7 +94,7 @@ def fill(problem: BaseException, state: tuple[State, Chain | None]) -> None:
 
 
 def fill_own(problem: Any, state: tuple[Any, dict[str, Any], Chain]) -> None:
-    """The same for one with its own ``__reduce__``."""
+    """Fields of an exception with its own ``__reduce__``."""
     own, notes, chain = state
     if own is not None:
         problem.__setstate__(own)

@@ -72,7 +72,7 @@ def type_name(value: object) -> str:
 
 
 def kind_name(kind: type) -> str:
-    """The same for a type."""
+    """A type as a user knows it: without ``builtins`` and ``__main__``."""
     module = kind.__module__.lstrip("_")
     return kind.__qualname__ if module in ("builtins", "main__") else f"{module}.{kind.__qualname__}"
 

@@ -67,7 +67,7 @@ class StreamPieces:
 
 
 class Rope(io.RawIOBase):
-    """Reads pieces as one stream, without joining them."""
+    """Stream over several pieces, without joining them."""
 
     def __init__(self, pieces: Sequence[Buffer]) -> None:
         self._pieces = [memoryview(piece).cast("B") for piece in pieces]

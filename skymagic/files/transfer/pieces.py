@@ -102,7 +102,7 @@ class PresentPieces:
 
 
 def _digests(places: Iterable[tuple[int, int]], stopped: Callable[[], bool]) -> str:
-    """Of the pieces at these offsets in open files."""
+    """Digests of the pieces at these offsets in open files."""
     import xxhash
 
     found = []
@@ -192,7 +192,7 @@ def encoded_files(
 
 
 def _read(descriptor: int, count: int) -> bytes:
-    """So many bytes, or fewer at the end of the file."""
+    """Read so many bytes, or fewer at the end of the file."""
     pieces = []
     while count and (piece := os.read(descriptor, count)):
         pieces.append(piece)

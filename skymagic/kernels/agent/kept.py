@@ -133,12 +133,12 @@ class Sampled:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of them."""
+        """Bytes of all rows."""
         return self._rows.itemsize * len(self._rows)
 
     @property
     def rows(self) -> array[float]:
-        """All that is kept."""
+        """Rows that are kept, the newest last."""
         return self._rows + self._newest
 
     def add(self, rows: array[float]) -> None:

@@ -271,7 +271,7 @@ class RankLogs:
         return self._directory / f"rank-{number}.log"
 
     def spans(self, number: int) -> Spans:
-        """Where the runs of a rank stand in it."""
+        """Where the runs of a rank stand in its log."""
         return self._spans.setdefault(number, Spans())
 
     def read(self, message: wire.ReadLog, asker: int) -> None:

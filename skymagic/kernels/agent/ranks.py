@@ -67,7 +67,7 @@ class Rank:
         self.signal(signal.SIGKILL)
 
     def close(self, loop: EventLoop) -> None:
-        """Close what the agent has of it."""
+        """Close the agent's ends of the rank's control socket, pipes and log."""
         loop.unwatch(self.control)
         for pipe in self.output.pipes:
             loop.unwatch(pipe.fd)

@@ -106,7 +106,7 @@ class AgentControl:
             raise interrupt
 
     def put(self, key: str, value: Any) -> None:
-        """Set a value on all ranks; None deletes it."""
+        """Set a value of the rendezvous on all ranks; None deletes the key."""
         self._set(key, value)
         self.send(wire.RendezvousKey(key, value))
 

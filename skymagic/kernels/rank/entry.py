@@ -196,7 +196,7 @@ class StderrWriter(io.RawIOBase):
         self._places = [(fd, _place(fd)) for fd in (2, self._pipe)]
 
     def writable(self) -> bool:
-        """Always."""
+        """True: the stream takes text at any time."""
         return True
 
     def fileno(self) -> int:

@@ -47,7 +47,7 @@ class Interrupts:
         self._order_count = 0  # counts orders, so that what belongs to one does not fall into the next
 
     def begin(self) -> None:
-        """Another order is carried out."""
+        """Note that another order is carried out."""
         self.fallen = self._heard = self._repeated = False
         self.stopped_at = []
         self._order_count += 1

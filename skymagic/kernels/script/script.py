@@ -199,7 +199,7 @@ class Command:
             self._received += piece
 
     def stop(self) -> None:
-        """TERM, and after the grace period KILL, to all of it."""
+        """Send SIGTERM, and after the grace period SIGKILL, to the command and its descendants."""
         with contextlib.suppress(OSError):
             self._link.sendall(b"stop\n")
 

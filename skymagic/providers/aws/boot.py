@@ -42,7 +42,7 @@ class KeyPair:
 
 @dataclass(frozen=True)
 class PoolKeys:
-    """Both keys of a pool.
+    """A pool's key for logins, and its machines' host key.
 
     Attributes:
         folder: where the user's key and the known host key are; for this user alone.

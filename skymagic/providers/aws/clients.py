@@ -61,7 +61,7 @@ class AwsClients:
 
     @classmethod
     def of(cls, settings: CloudSettings) -> AwsClients:
-        """Those that a pool's settings name."""
+        """AWS clients for the profile and the endpoint that a pool's settings name."""
         return cls(settings.profile, settings.endpoint_url, settings.deadline_factor)
 
     @property

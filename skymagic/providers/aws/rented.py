@@ -41,12 +41,12 @@ class RentedAccess:
 
     @property
     def daemon(self) -> str:
-        """Its agent's daemon, as of all machines."""
+        """Name of the daemon of the machine's agent."""
         return self.agent.daemon
 
     @property
     def secret(self) -> str:
-        """What that knows its notebooks by."""
+        """Secret by which the machine's daemon knows its notebooks."""
         return self.agent.secret
 
 
