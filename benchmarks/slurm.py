@@ -16,6 +16,7 @@ from benchmarks import cluster
 from benchmarks.figures import Figure, alternate, median, say
 from skymagic.plan.requests import Defaults, PluginSpec, PoolRequest
 from skymagic.pool import Pool, making
+from skymagic.providers import cluster as cluster_nodes
 from skymagic.providers import slurm as provider
 from tests.lab import slurm as lab
 
@@ -126,10 +127,10 @@ def cells(there: Pool) -> float:
     return (time.perf_counter() - begun) * 1e3 / CELLS
 
 
-def bulk(direct: tuple[str, ...] = provider.BULK) -> float:
+def bulk(direct: tuple[str, ...] = cluster_nodes.BULK) -> float:
     """MB/s to a node, for a value that it does not have."""
-    before: tuple[str, ...] = provider.BULK
-    provider.BULK = direct
+    before: tuple[str, ...] = cluster_nodes.BULK
+    cluster_nodes.BULK = direct
     try:
         with closing(pool("slurm")[0]) as there:
             cluster.run(there, "pass")
@@ -140,4 +141,4 @@ def bulk(direct: tuple[str, ...] = provider.BULK) -> float:
             cluster.run(there, "len(big)")
             return SIZE / 1e6 / (time.perf_counter() - begun)
     finally:
-        provider.BULK = before
+        cluster_nodes.BULK = before

@@ -8,6 +8,9 @@ A provider says what the request asks for, asks its scheduler for the nodes, wai
 
 from __future__ import annotations
 
+import contextlib
+import ipaddress
+import socket
 import threading
 import time
 from abc import ABC, abstractmethod
@@ -21,15 +24,23 @@ from skymagic.bootstrap.requirements import Requirements
 from skymagic.cluster import Node
 from skymagic.display.panel import StartStep
 from skymagic.display.screen import print_note
-from skymagic.errors import CloudError, HostError, HostGone, RequestError
+from skymagic.errors import CloudError, HostError, HostGone, RequestError, SkyError
 from skymagic.plan.accelerators import Accelerator, GpuChoice
 from skymagic.plan.planning import plan_over
 from skymagic.plan.plans import Plan, topology
 from skymagic.plan.requests import PoolRequest
+from skymagic.providers import head
 from skymagic.providers.provider import Say, Survey
 from skymagic.providers.ssh import HostAccess, HostMachine, set_up, side_by_side
 from skymagic.ssh.host import ChannelConnection
+from skymagic.wire import processes, tls
+from skymagic.wire.codec import Transport
 from skymagic.wire.threads import start_all
+
+BULK: tuple[str, ...] = (processes.VALUES, processes.FILES)
+"""Modules that values and files go to."""
+DOOR_SECONDS = 3.0
+"""For which a node may take to answer at its own address, before its channel is used instead."""
 
 
 @dataclass(frozen=True)
@@ -68,6 +79,10 @@ class ClusterNode(ABC):
     def connection(self) -> ChannelConnection:
         """Shells below the node's holder; the scheduler is not asked."""
 
+    def address(self) -> str:
+        """Where it may be reached from here, past its channel; "" where that is not tried. Raises OSError where it has none."""
+        return ""
+
     @abstractmethod
     def fate(self) -> str:
         """Why the node is gone, as the scheduler says; "" where it is not, or nobody says."""
@@ -81,7 +96,9 @@ class ClusterNode(ABC):
     def node(self, machine: HostMachine, index: int, daemon: str) -> Node:
         """The node as a pool sees it; `daemon` is the name of what keeps its agent there."""
         node = machine.node(index, daemon)
-        return replace(node, access=ClusterAccess(**vars(node.access), where=self.where), fate=self.fate)
+        door = NodeDoor(self.address, head.NodeAccess(daemon, "", self.name), machine, node.run)
+        access = ClusterAccess(**vars(node.access), where=self.where)
+        return replace(node, access=access, fate=self.fate, run=door.run, start_agent=door.start_agent)
 
     def inspected(self, requirements: Requirements, patience: float) -> HostMachine:
         """The node over its first connection, which is closed where it cannot be inspected.
@@ -102,6 +119,82 @@ class ClusterNode(ABC):
             except BaseException:
                 connection.close()
                 raise
+
+
+class NodeDoor:
+    """Processes on a node, past its channel where the node's own address leads there: by TLS to a relay that the channel has started.
+
+    A channel through a scheduler is slow: srun and Ray's actors carry 20 and 40 MB/s, and srun holds small messages back for 40 ms.
+
+    Args:
+        address: as of `ClusterNode.address`. access: names the node and its daemon. machine: the node. run: starts a process there by its channel.
+    """
+
+    def __init__(
+        self, address: Callable[[], str], access: head.NodeAccess, machine: HostMachine, run: Callable[..., Transport]
+    ) -> None:
+        self._address, self._access, self._machine, self._run = address, access, machine, run
+        self._shut = False
+        """Whether it was tried, and leads nowhere."""
+        self._lock = threading.Lock()
+
+    def start_agent(self, state: Callable[[str], None]) -> Transport:
+        """A new agent, and the tunnel to it: by the channel until its daemon is there, with which a relay can live, and then by that."""
+        tunnel, daemon = self._machine.tunnel, self._access.daemon
+        there = threading.Event()
+        if tunnel.takes_over:
+            there.set()
+
+        def connect() -> Transport:
+            direct = self._direct(processes.ATTACH, daemon) if there.is_set() else None
+            return direct or self._machine.attached(daemon)
+
+        def move() -> None:
+            if self._opened():
+                tunnel.move()
+
+        def changed(now: str) -> None:
+            state(now)
+            if now == "connected" and not there.is_set():
+                there.set()
+                start_all([move], name="skymagic-door")
+
+        return tunnel.open(connect, changed)
+
+    def run(self, module: str, *args: str) -> Transport:
+        """A process of this module."""
+        direct = self._direct(module, *args) if module in BULK else None
+        return direct or self._run(module, *args)
+
+    def _direct(self, *words: str) -> Transport | None:
+        """None where the node does not answer there; the relay may have ended, and another one is started once."""
+        with self._lock:
+            for _ in range(2):
+                with contextlib.suppress(OSError):
+                    if self._access.port:
+                        return head.Relayed(self._access, *words, timeout=DOOR_SECONDS)
+                if not self._opens():
+                    break
+        return None
+
+    def _opened(self) -> bool:
+        with self._lock:
+            return self._opens()
+
+    def _opens(self) -> bool:
+        """Start a relay there; whether it listens. One that cannot be reached is not tried again."""
+        if self._shut:
+            return False
+        try:
+            address = self._address()
+            # nothing of a pool listens at a public address
+            self._shut = not address or not ipaddress.ip_address(address).is_private
+            if not self._shut:
+                self._access = head.relay(self._run, replace(self._access, address=address, pem=tls.certificate()))
+                socket.create_connection((address, self._access.port), DOOR_SECONDS).close()
+        except (OSError, ValueError, SkyError):
+            self._shut = True
+        return not self._shut
 
 
 @dataclass

@@ -195,11 +195,17 @@ class RayNode(ClusterNode):
 
     link: RayLink
     index: int
+    host: str
+    """Its address, in the cluster's network."""
 
     @property
     def where(self) -> tuple[str, ...]:
-        """The cluster's address."""
-        return (self.link.address,)
+        """The cluster's address, and its own."""
+        return self.link.address, self.host
+
+    def address(self) -> str:
+        """None from outside of the cluster."""
+        return "" if self.link.address.startswith("ray://") else self.host
 
     def connection(self) -> ChannelConnection:
         """Shells beside the node's holder."""
@@ -275,14 +281,17 @@ class Ray:
         """Have Ray place the group and wait for it; then set its nodes up side by side."""
         survey.gang.job_id = job_id
         atomic.keep(_note(job_id), survey.link.address.encode())
-        names = _names(_placed(survey, say))
-        places = [RayNode(name, job_id, survey.link, index) for index, name in enumerate(names)]
+        given = _placed(survey, say)
+        places = [
+            RayNode(name, job_id, survey.link, index, one["address"])
+            for index, (name, one) in enumerate(zip(_names(given), given, strict=True))
+        ]
         return survey.taken(places, "Ray has given", say)
 
     def attach(self, plan: Plan, accesses: Sequence[ClusterAccess]) -> tuple[RaySurvey, Sequence[Node]]:
         """The nodes of a pool that another notebook of this user has made from this plan; no node is connected to yet."""
-        survey = RaySurvey(plan, accesses[0].installation.requirements, RayLink(*accesses[0].where))
-        places = [RayNode(one.host, one.job_id, survey.link, index) for index, one in enumerate(accesses)]
+        survey = RaySurvey(plan, accesses[0].installation.requirements, RayLink(accesses[0].where[0]))
+        places = [RayNode(one.host, one.job_id, survey.link, index, one.where[1]) for index, one in enumerate(accesses)]
         return survey, survey.attached(places, accesses)
 
     def pools(self) -> Sequence[ListedPool]:

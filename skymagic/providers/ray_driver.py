@@ -82,8 +82,9 @@ class RayHolder:
             time.sleep(0.01)
 
     def about(self) -> dict[str, str]:
-        """What the node is called, by its system and by Ray."""
-        return {"host": socket.gethostname(), "ray": ray.get_runtime_context().get_node_id()}
+        """What the node is called, by its system and by Ray, and where Ray's nodes reach it."""
+        number, address = ray.get_runtime_context().get_node_id(), ray.util.get_node_ip_address()
+        return {"host": socket.gethostname(), "ray": number, "address": address}
 
     def state(self) -> str:
         """Whether daemons have run here: "new", "used", or "ended" with the last of them. Ends shells that nobody reads any more."""

@@ -6,29 +6,25 @@ import contextlib
 import functools
 import os
 import shlex
-import socket
 import subprocess
-import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from skymagic.cluster import Node
 from skymagic.display.panel import StartStep
-from skymagic.errors import ProvisionError, RequestError, SkyError
+from skymagic.errors import ProvisionError, RequestError
 from skymagic.plan import gpus
 from skymagic.plan.plans import Plan, topology
 from skymagic.plan.requests import PoolRequest, for_others
 from skymagic.plan.units import count
-from skymagic.providers import head, slurm_jobs, ssh
+from skymagic.providers import slurm_jobs, ssh
 from skymagic.providers.cluster import ClusterAccess, ClusterNode, ClusterSurvey, cpus_of, holder_folder, holder_script
 from skymagic.providers.provider import ListedPool, Say
 from skymagic.providers.slurm_jobs import JobQueue, LoginNode, SlurmJob, SlurmPartition
 from skymagic.providers.slurm_login import RemoteLogin
 from skymagic.ssh.host import ChannelConnection
-from skymagic.wire import processes, tls
-from skymagic.wire.codec import Transport
-from skymagic.wire.threads import start_all
+from skymagic.wire import processes
 
 DELAYS = (0.5, 1.5, 4.0, 12.0, 14.0, 18.0, 30.0)
 """Seconds before each look at a job that waits, the last for all that follow: a job that starts at once is seen at once."""
@@ -38,10 +34,6 @@ RETRY_SECONDS = 30.0
 """For which a node that has just been given may refuse steps: its prologue runs."""
 STEP_SECONDS = 10.0
 """For which the holders of a step may wait for what they hold."""
-BULK: tuple[str, ...] = (processes.VALUES, processes.FILES)
-"""Modules that values and files go to."""
-DOOR_SECONDS = 3.0
-"""For which a node may take to answer at its own address, before srun is used instead."""
 HERE = LoginNode()
 
 
@@ -334,80 +326,6 @@ class JobNode(ClusterNode):
         """Why the node is gone, as Slurm says; "" where it is not, or nobody says."""
         return self.login.fate(self.number, self.name)
 
-    def node(self, machine: ssh.HostMachine, index: int, daemon: str) -> Node:
-        """The node as a pool sees it, with another way for what counts."""
-        node = super().node(machine, index, daemon)
-        door = NodeDoor(self, head.NodeAccess(daemon, "", self.name), machine, node.run)
-        return replace(node, run=door.run, start_agent=door.start_agent)
-
-
-class NodeDoor:
-    """Processes on a node. What counts is connected to by TLS where the node's address leads there: srun carries 20 MB/s, and holds small
-    messages back for 40 ms.
-
-    Args:
-        access: names the node and its daemon. machine: the node. run: starts a process there by srun.
-    """
-
-    def __init__(
-        self, place: JobNode, access: head.NodeAccess, machine: ssh.HostMachine, run: Callable[..., Transport]
-    ) -> None:
-        self._place, self._access, self._machine, self._run = place, access, machine, run
-        self._shut = False
-        """Whether it was tried, and leads nowhere."""
-        self._lock = threading.Lock()
-
-    def start_agent(self, state: Callable[[str], None]) -> Transport:
-        """A new agent, and the tunnel to it: through srun until its daemon is there, with which a relay can live, and then through that."""
-        tunnel, daemon = self._machine.tunnel, self._access.daemon
-        there = threading.Event()
-        if tunnel.takes_over:
-            there.set()
-
-        def connect() -> Transport:
-            direct = self._direct(processes.ATTACH, daemon) if there.is_set() else None
-            return direct or self._machine.attached(daemon)
-
-        def move() -> None:
-            if self._opened():
-                tunnel.move()
-
-        def changed(now: str) -> None:
-            state(now)
-            if now == "connected" and not there.is_set():
-                there.set()
-                start_all([move], name="skymagic-slurm-door")
-
-        return tunnel.open(connect, changed)
-
-    def run(self, module: str, *args: str) -> Transport:
-        """A process of this module."""
-        direct = self._direct(module, *args) if module in BULK else None
-        return direct or self._run(module, *args)
-
-    def _direct(self, *words: str) -> Transport | None:
-        """None where the node does not answer there; the relay may have ended, and another one is started once."""
-        with self._lock:
-            for _ in range(2):
-                with contextlib.suppress(OSError):
-                    if self._access.port:
-                        return head.Relayed(self._access, *words, timeout=DOOR_SECONDS)
-                if not self._opens():
-                    break
-        return None
-
-    def _opened(self) -> bool:
-        with self._lock:
-            return self._opens()
-
-    def _opens(self) -> bool:
-        """Start a relay there; whether it listens. One that cannot be reached is not tried again."""
-        if self._shut:
-            return False
-        try:
-            address = self._place.login.address(self._place.name)
-            self._access = head.relay(self._run, replace(self._access, address=address, pem=tls.certificate()))
-            socket.create_connection((address, self._access.port), DOOR_SECONDS).close()
-        except (OSError, SkyError):
-            self._shut = True
-        return not self._shut
+    def address(self) -> str:
+        """As Slurm knows it."""
+        return self.login.address(self.name)
