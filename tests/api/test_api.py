@@ -754,6 +754,6 @@ def test_pools_and_what_completes(pool: Any) -> None:
         public & {"resources", "recovery", "shipper", "agents"}
     )
     shown = inspect.signature(sky.Compute).parameters
-    assert "procs_per_node" in shown
-    assert not {"worker", "vcpus", "memory_gb", "selection"} & set(shown)
+    assert {"procs_per_node", "selection", "console", "timeout"} <= set(shown)
+    assert not {"vcpus", "memory_gb"} & set(shown)
     assert sky.Spec(vcpus=2, memory_gb=4).request() == sky.Spec(cpus="2+", memory="4+").request()
