@@ -376,7 +376,7 @@ class Walk:
         self.model.begin(f"read_{name}")
         if form in NAMED:
             self.model.use(name)
-        elif name in self.named and name not in self.model.names:
+        elif name in self.named and name not in self.model.seen:
             return  # an earlier function of this name may wait for the collector, and what it reads comes until then
         there = name in self.model.names
         if there or name not in SHADOWED:
