@@ -373,11 +373,11 @@ class Walk:
         if name not in self.made:
             return
         form = self.made[name]
+        if form not in NAMED and name in self.named and name not in self.model.seen:
+            return  # an earlier function of this name may wait for the collector, and what it reads comes until then
         self.model.begin(f"read_{name}")
         if form in NAMED:
             self.model.use(name)
-        elif name in self.named and name not in self.model.seen:
-            return  # an earlier function of this name may wait for the collector, and what it reads comes until then
         there = name in self.model.names
         if there or name not in SHADOWED:
             self.there(f"shown = {CALLING[form].format(name=name)}", fails=not there)
