@@ -359,11 +359,14 @@ class Walk:
 
     def define(self, name: str, _: str) -> None:
         """Make a function on the ranks, somewhere, which reads a name."""
-        self.model.begin(name)
-        self.model.use(name)
+        form = self.rand.choice(list(DEFINING))
+        if form == "exec":  # the name is in a text alone
+            self.model.begin()
+        else:
+            self.model.begin(name)
+            self.model.use(name)
         self.model.read.add(name)
         self.model.own.add(f"read_{name}")
-        form = self.rand.choice(list(DEFINING))
         self.there(DEFINING[form].format(name=name))
         self.made[name] = form
         self.named |= {name} if form in NAMED else set()
