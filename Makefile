@@ -134,4 +134,5 @@ $(READY): $(DEMO)
 	@"$(RUN)" -m tests.environment dev frameworks
 	@"$(RUN)" -m pip install --quiet --no-deps --upgrade --target build/served jupyter-server-nbmodel jupyter-kernel-client || \
 	  echo "without jupyter-server-nbmodel: tests of a server that executes cells by itself are skipped" >&2
+	@"$(RUN)" -m tests.environment --target build/marimo marimo || echo "without marimo: its test is skipped" >&2
 	@touch "$@"

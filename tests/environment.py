@@ -59,8 +59,9 @@ def by_uv(words: list[str]) -> bool:
 
 
 def main() -> int:
-    """Install the extras that are named; the exit status."""
-    words = ["-c", "constraints.txt", "-e", f".[{','.join(sys.argv[1:])}]"]
+    """Install the extras that are named, or, after ``--target FOLDER``, packages into a folder; the exit status."""
+    named = sys.argv[1:]
+    words = named if named[0] == "--target" else ["-c", "constraints.txt", "-e", f".[{','.join(named)}]"]
     if by_uv(words):
         return 0
     print("uv could not install it; now pip does, which takes longer", file=sys.stderr)

@@ -1,5 +1,5 @@
-"""One notebook, run in five ways, says the same: by nbconvert, by papermill, by a terminal's IPython, in Notebook 7, and by Jupyter's
-server without a browser; what is saved of it keeps the rules by which GitHub shows notebooks."""
+"""One notebook, run in six ways, says the same: by nbconvert, by papermill, by a terminal's IPython, in Notebook 7, by Jupyter's server
+without a browser, and by marimo, which has no magics, through IPython's shell; what is saved of it keeps the rules by which GitHub shows notebooks."""
 
 from __future__ import annotations
 
@@ -42,6 +42,27 @@ shell = TerminalInteractiveShell.instance(colors="nocolor", simple_prompt=True)
 for cell in json.load(sys.stdin):
     shell.run_cell(cell, store_history=True)
     print("\\f", flush=True)
+"""
+MARIMO = ROOT / "build" / "marimo"
+IN_MARIMO = """
+import runpy, sys
+sys.path.append(sys.argv.pop(1))
+runpy.run_module("marimo", run_name="__main__", alter_sys=True)
+"""
+"""After the environment's own packages: ranks do not see it."""
+MARIMO_SHELL = """
+@app.cell
+def _():
+    from IPython.core.interactiveshell import InteractiveShell
+
+    shell = InteractiveShell.instance(colors="nocolor")
+    return (shell,)
+"""
+MARIMO_CELL = """
+@app.cell
+def _(shell):
+    done = shell.run_cell({}, store_history=True)
+    return
 """
 LARGEST_BYTES = 100_000
 """Of an output's HTML: GitHub gives up on notebooks of some megabytes."""
@@ -127,6 +148,28 @@ def in_terminal(folder: Path) -> list[str]:
     return [re.sub(r"Out\[\d+\]:\s", "", text) for text in done.stdout.split("\f\n")]
 
 
+def by_marimo(folder: Path) -> list[str]:
+    cells = MARIMO_SHELL + "".join(
+        MARIMO_CELL.replace("done", f"_{n}").format(repr(cell)) for n, cell in enumerate(CELLS)
+    )
+    (folder / "given.py").write_text(f"import marimo\n\napp = marimo.App()\n{cells}")
+    command = [
+        sys.executable,
+        "-c",
+        IN_MARIMO,
+        str(MARIMO),
+        "export",
+        "ipynb",
+        "given.py",
+        "-o",
+        "done.ipynb",
+        "--include-outputs",
+    ]
+    subprocess.run(command, check=True, capture_output=True, cwd=folder, env=environment(folder), timeout=TIMEOUT)
+    _, *done = nbformat.read(folder / "done.ipynb", as_version=4).cells
+    return [re.sub(r"Out\[\d+\]:\s", "", said(cell.outputs)) for cell in done]
+
+
 def by_server(folder: Path) -> list[Outputs]:
     with server(folder, {**environment(folder), "USER": "ann"}) as served:
         return [served.run(cell) for cell in CELLS]
@@ -141,6 +184,12 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Outputs]
 
 def test_a_terminal_says_what_a_notebook_says(saved: tuple[Path, list[Outputs]], tmp_path: Path) -> None:
     for cell, here, there in zip(CELLS, saved[1], in_terminal(tmp_path), strict=False):
+        assert lines(there) == lines(said(here)), cell
+
+
+@pytest.mark.skipif(not MARIMO.exists(), reason="marimo is not in build/marimo: make test installs it")
+def test_marimo_says_what_a_notebook_says(saved: tuple[Path, list[Outputs]], tmp_path: Path) -> None:
+    for cell, here, there in zip(CELLS, saved[1], by_marimo(tmp_path), strict=True):
         assert lines(there) == lines(said(here)), cell
 
 
