@@ -41,6 +41,9 @@ class ShownResults(dict[int, Any]):
             f"Out[{number}]: ranks know what the notebook's plain cells have shown, and their own last results as _, __ and ___"
         )
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return dict, (dict(self),)
+
 
 class RankDisplayHook(DisplayHook):
     """Remembers the value of the cell's last expression, also where ``;`` silences it, and publishes its repr."""
