@@ -235,7 +235,9 @@ def test_what_was_not_synced_before_a_power_cut_is_made_again(home: Path, uv: st
 
 def test_a_disk_that_is_slow_to_sync_is_not_waited_for(home: Path, tmp_path: Path, uv: str) -> None:
     """Nor is a start torn from its environment while that lasts."""
-    (tmp_path / "sync").write_text(f'#!/bin/sh\nread -r word <{tmp_path}/go && echo "$@" >>{tmp_path}/synced\n')
+    # where both wait, one line comes to one of them, and its end to both
+    waits = f"until read -r word <{tmp_path}/go; do :; done"
+    (tmp_path / "sync").write_text(f'#!/bin/sh\n{waits}; echo "$@" >>{tmp_path}/synced\n')
     (tmp_path / "sync").chmod(0o755)
     os.mkfifo(tmp_path / "go")
     host = ShellHost(home, env={"PIP_NO_INDEX": "1", "PATH": f"{tmp_path}:{os.environ['PATH']}"})
