@@ -4,19 +4,14 @@ torch, and an empty cell. As root, for pods are namespaces.
 
 from __future__ import annotations
 
-import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 from benchmarks.figures import Figure, alternate, median, say
-from benchmarks.slurm import RANKS, ROUNDS, cells, environment
-from skymagic.display.panel import StartStep
-from skymagic.plan.requests import Defaults, PluginSpec, PoolRequest
-from skymagic.pool import Pool, making
+from benchmarks.slurm import RANKS, ROUNDS, cells, environment, once_given, pool, started
 from tests.lab import ray
 from tests.lab.kube import kube
 
@@ -36,32 +31,7 @@ def compared(where: str, kind: str, **known: Any) -> Iterator[Figure]:
     waited: list[float] = []
     ours, local = alternate(ROUNDS, lambda: started(kind, waited, **known), lambda: started("local", []))
     yield Figure(f"start {where}, with torch", median(ours), "s", median(local), "local", 1.3, True)
-    given = [whole - wait for whole, wait in zip(ours, waited, strict=True)]
-    yield Figure("the same, once its node is given", median(given), "s", median(local), "local", 1.3, True)
+    yield Figure("the same, once its node is given", once_given(ours, waited), "s", median(local), "local", 1.3, True)
     with closing(pool(kind, [], **known)) as other, closing(pool("local", [])) as own:
         ours, local = alternate(3, lambda: cells(other), lambda: cells(own))
         yield Figure(f"empty cell {where}", median(ours), "ms", median(local), "local", 1.5, True)
-
-
-def started(kind: str, waited: list[float], **known: Any) -> float:
-    """Seconds from a request to ranks that are ready."""
-    begun = time.perf_counter()
-    made = pool(kind, waited, **known)
-    seconds = time.perf_counter() - begun
-    made.close()
-    return seconds
-
-
-def pool(kind: str, waited: list[float], **known: Any) -> Pool:
-    """A pool with torch; `waited` gets the seconds until its nodes were given."""
-    begun = time.perf_counter()
-
-    def tell(text: str) -> None:
-        if isinstance(text, StartStep) and text.phase == "connecting":
-            waited.append(time.perf_counter() - begun)
-
-    request = PoolRequest(
-        name=f"bench-{kind}", provider=kind, nodes=1, procs_per_node=RANKS, plugins=(PluginSpec("torch"),), yes=True,
-        python=None if kind == "local" else sys.executable, **known,
-    )  # fmt: skip
-    return making.ensure(request, {}, Defaults(), tell)

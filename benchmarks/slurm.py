@@ -11,9 +11,11 @@ import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
+from typing import Any
 
 from benchmarks import cluster
 from benchmarks.figures import Figure, alternate, median, say
+from skymagic.display.panel import StartStep
 from skymagic.plan.requests import Defaults, PluginSpec, PoolRequest
 from skymagic.pool import Pool, making
 from skymagic.providers import cluster as cluster_nodes
@@ -26,6 +28,7 @@ CELLS = 200
 SIZE = 1 << 28
 NODES = 64
 IDLE_SECONDS = 30.0
+LIMIT = {"slurm": (("time", "20m"),)}
 
 
 def figures() -> Iterator[Figure]:
@@ -35,12 +38,19 @@ def figures() -> Iterator[Figure]:
         environ = slurm.instead_of("squeue", f'echo >>{log}; exec "$REAL" "$@"')
         with environment({**environ, "XDG_STATE_HOME": str(Path(name) / "state")}):
             say(f"{RANKS} ranks with torch, from the job that runs to ready: Slurm, here")
-            ours, local = alternate(ROUNDS, lambda: started("slurm"), lambda: started("local"))
+            waited: list[float] = []
+            ours, local = alternate(ROUNDS, lambda: started("slurm", waited, **LIMIT), lambda: started("local", []))
             yield Figure(
-                "start in a Slurm job that runs, with torch", median(ours), "s", median(local), "local", 1.3, True
+                "start in a Slurm job that runs, with torch",
+                once_given(ours, waited),
+                "s",
+                median(local),
+                "local",
+                1.3,
+                True,
             )
             yield Figure("squeue while a pool starts", asked(log) / ROUNDS, "calls", limit=6)
-            with closing(pool("slurm")[0]) as there, closing(pool("local")[0]) as here:
+            with closing(pool("slurm", [], **LIMIT)) as there, closing(pool("local", [])) as here:
                 before = asked(log)
                 ours, local = alternate(3, lambda: cells(there), lambda: cells(here))
                 yield Figure("empty cell in a Slurm job", median(ours), "ms", median(local), "local", 1.5, True)
@@ -93,29 +103,33 @@ def asked(log: Path) -> int:
     return log.read_text().count("\n") if log.exists() else 0
 
 
-def pool(kind: str) -> tuple[Pool, float]:
-    """A pool with torch, and since when its machine was there."""
-    given = time.perf_counter()
+def pool(kind: str, waited: list[float], **known: Any) -> Pool:
+    """A pool with torch; `waited` gets the seconds until its nodes were given."""
+    begun = time.perf_counter()
 
     def tell(text: str) -> None:
-        nonlocal given
-        if text.startswith("Slurm job") and " has " in text:
-            given = time.perf_counter()
+        if isinstance(text, StartStep) and text.phase == "connecting":
+            waited.append(time.perf_counter() - begun)
 
     request = PoolRequest(
         name=f"bench-{kind}", provider=kind, nodes=1, procs_per_node=RANKS, plugins=(PluginSpec("torch"),), yes=True,
-        python=sys.executable if kind == "slurm" else None, slurm=(("time", "20m"),) if kind == "slurm" else (),
+        python=None if kind == "local" else sys.executable, **known,
     )  # fmt: skip
-    made = making.ensure(request, {}, Defaults(), tell)
-    return made, given
+    return making.ensure(request, {}, Defaults(), tell)
 
 
-def started(kind: str) -> float:
-    """Seconds from a machine that is there to ranks that are ready."""
-    made, given = pool(kind)
-    seconds = time.perf_counter() - given
+def started(kind: str, waited: list[float], **known: Any) -> float:
+    """Seconds from a request to ranks that are ready."""
+    begun = time.perf_counter()
+    made = pool(kind, waited, **known)
+    seconds = time.perf_counter() - begun
     made.close()
     return seconds
+
+
+def once_given(whole: list[float], waited: list[float]) -> float:
+    """Seconds of the median start, from its nodes."""
+    return median([seconds - until for seconds, until in zip(whole, waited, strict=True)])
 
 
 def cells(there: Pool) -> float:
@@ -132,7 +146,7 @@ def bulk(direct: tuple[str, ...] = cluster_nodes.BULK) -> float:
     before: tuple[str, ...] = cluster_nodes.BULK
     cluster_nodes.BULK = direct
     try:
-        with closing(pool("slurm")[0]) as there:
+        with closing(pool("slurm", [], **LIMIT)) as there:
             cluster.run(there, "pass")
             there.namespace["small"] = os.urandom(1 << 20)
             cluster.run(there, "len(small)")

@@ -179,7 +179,7 @@ class NodeDoor:
 
     def _opened(self) -> bool:
         with self._lock:
-            return self._opens()
+            return bool(self._access.port) or self._opens()
 
     def _opens(self) -> bool:
         """Start a relay there; whether it listens. One that cannot be reached is not tried again."""
@@ -190,8 +190,9 @@ class NodeDoor:
             # nothing of a pool listens at a public address
             self._shut = not address or not ipaddress.ip_address(address).is_private
             if not self._shut:
-                self._access = head.relay(self._run, replace(self._access, address=address, pem=tls.certificate()))
-                socket.create_connection((address, self._access.port), DOOR_SECONDS).close()
+                access = head.relay(self._run, replace(self._access, address=address, pem=tls.certificate()))
+                socket.create_connection((address, access.port), DOOR_SECONDS).close()
+                self._access = access
         except (OSError, ValueError, SkyError):
             self._shut = True
         return not self._shut

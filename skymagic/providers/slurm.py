@@ -19,7 +19,7 @@ from skymagic.plan.plans import Plan, topology
 from skymagic.plan.requests import PoolRequest, for_others
 from skymagic.plan.units import count
 from skymagic.providers import slurm_jobs, ssh
-from skymagic.providers.cluster import ClusterAccess, ClusterNode, ClusterSurvey, cpus_of, holder_folder, holder_script
+from skymagic.providers.cluster import ClusterAccess, ClusterNode, ClusterSurvey, cpus_of, holder_folder
 from skymagic.providers.provider import ListedPool, Say
 from skymagic.providers.slurm_jobs import JobQueue, LoginNode, SlurmJob, SlurmPartition
 from skymagic.providers.slurm_login import RemoteLogin
@@ -120,7 +120,7 @@ class Slurm:
         gang.job_id = job_id
         if survey.inside:
             gang.number, names = survey.inside, list(survey.plan.hosts)
-            survey.steps.append(_hold(survey, holder_script(holder_folder(job_id, "$SLURMD_NODENAME"))))
+            survey.steps.append(_step(survey, slurm_jobs.holder_command(job_id)))
             job = login.queue.look(survey.inside) or SlurmJob("RUNNING")
         else:
             script = slurm_jobs.script(survey.directives, job_id)
@@ -270,12 +270,11 @@ def wait_for(queue: JobQueue, number: str, say: Say, delays: Sequence[float] = D
             say(StartStep(f"Slurm job {number} waits: {words}", "requested", step=f"waits: {words}"))
 
 
-def _hold(survey: SlurmSurvey, script: str) -> subprocess.Popen[bytes]:
-    """A step on the nodes of the job that the notebook runs in: a script of sh."""
-    program, *words = slurm_jobs.step_command(script)
+def _step(survey: SlurmSurvey, command: Sequence[str]) -> subprocess.Popen[bytes]:
+    """A step of srun on the nodes of the job that the notebook runs in."""
     nodes = survey.plan.hosts
     return subprocess.Popen(
-        [program, "--jobid", survey.inside, "--nodelist", ",".join(nodes), "--nodes", str(len(nodes)), *words],
+        [command[0], "--jobid", survey.inside, "--nodelist", ",".join(nodes), "--nodes", str(len(nodes)), *command[1:]],
         stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
         env=slurm_jobs.environment(os.environ), start_new_session=True,
     )  # fmt: skip
@@ -285,7 +284,7 @@ def _end_step(survey: SlurmSurvey, step: subprocess.Popen[bytes]) -> None:
     """End the step of holders. They end with the last that they hold; srun, when it is ended, kills them, and leaves their folders."""
     if not ended(step, STEP_SECONDS if survey.gang.ready else 0.0):
         folder = holder_folder(survey.gang.job_id, "$SLURMD_NODENAME")
-        ended(_hold(survey, f'rm -rf "{folder}"'), STEP_SECONDS)
+        ended(_step(survey, slurm_jobs.step_command(f'rm -rf "{folder}"')), STEP_SECONDS)
 
 
 def ended(step: subprocess.Popen[bytes], seconds: float) -> bool:
