@@ -144,8 +144,9 @@ class Kernel:
 
     def send_signal(self, number: int) -> None:
         """Signal it, unless it has ended."""
-        if self.returncode is None:
-            signal.pidfd_send_signal(self._pidfd, number)
+        if self.poll() is None:
+            with suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._pidfd, number)
 
     def terminate(self) -> None:
         """SIGTERM."""

@@ -111,6 +111,7 @@ def test_a_master_that_died_and_left_its_socket(hosts: Hosts) -> None:
     process = first.open("exec cat")
     (master,) = [one for one in processes(hosts) if "-fNM" in cmdline(one)]
     master.kill()
+    master.wait(5.0)  # its end of what tells of it is closed by then
     assert process.read() == b""
     assert (process.finish(5.0), first.alive) == (-1, False)
     process.close()
