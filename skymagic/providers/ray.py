@@ -358,8 +358,8 @@ def _placed(survey: RaySurvey, say: Say) -> list[dict[str, str]]:
     """The nodes that Ray has given, once it has. Raises ProvisionError."""
     job = survey.gang.job_id
     folder = holder_folder(job, "@NODE@")
-    keeper = {"job": job, "bundles": survey.bundles, "folder": folder, "script": holder_script(folder)}
-    for one in survey.link.ask({"do": "place", "keeper": keeper}, None):
+    request = {"do": "place", "job": job, "bundles": survey.bundles, "folder": folder, "script": holder_script(folder)}
+    for one in survey.link.ask(request, None):
         if "nodes" in one:
             return list(one["nodes"])
         if words := one.get("waits"):

@@ -3,17 +3,18 @@
 It is a process of its own because Ray ends the one that it is connected from when the cluster's head is gone, and because the notebook may use
 Ray itself::
 
-    notebook ──requests with sockets for their answers──▶ this process ──calls──▶ RayKeeper: one per pool, detached, on Ray's head node
-                                                               │                       │ owns the placement group and its actors
-                                                               └──shells in pieces──▶ RayHolder: one per node ──▶ guard ──▶ holder ──▶ daemons
+    notebook ──requests with sockets for their answers──▶ this process ──calls, and shells in pieces──▶ RayHolder: one per node, detached
+                                                                                                         └──▶ guard ──▶ holder ──▶ daemons
 
-With its keeper Ray ends a pool's group and holders. The keeper ends by itself when nobody needs it: all daemons have ended, or none has run and
-nobody has called for `FORGOTTEN` seconds. Standard library and Ray only: nodes have nothing else, and Ray copies the classes of ``__main__``.
+A pool is a detached placement group and a detached actor in each of its bundles, made at once. With the group Ray ends the actors. They remove it
+themselves when none of them is needed: all daemons have ended, or none has run and nobody has called for `FORGOTTEN` seconds.
+Standard library and Ray only: nodes have nothing else, and Ray copies the classes of ``__main__``.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import logging
 import os
@@ -29,18 +30,22 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+# Jupyter's environments have it for jsonschema, which Ray imports and which can do without: 1.2 of the 1.6 s for which Ray's import takes
+sys.modules["rfc3987_syntax"] = None  # type: ignore[assignment]
 import ray
 from ray.exceptions import ActorUnavailableError, GetTimeoutError, RayActorError, RayError
-from ray.util import placement_group, placement_group_table
+from ray.util import get_placement_group, placement_group, placement_group_table, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 NAMESPACE = PREFIX = "skymagic"
 FORGOTTEN = 30.0
-"""Seconds after which a keeper that nobody calls, or a shell that nobody reads, ends."""
+"""Seconds after which a node that has not been used and that nobody calls, or a shell that nobody reads, is not needed."""
 POLL, LOOK = 10.0, 2.0
-"""Seconds for which a holder waits for output before it answers without any, and between a keeper's looks at its holders."""
+"""Seconds for which a holder waits for output before it answers without any, and between its looks at whether it is needed."""
 PIECE = 96_000
 """Bytes of one call: below 100 KB Ray passes values with the call itself, and others through object stores, where some take a second more."""
+WAITING: dict[str, Any] = {}
+"""Job id → the group of a pool whose nodes are not there yet."""
 RAYS_OWN = ("OMP_NUM_THREADS", "PYTHONBREAKPOINT", "PYTHONUNBUFFERED", "SPT_NOENV")
 """Variables that Ray sets for its workers, besides RAY_*."""
 GUARD = r"""umask 077
@@ -67,10 +72,12 @@ class RayHolder:
     """An actor on one node: starts what holds the pool's daemons there, and passes the streams of shells, in a thread for each call.
 
     Args:
+        group: the pool's. names: of its holders.
         folder: of the holder. script: sh of the holder, which starts the daemons whose names come.
     """
 
-    def __init__(self, folder: str, script: str) -> None:
+    def __init__(self, group: Any, names: Sequence[str], folder: str, script: str) -> None:
+        self._called = time.monotonic()
         self._folder, self._shells, self._asked = folder, dict[str, subprocess.Popen[bytes]](), dict[str, float]()
         kept = {key: value for key, value in os.environ.items() if not key.startswith("RAY_") and key not in RAYS_OWN}
         # Ray used in a cell finds its own cluster
@@ -80,18 +87,26 @@ class RayHolder:
         self._guard.wait()
         while not Path(folder, "start").exists():
             time.sleep(0.01)
+        threading.Thread(target=self._watch, args=(group, names), daemon=True).start()
 
     def about(self) -> dict[str, str]:
-        """What the node is called, by its system and by Ray, and where Ray's nodes reach it."""
+        """What the node is called, by its system and by Ray, and where Ray's nodes reach it: who calls needs it."""
+        self._called = time.monotonic()
         number, address = ray.get_runtime_context().get_node_id(), ray.util.get_node_ip_address()
         return {"host": socket.gethostname(), "ray": number, "address": address}
 
-    def state(self) -> str:
-        """Whether daemons have run here: "new", "used", or "ended" with the last of them. Ends shells that nobody reads any more."""
-        for key in [key for key, asked in self._asked.items() if time.monotonic() - asked > FORGOTTEN]:
-            self.close(key)
+    def needed(self) -> bool:
+        """Whether daemons run here, or may be started soon."""
         files = list(Path(self._folder).glob("*"))  # the FIFO, and one for each daemon
-        return "used" if len(files) > 1 else "new" if files else "ended"
+        return len(files) > 1 or bool(files) and time.monotonic() - self._called < FORGOTTEN
+
+    def _watch(self, group: Any, names: Sequence[str]) -> None:
+        """End shells that nobody reads any more, and the pool once no node is needed."""
+        while self.needed() or any(is_needed(name) for name in names):
+            time.sleep(LOOK)
+            for key in [key for key, asked in self._asked.items() if time.monotonic() - asked > FORGOTTEN]:
+                self.close(key)
+        remove_placement_group(group)  # upon which Ray ends this process
 
     def start(self, key: str, command: str) -> None:
         """Start a shell with a command line."""
@@ -150,73 +165,14 @@ class RayHolder:
                 shell.wait(2.0)
 
 
-class RayKeeper:
-    """The detached actor that owns a pool's placement group and holders, and ends with them.
-
-    Args:
-        job: the pool's. bundles: resources of each node.
-        folder, script: of each `RayHolder`; @NODE@ in them is the node's number.
-    """
-
-    def __init__(self, job: str, bundles: Sequence[Mapping[str, float]], folder: str, script: str) -> None:
-        self._name, self._bundles, self._texts = f"{PREFIX}-{job}", bundles, (folder, script)
-        self._called = time.monotonic()
-        self._state: dict[str, Any] = {}
-        threading.Thread(target=self._keep, args=(ray.get_runtime_context().current_actor,), daemon=True).start()
-
-    def state(self) -> dict[str, Any]:
-        """Its ``nodes``, or what it ``waits`` for, or the ``error``: who calls needs it."""
-        self._called = time.monotonic()
-        return self._state
-
-    def _keep(self, me: Any) -> None:
-        try:
-            group = placement_group(self._bundles, strategy="STRICT_SPREAD", name=self._name)
-            while not (placed := group.wait(1)) and not self._forgotten:
-                self._state = {"waits": waits(placement_group_table(group), self._bundles, alive_nodes())}
-            if placed:
-                self._watch([self._holder(group, index) for index in range(len(self._bundles))])
-        except RayError as problem:
-            self._state = {"error": str(problem)}
-            while not self._forgotten:
-                time.sleep(LOOK)
-        ray.kill(me)
-
-    @property
-    def _forgotten(self) -> bool:
-        return time.monotonic() - self._called > FORGOTTEN
-
-    def _holder(self, group: Any, index: int) -> Any:
-        bundle = dict(self._bundles[index])
-        options = ray.remote(RayHolder).options(
-            name=f"{self._name}-{index}", num_cpus=bundle.pop("CPU", 0), num_gpus=bundle.pop("GPU", 0), memory=bundle.pop("memory", None),
-            resources=bundle, scheduling_strategy=PlacementGroupSchedulingStrategy(group, index), max_concurrency=100,
-        )  # fmt: skip
-        return options.remote(*(text.replace("@NODE@", str(index)) for text in self._texts))
-
-    def _watch(self, holders: Sequence[Any]) -> None:
-        """Until all daemons have ended, or none has run and nobody calls."""
-        starting = [each.about.remote() for each in holders]
-        while len(ray.wait(starting, num_returns=len(starting), timeout=LOOK)[0]) < len(starting):
-            if self._forgotten:
-                return
-        self._state = {"nodes": ray.get(starting)}
-        while True:
-            states = [state_of(each)[0] for each in holders]
-            if "used" not in states and ("new" not in states or self._forgotten):
-                return
-            time.sleep(LOOK)
-
-
-def state_of(holder: Any) -> tuple[str, str]:
-    """A holder's state, or "dead" and why, in Ray's words; of one that does not answer "used"."""
+def is_needed(name: str) -> bool:
+    """Whether a node is, as its holder says; one that does not answer may be."""
     try:
-        return str(ray.get(holder.state.remote(), timeout=10)), ""
+        return bool(ray.get(ray.get_actor(name, NAMESPACE).needed.remote(), timeout=10))
     except (ActorUnavailableError, GetTimeoutError):
-        return "used", ""
-    except RayActorError as problem:
-        said = " ".join(str(problem).split())
-        return "dead", f"Ray says: {said[said.rfind('The actor ') :]}"
+        return True
+    except (RayActorError, ValueError):  # it is gone
+        return False
 
 
 def waits(group: Mapping[str, Any], bundles: Sequence[Mapping[str, float]], nodes: Sequence[Mapping[str, Any]]) -> str:
@@ -245,7 +201,7 @@ def serve(control: socket.socket) -> None:
             return
         request, sockets = json.loads(data), [socket.socket(fileno=each) for each in descriptors]
         if request["do"] == "place":  # before anything else is read: a later "end" must find what there is to end
-            request["keeper"] = made_keeper(**request.pop("keeper"))
+            request["made"] = made(**request)
         threading.Thread(target=answer, args=(request, sockets), daemon=True).start()
 
 
@@ -271,53 +227,79 @@ def alive_nodes() -> list[dict[str, Any]]:
     return [each for each in ray.nodes() if each["Alive"]]
 
 
-def made_keeper(job: str, **arguments: Any) -> Any:
-    """A keeper, or why there is none."""
-    options = ray.remote(RayKeeper).options(
-        name=f"{PREFIX}-{job}",
-        lifetime="detached",
-        num_cpus=0,
-        max_concurrency=2,
-        resources={"node:__internal_head__": 0.001},
-    )
+def made(do: str, job: str, bundles: Sequence[Mapping[str, float]], folder: str, script: str) -> Any:
+    """The holders of a new pool, or why there are none."""
+    name = f"{PREFIX}-{job}"
+    names = [f"{name}-{index}" for index in range(len(bundles))]
     try:
-        return options.remote(job, **arguments)
+        WAITING[job] = group = placement_group(bundles, "STRICT_SPREAD", name, "detached")
+        return [
+            ray.remote(RayHolder).options(
+                name=names[index], lifetime="detached", max_concurrency=100, scheduling_strategy=PlacementGroupSchedulingStrategy(group, index),
+                num_cpus=bundle.get("CPU", 0), num_gpus=bundle.get("GPU", 0), memory=bundle.get("memory"),
+                resources={key: amount for key, amount in bundle.items() if key not in ("CPU", "GPU", "memory")},
+            ).remote(group, names, *(text.replace("@NODE@", str(index)) for text in (folder, script)))
+            for index, bundle in enumerate(bundles)
+        ]  # fmt: skip
     except (RayError, ValueError) as problem:
         return problem
 
 
-def place(_: object, keeper: Any) -> Iterator[dict[str, Any]]:
-    """How a keeper is, until its nodes are there; then call it while this process is there."""
-    if isinstance(keeper, Exception):
-        raise keeper
-    told: dict[str, Any] = {}
+def place(
+    _: object, job: str, bundles: Sequence[Mapping[str, float]], made: Any, **_more: str
+) -> Iterator[dict[str, Any]]:
+    """What a pool waits for, until its nodes are there; then call them while this process is there."""
+    if isinstance(made, Exception):
+        raise made
+    told, asked = "", [each.about.remote() for each in made]
+    while len(ray.wait(asked, num_returns=len(asked), timeout=1.0)[0]) < len(asked):
+        row = placement_group_table(WAITING[job])
+        if row.get("state") != "CREATED" and (said := waits(row, bundles, alive_nodes())) != told:
+            yield {"waits": (told := said)}
+    yield {"nodes": ray.get(asked)}
+    del WAITING[job]
     while True:
-        if (state := ray.get(keeper.state.remote())) != told:
-            yield (told := state)
-        time.sleep(FORGOTTEN / 4 if "nodes" in told else 0.1)
+        time.sleep(FORGOTTEN / 4)
+        ray.get([each.about.remote() for each in made])
 
 
 def fate(_: object, job: str, index: int) -> Iterator[dict[str, Any]]:
     """Why a node is gone; "" where it is not."""
     try:
-        yield {"fate": state_of(holder_of(job, index))[1]}
+        ray.get(holder_of(job, index).needed.remote(), timeout=10)
+        yield {"fate": ""}
+    except (ActorUnavailableError, GetTimeoutError):
+        yield {"fate": ""}
+    except RayActorError as problem:
+        said = " ".join(str(problem).split())
+        yield {"fate": f"Ray says: {said[said.rfind('The actor ') :]}"}
     except ValueError:
         yield {"fate": "Ray has ended what held it: the pool has ended, or the node has left the cluster"}
 
 
+@functools.cache
 def holder_of(job: str, index: int) -> Any:
-    """Raises ValueError where there is none."""
+    """Raises ValueError where there is none. What is known here tells its fate, for Ray forgets the names of the dead."""
     return ray.get_actor(f"{PREFIX}-{job}-{index}", NAMESPACE)
 
 
 def end(_: object, job: str) -> Iterator[dict[str, Any]]:
-    """End a pool's keeper, and with it group and holders; what is left of them after a while."""
-    with contextlib.suppress(ValueError):
-        ray.kill(ray.get_actor(f"{PREFIX}-{job}", NAMESPACE))
+    """Remove a pool's group and holders; what is left of them after a while."""
+    remove(f"{PREFIX}-{job}")
     deadline = time.monotonic() + 30.0
     while (left := left_of(job)) and time.monotonic() < deadline:
         time.sleep(0.05)
     yield {"left": left}
+
+
+def remove(name: str) -> None:
+    """Remove a group, and its holders, for Ray ends only those that run; twice is safe."""
+    with contextlib.suppress(ValueError):
+        remove_placement_group(get_placement_group(name))
+    for each in everything():
+        if each.startswith(f"{name}-"):
+            with contextlib.suppress(ValueError):
+                ray.kill(ray.get_actor(each, NAMESPACE))
 
 
 def left_of(job: str) -> list[str]:
@@ -409,6 +391,8 @@ def main(descriptor: str, address: str) -> None:
     found = address if address.startswith("ray://") else ray.get_runtime_context().gcs_address
     control.send(json.dumps({"address": found}).encode())
     serve(control)
+    for job in WAITING:  # the notebook was killed
+        remove(f"{PREFIX}-{job}")
 
 
 if __name__ == "__main__":

@@ -66,6 +66,12 @@ def test_a_placement_that_never_fits_says_why_and_stops(ray: Cluster, notebook: 
     assert (ray("groups"), ray("actors")) == ([], [])
 
 
+def test_a_pool_starts_one_process_of_rays_on_each_node(ray: Cluster, notebook: Notebook) -> None:
+    notebook.run(pool(ray))
+    (group,) = ray("groups")
+    assert sorted(ray("actors")) == [f"{group}-0", f"{group}-1"]
+
+
 def test_a_node_without_the_gpus_that_ray_has_promised(ray: Cluster, notebook: Notebook) -> None:
     failure = notebook.fail(pool(ray, "--nodes 1 --gpu A100:2"))
     assert "has no A100" in failure.text
