@@ -5,7 +5,7 @@ requests     what nodes and ranks are asked and told while they run
 links        the connections to all agents, requests and replies, addresses from node to node
 nodes        machines and ranks: what agents tell of them, and whether a node out of reach is gone
 telemetry    what ranks wrote and what they use
-checking     asks nodes how they are, and has them send bytes to each other
+checking     asks nodes how they are
 health       how nodes are, judged in words; pure
 tunnel       one session with a node's daemon over many connections, exactly once
 tunnel_ends  one connection of a tunnel, and the transport to the agent behind it

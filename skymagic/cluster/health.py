@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from statistics import median
 
@@ -28,11 +28,7 @@ HARDWARE_XIDS: Mapping[int, str] = {
 """Numbers of NVIDIA's page "XID Errors" that mean the hardware. Others (13, 31, 43, 45) are the programs' own faults."""
 LEAST_DISK = 10_000_000_000  # bytes: an environment with torch takes some 6 GB
 CLOCK_SECONDS = 1.0  # clocks further apart than this make logs, caches and signed requests wrong
-SLOW_SHARE = 0.4
-"""Share of the fastest link's rate, or of the expected rate, below which a link is called slow."""
-SLOW_BYTES = 25e6
-"""Bytes per second below which a link is called slow whatever the others are."""
-HEADINGS = ("node", "GPUs", "driver", "ECC and Xid", "disk free", "clock", "slowest link", "verdict")
+HEADINGS = ("node", "GPUs", "driver", "ECC and Xid", "disk free", "clock", "verdict")
 
 
 @dataclass(frozen=True)
@@ -113,26 +109,6 @@ class Health:
 
 
 @dataclass(frozen=True)
-class Way:
-    """Bytes per second from one node to another, by their numbers; None with a problem."""
-
-    source: int
-    target: int
-    rate: float | None
-    problem: str = ""
-
-
-def max_rates(ways: Iterable[Way]) -> tuple[Way, ...]:
-    """The best measurement of each way."""
-    best: dict[tuple[int, int], Way] = {}
-    for way in ways:
-        before = best.setdefault((way.source, way.target), way)
-        if (way.rate or 0.0) > (before.rate or 0.0):
-            best[way.source, way.target] = way
-    return tuple(best.values())
-
-
-@dataclass(frozen=True)
 class Verdict:
     """What is wrong with a node.
 
@@ -151,13 +127,10 @@ class Findings:
 
     Attributes:
         expected: GPUs that each node should have; 0 where none are asked for.
-        rate: bytes per second that a link should have; 0 where nobody knows.
     """
 
     nodes: tuple[Health, ...]
-    ways: tuple[Way, ...] = ()
     expected: int = 0
-    rate: float = 0.0
 
     @property
     def verdicts(self) -> list[Verdict]:
@@ -170,7 +143,7 @@ class Findings:
             found += [Verdict(index, words, broken=True) for words in _broken(node, self.expected)]
             if not node.unreached:
                 found += [Verdict(index, words) for words in (*_worth(node, usual), *_clock(node, clocks))]
-        return sorted([*found, *self._slow()], key=lambda one: one.node)
+        return sorted(found, key=lambda one: one.node)
 
     @property
     def broken(self) -> list[int]:
@@ -179,48 +152,8 @@ class Findings:
 
     @property
     def may_pass(self) -> bool:
-        """Whether what is wrong may be of the moment: a node that was not reached, a link that other traffic has made slow."""
-        slow = any(way.rate is None or way.rate < self.limit for way in self.ways)
-        return slow or any(node.unreached for node in self.nodes)
-
-    @property
-    def limit(self) -> float:
-        """Bytes per second below which a link is slow."""
-        best = max((way.rate for way in self.ways if way.rate is not None), default=0.0)
-        return max(SLOW_BYTES, SLOW_SHARE * max(best, self.rate))
-
-    def are_slow(self, one: int, other: int) -> bool:
-        """Whether bytes went slowly between two nodes, one way at least."""
-        return any({way.source, way.target} == {one, other} and way.rate is not None for way in self._slow_ways())
-
-    def _slow_ways(self) -> list[Way]:
-        limit = self.limit
-        return [way for way in self.ways if way.rate is None or way.rate < limit]
-
-    def _slow(self) -> list[Verdict]:
-        """Links that are slow, each at one of its nodes: at the one that has most of them."""
-        slow = self._slow_ways()
-        often = Counter(node for way in slow for node in (way.source, way.target))
-        found: dict[int, list[Way]] = {}
-        for way in slow:
-            found.setdefault(max(way.source, way.target, key=lambda node: (often[node], node)), []).append(way)
-        return [Verdict(node, self._slow_words(node, ways)) for node, ways in found.items()]
-
-    def _slow_words(self, node: int, ways: Sequence[Way]) -> str:
-        others = sorted({way.target if way.source == node else way.source for way in ways})
-        to = ", ".join(self.nodes[other].name for other in others)
-        if problem := next((way.problem for way in ways if way.rate is None), ""):
-            return f"no bytes between it and {to}: {problem}"
-        every = len(others) == len(self.nodes) - 1 and len(others) > 1
-        some = f"its {agreeing(len(others), 'link', 'links')} to {to} {agreeing(len(others), 'is', 'are')}"
-        rate = min(way.rate for way in ways if way.rate is not None)
-        return f"{'all its links are' if every else some} slow: {rate_text(rate)}{self._usual(rate)}"
-
-    def _usual(self, slow: float) -> str:
-        best = max(way.rate or 0.0 for way in self.ways)
-        if slow < SLOW_SHARE * best:
-            return f", where others have {rate_text(best)}"
-        return f", where {rate_text(self.rate)} are usual" if slow < SLOW_SHARE * self.rate else ""
+        """Whether what is wrong may be of the moment: a node that was not reached."""
+        return any(node.unreached for node in self.nodes)
 
     def rows(self) -> list[tuple[str, ...]]:
         """A row for each node, as cells."""
@@ -228,15 +161,13 @@ class Findings:
         for one in self.verdicts:
             words.setdefault(one.node, []).append(one.words)
         return [
-            (*self._cells(index, node), "; ".join(words.get(index, [])) or "good")
-            for index, node in enumerate(self.nodes)
+            (*self._cells(node), "; ".join(words.get(index, [])) or "good") for index, node in enumerate(self.nodes)
         ]
 
-    def _cells(self, index: int, node: Health) -> tuple[str, ...]:
+    def _cells(self, node: Health) -> tuple[str, ...]:
         if node.unreached:
             return (node.name, *["-"] * (len(HEADINGS) - 2))
         kinds = Counter(gpu.name for gpu in node.gpus)
-        mine = [way.rate for way in self.ways if way.rate is not None and index in (way.source, way.target)]
         return (
             node.name,
             ", ".join(f"{number} × {name}" for name, number in kinds.items()) or "none",
@@ -244,7 +175,6 @@ class Findings:
             _errors(node),
             size(node.disk_free),
             _clock_text(node),
-            rate_text(min(mine)) if mine else "-",
         )
 
     def text(self) -> str:
@@ -319,9 +249,3 @@ def _errors(node: Health) -> str:
         return f"{ecc}, log not readable"
     numbers = sorted({one.number for one in node.xids})
     return f"{ecc}, Xid {', '.join(map(str, numbers))}" if numbers else f"{ecc}, no Xid"
-
-
-def rate_text(rate: float) -> str:
-    """Bytes per second as networks are named: "9.4 Gbit/s"."""
-    bits = rate * 8
-    return f"{float(f'{bits / 1e9:.3g}'):.12g} Gbit/s" if bits >= 1e9 else f"{bits / 1e6:.3g} Mbit/s"

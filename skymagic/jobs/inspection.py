@@ -39,8 +39,8 @@ def _divided(pool: Pool, ranks: Sequence[int]) -> tuple[list[int], dict[int, str
     return there, {rank: words.get(rank, "not there") for rank in ranks if rank not in there}
 
 
-def check(pool: Pool, quick: bool, say: Callable[[str], None]) -> Findings:
-    """Check all nodes against the pool's plan, also while cells run, which then share the links with the check."""
+def check(pool: Pool, say: Callable[[str], None]) -> Findings:
+    """Check all nodes against the pool's plan, also while cells run."""
     agents, plan = pool.agents, pool.plan
     own: dict[int, list[int]] = {}
     for rank, state in agents.ranks.items():
@@ -52,4 +52,4 @@ def check(pool: Pool, quick: bool, say: Callable[[str], None]) -> Findings:
         if plan.remote
         else len({one.word for node in plan.devices for one in node})
     )
-    return checking.check(agents.nodes, own, checking.QUICK if quick else checking.WHOLE, expected=gpus, say=say)
+    return checking.check(agents.nodes, own, expected=gpus, say=say)

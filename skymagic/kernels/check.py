@@ -1,4 +1,4 @@
-"""The node's end of a check: what it has, its clock, and bytes to and from other nodes; one process per check.
+"""The node's end of a check: what it has, and its clock; one process per check.
 
 It speaks `skymagic.wire.check` over its standard input and output, and ends when its input does. Its own user's rights do: what only
 root may read is said to be unknown.
@@ -8,29 +8,22 @@ from __future__ import annotations
 
 import contextlib
 import os
-import secrets
 import shutil
-import socket
 import subprocess
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 from skymagic.kernels.fork import take_streams
 from skymagic.wire import check as wire
-from skymagic.wire.authentication import Unauthenticated, prove, verify
 from skymagic.wire.codec import write_all
 
 PROGRAM_TIMEOUT = 20.0
 """Seconds for a program that looks at the hardware: a GPU that has fallen off its bus makes nvidia-smi hang."""
-CONNECT_TIMEOUT = 5.0
 CHUNK = 1 << 20
 KEPT_LINES = 50
 """Newest lines of the kernel's log that are kept."""
 MARK = "NVRM: Xid"
-COUNT_BYTES = 8
-PURPOSE = "send bytes"
 
 
 def look() -> wire.NodeSurvey:
@@ -102,74 +95,6 @@ def _kernel() -> list[str] | None:
     return None
 
 
-# -- bytes between nodes -------------------------------------------------------------------------------------------------
-
-
-class Listener:
-    """Takes the bytes of one sender that has its token, and says how many came. They mean nothing, and are not encrypted."""
-
-    def __init__(self, address: str) -> None:
-        self.token = secrets.token_hex(16)
-        self._socket = socket.create_server((address, 0))
-        self.port: int = self._socket.getsockname()[1]
-        self._strangers = Unauthenticated(seconds=CONNECT_TIMEOUT)
-        threading.Thread(target=self._serve, daemon=True).start()
-
-    def _serve(self) -> None:
-        while self._socket.fileno() >= 0:
-            with contextlib.suppress(OSError, RuntimeError):  # no descriptor is left, or no thread
-                connection = self._strangers.accept(self._socket)
-                threading.Thread(target=self._take, args=(connection,), daemon=True).start()
-
-    def _take(self, connection: socket.socket) -> None:
-        with contextlib.suppress(OSError), connection:
-            try:
-                is_sender = verify(connection, self.token, PURPOSE, CONNECT_TIMEOUT)
-            finally:
-                self._strangers.known(connection)
-            if is_sender:
-                with contextlib.suppress(OSError):
-                    self._socket.shutdown(socket.SHUT_RDWR)  # wakes the accept, which a close does not
-                    self._socket.close()
-                connection.settimeout(CONNECT_TIMEOUT)
-                connection.sendall(_drained(connection).to_bytes(COUNT_BYTES, "big"))
-
-
-def _exactly(connection: socket.socket, nbytes: int) -> bytes:
-    data = b""
-    while len(data) < nbytes and (piece := connection.recv(nbytes - len(data))):
-        data += piece
-    return data
-
-
-def _drained(connection: socket.socket) -> int:
-    buffer, total = bytearray(CHUNK), 0
-    while count := connection.recv_into(buffer):
-        total += count
-    return total
-
-
-def send(request: wire.SendBytes) -> wire.BytesSent:
-    """Send bytes to a listener. The time counts until it has said that all have come: what waits in buffers is no speed."""
-    data, left = bytes(CHUNK), request.nbytes
-    try:
-        with socket.create_connection((request.address, request.port), CONNECT_TIMEOUT) as connection:
-            prove(connection, request.token, PURPOSE, CONNECT_TIMEOUT)
-            begun = time.monotonic()
-            connection.settimeout(request.seconds + CONNECT_TIMEOUT)
-            while left > 0 and time.monotonic() - begun < request.seconds:
-                connection.sendall(data)
-                left -= CHUNK
-            connection.shutdown(socket.SHUT_WR)
-            count = _exactly(connection, COUNT_BYTES)
-            seconds = time.monotonic() - begun
-    except OSError as problem:
-        return wire.BytesSent(problem=problem.strerror or str(problem))
-    if len(count) < COUNT_BYTES:
-        return wire.BytesSent(problem="the other node has closed the connection")
-    return wire.BytesSent(int.from_bytes(count, "big"), seconds)
-
-
 # -- the process ---------------------------------------------------------------------------------------------------------
 
 
@@ -180,14 +105,6 @@ def answer(request: wire.CheckMessage) -> wire.CheckMessage:
             return look()
         case wire.ReadClock():
             return wire.NodeClock(time.time())
-        case wire.ListenForBytes():
-            try:
-                listener = Listener(request.address)
-            except OSError as problem:
-                return wire.Listening(problem=problem.strerror or str(problem))
-            return wire.Listening(listener.port, listener.token)
-        case wire.SendBytes():
-            return send(request)
     raise ValueError(f"not a request: {request!r}")
 
 

@@ -17,7 +17,7 @@ from skymagic.display.screen import NotebookScreen, print_note
 from skymagic.display.status import PoolStatus, PoolStatuses, RankStatus
 from skymagic.errors import PoolError, RankError
 from skymagic.jobs import inspection
-from skymagic.magics.arguments.line_magics import CheckRequest, RanksRequest
+from skymagic.magics.arguments.line_magics import RanksRequest
 from skymagic.plan.units import Selection
 from skymagic.pool import Pool, records, registry
 from skymagic.wire.order import Debug
@@ -66,10 +66,10 @@ def _chosen(request: RanksRequest) -> tuple[Pool, tuple[int, ...]]:
     return pool, (request.ranks or Selection("all")).ranks(pool.world_size)
 
 
-def checked(request: CheckRequest) -> Findings:
+def checked(name: str | None) -> Findings:
     """How a pool's nodes are. Raises PoolError: there is no such pool, or it is lost."""
-    pool = registry.pool_named(request.name)
-    return inspection.check(pool, request.quick, print_note)
+    pool = registry.pool_named(name)
+    return inspection.check(pool, print_note)
 
 
 # -- ``%debug`` after a cell that failed on a rank: the frames are there, and each command is sent to them -------------

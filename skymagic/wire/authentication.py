@@ -126,12 +126,6 @@ def verify(sock: socket.socket, secret: str, purpose: str, seconds: float) -> bo
     return hmac.compare_digest(_exactly(sock, PROOF_BYTES, deadline), proof(secret, purpose, nonce))
 
 
-def prove(sock: socket.socket, secret: str, purpose: str, seconds: float) -> None:
-    """Answer the other end's challenge. Raises OSError, TimeoutError after `seconds` in all."""
-    nonce = _exactly(sock, NONCE_BYTES, time.monotonic() + seconds)
-    sock.sendall(proof(secret, purpose, nonce))
-
-
 def _exactly(sock: socket.socket, nbytes: int, deadline: float) -> bytes:
     """So many bytes, or fewer where the other end closes. A deadline for all of them: each piece has a timeout of its own."""
     data = b""

@@ -1,14 +1,10 @@
-"""The protocol of checking a node: what it has and how it is, its clock, and how fast bytes go from it to another one.
+"""The protocol of checking a node: what it has and how it is, and its clock.
 
 notebook                                  node
 SurveyNode                           →
                                      ←    NodeSurvey
 ReadClock                            →    several times; the shortest answer counts
                                      ←    NodeClock
-ListenForBytes                       →    the receiving node
-                                     ←    Listening
-SendBytes                            →    the sending node, which connects to the receiving one
-                                     ←    BytesSent
 """
 
 from __future__ import annotations
@@ -49,38 +45,6 @@ class NodeClock(CheckMessage):
     """Seconds since 1970, as the node has them."""
 
     time: float
-
-
-class ListenForBytes(CheckMessage):
-    """Take bytes of another node at this address of yours."""
-
-    address: str
-
-
-class Listening(CheckMessage):
-    """Where, and the secret that a sender has to show (`wire.authentication`); or why not."""
-
-    port: int = 0
-    token: str = ""
-    problem: str = ""
-
-
-class SendBytes(CheckMessage):
-    """Send bytes there, until so many are sent or so many seconds are over."""
-
-    address: str
-    port: int
-    token: str
-    nbytes: int
-    seconds: float
-
-
-class BytesSent(CheckMessage):
-    """How many bytes have come there in how many seconds; or why none."""
-
-    nbytes: int = 0
-    seconds: float = 0.0
-    problem: str = ""
 
 
 GPU_FIELDS = (

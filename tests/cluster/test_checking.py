@@ -1,4 +1,4 @@
-"""%sky_check on separate machines: one has a slow link, one a GPU with errors, one a stranger on its GPU, and one is cut off."""
+"""%sky_check on separate machines: one has a GPU with errors, one a stranger on its GPU, and one is cut off."""
 
 from __future__ import annotations
 
@@ -52,25 +52,21 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Machines, No
             yield hosts, notebook
 
 
-def checked(notebook: Notebook, options: str = "") -> dict[str, list[str]]:
+def checked(notebook: Notebook, name: str = "") -> dict[str, list[str]]:
     """The table of %sky_check: node → its cells, as the notebook shows them."""
-    [shown] = notebook.run(f"%sky_check {options}").rich
+    [shown] = notebook.run(f"%sky_check {name}").rich
     assert "<table>" in shown["text/html"]
     rows = [re.split(r"\s{2,}", line) for line in shown["text/plain"].splitlines()[1:]]
     return {row[0]: row[1:] for row in rows}
 
 
-def test_nodes_and_links_are_named(lab: tuple[Machines, Notebook]) -> None:
-    hosts, notebook = lab
-    slow = hosts[2]
-    assert isinstance(slow, Machine)
-    with slow.slow(rate_mbit=50):
-        found = checked(notebook, "--quick")
+def test_broken_nodes_are_named(lab: tuple[Machines, Notebook]) -> None:
+    found = checked(lab[1])
     assert found["h1"][-1] == "good"
     assert found["h1"][:2] == ["1 × Tesla T4", "550.1"]
     assert found["h2"][-1] == "GPU 0 has 2 uncorrected ECC errors; GPU at 0000:00:1e: fallen off the bus (Xid 79)"
     assert "2 ECC, Xid 79" in found["h2"]
-    assert "all its links are slow" in found["h3"][-1]
+    assert found["h3"][-1] == "good"
     # the machines have one clock, the kernel's, which is the notebook's too
     assert {cells[4] for cells in found.values()} <= {"same", *(f"0.00{n} s ahead" for n in range(9))}
 
@@ -91,7 +87,7 @@ def test_processes_on_a_gpu_are_the_pools_or_strangers(lab: tuple[Machines, Note
     try:
         (programs / "h1.pids").write_text("".join(f"{each}\n" for each in own[0]))
         (programs / "h3.pids").write_text(f"{own[2][0]}\n{pid}\n")
-        found = checked(notebook, "lab --quick")
+        found = checked(notebook, "lab")
     finally:
         subprocess.run([*hosts[2].space.enter, "kill", pid], check=True)
         stranger.communicate()

@@ -10,19 +10,15 @@ import time
 import tracemalloc
 import zlib
 from collections.abc import Callable, Iterator
-from functools import partial
 
 import pytest
 import xxhash
 
 from skymagic.data.remote.client import IncomingFile
-from skymagic.kernels import check
 from skymagic.kernels.agent.discovery import MAX_PROBES, Candidates, answering
 from skymagic.kernels.fork import EventLoop
 from skymagic.kernels.store.peers import PeerServer
 from skymagic.wire import tls
-from skymagic.wire.authentication import proof
-from skymagic.wire.check import SendBytes
 from skymagic.wire.store import PEER_CODEC, ReadChunk
 
 DEADLINE = 10.0
@@ -170,23 +166,3 @@ def test_strangers_who_only_connect(candidates: Candidates) -> None:
         ]
         assert answering(candidates.ports, candidates.secret) == {"127.0.0.1": "127.0.0.1"}
         assert all(stranger.recv(1) == b"" for stranger in strangers), "closed: displaced, or in time"
-
-
-def test_a_check_takes_bytes_from_its_sender_alone() -> None:
-    """The token does not pass; a stranger who has heard a proof, or talks on and on, is refused, and the sender is served."""
-    listener = check.Listener("127.0.0.1")
-    send = partial(SendBytes, "127.0.0.1", listener.port, nbytes=1000, seconds=5.0)
-    with socket.create_connection(("127.0.0.1", listener.port), DEADLINE) as silent:
-        assert check.send(send(token="guessed")).problem
-        with socket.create_connection(("127.0.0.1", listener.port), DEADLINE) as stranger:
-            nonce = stranger.recv(4096)
-            stranger.sendall(proof(listener.token, check.PURPOSE, b"another nonce"))
-            with contextlib.suppress(ConnectionResetError):
-                assert stranger.recv(4096) == b""
-        assert len(nonce) == 32
-        assert listener.token.encode() not in nonce
-        sent = check.send(send(token=listener.token))
-        assert (sent.nbytes, sent.problem) == (check.CHUNK, "")
-        assert len(silent.recv(4096)) == 32
-    with pytest.raises(ConnectionRefusedError):
-        socket.create_connection(("127.0.0.1", listener.port), DEADLINE)

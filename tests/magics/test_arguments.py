@@ -21,7 +21,6 @@ from skymagic.magics.arguments.cell_magics import parse_broadcast, parse_pool, p
 from skymagic.magics.arguments.help import CompletionNames, complete, help_text
 from skymagic.magics.arguments.line_magics import (
     AttachRequest,
-    CheckRequest,
     CleanRequest,
     CloneRequest,
     FilesRequest,
@@ -838,7 +837,7 @@ def test_looking() -> None:
     assert len(mistakes(parse_status, "-o s --hosts gpu1 --provider aws")) == 3
     assert "'gcp'" in mistakes(parse_status, "--provider gcp")[0]
     assert parse_down("lab --hosts gpu1,gpu2") == DownRequest("lab", hosts=("gpu1", "gpu2"))
-    assert parse_check("train --quick") == CheckRequest("train", True)
+    assert parse_check("train") == "train"
     assert parse_clean("--hosts gpu1 --all --dry-run") == CleanRequest(("gpu1",), True, True)
     assert mistakes(parse_clean, "--all") == ["say where: %sky_clean --hosts gpu1,gpu2"]
     assert len(mistakes(parse_status, "lab --disk")) == 2

@@ -9,7 +9,7 @@ import threading
 
 import pytest
 
-from skymagic.wire.authentication import Unauthenticated, prove, verify
+from skymagic.wire.authentication import NONCE_BYTES, Unauthenticated, proof, verify
 
 DEADLINE = 10.0
 EXHAUST = """
@@ -89,7 +89,11 @@ def test_a_new_connection_displaces_the_oldest() -> None:
 def test_a_proof_is_of_one_secret_for_one_purpose(secret: str, purpose: str, is_known: bool) -> None:
     here, there = socket.socketpair()
     with here, there:
-        proving = threading.Thread(target=prove, args=(there, secret, purpose, DEADLINE))
+
+        def prove() -> None:
+            there.sendall(proof(secret, purpose, there.recv(NONCE_BYTES)))
+
+        proving = threading.Thread(target=prove)
         proving.start()
         assert verify(here, "s", "p", DEADLINE) is is_known
         proving.join()

@@ -115,14 +115,6 @@ class GpusRequest:
 
 
 @dataclass(frozen=True)
-class CheckRequest:
-    """%sky_check: which pool (None: the current one), and whether little is sent over its links."""
-
-    name: str | None = None
-    quick: bool = False
-
-
-@dataclass(frozen=True)
 class CleanRequest:
     """%sky_clean: on which hosts, whether all that no pool uses, whether to say only what would be removed."""
 
@@ -133,7 +125,16 @@ class CleanRequest:
 
 def parse_cost(line: str) -> str | None:
     """``%sky_cost [NAME]``. Raises RequestError with all mistakes."""
-    parsed = ParsedLine("sky_cost", line)
+    return _pool_name("sky_cost", line)
+
+
+def parse_check(line: str) -> str | None:
+    """``%sky_check [NAME]``. Raises RequestError with all mistakes."""
+    return _pool_name("sky_check", line)
+
+
+def _pool_name(magic: str, line: str) -> str | None:
+    parsed = ParsedLine(magic, line)
     parsed.done()
     return parsed.values.get("name")
 
@@ -222,13 +223,6 @@ def parse_status(line: str) -> StatusRequest:
     parsed.mistakes += request.mistakes()
     parsed.done()
     return request
-
-
-def parse_check(line: str) -> CheckRequest:
-    """``%sky_check [NAME] [--quick]``. Raises RequestError with all mistakes."""
-    parsed = ParsedLine("sky_check", line)
-    parsed.done()
-    return CheckRequest(**parsed.values)
 
 
 def parse_clean(line: str) -> CleanRequest:

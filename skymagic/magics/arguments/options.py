@@ -149,7 +149,6 @@ _TO_RENT: tuple[Option, ...] = (
     Option(("--region",), "region", readers.region, "NAMES", "regions, separated by commas: us-east-1,us-west-2", choices="regions"),
     Option(("--spot",), "spot", help="spot prices: cheaper, but EC2 may reclaim the machines"),
 )
-_QUICK = Option(("--quick",), "quick", help="measure the links with less data: faster, less exact")
 _TAKE_OVER = Option(("--take-over",), "take_over", help="take the pool from a notebook that is still running")
 _CLEAN_ALL = Option(("--all",), "all", help="remove everything that no pool uses now")
 # fmt: on
@@ -236,7 +235,7 @@ MAGICS: dict[str, Magic] = {
     "sky_forward": Magic("Open a port of a node as a link in the notebook: TensorBoard, a profiler, a dashboard.", (_NODES, _POOL_NAME), "PORTS", examples=("%sky_forward 6006", "%sky_forward 8265 --nodes 1")),
     "sky_pip": Magic("Install packages on all nodes of a pool, or list them. Ranks can import them immediately.", (_POOL_NAME, _ALL), "install NAMES|list", "pip", examples=("%sky_pip install pandas pillow==12.0.0", "%sky_pip list")),
     "sky_gpus": Magic("Show the GPUs of this machine, the names that --gpu accepts, and prices of rented machines.", (*_TO_RENT, _KEEP), "[GPU[:COUNT]]", "gpus", ("%sky_gpus", "%sky_gpus A100", "%sky_gpus A100:8 --nodes 4 --region us-east-1,us-west-2 --spot", "%sky_gpus A100:8 -o offers       # offers['p4d.24xlarge'][0].price")),
-    "sky_check": Magic("Check the nodes of a pool: GPUs, hardware errors, disks, clocks, and the speed of the network links.", (_QUICK,), NAME, "pools", ("%sky_check", "%sky_check train --quick"), elsewhere=_MORE),
+    "sky_check": Magic("Check the nodes of a pool: GPUs, hardware errors, disks and clocks.", (), NAME, "pools", ("%sky_check", "%sky_check train"), elsewhere=_MORE),
     "sky_restart": Magic("Restart ranks. Their variables are lost.", (_TARGETS, _POOL_NAME), NAME, "pools", ("%sky_restart", "%sky_restart -t 2")),
     "sky_down": Magic("End a pool and release its machines.", (_DOWN_ALL, _AT_HOSTS, _RENTED), NAME, "pools", ("%sky_down", "%sky_down train", "%sky_down --all", "%sky_down lab --hosts gpu1,gpu2    # of a notebook that is gone", "%sky_down train --provider aws     # rented from another machine"), elsewhere=_MORE),
     "sky_attach": Magic("Continue with a pool whose notebook is gone and show its output since then; follow a pool of a running notebook; without a name: list pools.", (_TAKE_OVER,), NAME, "left", ("%sky_attach", "%sky_attach lab"), elsewhere=_MORE),

@@ -26,7 +26,6 @@ from skymagic.providers.aws.rented import RentedSurvey
 from skymagic.providers.provider import Say
 from skymagic.ssh.config import Endpoint
 
-ONE_FLOW = 5.0  # Gbit/s that EC2 lets one connection have outside a placement group, whatever the machine's network
 RETRY_SECONDS = 60.0
 """Between two attempts to rent a machine where EC2 has none: capacity returns within minutes or hours, and each is a call of its API."""
 RETURNING = (ErrorKind.CAPACITY, ErrorKind.PRICE, ErrorKind.THROTTLED)
@@ -51,7 +50,7 @@ def acquired(survey: RentedSurvey, instances: Sequence[RunningInstance], say: Sa
     for index, one, new in zip(found.broken, others, news, strict=True):
         held.machines[index].close()
         held.machines[index], running[index] = new, one
-    again = check_machines(survey, held.machines, running, say)  # the links between the new ones and the others too
+    again = check_machines(survey, held.machines, running, say)
     print_findings(again)
     if again.broken:
         raise ProvisionError(f"{broken(again)}; other machines were rented once, and not again")
@@ -102,9 +101,7 @@ def check_machines(
         replace(machine.node(index, ""), address=one.private)
         for index, (machine, one) in enumerate(zip(machines, instances, strict=True))
     ]
-    rate = min(offer.network, ONE_FLOW) * 1e9 / 8
-    extent = replace(checking.WHOLE, seconds=checking.WHOLE.seconds * survey.clients.deadline_factor)
-    return checking.check(nodes, {}, extent, expected=offer.gpus, rate=rate, say=say)
+    return checking.check(nodes, {}, expected=offer.gpus, say=say)
 
 
 def print_findings(found: Findings) -> None:
