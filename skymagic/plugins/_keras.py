@@ -1,7 +1,7 @@
-"""Keras 3: its backend chosen before it is imported, and ``fit`` that trains one model on all ranks, on torch and on JAX.
+"""Keras 3: its backend chosen before it is imported, and ``fit`` that trains one model on all ranks, on JAX.
 
-On JAX batches are spread over the mesh of all ranks, from equal weights; what would wait for ever is refused. On torch each step's
-gradients are averaged before an optimizer applies them, as DDP does it, also in training loops of the user's own.
+Batches are spread over the mesh of all ranks, from equal weights; what would wait for ever is refused. On torch ``fit`` averages no
+gradients over ranks, and is refused where ranks have a process group.
 """
 
 from __future__ import annotations
@@ -12,8 +12,7 @@ import inspect
 import os
 import random
 import sys
-import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from skymagic.errors import RequestError
@@ -29,22 +28,26 @@ if TYPE_CHECKING:
 VARIABLE = "KERAS_BACKEND"
 BACKENDS = ("jax", "torch", "tensorflow")
 ALONE = (
-    "skymagic: this fit trains each rank separately. To average gradients, create the pool with --plugin {backend} "
-    "as well as keras. If separate training is intended: --plugin keras:backend={backend},sync=false\n"
+    "skymagic: this fit trains each rank separately. To train one model on all ranks, create the pool with --plugin jax "
+    "--plugin keras:backend=jax. If separate training is intended: --plugin keras:backend={backend},sync=false\n"
+)
+REFUSED = (
+    "Keras on torch averages no gradients over ranks. To train one model on all ranks, create the pool with --plugin jax --plugin "
+    "keras:backend=jax; to let each rank train its own, add sync=false: --plugin keras:backend=torch,sync=false"
 )
 
 
 def keras(backend: str = "jax", sync: bool = True) -> Plugin:
     """Install Keras 3 and choose its backend before it is imported.
 
-    With the plugin of the backend beside it, ranks train one model together, each on its own part of the data
-    (``sky.shard``): on JAX by Keras's own ``DataParallel`` over the devices of all ranks, on torch by averaging each
-    step's gradients (plain Keras would not). Without that plugin each rank trains for itself, and says so. On TensorFlow
-    the variable is all there is: set up ``tf.distribute`` yourself.
+    On JAX, with the plugin ``jax`` beside it, ranks train one model together by Keras's own ``DataParallel`` over the devices of
+    all ranks, each on its own part of the data (``sky.shard``). Without that plugin each rank trains for itself, and says so. So it
+    does on torch; with the plugin ``torch`` beside it ``fit`` on all ranks raises RuntimeError, for Keras would average no
+    gradients. On TensorFlow the variable is all there is: set up ``tf.distribute`` yourself.
 
     Args:
         backend: ``"jax"``, ``"torch"`` or ``"tensorflow"``.
-        sync: False lets each rank train for itself also where they could train together.
+        sync: False lets each rank train for itself, without a word.
     """
     if backend not in BACKENDS:
         raise RequestError(f"Keras has no backend {backend!r}; it has {', '.join(BACKENDS)}")
@@ -125,12 +128,9 @@ def synchronized(backend: str) -> Iterator[None]:
     model = owner(keras.Model, "fit")
     with Patches() as patches:
         if backend == "torch":
-            averager = GradientAverager()
-            for kind in {owner(keras.optimizers.Optimizer, "apply"), keras.optimizers.LossScaleOptimizer}:
-                patches.put(kind, "apply", averager.around(kind.apply))
-            patches.put(model, "fit", together(model.fit, "torch", lambda: torch_callback(averager)))
+            patches.put(model, "fit", apart(model.fit))
         else:
-            patches.put(model, "fit", on_whole_mesh(together(model.fit, "jax", jax_callback)))
+            patches.put(model, "fit", on_whole_mesh(together(model.fit)))
             for name in ("evaluate", "predict"):
                 kind = owner(keras.Model, name)
                 patches.put(kind, name, on_whole_mesh(getattr(kind, name)))
@@ -142,16 +142,30 @@ def owner(kind: type, name: str) -> Any:
     return next(base for base in kind.__mro__ if name in vars(base))
 
 
-def together(plain: Callable[..., Any], backend: str, callback: Callable[[], Any]) -> Callable[..., Any]:
-    """``fit`` with a callback of ours, the last in the list; None of it, and a word, where ranks train apart."""
+def apart(plain: Callable[..., Any]) -> Callable[..., Any]:
+    """``fit`` on torch: each rank trains for itself, which is said, or refused (RuntimeError) where all have a process group."""
+
+    @functools.wraps(plain)
+    def fit(*args: Any, **kwargs: Any) -> Any:
+        dist = sys.modules.get("torch.distributed")
+        if dist is not None and dist.is_initialized() and dist.get_world_size() > 1 and runtime.everyone():
+            raise RuntimeError(REFUSED)
+        warn_alone("torch")
+        return plain(*args, **kwargs)
+
+    return fit
+
+
+def together(plain: Callable[..., Any]) -> Callable[..., Any]:
+    """``fit`` on JAX with a callback of ours, the last in the list; None of it, and a word, where ranks train apart."""
     signature = inspect.signature(plain)
 
     @functools.wraps(plain)
     def fit(*args: Any, **kwargs: Any) -> Any:
         bound = signature.bind(*args, **kwargs)
-        ours = callback()
+        ours = equal_parts()
         if ours is None:
-            warn_alone(backend)
+            warn_alone("jax")
         else:
             ours.data = bound.arguments.get("x")
             with_callback(bound, ours)
@@ -238,30 +252,18 @@ def on_whole_mesh(plain: Callable[..., Any]) -> Callable[..., Any]:
     return guarded
 
 
-def jax_callback() -> Any:
-    """Checks before training that all ranks will do the same number of steps; None where they train apart."""
+def equal_parts() -> Any:
+    """A callback that raises ValueError where ranks have different numbers of batches, or of items; None where ranks train apart.
+
+    They would wait for each other for ever.
+    """
     import jax
 
     if jax.process_count() == 1 or not runtime.everyone():
         return None
-
-    def everyone(mine: list[int]) -> list[list[int]]:
-        import numpy as np
-        from jax.experimental import multihost_utils
-
-        gathered = multihost_utils.process_allgather(np.array(mine))
-        return [list(map(int, row)) for row in gathered.reshape(-1, len(mine))]
-
-    return equal_parts(everyone)
-
-
-def equal_parts(everyone: Callable[[list[int]], list[list[int]]]) -> Any:
-    """A callback that raises ValueError where ranks have different numbers of batches, or of items: they would wait for each other for ever.
-
-    Args:
-        everyone: given this rank's numbers, all ranks' by rank; each rank calls it.
-    """
     import keras
+    import numpy as np
+    from jax.experimental import multihost_utils
 
     class EqualParts(keras.callbacks.Callback):  # type: ignore[misc]
         data: Any = None
@@ -272,7 +274,8 @@ def equal_parts(everyone: Callable[[list[int]], list[list[int]]]) -> Any:
             except TypeError:
                 items = -1
             steps = self.params.get("steps")
-            rows = everyone([-1 if steps is None else steps, items])
+            mine = np.array([-1 if steps is None else steps, items])
+            rows = multihost_utils.process_allgather(mine).reshape(-1, len(mine)).tolist()
             for name, column in zip(("batches", "items"), zip(*rows, strict=True), strict=True):
                 if len(set(column)) > 1:
                     raise ValueError(
@@ -281,104 +284,3 @@ def equal_parts(everyone: Callable[[list[int]], list[list[int]]]) -> Any:
                     )
 
     return EqualParts()
-
-
-# -- on torch --------------------------------------------------------------------------------------------------------
-
-
-def all_train() -> bool:
-    """Whether there is a process group of several ranks, and all of them take part in the run."""
-    dist = sys.modules.get("torch.distributed")
-    if dist is None or not dist.is_initialized():
-        return False
-    return dist.get_world_size() > 1 and runtime.everyone()
-
-
-class GradientAverager:
-    """Averages gradients over the ranks before an optimizer applies them."""
-
-    def __init__(self) -> None:
-        self._inside = False
-        self._met: weakref.WeakSet[Any] = weakref.WeakSet()
-
-    def around(self, plain: Callable[..., Any]) -> Callable[..., Any]:
-        """The method of a class of optimizers, on averaged gradients; one optimizer within another averages once."""
-
-        def apply(optimizer: Any, grads: Any, trainable_variables: Any = None) -> Any:
-            if self._inside or not all_train():
-                return plain(optimizer, grads, trainable_variables)
-            variables = list(optimizer._trainable_variables if trainable_variables is None else trainable_variables)
-            if optimizer not in self._met:  # a training loop that is not fit
-                self.begin(optimizer, variables)
-            self._inside = True
-            try:
-                return plain(optimizer, average(list(grads), variables), trainable_variables)
-            finally:
-                self._inside = False
-
-        return apply
-
-    def begin(self, optimizer: Any, variables: Sequence[Any]) -> None:
-        """All ranks start from rank 0's values."""
-        broadcast([*variables, *(optimizer.variables if optimizer.built else ())])
-        self._met.add(optimizer)
-
-
-def average(grads: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
-    """Gradients averaged over all ranks, by one all_reduce of all of them in a row; one that no rank has stays None."""
-    import torch
-    import torch.distributed as dist
-
-    values = [variable.value for variable in variables]
-    dtype = torch.float64 if any(value.dtype == torch.float64 for value in values) else torch.float32
-    flat = [
-        (torch.zeros_like(value) if grad is None else grad.detach()).reshape(-1).to(dtype)
-        for grad, value in zip(grads, values, strict=True)
-    ]
-    present = torch.tensor([float(grad is not None) for grad in grads], dtype=dtype, device=values[0].device)
-    row = torch.cat([*flat, present])
-    dist.all_reduce(row)
-    *parts, counts = row.div_(dist.get_world_size()).split([*map(len, flat), len(grads)])
-    return [
-        part.reshape(value.shape).to(value.dtype) if count else None
-        for part, value, count in zip(parts, values, counts.tolist(), strict=True)
-    ]
-
-
-def broadcast(variables: Sequence[Any]) -> None:
-    """Give rank 0's values to these variables on all ranks."""
-    import torch
-    import torch.distributed as dist
-
-    with torch.no_grad():
-        for variable in variables:
-            tensor = variable.value
-            whole = tensor.detach().clone(memory_format=torch.contiguous_format)
-            as_sent = whole.to(torch.uint8) if whole.dtype == torch.bool else whole
-            dist.broadcast(as_sent, 0)
-            tensor.copy_(as_sent)
-
-
-def torch_callback(averager: GradientAverager) -> Any:
-    """What ``fit`` does beside training where ranks train together; None where they train apart."""
-    if not all_train():
-        return None
-    from skymagic.plugins._torch import membership
-
-    checked = equal_parts(membership.gathered)
-
-    class Synchronization(type(checked)):  # type: ignore[misc]
-        def on_train_begin(self, logs: Any = None) -> None:
-            super().on_train_begin(logs)
-            broadcast(self.model.non_trainable_variables)
-            averager.begin(self.model.optimizer, self.model.trainable_variables)
-
-        def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-            self.model.stop_training = bool(
-                membership.highest(self.model.stop_training)
-            )  # one that stops early stops all
-
-        def on_train_end(self, logs: Any = None) -> None:
-            broadcast(self.model.non_trainable_variables)  # as DDP's buffers: rank 0's
-
-    return Synchronization()
