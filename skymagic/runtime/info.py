@@ -16,7 +16,7 @@ import socket
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, fields
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, cast
 
 from skymagic.errors import SkyError
 from skymagic.plan.limits import first_gpu
@@ -194,8 +194,7 @@ def participants() -> tuple[int, ...]:
 class Silence:
     """Output control: a decorator and a context manager, used as often and as nested as you like.
 
-    As a decorator it takes functions, methods, generators and asynchronous functions; the last two are silenced while
-    their own code runs, not while they wait for others. The choice of ranks is evaluated at each call.
+    As a decorator it takes functions and methods; a generator or an asynchronous function has a `with` block in it instead. The choice of ranks is evaluated at each call.
     `skymagic.runtime.silence` says what a silence covers.
     """
 
@@ -212,12 +211,12 @@ class Silence:
             return info.rank not in self.heard
         return self.heard == "nobody" or (self.heard == "head" and info.rank != 0)
 
-    def redirection(self) -> Callable[[], silence.Redirection]:
-        """Makes the redirections of one call: of our streams, or of none where this rank is heard."""
-        return functools.partial(silence.Redirection, self.streams if self.applies() else ())
+    def redirection(self) -> silence.Redirection:
+        """The redirection of one call: of our streams, or of none where this rank is heard."""
+        return silence.Redirection(self.streams if self.applies() else ())
 
     def __enter__(self) -> None:
-        block = self.redirection()()
+        block = self.redirection()
         block.__enter__()
         _open_blocks().append((self, block))
 
@@ -230,13 +229,24 @@ class Silence:
         """`function`, silent on the ranks that are not to be heard.
 
         Raises:
-            TypeError: not a function, or one that @sky.function has already made lazy.
+            TypeError: not a function, a generator or an asynchronous function, or one that @sky.function has already made lazy.
         """
         if getattr(function, "__sky_lazy__", False):
             raise TypeError(f"@sky.function must be outermost: write it above @sky.{self.name}, not below")
         if inspect.isclass(function) or not callable(function):
             raise TypeError(f"sky.{self.name} decorates a function or stands in a `with`; it was given {function!r}")
-        return _silenced(function, self)
+        pauses = (inspect.iscoroutinefunction, inspect.isasyncgenfunction, inspect.isgeneratorfunction)
+        if any(kind(function) for kind in pauses):
+            raise TypeError(
+                f"sky.{self.name} cannot decorate what pauses: write `with sky.{self.name}:` in {function.__name__}"
+            )
+
+        @functools.wraps(function)
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
+            with self.redirection():
+                return function(*args, **kwargs)
+
+        return cast("F", wrapper)
 
 
 _local = threading.local()
@@ -246,32 +256,6 @@ def _open_blocks() -> list[tuple[Silence, silence.Redirection]]:
     """The `with` blocks open on this thread. Not kept in a Silence, for it is shared and travels by pickle."""
     blocks: list[tuple[Silence, silence.Redirection]] = _local.__dict__.setdefault("blocks", [])
     return blocks
-
-
-def _silenced(function: F, control: Silence) -> F:
-    wrapper: Callable[..., Any]
-    if inspect.iscoroutinefunction(function):
-
-        async def wrapper(*args: Any, **kwargs: Any) -> Any:
-            return await silence.drive(function(*args, **kwargs), control.redirection())
-
-    elif inspect.isasyncgenfunction(function):
-
-        def wrapper(*args: Any, **kwargs: Any) -> Any:
-            return silence.drive_async(function(*args, **kwargs), control.redirection())
-
-    elif inspect.isgeneratorfunction(function):
-
-        def wrapper(*args: Any, **kwargs: Any) -> Any:
-            return (yield from silence.drive(function(*args, **kwargs), control.redirection()))
-
-    else:
-
-        def wrapper(*args: Any, **kwargs: Any) -> Any:
-            with control.redirection()():
-                return function(*args, **kwargs)
-
-    return functools.wraps(function)(wrapper)  # type: ignore[return-value]
 
 
 def stdout(function: F | None = None, /, *, only: Only = "head") -> Any:

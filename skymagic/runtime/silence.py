@@ -17,8 +17,7 @@ import io
 import os
 import sys
 import threading
-import types
-from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from skymagic.wire.codec import write_all
@@ -171,50 +170,6 @@ def end_all() -> None:
     """End every silence: a kernel calls it when a cell is over, so that an ill-timed interrupt cannot leave one open."""
     for stream in STREAMS.values():
         stream.end_all()
-
-
-# ------------------------------------------------------------------------------------- functions that pause
-
-
-@types.coroutine
-def drive(steps: Any, redirect: Callable[[], Redirection]) -> Generator[Any, Any, Any]:
-    """Drive a generator or an awaitable: each of its steps is inside a `redirect()`, and what is between its steps is not."""
-    step: Callable[[], Any] = functools.partial(steps.send, None)
-    while True:
-        try:
-            with redirect():
-                item = step()
-        except StopIteration as stop:
-            return stop.value
-        try:
-            sent = yield item
-        except GeneratorExit:
-            with redirect():
-                steps.close()
-            raise
-        except BaseException as problem:
-            step = functools.partial(steps.throw, problem)
-        else:
-            step = functools.partial(steps.send, sent)
-
-
-async def drive_async(steps: AsyncGenerator[Any, Any], redirect: Callable[[], Redirection]) -> AsyncGenerator[Any, Any]:
-    """An asynchronous generator, silenced while it runs."""
-    step = steps.asend(None)
-    while True:
-        try:
-            item = await drive(step, redirect)
-        except StopAsyncIteration:
-            return
-        try:
-            sent = yield item
-        except GeneratorExit:
-            await drive(steps.aclose(), redirect)
-            raise
-        except BaseException as problem:
-            step = steps.athrow(problem)
-        else:
-            step = steps.asend(sent)
 
 
 # -------------------------------------------------------------------------------------------- descriptors
