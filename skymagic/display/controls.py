@@ -290,15 +290,7 @@ class ShellChannel:
 
 
 opened: ShellChannel | None = None
-"""This process's, once a run has had buttons."""
-
-
-def page() -> str:
-    """The page whose request this thread carries out; "" outside a kernel."""
-    try:
-        return str(own_kernel().get_parent("shell")["header"]["session"])
-    except Exception:  # no kernel, or none of ipykernel's
-        return ""
+"""The process-wide shell channel, once a run has had buttons."""
 
 
 def shell_channel() -> ShellChannel | None:

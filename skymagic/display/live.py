@@ -34,6 +34,14 @@ def own_kernel() -> Any:
     return getattr(sys.modules["IPython"].get_ipython(), "kernel", None) if in_ipython() else None
 
 
+def page() -> str:
+    """The page whose request this thread carries out; "" outside a kernel."""
+    try:
+        return str(own_kernel().get_parent("shell")["header"]["session"])
+    except Exception:  # no kernel, or none of ipykernel's
+        return ""
+
+
 def in_notebook() -> bool:
     """Whether a display that was shown here can be replaced. IPython in a terminal would print it once more; a server that executes
     cells by itself (jupyter-server-nbmodel 0.2) keeps the first state for ever."""

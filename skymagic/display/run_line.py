@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 
 from skymagic.display import controls
 from skymagic.display.controls import Actions, Controls
-from skymagic.display.live import Area, in_notebook, own_stream, watched
+from skymagic.display.live import Area, in_notebook, own_stream, page, watched
 from skymagic.plan.units import count, rank_words, size
 
 BARS = "▁▂▃▄▅▆▇█"
@@ -101,7 +101,7 @@ class RunSummary:
     lagged: str = ""
     unit: str = "rank"
     cell: int = 0
-    """Its number in the notebook; 0 outside one."""
+    """The cell's number in the notebook; 0 outside one."""
     incomplete: bool = False
     """The notebook does not show all that its ranks wrote."""
 
@@ -266,7 +266,7 @@ class RunView:
         self._after = self._next = after
         self._begun = time.monotonic()
         self._live = watched()
-        self._page = controls.page()
+        self._page = page()
         self._line = LiveLine(actions, HINT)
         self.shown = False
         """Whether it stands there in a state that must not stay."""

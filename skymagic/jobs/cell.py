@@ -147,7 +147,7 @@ def spec_of(request: RunRequest, pool: Pool, cell: Cell, source_without_magics: 
 
 
 def profiled_ranks(request: RunRequest, world_size: int, ranks: tuple[int, ...]) -> tuple[int, ...]:
-    """Those of the ranks that profile the cell. Raises RequestError for others."""
+    """The ranks that profile the cell. Raises RequestError for others."""
     if request.profile is None or request.profile.text == "head":
         return ranks[: request.profile is not None]
     try:

@@ -193,7 +193,7 @@ class DisplayRecord:
         return sorted({run for run, settled, _ in self._lines().values() if settled != DELIVERED})
 
     def begin(self, run: int, rank: int, seq: int) -> None:
-        """This content of a rank is about to be sent to the screen."""
+        """Record that this content of a rank is about to be sent to the screen."""
         self._write(rank, run, begun=seq)
 
     def mark(self, run: int, rank: int, seq: int) -> None:

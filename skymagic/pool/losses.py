@@ -43,7 +43,7 @@ class Replacement:
     _done: Callable[[], None]
     """Called when the pool has other machines."""
     _lock: threading.Lock = field(default_factory=threading.Lock)
-    _lost: set[int] = field(default_factory=set)
+    lost: set[int] = field(default_factory=set)
     """Nodes that have no other machine yet."""
     _thread: threading.Thread | None = None
     _stop: threading.Event = field(default_factory=threading.Event)
@@ -58,7 +58,7 @@ class Replacement:
         if not self.wanted or self._stop.is_set():
             return False
         with self._lock:
-            self._lost.add(index)
+            self.lost.add(index)
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="skymagic-replacement", daemon=True)
                 self._thread.start()
@@ -89,21 +89,21 @@ class Replacement:
     def _ranks(self) -> list[int]:
         """Ranks that wait for a machine; all of them where it is the head, which has the controller."""
         with self._lock:
-            lost = sorted(self._lost)
+            lost = sorted(self.lost)
         if 0 in lost:
             return list(range(self._status.world_size))
         return [rank for index in lost for rank in self._resources.agents.ranks_of(index)]
 
     def _names(self) -> str:
         with self._lock:
-            return ", ".join(f"node {index}" for index in sorted(self._lost))
+            return ", ".join(f"node {index}" for index in sorted(self.lost))
 
     # -- on its own thread -------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
         while True:
             with self._lock:
-                lost = sorted(self._lost)
+                lost = sorted(self.lost)
                 if not lost or self._stop.is_set():
                     self._thread = None
                     return
@@ -112,7 +112,7 @@ class Replacement:
             except Exception as problem:
                 self._status.note(f"{self._names()} could not be replaced: {problem}; %sky_down ends the pool")
                 with self._lock:
-                    self._lost.clear()
+                    self.lost.clear()
 
     def _exchange(self, lost: list[int]) -> None:
         assert self._replace is not None
@@ -122,7 +122,7 @@ class Replacement:
         self._recovery.exchange(machines)
         self._done()
         with self._lock:
-            self._lost.difference_update(machines)
+            self.lost.difference_update(machines)
         names = ", ".join(f"node {index} is {machines[index].name} now" for index in sorted(machines))
         have = agreeing(len(ranks), "has", "have")
         self._status.note(f"{names}; {rank_words(ranks)} {have} restarted without variables")

@@ -75,7 +75,8 @@ class PoolRuns:
             RunInterrupted: it was stopped before it began.
         """
         bindings = self._resources.shipper.bindings
-        self._replacement.wait(spec.ranks, _stopped(stop), lambda text: screen.note(f"[{text}]\n"))
+        if self._replacement.lost:
+            self._replacement.wait(spec.ranks, _stopped(stop), lambda text: screen.note(f"[{text}]\n"))
         with self._reservation(spec, stop):
             self.check(spec.ranks)
             for note in self._status.take_notes():

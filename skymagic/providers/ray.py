@@ -196,7 +196,7 @@ class RayNode(ClusterNode):
     link: RayLink
     index: int
     host: str
-    """Its address, in the cluster's network."""
+    """The node's address, in the cluster's network."""
 
     @property
     def where(self) -> tuple[str, ...]:

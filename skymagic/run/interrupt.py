@@ -61,7 +61,7 @@ class StopSignal:
                 self._submission.put("stop", -1)
 
     def attach(self, submission: Submission) -> None:
-        """This is the run; what was sent before reaches it now."""
+        """Begin to serve a run; what was sent before reaches it now."""
         with self._lock:
             self._submission = submission
             for _ in range(self.sent):

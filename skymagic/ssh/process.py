@@ -61,7 +61,7 @@ class Channel(Protocol):
         """Whether it has ended, and said how."""
 
     def recv_exit_status(self) -> int:
-        """Its exit status; -1 where a signal ended it, or nobody knows."""
+        """The command's exit status; -1 where a signal ended it, or nobody knows."""
 
     def close(self) -> None:
         """End the pipe at both ends; whoever reads comes to the end."""

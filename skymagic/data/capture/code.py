@@ -1,5 +1,4 @@
-"""Names in code: global names, modules and attributes that compiled code mentions, names in literal strings, names in annotations, and
-the cells that code comes from.
+"""Names in code: global names, modules and attributes that compiled code mentions, names in literal strings, and names in annotations.
 
 Three kinds of strings name variables: what IPython expands (``!echo {x} $y``, the line of a magic, the body of ``%%time``), pandas' queries
 (``"a > @x"``), and annotations. Annotations become strings where they are quoted, and all of them under ``from __future__ import
@@ -13,10 +12,8 @@ import __future__
 import ast
 import copy
 import dis
-import linecache
 import re
 import string
-import sys
 import types
 import warnings
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -326,23 +323,3 @@ def _forward(annotation: object) -> Iterator[str]:
     elif getattr(annotation, "__origin__", None) is not None or isinstance(annotation, types.UnionType):
         for each in getattr(annotation, "__args__", ()):
             yield from _forward(each)
-
-
-# -- cells -----------------------------------------------------------------------------------------------------------
-
-
-def cell_sources(files: Iterable[str]) -> dict[str, str]:
-    """The text of code that exists in memory alone, by file name."""
-    found = {}
-    for name in files:
-        entry = linecache.cache.get(name)
-        if entry is not None and len(entry) == 4 and entry[1] is None:
-            found[name] = "".join(entry[2])
-    return found
-
-
-def cell_numbers(files: Iterable[str]) -> dict[str, int]:
-    """The numbers of the cells, by file name."""
-    shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
-    known: Mapping[str, int] = getattr(getattr(shell, "compile", None), "_filename_map", {})
-    return {name: known[name] for name in files if name in known}

@@ -1,20 +1,21 @@
-"""What a cell needs: the names that it takes from the notebook, and the names that those need in turn."""
+"""What a cell needs: the names that it takes from the notebook, the names that those need in turn, and the cells that code comes from."""
 
 from __future__ import annotations
 import __future__
 
 import ast
 import builtins
+import linecache
 import re
+import sys
 import types
 import warnings
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
-from pathlib import Path
 
 from skymagic.data.capture.code import annotated_names, code_names, namespace_keys
-from skymagic.data.capture.dataflow import Flow, Script
+from skymagic.data.capture.dataflow import Flow
 from skymagic.data.capture.imports import imported_names, required_names
 
 
@@ -38,8 +39,6 @@ class CellNames:
     """Names in annotations that are not evaluated: types of these names travel if they can."""
     probes: frozenset[str] = frozenset()
     """Names that it looks up among the global names (``globals()["x"]``, ``"x" in globals()``): they travel if they can."""
-    scripts: tuple[Script, ...] = ()
-    """Files that it runs with ``%run``."""
     runs: bool = True
     """Whether it does anything: functions that it does not name may run then."""
 
@@ -91,7 +90,6 @@ def cell_names(source: str, compiler_flags: int = 0) -> CellNames:
         attributes=frozenset(attributes),
         hints=frozenset(hints - flow.loads - flow.stores),
         probes=frozenset(keys - flow.loads),
-        scripts=tuple(flow.scripts),
         runs=not all(isinstance(each, ast.Pass) for each in tree.body),
     )
 
@@ -180,20 +178,21 @@ _NOTHING = object()
 _BUILTINS = vars(builtins)
 
 
-def with_scripts(names: CellNames) -> CellNames:
-    """The names of a cell and of the files that it runs; a file that cannot be read is left to the rank's own error."""
-    for script in names.scripts:
-        try:
-            inner = cell_names(Path(script.path).expanduser().read_text())
-        except (OSError, ValueError, RuntimeError, SyntaxError):
-            continue
-        loads = inner.loads - script.defined if script.interactive else frozenset()
-        names = replace(
-            names,
-            loads=names.loads | loads,
-            hints=names.hints | (inner.hints if script.interactive else frozenset()),
-            imports=names.imports | inner.imports,
-            required=names.required | inner.required,
-            attributes=names.attributes | inner.attributes,
-        )
-    return names
+# -- cells -----------------------------------------------------------------------------------------------------------
+
+
+def cell_sources(files: Iterable[str]) -> dict[str, str]:
+    """The text of code that exists in memory alone, by file name."""
+    found = {}
+    for name in files:
+        entry = linecache.cache.get(name)
+        if entry is not None and len(entry) == 4 and entry[1] is None:
+            found[name] = "".join(entry[2])
+    return found
+
+
+def cell_numbers(files: Iterable[str]) -> dict[str, int]:
+    """The numbers of the cells, by file name."""
+    shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
+    known: Mapping[str, int] = getattr(getattr(shell, "compile", None), "_filename_map", {})
+    return {name: known[name] for name in files if name in known}

@@ -48,6 +48,7 @@ class Manifest:
     nbytes: int
     """Bytes that were written or are sent with the orders."""
     items: tuple[ManifestItem, ...]
+    """All that the cell needs, of a dry run; else what travels."""
     fingerprints: dict[str, str] = field(default_factory=dict)
     """Name → fingerprint of the notebook's value, for every name that the cell loads."""
     stored: dict[str, str] = field(default_factory=dict)

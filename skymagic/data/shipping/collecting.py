@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
@@ -84,19 +84,18 @@ class Needs:
         """Hashes of the modules, by name."""
         return {name: module.hash for name, module in self.sources.items()}
 
-    def items(self) -> tuple[ManifestItem, ...]:
-        """Rows of the manifest, as ``--dry-run`` shows them."""
-        types = {kind: kind_name(kind) for kind in {type(value.value) for value in self.values.values()}}
+    def items(self, values: Iterable[Variable]) -> tuple[ManifestItem, ...]:
+        """Rows of the manifest for these values, as ``--dry-run`` shows them."""
         return tuple(
             ManifestItem(
-                name,
-                self.why[name],
+                value.name,
+                self.why[value.name],
                 value.pickled.nbytes,
-                bool(self.lacking[name]),
-                types[type(value.value)],
-                name in self.staying,
+                bool(self.lacking[value.name]),
+                kind_name(type(value.value)),
+                value.name in self.staying,
             )
-            for name, value in self.values.items()
+            for value in values
         )
 
 

@@ -10,9 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from skymagic.data.capture import assignments
-from skymagic.data.capture.code import cell_numbers, cell_sources
 from skymagic.data.capture.imports import ModulesNeeded
-from skymagic.data.capture.names import cell_names, last_shown, with_scripts
+from skymagic.data.capture.names import cell_names, cell_numbers, cell_sources, last_shown
 from skymagic.data.shipping.bindings import Bindings, Manifest, Sources
 from skymagic.data.shipping.bundles import BundleWriter, Progress, Variable
 from skymagic.data.shipping.collecting import Collector, Needs, ShippingRequest
@@ -22,7 +21,7 @@ from skymagic.data.shipping.notes import Notes, no_room
 from skymagic.data.shipping.packing import Packed, Packer
 from skymagic.data.store.base import Store
 from skymagic.data.store.bundle import ContentIndex, read_parts
-from skymagic.data.values import arrays, pickling
+from skymagic.data.values import pickling
 from skymagic.errors import CaptureError
 
 
@@ -169,8 +168,8 @@ class Shipper(Unpacking):
             CaptureError: variables cannot travel, all of them named, or there is no room for them. No rank has got
                 anything.
         """
-        names = with_scripts(cell_names(source, compiler_flags))
-        with self._lock, arrays.to_processes(same_files=not self.store.remote):
+        names = cell_names(source, compiler_flags)
+        with self._lock, pickling.to_processes(same_files=not self.store.remote):
             self.assigned.look()
             request = ShippingRequest(
                 names=names,
@@ -190,7 +189,7 @@ class Shipper(Unpacking):
             with pickling.collection_paused():
                 needs = self._needs(request)
             if dry_run:
-                return Manifest({}, 0, needs.items(), names=names)
+                return Manifest({}, 0, needs.items(needs.values.values()), names=names)
             if unsettled is not None and (needed := unsettled(self._required(request, needs))):
                 raise ModulesNeeded(needed, frozenset(needs.sources))
             if note is not None:
@@ -292,7 +291,7 @@ class Shipper(Unpacking):
         bundles = packed.bundles
         unbound = self.comparison.shadowed(request.ranks)
         environ = self._environ(request)
-        items = needs.items()
+        items = needs.items(needs.moved)
         writer = BundleWriter(self.index, request.progress)
         try:
             writer.expect(bundles)

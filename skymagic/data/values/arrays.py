@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import mmap
 import os
 import pickle
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -16,17 +15,6 @@ from skymagic.data.values import tensors
 from skymagic.data.values.kinds import is_a
 from skymagic.data.values.memory import SMALL, MemoryBlock, Reduced, Span, Storage, Tracker, memory, writable
 from skymagic.data.values.rebuild import here
-
-
-@contextlib.contextmanager
-def to_processes(*, same_files: bool) -> Iterator[None]:
-    """Within: what is pickled goes to processes that see the same files, or not."""
-    before, here.same_files = here.same_files, same_files
-    try:
-        yield
-    finally:
-        here.same_files = before
-
 
 _MODES = {"r": "r", "r+": "r+", "w+": "r+"}
 """A map's mode, and that of another map of the same file; what was written copy-on-write is in no file."""

@@ -51,6 +51,16 @@ _was_enabled = True
 
 
 @contextmanager
+def to_processes(*, same_files: bool) -> Iterator[None]:
+    """Within: what is pickled goes to processes that see the same files, or not."""
+    before, here.same_files = here.same_files, same_files
+    try:
+        yield
+    finally:
+        here.same_files = before
+
+
+@contextmanager
 def collection_paused() -> Iterator[None]:
     """Keep the cycle collector from running: also a decorator.
 

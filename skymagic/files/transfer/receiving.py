@@ -95,7 +95,7 @@ class PartFile:
         return os.lseek(self._descriptor, 0, os.SEEK_CUR)
 
     def finish(self, mtime: int, modes: int) -> None:
-        """It is whole: give it its time, its mode as far as `modes` has it, and its name."""
+        """The file is whole: give it its time, its mode as far as `modes` has it, and its name."""
         os.ftruncate(self._descriptor, self._written())
         _touch(self._descriptor, replace(self._entry, mtime=mtime), modes)
         rename(self._folder, self._name, self._goal)

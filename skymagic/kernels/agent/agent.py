@@ -277,13 +277,13 @@ class Agent:
                 self._stop()
 
     def _on_notice(self, notice: Notice) -> None:
-        """This machine will be taken away, or may be."""
+        """Note that this machine will be taken away, or may be."""
         message = wire.InterruptionNotice(self.spec.node, tuple(sorted(self._ranks.pids())), notice.reason, notice.at)
         self._interrupt(message)
         self._send(message)
 
     def _on_signal(self, reason: str, at: float) -> None:
-        """This agent is to end."""
+        """End this agent, as a signal has asked."""
         self._stop_at = None
         message = wire.InterruptionNotice(self.spec.node, tuple(sorted(self._ranks.pids())), reason, at)
         self._interrupt(message)

@@ -100,7 +100,7 @@ class Controller:
 
 
 class Forkserver:
-    """Owns the process that forks ranks.
+    """The process that forks ranks, with its lifetime.
 
     Args:
         preload: modules that it imports first.

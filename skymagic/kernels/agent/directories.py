@@ -31,7 +31,7 @@ SHM = Path("/dev/shm")
 
 
 class Directories:
-    """Owns the agent's folder, with logs and connection files, and the node's store, in memory where that is possible."""
+    """The agent's folder, with logs and connection files, and the node's store, in memory where that is possible."""
 
     def __init__(self, job_id: str) -> None:
         name = f"{PREFIX}{job_id}-"
@@ -117,7 +117,7 @@ WRITE_INTERVAL = 1.0
 
 
 class RecordFile:
-    """Owns the file. A folder that cannot be written keeps no record, and says nothing.
+    """The agent's record as a file. A folder that cannot be written keeps no record, and says nothing.
 
     Args:
         path: where it is; None for an agent that ends with its notebook, which nobody needs to find.

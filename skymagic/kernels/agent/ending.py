@@ -234,7 +234,7 @@ class Metadata:
 
 
 class NoticeWatch:
-    """Owns the thread that polls."""
+    """The thread that polls for notices, with its lifetime."""
 
     def __init__(self, loop: EventLoop, found: Callable[[Notice], None]) -> None:
         self._loop, self._found = loop, found

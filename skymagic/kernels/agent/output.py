@@ -207,7 +207,7 @@ class RankScreen:
 
 
 class OutputFilter:
-    """Owns the read ends of one rank's pipes: what comes through them goes into its log, and within the limits to its screen."""
+    """The read ends of one rank's pipes: what comes through them goes into its log, and within the limits to its screen."""
 
     def __init__(self, log: RankLog, screen: RankScreen, pipes: dict[str, int]) -> None:
         self.log, self.screen = log, screen

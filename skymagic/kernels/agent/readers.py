@@ -195,7 +195,7 @@ class NodeReader:
 
 
 class NodeReaders:
-    """Owns the socket and the connections.
+    """All readers of a node: their socket, and a connection for each.
 
     Args:
         path: of the socket, made anew.

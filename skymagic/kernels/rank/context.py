@@ -60,7 +60,7 @@ def current() -> Context:
 
 
 class AgentControl:
-    """Owns the control socket of this rank. The rank ends when the socket does: nothing outlives its agent."""
+    """The control socket of this rank. The rank ends when the socket does: nothing outlives its agent."""
 
     def __init__(self, connection: socket.socket, rank: int) -> None:
         self.rank = rank
@@ -175,7 +175,7 @@ def end_without_agent() -> None:
 
 
 class Hooks:
-    """Owns the contexts that the plugins opened in this process."""
+    """The contexts that the plugins opened in this process."""
 
     def __init__(self, specs: Sequence[dict[str, Any]], info: InstanceInfo) -> None:
         self.info = info

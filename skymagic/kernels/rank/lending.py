@@ -15,8 +15,7 @@ from multiprocessing.context import get_spawning_popen
 from multiprocessing.process import BaseProcess
 from typing import Any, NamedTuple
 
-from skymagic.data.capture.code import cell_sources
-from skymagic.data.capture.names import interactive
+from skymagic.data.capture.names import cell_sources, interactive
 from skymagic.data.values import pickling
 from skymagic.data.values.pickling import Named
 from skymagic.kernels.rank.namespace import Namespace, is_own_code

@@ -163,7 +163,7 @@ def _carry_out(order: Mapping[str, Any], begun: int, error_file: str) -> dict[st
 
 
 class Command:
-    """Owns the supervisor of one command: when this closes, or the rank ends, nothing of the command is left."""
+    """The supervisor of one command: when this closes, or the rank ends, nothing of the command is left."""
 
     def __init__(self, order: Mapping[str, Any]) -> None:
         self._mark = f"{MARK}={order['env'][MARK]}".encode()

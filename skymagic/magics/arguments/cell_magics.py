@@ -36,7 +36,7 @@ KUBERNETES_OPTIONS = {
     "pod_template": "pod-template",
     "pods": "pods",
 }
-"""Those of Kubernetes, by their fields; together they are one as well."""
+"""Options of Kubernetes, by their fields; together they are one as well."""
 POOL_FIELDS = frozenset(option.field for option in POOL)
 
 

@@ -30,7 +30,7 @@ they first use it."""
 
 
 class Group:
-    """Owns the default process group of this rank.
+    """The default process group of this rank, with its lifetime.
 
     Args:
         backend: ``"gloo"``, ``"nccl"``, ``"cpu:gloo,cuda:nccl"``, …, or None for the one that fits the devices.

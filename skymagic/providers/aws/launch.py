@@ -85,7 +85,7 @@ class RunningInstance:
     private: str
     public: str = ""
     interface: str = ""
-    """Its first network card."""
+    """ID of the machine's first network card."""
 
 
 def parameters(

@@ -86,7 +86,7 @@ def taken_up(accesses: Sequence[RentedAccess], lease: Lease) -> tuple[list[ssh.M
 
 
 def ended_instances(clients: AwsClients, accesses: Sequence[RentedAccess]) -> list[str]:
-    """Those of the machines that run no more. Raises CloudError where EC2 does not say, or some are stopped."""
+    """The machines that run no more. Raises CloudError where EC2 does not say, or some are stopped."""
     ids = [one.instance for one in accesses]
     found = launch.describe(clients, accesses[0].region, ids)
     states = {one: found[one]["State"]["Name"] if one in found else "terminated" for one in ids}

@@ -46,7 +46,7 @@ class MachineOffer:
 
 
 ARCHITECTURE = "x86_64"
-"""That of most notebooks, whose packages the nodes get."""
+"""The architecture of most notebooks, whose packages the nodes get."""
 LEAST_CPUS, LEAST_MEMORY = 2, 8.0
 """What a machine without GPUs has at least where nothing is said: Python, torch and a little data have room."""
 MOST_TYPES = 40

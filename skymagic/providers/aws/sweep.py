@@ -248,7 +248,7 @@ class TaggedMachine:
 
     @property
     def gpus(self) -> str:
-        """Its GPUs, as in "8 × A100"; "-" without, and "" where the type is too new for the built-in list."""
+        """GPUs of the machine, as in "8 × A100"; "-" without, and "" where the type is too new for the built-in list."""
         known = catalogue.TYPES.get(self.type)
         return "" if known is None else f"{known.gpus} × {known.gpu}" if known.gpu else "-"
 
