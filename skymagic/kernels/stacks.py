@@ -29,6 +29,7 @@ LIBRARIES = tuple({sysconfig.get_path(name) + os.sep for name in ("stdlib", "pla
 """Folders of Python's own modules and of installed packages."""
 PACKAGES = (os.path.join(os.sep, "site-packages", ""), os.path.join(os.sep, "dist-packages", ""))
 """Parts of the paths of packages that are installed elsewhere."""
+IO_ERRORS = (RuntimeError, OSError)  # torch's errors of collectives are RuntimeErrors
 CODE_CHARACTERS = 80
 """Characters of a cell's line that are told, at most."""
 
@@ -59,8 +60,13 @@ def of_main_thread(kernel: Any) -> dict[str, Any]:
 
 def plain_frames(kernel: Any, frame: FrameType | None) -> list[dict[str, Any]]:
     """The frames from the cell down to this one, outermost first, as plain values."""
+    return of_cell(kernel, walk(frame))
+
+
+def of_cell(kernel: Any, stack: Sequence[FrameType]) -> list[dict[str, Any]]:
+    """Frames, outermost first, as plain values: from the cell on, if there is one."""
     cells = getattr(kernel.shell.compile, "_filename_map", {})
-    frames = [plain(one, cells) for one in walk(frame) if not internal(one.f_code.co_filename)]
+    frames = [plain(one, cells) for one in stack if not internal(one.f_code.co_filename)]
     start = next((i for i, one in enumerate(frames) if "cell" in one), 0)
     return frames[start:]
 
@@ -164,6 +170,15 @@ def children(pid: int) -> list[int]:
 def walk(frame: FrameType | None) -> list[FrameType]:
     """All frames, outermost first."""
     return [] if frame is None else [each for each, _ in traceback.walk_stack(frame)][::-1]
+
+
+def walk_to_error(frame: FrameType | None, problem: BaseException | None) -> list[FrameType]:
+    """All frames, outermost first; while a library handles what a collective or a connection raised, down to where that was raised."""
+    stack = walk(frame)
+    raised = [each for each, _ in traceback.walk_tb(problem.__traceback__)] if isinstance(problem, IO_ERRORS) else []
+    handled_at = stack.index(raised[0]) if raised and raised[0] in stack else len(stack)
+    by_library = all(is_library(each.f_code.co_filename) for each in stack[handled_at:])
+    return stack[:handled_at] + raised if raised and handled_at < len(stack) and by_library else stack
 
 
 def internal(filename: str) -> bool:

@@ -1,16 +1,25 @@
-"""Whether a main thread sleeps in native code, as another thread sees it: soon where it does, and never where it works."""
+"""Whether a main thread sleeps in native code, as another thread sees it: soon where it does, and never where it works; and where an
+interrupt has stopped it.
+"""
 
 from __future__ import annotations
 
 import ctypes
 import hashlib
+import importlib.util
+import signal
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+
+import pytest
 
 from skymagic.kernels.rank import interrupts
 
-POLL = ctypes.CDLL(None).poll
+LIBC = ctypes.CDLL(None)
+POLL = LIBC.poll
 
 
 def looks(wait: Callable[[], object]) -> tuple[bool, float]:
@@ -39,3 +48,128 @@ def test_a_wait_in_native_code_is_seen_by_the_first_short_look() -> None:
 def test_native_code_that_works_does_not_wait() -> None:
     text = bytes(150_000_000)
     assert not looks(lambda: hashlib.sha512(text))[0]
+
+
+def test_a_wait_that_no_signal_ends_is_seen_by_the_first_question(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also when the thread that a signal has just woken has had no time yet to sleep again: it is asked twice in 0.1 s otherwise."""
+    mutex, state = ctypes.create_string_buffer(64), interrupts.scheduled
+    look = interrupts.Interrupts(SimpleNamespace())
+    look.allowed = True
+    woken: list[float] = []
+    main = threading.main_thread().ident
+
+    def kill(thread: int, number: int) -> None:
+        assert (thread, number) == (main, signal.SIGINT)
+        woken.append(time.monotonic())
+
+    def scheduled() -> tuple[str, int | None]:
+        now, switches = state()
+        running = woken and time.monotonic() - woken[0] < 0.005  # as on a busy processor
+        return ("R" if running else now, switches if not woken or running or switches is None else switches + 1)
+
+    monkeypatch.setattr(interrupts.signal, "pthread_kill", kill)
+    monkeypatch.setattr(interrupts, "scheduled", scheduled)
+    found: list[bool] = []
+
+    def ask() -> None:
+        time.sleep(0.02)  # the main thread is on its way into its wait, which nothing tells
+        found.append(look._sleeps_through())
+        LIBC.pthread_mutex_unlock(mutex)
+
+    LIBC.pthread_mutex_lock(mutex)
+    asking = threading.Thread(target=ask)
+    asking.start()
+    LIBC.pthread_mutex_lock(mutex)
+    asking.join()
+    assert found == [True]
+
+
+# ------------------------------------------------------------------------------------ where an interrupt has fallen
+
+LIBRARY = """
+def connect():
+    raise RuntimeError("Connection closed by peer")
+
+def all_reduce(report):
+    try:
+        connect()
+    except Exception:
+        report()
+        raise
+
+def stopped():
+    import signal
+    signal.raise_signal(signal.SIGINT)
+"""
+
+
+@pytest.fixture
+def library(tmp_path: Path) -> ModuleType:
+    """A module that counts as installed."""
+    file = tmp_path / "site-packages" / "torch_like.py"
+    file.parent.mkdir()
+    file.write_text(LIBRARY)
+    spec = importlib.util.spec_from_file_location("torch_like", file)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+def rank(monkeypatch: pytest.MonkeyPatch) -> interrupts.Interrupts:
+    """Interrupts of a rank whose cell is this test."""
+    compiler = SimpleNamespace(_filename_map={__file__: 7})
+    found = interrupts.Interrupts(SimpleNamespace(shell=SimpleNamespace(compile=compiler)))
+    found.allowed = True
+    return found
+
+
+def names(rank: interrupts.Interrupts, cell: Callable[[], object]) -> list[str]:
+    """The functions in which a cell was stopped: its own, and the innermost."""
+    before = signal.signal(signal.SIGINT, rank.fall)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            cell()
+    finally:
+        signal.signal(signal.SIGINT, before)
+    return [str(frame["name"]) for frame in rank.stopped_at]
+
+
+def test_an_interrupt_amid_a_librarys_report_of_an_error_names_where_that_was_raised(
+    rank: interrupts.Interrupts, library: ModuleType
+) -> None:
+    """Another rank was released first: the collective has failed, and torch is about to log it when the interrupt falls."""
+
+    def cell() -> None:
+        library.all_reduce(library.stopped)
+
+    assert names(rank, cell) == ["cell", "connect"]
+
+
+def test_an_interrupt_in_code_of_the_users_that_handles_an_error_is_told_as_there(
+    rank: interrupts.Interrupts, library: ModuleType
+) -> None:
+    def handler() -> None:
+        library.stopped()
+
+    def cell() -> None:
+        try:
+            library.connect()
+        except RuntimeError:
+            handler()
+
+    assert names(rank, cell) == ["handler", "stopped"]
+
+
+def test_an_interrupt_in_a_function_that_a_librarys_handler_calls_is_told_as_there(
+    rank: interrupts.Interrupts, library: ModuleType
+) -> None:
+    def callback() -> None:
+        library.stopped()
+
+    def cell() -> None:
+        library.all_reduce(callback)
+
+    assert names(rank, cell) == ["callback", "stopped"]

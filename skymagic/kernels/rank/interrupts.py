@@ -65,7 +65,8 @@ class Interrupts:
             return
         self.fallen = True
         try:
-            frames = stacks.plain_frames(self._kernel, frame)
+            # a collective that has failed since, because another rank was released first, is where it stopped, not torch's report of it
+            frames = stacks.of_cell(self._kernel, stacks.walk_to_error(frame, sys.exception()))
         except RecursionError:  # it fell at the end of a deep recursion
             frames = []
         awaited = self.awaited
@@ -114,7 +115,9 @@ class Interrupts:
         if not self._repeated and main is not None:
             # the interrupt came after the interpreter's last look and before the call began to wait: it takes another one to end that
             self._repeated = True
+            _, switches = scheduled()
             signal.pthread_kill(main, signal.SIGINT)
+            await_sleep(switches)
             return waits_in_native_code() and not self._heard
         return True
 
@@ -135,6 +138,7 @@ class Interrupts:
 
 SAMPLE_INTERVAL = 0.05
 """Seconds between two looks at the main thread."""
+WAKE_INTERVAL = 0.001  # seconds between looks at a thread that a signal has woken: no event tells that it sleeps again
 QUICK_SWITCHES = 2.5
 """After so many of the interpreter's switch intervals (5 ms) a thread that waits for the interpreter has woken up to ask for it."""
 WAITING_STATES = "SD"  # states of a Linux thread that sleeps; one that waits for its turn on a busy machine is R
@@ -172,6 +176,16 @@ def scheduled() -> tuple[str, int | None]:
         return WAITING_STATES[0], None
     found = dict(line.split(":", 1) for line in lines)
     return found["State"].split()[0], int(found.get("voluntary_ctxt_switches", "-1"))
+
+
+def await_sleep(switches: int | None) -> None:
+    """Wait until the main thread, which a signal has woken, sleeps again, having gone to sleep so often before; `SAMPLE_INTERVAL` at most."""
+    end = time.monotonic() + SAMPLE_INTERVAL
+    while time.monotonic() < end:
+        state, now = scheduled()
+        if state in WAITING_STATES and now != switches:
+            return
+        time.sleep(WAKE_INTERVAL)
 
 
 def waits_in_native_code() -> bool:
