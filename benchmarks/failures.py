@@ -156,7 +156,7 @@ def of_raise(found: Rounds, again: float) -> Iterator[Figure]:
     message = median([ran.seen("ValueError: planted") - at for ran, at in runs])
     end = median([ran.ended - at for ran, at in runs])
     what = f"rank {VICTIM} raises"
-    yield Figure(f"{what}: to the error, median", median(found.ended), "s", end, "torchrun's end", limit=0.3)
+    yield Figure(f"{what}: to the error, median", median(found.ended), "s", end, "torchrun's end", limit=0.2)
     yield Figure(f"{what}: to the error, worst of {RAISES}", max(found.ended), limit=1.0)
     yield Figure(f"{what}: to the error, median", median(found.ended), "s", message, "torchrun's message")
     yield Figure(f"{what}: next all_reduce, median", median(found.after), "s", again, "torchrun", limit=0.5)

@@ -7,6 +7,7 @@ import shutil
 import time
 from importlib.util import find_spec
 from pathlib import Path
+from statistics import median
 
 import pytest
 
@@ -46,7 +47,8 @@ def stopped(notebook: Notebook) -> None:
 
 @pytest.mark.parametrize("end", [*ENDS, "it is stopped"])
 def test_a_restart_beside_a_recovery_is_the_only_one(notebook: Notebook, end: str) -> None:
-    for _ in range(REPETITIONS):
+    times: list[float] = []
+    for number in range(REPETITIONS):
         notebook.run("%%sky_broadcast\nimport os, time, torch.distributed as dist")
         if end in ENDS:
             notebook.fail(f"%%sky_broadcast\n{ENDS[end]}")
@@ -55,11 +57,14 @@ def test_a_restart_beside_a_recovery_is_the_only_one(notebook: Notebook, end: st
         begun = time.monotonic()
         assert notebook.run("%sky_restart").said == "ranks 0, 1 of pool 'main' restarted without variables"
         shown = notebook.run(MEET)
-        took = time.monotonic() - begun
-        print(f"{took:.1f} s")
-        assert took < PROMPTLY
+        times.append(time.monotonic() - begun)
+        print(f"{number + 1}: {times[-1]:.2f} s")
+        assert times[-1] < PROMPTLY
         assert notebook.value("met") == [2.0, 2.0]
         assert "could not be formed" not in shown.text, "a restart's own kill is no fault"
+    print(
+        f"{end}, {len(times)} restarts: median {median(times):.2f} s, slowest {max(times):.2f} s, {sum(each > 3 for each in times)} over 3 s"
+    )
 
 
 HELD = """import threading
