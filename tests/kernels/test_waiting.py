@@ -67,7 +67,7 @@ def test_a_wait_that_no_signal_ends_is_seen_by_the_first_question(monkeypatch: p
         running = woken and time.monotonic() - woken[0] < 0.005  # as on a busy processor
         return ("R" if running else now, switches if not woken or running or switches is None else switches + 1)
 
-    monkeypatch.setattr(interrupts.signal, "pthread_kill", kill)
+    monkeypatch.setattr(signal, "pthread_kill", kill)
     monkeypatch.setattr(interrupts, "scheduled", scheduled)
     found: list[bool] = []
 
