@@ -49,14 +49,9 @@ def enter(file: str) -> None:
     _pools.append(pool)
     _in_use.enter_context(pool.in_use())  # between its cells too
     if not key.plan.remote:
-        _hold(key.job_id)
-
-
-def _hold(job_id: str) -> None:
-    """On this machine the pool's record says who has it: now this process."""
-    for one in records.every():
-        if one.job_id == job_id:
-            records.write(records.taken(one))
+        for one in records.every():  # on this machine the pool's record says who has it: now this process
+            if one.job_id == key.job_id:
+                records.write(records.taken(one))
 
 
 def leave() -> None:

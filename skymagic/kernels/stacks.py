@@ -48,7 +48,7 @@ def of_main_thread(kernel: Any) -> dict[str, Any]:
     Frames of cells have ``"cell": n`` in the place of a file name, and their line as ``"code"``; those of Python's own modules and
     of installed packages have ``"library": True``. Of a cell that awaits, the stack is that of what it awaits.
     """
-    frames = plain_frames(kernel, main_frame())
+    frames = plain_frames(kernel, walk(main_frame()))
     awaited = kernel.interrupts.awaited
     if awaited is not None and not any("cell" in one for one in frames):  # the main thread is in the event loop
         frames = of_task(kernel, awaited)
@@ -58,12 +58,7 @@ def of_main_thread(kernel: Any) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def plain_frames(kernel: Any, frame: FrameType | None) -> list[dict[str, Any]]:
-    """The frames from the cell down to this one, outermost first, as plain values."""
-    return of_cell(kernel, walk(frame))
-
-
-def of_cell(kernel: Any, stack: Sequence[FrameType]) -> list[dict[str, Any]]:
+def plain_frames(kernel: Any, stack: Sequence[FrameType]) -> list[dict[str, Any]]:
     """Frames, outermost first, as plain values: from the cell on, if there is one."""
     cells = getattr(kernel.shell.compile, "_filename_map", {})
     frames = [plain(one, cells) for one in stack if not internal(one.f_code.co_filename)]
@@ -73,12 +68,11 @@ def of_cell(kernel: Any, stack: Sequence[FrameType]) -> list[dict[str, Any]]:
 
 def of_task(kernel: Any, task: asyncio.Task[Any]) -> list[dict[str, Any]]:
     """The frames of a cell that awaits, outermost first."""
-    cells = getattr(kernel.shell.compile, "_filename_map", {})
     found, waiting = [], task.get_coro()
     while (frame := getattr(waiting, "cr_frame", None)) is not None:
         found.append(frame)
         waiting = waiting.cr_await  # type: ignore[union-attr]  # a coroutine, as it has a frame
-    return [plain(one, cells) for one in found if not internal(one.f_code.co_filename)]
+    return plain_frames(kernel, found)
 
 
 def place(frames: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -75,19 +75,22 @@ def processor_seconds(fields: list[bytes]) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
+def told(pid: int, name: str) -> bytes:
+    """What the system tells of a process in ``/proc/PID/NAME``; nothing where it cannot be read."""
+    with contextlib.suppress(OSError), open(f"/proc/{pid}/{name}", "rb") as file:
+        return file.read()
+    return b""
+
+
 def is_tracker(pid: int) -> bool:
     """Whether it is a resource tracker: it ends by itself once all others are gone that hold the other end of its pipe."""
-    with contextlib.suppress(OSError), open(f"/proc/{pid}/cmdline", "rb") as file:
-        return b"resource_tracker" in file.read()
-    return False
+    return b"resource_tracker" in told(pid, "cmdline")
 
 
 def command_line(pid: int) -> str:
     """What a process was started as, shortened; its number where the system does not tell."""
-    with contextlib.suppress(OSError), open(f"/proc/{pid}/cmdline", "rb") as file:
-        words = " ".join(file.read().decode(errors="replace").split("\0")).strip()
-        if words:
-            return words if len(words) <= MAX_COMMAND_LINE else words[: MAX_COMMAND_LINE - 1] + "…"
+    if words := " ".join(told(pid, "cmdline").decode(errors="replace").split("\0")).strip():
+        return words if len(words) <= MAX_COMMAND_LINE else words[: MAX_COMMAND_LINE - 1] + "…"
     return f"process {pid}"
 
 

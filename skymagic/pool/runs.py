@@ -87,7 +87,8 @@ class PoolRuns:
                 spec.taken()
                 ship_seconds = time.monotonic() - begun
                 # those of the store, on where the values went, are shown with the cell that sent them
-                for note in [*self._status.take_notes(), *self._sent_instead(manifest, spec.ranks)]:
+                instead = messages.sent_instead(manifest, bindings, spec.ranks) if bindings.replaced else []
+                for note in [*self._status.take_notes(), *instead]:
                     screen.note(f"[{note}]\n")
                 report = self._carry_out(spec, manifest, screen, limits, stop)
                 report.shipped, report.ship_seconds = manifest.nbytes, ship_seconds
@@ -195,10 +196,6 @@ class PoolRuns:
                 extra=spec.extra, compiler_flags=spec.compiler_flags, dry_run=dry_run, progress=progress, warn=note, note=note,
                 unsettled=self._packages.unsettled if self._status.plan.remote else None,
             )  # fmt: skip
-
-    def _sent_instead(self, manifest: Manifest, ranks: Sequence[int]) -> list[str]:
-        bindings = self._resources.shipper.bindings
-        return messages.sent_instead(manifest, bindings, ranks) if bindings.replaced else []
 
     def _carry_out(self, spec: RunSpec, manifest: Manifest, screen: Screen, limits: Limits, stop: StopSignal) -> Report:
         order = RunCell(

@@ -13,7 +13,7 @@ from skymagic.data.capture import assignments
 from skymagic.data.capture.imports import ModulesNeeded
 from skymagic.data.capture.names import cell_names, cell_numbers, cell_sources, last_shown
 from skymagic.data.shipping.bindings import Bindings, Manifest, Sources
-from skymagic.data.shipping.bundles import BundleWriter, Progress, Variable
+from skymagic.data.shipping.bundles import BundleWriter, Progress
 from skymagic.data.shipping.collecting import Collector, Needs, ShippingRequest
 from skymagic.data.shipping.comparison import Comparison
 from skymagic.data.shipping.links import SentLinks
@@ -302,7 +302,8 @@ class Shipper(Unpacking):
             writer.finish()
             fingerprints = self.comparison.finish(request, needs)
             stored = self.comparison.present(request.names.stores - needs.values.keys())
-            texts = self._lacking_cells(needs.moved, request.ranks)
+            files = frozenset().union(*(value.pickled.files for value in needs.moved))
+            texts = cell_sources(name for name in files if self.bindings.ranks_without_source(name, "", request.ranks))
             orders = {
                 "python": platform.python_version(),
                 "files": writer.files,
@@ -339,7 +340,3 @@ class Shipper(Unpacking):
         if request.note is not None:
             self.notes.secret(secret, request.note)
         return self.bindings.lacking_environ({n: v for n, v in changed.items() if n not in secret}, request.ranks)
-
-    def _lacking_cells(self, values: Iterable[Variable], ranks: Sequence[int]) -> dict[str, str]:
-        files = frozenset().union(*(value.pickled.files for value in values))
-        return cell_sources(name for name in files if self.bindings.ranks_without_source(name, "", ranks))

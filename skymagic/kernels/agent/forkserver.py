@@ -26,7 +26,7 @@ from collections.abc import Collection, Iterable, Sequence
 
 from skymagic.kernels.agent.ending import ENDING, PASSED_ON
 from skymagic.kernels.fork import end_with_parent, fork, signal_pipe
-from skymagic.kernels.supervisor import PR_SET_CHILD_SUBREAPER, TRACKER_SECONDS, is_tracker, prctl
+from skymagic.kernels.supervisor import PR_SET_CHILD_SUBREAPER, TRACKER_SECONDS, is_tracker, prctl, told
 from skymagic.wire import processes
 from skymagic.wire.agent import AgentMessage, ChildExited, RankForked, RankSpec, decode, encode
 from skymagic.wire.processes import started
@@ -193,11 +193,8 @@ def children() -> list[int]:
 
 def environment(pid: int) -> dict[bytes, bytes]:
     """The environment that a process was started with; empty where it cannot be read."""
-    with contextlib.suppress(OSError), open(f"/proc/{pid}/environ", "rb") as file:
-        return {
-            name: value for name, _, value in (entry.partition(b"=") for entry in file.read().split(b"\0") if entry)
-        }
-    return {}
+    entries = (entry.partition(b"=") for entry in told(pid, "environ").split(b"\0") if entry)
+    return {name: value for name, _, value in entries}
 
 
 def held(pid: int | str) -> set[str]:

@@ -66,7 +66,7 @@ class Interrupts:
         self.fallen = True
         try:
             # a collective that has failed since, because another rank was released first, is where it stopped, not torch's report of it
-            frames = stacks.of_cell(self._kernel, stacks.walk_to_error(frame, sys.exception()))
+            frames = stacks.plain_frames(self._kernel, stacks.walk_to_error(frame, sys.exception()))
         except RecursionError:  # it fell at the end of a deep recursion
             frames = []
         awaited = self.awaited
@@ -124,7 +124,7 @@ class Interrupts:
     def joining(self) -> dict[str, bool]:
         """While groups are formed: whether the main thread waits for other ranks, and whether it is in code
         of the user's, which has taken the place of something that forming a group needs."""
-        in_cell = any("cell" in one for one in stacks.plain_frames(self._kernel, stacks.main_frame()))
+        in_cell = any("cell" in one for one in stacks.plain_frames(self._kernel, stacks.walk(stacks.main_frame())))
         return {"waits": rendezvous.waits(), "in_cell": in_cell}
 
     def again(self) -> bool:

@@ -12,7 +12,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from os import EX_SOFTWARE, _exit, write
 from types import SimpleNamespace
 from typing import Any
@@ -246,7 +246,11 @@ class RankKernel(IPythonParallelKernel):
             self._forget_failure()
             if not order.form:  # else the plugin frees it: not before it has aborted what runs on the GPU
                 gpu.free_memory()
-            self._update_info(order.infos.get(str(self._context.info.rank)))
+            if (info := order.infos.get(str(self._context.info.rank))) is not None:
+                # the pool has another number of nodes: this rank's place in it
+                self._context.info = self._context.hooks.info = runtime.InstanceInfo.from_plain(info)
+                os.environ.update(network.environment(self._context.info))
+                runtime.enter(self._context.info)
             hooks = self._context.hooks
             return {"status": "ok", "notes": hooks.rejoin(order.generation) if order.form else hooks.settle()}
         if isinstance(order, Lend):
@@ -256,7 +260,10 @@ class RankKernel(IPythonParallelKernel):
                 self._post_mortem.command(order.command)
             return {"status": "ok", "kept": self._post_mortem is not None}
         outcome: dict[str, Any] = {"status": "ok", "bound": False, "joined": True}
-        self._end_post_mortem()
+        if self._post_mortem is not None:  # nobody can look any more at what the frames of the last cell's error hold
+            tracebacks.clear_frames(self._post_mortem.problem)
+            self._post_mortem = None
+            gpu.free_memory()
         self.shell.displayhook.bound = ()
         try:
             self.shell.compile._filename_map.update(order.manifest.get("cells", {}))  # tracebacks name these cells
@@ -275,20 +282,6 @@ class RankKernel(IPythonParallelKernel):
         outcome["stopped_at"] = self.interrupts.stopped_at
         outcome["collectives"] = self._context.hooks.sequence()
         return outcome
-
-    def _update_info(self, info: Mapping[str, Any] | None) -> None:
-        """The pool has another number of nodes: this rank's place in it."""
-        if info is not None:
-            self._context.info = self._context.hooks.info = runtime.InstanceInfo.from_plain(info)
-            os.environ.update(network.environment(self._context.info))
-            runtime.enter(self._context.info)
-
-    def _end_post_mortem(self) -> None:
-        """Free what the frames of the last cell's error hold: nobody can look at them any more."""
-        if self._post_mortem is not None:
-            tracebacks.clear_frames(self._post_mortem.problem)
-            self._post_mortem = None
-            gpu.free_memory()
 
     def _forget_failure(self) -> None:
         """Let go of the last error's frames, which hold what the group that broke was used with."""

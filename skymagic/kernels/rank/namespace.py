@@ -239,7 +239,11 @@ class Namespace:
         names = list(bundle["names"])
         memo: dict[int, object] | None = {} if bundle["table"] is not None else None
         try:
-            _check_python(orders["python"], bundle["code"])
+            theirs, ours = orders["python"], platform.python_version()
+            if bundle["code"] and theirs.split(".")[:2] != ours.split(".")[:2]:  # it would crash this interpreter
+                raise _OtherPython(
+                    f"functions and classes of a notebook travel between equal versions of Python only: {theirs} there, {ours} here"
+                )
             for module in bundle["imports"]:
                 importlib.import_module(module)
             header, buffers = read_parts(bundle, lambda number: self.store.map(orders["files"][number]))
@@ -348,11 +352,3 @@ def _by_name(bundle: Mapping[str, Any], value: Any) -> dict[str, Any]:
 
 class _OtherPython(Exception):
     """Code from another version of Python, which would crash this one."""
-
-
-def _check_python(theirs: str, code: bool) -> None:
-    ours = platform.python_version()
-    if code and theirs.split(".")[:2] != ours.split(".")[:2]:
-        raise _OtherPython(
-            f"functions and classes of a notebook travel between equal versions of Python only: {theirs} there, {ours} here"
-        )
