@@ -26,7 +26,6 @@ _EXPORTS = {
     "Ray": "providers:Ray",
     "Slurm": "providers:Slurm",
     "Kubernetes": "providers:Kubernetes",
-    "Spec": "api.specs:Spec",
     "accelerators": "plan.accelerators",
     "attach": "api.compute:attach",
     "compute": "api.compute:compute",

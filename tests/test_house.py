@@ -212,7 +212,7 @@ def test_runtime_is_light() -> None:
 def test_public_names() -> None:
     assert sorted(skymagic.__all__) == sorted(
         """
-        AWS Compute ComputePool Image InstanceInfo Kubernetes Local PipIndex Ray SSH Slurm Spec __version__ accelerators
+        AWS Compute ComputePool Image InstanceInfo Kubernetes Local PipIndex Ray SSH Slurm __version__ accelerators
         attach compute errors find function gather instance_info integrations load_ipython_extension on_interruption plugins pools report shard silent
         stderr stdout unload_ipython_extension
         """.split()

@@ -11,6 +11,6 @@ notebooks  notebooks as jobs on a pool's head: begun, followed, stopped, taken
 executing  what a notebook that is a job shows, in a terminal and in another notebook
 disk       what skymagic keeps on their disks, and its removal
 command    the console command
-specs      what a pool is asked for: Spec, Options, Worker
+specs      what a pool is asked for: the keywords of Compute
 calls      lazy calls, and the operators @, >> and &
 """

@@ -16,21 +16,20 @@ from __future__ import annotations
 import functools
 import inspect
 import itertools
-import math
 import operator
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import fields, replace
-from typing import Any, Literal, overload
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from typing import Any, overload
 
 from skymagic.api.calls import Call, Calls, Function, positive
 from skymagic.api.running_pool import RunningPool, finish
-from skymagic.api.specs import ELSEWHERE, Spec
+from skymagic.api.specs import ELSEWHERE, KEYWORDS, request_of
 from skymagic.display.screen import print_note
-from skymagic.errors import PoolStateError, ProvisionError, RequestError
+from skymagic.errors import PoolStateError, RequestError
 from skymagic.plan.accelerators import Accelerator
 from skymagic.plan.image import Image
-from skymagic.plan.requests import Defaults, PluginSpec, PoolRequest
+from skymagic.plan.requests import Defaults, PluginSpec
 from skymagic.plan.suggest import suggesting
 from skymagic.plugins import Plugin
 from skymagic.pool import Pool, making, records, registry
@@ -40,7 +39,6 @@ from skymagic.run import interrupt
 from skymagic.runtime import rendezvous
 
 _numbers = itertools.count(1)
-_SHARED = frozenset(each.name for each in fields(Spec))
 OF_THE_POOL = ("job_id", "metrics", "name", "plan", "restart", "state", "status", "world_size")
 """What a pool that runs has for users, besides the methods of `Compute`."""
 ON_A_RANK = (
@@ -101,7 +99,6 @@ class Compute(RunningPool):
     as the one used last; `find` returns a pool that a magic started.
 
     Args:
-        specs: alternatives: the first one that is possible is used. The other keywords are the defaults of each.
         provider: ``sky.Local()``, ``sky.SSH(hosts)``, ``sky.AWS()``, ``sky.Slurm()``, ``sky.Ray()``, or a name; this machine where it
             satisfies the request.
         nodes: machines (on this machine: simulated nodes, with GPUs of their own); 1.
@@ -116,7 +113,6 @@ class Compute(RunningPool):
         hosts, region, spot, max_price: for providers that have these; max_price in dollars per hour.
         idle, max_lifetime: ``"30m"``, or seconds: when the pool ends by itself.
         timeout: default time limit of a call in seconds; None: no limit.
-        selection: of several `specs`: ``"first"``, in their order; ``"cheapest"``, by the price of their plans.
         console: whether the start of a pool shows its steps.
         vcpus, memory_gb: Skyward's names: ``vcpus=8`` is ``cpus="8+"``, ``memory_gb=32`` is ``memory="32+"``.
 
@@ -126,7 +122,7 @@ class Compute(RunningPool):
 
     def __init__(
         self,
-        *specs: Spec,
+        *,
         provider: str | Choice | None = None,
         nodes: int | None = None,
         ranks: int | None = None,
@@ -149,16 +145,13 @@ class Compute(RunningPool):
         idle: float | str | None = None,
         max_lifetime: float | str | None = None,
         timeout: float | None = None,
-        selection: Literal["first", "cheapest"] = "first",
         console: bool = True,
     ) -> None:
         unsaid = (None, (), False)
-        given = {k: v for k, v in locals().items() if k in _SHARED and not any(v is each for each in unsaid)}
+        given = {k: v for k, v in locals().items() if k in KEYWORDS and not any(v is each for each in unsaid)}
         self._namespace = sys._getframe(2).f_globals  # 1 is the check of keywords
-        if selection not in ("first", "cheapest"):
-            raise RequestError(f'selection: write "first" or "cheapest", not {selection!r}')
-        self._selection, self._tell = selection, print_note if console else _say_nothing
-        self._requests = [spec.or_else(given).request() for spec in _specs(specs)]
+        self._tell = print_note if console else _say_nothing
+        self._request = request_of(given)
         self._defaults = Defaults(timeout=None if timeout is None else positive(timeout))
         self._name = name
         self._pool: Pool | None = None
@@ -168,8 +161,8 @@ class Compute(RunningPool):
     def of(cls, pool: Pool) -> Compute:
         """A pool that runs already, with the methods of this class; leaving it does not end it."""
         found = cls.__new__(cls)
-        found._requests, found._name, found._pool, found._own = [pool.plan.request], pool.name, pool, False
-        found._selection, found._tell = "first", print_note
+        found._request, found._name, found._pool, found._own = pool.plan.request, pool.name, pool, False
+        found._tell = print_note
         found._namespace, found._defaults = pool.namespace, pool.defaults
         return found
 
@@ -188,7 +181,7 @@ class Compute(RunningPool):
         """Make the pool ready; returns this object. Twice is safe.
 
         Raises:
-            RequestError: the pool cannot be made as it is asked for, or as none of its specs asks; or this is a rank of one.
+            RequestError: the pool cannot be made as it is asked for, or this is a rank of one.
             ProvisionError: machines or ranks did not come up; nothing is left running.
         """
         if self._pool is not None and self._pool.state is not State.STOPPED:
@@ -198,25 +191,9 @@ class Compute(RunningPool):
         running = {pool.name for pool in registry.pools()}
         taken = running | {record.name for record in records.every()}
         name = self._name or next(n for i in _numbers if (n := f"compute-{i}") not in taken)
-        self._pool = self._first([replace(request, name=name) for request in self._requests])
+        self._pool = making.ensure(replace(self._request, name=name), self._namespace, self._defaults, self._tell)
         self._own = name not in running and not self._pool.attached
         return self
-
-    def _first(self, requests: Sequence[PoolRequest]) -> Pool:
-        """The pool of the first request that can be met."""
-        if len(requests) == 1:
-            return making.ensure(requests[0], self._namespace, self._defaults, self._tell)
-        mistakes: list[str] = []
-        numbered = list(enumerate(requests, 1))
-        if self._selection == "cheapest":
-            numbered.sort(key=lambda one: _price(one[1]))
-        for number, request in numbered:
-            try:
-                return making.ensure(request, self._namespace, self._defaults, self._tell)
-            except (RequestError, ProvisionError) as problem:
-                mistakes.append(f"spec {number}: {problem}")
-                self._tell(mistakes[-1])
-        raise RequestError(mistakes)
 
     def stop(self) -> None:
         """Stop the ranks and release the machines; calling it twice is safe."""
@@ -249,23 +226,6 @@ class Compute(RunningPool):
 
     def _repr_html_(self) -> str | None:
         return None if self._pool is None else self._pool._repr_html_()
-
-
-def _specs(specs: Sequence[Spec]) -> Sequence[Spec]:
-    """The alternatives; one that says nothing where there are none. Raises TypeError for something else."""
-    for each in specs:
-        if not isinstance(each, Spec):
-            raise TypeError(f"sky.Compute takes sky.Spec(…) or keywords, not {each!r}")
-    return specs or [Spec()]
-
-
-def _price(request: PoolRequest) -> float:
-    """Dollars per hour of what would be made; what cannot be made comes last."""
-    try:
-        price = making.plan_of(request, _say_nothing).price
-        return math.inf if price is None else price
-    except (RequestError, ProvisionError):
-        return math.inf
 
 
 def _say_nothing(_: str) -> None:

@@ -1,17 +1,15 @@
-"""What a pool is asked for in Python code: `Spec`, its hardware, packages and limits."""
+"""What a pool is asked for in Python code: its hardware, packages and limits, from the keywords of `Compute`."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, fields, replace
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from skymagic import plugins
 from skymagic.errors import RequestError
 from skymagic.plan.accelerators import Accelerator, GpuChoice, read_gpus
-from skymagic.plan.image import Image
 from skymagic.plan.requests import PluginSpec, PoolRequest, plugin_specs
-from skymagic.plan.suggest import suggesting
 from skymagic.plan.units import AtLeast, at_least, duration
 from skymagic.plugins import Plugin
 from skymagic.providers import Choice
@@ -21,113 +19,99 @@ ELSEWHERE = {
     "packages": "pip", "requirements": "pip", "lifetime": "max_lifetime", "ttl": "idle",
     "allocation": 'spot=True for "spot", and leave it out for "on-demand"', "max_hourly_cost": "max_price",
     "worker": "procs_per_node", "concurrency": "procs_per_node", "default_compute_timeout": "timeout",
-    "options": "its fields here: selection, timeout, console", "retry_on_interruption": "%sky_pool --replace",
+    "options": "its fields here: timeout, console", "retry_on_interruption": "%sky_pool --replace",
     **dict.fromkeys(
         ("provision_timeout", "max_provision_attempts", "provision_retry_delay"),
         "nothing: where EC2 has no machine, other zones and types are tried automatically",
     ),
+    "selection": "one sky.Compute(…), and where it raises another one",
     "volumes": "the paths into your code: there are no volumes, %sky_put brings files to the nodes",
 }  # fmt: skip
 """Keywords as the magics and other tools have them."""
 
 
-@suggesting("sky.Spec", ELSEWHERE, second_names=("vcpus", "memory_gb"))
-@dataclass(frozen=True, kw_only=True)
-class Spec:
-    """What a pool is to be made of; several of them are alternatives: ``sky.Compute(sky.Spec(…), sky.Spec(…))``.
+KEYWORDS = frozenset(
+    [
+        "provider",
+        "nodes",
+        "ranks",
+        "accelerator",
+        "plugins",
+        "image",
+        "procs_per_node",
+        "cpus",
+        "memory",
+        "vcpus",
+        "memory_gb",
+        "pip",
+        "env",
+        "secrets",
+        "hosts",
+        "region",
+        "spot",
+        "max_price",
+        "idle",
+        "max_lifetime",
+    ]
+)
+"""Keywords of `Compute` that say what a pool is to be made of."""
 
-    The keywords are those of ``sky.Compute(…)``, which describes them. Keywords of ``Compute`` are the defaults of each spec.
 
-    Args:
-        vcpus, memory_gb: at least so many cores, and GB of memory, on each node: ``vcpus=8`` is ``cpus="8+"``.
+def request_of(given: Mapping[str, Any]) -> PoolRequest:
+    """The pool that these `KEYWORDS` ask for; those that are left out say nothing. Raises RequestError with all mistakes."""
+    asked = {**dict.fromkeys(KEYWORDS), **given}
+    for name in ("plugins", "pip", "secrets", "hosts"):
+        value = asked[name]
+        asked[name] = (value,) if isinstance(value, str | Plugin) else tuple(value or ())
+    mistakes = _twice(asked)
 
-    Raises:
-        RequestError: everything that is wrong with the arguments.
-    """
+    def read(name: str, reader: Callable[[Any], Any]) -> Any:
+        """What a reader makes of a keyword; None for None and for a mistake: all of them are raised at once."""
+        try:
+            return None if asked[name] is None else reader(asked[name])
+        except RequestError as wrong:
+            mistakes.extend(f"{name}: {mistake}" for mistake in wrong.mistakes)
+            return None
 
-    provider: str | Choice | None = None
-    nodes: int | None = None
-    ranks: int | None = None
-    accelerator: str | int | Accelerator | Callable[[], Accelerator] | None = None
-    plugins: Iterable[Plugin | PluginSpec | str] = ()
-    image: Image | None = None
-    procs_per_node: int | None = None
-    cpus: float | str | None = None
-    memory: float | str | None = None
-    vcpus: float | None = None
-    memory_gb: float | None = None
-    pip: Iterable[str] = ()
-    env: Mapping[str, str] | None = None
-    secrets: Iterable[str] = ()
-    hosts: Iterable[str] = ()
-    region: str | None = None
-    spot: bool = False
-    max_price: float | None = None
-    idle: float | str | None = None
-    max_lifetime: float | str | None = None
+    said = {
+        "nodes": read("nodes", count),
+        "gpu": read("accelerator", _accelerator),
+        "plugins": read("plugins", _plugins),
+        "image": asked["image"],
+        "procs_per_node": read("procs_per_node", count) or read("ranks", count),
+        "cpus": read("cpus", lambda value: at_least(f"{value}")) or read("vcpus", _minimum),
+        "memory": read("memory", lambda value: at_least(f"{value}", "GB")) or read("memory_gb", _minimum),
+        "pip": asked["pip"],
+        "env": tuple((asked["env"] or {}).items()),
+        "secrets": asked["secrets"],
+        "hosts": asked["hosts"],
+        "region": asked["region"],
+        "spot": asked["spot"],
+        "max_price": asked["max_price"],
+        "idle": read("idle", lambda value: duration(f"{value}")),
+        "max_lifetime": read("max_lifetime", lambda value: duration(f"{value}")),
+    }
+    if mistakes:
+        raise RequestError(mistakes)
+    choice = asked["provider"] if isinstance(asked["provider"], Choice) else Choice(asked["provider"] or "auto")
+    request = PoolRequest(
+        provider=choice.name, yes=True, **{**{key: value for key, value in said.items() if value}, **choice.fields}
+    )
+    if asked["ranks"] is None:
+        return request
+    if mistakes := request.ranks_mistakes("ranks"):
+        raise RequestError(mistakes)
+    return replace(request, nodes=1)
 
-    def __post_init__(self) -> None:
-        for name in ("plugins", "pip", "secrets", "hosts"):  # an iterator is read once
-            value = getattr(self, name)
-            object.__setattr__(self, name, (value,) if isinstance(value, str | Plugin) else tuple(value))
-        self.request()
 
-    def or_else(self, others: Mapping[str, Any]) -> Spec:
-        """This spec, with `others` where it says nothing."""
-        mine = {each.name: value for each in fields(self) if (value := getattr(self, each.name)) != each.default}
-        return Spec(**{**others, **mine})
-
-    def request(self) -> PoolRequest:
-        """The pool that it asks for. Raises RequestError with all mistakes."""
-        mistakes = self._twice()
-
-        def read(name: str, reader: Callable[[Any], Any]) -> Any:
-            """What a reader makes of a field; None for None and for a mistake: all of them are raised at once."""
-            value = getattr(self, name)
-            try:
-                return None if value is None else reader(value)
-            except RequestError as wrong:
-                mistakes.extend(f"{name}: {mistake}" for mistake in wrong.mistakes)
-                return None
-
-        said = {
-            "nodes": read("nodes", count),
-            "gpu": read("accelerator", _accelerator),
-            "plugins": read("plugins", _plugins),
-            "image": self.image,
-            "procs_per_node": read("procs_per_node", count) or read("ranks", count),
-            "cpus": read("cpus", lambda value: at_least(f"{value}")) or read("vcpus", _minimum),
-            "memory": read("memory", lambda value: at_least(f"{value}", "GB")) or read("memory_gb", _minimum),
-            "pip": self.pip,
-            "env": tuple((self.env or {}).items()),
-            "secrets": self.secrets,
-            "hosts": self.hosts,
-            "region": self.region,
-            "spot": self.spot,
-            "max_price": self.max_price,
-            "idle": read("idle", lambda value: duration(f"{value}")),
-            "max_lifetime": read("max_lifetime", lambda value: duration(f"{value}")),
-        }
-        if mistakes:
-            raise RequestError(mistakes)
-        choice = self.provider if isinstance(self.provider, Choice) else Choice(self.provider or "auto")
-        request = PoolRequest(
-            provider=choice.name, yes=True, **{**{key: value for key, value in said.items() if value}, **choice.fields}
-        )
-        if self.ranks is None:
-            return request
-        if mistakes := request.ranks_mistakes("ranks"):
-            raise RequestError(mistakes)
-        return replace(request, nodes=1)
-
-    def _twice(self) -> list[str]:
-        """What is said in two ways."""
-        pairs = (("procs_per_node", "ranks"), ("cpus", "vcpus"), ("memory", "memory_gb"))
-        return [
-            f"{a} and {b} are the same ({getattr(self, a)} and {getattr(self, b)}); keep one of them"
-            for a, b in pairs
-            if getattr(self, a) is not None and getattr(self, b) is not None
-        ]
+def _twice(asked: Mapping[str, Any]) -> list[str]:
+    """What is said in two ways."""
+    pairs = (("procs_per_node", "ranks"), ("cpus", "vcpus"), ("memory", "memory_gb"))
+    return [
+        f"{a} and {b} are the same ({asked[a]} and {asked[b]}); keep one of them"
+        for a, b in pairs
+        if asked[a] is not None and asked[b] is not None
+    ]
 
 
 def count(value: Any) -> int:

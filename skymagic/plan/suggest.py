@@ -108,7 +108,7 @@ def _sentences() -> dict[str, str]:
         "read in the function, with its own client (s3fs, boto3)",
         _COLLECTIONS: "there is no {name} that nodes share: calls return their values, and on the ranks the framework's own "
         "collectives serve (torch.distributed, jax)",
-        "Worker Options": "there is no {name}: sky.Compute takes procs_per_node, selection, timeout and console themselves",
+        "Spec Worker Options": "there is no {name}: sky.Compute takes its keywords, procs_per_node, timeout and console themselves",
         _SERVICES: "there is no {name}: sky.Compute makes pools, sky.find finds them, and %sky_status shows them",
     }  # fmt: skip
     return {name: text.format(name=f"sky.{name}") for names, text in groups.items() for name in names.split()}

@@ -460,7 +460,7 @@ def test_all_mistakes_at_once() -> None:
     ids=str,
 )
 def test_accelerators(given: Any, name: str, count: int) -> None:
-    asked = sky.Compute(accelerator=given)._requests[0].gpu
+    asked = sky.Compute(accelerator=given)._request.gpu
     assert asked is not None
     assert (asked.name, asked.count) == (name, count)
 
@@ -471,25 +471,23 @@ def test_an_accelerator_that_is_not_here_says_what_to_add() -> None:
 
 
 def test_providers_and_what_they_say_of_the_pool() -> None:
-    assert sky.Compute()._requests[0].provider == "auto"
-    assert sky.Compute(provider="local")._requests[0].provider == "local"
-    assert sky.Compute(provider=sky.Local())._requests[0].provider == "local"
-    assert sky.Compute(provider=sky.SSH(["a", "b"]))._requests[0].hosts == ("a", "b")
-    assert sky.Compute(provider=sky.SSH("a", "b"))._requests[0].hosts == ("a", "b")
-    aws = sky.Compute(provider=sky.AWS(region="eu-central-1", spot=True), nodes=2)._requests[0]
+    assert sky.Compute()._request.provider == "auto"
+    assert sky.Compute(provider="local")._request.provider == "local"
+    assert sky.Compute(provider=sky.Local())._request.provider == "local"
+    assert sky.Compute(provider=sky.SSH(["a", "b"]))._request.hosts == ("a", "b")
+    assert sky.Compute(provider=sky.SSH("a", "b"))._request.hosts == ("a", "b")
+    aws = sky.Compute(provider=sky.AWS(region="eu-central-1", spot=True), nodes=2)._request
     assert (aws.provider, aws.region, aws.spot, aws.nodes) == ("aws", "eu-central-1", True, 2)
-    assert sky.Compute(provider=sky.Slurm())._requests[0].provider == "slurm"
-    assert sky.Compute(provider=sky.AWS(subnet="subnet-1"))._requests[0].cloud.subnet == "subnet-1"
-    slurm = sky.Compute(provider=sky.Slurm(partition="gpu", time="4h", exclusive=True, options={"mem": "0"}))._requests[
-        0
-    ]
+    assert sky.Compute(provider=sky.Slurm())._request.provider == "slurm"
+    assert sky.Compute(provider=sky.AWS(subnet="subnet-1"))._request.cloud.subnet == "subnet-1"
+    slurm = sky.Compute(provider=sky.Slurm(partition="gpu", time="4h", exclusive=True, options={"mem": "0"}))._request
     assert slurm.slurm == (("partition", "gpu"), ("time", "4h"), ("exclusive", ""), ("mem", "0"))
     with pytest.raises(RequestError, match="no provider is called 'gpc'"), sky.Compute(provider="gpc"):
         pass
 
 
 def test_times_and_amounts() -> None:
-    asked = sky.Compute(idle="30m", max_lifetime=60, cpus="8+", memory=32)._requests[0]
+    asked = sky.Compute(idle="30m", max_lifetime=60, cpus="8+", memory=32)._request
     assert (asked.idle, asked.max_lifetime) == (1800.0, 60.0)
     assert (str(asked.cpus), str(asked.memory)) == ("8+", "32")
 
@@ -709,7 +707,7 @@ def test_keywords_are_still_known_to_editors() -> None:
 
 
 def test_ranks_are_those_of_one_node() -> None:
-    (request,) = sky.Compute(ranks=2)._requests
+    request = sky.Compute(ranks=2)._request
     assert (request.nodes, request.procs_per_node) == (1, 2)
     for wrong in ({"ranks": 2, "nodes": 2}, {"ranks": 2, "provider": sky.SSH("a")}, {"ranks": 0}):
         with pytest.raises(RequestError, match="ranks"):
@@ -754,6 +752,6 @@ def test_pools_and_what_completes(pool: Any) -> None:
         public & {"resources", "recovery", "shipper", "agents"}
     )
     shown = inspect.signature(sky.Compute).parameters
-    assert {"procs_per_node", "selection", "console", "timeout"} <= set(shown)
+    assert {"procs_per_node", "console", "timeout"} <= set(shown)
     assert not {"vcpus", "memory_gb"} & set(shown)
-    assert sky.Spec(vcpus=2, memory_gb=4).request() == sky.Spec(cpus="2+", memory="4+").request()
+    assert sky.Compute(vcpus=2, memory_gb=4)._request == sky.Compute(cpus="2+", memory="4+")._request

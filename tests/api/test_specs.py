@@ -1,4 +1,4 @@
-"""What a pool may be asked for in Python code beside keywords: specs, selection, limits; and names that are not here."""
+"""What a pool may be asked for in Python code by keywords; and names that are not here."""
 
 from __future__ import annotations
 
@@ -23,51 +23,9 @@ def rank() -> int:
     return sky.instance_info().rank
 
 
-def test_the_first_spec_that_can_be_met_is_taken(capsys: pytest.CaptureFixture[str]) -> None:
-    """What stands beside the specs holds for those that say nothing of it."""
-    with sky.Compute(
-        sky.Spec(provider=sky.Slurm(), nodes=4),
-        sky.Spec(vcpus=4000, nodes=1),
-        sky.Spec(nodes=2),
-        env={"FROM": "all"},
-        selection="first",
-    ) as pool:
-        assert rank() @ pool == [0, 1]
-        assert pool.plan.image.env == {"FROM": "all"}
-    said = capsys.readouterr().err.splitlines()
-    assert said[0].startswith(("spec 1: --provider slurm needs Slurm's programs", "spec 1: Slurm does not answer"))
-    assert said[1].startswith("spec 2: --cpus 4000+ needs more than this machine has")
-
-
-def test_the_cheapest_spec_is_taken_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = [sky.Spec(nodes=2), sky.Spec(nodes=1), sky.Spec(vcpus=4000)]
-    prices = {2: 3.0, 1: 1.0}
-    real = making.plan_of
-
-    def priced(request: Any, tell: Callable[[str], None]) -> Any:
-        """The plans of this machine, at prices that it has not."""
-        from dataclasses import replace
-
-        plan = real(request, tell)
-        return replace(plan, price=prices[plan.topology.nodes])
-
-    monkeypatch.setattr(making, "plan_of", priced)
-    with sky.Compute(*asked, selection="cheapest", console=False) as pool:
-        assert rank() @ pool == [0]
-
-
-def test_when_no_spec_can_be_met_each_says_why() -> None:
-    with pytest.raises(RequestError) as refused:
-        sky.Compute(sky.Spec(vcpus=4000), sky.Spec(memory_gb=40_000)).start()
-    assert [text.partition(" needs")[0] for text in refused.value.mistakes] == [
-        "spec 1: --cpus 4000+",
-        "spec 2: --memory 40000+",
-    ]
-
-
 @pytest.mark.parametrize(("keyword", "option"), [("vcpus", "--cpus"), ("memory_gb", "--memory")])
 def test_a_machine_that_has_less_is_refused(keyword: str, option: str) -> None:
-    asked = sky.Compute(**{keyword: 1})._requests[0]
+    asked = sky.Compute(**{keyword: 1})._request
     assert str(asked.cpus or asked.memory) == "1+"
     with pytest.raises(RequestError, match=f"{option} 1e\\+06\\+ needs more than this machine has|{option} 1000000\\+"):
         sky.Compute(**{keyword: 1_000_000}).start()
@@ -92,9 +50,9 @@ def test_options_act(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
-    "slots": (lambda: sky.Worker, "there is no sky.Worker: sky.Compute takes procs_per_node"),
-    "cores twice": (lambda: sky.Spec(cpus=2, vcpus=2), "cpus and vcpus are the same"),
-    "selection": (lambda: sky.Compute(selection="nearest"), 'write "first" or "cheapest"'),
+    "slots": (lambda: sky.Worker, "there is no sky.Worker: sky.Compute takes its keywords, procs_per_node"),
+    "cores twice": (lambda: sky.Compute(cpus=2, vcpus=2), "cpus and vcpus are the same"),
+    "specs": (lambda: sky.Spec, "there is no sky.Spec: sky.Compute takes its keywords"),
     "a provider of elsewhere": (lambda: sky.Compute(provider="runpod").start(), "no provider is called 'runpod'; available: auto, .* SkyPilot"),
     "a plugin of elsewhere": (lambda: sky.Compute(plugins=["cuml"]), "there is no plugin cuml"),
 }  # fmt: skip
@@ -110,9 +68,9 @@ def test_what_cannot_be_is_refused_in_words(name: str) -> None:
 MISSPELT: dict[str, tuple[Callable[[], Any], str]] = {
     "an option of rented machines": (lambda: sky.Compute(provision_timeout=60), "other zones and types are tried automatically"),
     "volumes": (lambda: sky.Compute(volumes=[]), "%sky_put"),
-    "allocation": (lambda: sky.Spec(allocation="spot"), "spot=True"),
-    "a word": (lambda: sky.Spec(vcpu=2), "did you mean 'vcpus'"),
-    "no spec": (lambda: sky.Compute("A100"), r"takes sky.Spec\(…\) or keywords"),
+    "allocation": (lambda: sky.Compute(allocation="spot"), "spot=True"),
+    "a word": (lambda: sky.Compute(vcpu=2), "did you mean 'vcpus'"),
+    "selection": (lambda: sky.Compute(selection="cheapest"), "where it raises another one"),
 }  # fmt: skip
 
 

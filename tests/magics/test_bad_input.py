@@ -189,7 +189,6 @@ def test_from_a_thread_of_the_notebook(notebook: Notebook) -> None:
     [
         "get_ipython().run_cell_magic('sky_broadcast', '', '1')",
         "import skymagic as sky; sky.Compute(nodes=2).start()",
-        "import skymagic as sky; sky.Compute(sky.Spec(nodes=2), sky.Spec(nodes=1)).start()",
     ],
 )
 def test_a_rank_has_no_pool_of_its_own(notebook: Notebook, line: str) -> None:

@@ -30,7 +30,7 @@ def test_the_token_is_not_in_what_is_shown() -> None:
     plugin = sky.plugins.huggingface(token=TOKEN)
     spec = PluginSpec("huggingface", {"token": TOKEN})
     request = PoolRequest(plugins=(spec,))
-    for shown in (plugin, plugin.spec, spec, request, sky.Compute(plugins=[plugin])._requests[0]):
+    for shown in (plugin, plugin.spec, spec, request, sky.Compute(plugins=[plugin])._request):
         assert TOKEN not in repr(shown)
         assert TOKEN not in str(shown)
 

@@ -79,5 +79,5 @@ def test_nodes_are_called_by_their_hosts_unless_two_are_on_one() -> None:
 
 
 def test_in_python() -> None:
-    (request,) = sky.Compute(provider=sky.Ray("ray://head:10001"), nodes=2)._requests
+    request = sky.Compute(provider=sky.Ray("ray://head:10001"), nodes=2)._request
     assert (request.provider, request.address) == ("ray", "ray://head:10001")
