@@ -157,6 +157,7 @@ def take(browser: Browser, folder: Path) -> None:
     for name in ("start", "pool", "defines"):
         browser.run(INDEX[name])
     picture(browser, folder, "pool")
+    browser.run(INDEX["training"])  # what torch imports at a first step would be most of the film
     film(browser, folder, "training")
     for name in ("results", "curve"):
         browser.run(INDEX[name])

@@ -181,10 +181,12 @@ def places(by_rank: Mapping[int, Sequence[Mapping[str, Any]]]) -> str:
 
 
 def place(frames: Sequence[Mapping[str, Any]]) -> str:
-    """The innermost function of a stack, and the line in the user's code: "in all_reduce, line 3"."""
+    """The innermost function of a stack, and the line in the user's code: "in all_reduce, line 3", "in conv2d, line 19 of forward"."""
     own = next((frame for frame in reversed(frames) if in_cell(frame)), frames[0])
     line = f"line {own['line']}" if in_cell(own) else f"{own['file']}:{own['line']}"
     name = frames[-1]["name"]
+    if own["name"] not in ("<module>", name):  # its lines are of the cell that defined it, not of the one that runs
+        line = f"{line} of {own['name']}"
     return f"at {line}" if name == "<module>" else f"in {name}, {line}"
 
 
