@@ -86,6 +86,12 @@ class SkyMagic(Configurable):
         help="If another cell runs on the same ranks: wait for it, or refuse the cell.",
     )
 
+    tracker = Enum(
+        ("", "tensorboard", "mlflow", "wandb"),
+        _BUILT_IN.tracker,
+        help="The experiment tracker that gets the numbers of sky.report from rank 0 as well, by its own library; '' for none.",
+    )
+
     @validate("plugins")
     def _check_plugins(self, proposal: Any) -> list[str]:
         return [str(spec) for text in proposal["value"] for spec in _checked(plugin_specs, text)]

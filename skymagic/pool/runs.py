@@ -210,6 +210,7 @@ class PoolRuns:
             gather_ranks=spec.gather_ranks,
             value_ranks=spec.value_ranks,
             profile=spec.profile,
+            tracker=self._status.defaults.tracker,
             job=spec.job,
             output=spec.output,
             head=spec.head,

@@ -119,6 +119,8 @@ class Recorder:
 _recorder = Recorder()
 _send: Callable[[Rows], None] | None = None
 """Where rows go; None outside a rank."""
+_track: Callable[[Rows], None] | None = None
+"""Where the rows of the present cell go too."""
 
 
 def report(*, step: float | None = None, total: float | None = None, **numbers: Any) -> None:
@@ -152,8 +154,8 @@ def attach(send: Callable[[Rows], None]) -> None:
 
 
 def _detach() -> None:
-    global _send, _recorder
-    _send, _recorder = None, Recorder()
+    global _send, _track, _recorder
+    _send, _track, _recorder = None, None, Recorder()
 
 
 def begin() -> None:
@@ -161,9 +163,18 @@ def begin() -> None:
     _recorder.begin()
 
 
+def track(take: Callable[[Rows], None] | None) -> None:
+    """Give rows to an experiment tracker too, or from now on to none."""
+    global _track
+    _track = take
+
+
 def flush(more: Rows | None = None) -> None:
     """Send what was reported since the last time; the rank's kernel calls it, on any thread."""
     if _send is None:
         return
-    if rows := {**_recorder.take(), **(more or {})}:
+    reported = _recorder.take()
+    if rows := {**reported, **(more or {})}:
         _send(rows)
+    if _track is not None and reported:
+        _track(reported)

@@ -26,7 +26,7 @@ LAST_VALUE = "the value of the last expression"  # among the variables that come
 ON_GPU = "on its GPU"
 """A rank's answer when it is asked whether it leaves its cell: as soon as what runs on its GPU is over."""
 PROFILE = "the profile of the cell"
-"""The profile's name among the values that a rank sends."""
+"""Its name among the values that a rank sends."""
 NOT_DEFINED = "is not defined"
 """Why a variable does not come back that a rank does not have."""
 
@@ -60,8 +60,10 @@ class RunCell(_Order):
     """Ranks that send the value of the last expression."""
     profile: tuple[int, ...] = ()
     """Ranks that profile the cell and send back what they found."""
+    tracker: str = ""
+    """The experiment tracker that the first of the ranks writes its numbers to; "" for none."""
     job: str = "cell"
-    """Kind of the job. Ranks only keep this and the fields below, for another notebook (`RunSpec.job`)."""
+    """This and what follows ranks only keep, for another notebook: what it is (`RunSpec.job`)."""
     output: str = ""
     """The notebook's variable for those values."""
     head: bool = False

@@ -29,6 +29,7 @@ from skymagic.kernels.rank.profiling import profiled
 from skymagic.kernels.rank.refusals import INPUT_REFUSED, refuse_debuggers, refuse_launchers
 from skymagic.kernels.rank.shell import Flusher, RankShell, Stdio, flush_text, views
 from skymagic.kernels.rank.tracebacks import PostMortem
+from skymagic.kernels.rank.tracking import Tracking, tracked
 from skymagic.runtime import info as runtime
 from skymagic.runtime import rendezvous, reporting, silence, usage
 from skymagic.wire import agent as wire
@@ -125,6 +126,7 @@ class RankKernel(IPythonParallelKernel):
         self._post_mortem: PostMortem | None = None
         """On the frames of the error with which the last cell has ended, which it keeps."""
         self.runs = RunMemory()
+        self._tracking: Tracking | None = None  # of the present cell
         self._answered_count = 0  # counts the requests that were replied to
         self._unanswered: BaseException | None = None  # what has kept the kernel from replying to one
         self.shell.events.register("post_run_cell", self._keep_result)
@@ -217,6 +219,9 @@ class RankKernel(IPythonParallelKernel):
         with contextlib.suppress(Exception):  # a widget of the user's own
             views.refresh()
         reporting.flush()
+        if self._tracking is not None:
+            self._tracking.close()
+            self._tracking = None
         if isinstance(order, RunCell):
             self.runs.end(order, outcome)
         self._context.control.send(wire.EndOutput(rank))  # after all that shows something: the agent closes the request
@@ -270,6 +275,7 @@ class RankKernel(IPythonParallelKernel):
             self._namespace.bind(order.manifest)
             self.shell.displayhook.know_shown(order.manifest.get("shown", ()))
             outcome["bound"] = True
+            self._tracking = tracked(order, self._context.info.rank)
             await self._run(order, source, outcome)
         except BindError as problem:
             outcome.update(self._failure(problem, phase="bind"))
