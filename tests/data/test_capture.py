@@ -5,13 +5,14 @@ import __future__
 
 import sys
 from collections.abc import Iterator, MutableMapping
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from skymagic.data.capture.names import cell_names, interactive, reach
+from skymagic.data.capture.names import cell_names, interactive, reach, with_scripts
 from skymagic.data.values import pickling
 
 BUILTIN = set(dir(__builtins__) if not isinstance(__builtins__, dict) else __builtins__)
@@ -400,3 +401,20 @@ def test_strings_in_a_function_that_is_compiled() -> None:
     assert set(reached({"f"}, names)) == {"f", "w", "df"}
     assert set(reached({"g"}, names)) == {"g", "x", "z"}
     assert set(reached({"k"}, names)) == {"k"}
+
+
+# files
+
+
+def test_names_of_a_file_that_a_cell_runs(tmp_path: Path) -> None:
+    path = tmp_path / "script.py"
+    path.write_text("import helper\nprint(a, b)\nc = 1\nc.d")
+    run = f"get_ipython().run_line_magic('run', '{{}} {path} c')"
+    names = with_scripts(cell_names("b = 1\n" + run.format("-i")))
+    assert (set(names.loads) - BUILTIN, set(names.imports)) == ({"get_ipython", "a"}, {"helper"})
+    assert "d" in names.attributes
+    names = with_scripts(cell_names(run.format("-n")))
+    assert (set(names.loads) - BUILTIN, set(names.imports)) == ({"get_ipython"}, {"helper"})
+    for line in ("-i -t -N 3 script", "script.py", "-i $name", "-m pkg -i", "", "-i"):
+        with_scripts(cell_names(f"get_ipython().run_line_magic('run', '{line}')"))
+    assert cell_names("get_ipython().run_line_magic('run', '-i -t -N 3 script')").scripts[0][:2] == ("script.py", True)

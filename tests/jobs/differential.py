@@ -25,6 +25,7 @@ CASES: dict[str, Case] = {}
 FILES = {
     "module_beside.py": "number = 7\n_hidden = 1\ndef twice(x): return 2 * x\nclass Box:\n    def __init__(self, n): self.n = n\n",
     "made.txt": "content\n",
+    "reads_beside.py": "def train(): return lr\nprint(train())\n",
     "script_beside.py": "made = [1, 2]\nclass Made:\n    x = 3\nprint('script ran')\n",
 }
 
@@ -1574,6 +1575,7 @@ family(
             ("def low(): return lr\ndef train(): return [low() for _ in 'ab']\ntrain()", "train()"),
             ("def make():\n    def inner(): return lr\n    return inner\nlr; train = make()", "train()"),
             ("get_ipython().run_cell('def train(): return lr')\ntrain()", "train()"),
+            ("%run -i reads_beside.py", "train()"),
         ]
     ],
 )

@@ -131,6 +131,18 @@ def test_an_annotation_that_cannot_travel_is_left_out(notebook: Notebook) -> Non
     assert "Guarded (" in notebook.fail("%%sky_broadcast\nguard(Guarded())").evalue
 
 
+# -------------------------------------------------------------------------------------------------- files
+
+
+def test_names_of_a_file_that_runs_in_the_cell(notebook: Notebook) -> None:
+    (notebook.folder / "uses_it.py").write_text("made = wanted + 1\n")
+    notebook.run("wanted = 41")
+    assert seen(notebook, "%run -i uses_it\nmade") == [42, 42]
+    (notebook.folder / "uses_it.py").write_text("made = wanted + other\n")
+    notebook.run("other = 8")
+    assert seen(notebook, "%run -i uses_it.py\nmade") == [49, 49]
+
+
 # ------------------------------------------------------------------------------- what cannot be seen in a text
 
 DYNAMIC = {

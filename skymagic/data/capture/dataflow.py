@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 from skymagic.data.capture.code import (
     CodeNames,
@@ -12,7 +12,18 @@ from skymagic.data.capture.code import (
     call_names,
     compiled_names,
     header_names,
+    literal_arguments,
 )
+
+
+class Script(NamedTuple):
+    """A file that a cell runs with ``%run``."""
+
+    path: str
+    interactive: bool
+    """Whether it runs among the cell's variables (``-i``)."""
+    defined: frozenset[str]
+    """Names that the cell has defined before."""
 
 
 class Flow(ast.NodeVisitor):
@@ -30,6 +41,7 @@ class Flow(ast.NodeVisitor):
         self.reached = True  # False where no path arrives: after ``raise``, ``break`` or ``continue``
         self.loads: set[str] = set()
         self.stores: set[str] = set()
+        self.scripts: list[Script] = []
         self._waiting: dict[str, set[str]] = {}  # function, or class → names that count as loaded when it is
 
     # names
@@ -137,6 +149,8 @@ class Flow(ast.NodeVisitor):
         for name in call_names(node):
             self.load(name)
         self.generic_visit(node)
+        if (file := run_file(node)) is not None:
+            self.scripts.append(Script(*file, frozenset(self.defined)))
 
     def _scope(self, node: ast.Lambda | ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp) -> None:
         self.take(compiled_names(node))
@@ -312,3 +326,20 @@ def _captures(pattern: ast.pattern) -> Iterator[str]:
 
 def _irrefutable(pattern: ast.pattern) -> bool:
     return isinstance(pattern, ast.MatchAs) and (pattern.pattern is None or _irrefutable(pattern.pattern))
+
+
+def run_file(call: ast.Call) -> tuple[str, bool] | None:
+    """File of a ``%run`` line, and whether it runs among the notebook's variables (``-i``); None for any other call."""
+    texts = literal_arguments(call)
+    if not isinstance(call.func, ast.Attribute) or call.func.attr != "run_line_magic" or texts[:1] != ["run"]:
+        return None
+    options, words = "", texts[1].split() if len(texts) > 1 else []
+    while words and words[0].startswith("-"):
+        option = words.pop(0)
+        options += option[1:]
+        if option in ("-N", "-l") and words:
+            words.pop(0)
+    if not words or "m" in options or any(sign in words[0] for sign in "{$"):
+        return None
+    name = words[0].strip("'\"")
+    return (name if name.endswith((".py", ".ipy", ".ipynb")) else name + ".py"), "i" in options

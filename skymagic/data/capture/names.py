@@ -11,11 +11,12 @@ import sys
 import types
 import warnings
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
+from pathlib import Path
 
 from skymagic.data.capture.code import annotated_names, code_names, namespace_keys
-from skymagic.data.capture.dataflow import Flow
+from skymagic.data.capture.dataflow import Flow, Script
 from skymagic.data.capture.imports import imported_names, required_names
 
 
@@ -39,6 +40,8 @@ class CellNames:
     """Names in annotations that are not evaluated: types of these names travel if they can."""
     probes: frozenset[str] = frozenset()
     """Names that it looks up among the global names (``globals()["x"]``, ``"x" in globals()``): they travel if they can."""
+    scripts: tuple[Script, ...] = ()
+    """Files that it runs with ``%run``."""
     runs: bool = True
     """Whether it does anything: functions that it does not name may run then."""
 
@@ -90,6 +93,7 @@ def cell_names(source: str, compiler_flags: int = 0) -> CellNames:
         attributes=frozenset(attributes),
         hints=frozenset(hints - flow.loads - flow.stores),
         probes=frozenset(keys - flow.loads),
+        scripts=tuple(flow.scripts),
         runs=not all(isinstance(each, ast.Pass) for each in tree.body),
     )
 
@@ -176,6 +180,25 @@ def is_output(name: str) -> bool:
 
 _NOTHING = object()
 _BUILTINS = vars(builtins)
+
+
+def with_scripts(names: CellNames) -> CellNames:
+    """The names of a cell and of the files that it runs; a file that cannot be read is left to the rank's own error."""
+    for script in names.scripts:
+        try:
+            inner = cell_names(Path(script.path).expanduser().read_text())
+        except (OSError, ValueError, RuntimeError, SyntaxError):
+            continue
+        loads = inner.loads - script.defined if script.interactive else frozenset()
+        names = replace(
+            names,
+            loads=names.loads | loads,
+            hints=names.hints | (inner.hints if script.interactive else frozenset()),
+            imports=names.imports | inner.imports,
+            required=names.required | inner.required,
+            attributes=names.attributes | inner.attributes,
+        )
+    return names
 
 
 # -- cells -----------------------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from typing import Any
 
 from skymagic.data.capture import assignments
 from skymagic.data.capture.imports import ModulesNeeded
-from skymagic.data.capture.names import cell_names, cell_numbers, cell_sources, last_shown
+from skymagic.data.capture.names import cell_names, cell_numbers, cell_sources, last_shown, with_scripts
 from skymagic.data.shipping.bindings import Bindings, Manifest, Sources
 from skymagic.data.shipping.bundles import BundleWriter, Progress
 from skymagic.data.shipping.collecting import Collector, Needs, ShippingRequest
@@ -168,7 +168,7 @@ class Shipper(Unpacking):
             CaptureError: variables cannot travel, all of them named, or there is no room for them. No rank has got
                 anything.
         """
-        names = cell_names(source, compiler_flags)
+        names = with_scripts(cell_names(source, compiler_flags))
         with self._lock, pickling.to_processes(same_files=not self.store.remote):
             self.assigned.look()
             request = ShippingRequest(
