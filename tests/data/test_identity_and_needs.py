@@ -191,6 +191,18 @@ WEAK: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("kind", WEAK)
+def test_a_weak_collection_that_travels_alone_is_not_empty(kind: str) -> None:
+    items = [Item(), Item()]
+    there = copy(WEAK[kind](items))
+    gc.collect()
+    assert len(there) == 2
+    held = weakref.ref(next(iter(there.values() if kind == "values" else there)))
+    del there
+    gc.collect()
+    assert held() is None
+
+
+@pytest.mark.parametrize("kind", WEAK)
 def test_a_weak_collection_lets_go_of_what_others_let_go_of(kind: str) -> None:
     items = [Item(), Item()]
     own, there = copy((items, WEAK[kind](items)))

@@ -149,6 +149,7 @@ def loads(
     on_host = [each.read() if isinstance(each, DeviceBytes) else each for each in buffers]
     before, here.namespace = here.namespace, namespace
     lent, here.lent = here.lent, []
+    weak, here.weak = here.weak, []
     here.class_hash = _class_hash
     try:
         if sum(map(len, header)) > LISTED:
@@ -157,8 +158,11 @@ def loads(
             value = pickle.loads(header[0], buffers=on_host)
         else:
             value = _load(header, on_host, links, memo)
+        if here.weak:
+            rebuild.hold(numbered=memo is not None)
         return value
     finally:
+        here.weak = weak
         for name, value in here.lent:
             if namespace.get(name) is value:
                 del namespace[name]

@@ -29,6 +29,8 @@ class RebuildContext(threading.local):
     """Names that are bound until the value is there."""
     same_files: bool = False
     """Whether what is pickled goes to processes that see the same files."""
+    weak: Sequence[tuple[Any, list[Any]]] = ()
+    """Weak collections that were rebuilt, and what is in them, until the value is there."""
     function_made: Callable[[types.CodeType], object] = staticmethod(lambda code: None)
     """Called with the code of each function that gets this side's global names."""
     class_hash: Callable[[type, Any], str | None] = staticmethod(lambda cls, state: None)
@@ -274,6 +276,32 @@ def type_parameter(tracker: str, kind: Any, name: str, module: str, bound: Any) 
     made = kind(name) if bound is None else kind(name, bound=bound)
     made.__module__ = module
     return _cloud._lookup_class_or_track(tracker, made)
+
+
+def weak(kind: Callable[[Any], Any], contents: Any) -> Any:
+    """A collection with weak references to its keys, values or members, which live until the whole value is there."""
+    made = kind(contents)
+    here.weak = [*here.weak, (made, list(made.values() if kind is weakref.WeakValueDictionary else made))]
+    contents.clear()  # the unpickler holds it
+    return made
+
+
+def hold(numbered: bool) -> None:
+    """Let weak collections keep what nothing else holds on this side: it would be gone at once, and its holder is elsewhere.
+
+    Args:
+        numbered: whether each object of the value is held once more, by its number.
+    """
+    alone = _references([object()])[0] + numbered
+    for made, members in here.weak:
+        kept = [each for each, count in zip(members, _references(members), strict=True) if count <= alone]
+        members.clear()
+        if kept:
+            weakref.finalize(made, kept.clear).atexit = False
+
+
+def _references(objects: list[Any]) -> list[int]:
+    return [sys.getrefcount(each) for each in objects]
 
 
 def fill_instance(value: Any, parts: tuple[Any, list[Any], dict[Any, Any]]) -> None:

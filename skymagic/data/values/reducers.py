@@ -85,15 +85,15 @@ def _offset(view: memoryview) -> int | None:
 
 
 def _weak_keys(mapping: Any) -> Any:
-    return weakref.WeakKeyDictionary, (dict(mapping),)
+    return rebuild.weak, (weakref.WeakKeyDictionary, dict(mapping))
 
 
 def _weak_values(mapping: Any) -> Any:
-    return weakref.WeakValueDictionary, (dict(mapping),)
+    return rebuild.weak, (weakref.WeakValueDictionary, dict(mapping))
 
 
 def _weak_set(members: Any) -> Any:
-    return weakref.WeakSet, (list(members),)
+    return rebuild.weak, (weakref.WeakSet, list(members))
 
 
 def _new_type(kind: Any) -> Any:
