@@ -22,6 +22,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import skymagic as sky
+from skymagic.api.specs import request_of
 from skymagic.errors import SkyError
 from skymagic.plan.plans import Plan
 from skymagic.plan.requests import cloud_settings
@@ -55,15 +56,15 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     return asked
 
 
-def spec(asked: argparse.Namespace) -> sky.Spec:
-    """The pool."""
+def keywords(asked: argparse.Namespace) -> dict[str, Any]:
+    """The pool, as keywords of `sky.Compute`."""
     cloud = cloud_settings({"profile": asked.profile, "subnet": asked.subnet, **asked.settings})
     fields = {"region": asked.region, "spot": asked.spot, "max_price": asked.limit * 60 / asked.minutes, "cloud": cloud}
-    return sky.Spec(
-        provider=Choice("aws", {name: value for name, value in fields.items() if value}),
-        nodes=asked.nodes, accelerator=asked.gpu, image=sky.Image(python=asked.python),
-        idle=asked.minutes * 60, max_lifetime=asked.minutes * 60,
-    )  # fmt: skip
+    return {
+        "provider": Choice("aws", {name: value for name, value in fields.items() if value}),
+        "nodes": asked.nodes, "accelerator": asked.gpu, "image": sky.Image(python=asked.python),
+        "idle": asked.minutes * 60, "max_lifetime": asked.minutes * 60,
+    }  # fmt: skip
 
 
 def most(plan: Plan, asked: argparse.Namespace) -> float | None:
@@ -75,7 +76,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Plan, and do it where that was said; 0 where all went well, 1 where something failed or is left, 2 where it was refused."""
     asked = arguments(argv)
     try:
-        plan = making.plan_of(spec(asked).request(), print)
+        plan = making.plan_of(request_of(keywords(asked)), print)
     except SkyError as problem:
         print(f"no plan: {problem}")
         return 2
@@ -97,7 +98,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def rent(asked: argparse.Namespace) -> int:
     """Do it, a step after the other; whatever happens, give back and look."""
     failed: list[str] = []
-    pool = sky.Compute(spec(asked), name="try-aws", console=True)
+    pool = sky.Compute(**keywords(asked), name="try-aws", console=True)
     try:
         step("rent and reach", pool.start, failed)
         if not failed:

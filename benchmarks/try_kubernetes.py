@@ -50,10 +50,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"no cluster: {problem}")
         return 2
     options = {name: getattr(asked, name) for name in ("context", "namespace", "image", "pod_template")}
-    spec = sky.Spec(
-        provider=sky.Kubernetes(**options), nodes=2, image=sky.Image(python=asked.python), max_lifetime=900.0
-    )
-    pool = sky.Compute(spec, name="try-kubernetes", console=True)
+    pool = sky.Compute(
+        provider=sky.Kubernetes(**options), nodes=2, image=sky.Image(python=asked.python), max_lifetime=900.0,
+        name="try-kubernetes", console=True,
+    )  # fmt: skip
     try:
         step("two pods", pool.start, failed)
         if not failed:
