@@ -244,6 +244,18 @@ def test_a_module_that_was_edited_after_its_import(folder: Path, monkeypatch: py
     assert len(said) == 2
 
 
+def test_an_edit_before_the_first_cell_is_found_by_the_compiled_file(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)
+    write(folder / "helped.py", "x = 1")
+    importlib.import_module("helped")
+    write(folder / "helped.py", "x = 22")
+    said = list[str]()
+    Sources(str(folder), Bindings(), remote=False).find(["helped"], [0], note=said.append)
+    assert len(said) == 1
+
+
 # served
 
 

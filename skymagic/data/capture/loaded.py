@@ -3,9 +3,15 @@ was edited after the import: ranks get the new text, the notebook runs the old."
 
 from __future__ import annotations
 
+import ast
+import contextlib
+import importlib.util
+import inspect
+import os
 import sys
 import types
 from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 from skymagic.data.capture import modules
@@ -43,8 +49,11 @@ def _modules(value: object, namespace: Mapping[str, object]) -> Iterator[str]:
             yield each.__module__
 
 
+_EARLIER = "an earlier text"
+
+
 class ImportedTexts:
-    """Knows the text that each of the notebook's modules had when a cell needed it first since its import."""
+    """Knows the text that each of the notebook's modules was imported with, as far as that can be found out."""
 
     def __init__(self) -> None:
         self._seen: dict[str, tuple[Any, str]] = {}
@@ -53,16 +62,71 @@ class ImportedTexts:
 
     def stale(self, sources: Iterable[ModuleSource]) -> list[ModuleSource]:
         """The modules of which the notebook has another text than the file; each text is reported once."""
-        if "IPython.extensions.autoreload" in sys.modules:  # it executes a text again, and no spec says so
-            return []
         found = []
         for source in sources:
             spec = getattr(sys.modules.get(source.name), "__spec__", None)
             if spec is None or not source.source:
                 continue
-            if source.name not in self._seen or self._seen[source.name][0] is not spec:
-                self._seen[source.name] = spec, source.hash
-            if source.hash not in (self._seen[source.name][1], self._noted.get(source.name)):
+            seen = self._seen.get(source.name)
+            if seen is None or seen[0] is not spec:
+                seen = self._seen[source.name] = (spec, _EARLIER if _compiled_earlier(source.origin) else source.hash)
+            if seen[1] != source.hash and runs(sys.modules[source.name], source.source):
+                seen = self._seen[source.name] = (
+                    spec,
+                    source.hash,
+                )  # executed again without an import, or only touched
+            if seen[1] != source.hash and self._noted.get(source.name) != source.hash:
                 self._noted[source.name] = source.hash
                 found.append(source)
         return found
+
+
+def runs(module: Any, text: str) -> bool:
+    """Whether a module holds what this text defines: its functions' code and its constants; False where that cannot be seen."""
+    try:
+        tree = ast.parse(text)
+        code = compile(text, str(module.__file__), "exec", dont_inherit=True)
+    except (SyntaxError, ValueError):
+        return False
+    defined = {each.co_name: each for each in code.co_consts if isinstance(each, types.CodeType)}
+    return all(_holds(vars(module), node, defined) for node in tree.body)
+
+
+def _holds(space: Mapping[str, Any], node: ast.stmt, defined: Mapping[str, types.CodeType]) -> bool:
+    """Whether a namespace holds what a statement binds."""
+    if isinstance(node, ast.Import | ast.ImportFrom | ast.Pass):
+        return True
+    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+        own = inspect.unwrap(space.get(node.name))  # type: ignore[arg-type]
+        return getattr(own, "__code__", None) == defined.get(node.name)
+    if isinstance(node, ast.ClassDef):
+        inner = {each.co_name: each for each in defined[node.name].co_consts if isinstance(each, types.CodeType)}
+        return all(_holds(vars(space.get(node.name, object)), each, inner) for each in node.body)
+    if isinstance(node, ast.Expr):
+        return isinstance(node.value, ast.Constant)
+    if isinstance(node, ast.Assign) and all(isinstance(each, ast.Name) for each in node.targets):
+        names = [each.id for each in node.targets if isinstance(each, ast.Name)]
+        with contextlib.suppress(ValueError):
+            value = ast.literal_eval(node.value)
+            return all(name in space and type(space[name]) is type(value) and space[name] == value for name in names)
+    return False
+
+
+def _compiled_earlier(path: str) -> bool:
+    """Whether the compiled file that an import leaves is of an earlier text; False where there is none, or it cannot be replaced."""
+    try:
+        compiled = importlib.util.cache_from_source(path)
+        with Path(compiled).open("rb") as file:
+            header = file.read(16)
+        status = Path(path).stat()
+    except (OSError, NotImplementedError):
+        return False
+    # magic number, flags, and for flags 0 the source's time and size (PEP 552)
+    if (
+        header[:4] != importlib.util.MAGIC_NUMBER
+        or int.from_bytes(header[4:8], "little")
+        or not os.access(compiled, os.W_OK)
+    ):
+        return False
+    told = int.from_bytes(header[8:12], "little"), int.from_bytes(header[12:16], "little")
+    return told != (int(status.st_mtime) & 0xFFFFFFFF, status.st_size & 0xFFFFFFFF)
