@@ -63,6 +63,7 @@ def _parser() -> argparse.ArgumentParser:
             choices=["aws", "slurm", "kubernetes", "ray"],
             help="pools you rented there, found by their tags, or jobs of a cluster, from any machine",
         )
+        one.add_argument("--login", metavar="HOST", help="with --provider slurm: ask through this login node, over SSH")
     clean.add_argument("--all", action="store_true", help="remove everything that no pool uses now")
     clean.add_argument("--dry-run", action="store_true", help="show what would be removed")
     status.add_argument("--disk", action="store_true", help="show what skymagic stores on their disks")
@@ -78,13 +79,11 @@ def _parser() -> argparse.ArgumentParser:
     logs.add_argument("-n", "--lines", type=_positive, default=50, help="number of last lines; default: 50")
     logs.add_argument("-f", "--follow", action="store_true", help="follow the log until Ctrl-C or the end of the run")
     attach = commands.add_parser(
-        "attach",
-        help="show the output of a running cell or notebook and follow it; Ctrl-C does not stop it",
+        "attach", help="show the output of a running cell or notebook and follow it; Ctrl-C does not stop it"
     )
     attach.add_argument("pool", metavar="POOL", help="its name or job id")
     run = commands.add_parser(
-        "run",
-        help="execute a notebook on a pool's head, independent of this machine; Ctrl-C does not stop it",
+        "run", help="execute a notebook on a pool's head, independent of this machine; Ctrl-C does not stop it"
     )
     run.add_argument("notebook", metavar="NOTEBOOK", help="an .ipynb file")
     run.add_argument("--pool", metavar="POOL", help="its name or job id; default: the only pool")
@@ -147,7 +146,7 @@ def _status(line: argparse.Namespace) -> int:
     from skymagic.api import disk, places
     from skymagic.plan.requests import CloudSettings
 
-    request = places.StatusRequest(line.name, tuple(line.hosts), line.disk, provider=line.provider)
+    request = places.StatusRequest(line.name, tuple(line.hosts), line.disk, provider=line.provider, login=line.login)
     if mistakes := request.mistakes():
         raise RequestError(mistakes)
     if line.disk:
@@ -163,7 +162,7 @@ def _down(line: argparse.Namespace) -> int:
     from skymagic.api import ending, places
     from skymagic.plan.requests import CloudSettings
 
-    request = ending.DownRequest(line.name, line.all, tuple(line.hosts), line.provider)
+    request = ending.DownRequest(line.name, line.all, tuple(line.hosts), line.provider, line.login)
     mistakes = request.mistakes()
     if mistakes:
         raise RequestError(mistakes)

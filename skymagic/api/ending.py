@@ -25,18 +25,19 @@ class DownRequest:
     all: bool = False
     hosts: tuple[str, ...] = ()
     provider: str | None = None
+    login: str | None = None
 
     def mistakes(self) -> list[str]:
         """What contradicts itself."""
         checks = (
             (self.name and self.all, f"say {self.name} or --all, not both"),
-            (self.provider and self.hosts, places.HOSTS_OR_PROVIDER),
             (
                 self.provider and self.all,
                 "--all ends all that you have rented without --provider too: leave one of them out",
             ),
         )
-        return [mistake for wrong, mistake in checks if wrong]
+        wrong = places.place_mistakes(self.hosts, self.provider, self.login)
+        return wrong + [mistake for applies, mistake in checks if applies]
 
 
 def by_place(request: DownRequest, settings: CloudSettings, own: Collection[str], say: Say) -> list[str] | None:
@@ -52,7 +53,7 @@ def by_place(request: DownRequest, settings: CloudSettings, own: Collection[str]
     if request.hosts:
         return places.end_on_hosts(request.hosts, request.name, request.all, own)
     if request.provider in providers.LISTING:
-        return places.end_in_cluster(request.provider, request.name, own)
+        return places.end_in_cluster(request.provider, request.name, own, request.login)
     if request.provider:
         return places.end_rented(request.name, say, settings, own)
     return None
@@ -85,7 +86,7 @@ def end_left(name: str | None, say: Say) -> list[str]:
     if record is None:
         return []
     if record.provider in providers.LISTING:
-        providers.listing(record.provider).end(record.job_id)
+        providers.listing(record.provider, _login(record)).end(record.job_id)
         records.remove(record.job_id)
         return [f"pool {record.name!r} is stopped"]
     return places.end_on_hosts((), record.job_id, every=False) if record.provider == "local" else _end(record, say)
@@ -105,8 +106,17 @@ def _left_in_clusters(name: str) -> list[PoolRecord]:
     ]
     if len(there) < 2:
         return there
-    running = {pool.job_id for kind in {one.provider for one in there} for pool in providers.listing(kind).pools()}
+    asked = {(one.provider, _login(one)) for one in there}
+    running = {pool.job_id for place in asked for pool in providers.listing(*place).pools()}
     return [one for one in there if one.job_id in running]
+
+
+def _login(record: PoolRecord) -> str | None:
+    """The login node through which a pool was made; None for none, or where nobody knows."""
+    try:
+        return keys.read(record.job_id).plan.request.login
+    except PoolError:
+        return None
 
 
 def _only(found: Sequence[PoolRecord]) -> PoolRecord | None:

@@ -24,24 +24,32 @@ from skymagic.providers.found import Found, FoundNode, FoundPool
 if TYPE_CHECKING:
     from skymagic.providers.aws.sweep import Tagged, TaggedPool
 
-HOSTS_OR_PROVIDER = "--hosts names your own machines, --provider rented ones: use one of them"
+
+def place_mistakes(hosts: Sequence[str], provider: str | None, login: str | None) -> list[str]:
+    """What contradicts itself in how a place is named."""
+    checks = (
+        (provider and hosts, "--hosts names your own machines, --provider rented ones: use one of them"),
+        (login and provider != "slurm", "--login is the way to a Slurm cluster: add --provider slurm"),
+    )
+    return [mistake for wrong, mistake in checks if wrong]
 
 
 @dataclass(frozen=True)
 class StatusRequest:
     """Pools to show: one by name, or all of them; those on hosts where any are named, or what is on their disks, or those rented from a
-    provider; and the variable that keeps what is shown."""
+    provider, or of a cluster, seen from its login node; and the variable that keeps what is shown."""
 
     name: str | None = None
     hosts: tuple[str, ...] = ()
     disk: bool = False
     output: str | None = None
     provider: str | None = None
+    login: str | None = None
 
     def mistakes(self) -> list[str]:
         """What contradicts itself."""
         return [
-            *([HOSTS_OR_PROVIDER] if self.provider and self.hosts else []),
+            *place_mistakes(self.hosts, self.provider, self.login),
             *(["--disk says what is on hosts: leave --provider out"] if self.provider and self.disk else []),
             *(["--disk is not of one pool: leave its name out"] if self.disk and self.name else []),
         ]
@@ -55,7 +63,7 @@ def look(request: StatusRequest, settings: CloudSettings) -> HostListing | Clust
         PoolError: no host could be asked; says why. CloudError: AWS cannot be asked.
     """
     if request.provider in providers.LISTING:
-        pools = providers.listing(request.provider).pools()
+        pools = providers.listing(request.provider, request.login).pools()
         return ClusterListing([one for one in pools if request.name in (None, one.name, one.job_id)])
     if request.provider:
         from skymagic.providers.aws import sweep
@@ -248,11 +256,12 @@ class ClusterListing:
         return {"pools": [vars(one) for one in self.pools], "unreached": {}}
 
 
-def end_in_cluster(provider: str, name: str | None, own: Collection[str] = ()) -> list[str]:
+def end_in_cluster(provider: str, name: str | None, own: Collection[str] = (), login: str | None = None) -> list[str]:
     """End one pool that a cluster's scheduler knows of.
 
     Args:
         name: its name or job id; None for the only one. own: job ids of pools of this process, which end in another way.
+        login: the cluster's login node, where this is not one.
 
     Returns:
         What was done, in lines.
@@ -261,7 +270,7 @@ def end_in_cluster(provider: str, name: str | None, own: Collection[str] = ()) -
         RequestError: it is not clear which pool is meant, or it is this process's own.
         ProvisionError: nobody answers, or it goes on.
     """
-    cluster = providers.listing(provider)
+    cluster = providers.listing(provider, login)
     pools = cluster.pools()
     found = [one for one in pools if name in (None, one.name, one.job_id)]
     if len(found) != 1:

@@ -20,7 +20,7 @@ from typing import Any
 
 from skymagic.kernels.supervisor import PR_SET_PDEATHSIG, prctl
 from skymagic.wire.codec import write_all
-from skymagic.wire.processes import HOLDER
+from skymagic.wire.processes import HOLDER, SITE
 from skymagic.wire.record import why_unsafe
 
 
@@ -212,5 +212,6 @@ def held_script(words: Sequence[str], text: str, environ: Mapping[str, str]) -> 
         text: what the process reads from its input; no line of it is END.
     """
     kept = {key: environ[key] for key in ("PATH", "PYTHONPATH", "VIRTUAL_ENV") if key in environ}
-    settings = "".join(f"export {key}={shlex.quote(value)}\n" for key, value in kept.items())
+    site = {"PATH": f"${{{SITE}:+:$PATH}}"}  # what a site's prologue has added to the holder's
+    settings = "".join(f"export {key}={shlex.quote(value)}{site.get(key, '')}\n" for key, value in kept.items())
     return f"{settings}exec {shlex.join([sys.executable, *words])} <<'END'\n{text.rstrip()}\nEND\n"

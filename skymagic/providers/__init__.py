@@ -2,8 +2,7 @@
 
 provider  the seam: plan, acquire, release
 choice    a provider as Python code names it, and by its name; entry points add third parties' own
-local     ranks on this machine
-detached  the same, where they outlive their notebook
+local     ranks on this machine, which may outlive their notebook
 head      the machines of a pool as they are reached from its head
 ssh       machines of your own
 passing   one environment for several hosts of a kind: the first makes it, and it goes on from host to host
@@ -19,41 +18,22 @@ slurm_login  Slurm's programs on a login node, over SSH
 aws/      machines rented from EC2
 """
 
-from skymagic.providers.choice import (
-    AWS,
-    LISTING,
-    SSH,
-    TABLE,
-    Choice,
-    Kubernetes,
-    Local,
-    Ray,
-    Slurm,
-    listing,
-    names,
-    placed,
-    serving,
-)
-from skymagic.providers.provider import Listable, ListedPool, Provider, Replaceable, Say, Survey
-
-__all__ = [
-    "AWS",
-    "LISTING",
-    "SSH",
-    "TABLE",
-    "Choice",
-    "ListedPool",
-    "Listable",
-    "Kubernetes",
-    "Local",
-    "Provider",
-    "Ray",
-    "Replaceable",
-    "Say",
-    "Slurm",
-    "Survey",
-    "listing",
-    "names",
-    "placed",
-    "serving",
-]
+from skymagic.providers.choice import AWS as AWS
+from skymagic.providers.choice import LISTING as LISTING
+from skymagic.providers.choice import SSH as SSH
+from skymagic.providers.choice import TABLE as TABLE
+from skymagic.providers.choice import Choice as Choice
+from skymagic.providers.choice import Kubernetes as Kubernetes
+from skymagic.providers.choice import Local as Local
+from skymagic.providers.choice import Ray as Ray
+from skymagic.providers.choice import Slurm as Slurm
+from skymagic.providers.choice import listing as listing
+from skymagic.providers.choice import names as names
+from skymagic.providers.choice import placed as placed
+from skymagic.providers.choice import serving as serving
+from skymagic.providers.provider import Listable as Listable
+from skymagic.providers.provider import ListedPool as ListedPool
+from skymagic.providers.provider import Provider as Provider
+from skymagic.providers.provider import Replaceable as Replaceable
+from skymagic.providers.provider import Say as Say
+from skymagic.providers.provider import Survey as Survey

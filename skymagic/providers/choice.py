@@ -225,8 +225,8 @@ def serving(request: PoolRequest) -> Provider:
     raise RequestError(no_provider(name, ["auto", *names()]))
 
 
-def listing(name: str) -> Listable:
-    """The provider of this name, one of `LISTING`."""
-    provider = serving(PoolRequest(provider=name))
+def listing(name: str, login: str | None = None) -> Listable:
+    """The provider of this name, one of `LISTING`; Slurm's may be reached through a login node."""
+    provider = _load(TABLE[name])(login) if login else serving(PoolRequest(provider=name))
     assert isinstance(provider, Listable)
     return provider

@@ -16,8 +16,7 @@ from skymagic.cluster import Node
 from skymagic.cluster.tunnel import AgentTunnel
 from skymagic.errors import PoolError
 from skymagic.plan.plans import Plan
-from skymagic.providers import detached
-from skymagic.providers.local import run
+from skymagic.providers.local import Detached, DetachedAccess, Here, run
 from skymagic.providers.provider import Survey
 from skymagic.wire import processes, tls
 from skymagic.wire.codec import Transport
@@ -44,29 +43,14 @@ class NodeAccess:
     pem: str = field(default="", repr=False)
 
 
-@dataclass(frozen=True)
-class Nodes(Survey):
-    """Survey of the nodes of a pool that its head reaches: what is open to them."""
-
-    here: detached.Here
-    tunnels: tuple[AgentTunnel, ...]
-    """To the others."""
-
-    def close(self) -> None:
-        """End all agents and what leads to them; twice is safe."""
-        self.here.close()
-        for tunnel in self.tunnels:
-            tunnel.close()
-
-
 def attach(plan: Plan, accesses: Sequence[NodeAccess]) -> tuple[Survey, Sequence[Node]]:
     """The machines of a pool whose agents run already; the caller's is the head."""
-    here = detached.Here(detached.Access(accesses[0].daemon, accesses[0].secret))
+    here = Here(DetachedAccess(accesses[0].daemon, accesses[0].secret))
     head = here.node(accesses[0].daemon, run)
     tunnels = tuple(AgentTunnel(one.secret) for one in accesses[1:])
     nodes = [replace(head, name=accesses[0].node if plan.remote else head.name)]
     nodes += [_other(index, accesses[index], one) for index, one in enumerate(tunnels, 1)]
-    return Nodes(plan, here, tunnels), nodes
+    return Detached(plan, here, tunnels), nodes
 
 
 def _other(index: int, access: NodeAccess, tunnel: AgentTunnel) -> Node:

@@ -12,14 +12,15 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Collection, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field, replace
 from importlib.metadata import PackageNotFoundError, distributions, version
 from pathlib import Path
 
 from skymagic import plugins
 from skymagic.cluster import Node
-from skymagic.errors import RequestError
+from skymagic.cluster.tunnel import AgentTunnel
+from skymagic.errors import PoolError, RequestError
 from skymagic.plan import gpus, image
 from skymagic.plan.gpus import GpuDevice
 from skymagic.plan.limits import MOST_DESCRIPTORS
@@ -28,12 +29,12 @@ from skymagic.plan.plans import Inventory, Plan
 from skymagic.plan.requests import PoolRequest
 from skymagic.plugins import table
 from skymagic.plugins._torch.plugin import DEFAULT_CUDA, WHEELS
-from skymagic.providers.detached import ADDRESS, Access, Detached, Here
 from skymagic.providers.provider import Say, Survey
 from skymagic.wire import processes
-from skymagic.wire.codec import write_all
+from skymagic.wire.codec import Transport, write_all
 from skymagic.wire.processes import status_words
 
+ADDRESS = "127.0.0.1"
 COMPLAINT = 4000
 """Bytes of what an agent has said last that an error has, at most."""
 DRIVER_TIMEOUT = 20.0
@@ -69,7 +70,7 @@ class Local:
             return [survey.here.node(f"{job_id}-0", run)]
         return [Node(0, socket.gethostname(), lambda state: run(processes.AGENT), run, address=ADDRESS)]
 
-    def attach(self, plan: Plan, accesses: Sequence[Access]) -> tuple[Survey, Sequence[Node]]:
+    def attach(self, plan: Plan, accesses: Sequence[DetachedAccess]) -> tuple[Survey, Sequence[Node]]:
         """This machine, for a pool that another notebook has made here with ``--detach``."""
         survey = Detached(plan, Here(accesses[0]))
         return survey, [survey.here.node(accesses[0].daemon, run)]
@@ -236,3 +237,77 @@ def _version(distribution: str) -> str:
         return version(distribution)
     except PackageNotFoundError:
         return ""
+
+
+# -- that outlive their notebook: a daemon keeps their agent, as on another machine, and lets notebooks attach --
+
+
+@dataclass(frozen=True)
+class DetachedAccess:
+    """What leads another notebook of this machine to the daemon.
+
+    Attributes:
+        daemon: its name. secret: what it knows its notebooks by.
+        machine: where it runs. python: the interpreter of its ranks, which a notebook must share.
+    """
+
+    daemon: str
+    secret: str = field(repr=False)
+    machine: str = field(default_factory=socket.gethostname)
+    python: str = sys.executable
+
+
+class Here:
+    """This machine, and the tunnel to the agent on it.
+
+    Args:
+        access: what leads to an agent that is there already; None for a new one.
+
+    Raises:
+        PoolError: that one is on another machine, or of another Python; says what to do.
+    """
+
+    def __init__(self, access: DetachedAccess | None = None) -> None:
+        if access is not None:
+            _check(access)
+        self._tunnel = AgentTunnel(access.secret if access is not None else "")
+
+    def node(self, daemon: str, run: Callable[..., Transport]) -> Node:
+        """The machine as a pool sees it.
+
+        Args:
+            daemon: names what keeps the agent.
+            run: starts ``python -m module arguments`` here.
+        """
+
+        def opened(state: Callable[[str], None]) -> Transport:
+            return self._tunnel.open(lambda: run(processes.ATTACH, daemon), state)
+
+        access = DetachedAccess(daemon, self._tunnel.secret)
+        return Node(0, socket.gethostname(), opened, run, access=access, leave=self._tunnel.leave, address=ADDRESS)
+
+    def close(self) -> None:
+        """End the agent and the tunnel; twice is safe."""
+        self._tunnel.close()
+
+
+@dataclass(frozen=True)
+class Detached(Survey):
+    """The plan of a pool whose agents outlive their notebook, and what leads to them: here, and from a head to the others."""
+
+    here: Here = field(default_factory=Here)
+    tunnels: tuple[AgentTunnel, ...] = ()
+
+    def close(self) -> None:
+        """End all agents and what leads to them; twice is safe."""
+        self.here.close()
+        for tunnel in self.tunnels:
+            tunnel.close()
+
+
+def _check(access: DetachedAccess) -> None:
+    """Raises PoolError where an agent cannot be reached, or a notebook could not work with its ranks."""
+    if access.machine != socket.gethostname():
+        raise PoolError(f"it runs on {access.machine}: attach from a notebook there")
+    if access.python != sys.executable:
+        raise PoolError(f"its ranks run in {access.python}: attach from a notebook with that interpreter")

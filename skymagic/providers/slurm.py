@@ -42,12 +42,14 @@ class SlurmSurvey(ClusterSurvey):
     """What is asked for; owns the job.
 
     Attributes:
-        login: where Slurm's programs run. directives: of sbatch. inside: number of the job that the notebook itself runs in; "" outside of one.
+        login: where Slurm's programs run. directives: of sbatch. prologue: the site's, which holders run first.
+        inside: number of the job that the notebook itself runs in; "" outside of one.
         steps: the step that holds the nodes of that job, once there is one.
     """
 
     login: LoginNode
     directives: Mapping[str, str]
+    prologue: str = ""
     inside: str = ""
     steps: list[subprocess.Popen[bytes]] = field(default_factory=list)
 
@@ -70,8 +72,15 @@ class SlurmSurvey(ClusterSurvey):
         self.login.close()
 
 
+@dataclass(frozen=True)
 class Slurm:
-    """The provider of a Slurm cluster, on a login node, inside a job, or from elsewhere through a login node."""
+    """The provider of a Slurm cluster, on a login node, inside a job, or from elsewhere through a login node.
+
+    Attributes:
+        login: through which pools are listed and ended; None where Slurm's programs are on this machine.
+    """
+
+    login: str | None = None
 
     def plan(self, request: PoolRequest, say: Say) -> SlurmSurvey:
         """Ask what the cluster has; nothing is submitted."""
@@ -97,6 +106,7 @@ class Slurm:
             here = slurm_jobs.partitions(found.stdout)
             nodes = slurm_jobs.fitting(here, dict(request.slurm).get("partition"))
             directives = {} if inside else _directives(request, nodes)
+            prologue = _prologue(login)
         except RequestError as refused:
             mistakes += refused.mistakes
         if mistakes:
@@ -110,9 +120,9 @@ class Slurm:
             provider="slurm", request=request, topology=shape, image=image,
             hosts=there[: shape.nodes] or (f"{count(shape.nodes, 'node')} of {where}",),
             cpus=int(directives.get("cpus-per-task", 1)), memory_gb=min((one.memory_gb for one in nodes), default=0.0),
-            devices=devices, remote=True, notes=() if inside else _preview(login, request, directives),
+            devices=devices, remote=True, notes=() if inside else _preview(login, request, directives, prologue),
         )  # fmt: skip
-        return SlurmSurvey(plan, requirements, login, directives, inside)
+        return SlurmSurvey(plan, requirements, login, directives, prologue, inside)
 
     def acquire(self, survey: SlurmSurvey, job_id: str, say: Say) -> Sequence[Node]:
         """Submit the job and wait for it, or use the one that there is; then set its nodes up side by side."""
@@ -120,10 +130,10 @@ class Slurm:
         gang.job_id = job_id
         if survey.inside:
             gang.number, names = survey.inside, list(survey.plan.hosts)
-            survey.steps.append(_step(survey, slurm_jobs.holder_command(job_id)))
+            survey.steps.append(_step(survey, slurm_jobs.holder_command(job_id, survey.prologue)))
             job = login.queue.look(survey.inside) or SlurmJob("RUNNING")
         else:
-            script = slurm_jobs.script(survey.directives, job_id)
+            script = slurm_jobs.script(survey.directives, job_id, survey.prologue)
             gang.number = gang.ask(lambda: login.submit(script, job_id))
             job = wait_for(login.queue, gang.number, say)
             names = login.hostnames(job.nodes)
@@ -141,7 +151,8 @@ class Slurm:
 
     def pools(self) -> Sequence[ListedPool]:
         """Jobs of this user's that are pools, whichever login node they were submitted from."""
-        answer = HERE.run(*slurm_jobs.SQUEUE)
+        with contextlib.closing(_login(PoolRequest(login=self.login))) as login:
+            answer = login.run(*slurm_jobs.SQUEUE)
         if answer.returncode:
             raise ProvisionError(f"Slurm does not answer: {slurm_jobs.said(answer)}")
         return [
@@ -155,7 +166,9 @@ class Slurm:
 
     def end(self, job_id: str) -> None:
         """Cancel the job of a pool, by its name."""
-        if problem := HERE.cancel("", job_id):
+        with contextlib.closing(_login(PoolRequest(login=self.login))) as login:
+            problem = login.cancel("", job_id)
+        if problem:
             raise ProvisionError(f"the Slurm job of pool {job_id} could not be cancelled: {problem}")
 
 
@@ -232,11 +245,26 @@ def lead(directives: Mapping[str, str]) -> int:
     return slurm_jobs.SHORT_LEAD if limit.isdigit() and int(limit) <= 10 else slurm_jobs.LEAD
 
 
-def _preview(login: LoginNode, request: PoolRequest, directives: Mapping[str, str]) -> tuple[str, ...]:
+def _prologue(login: LoginNode) -> str:
+    """What the user keeps for this cluster: sh that loads modules, or sets variables. Raises RequestError for a file that cannot be read."""
+    from platformdirs import user_config_path
+
+    folder = user_config_path("skymagic") / "slurm"
+    name = login.name() if folder.is_dir() else ""
+    try:
+        return (folder / f"{name}.sh").read_text() if name else ""
+    except FileNotFoundError:
+        return ""
+    except (OSError, ValueError) as problem:
+        words = f"{folder}/{name}.sh, which jobs of this cluster begin with, cannot be read: {problem}"
+        raise RequestError(words) from None
+
+
+def _preview(login: LoginNode, request: PoolRequest, directives: Mapping[str, str], prologue: str) -> tuple[str, ...]:
     """The script, and what Slurm says of it, where the user only wants to see the plan."""
     if not request.dry_run:
         return ()
-    text = slurm_jobs.script(directives, request.name or "main")
+    text = slurm_jobs.script(directives, request.name or "main", prologue)
     answer = login.run("sbatch", "--test-only", text=text)
     return f"Slurm says: {slurm_jobs.said(answer).removeprefix('sbatch: ')}", *text.splitlines()
 

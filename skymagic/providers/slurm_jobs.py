@@ -12,6 +12,7 @@ is no news: only a job that Slurm itself calls ended has ended.
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import shlex
@@ -19,7 +20,6 @@ import socket
 import subprocess
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -31,6 +31,7 @@ from skymagic.plan.units import duration
 from skymagic.providers.cluster import counted, holder_folder, holder_script
 from skymagic.ssh.command import CommandChannel
 from skymagic.ssh.process import Channel
+from skymagic.wire import processes
 
 SECONDS = 60.0
 """For which one of Slurm's programs may take; a busy controller takes its time."""
@@ -134,9 +135,14 @@ def gres_word(gpu: Accelerator | GpuChoice, here: Sequence[SlurmPartition]) -> s
 # ------------------------------------------------------------------------------------ the script
 
 
-def holder_command(job_id: str) -> list[str]:
-    """The step that holds the nodes of a pool."""
-    return step_command(holder_script(holder_folder(job_id, "$SLURMD_NODENAME")))
+def holder_command(job_id: str, prologue: str = "") -> list[str]:
+    """The step that holds the nodes of a pool.
+
+    Args:
+        prologue: sh of the site's, which each holder runs first.
+    """
+    own = holder_script(holder_folder(job_id, "$SLURMD_NODENAME"))
+    return step_command(f"export {processes.SITE}=1\n{prologue}\n{own}" if prologue else own)
 
 
 def step_command(script: str) -> list[str]:
@@ -147,27 +153,17 @@ def step_command(script: str) -> list[str]:
     ]  # fmt: skip
 
 
-def script(directives: Mapping[str, str], job_id: str) -> str:
+def script(directives: Mapping[str, str], job_id: str, prologue: str = "") -> str:
     """The script of a pool's job, which has the pool's name, with its directives in order; pure.
 
     Args:
-        directives: names of sbatch's options → values, "" for those without one.
+        directives: names of sbatch's options → values, "" for those without one. prologue: as of `holder_command`.
     """
     named = {"job-name": job_id, **directives}
     lines = [f"#SBATCH --{name}" + (f"={_quoted(value)}" if value else "") for name, value in named.items()]
     # what Slurm starts a second time, nobody waits for
-    return (
-        "\n".join(
-            [
-                "#!/bin/sh",
-                *lines,
-                "",
-                '[ -z "$SLURM_RESTART_COUNT" ] || exit 0',
-                f"exec {shlex.join(holder_command(job_id))}",
-            ]
-        )
-        + "\n"
-    )
+    once, command = '[ -z "$SLURM_RESTART_COUNT" ] || exit 0', shlex.join(holder_command(job_id, prologue))
+    return "\n".join(["#!/bin/sh", *lines, "", once, f"exec {command}", ""])
 
 
 def _quoted(value: str) -> str:
@@ -304,12 +300,9 @@ def reason_words(job: SlurmJob) -> str:
     if reason in HOPELESS:
         words = f"{words or 'it cannot start as it is asked for'}, and that does not change by itself: stop it, and ask for other nodes"
     told = f"{words} ({reason})" if words else reason or "nobody says why"
-    begins = (
-        f"; Slurm estimates a start at {time.strftime('%H:%M on %Y-%m-%d', time.localtime(job.begins))}"
-        if job.begins
-        else ""
-    )
-    return told + begins
+    if job.begins:
+        told += f"; Slurm estimates a start at {time.strftime('%H:%M on %Y-%m-%d', time.localtime(job.begins))}"
+    return told
 
 
 def end_words(number: str, job: SlurmJob) -> str:
@@ -342,26 +335,21 @@ def jobs_of(text: str) -> dict[str, SlurmJob]:
 class JobQueue:
     """The user's jobs as Slurm tells of them, asked for all of them at once, and at most six times a minute however many ask."""
 
-    PER_MINUTE = 6
+    SECONDS = 10.0
 
     def __init__(
-        self,
-        asking: Callable[..., subprocess.CompletedProcess[str]],
-        clock: Callable[[], float] = time.monotonic,
+        self, asking: Callable[..., subprocess.CompletedProcess[str]], clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._call, self._clock = asking, clock
         self._lock = threading.Lock()
-        self._asked: deque[float] = deque(maxlen=self.PER_MINUTE)
+        self._asked = -math.inf
         self._jobs: dict[str, SlurmJob] = {}
 
     def look(self, number: str) -> SlurmJob | None:
         """A job as it was when Slurm was asked last; None where nothing is known of it: that is no end."""
         with self._lock:
-            now = self._clock()
-            fresh = bool(self._asked) and now - self._asked[-1] < 1.0
-            busy = len(self._asked) == self.PER_MINUTE and now - self._asked[0] < 60.0
-            if not (fresh or busy):
-                self._asked.append(now)
+            if (now := self._clock()) - self._asked >= self.SECONDS:
+                self._asked = now
                 done = self._call(*SQUEUE)
                 if done.returncode == 0:
                     self._jobs = jobs_of(done.stdout)
@@ -384,10 +372,8 @@ class JobQueue:
         if GONE in done.stderr:
             return SlurmJob("COMPLETED")
         told = dict(re.findall(r"(?<!\S)(\w+)=(\S*)", done.stdout))
-        cells = [
-            told.get(name, "")
-            for name in ("JobState", "Reason", "StartTime", "EndTime", "NodeList", "JobName", "Comment")
-        ]
+        fields = ("JobState", "Reason", "StartTime", "EndTime", "NodeList", "JobName", "Comment")
+        cells = [told.get(name, "") for name in fields]
         job = jobs_of("|".join([number, *cells])).get(number) if cells[0] else None
         return replace(job, restarts=int(told.get("Restarts", 0))) if job else None
 
@@ -443,6 +429,11 @@ class LoginNode:
             if numbers := self.run("squeue", "-h", f"--name={job_id}", "-o", "%i").stdout.split():
                 return numbers[0]
         raise ProvisionError(f"Slurm refused the job: {said(done) or 'sbatch names no job'}")
+
+    def name(self) -> str:
+        """The cluster's; "" where it does not say."""
+        found = re.search(r"(?m)^ClusterName\s*=\s*(\S+)", self.run("scontrol", "show", "config").stdout)
+        return found[1] if found else ""
 
     def cancel(self, job: str, job_id: str) -> str:
         """Cancel a job by its number, or by its name where the number is not known; why it could not be, "" when it is."""

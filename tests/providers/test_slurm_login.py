@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import shutil
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,8 @@ from skymagic.providers import slurm
 from skymagic.providers.slurm_login import RemoteLogin
 from skymagic.ssh.process import Process
 from tests.lab.hosts import Hosts, loopback, masters
+from tests.lab.notebook import opened
+from tests.lab.slurm import cluster
 
 PROGRAM = """#!/bin/sh
 echo "$0 $*"
@@ -122,3 +126,37 @@ def test_connections_are_opened_as_they_are_needed(hosts: Hosts, login: RemoteLo
     with pytest.raises(HostError):
         login.channel(words, {}, 5.0)
     hosts[0].start()
+
+
+@pytest.mark.needs("slurm", "root", "sshd")
+def test_a_pool_that_the_login_node_knows_is_found_and_ended_from_elsewhere(tmp_path: Path) -> None:
+    for folder in ("slurm", "there", "here"):
+        (tmp_path / folder).mkdir()
+    (tmp_path / "bin").mkdir()
+    pool = f"%sky_pool lab --provider slurm --nodes 2 --time 10m --python {sys.executable}"
+    with (
+        cluster(tmp_path / "slurm") as slurm,
+        loopback(tmp_path / "hosts", 1, env=slurm.env, names=["login"]) as hosts,
+        masters(hosts) as client,
+    ):
+        home = {"HOME": str(hosts[0].home), "XDG_STATE_HOME": ""}
+        laptop = {**client, "PATH": str(tmp_path / "bin"), "XDG_STATE_HOME": str(tmp_path / "state")}
+        with (
+            opened(tmp_path / "there", env={**slurm.env, **home}) as there,
+            opened(tmp_path / "here", env=laptop) as notebook,
+        ):
+            place = "--provider slurm --login login"
+            for line in (f"%sky_down lab {place}", f"%sky_down {place}"):
+                there.run(pool)
+                ((number, _, job_id),) = slurm.jobs()
+                assert re.search(rf"lab +{job_id} +Slurm job {number} on", notebook.run(f"%sky_status {place}").text)
+                there.restart()
+                there.run("%load_ext skymagic")
+                assert f"is ended: Slurm job {number}" in notebook.run(line).text
+                slurm.wait_empty()
+            # by the record of a kernel that was here, too: its login node is asked
+            notebook.run(f"{pool} --login login")
+            notebook.restart()
+            assert "pool 'lab' is stopped" in notebook.run("%load_ext skymagic\n%sky_down lab").text
+            slurm.wait_empty()
+            assert "add --provider slurm" in notebook.fail("%sky_status --login login").text

@@ -277,6 +277,24 @@ def test_a_pool_of_a_notebook_that_is_gone_is_found_by_its_job_and_ended(slurm: 
         nothing_left(slurm)
 
 
+def test_what_a_site_needs_first_is_kept_for_its_cluster(slurm: Cluster, tmp_path: Path) -> None:
+    file = tmp_path / "config" / "skymagic" / "slurm" / "lab.sh"
+    file.mkdir(parents=True)
+    with opened(tmp_path, env={**slurm.env, "XDG_CONFIG_HOME": str(tmp_path / "config")}) as notebook:
+        assert f"{file}, which jobs of this cluster begin with, cannot be read" in notebook.fail(POOL).text
+        file.rmdir()
+        file.write_text("echo loud\nexport OWN_SITE='a \"b\" $HOME' OWN_JOB=$SLURM_JOB_ID PATH=/opt/own/bin:$PATH\n")
+        assert "OWN_SITE" in notebook.run(f"{POOL} --dry-run").text
+        notebook.run(POOL)
+        notebook.run(WHERE)
+        assert notebook.value("seen")[1]["OWN_SITE"] == 'a "b" $HOME'
+        assert notebook.value("seen")[1]["OWN_JOB"] == slurm.running()
+        notebook.run("%%sky_broadcast -o path\nimport os; '/opt/own/bin' in os.environ['PATH'].split(':')")
+        assert notebook.value("path") == [True, True]
+        notebook.run("%sky_down")
+        nothing_left(slurm)
+
+
 def test_preemption_and_requeue_are_no_failures(slurm: Cluster, notebook: Notebook) -> None:
     for options, take, told in (
         ("", ("sbatch", "-N2", "--exclusive", "-p", "urgent", "-o", "/dev/null", "--wrap", "sleep 1"), "was preempted"),
