@@ -11,6 +11,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,6 +44,8 @@ DRIVER = Path(__file__).with_name("ray_driver.py")
 """What is connected to Ray, in a process of its own."""
 CONNECT_SECONDS = 5.0
 ANSWER_SECONDS = 60.0
+HEAD_SECONDS = ("RAY_gcs_rpc_server_reconnect_timeout_s", 60.0)
+"""For which Ray's nodes wait for a head that is gone: Ray's variable, which holds for the cluster and here, and its default."""
 KIND = "accelerator_type:"
 """What Ray calls a GPU's kind among a node's resources."""
 
@@ -60,6 +63,8 @@ class RayLink:
     def __init__(self, address: str) -> None:
         self.address = address
         self._lock = threading.Lock()
+        self._lost: float | None = None
+        """Since when nobody answers there."""
         self._program: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None
 
@@ -90,8 +95,20 @@ class RayLink:
             except OSError:
                 raise ProvisionError(f"the connection to the Ray cluster at {self.address} is lost") from None
 
+    def lost(self) -> str:
+        """That the head is gone, once nodes have ended too, as Ray has them do without it; "" where that is not known from here."""
+        seconds = float(os.environ.get(*HEAD_SECONDS))
+        if self._lost is None or self.address.startswith("ray://") or time.monotonic() - self._lost < seconds:
+            return ""
+        return f"the head of the Ray cluster at {self.address} is gone, and Ray ends nodes that do not reach it for {seconds:.0f} s"
+
     def _start(self) -> None:
-        _reach(self.address)
+        try:
+            _reach(self.address)
+        except ProvisionError:
+            self._lost = self._lost or time.monotonic()
+            raise
+        self._lost = None
         self._stop()
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._control.settimeout(ANSWER_SECONDS)
@@ -211,16 +228,17 @@ class RayNode(ClusterNode):
         """Shells beside the node's holder."""
 
         def shell(command: str, ends: Sequence[socket.socket]) -> None:
-            self.link.send({"do": "open", "job": self.job_id, "index": self.index, "command": command}, ends)
+            self.link.send({"do": "pass_on", "job": self.job_id, "index": self.index, "command": command}, ends)
 
         return ChannelConnection(self.name, f"ray status --address {self.link.address}", lambda _: RayChannel(shell))
 
     def fate(self) -> str:
         """Why the node is gone, as Ray says; "" where it is not, or nobody says."""
         asked = {"do": "fate", "job": self.job_id, "index": self.index}
-        with contextlib.suppress(ProvisionError):
+        try:
             return "".join(one["fate"] for one in self.link.ask(asked))
-        return ""
+        except ProvisionError:
+            return self.link.lost()
 
 
 # ------------------------------------------------------------------------------------ the provider
@@ -238,7 +256,9 @@ class RaySurvey(ClusterSurvey):
     bundles: tuple[Mapping[str, float], ...] = ()
 
     def give_back(self) -> str:
-        """Remove group and actors."""
+        """Remove group and actors, unless they are gone with the head."""
+        if words := self.link.lost():
+            return words
         _end(self.link, self.gang.job_id)
         return "the pool's placement group is removed"
 

@@ -113,14 +113,8 @@ class RayHolder:
         env, pipe = {**self._env, "SKYMAGIC_HOLDER": self._folder, "SKYMAGIC_GUARD": self._folder}, subprocess.PIPE
         self._asked[key] = time.monotonic()
         self._shells[key] = subprocess.Popen(
-            ["/bin/sh", "-c", command],
-            stdin=pipe,
-            stdout=pipe,
-            stderr=pipe,
-            env=env,
-            cwd="/tmp",
-            start_new_session=True,
-        )
+            ["/bin/sh", "-c", command], stdin=pipe, stdout=pipe, stderr=pipe, env=env, cwd="/tmp", start_new_session=True
+        )  # fmt: skip
 
     def write(self, key: str, data: bytes) -> bool:
         """Write to its standard input, b"" to end it; whether it took that."""
@@ -207,11 +201,12 @@ def serve(control: socket.socket) -> None:
 
 def answer(request: dict[str, Any], sockets: Sequence[socket.socket]) -> None:
     """Carry a request out: a line of JSON for each answer."""
+    named = {each.__name__: each for each in ANSWERS}
     with contextlib.ExitStack() as closing, contextlib.suppress(OSError):  # nobody may wait for it any more
         for each in sockets:
             closing.enter_context(each)
         try:
-            for line in ANSWERS[request.pop("do")](sockets, **request):
+            for line in named[request.pop("do")](sockets, **request):
                 sockets[0].sendall(json.dumps(line).encode() + b"\n")
         except (RayError, ValueError) as problem:
             sockets[0].sendall(json.dumps({"error": str(problem)}).encode() + b"\n")
@@ -284,27 +279,23 @@ def holder_of(job: str, index: int) -> Any:
 
 
 def end(_: object, job: str) -> Iterator[dict[str, Any]]:
-    """Remove a pool's group and holders; what is left of them after a while."""
-    remove(f"{PREFIX}-{job}")
+    """Remove a pool; what is left of it after a while."""
     deadline = time.monotonic() + 30.0
-    while (left := left_of(job)) and time.monotonic() < deadline:
+    while (left := remove(job)) and time.monotonic() < deadline:
         time.sleep(0.05)
     yield {"left": left}
 
 
-def remove(name: str) -> None:
-    """Remove a group, and its holders, for Ray ends only those that run; twice is safe."""
+def remove(job: str) -> list[str]:
+    """Remove a pool's group, and its holders, for Ray ends only those that run: what there was of them."""
+    name = f"{PREFIX}-{job}"
+    found = [each for each in everything() if each.startswith(name)]
     with contextlib.suppress(ValueError):
         remove_placement_group(get_placement_group(name))
-    for each in everything():
-        if each.startswith(f"{name}-"):
-            with contextlib.suppress(ValueError):
-                ray.kill(ray.get_actor(each, NAMESPACE))
-
-
-def left_of(job: str) -> list[str]:
-    """What there is of a pool in the cluster."""
-    return [name for name in everything() if name.startswith(f"{PREFIX}-{job}")]
+    for each in found:
+        with contextlib.suppress(ValueError):
+            ray.kill(ray.get_actor(each, NAMESPACE))
+    return found
 
 
 def everything() -> dict[str, str]:
@@ -327,11 +318,7 @@ def pass_on(ends: Sequence[socket.socket], job: str, index: int, command: str) -
     holder, key = holder_of(job, index), os.urandom(8).hex()
     streams, errors, status = ends
     ray.get(holder.start.remote(key, command))
-    works: list[tuple[Callable[..., None], socket.socket, Any]] = [
-        (feed, streams, status),
-        (follow, streams, False),
-        (follow, errors, True),
-    ]
+    works = ((feed, streams, status), (follow, streams, False), (follow, errors, True))
     threads = [threading.Thread(target=work, args=(holder, key, *rest), daemon=True) for work, *rest in works]
     for thread in threads:
         thread.start()
@@ -370,14 +357,7 @@ def feed(holder: Any, key: str, streams: socket.socket, status: socket.socket) -
         ray.get(holder.close.remote(key))
 
 
-ANSWERS: Mapping[str, Callable[..., Iterator[dict[str, Any]]]] = {
-    "nodes": nodes,
-    "place": place,
-    "fate": fate,
-    "end": end,
-    "open": pass_on,
-    "pools": pools,
-}
+ANSWERS: Sequence[Callable[..., Iterator[dict[str, Any]]]] = (nodes, place, fate, end, pass_on, pools)
 
 
 def main(descriptor: str, address: str) -> None:
@@ -392,7 +372,7 @@ def main(descriptor: str, address: str) -> None:
     control.send(json.dumps({"address": found}).encode())
     serve(control)
     for job in WAITING:  # the notebook was killed
-        remove(f"{PREFIX}-{job}")
+        remove(job)
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ import contextlib
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -32,8 +33,9 @@ SETTINGS = {
     "RAY_health_check_initial_delay_ms": "1000",
     "RAY_health_check_period_ms": "500",
     "RAY_health_check_failure_threshold": "3",
+    "RAY_gcs_rpc_server_reconnect_timeout_s": "5",
 }
-"""Ray's own: a busy machine may take its time, and a node that is gone is known as such soon."""
+"""Ray's own: a busy machine may take its time, and a node or a head that is gone is known as such soon."""
 
 
 class Cluster:
@@ -119,7 +121,10 @@ class Commands:
     def __init__(self, count: int) -> None:
         from ray.cluster_utils import Cluster as RayCluster
 
-        self.cluster = again(lambda: RayCluster(True, head_node_args={"num_cpus": 0, "include_dashboard": False}))
+        with socket.create_server(("", 0)) as free:
+            self._client_port = free.getsockname()[1]
+        head = {"num_cpus": 0, "include_dashboard": False, "ray_client_server_port": self._client_port}
+        self.cluster = again(lambda: RayCluster(True, head_node_args=head))
         for number in range(count):
             self.add(2 if number == 0 else 0)
 
@@ -129,22 +134,35 @@ class Commands:
         return str(again(lambda: self.cluster.add_node(num_cpus=4, num_gpus=gpus, resources=kind)).node_id)
 
     def actors(self) -> list[str]:
-        """Names of actors that are not dead."""
-        return [each["name"] for each in self._ray().util.list_named_actors(all_namespaces=True)]
+        """Names of pools' actors that are not dead; Ray Data and Train have some of their own."""
+        named = self._ray().util.list_named_actors(all_namespaces=True)
+        return [each["name"] for each in named if each["namespace"] == "skymagic"]
 
     def groups(self) -> list[str]:
-        """Names of placement groups that are not removed."""
+        """Names of pools' placement groups that are not removed."""
         rows = self._ray().util.placement_group_table().values()
-        return [each["name"] for each in rows if each["state"] != "REMOVED"]
+        return [each["name"] for each in rows if each["state"] != "REMOVED" and each["name"].startswith("skymagic-")]
+
+    def count(self) -> int:
+        """How many nodes there are, besides the head."""
+        return len(self.cluster.worker_nodes)
 
     def lose(self, index: int) -> str:
-        """Kill the node that holds a pool's node of this number, and with it what runs there: its Ray id."""
-        (name,) = [one for one in self.actors() if one.endswith(f"-{index}")]
-        actor = self._ray().get_actor(name, "skymagic")
-        gone = self._ray().get(actor.about.remote())["ray"]
-        (node,) = [one for one in self.cluster.worker_nodes if one.node_id == gone]
-        self.cluster.remove_node(node, allow_graceful=False)
-        return str(gone)
+        """Kill the node that holds a pool's node of this number, and with it what runs there: its Ray id; "" where no pool has nodes."""
+        rows = self._ray().util.placement_group_table().values()
+        given = [each["bundles_to_node_id"].get(index) for each in rows if each["state"] != "REMOVED"]
+        for node in [one for one in self.cluster.worker_nodes if one.node_id in given]:
+            self.cluster.remove_node(node, allow_graceful=False)
+            return str(node.node_id)
+        return ""
+
+    def client(self) -> str:
+        """The address for Ray Client."""
+        return f"ray://{self.cluster.address.rpartition(':')[0]}:{self._client_port}"
+
+    def behead(self) -> None:
+        """Kill all of the head's processes; this process has not been connected to it, or Ray would end it too."""
+        self.cluster.head_node.kill_all_processes(check_alive=False, allow_graceful=False)
 
     def version(self, text: str) -> str:
         """What the cluster says of its Ray's version from now on; what it said."""

@@ -11,10 +11,25 @@ from pathlib import Path
 import pytest
 
 from tests.lab.notebook import Notebook, opened
-from tests.lab.ray import Cluster, cluster
+from tests.lab.ray import SETTINGS, Cluster, cluster, processes
 
 pytestmark = pytest.mark.needs("ray")
 WORKING = "%%sky_broadcast --only all\nimport time\nprint('at work', flush=True)\ntime.sleep(600)"
+
+
+DATA = """%%sky_broadcast -o sums
+import ray
+rows = ray.data.range(100, override_num_blocks=1).iter_rows()
+sum(row["id"] for row in rows)"""
+TRAIN = """%%sky_broadcast -t 0
+import ray.train.torch
+def train():
+    import torch, torch.distributed as dist
+    from pathlib import Path
+    dist.all_reduce(total := torch.tensor(dist.get_rank() + 1))
+    Path("{folder}", str(dist.get_rank())).write_text(str(total.item()))
+storage = ray.train.RunConfig(storage_path="{folder}")
+ray.train.torch.TorchTrainer(train, scaling_config=ray.train.ScalingConfig(num_workers=2), run_config=storage).fit()"""
 
 
 @pytest.fixture(scope="module")
@@ -118,3 +133,45 @@ def test_a_node_that_leaves_under_a_running_cell(ray: Cluster, notebook: Noteboo
     assert notebook.value("left") == [7]
     notebook.run("%sky_down")
     ray("add")
+
+
+def test_ray_data_and_ray_train_in_cells(ray: Cluster, notebook: Notebook, tmp_path: Path) -> None:
+    notebook.run(pool(ray))
+    notebook.run(DATA)
+    assert notebook.value("sums") == [4950, 4950]
+    notebook.run(TRAIN.format(folder=tmp_path))
+    assert [(tmp_path / rank).read_text() for rank in ("0", "1")] == ["3", "3"]
+
+
+def test_through_ray_client(ray: Cluster, notebook: Notebook) -> None:
+    for _ in range(3):
+        made = notebook.finish(notebook.start(pool(ray).replace(ray.address, ray("client"))))
+        # Ray's proxy looks at the process that it starts, which may be a zombie on a busy machine
+        if made.error is None or "Initialization failure from server" not in made.error.text:
+            break
+    notebook.run("%%sky_broadcast -o seen\n7")
+    assert notebook.value("seen") == [7, 7]
+    assert "the Ray cluster at ray://" in notebook.run("%sky_status --provider ray").text
+
+
+def test_auto_is_the_cluster_of_the_environment(ray: Cluster, tmp_path: Path) -> None:
+    with opened(tmp_path, env={"RAY_ADDRESS": ray.address}) as other:
+        for address in ("--address auto", ""):
+            plan = other.run(f"%sky_pool lab --provider ray {address} --dry-run").text
+            assert f"1 node of the Ray cluster at {ray.address}" in plan
+
+
+def test_a_head_that_dies_under_a_pool(tmp_path: Path) -> None:
+    made = Cluster(1)
+    try:
+        with opened(tmp_path, env=SETTINGS) as notebook:
+            notebook.run(pool(made, "--nodes 1"))
+            running = notebook.start(WORKING)
+            notebook.watch(running, lambda cell: "at work" in cell.text)
+            made("behead")
+            failure = notebook.finish(running).failure.text
+            assert f"the head of the Ray cluster at {made.address} is gone" in failure
+            assert "pool 'lab' is down" in notebook.run("%sky_down").text
+            assert processes() == []
+    finally:
+        made.close()
