@@ -181,6 +181,20 @@ def test_a_cell_goes_on_when_exec_is_cut(cluster: Kube, notebook: Notebook, tmp_
     notebook.run("%sky_down")
 
 
+def test_a_login_that_expires_under_a_pool(cluster: Kube, notebook: Notebook) -> None:
+    """Connections that are there stay; who ends the pool needs a login, and its job is named meanwhile."""
+    notebook.run(POOL)
+    token = cluster.token
+    cluster.expire()
+    notebook.run("%%sky_broadcast -o seen\n7")
+    assert notebook.value("seen") == [7, 7]
+    told = notebook.fail("%sky_down").text
+    assert "your login has expired or is not valid: log in again" in told
+    cluster.token = token
+    notebook.run("%sky_down lab --provider kubernetes")
+    cluster.wait(lambda: not cluster.left())
+
+
 def test_pods_that_are_there_are_used_and_stay(cluster: Kube, notebook: Notebook) -> None:
     for number in (0, 1):
         cluster.add_pod({
