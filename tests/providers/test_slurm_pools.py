@@ -198,6 +198,12 @@ def test_what_slurm_refuses_is_refused_with_what_there_is(slurm: Cluster, notebo
         ("--nodes 3", "--nodes 3 is more than the partition has (2)"),
         ("--time forever", "--time: 'forever' is no time limit"),
         ("--time 2h", "Slurm refused the job: Batch job submission failed: Requested time limit is invalid"),
+        (
+            "--gres gpu:h200:1",
+            "Slurm refused the job: Batch job submission failed: Requested node configuration is not",
+        ),
+        ("--constraint rack9", "Slurm refused the job: Batch job submission failed: Invalid feature specification"),
+        ("--reservation mine", "Slurm refused the job: Batch job submission failed: Requested reservation is invalid"),
         ("--hosts a", "--hosts is for machines reached over SSH"),
     ):
         said = notebook.fail(f"%sky_pool wrong --provider slurm --python {sys.executable} {options}").text
