@@ -6,7 +6,8 @@ Both are listed as text and as plain values, and ended, from any machine that ma
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from time import time
 from typing import TYPE_CHECKING, Any
@@ -16,8 +17,8 @@ from skymagic.display.text import table
 from skymagic.errors import PoolError, RequestError
 from skymagic.plan.requests import CloudSettings
 from skymagic.plan.units import count, duration_text, rank_words
-from skymagic.pool import records
-from skymagic.providers import ListedPool
+from skymagic.pool import keys, records
+from skymagic.providers import Listable, ListedPool
 from skymagic.providers import found as on_hosts
 from skymagic.providers.found import Found, FoundNode, FoundPool
 
@@ -271,17 +272,53 @@ def end_in_cluster(provider: str, name: str | None, own: Collection[str] = (), l
         ProvisionError: nobody answers, or it goes on.
     """
     cluster = providers.listing(provider, login)
-    pools = cluster.pools()
-    found = [one for one in pools if name in (None, one.name, one.job_id)]
-    if len(found) != 1:
-        listed = ", ".join(f"{one.job_id} ({one.where})" for one in found or pools) or "none"
-        raise RequestError(f"{len(found)} of your pools match: say which one; --provider {provider} has {listed}")
-    (pool,) = found
+    pool = _only(cluster, name, provider)
     if pool.job_id in own:
         raise RequestError(f"{pool.name}: of this notebook; %sky_down {pool.name} ends it")
     cluster.end(pool.job_id)
     records.remove(pool.job_id)
     return [f"pool {pool.name!r} ({pool.job_id}) is ended: {pool.where}"]
+
+
+def _only(cluster: Listable, name: str | None, provider: str) -> ListedPool:
+    pools = cluster.pools()
+    found = [one for one in pools if name in (None, one.name, one.job_id)]
+    if len(found) != 1:
+        listed = ", ".join(f"{one.job_id} ({one.where})" for one in found or pools) or "none"
+        raise RequestError(f"{len(found)} of your pools match: say which one; --provider {provider} has {listed}")
+    return found[0]
+
+
+@contextmanager
+def brought(name: str | None, login: str | None) -> Iterator[str]:
+    """The name of a pool to attach to. One of a cluster, which its login node knows, has record and key on this machine meanwhile:
+    they come from that node's home where they are not here, and leave it once the pool is attached to.
+
+    Raises:
+        RequestError: it is not clear which pool is meant. ProvisionError: nobody answers, or nothing of it is there.
+        PoolError: another version of skymagic has made it.
+    """
+    from skymagic.providers.slurm import Slurm
+
+    if login is None:
+        yield name or ""
+        return
+    cluster = Slurm(login)
+    job_id = _only(cluster, name, "slurm").job_id
+    if any(one.job_id == job_id for one in records.every()):
+        yield job_id
+        return
+    try:
+        record, text, state = cluster.carried(job_id)
+        records.bring(record, text, state)
+        key = keys.read(job_id)
+        request = replace(key.plan.request, login=login)
+        keys.write(replace(key, plan=replace(key.plan, request=request)))
+        yield job_id
+    except BaseException:
+        records.remove(job_id)
+        raise
+    cluster.carried(job_id, drop=True)
 
 
 # -- at EC2, by tags -------------------------------------------------------------------------------------------------

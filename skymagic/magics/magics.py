@@ -106,18 +106,16 @@ class SkyMagics(Magics):
     @line_magic
     def sky_attach(self, line: str) -> Compute | None:
         request = usage(lambda: line_magics.parse_attach(line))
-        if request.name is None:
+        if request.name is None and request.login is None:
             listed = [*map(keys.pool_words, records.every()), *(one.words for one in keys.notebook_runs())]
             none = "no pool that outlives its notebook was started from here"
             print("\n".join(listed) or records.ended_with_kernel() or none)
             return None
-        if not request.take_over and executing.elsewhere(request.name):
+        if not (request.take_over or request.login) and executing.elsewhere(request.name or ""):
             return None
         defaults = self.settings.defaults()
-        with interrupt.deferred():
-            one, found = making.attach(
-                request.name, self.shell.user_ns, defaults, print_note, take_over=request.take_over
-            )
+        with interrupt.deferred(), places.brought(request.name, request.login) as name:
+            one, found = making.attach(name, self.shell.user_ns, defaults, print_note, take_over=request.take_over)
             for unfinished in found:
                 self.runs.follow(one, unfinished)
         return Compute.of(one)

@@ -149,7 +149,7 @@ TAKEN_BY: Mapping[str, tuple[str, ...]] = {
     "ssh": ("ssh", "slurm"),
     "region": ("aws",),
     "spot": ("aws",),
-    "replace": ("aws",),
+    "replace": ("aws", "slurm"),
     "max_price": ("aws", "local", "ssh"),
     "login": ("slurm",),
     "slurm": ("slurm",),
@@ -177,7 +177,7 @@ class PoolRequest:
         secrets: names only; values come from the notebook's environment and never stand here.
         ssh: one of `SSH_CLIENTS`.
         region: where to rent, or several with commas between, the best liked first.
-        replace: rent another machine in the place of one that is lost.
+        replace: rent another machine in the place of one that is lost; of Slurm: queue a job that follows this one.
         max_price: dollars per hour for the whole pool.
         address: of a Ray cluster: ``auto``, ``HOST:PORT`` or ``ray://HOST:PORT``.
         slurm: options of sbatch by their long names, each with its value: "" for one without, "none" to leave one of ours out.

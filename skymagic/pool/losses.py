@@ -74,7 +74,7 @@ class Replacement:
         thread = self._thread
         if thread is None or not {*ranks} & {*self._ranks()}:
             return
-        tell(f"waits for a replacement of {self._names()} (--replace)")
+        tell(f"waits for a replacement of {self._names()}")
         while thread.is_alive():
             check()
             thread.join(POLL_SECONDS)
@@ -169,7 +169,7 @@ class AgentEvents:
         name = self._resources.agents.nodes[message.node].name
         text = messages.interruption(message, name, time.time())
         if message.at is not None and self._replacement.wanted:
-            text += "; then a replacement is rented (--replace)"
+            text += "; then a replacement is requested"
         return text
 
     def _rank_died(self, exited: wire.RankExited) -> None:

@@ -108,7 +108,7 @@ def without(lost: Sequence[int], world_size: int, *, replaced: bool = False) -> 
     """What can be done when the machines of these ranks are gone.
 
     Args:
-        replaced: whether others are rented in their place.
+        replaced: whether others are requested in their place.
     """
     left = [rank for rank in range(world_size) if rank not in lost]
     there = ",".join(map(str, left))
@@ -119,7 +119,7 @@ def without(lost: Sequence[int], world_size: int, *, replaced: bool = False) -> 
         else ""
     )
     if replaced:
-        return f"{keep}a replacement machine is being rented, and cells for its ranks wait for it"
+        return f"{keep}a replacement is requested, and cells for its ranks wait for it"
     return f"{keep}%sky_restart tries to reach them again, %sky_down ends the pool"
 
 

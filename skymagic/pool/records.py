@@ -95,10 +95,7 @@ def ended_with_kernel(name: str | None = None) -> str:
     with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
         record = _read(_local().read_text())
         if name in (None, record.name) and left(record):
-            return (
-                f"pool {record.name!r} was on this machine and ended with its kernel; "
-                f"%sky_pool {record.name} … --detach starts one that outlives it"
-            )
+            return f"pool {record.name!r} was on this machine and ended with its kernel; %sky_pool {record.name} … --detach starts one that outlives it"
     return ""
 
 
@@ -131,6 +128,13 @@ def claim(record: PoolRecord) -> None:
 def taken(record: PoolRecord) -> PoolRecord:
     """The record of a pool that this process has from now on."""
     return replace(record, machine=socket.gethostname(), process=identity(), folder=str(Path.cwd()), held=time.time())
+
+
+def bring(text: bytes, key: bytes, state: bytes) -> None:
+    """Keep the record and the key of a pool that a notebook of another machine has made, which is "alive" or "gone" there."""
+    record = _read(text.decode())
+    write(replace(record, machine=socket.gethostname(), process="") if state == b"gone" else record)
+    atomic.keep(folder() / f"{record.job_id}.key", key)
 
 
 def remove(job_id: str) -> None:

@@ -252,6 +252,8 @@ class PoolResources:
             ProvisionError: one is not to be reached still.
         """
         gone, old = tuple(self.agents.gone), self.agents.started.get(0)
+        if machines:
+            self._status.plan = self._survey.outcome()
         back = self.agents.revive(START_TIMEOUT, machines)
         if (store := self.remote_store()) is not None:
             for index in gone:

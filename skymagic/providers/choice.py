@@ -140,6 +140,7 @@ def Slurm(
     options: Mapping[str, str] | None = None,
     login: str | None = None,
     client: str = "auto",
+    renew: bool = False,
 ) -> Choice:
     """Nodes of a Slurm cluster, on whose login node this runs, or in one of whose jobs.
 
@@ -148,6 +149,7 @@ def Slurm(
         account, partition, qos, constraint, gres, reservation: as sbatch takes them.
         time: limit of the job: ``"4h"``, ``"1-12:00:00"``.
         exclusive: whole nodes, shared with no other job.
+        renew: continue in another job when this one ends at its limit or by preemption; ranks start without variables.
         options: others of sbatch by their long names: ``{"mem": "0"}``; ``"none"`` leaves out one that is there unasked.
     """
     named = {
@@ -155,7 +157,12 @@ def Slurm(
         "exclusive": "" if exclusive else None, "reservation": reservation,
     }  # fmt: skip
     said = {**{name: value for name, value in named.items() if value is not None}, **(options or {})}
-    fields = {"slurm": tuple(said.items()), "login": login, "ssh": client if client != "auto" else None}
+    fields = {
+        "slurm": tuple(said.items()),
+        "login": login,
+        "ssh": client if client != "auto" else None,
+        "replace": renew,
+    }
     return Choice("slurm", {name: value for name, value in fields.items() if value})
 
 

@@ -275,7 +275,9 @@ class ClusterSurvey(Survey):
         """
         gang, names = self.gang, [place.name for place in places]
         say(StartStep(f"{told} {', '.join(names)} …", "connecting", names))
-        gang.machines.extend(side_by_side(lambda place: place.inspected(self.requirements, patience), places))
+        before = gang.machines[:]
+        gang.machines[:] = side_by_side(lambda place: place.inspected(self.requirements, patience), places)
+        side_by_side(HostMachine.close, before)
         gang.plan = replace(_measured(self.plan, gang.machines, self.requirements), **known)
         set_up(gang.machines, self.requirements, say)
         return self._nodes(places, [f"{gang.job_id}-{index}" for index in range(len(places))])

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import functools
 import os
 import shlex
 import subprocess
-import time
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from skymagic.cluster import Node
@@ -35,6 +36,16 @@ RETRY_SECONDS = 30.0
 STEP_SECONDS = 10.0
 """For which the holders of a step may wait for what they hold."""
 HERE = LoginNode()
+FOLDER = """\
+cd "${XDG_STATE_HOME:-$HOME/.local/state}/skymagic/pools" || exit
+"""
+CARRIED = r"""
+for name in "$0.json" "$0.key"; do base64 "$name" | tr -d '\n' && [ -s "$name" ] && echo || exit; done
+process=$(sed -n 's/.*"process": "\([0-9]*\) .*/\1/p' "$0.json")
+grep -qF "\"machine\": \"$(uname -n)\"" "$0.json" && ! kill -0 "${process:-0}" 2>/dev/null && state=gone
+printf %s "${state:-alive}" | base64
+"""
+DROPPED = 'rm -f "$0".*'
 
 
 @dataclass(frozen=True)
@@ -62,7 +73,8 @@ class SlurmSurvey(ClusterSurvey):
             return ""
         if gang.asked is not None and not gang.number:  # it was interrupted, and the job has come all the same
             gang.number = "" if gang.asked.exception() else gang.asked.result()
-        if problem := self.login.cancel(gang.number, gang.job_id):
+        number = "" if self.plan.request.replace else gang.number  # by its name a successor is cancelled as well
+        if problem := self.login.cancel(number, gang.job_id):
             remedy = f"scancel --name={gang.job_id} cancels it"
             raise ProvisionError(f"Slurm job {gang.number} could not be cancelled: {problem}\n  {remedy}")
         return f"Slurm job {gang.number} is cancelled" if gang.number else ""
@@ -70,6 +82,31 @@ class SlurmSurvey(ClusterSurvey):
     def leave(self) -> None:
         """Close what leads to the login node; twice is safe."""
         self.login.close()
+
+    def submit(self, **more: str) -> str:
+        """Hand a job in: Slurm's number of it. Where the site takes no scripts, salloc asks. Raises ProvisionError."""
+        directives, job_id = {**self.directives, **more}, self.gang.job_id
+        if slurm_jobs.ALLOCATED not in directives:
+            try:
+                script = slurm_jobs.script(directives, job_id, self.prologue)
+                return self.login.submit(["sbatch", "--parsable"], script, job_id)
+            except ProvisionError as refused:
+                if not slurm_jobs.NO_SCRIPTS.search(str(refused)):
+                    raise
+        return self.login.submit(slurm_jobs.allocation(directives, job_id, self.prologue), "", job_id)
+
+    def succeed(self) -> None:
+        """Queue a job that begins when this one has ended otherwise than by itself, where that is wanted."""
+        if self.plan.request.replace:
+            self.submit(**{"dependency": f"afternotok:{self.gang.number}", "kill-on-invalid-dep": "yes"})
+
+    def given(self, job: SlurmJob, say: Say) -> list[Node]:
+        """The nodes of a job that runs, set up."""
+        gang, login = self.gang, self.login
+        places = [JobNode(name, gang.job_id, login, gang.number) for name in login.hostnames(job.nodes)]
+        notice = 0 if self.inside else lead(self.directives)
+        told = f"Slurm job {gang.number} has"
+        return self.taken(places, told, say, patience=RETRY_SECONDS, ends=job.ends, notice=notice)
 
 
 @dataclass(frozen=True)
@@ -99,13 +136,8 @@ class Slurm:
             mistakes += _already(request, inside, there)
             request = replace(request, nodes=request.nodes or len(there))
         shape = topology(request)
-        found = login.run(*slurm_jobs.SINFO)
-        if found.returncode:
-            raise ProvisionError(f"Slurm does not answer: {slurm_jobs.said(found).splitlines()[-1]}")
         try:
-            here = slurm_jobs.partitions(found.stdout)
-            nodes = slurm_jobs.fitting(here, dict(request.slurm).get("partition"))
-            directives = {} if inside else _directives(request, nodes)
+            directives, nodes = _asked(login, request, own=not inside)
             prologue = _prologue(login)
         except RequestError as refused:
             mistakes += refused.mistakes
@@ -129,47 +161,90 @@ class Slurm:
         gang, login = survey.gang, survey.login
         gang.job_id = job_id
         if survey.inside:
-            gang.number, names = survey.inside, list(survey.plan.hosts)
+            gang.number, names = survey.inside, ",".join(survey.plan.hosts)
             survey.steps.append(_step(survey, slurm_jobs.holder_command(job_id, survey.prologue)))
-            job = login.queue.look(survey.inside) or SlurmJob("RUNNING")
+            job = replace(login.queue.look(survey.inside) or SlurmJob("RUNNING"), nodes=names)
         else:
-            script = slurm_jobs.script(survey.directives, job_id, survey.prologue)
-            gang.number = gang.ask(lambda: login.submit(script, job_id))
+            gang.number = gang.ask(survey.submit)
             job = wait_for(login.queue, gang.number, say)
-            names = login.hostnames(job.nodes)
-        places = [JobNode(name, job_id, login, gang.number) for name in names]
-        notice = 0 if survey.inside else lead(survey.directives)
-        told = f"Slurm job {gang.number} has"
-        return survey.taken(places, told, say, patience=RETRY_SECONDS, ends=job.ends, notice=notice)
+        nodes = survey.given(job, say)
+        gang.ask(survey.succeed)
+        return nodes
+
+    def replace(self, survey: SlurmSurvey, lost: Sequence[int], say: Say, stop: threading.Event) -> Mapping[int, Node]:
+        """The nodes of the job that follows one which has ended, in the place of all of that one's (`provider.Replaceable`)."""
+        gang, login = survey.gang, survey.login
+        job = login.queue.now(gang.number)
+        if survey.inside or job is None or not (job.over or job.waits or job.state == "COMPLETING"):
+            raise ProvisionError(f"Slurm job {gang.number} runs: --renew is for its end")
+        # of a pool without its head no other node is missed; else the head is about to be
+        if 0 not in lost or job.state == "COMPLETING":
+            stop.wait(0.5)
+            return {}
+        if job.state in ("CANCELLED", "COMPLETED"):
+            login.cancel("", gang.job_id)
+            raise ProvisionError(slurm_jobs.end_words(gang.number, job))
+        queued = [number for number in login.numbers(gang.job_id) if number != gang.number]
+        number = queued[0] if queued else survey.submit()
+        successor = wait_for(login.queue, number, say, stop=stop)
+        if successor.waits:
+            return {}
+        gang.number = number
+        nodes = survey.given(successor, say)
+        survey.succeed()
+        return dict(enumerate(nodes))
 
     def attach(self, plan: Plan, accesses: Sequence[ClusterAccess]) -> tuple[SlurmSurvey, Sequence[Node]]:
         """The nodes of a pool that another notebook of this user has made from this plan; nothing is connected to yet."""
-        survey = SlurmSurvey(plan, accesses[0].installation.requirements, _login(plan.request), {})
+        login = _login(plan.request)
+        directives, prologue = (_asked(login, plan.request)[0], _prologue(login)) if plan.request.replace else ({}, "")
+        survey = SlurmSurvey(plan, accesses[0].installation.requirements, login, directives, prologue)
         (survey.gang.number,) = accesses[0].where
         places = [JobNode(one.host, one.job_id, survey.login, survey.gang.number) for one in accesses]
         return survey, survey.attached(places, accesses)
 
     def pools(self) -> Sequence[ListedPool]:
         """Jobs of this user's that are pools, whichever login node they were submitted from."""
-        with contextlib.closing(_login(PoolRequest(login=self.login))) as login:
+        with self._programs() as login:
             answer = login.run(*slurm_jobs.SQUEUE)
         if answer.returncode:
             raise ProvisionError(f"Slurm does not answer: {slurm_jobs.said(answer)}")
+        # of a pool with a successor the job that runs
+        listed = sorted(slurm_jobs.jobs_of(answer.stdout).items(), key=lambda one: not one[1].waits)
         return [
             ListedPool(
                 job.pool.rpartition("-")[0], job.pool, f"Slurm job {number}" + (f" on {job.nodes}" if job.nodes else ""),
                 f"waits: {slurm_jobs.reason_words(job)}" if job.waits else job.state.lower(), job.ends,
             )
-            for number, job in slurm_jobs.jobs_of(answer.stdout).items()
+            for number, job in {job.pool: (number, job) for number, job in listed}.values()
             if job.pool
         ]  # fmt: skip
 
     def end(self, job_id: str) -> None:
         """Cancel the job of a pool, by its name."""
+        with self._programs() as login:
+            if problem := login.cancel("", job_id):
+                raise ProvisionError(f"the Slurm job of pool {job_id} could not be cancelled: {problem}")
+
+    def carried(self, job_id: str, drop: bool = False) -> list[bytes]:
+        """The files of a pool that a notebook on the login node has made: its record and its key (`pool.keys`), and "alive" or "gone".
+
+        Args:
+            drop: remove them: the pool is another notebook's from now on.
+
+        Raises:
+            ProvisionError: they are not there.
+        """
+        with self._programs() as login:
+            done = login.run("sh", "-c", FOLDER + (DROPPED if drop else CARRIED), job_id)
+        if done.returncode:
+            raise ProvisionError(f"{self.login}: the key of pool {job_id} is not there: {slurm_jobs.said(done)}")
+        return [base64.b64decode(one) for one in done.stdout.split()]
+
+    @contextlib.contextmanager
+    def _programs(self) -> Iterator[LoginNode]:
         with contextlib.closing(_login(PoolRequest(login=self.login))) as login:
-            problem = login.cancel("", job_id)
-        if problem:
-            raise ProvisionError(f"the Slurm job of pool {job_id} could not be cancelled: {problem}")
+            yield login
 
 
 # ------------------------------------------------------------------------------------ what is asked for
@@ -195,10 +270,19 @@ def _elsewhere(request: PoolRequest) -> list[str]:
 def _already(request: PoolRequest, job: str, there: Sequence[str]) -> list[str]:
     """What cannot be had inside a job, for that has what it has."""
     own = f"this notebook runs in Slurm job {job}, whose nodes are used as they are"
-    mistakes = [f"--{name}: {own}" for name, _ in request.slurm]
+    mistakes = [f"--{name}: {own}" for name in (*dict(request.slurm), *["renew"] * request.replace)]
     if (request.nodes or 0) > len(there):
         mistakes.append(f"--nodes {request.nodes}: {own}, and it has {len(there)}")
     return mistakes
+
+
+def _asked(login: LoginNode, request: PoolRequest, own: bool = True) -> tuple[dict[str, str], Sequence[SlurmPartition]]:
+    """sbatch's options for a request, where it has a job of its own, and the nodes that it may have. Raises RequestError, ProvisionError."""
+    found = login.run(*slurm_jobs.SINFO)
+    if found.returncode:
+        raise ProvisionError(f"Slurm does not answer: {slurm_jobs.said(found).splitlines()[-1]}")
+    nodes = slurm_jobs.fitting(slurm_jobs.partitions(found.stdout), dict(request.slurm).get("partition"))
+    return _directives(request, nodes) if own else {}, nodes
 
 
 def _directives(request: PoolRequest, nodes: Sequence[SlurmPartition]) -> dict[str, str]:
@@ -250,14 +334,15 @@ def _prologue(login: LoginNode) -> str:
     from platformdirs import user_config_path
 
     folder = user_config_path("skymagic") / "slurm"
-    name = login.name() if folder.is_dir() else ""
+    if not folder.is_dir() or not (name := login.name()):
+        return ""
+    file = folder / f"{name}.sh"
     try:
-        return (folder / f"{name}.sh").read_text() if name else ""
+        return file.read_text()
     except FileNotFoundError:
         return ""
     except (OSError, ValueError) as problem:
-        words = f"{folder}/{name}.sh, which jobs of this cluster begin with, cannot be read: {problem}"
-        raise RequestError(words) from None
+        raise RequestError(f"{file}, which jobs of this cluster begin with, cannot be read: {problem}") from None
 
 
 def _preview(login: LoginNode, request: PoolRequest, directives: Mapping[str, str], prologue: str) -> tuple[str, ...]:
@@ -272,16 +357,21 @@ def _preview(login: LoginNode, request: PoolRequest, directives: Mapping[str, st
 # ------------------------------------------------------------------------------------ the job
 
 
-def wait_for(queue: JobQueue, number: str, say: Say, delays: Sequence[float] = DELAYS) -> SlurmJob:
+def wait_for(
+    queue: JobQueue, number: str, say: Say, delays: Sequence[float] = DELAYS, stop: threading.Event | None = None
+) -> SlurmJob:
     """A job once it runs; an interrupt is heard.
+
+    Args:
+        stop: ends the wait where it is set; what is returned then waits still.
 
     Raises:
         ProvisionError: it has ended instead.
     """
-    told = ""
-    looks = 0
+    told, looks, stop = "", 0, stop or threading.Event()
     while True:
-        time.sleep(delays[min(looks, len(delays) - 1)])
+        if stop.wait(delays[min(looks, len(delays) - 1)]):
+            return SlurmJob("PENDING")
         job = queue.now(number) if looks < FIRST_LOOKS else queue.look(number)
         looks += 1
         if job is None or job.state == "COMPLETING":

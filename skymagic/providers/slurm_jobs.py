@@ -44,6 +44,19 @@ KEPT = re.compile(r"PATH|HOME|USER|LOGNAME|SHELL|LANG|LC_\w+|TZ|LD_LIBRARY_PATH|
 """Variables of the notebook's that jobs have: no secrets, and nothing by which a job inside a job takes the outer one's shape."""
 OWN = ("array", "job-name", "parsable", "test-only", "wait", "wrap")
 """Options of sbatch that are not the user's."""
+ALLOCATED = "salloc"
+"""Among the directives: the job is asked for by salloc."""
+OF_SCRIPTS = (ALLOCATED, "output", "error", "open-mode", "requeue", "no-requeue", "export")
+"""Directives that salloc has not."""
+NO_SCRIPTS = re.compile(r"(?i)\bsalloc\b|\binteractive\b|\bbatch jobs?\b(?! submission)")
+"""What sites say that refuse sbatch."""
+SALLOC = r"""said=$(mktemp) || exit
+setsid salloc "$@" >"$said" 2>&1 </dev/null &
+until grep -Eq 'allocation [0-9]|error:' "$said" || ! kill -0 $!; do sleep 0.2; done 2>/dev/null
+sed -n 's/.*job allocation \([0-9]*\).*/\1/p' "$said" | head -n 1
+grep error: "$said" >&2
+rm "$said"
+"""
 OURS = "skymagic"
 """Comment of a pool's job, by which it is found from every login node."""
 GONE = "Invalid job id"
@@ -164,6 +177,13 @@ def script(directives: Mapping[str, str], job_id: str, prologue: str = "") -> st
     # what Slurm starts a second time, nobody waits for
     once, command = '[ -z "$SLURM_RESTART_COUNT" ] || exit 0', shlex.join(holder_command(job_id, prologue))
     return "\n".join(["#!/bin/sh", *lines, "", once, f"exec {command}", ""])
+
+
+def allocation(directives: Mapping[str, str], job_id: str, prologue: str = "") -> list[str]:
+    """The same job by salloc, for sites that take no scripts: it ends with salloc, which the login node keeps."""
+    named = {"job-name": job_id, **{name: value for name, value in directives.items() if name not in OF_SCRIPTS}}
+    options = [f"--{name}" + (f"={value}" if value else "") for name, value in named.items()]
+    return ["sh", "-c", SALLOC, "sh", *options, *holder_command(job_id, prologue)]
 
 
 def _quoted(value: str) -> str:
@@ -418,17 +438,21 @@ class LoginNode:
     def close(self) -> None:
         """Close what leads there; twice is safe."""
 
-    def submit(self, text: str, job_id: str) -> str:
-        """Hand a script in: Slurm's number of the job. Raises ProvisionError with the reason why it is not taken."""
-        done = self.run("sbatch", "--parsable", text=text)
+    def submit(self, words: Sequence[str], text: str, job_id: str) -> str:
+        """Ask for a job by these words, with this text as their input: Slurm's number of it. Raises ProvisionError with why there is none."""
+        done = self.run(*words, text=text)
         if found := re.search(r"(?m)^(\d+)(;.*)?$", done.stdout):
             return found[1]
         # a busy controller takes a job whose answer is lost, some of them seconds later
         for seconds in UNSURE_DELAYS if UNSURE.search(done.stderr) or not done.stderr else ():
             time.sleep(seconds)
-            if numbers := self.run("squeue", "-h", f"--name={job_id}", "-o", "%i").stdout.split():
-                return numbers[0]
-        raise ProvisionError(f"Slurm refused the job: {said(done) or 'sbatch names no job'}")
+            if numbers := self.numbers(job_id):
+                return numbers[-1]
+        raise ProvisionError(f"Slurm refused the job: {said(done) or 'it names no job'}")
+
+    def numbers(self, job_id: str) -> list[str]:
+        """The jobs of a pool that have not ended, the oldest first."""
+        return sorted(self.run("squeue", "-h", f"--name={job_id}", "-o", "%A").stdout.split(), key=int)
 
     def name(self) -> str:
         """The cluster's; "" where it does not say."""

@@ -106,7 +106,7 @@ def test_a_machine_is_taken_back_and_replaced(both: tuple[Machines, Metadata, No
     assert failed is not None
     assert f"{second} is terminated" in failed.text
     assert "rank 0 keeps its variables" in failed.text
-    assert "a replacement machine is being rented" in failed.text
+    assert "a replacement is requested" in failed.text
     shown = notebook.run("%%sky_broadcast -o found\nimport os\n(os.environ['HOME'], 'kept' in globals())")
     third = running()[-1]
     assert "waits for a replacement of node 1" in shown.text or f"node 1 is {third} now" in shown.text

@@ -129,7 +129,7 @@ def test_connections_are_opened_as_they_are_needed(hosts: Hosts, login: RemoteLo
 
 
 @pytest.mark.needs("slurm", "root", "sshd")
-def test_a_pool_that_the_login_node_knows_is_found_and_ended_from_elsewhere(tmp_path: Path) -> None:
+def test_a_pool_that_the_login_node_knows_is_found_attached_to_and_ended_from_elsewhere(tmp_path: Path) -> None:
     for folder in ("slurm", "there", "here"):
         (tmp_path / folder).mkdir()
     (tmp_path / "bin").mkdir()
@@ -145,18 +145,22 @@ def test_a_pool_that_the_login_node_knows_is_found_and_ended_from_elsewhere(tmp_
             opened(tmp_path / "there", env={**slurm.env, **home}) as there,
             opened(tmp_path / "here", env=laptop) as notebook,
         ):
+            there.run(pool)
+            there.run("%%sky_broadcast\nkept = 7")
+            ((number, _, job_id),) = slurm.jobs()
             place = "--provider slurm --login login"
-            for line in (f"%sky_down lab {place}", f"%sky_down {place}"):
-                there.run(pool)
-                ((number, _, job_id),) = slurm.jobs()
-                assert re.search(rf"lab +{job_id} +Slurm job {number} on", notebook.run(f"%sky_status {place}").text)
-                there.restart()
-                there.run("%load_ext skymagic")
-                assert f"is ended: Slurm job {number}" in notebook.run(line).text
-                slurm.wait_empty()
-            # by the record of a kernel that was here, too: its login node is asked
-            notebook.run(f"{pool} --login login")
+            assert re.search(rf"lab +{job_id} +Slurm job {number} on", notebook.run(f"%sky_status {place}").text)
+            assert "--take-over" in notebook.fail(f"%sky_attach lab {place}").text
+            there.restart()
+            assert "attached to pool 'lab' on n1, n2" in notebook.run(f"%sky_attach {place}").text
+            notebook.run("%%sky_broadcast -o left\nkept")
+            assert notebook.value("left") == [7, 7]
+            assert "no pool that outlives" in there.run("%load_ext skymagic\n%sky_attach").text
+            # what this notebook leaves in its turn is ended through the login node, by its record and by Slurm's list
             notebook.restart()
-            assert "pool 'lab' is stopped" in notebook.run("%load_ext skymagic\n%sky_down lab").text
+            notebook.run("%load_ext skymagic\n%sky_down lab")
             slurm.wait_empty()
-            assert "add --provider slurm" in notebook.fail("%sky_status --login login").text
+            there.run(pool)
+            there.restart()
+            assert "is ended: Slurm job" in notebook.run(f"%sky_down lab {place}").text
+            slurm.wait_empty()

@@ -283,6 +283,67 @@ def test_a_pool_of_a_notebook_that_is_gone_is_found_by_its_job_and_ended(slurm: 
         nothing_left(slurm)
 
 
+def test_a_pool_goes_on_in_the_job_that_was_queued_after_its_own(slurm: Cluster, notebook: Notebook) -> None:
+    """At the time limit, and after a job of higher priority; the hook for a checkpoint has run before."""
+    urgent = ("sbatch", "-N2", "--exclusive", "-p", "urgent", "-o", "/dev/null", "--wrap", "sleep 1")
+    notebook.run(f"{POOL} --renew")
+    for turn in ("limit", "preempted"):
+        notebook.run("%%sky_broadcast\nimport skymagic as sky\nkept = 7\nsky.on_interruption(lambda notice: None)")
+        number = slurm.running()
+        assert len(slurm.jobs()) == 2
+        running = notebook.start(WORKING)
+        notebook.watch(running, lambda cell: cell.text.count("at work") == 2)
+        if turn == "limit":
+            slurm("scancel", "--signal=URG", number)
+            notebook.watch(running, lambda cell: cell.text.count("on_interruption hook has run") == 2)
+            slurm("scontrol", "update", f"jobid={number}", "EndTime=now")
+        else:
+            slurm(*urgent)
+        failure = notebook.finish(running).failure.text
+        assert f"Slurm job {number} " in failure
+        shown = notebook.run("%%sky_broadcast -o left\nimport os\nglobals().get('kept'), os.environ['SLURMD_NODENAME']")
+        assert notebook.value("left") == [(None, "n1"), (None, "n2")]
+        assert "have restarted without variables" in notebook.run("%sky_status").text + shown.text + running.text
+        assert slurm.running() != number
+    notebook.run("%sky_down")
+    slurm.wait_empty()
+
+
+def test_a_job_that_was_cancelled_is_not_renewed(slurm: Cluster, notebook: Notebook) -> None:
+    notebook.run(f"{POOL} --renew")
+    number = slurm.running()
+    slurm("scancel", number)
+    slurm.wait_empty()
+    assert "was cancelled, and not from this notebook" in notebook.fail("%%sky_broadcast\n1").text
+
+
+def test_an_idle_pool_leaves_no_job_that_would_follow(slurm: Cluster, notebook: Notebook) -> None:
+    notebook.run(f"{POOL} --renew --idle 2s")
+    slurm.wait_empty()
+
+
+@pytest.mark.parametrize("option", ["", " --slurm salloc"])
+def test_where_scripts_are_refused_salloc_asks(option: str, slurm: Cluster, tmp_path: Path) -> None:
+    refusal = 'echo "sbatch: error: Batch job submission failed: this QOS takes no batch jobs: use salloc" >&2; exit 1'
+    with opened(tmp_path, env=slurm.instead_of("sbatch", refusal)) as notebook:
+        assert "allocate failed" in notebook.fail(f"{POOL}{option} --constraint nothere").text
+        notebook.run(f"{POOL}{option} --gres gpu:a100:1")
+        notebook.run(WHERE)
+        assert [one["CUDA_VISIBLE_DEVICES"] for one in notebook.value("seen")] == ["0", "0"]
+        number = slurm.running()
+        assert "BatchFlag=0" in slurm("scontrol", "show", "job", "-o", number)
+        notebook.run("%sky_down")
+        nothing_left(slurm)
+        other = slurm("sbatch", "--parsable", "-N2", "--exclusive", "-o", "/dev/null", "--wrap", "sleep 600").strip()
+        running = notebook.start(f"{POOL}{option} --exclusive")
+        notebook.watch(running, shows(" waits: "))
+        notebook.interrupt()
+        notebook.finish(running)
+        assert [one[0] for one in slurm.jobs()] == [other]
+        slurm("scancel", other)
+        nothing_left(slurm)
+
+
 def test_what_a_site_needs_first_is_kept_for_its_cluster(slurm: Cluster, tmp_path: Path) -> None:
     file = tmp_path / "config" / "skymagic" / "slurm" / "lab.sh"
     file.mkdir(parents=True)

@@ -9,7 +9,7 @@ from typing import Any
 
 from skymagic.api.ending import DownRequest
 from skymagic.api.logs import LogsRequest
-from skymagic.api.places import StatusRequest
+from skymagic.api.places import StatusRequest, place_mistakes
 from skymagic.errors import RequestError
 from skymagic.magics.arguments.readers import identifiers, one_of, packages
 from skymagic.magics.arguments.reading import ParsedLine
@@ -92,10 +92,13 @@ class CommandRequest:
 
 @dataclass(frozen=True)
 class AttachRequest:
-    """%sky_attach: a pool by name or job id, None for which there are; whether a notebook that is alive may lose it."""
+    """%sky_attach: a pool by name or job id, None for which there are; whether a notebook that is alive may lose it; of Slurm's
+    the login node that knows it."""
 
     name: str | None = None
     take_over: bool = False
+    provider: str | None = None
+    login: str | None = None
 
 
 @dataclass(frozen=True)
@@ -259,11 +262,14 @@ def parse_down(line: str) -> DownRequest:
 
 
 def parse_attach(line: str) -> AttachRequest:
-    """``%sky_attach [NAME] [--take-over]``. Raises RequestError with all mistakes."""
+    """``%sky_attach [NAME] [--take-over] [--provider slurm --login HOST]``. Raises RequestError with all mistakes."""
     parsed = ParsedLine("sky_attach", line)
-    parsed.check(parsed.values.get("take_over") and "name" not in parsed.values, "--take-over: say which pool")
+    request = AttachRequest(**parsed.values)
+    parsed.check(request.take_over and request.name is None, "--take-over: say which pool")
+    parsed.check(request.provider and not request.login, "--provider slurm: name the login node with --login")
+    parsed.mistakes += place_mistakes((), request.provider, request.login)
     parsed.done()
-    return AttachRequest(**parsed.values)
+    return request
 
 
 def parse_auto(line: str) -> bool:

@@ -70,6 +70,7 @@ POOL: tuple[Option, ...] = (
     Option(("--spot",), "spot", help="rent spot machines: cheaper, but EC2 may reclaim them"),
     Option(("--replace",), "replace", help="replace lost machines as soon as capacity is available"),
     Option(("--login",), "login", readers.host, "HOST", "Slurm: reach the cluster over SSH, through this login node", choices="hosts"),
+    Option(("--renew",), "replace", help="Slurm: continue in another job when this one reaches its limit or is preempted; ranks start without variables"),
     Option(("--account",), "account", readers.directive, "NAME", "Slurm: account to charge"),
     Option(("--partition",), "partition", readers.directive, "NAME", "Slurm: partition"),
     Option(("--qos",), "qos", readers.directive, "NAME", "Slurm: quality of service"),
@@ -144,6 +145,7 @@ _DOWN_ALL = Option(("--all",), "all", help="all pools of this notebook and all m
 _AT_HOSTS = Option(("--hosts",), "hosts", readers.many(readers.host, rf"{readers.OUTSIDE_BRACKETS}|\s+"), "HOSTS", "your pools on these machines, whichever notebook started them", "list", "hosts")
 _RENTED = Option(("--provider",), "provider", readers.one_of("aws", "slurm", "kubernetes", "ray"), "aws|slurm|kubernetes|ray", "pools you rented, found by their tags, or jobs of a cluster, from any machine", choices="rented")
 _LOGIN = Option(("--login",), "login", readers.host, "HOST", "with --provider slurm: ask through this login node, over SSH", choices="hosts")
+_OF_SLURM = Option(("--provider",), "provider", readers.one_of("slurm"), "slurm", "with --login: a pool that a notebook on the login node made")
 _DISK = Option(("--disk",), "disk", help="with --hosts: show what skymagic stores on their disks")
 _TO_RENT: tuple[Option, ...] = (
     Option(("-n", "--nodes"), "nodes", readers.number(1), "N", "number of machines to rent", also=("--num-nodes",)),
@@ -239,7 +241,7 @@ MAGICS: dict[str, Magic] = {
     "sky_check": Magic("Check the nodes of a pool: GPUs, hardware errors, disks and clocks.", (), NAME, "pools", ("%sky_check", "%sky_check train"), elsewhere=_MORE),
     "sky_restart": Magic("Restart ranks. Their variables are lost.", (_TARGETS, _POOL_NAME), NAME, "pools", ("%sky_restart", "%sky_restart -t 2")),
     "sky_down": Magic("End a pool and release its machines.", (_DOWN_ALL, _AT_HOSTS, _RENTED, _LOGIN), NAME, "pools", ("%sky_down", "%sky_down train", "%sky_down --all", "%sky_down lab --hosts gpu1,gpu2    # of a notebook that is gone", "%sky_down train --provider aws     # rented from another machine"), elsewhere=_MORE),
-    "sky_attach": Magic("Continue with a pool whose notebook is gone and show its output since then; follow a pool of a running notebook; without a name: list pools.", (_TAKE_OVER,), NAME, "left", ("%sky_attach", "%sky_attach lab"), elsewhere=_MORE),
+    "sky_attach": Magic("Continue with a pool whose notebook is gone and show its output since then; follow a pool of a running notebook; without a name: list pools.", (_TAKE_OVER, _OF_SLURM, _LOGIN), NAME, "left", ("%sky_attach", "%sky_attach lab", "%sky_attach lab --provider slurm --login me@cluster   # made on the login node"), elsewhere=_MORE),
     "sky_auto": Magic("Run every plain cell on the ranks, or stop doing so. Cells that begin with a magic or %%local run in the notebook.", (), "on|off", "switch", ("%sky_auto on",)),
     "sky_run": Magic("Older name of %%sky_broadcast -t RANK; without -t it takes the next rank in turn.", RUN, NAME, "pools", ("%%sky_run -t 1 -o value",), True, POOL, listed=False),
     "sky_cost": Magic("Older name: %sky_status shows what pools cost.", (), NAME, "pools", ("%sky_cost",), elsewhere=_MORE, listed=False),
