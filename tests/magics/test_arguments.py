@@ -928,7 +928,7 @@ NOW = CompletionNames(
         ("sky_pool", "--provider a", ["auto"]),
         ("sky_pool", "--nodes 2 tr", ["train"]),
         ("sky_pool", "--spot tr", ["train"]),
-        ("sky_down", "--", ["--all", "--hosts", "--provider", "--pool"]),
+        ("sky_down", "--", ["--all", "--hosts", "--provider", "--login", "--pool"]),
         ("sky_down", "te", ["test"]),
         ("sky_auto", "o", ["off", "on"]),
         ("sky_gpus", "h", ["H100", "H20", "H200", "H800"]),

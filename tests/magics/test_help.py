@@ -72,6 +72,7 @@ VALUES = {
     "DOLLARS": "12.50",
     "wait|refuse": "wait",
     "CLIENT": "auto",
+    "slurm": "slurm",
 }
 """By its field, or by what help calls it: a value that is right."""
 WORDS = {
@@ -96,6 +97,8 @@ NEEDED = {
     ("sky_clean", ""): "--hosts gpu1",
     ("sky_clean", "--hosts"): "",
     ("sky_attach", "--take-over"): "lab",
+    **{(magic, "--login"): "--provider slurm" for magic in ("sky_attach", "sky_down", "sky_status")},
+    ("sky_attach", "--provider"): "--login cluster",
 }
 """(magic or any, option or any other) → what stands beside it."""
 
@@ -145,7 +148,7 @@ def test_names_that_complete_when_nobody_says_what_exists_do_exist() -> None:
         ("%sky_pool --procs-per-node a", ["auto"]),
         ("%sky_pool --secret SKY_MAG", ["SKY_MAGICAL_TOKEN"]),
         ("%sky_push weig", ["weights"]),
-        ("%sky_status -", ["--disk", "--hosts", "--output", "--pool", "--provider", "-o"]),
+        ("%sky_status -", ["--disk", "--hosts", "--login", "--output", "--pool", "--provider", "-o"]),
         ("%sky_auto o", ["off", "on"]),
         ("%%sky_broadcast --timeout 10m -g wei", ["weighed", "weights"]),
         ("%%sky_broadcast -g weighed,lo", ["loss"]),
