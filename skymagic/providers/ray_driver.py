@@ -101,9 +101,12 @@ class RayHolder:
         return len(files) > 1 or bool(files) and time.monotonic() - self._called < FORGOTTEN
 
     def _watch(self, group: Any, names: Sequence[str]) -> None:
-        """End shells that nobody reads any more, and the pool once no node is needed."""
+        """End shells that nobody reads any more, the pool once no node is needed, and this process once Ray's own on this node is gone."""
+        raylet = os.getppid()
         while self.needed() or any(is_needed(name) for name in names):
             time.sleep(LOOK)
+            if os.getppid() != raylet:  # without a head it ends, and may leave an actor whose threads wait
+                os._exit(1)
             for key in [key for key, asked in self._asked.items() if time.monotonic() - asked > FORGOTTEN]:
                 self.close(key)
         remove_placement_group(group)  # upon which Ray ends this process
