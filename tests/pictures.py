@@ -91,6 +91,8 @@ CELLS = {
     "start": "%load_ext skymagic\n%config SkyMagic.view_after = 0.3\n%config SkyMagic.stall_after = 4.0\npool = %sky_pool --ranks 4 --plugin torch",
     "pool": "pool",
     "defines": DEFINES,
+    # else what torch imports for a first optimizer is most of the film
+    "imports": "%%sky_broadcast\ntorch.optim.SGD(DDP(nn.Linear(1, 1)).parameters(), lr=0.1);",
     "training": TRAINING,
     "results": "results",
     "curve": "pool.metrics.loss.unstack().rolling(10).mean().plot(figsize=(5, 2.2), ylabel='loss');",
@@ -154,10 +156,9 @@ def animate(frames: list[tuple[float, bytes]], file: Path) -> None:
 
 def take(browser: Browser, folder: Path) -> None:
     """All pictures, in the order of the cells."""
-    for name in ("start", "pool", "defines"):
+    for name in ("start", "pool", "defines", "imports"):
         browser.run(INDEX[name])
     picture(browser, folder, "pool")
-    browser.run(INDEX["training"])  # what torch imports at a first step would be most of the film
     film(browser, folder, "training")
     for name in ("results", "curve"):
         browser.run(INDEX[name])
