@@ -83,7 +83,7 @@ def test_from_the_plan_to_the_end(rented: tuple[Machines, Notebook]) -> None:
     ]
     assert [launch.fields[name] for name in ("InstanceType", "MinCount", "MaxCount")] == ["p4d.24xlarge", "4", "4"]
     assert "Placement.GroupName" in launch.fields, "machines with GPUs are near each other"
-    assert "4 nodes" in shown.text
+    assert "starting 4 ranks on 4 × p4d.24xlarge (8 × A100)" in shown.text
 
     notebook.run("import torch")
     notebook.run(
