@@ -38,6 +38,8 @@ from ray.util import get_placement_group, placement_group, placement_group_table
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 NAMESPACE = PREFIX = "skymagic"
+AGAIN = 20.0
+"""Seconds in which a connection to Ray Client is tried again."""
 FORGOTTEN = 30.0
 """Seconds after which a node that has not been used and that nobody calls, or a shell that nobody reads, is not needed."""
 POLL, LOOK = 10.0, 2.0
@@ -363,11 +365,23 @@ def feed(holder: Any, key: str, streams: socket.socket, status: socket.socket) -
 ANSWERS: Sequence[Callable[..., Iterator[dict[str, Any]]]] = (nodes, place, fate, end, pass_on, pools)
 
 
+def connect(address: str) -> None:
+    """Connect to Ray; again for a while where Ray Client's proxy has lost the process that it starts for a client, as on a busy machine."""
+    deadline = time.monotonic() + AGAIN
+    while True:
+        try:
+            ray.init(address, namespace=NAMESPACE, log_to_driver=False, logging_level=logging.ERROR)
+            return
+        except ConnectionAbortedError:
+            if time.monotonic() > deadline:
+                raise
+
+
 def main(descriptor: str, address: str) -> None:
     """Connect to Ray, tell the notebook, and serve it."""
     control = socket.socket(fileno=int(descriptor))
     try:
-        ray.init(address, namespace=NAMESPACE, log_to_driver=False, logging_level=logging.ERROR)
+        connect(address)
     except Exception as problem:
         control.send(json.dumps({"error": str(problem)}).encode())
         return

@@ -30,7 +30,6 @@ MARK = "SKYMAGIC_GUARD"
 DEADLINE = 60.0
 SETTINGS = {
     "RAY_worker_register_timeout_seconds": "180",
-    "RAY_CLIENT_SERVER_CHECK_CHANNEL_TIMEOUT_S": "180",
     "RAY_health_check_initial_delay_ms": "1000",
     "RAY_health_check_period_ms": "500",
     "RAY_health_check_failure_threshold": "3",

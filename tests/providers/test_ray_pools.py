@@ -144,11 +144,10 @@ def test_ray_data_and_ray_train_in_cells(ray: Cluster, notebook: Notebook, tmp_p
 
 
 def test_through_ray_client(ray: Cluster, notebook: Notebook) -> None:
-    for _ in range(3):
-        made = notebook.finish(notebook.start(pool(ray).replace(ray.address, ray("client"))))
-        # Ray's proxy looks at the process that it starts, which may be a zombie on a busy machine
-        if made.error is None or "Initialization failure from server" not in made.error.text:
-            break
+    made = notebook.finish(notebook.start(pool(ray).replace(ray.address, ray("client"))))
+    if made.error is not None and "Starting Ray client server failed" in made.error.text:
+        pytest.skip("Ray's own proxy lost the process that it starts for a client, for 20 seconds")
+    assert made.error is None, made.error.text
     notebook.run("%%sky_broadcast -o seen\n7")
     assert notebook.value("seen") == [7, 7]
     assert "the Ray cluster at ray://" in notebook.run("%sky_status --provider ray").text
