@@ -24,7 +24,7 @@ from typing import Any, overload
 
 from skymagic.api.calls import Call, Calls, Function, positive
 from skymagic.api.running_pool import RunningPool, finish
-from skymagic.api.specs import ELSEWHERE, KEYWORDS, request_of
+from skymagic.api.specs import ELSEWHERE, request_of
 from skymagic.display.screen import print_note
 from skymagic.errors import PoolStateError, RequestError
 from skymagic.plan.accelerators import Accelerator
@@ -39,6 +39,8 @@ from skymagic.run import interrupt
 from skymagic.runtime import rendezvous
 
 _numbers = itertools.count(1)
+OWN = ("self", "name", "timeout", "console")
+"""Arguments of `Compute` that do not say what its pool is to be made of."""
 OF_THE_POOL = ("job_id", "metrics", "name", "plan", "restart", "state", "status", "world_size")
 """What a pool that runs has for users, besides the methods of `Compute`."""
 ON_A_RANK = (
@@ -147,8 +149,7 @@ class Compute(RunningPool):
         timeout: float | None = None,
         console: bool = True,
     ) -> None:
-        unsaid = (None, (), False)
-        given = {k: v for k, v in locals().items() if k in KEYWORDS and not any(v is each for each in unsaid)}
+        given = {k: v for k, v in locals().items() if k not in OWN and not any(v is each for each in (None, (), False))}
         self._namespace = sys._getframe(2).f_globals  # 1 is the check of keywords
         self._tell = print_note if console else _say_nothing
         self._request = request_of(given)

@@ -291,8 +291,8 @@ def _only(cluster: Listable, name: str | None, provider: str) -> ListedPool:
 
 @contextmanager
 def brought(name: str | None, login: str | None) -> Iterator[str]:
-    """The name of a pool to attach to. One of a cluster, which its login node knows, has record and key on this machine meanwhile:
-    they come from that node's home where they are not here, and leave it once the pool is attached to.
+    """The name of a pool to attach to, with its record and its key on this machine. Where they are not here, they are copied from the
+    login node's home, and deleted there once the pool is attached to.
 
     Raises:
         RequestError: it is not clear which pool is meant. ProvisionError: nobody answers, or nothing of it is there.

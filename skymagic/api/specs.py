@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -30,36 +31,9 @@ ELSEWHERE = {
 """Keywords as the magics and other tools have them."""
 
 
-KEYWORDS = frozenset(
-    [
-        "provider",
-        "nodes",
-        "ranks",
-        "accelerator",
-        "plugins",
-        "image",
-        "procs_per_node",
-        "cpus",
-        "memory",
-        "vcpus",
-        "memory_gb",
-        "pip",
-        "env",
-        "secrets",
-        "hosts",
-        "region",
-        "spot",
-        "max_price",
-        "idle",
-        "max_lifetime",
-    ]
-)
-"""Keywords of `Compute` that say what a pool is to be made of."""
-
-
 def request_of(given: Mapping[str, Any]) -> PoolRequest:
-    """The pool that these `KEYWORDS` ask for; those that are left out say nothing. Raises RequestError with all mistakes."""
-    asked = {**dict.fromkeys(KEYWORDS), **given}
+    """The pool that these keywords of `Compute` ask for; those that are left out say nothing. Raises RequestError with all mistakes."""
+    asked = defaultdict[str, Any](lambda: None, given)
     for name in ("plugins", "pip", "secrets", "hosts"):
         value = asked[name]
         asked[name] = (value,) if isinstance(value, str | Plugin) else tuple(value or ())

@@ -91,7 +91,7 @@ def forget_local(name: str) -> None:
 
 
 def ended_with_kernel(name: str | None = None) -> str:
-    """Sentence that the last pool of a notebook in this folder was on this machine and ended with its kernel; "" for none, or none of this name."""
+    """Says that the last pool of a notebook in this folder was on this machine and ended with its kernel; "" for none, or none of this name."""
     with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
         record = _read(_local().read_text())
         if name in (None, record.name) and left(record):

@@ -59,7 +59,7 @@ def _private(address: str) -> bool:
 
 
 class Candidates:
-    """The listeners at this node's candidate addresses, and answers the nonces of all who connect.
+    """The listeners at this node's candidate addresses, which answer the nonces of all who connect.
 
     Attributes:
         secret: by which nodes that probe know this one; for them alone.
