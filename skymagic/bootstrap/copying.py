@@ -27,11 +27,12 @@ import subprocess
 import sys
 import tempfile  # noqa: F401 (`program`: the text of `context` needs it)
 import threading
-import time  # noqa: F401 (`program`: the text of Unauthenticated needs it)
+import time  # noqa: F401 (`program`: the text of Door needs it)
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any  # noqa: F401
 
-from skymagic.wire.authentication import Unauthenticated
+from skymagic.wire.authentication import Door
 from skymagic.wire.tls import context
 
 PIECE = 1 << 18  # bytes that go on together; with fewer at a time TLS takes processor time that is needed for unpacking
@@ -87,23 +88,12 @@ def received(pem: str, upstream: tuple[str, int], stack: contextlib.ExitStack) -
 
 def followers(pem: str, listener: socket.socket) -> queue.SimpleQueue[ssl.SSLSocket]:
     """Accept connections from now on: those that have the certificate. Strangers keep them out neither by number nor by silence."""
-    secure, strangers = context(pem, server=True), Unauthenticated(seconds=HANDSHAKE_SECONDS)
     known: queue.SimpleQueue[ssl.SSLSocket] = queue.SimpleQueue()
-
-    def answer(one: ssl.SSLSocket) -> None:
-        try:
-            one.do_handshake()
-            known.put(one)
-        except (OSError, ValueError):
-            one.close()
-        finally:
-            strangers.known(one)
+    door = Door(listener, known.put, context(pem, server=True), seconds=HANDSHAKE_SECONDS)
 
     def accept() -> None:
         while True:
-            with contextlib.suppress(OSError, RuntimeError):  # no descriptor is left, or no thread
-                one = strangers.accept_tls(listener, secure)
-                threading.Thread(target=answer, args=(one,), daemon=True).start()
+            door.accept()
 
     threading.Thread(target=accept, daemon=True).start()
     return known
@@ -230,7 +220,7 @@ def program() -> str:
     """The text of this file, for a Python without skymagic."""
     import inspect
 
-    ours = {f"import {one.__name__}\n": inspect.getsource(one) for one in (context, Unauthenticated)}
+    ours = {f"import {one.__name__}\n": inspect.getsource(one) for one in (context, Door)}
     lines = inspect.getsource(sys.modules[__name__]).splitlines(keepends=True)
     texts = (
         ours[line.partition(" ")[2].partition(" ")[2]] if line.startswith("from skymagic.") else line for line in lines

@@ -7,7 +7,6 @@ connection.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import socket
@@ -20,7 +19,7 @@ from pathlib import Path
 
 from skymagic.kernels.fork import HOLDER_POLL, close_from, fork, holder, order_held
 from skymagic.wire import atomic, tls
-from skymagic.wire.authentication import Unauthenticated
+from skymagic.wire.authentication import Door
 from skymagic.wire.codec import write_all
 from skymagic.wire.processes import RELAY
 from skymagic.wire.record import answers
@@ -42,38 +41,31 @@ class ProcessRelay:
     """
 
     def __init__(self, daemon: str, listener: socket.socket, context: ssl.SSLContext) -> None:
-        self._daemon, self._listener, self._context = daemon, listener, context
+        self._daemon, self._listener = daemon, listener
         self._serving = 0
         self._used = time.monotonic()
         self._lock = threading.Lock()
-        self._strangers = Unauthenticated(seconds=HANDSHAKE_TIMEOUT)
+        self._door = Door(listener, self._serve, context, seconds=HANDSHAKE_TIMEOUT)
 
     def run(self) -> None:
         """Serve until the pool is gone, or nobody comes."""
         self._listener.settimeout(POLL)
         while answers(self._daemon) and (self._serving or time.monotonic() - self._used < IDLE_SECONDS):
-            with contextlib.suppress(OSError, RuntimeError):  # nobody came; no descriptor; no thread
-                sock = self._strangers.accept_tls(self._listener, self._context)
-                threading.Thread(target=self._serve, args=(sock,), daemon=True).start()
+            self._door.accept()
 
     def _serve(self, sock: ssl.SSLSocket) -> None:
         with self._lock:
             self._serving += 1
         try:
-            with contextlib.suppress(OSError, ValueError):
+            with sock:
                 self._joined(sock)
         finally:
-            sock.close()
             with self._lock:
                 self._serving -= 1
                 self._used = time.monotonic()
 
     def _joined(self, secure: ssl.SSLSocket) -> None:
-        try:
-            secure.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            secure.do_handshake()
-        finally:
-            self._strangers.known(secure)
+        secure.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         line = b""
         while not line.endswith(b"\n"):  # what follows belongs to the process
             byte = secure.recv(1)

@@ -16,75 +16,89 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 NONCE_BYTES = PROOF_BYTES = 32
 NO_DESCRIPTOR_PAUSE = 0.1
 """Seconds after an accept that failed: when no descriptor is left, accept(2) fails at once, as often as it is called."""
 
 
-class Unauthenticated:
-    """The connections of one listener whose senders are not known yet.
+class Door:
+    """A listener's connections, each served on a thread; those whose senders are not known yet are bounded.
 
     A new connection displaces the oldest one when there are too many. A sender who has the secret shows it within milliseconds, so that
     strangers who hold connections do not keep it out. `bootstrap.copying` sends this class as text: it needs the standard library alone.
 
     Args:
+        serve: called on the connection's thread, and takes it over: with TLS once the sender has shown the certificate, without it at once,
+            and then the sender counts as unknown until this returns. It may raise OSError or ValueError.
+        context: of TLS; None for connections that are not encrypted.
         most: how many there may be; each has a thread and a descriptor.
-        seconds: how long each may take.
+        seconds: for which each waits for what the sender shows.
     """
 
-    def __init__(self, most: int = 64, seconds: float = 10.0) -> None:
+    def __init__(
+        self,
+        listener: socket.socket,
+        serve: Callable[[Any], object],
+        context: ssl.SSLContext | None,
+        most: int = 64,
+        seconds: float = 10.0,
+    ) -> None:
+        self._listener, self._serve, self._context = listener, serve, context
         self._most, self._seconds = most, seconds
-        self._since: dict[socket.socket, float] = {}
+        self._unknown: dict[socket.socket, None] = {}  # the oldest first
         self._lock = threading.Lock()
 
-    def accept(self, listener: socket.socket) -> socket.socket:
-        """Accept a connection. `known` must be called for it later.
+    def accept(self) -> None:
+        """Accept a connection; where there is none, nothing happens.
 
-        Raises:
-            OSError: there is none. If descriptors ran out, the older half of the waiting connections is closed, and this takes 0.1 s.
+        If descriptors ran out, the older half of the unknown connections is closed, and this takes 0.1 s.
         """
         try:
-            sock, _ = listener.accept()
-        except TimeoutError:
-            raise
+            sock, _ = self._listener.accept()
+            sock.settimeout(self._seconds)
+            if self._context is not None:
+                sock = self._context.wrap_socket(sock, server_side=True, do_handshake_on_connect=False)
+        except (BlockingIOError, TimeoutError):
+            return
         except OSError:
-            self._close_oldest((len(self._since) + 1) // 2)
+            self._close_oldest((len(self._unknown) + 1) // 2)
             time.sleep(0.1)
-            raise
-        self._add(sock)
-        return sock
-
-    def accept_tls(self, listener: socket.socket, context: ssl.SSLContext) -> ssl.SSLSocket:
-        """Accept a connection whose TLS handshake is still to be done; otherwise as `accept`."""
-        sock = self.accept(listener)
-        self.known(sock)
-        secure = context.wrap_socket(sock, server_side=True, do_handshake_on_connect=False)
-        self._add(secure)
-        return secure
-
-    def _add(self, sock: socket.socket) -> None:
-        sock.settimeout(self._seconds)
+            return
         with self._lock:
-            self._since[sock] = time.monotonic()
-        self._close_oldest(len(self._since) - self._most)
+            self._unknown[sock] = None
+        self._close_oldest(len(self._unknown) - self._most)
+        try:
+            threading.Thread(target=self._answer, args=(sock,), daemon=True).start()
+        except RuntimeError:  # no thread is left
+            self._known(sock)
+            sock.close()
 
-    def known(self, sock: socket.socket) -> None:
-        """Take a connection out: its sender is known, or it is closed. Twice is safe."""
+    def _answer(self, sock: socket.socket) -> None:
+        try:
+            if isinstance(sock, ssl.SSLSocket):
+                sock.do_handshake()
+                self._known(sock)
+            self._serve(sock)
+        except (OSError, ValueError):
+            sock.close()
+        finally:
+            self._known(sock)
+
+    def _known(self, sock: socket.socket) -> None:
         with self._lock:
-            self._since.pop(sock, None)
+            self._unknown.pop(sock, None)
 
     def _close_oldest(self, count: int) -> None:
         with self._lock:
-            oldest = list(self._since)[: max(0, count)]
-        self._close(oldest)
-
-    def _close(self, socks: list[socket.socket]) -> None:
-        for sock in socks:
-            self.known(sock)
+            oldest = list(self._unknown)[: max(0, count)]
+            for sock in oldest:
+                del self._unknown[sock]
+        for sock in oldest:
             with contextlib.suppress(OSError):
-                # the thread that reads from it sees its end, and closes it: the descriptor is not another one's before
+                # its thread sees its end, and closes it: the descriptor is not another one's before
                 socket.socket.shutdown(sock, socket.SHUT_RDWR)
 
 
@@ -123,10 +137,10 @@ def verify(sock: socket.socket, secret: str, purpose: str, seconds: float) -> bo
     deadline = time.monotonic() + seconds
     sock.settimeout(seconds)
     sock.sendall(nonce)
-    return hmac.compare_digest(_exactly(sock, PROOF_BYTES, deadline), proof(secret, purpose, nonce))
+    return hmac.compare_digest(exactly(sock, PROOF_BYTES, deadline), proof(secret, purpose, nonce))
 
 
-def _exactly(sock: socket.socket, nbytes: int, deadline: float) -> bytes:
+def exactly(sock: socket.socket, nbytes: int, deadline: float) -> bytes:
     """So many bytes, or fewer where the other end closes. A deadline for all of them: each piece has a timeout of its own."""
     data = b""
     while len(data) < nbytes:

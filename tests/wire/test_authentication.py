@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import queue
 import socket
 import subprocess
 import sys
@@ -9,7 +11,8 @@ import threading
 
 import pytest
 
-from skymagic.wire.authentication import NONCE_BYTES, Unauthenticated, proof, verify
+from skymagic.wire import tls
+from skymagic.wire.authentication import NONCE_BYTES, Door, proof, verify
 
 DEADLINE = 10.0
 EXHAUST = """
@@ -67,20 +70,41 @@ def test_a_loop_does_not_spin_where_no_descriptor_is_left() -> None:
 
 
 def test_a_new_connection_displaces_the_oldest() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        strangers = Unauthenticated(most=2)
-        clients, socks = [], []
-        for _ in range(4):
-            clients.append(socket.create_connection(listener.getsockname(), DEADLINE))
-            socks.append(strangers.accept(listener))
-            if len(socks) == 1:
-                strangers.known(socks[0])
-        assert clients[1].recv(1) == b""
-        for sock in (socks[0], *socks[2:]):
+    over = threading.Event()
+
+    def serve(sock: socket.socket) -> None:
+        with sock:
+            over.wait(DEADLINE)
             sock.sendall(b"x")
-        assert [clients[number].recv(1) for number in (0, 2, 3)] == [b"x"] * 3
-        for each in (*clients, *socks):
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        door = Door(listener, serve, None, most=2)
+        clients = []
+        for _ in range(3):
+            clients.append(socket.create_connection(listener.getsockname(), DEADLINE))
+            door.accept()
+        assert clients[0].recv(1) == b""
+        over.set()
+        assert [client.recv(1) for client in clients[1:]] == [b"x"] * 2
+        for each in clients:
             each.close()
+
+
+def test_who_has_the_certificate_is_displaced_by_nobody() -> None:
+    pem, served = tls.certificate(), queue.SimpleQueue[socket.socket]()
+    with socket.create_server(("127.0.0.1", 0)) as listener, contextlib.ExitStack() as stack:
+        door = Door(listener, served.put, tls.context(pem, server=True), most=2)
+        plain = stack.enter_context(socket.create_connection(listener.getsockname(), DEADLINE))
+        door.accept()
+        known = stack.enter_context(tls.context(pem, server=False).wrap_socket(plain))
+        there = stack.enter_context(served.get(timeout=DEADLINE))
+        strangers = []
+        for _ in range(3):
+            strangers.append(stack.enter_context(socket.create_connection(listener.getsockname(), DEADLINE)))
+            door.accept()
+        assert strangers[0].recv(1) == b""
+        there.sendall(b"x")
+        assert known.recv(1) == b"x"
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 from skymagic.kernels.fork import EventLoop
 from skymagic.kernels.network import interface_addresses
-from skymagic.wire.authentication import NO_DESCRIPTOR_PAUSE, NONCE_BYTES, proof, verify
+from skymagic.wire.authentication import NONCE_BYTES, Door, exactly, proof, verify
 from skymagic.wire.processes import boot_id
 from skymagic.wire.threads import run_all
 
@@ -68,9 +68,6 @@ class Candidates:
     def __init__(self, loop: EventLoop) -> None:
         self._loop, self.secret = loop, secrets.token_hex(16)
         self._listeners: list[socket.socket] = []
-        self._peers: dict[socket.socket, tuple[float, bytes]] = {}
-        """Who has connected, when, and what has come of the nonce; the oldest first."""
-        self._is_swept = False  # whether a timer looks for those that are overdue
 
     @property
     def ports(self) -> dict[str, int]:
@@ -85,55 +82,13 @@ class Candidates:
                 listener = socket.create_server((address, 0))
                 listener.setblocking(False)  # race: who connects may be gone again before the accept
                 self._listeners.append(listener)
-                self._watch(listener)
-
-    def _watch(self, listener: socket.socket) -> None:
-        if listener in self._listeners:
-            self._loop.watch(listener, lambda: self._accept(listener))
-
-    def _accept(self, listener: socket.socket) -> None:
-        try:
-            peer, _ = listener.accept()
-        except BlockingIOError:
-            return
-        except OSError:  # no descriptor is left: the loop would call this again at once
-            self._loop.unwatch(listener)
-            self._loop.call_later(NO_DESCRIPTOR_PAUSE, lambda: self._watch(listener))
-            return
-        peer.setblocking(False)
-        if len(self._peers) == MAX_PROBES:
-            self._drop(next(iter(self._peers)))
-        self._peers[peer] = (time.monotonic(), b"")
-        self._sweep_later()
-        self._loop.watch(peer, lambda: self._answer(peer))
+                self._loop.watch(listener, Door(listener, self._answer, None, MAX_PROBES, TIMEOUT).accept)
 
     def _answer(self, peer: socket.socket) -> None:
-        begun, nonce = self._peers[peer]
-        with contextlib.suppress(OSError):
-            data = peer.recv(NONCE_BYTES - len(nonce))
-            self._peers[peer] = (begun, nonce := nonce + data)
-            if data and len(nonce) < NONCE_BYTES:
-                return
-            if data:
-                peer.send(proof(self.secret, _purpose(*peer.getsockname()[:2]), nonce))
-        self._drop(peer)
-
-    def _drop(self, peer: socket.socket) -> None:
-        self._loop.unwatch(peer)
-        self._peers.pop(peer, None)
-        peer.close()
-
-    def _sweep_later(self) -> None:
-        if self._peers and not self._is_swept:
-            self._is_swept = True
-            self._loop.call_later(TIMEOUT, self._sweep)
-
-    def _sweep(self) -> None:
-        self._is_swept = False
-        for peer, (begun, _) in list(self._peers.items()):
-            if time.monotonic() - begun >= TIMEOUT:
-                self._drop(peer)
-        self._sweep_later()
+        with peer:
+            nonce = exactly(peer, NONCE_BYTES, time.monotonic() + TIMEOUT)
+            if len(nonce) == NONCE_BYTES:
+                peer.sendall(proof(self.secret, _purpose(*peer.getsockname()[:2]), nonce))
 
     def close(self, but: str = "") -> None:
         """Stop listening, but at this address; twice is safe."""
@@ -143,9 +98,6 @@ class Candidates:
                 self._loop.unwatch(listener)
                 listener.close()
         self._listeners = kept
-        if not kept:
-            for peer in list(self._peers):
-                self._drop(peer)
 
 
 def _purpose(address: str, port: int) -> str:

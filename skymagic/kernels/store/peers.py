@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable
 
 from skymagic.wire import tls
-from skymagic.wire.authentication import Unauthenticated
+from skymagic.wire.authentication import Door
 from skymagic.wire.codec import payload_size
 from skymagic.wire.store import PEER_CODEC, PIECE_BYTES, FollowValue, PeerMessage, Replicate, ValuePiece
 
@@ -95,13 +95,12 @@ class PeerServer:
 
     def __init__(self, address: str, pem: str, read: ReadValue) -> None:
         self._read = read
-        self._context = tls.context(pem, server=True)
         self._changed = threading.Condition()
         self._version = 0  # counts the calls of `wake`: what came between two looks must not be slept through
-        self._strangers = Unauthenticated()
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
-        self._listener = socket.create_server((address, 0), family=family)
-        self.port: int = self._listener.getsockname()[1]
+        listener = socket.create_server((address, 0), family=family)
+        self.port: int = listener.getsockname()[1]
+        self._door = Door(listener, self._serve, tls.context(pem, server=True))
         threading.Thread(target=self._accept, name="values-peer-server", daemon=True).start()
 
     def wake(self) -> None:
@@ -112,16 +111,10 @@ class PeerServer:
 
     def _accept(self) -> None:
         while True:
-            with contextlib.suppress(OSError, RuntimeError):  # no descriptor is left, or no thread
-                sock = self._strangers.accept_tls(self._listener, self._context)
-                threading.Thread(target=self._serve, args=(sock,), name="values-peer", daemon=True).start()
+            self._door.accept()
 
     def _serve(self, sock: ssl.SSLSocket) -> None:
-        with contextlib.suppress(OSError, ValueError), sock:
-            try:
-                sock.do_handshake()
-            finally:
-                self._strangers.known(sock)
+        with sock:
             connection = PeerConnection(sock)
             while True:
                 request, _ = connection.receive(None)
