@@ -144,7 +144,7 @@ class PoolReader:
 
     def _open(self, node: Node, _: Callable[[str], None]) -> Transport:
         """A connection to the agent's socket for readers."""
-        self._transports.append(node.run(processes.READ, node.access.daemon))
+        self._transports.append(node.run(processes.ATTACH, processes.READERS_ONLY, node.access.daemon))
         return self._transports[-1]
 
     def close(self) -> None:

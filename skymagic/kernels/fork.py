@@ -16,12 +16,14 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from skymagic.kernels.supervisor import PR_SET_PDEATHSIG, prctl
 from skymagic.wire.codec import write_all
 from skymagic.wire.processes import HOLDER, SITE
 from skymagic.wire.record import why_unsafe
+
+T = TypeVar("T")
 
 
 def fork(main: Callable[[], object]) -> int:
@@ -182,8 +184,8 @@ def holder() -> str:
     return os.environ.get(HOLDER, "")
 
 
-def order_held(place: str, name: str, words: Sequence[str], text: str) -> float:
-    """Have the holder in this folder run ``python words`` with this text as its input; until when to wait for it (monotonic seconds).
+def held(place: str, name: str, words: Sequence[str], text: str, started: Callable[[], T | None]) -> T | None:
+    """Have the holder in this folder run ``python words`` with this text as its input; what `started` finds, None where that is nothing in time.
 
     Raises:
         OSError: there is no holder, or it is not this user's.
@@ -202,7 +204,9 @@ def order_held(place: str, name: str, words: Sequence[str], text: str) -> float:
     names = os.open(fifo, os.O_WRONLY | os.O_NONBLOCK)  # ENXIO where the holder has ended
     write_all(names, f"{name}\n".encode())
     os.close(names)
-    return deadline
+    while (found := started()) is None and time.monotonic() < deadline:
+        time.sleep(HOLDER_POLL)
+    return found
 
 
 def held_script(words: Sequence[str], text: str, environ: Mapping[str, str]) -> str:

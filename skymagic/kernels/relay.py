@@ -17,7 +17,7 @@ import threading
 import time
 from pathlib import Path
 
-from skymagic.kernels.fork import HOLDER_POLL, close_from, fork, holder, order_held
+from skymagic.kernels.fork import close_from, fork, held, holder
 from skymagic.wire import atomic, tls
 from skymagic.wire.authentication import Door
 from skymagic.wire.codec import write_all
@@ -87,7 +87,12 @@ def main(daemon: str, address: str, answer: str = "") -> int:
     while not pem.endswith(END) and (piece := os.read(0, 1 << 16)):
         pem += piece
     if (place := holder()) and not answer:
-        write_all(1, f"\nlistens {_ordered(place, daemon, address, pem.decode())}\n".encode())
+        file = Path(place, f"relay-{os.getpid()}.port")
+        words = ["-P", "-m", RELAY, daemon, address, str(file)]
+        said = held(place, file.stem, words, pem.decode(), lambda: file.read_text() if file.exists() else None)
+        if said is None:
+            raise TimeoutError(f"no process at {address} answers")
+        write_all(1, f"\nlistens {said}\n".encode())  # the port, or why there is none
         return 0
     context = tls.context(pem.decode(), server=True)
     try:
@@ -112,18 +117,6 @@ def main(daemon: str, address: str, answer: str = "") -> int:
     fork(become)
     write_all(1, f"\nlistens {listener.getsockname()[1]}\n".encode())
     return 0
-
-
-def _ordered(place: str, daemon: str, address: str, pem: str) -> str:
-    """The port of a relay that the holder in this folder has started, or why there is none. Raises OSError."""
-    name = f"relay-{os.getpid()}"
-    answer = Path(place, f"{name}.port")
-    deadline = order_held(place, name, ["-P", "-m", RELAY, daemon, address, str(answer)], pem)
-    while not answer.exists():
-        if time.monotonic() > deadline:
-            raise TimeoutError(f"no process at {address} answers")
-        time.sleep(HOLDER_POLL)
-    return answer.read_text()
 
 
 if __name__ == "__main__":

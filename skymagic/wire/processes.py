@@ -1,6 +1,6 @@
 """Processes: which module one starts in another, how one is signalled that is known by its number alone, and how one ended, in words.
 
-``python -m`` runs the first ten modules, each in a process of its own; a rank is forked, and what it runs is imported there.
+``python -m`` runs the first nine modules, each in a process of its own; a rank is forked, and what it runs is imported there.
 `tests/test_house.py` reads this table of process boundaries, which no import shows: no other module names one of ours in a string.
 """
 
@@ -20,12 +20,12 @@ AGENT = "skymagic.kernels.agent.agent"
 """A node's agent on this machine: started by the notebook (`providers.local`)."""
 ATTACH = "skymagic.kernels.daemon.attach"
 """The way to a node's daemon, which keeps its agent: started over each SSH connection (`providers.ssh`)."""
+READERS_ONLY = "--read"
+"""Its first argument where it leads past the daemon, to the agent, for those who only read (`api.reading`)."""
 HOLDER = "SKYMAGIC_HOLDER"
 """The environment variable that names the folder of a node's holder, which starts daemons (`kernels.daemon.attach`)."""
 SITE = "SKYMAGIC_SITE"
 """The environment variable of a holder that has run a site's prologue, whose PATH daemons have as well."""
-READ = "skymagic.kernels.daemon.read"
-"""The way to a node's agent for those who only read (`api.reading`)."""
 CONTROLLER = "skymagic.kernels.agent.controller"
 """ipyparallel's controller: started by the head's agent."""
 VALUES = "skymagic.kernels.store.server"

@@ -14,8 +14,7 @@ It is half of a classic double fork: the daemon leads its session and so could g
 init (or a subreaper) adopts the daemon. Each attach process relays between its standard streams and the daemon's socket, byte by
 byte as they come; the handshake and all after it are `wire.session`'s.
 
-attach    one connection: finds or starts the daemon, then relays
-read      one reader's connection, to the agent past the daemon
+attach    one connection: finds or starts the daemon, or leads a reader past it to the agent; then relays
 daemon    the event loop: owns the agent and the session
 rundir    the run directory: socket, log, and whether it is ours alone
 """

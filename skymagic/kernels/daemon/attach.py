@@ -3,7 +3,8 @@
 It starts the daemon NAME, or finds it again, and relays between its standard streams and the daemon's socket until either ends. The
 daemon owns the agent (or COMMAND in the agent's place), so that the agent outlives the connection.
 
-A daemon leaves its login by a double fork, or is started by a holder (`kernels.fork`), as ``attach --held``.
+A daemon leaves its login by a double fork, or is started by a holder (`kernels.fork`), as ``attach --held``. Those who only read are led
+past it: ``attach --read NAME`` relays between the standard streams and the agent's socket for readers.
 
 The first line of the input is a `HandshakeRequest`; the daemon, or this process when there is none, replies.
 """
@@ -15,13 +16,13 @@ import os
 import signal
 import socket
 import sys
-import time
+from collections.abc import Sequence
 
 from skymagic.kernels.daemon import rundir
 from skymagic.kernels.daemon.rundir import RunDirectory, RunDirectoryError
-from skymagic.kernels.fork import HOLDER_POLL, close_from, fork, holder, order_held
+from skymagic.kernels.fork import close_from, fork, held, holder
 from skymagic.wire.codec import read_line, write_all
-from skymagic.wire.processes import ATTACH, boot_id
+from skymagic.wire.processes import ATTACH, READERS_ONLY, boot_id
 from skymagic.wire.session.frames import HANDSHAKE_REPLY, HANDSHAKE_REQUEST, HandshakeReply, HandshakeRequest
 
 DAEMON_VANISHED = (
@@ -36,6 +37,8 @@ def main(arguments: list[str]) -> int:
     """Attach to the daemon, starting it if it may be new."""
     if arguments[0] == HELD:
         return _held(*arguments[1:])
+    if arguments[0] == READERS_ONLY:
+        return _read(*arguments[1:])
     name, *command = arguments
     line = read_line(0)
     os.write(1, b"\n")  # ends what a login shell has printed: the reply begins a line
@@ -74,40 +77,45 @@ def _attach(name: str, command: list[str], request: HandshakeRequest) -> socket.
 
 
 def _start(directory: RunDirectory, command: list[str], secret: str) -> socket.socket | None:
-    """Fork the daemon, or have it started by the holder; it listens before anybody connects."""
+    """Fork the daemon, or have it started by the holder; it listens before anybody connects. Raises OSError where there is no holder."""
     if place := holder():
-        return _start_held(place, directory, command, secret)
+        words = ["-P", "-m", ATTACH, HELD, directory.path, *command]
+        return held(place, os.path.basename(directory.path), words, secret, directory.connect)
     listener = directory.listen()
-
-    def daemon() -> None:
-        daemonize(directory, listener)
-        from skymagic.kernels.daemon.daemon import Daemon
-
-        Daemon(listener, directory, command, secret).run()
-
-    fork(daemon)
+    fork(lambda: _serve(directory, listener, command, secret))
     listener.close()
     return directory.connect()
-
-
-def _start_held(place: str, directory: RunDirectory, command: list[str], secret: str) -> socket.socket | None:
-    """Order the daemon from the holder in this folder. Raises OSError where there is none."""
-    words = ["-P", "-m", ATTACH, HELD, directory.path, *command]
-    deadline = order_held(place, os.path.basename(directory.path), words, secret)
-    while (sock := directory.connect()) is None and time.monotonic() < deadline:
-        time.sleep(HOLDER_POLL)
-    return sock
 
 
 def _held(path: str, *command: str) -> int:
     """Become the daemon of this run directory."""
     secret = read_line(0).decode().strip()
     directory = RunDirectory(path)
-    listener = directory.listen()
+    _serve(directory, directory.listen(), command, secret)
+    return 0
+
+
+def _serve(directory: RunDirectory, listener: socket.socket, command: Sequence[str], secret: str) -> None:
     daemonize(directory, listener)
     from skymagic.kernels.daemon.daemon import Daemon
 
     Daemon(listener, directory, command, secret).run()
+
+
+def _read(name: str) -> int:
+    """Relay between the standard streams and the agent's socket for readers, until either end closes."""
+    try:
+        found = rundir.find(name)
+        if found is None:
+            print(f"no pool's agent {name} is here: it has ended", file=sys.stderr)
+            return 1
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        sock.connect(found.readers)
+    except (OSError, RunDirectoryError) as problem:
+        print(f"the agent {name} does not serve readers: {problem}", file=sys.stderr)
+        return 1
+    with contextlib.suppress(OSError):
+        relay(sock)
     return 0
 
 

@@ -5,29 +5,28 @@ from __future__ import annotations
 import os
 import socket
 import sys
-import time
 
 from skymagic.kernels.daemon import rundir
 from skymagic.kernels.daemon.attach import daemonize
 from skymagic.kernels.daemon.rundir import RunDirectory, RunDirectoryError
-from skymagic.kernels.fork import HOLDER_POLL, fork, holder, order_held
+from skymagic.kernels.fork import fork, held, holder
 from skymagic.wire.codec import write_all
 from skymagic.wire.notebook import CODEC, ExecuteNotebook, NotebookMessage, Refused
 from skymagic.wire.processes import START_NOTEBOOK
 from skymagic.wire.record import answers
 
 
-def main(name: str, *held: str) -> int:
+def main(name: str, *given: str) -> int:
     """Read the order, and begin; what is told of it comes from `follow`.
 
     Args:
-        name: of the driver. held: its run directory and its kernel's folder, where a job's holder starts the driver itself.
+        name: of the driver. given: its run directory and its kernel's folder, where a job's holder starts the driver itself.
     """
     order, _ = next(CODEC.messages(lambda: os.read(0, 1 << 18)))
     assert isinstance(order, ExecuteNotebook)
-    if held:
-        directory = RunDirectory(held[0])
-        _drive(directory, directory.listen(), order, held[1])
+    if given:
+        directory = RunDirectory(given[0])
+        _drive(directory, directory.listen(), order, given[1])
         return 0
     problem = _begun(name, order)
     if problem:
@@ -55,18 +54,20 @@ def _begun(name: str, order: ExecuteNotebook) -> str:
             if (other := directory.connect()) is not None:
                 other.close()
                 return "a notebook is executed on it already"
-            if place := holder():
-                _order(place, directory, order, folder)
+            if place := holder():  # the driver is to outlive this step
+                words = ["-P", "-m", START_NOTEBOOK, name, directory.path, folder]
+                text = CODEC.encode(order).decode()
+                sock = held(place, os.path.basename(directory.path), words, text, directory.connect)
+                if sock is None:
+                    return "the job's holder does not start it"
+                sock.close()
             else:
-                _fork(directory, directory.listen(), order, folder)
+                listener = directory.listen()
+                fork(lambda: _drive(directory, listener, order, folder))
+                listener.close()
     except (RunDirectoryError, OSError) as problem:
         return str(problem)
     return ""
-
-
-def _fork(directory: RunDirectory, listener: socket.socket, order: ExecuteNotebook, folder: str) -> None:
-    fork(lambda: _drive(directory, listener, order, folder))
-    listener.close()
 
 
 def _drive(directory: RunDirectory, listener: socket.socket, order: ExecuteNotebook, folder: str) -> None:
@@ -74,18 +75,6 @@ def _drive(directory: RunDirectory, listener: socket.socket, order: ExecuteNoteb
     from skymagic.kernels.notebook.driver import Driver
 
     Driver(directory, listener, order, folder).run()
-
-
-def _order(place: str, directory: RunDirectory, order: ExecuteNotebook, folder: str) -> None:
-    """Have the job's holder in this folder start the driver, for it is to outlive this step. Raises OSError where there is none."""
-    name = os.path.basename(directory.path)
-    words = ["-P", "-m", START_NOTEBOOK, name, directory.path, folder]
-    deadline = order_held(place, name, words, CODEC.encode(order).decode())
-    while (sock := directory.connect()) is None:
-        if time.monotonic() > deadline:
-            raise TimeoutError("the job's holder does not start it")
-        time.sleep(HOLDER_POLL)
-    sock.close()
 
 
 if __name__ == "__main__":
