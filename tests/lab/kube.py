@@ -150,6 +150,11 @@ class Pod:
         return str(self.body["status"]["phase"])
 
     @property
+    def index(self) -> int:
+        """Its number in its job; -1 for a pod that somebody else has made."""
+        return _index(self.body)
+
+    @property
     def container(self) -> Json:
         return dict(self.body["spec"]["containers"][0])
 
@@ -224,10 +229,14 @@ class Kube:
         with self._lock:
             return sorted(self._pods)
 
+    def made(self) -> list[Pod]:
+        """All pods."""
+        with self._lock:
+            return list(self._pods.values())
+
     def pod(self, index: int) -> Pod:
         """The pod of an index of the one job."""
-        with self._lock:
-            return next(one for one in self._pods.values() if _index(one.body) == index)
+        return next(one for one in self.made() if one.index == index)
 
     def jobs(self) -> list[str]:
         """The names of all jobs."""
