@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import sys
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
@@ -27,6 +28,10 @@ class KubeLife(leaks.Life):
         *leaks.Life.EVENTS, "evict", "lose_node", "run_out_of_memory", "delete_job", "cut", "lose_answer", "expire",
     )  # fmt: skip
     cluster: Kube
+
+    def __init__(self, cluster: Kube, *known: Any) -> None:
+        super().__init__(cluster, *known)
+        self.token = cluster.token
 
     def evict(self) -> None:
         for pod in self.running():
@@ -51,7 +56,6 @@ class KubeLife(leaks.Life):
         self.cluster.lost_answer = len(self.cluster.requests) + 1
 
     def expire(self) -> None:
-        self.token = self.cluster.token
         self.cluster.expire()
 
     def running(self) -> list[Pod]:
@@ -60,7 +64,7 @@ class KubeLife(leaks.Life):
 
     def recover(self) -> None:
         self.cluster.lost_answer = -1
-        self.cluster.token = self.token = getattr(self, "token", self.cluster.token)
+        self.cluster.token = self.token
 
     def pools(self) -> list[str]:
         return self.cluster.jobs()

@@ -103,7 +103,8 @@ class Kubernetes:
         mistakes = for_others(request, "kubernetes")
         labels = options.get("pods", "")
         try:
-            resources, template = _resources(request), _template(options.get("pod-template", ""))
+            template = _template(options.get("pod-template", ""))
+            resources = _resources(request, template)
         except RequestError as wrong:
             mistakes += wrong.mistakes
         if labels:
@@ -122,11 +123,7 @@ class Kubernetes:
         request = replace(request, nodes=request.nodes or len(names) or 1)
         shape = topology(request)
         image, requirements = ssh.needs(request, shape, say)
-        own = (
-            ""
-            if template.get("spec", {}).get("containers", [{}])[0].get("image")
-            else f"python:{requirements.minor}-slim"
-        )
+        own = "" if _first(template).get("image") else f"python:{requirements.minor}-slim"
         seconds = request.max_lifetime + 60 if request.max_lifetime else LIFETIME
         manifest = functools.partial(
             api.job_manifest, nodes=shape.nodes, seconds=int(seconds), resources=resources,
@@ -135,7 +132,7 @@ class Kubernetes:
         plan = Plan(
             provider="kubernetes", request=request, topology=shape, image=image,
             hosts=tuple(names[: shape.nodes]) or (f"{count(shape.nodes, 'pod')} in {where}",),
-            cpus=int(resources["requests"]["cpu"]), memory_gb=request.memory.amount if request.memory else 0.0,
+            cpus=cpus_of(request), memory_gb=request.memory.amount if request.memory else 0.0,
             remote=True, notes=_preview(request, manifest) if not labels else (),
         )  # fmt: skip
         return KubernetesSurvey(plan, requirements, cluster, manifest, labels)
@@ -188,15 +185,23 @@ class Kubernetes:
 # ------------------------------------------------------------------------------------ what is asked for
 
 
-def _resources(request: PoolRequest) -> Json:
-    """Requests and limits of a pod's container. Raises RequestError."""
-    wanted = {"cpu": str(cpus_of(request))}
+def _resources(request: PoolRequest, template: Json) -> Json:
+    """Requests and limits of a pod's container, besides what its template has. Raises RequestError."""
+    kept = _first(template).get("resources", {})
+    wanted = {}
+    if request.cpus or not any("cpu" in kept.get(kind, {}) for kind in ("requests", "limits")):
+        wanted["cpu"] = str(cpus_of(request))
     if request.memory:
-        wanted["memory"] = f"{request.memory.amount:.0f}G"
-    gpu = request.gpu
-    if gpu is not None:
+        wanted["memory"] = f"{request.memory.amount:g}G"
+    if (gpu := request.gpu) is not None:
         counted(gpu, "the cluster", whole=False)
-    return {"requests": wanted, "limits": {"nvidia.com/gpu": str(gpu.count)} if gpu is not None and gpu.count else {}}
+    gpus = {"nvidia.com/gpu": str(gpu.count)} if gpu is not None and gpu.count else {}
+    return {"requests": wanted | gpus, "limits": gpus}  # Kubernetes wants both to be the same
+
+
+def _first(template: Json) -> Json:
+    """The container of a template that a pool's ranks run in."""
+    return dict(next(iter(template.get("spec", {}).get("containers") or [{}])))
 
 
 def _template(file: str) -> Json:
@@ -210,9 +215,13 @@ def _template(file: str) -> Json:
         found = yaml.safe_load(Path(file).expanduser().read_text())
     except (OSError, yaml.YAMLError) as problem:
         raise RequestError(f"--pod-template {file}: {problem}") from None
-    if not isinstance(found, dict) or not isinstance(found.get("spec", {}), dict):
-        raise RequestError(f"--pod-template {file}: write a Pod, or a pod template, with metadata and spec")
-    return found
+    parts = [found, *(found.get(part, {}) for part in ("metadata", "spec"))] if isinstance(found, dict) else [found]
+    containers = parts[-1].get("containers", []) if all(isinstance(part, dict) for part in parts) else None
+    if not isinstance(containers, list) or not all(isinstance(one, dict) for one in containers):
+        raise RequestError(
+            f"--pod-template {file}: write a Pod, or a pod template, with metadata, and a spec with containers"
+        )
+    return dict(found)
 
 
 def _preview(request: PoolRequest, manifest: Callable[[str], Json]) -> tuple[str, ...]:
@@ -248,12 +257,12 @@ def wait_for(cluster: KubernetesCluster, job_id: str, nodes: int, say: Say) -> l
         pods, version = cluster.pods(labels)
         if len(pods) == nodes and not any(api.waiting(one)[0] for one in pods):
             return pods
-        if problem := api.hopeless(pods):
+        events = cluster.events(name) if len(pods) < nodes else []
+        if problem := api.hopeless(pods, events):
             raise ProvisionError(f"Kubernetes job {name} cannot start: {problem}")
         job = cluster.job(name)
         if not job:
             raise ProvisionError(f"Kubernetes job {name} was deleted, and not from this notebook, before its pods ran")
-        events = cluster.events(name) if len(pods) < nodes else []
         words = api.waiting_words(pods, nodes, events, bool(job["spec"].get("suspend")))
         if words != told:
             told = words

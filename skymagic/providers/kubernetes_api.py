@@ -10,17 +10,17 @@ Only this module imports the official client, and only when it is used.
 
 from __future__ import annotations
 
+import contextlib
 import getpass
 import json
 import os
 import re
-import select
+import socket
 import ssl
 import threading
-import time
 from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -29,13 +29,15 @@ from skymagic.plan.suggest import did_you_mean
 from skymagic.plan.units import count
 from skymagic.providers.cluster import holder_folder, holder_script
 from skymagic.ssh.command import SocketChannel
+from skymagic.wire import tls
+from skymagic.wire.threads import start_all
 
 Json = dict[str, Any]
 SECONDS = (10.0, 60.0)
 """For which a connection, and an answer, may take."""
 PING_SECONDS = 20.0
 """Between two pings: load balancers cut connections that say nothing for five minutes, some for one."""
-BUFFER_BYTES = 1 << 20
+PIECE = 1 << 16
 OLDEST = (1, 30)
 """The first version whose exec can end a shell's input and go on with its output (v5.channel.k8s.io)."""
 STDIN, STDOUT, STDERR, STATUS, CLOSE = 0, 1, 2, 3, 255
@@ -79,6 +81,8 @@ def configured_at() -> tuple[object, ...]:
 def _configured(context: str) -> tuple[Any, str, str]:
     """The client's configuration, the context's name ("" in a pod), and its namespace. Raises RequestError."""
     kubernetes = official()
+    from yaml import YAMLError
+
     configuration, config = kubernetes.client.Configuration(), kubernetes.config
     if not context and os.environ.get("KUBERNETES_SERVICE_HOST") and not configured_at():
         config.load_incluster_config(client_configuration=configuration)
@@ -92,7 +96,7 @@ def _configured(context: str) -> tuple[Any, str, str]:
             nearest = did_you_mean(name, found) or f"; available: {', '.join(found)}"
             raise RequestError(f"--context: the kubeconfig has no context {name!r}{nearest}")
         config.load_kube_config(config_file=files, context=name, client_configuration=configuration)
-    except (config.ConfigException, OSError) as problem:
+    except (config.ConfigException, OSError, YAMLError) as problem:
         raise RequestError(f"--provider kubernetes: no cluster is configured here: {problem}") from None
     if not configuration.verify_ssl:
         raise RequestError(
@@ -133,7 +137,7 @@ class KubernetesCluster:
                 answer = call(*args, **options, _preload_content=False, _request_timeout=SECONDS)
                 return dict(json.loads(answer.data))
             except official().client.ApiException as problem:
-                if problem.status == 404:
+                if problem.status == 404 and not call.__name__.startswith("create"):
                     return {}
                 raise ProvisionError(
                     refusal_words(problem.status, problem.body or problem.reason, self.label)
@@ -177,14 +181,9 @@ class KubernetesCluster:
 
     def create(self, job: Json) -> None:
         """Make a job, and the Service that goes with it."""
-        made = self._ask(self._batch.create_namespaced_job, self.namespace, job)
-        owner = {
-            "apiVersion": "batch/v1",
-            "kind": "Job",
-            "name": made["metadata"]["name"],
-            "uid": made["metadata"]["uid"],
-        }
-        self._ask(self._core.create_namespaced_service, self.namespace, service_of(job, owner))
+        # strict: else a misspelt field of a template is dropped without a word
+        made = self._ask(self._batch.create_namespaced_job, self.namespace, job, field_validation="Strict")
+        self._ask(self._core.create_namespaced_service, self.namespace, service_of(job, made["metadata"]["uid"]))
 
     def delete(self, job: str) -> None:
         """Delete a job with its pods and its Service; one that is not there is deleted."""
@@ -266,7 +265,7 @@ def _place(pod: Json) -> tuple[int, str]:
 
 
 class ExecChannel(SocketChannel):
-    """Exec as a channel. One thread has the WebSocket, for TLS connections cannot be read and written by two at once.
+    """Exec as a channel: a thread for each way.
 
     Args:
         connect: opens the WebSocket to a command.
@@ -276,119 +275,87 @@ class ExecChannel(SocketChannel):
     def __init__(self, connect: Callable[[Sequence[str]], Any], before: str) -> None:
         super().__init__()
         self._connect, self._before = connect, before
-        self._web: Any = None
-        self._out, self._shown = bytearray(), {STDOUT: bytearray(), STDERR: bytearray()}
-        self._channel, self._said = STDOUT, bytearray()
-        self._input_ended = self._over = False
+        self._sending = threading.Lock()
+        self._out: socket.socket | None = None
 
     def exec_command(self, command: str) -> None:
         """Start the shell in the container. Raises HostError."""
-        self._web = self._connect(["/bin/sh", "-c", self._before + command])
-        threading.Thread(target=self._pass_on, name="skymagic-exec", daemon=True).start()
+        web = self._connect(["/bin/sh", "-c", self._before + command])
+        if isinstance(web.sock, ssl.SSLSocket):  # which two threads cannot use at once
+            near, far = socket.socketpair()
+            start_all([partial(tls.pump, web.sock, far)], name="skymagic-exec-tls")
+            web.sock = near
+        web.sock.settimeout(PING_SECONDS)
+        self._out = web.sock.dup()
+        self._out.settimeout(None)
+        start_all([partial(self._read, web), partial(self._write, self._out)], name="skymagic-exec")
 
     def _end(self) -> None:
-        if self._web is not None:
+        if self._out is not None:
+            with contextlib.suppress(OSError):
+                self._out.shutdown(socket.SHUT_RDWR)
             self.status_event.wait(PING_SECONDS)
+            self._out.close()
 
-    # -- the thread --------------------------------------------------------------------------------------------------------
+    def _write(self, out: socket.socket) -> None:
+        """Pass the shell's input on, to its end."""
+        with contextlib.suppress(OSError):  # closed, here or there
+            while data := self._theirs.recv(PIECE):
+                with self._sending:
+                    out.sendall(_frame("BINARY", bytes([STDIN]) + data))
+            with self._sending:
+                out.sendall(_frame("BINARY", bytes([CLOSE, STDIN])))
 
-    def _pass_on(self) -> None:
-        raw = self._web.sock
-        raw.setblocking(False)
-        self._theirs.setblocking(False)
-        self._their_errors.setblocking(False)
+    def _read(self, web: Any) -> None:
+        """Pass the shell's output and errors on, to its end; ping where nothing comes."""
+        import websocket
+
+        said, silent, channel = bytearray(), 0, STDOUT
         try:
-            ping = heard = time.monotonic()
-            while not (self.closed or (self._over and not any(self._shown.values()))):
-                ready = self._ready(raw, max(0.0, ping + PING_SECONDS - time.monotonic()))
-                now = time.monotonic()
-                if now >= ping + PING_SECONDS:
-                    ping, self._out = now, self._out + self._frame(b"", "PING")
-                if not self._over and (raw.fileno() in ready or _decrypted(raw)):
-                    heard = now
-                    self._take()
-                elif now > heard + 3 * PING_SECONDS and not self._over:
-                    break  # not even a pong: the connection was cut, and nobody was told
-                if ready.get(self._theirs.fileno(), 0) & ~select.POLLOUT and not self._input_ended:
-                    self._take_input()
-                self._flush(raw)
-        except OSError:
+            while silent < 3:  # else not even a pong came: the connection was cut, and nobody was told
+                try:
+                    frame = web.recv_frame()
+                    silent = 0
+                except websocket.WebSocketTimeoutException:
+                    silent += 1
+                    self._answer("PING", b"")
+                    continue
+                if frame.opcode == frame.OPCODE_CLOSE:
+                    break
+                if frame.opcode == frame.OPCODE_PING:
+                    self._answer("PONG", frame.data)
+                elif frame.opcode != frame.OPCODE_PONG:
+                    data = memoryview(frame.data)
+                    if frame.opcode != frame.OPCODE_CONT and data:  # what continues a message has no channel of its own
+                        channel, data = data[0], data[1:]
+                    if channel == STATUS:
+                        said += data
+                    else:
+                        (self._theirs if channel == STDOUT else self._their_errors).sendall(data)
+        except (OSError, websocket.WebSocketException):
             pass  # lost, or nobody reads any more
-        finally:
-            self._finish(raw)
-
-    def _ready(self, raw: Any, seconds: float) -> dict[int, int]:
-        """Descriptors at which there is something to do → what."""
-        poll = select.poll()
-        room = sum(map(len, self._shown.values())) < BUFFER_BYTES
-        reading = not self._over and room
-        if reading or self._out:
-            poll.register(raw, select.POLLIN * reading | select.POLLOUT * bool(self._out))
-        taking = not (self._input_ended or self._over) and len(self._out) < BUFFER_BYTES
-        poll.register(self._theirs, select.POLLIN * taking | select.POLLOUT * bool(self._shown[STDOUT]))
-        if self._shown[STDERR]:
-            poll.register(self._their_errors, select.POLLOUT)
-        wait = 0.0 if reading and _decrypted(raw) else seconds
-        return dict(poll.poll(wait * 1000))
-
-    def _take(self) -> None:
-        """Read the frames that are there."""
-        codes, closed = official().stream.ws_client.ABNF, official().stream.ws_client.WebSocketConnectionClosedException
-        while sum(map(len, self._shown.values())) < BUFFER_BYTES:
-            try:
-                frame = self._web.recv_frame()
-            except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
-                return
-            except closed:
-                self._over = True
-                return
-            if frame.opcode == codes.OPCODE_CLOSE:
-                self._over = True
-                return
-            if frame.opcode == codes.OPCODE_PING:
-                self._out += self._frame(frame.data, "PONG")
-            elif frame.opcode in (codes.OPCODE_BINARY, codes.OPCODE_TEXT, codes.OPCODE_CONT):
-                data = memoryview(frame.data)
-                if frame.opcode != codes.OPCODE_CONT and data:  # what continues a message has no channel of its own
-                    self._channel, data = data[0], data[1:]
-                self._shown.get(self._channel, self._said if self._channel == STATUS else bytearray()).extend(data)
-
-    def _take_input(self) -> None:
-        data = self._theirs.recv(1 << 16)
-        self._out += self._frame(bytes([STDIN]) + data if data else bytes([CLOSE, STDIN]), "BINARY")
-        self._input_ended = not data
-
-    def _frame(self, data: bytes, kind: str) -> bytes:
-        codes = official().stream.ws_client.ABNF
-        return bytes(codes.create_frame(data, getattr(codes, f"OPCODE_{kind}")).format())
-
-    def _flush(self, raw: Any) -> None:
-        """Send what there is, as far as it goes."""
-        if self._over:
-            self._out.clear()
-        ways = ((raw, self._out), (self._theirs, self._shown[STDOUT]), (self._their_errors, self._shown[STDERR]))
-        for stream, data in ways:
-            try:
-                while data:
-                    del data[: stream.send(memoryview(data)[: 1 << 16].tobytes())]
-            except (BlockingIOError, ssl.SSLWantWriteError, ssl.SSLWantReadError):
-                pass
-
-    def _finish(self, raw: Any) -> None:
-        self._status, words = exit_status(bytes(self._said))
-        try:
-            self._their_errors.send(words.encode())
-            raw.send(self._frame(b"\x03\xe8", "CLOSE"))
-        except (OSError, ValueError):
-            pass
-        for each in (raw, self._theirs, self._their_errors):
-            each.close()
+        self._status, words = exit_status(bytes(said))
+        with contextlib.suppress(OSError):
+            self._their_errors.sendall(words.encode())
+        for each in filter(None, (web.sock, self._theirs, self._their_errors)):  # a WebSocket that was lost has none
+            with contextlib.suppress(OSError):
+                each.shutdown(socket.SHUT_RDWR)
+        web.shutdown()
         self.status_event.set()
 
+    def _answer(self, kind: str, data: bytes) -> None:
+        """Unless something is sent just now, which says as much, and may wait for what is read here."""
+        if self._sending.acquire(blocking=False):
+            try:
+                assert self._out is not None
+                self._out.sendall(_frame(kind, data))
+            finally:
+                self._sending.release()
 
-def _decrypted(raw: Any) -> bool:
-    """Whether a TLS connection holds bytes that no poll sees."""
-    return isinstance(raw, ssl.SSLSocket) and raw.fileno() >= 0 and raw.pending() > 0
+
+def _frame(kind: str, data: bytes) -> bytes:
+    frames = official().stream.ws_client.ABNF
+    return bytes(frames.create_frame(data, getattr(frames, f"OPCODE_{kind}")).format())
 
 
 def exit_status(said: bytes) -> tuple[int, str]:
@@ -441,10 +408,9 @@ over which their last words go.
 
 
 def object_name(job_id: str) -> str:
-    """The name of a pool's objects: a DNS label (RFC 1123) with room for a pod's number."""
-    tail = job_id[-9:]
+    """The name of a pool's objects: a DNS label that begins with a letter, as a Service's must, with room for a pod's number."""
     head = re.sub(r"[^a-z0-9]+", "-", job_id[:-9].lower()).strip("-")[:40].strip("-")
-    return f"{head or 'pool'}{tail.lower()}"
+    return f"{'' if head[:1].isalpha() else 'pool-'}{head}".strip("-") + job_id[-9:].lower()
 
 
 def user() -> str:
@@ -479,23 +445,25 @@ def job_manifest(job_id: str, nodes: int, seconds: int, resources: Json, image: 
     }  # fmt: skip
     asked = template.get("spec", {})
     first, *others = asked.get("containers") or [{}]
+    kept, mounts = first.get("resources", {}), first.get("volumeMounts", [])
+    # 64 MB are usual, and break NCCL and data loaders; this counts as the container's memory. A template may have one of its own
+    shm = all(one.get("mountPath", "").rstrip("/") != "/dev/shm" for one in mounts)
+    own_mounts = [{"name": "skymagic-shm", "mountPath": "/dev/shm"}] * shm
     script = (
         "trap 'exit 143' HUP INT TERM\n"
         + HOME
         + CONTAINER.replace("@HOLDER@", holder_script(holder_folder(job_id, "pod")))
     )
-    kept = first.get("resources", {})
     container = {
         "name": "skymagic", **first, **({"image": image} if image else {}), "command": ["/bin/sh", "-c", script],
         "resources": {kind: {**kept.get(kind, {}), **resources.get(kind, {})} for kind in ("requests", "limits")},
-        "volumeMounts": [*first.get("volumeMounts", []), {"name": "skymagic-shm", "mountPath": "/dev/shm"}],
+        "volumeMounts": [*mounts, *own_mounts],
     }  # fmt: skip
     container.pop("args", None)
     pod = {
         "automountServiceAccountToken": False, "enableServiceLinks": False, **asked,
         "restartPolicy": "Never", "subdomain": object_name(job_id), "containers": [container, *others],
-        # 64 MB are usual, and break NCCL and data loaders; this counts as the container's memory
-        "volumes": [*asked.get("volumes", []), {"name": "skymagic-shm", "emptyDir": {"medium": "Memory"}}],
+        "volumes": [*asked.get("volumes", []), *({"name": one["name"], "emptyDir": {"medium": "Memory"}} for one in own_mounts)],
     }  # fmt: skip
     spec = {
         "completions": nodes, "parallelism": nodes, "completionMode": "Indexed", "activeDeadlineSeconds": seconds,
@@ -511,8 +479,9 @@ def job_manifest(job_id: str, nodes: int, seconds: int, resources: Json, image: 
     }
 
 
-def service_of(job: Json, owner: Json) -> Json:
-    """The headless Service that names a job's pods for each other; it goes with the job. Pure."""
+def service_of(job: Json, uid: str) -> Json:
+    """The headless Service that names a job's pods for each other; it goes with the job, which has this uid. Pure."""
+    owner = {"apiVersion": "batch/v1", "kind": "Job", "name": job["metadata"]["name"], "uid": uid}
     metadata = {**job["metadata"], "ownerReferences": [owner]}
     spec = {"clusterIP": "None", "publishNotReadyAddresses": True, "selector": {JOB: job["metadata"]["labels"][JOB]}}
     return {"apiVersion": "v1", "kind": "Service", "metadata": metadata, "spec": spec}
@@ -544,7 +513,7 @@ WAITS = {
     "ErrImagePull": "its image could not be pulled",
     "ImagePullBackOff": "its image cannot be pulled",
     "InvalidImageName": "its image's name is none",
-    "CreateContainerConfigError": "it names something that is not there",
+    "CreateContainerConfigError": "its container cannot be made from its spec",
 }
 HOPELESS = ("ImagePullBackOff", "InvalidImageName", "CreateContainerConfigError")
 """What does not change by itself."""
@@ -623,9 +592,14 @@ def fate_words(name: str, pod: Json, job: Json, events: Sequence[Json]) -> str:
     return f"pod {name} was deleted, and not from this notebook"
 
 
-def hopeless(pods: Iterable[Json]) -> str:
-    """Why pods will not run in any case; "" where they may."""
+def hopeless(pods: Iterable[Json], events: Iterable[Json] = ()) -> str:
+    """Why pods will not run in any case; "" where they may.
+
+    Args:
+        events: of their job.
+    """
     told = [waiting(pod) for pod in pods]
-    return "; ".join(
-        dict.fromkeys(f"{WAITS[reason]}: {message} ({reason})" for reason, message in told if reason in HOPELESS)
-    )
+    said = [f"{WAITS[reason]}: {message} ({reason})" for reason, message in told if reason in HOPELESS]
+    barred = [one["message"] for one in events if "violates PodSecurity" in one.get("message", "")][-1:]
+    said += [f"{words}\n  docs/how-to/kubernetes.md has a --pod-template for such namespaces" for words in barred]
+    return "; ".join(dict.fromkeys(said))

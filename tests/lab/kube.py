@@ -48,6 +48,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
+from tests.lab import kube_rules
 from tests.lab.machines import Space, Switch
 from tests.lab.notebook import ROOT
 
@@ -66,10 +67,17 @@ def mount(*words): subprocess.run(["mount", *words], check=True)
 subprocess.run(["hostname", spec["hostname"]], check=True)
 mount("--bind", spec["hosts"], "/etc/hosts")
 mount("--bind", spec["checkout"], "/mnt")
+mount("--bind", sys.base_prefix, "/media")
 mount("-t", "tmpfs", "-o", "size=2g,mode=1777", "tmp", "/tmp")
-if spec["checkout"].startswith("/tmp/"):  # a pod has a /tmp of its own, but the interpreter of the tests is one of the machine's
-    os.makedirs(spec["checkout"])
-    mount("--bind", "/mnt", spec["checkout"])
+def closed(path):
+    above = [path[:n] for n, each in enumerate(path) if each == "/" and n]
+    return next((each for each in above if os.path.exists(each) and not os.stat(each).st_mode & 1), "")
+for path, spot in (spec["checkout"], "/mnt"), (sys.base_prefix, "/media"):
+    if spec["user"] and (folder := closed(path)):  # as root's home: nobody else may look into it
+        mount("-t", "tmpfs", "-o", "mode=755", "closed", folder)
+    if not os.path.exists(path):  # the interpreter of the tests is one of the machine's
+        os.makedirs(path)
+        mount("--bind", spot, path)
 for path, options in spec["mounts"]:
     os.makedirs(path, exist_ok=True)
     mount("-t", "tmpfs", "-o", options, "volume", path)
@@ -183,7 +191,7 @@ class Kube:
         version: what it says it is. gpus: of all its nodes together. images: that can be pulled. quota: pods of a namespace, at most.
         suspends: whether a queue such as Kueue holds jobs back. grace: seconds between SIGTERM and SIGKILL.
         silent_limit: seconds without a byte from the client after which an exec is cut; None for never.
-        user: number of the user that containers run as; 0 for root.
+        user: number of the user that images say containers run as; 0 for root. restricted: whether the namespace enforces that standard.
     """
 
     folder: Path
@@ -196,6 +204,7 @@ class Kube:
     grace: float = 30.0
     silent_limit: float | None = None
     user: int = 0
+    restricted: bool = False
     held: bool = False
     """Whether pods stay unscheduled."""
     denied: set[tuple[str, str]] = field(default_factory=set)
@@ -205,6 +214,8 @@ class Kube:
     """Number of the request whose answer is lost: carried out, and the connection breaks."""
     execs: list[ExecHandler] = field(default_factory=list)
     token: str = field(default_factory=lambda: secrets.token_hex(16))
+    sent: list[str] = field(default_factory=list)
+    """All that a client has said besides its token: bodies, and addresses with the command lines of exec; audit logs have them."""
     files: list[tuple[str, dict[str, str]]] = field(default_factory=list)
     """Folders of every pod with their files, such as a service account's."""
 
@@ -341,8 +352,6 @@ class Kube:
             if name in self._jobs:
                 raise ApiError(409, "AlreadyExists", f'jobs.batch "{name}" already exists')
             spec = body["spec"]
-            assert spec["completionMode"] == "Indexed"
-            assert spec["template"]["spec"]["restartPolicy"] == "Never"
             body["metadata"] |= {"uid": str(uuid.uuid4()), "namespace": "lab", "creationTimestamp": _now()}
             body["status"] = {"conditions": [], "startTime": _now(), "active": body["spec"]["completions"], "ready": 0}
             self._jobs[name] = body
@@ -357,7 +366,12 @@ class Kube:
         due = threading.Timer(spec["activeDeadlineSeconds"], self._deadline, [job])
         due.daemon = True
         due.start()
+        barred = kube_rules.restricted(spec["template"]["spec"]) if self.restricted else ""
         for index in range(spec["completions"]):
+            if barred:
+                said = f'pods "{name}-{index}-abcde" is forbidden: {barred}'
+                self._event(name, "Warning", "FailedCreate", f"Error creating: {said}")
+                continue
             if len(self._pods) >= self.quota:
                 said = f"pods is forbidden: exceeded quota: lab, requested: pods=1, used: pods={self.quota}, limited: pods={self.quota}"
                 self._event(name, "Warning", "FailedCreate", f"Error creating: {said}")
@@ -383,6 +397,7 @@ class Kube:
     def add_pod(self, body: Json) -> Pod:
         """A pod, as whoever makes one hands it in."""
         with self._changed:
+            assert not (wrong := kube_rules.unknown_fields(body) + kube_rules.mistakes(body)), wrong
             body["status"] = {"phase": "Pending", "conditions": []}
             pod = self._pods[body["metadata"]["name"]] = Pod(body)
             self._note("ADDED", body)
@@ -410,6 +425,11 @@ class Kube:
             status["containerStatuses"] = [_state(pod, "waiting", reason="ImagePullBackOff", message=message)]
             self._note("MODIFIED", pod.body)
             return
+        if self.uid(pod) == 0 and self._security(pod, "runAsNonRoot"):
+            message = f"container has runAsNonRoot and image will run as root (pod: {pod.name}, container: {pod.container['name']})"
+            status["containerStatuses"] = [_state(pod, "waiting", reason="CreateContainerConfigError", message=message)]
+            self._note("MODIFIED", pod.body)
+            return
         status["containerStatuses"] = [_state(pod, "waiting", reason="ContainerCreating")]
         self._note("MODIFIED", pod.body)
         pod.space = self._start(pod)
@@ -430,7 +450,7 @@ class Kube:
             assert volumes[one["name"]]["emptyDir"]["medium"] == "Memory"
             mounts.append((one["mountPath"], "size=1g,mode=1777"))
         space = ContainerSpace({
-            "hostname": hostname, "hosts": str(hosts), "mounts": mounts, "files": self.files, "user": self.user,
+            "hostname": hostname, "hosts": str(hosts), "mounts": mounts, "files": self.files, "user": self.uid(pod),
             "command": pod.container["command"], "env": self.environment(pod),
         })  # fmt: skip
         try:
@@ -443,12 +463,21 @@ class Kube:
         space.go()
         return space
 
+    def uid(self, pod: Pod) -> int:
+        """The user that a container's processes run as: the spec's, or the image's."""
+        asked = self._security(pod, "runAsUser")
+        return self.user if asked is None else int(asked)
+
+    def _security(self, pod: Pod, key: str) -> Any:
+        usual = pod.body["spec"].get("securityContext", {}).get(key)
+        return pod.container.get("securityContext", {}).get(key, usual)
+
     def environment(self, pod: Pod) -> dict[str, str]:
         """What a container's processes have: the image's variables and the spec's; a user without a name has no home."""
         asked = {one["name"]: one["value"] for one in pod.container.get("env", [])}
         usual = {
             "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
-            "HOME": "/" if self.user else "/tmp/root",
+            "HOME": "/" if self.uid(pod) else "/tmp/root",
         }
         return {**usual, "HOSTNAME": pod.body["spec"].get("hostname", pod.name), **asked}
 
@@ -531,7 +560,6 @@ class Kube:
     def create_service(self, body: Json) -> Json:
         """As POST services."""
         with self._changed:
-            assert body["spec"]["clusterIP"] == "None"
             owners = [one["uid"] for one in body["metadata"]["ownerReferences"]]
             body["metadata"] |= {"uid": str(uuid.uuid4()), "namespace": "lab"}
             if any(job["metadata"]["uid"] in owners for job in self._jobs.values()):  # else it is collected at once
@@ -732,8 +760,19 @@ class ObjectsHandler(ApiHandler):
         body = json.loads(self.request.body)
         make = {"jobs": self.cluster.create_job, "services": self.cluster.create_service}[resource]
 
+        strict = self.get_argument("fieldValidation", "Warn") == "Strict"
+        said = f'{body["kind"]} in version "{body["apiVersion"]}" cannot be handled as a {body["kind"]}: '
+
         def answer() -> Json:
+            self.cluster.sent.append(self.request.body.decode())
             self.check("create", group, resource)
+            if namespace != "lab":
+                raise ApiError(404, "NotFound", f'namespaces "{namespace}" not found')
+            if wrong := [one for one in kube_rules.unknown_fields(body) if strict or not one.startswith("unknown")]:
+                raise ApiError(400, "BadRequest", f"{said}strict decoding error: {', '.join(wrong)}")
+            if wrong := kube_rules.mistakes(body):
+                name = f"{body['kind']}.{group or ''}".rstrip(".") + f' "{body["metadata"]["name"]}"'
+                raise ApiError(422, "Invalid", f"{name} is invalid: {', '.join(wrong)}")
             return make(body)
 
         await self._answered(answer, 201)
@@ -773,6 +812,7 @@ class ExecHandler(tornado.websocket.WebSocketHandler):
         return True
 
     async def prepare(self) -> None:
+        self.cluster.sent.append(self.request.uri or "")
         try:
             for verb in ("get", "create"):
                 ApiHandler.check(self, verb, "", "pods/exec")  # type: ignore[arg-type]
@@ -795,7 +835,7 @@ class ExecHandler(tornado.websocket.WebSocketHandler):
         pod = self.cluster._pods[name]
         assert pod.space is not None
         self.set_nodelay(True)  # as Go does unless told
-        who = [f"--setuid={self.cluster.user}", "--setgid=0"] if self.cluster.user else []
+        who = [f"--setuid={uid}", "--setgid=0"] if (uid := self.cluster.uid(pod)) else []
         variables = [f"{key}={value}" for key, value in self.cluster.environment(pod).items()]
         assert self.get_argument("container") == pod.container["name"]
         self._program = await asyncio.create_subprocess_exec(

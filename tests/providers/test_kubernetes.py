@@ -3,22 +3,129 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from skymagic.errors import RequestError
 from skymagic.magics.arguments.cell_magics import parse_pool
 from skymagic.providers import kubernetes, kubernetes_api
+from tests.lab import kube_rules
+from tests.lab.notebook import ROOT
 
 UNSCHEDULABLE = "0/4 nodes are available: 4 Insufficient nvidia.com/gpu."
 
 
-def manifest(job_id: str = "train-1a2b3c4d", template: Any = None, image: str = "python:3.12-slim") -> Any:
-    resources = kubernetes._resources(parse_pool("--provider kubernetes --nodes 4 --gpu A100:8 --memory 64"))
-    return kubernetes_api.job_manifest(job_id, 4, 3600, resources, image, template or {})
+def manifest(
+    job_id: str = "train-1a2b3c4d", template: Any = None, image: str = "python:3.12-slim", options: str = "--gpu A100:8 --memory 64"
+) -> Any:  # fmt: skip
+    """A Job that an API server takes, as well as the Service that goes with it."""
+    resources = kubernetes._resources(parse_pool(f"--provider kubernetes --nodes 4 {options}"), template or {})
+    made = kubernetes_api.job_manifest(job_id, 4, 3600, resources, image, template or {})
+    for each in (made, kubernetes_api.service_of(made, "uid")):
+        assert kube_rules.unknown_fields(each) + kube_rules.mistakes(each) == []
+    return made
+
+
+def template_of(**container: Any) -> Any:
+    volumes = [{"name": one["name"], "emptyDir": {}} for one in container.get("volumeMounts", [])]
+    return {"spec": {"volumes": volumes, "containers": [{"name": "main", "image": "torch:2", **container}]}}
+
+
+@pytest.mark.parametrize(
+    "job_id", ["2024-train-1a2b3c4d", "A_1-1a2b3c4d", "x" * 40 + "-1a2b3c4d", "1" * 40 + "-1a2b3c4d"]
+)
+def test_an_api_server_takes_the_objects_of_every_name(job_id: str) -> None:
+    manifest(job_id)
+
+
+def test_a_template_with_its_own_shared_memory_keeps_it() -> None:
+    pod = manifest(template=template_of(volumeMounts=[{"name": "dshm", "mountPath": "/dev/shm/"}]))["spec"]["template"]
+    assert [one["name"] for one in pod["spec"]["volumes"]] == ["dshm"]
+
+
+def test_gpus_replace_those_of_a_template_and_its_cpus_stay_unless_others_are_asked_for() -> None:
+    kept = {"requests": {"cpu": "16", "nvidia.com/gpu": 4}, "limits": {"nvidia.com/gpu": 4}}
+
+    def resources(options: str) -> Any:
+        made = manifest(template=template_of(resources=kept), options=options)
+        return made["spec"]["template"]["spec"]["containers"][0]["resources"]
+
+    assert resources("--gpu 8") == {
+        "requests": {"cpu": "16", "nvidia.com/gpu": "8"},
+        "limits": {"nvidia.com/gpu": "8"},
+    }
+    assert resources("--cpus 4 --memory 0.5")["requests"] == {"cpu": "4", "memory": "0.5G", "nvidia.com/gpu": 4}
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"resources": {"limits": {"memory": "1Gi"}}}, "must be less than or equal to memory limit of 1Gi"),
+        ({"volumeMounts": [{"name": "gone", "mountPath": "/x"}]}, "Not found: 'gone'"),
+        ({"imagePullPolice": "Always"}, 'unknown field "spec.template.spec.containers[0].imagePullPolice"'),
+        ({"name": "Main_1"}, "RFC 1123 label"),
+        ({"env": [{"name": "A", "value": 1}]}, "cannot unmarshal 1"),
+    ],
+)
+def test_the_imitation_refuses_what_a_server_does(change: Any, told: str) -> None:
+    template = template_of(**change) | {"metadata": {}}
+    template["spec"]["volumes"] = []
+    resources = kubernetes._resources(parse_pool("--provider kubernetes --memory 64"), template)
+    made = kubernetes_api.job_manifest("a-1a2b3c4d", 1, 60, resources, "", template)
+    assert told in "; ".join(kube_rules.unknown_fields(made) or kube_rules.mistakes(made))
+
+
+RESTRICTED = re.findall(r"```yaml\n(spec:.*?)```", (ROOT / "docs/how-to/kubernetes.md").read_text(), re.DOTALL)
+
+
+def test_the_template_of_the_docs_is_for_restricted_namespaces() -> None:
+    (text,) = RESTRICTED
+    assert kube_rules.restricted(manifest(template=yaml.safe_load(text))["spec"]["template"]["spec"]) == ""
+    words = kube_rules.restricted(manifest()["spec"]["template"]["spec"])
+    for part in ("allowPrivilegeEscalation", "capabilities", "runAsNonRoot", "seccompProfile"):
+        assert part in words
+    event = {"type": "Warning", "message": f"Error creating: pods is forbidden: {words}"}
+    assert "has a --pod-template for such namespaces" in kubernetes_api.hopeless([], [event])
+
+
+CONFIG = """apiVersion: v1
+kind: Config
+current-context: lab
+clusters: [{name: c, cluster: {server: "https://127.0.0.1:1"}}]
+users: [{name: u, user: {token: t}}]
+contexts: [{name: lab, context: {cluster: c, user: u}}, {name: production, context: {cluster: c, user: u, namespace: ml}}]
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "context", "told"),
+    [
+        (CONFIG, "prodction", "the kubeconfig has no context 'prodction'.*production"),
+        (CONFIG, "nowhere", "no context 'nowhere'; available: lab, production"),
+        (CONFIG.replace("current-context: lab\n", ""), "", "no cluster is configured here: .*current-context"),
+        ("{", "", "no cluster is configured here: "),
+        ("", "", "no cluster is configured here: "),
+    ],
+)
+def test_a_kubeconfig_that_leads_nowhere(
+    text: str, context: str, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "config").write_text(text)
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "config"))
+    with pytest.raises(RequestError, match=told):
+        kubernetes_api.KubernetesCluster(context)
+
+
+def test_a_context_has_its_own_namespace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "config").write_text(CONFIG)
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "config"))
+    found = [kubernetes_api.KubernetesCluster(context) for context in ("", "production")]
+    assert [(one.context, one.namespace) for one in found] == [("lab", "default"), ("production", "ml")]
 
 
 def test_a_job_says_what_is_asked_for() -> None:
@@ -31,7 +138,8 @@ def test_a_job_says_what_is_asked_for() -> None:
     )
     pod = spec["template"]["spec"]
     (container,) = pod["containers"]
-    assert container["resources"] == {"requests": {"cpu": "8", "memory": "64G"}, "limits": {"nvidia.com/gpu": "8"}}
+    gpus = {"nvidia.com/gpu": "8"}
+    assert container["resources"] == {"requests": {"cpu": "8", "memory": "64G", **gpus}, "limits": gpus}
     assert container["volumeMounts"] == [{"name": "skymagic-shm", "mountPath": "/dev/shm"}]
     assert pod["volumes"] == [{"name": "skymagic-shm", "emptyDir": {"medium": "Memory"}}]
     assert pod["automountServiceAccountToken"] is False, "cells have no rights in the cluster"
@@ -72,7 +180,7 @@ def test_a_template_is_kept_but_for_what_a_pool_needs() -> None:
     [
         ("train-1a2b3c4d", "train-1a2b3c4d"),
         ("My_Pool.v2-1a2b3c4d", "my-pool-v2-1a2b3c4d"),
-        ("___-1a2b3c4d", "pool-1a2b3c4d"),
+        ("2024-train-1a2b3c4d", "pool-2024-train-1a2b3c4d"),
         ("x" * 80 + "-1a2b3c4d", "x" * 40 + "-1a2b3c4d"),
     ],
 )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shlex
@@ -11,6 +10,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from urllib.parse import unquote_plus
 
 import pytest
 import yaml
@@ -23,6 +23,7 @@ from skymagic.providers.kubernetes_api import KubernetesCluster
 from skymagic.ssh.host import ChannelConnection
 from tests.lab.kube import Kube, kube
 from tests.lab.notebook import ROOT, Notebook, opened
+from tests.providers.test_kubernetes import RESTRICTED
 
 pytestmark = pytest.mark.needs("namespaces", "root")
 POOL = f"%sky_pool lab --provider kubernetes --nodes 2 --python {sys.executable}"
@@ -67,9 +68,12 @@ def test_pods_are_nodes_and_nothing_secret_is_in_them(cluster: Kube, notebook: N
                  "(socket.gethostname(), os.environ['LAB_TOKEN'], shutil.disk_usage('/dev/shm').total > 1 << 29)")  # fmt: skip
     name = cluster.jobs()[0]
     assert notebook.value("seen") == [(f"{name}-{index}", "a secret", True) for index in (0, 1)]
-    job = cluster.job()
-    assert job["spec"]["activeDeadlineSeconds"] == 3660
-    assert "a secret" not in json.dumps(job)
+    assert cluster.job()["spec"]["activeDeadlineSeconds"] == 3660
+    notebook.run(f"from skymagic.pool import keys\nfound = [one.secret for one in keys.read({name!r}).accesses]")
+    secrets = ["a secret", cluster.token, *notebook.value("found")]
+    assert len(set(secrets)) == 4
+    assert [one for one in secrets if any(one in unquote_plus(each) for each in cluster.sent)] == []
+    assert sum("/exec?" in each for each in cluster.sent) > 2, "audit logs have the command lines"
     assert cluster.left()[1] == f"service {name}"
     assert re.search(r"kubernetes · 2 nodes × 1 rank .* (59m|1h)", notebook.run("%sky_status").rich[-1]["text/html"])
     assert notebook.run("%sky_down").text == "pool 'lab' is down\n"
@@ -323,10 +327,43 @@ def test_a_user_without_a_name_or_home_has_both(tmp_path: Path, monkeypatch: pyt
         api = KubernetesCluster()
         connection = started(api, cluster)
         done = connection.run(
-            'echo "$HOME $USER $LOGNAME $(id -u)"; [ -w "$HOME" ] && test -p "$SKYMAGIC_HOLDER/start"'
+            'echo "$HOME $USER $LOGNAME $(id -u)"; [ -w "$HOME" ]; until test -p "$SKYMAGIC_HOLDER/start"; do sleep 0.05; done'
         )
         assert (done.out, done.status) == ("/tmp/skymagic-home-54321 54321 54321 54321\n", 0)
         ended(api, cluster, connection)
+
+
+def test_a_pool_in_a_namespace_that_is_restricted(cluster: Kube, notebook: Notebook, tmp_path: Path) -> None:
+    """Its pods are made only with the docs' template, and run as a user without a home, a name and rights."""
+    cluster.restricted = True
+    told = notebook.fail(POOL).text
+    assert 'violates PodSecurity "restricted:latest": allowPrivilegeEscalation != false' in told
+    cluster.wait(lambda: not cluster.left())
+    (tmp_path / "pod.yaml").write_text(RESTRICTED[0].replace("runAsUser: 1000, ", ""))
+    told = notebook.fail(f"{POOL} --pod-template {tmp_path}/pod.yaml").text
+    assert "container has runAsNonRoot and image will run as root" in told
+    (tmp_path / "pod.yaml").write_text(RESTRICTED[0])
+    notebook.run(f"{POOL} --pod-template {tmp_path}/pod.yaml")
+    notebook.run("%%sky_broadcast -o seen\nimport os, pathlib\n"
+                 "(os.getuid(), str(pathlib.Path.home()), os.access('/dev/shm', os.W_OK), os.access('/etc', os.W_OK))")  # fmt: skip
+    assert notebook.value("seen") == [(1000, "/tmp/skymagic-home-1000", True, False)] * 2
+    notebook.run("%sky_down")
+    cluster.wait(lambda: not cluster.left())
+
+
+def test_what_the_server_refuses_is_said_and_leaves_nothing(
+    cluster: Kube, api: KubernetesCluster, tmp_path: Path
+) -> None:
+    (tmp_path / "pod.yaml").write_text("spec: {nodeSelectr: {gpu: a100}}")
+    for options, told in {
+        f"--pod-template {tmp_path}/pod.yaml": r'unknown field "spec.template.spec.nodeSelectr"',
+        "--namespace labb": r'namespaces "labb" not found',
+    }.items():
+        survey = Kubernetes().plan(parse_pool(f"--provider kubernetes {options} --python {sys.executable}"), print)
+        with pytest.raises(ProvisionError, match=told):
+            Kubernetes().acquire(survey, "lab-1a2b3c4d", print)
+        survey.close()
+    assert cluster.left() == []
 
 
 def test_pings_keep_a_connection_that_says_nothing(
