@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import gc
 import os
 import shutil
 import signal
@@ -128,6 +129,17 @@ TIER = pytest.StashKey[Tier]()
 PROCESSES = pytest.StashKey[list[str]]()
 SECONDS = {Tier.quick: 0.05, Tier.near: 1.0, Tier.far: 3.0}
 """What a test takes, where nothing is known of its file."""
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection(session: pytest.Session) -> Generator[None, object, object]:
+    """What is collected stays to the end: the collector of garbage need not look at it again and again, which took a fifth of `quick`."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 @pytest.hookimpl(tryfirst=True)  # -m, -k and --last-failed choose among what is marked and counted here

@@ -46,6 +46,12 @@ def tree(path: Path) -> ast.Module:
     return ast.parse((PACKAGE / path).read_text())
 
 
+@cache
+def nodes(path: Path) -> list[ast.AST]:
+    """All nodes of a module."""
+    return list(ast.walk(tree(path)))
+
+
 NAMES = {dotted(path) for path in MODULES}
 """All modules of ours: made once, for it is looked up for each import."""
 
@@ -53,7 +59,7 @@ NAMES = {dotted(path) for path in MODULES}
 def imports(path: Path, *, top_level: bool = False) -> Iterator[str]:
     """Absolute dotted names that a module imports; with top_level only those that its import runs."""
     package = ["skymagic", *path.parent.parts]
-    for node in _nodes(tree(path), top_level):
+    for node in _run_by_import(tree(path)) if top_level else nodes(path):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -63,14 +69,16 @@ def imports(path: Path, *, top_level: bool = False) -> Iterator[str]:
             yield from (f"{start}.{alias.name}" for alias in node.names)
 
 
-def _nodes(root: ast.AST, top_level: bool) -> Iterator[ast.AST]:
-    for node in ast.iter_child_nodes(root):
-        if top_level and isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+def _run_by_import(root: ast.Module) -> Iterator[ast.AST]:
+    queue: list[ast.AST] = [root]
+    while queue:
+        node = queue.pop()
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
             continue
-        if top_level and isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test):
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test):
             continue
         yield node
-        yield from _nodes(node, top_level)
+        queue += ast.iter_child_nodes(node)
 
 
 def layer(module: str) -> str:
@@ -80,23 +88,19 @@ def layer(module: str) -> str:
     return inner if inner in (*BOTH, *NOTEBOOK, *NODE) else parts[0]
 
 
+@cache
 def neighbours(path: Path) -> set[str]:
     """The layers that a module knows, by its imports and by the names of modules in its strings; "" is the face."""
     known = {_module_of(name) for name in imports(path)} | set(named(path))
     return {layer(module) for module in known if module is not None}
 
 
+@cache
 def named(path: Path) -> set[str]:
     """Modules of ours that strings of a module name, docstrings left out, and without the `:attribute` of a table."""
-    nodes = list(ast.walk(tree(path)))
-    documents = {
-        id(node.value) for node in nodes if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
-    }
-    texts = [
-        node.value
-        for node in nodes
-        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in documents
-    ]
+    documents = {id(node.value) for node in nodes(path) if isinstance(node, ast.Expr)}
+    constants = [node for node in nodes(path) if isinstance(node, ast.Constant) and id(node) not in documents]
+    texts = [node.value for node in constants if isinstance(node.value, str)]
     found = {name for text in texts for name in re.findall(r"\bskymagic(?:\.\w+)+", text)}
     return {name.removeprefix("skymagic.") for name in found} & NAMES
 

@@ -62,6 +62,7 @@ class Reader:
 
     def __init__(self) -> None:
         self._uses: dict[int, tuple[object, list[Used]]] = {}  # what it is of is kept, so that no other gets its id
+        self._quick: set[int] = set()  # nothing that these call starts a process: they need not be followed again
         self._known: dict[tuple[int, ...], tuple[Tier, str]] = {}
 
     def tier(self, roots: Iterable[object], folder: str = "") -> tuple[Tier, str]:
@@ -80,9 +81,11 @@ class Reader:
             for tier, name, followed in self._used_by(queue.popleft()):
                 if tier > best:
                     best, why = tier, name
-                if followed is not None and id(followed) not in seen:
+                if followed is not None and id(followed) not in seen and id(followed) not in self._quick:
                     seen.add(id(followed))
                     queue.append(followed)
+        if best is Tier.quick:
+            self._quick |= seen
         return best, why
 
     def _used_by(self, one: object) -> list[Used]:
@@ -132,12 +135,17 @@ def _of_value(value: Any, attributes: set[str]) -> Iterator[Used]:
         yield _used(getattr(value, "__module__", None) or "", getattr(value, "__name__", None) or "", value)
         return
     ours = _is_ours(value.__name__)
-    known = {*dir(value), *getattr(value, "__all__", ())} if ours else vars(value)  # names of ours may be loaded on use
-    for attribute in attributes & set(known):
+    for attribute in attributes & (_names(value) if ours else vars(value).keys()):
         one = getattr(value, attribute)
         yield _used(getattr(one, "__module__", None) or value.__name__, attribute, one)
         if not callable(one):
             yield _used(value.__name__, attribute, one)
+
+
+@functools.cache  # some look for plugins in the metadata of all packages
+def _names(module: types.ModuleType) -> frozenset[str]:
+    """What a module of ours has, also what is loaded on use."""
+    return frozenset({*dir(module), *getattr(module, "__all__", ())})
 
 
 def _used(module: str, name: str, value: object) -> Used:
@@ -164,6 +172,8 @@ def _is_ours(module: str) -> bool:
 
 def _functions(value: Any) -> list[types.FunctionType]:
     """The functions in something that is called, or whose attribute is read: a method, a property, a fixture, a decorated function."""
+    if isinstance(value, types.ModuleType):  # it would look for what it is asked below among its plugins
+        return []
     if isinstance(value, property):
         return [each for each in (value.fget, value.fset) if isinstance(each, types.FunctionType)]
     if isinstance(value, staticmethod | classmethod):

@@ -241,7 +241,7 @@ STATEMENT: st.SearchStrategy[str] = st.recursive(
 )
 
 
-@settings(max_examples=1000)
+@settings(max_examples=300)
 @given(STATEMENT)
 def test_whatever_a_cell_takes_when_it_runs_was_foreseen(source: str) -> None:
     watched = Watched(set(NAMES))

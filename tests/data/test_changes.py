@@ -23,7 +23,7 @@ from skymagic.data.shipping.bundles import Variable
 from skymagic.data.shipping.comparison import Fingerprints
 from skymagic.data.store.bundle import ContentIndex
 from skymagic.data.store.store import NodeStore
-from skymagic.data.values import pickling
+from skymagic.data.values import contents, pickling
 from skymagic.data.values.contents import contents_hash
 from skymagic.data.values.forms import form_for
 from tests.data.far import Notebook, moved
@@ -349,15 +349,22 @@ def test_values_that_hold_themselves(look: Look) -> None:
     assert look(other) == look(copy.deepcopy(other))
 
 
-def test_values_too_large_to_look_at_are_their_pickles(look: Look) -> None:
-    value = [types.SimpleNamespace(n=n) for n in range(40_000)]
+@pytest.fixture
+def soon_too_large(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A hundredth of the objects is too many to be looked at one by one."""
+    monkeypatch.setattr(contents, "_MOST_OBJECTS", 1_000)
+    monkeypatch.setattr(contents, "_WIDE", contents._WIDE // 100)
+
+
+def test_values_too_large_to_look_at_are_their_pickles(look: Look, soon_too_large: None) -> None:
+    value = [types.SimpleNamespace(n=n) for n in range(400)]
     before = look(value)
     assert look(value) == before
     value[-1].n = 0
     assert look(value) != before
 
 
-def test_shared_tuples_take_no_time(look: Look) -> None:
+def test_shared_tuples_take_no_time(look: Look, soon_too_large: None) -> None:
     value: Any = ("a",)
     for _ in range(60):
         value = (value, value)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import ast
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
 
 import pytest
 
@@ -22,8 +24,8 @@ HARD = re.compile(
 CODE = re.compile(r"```.*?```|``.*?``|`[^`\n]*`|^    [^\n]*$|<!--.*?-->", re.DOTALL | re.MULTILINE)
 
 
-def texts() -> Iterator[tuple[str, str]]:
-    """What users read: its place, and its words without code."""
+def texts() -> Iterator[tuple[str, Callable[[], str]]]:
+    """What users read: its place, and how its words without code are read."""
     pages = [
         ROOT / "README.md",
         ROOT / "SECURITY.md",
@@ -35,24 +37,36 @@ def texts() -> Iterator[tuple[str, str]]:
     ]
     for page in pages:
         if not {"_build", "notebooks"} & set(page.relative_to(ROOT).parts):
-            yield str(page.relative_to(ROOT)), CODE.sub(" ", page.read_text())
+            yield str(page.relative_to(ROOT)), partial(prose, page)
     for path in sorted((ROOT / "notebooks").glob("*.ipynb")):
-        cells = json.loads(path.read_text())["cells"]
-        prose = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "markdown"]
-        yield f"notebooks/{path.name}", CODE.sub(" ", "\n".join(prose))
+        yield f"notebooks/{path.name}", partial(prose, path)
     for name in MAGICS:
-        yield f"%{name} --help", help_text(name)
+        yield f"%{name} --help", partial(help_text, name)
     for path in sorted((ROOT / "skymagic").rglob("*.py")):
-        if words := " / ".join(messages(ast.parse(path.read_text()))):
-            yield str(path.relative_to(ROOT)), words
+        yield str(path.relative_to(ROOT)), partial(said_by, path)
+
+
+def prose(path: Path) -> str:
+    """A page, or the text cells of a notebook."""
+    text = path.read_text()
+    if path.suffix == ".ipynb":
+        cells = json.loads(text)["cells"]
+        text = "\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "markdown")
+    return CODE.sub(" ", text)
+
+
+def said_by(module: Path) -> str:
+    """The messages of a module."""
+    return " / ".join(messages(ast.parse(module.read_text())))
 
 
 def messages(tree: ast.Module) -> Iterator[str]:
     """Sentences in a module's strings: not its docstrings, and not its shell scripts and programs, which nobody is shown."""
-    documentation = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
-    parts = {id(part) for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for part in node.values}
+    nodes = list(ast.walk(tree))
+    documentation = {id(node.value) for node in nodes if isinstance(node, ast.Expr)}
+    parts = {id(part) for node in nodes if isinstance(node, ast.JoinedStr) for part in node.values}
     others = documentation | parts
-    for node in ast.walk(tree):
+    for node in nodes:
         if id(node) in others or not isinstance(node, ast.Constant | ast.JoinedStr):
             continue
         values = node.values if isinstance(node, ast.JoinedStr) else [node]
@@ -66,7 +80,7 @@ TEXTS = dict(texts())
 
 @pytest.mark.parametrize("place", TEXTS)
 def test_it_has_none_of_the_hard_words(place: str) -> None:
-    words = " ".join(TEXTS[place].split())
+    words = " ".join(TEXTS[place]().split())
     found = {f"…{words[max(0, hit.start() - 30) : hit.end() + 20]}…" for hit in HARD.finditer(words)}
     assert found == set()
 

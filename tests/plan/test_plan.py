@@ -368,6 +368,7 @@ _option = _word.filter(lambda name: not re.search("token|secret|password|key", n
     st.lists(
         st.tuples(_word, st.dictionaries(_option, st.from_regex(r"[A-Za-z0-9./]{0,8}", fullmatch=True), max_size=3)),
         min_size=1,
+        max_size=4,
     )
 )
 def test_plugins_survive_writing_and_reading(parts: list[tuple[str, dict[str, str]]]) -> None:

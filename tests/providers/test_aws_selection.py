@@ -22,6 +22,9 @@ from skymagic.providers.aws.selection import MachineOffer, by_price, offers_of, 
 from tests.lab import ec2_prices as lab
 
 
+TYPE_NAMES = st.deferred(lambda: st.sampled_from(sorted(lab.types())))  # moto reads them for a second
+
+
 @cache
 def types() -> dict[str, InstanceType]:
     return {name: instance_type(info) for name, info in lab.types().items()}
@@ -165,9 +168,9 @@ requests = st.builds(
 )
 prices = st.builds(
     Prices,
-    st.dictionaries(st.sampled_from(sorted(lab.types())), st.floats(0.001, 100.0), max_size=40),
+    st.dictionaries(TYPE_NAMES, st.floats(0.001, 100.0), max_size=40),
     st.dictionaries(
-        st.tuples(st.sampled_from(sorted(lab.types())), st.sampled_from(["us-east-1a", "us-east-1b"])), st.floats(0.001, 100.0), max_size=40
+        st.tuples(TYPE_NAMES, st.sampled_from(["us-east-1a", "us-east-1b"])), st.floats(0.001, 100.0), max_size=40
     ),
     st.sampled_from(["", "2026-11-22"]),
     st.just("2026-11-22"),
@@ -237,7 +240,7 @@ def test_what_is_chosen_is_within_the_limits(request_: PoolRequest, costs: Price
             assert price <= DEARER * first, "nothing dearer is taken than what was agreed to"
 
 
-@given(st.lists(st.sampled_from(sorted(lab.types())), unique=True))
+@given(st.lists(TYPE_NAMES, unique=True))
 def test_filters_hold_all_names_and_are_not_too_long(some: list[str]) -> None:
     pieces = list(chunks(some))
     assert [name for piece in pieces for name in piece.split(",")] == some
