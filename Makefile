@@ -111,7 +111,7 @@ clean:
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # Both are made once, and brought up to date when what they were made from changes: what the demo needs, and all the rest beside it.
-$(DEMO): pyproject.toml constraints.txt
+$(DEMO): pyproject.toml constraints.txt tests/environment.py
 	@if ! "$(RUN)" -m pip --version >/dev/null 2>&1; then \
 	  found=; \
 	  for candidate in "$(PYTHON)" python3.13 python3.12 python3.11; do \

@@ -11,6 +11,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Mapping
+from importlib.util import find_spec
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -27,6 +28,9 @@ OPTIONS = {
     "cert": ("SSL_CERT_FILE", " "),
     "proxy": ("ALL_PROXY", " "),
 }
+
+# jsonschema can do without it, and imports it in every process of Jupyter, Ray and nbclient, where it parses a grammar for 1.2 s
+SLOW = ["rfc3987-syntax"]
 
 
 def options(listed: str) -> dict[str, str]:
@@ -62,10 +66,13 @@ def main() -> int:
     """Install the extras that are named, or, after ``--target FOLDER``, packages into a folder; the exit status."""
     named = sys.argv[1:]
     words = named if named[0] == "--target" else ["-c", "constraints.txt", "-e", f".[{','.join(named)}]"]
-    if by_uv(words):
-        return 0
-    print("uv could not install it; now pip does, which takes longer", file=sys.stderr)
-    return subprocess.run([*PIP, "install", "--quiet", *words], cwd=ROOT).returncode
+    status = 0
+    if not by_uv(words):
+        print("uv could not install it; now pip does, which takes longer", file=sys.stderr)
+        status = subprocess.run([*PIP, "install", "--quiet", *words], cwd=ROOT).returncode
+    if words is not named and find_spec("rfc3987_syntax"):
+        subprocess.run([*PIP, "uninstall", "--quiet", "--yes", *SLOW], cwd=ROOT)
+    return status
 
 
 if __name__ == "__main__":
