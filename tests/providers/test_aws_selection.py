@@ -21,7 +21,6 @@ from skymagic.providers.aws.prices import Prices, chunks
 from skymagic.providers.aws.selection import MachineOffer, by_price, offers_of, per_hour, serves, wanted
 from tests.lab import ec2_prices as lab
 
-
 TYPE_NAMES = st.deferred(lambda: st.sampled_from(sorted(lab.types())))  # moto reads them for a second
 
 
