@@ -84,8 +84,16 @@ class SlurmSurvey(ClusterSurvey):
         self.login.close()
 
     def submit(self, **more: str) -> str:
-        """Hand a job in: Slurm's number of it. Where the site takes no scripts, salloc asks. Raises ProvisionError."""
-        directives, job_id = {**self.directives, **more}, self.gang.job_id
+        """Hand a job in: Slurm's number of it. Raises ProvisionError with what to try."""
+        directives = {**self.directives, **more}
+        try:
+            return self._submit(directives)
+        except ProvisionError as refused:
+            raise ProvisionError(f"{refused}{self.login.remedy(str(refused), directives)}") from None
+
+    def _submit(self, directives: Mapping[str, str]) -> str:
+        """Where the site takes no scripts, salloc asks."""
+        job_id = self.gang.job_id
         if slurm_jobs.ALLOCATED not in directives:
             try:
                 script = slurm_jobs.script(directives, job_id, self.prologue)
@@ -351,7 +359,10 @@ def _preview(login: LoginNode, request: PoolRequest, directives: Mapping[str, st
         return ()
     text = slurm_jobs.script(directives, request.name or "main", prologue)
     answer = login.run("sbatch", "--test-only", text=text)
-    return f"Slurm says: {slurm_jobs.said(answer).removeprefix('sbatch: ')}", *text.splitlines()
+    words = slurm_jobs.said(answer).removeprefix("sbatch: ")
+    if answer.returncode:
+        words += login.remedy(words, directives)
+    return *f"Slurm says: {words}".splitlines(), *text.splitlines()
 
 
 # ------------------------------------------------------------------------------------ the job

@@ -232,6 +232,42 @@ def _time(value: str, mistakes: list[str]) -> str:
         return value
 
 
+# ------------------------------------------------------------------------------------ what it refuses
+
+REMEDIES = {
+    r"policy|policies": "you, or your group, may not have so much at once: ask for fewer nodes, or a shorter --time",
+    r"time limit": "--time is above the partition's limit, which `sinfo -o '%P %l'` lists",
+    r"node configuration": "no node of the partition has such CPUs, memory, or GPUs: `sinfo -o '%P %c %m %G'` lists what they have",
+    r"feature": "`sinfo -o '%P %f'` lists what --constraint can name",
+    r"reservation": "`scontrol show reservation` lists what --reservation can name",
+    r"partition": "`sinfo -o '%P %a'` lists partitions that are up; some are for some accounts alone",
+}
+"""What Slurm says where it refuses a job → what to look at."""
+ASSOCIATIONS = ("sh", "-c", 'exec sacctmgr -nP show assoc where user="$(id -un)" format=account,qos,partition')
+
+
+def remedy(problem: str, directives: Mapping[str, str], associations: Callable[[], str]) -> str:
+    """What to try where Slurm has refused a job, as another line; "" where nothing is known of it; pure.
+
+    Args:
+        problem: what Slurm says. associations: what `ASSOCIATIONS` prints, asked where it matters.
+    """
+    folded = problem.lower()
+    if not (wrong := re.search(r"invalid (account|qos)\b", folded)):
+        return next((f"\n  {words}" for said, words in REMEDIES.items() if re.search(said, folded)), "")
+    rows = [row for row in (line.split("|") for line in associations().splitlines()) if len(row) == 3]
+    option, asked = wrong[1], directives.get(wrong[1], "")
+    if option == "qos":
+        rows = [row for row in rows if row[0] == directives.get("account", row[0])]
+        known = {name: name for row in rows for name in row[1].split(",") if name}
+    else:
+        known = {row[0]: row[0] + (f" (in partition {row[2]})" if row[2] else "") for row in rows}
+    if not known:
+        return f"\n  sacctmgr lists none of yours here: ask the site's staff what --{option} can name"
+    yours = f"you may use {', '.join(sorted(known.values()))}{did_you_mean(asked, known) if asked else ''}"
+    return f"\n  --{option}{f' {asked}' if asked else ''}: {yours}"
+
+
 # ------------------------------------------------------------------------------------ calls
 
 
@@ -449,6 +485,10 @@ class LoginNode:
             if numbers := self.numbers(job_id):
                 return numbers[-1]
         raise ProvisionError(f"Slurm refused the job: {said(done) or 'it names no job'}")
+
+    def remedy(self, problem: str, directives: Mapping[str, str]) -> str:
+        """What to try where Slurm has said that, as another line; "" where nothing is known of it."""
+        return remedy(problem, directives, lambda: self.run(*ASSOCIATIONS).stdout)
 
     def numbers(self, job_id: str) -> list[str]:
         """The jobs of a pool that have not ended, the oldest first."""

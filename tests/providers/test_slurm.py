@@ -175,6 +175,33 @@ def test_a_job_that_waits_says_why() -> None:
         assert words in slurm_jobs.reason_words(SlurmJob("PENDING", reason))
 
 
+# what Slurm 22.05 with slurmdbd and AccountingStorageEnforce=associations,limits,qos prints
+NO_ACCOUNT = "Batch job submission failed: Invalid account or account/partition combination specified"
+NO_QOS = "Batch job submission failed: Invalid qos specification"
+ASSOCIATIONS = "nlp-lab|long,normal|\nphysics|normal|\nvision|normal,gold|urgent\n"
+
+
+@pytest.mark.parametrize(
+    ("problem", "asked", "associations", "told"),
+    [
+        (NO_ACCOUNT, {"account": "nobody"}, ASSOCIATIONS, "--account nobody: you may use nlp-lab, physics, vision (in partition urgent)"),
+        (NO_ACCOUNT, {"account": "nlplab"}, ASSOCIATIONS, "vision (in partition urgent); did you mean 'nlp-lab'?"),
+        (NO_ACCOUNT, {}, ASSOCIATIONS, "--account: you may use nlp-lab, physics, vision"),
+        (NO_QOS, {"qos": "nothing"}, ASSOCIATIONS, "--qos nothing: you may use gold, long, normal"),
+        (NO_QOS, {"qos": "lang", "account": "physics"}, ASSOCIATIONS, "--qos lang: you may use normal"),
+        (NO_ACCOUNT, {"account": "nobody"}, "", "sacctmgr lists none of yours here: ask the site's staff what --account can name"),
+        ("Requested time limit is invalid (missing or exceeds some limit)", {}, "", "`sinfo -o '%P %l'` lists"),
+        (
+            "Job violates accounting/QOS policy (job submit limit, user's size and/or time limits)",
+            {}, "", "ask for fewer nodes, or a shorter --time",
+        ),
+    ],
+)  # fmt: skip
+def test_a_refusal_says_what_to_try(problem: str, asked: dict[str, str], associations: str, told: str) -> None:
+    assert told in slurm_jobs.remedy(problem, asked, lambda: associations)
+    assert slurm_jobs.remedy("Something new", asked, lambda: associations) == ""
+
+
 class Controller:
     """Slurm's programs as `JobQueue` sees them, with what they answer, and a clock."""
 
