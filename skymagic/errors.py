@@ -28,7 +28,8 @@ A RunError renders as the rank's own traceback; every other error renders as its
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -56,6 +57,15 @@ class RequestError(SkyError):
 
     def __reduce__(self) -> tuple[type[RequestError], tuple[tuple[str, ...]]]:
         return type(self), (self.mistakes,)
+
+
+@contextmanager
+def collected(mistakes: list[str], before: str = "") -> Iterator[None]:
+    """Add what a block raises as RequestError to these mistakes, which are raised together later; `before` stands before each."""
+    try:
+        yield
+    except RequestError as wrong:
+        mistakes += [before + mistake for mistake in wrong.mistakes]
 
 
 class CellSyntaxError(SkyError):

@@ -155,10 +155,10 @@ def lost_notes(report: Report, pool: Pool) -> list[str]:
         return []
     if pool.ended is not None:
         return [f"{pool.ended}: recreate it with %sky_pool"]
-    if pool.state is State.LOST:
+    if pool.state is State.LOST and not pool.replacement.lost:
         return [messages.lost(pool.name)]
-    if pool.agents.gone:
-        lost = [rank for index in pool.agents.gone for rank in pool.agents.ranks_of(index)]
+    if gone := range(len(pool.plan.hosts)) if pool.state is State.LOST else pool.agents.gone:
+        lost = [rank for index in gone for rank in pool.agents.ranks_of(index)]
         return [messages.without(lost, pool.world_size, replaced=pool.plan.request.replace)]
     if pool.inseparable:
         names = ", ".join(pool.inseparable)

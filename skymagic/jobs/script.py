@@ -21,7 +21,7 @@ from skymagic.display import text as display
 from skymagic.display.controls import Actions
 from skymagic.display.run_line import RunState, RunSummary, RunView
 from skymagic.display.screen import Copying, NotebookScreen, Screen
-from skymagic.errors import RequestError, RunError, RunInterrupted, RunTimeout, ScriptError
+from skymagic.errors import RequestError, RunError, RunInterrupted, RunTimeout, ScriptError, collected
 from skymagic.files.changes import summary
 from skymagic.jobs import cell as broadcast
 from skymagic.jobs import failures
@@ -155,14 +155,10 @@ def spec_of(request: ShellRequest, pool: Pool, cell: broadcast.Cell) -> RunSpec:
     part: tuple[int, ...] = ()
     shown: tuple[int, ...] = ()
     folder: Path | None = None
-    try:
+    with collected(mistakes):
         part, shown = RunRequest(targets=request.targets, only=request.only).who(pool.plan.topology.nodes, "node")
-    except RequestError as wrong:
-        mistakes += wrong.mistakes
-    try:
+    with collected(mistakes):
         folder = folder_here(request.workdir) if request.workdir is not None else None
-    except RequestError as wrong:
-        mistakes += wrong.mistakes
     if mistakes:
         raise RequestError(mistakes)
     asked = {

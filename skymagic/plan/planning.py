@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from skymagic.errors import RequestError
+from skymagic.errors import RequestError, collected
 from skymagic.plan import gpus, limits
 from skymagic.plan.accelerators import matches
 from skymagic.plan.gpus import GpuDevice
@@ -91,11 +91,9 @@ def plan_over(request: PoolRequest, inventories: Sequence[Inventory], provider: 
 
 def _image(request: PoolRequest, mistakes: list[str]) -> Image:
     """The image as far as it adds up; why it does not is added to `mistakes`."""
-    try:
+    with collected(mistakes):
         return request.whole_image()
-    except RequestError as wrong:
-        mistakes += wrong.mistakes
-        return request.image
+    return request.image
 
 
 def _too_weak(request: PoolRequest, inventory: Inventory) -> list[str]:

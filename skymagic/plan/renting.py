@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from skymagic.errors import RequestError
+from skymagic.errors import RequestError, collected
 from skymagic.plan import gpus
 from skymagic.plan.image import Image
 from skymagic.plan.plans import Plan, cost_words, topology
@@ -61,11 +61,9 @@ def plan_rented(request: PoolRequest, rental: Rental) -> Plan:
         mistakes.append(f"--gpu {request.gpu} does not say which GPU to rent: write its name, as in --gpu A100:8")
     if request.accelerator is not None and request.accelerator.count % shape.procs_per_node:
         mistakes.append(gpus.uneven(request.accelerator.count, shape.procs_per_node))
-    try:
+    image = Image()
+    with collected(mistakes):
         image = request.whole_image()
-    except RequestError as wrong:
-        mistakes += wrong.mistakes
-        image = Image()
     if mistakes:
         raise RequestError(mistakes)
     machines = f"{shape.nodes} × {rental.machine} in {rental.place}"

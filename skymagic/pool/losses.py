@@ -45,6 +45,8 @@ class Replacement:
     _lock: threading.Lock = field(default_factory=threading.Lock)
     lost: set[int] = field(default_factory=set)
     """Nodes that have no other machine yet."""
+    _said: str = ""
+    """What the provider waits for."""
     _thread: threading.Thread | None = None
     _stop: threading.Event = field(default_factory=threading.Event)
 
@@ -60,6 +62,7 @@ class Replacement:
         with self._lock:
             self.lost.add(index)
             if self._thread is None:
+                self._said = ""
                 self._thread = threading.Thread(target=self._run, name="skymagic-replacement", daemon=True)
                 self._thread.start()
         return True
@@ -69,14 +72,18 @@ class Replacement:
 
         Args:
             check: called again and again; what it raises ends the wait.
-            tell: gets a line if there is something to wait for.
+            tell: gets a line if there is something to wait for, and what the provider says of it.
         """
         thread = self._thread
         if thread is None or not {*ranks} & {*self._ranks()}:
             return
         tell(f"waits for a replacement of {self._names()}")
+        told = ""
         while thread.is_alive():
             check()
+            if (said := self._said) != told:
+                told = said
+                tell(told)
             thread.join(POLL_SECONDS)
 
     def close(self) -> None:
@@ -128,6 +135,7 @@ class Replacement:
         self._status.note(f"{names}; {rank_words(ranks)} {have} restarted without variables")
 
     def _tell(self, text: str) -> None:
+        self._said = str(text)
         if self._status.state not in (State.STOPPING, State.STOPPED):
             self._dispatch.note(str(text))
 

@@ -123,13 +123,13 @@ class Pool(SharedStatus):
         self.recovery = Recovery(self, self.resources, self.scheduler, dispatch.send)
         replaces = survey.plan.request.replace and isinstance(provider, Replaceable)
         replace = partial(cast(Replaceable, provider).replace, survey) if replaces else None
-        self._replacement = Replacement(self, self.resources, dispatch, self.recovery, replace, partial(keep_key, self))
+        self.replacement = Replacement(self, self.resources, dispatch, self.recovery, replace, partial(keep_key, self))
         self._events = AgentEvents(
-            self, self.resources, dispatch, self.recovery, self._replacement, partial(self.close, keeps_name=True)
+            self, self.resources, dispatch, self.recovery, self.replacement, partial(self.close, keeps_name=True)
         )
         self.packages = Packages(self, self.resources)
         self.runs = PoolRuns(
-            self, self.resources, dispatch, self.scheduler, self.recovery, self.packages, self._replacement
+            self, self.resources, dispatch, self.scheduler, self.recovery, self.packages, self.replacement
         )
         self._attaching = Attaching(self, self.resources, self.recovery, self.runs, self._events.node_lost)
 
@@ -214,7 +214,7 @@ class Pool(SharedStatus):
             self.move(PoolEvent.STOP)
             plugins: list[Step] = [(what, opened.close) for what, opened in reversed(self._plugin_contexts)]
             try:
-                replacement: Step = ("machines that are being replaced", self._replacement.close)
+                replacement: Step = ("machines that are being replaced", self.replacement.close)
                 run_steps(f"pool {self.name!r} is stopped", [replacement, *plugins, *self.resources.release_steps()])
             finally:
                 self.move(PoolEvent.STOPPED)
@@ -252,7 +252,7 @@ class Pool(SharedStatus):
         self.move(PoolEvent.STOP)
         plugins: list[Step] = [(what, opened.close) for what, opened in reversed(self._plugin_contexts)]
         try:
-            steps: list[Step] = [("machines that are being replaced", self._replacement.close), *plugins]
+            steps: list[Step] = [("machines that are being replaced", self.replacement.close), *plugins]
             run_steps(f"pool {self.name!r} is left", [*steps, ("its connections", self.resources.leave)])
         finally:
             self.move(PoolEvent.STOPPED)

@@ -14,7 +14,6 @@ kubernetes  pods of a Kubernetes cluster
 kubernetes_api  what is asked of its API server: objects, exec as a channel, waits and ends in words
 ray       nodes of a Ray cluster
 ray_driver  the process that is connected to Ray, and the actors on the nodes
-slurm_login  Slurm's programs on a login node, over SSH
 aws/      machines rented from EC2
 """
 

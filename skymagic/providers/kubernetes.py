@@ -12,7 +12,7 @@ from shlex import quote
 
 from skymagic.cluster import Node
 from skymagic.display.panel import StartStep
-from skymagic.errors import ProvisionError, RequestError
+from skymagic.errors import ProvisionError, RequestError, collected
 from skymagic.plan.plans import Plan, topology
 from skymagic.plan.requests import PoolRequest, for_others
 from skymagic.plan.units import count
@@ -102,11 +102,9 @@ class Kubernetes:
         options = dict(request.kubernetes)
         mistakes = for_others(request, "kubernetes")
         labels = options.get("pods", "")
-        try:
+        with collected(mistakes):
             template = _template(options.get("pod-template", ""))
             resources = _resources(request, template)
-        except RequestError as wrong:
-            mistakes += wrong.mistakes
         if labels:
             mistakes += [
                 f"--{name}: --pods uses pods as they are" for name in ("image", "pod-template") if name in options

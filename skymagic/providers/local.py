@@ -20,7 +20,7 @@ from pathlib import Path
 from skymagic import plugins
 from skymagic.cluster import Node
 from skymagic.cluster.tunnel import AgentTunnel
-from skymagic.errors import PoolError, RequestError
+from skymagic.errors import PoolError, RequestError, collected
 from skymagic.plan import gpus, image
 from skymagic.plan.gpus import GpuDevice
 from skymagic.plan.limits import MOST_DESCRIPTORS
@@ -49,14 +49,12 @@ class Local:
         """Check the request against this machine."""
         mistakes: list[str] = []
         asked = image.Image(pip=request.pip)
-        try:
+        with collected(mistakes):
             here = inventory(request)
             made = plan(request, replace(here, descriptors=descriptors()))
             shape, each = made.topology, len(made.devices[0]) if made.devices else 0
             cluster = plugins.Cluster(shape.nodes, shape.procs_per_node, request.accelerator, each)
             asked = table.image_for(made.request.plugins, made.image, cluster)
-        except RequestError as refused:
-            mistakes += refused.mistakes
         if asked.pip:
             mistakes += image.missing(asked, {dist.name: dist.version for dist in distributions() if dist.name})
         if mistakes:

@@ -7,14 +7,14 @@ import contextlib
 import functools
 import os
 import shlex
-import subprocess
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from skymagic.cluster import Node
+from skymagic.display.live import asks_secrets
 from skymagic.display.panel import StartStep
-from skymagic.errors import ProvisionError, RequestError
+from skymagic.errors import ProvisionError, RequestError, collected
 from skymagic.plan import gpus
 from skymagic.plan.plans import Plan, topology
 from skymagic.plan.requests import PoolRequest, for_others
@@ -23,8 +23,9 @@ from skymagic.providers import slurm_jobs, ssh
 from skymagic.providers.cluster import ClusterAccess, ClusterNode, ClusterSurvey, cpus_of, holder_folder
 from skymagic.providers.provider import ListedPool, Say
 from skymagic.providers.slurm_jobs import JobQueue, LoginNode, SlurmJob, SlurmPartition
-from skymagic.providers.slurm_login import RemoteLogin
 from skymagic.ssh.host import ChannelConnection
+from skymagic.ssh.process import Channel
+from skymagic.ssh.programs import HostPrograms, Programs
 from skymagic.wire import processes
 
 DELAYS = (0.5, 1.5, 4.0, 12.0, 14.0, 18.0, 30.0)
@@ -35,17 +36,14 @@ RETRY_SECONDS = 30.0
 """For which a node that has just been given may refuse steps: its prologue runs."""
 STEP_SECONDS = 10.0
 """For which the holders of a step may wait for what they hold."""
-HERE = LoginNode()
-FOLDER = """\
-cd "${XDG_STATE_HOME:-$HOME/.local/state}/skymagic/pools" || exit
-"""
-CARRIED = r"""
+HERE = LoginNode(Programs("sbatch", slurm_jobs.KEPT))
+CARRIED = r"""cd "${XDG_STATE_HOME:-$HOME/.local/state}/skymagic/pools" || exit
+[ -z "$1" ] || exec rm -f "$0".*
 for name in "$0.json" "$0.key"; do base64 "$name" | tr -d '\n' && [ -s "$name" ] && echo || exit; done
 process=$(sed -n 's/.*"process": "\([0-9]*\) .*/\1/p' "$0.json")
 grep -qF "\"machine\": \"$(uname -n)\"" "$0.json" && ! kill -0 "${process:-0}" 2>/dev/null && state=gone
 printf %s "${state:-alive}" | base64
 """
-DROPPED = 'rm -f "$0".*'
 
 
 @dataclass(frozen=True)
@@ -62,7 +60,7 @@ class SlurmSurvey(ClusterSurvey):
     directives: Mapping[str, str]
     prologue: str = ""
     inside: str = ""
-    steps: list[subprocess.Popen[bytes]] = field(default_factory=list)
+    steps: list[Channel] = field(default_factory=list)
 
     def give_back(self) -> str:
         """Cancel the job, or end the step in the notebook's own."""
@@ -75,8 +73,8 @@ class SlurmSurvey(ClusterSurvey):
             gang.number = "" if gang.asked.exception() else gang.asked.result()
         number = "" if self.plan.request.replace else gang.number  # by its name a successor is cancelled as well
         if problem := self.login.cancel(number, gang.job_id):
-            remedy = f"scancel --name={gang.job_id} cancels it"
-            raise ProvisionError(f"Slurm job {gang.number} could not be cancelled: {problem}\n  {remedy}")
+            words = f"Slurm job {gang.number} could not be cancelled: {problem}"
+            raise ProvisionError(f"{words}\n  scancel --name={gang.job_id} cancels it")
         return f"Slurm job {gang.number} is cancelled" if gang.number else ""
 
     def leave(self) -> None:
@@ -89,7 +87,7 @@ class SlurmSurvey(ClusterSurvey):
         try:
             return self._submit(directives)
         except ProvisionError as refused:
-            raise ProvisionError(f"{refused}{self.login.remedy(str(refused), directives)}") from None
+            raise ProvisionError(f"{refused}{slurm_jobs.remedy(str(refused), directives, self.login.run)}") from None
 
     def _submit(self, directives: Mapping[str, str]) -> str:
         """Where the site takes no scripts, salloc asks."""
@@ -112,9 +110,8 @@ class SlurmSurvey(ClusterSurvey):
         """The nodes of a job that runs, set up."""
         gang, login = self.gang, self.login
         places = [JobNode(name, gang.job_id, login, gang.number) for name in login.hostnames(job.nodes)]
-        notice = 0 if self.inside else lead(self.directives)
-        told = f"Slurm job {gang.number} has"
-        return self.taken(places, told, say, patience=RETRY_SECONDS, ends=job.ends, notice=notice)
+        known = {"ends": job.ends, "notice": 0 if self.inside else lead(self.directives)}
+        return self.taken(places, f"Slurm job {gang.number} has", say, patience=RETRY_SECONDS, **known)
 
 
 @dataclass(frozen=True)
@@ -129,12 +126,10 @@ class Slurm:
 
     def plan(self, request: PoolRequest, say: Say) -> SlurmSurvey:
         """Ask what the cluster has; nothing is submitted."""
-        login = _login(request)
-        try:
-            return self._plan(request, login, say)
-        except BaseException:
-            login.close()
-            raise
+        with contextlib.ExitStack() as opened:
+            survey = self._plan(request, opened.enter_context(contextlib.closing(_login(request))), say)
+            opened.pop_all()
+        return survey
 
     def _plan(self, request: PoolRequest, login: LoginNode, say: Say) -> SlurmSurvey:
         mistakes = _elsewhere(request)
@@ -144,11 +139,9 @@ class Slurm:
             mistakes += _already(request, inside, there)
             request = replace(request, nodes=request.nodes or len(there))
         shape = topology(request)
-        try:
+        with collected(mistakes):
             directives, nodes = _asked(login, request, own=not inside)
             prologue = _prologue(login)
-        except RequestError as refused:
-            mistakes += refused.mistakes
         if mistakes:
             raise RequestError(mistakes)
         image, requirements = ssh.needs(request, shape, say)
@@ -170,7 +163,7 @@ class Slurm:
         gang.job_id = job_id
         if survey.inside:
             gang.number, names = survey.inside, ",".join(survey.plan.hosts)
-            survey.steps.append(_step(survey, slurm_jobs.holder_command(job_id, survey.prologue)))
+            survey.steps.append(_step(survey, slurm_jobs.holder(job_id, survey.prologue)))
             job = replace(login.queue.look(survey.inside) or SlurmJob("RUNNING"), nodes=names)
         else:
             gang.number = gang.ask(survey.submit)
@@ -244,15 +237,13 @@ class Slurm:
             ProvisionError: they are not there.
         """
         with self._programs() as login:
-            done = login.run("sh", "-c", FOLDER + (DROPPED if drop else CARRIED), job_id)
+            done = login.run("sh", "-c", CARRIED, job_id, "drop" * drop)
         if done.returncode:
             raise ProvisionError(f"{self.login}: the key of pool {job_id} is not there: {slurm_jobs.said(done)}")
         return [base64.b64decode(one) for one in done.stdout.split()]
 
-    @contextlib.contextmanager
-    def _programs(self) -> Iterator[LoginNode]:
-        with contextlib.closing(_login(PoolRequest(login=self.login))) as login:
-            yield login
+    def _programs(self) -> contextlib.closing[LoginNode]:
+        return contextlib.closing(_login(PoolRequest(login=self.login)))
 
 
 # ------------------------------------------------------------------------------------ what is asked for
@@ -262,17 +253,15 @@ def _login(request: PoolRequest) -> LoginNode:
     """Where Slurm's programs run for a request. Raises ProvisionError where nobody can log in."""
     if not request.login:
         return HERE
-    login = RemoteLogin(request.login, request.ssh)
-    login.open()
-    return login
+    programs = HostPrograms(request.login, request.ssh, "sbatch", slurm_jobs.KEPT)
+    programs.open(asks_secrets())
+    return LoginNode(programs)
 
 
 def _elsewhere(request: PoolRequest) -> list[str]:
     """What has no meaning on a cluster."""
-    mistakes = for_others(request, "slurm")
-    if request.ssh != "auto" and not request.login:
-        mistakes.append("--ssh is for the way to a login node: name that with --login, or leave it out")
-    return mistakes
+    way = ["--ssh is for the way to a login node: name that with --login, or leave it out"]
+    return for_others(request, "slurm") + way * (request.ssh != "auto" and not request.login)
 
 
 def _already(request: PoolRequest, job: str, there: Sequence[str]) -> list[str]:
@@ -295,8 +284,7 @@ def _asked(login: LoginNode, request: PoolRequest, own: bool = True) -> tuple[di
 
 def _directives(request: PoolRequest, nodes: Sequence[SlurmPartition]) -> dict[str, str]:
     """sbatch's options for a request, in the order of the script. Raises RequestError."""
-    shape = topology(request)
-    mistakes: list[str] = []
+    shape, mistakes = topology(request), list[str]()
     usual = {
         "nodes": str(shape.nodes),
         "ntasks-per-node": "1",
@@ -310,25 +298,20 @@ def _directives(request: PoolRequest, nodes: Sequence[SlurmPartition]) -> dict[s
     if request.memory:
         usual["mem"] = f"{request.memory.amount:.0f}G"
     if gpus.asked(request) and request.gpu is not None:
-        try:
+        with collected(mistakes):
             usual["gres"] = slurm_jobs.gres_word(request.gpu, nodes)
-        except RequestError as refused:
-            mistakes += refused.mistakes
     if request.max_lifetime:
         usual["time"] = f"{request.max_lifetime / 60 + 1:.0f}"
     elif all(not any(mark.isdigit() for mark in one.usual + one.limit) for one in nodes):
         usual["time"] = slurm_jobs.UNBOUNDED_LIMIT
-    try:
+    made = usual
+    with collected(mistakes):
         made = slurm_jobs.asked_directives(request.slurm, usual)
-    except RequestError as refused:
-        mistakes += refused.mistakes
-        made = usual
     if (most := sum(one.nodes for one in nodes)) < shape.nodes:
         mistakes.append(f"--nodes {shape.nodes} is more than the partition has ({most})")
     if mistakes:
         raise RequestError(mistakes)
-    given = dict(request.slurm)
-    return made if "signal" in given else {**made, "signal": f"URG@{lead(made)}"}
+    return made if "signal" in dict(request.slurm) else {**made, "signal": f"URG@{lead(made)}"}
 
 
 def lead(directives: Mapping[str, str]) -> int:
@@ -361,7 +344,7 @@ def _preview(login: LoginNode, request: PoolRequest, directives: Mapping[str, st
     answer = login.run("sbatch", "--test-only", text=text)
     words = slurm_jobs.said(answer).removeprefix("sbatch: ")
     if answer.returncode:
-        words += login.remedy(words, directives)
+        words += slurm_jobs.remedy(words, directives, login.run)
     return *f"Slurm says: {words}".splitlines(), *text.splitlines()
 
 
@@ -385,10 +368,8 @@ def wait_for(
             return SlurmJob("PENDING")
         job = queue.now(number) if looks < FIRST_LOOKS else queue.look(number)
         looks += 1
-        if job is None or job.state == "COMPLETING":
-            job = queue.end(number)
-            if job is None:
-                continue
+        if (job is None or job.state == "COMPLETING") and (job := queue.end(number)) is None:
+            continue
         if job.over:
             raise ProvisionError(f"{slurm_jobs.end_words(number, job)} before its nodes were ready")
         if not job.waits and job.nodes:
@@ -399,35 +380,24 @@ def wait_for(
             say(StartStep(f"Slurm job {number} waits: {words}", "requested", step=f"waits: {words}"))
 
 
-def _step(survey: SlurmSurvey, command: Sequence[str]) -> subprocess.Popen[bytes]:
-    """A step of srun on the nodes of the job that the notebook runs in."""
+def _step(survey: SlurmSurvey, script: str) -> Channel:
+    """A step that runs a script of sh on the nodes of the job that the notebook runs in."""
     nodes = survey.plan.hosts
-    return subprocess.Popen(
-        [command[0], "--jobid", survey.inside, "--nodelist", ",".join(nodes), "--nodes", str(len(nodes)), *command[1:]],
-        stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-        env=slurm_jobs.environment(os.environ), start_new_session=True,
-    )  # fmt: skip
+    program, *options = slurm_jobs.step_command("")[:-1]
+    words = [program, "--jobid", survey.inside, "--nodelist", ",".join(nodes), "--nodes", str(len(nodes)), *options]
+    step = survey.login.channel(words, {}, STEP_SECONDS)
+    step.exec_command(f"exec >/dev/null 2>&1\n{script}")  # nobody reads it
+    return step
 
 
-def _end_step(survey: SlurmSurvey, step: subprocess.Popen[bytes]) -> None:
+def _end_step(survey: SlurmSurvey, step: Channel) -> None:
     """End the step of holders. They end with the last that they hold; srun, when it is ended, kills them, and leaves their folders."""
-    if not ended(step, STEP_SECONDS if survey.gang.ready else 0.0):
-        folder = holder_folder(survey.gang.job_id, "$SLURMD_NODENAME")
-        ended(_step(survey, slurm_jobs.step_command(f'rm -rf "{folder}"')), STEP_SECONDS)
-
-
-def ended(step: subprocess.Popen[bytes], seconds: float) -> bool:
-    """End a step; whether it has ended by itself in so many seconds."""
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        step.wait(seconds)
-        return True
-    step.terminate()
-    try:
-        step.wait(STEP_SECONDS)
-    except subprocess.TimeoutExpired:
-        step.kill()
-        step.wait()
-    return False
+    left = not step.status_event.wait(STEP_SECONDS if survey.gang.ready else 0.0)
+    step.close()
+    if left:
+        sweep = _step(survey, f'rm -rf "{holder_folder(survey.gang.job_id, "$SLURMD_NODENAME")}"')
+        sweep.status_event.wait(STEP_SECONDS)
+        sweep.close()
 
 
 @dataclass(frozen=True)

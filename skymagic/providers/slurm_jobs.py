@@ -13,7 +13,6 @@ is no news: only a job that Slurm itself calls ended has ended.
 from __future__ import annotations
 
 import math
-import os
 import re
 import shlex
 import socket
@@ -24,23 +23,22 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 
-from skymagic.errors import ProvisionError, RequestError
+from skymagic.errors import ProvisionError, RequestError, collected
 from skymagic.plan.accelerators import Accelerator, GpuChoice, matches
 from skymagic.plan.suggest import did_you_mean
 from skymagic.plan.units import duration
 from skymagic.providers.cluster import counted, holder_folder, holder_script
-from skymagic.ssh.command import CommandChannel
-from skymagic.ssh.process import Channel
+from skymagic.ssh.programs import Programs
 from skymagic.wire import processes
 
-SECONDS = 60.0
-"""For which one of Slurm's programs may take; a busy controller takes its time."""
 LEAD = 120
 """Seconds before the time limit at which ranks hear of it; of jobs of some minutes, `SHORT_LEAD`."""
 SHORT_LEAD = 60
 UNBOUNDED_LIMIT = "8:00:00"
 """Time limit where neither the user nor the site sets one: nobody pays for a job that was forgotten."""
-KEPT = re.compile(r"PATH|HOME|USER|LOGNAME|SHELL|LANG|LC_\w+|TZ|LD_LIBRARY_PATH|MODULEPATH|SLURM_CONF")
+Asking = Callable[..., subprocess.CompletedProcess[str]]
+"""Runs one of Slurm's programs, as `Programs.run` does."""
+KEPT = r"PATH|HOME|USER|LOGNAME|SHELL|LANG|LC_\w+|TZ|LD_LIBRARY_PATH|MODULEPATH|SLURM_CONF"
 """Variables of the notebook's that jobs have: no secrets, and nothing by which a job inside a job takes the outer one's shape."""
 OWN = ("array", "job-name", "parsable", "test-only", "wait", "wrap")
 """Options of sbatch that are not the user's."""
@@ -73,36 +71,35 @@ class SlurmPartition:
     """Nodes of one kind in a partition, as sinfo lists them.
 
     Attributes:
-        cpus, memory_gb: of each node. limit, usual: longest and default time of a job, as Slurm writes them.
+        memory_gb: of each node. limit, usual: longest and default time of a job, as Slurm writes them.
         gpus: the site's names of a node's GPUs → how many; the name is "" where it does not tell them apart.
     """
 
     name: str
     default: bool
     nodes: int
-    cpus: int
     memory_gb: float
     gpus: Mapping[str, int]
     limit: str
     usual: str
 
 
-SINFO = ("sinfo", "-h", "-o", "%P|%a|%D|%c|%m|%G|%l|%L")
+SINFO = ("sinfo", "-h", "-o", "%P|%a|%D|%m|%G|%l|%L")
 
 
 def partitions(text: str) -> tuple[SlurmPartition, ...]:
     """What `SINFO` prints; lines of another form, and partitions that are down, are left out."""
-    found = []
-    for line in text.splitlines():
-        cells = [cell.strip() for cell in line.split("|")]
-        if len(cells) != 8 or cells[1] != "up":
-            continue
-        name, _, nodes, cpus, memory, gres, limit, usual = cells
-        numbers = [int(re.sub(r"\D.*", "", cell) or 0) for cell in (nodes, cpus, memory)]
-        found.append(SlurmPartition(
-            name.rstrip("*"), name.endswith("*"), numbers[0], numbers[1], round(numbers[2] * 1.048576e-3, 1), _gpus(gres), limit, usual
-        ))  # fmt: skip
-    return tuple(found)
+    rows = ([cell.strip() for cell in line.split("|")] for line in text.splitlines())
+    return tuple(
+        SlurmPartition(
+            name.rstrip("*"), name.endswith("*"), _number(nodes), round(_number(memory) * 1.048576e-3, 1), _gpus(gres), limit, usual
+        )
+        for name, up, nodes, memory, gres, limit, usual in (row for row in rows if len(row) == 7) if up == "up"
+    )  # fmt: skip
+
+
+def _number(cell: str) -> int:
+    return int(re.sub(r"\D.*", "", cell) or 0)  # 64000+ where nodes differ
 
 
 def _gpus(text: str) -> dict[str, int]:
@@ -148,14 +145,14 @@ def gres_word(gpu: Accelerator | GpuChoice, here: Sequence[SlurmPartition]) -> s
 # ------------------------------------------------------------------------------------ the script
 
 
-def holder_command(job_id: str, prologue: str = "") -> list[str]:
-    """The step that holds the nodes of a pool.
+def holder(job_id: str, prologue: str = "") -> str:
+    """What holds a node of a pool.
 
     Args:
         prologue: sh of the site's, which each holder runs first.
     """
     own = holder_script(holder_folder(job_id, "$SLURMD_NODENAME"))
-    return step_command(f"export {processes.SITE}=1\n{prologue}\n{own}" if prologue else own)
+    return f"export {processes.SITE}=1\n{prologue}\n{own}" if prologue else own
 
 
 def step_command(script: str) -> list[str]:
@@ -170,12 +167,12 @@ def script(directives: Mapping[str, str], job_id: str, prologue: str = "") -> st
     """The script of a pool's job, which has the pool's name, with its directives in order; pure.
 
     Args:
-        directives: names of sbatch's options → values, "" for those without one. prologue: as of `holder_command`.
+        directives: names of sbatch's options → values, "" for those without one. prologue: as of `holder`.
     """
     named = {"job-name": job_id, **directives}
     lines = [f"#SBATCH --{name}" + (f"={_quoted(value)}" if value else "") for name, value in named.items()]
     # what Slurm starts a second time, nobody waits for
-    once, command = '[ -z "$SLURM_RESTART_COUNT" ] || exit 0', shlex.join(holder_command(job_id, prologue))
+    once, command = '[ -z "$SLURM_RESTART_COUNT" ] || exit 0', shlex.join(step_command(holder(job_id, prologue)))
     return "\n".join(["#!/bin/sh", *lines, "", once, f"exec {command}", ""])
 
 
@@ -183,7 +180,7 @@ def allocation(directives: Mapping[str, str], job_id: str, prologue: str = "") -
     """The same job by salloc, for sites that take no scripts: it ends with salloc, which the login node keeps."""
     named = {"job-name": job_id, **{name: value for name, value in directives.items() if name not in OF_SCRIPTS}}
     options = [f"--{name}" + (f"={value}" if value else "") for name, value in named.items()]
-    return ["sh", "-c", SALLOC, "sh", *options, *holder_command(job_id, prologue)]
+    return ["sh", "-c", SALLOC, "sh", *options, *step_command(holder(job_id, prologue))]
 
 
 def _quoted(value: str) -> str:
@@ -213,23 +210,23 @@ def asked_directives(options: Iterable[tuple[str, str]], usual: Mapping[str, str
         elif value == "none":
             made.pop(name, None)
         else:
-            made[name] = _time(value, mistakes) if name == "time" else value
+            with collected(mistakes):
+                made[name] = _time(value) if name == "time" else value
     if mistakes:
         raise RequestError(mistakes)
     return made
 
 
-def _time(value: str, mistakes: list[str]) -> str:
-    """A time limit as Slurm reads it: its own forms, and durations as everywhere here."""
+def _time(value: str) -> str:
+    """A time limit as Slurm reads it: its own forms, and durations as everywhere here. Raises RequestError."""
     if re.fullmatch(r"(\d+-)?\d+(:\d+){0,2}", value):
         return value
     try:
         return str(max(1, round(duration(value) / 60)))
     except RequestError:
-        mistakes.append(
+        raise RequestError(
             f"--time: {value!r} is no time limit: write 4h, 90m, or 1-12:00:00; a job without an end is not asked for"
-        )
-        return value
+        ) from None
 
 
 # ------------------------------------------------------------------------------------ what it refuses
@@ -240,22 +237,17 @@ REMEDIES = {
     r"node configuration": "no node of the partition has such CPUs, memory, or GPUs: `sinfo -o '%P %c %m %G'` lists what they have",
     r"feature": "`sinfo -o '%P %f'` lists what --constraint can name",
     r"reservation": "`scontrol show reservation` lists what --reservation can name",
-    r"partition": "`sinfo -o '%P %a'` lists partitions that are up; some are for some accounts alone",
 }
 """What Slurm says where it refuses a job → what to look at."""
 ASSOCIATIONS = ("sh", "-c", 'exec sacctmgr -nP show assoc where user="$(id -un)" format=account,qos,partition')
 
 
-def remedy(problem: str, directives: Mapping[str, str], associations: Callable[[], str]) -> str:
-    """What to try where Slurm has refused a job, as another line; "" where nothing is known of it; pure.
-
-    Args:
-        problem: what Slurm says. associations: what `ASSOCIATIONS` prints, asked where it matters.
-    """
+def remedy(problem: str, directives: Mapping[str, str], asking: Asking) -> str:
+    """What to try where Slurm has refused a job and says this, as another line; "" where nothing is known of it."""
     folded = problem.lower()
     if not (wrong := re.search(r"invalid (account|qos)\b", folded)):
         return next((f"\n  {words}" for said, words in REMEDIES.items() if re.search(said, folded)), "")
-    rows = [row for row in (line.split("|") for line in associations().splitlines()) if len(row) == 3]
+    rows = [row for row in (line.split("|") for line in asking(*ASSOCIATIONS).stdout.splitlines()) if len(row) == 3]
     option, asked = wrong[1], directives.get(wrong[1], "")
     if option == "qos":
         rows = [row for row in rows if row[0] == directives.get("account", row[0])]
@@ -269,11 +261,6 @@ def remedy(problem: str, directives: Mapping[str, str], associations: Callable[[
 
 
 # ------------------------------------------------------------------------------------ calls
-
-
-def environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """The environment of Slurm's programs, and of what they start."""
-    return {name: value for name, value in environ.items() if KEPT.fullmatch(name)}
 
 
 def said(done: subprocess.CompletedProcess[str]) -> str:
@@ -330,6 +317,9 @@ REASONS = {
     "Dependency": "another job must end first",
     "BeginTime": "its time to begin has not come",
     "JobHeldUser": "you hold it (scontrol release)",
+    "JobHeldAdmin": "an administrator holds it",
+    "PartitionDown": "its partition is down",
+    "Licenses": "licenses that it needs are in use",
     "ReqNodeNotAvail": "a node that it needs is down or reserved: a maintenance may come",
     "PartitionNodeLimit": "the partition gives no job so many nodes",
     "PartitionTimeLimit": "its time limit is above the partition's",
@@ -337,14 +327,7 @@ REASONS = {
     "BadConstraints": "no node satisfies it",
 }
 
-HOPELESS = (
-    "PartitionNodeLimit",
-    "PartitionTimeLimit",
-    "PartitionConfig",
-    "BadConstraints",
-    "InvalidAccount",
-    "InvalidQOS",
-)
+HOPELESS = re.compile(r"Partition(Node|Time)Limit|PartitionConfig|BadConstraints|InvalidAccount|InvalidQOS")
 
 
 def reason_words(job: SlurmJob) -> str:
@@ -353,7 +336,7 @@ def reason_words(job: SlurmJob) -> str:
     words = REASONS.get(reason, "")
     if not words and re.match(r"(Assoc|QOS|Q?[oO]S)\w*(Limit|Per)|QOSMax|Assoc", reason):
         words = "you, or your group, use as much as you may"
-    if reason in HOPELESS:
+    if HOPELESS.fullmatch(reason):
         words = f"{words or 'it cannot start as it is asked for'}, and that does not change by itself: stop it, and ask for other nodes"
     told = f"{words} ({reason})" if words else reason or "nobody says why"
     if job.begins:
@@ -393,9 +376,7 @@ class JobQueue:
 
     SECONDS = 10.0
 
-    def __init__(
-        self, asking: Callable[..., subprocess.CompletedProcess[str]], clock: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, asking: Asking, clock: Callable[[], float] = time.monotonic) -> None:
         self._call, self._clock = asking, clock
         self._lock = threading.Lock()
         self._asked = -math.inf
@@ -435,44 +416,11 @@ class JobQueue:
 
 
 class LoginNode:
-    """Where Slurm's programs run: this machine, which is a login node or a node of a job. A subclass may have them run elsewhere: it
-    overrides `run` and `channel`, through which everything goes, and `close`.
-    """
+    """What Slurm's programs are asked, wherever they run; `run`, `channel` and `close` are those of `Programs`."""
 
-    def __init__(self) -> None:
+    def __init__(self, programs: Programs) -> None:
+        self.run, self.channel, self.close = programs.run, programs.channel, programs.close
         self.queue = JobQueue(self.run)
-
-    def run(self, *words: str, text: str = "") -> subprocess.CompletedProcess[str]:
-        """Run one of Slurm's programs to its end; a terminal's Ctrl-C does not reach it.
-
-        Returns:
-            How it ended; one that takes too long has failed.
-
-        Raises:
-            ProvisionError: there is no such program here.
-        """
-        try:
-            return subprocess.run(
-                words, input=text, capture_output=True, text=True, errors="replace", timeout=SECONDS, check=False,
-                env=environment(os.environ), start_new_session=True,
-            )  # fmt: skip
-        except FileNotFoundError:
-            raise ProvisionError(
-                f"--provider slurm needs Slurm's programs, and {words[0]} is not on the PATH: run the notebook on a login node, or name one with --login"
-            ) from None
-        except subprocess.TimeoutExpired:
-            return subprocess.CompletedProcess(words, -1, "", f"{words[0]} timed out after {SECONDS:.0f} s")
-
-    def channel(self, words: Sequence[str], variables: Mapping[str, str], timeout: float) -> Channel:
-        """What passes a shell's streams through one of Slurm's programs, which is not started yet.
-
-        Args:
-            words: the program with its arguments; the shell's command line comes last. variables: of its environment.
-        """
-        return CommandChannel(words, {**environment(os.environ), **variables})
-
-    def close(self) -> None:
-        """Close what leads there; twice is safe."""
 
     def submit(self, words: Sequence[str], text: str, job_id: str) -> str:
         """Ask for a job by these words, with this text as their input: Slurm's number of it. Raises ProvisionError with why there is none."""
@@ -485,10 +433,6 @@ class LoginNode:
             if numbers := self.numbers(job_id):
                 return numbers[-1]
         raise ProvisionError(f"Slurm refused the job: {said(done) or 'it names no job'}")
-
-    def remedy(self, problem: str, directives: Mapping[str, str]) -> str:
-        """What to try where Slurm has said that, as another line; "" where nothing is known of it."""
-        return remedy(problem, directives, lambda: self.run(*ASSOCIATIONS).stdout)
 
     def numbers(self, job_id: str) -> list[str]:
         """The jobs of a pool that have not ended, the oldest first."""
@@ -517,15 +461,10 @@ class LoginNode:
         found = re.search(r"\bNodeAddr=(\S+)", self.run("scontrol", "show", "node", "-o", node).stdout)
         return socket.gethostbyname(found[1] if found else node)
 
-    def ended(self, job: str) -> str:
-        """How a job that had nodes has ended, in words; "" where it has not, or nobody says."""
-        ended = self.queue.end(job)
-        return "" if ended is None else end_words(job, ended)
-
     def fate(self, job: str, node: str) -> str:
         """Why a node that does not answer is gone, as Slurm says; "" where it is not, or nobody says."""
-        if ended := self.ended(job):
-            return ended
+        if ended := self.queue.end(job):
+            return end_words(job, ended)
         running = self.queue.now(job)
         if running is None or not running.nodes.strip("()") or node in self.hostnames(running.nodes):
             return ""

@@ -17,4 +17,5 @@ keys          the user's private keys (ssh-agent, files, passphrases), and the h
 login         over paramiko: SSH handshake, host key check, public-key authentication
 openssh       OpenSSH's own client: a master per host, found open or opened with a prompt
 process       a remote process over one channel
+programs      a scheduler's programs, on this machine or on its login node
 """

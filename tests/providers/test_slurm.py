@@ -12,13 +12,14 @@ from skymagic.magics.arguments.cell_magics import parse_pool
 from skymagic.plan.accelerators import read_gpus
 from skymagic.providers import slurm, slurm_jobs
 from skymagic.providers.slurm_jobs import JobQueue, SlurmJob, SlurmPartition
+from skymagic.ssh.programs import Programs
 
 SINFO = """\
-gpu*|up|4|64|515000|gpu:a100:8(S:0-1),nvme:1|1-00:00:00|1:00:00
-big|up|2|128|2063000|gpu:nvidia_h100_80gb_hbm3:4|infinite|n/a
-old|up|9+|16|64000+|gpu:2|infinite|n/a
-cpu|up|100|32|128000|(null)|infinite|n/a
-shut|down|1|1|1|gpu:b200:8|infinite|n/a
+gpu*|up|4|515000|gpu:a100:8(S:0-1),nvme:1|1-00:00:00|1:00:00
+big|up|2|2063000|gpu:nvidia_h100_80gb_hbm3:4|infinite|n/a
+old|up|9+|64000+|gpu:2|infinite|n/a
+cpu|up|100|128000|(null)|infinite|n/a
+shut|down|1|1|gpu:b200:8|infinite|n/a
 nonsense
 """
 HERE = slurm_jobs.partitions(SINFO)
@@ -150,7 +151,7 @@ def test_jobs_hear_nothing_of_the_notebooks_environment() -> None:
         "SLURM_CONF": "/c",
         "SBATCH_ACCOUNT": "a",
     }
-    assert slurm_jobs.environment(environ) == {"HOME": "/h", "PATH": "/bin", "SLURM_CONF": "/c"}
+    assert Programs("sbatch", slurm_jobs.KEPT).variables(environ) == {"HOME": "/h", "PATH": "/bin", "SLURM_CONF": "/c"}
 
 
 def test_a_job_that_waits_says_why() -> None:
@@ -198,8 +199,11 @@ ASSOCIATIONS = "nlp-lab|long,normal|\nphysics|normal|\nvision|normal,gold|urgent
     ],
 )  # fmt: skip
 def test_a_refusal_says_what_to_try(problem: str, asked: dict[str, str], associations: str, told: str) -> None:
-    assert told in slurm_jobs.remedy(problem, asked, lambda: associations)
-    assert slurm_jobs.remedy("Something new", asked, lambda: associations) == ""
+    def asking(*words: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.CompletedProcess(words, 0, associations, "")
+
+    assert told in slurm_jobs.remedy(problem, asked, asking)
+    assert slurm_jobs.remedy("Something new", asked, asking) == ""
 
 
 class Controller:

@@ -15,9 +15,9 @@ import skymagic as sky
 from skymagic.errors import HostError, ProvisionError, RequestError
 from skymagic.plan import planning
 from skymagic.plan.requests import PoolRequest
-from skymagic.providers import slurm
-from skymagic.providers.slurm_login import RemoteLogin
+from skymagic.providers import slurm, slurm_jobs
 from skymagic.ssh.process import Process
+from skymagic.ssh.programs import HostPrograms
 from tests.lab.hosts import Hosts, loopback, masters
 from tests.lab.notebook import opened
 from tests.lab.slurm import cluster
@@ -37,7 +37,7 @@ def test_what_is_asked_for() -> None:
     request = PoolRequest(login="me@cluster", ssh="openssh")
     assert [mistake.partition(" is for")[0] for mistake in planning._elsewhere(request)] == ["--ssh", "--login"]
     with pytest.raises(RequestError, match="through one login node"):
-        RemoteLogin("login[1-2]", "auto")
+        HostPrograms("login[1-2]", "auto", "sbatch", "")
 
 
 @pytest.fixture
@@ -69,16 +69,16 @@ def hosts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hosts]:
 
 
 @pytest.fixture
-def login(hosts: Hosts, tmp_path: Path) -> Iterator[RemoteLogin]:
+def login(hosts: Hosts, tmp_path: Path) -> Iterator[HostPrograms]:
     (hosts[0].home / ".profile").write_text(f"echo welcome; export PATH={tmp_path}/opt/slurm:$PATH\n")
-    made = RemoteLogin("login", "auto")
-    made.open()
+    made = HostPrograms("login", "auto", "sbatch", slurm_jobs.KEPT)
+    made.open(None)
     yield made
     made.close()
 
 
 @pytest.mark.needs("sshd")
-def test_a_login_shell_knows_where_they_are(login: RemoteLogin, tmp_path: Path) -> None:
+def test_a_login_shell_knows_where_they_are(login: HostPrograms, tmp_path: Path) -> None:
     text = "#!/bin/sh\n#SBATCH --comment='a \"b\" $HOME `c`'\n"
     done = login.run("sbatch", "--comment=a 'b' $HOME", text=text)
     assert done.stdout == f"{tmp_path}/opt/slurm/sbatch --comment=a 'b' $HOME\n0\n{text}\n"  # no token reaches a job
@@ -88,13 +88,13 @@ def test_a_login_shell_knows_where_they_are(login: RemoteLogin, tmp_path: Path) 
 @pytest.mark.needs("sshd")
 def test_a_node_that_has_no_slurm(hosts: Hosts) -> None:
     (hosts[0].home / ".profile").touch()
-    login = RemoteLogin("login", "auto")
+    login = HostPrograms("login", "auto", "sbatch", slurm_jobs.KEPT)
     with pytest.raises(ProvisionError, match="--login: login has no sbatch on its PATH"):
-        login.open()
+        login.open(None)
     login.close()
 
 
-def wait_until_lost(login: RemoteLogin) -> None:
+def wait_until_lost(login: HostPrograms) -> None:
     """Until it has noticed that its connections have ended."""
     connections: Any = login._connections
     for connection in connections:
@@ -102,7 +102,7 @@ def wait_until_lost(login: RemoteLogin) -> None:
 
 
 @pytest.mark.needs("sshd")
-def test_connections_are_opened_as_they_are_needed(hosts: Hosts, login: RemoteLogin) -> None:
+def test_connections_are_opened_as_they_are_needed(hosts: Hosts, login: HostPrograms) -> None:
     words = ["sh", "-c", 'exec /bin/sh -c "$0"']
     variables = {"MINE": "it's $HOME"}
     running = [

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from skymagic.errors import RequestError
+from skymagic.errors import RequestError, collected
 from skymagic.magics.arguments.options import DRY_RUN, PLUGINS, POOL, Option
 from skymagic.magics.arguments.readers import variable
 from skymagic.magics.arguments.reading import ParsedLine, ParsedOption
@@ -199,10 +199,8 @@ def scan_body(body: str) -> tuple[list[ParsedOption], list[str], list[str]]:
         if option is None:
             mistakes.append(f"{key}: no such key{did_you_mean(key, [*known, 'name'])}")
             continue
-        try:
+        with collected(mistakes):
             given += _entry(option, key, value)
-        except RequestError as wrong:
-            mistakes += wrong.mistakes
     return given, [name] if name and isinstance(name, str) else [], mistakes
 
 

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from skymagic.errors import RequestError
+from skymagic.errors import RequestError, collected
 from skymagic.plan.image import Image
 from skymagic.plan.suggest import did_you_mean
 from skymagic.plan.units import duration
@@ -95,10 +95,8 @@ def many(read: Reader, separator: str = r"[,\s]+") -> Reader:
         values: list[Any] = []
         mistakes: list[str] = []
         for item in filter(None, map(str.strip, re.split(separator, text))):
-            try:
+            with collected(mistakes):
                 values.append(read(item))
-            except RequestError as wrong:
-                mistakes += wrong.mistakes
         if not values and not mistakes:
             mistakes.append("no name is given")
         if mistakes:
