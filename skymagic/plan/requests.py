@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from skymagic.errors import RequestError, collected
+from skymagic.errors import RequestError
 from skymagic.plan import masking, suggest
 from skymagic.plan.accelerators import Accelerator, GpuChoice
 from skymagic.plan.image import Image
@@ -340,9 +340,11 @@ class RunRequest:
         mistakes: list[str] = []
 
         def resolve(option: str, choice: Selection) -> tuple[int, ...]:
-            with collected(mistakes, f"{option}: "):
+            try:
                 return choice.ranks(world_size, noun)
-            return ()
+            except RequestError as wrong:
+                mistakes.extend(f"{option}: {mistake}" for mistake in wrong.mistakes)
+                return ()
 
         part = resolve("--targets", self.targets or Selection("all"))
         shown = part[:1] if self.only.text == "head" else resolve("--only", self.only)

@@ -43,10 +43,7 @@ class Programs:
         return {name: value for name, value in environ.items() if self._kept.fullmatch(name)}
 
     def run(self, *words: str, text: str = "") -> subprocess.CompletedProcess[str]:
-        """Run one of them to its end; a terminal's Ctrl-C does not reach it.
-
-        Returns:
-            How it ended; one that takes too long has failed.
+        """Run one of them to its end; what takes too long has failed. A terminal's Ctrl-C does not reach it.
 
         Raises:
             ProvisionError: there is no such program here.

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from skymagic.errors import RequestError, collected
+from skymagic.errors import RequestError
 from skymagic.magics.arguments.options import MAGICS, REFUSED, Magic, Option
 from skymagic.magics.arguments.readers import Reader, pool_name
 from skymagic.plan.suggest import did_you_mean
@@ -195,8 +195,10 @@ class ParsedLine:
         if len(self.words) > 1:
             self.mistakes.append(f"one {what}, not {len(self.words)} ({', '.join(map(repr, self.words))})")
         elif self.words:
-            with collected(self.mistakes):
+            try:
                 return reader(self.words[0])
+            except RequestError as wrong:
+                self.mistakes += wrong.mistakes
         return None
 
     def done(self) -> None:
