@@ -255,7 +255,7 @@ def remedy(problem: str, directives: Mapping[str, str], asking: Asking) -> str:
     else:
         known = {row[0]: row[0] + (f" (in partition {row[2]})" if row[2] else "") for row in rows}
     if not known:
-        return f"\n  sacctmgr lists none of yours here: ask the site's staff what --{option} can name"
+        return f"\n  sacctmgr lists no {option} for you: ask the site's staff which --{option} to use"
     yours = f"you may use {', '.join(sorted(known.values()))}{did_you_mean(asked, known) if asked else ''}"
     return f"\n  --{option}{f' {asked}' if asked else ''}: {yours}"
 

@@ -190,7 +190,7 @@ ASSOCIATIONS = "nlp-lab|long,normal|\nphysics|normal|\nvision|normal,gold|urgent
         (NO_ACCOUNT, {}, ASSOCIATIONS, "--account: you may use nlp-lab, physics, vision"),
         (NO_QOS, {"qos": "nothing"}, ASSOCIATIONS, "--qos nothing: you may use gold, long, normal"),
         (NO_QOS, {"qos": "lang", "account": "physics"}, ASSOCIATIONS, "--qos lang: you may use normal"),
-        (NO_ACCOUNT, {"account": "nobody"}, "", "sacctmgr lists none of yours here: ask the site's staff what --account can name"),
+        (NO_ACCOUNT, {"account": "nobody"}, "", "sacctmgr lists no account for you: ask the site's staff which --account to use"),
         ("Requested time limit is invalid (missing or exceeds some limit)", {}, "", "`sinfo -o '%P %l'` lists"),
         (
             "Job violates accounting/QOS policy (job submit limit, user's size and/or time limits)",
