@@ -1,4 +1,4 @@
-"""Random histories of pools on a real Slurm cluster (`benchmarks.leaks`): whatever goes wrong, no job and no process is left.
+"""Random histories of pools on a real Slurm cluster (`benchmarks.leaks`): whatever goes wrong, no job, no process and no folder is left.
 
     HISTORIES=100 SEED=1 python benchmarks/slurm_leaks.py          as root, with slurmctld, slurmd and munged installed
 
@@ -9,6 +9,7 @@ a job of higher priority comes. Before them one pool lives until its time limit.
 from __future__ import annotations
 
 import contextlib
+import shutil
 import sys
 import time
 from pathlib import Path
@@ -18,6 +19,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from benchmarks import leaks
 from tests.lab.ending import cmdline
 from tests.lab.slurm import cluster
+
+KILLED = {"set_down"}
+"""Events by which Slurm kills outright what runs on a node: its folders are left, which a site's epilogue removes."""
 
 
 class SlurmLife(leaks.Life):
@@ -58,7 +62,19 @@ class SlurmLife(leaks.Life):
     def left(self) -> list[str]:
         jobs = [" ".join(one) for one in self.cluster.jobs()]
         processes = [" ".join(cmdline(one))[:200] for one in self.cluster.processes()]
-        return jobs + [one for one in processes if "ipykernel_launcher" not in one]
+        names = {
+            name for name in self.cluster("squeue", "-h", "-t", "all", "-o", "%j").split() if name.startswith("lab-")
+        }
+        places = [
+            place
+            for each in names
+            for place in (*Path("/tmp").glob(f"skymagic*{each}*"), *Path("/dev/shm").glob(f"skymagic*{each}*"))
+        ]
+        if any(KILLED & {*one.split()} for one in self.told):  # nothing can remove them then
+            for place in places:
+                shutil.rmtree(place, ignore_errors=True)
+            places = []
+        return jobs + [one for one in processes if "ipykernel_launcher" not in one] + [str(each) for each in places]
 
 
 COLLECTIVE = """\

@@ -315,9 +315,9 @@ def _directives(request: PoolRequest, nodes: Sequence[SlurmPartition]) -> dict[s
 
 
 def lead(directives: Mapping[str, str]) -> int:
-    """Seconds before the limit at which ranks hear of it."""
+    """Seconds before the limit at which ranks hear of it; of jobs of some minutes, fewer."""
     limit = directives.get("time", "")
-    return slurm_jobs.SHORT_LEAD if limit.isdigit() and int(limit) <= 10 else slurm_jobs.LEAD
+    return 60 if limit.isdigit() and int(limit) <= 10 else 120
 
 
 def _prologue(login: LoginNode) -> str:

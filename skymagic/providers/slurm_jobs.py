@@ -31,9 +31,6 @@ from skymagic.providers.cluster import counted, holder_folder, holder_script
 from skymagic.ssh.programs import Programs
 from skymagic.wire import processes
 
-LEAD = 120
-"""Seconds before the time limit at which ranks hear of it; of jobs of some minutes, `SHORT_LEAD`."""
-SHORT_LEAD = 60
 UNBOUNDED_LIMIT = "8:00:00"
 """Time limit where neither the user nor the site sets one: nobody pays for a job that was forgotten."""
 Asking = Callable[..., subprocess.CompletedProcess[str]]
@@ -295,9 +292,10 @@ class SlurmJob:
     @property
     def waits(self) -> bool:
         """Whether it has no nodes yet."""
-        return self.state in ("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "SPECIAL_EXIT")
+        return bool(WAITS.fullmatch(self.state))
 
 
+WAITS = re.compile("PENDING|CONFIGURING|REQUEUED|REQUEUE_FED|REQUEUE_HOLD|RESV_DEL_HOLD|SPECIAL_EXIT|EXPEDITING")
 ENDS = {
     "CANCELLED": "was cancelled, and not from this notebook: by you elsewhere, or by an administrator",
     "COMPLETED": "has ended: nothing was left to hold its nodes for",
@@ -308,6 +306,7 @@ ENDS = {
     "OUT_OF_MEMORY": "has used more memory than it had asked for (--memory)",
     "BOOT_FAIL": "has ended because its nodes did not boot",
     "DEADLINE": "was ended at its deadline",
+    "REVOKED": "was started on another cluster of the federation",
     "REQUEUED": "was put back into the queue by a job of higher priority, or by an administrator: what ran in it is gone",
 }
 REASONS = {
@@ -325,6 +324,7 @@ REASONS = {
     "PartitionTimeLimit": "its time limit is above the partition's",
     "Reservation": "its reservation has not begun",
     "BadConstraints": "no node satisfies it",
+    r"Assoc\w*|QOSMax\w*|Q[oO]S\w*(Limit|Per)\w*": "you, or your group, use as much as you may",
 }
 
 HOPELESS = re.compile(r"Partition(Node|Time)Limit|PartitionConfig|BadConstraints|InvalidAccount|InvalidQOS")
@@ -333,9 +333,7 @@ HOPELESS = re.compile(r"Partition(Node|Time)Limit|PartitionConfig|BadConstraints
 def reason_words(job: SlurmJob) -> str:
     """Why a job waits, in words and in Slurm's own."""
     reason = job.reason.strip("()").partition(",")[0]
-    words = REASONS.get(reason, "")
-    if not words and re.match(r"(Assoc|QOS|Q?[oO]S)\w*(Limit|Per)|QOSMax|Assoc", reason):
-        words = "you, or your group, use as much as you may"
+    words = next((words for said, words in REASONS.items() if re.fullmatch(said, reason)), "")
     if HOPELESS.fullmatch(reason):
         words = f"{words or 'it cannot start as it is asked for'}, and that does not change by itself: stop it, and ask for other nodes"
     told = f"{words} ({reason})" if words else reason or "nobody says why"
@@ -408,7 +406,9 @@ class JobQueue:
         done = self._call("scontrol", "show", "job", "-o", number)
         if GONE in done.stderr:
             return SlurmJob("COMPLETED")
-        told = dict(re.findall(r"(?<!\S)(\w+)=(\S*)", done.stdout))
+        told = dict(
+            reversed(re.findall(r"(?<!\S)(\w+)=(\S*)", done.stdout))
+        )  # the first: new versions repeat salloc's line
         fields = ("JobState", "Reason", "StartTime", "EndTime", "NodeList", "JobName", "Comment")
         cells = [told.get(name, "") for name in fields]
         job = jobs_of("|".join([number, *cells])).get(number) if cells[0] else None

@@ -206,6 +206,43 @@ def test_a_refusal_says_what_to_try(problem: str, asked: dict[str, str], associa
     assert slurm_jobs.remedy("Something new", asked, asking) == ""
 
 
+# fields and their order are those of Slurm's sources, from the oldest version that has `srun --overlap` to the newest
+BEFORE = "JobId=7 JobName=lab-1 UserId=me(1) GroupId=me(1) MCS_label=N/A Priority=42 Nice=0 Account=(null) QOS=normal "
+SUBMITTED = (
+    "TimeMin=N/A SubmitTime=2026-11-24T10:00:00 EligibleTime=2026-11-24T10:00:00 AccrueTime=2026-11-24T10:00:00 "
+)
+VERSIONS = {
+    "20.11": BEFORE + "JobState=RUNNING Reason=None Dependency=(null) Requeue=0 Restarts=1 BatchFlag=1 Reboot=0 ExitCode=0:0 "
+    "RunTime=00:00:05 TimeLimit=00:10:00 " + SUBMITTED + "StartTime=2026-11-24T10:00:05 EndTime=2026-11-24T10:10:05 Deadline=N/A "
+    "SuspendTime=None SecsPreSuspend=0 LastSchedEval=2026-11-24T10:00:05 Partition=gpu AllocNode:Sid=login:9 ReqNodeList=(null) "
+    "ExcNodeList=(null) NodeList=n[1-2] BatchHost=n1 NumNodes=2 NumCPUs=2 NumTasks=2 CPUs/Task=1 ReqB:S:C:T=0:0:*:* TRES=cpu=2,node=2 "
+    "Command=(null) WorkDir=/tmp Comment=skymagic StdErr=/dev/null StdIn=/dev/null StdOut=/dev/null Power= NtasksPerTRES:0",
+    "26.05": BEFORE.replace("JobName=lab-1 ", "JobName=lab-1 SLUID=sF1ZQ9 ") + "JobState=RUNNING Reason=None FailedNode=n9 Dependency=(null) "
+    "Requeue=0 Restarts=1 BatchFlag=0 Reboot=0 ExitCode=0:0 RunTime=00:00:05 TimeLimit=00:10:00 " + SUBMITTED +
+    "StartTime=2026-11-24T10:00:05 EndTime=2026-11-24T10:10:05 Deadline=N/A SuspendTime=None SecsPreSuspend=0 "
+    "LastSchedEval=2026-11-24T10:00:05 Scheduler=Backfill Partition=gpu AllocNode:Sid=login:9 ReqNodeList=(null) ExcNodeList=(null) "
+    "NodeList=n[1-2] StepMgrEnabled=Yes NumNodes=2 NumCPUs=2 NumTasks=2 CPUs/Task=1 ReqB:S:C:T=0:0:*:* ReqTRES=cpu=2 AllocTRES=cpu=2,node=2 "
+    "Command=sh SubmitLine=salloc --comment=skymagic sh -c a JobState=FAILED NodeList=x WorkDir=/tmp AdminComment=no Comment=skymagic",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_a_job_reads_the_same_in_every_version(version: str) -> None:
+    there = Controller()
+    there.known = VERSIONS[version]
+    job = JobQueue(there).now("7")
+    assert job is not None
+    assert (job.state, job.nodes, job.pool, job.restarts) == ("RUNNING", "n[1-2]", "lab-1", 1)
+    assert job.ends is not None
+    assert job.begins is None
+
+
+def test_states_that_new_versions_have_are_known() -> None:
+    assert all(SlurmJob(state).waits for state in ("EXPEDITING", "REQUEUE_FED", "RESV_DEL_HOLD", "CONFIGURING"))
+    assert not any(SlurmJob(state).over or SlurmJob(state).waits for state in ("SUSPENDED", "STAGE_OUT", "RESIZING"))
+    assert SlurmJob("REVOKED").over
+
+
 class Controller:
     """Slurm's programs as `JobQueue` sees them, with what they answer, and a clock."""
 

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 import skymagic as sky
@@ -16,6 +17,7 @@ from skymagic.errors import HostError, ProvisionError, RequestError
 from skymagic.plan import planning
 from skymagic.plan.requests import PoolRequest
 from skymagic.providers import slurm, slurm_jobs
+from skymagic.providers.slurm_jobs import LoginNode
 from skymagic.ssh.process import Process
 from skymagic.ssh.programs import HostPrograms
 from tests.lab.hosts import Hosts, loopback, masters
@@ -26,6 +28,14 @@ PROGRAM = """#!/bin/sh
 echo "$0 $*"
 env | grep -c TOKEN
 cat
+"""
+
+
+SALLOC = """#!/bin/sh
+echo "salloc: Pending job allocation 77
+salloc: Granted job allocation 77"
+echo $$ >"$HOME/pid"
+exec sleep 600
 """
 
 
@@ -48,7 +58,9 @@ def hosts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hosts]:
     for name in ("sbatch", "srun"):
         (programs / name).write_text(PROGRAM)
         (programs / name).chmod(0o755)
-    for name in ("sh", "env", "cat", "grep", "sleep"):
+    (programs / "salloc").write_text(SALLOC)
+    (programs / "salloc").chmod(0o755)
+    for name in ("sh", "env", "cat", "grep", "sleep", "setsid", "mktemp", "sed", "head", "rm"):
         (tmp_path / "opt" / name).symlink_to(shutil.which(name) or "")
     shell = tmp_path / "opt" / "shell"
     shell.write_text('#!/bin/sh\n. "$HOME/.profile"\nexec sh -c "$2"\n')
@@ -126,6 +138,20 @@ def test_connections_are_opened_as_they_are_needed(hosts: Hosts, login: HostProg
     with pytest.raises(HostError):
         login.channel(words, {}, 5.0)
     hosts[0].start()
+
+
+@pytest.mark.needs("sshd")
+def test_salloc_outlives_the_connection_that_it_was_asked_by(hosts: Hosts, login: HostPrograms) -> None:
+    words = slurm_jobs.allocation({"nodes": "2", "output": "/dev/null"}, "lab-1")
+    assert LoginNode(login).submit(words, "", "lab-1") == "77"
+    salloc = psutil.Process(int((hosts[0].home / "pid").read_text()))
+    assert salloc.is_running()
+    login.close()
+    hosts[0].kill_sessions()
+    with pytest.raises(psutil.TimeoutExpired):
+        salloc.wait(0.5)
+    salloc.kill()
+    salloc.wait()
 
 
 @pytest.mark.needs("slurm", "root", "sshd")
