@@ -39,6 +39,7 @@ from skymagic.providers.provider import ListedPool, Say
 from skymagic.ssh.command import SocketChannel
 from skymagic.ssh.host import ChannelConnection
 from skymagic.wire import atomic
+from skymagic.wire.threads import start_all
 
 DRIVER = Path(__file__).with_name("ray_driver.py")
 """What is connected to Ray, in a process of its own."""
@@ -282,9 +283,11 @@ class Ray:
         shape = topology(request)
         link = RayLink(request.address or _address())
         try:
+            # while Ray is imported, which takes most of a second
+            (needed,) = start_all([lambda: ssh.needs(request, shape, say)], name="skymagic-needs")
             (answer,) = link.ask({"do": "nodes"})
             wanted = bundle(request, answer["nodes"])
-            image, requirements = ssh.needs(request, shape, say)
+            image, requirements = needed.result()
         except BaseException:
             link.close()
             raise

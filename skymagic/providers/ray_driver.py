@@ -134,23 +134,23 @@ class RayHolder:
             return False
         return True
 
-    def read(self, key: str, errors: bool) -> bytes | None:
-        """What has come of its output, or its standard error: b"" at the end, None where nothing has come for a while."""
+    def read(self, key: str) -> tuple[int, bytes] | None:
+        """The next of a shell's output (1) or standard error (2), b"" at their ends, then its exit status (0); None for nothing in a while."""
         if (shell := self._shells.get(key)) is None:
-            return b""
-        stream = shell.stderr if errors else shell.stdout
-        assert stream is not None
+            return 0, b"-1"
         self._asked[key] = time.monotonic()
-        return os.read(stream.fileno(), PIECE) if select.select([stream], [], [], POLL)[0] else None
-
-    def wait(self, key: str) -> int | None:
-        """Exit status of a shell; None while it runs."""
-        try:
-            return max(-1, self._shells[key].wait(POLL))
-        except KeyError:
-            return -1
-        except subprocess.TimeoutExpired:
+        streams = {
+            each: number for number, each in enumerate((shell.stdout, shell.stderr), 1) if each and not each.closed
+        }
+        if not streams:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                return 0, str(max(-1, shell.wait(POLL))).encode()
             return None
+        if not (ready := select.select(streams, [], [], POLL)[0]):
+            return None
+        if not (data := os.read(ready[-1].fileno(), PIECE)):
+            ready[-1].close()
+        return streams[ready[-1]], data
 
     def close(self, key: str) -> None:
         """End a shell with its process group; twice is safe."""
@@ -320,34 +320,27 @@ def pools(_: object) -> Iterator[dict[str, Any]]:
 
 def pass_on(ends: Sequence[socket.socket], job: str, index: int, command: str) -> Iterator[dict[str, Any]]:
     """A shell on a node with its streams, its standard error and its exit status, until it has ended or the notebook has closed them."""
-    holder, key = holder_of(job, index), os.urandom(8).hex()
     streams, errors, status = ends
-    ray.get(holder.start.remote(key, command))
-    works = ((feed, streams, status), (follow, streams, False), (follow, errors, True))
-    threads = [threading.Thread(target=work, args=(holder, key, *rest), daemon=True) for work, *rest in works]
-    for thread in threads:
-        thread.start()
     try:
-        while (code := ray.get(holder.wait.remote(key))) is None:
-            pass
-        status.sendall(str(code).encode())
-        for thread in threads[1:]:
-            thread.join()
-    finally:
-        with contextlib.suppress(OSError):
-            status.shutdown(socket.SHUT_RDWR)
-        for thread in threads:
-            thread.join()
+        holder, key = holder_of(job, index), os.urandom(8).hex()
+        ray.get(holder.start.remote(key, command))
+        feeding = threading.Thread(target=feed, args=(holder, key, streams, status), daemon=True)
+        feeding.start()
+        try:
+            which = -1
+            while which:
+                which, data = ray.get(holder.read.remote(key)) or (-1, b"")
+                if data:
+                    (status, streams, errors)[which].sendall(data)
+                elif which > 0:
+                    (status, streams, errors)[which].shutdown(socket.SHUT_WR)
+        finally:
+            with contextlib.suppress(OSError):
+                status.shutdown(socket.SHUT_RDWR)
+            feeding.join()
+    except (RayError, ValueError) as problem:  # what comes of the shell is no place for it
+        errors.sendall(f"Ray: {problem}".encode())
     yield from ()
-
-
-def follow(holder: Any, key: str, stream: socket.socket, errors: bool) -> None:
-    """One of a shell's outputs, to its end."""
-    with contextlib.suppress(OSError, RayError):
-        while (data := ray.get(holder.read.remote(key, errors))) != b"":
-            stream.sendall(data or b"")
-    with contextlib.suppress(OSError):
-        stream.shutdown(socket.SHUT_WR)
 
 
 def feed(holder: Any, key: str, streams: socket.socket, status: socket.socket) -> None:
