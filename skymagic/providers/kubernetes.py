@@ -185,9 +185,9 @@ class Kubernetes:
 
 def _resources(request: PoolRequest, template: Json) -> Json:
     """Requests and limits of a pod's container, besides what its template has. Raises RequestError."""
-    kept = _first(template).get("resources", {})
+    kept = _first(template).get("resources") or {}
     wanted = {}
-    if request.cpus or not any("cpu" in kept.get(kind, {}) for kind in ("requests", "limits")):
+    if request.cpus or not any("cpu" in (kept.get(kind) or {}) for kind in ("requests", "limits")):
         wanted["cpu"] = str(cpus_of(request))
     if request.memory:
         wanted["memory"] = f"{request.memory.amount:g}G"
@@ -214,7 +214,7 @@ def _template(file: str) -> Json:
     except (OSError, yaml.YAMLError) as problem:
         raise RequestError(f"--pod-template {file}: {problem}") from None
     parts = [found, *(found.get(part, {}) for part in ("metadata", "spec"))] if isinstance(found, dict) else [found]
-    containers = parts[-1].get("containers", []) if all(isinstance(part, dict) for part in parts) else None
+    containers = (parts[-1].get("containers") or []) if all(isinstance(part, dict) for part in parts) else None
     if not isinstance(containers, list) or not all(isinstance(one, dict) for one in containers):
         raise RequestError(
             f"--pod-template {file}: write a Pod, or a pod template, with metadata, and a spec with containers"

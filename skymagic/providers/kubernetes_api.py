@@ -171,12 +171,10 @@ class KubernetesCluster:
 
     def _allowed(self, group: str, resource: str, sub: str, verb: str) -> bool:
         what = {"namespace": self.namespace, "group": group, "resource": resource, "subresource": sub, "verb": verb}
-        body = {
-            "apiVersion": "authorization.k8s.io/v1",
-            "kind": "SelfSubjectAccessReview",
-            "spec": {"resourceAttributes": what},
-        }
-        review = self._ask(self._reviews.create_self_subject_access_review, body)
+        body = {"apiVersion": "authorization.k8s.io/v1", "kind": "SelfSubjectAccessReview"}
+        review = self._ask(
+            self._reviews.create_self_subject_access_review, {**body, "spec": {"resourceAttributes": what}}
+        )
         return bool(review["status"]["allowed"])
 
     def create(self, job: Json) -> None:
@@ -420,10 +418,9 @@ def user() -> str:
 
 def job_words(job: Json) -> tuple[str, float | None]:
     """How a job is, and when it ends at the latest in seconds since 1970."""
+    if ended := _true(job, "Complete", "Failed", "Suspended"):
+        return ended[0]["type"].lower(), None
     status = job.get("status", {})
-    for condition in status.get("conditions", []):
-        if condition["status"] == "True" and condition["type"] in ("Complete", "Failed", "Suspended"):
-            return condition["type"].lower(), None
     state = f"{count(status.get('active', 0), 'pod')} active, {status.get('ready', 0)} ready"
     begun = status.get("startTime")
     ends = datetime.fromisoformat(begun).timestamp() + job["spec"]["activeDeadlineSeconds"] if begun else None
@@ -440,12 +437,12 @@ def job_manifest(job_id: str, nodes: int, seconds: int, resources: Json, image: 
         template: a pod template of the user's, which is kept but for what a pool needs; labels hold for the job too (Kueue reads them there).
     """
     labels = {
-        **template.get("metadata", {}).get("labels", {}),
+        **(template.get("metadata", {}).get("labels") or {}),
         MANAGED: "skymagic", JOB: job_id, USER: user(),
     }  # fmt: skip
     asked = template.get("spec", {})
     first, *others = asked.get("containers") or [{}]
-    kept, mounts = first.get("resources", {}), first.get("volumeMounts", [])
+    kept, mounts = first.get("resources") or {}, first.get("volumeMounts") or []
     # 64 MB are usual, and break NCCL and data loaders; this counts as the container's memory. A template may have one of its own
     shm = all(one.get("mountPath", "").rstrip("/") != "/dev/shm" for one in mounts)
     own_mounts = [{"name": "skymagic-shm", "mountPath": "/dev/shm"}] * shm
@@ -456,14 +453,14 @@ def job_manifest(job_id: str, nodes: int, seconds: int, resources: Json, image: 
     )
     container = {
         "name": "skymagic", **first, **({"image": image} if image else {}), "command": ["/bin/sh", "-c", script],
-        "resources": {kind: {**kept.get(kind, {}), **resources.get(kind, {})} for kind in ("requests", "limits")},
+        "resources": {kind: {**(kept.get(kind) or {}), **resources.get(kind, {})} for kind in ("requests", "limits")},
         "volumeMounts": [*mounts, *own_mounts],
     }  # fmt: skip
     container.pop("args", None)
     pod = {
         "automountServiceAccountToken": False, "enableServiceLinks": False, **asked,
         "restartPolicy": "Never", "subdomain": object_name(job_id), "containers": [container, *others],
-        "volumes": [*asked.get("volumes", []), *({"name": one["name"], "emptyDir": {"medium": "Memory"}} for one in own_mounts)],
+        "volumes": [*(asked.get("volumes") or []), *({"name": one["name"], "emptyDir": {"medium": "Memory"}} for one in own_mounts)],
     }  # fmt: skip
     spec = {
         "completions": nodes, "parallelism": nodes, "completionMode": "Indexed", "activeDeadlineSeconds": seconds,
@@ -505,7 +502,7 @@ def _handshake_status(reason: str) -> int:
     return int(found[1]) if found else 0
 
 
-WAITS = {
+WORDS = {
     "Unschedulable": "no node has room for it",
     "SchedulingGated": "a scheduling gate holds it: a queue such as Kueue lets it through",
     "ContainerCreating": "its container is made",
@@ -514,20 +511,25 @@ WAITS = {
     "ImagePullBackOff": "its image cannot be pulled",
     "InvalidImageName": "its image's name is none",
     "CreateContainerConfigError": "its container cannot be made from its spec",
-}
-HOPELESS = ("ImagePullBackOff", "InvalidImageName", "CreateContainerConfigError")
-"""What does not change by itself."""
-ENDS = {
     "PreemptionByScheduler": "it was preempted by a pod of higher priority",
+    "Preempted": "it was preempted by a pod of higher priority",
     "EvictionByEvictionAPI": "it was evicted: its node is drained",
+    "Evicted": "its node evicted it",
     "TerminationByKubelet": "its node ended it",
     "DeletionByTaintManager": "its node is not reachable, or is not for it any more",
     "DeletionByPodGC": "its node is gone",
-    "Evicted": "its node evicted it",
     "OOMKilled": "it has used more memory than its limit",
     "DeadlineExceeded": "the pool has reached its --max-lifetime",
-    "Preempted": "it was preempted by a pod of higher priority",
 }
+"""Kubernetes' reason → why a pod waits, or has ended."""
+HOPELESS = ("ImagePullBackOff", "InvalidImageName", "CreateContainerConfigError")
+"""What does not change by itself."""
+
+
+def _true(thing: Json, *kinds: str) -> list[Json]:
+    """The conditions of these kinds that hold."""
+    told = thing.get("status", {}).get("conditions", [])
+    return [one for one in told if one["type"] in kinds and one["status"] == "True"]
 
 
 def waiting(pod: Json) -> tuple[str, str]:
@@ -550,7 +552,7 @@ def waiting_words(pods: Sequence[Json], wanted: int, events: Iterable[Json], sus
     for pod in pods:
         reason, message = waiting(pod)
         if reason:
-            told = "; ".join(filter(None, (WAITS.get(reason, ""), message))) or "nobody says why"
+            told = "; ".join(filter(None, (WORDS.get(reason, ""), message))) or "nobody says why"
             groups[f"{told} ({reason})"] = groups.get(f"{told} ({reason})", 0) + 1
     if (missing := wanted - len(pods)) > 0:
         said = [one.get("message", "") for one in events if one.get("type") == "Warning"]
@@ -567,26 +569,16 @@ def fate_words(name: str, pod: Json, job: Json, events: Sequence[Json]) -> str:
         events: of the pod.
     """
     status = pod.get("status", {})
-    reasons: list[tuple[str, str]] = [
-        (one.get("reason", ""), one.get("message", ""))
-        for one in status.get("conditions", [])
-        if one["type"] == "DisruptionTarget" and one["status"] == "True"
-    ]
-    reasons += [(status["reason"], status.get("message", ""))] if status.get("reason") else []
+    told = [*_true(pod, "DisruptionTarget"), *([status] if status.get("reason") else [])]
     for container in status.get("containerStatuses", []):
-        if told := container.get("state", {}).get("terminated"):
-            reasons.append((told.get("reason", ""), f"exit status {told.get('exitCode')}"))
-    running = status.get("phase") == "Running" and not pod.get("metadata", {}).get("deletionTimestamp")
-    if running and not reasons:
+        if ended := container.get("state", {}).get("terminated"):
+            told.append({"reason": ended.get("reason"), "message": f"exit status {ended.get('exitCode')}"})
+    if status.get("phase") == "Running" and not pod["metadata"].get("deletionTimestamp") and not told:
         return ""
-    for condition in job.get("status", {}).get("conditions", []):
-        if condition["type"] in ("Failed", "FailureTarget") and condition["status"] == "True":
-            reasons.append((condition.get("reason", ""), condition.get("message", "")))
-    reasons += [(one.get("reason", ""), one.get("message", "")) for one in events]
-    known = [(ENDS[reason], reason, message) for reason, message in reasons if reason in ENDS]
-    if known:
-        words, reason, message = known[0]
-        return f"{words} ({reason}{': ' if message else ''}{message})"
+    told += [*_true(job, "Failed", "FailureTarget"), *events]
+    reasons = [(one.get("reason") or "", one.get("message") or "") for one in told]
+    if known := next((each for each in reasons if each[0] in WORDS), None):
+        return f"{WORDS[known[0]]} ({': '.join(filter(None, known))})"
     if reasons and status.get("phase") in ("Failed", "Succeeded"):
         return f"pod {name} has ended ({', '.join(filter(None, reasons[0]))})"
     return f"pod {name} was deleted, and not from this notebook"
@@ -599,7 +591,7 @@ def hopeless(pods: Iterable[Json], events: Iterable[Json] = ()) -> str:
         events: of their job.
     """
     told = [waiting(pod) for pod in pods]
-    said = [f"{WAITS[reason]}: {message} ({reason})" for reason, message in told if reason in HOPELESS]
+    said = [f"{WORDS[reason]}: {message} ({reason})" for reason, message in told if reason in HOPELESS]
     barred = [one["message"] for one in events if "violates PodSecurity" in one.get("message", "")][-1:]
     said += [f"{words}\n  docs/how-to/kubernetes.md has a --pod-template for such namespaces" for words in barred]
     return "; ".join(dict.fromkeys(said))

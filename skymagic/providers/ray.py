@@ -44,6 +44,9 @@ from skymagic.wire.threads import start_all
 DRIVER = Path(__file__).with_name("ray_driver.py")
 """What is connected to Ray, in a process of its own."""
 CONNECT_SECONDS = 5.0
+SETTINGS = b"\x04"
+HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(3) + SETTINGS + bytes(5)
+"""What opens a connection of gRPC's, which Ray uses, and the kind of the frame that both sides begin with (RFC 9113)."""
 ANSWER_SECONDS = 60.0
 HEAD_SECONDS = ("RAY_gcs_rpc_server_reconnect_timeout_s", 60.0)
 """For which Ray's nodes wait for a head that is gone: Ray's variable, which holds for the cluster and here, and its default."""
@@ -150,12 +153,19 @@ class RayLink:
 
 
 def _reach(address: str) -> None:
-    """Raises ProvisionError where nothing listens: Ray itself would try for half a minute."""
+    """Raises ProvisionError where nothing listens, or nothing of Ray's: Ray itself would try for half a minute."""
     host, _, port = address.removeprefix("ray://").rpartition(":")
     if address == "auto":
         return
     try:
-        socket.create_connection((host.strip("[]"), int(port)), CONNECT_SECONDS).close()
+        with (
+            socket.create_connection((host.strip("[]"), int(port)), CONNECT_SECONDS) as there,
+            contextlib.suppress(TimeoutError),
+        ):
+            if os.environ.get("RAY_USE_TLS", "0") == "0":
+                there.sendall(HELLO)
+                if there.recv(4, socket.MSG_WAITALL)[3:] != SETTINGS:
+                    raise OSError("what listens there is not Ray")
     except (OSError, ValueError) as problem:
         raise ProvisionError(
             f"no Ray cluster answers at {address}: {getattr(problem, 'strerror', None) or problem}\n"

@@ -48,6 +48,12 @@ def test_a_template_with_its_own_shared_memory_keeps_it() -> None:
     assert [one["name"] for one in pod["spec"]["volumes"]] == ["dshm"]
 
 
+def test_a_template_whose_fields_have_nothing_below_them() -> None:
+    container = {"name": "main", "image": "torch:2", "resources": None, "volumeMounts": None}
+    manifest(template={"metadata": {"labels": None}, "spec": {"volumes": None, "containers": [container]}})
+    manifest(template={"spec": {"containers": None}})
+
+
 def test_gpus_replace_those_of_a_template_and_its_cpus_stay_unless_others_are_asked_for() -> None:
     kept = {"requests": {"cpu": "16", "nvidia.com/gpu": 4}, "limits": {"nvidia.com/gpu": 4}}
 

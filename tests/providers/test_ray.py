@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import socket
+
 import pytest
 
 import skymagic as sky
-from skymagic.errors import RequestError
+from skymagic.errors import ProvisionError, RequestError
 from skymagic.magics.arguments.cell_magics import parse_pool
 from skymagic.providers import ray
 from skymagic.providers.local import Local
+from skymagic.wire.threads import start_all
 
 NODES = [{"CPU": 8.0}, {"CPU": 64.0, "GPU": 8.0, "accelerator_type:A100": 1.0}, {"CPU": 4.0, "GPU": 1.0}]
 MISMATCH = (
@@ -68,6 +71,22 @@ def test_versions_that_differ_are_named_with_the_remedy() -> None:
 
 def test_no_cluster_here() -> None:
     assert "write --address HOST:PORT" in ray.refusal("auto", "Could not find any running Ray instance. Please …")
+
+
+def test_what_is_not_ray_is_refused_at_once() -> None:
+    """Such as the dashboard, which speaks HTTP/1.1, and whose port 8265 is the one that people know."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def dashboard() -> None:
+            with server.accept()[0] as there:
+                there.recv(1 << 10)
+                there.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+
+        (answered,) = start_all([dashboard])
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+        with pytest.raises(ProvisionError, match=f"no Ray cluster answers at {address}: what listens there is not Ray"):
+            next(ray.RayLink(address).ask({"do": "nodes"}))
+        answered.result()
 
 
 def test_nodes_are_called_by_their_hosts_unless_two_are_on_one() -> None:
