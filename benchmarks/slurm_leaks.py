@@ -44,6 +44,8 @@ class SlurmLife(leaks.Life):
 
     def set_down(self) -> None:
         self.cluster.lose("n2")
+        time.sleep(8.0)
+        self.recover()  # a job that has no nodes yet would wait for it for ever
 
     def restart_controller(self) -> None:
         with self.cluster.without_controller():

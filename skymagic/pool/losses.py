@@ -82,8 +82,7 @@ class Replacement:
         while thread.is_alive():
             check()
             if (said := self._said) != told:
-                told = said
-                tell(told)
+                tell(told := said)
             thread.join(POLL_SECONDS)
 
     def close(self) -> None:

@@ -297,7 +297,7 @@ class SlurmJob:
 
 WAITS = re.compile("PENDING|CONFIGURING|REQUEUED|REQUEUE_FED|REQUEUE_HOLD|RESV_DEL_HOLD|SPECIAL_EXIT|EXPEDITING")
 ENDS = {
-    "CANCELLED": "was cancelled, and not from this notebook: by you elsewhere, or by an administrator",
+    "CANCELLED": "was cancelled, and not from this notebook: by you elsewhere, by an administrator, or as a node's prologue failed (sinfo -R)",
     "COMPLETED": "has ended: nothing was left to hold its nodes for",
     "FAILED": "has failed",
     "TIMEOUT": "has reached its time limit (--time)",
@@ -319,7 +319,7 @@ REASONS = {
     "JobHeldAdmin": "an administrator holds it",
     "PartitionDown": "its partition is down",
     "Licenses": "licenses that it needs are in use",
-    "ReqNodeNotAvail": "a node that it needs is down or reserved: a maintenance may come",
+    "ReqNodeNotAvail|Nodes.required.*": "a node that it needs is down, drained or reserved: a maintenance may come",
     "PartitionNodeLimit": "the partition gives no job so many nodes",
     "PartitionTimeLimit": "its time limit is above the partition's",
     "Reservation": "its reservation has not begun",
@@ -386,10 +386,9 @@ class JobQueue:
             if (now := self._clock()) - self._asked >= self.SECONDS:
                 self._asked = now
                 done = self._call(*SQUEUE)
-                if done.returncode == 0:
-                    self._jobs = jobs_of(done.stdout)
-                    if number not in self._jobs:
-                        return self.now(number)
+                self._jobs = jobs_of(done.stdout) if done.returncode == 0 else {}
+                if number not in self._jobs:
+                    return self.now(number)
             return self._jobs.get(number)
 
     def end(self, number: str) -> SlurmJob | None:

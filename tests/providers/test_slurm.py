@@ -166,7 +166,8 @@ def test_a_job_that_waits_says_why() -> None:
     assert rows["8"].ends
     assert (rows["7"].pool, rows["8"].pool) == ("lab-1", ""), "jobs of the user's own are no pools"
     for reason, words in (
-        ("(ReqNodeNotAvail, UnavailableNodes:n1)", "a node that it needs is down or reserved"),
+        ("(ReqNodeNotAvail, UnavailableNodes:n1)", "a node that it needs is down, drained or reserved"),
+        ("Nodes_required_for_job_are_DOWN,_DRAINED_or_reserved", "a node that it needs is down, drained or reserved"),
         ("QOSMaxJobsPerUserLimit", "you, or your group, use as much as you may (QOSMaxJobsPerUserLimit)"),
         ("AssocGrpGRES", "you, or your group, use as much as you may (AssocGrpGRES)"),
         ("PartitionTimeLimit", "that does not change by itself"),
@@ -279,6 +280,11 @@ def test_no_answer_is_no_end() -> None:
         last = queue.look("7")
         assert last is None or not last.over
         assert queue.end("7") is None
+    there.status, there.known = 1, "JobId=7 JobName=x JobState=RUNNING NodeList=n1 Comment=skymagic"
+    there.now += 30.0
+    job = queue.look("7")
+    assert job is not None, "where squeue hangs or fails, scontrol is asked"
+    assert job.nodes == "n1"
     there.known = "JobId=7 JobName=x JobState=TIMEOUT Reason=None NodeList=n1 ReqNodeList=(null)"
     ended = queue.end("7")
     assert ended is not None
