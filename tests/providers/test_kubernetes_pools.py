@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -331,6 +332,34 @@ def test_a_user_without_a_name_or_home_has_both(tmp_path: Path, monkeypatch: pyt
         )
         assert (done.out, done.status) == ("/tmp/skymagic-home-54321 54321 54321 54321\n", 0)
         ended(api, cluster, connection)
+
+
+def test_two_notebooks_with_pools_of_the_same_name(cluster: Kube, notebook: Notebook, tmp_path: Path) -> None:
+    one = POOL.replace("--nodes 2", "--nodes 1")
+    notebook.run(one)
+    (tmp_path / "other").mkdir()
+    with opened(tmp_path / "other", env=cluster.env) as other:
+        other.run(one)
+        assert len(cluster.jobs()) == 2
+        other.run("%sky_down")
+    notebook.run("%%sky_broadcast -o seen\n7")
+    assert (notebook.value("seen"), len(cluster.jobs())) == ([7], 1)
+    notebook.run("%sky_down")
+    cluster.wait(lambda: not cluster.left())
+
+
+def test_a_kernel_that_is_killed_while_its_pods_wait_leaves_a_job_that_can_be_ended(
+    cluster: Kube, notebook: Notebook, tmp_path: Path
+) -> None:
+    cluster.held = True
+    (tmp_path / "other").mkdir()
+    with opened(tmp_path / "other", env=cluster.env) as other:
+        waiting = other.start(POOL)
+        other.watch(waiting, lambda cell: " waits: " in cell.text)
+        os.kill(other.pid, signal.SIGKILL)
+    assert "2 pods active, 0 ready" in notebook.run("%sky_status --provider kubernetes").text
+    notebook.run("%sky_down lab --provider kubernetes")
+    cluster.wait(lambda: not cluster.left())
 
 
 def test_a_pool_in_a_namespace_that_is_restricted(cluster: Kube, notebook: Notebook, tmp_path: Path) -> None:
