@@ -8,7 +8,7 @@ Processes of one node; an arrow is a fork or an exec, and what is at its side sa
            machine:      ├─▶ controller          ipyparallel's, on the head only: cells and outcomes, notebook ↔ ranks (ZeroMQ)
            pipes         └─▶ forkserver          has torch imported, no thread, no GPU; one socket pair to the agent
                               └─▶ rank           control socket and two pipes (stdout, stderr) to the agent; ZeroMQ to the controller
-                                   └─▶ supervisor of a script ─▶ bash …     writes to the rank's own pipes
+                                   └─▶ bash, a script                       writes to the rank's own pipes
 
     value server     one for each node and pool, started by the notebook: values come, and go on to the next node
     files            one for each copy, started by the notebook: an end of put, get, sync
@@ -25,7 +25,7 @@ check       a node's end of a check: hardware, clock, links
 rank_command  a node's end of %sky_shell: one command beside a rank
 relay       processes of another node for the head, where a notebook is executed
 fork        what processes are made of: a function in a forked process, signals, an event loop
-supervisor  the subreaper of a script: nothing that the script starts outlives it
+proc        what Linux tells of processes
 network     interfaces, and the environment that frameworks read
 stacks      the user's frames on a rank's main thread, read from another thread or from a signal handler
 """

@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from skymagic.kernels.supervisor import PR_SET_PDEATHSIG, prctl
+from skymagic.kernels.proc import PR_SET_PDEATHSIG, prctl
 from skymagic.wire.codec import write_all
 from skymagic.wire.processes import HOLDER, SITE
 from skymagic.wire.record import why_unsafe

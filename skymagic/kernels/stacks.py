@@ -19,7 +19,7 @@ from pathlib import Path
 from types import FrameType
 from typing import IO, Any
 
-from skymagic.kernels.supervisor import processor_seconds, status
+from skymagic.kernels.proc import processor_seconds, status
 from skymagic.runtime import rendezvous
 
 INTERNAL = ("ipykernel", "IPython", "ipyparallel", "tornado", "asyncio", "traitlets", "skymagic")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import signal
@@ -148,36 +147,6 @@ def test_a_forkserver_hears_of_a_rank_that_ends_just_before_it_waits(tmp_path: P
         said: list[wire.AgentMessage] = []
         while not any(isinstance(message, wire.ChildExited) for message in said):
             said += decoder.feed(ours.recv(1 << 16))
-
-
-SUPERVISOR = """
-from skymagic.kernels import supervisor
-supervisor.main()
-"""
-
-
-@pytest.mark.parametrize("ordered", [True, False])
-def test_a_supervisor_hears_of_its_command_and_of_its_rank_just_before_it_waits(ordered: bool) -> None:
-    """The second: the rank has ended before it sent its order, and what it has forked holds the socket."""
-    link, theirs = socket.socketpair()
-    link.settimeout(20)
-    command = [sys.executable, "-c", SLEEPS_THROUGH + SUPERVISOR, str(theirs.fileno())]
-    with (
-        subprocess.Popen(command, pass_fds=[theirs.fileno()], stdout=subprocess.DEVNULL) as process,
-        link,
-        link.makefile() as said,
-    ):
-        theirs.close()
-        if ordered:
-            order = {"argv": ["sleep", "0.3"], "cwd": "/", "env": dict(os.environ), "grace": 30.0}
-            link.sendall(json.dumps(order).encode() + b"\n")
-            started, ended = map(json.loads, said)
-            assert (started.keys(), ended) == ({"started"}, {"status": 0, "left": []})
-        else:
-            while not waits(process.pid):
-                pass
-            process.send_signal(signal.SIGHUP)
-        assert process.wait(20) == 0
 
 
 CONTROLLER = """

@@ -10,8 +10,6 @@ import os
 import re
 import signal
 import socket
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,12 +17,12 @@ import psutil
 import pytest
 
 from skymagic.jobs.script import ScriptEnd, script_error, too_many_nodes
-from skymagic.kernels import supervisor
 from skymagic.kernels.agent import resources
 from skymagic.kernels.script import environment
 from skymagic.runtime.info import InstanceInfo, Peer
 from tests.lab.notebook import Notebook, Shown, opened
 from tests.lab.places import LOCAL, PLACES, pooled
+from tests.lab.waiting import until
 
 
 @pytest.fixture(scope="module", params=PLACES)
@@ -501,51 +499,15 @@ def test_a_rank_that_is_just_done_with_stopping_its_script_is_not_killed(noteboo
     assert pids(notebook) == before
 
 
-def test_a_stop_that_comes_with_the_order_is_obeyed() -> None:
-    """A script may be stopped while its supervisor starts, which then reads both at once."""
-    order = {"argv": ["sleep", "600"], "cwd": "/", "env": dict(os.environ), "grace": 30.0}
-    link, theirs = socket.socketpair()
-    link.settimeout(60)
-    link.sendall(json.dumps(order).encode() + b"\nstop\n")
-    words = [sys.executable, "-I", "-S", supervisor.__file__, str(theirs.fileno())]
-    with subprocess.Popen(words, pass_fds=[theirs.fileno()], start_new_session=True), link, link.makefile() as said:
-        theirs.close()
-        started, ended = map(json.loads, said)
-    assert started.keys() == {"started"}
-    assert ended == {"status": -signal.SIGTERM, "left": []}
-
-
 SHARED = """
 import sys, time
 from multiprocessing.shared_memory import SharedMemory
 made = [SharedMemory(create=True, size=1000) for _ in range(200)]
 with open(sys.argv[1], "w") as names:
     print(*(one.name for one in made), file=names)
+print("begun", flush=True)
 time.sleep(600)
 """
-
-
-def test_shared_memory_of_a_script_goes_when_its_rank_is_gone(tmp_path: Path) -> None:
-    """The resource tracker of multiprocessing deletes it: it is not killed along."""
-    names = tmp_path / "names"
-    os.mkfifo(names)
-    argv = [sys.executable, "-c", SHARED, str(names)]
-    order = {"argv": argv, "cwd": "/", "env": dict(os.environ), "grace": 30.0}
-    link, theirs = socket.socketpair()
-    words = [sys.executable, "-I", "-S", supervisor.__file__, str(theirs.fileno())]
-    with subprocess.Popen(words, pass_fds=[theirs.fileno()], start_new_session=True) as process:
-        theirs.close()
-        link.sendall(json.dumps(order).encode() + b"\n")
-        made = names.read_text().split()
-        link.close()
-        process.wait(60)
-    assert (len(made), [name for name in made if Path("/dev/shm", name).exists()]) == (200, [])
-
-
-def test_a_supervisor_that_is_killed_takes_all_of_it_along(notebook: Notebook) -> None:
-    failed = notebook.finish(notebook.start(sh(TREE + "kill -9 $PPID; sleep 1000", "-t 0")))
-    assert "the process that watched over the script was killed" in failed.failure.text
-    all_gone(failed.stdout)
 
 
 # ------------------------------------------------------------------------------------------ ranks and pools that end
@@ -567,6 +529,16 @@ def test_a_second_press_kills_and_so_does_the_end_of_the_rank(tmp_path: Path) ->
         notebook.finish(shown)
         assert shown.failure.ename == "RankDied"
         all_gone(shown.stdout)
+        names = tmp_path / "names"
+        notebook.run("%%sky_broadcast -o pid --head\nimport os\nos.getpid();")
+        rank = notebook.value("pid")
+        shown = started(notebook, f"python - {names} <<'END'{SHARED}END")
+        os.kill(rank, signal.SIGKILL)
+        notebook.finish(shown)
+        made = names.read_text().split()
+        assert len(made) == 200
+        # the resource tracker of multiprocessing deletes it: it is not killed along
+        until(lambda: not any(Path("/dev/shm", name).exists() for name in made))
         shown = started(notebook, deaf)
         os.kill(notebook.pid, signal.SIGKILL)
         all_gone(shown.stdout)

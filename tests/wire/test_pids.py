@@ -19,7 +19,6 @@ import pytest
 from skymagic.kernels.agent.ranks import Rank
 from skymagic.kernels.daemon import rundir
 from skymagic.kernels.store.server import LOCK, exclusive
-from skymagic.kernels.supervisor import Supervisor
 from skymagic.wire import processes
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="start times and pidfds are Linux's")
@@ -73,13 +72,6 @@ def test_a_rank_that_has_ended(stranger: subprocess.Popen[bytes]) -> None:
         rank = Rank(0, "ident", ours, output=None)  # type: ignore[arg-type]  # of no interest here
         rank.pid, rank.started = stranger.pid, processes.started(stranger.pid) - 1
         rank.kill()
-    assert lives(stranger)
-
-
-def test_what_a_script_has_started(stranger: subprocess.Popen[bytes]) -> None:
-    ours, theirs = socket.socketpair()
-    with ours, theirs:
-        Supervisor(ours).signal({stranger.pid: processes.started(stranger.pid) - 1}, signal.SIGKILL)
     assert lives(stranger)
 
 

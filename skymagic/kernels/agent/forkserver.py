@@ -6,8 +6,7 @@ starts no thread and touches no GPU: both would be broken in its children. It ou
 It is a subreaper (prctl PR_SET_CHILD_SUBREAPER): a process whose parent has ended becomes its child, as the ranks are, also one with a session
 of its own. Whose it was is told by its environment, its process group, or the pipes of its rank that it still holds; if none of them tells,
 it ends with the last of the ranks that could have started it. A process is kept that asks for it in its environment:
-``SKYMAGIC_KEEP=1 nohup …``. Resource trackers (of multiprocessing and loky) delete what their rank has left in shared memory, and end, once
-all others are gone that hold the other end of their pipe: they are given time for that.
+``SKYMAGIC_KEEP=1 nohup …``.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from collections.abc import Collection, Iterable, Sequence
 
 from skymagic.kernels.agent.ending import ENDING, PASSED_ON
 from skymagic.kernels.fork import end_with_parent, fork, signal_pipe
-from skymagic.kernels.supervisor import PR_SET_CHILD_SUBREAPER, TRACKER_SECONDS, is_tracker, prctl, told
+from skymagic.kernels.proc import PR_SET_CHILD_SUBREAPER, TRACKER_SECONDS, is_tracker, prctl, told
 from skymagic.wire import processes
 from skymagic.wire.agent import AgentMessage, ChildExited, RankForked, RankSpec, decode, encode
 from skymagic.wire.processes import started

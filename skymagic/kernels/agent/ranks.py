@@ -20,7 +20,7 @@ from skymagic.kernels.agent.logs import RankLog, RankLogs
 from skymagic.kernels.agent.output import Iopub, OutputFilter, Pipe, RankScreen, Watcher, enlarge
 from skymagic.kernels.agent.resources import oom_kills
 from skymagic.kernels.fork import EventLoop
-from skymagic.kernels.supervisor import processor_seconds, status
+from skymagic.kernels.proc import processor_seconds, status
 from skymagic.plan.limits import Lifetime
 from skymagic.wire import agent as wire
 from skymagic.wire import processes

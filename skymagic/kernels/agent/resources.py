@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from skymagic.errors import PoolError
-from skymagic.kernels.supervisor import processor_seconds, status
+from skymagic.kernels.proc import processor_seconds, status
 from skymagic.plan.gpus import HOLD
 from skymagic.runtime import usage
 from skymagic.wire import agent as wire

@@ -16,7 +16,7 @@ from skymagic.runtime.info import VARIABLE, InstanceInfo
 RANK_VARIABLES = re.compile(
     r"(LOCAL_|GROUP_|NODE_|ROLE_|)RANK|(LOCAL_|GROUP_|ROLE_|)WORLD_SIZE|ROLE_NAME|MASTER_(ADDR|PORT)|TORCHELASTIC_\w+"
     r"|JAX_(COORDINATOR_ADDRESS|COORDINATOR_PORT|PROCESS_ID|NUM_PROCESSES|LOCAL_DEVICE_IDS)"
-    r"|SKYMAGIC_IDENT|COMPUTE_POOL"
+    r"|COMPUTE_POOL"
 )
 """Variables that tell one process its place among others: a script's own processes are told theirs by their launcher."""
 

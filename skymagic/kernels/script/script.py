@@ -6,19 +6,17 @@ The script's processes hold the rank's own standard output and error, so that wh
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
-import sys
 import tempfile
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from skymagic.kernels import supervisor
+from skymagic.kernels import proc
 from skymagic.kernels.agent import resources
 from skymagic.kernels.rank import tracebacks
 from skymagic.kernels.rank.context import current
@@ -27,9 +25,10 @@ from skymagic.kernels.script import environment, root_cause
 from skymagic.runtime import info as runtime
 from skymagic.runtime import rendezvous
 from skymagic.wire import agent as wire
+from skymagic.wire import processes
 
 MARK = "SKYMAGIC_SCRIPT"
-"""In the environment of all processes of one script."""
+"""In the environment of all processes of a script on one node; several nodes may be one machine."""
 NAME = "sky_sh"
 """The script's file, as the shell's complaints name it."""
 TAIL_LINES = 60
@@ -38,6 +37,11 @@ CAUSE_TIMEOUT = 2.0
 """Seconds that other nodes have to tell the cause when all that is known here is that a process went away: torchrun ends its other
 workers before it says which one has failed."""
 TAIL_BYTES = 1 << 16
+LINGER_SECONDS = 0.5
+"""Seconds that processes may go on which the script leaves: the end of a pipe, a resource tracker."""
+POLL, POLL_GONE = 0.05, 0.01
+"""Seconds between two looks at what is left of it: no event tells of processes with other parents. One look that shows nothing is not
+enough, for a process that is just calling exec shows no environment."""
 
 
 @dataclass(frozen=True)
@@ -105,7 +109,7 @@ def run(asked: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _order(asked: Mapping[str, Any], folder: str, error_file: str) -> dict[str, Any]:
-    """What the supervisor is told. The text goes into a file: in a command line everyone could read it."""
+    """How the script is started. The text goes into a file: in a command line everyone could read it."""
     path = os.path.join(folder, NAME)
     with open(os.open(path, os.O_CREAT | os.O_WRONLY, 0o600), "w", encoding="utf-8", errors="surrogateescape") as file:
         file.write(f"{asked['text']}\n")
@@ -119,7 +123,7 @@ def _order(asked: Mapping[str, Any], folder: str, error_file: str) -> dict[str, 
     hostfile = os.path.join(folder, "hostfile")
     with open(hostfile, "w", encoding="utf-8") as file:
         file.write(environment.hostfile(cluster, processes))
-    own = {environment.HOSTFILE: hostfile, **asked["env"], MARK: task}
+    own = {environment.HOSTFILE: hostfile, **asked["env"], MARK: f"{task}-{info.node}"}
     env = environment.environment(base, cluster, processes, own, error_file, asked["text"])
     shell = shutil.which("bash", path=env["PATH"]) or shutil.which("sh", path=env["PATH"]) or "/bin/sh"
     return {
@@ -157,65 +161,104 @@ def _carry_out(order: Mapping[str, Any], begun: int, error_file: str) -> dict[st
             # Only inside this clause the rank counts as one that is on its way out, and is not killed: all that is left to do is
             # done here. What hears no TERM ends when the grace period does, and the notebook asks at that very moment.
             with tracebacks.interrupts_ignored():
-                command.stop()
-                raise Stopped(_end(command.wait(), order, begun, error_file)) from None
+                raise Stopped(_end(command.stop(), order, begun, error_file)) from None
     return _end(told, order, begun, error_file)
 
 
 class Command:
-    """The supervisor of one command: when this closes, or the rank ends, nothing of the command is left."""
+    """A command with all that it starts: what has its mark in the environment, whatever its session and its parent, or is in its group.
+
+    A rank that ends takes it along, for the node's forkserver ends what ranks leave (`kernels.agent.forkserver`).
+    """
 
     def __init__(self, order: Mapping[str, Any]) -> None:
-        self._mark = f"{MARK}={order['env'][MARK]}".encode()
-        self._received = b""
-        self._link, theirs = socket.socketpair()
+        self._mark, self._grace = f"{MARK}={order['env'][MARK]}".encode(), float(order["grace"])
+        self._process: subprocess.Popen[bytes] | None = None
+        self._problem = ""  # why it could not be started
+        self._since = int(proc.status("self")[19])  # when the first of it can have been started
         try:
-            words = [sys.executable, "-I", "-S", supervisor.__file__, str(theirs.fileno())]
             self._process = subprocess.Popen(
-                words, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()], start_new_session=True
+                order["argv"], cwd=order["cwd"], env=order["env"], stdin=subprocess.DEVNULL, process_group=0
             )
-            self._link.sendall(json.dumps(order).encode() + b"\n")
-        except BaseException:
-            self._link.close()  # upon which a supervisor that was started ends
+            self._since = int(proc.status(self._process.pid)[19])
+        except (OSError, ValueError) as problem:
+            self._problem = str(problem)
+        except BaseException:  # an interrupt, when it may have been started
+            self._kill()
             raise
-        finally:
-            theirs.close()
 
     def __enter__(self) -> Command:
         return self
 
     def wait(self) -> dict[str, Any]:
-        """Until nothing of the command is left; what the supervisor says of it."""
-        while True:
-            *lines, self._received = self._received.split(b"\n")
-            for line in lines:
-                said: dict[str, Any] = json.loads(line)
-                if "started" not in said:
-                    return said
-            piece = self._link.recv(1 << 16)
-            if not piece:
-                self._sweep()
-                return {"problem": "the process that watched over the script was killed"}
-            self._received += piece
+        """Until nothing of it is left; how it ended.
 
-    def stop(self) -> None:
-        """Send SIGTERM, and after the grace period SIGKILL, to the command and its descendants."""
-        with contextlib.suppress(OSError):
-            self._link.sendall(b"stop\n")
+        What it leaves running has `LINGER_SECONDS`, then gets SIGTERM, after the grace period SIGKILL.
+        """
+        if self._process is not None:
+            # not Popen's own, which goes on for a moment after an interrupt
+            os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOWAIT)
+        if self._gone_within(LINGER_SECONDS):
+            return self._ended([])
+        left = [proc.command_line(pid) for pid in self._others()]
+        self._signal(signal.SIGTERM)
+        if not self._gone_within(self._grace):
+            self._kill()
+        return self._ended(left)
 
-    def _sweep(self) -> None:
-        """The supervisor was killed: kill what bears the mark."""
-        while marked := [pid for pid, *_ in supervisor.processes() if pid != os.getpid() and self._bears_mark(pid)]:
-            for pid in marked:
-                with contextlib.suppress(OSError):
-                    os.kill(pid, signal.SIGKILL)
+    def stop(self) -> dict[str, Any]:
+        """SIGTERM to its group, which may pass it on; half the grace period later to those with groups of their own, at its end SIGKILL."""
+        group = self._process.pid if self._process is not None else -1
+        self._signal(signal.SIGTERM, lambda member_of: member_of == group)
+        if not self._gone_within(self._grace / 2):
+            self._signal(signal.SIGTERM, lambda member_of: member_of != group)
+            if not self._gone_within(self._grace / 2):
+                self._kill()
+        return self._ended([])
 
-    def _bears_mark(self, pid: int) -> bool:
-        return self._mark in supervisor.told(pid, "environ").split(b"\0")
+    def _ended(self, left: list[str]) -> dict[str, Any]:
+        if self._process is None:
+            return {"problem": self._problem}
+        return {"status": self._process.wait(), "left": left}
 
-    def __exit__(self, *_: object) -> None:
-        self._link.close()
-        self._process.wait()
+    def _others(self) -> dict[int, tuple[int, int]]:
+        """All that lives of it (pid → start, process group)."""
+        if self._process is None:
+            return proc.marked(self._mark, -1, self._since)
+        self._process.poll()
+        return proc.marked(self._mark, self._process.pid, self._since)
+
+    def _gone_within(self, seconds: float) -> bool:
+        """Whether nothing of it is left before the time is over."""
+        deadline, looks = time.monotonic() + seconds, 0
+        while looks < 2:
+            looks = 0 if self._others() else looks + 1
+            if not looks and time.monotonic() > deadline:
+                return False
+            if looks < 2:
+                time.sleep(POLL if not looks else POLL_GONE)
+        return True
+
+    def _signal(self, number: int, chosen: Callable[[int], bool] = lambda group: True) -> None:
+        """Signal those that live whose group is `chosen`, but not another process that has the number of one by now."""
+        for pid, (begun, group) in self._others().items():
+            if chosen(group):
+                with contextlib.suppress(OSError):  # another user's, by sudo
+                    processes.send_signal(pid, begun, number)
+
+    def _kill(self) -> None:
+        """SIGKILL until nothing is left; resource trackers end by themselves, or when their time is over."""
+        patience = time.monotonic() + proc.TRACKER_SECONDS
+        while others := self._others():
+            for pid, (begun, _) in others.items():
+                if time.monotonic() > patience or not proc.is_tracker(pid):
+                    with contextlib.suppress(OSError):
+                        processes.send_signal(pid, begun, signal.SIGKILL)
+            time.sleep(POLL)
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        if kind is not None:
+            self._kill()
 
 
 # -- after -----------------------------------------------------------------------------------------------------------
@@ -238,7 +281,7 @@ def _tail(begun: int) -> str:
 
 
 def _end(told: Mapping[str, Any], order: Mapping[str, Any], begun: int, error_file: str) -> dict[str, Any]:
-    """What the supervisor said, with the last lines, and the cause of a failure: an `End` as a dictionary."""
+    """How the command ended, with the last lines, and the cause of a failure: an `End` as a dictionary."""
     tail = _tail(begun).replace(order["argv"][-1], NAME)
     status = told.get("status")
     cause = None
