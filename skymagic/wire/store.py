@@ -34,13 +34,6 @@ class Settings(StoreMessage):
     """The part of a file system's free space that values may fill."""
 
 
-class Query(StoreMessage):
-    """Which of these files are here."""
-
-    number: int
-    names: list[str]
-
-
 class Put(StoreMessage):
     """A value comes: `PutChunk`s, then `PutEnd`."""
 
@@ -110,14 +103,8 @@ class Ready(StoreMessage):
     """For other nodes; 0 when there are none."""
     room: int
     """Bytes that its store may still take."""
-
-
-class QueryReply(StoreMessage):
-    """Answer to `Query`."""
-
-    number: int
     present: list[str]
-    room: int
+    """Names of the values that are there, of earlier connections."""
 
 
 class Stored(StoreMessage):

@@ -57,7 +57,6 @@ def started(store: Path, *lines: bytes) -> ChildTransport:
         b'["Read",{"number":1,"name":"../precious","offset":0}]\n',
         b'["Put",{"name":"../precious","nbytes":5}]\n',
         b'["PutEnd",{"name":"' + NAME.encode() + b'","key":"../../precious"}]\n',
-        b'["Query",{"number":1,"names":["../precious"]}]\n',
         b'["Replicate",{"name":".value-server","nbytes":1,"address":"","port":1}]\n',
         b'["Exec",{}]\n',
         b"\x80\x04\x95nonsense\n",

@@ -2,8 +2,7 @@
 
 The messages of `wire.store`, for a value that two nodes get; ``→`` is the notebook's connection, ``⇢`` between nodes::
 
-    notebook → 0, 1     Settings                   0, 1 → notebook     Ready (port, room), then Heartbeat every 2 s
-    notebook → 0, 1     Query (names)              0, 1 → notebook     QueryReply: after a lost connection
+    notebook → 0, 1     Settings                   0, 1 → notebook     Ready (port, room, what is there), then Heartbeat every 2 s
     notebook → 1        Replicate (value, 0)       1 ⇢ 0               FollowValue (name, offset)
     notebook → 0        Put, PutChunk…, PutEnd     0 ⇢ 1               ValuePiece…, as they arrive; at the end the key
                                                    0, 1 → notebook     Stored, or StoreFailed: another source is assigned
@@ -15,7 +14,7 @@ A value of which the nodes have parts, in others, needs only the rest::
     notebook → 0, 1     Assemble (slices)          0, 1 → notebook     Stored, or StoreFailed: all of it is sent
 
 What a node has is in its store under the content's hash, so that everything may be sent again: after a lost connection
-the notebook connects again, asks with Query what is there, and sends what is missing.
+the notebook connects again, is told in Ready what is there, and sends what is missing.
 
 client          the connection to one node's value server
 clients         the connections to all: opened at once, retried with backoff, told what to unlink

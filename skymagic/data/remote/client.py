@@ -13,7 +13,7 @@ from collections.abc import Callable
 from skymagic.cluster import Node
 from skymagic.wire import store
 from skymagic.wire.codec import Transport
-from skymagic.wire.store import Heartbeat, QueryReply, Read, ReadChunk, ReadReply, Ready, Settings, StoreMessage
+from skymagic.wire.store import Heartbeat, Read, ReadChunk, ReadReply, Ready, Settings, StoreMessage
 
 START_TIMEOUT = 60.0
 """Seconds that a value server may take to say that it is ready."""
@@ -79,8 +79,8 @@ class StoreClient:
         start: starts ``skymagic.kernels.store.server`` there; may be called again after a lost connection. May raise OSError
             or a SkyError.
         settings: what the server gets first.
-        on_message: called on the client's thread, under no lock, with the number and what a server says of its values;
-            with None when the connection is lost.
+        on_message: called on the client's thread, under no lock, with the number and what a server says of its values, `Ready` before
+            anything can be sent to it; with None when the connection is lost.
         silence_timeout: seconds without a message from a server, which sends a heartbeat every two, after which the
             connection counts as lost.
     """
@@ -111,7 +111,6 @@ class StoreClient:
         self._complaint = ""
         self._numbers = itertools.count(1)
         self._downloads: dict[int, IncomingFile] = {}
-        self._queries: dict[int, Callable[[QueryReply], None]] = {}
 
     @property
     def connected(self) -> bool:
@@ -175,27 +174,6 @@ class StoreClient:
             except BaseException:  # an interrupt: nobody knows how much was sent
                 self._disconnect(transport)
                 raise
-
-    def query(self, names: list[str], on_answer: Callable[[QueryReply], None]) -> Callable[[], None]:
-        """Ask which files are there; the answer is waited for by calling what is returned.
-
-        Args:
-            on_answer: called on the client's thread, before whatever the server sends after its answer.
-
-        Raises:
-            ConnectionLost: the server cannot be reached at present; so does the wait.
-        """
-        number = next(self._numbers)
-        transport = self._transport
-        self._queries[number] = on_answer
-        self.send(store.Query(number, names))
-
-        def wait() -> None:
-            if not self._wait_for(lambda: number not in self._queries, transport):
-                self._queries.pop(number, None)
-                raise self._lost()
-
-        return wait
 
     def fetch(self, name: str, download: IncomingFile) -> None:
         """Go on with a download until it is complete, unwanted, or the connection is lost.
@@ -271,25 +249,22 @@ class StoreClient:
             for message, payload in store.CODEC.messages(read, noise=True):
                 if isinstance(message, ReadChunk):
                     self._receive_piece(message, payload)
-                elif isinstance(message, Ready | QueryReply | ReadReply | Heartbeat):
+                elif isinstance(message, ReadReply | Heartbeat):
                     self._answer(message)
                 else:
                     self._on_message(self.number, message)
+                    if isinstance(message, Ready):
+                        self._answer(message)
         except Exception:  # whatever it was, nothing more can be understood of this connection
             pass
         with contextlib.suppress(OSError, ValueError):  # it is being closed
             self._complaint = transport.complaint()
         self._disconnect(transport)
 
-    def _answer(self, message: Ready | QueryReply | ReadReply | Heartbeat) -> None:
-        if isinstance(message, QueryReply) and message.number in self._queries:
-            self._queries[message.number](message)
+    def _answer(self, message: Ready | ReadReply | Heartbeat) -> None:
         with self._changed:
             if isinstance(message, Ready):
                 self.port, self.room, self._ready = message.port, message.room, True
-            elif isinstance(message, QueryReply):
-                self.room = message.room
-                self._queries.pop(message.number, None)
             elif isinstance(message, ReadReply) and message.number in self._downloads:
                 self._downloads[message.number].begin(message.nbytes)
             self._changed.notify_all()

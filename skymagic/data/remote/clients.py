@@ -48,7 +48,7 @@ class StoreClients:
         connection is lost."""
         self._notify = notify
         self._retry_timeout = retry_timeout
-        self._unlink: list[set[str]] = [set() for _ in nodes]
+        self.unlinking: list[set[str]] = [set() for _ in nodes]
         """Names of files that a node has not been told yet to unlink."""
 
     @property
@@ -60,8 +60,8 @@ class StoreClients:
         """Nodes that can be sent to."""
         return [client.number for client in self.all if client.connected and client.number not in self.lost]
 
-    def connect(self, nodes: Iterable[int] | None = None) -> list[int]:
-        """Open the connections that are down, all at once; which ones were.
+    def connect(self, nodes: Iterable[int] | None = None) -> None:
+        """Open the connections that are down, all at once.
 
         Raises:
             PoolError: nodes cannot be reached, all of them named.
@@ -73,7 +73,6 @@ class StoreClients:
             raise problems[0] if len(problems) == 1 else PoolError("\n".join(map(str, problems)))
         for client in down:
             self._send_unlinks(client.number)
-        return [client.number for client in down]
 
     def _retry(self, client: StoreClient) -> None:
         """Exponential backoff, until the node is there, lost, or the time is over."""
@@ -112,13 +111,13 @@ class StoreClients:
         """Unlink files, on all nodes unless said, now or when they are connected again."""
         names = set(names)
         for node in range(len(self.all)) if nodes is None else nodes:
-            self._unlink[node] |= names
+            self.unlinking[node] |= names
             self._send_unlinks(node)
 
     def _send_unlinks(self, node: int) -> None:
-        names = set(self._unlink[node])
+        names = set(self.unlinking[node])
         if names and self.all[node].connected and self.send(node, store.Delete(sorted(names))):
-            self._unlink[node] -= names
+            self.unlinking[node] -= names
 
     def drop_silent(self) -> None:
         """Drop the connections on which nothing was received for too long."""
@@ -133,7 +132,7 @@ class StoreClients:
     def _close(self, client: StoreClient, names: set[str]) -> None:
         if client.connected and not client.drop_if_silent():
             with contextlib.suppress(ConnectionLost):
-                client.send(store.Delete(sorted(names | self._unlink[client.number])))
+                client.send(store.Delete(sorted(names | self.unlinking[client.number])))
         client.close()
 
     def _received(self, node: int, message: store.StoreMessage | None) -> None:

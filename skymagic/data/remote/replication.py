@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
-import functools
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from skymagic.data.remote.client import ConnectionLost
 from skymagic.data.remote.clients import StoreClients
 from skymagic.data.store.base import Buffer
 from skymagic.errors import PoolError
 from skymagic.wire import store
-from skymagic.wire.store import PIECE_BYTES, Stored, StoreFailed
+from skymagic.wire.store import PIECE_BYTES, Ready, Stored, StoreFailed
 
 NOTEBOOK = -1
 """The source of a node that gets a value over the notebook's own connection."""
@@ -141,7 +138,7 @@ class Replication:
         """Held for moments, while what follows and the files themselves change."""
         self._notify = notify
         self._files: dict[str, ReplicatedFile] = {}
-        self._unverified: set[int] = set()  # nodes whose connection was lost: what they have must be asked for
+        self._unverified: set[int] = set()  # nodes whose connection was lost: what they have is unknown
         self._regained: set[int] = set()  # nodes that were gone, are there again, and were not connected to since
         self._replan = False
         """Whether a node may need another source: set by the clients' threads, cleared by the one that sends."""
@@ -175,7 +172,7 @@ class Replication:
             for file in put:
                 if not nodes - file.placement.here:
                     file.replicated, file.pieces = True, None
-            # What a node has kept is asked for when its connection is needed; nothing is done for that alone.
+            # What a node has kept is heard of when its connection is needed; nothing is done for that alone.
             verified = nodes - self._unverified
             return [file for file in put if (verified if file.pieces is None else nodes) - file.placement.here]
 
@@ -205,30 +202,8 @@ class Replication:
     # -- nodes -------------------------------------------------------------------------------------------------------
 
     def connect(self, nodes: Iterable[int] | None = None) -> None:
-        """Open the connections that are down, and find out what those that were lost have kept. Raises PoolError."""
-        for node in self.clients.connect(nodes):
-            if node in self._unverified:
-                self._unverified.discard(node)
-                self.query(list(self._files.values()), [node])
-
-    def query(self, files: list[ReplicatedFile], nodes: Iterable[int]) -> None:
-        """Find out which files nodes have."""
-        wanted = [file.name for file in files]
-        waits = []
-        for node in nodes if wanted else ():
-            with contextlib.suppress(ConnectionLost):
-                on_answer = functools.partial(self._answered, node, files)
-                waits.append(self.clients.all[node].query(wanted, on_answer))
-        for wait in waits:
-            with contextlib.suppress(ConnectionLost):
-                wait()
-
-    def _answered(self, node: int, files: list[ReplicatedFile], answer: store.QueryReply) -> None:
-        here = set(answer.present)
-        with self.changed:
-            for file in files:
-                if file.name in here:
-                    file.placement.arrived(node)
+        """Open the connections that are down; their servers say first what those that were lost have kept. Raises PoolError."""
+        self.clients.connect(nodes)
 
     def lose(self, node: int) -> None:
         """A node is gone: nothing is sent to it any more."""
@@ -257,6 +232,12 @@ class Replication:
                 self._replan = True
                 for file in self._files.values():
                     file.placement.disconnected(node)
+            elif isinstance(message, Ready):
+                self._unverified.discard(node)
+                here = set(message.present) - self.clients.unlinking[node]
+                for file in self._files.values():
+                    if file.name in here:
+                        file.placement.arrived(node)
             elif isinstance(message, Stored):
                 self._arrived(node, message)
             elif isinstance(message, StoreFailed):

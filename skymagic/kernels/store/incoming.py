@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from skymagic.data.store.store import STEP, Partial, available, make_overflow, overflow, private
-from skymagic.wire.store import PIECE_BYTES
+from skymagic.wire.store import PIECE_BYTES, is_name
 
 _PREFIX = ".incoming-"
 
@@ -47,6 +47,11 @@ class StoreFolder:
             if (directory / name).exists():
                 return directory / name
         return None
+
+    def names(self) -> list[str]:
+        """Names of all values that are here."""
+        folders = filter(Path.is_dir, (self.directory, overflow(self.directory)))
+        return [entry.name for folder in folders for entry in os.scandir(folder) if is_name(entry.name)]
 
     def open(self, name: str) -> BinaryIO:
         """The file of that name, unbuffered. Raises FileNotFoundError."""

@@ -39,8 +39,6 @@ from skymagic.wire.store import (
     Put,
     PutChunk,
     PutEnd,
-    Query,
-    QueryReply,
     Read,
     Ready,
     Replicate,
@@ -77,7 +75,7 @@ class ValueServer:
 
             self._server = PeerServer(settings.address, settings.pem, self._read)
             self._follower = Follower(settings.pem, self._append, self._complete, self._fail)
-        sender.send(Ready(self._server.port if self._server else 0, self._folder.room()))
+        sender.send(Ready(self._server.port if self._server else 0, self._folder.room(), self._folder.names()))
 
     def handle(self, message: Any) -> None:
         """Handle a message, or raw bytes that follow one."""
@@ -91,8 +89,6 @@ class ValueServer:
                 self._begin(message.name, message.nbytes)
             case PutEnd():
                 self._try_to_complete(message.name, message.key)
-            case Query():
-                self._query(message)
             case Assemble():
                 self._assemble(message)
             case Replicate():
@@ -205,10 +201,6 @@ class ValueServer:
         return (data, "") if data else (b"", final.partition("-")[2])
 
     # -- what is here ------------------------------------------------------------------------------------------------
-
-    def _query(self, message: Query) -> None:
-        here = [name for name in message.names if self._folder.find(name)]
-        self._sender.send(QueryReply(message.number, here, self._folder.room()))
 
     def _assemble(self, message: Assemble) -> None:
         try:
