@@ -5,8 +5,7 @@ What goes over a host's connection; a host that is ready costs the first exchang
     notebook                                    host
       probe.sh                            →       changes nothing
                                           ←       facts: system, disk, GPUs, what is there already
-      prepare.sh                          →       makes the folder of uploads
-      uv.gz, skymagic's wheel, packages   →
+      uv.gz, skymagic's wheel, packages   →       into a folder of uploads
       install.sh                          →       takes the environment's lock
                                           ←       steps, an installer's lines, a tick per second; `done` or `failed`
 
@@ -18,7 +17,7 @@ builds        which wheels and builds fit a host; what a new environment will ho
 copying       folders that go from host to host, before anything of ours is there
 facts         a probe's answer as a value
 indexes       what a host's package indexes answer and have, asked by its own Python
-install       prepare.sh and install.sh
+install       install.sh
 messages      why a host cannot be set up, and what to do
 own           the notebook's own distributions: what they are installed from, and they as wheels
 probe         probe.sh

@@ -203,6 +203,7 @@ class ChainLink:
 
 def main() -> None:
     """Answer both lines."""
+    os.umask(0o077)  # an unpacked environment has the modes of its files
     known = json.loads(sys.stdin.readline())
     if (unless := known.pop("unless")) and Path(unless).exists():
         print("null", flush=True)

@@ -1,4 +1,4 @@
-"""The scripts that change a host: make the folder; make an environment and put skymagic's code there, under a lock."""
+"""The script that changes a host: makes an environment and puts skymagic's code there, under a lock."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from urllib.parse import quote as escaped
 from skymagic.bootstrap.builds import TORCH_INDEX, Builds, choose, for_gpus
 from skymagic.bootstrap.copying import COPIED
 from skymagic.bootstrap.facts import Facts
-from skymagic.bootstrap.probe import folder_line
 from skymagic.bootstrap.requirements import Requirements
 from skymagic.bootstrap.shell import PACKAGES, PIP_SETTINGS, TELL, WHOLE, assignments
 
@@ -74,6 +73,13 @@ fail() {
     tell failed "$status"
     leave 1
 }
+
+folders() {
+    mkdir -p "$folder/env" "$folder/code" "$drop" && chmod 700 "$folder" || return
+    # uploads of those who never came back
+    find "$folder/incoming" -mindepth 1 -maxdepth 1 -mmin +1440 -exec rm -rf {} + 2>/dev/null
+    return 0
+}
 """
 
 OWN = r"""
@@ -82,19 +88,6 @@ own() {
     mkdir -p "$made/.own"
     while read -r name digest; do echo "$digest" >"$made/.own/$name"; done <"$drop/own.txt"
 }
-"""
-
-_PREPARE = r"""
-main() {
-    umask 077
-    cd /
-    if mkdir -p "$folder/env" "$folder/code" "$folder/incoming/$token" && chmod 700 "$folder"; then
-        # uploads of those who never came back
-        find "$folder/incoming" -mindepth 1 -maxdepth 1 -mmin +1440 -exec rm -rf {} + 2>/dev/null
-        tell prepared "$folder/incoming/$token"
-    fi
-}
-main </dev/null 2>&1
 """
 
 BEGIN = r"""
@@ -108,6 +101,8 @@ main() {
     trap 'leave 1' HUP INT TERM PIPE
     watch &
     ticker=$!
+    status=1 command="mkdir -p $drop"
+    folders || fail
 """
 """How the scripts begin that make or change environments: without the user's own settings of Python and pip, and watched."""
 
@@ -281,11 +276,6 @@ def plan_install(requirements: Requirements, facts: Facts, incoming: str, wheel:
     python, silent = fitting[0].path if fitting else "", tuple(url for url, _ in facts.silent)
     builds = choose(requirements, facts)
     return InstallPlan(requirements, facts.env, python, incoming, pip, uv, wheel, files, builds, silent)
-
-
-def prepare_script(requirements: Requirements, token: str) -> str:
-    """sh that makes the folders and says where to upload to."""
-    return "\n".join([TELL, folder_line(requirements), f"token={quote(token)}"]) + _PREPARE
 
 
 def install_script(plan: InstallPlan, facts: Facts) -> str:

@@ -24,7 +24,6 @@ from skymagic.bootstrap.install import (
     install_script,
     links,
     plan_install,
-    prepare_script,
     written,
 )
 from skymagic.bootstrap.messages import InstallFailure, advice, blames_cache, lacks_python, refusals
@@ -172,7 +171,7 @@ def _tried(
     """
     if not plan.copied:
         files = {**_files(host, plan, facts), **(wheels or {})}
-        upload(host, prepare_script(plan.requirements, plan.incoming), files, report)
+        upload(host, f"{facts.folder}/incoming/{plan.incoming}", files, report)
     sizes = {each.name: each.nbytes for each in packages(plan.requirements, facts) if each.nbytes}
     progress = InstallProgress(report, plan.requirements.hidden, sizes=sizes, runs=runs)
     done = host.run(install_script(plan, facts), lines=progress.feed)
@@ -288,7 +287,7 @@ def add(
             raise HostError(host.label, f"{file} cannot be installed: {why}")
     house = _fetched(host, installation, addition, words) if facts.without_index else None
     wheels = {f"wheels/{name}": path for name, path in house.files.items()} if house is not None else {}
-    upload(host, prepare_script(requirements, token), {**files, **wheels}, words, addition.carry)
+    upload(host, f"{facts.folder}/incoming/{token}", {**files, **wheels}, words, addition.carry)
     progress = InstallProgress(lambda step: None, requirements.hidden, words)
 
     def feed(line: str) -> None:

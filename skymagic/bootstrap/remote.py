@@ -12,8 +12,7 @@ from typing import Protocol
 from skymagic.bootstrap.facts import Facts
 from skymagic.bootstrap.progress import InstallStep
 from skymagic.bootstrap.requirements import Requirements
-from skymagic.bootstrap.shell import MARK, any_shell, any_shell_word
-from skymagic.errors import HostError
+from skymagic.bootstrap.shell import any_shell, any_shell_word
 from skymagic.plan.units import size
 from skymagic.ssh.host import ScriptResult
 
@@ -44,7 +43,7 @@ class RemoteShell(Protocol):
         """
 
     def upload(self, path: str, chunks: Iterable[memoryview], nbytes: int) -> None:
-        """Write a file at an absolute path whose folder exists; once for each path."""
+        """Write a file at an absolute path; its folder is made. Once for each path."""
 
 
 @dataclass(frozen=True)
@@ -79,14 +78,14 @@ class Installation:
 
 
 def upload(
-    host: RemoteShell, prepare: str, files: Mapping[str, bytes | Path], report: Report, carry: Carry | None = None
+    host: RemoteShell, place: str, files: Mapping[str, bytes | Path], report: Report, carry: Carry | None = None
 ) -> None:
-    """Make the folder of uploads (`prepare` is the script), and fill it; what went half is removed.
+    """Fill a folder of uploads; what went half is removed.
 
     Args:
+        place: the folder, which is nobody else's.
         carry: brings large files by another way than this host's own connection.
     """
-    place = prepared(host, prepare)
     try:
         left = {
             name: content for name, content in files.items() if not _carried(host, f"{place}/{name}", content, carry)
@@ -133,13 +132,3 @@ def chunks(content: bytes | Path) -> Iterator[memoryview]:
 def nbytes_of(content: bytes | Path) -> int:
     """Size of an upload."""
     return content.stat().st_size if isinstance(content, Path) else len(content)
-
-
-def prepared(host: RemoteShell, prepare: str) -> str:
-    """Make the folder of uploads (`prepare` is the script): where it is. Raises HostError."""
-    done = host.run(prepare, timeout=60.0)
-    for line in done.out.splitlines():
-        if line.startswith(f"{MARK}prepared "):
-            return line.removeprefix(f"{MARK}prepared ")
-    said = (done.out + done.err).strip()[-2000:]
-    raise HostError(host.label, f"it cannot be set up: its folder could not be made:\n{said}")

@@ -26,9 +26,7 @@ from typing import cast
 from skymagic.bootstrap import copying
 from skymagic.bootstrap.builds import choose, download_bytes, shortage_of
 from skymagic.bootstrap.facts import Facts
-from skymagic.bootstrap.install import prepare_script
 from skymagic.bootstrap.provision import Supply
-from skymagic.bootstrap.remote import prepared
 from skymagic.bootstrap.requirements import Requirements
 from skymagic.bootstrap.wheelhouse import NoWheels, Wanted, fetch, kind
 from skymagic.display.panel import StartStep
@@ -221,7 +219,7 @@ class Chain:
 
     def _listen(self, pem: str, target: Target, address: str) -> _Link | None:
         """Start a host's program; None where the environment is there already, for hosts may share a home."""
-        place = prepared(target.host, prepare_script(self._requirements, self.tokens[target.name]))
+        place = f"{target.facts.folder}/incoming/{self.tokens[target.name]}"
         if self._over.is_set():
             raise KeyboardInterrupt
         process = target.host.open(f"exec {quote(target.python)} -I -c {quote(copying.program())}")

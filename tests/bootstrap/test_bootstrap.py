@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from skymagic.bootstrap import install, probe, provision, shell, wheel
 from skymagic.bootstrap.facts import Facts, Python, parse
 from skymagic.bootstrap.indexes import INDEX_PROBE
-from skymagic.bootstrap.install import UPLOADED, InstallPlan, install_script, plan_install, prepare_script
+from skymagic.bootstrap.install import UPLOADED, InstallPlan, install_script, plan_install
 from skymagic.bootstrap.messages import InstallFailure, lacks_python, refusals
 from skymagic.bootstrap.probe import PACKAGES_PROBE, PYTHON_PROBE, probe_script
 from skymagic.bootstrap.progress import InstallProgress
@@ -47,7 +47,6 @@ FACTS = Facts(
 RECIPE = plan_install(WANTED, FACTS, "token", "skymagic-1.0-py3-none-any.whl")
 SCRIPTS = {
     "probe.sh": probe_script(WANTED),
-    "prepare.sh": prepare_script(replace(WANTED, folder="/scratch/it's"), "token"),
     "install.sh": install_script(RECIPE, FACTS),
     "add.sh": addition_script(
         Installation("/p", FACTS, "/c", WANTED),
@@ -58,7 +57,7 @@ SCRIPTS = {
 
 CONSTANTS = {
     **{name: vars(module)[name] for module, names in {
-        provision: ("_ADD",), install: ("COMMON", "OWN", "BEGIN", "_MAIN", "WATCHED", "_INSTALL", "_PREPARE"),
+        provision: ("_ADD",), install: ("COMMON", "OWN", "BEGIN", "_MAIN", "WATCHED", "_INSTALL"),
         shell: ("PACKAGES", "PIP_SETTINGS"), probe: ("_BODY",),
     }.items() for name in names},
     **{name: quote(text) for name, text in {

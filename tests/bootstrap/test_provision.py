@@ -570,6 +570,7 @@ def belongs(process: psutil.Process, session: int) -> bool:
 def test_an_upload_that_is_interrupted_leaves_nothing(home: Path) -> None:
     class Interrupted(ShellHost):
         def upload(self, path: str, pieces: object, nbytes: int) -> None:
+            Path(path).parent.mkdir(parents=True)
             Path(path).write_bytes(b"half")
             raise KeyboardInterrupt
 

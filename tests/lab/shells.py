@@ -79,7 +79,7 @@ class ShellHost:
 
     def upload(self, path: str, chunks: Iterable[memoryview], nbytes: int) -> None:
         """Write the file."""
-        command = [*self.wrapper, "/bin/sh", "-c", 'umask 077; cat >"$1"', "sh", path]
+        command = [*self.wrapper, "/bin/sh", "-c", 'umask 077; mkdir -p "$(dirname "$1")" && cat >"$1"', "sh", path]
         data = b"".join(chunks)
         assert len(data) == nbytes
         subprocess.run(command, input=data, env=self.environment(), check=True, capture_output=True)

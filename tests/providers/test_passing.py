@@ -15,6 +15,7 @@ import zipfile
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from operator import attrgetter
 from pathlib import Path
 from urllib.parse import quote
 
@@ -259,10 +260,10 @@ def test_what_the_index_lacks_leaves_nothing(lab: Lab) -> None:
 
 
 @pytest.mark.needs("sshd")
-@pytest.mark.parametrize("step", ["prepared", "_answer"])
+@pytest.mark.parametrize("step", ["copying.program", "_answer"])
 def test_an_interrupt_leaves_nothing(lab: Lab, step: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """While folders of uploads are made, and while programs begin; the next start works."""
-    called, once = getattr(passing, step), threading.Semaphore(1)
+    """Before programs begin, and while they do; the next start works."""
+    called, once = attrgetter(step)(passing), threading.Semaphore(1)
 
     def pressed(*args: object) -> object:
         if once.acquire(blocking=False):
@@ -271,7 +272,7 @@ def test_an_interrupt_leaves_nothing(lab: Lab, step: str, monkeypatch: pytest.Mo
 
     lab.forget()
     told: list[str] = []
-    monkeypatch.setattr(passing, step, pressed)
+    monkeypatch.setattr(f"{passing.__name__}.{step}", pressed)
     with pytest.raises(KeyboardInterrupt):
         lab.set_up(told)
     assert lab.leftovers() == []
