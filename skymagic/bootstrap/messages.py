@@ -87,6 +87,11 @@ ADVICE = (
         "set UV_PYTHON_INSTALL_MIRROR there), or name an interpreter with sky.Image(python='/path/to/bin/python').",
     ),
     (
+        r"certificate.?verify.?failed|invalid peer certificate|unknownissuer",
+        "{host} does not trust the certificate that its package index shows; a proxy that reads TLS may be between. Give pip there the "
+        "certificate of that proxy (`pip config set global.cert FILE`, for uv too), or have it in the image or the system's certificates.",
+    ),
+    (
         r"no matching distribution|could not find a version|not found in the package registry|there (is|are) no versions? of|"
         r"no versions? of \S+ (is|are) available|only .* (is|are) available",
         "The package indexes that {host} uses do not have this. Check the name and the version, or add other "

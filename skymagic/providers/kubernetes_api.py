@@ -244,8 +244,11 @@ class KubernetesCluster:
                 core.connect_get_namespaced_pod_exec, pod, self.namespace, command=list(command), container=container,
                 stdin=True, stdout=True, stderr=True, tty=False, _preload_content=False, binary=True,
             )  # fmt: skip
-        except kubernetes.client.ApiException as problem:
-            raise HostError(pod, refusal_words(_handshake_status(problem.reason), problem.reason, self.label)) from None
+        except (kubernetes.client.ApiException, AttributeError) as failed:
+            # client 36 decodes the body of each refusal, and that of a WebSocket has none: what it was about is behind that error
+            problem = failed if isinstance(failed, kubernetes.client.ApiException) else failed.__context__
+            reason = getattr(problem, "reason", None) or str(failed)
+            raise HostError(pod, refusal_words(_handshake_status(reason), reason, self.label)) from None
         if opened.subprotocol != kubernetes.stream.ws_client.V5_CHANNEL_PROTOCOL:
             opened.close()
             raise HostError(
