@@ -5,8 +5,8 @@
 
 It takes at most ten minutes, half of which it waits without a word, as proxies like to cut such connections. The cluster itself ends the pods
 after a quarter of an hour. Besides the rights in docs/how-to/kubernetes.md it needs `delete` of pods, for the step that takes a pod away; that
-page has a --pod-template for namespaces with the Pod Security Standard `restricted`. No real cluster was used while skymagic was built, so what
-this says is worth a report, above all where it fails.
+page has a --pod-template for namespaces with the Pod Security Standard `restricted`. All of it has gone well on Kubernetes 1.36 on one
+machine; what it says of other clusters is worth a report, above all where it fails.
 """
 
 from __future__ import annotations

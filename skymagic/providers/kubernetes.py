@@ -261,7 +261,9 @@ def wait_for(cluster: KubernetesCluster, job_id: str, nodes: int, say: Say) -> l
         job = cluster.job(name)
         if not job:
             raise ProvisionError(f"Kubernetes job {name} was deleted, and not from this notebook, before its pods ran")
-        words = api.waiting_words(pods, nodes, events, bool(job["spec"].get("suspend")))
+        first = next((one["metadata"]["name"] for one in pods if api.waiting(one)[0] == api.CREATING), None)
+        creating = cluster.events(first) if first else []
+        words = api.waiting_words(pods, nodes, events, bool(job["spec"].get("suspend")), creating)
         if words != told:
             told = words
             say(StartStep(f"Kubernetes job {name} waits: {words}", "requested", step=f"waits: {words}"))

@@ -505,10 +505,13 @@ def _handshake_status(reason: str) -> int:
     return int(found[1]) if found else 0
 
 
+CREATING = "ContainerCreating"
+"""Volumes, network and image come now; only events tell which of them takes long, or fails again and again."""
 WORDS = {
     "Unschedulable": "no node has room for it",
     "SchedulingGated": "a scheduling gate holds it: a queue such as Kueue lets it through",
-    "ContainerCreating": "its container is made",
+    "Pending": "it was only just made",
+    CREATING: "its container is made",
     "PodInitializing": "its init containers run",
     "ErrImagePull": "its image could not be pulled",
     "ImagePullBackOff": "its image cannot be pulled",
@@ -549,11 +552,18 @@ def waiting(pod: Json) -> tuple[str, str]:
     return status.get("phase", "Pending"), status.get("message", "")
 
 
-def waiting_words(pods: Sequence[Json], wanted: int, events: Iterable[Json], suspended: bool) -> str:
-    """Why a pool's pods do not all run, those with the same reason together; "" where they do."""
+def waiting_words(
+    pods: Sequence[Json], wanted: int, events: Iterable[Json], suspended: bool, creating: Sequence[Json] = ()
+) -> str:
+    """Why a pool's pods do not all run, those with the same reason together; "" where they do.
+
+    Args:
+        events: of their job. creating: of the first one that is `CREATING`.
+    """
     groups: dict[str, int] = {}
     for pod in pods:
         reason, message = waiting(pod)
+        message = _creating_words(creating) if reason == CREATING else message
         if reason:
             told = "; ".join(filter(None, (WORDS.get(reason, ""), message))) or "nobody says why"
             groups[f"{told} ({reason})"] = groups.get(f"{told} ({reason})", 0) + 1
@@ -562,6 +572,12 @@ def waiting_words(pods: Sequence[Json], wanted: int, events: Iterable[Json], sus
         why = "the job is suspended: a queue such as Kueue starts it" if suspended else ""
         groups[why or (said[-1] if said else "they are not made yet")] = missing
     return "; ".join(f"{count(number, 'pod')}: {words}" for words, number in groups.items())
+
+
+def _creating_words(events: Sequence[Json]) -> str:
+    """What takes long, or has failed last, while a container is made; "" where nobody tells."""
+    told = [one for one in events if one.get("reason", "").startswith("Failed") or one.get("reason") == "Pulling"]
+    return str(told[-1].get("message", "")) if told else ""
 
 
 def fate_words(name: str, pod: Json, job: Json, events: Sequence[Json]) -> str:

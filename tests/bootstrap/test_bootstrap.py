@@ -314,7 +314,7 @@ def test_an_interpreter_that_cannot_be_used_as_it_is() -> None:
         ("error: Disk quota exceeded (os error 122)", "disk is full"),
         ("ERROR: No matching distribution found for nonsense==9", "pip_indexes"),
         ("  cause: dns error: failed to lookup address information: Name or service not known", "does not reach"),
-        ("SSLError(SSLCertVerificationError(1, 'certificate verify failed", "does not reach"),
+        ("SSLCertVerificationError(1, '[SSL: CERTIFICATE_VERIFY_FAILED] …; no matching distribution", "does not trust"),
         ("error: No interpreter found for Python 3.14 in managed installations", "uv found no Python 3.11"),
         ("ERROR: ResolutionImpossible: for help visit https://pip.pypa.io", "contradict"),
         ("ERROR: THESE PACKAGES DO NOT MATCH THE HASHES FROM THE REQUIREMENTS FILE.", "pip's cache on node is damaged"),

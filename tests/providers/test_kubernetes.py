@@ -246,6 +246,16 @@ def test_why_pods_wait() -> None:
     assert kubernetes_api.waiting_words([], 2, [], False) == "2 pods: they are not made yet"
     assert kubernetes_api.waiting_words([pending("Odd", "")], 1, [], False) == "1 pod: nobody says why (Odd)"
     assert kubernetes_api.waiting_words([RUNNING], 1, [], False) == ""
+    creating = container("waiting", reason="ContainerCreating")
+    of_pod = [
+        {"type": "Normal", "reason": "Pulling", "message": 'Pulling image "large"'},
+        {"type": "Warning", "reason": "MissingClusterDNS", "message": "no ClusterDNS"},
+    ]
+    assert kubernetes_api.waiting_words([creating, creating], 2, [], False, of_pod) == (
+        '2 pods: its container is made; Pulling image "large" (ContainerCreating)'
+    )
+    of_pod.append({"type": "Warning", "reason": "FailedMount", "message": "no such volume"})
+    assert "its container is made; no such volume" in kubernetes_api.waiting_words([creating], 1, [], False, of_pod)
 
 
 def test_why_a_pod_is_gone() -> None:

@@ -16,7 +16,7 @@ from urllib.parse import unquote_plus
 import pytest
 import yaml
 
-from skymagic.errors import ProvisionError, RequestError
+from skymagic.errors import HostError, ProvisionError, RequestError
 from skymagic.magics.arguments.cell_magics import parse_pool
 from skymagic.providers import kubernetes_api
 from skymagic.providers.kubernetes import Kubernetes, PodPlace
@@ -280,6 +280,8 @@ def test_a_shell_by_exec(cluster: Kube, api: KubernetesCluster) -> None:
     got = b"".join(iter(process.read, b""))
     assert (got == 3 * sent, process.finish(10)) == (True, 0)
     process.close()
+    with pytest.raises(HostError, match='pods "nosuch" not found'):  # the client fails over such an answer by itself
+        api.exec("nosuch", "skymagic", ["true"])
     ended(api, cluster, connection)
 
 
