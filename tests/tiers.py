@@ -121,6 +121,8 @@ def _of_code(code: types.CodeType, names: dict[str, Any]) -> Iterator[Used]:
     for step in dis.get_instructions(code) if IMPORTS in code.co_code[::2] else ():
         if step.opname == "IMPORT_NAME":
             imported = str(step.argval)
+            if imported.partition(".")[0] in FAR_LIBRARIES:  # also where nobody has loaded it yet
+                yield Tier.far, imported, None
             if (module := _loaded(imported)) is not None:
                 yield from _of_value(module, attributes)
         elif step.opname == "IMPORT_FROM":
