@@ -56,6 +56,7 @@ class SlurmLife(leaks.Life):
 
     def recover(self) -> None:
         self.cluster("scontrol", "update", "nodename=n2", "state=resume", check=False)
+        self.cluster("scancel", "--name=wrap", check=False)
 
     def pools(self) -> list[str]:
         jobs = self.cluster.jobs()

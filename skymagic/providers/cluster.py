@@ -335,13 +335,14 @@ HOLDER_SECONDS = 3600
 """For which a job waits for its first daemon: a notebook that was killed meanwhile leaves no job for longer."""
 HOLDER = r"""umask 077
 find /tmp -maxdepth 1 -name 'skymagic-holder-*' -user "$(id -u)" -mtime +7 -exec rm -rf {} + 2>/dev/null
-dir=@DIR@
-mkdir "$dir" && mkfifo "$dir/start" || exit 1
-exec 3<>"$dir/start"
-running=0 ending=
-(trap 'kill $!; exit' TERM; sleep @SECONDS@ 3>&- & wait; echo '?' >&3) & alone=$!
-trap 'rm -rf "$dir"; kill $alone 2>/dev/null' EXIT
+sweep() { for run in /tmp "$HOME/.skymagic/run" "${TMPDIR:-/var/tmp}"; do [ -s "$run/$name/daemon.log" ] || rm -rf "$run/$name"; done; }
+running=0 ending= alone=
 trap 'ending=1; echo >&3' HUP INT TERM
+dir=@DIR@
+mkdir "$dir" || exit 1
+trap 'rm -rf "$dir"; kill $alone 2>/dev/null' EXIT
+mkfifo "$dir/start" && exec 3<>"$dir/start" || exit 1
+(trap 'kill $!; exit' TERM; sleep @SECONDS@ 3>&- & wait; echo '?' >&3) & alone=$!
 for name in $(env | sed -n 's/^\(SLURM_[A-Z0-9_]*\|PMI[X_][A-Z0-9_]*\)=.*/\1/p'); do
     [ "$name" = SLURM_CONF ] || unset "$name"
 done
@@ -351,14 +352,14 @@ while [ -z "$ending" ] || [ "$running" -gt 0 ]; do
         '') ;;
         '?') [ "$running" -gt 0 ] || ending=1 ;;
         -) running=$((running - 1)); [ "$running" -gt 0 ] || ending=1 ;;
-        *) running=$((running + 1)); (trap : HUP INT TERM; /bin/sh "$dir/$name" 3>&-; echo - >&3) & ;;
+        *) running=$((running + 1)); (trap : HUP INT TERM; /bin/sh "$dir/$name" 3>&-; sweep; echo - >&3) & ;;
     esac
 done
 """
 """What runs on each node: starts the daemons whose names come, and ends when the last of them has ended, or the job.
 
 Signals come to all processes of a job. The holder outlives them, for what it has started ends in its own time, and nothing of a step lives
-longer than its first process. Frameworks take SLURM_* for their own launcher's (Lightning #18650), so daemons have none of it.
+longer than its first process. A daemon that is killed before it heeds signals leaves its folder, which is removed then. Frameworks take SLURM_* for their own launcher's (Lightning #18650), so daemons have none of it.
 """
 
 

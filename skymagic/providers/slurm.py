@@ -343,9 +343,7 @@ def _preview(login: LoginNode, request: PoolRequest, directives: Mapping[str, st
     text = slurm_jobs.script(directives, request.name or "main", prologue)
     answer = login.run("sbatch", "--test-only", text=text)
     words = slurm_jobs.said(answer).removeprefix("sbatch: ")
-    if answer.returncode:
-        words += slurm_jobs.remedy(words, directives, login.run)
-    return *f"Slurm says: {words}".splitlines(), *text.splitlines()
+    return *f"Slurm says: {words}{slurm_jobs.remedy(words, directives, login.run)}".splitlines(), *text.splitlines()
 
 
 # ------------------------------------------------------------------------------------ the job
@@ -374,8 +372,7 @@ def wait_for(
             raise ProvisionError(f"{slurm_jobs.end_words(number, job)} before its nodes were ready")
         if not job.waits and job.nodes:
             return job
-        words = slurm_jobs.reason_words(job)
-        if words != told:
+        if (words := slurm_jobs.reason_words(job)) != told:
             told = words
             say(StartStep(f"Slurm job {number} waits: {words}", "requested", step=f"waits: {words}"))
 

@@ -92,11 +92,8 @@ class HostPrograms(Programs):
         self._settings = ["env", "-i"]
         """Words that give a program its environment there, which jobs have as well."""
 
-    def open(self, ask: Any) -> None:
+    def open(self, ask: connecting.Ask | None) -> None:
         """Connect, and find the programs there, which for many sites only a login shell knows.
-
-        Args:
-            ask: as of `connecting.connect_all`.
 
         Raises:
             HostError: nobody can log in. ProvisionError: the programs are not there.

@@ -64,8 +64,14 @@ def _refuse(reason: str, gone: bool) -> int:
 def _attach(name: str, command: list[str], request: HandshakeRequest) -> socket.socket | None:
     if not request.resume:
         directory = rundir.make(name)
-        with directory.locked():
-            return directory.connect() or _start(directory, command, request.secret)
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # the job ends before its daemon has begun
+        try:
+            with directory.locked():
+                return directory.connect() or _start(directory, command, request.secret)
+        finally:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            with contextlib.suppress(OSError):
+                os.rmdir(directory.path)  # where it is empty: there is no daemon
     found = rundir.find(name)
     if found is None or (sock := found.connect()) is not None:
         return None if found is None else sock
