@@ -128,10 +128,8 @@ def gres_word(gpu: Accelerator | GpuChoice, here: Sequence[SlurmPartition]) -> s
         if (gpu.count or 1) > most:
             raise RequestError(f"--gpu {gpu}: nodes there have fewer GPUs (per node: {listed})")
         return f"gpu:{gpu.count or most}"
-    named = [kind for kind in kinds if kind and matches(gpu.name, re.sub(r"[_\s]+", " ", kind))] or [
-        kind for kind in kinds if not kind
-    ]
-    enough = [kind for kind in named if kinds[kind] >= gpu.count]
+    named = [kind for kind in kinds if kind and matches(gpu.name, re.sub(r"[_\s]+", " ", kind))]
+    enough = [kind for kind in named or {""} & {*kinds} if kinds[kind] >= gpu.count]
     if not enough:
         raise RequestError(
             f"--gpu {gpu}: no node there has that (GPUs per node: {listed}); --partition may name others"
