@@ -75,6 +75,7 @@ class RayLink:
     def ask(self, request: Mapping[str, Any], seconds: float | None = ANSWER_SECONDS) -> Iterator[dict[str, Any]]:
         """The answers to a request, as they come; an interrupt is heard. Raises ProvisionError where there is no cluster, or it refuses."""
         near, far = socket.socketpair()
+        answer = None
         with near, near.makefile("rb") as lines:
             near.settimeout(seconds)
             with far:
@@ -87,6 +88,8 @@ class RayLink:
                     yield answer
             except TimeoutError:
                 raise ProvisionError(f"the Ray cluster at {self.address} does not answer") from None
+        if answer is None:  # Ray has ended the process that asks
+            raise ProvisionError(f"the connection to the Ray cluster at {self.address} is lost")
 
     def send(self, request: Mapping[str, Any], sockets: Sequence[socket.socket]) -> None:
         """Hand a request over, with the sockets for its answers. Raises ProvisionError where there is no cluster."""

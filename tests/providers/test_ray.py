@@ -89,6 +89,17 @@ def test_what_is_not_ray_is_refused_at_once() -> None:
         answered.result()
 
 
+def test_a_driver_that_ends_without_an_answer_is_a_lost_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray ends the process that is connected to it when the head is gone: that is not "nothing is left"."""
+
+    def send(link: ray.RayLink, request: object, sockets: object) -> None:
+        pass  # the sockets are closed
+
+    monkeypatch.setattr(ray.RayLink, "send", send)
+    with pytest.raises(ProvisionError, match="the connection to the Ray cluster at head:6379 is lost"):
+        ray._end(ray.RayLink("head:6379"), "lab-1a2b3c4d")
+
+
 def test_nodes_are_called_by_their_hosts_unless_two_are_on_one() -> None:
     def names(*hosts: str) -> list[str]:
         return ray._names([{"host": host, "ray": f"{number}23456789"} for number, host in enumerate(hosts)])
