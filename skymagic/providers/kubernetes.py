@@ -228,9 +228,8 @@ def _preview(request: PoolRequest, manifest: Callable[[str], Json]) -> tuple[str
         return ()
     import yaml
 
-    job = json.loads(
-        json.dumps(manifest(f"{request.name or 'main'}-00000000"))
-    )  # copies, for YAML names what comes twice
+    made = manifest(f"{request.name or 'main'}-00000000")
+    job = json.loads(json.dumps(made))  # copies, for YAML names what comes twice
     job["spec"]["template"]["spec"]["containers"][0]["command"][2] = "…"
     text = yaml.safe_dump(job, sort_keys=False, allow_unicode=True)
     return tuple(str(text).splitlines())

@@ -193,9 +193,8 @@ class KubernetesCluster:
 
     def jobs(self) -> list[Json]:
         """All jobs of pools here, of every user."""
-        return list(
-            self._ask(self._batch.list_namespaced_job, self.namespace, label_selector=f"{MANAGED}=skymagic")["items"]
-        )
+        labels = f"{MANAGED}=skymagic"
+        return list(self._ask(self._batch.list_namespaced_job, self.namespace, label_selector=labels)["items"])
 
     def pod(self, name: str) -> Json:
         """A pod; {} where it is gone."""

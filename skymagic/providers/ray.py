@@ -288,9 +288,8 @@ class Ray:
         """Ask what the cluster has; nothing is started there."""
         mistakes = for_others(request, "ray")
         if importlib.util.find_spec("ray") is None:
-            mistakes.append(
-                "--provider ray needs Ray in the notebook's environment, in the cluster's version: pip install \"skymagic[ray]\""
-            )
+            missing = "--provider ray needs Ray in the notebook's environment, in the cluster's version: "
+            mistakes.append(f'{missing}pip install "skymagic[ray]"')
         if mistakes:
             raise RequestError(mistakes)
         shape = topology(request)
