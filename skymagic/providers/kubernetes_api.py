@@ -454,7 +454,8 @@ def job_manifest(job_id: str, nodes: int, seconds: int, resources: Json, image: 
         + CONTAINER.replace("@HOLDER@", holder_script(holder_folder(job_id, "pod")))
     )
     container = {
-        "name": "skymagic", **first, **({"image": image} if image else {}), "command": ["/bin/sh", "-c", script],
+        "name": "skymagic", **first, **({"image": image} if image else {}),
+        "command": ["/bin/sh", "-c", script.replace("$", "$$")],  # Kubernetes makes $ of each $$, and puts variables in: $(NAME)
         "resources": {kind: {**(kept.get(kind) or {}), **resources.get(kind, {})} for kind in ("requests", "limits")},
         "volumeMounts": [*mounts, *own_mounts],
     }  # fmt: skip

@@ -24,6 +24,7 @@ import ipaddress
 import itertools
 import json
 import os
+import re
 import secrets
 import shutil
 import signal
@@ -96,6 +97,14 @@ if spec["user"]:
     os.setgroups([]); os.setgid(0); os.setuid(spec["user"])
 os.execve(spec["command"][0], spec["command"], spec["env"])
 """
+
+
+def expanded(text: str, container: Json) -> str:
+    """A word of a container's command as a kubelet hands it on: ``$$`` is ``$``, and ``$(NAME)`` a variable of the spec, if there is one."""
+    variables = {f"$({one['name']})": str(one["value"]) for one in container.get("env", [])}
+    return re.sub(
+        r"\$\$|\$\([^)]*\)", lambda found: "$" if found[0] == "$$" else variables.get(found[0], found[0]), text
+    )
 
 
 class ContainerSpace(Space):
@@ -451,7 +460,7 @@ class Kube:
             mounts.append((one["mountPath"], "size=1g,mode=1777"))
         space = ContainerSpace({
             "hostname": hostname, "hosts": str(hosts), "mounts": mounts, "files": self.files, "user": self.uid(pod),
-            "command": pod.container["command"], "env": self.environment(pod),
+            "command": [expanded(one, pod.container) for one in pod.container["command"]], "env": self.environment(pod),
         })  # fmt: skip
         try:
             self._switch.plug(space, "eth0")

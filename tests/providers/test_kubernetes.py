@@ -14,7 +14,7 @@ import yaml
 from skymagic.errors import RequestError
 from skymagic.magics.arguments.cell_magics import parse_pool
 from skymagic.providers import kubernetes, kubernetes_api
-from tests.lab import kube_rules
+from tests.lab import kube, kube_rules
 from tests.lab.notebook import ROOT
 
 UNSCHEDULABLE = "0/4 nodes are available: 4 Insufficient nvidia.com/gpu."
@@ -150,7 +150,10 @@ def test_a_job_says_what_is_asked_for() -> None:
     assert pod["volumes"] == [{"name": "skymagic-shm", "emptyDir": {"medium": "Memory"}}]
     assert pod["automountServiceAccountToken"] is False, "cells have no rights in the cluster"
     assert made["metadata"]["labels"]["skymagic/job"] == "train-1a2b3c4d"
-    assert subprocess.run(["sh", "-n"], input=container["command"][2], text=True).returncode == 0
+    script = kube.expanded(container["command"][2], {"env": [{"name": "id -u", "value": "0"}]})
+    assert subprocess.run(["sh", "-n"], input=script, text=True).returncode == 0
+    assert '[ "$up" != $$ ]' in script, "Kubernetes makes $ of $$"
+    assert "$(id -u)" in script, "and a variable's value of $(NAME)"
 
 
 def test_a_template_is_kept_but_for_what_a_pool_needs() -> None:
