@@ -359,7 +359,8 @@ done
 """What runs on each node: starts the daemons whose names come, and ends when the last of them has ended, or the job.
 
 Signals come to all processes of a job. The holder outlives them, for what it has started ends in its own time, and nothing of a step lives
-longer than its first process. A daemon that is killed before it heeds signals leaves its folder, which is removed then. Frameworks take SLURM_* for their own launcher's (Lightning #18650), so daemons have none of it.
+longer than its first process. A daemon that is killed before it heeds signals leaves its folder, which is removed then. Frameworks take
+SLURM_* for their own launcher's (Lightning #18650), so daemons have none of it.
 """
 
 

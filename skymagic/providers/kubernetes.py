@@ -261,9 +261,8 @@ def wait_for(cluster: KubernetesCluster, job_id: str, nodes: int, say: Say) -> l
         if not job:
             raise ProvisionError(f"Kubernetes job {name} was deleted, and not from this notebook, before its pods ran")
         first = next((one["metadata"]["name"] for one in pods if api.waiting(one)[0] == api.CREATING), None)
-        creating = cluster.events(first) if first else []
-        words = api.waiting_words(pods, nodes, events, bool(job["spec"].get("suspend")), creating)
-        if words != told:
+        creating, suspended = cluster.events(first) if first else [], bool(job["spec"].get("suspend"))
+        if (words := api.waiting_words(pods, nodes, events, suspended, creating)) != told:
             told = words
             say(StartStep(f"Kubernetes job {name} waits: {words}", "requested", step=f"waits: {words}"))
         cluster.changed(labels, version, WATCH_SECONDS)

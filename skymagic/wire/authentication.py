@@ -65,7 +65,7 @@ class Door:
             return
         except OSError:
             self._close_oldest((len(self._unknown) + 1) // 2)
-            time.sleep(0.1)
+            time.sleep(0.1)  # NO_DESCRIPTOR_PAUSE, which is not in the text that is sent
             return
         with self._lock:
             self._unknown[sock] = None
