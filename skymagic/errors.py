@@ -60,7 +60,7 @@ class RequestError(SkyError):
 
 
 @contextmanager
-def collected(mistakes: list[str], before: str = "") -> Iterator[None]:
+def noted_in(mistakes: list[str], before: str = "") -> Iterator[None]:
     """Add what a block raises as RequestError to these mistakes, which are raised together later; `before` stands before each."""
     try:
         yield

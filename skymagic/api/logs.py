@@ -14,7 +14,7 @@ from skymagic.api.reading import PoolReader, opened_reader
 from skymagic.cluster import Agents, telemetry
 from skymagic.display.status import Logs
 from skymagic.display.text import last_state, log_lines
-from skymagic.errors import RequestError
+from skymagic.errors import RequestError, noted_in
 from skymagic.plan.units import Selection, rank_words
 from skymagic.pool import Pool, records, registry
 from skymagic.wire.agent import WHOLE_LOG
@@ -274,11 +274,9 @@ def _chosen(request: LogsRequest, there: Sequence[int], runs: Callable[[Sequence
     """What is asked for, where a pool has these ranks; `runs` tells run → cell of some of them. Raises RequestError with all mistakes."""
     mistakes: list[str] = []
     ranks = tuple(there)
-    try:
+    with noted_in(mistakes):
         size = max(there, default=-1) + 1
         ranks = tuple(one for one in (request.rank or Selection("all")).ranks(size) if one in there) if size else ()
-    except RequestError as wrong:
-        mistakes += wrong.mistakes
     pattern = re.compile("")
     try:
         pattern = re.compile(request.grep or "")

@@ -22,7 +22,7 @@ from skymagic.api.reading import opened_reader
 from skymagic.cluster import Node
 from skymagic.data.capture.imports import imported_names
 from skymagic.data.capture.modules import search
-from skymagic.errors import CloudError, PoolError, ProvisionError, RequestError, SkyError, collected
+from skymagic.errors import CloudError, PoolError, ProvisionError, RequestError, SkyError, noted_in
 from skymagic.files.copy import Files
 from skymagic.jobs.notebook import packed
 from skymagic.jobs.script import folder_here, remote_folder
@@ -80,7 +80,7 @@ def begin(request: NotebookRequest, content: dict[str, Any] | None = None) -> No
     if not output.parent.is_dir():
         mistakes.append(f"there is no folder {output.parent} for the executed notebook")
     folder: Path | None = None
-    with collected(mistakes):
+    with noted_in(mistakes):
         folder = folder_here(request.workdir) if request.workdir is not None else None
     key = _key(request, mistakes)
     if key is not None and found is not None and key.plan.remote and folder is None:

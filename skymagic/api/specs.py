@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from skymagic import plugins
-from skymagic.errors import RequestError, collected
+from skymagic.errors import RequestError, noted_in
 from skymagic.plan.accelerators import Accelerator, GpuChoice, read_gpus
 from skymagic.plan.requests import PluginSpec, PoolRequest, plugin_specs
 from skymagic.plan.units import AtLeast, at_least, duration
@@ -41,7 +41,7 @@ def request_of(given: Mapping[str, Any]) -> PoolRequest:
 
     def read(name: str, reader: Callable[[Any], Any]) -> Any:
         """What a reader makes of a keyword; None for None and for a mistake: all of them are raised at once."""
-        with collected(mistakes, f"{name}: "):
+        with noted_in(mistakes, f"{name}: "):
             return None if asked[name] is None else reader(asked[name])
         return None
 

@@ -21,7 +21,7 @@ from skymagic.display import text as display
 from skymagic.display.controls import Actions
 from skymagic.display.run_line import RunState, RunSummary, RunView
 from skymagic.display.screen import Copying, NotebookScreen, Screen
-from skymagic.errors import RequestError, RunError, RunInterrupted, RunTimeout, ScriptError, collected
+from skymagic.errors import RequestError, RunError, RunInterrupted, RunTimeout, ScriptError, noted_in
 from skymagic.files.changes import summary
 from skymagic.jobs import cell as broadcast
 from skymagic.jobs import failures
@@ -155,9 +155,9 @@ def spec_of(request: ShellRequest, pool: Pool, cell: broadcast.Cell) -> RunSpec:
     part: tuple[int, ...] = ()
     shown: tuple[int, ...] = ()
     folder: Path | None = None
-    with collected(mistakes):
+    with noted_in(mistakes):
         part, shown = RunRequest(targets=request.targets, only=request.only).who(pool.plan.topology.nodes, "node")
-    with collected(mistakes):
+    with noted_in(mistakes):
         folder = folder_here(request.workdir) if request.workdir is not None else None
     if mistakes:
         raise RequestError(mistakes)

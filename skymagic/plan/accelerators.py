@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
-from skymagic.errors import RequestError, collected
+from skymagic.errors import RequestError, noted_in
 from skymagic.plan.suggest import did_you_mean, suggesting
 
 
@@ -177,7 +177,7 @@ class Accelerator:
         """``"A100"`` or ``"A100:8"`` as an Accelerator. Raises RequestError with all that is wrong at once."""
         name, colon, count = (part.strip() for part in text.partition(":"))
         mistakes: list[str] = []
-        with collected(mistakes):
+        with noted_in(mistakes):
             name = canonical(name)
         if colon and not re.fullmatch(r"0*[1-9][0-9]{0,5}", count):
             mistakes.append(f"{count!r} is not a number of accelerators per node: write NAME:COUNT, as in A100:8")

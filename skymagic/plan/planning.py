@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from skymagic.errors import RequestError, collected
+from skymagic.errors import RequestError, noted_in
 from skymagic.plan import gpus, limits
 from skymagic.plan.accelerators import matches
 from skymagic.plan.gpus import GpuDevice
@@ -91,7 +91,7 @@ def plan_over(request: PoolRequest, inventories: Sequence[Inventory], provider: 
 
 def _image(request: PoolRequest, mistakes: list[str]) -> Image:
     """The image as far as it adds up; why it does not is added to `mistakes`."""
-    with collected(mistakes):
+    with noted_in(mistakes):
         return request.whole_image()
     return request.image
 

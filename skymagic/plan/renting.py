@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from skymagic.errors import RequestError, collected
+from skymagic.errors import RequestError, noted_in
 from skymagic.plan import gpus
 from skymagic.plan.image import Image
 from skymagic.plan.plans import Plan, cost_words, topology
@@ -62,7 +62,7 @@ def plan_rented(request: PoolRequest, rental: Rental) -> Plan:
     if request.accelerator is not None and request.accelerator.count % shape.procs_per_node:
         mistakes.append(gpus.uneven(request.accelerator.count, shape.procs_per_node))
     image = Image()
-    with collected(mistakes):
+    with noted_in(mistakes):
         image = request.whole_image()
     if mistakes:
         raise RequestError(mistakes)

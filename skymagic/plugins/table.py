@@ -17,7 +17,7 @@ from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any
 
-from skymagic.errors import RequestError, collected
+from skymagic.errors import RequestError, noted_in
 from skymagic.plan.image import Image
 from skymagic.plan.requests import PluginSpec
 from skymagic.plan.suggest import ABSENT_PLUGINS, check_keywords, did_you_mean
@@ -135,7 +135,7 @@ def resolve(asked: Iterable[Plugin | PluginSpec]) -> tuple[Plugin, ...]:
     found: list[Plugin] = []
     mistakes: list[str] = []
     for item in asked:
-        with collected(mistakes):
+        with noted_in(mistakes):
             found.append(load(item) if isinstance(item, PluginSpec) else item)
     every = [plugin.name for plugin in found]
     twice = [name for name in dict.fromkeys(every) if every.count(name) > 1]

@@ -12,7 +12,7 @@ from shlex import quote
 
 from skymagic.cluster import Node
 from skymagic.display.panel import StartStep
-from skymagic.errors import ProvisionError, RequestError, collected
+from skymagic.errors import ProvisionError, RequestError, noted_in
 from skymagic.plan.plans import Plan, topology
 from skymagic.plan.requests import PoolRequest, for_others
 from skymagic.plan.units import count
@@ -102,7 +102,7 @@ class Kubernetes:
         options = dict(request.kubernetes)
         mistakes = for_others(request, "kubernetes")
         labels = options.get("pods", "")
-        with collected(mistakes):
+        with noted_in(mistakes):
             template = _template(options.get("pod-template", ""))
             resources = _resources(request, template)
         if labels:

@@ -20,7 +20,7 @@ from pathlib import Path
 from skymagic import plugins
 from skymagic.cluster import Node
 from skymagic.cluster.tunnel import AgentTunnel
-from skymagic.errors import PoolError, RequestError, collected
+from skymagic.errors import PoolError, RequestError, noted_in
 from skymagic.plan import gpus, image
 from skymagic.plan.gpus import GpuDevice
 from skymagic.plan.limits import MOST_DESCRIPTORS
@@ -49,7 +49,7 @@ class Local:
         """Check the request against this machine."""
         mistakes: list[str] = []
         asked = image.Image(pip=request.pip)
-        with collected(mistakes):
+        with noted_in(mistakes):
             here = inventory(request)
             made = plan(request, replace(here, descriptors=descriptors()))
             shape, each = made.topology, len(made.devices[0]) if made.devices else 0

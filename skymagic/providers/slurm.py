@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from skymagic.cluster import Node
 from skymagic.display.live import asks_secrets
 from skymagic.display.panel import StartStep
-from skymagic.errors import ProvisionError, RequestError, collected
+from skymagic.errors import ProvisionError, RequestError, noted_in
 from skymagic.plan import gpus
 from skymagic.plan.plans import Plan, topology
 from skymagic.plan.requests import PoolRequest, for_others
@@ -139,7 +139,7 @@ class Slurm:
             mistakes += _already(request, inside, there)
             request = replace(request, nodes=request.nodes or len(there))
         shape = topology(request)
-        with collected(mistakes):
+        with noted_in(mistakes):
             directives, nodes = _asked(login, request, own=not inside)
             prologue = _prologue(login)
         if mistakes:
@@ -298,14 +298,14 @@ def _directives(request: PoolRequest, nodes: Sequence[SlurmPartition]) -> dict[s
     if request.memory:
         usual["mem"] = f"{request.memory.amount:.0f}G"
     if gpus.asked(request) and request.gpu is not None:
-        with collected(mistakes):
+        with noted_in(mistakes):
             usual["gres"] = slurm_jobs.gres_word(request.gpu, nodes)
     if request.max_lifetime:
         usual["time"] = f"{request.max_lifetime / 60 + 1:.0f}"
     elif all(not any(mark.isdigit() for mark in one.usual + one.limit) for one in nodes):
         usual["time"] = slurm_jobs.UNBOUNDED_LIMIT
     made = usual
-    with collected(mistakes):
+    with noted_in(mistakes):
         made = slurm_jobs.asked_directives(request.slurm, usual)
     if (most := sum(one.nodes for one in nodes)) < shape.nodes:
         mistakes.append(f"--nodes {shape.nodes} is more than the partition has ({most})")

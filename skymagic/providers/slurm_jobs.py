@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 
-from skymagic.errors import ProvisionError, RequestError, collected
+from skymagic.errors import ProvisionError, RequestError, noted_in
 from skymagic.plan.accelerators import Accelerator, GpuChoice, matches
 from skymagic.plan.suggest import did_you_mean
 from skymagic.plan.units import duration
@@ -205,7 +205,7 @@ def asked_directives(options: Iterable[tuple[str, str]], usual: Mapping[str, str
         elif value == "none":
             made.pop(name, None)
         else:
-            with collected(mistakes):
+            with noted_in(mistakes):
                 made[name] = _time(value) if name == "time" else value
     if mistakes:
         raise RequestError(mistakes)

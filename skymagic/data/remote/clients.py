@@ -61,7 +61,7 @@ class StoreClients:
         return [client.number for client in self.all if client.connected and client.number not in self.lost]
 
     def connect(self, nodes: Iterable[int] | None = None) -> None:
-        """Open the connections that are down, all at once.
+        """Open the connections that are down, all at once; their servers say first what those that were lost have kept.
 
         Raises:
             PoolError: nodes cannot be reached, all of them named.

@@ -215,7 +215,7 @@ class RemoteStore(Store):
         with self._sending:
             if not self.missing([key]):
                 return key
-            self._replication.connect()
+            self._clients.connect()
             file = ReplicatedFile(key, f"{self._nonce}-{key}", nbytes)
             self._make_room(nbytes)
             self._replication.add([file])
@@ -286,7 +286,7 @@ class RemoteStore(Store):
                 raise PoolError(f"{self._clients.all[node].node.name} is lost, and a value with it")
             if unwanted.is_set():
                 raise PoolError("this value is no longer needed")
-            self._replication.connect([node])
+            self._clients.connect([node])
             self._clients.all[node].fetch(name, download)
         self._clients.unlink([name], [node])
         assert download.memory is not None

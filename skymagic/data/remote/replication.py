@@ -201,10 +201,6 @@ class Replication:
 
     # -- nodes -------------------------------------------------------------------------------------------------------
 
-    def connect(self, nodes: Iterable[int] | None = None) -> None:
-        """Open the connections that are down; their servers say first what those that were lost have kept. Raises PoolError."""
-        self.clients.connect(nodes)
-
     def lose(self, node: int) -> None:
         """A node is gone: nothing is sent to it any more."""
         with self.changed:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from skymagic.errors import RequestError, collected
+from skymagic.errors import RequestError, noted_in
 from skymagic.magics.arguments.options import DRY_RUN, PLUGINS, POOL, Option
 from skymagic.magics.arguments.readers import variable
 from skymagic.magics.arguments.reading import ParsedLine, ParsedOption
@@ -199,7 +199,7 @@ def scan_body(body: str) -> tuple[list[ParsedOption], list[str], list[str]]:
         if option is None:
             mistakes.append(f"{key}: no such key{did_you_mean(key, [*known, 'name'])}")
             continue
-        with collected(mistakes):
+        with noted_in(mistakes):
             given += _entry(option, key, value)
     return given, [name] if name and isinstance(name, str) else [], mistakes
 

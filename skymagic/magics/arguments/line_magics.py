@@ -10,7 +10,7 @@ from typing import Any
 from skymagic.api.ending import DownRequest
 from skymagic.api.logs import LogsRequest
 from skymagic.api.places import StatusRequest, place_mistakes
-from skymagic.errors import RequestError, collected
+from skymagic.errors import RequestError, noted_in
 from skymagic.magics.arguments.readers import identifiers, one_of, packages
 from skymagic.magics.arguments.reading import ParsedLine
 from skymagic.plan.accelerators import Accelerator
@@ -245,7 +245,7 @@ def parse_pip(line: str) -> PipRequest:
     parsed.check(word == "list" and wanted, f"%sky_pip list takes no names ({' '.join(wanted)})")
     parsed.check(parsed.values.get("all") and parsed.values.get("name"), "say --pool NAME or --all, not both")
     for text in wanted if word == "install" else ():
-        with collected(parsed.mistakes):
+        with noted_in(parsed.mistakes):
             found += packages(text)
     return PipRequest(found, **_fields(parsed))
 

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from skymagic.errors import RequestError, collected
+from skymagic.errors import RequestError, noted_in
 from skymagic.plan.image import Image
 from skymagic.plan.suggest import did_you_mean
 from skymagic.plan.units import duration
@@ -95,7 +95,7 @@ def many(read: Reader, separator: str = r"[,\s]+") -> Reader:
         values: list[Any] = []
         mistakes: list[str] = []
         for item in filter(None, map(str.strip, re.split(separator, text))):
-            with collected(mistakes):
+            with noted_in(mistakes):
                 values.append(read(item))
         if not values and not mistakes:
             mistakes.append("no name is given")
