@@ -1,6 +1,7 @@
 """Provisioning of a host: from an image to a Python environment with skymagic's code. Shell text is made by pure functions.
 
-What goes over a host's connection; a host that is ready costs the first exchange only::
+What goes over a host's connection. A host that is ready costs the first exchange only; where the source of skymagic was edited, its
+wheel and install.sh follow, and where one of the notebook's own distributions was, its wheel::
 
     notebook                                    host
       probe.sh                            →       changes nothing

@@ -1,4 +1,4 @@
-"""The node agents of one pool, and the ranks that they run.
+"""The node agents of one pool, and the ranks that they run, whatever gave the nodes.
 
 agents       start, watch, signal, call, replace
 requests     what nodes and ranks are asked and told while they run

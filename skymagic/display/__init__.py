@@ -1,5 +1,7 @@
 """What the user sees: text as pure functions of what is shown, and the notebook as a screen.
 
+A rank's line: `run.run` → `NotebookScreen` (screen) → `Labels` (labels) → `write` (live) → the notebook's stdout.
+
 text           tables, lines about ranks, and places; pure
 inspection     what ranks do and hold: stacks, variables, and values by rank; pure
 status         pools, ranks and logs as objects with text, HTML and keys; pure

@@ -190,7 +190,7 @@ class Settling:
     """Which contents of ranks count as shown, so that each reaches the screen at least once, even if this process is killed; pure.
 
     Neither ZeroMQ nor a front end acknowledges output. A content counts as shown SECONDS after it was given to the screen, which holds back
-    lines for a second at most (`folding.LONGEST_WAIT`); ZeroMQ and the system then need less than a millisecond.
+    lines for a second at most (`labels.LONGEST_WAIT`); ZeroMQ and the system then need less than a millisecond.
 
     Args:
         mark: called with a rank and the number of its last content that counts as shown.

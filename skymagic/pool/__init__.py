@@ -2,11 +2,11 @@
 
 `Pool` composes the parts; each owns its own state, and all share its `SharedStatus`::
 
-    magics, api → Pool ─┬─ PoolRuns ── Scheduler   reserve ranks, ship, carry out
+    magics, api → Pool ─┬─ PoolRuns ── Scheduler   reserve ranks (dispatch), ship, carry out
                         ├─ Dispatch                orders under way ←──┐ a rank's death reaches its run
                         ├─ Packages                what a run needs is installed before it is sent
                         ├─ Recovery                ranks started again ←┤ between runs
-                        ├─ AgentEvents ────────────────────────────────┘ ← agents, on their links' threads
+                        ├─ AgentEvents (losses) ───────────────────────┘ ← agents, on their links' threads
                         └─ PoolResources           machines, agents, engine, store
 
 dispatch   orders on their way to ranks, the queue before them, and who waits for them
@@ -21,7 +21,7 @@ recovery   ranks started again, process groups formed again, another number of n
 registry   all pools of this process, by name
 resources  machines, agents, engine and store, from the plan to their release
 runs       cells, and other orders to its ranks; runs that another notebook has left
-start      what a request becomes, as a value: reuse, resize, attach, declare, make; pure
+start      whether a pool is reused: what a request becomes, as a value, by `plan.planning.fits`; pure
 status     the table of moves in a pool's life, and what all its parts share
 """
 
