@@ -184,10 +184,10 @@ class Replication:
             PoolError: a node cannot be reached, or values do not get through to it.
         """
         while regained := self._regained & self.clients.nodes:
-            self.connect(regained)
+            self.clients.connect(regained)
             self._regained -= regained
         while pending := self.pending():
-            self.connect()
+            self.clients.connect()
             for file in pending:
                 if file.problem is not None:
                     raise file.problem
