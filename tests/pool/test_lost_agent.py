@@ -6,6 +6,7 @@ import os
 import signal
 from collections.abc import Iterator
 
+import psutil
 import pytest
 
 from tests.lab.notebook import Notebook
@@ -23,12 +24,8 @@ def every_rank_goes_on(notebook: Notebook) -> Iterator[None]:
     assert notebook.value("seen") == [(0, 400_000), (1, 400_000)]
 
 
-def kill_agent(notebook: Notebook) -> None:
-    os.kill(notebook.value(AGENT), signal.SIGKILL)
-
-
 def test_an_agent_that_was_killed_between_cells(notebook: Notebook) -> None:
-    kill_agent(notebook)
+    os.kill(notebook.value(AGENT), signal.SIGKILL)
     failed = notebook.fail("%%sky_broadcast\n1")
     assert "%sky_restart" in failed.text
     assert "SIGKILL" in failed.text
@@ -39,8 +36,13 @@ def test_an_agent_that_was_killed_between_cells(notebook: Notebook) -> None:
 
 def test_an_agent_that_is_killed_while_a_cell_runs(notebook: Notebook) -> None:
     notebook.run(f"agent = {AGENT}")
+    before = [psutil.Process(notebook.value("agent"))]
+    before += before[0].children(recursive=True)
     body = "%%sky_broadcast\nimport os, signal, skymagic, time\nmine = 1\nif skymagic.instance_info().rank == 0:\n"
     failed = notebook.fail(f"{body}    os.kill(agent, signal.SIGKILL)\ntime.sleep(60)")
+    assert failed.ename == "RankDied"
     assert "SIGKILL" in failed.text
     assert "%sky_restart" in failed.text
+    assert "%sky_down" in notebook.fail("%%sky_broadcast\n1").text
+    assert psutil.wait_procs(before, timeout=15)[1] == []
     notebook.run("%sky_restart")
