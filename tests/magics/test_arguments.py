@@ -202,46 +202,26 @@ def test_a_run_may_describe_its_pool() -> None:
     assert parse_broadcast("--dry-run").pool.dry_run
 
 
-@pytest.mark.parametrize("line", ["-o x", "-ox", "-o=x", "--output x", "--output=x", "--output='x'", '-o "x"', "-o x;"])
-def test_ways_to_write_an_option(line: str) -> None:
-    assert parse_broadcast(line) == RunRequest(output="x")
+WAYS: list[tuple[str, dict[str, object], str]] = [
+    ("an option", {"output": "x"}, "-o x|-ox|-o=x|--output x|--output=x|--output='x'|-o \"x\"|-o x;"),
+    ("names", {"gather": ("loss", "acc")}, "-g loss,acc|-g loss acc|-g loss, acc|-g 'loss acc'|-g loss -g acc|-gloss,acc|-g loss,acc,loss"),
+    ("no names", {"no_push": True}, "--no-push|--no-push -o x|--no-push -a"),
+    ("or some", {"no_push": ("a", "b")}, "--no-push a b|--no-push=a,b"),
+]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    "line", ["-g loss,acc", "-g loss acc", "-g loss, acc", "-g 'loss acc'", "-g loss -g acc", "-gloss,acc"]
-)
-def test_ways_to_write_names(line: str) -> None:
-    assert parse_broadcast(f"{line} --fresh") == RunRequest(gather=("loss", "acc"), fresh=True)
-
-
-def test_names_are_kept_once() -> None:
-    assert parse_broadcast("-g a,b,a --push c c").gather == ("a", "b")
-    assert parse_broadcast("-g a --push c c").push == ("c",)
-
-
-@pytest.mark.parametrize(
-    ("line", "held"),
-    [
-        ("--no-push", True),
-        ("--no-push a b", ("a", "b")),
-        ("--no-push=a", ("a",)),
-        ("--no-push -o x", True),
-        ("", False),
-    ],
-)
-def test_no_push_with_and_without_names(line: str, held: object) -> None:
-    assert parse_broadcast(line).no_push == held
+@pytest.mark.parametrize(("fields", "lines"), [way[1:] for way in WAYS], ids=[way[0] for way in WAYS])
+def test_ways_to_write(fields: dict[str, object], lines: str) -> None:
+    for line in lines.split("|"):
+        request = parse_broadcast(line)
+        assert {name: getattr(request, name) for name in fields} == fields, line
 
 
 def test_plugins_in_one_list_or_several() -> None:
     expected = (PluginSpec("torch", {"backend": "gloo"}), PluginSpec("jax"))
-    for line in (
-        "--plugin torch:backend=gloo,jax",
-        "--plugin torch:backend=gloo --plugin jax",
-        "--plugins 'torch:backend=gloo, jax'",
-    ):
-        assert parse_broadcast(line).pool.plugins == expected
-    assert parse_broadcast("--plugin torch, jax").pool.plugins == (PluginSpec("torch"), PluginSpec("jax"))
+    for line in "torch:backend=gloo,jax|torch:backend=gloo --plugin jax|'torch:backend=gloo, jax'".split("|"):
+        assert parse_broadcast(f"--plugin {line}").pool.plugins == expected
+    assert parse_broadcast("--plugins torch, jax").pool.plugins == (PluginSpec("torch"), PluginSpec("jax"))
 
 
 def test_one_host_may_be_two_nodes() -> None:
@@ -271,12 +251,9 @@ def test_nothing_is_evaluated() -> None:
     ("line", "told"),
     [
         ("--nodes 0", "--nodes: must be at least 1, not 0"),
-        ("--nodes -1", "--nodes: must be at least 1, not -1"),
         ("--nodes two", "--nodes: 'two' is not a whole number"),
-        ("--nodes 2.0", "--nodes: '2.0' is not a whole number"),
         ("--nodes ٣", "is not a whole number"),
         ("--nodes 99999999999999999999", "is not a whole number"),
-        ("--nodes ''", "--nodes: '' is not a whole number"),
         ("--nodes", "--nodes needs N"),
         ("--num-nodes 0", "--num-nodes: must be at least 1"),
         ("--procs-per-node 0", "must be at least 1"),
@@ -295,17 +272,13 @@ def test_nothing_is_evaluated() -> None:
         ("--idle soon", "--idle: 'soon' is not a duration"),
         ("--max-lifetime -1h", "is not a duration"),
         ("--max-price -3", "--max-price: '-3' is not a price"),
-        ("--max-price 0", "is not a price"),
         ("--max-price inf", "is not a price"),
         ("--only 1.5", "--only: '1.5' names no ranks"),
-        ("--targets some", "--targets: 'some' names no ranks"),
         ("-o 1x", "-o: '1x' is not a name for a variable"),
         ("-o class", "-o: 'class' is not a name"),
-        ("-o a.b", "is not a name"),
         ("-o a,b", "is not a name"),
         ("-g a,1x", "-g: '1x' is not a name"),
         ("-g ,", "-g: no name is given"),
-        ("-g ''", "-g: no name is given"),
         ("--push print()", "--push: 'print()' is not a name"),
         ("--pool 'a b'", "--pool: 'a b' is not a name for a pool"),
         ("--pool ../x", "is not a name for a pool"),
@@ -336,7 +309,6 @@ def test_nothing_is_evaluated() -> None:
         ("--num_nodes 2", "did you mean '--num-nodes'?"),
         ("-output x", "-output: no such option; did you mean '--output'?"),
         ("–nodes 2", "did you mean '--nodes'?"),
-        ("-x", "-x: no such option"),
         ("-ay", "-ay: no such option"),
         ("--", "--: no such option"),
         ("--wat=5", "--wat: no such option"),
@@ -347,7 +319,6 @@ def test_nothing_is_evaluated() -> None:
         ("--pool '--nodes'", "--pool: '--nodes' is not a name for a pool"),
         ("--nodes 2 --nodes 3", "--nodes is given twice (2 and 3)"),
         ("--nodes 2 --num-nodes 2", "--nodes and --num-nodes are the same option (2 and 2)"),
-        ("-o a --output b", "-o and --output are the same option (a and b)"),
         ("--pool a b", "b and --pool a are two pools"),
         ("a b", "one name of a pool, not 2 ('a', 'b')"),
         ("--head", "--head keeps one value of -o or -g"),
@@ -367,19 +338,7 @@ def test_one_clear_line(line: str, told: str) -> None:
 def test_all_mistakes_at_once() -> None:
     line = "--nodes two --gpu a1oo:0 -o 1x --wat 5 --plugin toch,backend --timeout 0 --env X --only z --provider asw --head"
     found = mistakes(parse_broadcast, line)
-    for part in (
-        "'two'",
-        "'a1oo'",
-        "'0' is not a number",
-        "'1x'",
-        "--wat",
-        "'toch'",
-        "'backend'",
-        "--timeout",
-        "--env",
-        "'z'",
-        "'asw'",
-    ):
+    for part in "'two'|'a1oo'|'0' is not a number|'1x'|--wat|'toch'|'backend'|--timeout|--env|'z'|'asw'".split("|"):
         assert sum(part in one for one in found) == 1, part
     assert str(RequestError(found)).count("\n") == 0, "one line"
 
@@ -618,19 +577,15 @@ def test_toml_adds_to_the_line() -> None:
         ("nodes = 0x" + "f" * 5000, "nodes takes a string or a number"),
         ("nodes = 'two'", "nodes: 'two' is not a whole number"),
         ("nodes = 0", "nodes: must be at least 1, not 0"),
-        ("nodes = 2.5", "nodes: '2.5' is not a whole number"),
         ("nodes = true", "nodes takes a string or a number"),
-        ("nodes = [2]", "nodes takes a string or a number"),
         ("idle = nan", "idle: 'nan' is not a duration"),
         ("idle = 2020-01-01", "idle takes a string or a number"),
         ("spot = 1", "spot takes true or false"),
         ("hosts = [1]", "hosts takes a string or a list of strings"),
         ("name = 3", "name takes a string"),
         ("node = 2", "node: no such key; did you mean 'nodes'?"),
-        ("nmae = 'x'", "nmae: no such key; did you mean 'name'?"),
         ("nodes = 2\nnum-nodes = 2", "nodes and num-nodes are the same option (2 and 2)"),
         ("plugins = ['toch']", "plugins: no plugin is called 'toch'; did you mean 'torch'?"),
-        ("[plugins.toch]", "plugins: no plugin is called 'toch'; did you mean 'torch'?"),
         ("[plugins]\ntorch = 'gloo'", "plugins.torch takes a table of strings: [plugins.torch]"),
         ("[plugins.torch]\nbackend = ['gloo']", "plugins.torch takes a table of strings"),
         ("[env]\nA = [1]", "env.A takes a string"),
@@ -647,14 +602,12 @@ def test_toml_mistakes_name_the_key(body: str, told: str) -> None:
 def test_mistakes_of_line_and_body_come_together() -> None:
     found = mistakes(parse_pool, "a --nodes 2 --idle soon", body='name = "b"\nnodes = 3\nwat = 1\nenv = "X"')
     told = "\n".join(found)
-    for part in (
-        "('a', 'b')",
-        "--nodes and nodes are the same option (2 and 3)",
-        "--idle: 'soon'",
-        "wat: no such key",
-        "env: 'X'",
+    for (
+        part
+    ) in "('a', 'b')|--nodes and nodes are the same option (2 and 3)|--idle: 'soon'|wat: no such key|env: 'X'".split(
+        "|"
     ):
-        assert part in told
+        assert part in told, part
 
 
 # ---------------------------------------------------------------------------------------------- the other magics
@@ -695,6 +648,9 @@ def test_what_becomes_of_a_cell_while_another_is_at_work() -> None:
 def test_shell() -> None:
     assert parse_sh("") == ShellRequest()
     assert parse_sh("--workdir 'my folder' --detach --pool p") == ShellRequest("my folder", True, "p")
+    assert (parse_sh("", CONFIGURED).only, parse_sh("", CONFIGURED).timeout) == (Selection("all"), 60.0)
+    request = parse_sh("--only head --timeout none", CONFIGURED)
+    assert (request.only, request.timeout) == (Selection("head"), None)
     assert parse_sh("--detach; # on its own").only == Selection("head")
     assert "is not a path" in mistakes(parse_sh, "--workdir ''")[0]
     assert "one name of a pool" in mistakes(parse_sh, "torchrun main.py")[0]
@@ -721,34 +677,13 @@ def test_everything_of_a_shell() -> None:
     )
 
 
-def test_a_shell_has_the_configured_defaults() -> None:
-    request = parse_sh("", CONFIGURED)
-    assert (request.only, request.timeout) == (Selection("all"), 60.0)
-    request = parse_sh("--only head --timeout none", CONFIGURED)
-    assert (request.only, request.timeout) == (Selection("head"), None)
-
-
-@pytest.mark.parametrize(
-    ("line", "told"),
-    [
-        ("--env NOEQUALS", "--secret NOEQUALS"),
-        ("--env A=1 --secret A", "A is both an --env and a --secret"),
-        ("-t some", "-t: 'some' names no ranks"),
-        ("--only 1.5", "--only: '1.5' names no ranks"),
-        ("-o 1x", "-o: '1x' is not a name for a variable"),
-        ("-a=1", "-a takes no value"),
-        ("--nodes 2", "--nodes: no such option"),
-        ("-g loss", "-g: no such option"),
-    ],
-)
-def test_one_clear_line_for_a_shell(line: str, told: str) -> None:
-    (found,) = mistakes(parse_sh, line)
-    assert told in found
-
-
 def test_all_mistakes_of_a_shell_at_once() -> None:
-    found = mistakes(parse_sh, "train.sh --env X --secret 1 --timeout soon -t z -o class --wat")
-    assert len(found) == 7
+    found = mistakes(
+        parse_sh, "train.sh --env X --secret 1 --timeout soon -t z --only 1.5 -o class --wat -g loss --nodes 2"
+    )
+    assert len(found) == 10
+    for line, told in (("-a=1", "-a takes no value"), ("--env A=1 --secret A", "A is both an --env and a --secret")):
+        assert mistakes(parse_sh, line)[0].startswith(told)
 
 
 def test_logs() -> None:
@@ -792,15 +727,7 @@ def test_pip() -> None:
     assert parse_pip("list") == PipRequest()
     assert parse_pip("install pandas 'pillow>=12' --pool p") == PipRequest(("pandas", "pillow>=12"), "p")
     assert parse_pip("install pandas --all").all
-    for wrong in (
-        "",
-        "pandas",
-        "install",
-        "list pandas",
-        "install x --index-url=x",
-        "install ;",
-        "list --all --pool p",
-    ):
+    for wrong in "|pandas|install|list pandas|install x --index-url=x|install ;|list --all --pool p".split("|"):
         assert len(mistakes(parse_pip, wrong)) == 1, wrong
 
 
@@ -816,9 +743,10 @@ def test_lifecycle() -> None:
         "--from: 'x' is not a whole number",
         "%sky_clone: '2y' is not a name for a variable",
     ]
-    assert parse_restart("") == RanksRequest()
+    for parse in (parse_restart, parse_stacks, parse_vars):
+        assert parse("") == RanksRequest()
+        assert parse("--rank 0,3 --pool lab") == RanksRequest(Selection("0,3"), "lab")
     assert parse_shell("--rank 3 ls -l").command == "ls -l"
-    assert parse_restart("--rank 0,2 --pool p") == RanksRequest(Selection("0,2"), "p")
     assert parse_down("") == DownRequest()
     assert parse_down("train") == DownRequest("train")
     assert parse_down("--all;") == DownRequest(None, True)
@@ -879,12 +807,6 @@ def test_help_shows_every_option_and_a_line_that_works(magic: str) -> None:
             PARSERS[magic](line)
 
 
-def test_ranks_that_are_looked_into() -> None:
-    for parse in (parse_stacks, parse_vars):
-        assert parse("") == RanksRequest()
-        assert parse("--rank 0,3 --pool lab") == RanksRequest(Selection("0,3"), "lab")
-
-
 def test_every_option_has_help_and_a_name_of_its_own() -> None:
     for face in MAGICS.values():
         names = [name for option in face.accepted for name in option.spellings]
@@ -906,42 +828,27 @@ NOW = CompletionNames(
     [
         ("sky_broadcast", "--no", ["--noblock", "--no-push", "--nodes"]),
         ("sky_broadcast", "-o x --noblock --no", ["--no-push", "--nodes"]),
-        ("sky_broadcast", "--nodes 2 --nod", []),
         ("sky_broadcast", "--plugin torch --plu", ["--plugin"]),
         ("sky_broadcast", "--gpu a1", ["A10", "A100", "A100-80GB", "A10G", "A16"]),
         ("sky_broadcast", "--gpu=A100-", ["A100-80GB"]),
         ("sky_broadcast", "--gpu A100 ", ["test", "train"]),
         ("sky_broadcast", "--only ", ["all", "head"]),
-        ("sky_broadcast", "--pool t", ["test", "train"]),
         ("sky_broadcast", "--pool ", ["test", "train"]),
-        ("sky_broadcast", "--push mo", ["model", "mother"]),
         ("sky_broadcast", "--push model mo", ["model", "mother"]),
         ("sky_broadcast", "--no-push model,mot", ["mother"]),
-        ("sky_broadcast", "-o mo", []),
         ("sky_broadcast", "--timeout ", []),
         ("sky_broadcast", "", ["test", "train"]),
-        ("sky_pool", "tr", ["train"]),
         ("sky_pool", "", ["test", "train"]),
-        ("sky_pool", "--plugin t", ["torch"]),
         ("sky_pool", "--plugin torch,", ["jax", "torch"]),
         ("sky_pool", "--plugins=torch,j", ["jax"]),
-        ("sky_pool", "--provider a", ["auto"]),
         ("sky_pool", "--nodes 2 tr", ["train"]),
-        ("sky_pool", "--spot tr", ["train"]),
         ("sky_down", "--", ["--all", "--hosts", "--provider", "--login", "--pool"]),
-        ("sky_down", "te", ["test"]),
-        ("sky_auto", "o", ["off", "on"]),
         ("sky_gpus", "h", ["H100", "H20", "H200", "H800"]),
-        ("sky_push", "mo", ["model", "mother"]),
         ("sky_clone", "2 --f", ["--from"]),
         ("sky_clone", "2 --from 0 w", ["weights", "words"]),
         ("sky_pull", "we", ["weights"]),
         ("sky_push", "model,mo", ["model", "mother"]),
-        ("sky_sh", "--o", ["--output", "--only"]),
-        ("sky_sh", "-o x --o", ["--only"]),
         ("sky_sh", "--env A=1 --e", ["--env"]),
-        ("sky_sh", "--only ", ["all", "head"]),
-        ("sky_sh", "--pool tr", ["train"]),
         ("sky_broadcast", "# --no", []),
         ("sky_broadcast", "-o x # --no", []),
         ("sky_broadcast", "-o 'x --no", []),
@@ -963,20 +870,17 @@ LINES = (
 )
 
 
-@pytest.mark.parametrize("magic", MAGICS)
-@settings(max_examples=150, deadline=None)
-@given(line=LINES)
-@example(line="--env A=--x '")
-@example(line="-")
-def test_any_line_is_a_request_or_refused_in_words(magic: str, line: str) -> None:
+@settings(max_examples=1000, deadline=None)
+@given(magic=st.sampled_from(list(MAGICS)), line=LINES)
+@example(magic="sky_broadcast", line="--env A=--x '")
+@example(magic="sky_run", line="-")
+def test_any_line_is_a_request_or_refused_in_words_and_completes(magic: str, line: str) -> None:
     try:
-        request = PARSERS[magic](line)
+        hash(PARSERS[magic](line))
     except RequestError as wrong:
-        told = wrong.mistakes
-    else:
-        told = ()
-        hash(request)
-    assert all(isinstance(one, str) and one for one in told)
+        assert wrong.mistakes  # noqa: PT017 - not raising is fine as well
+        assert all(isinstance(one, str) and one for one in wrong.mistakes)  # noqa: PT017
+    assert all(isinstance(word, str) for word in complete(magic, line, NOW))
 
 
 @settings(deadline=None)
@@ -992,12 +896,6 @@ def test_any_body_is_a_request_or_refused_in_words(body: str) -> None:
         parse_pool_toml(body)
     except RequestError as wrong:
         assert all(wrong.mistakes)  # noqa: PT017 - not raising is fine as well
-
-
-@settings(max_examples=200, deadline=None)
-@given(magic=st.sampled_from(list(MAGICS)), text=LINES)
-def test_completion_never_fails(magic: str, text: str) -> None:
-    assert all(isinstance(word, str) for word in complete(magic, text, NOW))
 
 
 @settings(deadline=None)
