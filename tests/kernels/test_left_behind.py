@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import select
-import signal
 import tempfile
 import threading
 from collections.abc import Iterator
@@ -57,18 +56,6 @@ def test_an_agent_that_is_told_to_end_leaves_nothing(notebook: Notebook) -> None
     assert not [place for place in places if place.exists()]
 
 
-def test_folders_of_an_agent_that_was_killed_are_swept(notebook: Notebook) -> None:
-    agent, others = family(notebook)
-    places = folders(agent)
-    sweep()
-    assert [place for place in places if place.exists()] == places, "they are in use"
-    agent.kill()
-    all_end([agent, *others])
-    assert [place for place in places if place.exists()] == places
-    notebook.run("%sky_pool another --nodes 1")
-    assert not [place for place in places if place.exists()]
-
-
 def test_folders_are_not_swept_while_they_are_made() -> None:
     ended = threading.Event()
 
@@ -91,29 +78,16 @@ def test_folders_are_not_swept_while_they_are_made() -> None:
         sweeper.join()
 
 
-def test_a_rank_whose_interpreter_is_held_ends_with_its_agent(notebook: Notebook) -> None:
+def test_a_rank_whose_interpreter_is_held_ends_with_its_agent_whose_folders_are_swept(notebook: Notebook) -> None:
     agent, others = family(notebook)
     places = folders(agent)
     held = notebook.start("%%sky_broadcast\nimport ctypes\nprint('begun')\nctypes.PyDLL(None).sleep(100)")
     notebook.watch(held, lambda shown: "begun" in shown.text)
+    sweep()
+    assert [place for place in places if place.exists()] == places, "they are in use"
     agent.kill()
     all_end([agent, *others])
-    sweep()
+    assert [place for place in places if place.exists()] == places
+    notebook.finish(held)
+    notebook.run("%sky_pool another --ranks 1")
     assert not [place for place in places if place.exists()]
-
-
-def test_a_child_of_the_notebook_does_not_keep_the_pool(notebook: Notebook) -> None:
-    """It holds the other end of the agent's pipe, which therefore does not close when the notebook's kernel is killed."""
-    agent, others = family(notebook)
-    places = folders(agent)
-    notebook.run(
-        "import os, time\nchild = os.fork()\nif not child:\n    os.setsid()\n    time.sleep(100)\n    os._exit(0)"
-    )
-    child = psutil.Process(notebook.value("child"))
-    try:
-        os.kill(notebook.pid, signal.SIGKILL)
-        all_end([agent, *others])
-        assert child.is_running()
-        assert not [place for place in places if place.exists()]
-    finally:
-        child.kill()

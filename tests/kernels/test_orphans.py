@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
@@ -11,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.kernels.test_left_behind import all_end, family
+from tests.kernels.test_left_behind import all_end, family, folders
 from tests.lab.notebook import Notebook, opened
 from tests.lab.pools import KERNEL, borrowed
 
@@ -70,18 +69,6 @@ def started(notebook: Notebook, what: str) -> list[list[psutil.Process]]:
 ALL = "[detached(), detached(env={}), detached(env={}, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL), daemon()]"
 
 
-def test_the_end_of_a_pool_ends_all(pool: Notebook) -> None:
-    first, second = started(pool, f"[*{ALL}, forked()]")
-    pool.run("%sky_down")
-    all_end([*first, *second])
-
-
-def test_a_restart_ends_all(pool: Notebook) -> None:
-    first, second = started(pool, f"[*{ALL}, forked()]")
-    pool.run("%sky_restart")
-    all_end([*first, *second])
-
-
 def test_a_rank_that_dies_takes_what_it_has_started(pool: Notebook) -> None:
     mine, others = started(
         pool, "[detached(), detached(env={}), daemon(), os.spawnlp(os.P_NOWAIT, 'sleep', 'sleep', '1000')]"
@@ -108,29 +95,6 @@ def test_what_ends_by_itself_is_waited_for(pool: Notebook) -> None:
     started(pool, "[]")
     pool.run("%sky_restart")
     assert mine.pid not in [child.pid for child in forkserver.children()]
-
-
-def test_what_asks_is_kept(pool: Notebook) -> None:
-    first, second = started(pool, "[detached(env={**os.environ, 'SKYMAGIC_KEEP': '1'}), detached()]")
-    nohup = "SKYMAGIC_KEEP=1 nohup sleep 1000 > /dev/null 2>&1 & echo $!"
-    third, fourth = started(pool, f"[int(subprocess.run({nohup!r}, shell=True, stdout=subprocess.PIPE).stdout)]")
-    pool.run("%sky_down")
-    all_end([first[1], second[1]])
-    for one in (first[0], second[0], *third, *fourth):
-        assert one.is_running()
-        one.kill()
-        all_end([one])
-
-
-@pytest.mark.parametrize("whom", ["agent", "forkserver"])
-def test_however_the_pool_ends(pool: Notebook, whom: str) -> None:
-    (first, *_), (second, *_) = started(pool, "[daemon()]")
-    agent, others = family(pool)
-    forkserver = psutil.Process(pool.value("pids[0]")).parent()
-    assert forkserver is not None
-    os.kill(agent.pid if whom == "agent" else forkserver.pid, signal.SIGKILL)
-    pool.run("%sky_down")
-    all_end([agent, *others, first, second])
 
 
 def test_a_rank_that_hears_of_its_agents_end_by_a_send() -> None:
@@ -166,13 +130,50 @@ def shared(notebook: Notebook) -> list[Path]:
     return paths
 
 
-def test_shared_memory_is_deleted_with_its_rank(pool: Notebook) -> None:
-    before = shared(pool)
+def test_a_restart_and_the_end_of_a_pool_end_all_but_what_asks_to_be_kept(pool: Notebook) -> None:
+    started_first, before = started(pool, f"[*{ALL}, forked()]"), shared(pool)
     pool.run("%sky_restart")
-    after = shared(pool)
+    all_end([*started_first[0], *started_first[1]])
+    pool.run(f"%%sky_broadcast\n{START}")
+    ended, after = started(pool, f"[*{ALL}, forked()]"), shared(pool)
+    nohup = "SKYMAGIC_KEEP=1 nohup sleep 1000 > /dev/null 2>&1 & echo $!"
+    kept = started(
+        pool,
+        "[detached(env={**os.environ, 'SKYMAGIC_KEEP': '1'}), "
+        f"int(subprocess.run({nohup!r}, shell=True, stdout=subprocess.PIPE).stdout)]",
+    )
     pool.run("%sky_down")
-    assert not any(path.exists() for path in after)
-    assert not any(path.exists() for path in before), "its trackers were given time beside the restart"
+    all_end([*ended[0], *ended[1]])
+    assert not any(path.exists() for path in [*before, *after]), "trackers were given time, also beside the restart"
+    for one in [*kept[0], *kept[1]]:
+        assert one.is_running()
+        one.kill()
+        all_end([one])
+
+
+BUSY = "%%sky_broadcast --only all\nimport time\nprint('busy', flush=True)\ntime.sleep(600)"
+
+
+@pytest.mark.parametrize("whom", ["agent", "controller", "forkserver"])
+def test_a_process_of_ours_that_is_killed_is_told_and_leaves_nothing(pool: Notebook, whom: str) -> None:
+    (first, *_), (second, *_) = started(pool, "[daemon()]")
+    agent, others = family(pool)
+    places = folders(agent)
+    assert len(places) == 2
+    forkserver = psutil.Process(pool.value("pids[0]")).parent()
+    shown = pool.start(BUSY)
+    pool.watch(shown, lambda cell: cell.stdout.count("busy") == 2)
+    controller = next(one for one in others if "kernels.agent.controller" in " ".join(one.cmdline()))
+    assert forkserver is not None
+    {"agent": agent, "controller": controller, "forkserver": forkserver}[whom].kill()
+    assert pool.finish(shown).failure.ename == "RankDied"
+    assert "%sky_down" in shown.failure.text
+    assert "lost" in pool.run("%sky_status").said
+    assert "%sky_down" in pool.fail("%%sky_broadcast\n1").text
+    pool.run("%sky_down")
+    all_end([agent, *others, first, second])
+    if whom != "agent":  # whose folders the next agent sweeps: test_left_behind
+        assert [place for place in places if place.exists()] == []
 
 
 def test_shared_memory_is_deleted_with_the_kernel(tmp_path: Path) -> None:

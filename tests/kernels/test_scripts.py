@@ -21,30 +21,21 @@ from skymagic.kernels.agent import resources
 from skymagic.kernels.script import environment
 from skymagic.runtime.info import InstanceInfo, Peer
 from tests.lab.notebook import Notebook, Shown, opened
-from tests.lab.places import LOCAL, PLACES, pooled
+from tests.lab.places import PLACES, pooled
+from tests.lab.pools import Pools
 from tests.lab.waiting import until
 
 
 @pytest.fixture(scope="module", params=PLACES)
 def notebook(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Notebook]:
-    """A notebook with a pool that all tests share: none may break it for the next."""
+    """A notebook with a pool that all tests share: none may break it, and at the end the same ranks are there."""
     with pooled(request.param, tmp_path_factory.mktemp("notebook"), {"SECRET_WORD": "hunter2"}) as opened_one:
+        before = pids(opened_one)
         yield opened_one
+        assert pids(opened_one) == before
 
 
 HERE = pytest.mark.parametrize("notebook", ["local"], indirect=True)
-
-
-@pytest.fixture(autouse=True)
-def the_ranks_live_on(request: pytest.FixtureRequest) -> Iterator[None]:
-    """After each test on the shared pool: the same ranks are there, and take cells."""
-    if "notebook" not in request.fixturenames:
-        yield
-        return
-    shared = request.getfixturevalue("notebook")
-    before = pids(shared)
-    yield
-    assert pids(shared) == before
 
 
 def pids(notebook: Notebook) -> list[int]:
@@ -343,12 +334,12 @@ REFUSED = {
 
 
 @HERE
-@pytest.mark.parametrize("options", REFUSED)
-def test_misuse_is_told_in_a_line(notebook: Notebook, options: str) -> None:
-    failed = notebook.fail(sh("echo run", options))
-    assert failed.ename == "UsageError"
-    assert REFUSED[options] in failed.text
-    assert "rank" not in failed.text
+def test_misuse_is_told_in_a_line(notebook: Notebook) -> None:
+    for options, words in REFUSED.items():
+        failed = notebook.fail(sh("echo run", options))
+        assert failed.ename == "UsageError", options
+        assert words in failed.text
+        assert "rank" not in failed.text
 
 
 @HERE
@@ -381,17 +372,8 @@ def test_the_node_that_knows_the_cause_is_told_first() -> None:
 
 def test_native_code_that_gives_up_is_heard() -> None:
     aborted = cause("torchrun's rank 1 (local rank 1), process 7, was ended by SIGABRT")
-    error = script_error(
-        [
-            end(
-                0,
-                1,
-                cause=aborted,
-                words="terminate called after throwing\n  what():  Resource temporarily unavailable",
-            )
-        ],
-        1,
-    )
+    said = "terminate called after throwing\n  what():  Resource temporarily unavailable"
+    error = script_error([end(0, 1, cause=aborted, words=said)], 1)
     assert "what():  Resource temporarily unavailable" in str(error)
     assert "gloo" not in str(error)
     ended = end(0, 1, cause=aborted, words="terminate called without an active exception")
@@ -487,6 +469,7 @@ root_cause.root_cause = slow;"""
 QUICK_END = "%%sky_broadcast\nroot_cause.root_cause = quick"
 
 
+@HERE
 def test_a_rank_that_is_just_done_with_stopping_its_script_is_not_killed(notebook: Notebook) -> None:
     """What hears no TERM is killed when the grace period is over, at which moment the notebook looks for ranks that are stuck."""
     before = pids(notebook)
@@ -544,30 +527,31 @@ def test_a_second_press_kills_and_so_does_the_end_of_the_rank(tmp_path: Path) ->
         all_gone(shown.stdout)
 
 
-def test_a_failure_leaves_the_ranks_process_group_alone(tmp_path: Path) -> None:
+def test_a_failure_leaves_the_ranks_process_group_alone(shared_pools: Pools) -> None:
     pytest.importorskip("torch")
-    reduce = "%%sky_broadcast -o sums\nimport torch, torch.distributed as dist\nt = torch.ones(1)\ndist.all_reduce(t)\nt.item();"
-    with opened(tmp_path, "%sky_pool --nodes 2 --plugin torch", reduce) as notebook:
-        generation = (
-            "%%sky_broadcast -o generation --head\nfrom skymagic.runtime import rendezvous\nrendezvous.generation();"
-        )
-        notebook.fail(sh("[ $SKYPILOT_NODE_RANK = 0 ] && exit 1\nsleep 1000"))
-        notebook.run(reduce)
-        notebook.run(generation)
-        assert notebook.value("(sums, generation)") == ([2.0, 2.0], 0)
+    reduce = (
+        "%%sky_broadcast -o found\nimport torch, torch.distributed as dist\nfrom skymagic.runtime import rendezvous\n"
+        "t = torch.ones(1)\ndist.all_reduce(t)\n(t.item(), rendezvous.generation());"
+    )
+    with shared_pools.lent("--ranks 2 --plugin torch", reduce) as torch_notebook:
+        before = torch_notebook.value("found")
+        torch_notebook.fail(sh("exit 1"))
+        torch_notebook.run(reduce)
+        assert torch_notebook.value("found") == before
+        assert [total for total, _ in before] == [2.0, 2.0]
 
 
 def test_a_port_that_another_holds_is_refused_before_it_hangs(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     (tmp_path / "train.py").write_text("print('not reached')")
-    with opened(tmp_path, LOCAL) as notebook, socket.create_server(("127.0.0.1", 0)) as busy:
+    with opened(tmp_path, "%sky_pool --ranks 1") as notebook, socket.create_server(("127.0.0.1", 0)) as busy:
         port = busy.getsockname()[1]
         ways = (
             f"--master_addr=$MASTER_ADDR --master_port={port} --node_rank=$SKYPILOT_NODE_RANK",
             f"--rdzv_backend=c10d --rdzv_endpoint=$MASTER_ADDR:{port} --rdzv_id $SKYPILOT_TASK_ID",
         )
         for way in ways:
-            failed = notebook.fail(sh(f"torchrun --nnodes=2 --nproc_per_node=1 {way} train.py"))
+            failed = notebook.fail(sh(f"torchrun --nnodes=1 --nproc_per_node=1 {way} train.py"))
             assert "EADDRINUSE" in failed.text
             assert "a port is in use on that node" in failed.text
             assert "launch_agent" not in failed.text, "no frames of torchrun's own"

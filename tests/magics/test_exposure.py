@@ -138,7 +138,7 @@ def test_a_look_ends_when_its_time_is_over(tmp_path: Path, monkeypatch: pytest.M
     for pid in range(1, 5):
         (tmp_path / str(pid)).mkdir()
     looks = iter(range(10))
-    monkeypatch.setattr(exposure.time, "thread_time", lambda: exposure.MOST_SECONDS * next(looks) / 2)
+    monkeypatch.setattr(time, "thread_time", lambda: exposure.MOST_SECONDS * next(looks) / 2)
     assert not exposure.others_are_here(tmp_path)
     assert next(looks) == 4, "it looked at three processes of four"
 

@@ -108,34 +108,37 @@ def test_lightning_has_the_ranks_device() -> None:
 # -------------------------------------------------------------------------------------------------- membership
 
 MEMBER = """
-import sys, torch.distributed as dist
+import sys, torch, torch.distributed as dist
 from skymagic.plugins._torch import membership
-rank, secret, path, backend = int(sys.argv[1]), sys.argv[2], sys.argv[3], sys.argv[4]
-dist.init_process_group(backend if backend != "None" else None, init_method=f"file://{path}", rank=rank, world_size=2)
-try:
-    membership.verify(secret, rank)
-    print("trusted")
-except RuntimeError as problem:
-    print("refused", problem)
+rank, secret, path = int(sys.argv[1]), sys.argv[2], sys.argv[3]
+torch.cuda.set_device(rank)
+for number, backend in enumerate(sys.argv[4:]):
+    dist.init_process_group(
+        backend if backend != "None" else None, init_method=f"file://{path}-{number}", rank=rank, world_size=2
+    )
+    try:
+        membership.verify(secret, rank)
+        print("trusted", flush=True)
+    except RuntimeError as problem:
+        print("refused", problem, flush=True)
+    dist.destroy_process_group()
 """
 
 
-@pytest.mark.parametrize("backend", ["cpu:gloo,cuda:gloo", "cpu:gloo,cuda:nccl", "None"])
-def test_a_stranger_is_seen_whatever_the_backend_is_called(backend: str, tmp_path: Path) -> None:
+def test_a_stranger_is_seen_whatever_the_backend_is_called(tmp_path: Path) -> None:
     """get_backend() answers "cpu:gloo,cuda:nccl" or "undefined", and the proof must not be skipped for a name."""
-    env = {**os.environ, **Gpus(tmp_path / "gpus", [Gpu()] * 2).environment()} if "nccl" in backend else {**os.environ}
-    code = MEMBER
-    if "nccl" in backend:
-        code = MEMBER.replace("rank, secret", "import torch; torch.cuda.set_device(int(sys.argv[1]))\nrank, secret", 1)
+    env = {**os.environ, **Gpus(tmp_path / "gpus", [Gpu()] * 2).environment()}
+    backends = ["cpu:gloo,cuda:gloo", "cpu:gloo,cuda:nccl", "None"]
     started = [
         subprocess.Popen(
-            [sys.executable, "-c", code, str(rank), secret, str(tmp_path / "group"), backend],
+            [sys.executable, "-c", MEMBER, str(rank), secret, str(tmp_path / "group"), *backends],
             stdout=subprocess.PIPE, text=True, env=env, cwd=ROOT,
         )
         for rank, secret in enumerate(("s", "guessed"))
     ]  # fmt: skip
-    said = [process.communicate(timeout=120)[0] for process in started]
-    assert said[0].startswith("refused the process group has an unknown process in place of rank 1"), said
+    said = [process.communicate(timeout=120)[0].splitlines() for process in started]
+    refused = "refused the process group has an unknown process in place of rank 1"
+    assert [line.startswith(refused) for line in said[0]] == [True] * 3, said
 
 
 # --------------------------------------------------------------------------------------------------- this machine

@@ -24,7 +24,8 @@ FACTOR = 3
 @pytest.fixture(scope="module")
 def pool() -> Iterator[Any]:
     """From the first test that uses it on, joblib's backend: those that look at joblib without a pool stand before it."""
-    with sky.Compute(nodes=2, procs_per_node=2, plugins=[sky.plugins.joblib()]) as made:
+    sklearn = [sky.plugins.sklearn()] if find_spec("sklearn") else []
+    with sky.Compute(nodes=2, plugins=[sky.plugins.joblib(), *sklearn]) as made:
         yield made
 
 
@@ -40,49 +41,42 @@ def in_parallel(function: Any, items: Any, **options: Any) -> list[Any]:
     return found
 
 
-def test_tasks_run_on_the_ranks_and_joblib_is_as_before_afterwards() -> None:
+def test_tasks_run_on_the_ranks_of_pools_that_end_in_any_order_and_joblib_is_as_before_afterwards() -> None:
     from joblib import parallel
 
-    before = dict(parallel.BACKENDS), type(parallel.get_active_backend()[0]), parallel.get_active_backend()[1]
-    with sky.Compute(nodes=2, plugins=["joblib"]) as pool:
-        assert in_parallel(where, range(20)) == [(3 * n, 2) for n in range(20)]
-        assert parallel.effective_n_jobs(-1) == 2
-        assert pool.runs > 0
-        assert in_parallel(where, range(3), n_jobs=1) == [(3 * n, 1) for n in range(3)]
-        assert in_parallel(where, range(3), backend="threading") == [(3 * n, 1) for n in range(3)]
-        assert in_parallel(where, range(3), require="sharedmem") == [(3 * n, 1) for n in range(3)]
-    assert (dict(parallel.BACKENDS), type(parallel.get_active_backend()[0]), parallel.get_active_backend()[1]) == before
+    def state() -> tuple[Any, ...]:
+        return dict(parallel.BACKENDS), type(parallel.get_active_backend()[0]), parallel.get_active_backend()[1]
 
-
-def test_pools_that_end_in_any_order() -> None:
-    from joblib import parallel
-
-    def world() -> int:
-        return in_parallel(where, range(2))[0][1]
-
+    before = state()
     first, second = (sky.Compute(nodes=n, plugins=["joblib"]).start() for n in (1, 2))
     try:
-        assert world() == 2
+        assert in_parallel(where, range(20)) == [(3 * n, 2) for n in range(20)]
+        assert parallel.effective_n_jobs(-1) == 2
+        assert second.runs > 0
+        for options in ({"n_jobs": 1}, {"backend": "threading"}, {"require": "sharedmem"}):
+            assert in_parallel(where, range(3), **options) == [(3 * n, 1) for n in range(3)], "not on the ranks"
         second.stop()
+        ran = first.runs
         assert in_parallel(where, range(2), n_jobs=2)[0][1] == 1
+        assert first.runs > ran
         second.start()
         first.stop()
-        assert world() == 2
+        assert in_parallel(where, range(2))[0][1] == 2
     finally:
         first.stop()
         second.stop()
-    assert "skymagic" not in parallel.BACKENDS
+    assert state() == before
 
 
 def test_errors_keep_their_type_and_stop_the_rest(pool: Any) -> None:
     def task(item: int) -> None:
-        if item == 3:
+        if item == 1:
             raise KeyError("planted")
-        time.sleep(600 if item < 3 else 0)  # until it is stopped
+        time.sleep(600 if item < 1 else 0)  # until it is stopped
 
     with pytest.raises(KeyError, match="planted"):
         in_parallel(task, range(8))
-    assert in_parallel(where, range(8)) == [(3 * n, 4) for n in range(8)]
+    assert in_parallel(where, range(8)) == [(3 * n, 2) for n in range(8)]
 
 
 def test_nested_parallelism_is_threads_of_the_rank(pool: Any) -> None:
@@ -112,7 +106,7 @@ def test_packages() -> None:
 
 
 @needs_sklearn
-def test_a_grid_search_runs_on_the_ranks() -> None:
+def test_a_grid_search_runs_on_the_ranks(pool: Any) -> None:
     from sklearn.datasets import make_classification
     from sklearn.model_selection import GridSearchCV
     from sklearn.svm import SVC
@@ -120,8 +114,8 @@ def test_a_grid_search_runs_on_the_ranks() -> None:
     x, y = make_classification(300, 10, random_state=0)
     grid = {"C": [0.1, 1, 10], "gamma": [0.01, 0.1]}
     alone = GridSearchCV(SVC(), grid, cv=3, n_jobs=1).fit(x, y)
-    with sky.Compute(nodes=2, plugins=["joblib", "sklearn"]) as pool:
-        found = GridSearchCV(SVC(), grid, cv=3, n_jobs=-1).fit(x, y)
-        assert pool.runs > 0
+    before = pool.runs
+    found = GridSearchCV(SVC(), grid, cv=3, n_jobs=-1).fit(x, y)
+    assert pool.runs > before
     assert found.best_params_ == alone.best_params_
     assert list(found.cv_results_["mean_test_score"]) == list(alone.cv_results_["mean_test_score"])

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.lab.desk import GATED, Desk, killed, killed_daemons, ssh_desk, steps, without_repeats
-from tests.lab.notebook import Shown
+from tests.lab.notebook import Notebook, Shown
 from tests.lab.waiting import until
 
 pytestmark = pytest.mark.needs("sshd")
@@ -63,7 +63,7 @@ def test_a_run_goes_on_in_another_notebook_and_no_line_is_lost(desk: Desk) -> No
         third.run("%sky_down lab")
 
 
-def test_what_has_ended_meanwhile_waits(desk: Desk) -> None:
+def test_what_has_ended_meanwhile_waits_and_a_kernel_that_is_shut_down_leaves_what_goes_on(desk: Desk) -> None:
     with desk.notebook(desk.made) as notebook:
         desk.left_alone(notebook, GATED + "print('after')\nname = [1.5] * 200_000 + [rank]\nlen(name)")
     with desk.notebook() as notebook:
@@ -90,34 +90,22 @@ def test_what_has_ended_meanwhile_waits(desk: Desk) -> None:
         assert cell.failure.ename == "ScriptError"
         assert cell.stdout.count("after") == 1
         assert notebook.value("[(end.status, end.tail) for end in ends]") == [(3, "before\ngoafter")]
-        notebook.run("%sky_down lab")
-
-
-def test_a_kernel_that_is_restarted_finds_its_pool_and_one_that_is_shut_down_leaves_what_goes_on(desk: Desk) -> None:
-    gate = desk.gate()
-    with desk.notebook(desk.made) as first:
-        first.run("%%sky_broadcast\nimport os\nkept = 40 + int(os.environ['RANK'])")
-        first.restart()
-        assert "pool 'lab' was left on h1, h2" in first.run("%load_ext skymagic").text
-        first.run("%sky_attach lab")
-        first.run("%sky_pull kept -o kept")
-        assert first.value("kept") == [40, 41]
-        shown = first.start(
-            GATED.replace("-o", "-a -o").format(way=repr(str(gate)), over=repr(os.devnull)) + "name = rank\nrank"
-        )
-        first.watch(shown, lambda seen: "before" in seen.stdout)
-    with desk.notebook() as second:
-        cell = second.start("%sky_attach lab")
-        second.watch(cell, lambda seen: "is still running" in seen.text)
+        gate = desk.gate()
+        beside = GATED.replace("-o", "-a -o").format(way=repr(str(gate)), over=repr(os.devnull)) + "name = rank\nrank"
+        shown = notebook.run(beside)
+        notebook.watch(shown, lambda seen: "before" in seen.stdout)
+    with desk.notebook() as notebook:  # the last one's kernel was shut down, and left what goes on
+        cell = notebook.start("%sky_attach lab")
+        notebook.watch(cell, lambda seen: "is still running" in seen.text)
         gate.write_text("go")
-        second.finish(cell)
+        notebook.finish(cell)
         assert cell.error is None, cell.error
-        assert second.value("value") == [0, 1]
-    with desk.notebook() as third:  # the second one's kernel was shut down at rest: the pool has ended
-        assert "no pool 'lab' was left" in third.fail("%sky_attach lab").evalue
+        assert notebook.value("value") == [0, 1]
+    with desk.notebook() as notebook:  # and this one's at rest: the pool has ended
+        assert "no pool 'lab' was left" in notebook.fail("%sky_attach lab").evalue
 
 
-def test_a_notebook_that_is_alive_keeps_its_pool_unless_it_is_taken_away(desk: Desk) -> None:
+def test_a_notebook_that_is_alive_keeps_its_pool_unless_it_is_taken_away_also_by_another_machine(desk: Desk) -> None:
     with desk.notebook(desk.made) as first, desk.notebook() as second:
         assert "no pool 'other' was left from here; available: lab" in second.fail("%sky_attach other").evalue
         assert "already belongs to this notebook" in first.fail("%sky_attach lab").evalue
@@ -139,37 +127,35 @@ def test_a_notebook_that_is_alive_keeps_its_pool_unless_it_is_taken_away(desk: D
         first.run("%sky_down --all")  # which ends what is its own no more
         second.run("%%sky_broadcast -o still\nkept")
         assert second.value("still") == [5, 5]
-        second.run("%sky_down lab")
+        taken_by_another_machine(desk, second)
 
 
-def test_another_machine_that_was_given_the_key_goes_on_with_it(desk: Desk) -> None:
+def taken_by_another_machine(desk: Desk, first: Notebook) -> None:
+    """Another machine that was given the pool's key continues with it."""
     gate = desk.gate()
-    with desk.notebook(desk.made) as first:
-        cell = first.start(
-            GATED.format(way=repr(str(gate)), over=repr(os.devnull)) + "name = [rank]\nprint('after')\nrank"
-        )
-        first.watch(cell, lambda seen: "before" in seen.stdout)
-        laptop = desk.elsewhere()
-        for shown in laptop.records.glob("*.shown"):
-            shown.unlink()  # how far the first one has shown it need not be known
-        with laptop.notebook() as second:
-            reading = second.start("%sky_attach lab")
-            second.watch(reading, lambda seen: "before" in seen.stdout)
-            assert f"(process {first.pid} on the-first-desk)" in reading.text
-            second.interrupt()
-            assert second.finish(reading).error is None
-            assert "--take-over" in reading.text
-            killed(first)
-            taking = second.start("%sky_attach lab --take-over")
-            second.watch(taking, lambda seen: "before" in seen.stdout)
-            gate.write_text("go")
-            second.finish(taking)
-            assert taking.error is None, taking.error
-            assert [line for line in taking.lines if line in ("before", "after")] == ["before", "after"]
-            assert second.value("value, name") == ([0, 1], [[0], [1]])
-            second.run("%%sky_broadcast -o still\nname")
-            assert second.value("still") == [[0], [1]]
-            second.run("%sky_down lab")
+    cell = first.start(GATED.format(way=repr(str(gate)), over=repr(os.devnull)) + "name = [rank]\nprint('after')\nrank")
+    first.watch(cell, lambda seen: "before" in seen.stdout)
+    laptop = desk.elsewhere()
+    for shown in laptop.records.glob("*.shown"):
+        shown.unlink()  # how far the first one has shown it need not be known
+    with laptop.notebook() as second:
+        reading = second.start("%sky_attach lab")
+        second.watch(reading, lambda seen: "before" in seen.stdout)
+        assert f"(process {first.pid} on the-first-desk)" in reading.text
+        second.interrupt()
+        assert second.finish(reading).error is None
+        assert "--take-over" in reading.text
+        killed(first)
+        taking = second.start("%sky_attach lab --take-over")
+        second.watch(taking, lambda seen: "before" in seen.stdout)
+        gate.write_text("go")
+        second.finish(taking)
+        assert taking.error is None, taking.error
+        assert [line for line in taking.lines if line in ("before", "after")] == ["before", "after"]
+        assert second.value("value, name") == ([0, 1], [[0], [1]])
+        second.run("%%sky_broadcast -o still\nname")
+        assert second.value("still") == [[0], [1]]
+        second.run("%sky_down lab")
     assert [*laptop.records.iterdir()] == []
 
 

@@ -99,3 +99,12 @@ dist.barrier()""")
     assert "planted" in error.text
     shown = notebook.run(f"%%sky_broadcast -o found\n{GOOD}").text
     assert notebook.value("found") == [(3.0, 0), (3.0, None), (3.0, 2)], shown
+
+
+@pytest.mark.parametrize("name", ["dist.all_gather", "dist.all_reduce", "dist.all_gather_object", "builtins.open"])
+def test_a_function_that_rank_0_has_replaced_costs_nobody_anything(notebook: Notebook, name: str) -> None:
+    notebook.run(f"{SETUP}\nplain = {name}")
+    failing = f"{name} = None\n    raise ValueError('planted')"
+    assert "planted" in notebook.fail(f"%%sky_broadcast\nif rank == 0:\n    {failing}\ndist.barrier()").text
+    notebook.run(f"%%sky_broadcast -o found\n{name} = plain\n{GOOD}")
+    assert notebook.value("found") == [(3.0, rank) for rank in range(3)]

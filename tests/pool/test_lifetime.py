@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 import psutil
 import pytest
@@ -16,8 +16,7 @@ from tests.lab.notebook import DEADLINE, ROOT, Notebook, opened
 
 def test_without_limits_nothing_is_ever_due() -> None:
     lifetime = Lifetime(None, None, 0.0)
-    assert lifetime.due is None
-    assert lifetime.reason(1e9) == ""
+    assert (lifetime.due, lifetime.reason(1e9)) == (None, "")
 
 
 def test_idle_counts_from_ranks_that_are_ready_and_from_the_end_of_the_last_cell() -> None:
@@ -25,10 +24,12 @@ def test_idle_counts_from_ranks_that_are_ready_and_from_the_end_of_the_last_cell
     assert lifetime.due is None, "the ranks are not there yet"
     lifetime.begin(0)
     lifetime.begin(1)
+    lifetime.begin(1)  # twice begun is once at work
     lifetime.end(0, 500.0)
-    assert lifetime.due is None, "rank 1 is still starting"
-    assert lifetime.reason(9000.0) == ""
+    assert (lifetime.due, lifetime.reason(9000.0)) == (None, ""), "rank 1 is still starting"
     lifetime.end(1, 9000.0)
+    for rank in (1, 4):  # what had not begun ends nothing
+        lifetime.end(rank, 9500.0)
     assert lifetime.due == 10_800.0
     assert lifetime.reason(10_799.9) == ""
     assert lifetime.reason(10_800.0) == "after 30m without a cell (--idle 30m)"
@@ -36,22 +37,16 @@ def test_idle_counts_from_ranks_that_are_ready_and_from_the_end_of_the_last_cell
     assert lifetime.reason(20_000.0) == ""
 
 
-def test_what_had_not_begun_ends_nothing() -> None:
-    lifetime = Lifetime(10.0, None, 0.0)
-    lifetime.begin(3)
-    lifetime.begin(3)
-    lifetime.end(3, 20.0)
-    assert lifetime.due == 30.0, "twice begun is once at work"
-    lifetime.end(3, 29.0)
-    lifetime.end(4, 29.0)
-    assert lifetime.due == 30.0
-
-
-def test_a_lifetime_ends_whoever_is_at_work() -> None:
-    lifetime = Lifetime(60.0, 28_800.0, 0.0)
+def test_a_lifetime_ends_whoever_is_at_work_and_the_first_of_two_limits_is_due() -> None:
+    lifetime = Lifetime(60.0, 90.0, 0.0)
     lifetime.begin(0)
-    assert lifetime.due == 28_800.0
-    assert lifetime.reason(28_800.0) == "after 8h (--max-lifetime 8h)"
+    assert lifetime.due == 90.0
+    lifetime.end(0, 20.0)
+    assert (lifetime.due, lifetime.reason(80.0)) == (80.0, "after 1m without a cell (--idle 1m)")
+    lifetime.begin(0)
+    assert (lifetime.due, lifetime.reason(90.0)) == (90.0, "after 1m30s (--max-lifetime 1m30s)")
+    lifetime.end(0, 50.0)
+    assert (lifetime.due, lifetime.reason(90.0)) == (90.0, "after 1m30s (--max-lifetime 1m30s)")
 
 
 def test_a_notebook_that_has_gone_is_waited_for_once_the_ranks_are_at_rest() -> None:
@@ -82,22 +77,11 @@ def test_a_cell_without_its_notebook_has_a_bound_of_its_own() -> None:
     assert lifetime.runs_end is None
     lifetime.left(200.0)
     lifetime.end(0, 300.0)
-    assert lifetime.runs_end is None
-    assert lifetime.due == 2100.0
+    assert (lifetime.runs_end, lifetime.due) == (None, 2100.0)
     endless = Lifetime(None, None, 0.0, 1800.0)
     endless.begin(0)
     endless.left(0.0)
     assert endless.runs_end is None
-
-
-def test_the_first_of_two_limits_is_due() -> None:
-    lifetime = Lifetime(60.0, 90.0, 0.0)
-    lifetime.begin(0)
-    lifetime.end(0, 20.0)
-    assert (lifetime.due, lifetime.reason(80.0)) == (80.0, "after 1m without a cell (--idle 1m)")
-    lifetime.begin(0)
-    lifetime.end(0, 50.0)
-    assert (lifetime.due, lifetime.reason(90.0)) == (90.0, "after 1m30s (--max-lifetime 1m30s)")
 
 
 # ------------------------------------------------------------------------------------------------------ real pools
@@ -133,37 +117,31 @@ def notebook(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Notebook]:
         yield one
 
 
-def wait_until_ended(notebook: Notebook) -> None:
-    """Until no process of the pool is left."""
-    _, alive = psutil.wait_procs(psutil.Process(notebook.pid).children(recursive=True), DEADLINE)
-    assert not alive
+def wait_until_ended(notebook: Notebook, but: Collection[int] = ()) -> None:
+    """Until no process of the notebook's is left, but for these."""
+    family = psutil.Process(notebook.pid).children(recursive=True)
+    assert not psutil.wait_procs([child for child in family if child.pid not in but], DEADLINE)[1]
 
 
 def test_an_idle_pool_ends_is_told_and_made_anew(notebook: Notebook) -> None:
-    line = "%sky_pool --nodes 2 --idle 1s"
-    notebook.run(f"pool = get_ipython().run_line_magic('sky_pool', '{line.removeprefix('%sky_pool ')}')")
-    wait_until_ended(notebook)
-    text = "pool 'main' ended after 1s without a cell (--idle 1s): recreate it with %sky_pool"
-    for cell in ("%%sky_broadcast\n1", "%%sky_broadcast --pool main\n1", "%sky_pull x", "%sky_restart"):
-        failed = notebook.fail(cell)
+    notebook.run("%sky_pool other --ranks 1")
+    others = {child.pid for child in psutil.Process(notebook.pid).children(recursive=True)}
+    line = "%sky_pool short --ranks 1 --idle 1s"
+    notebook.run(f"import skymagic as sky\npool = {line}")
+    wait_until_ended(notebook, but=others)
+    text = "pool 'short' ended after 1s without a cell (--idle 1s): recreate it with %sky_pool"
+    for cell in ("%%sky_broadcast\n1", "%%sky_broadcast --pool short\n1", "%sky_pull x", "%sky_restart"):
+        failed = notebook.fail(cell)  # also where another pool could run it
         assert (failed.ename, failed.evalue) == ("PoolStateError", text)
+    assert "ended after 1s" in notebook.fail("@sky.function\ndef one():\n    return 1\none() >> pool").evalue
+    notebook.run("%%sky_broadcast --pool other\n1")
+    notebook.run("%sky_down other")
     assert notebook.run("%sky_status").lines == [text]
     shown = notebook.run(line)
-    assert shown.lines[0] == "pool 'main' ended after 1s without a cell (--idle 1s), and its variables are gone"
+    assert shown.lines[0] == "pool 'short' ended after 1s without a cell (--idle 1s), and its variables are gone"
     wait_until_ended(notebook)
-    assert notebook.run("%sky_down").lines == ["pool 'main' is down"]
+    assert notebook.run("%sky_down").lines == ["pool 'short' is down"]
     assert "there is no pool yet" in notebook.fail("%%sky_broadcast\n1").evalue
-
-
-def test_a_cell_of_another_pool_is_not_run_in_the_place_of_the_one_that_ended(notebook: Notebook) -> None:
-    notebook.run("%sky_pool other --nodes 1")
-    others = {child.pid for child in psutil.Process(notebook.pid).children(recursive=True)}
-    notebook.run("%sky_pool short --nodes 1 --idle 1s")
-    family = psutil.Process(notebook.pid).children(recursive=True)
-    psutil.wait_procs([child for child in family if child.pid not in others], DEADLINE)
-    assert "pool 'short' ended" in notebook.fail("%%sky_broadcast\n1").evalue
-    notebook.run("%%sky_broadcast --pool other\n1")
-    notebook.run("%sky_down --all")
 
 
 @pytest.mark.parametrize("provider", ["local", "two"])
@@ -185,7 +163,7 @@ def test_ranks_at_work_are_not_idle_on_any_node(notebook: Notebook, provider: st
 
 
 def test_a_cell_that_reaches_the_end_of_the_pools_life_fails_with_that_reason(notebook: Notebook) -> None:
-    notebook.run("%sky_pool --nodes 2 --max-lifetime 20s")
+    notebook.run("%sky_pool --ranks 1 --max-lifetime 20s")
     failed = notebook.fail("%%sky_broadcast\nimport threading\nthreading.Event().wait()")
     assert failed.ename == "RunError"
     assert failed.evalue == "pool 'main' ended after 20s (--max-lifetime 20s): recreate it with %sky_pool"
@@ -212,11 +190,3 @@ def test_a_pool_whose_life_is_over_before_it_is_ready_says_so(notebook: Notebook
     assert failed.ename == "ProvisionError"
     assert "the pool ended after 0.01s (--max-lifetime 0.01s)" in failed.evalue
     assert psutil.Process(notebook.pid).children(recursive=True) == []
-
-
-def test_a_script_hears_it_too(notebook: Notebook) -> None:
-    notebook.run("import skymagic as sky\npool = sky.Compute(nodes=1, idle='1s').start()")
-    wait_until_ended(notebook)
-    failed = notebook.fail("@sky.function\ndef one():\n    return 1\none() >> pool")
-    assert "ended after 1s without a cell (--idle 1s)" in failed.evalue
-    notebook.run("pool.stop()")

@@ -112,16 +112,6 @@ def gone(processes: list[psutil.Process]) -> list[psutil.Process]:
     return psutil.wait_procs(processes, timeout=SOON)[1]
 
 
-def by_role(notebook: Notebook, role: str) -> psutil.Process:
-    """The controller, or the forkserver of the only pool."""
-    agent = psutil.Process(notebook.pid).children()[0]
-    return next(
-        child
-        for child in agent.children()
-        if ("kernels.agent.controller" in " ".join(child.cmdline())) == (role == "controller")
-    )
-
-
 # ------------------------------------------------------------------------------------------ made, used again, refused
 
 
@@ -399,16 +389,24 @@ time.sleep(600)"""
 """Rank 0 is deaf, rank 1 waits for it in a collective, and each has a child."""
 
 
+CHILD = "import os, time\nchild = os.fork()\nif not child:\n    os.setsid()\n    time.sleep(100)\n    os._exit(0)"
+"""It holds the other end of the agent's pipe, which therefore does not close when the notebook's kernel is killed."""
+
+
 def test_nothing_is_left_of_a_notebook_that_is_killed(tmp_path: Path) -> None:
-    with opened(tmp_path, "%sky_pool --nodes 2 --plugin torch") as one:
-        left = folders(one)
+    with opened(tmp_path, "%sky_pool --nodes 2 --plugin torch", CHILD) as one:
+        left, child = folders(one), psutil.Process(one.value("child"))
         shown = one.start(BUSY)
         one.watch(shown, lambda cell: cell.stdout.count("busy") == 2)
-        processes = family(one)
+        processes = [process for process in family(one) if process != child]
         assert len(processes) >= 7
-        os.kill(one.pid, signal.SIGKILL)
-        assert gone(processes) == []
-        assert [path for path in left if path.exists()] == []
+        try:
+            os.kill(one.pid, signal.SIGKILL)
+            assert gone(processes) == []
+            assert [path for path in left if path.exists()] == []
+            assert child.is_running()
+        finally:
+            child.kill()
 
 
 def test_nothing_is_left_of_a_start_whose_notebook_is_killed(tmp_path: Path) -> None:
@@ -426,24 +424,6 @@ def _children(process: psutil.Process) -> list[psutil.Process]:
     with contextlib.suppress(psutil.Error):
         return list(process.children(recursive=True))
     return []
-
-
-# of one whose agent is killed: test_lost_agent
-@pytest.mark.parametrize("role", ["controller", "forkserver"])
-def test_a_process_of_ours_that_is_killed_is_told_and_leaves_nothing(notebook: Notebook, role: str) -> None:
-    notebook.run("%sky_pool --nodes 2")
-    left, processes = folders(notebook), family(notebook)
-    shown = notebook.start("%%sky_broadcast --only all\nimport time\nprint('busy', flush=True)\ntime.sleep(600)")
-    notebook.watch(shown, lambda cell: cell.stdout.count("busy") == 2)
-    by_role(notebook, role).kill()
-    notebook.finish(shown)
-    assert shown.failure.ename == "RankDied"
-    assert "%sky_down" in shown.failure.text
-    assert "lost" in notebook.run("%sky_status").said
-    assert "%sky_down" in notebook.fail("%%sky_broadcast\n1").text
-    notebook.run("%sky_down")
-    assert gone(processes) == []
-    assert [path for path in left if path.exists()] == []
 
 
 def test_extension_is_loaded_again_and_unloaded(notebook: Notebook, tmp_path: Path) -> None:

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.lab.notebook import Notebook, opened
+from tests.lab.notebook import Notebook
+from tests.lab.pools import Pools
 
 pytest.importorskip("torch")
 
@@ -33,10 +34,10 @@ rank, kept = dist.get_rank(), globals().get("kept", "kept")
 
 
 @pytest.fixture(scope="module")
-def notebook(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Notebook]:
-    options = ("%config SkyMagic.grace = 1.0", "%sky_pool --ranks 2 --plugin torch")
-    with opened(tmp_path_factory.mktemp("gpu-failures"), *options) as one:
+def notebook(shared_pools: Pools) -> Iterator[Notebook]:
+    with shared_pools.lent("--ranks 2 --plugin torch", "%config SkyMagic.grace = 1.0") as one:
         yield one
+        one.run("%sky_restart")  # without the stand-ins
 
 
 @pytest.fixture(autouse=True)
@@ -126,6 +127,6 @@ def spin(seconds):
 
 def test_a_rank_that_waits_for_its_gpu_is_given_time(notebook: Notebook) -> None:
     notebook.run(f"%%sky_broadcast\n{SPIN}\nprecious = rank")
-    failed = notebook.fail("%%sky_broadcast\nif rank == 1: raise ValueError('bad')\nspin(6)")
+    failed = notebook.fail("%%sky_broadcast\nif rank == 1: raise ValueError('bad')\nspin(3)")
     assert failed.ename == "ValueError"
     assert values(notebook, "precious") == [0, 1]

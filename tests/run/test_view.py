@@ -229,7 +229,7 @@ def notebook(shared_pools: Pools) -> Iterator[Notebook]:
     setup = "%%sky_broadcast\nimport os, sys, time\nimport skymagic as sky\nrank = int(os.environ['RANK']);"
     patient = "%config SkyMagic.grace = 30.0"  # no rank is killed, and loses its names, because the machine is busy
     with shared_pools.lent(
-        "--nodes 2", patient, "pool = %sky_pool --nodes 2", setup, view_after=0.2, watched=True
+        "--ranks 2", patient, "pool = %sky_pool --ranks 2", setup, view_after=0.2, watched=True
     ) as one:
         yield one
 
@@ -403,14 +403,14 @@ def test_a_line_without_buttons_is_whole_at_every_moment(notebook: Notebook) -> 
 
 def test_a_script_has_its_line_and_its_button(notebook: Notebook) -> None:
     cell = notebook.start("%%sky_sh\nsleep 600")
-    notebook.watch(cell, lambda shown: any("2 nodes · " in data["text/plain"] for data in shown.rich))
+    notebook.watch(cell, lambda shown: any("1 node · " in data["text/plain"] for data in shown.rich))
     found = buttons(notebook, cell)
     assert list(found) == ["stop"]
     notebook.click(found["stop"])
     notebook.finish(cell)
     assert cell.error is not None
     (line,) = (data["text/plain"] for data in cell.rich)
-    assert re.fullmatch(r"2 nodes · \d+\.\d s · interrupted", line)
+    assert re.fullmatch(r"1 node · \d+\.\d s · interrupted", line)
 
 
 def test_a_call_has_its_line(notebook: Notebook) -> None:
