@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from skymagic.kernels.script.root_cause import recorded, root_cause, tracebacks, without_frames, without_launcher
+from skymagic.kernels.script.root_cause import Cause, recorded, root_cause, tracebacks, without_frames, without_launcher
 
 BOX = """\
 E1120 14:21:14.180000 15153 torch/distributed/elastic/multiprocessing/api.py:1002] failed (exitcode: {code}) local_rank: 1 (pid: 15259) of binary: /venv/bin/python3
@@ -60,6 +60,13 @@ def mixed(*texts: str) -> str:
     return "\n".join(lines[i] for i in range(longest) for lines in columns if i < len(lines)) + "\n"
 
 
+def found(recorded: str, tail: str) -> Cause:
+    """The cause that is in there."""
+    cause = root_cause(recorded, tail)
+    assert cause is not None
+    return cause
+
+
 @pytest.mark.parametrize(
     "tail",
     [
@@ -71,8 +78,7 @@ def mixed(*texts: str) -> str:
     ids=["first", "last", "mixed", "unlabelled"],
 )
 def test_the_cause_is_the_error_that_no_other_explains(tail: str) -> None:
-    cause = root_cause("", tail)
-    assert cause is not None
+    cause = found("", tail)
     assert cause.text == PLAIN.strip()
     assert cause.summary == "ValueError: bad batch"
     assert cause.worker == "torchrun's rank 3 (local rank 1)"
@@ -80,8 +86,7 @@ def test_the_cause_is_the_error_that_no_other_explains(tail: str) -> None:
 
 
 def test_a_peer_that_went_away_is_a_consequence() -> None:
-    cause = root_cause("", LOST_PEER + FAILED)
-    assert cause is not None
+    cause = found("", LOST_PEER + FAILED)
     assert cause.follows
     assert cause.summary.startswith("RuntimeError: ")
 
@@ -91,8 +96,7 @@ def test_a_worker_that_was_killed_is_the_cause_though_torchrun_names_one_that_lo
     other = FAILED.replace("rank      : 0 (local_rank: 0)\n  exitcode  : -15 (pid: 15257)  (SIGTERM)", "{}")
     killed = other.replace("{}", "rank      : 5 (local_rank: 3)\n  exitcode  : -9 (pid: 15261)")
     for recorded_there in ("", json.dumps({"message": LOST_PEER.replace("[rank0]: ", "")})):
-        cause = root_cause(recorded_there, LOST_PEER + killed)
-        assert cause is not None
+        cause = found(recorded_there, LOST_PEER + killed)
         assert cause.text == "torchrun's rank 5 (local rank 3), process 15261, was ended by SIGKILL"
         assert not cause.follows
 
@@ -100,14 +104,12 @@ def test_a_worker_that_was_killed_is_the_cause_though_torchrun_names_one_that_lo
 @pytest.mark.parametrize("what", ["crashing. ", "hanging or bugs in the application. "])
 def test_what_gloo_takes_for_another_workers_fault_is_a_consequence(what: str) -> None:
     said = f"RuntimeError: write failed. This is typically caused by a remote worker {what}Check its logs. GLHF!"
-    cause = root_cause("", f'Traceback (most recent call last):\n  File "a.py", line 1, in <module>\n{said}')
-    assert cause is not None
+    cause = found("", f'Traceback (most recent call last):\n  File "a.py", line 1, in <module>\n{said}')
     assert cause.follows
 
 
 def test_a_worker_that_was_killed_is_the_cause_though_others_have_tracebacks() -> None:
-    cause = root_cause("", LOST_PEER + KILLED)
-    assert cause is not None
+    cause = found("", LOST_PEER + KILLED)
     assert cause.text == "torchrun's rank 3 (local rank 1), process 15259, was ended by SIGKILL"
     assert not cause.follows
 
@@ -117,8 +119,7 @@ def test_the_error_file_wins_over_the_log() -> None:
     written = json.dumps(
         {"message": {"message": "ZeroDivisionError: …", "extraInfo": {"py_callstack": stack, "timestamp": "1"}}}
     )
-    cause = root_cause(written, RAISED + FAILED)
-    assert cause is not None
+    cause = found(written, RAISED + FAILED)
     assert cause.text == stack.strip()
     assert recorded(json.dumps({"message": "a word"})) == "a word"
 
@@ -137,15 +138,14 @@ def test_nothing_is_known_of_a_script_that_only_ends() -> None:
 
 def test_the_last_traceback_counts_and_one_that_was_handled_does_not_come_after_it() -> None:
     earlier = PLAIN.replace("bad batch", "tried again")
-    cause = root_cause("", earlier + "going on\n" + PLAIN)
-    assert cause is not None
+    cause = found("", earlier + "going on\n" + PLAIN)
     assert cause.summary == "ValueError: bad batch"
 
 
 def test_tracebacks_of_labelled_processes_are_told_apart() -> None:
-    found = tracebacks(mixed(RAISED, LOST_PEER, "just a line\nand another\n"))
-    assert [text.rpartition("\n")[2][:12] for text in found] == ["ValueError: ", "RuntimeError"]
-    assert all("just a line" not in text for text in found)
+    texts = tracebacks(mixed(RAISED, LOST_PEER, "just a line\nand another\n"))
+    assert [text.rpartition("\n")[2][:12] for text in texts] == ["ValueError: ", "RuntimeError"]
+    assert all("just a line" not in text for text in texts)
 
 
 def test_torchruns_own_lines_are_left_out() -> None:
@@ -167,9 +167,7 @@ def test_torchruns_own_frames_are_left_out_and_what_they_wrap_stays() -> None:
 
 def test_a_store_that_went_away_is_a_consequence_and_a_port_that_is_taken_is_not() -> None:
     lost = "Traceback (most recent call last):\ntorch.distributed.elastic.rendezvous.api.RendezvousConnectionError: The connection to the C10d store has failed."
-    cause = root_cause("", lost)
-    assert cause is not None
+    cause = found("", lost)
     assert cause.follows
-    cause = root_cause(json.dumps({"message": f"DistNetworkError: EADDRINUSE\n\n{lost}"}), "")
-    assert cause is not None
+    cause = found(json.dumps({"message": f"DistNetworkError: EADDRINUSE\n\n{lost}"}), "")
     assert not cause.follows

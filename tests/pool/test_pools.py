@@ -33,25 +33,10 @@ def notebook(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Notebook]:
 
 
 @pytest.fixture(autouse=True)
-def no_pool_is_left(request: pytest.FixtureRequest, notebook: Notebook) -> Iterator[None]:
-    """Tests begin and end without a pool, but for those that look at the one of `running`."""
-    shared = "running" in request.fixturenames
-    if not shared:
-        notebook.run("%sky_down --all")
+def no_pool_is_left(notebook: Notebook) -> Iterator[None]:
     yield
-    if not shared:
-        notebook.run("%sky_down --all")
-        assert family(notebook) == []
-
-
-STARTED = "%sky_pool --nodes 1 --secret POOL_TEST_SECRET"
-
-
-@pytest.fixture
-def running(notebook: Notebook) -> Notebook:
-    """With a pool that no test changes: it is started where it is not there."""
-    notebook.run(STARTED)
-    return notebook
+    notebook.run("%sky_down --all")
+    assert family(notebook) == []
 
 
 PLUGINS = '''
@@ -115,36 +100,32 @@ def gone(processes: list[psutil.Process]) -> list[psutil.Process]:
 # ------------------------------------------------------------------------------------------ made, used again, refused
 
 
-def test_a_cell_with_options_makes_a_pool_and_uses_it_again(notebook: Notebook) -> None:
-    first = notebook.run("%%sky_broadcast --nodes 2 -o pids\nimport os\nos.getpid()")
+HEAVY = {"debugpy", "tqdm", "numpy", "torch", "pandas", "matplotlib", "jedi"}
+
+
+def test_a_cell_with_options_makes_a_pool_which_is_used_again_and_not_for_another_shape(notebook: Notebook) -> None:
+    first = notebook.run(
+        f"%%sky_broadcast --nodes 2 -o pids\nimport os, sys\nos.getpid(), sorted({HEAVY!r} & sys.modules.keys())"
+    )
     assert "starting 2 ranks" in first.said
-    pids = notebook.value("pids")
+    pids = [pid for pid, _ in notebook.value("pids")]
     assert len(set(pids)) == 2
-    second = notebook.run("%%sky_broadcast --nodes 2 -o again\nos.getpid()")
-    assert second.stdout == ""
+    assert notebook.value("[loaded for _, loaded in pids]") == [[], []], "nothing that the cell did not ask for"
+    again = notebook.run("%%sky_broadcast --nodes 2 -o again\nos.getpid()")
+    assert again.stdout == ""
     assert notebook.value("again") == pids
     assert notebook.value("len(__import__('sys').modules['skymagic.pool.registry'].pools())") == 1
     notebook.run("%sky_pool main --nodes 2")
     notebook.run("%sky_pool main")
-    notebook.run("%%sky_broadcast --pool main -o again\nos.getpid()")
-    assert notebook.value("again") == pids
-
-
-def test_a_rank_has_loaded_nothing_that_the_cell_did_not_ask_for(running: Notebook) -> None:
-    heavy = {"debugpy", "tqdm", "numpy", "torch", "pandas", "matplotlib", "jedi"}
-    running.run(f"%%sky_broadcast -o r\nimport sys\nsorted({heavy!r} & sys.modules.keys())")
-    assert running.value("r") == [[]]
-
-
-def test_another_shape_under_the_same_name_is_refused(running: Notebook) -> None:
-    notebook = running
     before = {process.pid for process in family(notebook)}
-    for line in ("%%sky_broadcast --nodes 2\n1", "%sky_pool main --plugin torch", "%sky_pool main --env A=1"):
+    for line in ("%%sky_broadcast --nodes 3\n1", "%sky_pool main --plugin torch", "%sky_pool main --env A=1"):
         error = notebook.fail(line)
         assert error.ename == "UsageError"
         assert "'main' is already running" in error.text
         assert "%sky_down main" in error.text
     assert {process.pid for process in family(notebook)} == before
+    notebook.run("%%sky_broadcast --pool main -o again\nos.getpid()")
+    assert notebook.value("again") == pids
 
 
 def test_two_pools_side_by_side_one_of_them_by_toml(notebook: Notebook) -> None:
@@ -313,23 +294,6 @@ def test_a_secret_that_is_not_there_is_refused(notebook: Notebook, options: str)
     assert ("9999" in refused.text) == ("9999" in options)  # all mistakes at once
 
 
-def test_a_secret_is_in_no_command_line_and_in_nothing_shown(notebook: Notebook) -> None:
-    shown = notebook.run(STARTED)
-    status = notebook.run("%sky_status")
-    texts = [
-        shown.text,
-        status.said,
-        notebook.value("repr(__import__('sys').modules['skymagic.pool.registry'].pool_named().plan)"),
-    ]
-    texts += [text for each in (shown, status) for data in each.rich for text in data.values()]
-    texts += [" ".join(process.cmdline()) for process in family(notebook)]
-    assert not [text for text in texts if "hush-7391" in text]
-    files = [path for folder in folders(notebook) for path in folder.rglob("*") if path.is_file()]
-    assert files
-    assert not [path for path in files if b"hush-7391" in path.read_bytes()]
-    assert [folder.stat().st_mode & 0o777 for folder in folders(notebook)] == [0o700, 0o700], "the user's alone"
-
-
 @pytest.mark.skipif(sys.platform != "linux", reason="ports are held on Linux only")
 def test_a_port_that_is_held_goes_to_nobody_else_and_can_be_listened_on() -> None:
     with contextlib.ExitStack() as stack:
@@ -452,25 +416,20 @@ def test_extension_is_loaded_again_and_unloaded(notebook: Notebook, tmp_path: Pa
     assert gone(processes) == []
 
 
-def test_files_beside_the_notebook_are_not_pythons_own(notebook: Notebook) -> None:
-    """What starts the ranks uses Python's `selectors`; ranks find what lies beside the notebook, as the notebook does."""
+def test_a_start_beside_files_with_names_of_pythons_own_of_ranks_that_registered_unheard(notebook: Notebook) -> None:
+    """What starts the ranks uses Python's `selectors`; ranks find what lies beside the notebook, as the notebook does.
+
+    Far away, ranks can be there before the client's subscription has reached the controller: then they are asked for.
+    """
     wrong = notebook.folder / "selectors.py"
     wrong.write_text("raise RuntimeError('the wrong one')")
     (notebook.folder / "mine.py").write_text("word = 'here'")
-    try:
-        notebook.run("%sky_pool --nodes 1")
-        assert notebook.run("%%sky_broadcast\nimport mine\nprint(mine.word)").text == "here\n"
-    finally:
-        wrong.unlink()
-
-
-def test_ranks_that_registered_unheard_are_asked_for(notebook: Notebook) -> None:
-    """Far away, ranks can be there before the client's subscription has reached the controller."""
     client = "skymagic.run.engine._Client._register_engine"
     notebook.run(f"import skymagic.run.engine\nheard = {client}\n{client} = lambda client, message: None")
     try:
         notebook.run("%sky_pool --nodes 2")
-        shown = notebook.run("%%sky_broadcast --only all\nprint('here')")
-        assert shown.text.count("here") == 2
+        shown = notebook.run("%%sky_broadcast --only all\nimport mine\nprint(mine.word)")
+        assert sorted(shown.lines) == ["[0] here", "[1] here"]
     finally:
+        wrong.unlink()
         notebook.run(f"{client} = heard")

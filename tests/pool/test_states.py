@@ -10,25 +10,32 @@ from skymagic.errors import PoolStateError
 from skymagic.pool.status import MOVES, PoolEvent, State, allowed_events, state_after
 
 
-def follow(*events: PoolEvent) -> State:
-    state = State.NEW
+@pytest.mark.parametrize(
+    ("moves", "after"),
+    [
+        ("NEW START STARTED", State.READY),
+        ("NEW START STARTED RUN", State.RUNNING),
+        ("NEW START STARTED RUN DONE", State.READY),
+        ("NEW START STARTED STOP STOPPED", State.STOPPED),
+        *[(f"{before} RECOVER", State.RECOVERING) for before in ("READY", "RUNNING", "DEGRADED", "LOST", "RECOVERING")],
+        ("RECOVERING RECOVERED", State.READY),
+        # a run that ends while ranks are replaced does not make them ready
+        *[(f"{before} DONE", State[before]) for before in ("RECOVERING", "LOST", "DEGRADED")],
+        ("DEGRADED RUN", State.RUNNING),
+        # late reports do not bring a pool back
+        *[
+            (f"{before} {event}", State[before])
+            for before in ("STOPPING", "STOPPED")
+            for event in ("DONE", "RECOVERED", "DEGRADE", "LOSE")
+        ],
+    ],
+)
+def test_where_moves_lead(moves: str, after: State) -> None:
+    first, *events = moves.split()
+    state = State[first]
     for event in events:
-        state = state_after(state, event)
-    return state
-
-
-def test_a_pool_that_works() -> None:
-    assert follow(PoolEvent.START) is State.STARTING
-    assert follow(PoolEvent.START, PoolEvent.STARTED) is State.READY
-    assert follow(PoolEvent.START, PoolEvent.STARTED, PoolEvent.RUN) is State.RUNNING
-    assert follow(PoolEvent.START, PoolEvent.STARTED, PoolEvent.RUN, PoolEvent.DONE) is State.READY
-    assert follow(PoolEvent.START, PoolEvent.STARTED, PoolEvent.STOP, PoolEvent.STOPPED) is State.STOPPED
-
-
-@pytest.mark.parametrize("before", [State.READY, State.RUNNING, State.DEGRADED, State.LOST, State.RECOVERING])
-def test_ranks_are_mended_from_everywhere(before: State) -> None:
-    assert state_after(before, PoolEvent.RECOVER) is State.RECOVERING
-    assert state_after(State.RECOVERING, PoolEvent.RECOVERED) is State.READY
+        state = state_after(state, PoolEvent[event])
+    assert state is after
 
 
 @pytest.mark.parametrize("state", State)
@@ -37,25 +44,6 @@ def test_stop_is_legal_everywhere_twice(state: State) -> None:
     assert once in (State.STOPPING, State.STOPPED)
     assert state_after(once, PoolEvent.STOP) is once
     assert state_after(once, PoolEvent.STOPPED) is State.STOPPED
-
-
-@pytest.mark.parametrize(
-    "event", [PoolEvent.DONE, PoolEvent.RECOVERED, PoolEvent.DEGRADE, PoolEvent.LOSE, PoolEvent.STOPPED]
-)
-@pytest.mark.parametrize("state", [State.STOPPING, State.STOPPED])
-def test_late_reports_do_not_bring_a_pool_back(state: State, event: PoolEvent) -> None:
-    after = state_after(state, event)
-    assert after is (State.STOPPED if event is PoolEvent.STOPPED else state)
-
-
-def test_a_run_that_ends_while_ranks_are_mended_does_not_make_them_ready() -> None:
-    assert state_after(State.RECOVERING, PoolEvent.DONE) is State.RECOVERING
-    assert state_after(State.LOST, PoolEvent.DONE) is State.LOST
-    assert state_after(State.DEGRADED, PoolEvent.DONE) is State.DEGRADED
-
-
-def test_what_is_left_of_a_pool_runs_cells() -> None:
-    assert state_after(State.DEGRADED, PoolEvent.RUN) is State.RUNNING
 
 
 @pytest.mark.parametrize(

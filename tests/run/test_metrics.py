@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from skymagic.display.run_line import Progress
 from skymagic.kernels.agent import kept as kept_by_agent
 from skymagic.kernels.agent.kept import KeptNumbers, Sampled
 from skymagic.run import metrics as module
@@ -97,11 +98,17 @@ def test_the_oldest_runs_are_forgotten_when_there_is_too_much() -> None:
 # ------------------------------------------------------------------------------------------ progress
 
 
+def progress_of(run: Metrics) -> Progress:
+    """It, of a run that has some."""
+    found = run.progress()
+    assert found is not None
+    return found
+
+
 @pytest.mark.parametrize("first", [0, 1])
 def test_percent_rate_and_time_left(first: int) -> None:
     run = of((0, loop("loss", range(first, first + 5), 20)), (0, loop("loss", range(first + 5, first + 10), 20)))
-    progress = run.progress()
-    assert progress is not None
+    progress = progress_of(run)
     assert (progress.done, progress.share) == (10, 0.5)
     assert progress.rate == pytest.approx(10)
     assert progress.left == pytest.approx(1)
@@ -109,31 +116,28 @@ def test_percent_rate_and_time_left(first: int) -> None:
 
 def test_the_slowest_rank_counts() -> None:
     run = of((0, loop("loss", range(50), 100)), (1, loop("loss", range(25), 100)))
-    progress = run.progress()
-    assert progress is not None
+    progress = progress_of(run)
     assert progress.share == 0.25
 
 
 def test_a_new_epoch_begins_at_the_beginning() -> None:
     run = of((0, loop("loss", range(100), 100)))
-    assert run.progress().share == 1  # type: ignore[union-attr]
+    assert progress_of(run).share == 1
     run.add(0, loop("loss", range(10), 100))
-    assert run.progress().share == 0.1  # type: ignore[union-attr]
+    assert progress_of(run).share == 0.1
     both = of((0, batch("loss", *((i / 10, i % 4, 4, 0.0) for i in range(6)))))
-    assert both.progress().share == 0.5  # type: ignore[union-attr]
+    assert progress_of(both).share == 0.5
 
 
 def test_of_loops_in_each_other_the_outer_one_counts() -> None:
     run = of((0, loop("epoch", range(1), 10, rate=0.1)), (0, loop("loss", range(90), 100)))
     run.add(0, loop("epoch", range(1, 2), 10, rate=0.1))
-    progress = run.progress()
-    assert progress is not None
+    progress = progress_of(run)
     assert progress.total == 10
 
 
 def test_a_total_that_nobody_knows() -> None:
-    progress = of((0, loop("loss", range(5)))).progress()
-    assert progress is not None
+    progress = progress_of(of((0, loop("loss", range(5)))))
     assert (progress.share, progress.left, progress.done) == (None, None, 5)
     assert Metrics().progress() is None
 
