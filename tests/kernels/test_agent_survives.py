@@ -5,11 +5,19 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import pytest
+
 from tests.kernels.filters import output_filter
 from tests.lab.notebook import Notebook
 from tests.lab.pools import KERNEL, borrowed
 
-notebook = borrowed(KERNEL, "pool = %sky_pool --ranks 2", "%%sky_broadcast\nmine = 'kept'", scope="function")
+module_notebook = borrowed(KERNEL, "pool = %sky_pool --ranks 2")
+
+
+@pytest.fixture
+def notebook(module_notebook: Notebook) -> Notebook:
+    module_notebook.run("%%sky_broadcast\nmine = 'kept'")
+    return module_notebook
 
 
 def works_with_variables_of(notebook: Notebook, ranks: list[int]) -> None:

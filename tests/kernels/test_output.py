@@ -97,21 +97,19 @@ def test_unicode(notebook: Notebook) -> None:
     assert shown.stderr == f"{UNICODE}\n"
 
 
-def test_characters_that_are_cut_between_writes_stay_whole(notebook: Notebook) -> None:
-    shown = notebook.run(
-        "%%sky_broadcast\nimport time\nfor byte in '€🤖'.encode():\n    os.write(1, bytes([byte])); time.sleep(0.02)"
-    )
-    assert shown.stdout == "€🤖"
-
-
-def test_invalid_utf8_is_shown_as_such_and_hurts_nobody(notebook: Notebook) -> None:
-    assert notebook.run(r"%%sky_broadcast" "\n" r"os.write(1, b'a\xff\xfeb\n');").stdout == "a��b\n"
-    assert notebook.run(r"%%sky_broadcast" "\n" r"print('lone \ud800')").stdout == "lone \\ud800\n"
-
-
-def test_half_a_character_at_the_end_does_not_reach_the_next_cell(notebook: Notebook) -> None:
-    assert notebook.run(r"%%sky_broadcast" "\n" r"os.write(1, b'cut \xe2\x82');").stdout == "cut �"
-    assert notebook.run("%%sky_broadcast\nprint('next')").stdout == "next\n"
+@pytest.mark.parametrize(
+    ("body", "shown"),
+    [
+        ("import time\nfor byte in '€🤖'.encode():\n    os.write(1, bytes([byte])); time.sleep(0.02)", "€🤖"),
+        (r"os.write(1, b'a\xff\xfeb\n');", "a��b\n"),
+        (r"print('lone \ud800')", "lone \\ud800\n"),
+        (r"os.write(1, b'cut \xe2\x82');", "cut �"),
+        ("print('next')", "next\n"),
+    ],
+    ids=["cut between writes", "invalid", "lone surrogate", "cut at the end", "in the next cell"],
+)
+def test_characters_that_are_cut_or_invalid(notebook: Notebook, body: str, shown: str) -> None:
+    assert notebook.run(f"%%sky_broadcast\n{body}").stdout == shown
 
 
 # ------------------------------------------------------------------------------------------ floods
@@ -150,10 +148,10 @@ def test_a_thread_that_floods_on_after_its_cell_disturbs_nobody(notebook: Notebo
 # ------------------------------------------------------------------------------------------ in its cell, and in time
 
 
-@pytest.mark.parametrize("stream", ["stdout", "stderr"])
-def test_dots_appear_while_the_cell_runs(notebook: Notebook, stream: str) -> None:
+def test_dots_on_stderr_appear_while_the_cell_runs(notebook: Notebook) -> None:
+    """On stdout, of several ranks: `tests/run/test_shown.py`."""
     fifo = gate(notebook.folder)
-    shown = notebook.start(f"%%sky_broadcast -t 0\nprint('..', end='', file=sys.{stream})\nopen({str(fifo)!r}).read();")
+    shown = notebook.start(f"%%sky_broadcast -t 0\nprint('..', end='', file=sys.stderr)\nopen({str(fifo)!r}).read();")
     notebook.watch(shown, lambda cell: ".." in cell.text)
     assert not shown.done
     fifo.write_text("go")

@@ -75,7 +75,7 @@ os.getcwd()"""
 REPORTED = [(0, 0.0), (1, 0.5), (2, 0.0), (3, 0.5)]
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def notebook(shared_pools: Pools) -> Iterator[Notebook]:
     with shared_pools.lent("--ranks 2") as one:
         yield one

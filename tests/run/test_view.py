@@ -315,14 +315,6 @@ def test_a_rank_that_fails_is_in_the_line_that_stays(notebook: Notebook) -> None
     assert cell.kinds[-1] == "error"
 
 
-def test_an_interrupt_is_in_the_line_that_stays(notebook: Notebook) -> None:
-    cell = notebook.start("%%sky_broadcast\ntime.sleep(600)")
-    notebook.watch(cell, lambda shown: view(shown) != "")
-    notebook.interrupt()
-    notebook.finish(cell)
-    assert re.fullmatch(r"2 ranks · \d+\.\d s · interrupted", view(cell))
-
-
 def test_buttons_are_heard_while_the_cell_holds_the_main_thread(notebook: Notebook) -> None:
     cell = notebook.start("%%sky_broadcast\ntime.sleep(600)")
     found = buttons(notebook, cell)
