@@ -218,9 +218,8 @@ def _worth(node: Health, usual: str) -> list[str]:
         found.append(f"its GPUs are in use: {agreeing(len(node.strangers), 'process', 'processes')} {pids}")
     elif node.strangers is None and any((gpu.busy or 0) > 10 for gpu in node.gpus):
         found.append("its GPUs are at work")
-    for one in node.xids or ():
-        if one.number not in HARDWARE_XIDS:
-            found.append(f"a program has failed on the GPU at {one.device} (Xid {one.number})")
+    failed = [one for one in node.xids or () if one.number not in HARDWARE_XIDS]
+    found += [f"a program has failed on the GPU at {one.device} (Xid {one.number})" for one in failed]
     if node.efa_unused:
         found.append("it has EFA, and not aws-ofi-nccl: NCCL uses TCP (install the plugin, or take the image for GPUs)")
     if node.disk_free < LEAST_DISK:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import signal
 from collections.abc import Callable, Iterable
 
 from skymagic.display import live
@@ -120,17 +121,16 @@ def close(pools: Iterable[Pool], done: Callable[[Pool], object] = lambda pool: N
 def at_exit() -> None:
     """The orderly end of this process: pools that outlive it are left where they were made for that, are at work, or where a kernel comes
     in its place; others end."""
-    restart = live.restarting()
-    for pool in [one for one in _pools.values() if one.stays(restart)]:
-        _pools.pop(pool.name)
+    if _pools:  # Jupyter's SIGTERM comes 2.5 s after its request to end: it would end this process before its nodes have heard of theirs
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    staying = [pool for pool in _pools.values() if pool.stays(live.restarting())]
+    ending = [pool for pool in _pools.values() if pool not in staying]
+    steps: list[Callable[[], None]] = [*(pool.leave for pool in staying), lambda: close(ending)]
+    for step in steps:
         try:
-            pool.leave()
+            step()
         except PoolError as problem:
             print_note(str(problem))
-    try:
-        close(_pools.values())
-    except PoolError as problem:
-        print_note(str(problem))
 
 
 atexit.register(at_exit)

@@ -191,8 +191,7 @@ class HostMachine:
         secret: str = "",
         installation: Installation | None = None,
     ) -> None:
-        self.name, self.connect = name, connect
-        self.facts = facts
+        self.name, self.connect, self.facts = name, connect, facts
         self._connection: HostConnection | None = connection  # what the tunnel goes over; None while it is opened again
         self._installation = installation
         self.runnable = threading.Event()

@@ -35,6 +35,8 @@ DUMP_TIMEOUT = 10.0
 """Seconds that a kernel which hangs has to say where."""
 ATTEMPTS = 3
 """Jupyter chooses a kernel's ports before the kernel takes them; meanwhile another process may have one, and the kernel ends at once."""
+PATIENCE = 60.0
+"""Seconds that a kernel has to end its pools and itself; Jupyter's 5, half of them before a SIGTERM, are few on a busy machine."""
 WIDGET_VIEW = "application/vnd.jupyter.widget-view+json"
 ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
@@ -142,7 +144,7 @@ class ForkedProvisioner(LocalProvisioner):
 def _launched(
     cwd: str, env: dict[str, str], options: list[str], fresh: bool
 ) -> tuple[KernelManager, BlockingKernelClient]:
-    manager = KernelManager(kernel_name="python3")
+    manager = KernelManager(kernel_name="python3", shutdown_wait_time=PATIENCE)
     if not fresh:
         factory = KernelProvisionerFactory.instance(parent=manager.parent)
         name, where = ForkedProvisioner.NAME, f"{__name__}:{ForkedProvisioner.__name__}"

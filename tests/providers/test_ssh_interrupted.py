@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import psutil
 import pytest
@@ -15,29 +14,31 @@ from tests.providers.test_ssh_pools import lab
 
 pytestmark = pytest.mark.needs("sshd")
 POOL = f"%sky_pool lab --provider ssh --hosts h[1-2] --python {sys.executable}"
+ON_ONE = POOL.replace("h[1-2]", "h1")
 PHASES = {
-    "connecting": "skymagic.ssh.connecting:connect_all",
-    "looking at the hosts": "skymagic.providers.ssh:probe",
-    "setting them up": "skymagic.providers.ssh:setup",
-    "starting agents": "skymagic.cluster:Agents.start",
-    "finding addresses": "skymagic.cluster:Agents.meet",
-    "waiting for the controller": "skymagic.cluster:Agents.wait_controller",
-    "connecting to it": "skymagic.run.engine:RankEngine.__init__",
-    "opening value servers": "skymagic.pool.resources:open_store",
-    "waiting for ranks": "skymagic.cluster:Agents.wait_ready",
-    "binding engines": "skymagic.run.engine:RankEngine.bind",
+    "connecting": ("skymagic.ssh.connecting:connect_all", POOL),
+    "looking at the hosts": ("skymagic.providers.ssh:probe", POOL),
+    "setting them up": ("skymagic.providers.ssh:setup", POOL),
+    "starting agents": ("skymagic.cluster:Agents.start", POOL),
+    "finding addresses": ("skymagic.cluster:Agents.meet", POOL),
+    "waiting for the controller": ("skymagic.cluster:Agents.wait_controller", POOL),
+    "connecting to it": ("skymagic.run.engine:RankEngine.__init__", ON_ONE),
+    "opening value servers": ("skymagic.pool.resources:open_store", ON_ONE),
+    "waiting for ranks": ("skymagic.cluster:Agents.wait_ready", POOL),
+    "binding engines": ("skymagic.run.engine:RankEngine.bind", ON_ONE),
 }
+"""What is called in each phase, and the pool that starts; two hosts where several are waited for."""
 PRESS = """
 import functools, importlib, os, signal, threading
-def press_in(place, after):
+def press_in(place, after, press=signal.SIGINT):
     module, _, path = place.partition(":")
     *owners, name = path.split(".")
     owner = functools.reduce(getattr, owners, importlib.import_module(module))
     original = getattr(owner, name)
     def pressed(*args, **kwargs):
         setattr(owner, name, original)
-        press = lambda: os.kill(os.getpid(), signal.SIGINT)
-        threading.Timer(after, press).start() if after else press()
+        signalled = os.getpid(), press
+        threading.Timer(after, os.kill, signalled).start() if after else os.kill(*signalled)
         return original(*args, **kwargs)
     setattr(owner, name, pressed)
 """
@@ -64,8 +65,9 @@ def nothing_runs(hosts: Hosts) -> bool:
 @pytest.mark.parametrize("phase", PHASES)
 def test_a_start_is_interrupted(phase: str, after: float, two: tuple[Hosts, Notebook]) -> None:
     hosts, notebook = two
-    notebook.run(f"press_in({PHASES[phase]!r}, {after})")
-    shown = notebook.finish(notebook.start(POOL))
+    place, pool = PHASES[phase]
+    notebook.run(f"press_in({place!r}, {after})")
+    shown = notebook.finish(notebook.start(pool))
     if shown.error is None:  # the phase may be over within 50 ms, and with it the start
         assert after
         notebook.run("%sky_down")
@@ -75,28 +77,33 @@ def test_a_start_is_interrupted(phase: str, after: float, two: tuple[Hosts, Note
     assert nothing_runs(hosts)
 
 
+def test_an_environment_that_is_being_made(two: tuple[Hosts, Notebook]) -> None:
+    """The press comes while packages are installed; what was half made is not taken for an environment afterwards."""
+    hosts, notebook = two
+    starting = notebook.start("%sky_pool lab --provider ssh --hosts h1")
+    notebook.watch(starting, lambda shown: "installing packages" in shown.said)
+    notebook.interrupt()
+    assert notebook.finish(starting).failure.ename == "KeyboardInterrupt"
+    assert nothing_runs(hosts)
+    assert list(hosts[0].home.glob(".skymagic/env/*/.ready")) == []
+
+
 def test_the_end_is_interrupted_after_all_that(two: tuple[Hosts, Notebook]) -> None:
     hosts, notebook = two
     notebook.run(POOL)
     assert notebook.run("%%sky_broadcast --only all\nprint('here')").text.count("here") == 2
     notebook.run("press_in('skymagic.cluster:Agents.close', 0.05)")
-    for _ in range(
-        2
-    ):  # there may be no pool any more; a press that meets ipykernel at a cell's end costs the cell its reply
+    for _ in range(2):
+        # there may be no pool any more; a press that meets ipykernel at a cell's end costs the cell its reply
         notebook.watch(notebook.start("%sky_down"), lambda shown: shown.done)
     assert nothing_runs(hosts)
 
 
-def test_an_environment_that_is_being_made(tmp_path: Path) -> None:
-    """The press comes while packages are installed; what was half made is not taken for an environment afterwards."""
-    pool = "%sky_pool lab --provider ssh --hosts h1"
-    with lab(tmp_path, 1) as (hosts, notebook):
-        starting = notebook.start(pool)
-        notebook.watch(starting, lambda shown: "installing packages" in shown.said)
-        notebook.interrupt()
-        error = notebook.finish(starting).failure
-        assert error.ename == "KeyboardInterrupt"
-        assert nothing_runs(hosts)
-        assert list(hosts[0].home.glob(".skymagic/env/*/.ready")) == []
-        notebook.run(pool)
-        assert notebook.run("%%sky_broadcast\nprint('here')").text == "here\n"
+def test_jupyter_loses_its_patience_with_a_notebook_that_is_closed(two: tuple[Hosts, Notebook]) -> None:
+    """SIGTERM comes 2.5 s after the request to end; here before the agents have heard of the end. The last one: it takes the notebook of all."""
+    hosts, notebook = two
+    notebook.run(POOL)
+    notebook.run("press_in('skymagic.cluster:Agents.close', 0, signal.SIGTERM)")
+    assert all(host.processes() for host in hosts)
+    notebook.close()
+    assert nothing_runs(hosts)
