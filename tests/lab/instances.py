@@ -3,7 +3,7 @@
 ::
 
     with ec2() as cloud, booting(cloud, tmp_path) as machines:
-        sky.AWS(subnet=machines.subnet, use_private_ips=True, ssh_port=machines.port, user=machines.user, endpoint_url=cloud.url)
+        notebook.run(machines.settings)
 
 A machine takes its host key and the user's public key from the user data, as cloud-init does, and runs the watchdog from there, with
 ``shutdown`` and ``poweroff`` replaced by programs that end this instance alone.
@@ -61,6 +61,15 @@ class Machines:
     _jobs: set[str] = field(default_factory=set)
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _threads: list[threading.Thread] = field(default_factory=list)
+
+    @property
+    def settings(self) -> str:
+        """A cell with which a notebook reaches them."""
+        known = {
+            "subnet": self.subnet, "use_private_ips": True, "ssh_port": self.port, "user": self.user,
+            "endpoint_url": self.cloud.url, "deadline_factor": 0.05,
+        }  # fmt: skip
+        return f"%config SkyMagic.aws = {known!r}"
 
     def on_launch(self, call: Call, carry_out: CarryOut) -> Answer:
         """The effect of RunInstances: carried out, and the instances boot."""

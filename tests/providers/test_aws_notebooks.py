@@ -35,12 +35,8 @@ def rented(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Desk, Mac
     folder = tmp_path_factory.mktemp("rented")
     made = f"%sky_pool lab{os.urandom(4).hex()} {REQUEST}"
     with ec2() as cloud, booting(cloud, folder / "machines") as machines:
-        settings = {
-            "subnet": machines.subnet, "use_private_ips": True, "ssh_port": machines.port, "user": machines.user,
-            "endpoint_url": cloud.url, "deadline_factor": 0.05,
-        }  # fmt: skip
         desk = Desk(folder, made, {**lab.environment(), "HOME": str(folder)})
-        with desk.notebook(f"%config SkyMagic.aws = {settings!r}", f"{made} -y") as first:
+        with desk.notebook(machines.settings, f"{made} -y") as first:
             killed(first)
         with nothing_left(desk.env):
             yield desk, machines

@@ -48,11 +48,7 @@ def rented(cloud: EC2, folder: Path) -> Iterator[tuple[Machines, Notebook]]:
     with booting(cloud, folder / "machines") as machines:
         env = {**lab.environment(), "HOME": str(home)}
         with opened(folder, env=env) as notebook:
-            settings = {
-                "subnet": machines.subnet, "use_private_ips": True, "ssh_port": machines.port, "user": machines.user,
-                "endpoint_url": cloud.url, "deadline_factor": 0.05,
-            }  # fmt: skip
-            notebook.run(f"%config SkyMagic.aws = {settings!r}")
+            notebook.run(machines.settings)
             yield machines, notebook
     assert lab.left() == {}
 

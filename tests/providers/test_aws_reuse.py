@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import getpass
-import os
-import signal
 import socket
-import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-import psutil
 import pytest
 
 from tests.lab import ec2 as lab
+from tests.lab.desk import killed
 from tests.lab.ec2 import REGION, ec2
-from tests.lab.hosts import still_there
 from tests.lab.instances import Machines, booting
 from tests.lab.notebook import Notebook, opened
 
@@ -41,28 +37,8 @@ class Desk:
         folder = self.folder / f"notebook-{self.notebooks}"
         folder.mkdir()
         env = {**lab.environment(), "HOME": str(self.folder), "XDG_STATE_HOME": str(self.folder / state)}
-        machines = self.machines
-        settings = {
-            "subnet": machines.subnet, "use_private_ips": True, "ssh_port": machines.port, "user": machines.user,
-            "endpoint_url": machines.cloud.url, "deadline_factor": 0.05,
-        }  # fmt: skip
-        with opened(folder, env=env) as one:
-            one.run(f"%config SkyMagic.aws = {settings!r}")
+        with opened(folder, self.machines.settings, env=env) as one:
             yield one
-
-    def command(self, *words: str) -> subprocess.CompletedProcess[str]:
-        """skymagic's console command, as another process of the same user."""
-        return subprocess.run(
-            [sys.executable, "-c", "import sys; from skymagic.api.command import main; sys.exit(main())", *words],
-            env={
-                **os.environ, **lab.environment(), "HOME": str(self.folder), "XDG_STATE_HOME": str(self.folder / "state"),
-            },
-            stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=90, check=False,
-        )  # fmt: skip
-
-    def states(self) -> dict[str, str]:
-        """Of the instances that are not terminated."""
-        return {one.id: one.state for one in lab.instances() if one.state != "terminated"}
 
     @property
     def launches(self) -> int:
@@ -75,12 +51,6 @@ def desk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Desk]:
     with ec2() as cloud, booting(cloud, folder / "machines") as machines:
         yield Desk(folder, machines)
         assert lab.left() == {}
-
-
-def killed(notebook: Notebook) -> None:
-    """As by the system, out of memory."""
-    os.kill(notebook.pid, signal.SIGKILL)
-    assert still_there([psutil.Process(notebook.pid)] if psutil.pid_exists(notebook.pid) else []) == []
 
 
 def test_the_same_line_finds_the_pool_and_a_second_notebook_is_told(desk: Desk) -> None:

@@ -48,11 +48,7 @@ def both(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Machines, M
     (home := folder / "home").mkdir()
     with ec2() as cloud, metadata() as service, booting(cloud, folder / "machines", service) as machines:
         with opened(folder, env={**lab.environment(), "HOME": str(home)}) as notebook:
-            settings = {
-                "subnet": machines.subnet, "use_private_ips": True, "ssh_port": machines.port, "user": machines.user,
-                "endpoint_url": cloud.url, "deadline_factor": 0.05,
-            }  # fmt: skip
-            notebook.run(f"%config SkyMagic.aws = {settings!r}")
+            notebook.run(machines.settings)
             yield machines, service, notebook
         assert lab.left() == {}
 
