@@ -19,10 +19,10 @@ from skymagic.errors import HostError
 from skymagic.plan.image import Image
 from tests.bootstrap.test_bootstrap import FACTS
 from tests.bootstrap.test_packages import versions, wanting
-from tests.lab.shells import SMALL, ShellHost, apart, cache, home, uv, without_pip
+from tests.lab.shells import SMALL, ShellHost, apart, cache, home, used_home, uv, without_pip
 from tests.lab.wheels import installed, make_wheel, served
 
-__all__ = ["cache", "home", "uv"]
+__all__ = ["cache", "home", "used_home", "uv"]
 
 
 @pytest.fixture
@@ -34,11 +34,11 @@ def index(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def host(home: Path, index: Path) -> Iterator[ShellHost]:
+def host(used_home: Path, index: Path) -> Iterator[ShellHost]:
     """A machine with a package index of its own."""
     with served(index) as url:
         env = {"PIP_CONFIG_FILE": "/dev/null", "PIP_INDEX_URL": url, "PIP_FIND_LINKS": "", "PIP_EXTRA_INDEX_URL": ""}
-        yield ShellHost(home, env=env)
+        yield ShellHost(used_home, env=env)
 
 
 def refused(host: ShellHost, wanted: Requirements, uv: str) -> str:

@@ -15,10 +15,10 @@ from skymagic.bootstrap.requirements import Requirements, pinned, preferred, req
 from skymagic.errors import HostError
 from skymagic.plan.image import Image
 from skymagic.plan.units import size
-from tests.lab.shells import SMALL, ShellHost, cache, home, uv, without_pip
+from tests.lab.shells import SMALL, ShellHost, cache, home, used_home, uv, without_pip
 from tests.lab.wheels import installed, make_wheel, mute, served
 
-__all__ = ["cache", "home", "uv"]
+__all__ = ["cache", "home", "used_home", "uv"]
 
 
 @pytest.fixture
@@ -37,9 +37,9 @@ def index(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def host(home: Path, index: Path) -> ShellHost:
+def host(used_home: Path, index: Path) -> ShellHost:
     """A machine whose pip takes packages from `index` alone."""
-    return ShellHost(home, env={"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(index)})
+    return ShellHost(used_home, env={"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(index)})
 
 
 def wanting(*packages: str) -> Requirements:

@@ -25,6 +25,7 @@ from packaging.requirements import Requirement
 from skymagic.bootstrap import wheel
 from skymagic.bootstrap.facts import Facts, Python
 from skymagic.bootstrap.provision import probe, setup
+from skymagic.bootstrap.remote import Installation
 from skymagic.bootstrap.requirements import RANK_DEPENDENCIES, Requirements, requirements_of
 from skymagic.errors import HostError, RequestError
 from skymagic.plan.image import Image, PipIndex
@@ -35,7 +36,7 @@ from skymagic.ssh.config import SshConfig
 from skymagic.ssh.connecting import connect
 from skymagic.ssh.host import HostConnection
 from skymagic.ssh.hostlist import HostSpec
-from tests.lab.hosts import Hosts, loopback
+from tests.lab.hosts import Hosts, loopback, share_code, share_code_of_home
 from tests.lab.shells import (
     MINOR,
     PATH,
@@ -47,13 +48,14 @@ from tests.lab.shells import (
     home,
     make_home,
     pip_settings,
+    used_home,
     uv,
     without_pip,
 )
 from tests.lab.waiting import until
 from tests.lab.wheels import served
 
-__all__ = ["bootstrapped_home", "cache", "home", "uv"]
+__all__ = ["bootstrapped_home", "cache", "home", "used_home", "uv"]
 
 ROOT = Path(__file__).resolve().parents[2]
 PREPARED = Image(python=sys.executable)
@@ -127,20 +129,20 @@ def shelf(folder: Path, wheels: dict[str, str]) -> Path:
 
 
 @pytest.mark.parametrize("by", ["uv", "pip"])
-def test_an_index_serves_its_packages_and_no_others(by: str, home: Path, uv: str, tmp_path: Path) -> None:
+def test_an_index_serves_its_packages_and_no_others(by: str, used_home: Path, uv: str, tmp_path: Path) -> None:
     """Both indexes have both packages, each the newest of one: what is not listed comes from the host's own index.
 
     Where there is no uv to be had the host makes the environment by itself, with venv and pip of its own, whatever lies in the home.
     """
     for name in ("random.py", "pip.py", "typing.py", "email.py"):
-        (home / name).write_text("raise SystemExit('a file of the user')")
+        (used_home / name).write_text("raise SystemExit('a file of the user')")
     with (
         served(shelf(tmp_path / "own", {"tiny_own": "1.0", "tiny_common": "2.0"})) as own,
         served(shelf(tmp_path / "general", {"tiny_own": "9.0", "tiny_common": "1.0"})) as general,
     ):
-        (home / ".config/pip").mkdir(parents=True)
-        (home / ".config/pip/pip.conf").write_text(f"[global]\nindex-url = {general}\ntrusted-host = 127.0.0.1\n")
-        host = ShellHost(home, env={**dict.fromkeys(pip_settings(), ""), "PIP_USER": "1"})
+        (used_home / ".config/pip").mkdir(parents=True)
+        (used_home / ".config/pip/pip.conf").write_text(f"[global]\nindex-url = {general}\ntrusted-host = 127.0.0.1\n")
+        host = ShellHost(used_home, env={**dict.fromkeys(pip_settings(), ""), "PIP_USER": "1"})
         image = Image(pip=("tiny-own", "tiny-common"), pip_indexes=(PipIndex(own, packages=("tiny_own",)),))
         asked = requirements_of(image)
         assert asked.scoped == ((own, ("tiny-own",)),)
@@ -180,23 +182,27 @@ def test_whether_a_python_can_be_fetched(home: Path) -> None:
     assert unreached("http://127.0.0.1:9/") == "", "uv has fetched one before"
 
 
-def test_a_command_that_fails_is_shown_with_what_it_said(home: Path, uv: str) -> None:
-    host = ShellHost(home)
-    requirements = replace(SMALL, commands=("echo why; nonsense --token 's3cret'",))
+@pytest.mark.parametrize(
+    ("asked", "words"),
+    [
+        (
+            {"commands": ("echo why; nonsense --token 's3cret'",)},
+            ["running: echo why; nonsense", "exit code 127", "| why\n", "create the pool again"],
+        ),
+        (
+            {"packages": ("no-such-thing-anywhere==9",)},
+            ["choosing versions with uv failed", "no-such-thing-anywhere", "pip_indexes"],
+        ),
+    ],
+    ids=["a command", "a package"],
+)
+def test_what_fails_is_shown_with_what_it_said(
+    asked: dict[str, tuple[str, ...]], words: list[str], used_home: Path, uv: str
+) -> None:
+    host = ShellHost(used_home, env={"PIP_NO_INDEX": "1"})
+    requirements = replace(SMALL, **asked)  # type: ignore[arg-type]
     text = refused(host, requirements, without_pip(host, requirements, uv))
-    assert "running: echo why; nonsense" in text
-    assert "exit code 127" in text
-    assert "| why\n" in text
-    assert "create the pool again" in text
-
-
-def test_requirements_that_nobody_has(home: Path, uv: str) -> None:
-    host = ShellHost(home, env={"PIP_NO_INDEX": "1"})
-    requirements = replace(SMALL, packages=("no-such-thing-anywhere==9",))
-    text = refused(host, requirements, without_pip(host, requirements, uv))
-    assert "choosing versions with uv failed" in text
-    assert "no-such-thing-anywhere" in text
-    assert "pip_indexes" in text
+    assert [each for each in words if each not in text] == []
 
 
 def test_an_environment_whose_interpreter_is_another_machines_is_left_alone(home: Path) -> None:
@@ -310,15 +316,15 @@ def test_a_folder_that_others_may_write_to(home: Path) -> None:
     setup(host, requirements_of(PREPARED), print)
 
 
-def test_system_packages_of_a_rented_machine(home: Path, cache: Path, tmp_path: Path) -> None:
+def test_system_packages_of_a_rented_machine(used_home: Path, uv: str, tmp_path: Path) -> None:
     """By its user's sudo, for which a program stands here that writes down what it is to do."""
     (tmp_path / "sudo").write_text(f'#!/bin/sh\necho "sudo $*" >>{tmp_path}/told\n')
     (tmp_path / "sudo").chmod(0o700)
     image, asked = needs(PoolRequest(provider="aws", image=Image(apt=("git", "odd name"))), Topology(1, 1), print)
     assert image.apt == ("git", "odd name")
-    host = ShellHost(home, env={"PATH": f"{tmp_path}:{PATH}"})
+    host = ShellHost(used_home, env={"PATH": f"{tmp_path}:{PATH}"})
     requirements = replace(SMALL, commands=asked.commands)
-    setup(host, requirements, print, without_pip(host, requirements, None))
+    setup(host, requirements, print, without_pip(host, requirements, uv))
     update, install = (tmp_path / "told").read_text().splitlines()
     assert update.startswith("sudo -n apt-get ")
     assert update.endswith(" update")
@@ -326,22 +332,23 @@ def test_system_packages_of_a_rented_machine(home: Path, cache: Path, tmp_path: 
     assert install.endswith(" install git odd name")
 
 
-@pytest.mark.parametrize(
-    "shell",
-    [
-        "sh",
-        "bash",
-        pytest.param("fish", marks=pytest.mark.needs("fish")),
-        pytest.param("csh", marks=pytest.mark.needs("csh")),
-    ],
-)
-def test_commands_work_in_every_login_shell(shell: str, tmp_path: Path) -> None:
-    found = shutil.which(shell)
-    assert found is not None
-    home = tmp_path / 'it\'s $HOME "of" `mine`! \\ 50%'
+@pytest.fixture(scope="module")
+def oddly_named(tmp_path_factory: pytest.TempPathFactory) -> tuple[ShellHost, Installation]:
+    """A host that is ready, in a home whose name no shell may read."""
+    home = tmp_path_factory.mktemp("odd") / 'it\'s $HOME "of" `mine`! \\ 50%'
     home.mkdir()
     host = ShellHost(home)
-    ready = setup(host, requirements_of(PREPARED), print)
+    return host, setup(host, requirements_of(PREPARED), print)
+
+
+@pytest.mark.parametrize(
+    "shell",
+    ["sh", "bash", *(pytest.param(name, marks=pytest.mark.needs(name)) for name in ("fish", "csh"))],
+)
+def test_commands_work_in_every_login_shell(shell: str, oddly_named: tuple[ShellHost, Installation]) -> None:
+    found = shutil.which(shell)
+    assert found is not None
+    host, ready = oddly_named
     texts = ["it's", "a\nb", "$HOME", "!x", "\\", "\\n", '"', "`id`", "", "ü ~*?[", "%s", "{a,b}", "-x"]
     code = f"import sys, json, skymagic; print(json.dumps([skymagic.__file__, {texts!r}]))"
     out = through(found, host, ready.command("timeit", "-n1", "-r1", code))
@@ -392,6 +399,7 @@ def test_over_ssh_nothing_half_made_stays(what: str, tmp_path: Path, uv: str) ->
             hosts[0].kill_sessions()
 
     with loopback(tmp_path / "hosts", 1, env={"PIP_NO_INDEX": "1"}) as hosts:  # which at its end looks for processes
+        share_code(hosts[0])
         requirements = replace(SMALL, commands=("exec sleep 1000",))
         with connected(hosts) as connection, pytest.raises((HostError, KeyboardInterrupt)):
             setup(connection, requirements, act, without_pip(connection, requirements, uv))
@@ -460,13 +468,13 @@ def test_without_shared_memory(home: Path) -> None:
     assert (shared is not None) == os.access("/dev/shm", os.W_OK)
 
 
-def test_a_clock_that_is_off_is_said(home: Path, tmp_path: Path) -> None:
+def test_a_clock_that_is_off_is_said(used_home: Path, tmp_path: Path) -> None:
     (tmp_path / "bin").mkdir()
     date = tmp_path / "bin/date"
     date.write_text('#!/bin/sh\n[ "$*" = +%s ] || exit 1\necho $(($(/bin/date +%s) - 3600))\n')
     date.chmod(0o755)
     told: list[str] = []
-    host = ShellHost(home, env={"PATH": f"{tmp_path}/bin:{PATH}"})
+    host = ShellHost(used_home, env={"PATH": f"{tmp_path}/bin:{PATH}"})
     assert setup(host, requirements_of(PREPARED), told.append).python == sys.executable
     assert "its clock is 60 minutes behind this machine's" in told
 
@@ -482,6 +490,7 @@ def test_a_shell_that_is_none(home: Path) -> None:
 @contextmanager
 def locking(home: Path, flock: bool) -> Iterator[Callable[[], ShellHost]]:
     """Makes connections to one host, which has flock, or has not."""
+    share_code_of_home(home)
     env = {"PIP_NO_INDEX": "1"}
     if flock:
         yield lambda: ShellHost(home, env=env)

@@ -27,6 +27,7 @@ from skymagic.bootstrap.wheelhouse import uv_for
 from skymagic.plan.image import Image
 from skymagic.ssh.host import ScriptResult
 from tests.conftest import MARK
+from tests.lab.hosts import share_code_of_home
 
 MINOR = f"{sys.version_info.major}.{sys.version_info.minor}"
 PATH = os.pathsep.join([str(Path(getattr(sys, "_base_executable", sys.executable)).parent), os.defpath])
@@ -132,6 +133,13 @@ def home(tmp_path: Path) -> Path:
     path = tmp_path / "home"
     path.mkdir()
     return path
+
+
+@pytest.fixture
+def used_home(home: Path) -> Path:
+    """One that has skymagic's code, once any has."""
+    share_code_of_home(home)
+    return home
 
 
 @pytest.fixture
