@@ -446,3 +446,10 @@ def seen(notebook: Notebook, cell: str) -> Any:
     """The values of a broadcast cell's last expression, by rank: plain literals and containers of them."""
     notebook.run(f"%%sky_broadcast -o seen\n{cell}")
     return notebook.value("seen")
+
+
+def at_work(notebook: Notebook, ranks: int = 2, options: str = "") -> Shown:
+    """A cell that does not end by itself, once so many ranks are at it."""
+    cell = "import time\nprint('at work', flush=True)\ntime.sleep(600)"
+    running = notebook.start(f"%%sky_broadcast --only all {options}\n{cell}")
+    return notebook.watch(running, lambda cell: cell.text.count("at work") == ranks)

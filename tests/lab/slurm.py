@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import random
 import shutil
 import socket
 import subprocess
@@ -64,6 +65,7 @@ GresTypes=gpu
 EnforcePartLimits=ALL
 PreemptType=preempt/partition_prio
 PreemptMode=CANCEL
+FirstJobId={first}
 {more}
 {nodes}
 PartitionName=gpu Nodes=n[1-{count}] Default=YES MaxTime=60 DefaultTime=10 State=UP PriorityTier=1 GraceTime=0
@@ -220,8 +222,9 @@ def cluster(
     host = socket.gethostname().partition(".")[0]
     nodes = "\n".join(NODE.format(n=number, host=host, port=free_port("127.0.0.1")) for number in range(1, count + 1))
     conf = CONF.format(
-        host=host, port=free_port("127.0.0.1"), folder=folder, nodes=nodes, count=count, proctrack=proctrack, more=more
-    )
+        host=host, port=free_port("127.0.0.1"), folder=folder, nodes=nodes, count=count, proctrack=proctrack, more=more,
+        first=random.randrange(1, 1 << 24),  # cgroups have a job's number in their names, and other clusters here have some too
+    )  # fmt: skip
     (folder / "slurm.conf").write_text(conf)
     (folder / "gres.conf").write_text(f"NodeName=n[1-{count}] Name=gpu Type=a100 File=/dev/null,/dev/zero\n")
     (folder / "cgroup.conf").write_text(CGROUP)
@@ -238,7 +241,7 @@ def cluster(
                 shutil.rmtree(path, ignore_errors=True)
         shutil.rmtree(folder, ignore_errors=True)
         for number in range(1, count + 1) if proctrack == "cgroup" else ():
-            for path in sorted(Path(f"/sys/fs/cgroup/freezer/slurm_n{number}").rglob("*/"), reverse=True):
-                path.rmdir()
-            with contextlib.suppress(OSError):
-                Path(f"/sys/fs/cgroup/freezer/slurm_n{number}").rmdir()
+            root = Path(f"/sys/fs/cgroup/freezer/slurm_n{number}")
+            for path in sorted([root, *root.rglob("*/")], reverse=True):
+                with contextlib.suppress(OSError):  # another cluster's
+                    path.rmdir()

@@ -21,7 +21,7 @@ from skymagic.providers.slurm_jobs import LoginNode
 from skymagic.ssh.process import Process
 from skymagic.ssh.programs import HostPrograms
 from tests.lab.hosts import Hosts, loopback, masters
-from tests.lab.notebook import opened
+from tests.lab.notebook import opened, seen
 from tests.lab.slurm import cluster
 
 PROGRAM = """#!/bin/sh
@@ -159,9 +159,9 @@ def test_a_pool_that_the_login_node_knows_is_found_attached_to_and_ended_from_el
     for folder in ("slurm", "there", "here"):
         (tmp_path / folder).mkdir()
     (tmp_path / "bin").mkdir()
-    pool = f"%sky_pool lab --provider slurm --nodes 2 --time 10m --python {sys.executable}"
+    pool = f"%sky_pool lab --provider slurm --time 10m --python {sys.executable}"
     with (
-        cluster(tmp_path / "slurm") as slurm,
+        cluster(tmp_path / "slurm", 1) as slurm,
         loopback(tmp_path / "hosts", 1, env=slurm.env, names=["login"]) as hosts,
         masters(hosts) as client,
     ):
@@ -178,9 +178,8 @@ def test_a_pool_that_the_login_node_knows_is_found_attached_to_and_ended_from_el
             assert re.search(rf"lab +{job_id} +Slurm job {number} on", notebook.run(f"%sky_status {place}").text)
             assert "--take-over" in notebook.fail(f"%sky_attach lab {place}").text
             there.restart()
-            assert "attached to pool 'lab' on n1, n2" in notebook.run(f"%sky_attach {place}").text
-            notebook.run("%%sky_broadcast -o left\nkept")
-            assert notebook.value("left") == [7, 7]
+            assert "attached to pool 'lab' on n1" in notebook.run(f"%sky_attach {place}").text
+            assert seen(notebook, "kept") == [7]
             assert "no pool that outlives" in there.run("%load_ext skymagic\n%sky_attach").text
             # what this notebook leaves in its turn is ended through the login node, by its record and by Slurm's list
             notebook.restart()
