@@ -324,8 +324,8 @@ def codes(folder: Path, accepted: Sequence[str]) -> Iterator[dict[str, Any]]:
 
 
 @cache
-def _code() -> Path:
-    """Where all hosts of this process have skymagic's code."""
+def shared_code() -> Path:
+    """Where all hosts and pods of this process have skymagic's code."""
     folder = Path(tempfile.mkdtemp(prefix="code-of-hosts-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return folder
@@ -341,7 +341,7 @@ def share_code_of_home(home: Path) -> None:
     own = home / ".skymagic"
     own.mkdir(mode=0o700, exist_ok=True)
     if not (own / "code").exists():
-        (own / "code").symlink_to(_code())
+        (own / "code").symlink_to(shared_code())
 
 
 @contextmanager

@@ -50,6 +50,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from tests.lab import kube_rules
+from tests.lab.hosts import shared_code
 from tests.lab.machines import Space, Switch
 from tests.lab.notebook import ROOT
 
@@ -69,7 +70,11 @@ subprocess.run(["hostname", spec["hostname"]], check=True)
 mount("--bind", spec["hosts"], "/etc/hosts")
 mount("--bind", spec["checkout"], "/mnt")
 mount("--bind", sys.base_prefix, "/media")
+mount("--bind", spec["code"], "/srv")
 mount("-t", "tmpfs", "-o", "size=2g,mode=1777", "tmp", "/tmp")
+if not spec["user"]:  # as on hosts (`share_code`)
+    os.makedirs("/tmp/root/.skymagic", 0o700)
+    os.symlink("/srv", "/tmp/root/.skymagic/code")
 def closed(path):
     above = [path[:n] for n, each in enumerate(path) if each == "/" and n]
     return next((each for each in above if os.path.exists(each) and not os.stat(each).st_mode & 1), "")
@@ -116,7 +121,7 @@ class ContainerSpace(Space):
 
         apart = ["--uts", "--ipc", "--pid", "--mount", "--mount-proc", "--fork", "--kill-child"]
         self._process = subprocess.Popen(
-            ["unshare", "--net", *apart, sys.executable, "-c", RUNTIME, json.dumps({**spec, "checkout": str(ROOT)})],
+            ["unshare", "--net", *apart, sys.executable, "-c", RUNTIME, json.dumps(spec)],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True,
         )  # fmt: skip
         assert self._process.stdout is not None
@@ -306,8 +311,7 @@ class Kube:
         """Take a pod away as a drain, or the scheduler, does."""
         with self._changed:
             pod = self._pods[name]
-            condition = {"type": "DisruptionTarget", "status": "True", "reason": reason, "message": message}
-            pod.body["status"].setdefault("conditions", []).append(condition)
+            pod.body["status"].setdefault("conditions", []).append(_condition("DisruptionTarget", reason, message))
             self._event(name, "Normal", "Preempted" if "Preempt" in reason else "Evicted", message)
             self._end(pod, "Completed")
 
@@ -376,13 +380,14 @@ class Kube:
         due.daemon = True
         due.start()
         barred = kube_rules.restricted(spec["template"]["spec"]) if self.restricted else ""
+        exceeded = f"exceeded quota: lab, requested: pods=1, used: pods={self.quota}, limited: pods={self.quota}"
         for index in range(spec["completions"]):
-            if barred:
-                said = f'pods "{name}-{index}-abcde" is forbidden: {barred}'
-                self._event(name, "Warning", "FailedCreate", f"Error creating: {said}")
-                continue
-            if len(self._pods) >= self.quota:
-                said = f"pods is forbidden: exceeded quota: lab, requested: pods=1, used: pods={self.quota}, limited: pods={self.quota}"
+            if barred or len(self._pods) >= self.quota:
+                said = (
+                    f'pods "{name}-{index}-abcde" is forbidden: {barred}'
+                    if barred
+                    else f"pods is forbidden: {exceeded}"
+                )
                 self._event(name, "Warning", "FailedCreate", f"Error creating: {said}")
                 continue
             template = json.loads(json.dumps(spec["template"]))
@@ -395,13 +400,8 @@ class Kube:
                 "annotations": {"batch.kubernetes.io/job-completion-index": str(index)},
                 "ownerReferences": [_reference(job)], "creationTimestamp": _now(),
             }  # fmt: skip
-            body = {
-                "apiVersion": "v1",
-                "kind": "Pod",
-                "metadata": metadata,
-                "spec": {**template["spec"], "hostname": f"{name}-{index}"},
-            }
-            self.add_pod(body)
+            own = {**template["spec"], "hostname": f"{name}-{index}"}
+            self.add_pod({"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": own})
 
     def add_pod(self, body: Json) -> Pod:
         """A pod, as whoever makes one hands it in."""
@@ -421,32 +421,30 @@ class Kube:
         status = pod.body["status"]
         if self.held or used + wanted > self.gpus:
             lacking = f"0/1 nodes are available: 1 Insufficient {'cpu' if self.held else 'nvidia.com/gpu'}."
-            status["conditions"] = [
-                {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": lacking}
-            ]
+            status["conditions"] = [_condition("PodScheduled", "Unschedulable", lacking, status="False")]
             self._event(pod.name, "Warning", "FailedScheduling", lacking)
             self._note("MODIFIED", pod.body)
             return
         status["conditions"] = [{"type": "PodScheduled", "status": "True"}]
-        image = pod.container["image"]
+        image, name = pod.container["image"], pod.container["name"]
         if image.partition(":")[0] not in self.images:
-            message = f'Back-off pulling image "{image}": not found'
-            status["containerStatuses"] = [_state(pod, "waiting", reason="ImagePullBackOff", message=message)]
-            self._note("MODIFIED", pod.body)
+            self._waits(pod, "ImagePullBackOff", message=f'Back-off pulling image "{image}": not found')
             return
         if self.uid(pod) == 0 and self._security(pod, "runAsNonRoot"):
-            message = f"container has runAsNonRoot and image will run as root (pod: {pod.name}, container: {pod.container['name']})"
-            status["containerStatuses"] = [_state(pod, "waiting", reason="CreateContainerConfigError", message=message)]
-            self._note("MODIFIED", pod.body)
+            message = f"container has runAsNonRoot and image will run as root (pod: {pod.name}, container: {name})"
+            self._waits(pod, "CreateContainerConfigError", message=message)
             return
-        status["containerStatuses"] = [_state(pod, "waiting", reason="ContainerCreating")]
-        self._note("MODIFIED", pod.body)
+        self._waits(pod, "ContainerCreating")
         pod.space = self._start(pod)
         status |= {"phase": "Running", "containerStatuses": [_state(pod, "running", startedAt=_now())]}
         self._note("MODIFIED", pod.body)
         thread = threading.Thread(target=self._watch, args=(pod, pod.space), daemon=True)
         self._threads.append(thread)
         thread.start()
+
+    def _waits(self, pod: Pod, reason: str, **more: str) -> None:
+        pod.body["status"]["containerStatuses"] = [_state(pod, "waiting", reason=reason, **more)]
+        self._note("MODIFIED", pod.body)
 
     def _start(self, pod: Pod) -> ContainerSpace:
         address = f"{NETWORK}.{next(self._addresses)}"
@@ -459,6 +457,7 @@ class Kube:
             assert volumes[one["name"]]["emptyDir"]["medium"] == "Memory"
             mounts.append((one["mountPath"], "size=1g,mode=1777"))
         space = ContainerSpace({
+            "checkout": str(ROOT), "code": str(shared_code()),
             "hostname": hostname, "hosts": str(hosts), "mounts": mounts, "files": self.files, "user": self.uid(pod),
             "command": [expanded(one, pod.container) for one in pod.container["command"]], "env": self.environment(pod),
         })  # fmt: skip
@@ -484,11 +483,11 @@ class Kube:
     def environment(self, pod: Pod) -> dict[str, str]:
         """What a container's processes have: the image's variables and the spec's; a user without a name has no home."""
         asked = {one["name"]: one["value"] for one in pod.container.get("env", [])}
-        usual = {
-            "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
-            "HOME": "/" if self.uid(pod) else "/tmp/root",
-        }
-        return {**usual, "HOSTNAME": pod.body["spec"].get("hostname", pod.name), **asked}
+        path, home = (
+            "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+            "/" if self.uid(pod) else "/tmp/root",
+        )
+        return {"PATH": path, "HOME": home, "HOSTNAME": pod.body["spec"].get("hostname", pod.name), **asked}
 
     def _watch(self, pod: Pod, space: ContainerSpace) -> None:
         """Kubelet's part: how a container has ended."""
@@ -512,21 +511,17 @@ class Kube:
         for job in self._jobs.values():
             mine = [one for one in self._pods.values() if _owned(one.body, job)]
             if mine and all(one.phase in FINISHED for one in mine) and not job["status"]["conditions"]:
-                kind = "Complete" if all(one.phase == "Succeeded" for one in mine) else "Failed"
-                job["status"]["conditions"] = [
-                    {"type": kind, "status": "True", "reason": "FailedIndexes" * (kind == "Failed")}
-                ]
+                failed = any(one.phase == "Failed" for one in mine)
+                ending = _condition("Failed", "FailedIndexes") if failed else _condition("Complete")
+                job["status"]["conditions"] = [ending]
 
     def _deadline(self, job: Json) -> None:
         with self._changed:
             if self._jobs.get(job["metadata"]["name"]) is not job or job["status"]["conditions"]:
                 return
             message = "Job was active longer than specified deadline"
-            job["status"]["conditions"] = [
-                {"type": "Failed", "status": "True", "reason": "DeadlineExceeded", "message": message}
-            ]
-            for one in [one for one in self._pods.values() if _owned(one.body, job)]:
-                self._end(one, "Completed")
+            job["status"]["conditions"] = [_condition("Failed", "DeadlineExceeded", message)]
+            self._end_all(job)
 
     def _end(self, pod: Pod, why: str) -> None:
         """Delete a pod with its grace."""
@@ -543,6 +538,10 @@ class Kube:
         kill.daemon = True
         kill.start()
 
+    def _end_all(self, job: Json) -> None:
+        for one in [one for one in self._pods.values() if _owned(one.body, job)]:
+            self._end(one, "Completed")
+
     def _remove(self, pod: Pod) -> None:
         if self._pods.pop(pod.name, None) is not None:
             self._note("DELETED", pod.body)
@@ -553,8 +552,7 @@ class Kube:
             job = self._jobs.pop(name, None)
             if job is None:
                 raise ApiError(404, "NotFound", f'jobs.batch "{name}" not found')
-            for one in [one for one in self._pods.values() if _owned(one.body, job)]:
-                self._end(one, "Completed")
+            self._end_all(job)
             self._services = {key: one for key, one in self._services.items() if not _owned(one, job)}
             return {"kind": "Status", "apiVersion": "v1", "status": "Success"}
 
@@ -584,17 +582,11 @@ class Kube:
             }  # fmt: skip
             for job in self._jobs.values():
                 phases = [one.phase for one in self._pods.values() if _owned(one.body, job)]
-                job["status"] |= {
-                    "active": len(phases) - sum(one in FINISHED for one in phases),
-                    "ready": phases.count("Running"),
-                }
+                ended = sum(one in FINISHED for one in phases)
+                job["status"] |= {"active": len(phases) - ended, "ready": phases.count("Running")}
             items = [one for one in kinds[resource] if _selected(one, labels, fields)]
-            return {
-                "kind": "List",
-                "apiVersion": "v1",
-                "metadata": {"resourceVersion": str(next(self._numbers))},
-                "items": items,
-            }
+            version = {"resourceVersion": str(next(self._numbers))}
+            return {"kind": "List", "apiVersion": "v1", "metadata": version, "items": items}
 
     def read(self, resource: str, name: str) -> Json:
         """As GET of one object."""
@@ -638,13 +630,13 @@ def _now() -> str:
     return datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
+def _condition(kind: str, reason: str = "", message: str = "", status: str = "True") -> Json:
+    return {"type": kind, "status": status, "reason": reason, "message": message}
+
+
 def _reference(owner: Json) -> Json:
-    return {
-        "apiVersion": owner["apiVersion"],
-        "kind": owner["kind"],
-        "name": owner["metadata"]["name"],
-        "uid": owner["metadata"]["uid"],
-    }
+    about = owner["metadata"]
+    return {"apiVersion": owner["apiVersion"], "kind": owner["kind"], "name": about["name"], "uid": about["uid"]}
 
 
 def _owned(body: Json, owner: Json) -> bool:
@@ -675,6 +667,12 @@ def _selected(body: Json, labels: str, fields: str) -> bool:
 # ------------------------------------------------------------------------------------ over HTTP
 
 
+async def _say(handler: tornado.web.RequestHandler, code: int, body: Json) -> None:
+    handler.set_status(code)
+    handler.set_header("Content-Type", "application/json")
+    await handler.finish(json.dumps(body))
+
+
 class ApiHandler(tornado.web.RequestHandler):
     """All that is no exec: who asks, whether he may, what is answered."""
 
@@ -701,9 +699,7 @@ class ApiHandler(tornado.web.RequestHandler):
             self.cluster.lost_answer = -1
             self.detach().close()
             return
-        self.set_status(code)
-        self.set_header("Content-Type", "application/json")
-        await self.finish(json.dumps(found))
+        await _say(self, code, found)
 
 
 class VersionHandler(ApiHandler):
@@ -745,12 +741,10 @@ class ObjectsHandler(ApiHandler):
         try:
             self.check("watch", group, resource)
         except ApiError as problem:
-            await self._refused(problem)
+            await _say(self, problem.code, problem.body())
             return
-        since, end = (
-            int(self.get_argument("resourceVersion", "0")),
-            time.monotonic() + float(self.get_argument("timeoutSeconds", "300")),
-        )
+        since = int(self.get_argument("resourceVersion", "0"))
+        end = time.monotonic() + float(self.get_argument("timeoutSeconds", "300"))
         self.set_header("Content-Type", "application/json")
         await self.flush()
         with contextlib.suppress(tornado.iostream.StreamClosedError):
@@ -759,11 +753,6 @@ class ObjectsHandler(ApiHandler):
                     since = one.pop("number")
                     self.write(json.dumps(one) + "\n")
                 await self.flush()
-
-    async def _refused(self, problem: ApiError) -> None:
-        self.set_status(problem.code)
-        self.set_header("Content-Type", "application/json")
-        await self.finish(json.dumps(problem.body()))
 
     async def post(self, group: str, namespace: str, resource: str) -> None:
         body = json.loads(self.request.body)
@@ -825,17 +814,12 @@ class ExecHandler(tornado.websocket.WebSocketHandler):
         try:
             for verb in ("get", "create"):
                 ApiHandler.check(self, verb, "", "pods/exec")  # type: ignore[arg-type]
-            pod = self.cluster._pods.get(self.path_kwargs["name"])
-            if pod is None:
-                raise ApiError(404, "NotFound", f'pods "{self.path_kwargs["name"]}" not found')
-            if pod.phase != "Running":
-                raise ApiError(
-                    400, "BadRequest", f"cannot exec into a container in a completed pod; current phase is {pod.phase}"
-                )
+            phase = self.cluster.read("pods", self.path_kwargs["name"])["status"]["phase"]
+            if phase != "Running":
+                said = f"cannot exec into a container in a completed pod; current phase is {phase}"
+                raise ApiError(400, "BadRequest", said)
         except ApiError as problem:
-            self.set_status(problem.code)
-            self.set_header("Content-Type", "application/json")
-            await self.finish(json.dumps(problem.body()))
+            await _say(self, problem.code, problem.body())
 
     def select_subprotocol(self, subprotocols: list[str]) -> str | None:
         return V5 if V5 in subprotocols else None
@@ -914,13 +898,8 @@ def _exec_status(code: int) -> Json:
         return {"metadata": {}, "status": "Success"}
     causes = [{"reason": "ExitCode", "message": str(code if code > 0 else 128 - code)}]
     message = f"command terminated with non-zero exit code: exit status {code}"
-    return {
-        "metadata": {},
-        "status": "Failure",
-        "reason": "NonZeroExitCode",
-        "message": message,
-        "details": {"causes": causes},
-    }
+    failure = {"status": "Failure", "reason": "NonZeroExitCode", "message": message, "details": {"causes": causes}}
+    return {"metadata": {}, **failure}
 
 
 # ------------------------------------------------------------------------------------ a cluster
@@ -969,15 +948,13 @@ def kube(folder: Path, **settings: Any) -> Iterator[Kube]:
     folder.mkdir(parents=True, exist_ok=True)
     cluster = Kube(folder, **settings)
     context, authority = _certificate(folder)
+    objects = r"/api(?:s/(?P<group>batch))?/v1/namespaces/(?P<namespace>[^/]+)/(?P<resource>[a-z]+)"
     paths = [
         (r"/version/?", VersionHandler),
         (r"/apis/authorization.k8s.io/v1/selfsubjectaccessreviews", ReviewHandler),
         (r"/api/v1/namespaces/lab/pods/(?P<name>[^/]+)/exec", ExecHandler),
-        (r"/api(?:s/(?P<group>batch))?/v1/namespaces/(?P<namespace>[^/]+)/(?P<resource>[a-z]+)", ObjectsHandler),
-        (
-            r"/api(?:s/(?P<group>batch))?/v1/namespaces/(?P<namespace>[^/]+)/(?P<resource>[a-z]+)/(?P<name>[^/]+)",
-            ObjectHandler,
-        ),
+        (objects, ObjectsHandler),
+        (rf"{objects}/(?P<name>[^/]+)", ObjectHandler),
     ]
     started, url = threading.Event(), ""
 
@@ -988,9 +965,8 @@ def kube(folder: Path, **settings: Any) -> Iterator[Kube]:
 
         async def listen() -> tornado.httpserver.HTTPServer:
             served = [(pattern, handler, {"cluster": cluster}) for pattern, handler in paths]
-            server = tornado.httpserver.HTTPServer(
-                tornado.web.Application(served, websocket_max_message_size=1 << 30), ssl_options=context
-            )
+            application = tornado.web.Application(served, websocket_max_message_size=1 << 30)
+            server = tornado.httpserver.HTTPServer(application, ssl_options=context)
             server.add_sockets(sockets)
             return server
 

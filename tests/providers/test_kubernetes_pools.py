@@ -1,4 +1,4 @@
-"""Pools of pods on the imitation of a cluster: what a job has, why it waits, how it ends, and what is left."""
+"""Pools of pods on the imitation of a cluster: what a job has, why it waits, how it ends, and what is left. `test_conformance` holds the rest."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from skymagic.providers.kubernetes import Kubernetes, PodPlace
 from skymagic.providers.kubernetes_api import KubernetesCluster
 from skymagic.ssh.host import ChannelConnection
 from tests.lab.kube import Kube, kube
-from tests.lab.notebook import ROOT, Notebook, opened
+from tests.lab.notebook import ROOT, Notebook, Shown, at_work, opened, seen
 from tests.providers.test_kubernetes import RESTRICTED
 
 pytestmark = pytest.mark.needs("namespaces", "root")
 POOL = f"%sky_pool lab --provider kubernetes --nodes 2 --python {sys.executable}"
-WORKING = "%%sky_broadcast --only all\nimport time\nprint('at work', flush=True)\ntime.sleep(600)"
+ONE = POOL.replace("--nodes 2", "--nodes 1")
 NOTHING: dict[str, dict[str, str]] = {"requests": {}, "limits": {}}
 
 
@@ -50,6 +50,11 @@ def api(cluster: Kube, monkeypatch: pytest.MonkeyPatch) -> KubernetesCluster:
     return KubernetesCluster()
 
 
+def waiting(cluster: Kube, notebook: Notebook, why: str) -> Shown:
+    """A start that waits, and says why."""
+    return notebook.watch(notebook.start(POOL), lambda cell: why in cell.text)
+
+
 def started(api: KubernetesCluster, cluster: Kube) -> ChannelConnection:
     """A job of one pod, and a connection to it."""
     api.create(kubernetes_api.job_manifest("lab-1a2b3c4d", 1, 600, NOTHING, "python:3.12", {}))
@@ -63,12 +68,21 @@ def ended(api: KubernetesCluster, cluster: Kube, connection: ChannelConnection) 
     cluster.wait(lambda: not cluster.left())
 
 
-def test_pods_are_nodes_and_nothing_secret_is_in_them(cluster: Kube, notebook: Notebook) -> None:
-    notebook.run(f"{POOL} --secret LAB_TOKEN --max-lifetime 1h")
-    notebook.run("%%sky_broadcast -o seen\nimport os, shutil, socket\n"
-                 "(socket.gethostname(), os.environ['LAB_TOKEN'], shutil.disk_usage('/dev/shm').total > 1 << 29)")  # fmt: skip
-    name = cluster.jobs()[0]
-    assert notebook.value("seen") == [(f"{name}-{index}", "a secret", True) for index in (0, 1)]
+def test_pods_are_nodes_that_outlive_connections_logins_and_notebooks(
+    cluster: Kube, notebook: Notebook, tmp_path: Path
+) -> None:
+    # a queue lets the job through
+    cluster.suspends = True
+    running = notebook.start(f"{POOL} --secret LAB_TOKEN --max-lifetime 1h")
+    notebook.watch(running, lambda cell: "a queue such as Kueue starts it" in cell.text)
+    cluster.release()
+    assert notebook.finish(running).error is None
+    cluster.suspends = False
+
+    # nothing secret is in its objects, nor on the command lines of exec
+    here = "import os, shutil, socket\n(socket.gethostname(), os.environ['LAB_TOKEN'], shutil.disk_usage('/dev/shm').total > 1 << 29)"
+    (name,) = cluster.jobs()
+    assert seen(notebook, here) == [(f"{name}-{index}", "a secret", True) for index in (0, 1)]
     assert cluster.job()["spec"]["activeDeadlineSeconds"] == 3660
     notebook.run(f"from skymagic.pool import keys\nfound = [one.secret for one in keys.read({name!r}).accesses]")
     secrets = ["a secret", cluster.token, *notebook.value("found")]
@@ -77,101 +91,8 @@ def test_pods_are_nodes_and_nothing_secret_is_in_them(cluster: Kube, notebook: N
     assert sum("/exec?" in each for each in cluster.sent) > 2, "audit logs have the command lines"
     assert cluster.left()[1] == f"service {name}"
     assert re.search(r"kubernetes · 2 nodes × 1 rank .* (59m|1h)", notebook.run("%sky_status").rich[-1]["text/html"])
-    assert notebook.run("%sky_down").text == "pool 'lab' is down\n"
-    cluster.wait(lambda: not cluster.left())
 
-
-def test_a_pool_is_found_and_ended_from_elsewhere(cluster: Kube, notebook: Notebook, tmp_path: Path) -> None:
-    notebook.run(POOL)
-    job_id = cluster.job()["metadata"]["labels"]["skymagic/job"]
-    (tmp_path / "other").mkdir()
-    with opened(tmp_path / "other", env=cluster.env) as other:
-        listed = other.run("%sky_status --provider kubernetes").text
-        assert job_id in listed
-        assert f"Kubernetes job {job_id} in namespace lab" in listed
-        assert f"pool 'lab' ({job_id}) is ended" in other.run("%sky_down lab --provider kubernetes").text
-    cluster.wait(lambda: not cluster.left())
-
-
-def test_a_job_that_waits_says_why_and_a_stop_leaves_nothing(cluster: Kube, notebook: Notebook) -> None:
-    cluster.held = True
-    running = notebook.start(POOL)
-    notebook.watch(running, lambda cell: " waits: " in cell.text)
-    assert (
-        "2 pods: no node has room for it; 0/1 nodes are available: 1 Insufficient cpu. (Unschedulable)" in running.text
-    )
-    notebook.interrupt()
-    assert "is deleted]" in notebook.finish(running).text
-    cluster.wait(lambda: not cluster.left())
-
-
-def test_a_queue_lets_a_job_through(cluster: Kube, notebook: Notebook) -> None:
-    cluster.suspends = True
-    running = notebook.start(POOL)
-    notebook.watch(running, lambda cell: "a queue such as Kueue starts it" in cell.text)
-    cluster.release()
-    assert notebook.finish(running).error is None
-    notebook.run("%sky_down")
-
-
-@pytest.mark.parametrize(
-    ("options", "told"),
-    [
-        ("--image nothing:1", 'cannot start: its image cannot be pulled: Back-off pulling image "nothing:1": not found (ImagePullBackOff)'),
-        ("--context nowhere", "--context: the kubeconfig has no context 'nowhere'; available: lab"),
-        ("--pods app=train", "--pods app=train: 0 pods with these labels run in namespace lab"),
-    ],
-)  # fmt: skip
-def test_what_cannot_start_is_said_and_leaves_nothing(
-    cluster: Kube, notebook: Notebook, options: str, told: str
-) -> None:
-    assert told in notebook.fail(f"{POOL} {options}").text
-    cluster.wait(lambda: not cluster.left())
-
-
-def test_a_quota_is_told(cluster: Kube, notebook: Notebook) -> None:
-    cluster.quota = 1
-    running = notebook.start(POOL)
-    notebook.watch(running, lambda cell: "1 pod: Error creating: pods is forbidden: exceeded quota" in cell.text)
-    notebook.interrupt()
-    notebook.finish(running)
-    cluster.wait(lambda: not cluster.left())
-
-
-def test_eviction_is_an_interruption(cluster: Kube, notebook: Notebook) -> None:
-    notebook.run(POOL)
-    with TemporaryDirectory(dir="/var/tmp") as shared:  # pods have a /tmp of their own
-        notebook.run(
-            f"%%sky_broadcast\nimport skymagic as sky\nkept = 7\n"
-            f"sky.on_interruption(lambda notice: open(f'{shared}/{{sky.instance_info().rank}} {{notice.mine}}', 'x').close())"
-        )
-        running = notebook.start(WORKING)
-        notebook.watch(running, lambda cell: cell.text.count("at work") == 2)
-        cluster.evict(cluster.pod(1).name)
-        failure = notebook.finish(running).failure.text
-        cluster.wait(lambda: len(cluster.pods()) == 1)
-        assert sorted(path.name for path in Path(shared).iterdir()) == ["0 False", "1 True"]
-    assert re.search(r"it was evicted: its node is drained \(EvictionBy|its node evicted it \(Evicted", failure), (
-        failure
-    )
-    notebook.run("%%sky_broadcast -t 0 -o left\nkept")
-    assert notebook.value("left") == [7]
-    notebook.run("%sky_down")
-
-
-def test_a_pod_without_memory_says_so(cluster: Kube, notebook: Notebook) -> None:
-    notebook.run(POOL)
-    running = notebook.start(WORKING)
-    notebook.watch(running, lambda cell: cell.text.count("at work") == 2)
-    cluster.run_out_of_memory(cluster.pod(1).name)
-    assert (
-        "it has used more memory than its limit (OOMKilled: exit status 137)" in notebook.finish(running).failure.text
-    )
-    notebook.run("%sky_down")
-
-
-def test_a_cell_goes_on_when_exec_is_cut(cluster: Kube, notebook: Notebook, tmp_path: Path) -> None:
-    notebook.run(POOL)
+    # a cell goes on when exec is cut
     gate = "/dev/shm/gate"
     running = notebook.start(f"%%sky_broadcast --only all -o seen\nimport os, time\nprint('at work', flush=True)\n"
                              f"while not os.path.exists({gate!r}): time.sleep(0.05)\nme = 7\nme")  # fmt: skip
@@ -183,21 +104,84 @@ def test_a_cell_goes_on_when_exec_is_cut(cluster: Kube, notebook: Notebook, tmp_
         subprocess.run([*space.enter, "touch", gate], check=True)
     assert notebook.finish(running).error is None
     assert notebook.value("seen") == [7, 7]
-    notebook.run("%sky_down")
+
+    # another notebook has a pool of the same name, which is another one; it finds and ends also this notebook's
+    (tmp_path / "other").mkdir()
+    with opened(tmp_path / "other", env=cluster.env) as other:
+        other.run(ONE)
+        assert len(cluster.jobs()) == 2
+        other.run("%sky_down")
+        assert (seen(notebook, "7"), cluster.jobs()) == ([7, 7], [name])
+
+        # connections that are there stay when the login expires; who ends the pool needs a login, and its job is named meanwhile
+        token = cluster.token
+        cluster.expire()
+        assert seen(notebook, "7") == [7, 7]
+        assert "your login has expired or is not valid: log in again" in notebook.fail("%sky_down").text
+        cluster.token = token
+        job_id = cluster.job()["metadata"]["labels"]["skymagic/job"]
+        listed = other.run("%sky_status --provider kubernetes").text
+        assert re.search(rf"{job_id} .*Kubernetes job {job_id} in namespace lab", listed)
+        assert f"pool 'lab' ({job_id}) is ended" in other.run("%sky_down lab --provider kubernetes").text
+    cluster.wait(lambda: not cluster.left())
 
 
-def test_a_login_that_expires_under_a_pool(cluster: Kube, notebook: Notebook) -> None:
-    """Connections that are there stay; who ends the pool needs a login, and its job is named meanwhile."""
-    notebook.run(POOL)
-    token = cluster.token
-    cluster.expire()
-    notebook.run("%%sky_broadcast -o seen\n7")
-    assert notebook.value("seen") == [7, 7]
-    told = notebook.fail("%sky_down").text
-    assert "your login has expired or is not valid: log in again" in told
-    cluster.token = token
+def test_a_start_that_waits_says_why_and_is_ended(cluster: Kube, notebook: Notebook, tmp_path: Path) -> None:
+    cluster.held = True
+    words = "2 pods: no node has room for it; 0/1 nodes are available: 1 Insufficient cpu. (Unschedulable)"
+    running = waiting(cluster, notebook, f" waits: {words}")
+    notebook.interrupt()
+    assert "is deleted]" in notebook.finish(running).text
+    cluster.wait(lambda: not cluster.left())
+
+    # a kernel that is killed leaves a job that can be ended
+    (tmp_path / "other").mkdir()
+    with opened(tmp_path / "other", env=cluster.env) as other:
+        waiting(cluster, other, " waits: ")
+        os.kill(other.pid, signal.SIGKILL)
+    assert "2 pods active, 0 ready" in notebook.run("%sky_status --provider kubernetes").text
     notebook.run("%sky_down lab --provider kubernetes")
     cluster.wait(lambda: not cluster.left())
+
+    cluster.held, cluster.quota = False, 1
+    running = waiting(cluster, notebook, "1 pod: Error creating: pods is forbidden: exceeded quota")
+    notebook.interrupt()
+    notebook.finish(running)
+    cluster.wait(lambda: not cluster.left())
+
+
+def test_what_cannot_start_is_said_and_leaves_nothing(cluster: Kube, notebook: Notebook) -> None:
+    for options, told in {
+        "--image nothing:1": 'cannot start: its image cannot be pulled: Back-off pulling image "nothing:1": not found (ImagePullBackOff)',
+        "--context nowhere": "--context: the kubeconfig has no context 'nowhere'; available: lab",
+        "--pods app=train": "--pods app=train: 0 pods with these labels run in namespace lab",
+    }.items():
+        assert told in notebook.fail(f"{POOL} {options}").text
+        cluster.wait(lambda: not cluster.left())
+
+
+def test_eviction_is_an_interruption_and_a_pod_without_memory_says_so(cluster: Kube, notebook: Notebook) -> None:
+    notebook.run(POOL)
+    with TemporaryDirectory(dir="/var/tmp") as shared:  # pods have a /tmp of their own
+        notebook.run(
+            f"%%sky_broadcast\nimport skymagic as sky\nkept = 7\n"
+            f"sky.on_interruption(lambda notice: open(f'{shared}/{{sky.instance_info().rank}} {{notice.mine}}', 'x').close())"
+        )
+        running = at_work(notebook)
+        cluster.evict(cluster.pod(1).name)
+        failure = notebook.finish(running).failure.text
+        cluster.wait(lambda: len(cluster.pods()) == 1)
+        assert sorted(path.name for path in Path(shared).iterdir()) == ["0 False", "1 True"]
+    assert re.search(r"it was evicted: its node is drained \(EvictionBy|its node evicted it \(Evicted", failure), (
+        failure
+    )
+    notebook.run("%%sky_broadcast -t 0 -o left\nkept")
+    assert notebook.value("left") == [7]
+    running = at_work(notebook, 1, "-t 0")
+    cluster.run_out_of_memory(cluster.pod(0).name)
+    failure = notebook.finish(running).failure.text
+    assert "it has used more memory than its limit (OOMKilled: exit status 137)" in failure
+    notebook.run("%sky_down")
 
 
 def test_pods_that_are_there_are_used_and_stay(cluster: Kube, notebook: Notebook) -> None:
@@ -208,8 +192,7 @@ def test_pods_that_are_there_are_used_and_stay(cluster: Kube, notebook: Notebook
         })  # fmt: skip
     before = cluster.left()
     notebook.run(f"%sky_pool lab --provider kubernetes --pods app=train --python {sys.executable}")
-    notebook.run("%%sky_broadcast -o seen\nimport socket; socket.gethostname()")
-    assert notebook.value("seen") == ["train-0", "train-1"]
+    assert seen(notebook, "import socket; socket.gethostname()") == ["train-0", "train-1"]
     notebook.run("%sky_down")
     assert cluster.left() == before
     cluster.close()
@@ -293,7 +276,7 @@ def test_nothing_is_left_wherever_a_start_ends(cluster: Kube, api: KubernetesClu
             raise KeyboardInterrupt
 
     cluster.grace = 2.0  # a process that has not begun yet hears nothing
-    request = parse_pool(f"--provider kubernetes --nodes 2 --python {sys.executable}")
+    request = parse_pool(f"--provider kubernetes --python {sys.executable}")
     ends: list[type[BaseException]] = []
     while KeyboardInterrupt not in ends:
         survey = Kubernetes().plan(request, print)
@@ -336,48 +319,19 @@ def test_a_user_without_a_name_or_home_has_both(tmp_path: Path, monkeypatch: pyt
         ended(api, cluster, connection)
 
 
-def test_two_notebooks_with_pools_of_the_same_name(cluster: Kube, notebook: Notebook, tmp_path: Path) -> None:
-    one = POOL.replace("--nodes 2", "--nodes 1")
-    notebook.run(one)
-    (tmp_path / "other").mkdir()
-    with opened(tmp_path / "other", env=cluster.env) as other:
-        other.run(one)
-        assert len(cluster.jobs()) == 2
-        other.run("%sky_down")
-    notebook.run("%%sky_broadcast -o seen\n7")
-    assert (notebook.value("seen"), len(cluster.jobs())) == ([7], 1)
-    notebook.run("%sky_down")
-    cluster.wait(lambda: not cluster.left())
-
-
-def test_a_kernel_that_is_killed_while_its_pods_wait_leaves_a_job_that_can_be_ended(
-    cluster: Kube, notebook: Notebook, tmp_path: Path
-) -> None:
-    cluster.held = True
-    (tmp_path / "other").mkdir()
-    with opened(tmp_path / "other", env=cluster.env) as other:
-        waiting = other.start(POOL)
-        other.watch(waiting, lambda cell: " waits: " in cell.text)
-        os.kill(other.pid, signal.SIGKILL)
-    assert "2 pods active, 0 ready" in notebook.run("%sky_status --provider kubernetes").text
-    notebook.run("%sky_down lab --provider kubernetes")
-    cluster.wait(lambda: not cluster.left())
-
-
 def test_a_pool_in_a_namespace_that_is_restricted(cluster: Kube, notebook: Notebook, tmp_path: Path) -> None:
     """Its pods are made only with the docs' template, and run as a user without a home, a name and rights."""
     cluster.restricted = True
-    told = notebook.fail(POOL).text
+    told = notebook.fail(ONE).text
     assert 'violates PodSecurity "restricted:latest": allowPrivilegeEscalation != false' in told
     cluster.wait(lambda: not cluster.left())
     (tmp_path / "pod.yaml").write_text(RESTRICTED[0].replace("runAsUser: 1000, ", ""))
-    told = notebook.fail(f"{POOL} --pod-template {tmp_path}/pod.yaml").text
+    told = notebook.fail(f"{ONE} --pod-template {tmp_path}/pod.yaml").text
     assert "container has runAsNonRoot and image will run as root" in told
     (tmp_path / "pod.yaml").write_text(RESTRICTED[0])
-    notebook.run(f"{POOL} --pod-template {tmp_path}/pod.yaml")
-    notebook.run("%%sky_broadcast -o seen\nimport os, pathlib\n"
-                 "(os.getuid(), str(pathlib.Path.home()), os.access('/dev/shm', os.W_OK), os.access('/etc', os.W_OK))")  # fmt: skip
-    assert notebook.value("seen") == [(1000, "/tmp/skymagic-home-1000", True, False)] * 2
+    notebook.run(f"{ONE} --pod-template {tmp_path}/pod.yaml")
+    here = "(os.getuid(), str(pathlib.Path.home()), os.access('/dev/shm', os.W_OK), os.access('/etc', os.W_OK))"
+    assert seen(notebook, f"import os, pathlib\n{here}") == [(1000, "/tmp/skymagic-home-1000", True, False)]
     notebook.run("%sky_down")
     cluster.wait(lambda: not cluster.left())
 
