@@ -6,6 +6,7 @@ import contextlib
 import os
 import queue
 import random
+import re
 import signal
 import socket
 import subprocess
@@ -120,6 +121,18 @@ def node(code: str = ECHO, **options) -> Iterator[Node]:
         one.tunnel.close()
 
 
+@contextlib.contextmanager
+def joined() -> Iterator[tuple[Node, socket.socket, socket.socket]]:
+    """A node, and both ends of a stream through its tunnel."""
+    with (
+        socket.create_server(("127.0.0.1", 0)) as server,
+        node() as one,
+        socket.create_connection(("127.0.0.1", one.tunnel.forward(*server.getsockname()))) as here,
+        server.accept()[0] as there,
+    ):
+        yield one, here, there
+
+
 def test_the_agent_outlives_the_connection() -> None:
     with node() as one:
         one.agent.write(b"1\n")
@@ -182,30 +195,24 @@ def test_a_move_that_leads_nowhere_is_a_lost_connection() -> None:
 
 
 def test_a_port_leads_to_the_node_and_survives() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server, node() as one:
-        port = one.tunnel.forward(*server.getsockname())
-        assert one.tunnel.forward(*server.getsockname()) == port
-        with socket.create_connection(("127.0.0.1", port)) as here:
-            there, _ = server.accept()
-            with there:
-                sent = os.urandom(20_000_000)
+    sent, came, cuts = os.urandom(20_000_000), bytearray(), 0
+    with joined() as (one, here, there):
+        assert one.tunnel.forward(*there.getsockname()) == here.getpeername()[1]
 
-                def fill() -> None:
-                    here.sendall(sent)
-                    here.shutdown(socket.SHUT_WR)
+        def fill() -> None:
+            here.sendall(sent)
+            here.shutdown(socket.SHUT_WR)
 
-                threading.Thread(target=fill).start()
-                came = bytearray()
-                cuts = 0
-                while data := there.recv(1 << 16):
-                    came += data
-                    if len(came) > (cuts + 1) * 3_000_000:
-                        cuts += 1
-                        one.cut()
-                assert bytes(came) == sent
-                assert cuts >= 5
-                there.sendall(b"thanks")
-                assert here.recv(100) == b"thanks"
+        threading.Thread(target=fill).start()
+        while data := there.recv(1 << 16):
+            came += data
+            if len(came) > (cuts + 1) * 3_000_000:
+                cuts += 1
+                one.cut()
+        assert bytes(came) == sent
+        assert cuts >= 5
+        there.sendall(b"thanks")
+        assert here.recv(100) == b"thanks"
 
 
 def test_shutdown_leaves_nothing() -> None:
@@ -231,33 +238,22 @@ def test_a_silent_connection_is_given_up() -> None:
         assert len(one.gates) == 2
 
 
-def test_an_agent_that_dies_is_reported() -> None:
-    code = "import os, sys; print('so far', flush=True); os.kill(os.getpid(), 9)"
-    with node(code) as one:
-        assert one.lines(1) == [b"so far"]
-        assert one.agent.read() == b""
-        assert one.agent.complaint() == "signal SIGKILL"
+@pytest.mark.parametrize(
+    ("options", "so_far", "complaint", "gates"),
+    [
+        ({"code": "import os; print('so far', flush=True); os.kill(os.getpid(), 9)"}, b"so far\n", "signal SIGKILL", 1),
+        ({"code": "raise SystemExit('no disk left')"}, b"", r"no disk left\n\(exit status 1\)", 1),
+        ({"python": "/nowhere/python"}, b"", "(?s).*No such file.*/nowhere/python.*", 1),
+        ({"around": "raise SystemExit('No module named skymagic')"}, b"", "No module named skymagic", 3),
+    ],
+    ids=["killed", "last words", "no such command", "the gate"],
+)  # fmt: skip
+def test_an_end_is_reported(options: dict[str, str], so_far: bytes, complaint: str, gates: int) -> None:
+    with node(**options) as one:
+        assert b"".join(iter(one.agent.read, b"")) == so_far
+        assert re.fullmatch(complaint, one.agent.complaint()), one.agent.complaint()
         one.wait("lost")
-
-
-def test_last_words_come_along() -> None:
-    with node("raise SystemExit('no disk left')") as one:
-        assert one.agent.read() == b""
-        assert one.agent.complaint() == "no disk left\n(exit status 1)"
-
-
-def test_a_command_that_is_not_there() -> None:
-    with node(python="/nowhere/python") as one:
-        assert one.agent.read() == b""
-        assert "/nowhere/python" in one.agent.complaint()
-        assert "No such file" in one.agent.complaint()
-
-
-def test_a_gate_that_cannot_start_is_reported() -> None:
-    with node(around="raise SystemExit('No module named skymagic')") as one:
-        assert one.agent.read() == b""
-        assert one.agent.complaint() == "No module named skymagic"
-        assert len(one.gates) == 3
+        assert len(one.gates) == gates
 
 
 def test_a_host_that_was_never_there() -> None:
@@ -331,40 +327,33 @@ def test_nobody_listens_there() -> None:
 
 
 def test_one_stream_that_nobody_reads_does_not_hold_up_the_others() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server, node() as one:
-        port = one.tunnel.forward(*server.getsockname())
-        with socket.create_connection(("127.0.0.1", port)) as here:
-            there, _ = server.accept()
-            with there:
-                here.settimeout(0.5)
-                sent = 0
-                with contextlib.suppress(TimeoutError):
-                    while sent < 1 << 30:
-                        sent += here.send(bytes(1 << 20))
-                assert sent < 64 << 20  # bounded, whatever is written
-                one.agent.write(b"x\n")
-                assert one.lines(1) == [b"x"]
-                one.cut()
-                one.agent.write(b"y\n")
-                assert one.lines(1) == [b"y"]
-                here.shutdown(socket.SHUT_WR)
-                came = 0
-                while data := there.recv(1 << 20):
-                    came += len(data)
-                assert came == sent
+    with joined() as (one, here, there):
+        here.settimeout(0.5)
+        sent = 0
+        with contextlib.suppress(TimeoutError):
+            while sent < 1 << 30:
+                sent += here.send(bytes(1 << 20))
+        assert sent < 64 << 20  # bounded, whatever is written
+        one.agent.write(b"x\n")
+        assert one.lines(1) == [b"x"]
+        one.cut()
+        one.agent.write(b"y\n")
+        assert one.lines(1) == [b"y"]
+        here.shutdown(socket.SHUT_WR)
+        came = 0
+        while data := there.recv(1 << 20):
+            came += len(data)
+        assert came == sent
 
 
 def test_a_reset_is_passed_on() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server, node() as one:
-        port = one.tunnel.forward(*server.getsockname())
-        with socket.create_connection(("127.0.0.1", port)) as here:
-            there, _ = server.accept()
-            here.sendall(b"hello")
-            assert there.recv(5) == b"hello"
-            there.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
-            there.close()
-            with pytest.raises(ConnectionResetError):
-                here.recv(1)
+    with joined() as (_, here, there):
+        here.sendall(b"hello")
+        assert there.recv(5) == b"hello"
+        there.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+        there.close()
+        with pytest.raises(ConnectionResetError):
+            here.recv(1)
 
 
 def test_a_notebook_that_is_killed_leaves_the_agent(tmp_path) -> None:
