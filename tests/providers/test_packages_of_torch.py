@@ -1,4 +1,4 @@
-"""A first pool on two fresh hosts, with the packages that people have: torch by its plugin alone, the rest as the notebook uses it."""
+"""A first pool on a fresh host, with the packages that people have: torch by its plugin alone, the rest as the notebook uses it."""
 
 from __future__ import annotations
 
@@ -14,34 +14,32 @@ from tests.lab.notebook import opened, seen
 from tests.lab.places import home_that_knows
 from tests.lab.shells import pip_settings
 
-NAMES = ("torch", "numpy", "pandas", "scikit-learn")
-HERE = """import numpy as np, pandas as pd, helper, tinyedited
+NAMES = ("torch", "numpy", "pandas")
+HERE = """import helper, numpy as np, tinyedited
 class Scale:
     def __init__(self, by): self.by = by
     def __call__(self, x): return self.by * x
-scale, table = Scale(2), pd.DataFrame({'x': np.arange(4.0)})"""
+scale, table = Scale(2), helper.DataFrame({'x': np.arange(4.0)})"""
 THERE = f"""import torch, importlib.metadata as metadata
-fit = helper.LinearRegression().fit(table[['x']], scale(table.x))
-round(float(fit.coef_[0]), 3), tinyedited.state, torch.cuda.is_available(), [metadata.version(name) for name in {NAMES}]"""
+float(scale(helper.DataFrame(table).x).sum()), tinyedited.state, torch.cuda.is_available(), [metadata.version(name) for name in {NAMES}]"""
 
 
 @pytest.mark.needs("sshd")
-@pytest.mark.timeout(600)  # torch is downloaded and installed, on two machines that share busy cores
-def test_two_fresh_hosts_have_what_the_notebook_has(tmp_path: Path) -> None:
+@pytest.mark.timeout(600)  # torch is downloaded and installed, on busy cores
+def test_a_fresh_host_has_what_the_notebook_has(tmp_path: Path) -> None:
     """The same versions, no CUDA where there is no GPU, a class, a helper module, an editable package; nobody has listed any."""
     shelf = Shelf(tmp_path / "shelf")
     shelf.editable("tiny-edited", "1.0", {"tinyedited/__init__.py": "state = 1\n"}, ["numpy"])
     (tmp_path / "notebook").mkdir()
-    (tmp_path / "notebook/helper.py").write_text("from sklearn.linear_model import LinearRegression\n")
+    (tmp_path / "notebook/helper.py").write_text("from pandas import DataFrame\n")
     try:
-        with loopback(tmp_path / "hosts", env=pip_settings(), names=("gpu1", "gpu2")) as hosts:
+        with loopback(tmp_path / "hosts", env=pip_settings(), names=("gpu1",)) as hosts:
             env = {"HOME": str(home_that_knows(hosts, tmp_path / "client", fresh=True)), **shelf.of_notebook}
             with opened(tmp_path / "notebook", env=env) as notebook:
-                notebook.run("%sky_pool lab --provider ssh --hosts gpu1,gpu2 --plugin torch")
+                notebook.run("%sky_pool lab --provider ssh --hosts gpu1 --plugin torch")
                 notebook.run(HERE)
-                assert seen(notebook, THERE) == [(2.0, 1, False, [metadata.version(name) for name in NAMES])] * 2
-            for host in hosts:
-                packages = host.home.glob(".skymagic/env/*/lib/python*/site-packages/*")
-                assert not [path.name for path in packages if path.name.startswith(("nvidia", "cuda"))]
+                assert seen(notebook, THERE) == [(12.0, 1, False, [metadata.version(name) for name in NAMES])]
+            packages = hosts[0].home.glob(".skymagic/env/*/lib/python*/site-packages/*")
+            assert not [path.name for path in packages if path.name.startswith(("nvidia", "cuda"))]
     finally:
         shutil.rmtree(tmp_path / "hosts", ignore_errors=True)  # torch is large

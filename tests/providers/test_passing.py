@@ -12,7 +12,7 @@ import shutil
 import signal
 import threading
 import zipfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
@@ -254,32 +254,32 @@ def test_what_the_index_lacks_leaves_nothing(lab: Lab) -> None:
     lab.forget()
     wanted = replace(lab.wanted, packages=("tiny-large==1.0", "tiny-more==7"))
     with pytest.raises(HostError, match=r"(?s)h1: .*tiny-more==7") as raised:
-        lab.set_up(told, wanted=wanted)
+        lab.set_up(told, *lab.facts[:2], wanted=wanted)
     assert lab.leftovers() == []
     assert lab.shown([*told, str(raised.value)]) == []
 
 
 @pytest.mark.needs("sshd")
-@pytest.mark.parametrize("step", ["copying.program", "_answer"])
-def test_an_interrupt_leaves_nothing(lab: Lab, step: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupt_leaves_nothing(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     """Before programs begin, and while they do; the next start works."""
-    called, once = attrgetter(step)(passing), threading.Semaphore(1)
-
-    def pressed(*args: object) -> object:
-        if once.acquire(blocking=False):
-            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
-        return called(*args)
-
-    lab.forget()
     told: list[str] = []
-    monkeypatch.setattr(f"{passing.__name__}.{step}", pressed)
-    with pytest.raises(KeyboardInterrupt):
-        lab.set_up(told)
-    assert lab.leftovers() == []
-    monkeypatch.undo()
-    shutil.rmtree(lab.hosts[0].home / ".skymagic/env")
-    lab.set_up(told)
-    assert all(lab.has(n, "tiny_large") for n in range(3))
+    lab.forget()
+    for step in ("copying.program", "_answer"):
+        called, once = attrgetter(step)(passing), threading.Semaphore(1)
+
+        def pressed(*args: object, called: Callable[..., object] = called, once: threading.Semaphore = once) -> object:
+            if once.acquire(blocking=False):
+                signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+            return called(*args)
+
+        with monkeypatch.context() as patches:
+            patches.setattr(f"{passing.__name__}.{step}", pressed)
+            with pytest.raises(KeyboardInterrupt):
+                lab.set_up(told, *lab.facts[:2])
+        assert lab.leftovers() == []
+        shutil.rmtree(lab.hosts[0].home / ".skymagic/env")
+    lab.set_up(told, *lab.facts[:2])
+    assert all(lab.has(n, "tiny_large") for n in range(2))
 
 
 @pytest.mark.needs("sshd")
@@ -288,8 +288,8 @@ def test_two_pools_at_once(lab: Lab) -> None:
     lab.forget(".skymagic/code")
     told: list[list[str]] = [[], []]
     with ThreadPoolExecutor(2) as pool:
-        list(pool.map(lab.set_up, told))
-    assert all(lab.has(n, "tiny_large") for n in range(3))
+        list(pool.map(lambda lines: lab.set_up(lines, *lab.facts[:2]), told))
+    assert all(lab.has(n, "tiny_large") for n in range(2))
     assert lab.leftovers() == []
 
 
@@ -298,9 +298,7 @@ def test_hosts_that_share_a_home(lab: Lab) -> None:
     """What one of them has made the others have."""
     lab.forget(".skymagic/code")
     told: list[str] = []
-    machines = [
-        Machine(replace(lab.endpoints[0], label=name), lab.connections[0], lab.facts[0]) for name in ("a", "b", "c")
-    ]
+    machines = [Machine(replace(lab.endpoints[0], label=name), lab.connections[0], lab.facts[0]) for name in ("a", "b")]
     set_up(machines, lab.wanted, told.append)
     assert lab.has(0, "tiny_large")
     assert lab.leftovers() == []
