@@ -11,8 +11,9 @@ import socket
 import subprocess
 import sys
 import types
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from skymagic.data.capture.assignments import Assignments
 from skymagic.data.shipping.shipper import Manifest, Shipper
@@ -186,6 +187,19 @@ class Notebook:
 def moved(manifest: Manifest) -> list[str]:
     """Names that a manifest brings."""
     return sorted(item.name for item in manifest.items if item.moved)
+
+
+def ranks(count: int = 2, scope: Literal["module", "function"] = "function", cell: str = "pass") -> Any:
+    """A fixture for a test file: a notebook that has run a cell, with so many ranks."""
+    import pytest  # the origin needs none
+
+    @pytest.fixture(scope=scope)
+    def notebook(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Notebook]:
+        with contextlib.closing(Notebook(tmp_path_factory.mktemp("ranks"), count)) as made:
+            made.here(cell)
+            yield made
+
+    return notebook
 
 
 IDLE = 2.0

@@ -8,7 +8,7 @@ import io
 import random
 import re
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +26,7 @@ from skymagic.data.store.store import NodeStore
 from skymagic.data.values import contents, pickling
 from skymagic.data.values.contents import contents_hash
 from skymagic.data.values.forms import form_for
-from tests.data.far import Notebook, moved
-from tests.lab.notebook import Notebook as RealNotebook
-from tests.lab.pools import borrowed
+from tests.data.far import Notebook, moved, ranks
 
 Look = Callable[[Any], str]
 
@@ -72,19 +70,13 @@ def frame() -> pd.DataFrame:
     days = pd.date_range("2024", periods=50, freq="D")
     return pd.DataFrame(
         {
-            "t": days,
-            "v": np.arange(50.0),
-            "w": np.arange(50.0) ** 2,
-            "d": days - days[0],
-            "s": ["a", "b"] * 25,
-            "o": pd.Series([1, "x"] * 25, dtype=object),
-            "p": days.to_period("M"),
-            "c": pd.Categorical(["x", "y"] * 25),
-            "z": days.tz_localize("UTC"),
+            "t": days, "v": np.arange(50.0), "w": np.arange(50.0) ** 2, "d": days - days[0], "s": ["a", "b"] * 25,
+            "o": pd.Series([1, "x"] * 25, dtype=object), "p": days.to_period("M"),
+            "c": pd.Categorical(["x", "y"] * 25), "z": days.tz_localize("UTC"),
             "n": pd.array([1, None] * 25, dtype="Int64"),
         },
         index=days,
-    )
+    )  # fmt: skip
 
 
 PANDAS: dict[str, tuple[Callable[[], Any], list[Callable[[Any], Any]]]] = {
@@ -114,18 +106,11 @@ PANDAS: dict[str, tuple[Callable[[], Any], list[Callable[[Any], Any]]]] = {
     "frame": (
         frame,
         [
-            repr,
-            lambda x: x.values,
-            lambda x: x.describe(),
-            lambda x: x["t"].dt.year,
-            lambda x: x.loc["2024-02"],
-            lambda x: x[x.v > 3],
-            lambda x: x.groupby("s").v.sum(),
-            lambda x: x.sort_values("t"),
-            lambda x: x.z.max(),
+            repr, lambda x: x.values, lambda x: x.describe(), lambda x: x["t"].dt.year, lambda x: x.loc["2024-02"],
+            lambda x: x[x.v > 3], lambda x: x.groupby("s").v.sum(), lambda x: x.sort_values("t"), lambda x: x.z.max(),
         ],
     ),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("kind", PANDAS)
@@ -433,11 +418,7 @@ def test_random_values_have_one_fingerprint_for_each_content() -> None:
 # what the ranks get
 
 
-@pytest.fixture
-def notebook(tmp_path: Path) -> Iterator[Notebook]:
-    made = Notebook(tmp_path, 2)
-    yield made
-    made.close()
+notebook = ranks()
 
 
 DATA = """
@@ -491,57 +472,3 @@ def test_a_rank_that_lacks_a_restless_value_gets_it(notebook: Notebook) -> None:
     notebook.ranks[1].run("del r")
     notebook.there("r")
     assert notebook.values("hasattr(r, 'mine')") == [True, False]
-
-
-# in a notebook
-
-real = borrowed("--ranks 2")
-
-
-READ = {
-    "frame": (
-        'import pandas as pd\nx = pd.DataFrame({"t": pd.date_range("2024", periods=9).tz_localize("UTC")})',
-        "print(x); x.t.dt.year; x.values",
-        "x.loc[3, 't'] = x.t[0]",
-    ),
-    "figure": (
-        "from matplotlib.figure import Figure\nx = Figure(); line, = x.subplots().plot([1, 2])",
-        "import io; x.savefig(io.BytesIO())",
-        "line.set_ydata([3, 1])",
-    ),
-    "set": ("x = {0, 8}", "x.clear(); x.update((8, 0))", "x.add(1)"),
-    "function": (
-        "def x(): return 1",
-        "x.__code__ = (lambda: 1).__code__.replace(co_name='x', co_qualname='x')",
-        "def x(): return 2",
-    ),
-    "dispatch": (
-        "import functools\n@functools.singledispatch\ndef x(a): return 1",
-        "x(1)",
-        "@x.register\ndef _(a: int): return 2",
-    ),
-    "array": ("import numpy as np\nx = np.eye(3)", "x.strides = x.strides[::-1]", "x[0, 0] = 2"),
-    "tensor": ("import torch\nx = torch.arange(99)[5:50]", "x.set_(x.clone())", "x[0] = 2"),
-}
-
-
-@pytest.mark.parametrize("kind", READ)
-def test_a_rank_keeps_what_it_made_until_the_notebook_changes_it(real: RealNotebook, kind: str) -> None:
-    make, read, change = READ[kind]
-    real.run(make)
-    real.run("%%sky_broadcast\nx = [x]")
-    real.run(read)
-    real.run("%%sky_broadcast -o kinds\ntype(x).__name__")
-    assert real.value("kinds") == ["list"] * 2
-    real.run(change)
-    real.run("%%sky_broadcast -o kinds\ntype(x).__name__")
-    assert "list" not in real.value("kinds")
-
-
-def test_a_restless_value_is_pointed_out(real: RealNotebook) -> None:
-    real.run(UNSTABLE)
-    real.run("%%sky_broadcast\nr.mine = 1")
-    shown = real.run("%%sky_broadcast -o mine\nr.mine")
-    assert real.value("mine") == [1, 1]
-    assert shown.text.count("r pickles differently each time") == 1
-    assert "pickles differently" not in real.run("%%sky_broadcast\nr.mine").text

@@ -2,18 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
-from tests.data.far import Notebook
+from tests.data.far import Notebook, ranks
 
-
-@pytest.fixture(scope="module")
-def notebook(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Notebook]:
-    made = Notebook(tmp_path_factory.mktemp("classes"), 2)
-    yield made
-    made.close()
+notebook = ranks(scope="module")
 
 
 ITEM = """

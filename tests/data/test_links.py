@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.data.far import Far, moved
+from tests.data.far import Far, moved, ranks
 from tests.data.far import Notebook as FarNotebook
 from tests.lab.notebook import Notebook
 from tests.lab.pools import borrowed
@@ -219,13 +217,9 @@ KINDS = {
         (True, [[5.0, 6.0], [7.0, 1.0]]),
     ),
     "the same object under another name": (
-        "one = [1]",
-        "one.append(2)",
-        "other = one",
-        "other.append(3); other is one, one",
-        (True, [1, 2, 3]),
+        "one = [1]", "one.append(2)", "other = one", "other.append(3); other is one, one", (True, [1, 2, 3]),
     ),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -299,11 +293,7 @@ def test_a_tensor_of_a_rank_has_left_its_computation_when_it_comes(notebook: Not
 # ------------------------------------------------------------------------------------------------- ranks that differ
 
 
-@pytest.fixture
-def far(tmp_path: Path) -> Iterator[FarNotebook]:
-    made = FarNotebook(tmp_path, 2)
-    yield made
-    made.close()
+far = ranks()
 
 
 def test_a_rank_that_was_replaced_gets_both_and_the_other_keeps_its_own(far: FarNotebook) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import importlib.resources
 import inspect
@@ -38,9 +39,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 @pytest.fixture
 def notebook(folder: Path) -> Iterator[Notebook]:
-    made = Notebook(folder, 2)
-    yield made
-    made.close()
+    with contextlib.closing(Notebook(folder, 2)) as made:
+        yield made
 
 
 def write(path: Path, text: str) -> None:
@@ -49,26 +49,13 @@ def write(path: Path, text: str) -> None:
     path.write_text(text)
 
 
-def names(found: dict[str, ModuleSource]) -> set[str]:
-    return set(found)
-
-
 def test_only_what_lies_in_the_folder_and_is_not_installed(folder: Path) -> None:
     write(folder / "mine.py", "x = 1")
     write(folder / ".venv/lib/python3.11/site-packages/theirs.py", "x = 1")
     sys.path.insert(1, str(folder / ".venv/lib/python3.11/site-packages"))
     assert locate("mine", str(folder))
-    for other in (
-        "theirs",
-        "os",
-        "sys",
-        "numpy",
-        "skymagic",
-        "skymagic.data.shipping.shipper",
-        "__main__",
-        "nothing_of_this_name",
-    ):
-        assert not locate(other, str(folder)), other
+    others = "theirs os sys numpy skymagic skymagic.data.shipping.shipper __main__ nothing_of_this_name"
+    assert [other for other in others.split() if locate(other, str(folder))] == []
     sys.path.remove(str(folder))
     assert not locate("mine", str(folder / "sub"))
 
@@ -80,36 +67,49 @@ def test_a_folder_that_holds_skymagic_or_python_itself() -> None:
     assert not inside(os.__file__, sys.prefix)
 
 
-def test_collect_follows_imports_that_never_ran(folder: Path) -> None:
-    write(
-        folder / "top.py", "import numpy\nfrom pkg import part\nimport pkg.deep.leaf as leaf\ndef f():\n  import late"
-    )
-    write(folder / "late.py", "")
-    write(folder / "pkg/__init__.py", "from . import sibling")
-    write(folder / "pkg/part.py", "from .sibling import y\nfrom .deep import *")
-    write(folder / "pkg/sibling.py", "y = 1")
-    write(folder / "pkg/deep/__init__.py", "")
-    write(folder / "pkg/deep/leaf.py", "from ..sibling import y\nfrom ... import nothing")
-    write(folder / "unrelated.py", "")
-    found = search(["top"], str(folder)).sources
-    assert names(found) == {"top", "late", "pkg", "pkg.part", "pkg.sibling", "pkg.deep", "pkg.deep.leaf"}
-    assert found["pkg"].package
-    assert not found["pkg.part"].package
-    assert "top" not in sys.modules
+FOLLOWED = {  # files → the modules that travel with the first
+    "imports that never ran": (
+        {
+            "top.py": "import numpy\nfrom pkg import part\nimport pkg.deep.leaf as leaf\ndef f():\n  import late",
+            "late.py": "",
+            "pkg/__init__.py": "from . import sibling",
+            "pkg/part.py": "from .sibling import y\nfrom .deep import *",
+            "pkg/sibling.py": "y = 1",
+            "pkg/deep/__init__.py": "",
+            "pkg/deep/leaf.py": "from ..sibling import y\nfrom ... import nothing",
+            "unrelated.py": "",
+        },
+        "top late pkg pkg.part pkg.sibling pkg.deep pkg.deep.leaf",
+    ),
+    "circles": ({"one.py": "import two", "two.py": "import one"}, "one two"),
+    "calls": (
+        {
+            "one.py": "import importlib\nimportlib.import_module('two')\n__import__('three')\nimport_module(name)",
+            "two.py": "",
+            "three.py": "",
+        },
+        "one two three",
+    ),
+}
 
 
-def test_collect_takes_parents_and_namespace_packages(folder: Path) -> None:
+@pytest.mark.parametrize("what", FOLLOWED)
+def test_what_a_module_imports_travels_with_it(folder: Path, what: str) -> None:
+    files, modules = FOLLOWED[what]
+    for name, text in files.items():
+        write(folder / name, text)
+    first = next(iter(files)).removesuffix(".py")
+    found = search([first], str(folder)).sources
+    assert {*found} == set(modules.split())
+    assert {name for name, one in found.items() if one.package} == {"pkg", "pkg.deep"} & found.keys()
+    assert first not in sys.modules
+
+
+def test_parents_and_namespace_packages_travel_too(folder: Path) -> None:
     write(folder / "space/a/mod.py", "x = 5")
     found = search(["space.a.mod"], str(folder)).sources
-    assert names(found) == {"space", "space.a", "space.a.mod"}
-    assert found["space"].source == ""
-    assert found["space"].package
-
-
-def test_circular_imports_end(folder: Path) -> None:
-    write(folder / "one.py", "import two")
-    write(folder / "two.py", "import one")
-    assert names(search(["one"], str(folder)).sources) == {"one", "two"}
+    assert {*found} == {"space", "space.a", "space.a.mod"}
+    assert (found["space"].source, found["space"].package) == ("", True)
 
 
 def test_what_cannot_be_read_is_left_to_the_rank(folder: Path) -> None:
@@ -124,7 +124,7 @@ def test_what_is_not_python_is_told_with_file_and_line(folder: Path) -> None:
     write(folder / "late.py", "x = 1\n\nreturn x")
     write(folder / "user.py", "import broken")
     found = search(["user", "late"], str(folder))
-    assert names(found.sources) == {"user"}
+    assert {*found.sources} == {"user"}
     assert found.problems == {
         "broken": f"{folder}/broken.py, line 2: invalid syntax",
         "late": f"{folder}/late.py, line 3: 'return' outside function",
@@ -147,20 +147,11 @@ def test_modules_from_folders_that_were_added_to_the_path(folder: Path, monkeypa
     sys.path.append("../src")
     sys.path.append(str(folder))
     sys.path.append(str(src / ".venv/lib/python3.11/site-packages"))
-    assert names(search(["lib", "edited", "theirs", "json", "pytest", "skymagic"], str(notebooks)).sources) == {
+    assert {*search(["lib", "edited", "theirs", "json", "pytest", "skymagic"], str(notebooks)).sources} == {
         "lib",
         "libs",
         "libs.part",
     }
-
-
-def test_modules_that_a_call_names(folder: Path) -> None:
-    write(
-        folder / "one.py", "import importlib\nimportlib.import_module('two')\n__import__('three')\nimport_module(name)"
-    )
-    for name in ("two", "three"):
-        write(folder / f"{name}.py", "")
-    assert names(search(["one"], str(folder)).sources) == {"one", "two", "three"}
 
 
 def test_encoding_declarations(folder: Path) -> None:
@@ -306,13 +297,10 @@ def test_changed_module_is_executed_again_in_place(importer: RemoteImporter) -> 
 
 
 def test_same_source_is_not_executed_again(importer: RemoteImporter) -> None:
-    importer.install([source("zed_mod", "import builtins\nbuiltins.zed_count = getattr(builtins, 'zed_count', 0) + 1")])
-    importlib.import_module("zed_mod")
-    importer.install([source("zed_mod", "import builtins\nbuiltins.zed_count = getattr(builtins, 'zed_count', 0) + 1")])
-    import builtins
-
-    assert builtins.zed_count == 1  # type: ignore[attr-defined]
-    del builtins.zed_count  # type: ignore[attr-defined]
+    for _ in range(2):
+        importer.install([source("zed_mod", "import sys\nsys.zed_count = getattr(sys, 'zed_count', 0) + 1")])
+        importlib.import_module("zed_mod")
+    assert vars(sys).pop("zed_count") == 1
 
 
 def test_dependencies_are_executed_again_before_their_users(importer: RemoteImporter) -> None:
@@ -380,38 +368,24 @@ def test_circles_and_failures_of_edits(importer: RemoteImporter) -> None:
 # with a rank
 
 
-def test_module_by_import_in_the_cell(notebook: Notebook) -> None:
-    write(notebook.folder / "helpers.py", "def twice(x): return 2 * x")
-    notebook.there("import helpers\ny = helpers.twice(4)")
-    assert notebook.values("y") == [8, 8]
-    assert "helpers" not in sys.modules
-
-
-def test_module_as_a_value_and_by_its_functions_and_classes(notebook: Notebook) -> None:
+def test_modules_by_import_and_by_the_values_that_use_them(notebook: Notebook) -> None:
+    write(notebook.folder / "first.py", "def twice(x): return 2 * x")
     write(notebook.folder / "helpers.py", "from parts import k\ndef twice(x): return k * x\nclass C:\n  n = 3")
     write(notebook.folder / "parts.py", "k = 2")
-    notebook.here("import helpers as h\nfrom helpers import twice\nobj = h.C()\ndef use(): return twice(5)")
-    notebook.there("a = h.twice(1), obj.n, use()")
-    assert notebook.values("a") == [[2, 3, 10]] * 2
-
-
-def test_module_imported_in_a_notebook_function_body(notebook: Notebook) -> None:
     write(notebook.folder / "late.py", "z = 26")
-    notebook.here("def f():\n  import late\n  return late.z")
-    notebook.there("a = f()")
-    assert notebook.values("a") == [26, 26]
-
-
-def test_submodule_through_its_package(notebook: Notebook) -> None:
     write(notebook.folder / "pkg/__init__.py", "")
     write(notebook.folder / "pkg/part.py", "v = 11")
-    notebook.here("import pkg.part")
-    notebook.there("a = pkg.part.v")
+    notebook.there("import first\na = first.twice(4)")
+    assert "first" not in sys.modules, "a cell's import is the ranks' alone"
+    notebook.here("import helpers as h\nfrom helpers import twice\nobj = h.C()\ndef use(): return twice(5)")
+    notebook.there("b = h.twice(1), obj.n, use()")
+    notebook.here("def f():\n  import late\n  return late.z\nimport pkg.part")
+    notebook.there("c = f(), pkg.part.v")
     notebook.here(
         "import concurrent.futures as _\nimport concurrent\ndef pool(): return concurrent.futures.Future().done()"
     )
-    notebook.there("b = pool()")
-    assert notebook.values("[a, b]") == [[11, False]] * 2
+    notebook.there("d = pool()")
+    assert notebook.values("[a, *b, *c, d]") == [[8, 2, 3, 10, 26, 11, False]] * 2
 
 
 def test_edited_module_is_sent_again_and_functions_follow(notebook: Notebook) -> None:
@@ -434,31 +408,6 @@ def test_module_that_fails_is_named(notebook: Notebook) -> None:
     write(path, "raise RuntimeError('no luck')")
     with pytest.raises(FarError, match="helpers .*RuntimeError: no luck"):
         notebook.there("import helpers")
-
-
-def test_users_of_an_edited_module_follow_on_the_ranks(notebook: Notebook) -> None:
-    write(notebook.folder / "parts.py", "k = 1\nclass Net:\n  def f(self): return 1")
-    write(notebook.folder / "helpers.py", "from parts import k, Net\ndef use(): return k")
-    notebook.here("import helpers\nnet = helpers.Net()")
-    notebook.there("a = helpers.use(), net.f()")
-    write(notebook.folder / "parts.py", "k = 22\nclass Net:\n  def f(self): return 22")
-    notebook.there("import parts\nb = helpers.use(), net.f(), isinstance(net, parts.Net)")
-    assert notebook.values("[*a, *b]") == [[1, 1, 22, 22, True]] * 2
-
-
-def test_a_module_that_is_not_python_any_more_is_refused(notebook: Notebook) -> None:
-    path = notebook.folder / "helpers.py"
-    write(path, "x = 1")
-    write(notebook.folder / "top.py", "import helpers\ndef f(): return helpers.x")
-    notebook.there("import top\na = top.f()")
-    write(path, "x = 2\ndef f(:")
-    with pytest.raises(
-        CaptureError, match=r"1 module is not valid Python; nothing was run:\n  .*helpers.py, line 2: invalid syntax"
-    ):
-        notebook.there("import top\na = top.f()")
-    write(path, "x = 333")
-    notebook.there("import top\na = top.f()")
-    assert notebook.values("a") == [333] * 2
 
 
 def test_a_broken_module_that_nobody_has_imported_is_left_to_a_condition(notebook: Notebook) -> None:

@@ -6,7 +6,7 @@ import gc
 import sys
 import types
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from hypothesis.extra import numpy as hnp
 
 from skymagic.data.values import pickling
 from skymagic.data.values.memory import SMALL
-from tests.data.far import Notebook
+from tests.data.far import Notebook, ranks
 
 BIG = SMALL  # elements; large enough for a buffer of its own, whatever the type
 
@@ -40,11 +40,7 @@ def buffers(value: Any) -> int:
     return sum(len(each) for each in pickling.dumps(value, {}).buffers)
 
 
-@pytest.fixture
-def notebook(tmp_path: Path) -> Iterator[Notebook]:
-    made = Notebook(tmp_path)
-    yield made
-    made.close()
+notebook = ranks(1)
 
 
 # arrays
@@ -219,21 +215,13 @@ def test_temporaries_do_not_look_shared() -> None:
 @pytest.mark.filterwarnings("ignore:Sparse CSR:UserWarning")
 def test_tensors_arrive_as_they_were() -> None:
     tensors = [
-        torch.arange(BIG, dtype=torch.float32),
-        torch.arange(BIG, dtype=torch.bfloat16),
-        torch.arange(BIG * 2.0).reshape(2, BIG).T,
-        torch.arange(BIG * 2.0)[::2],
-        torch.tensor(3.5),
-        torch.empty(0, 4),
-        torch.ones(BIG, requires_grad=True),
-        torch.nn.Parameter(torch.randn(3, BIG)),
-        torch.ones(BIG, dtype=torch.complex64).conj(),
-        torch.tensor([True, False] * BIG),
-        torch.randn(4, BIG).expand(4, BIG),
-        torch.eye(200).to_sparse(),
-        torch.eye(200).to_sparse_csr(),
+        torch.arange(BIG, dtype=torch.float32), torch.arange(BIG, dtype=torch.bfloat16),
+        torch.arange(BIG * 2.0).reshape(2, BIG).T, torch.arange(BIG * 2.0)[::2], torch.tensor(3.5), torch.empty(0, 4),
+        torch.ones(BIG, requires_grad=True), torch.nn.Parameter(torch.randn(3, BIG)),
+        torch.ones(BIG, dtype=torch.complex64).conj(), torch.tensor([True, False] * BIG),
+        torch.randn(4, BIG).expand(4, BIG), torch.eye(200).to_sparse(), torch.eye(200).to_sparse_csr(),
         torch.empty(3, 4, device="meta"),
-    ]
+    ]  # fmt: skip
     for tensor in tensors:
         back = copy(tensor)
         assert type(back) is type(tensor)
@@ -531,12 +519,8 @@ def test_function_keeps_all_that_is_its_own() -> None:
     here = define('def f(a: int, b: "T" = 1) -> str:\n  "doc"\n  return str(a)\nf.note = [1]')
     f = carried(here["f"], here, {"__name__": "__main__"})
     assert (f.__doc__, f.__annotations__, f.note, f.__module__, f.__qualname__) == (
-        "doc",
-        {"a": int, "b": "T", "return": str},
-        [1],
-        "__main__",
-        "f",
-    )
+        "doc", {"a": int, "b": "T", "return": str}, [1], "__main__", "f",
+    )  # fmt: skip
 
 
 def test_closures_share_their_cells_and_recur() -> None:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
 from skymagic.display import text as display
-from tests.data.far import Notebook, moved
+from tests.data.far import Notebook, moved, ranks
 
 MADE = {  # the others are in the family "read by functions" of the cells that run both ways
     "instance": ("class T:\n    def __call__(self): return lr\ntrain = T()", "got = train()"),
@@ -21,11 +19,7 @@ MADE = {  # the others are in the family "read by functions" of the cells that r
 }
 
 
-@pytest.fixture(scope="module")
-def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Notebook]:
-    made = Notebook(tmp_path_factory.mktemp("reads"), 2)
-    yield made
-    made.close()
+shared = ranks(scope="module")
 
 
 @pytest.fixture

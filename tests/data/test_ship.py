@@ -6,7 +6,6 @@ import gc
 import json
 import threading
 import weakref
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,17 +14,13 @@ import pytest
 
 from skymagic.data.shipping.shipper import Manifest
 from skymagic.errors import CaptureError
-from tests.data.far import Far, FarError, Notebook, moved
+from tests.data.far import Far, FarError, Notebook, moved, ranks
 from tests.data.walk import walk
 
 BIG = 300_000  # float64 elements: 2.4 MB
 
 
-@pytest.fixture
-def notebook(tmp_path: Path) -> Iterator[Notebook]:
-    made = Notebook(tmp_path, 2)
-    yield made
-    made.close()
+notebook = ranks()
 
 
 RICH = f"""
@@ -45,13 +40,7 @@ def f(): return 1
 RICH_CELL = "C, a, b, s, o, frame, tensor, model, f, big, array_of_objects, numbers"
 
 
-@pytest.fixture(scope="module")
-def rich(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Notebook]:
-    """A notebook with a value of each kind."""
-    made = Notebook(tmp_path_factory.mktemp("rich"), 2)
-    made.here(RICH)
-    yield made
-    made.close()
+rich = ranks(scope="module", cell=RICH)
 
 
 # what travels, and when
@@ -89,22 +78,11 @@ def test_unchanged_values_stay(notebook: Notebook) -> None:
 @pytest.mark.parametrize(
     "change",
     [
-        "a[123456] += 1",
-        "b['x'].append(3)",
-        "o.n += 1",
-        "o.inner.values[0] = 5",
-        "frame.loc[3, 'p'] = 9",
-        "tensor[7] = 1",
-        "model.weight.data[0, 0] += 1",
-        "s = 'other'",
-        "def f(): return 2",
-        "big = b'y' + big[1:]",
-        "C.k = 2",
-        "f.note = 1",
-        "array_of_objects[0].append(1)",
-        "numbers.add(5)",
+        "a[123456] += 1", "b['x'].append(3)", "o.n += 1", "o.inner.values[0] = 5", "frame.loc[3, 'p'] = 9",
+        "tensor[7] = 1", "model.weight.data[0, 0] += 1", "s = 'other'", "def f(): return 2", "big = b'y' + big[1:]",
+        "C.k = 2", "f.note = 1", "array_of_objects[0].append(1)", "numbers.add(5)",
     ],
-)
+)  # fmt: skip
 def test_changes_are_seen(rich: Notebook, change: str) -> None:
     rich.there(RICH_CELL)
     assert moved(rich.there(RICH_CELL)) == []
@@ -112,16 +90,6 @@ def test_changes_are_seen(rich: Notebook, change: str) -> None:
     name = change.split("=")[0].split("[")[0].split(".")[0].split("(")[0].replace("def ", "").strip()
     assert name in moved(rich.there(RICH_CELL))
     assert moved(rich.there(RICH_CELL)) == []
-
-
-def test_each_rank_gets_what_it_lacks(notebook: Notebook) -> None:
-    notebook.here("a = [1]; b = [2]")
-    manifest = notebook.shipper.prepare("a", [0])
-    notebook.ranks[0].bind(manifest.orders)
-    notebook.shipper.bound(manifest, 0, completed=True)
-    manifest = notebook.there("a, b")
-    assert {tuple(each["names"]): each["ranks"] for each in manifest.orders["bundles"]} == {("a",): [1], ("b",): None}
-    assert notebook.values("a + b") == [[1, 2], [1, 2]]
 
 
 def test_manifest_that_was_not_bound_is_sent_again(notebook: Notebook) -> None:
@@ -132,18 +100,6 @@ def test_manifest_that_was_not_bound_is_sent_again(notebook: Notebook) -> None:
     assert moved(again) == ["a"]
     assert again.nbytes < 1000  # the bytes are in the store already
     assert notebook.values("a.sum()") == [BIG, BIG]
-
-
-def test_forgotten_rank_gets_everything_again(notebook: Notebook) -> None:
-    notebook.here(f"import numpy as np\na = np.ones({BIG})\ndef f(): return a.sum()")
-    notebook.there("f()")
-    notebook.ranks[1].kill()
-    notebook.ranks[1] = Far(notebook.directory, 1)
-    notebook.shipper.forget([1])
-    manifest = notebook.there("x = f()")
-    assert manifest.nbytes < 2000
-    assert all(each["ranks"] == [1] for each in manifest.orders["bundles"])
-    assert notebook.values("x") == [BIG, BIG]
 
 
 def test_fresh_sends_all_again(notebook: Notebook) -> None:
@@ -167,18 +123,11 @@ def test_dry_run_writes_nothing(notebook: Notebook) -> None:
 def test_push_and_no_push(notebook: Notebook) -> None:
     notebook.here("a = 1; b = 2\ndef f(): return a")
     assert moved(notebook.there("0", push=["a"])) == ["a"]
-    assert moved(notebook.there("b", no_push=True)) == [] if not _fails(notebook, "b", no_push=True) else True
+    with pytest.raises(FarError, match="'b' is not defined"):
+        notebook.there("b", no_push=True)
     assert moved(notebook.shipper.prepare("f, b", [0, 1], no_push=["b", "a"])) == ["f"]
     with pytest.raises(CaptureError, match="nothing in this notebook has this name"):
         notebook.there("0", push=["nonsense"])
-
-
-def _fails(notebook: Notebook, source: str, **options: Any) -> bool:
-    try:
-        notebook.there(source, **options)
-    except FarError:
-        return True
-    return False
 
 
 def test_history_and_missing_names_are_left_out(notebook: Notebook) -> None:
@@ -190,26 +139,6 @@ def test_history_and_missing_names_are_left_out(notebook: Notebook) -> None:
 # the rule of state
 
 
-def test_rank_keeps_its_own_until_the_notebook_changes(notebook: Notebook) -> None:
-    notebook.here("n = [0]")
-    notebook.there("n.append(1)")
-    notebook.there("n.append(2)")
-    assert notebook.values("n") == [[0, 1, 2]] * 2
-    notebook.here("n = [9]")
-    notebook.there("n.append(1)")
-    assert notebook.values("n") == [[9, 1]] * 2
-
-
-def test_name_that_the_cell_makes_is_not_overwritten(notebook: Notebook) -> None:
-    notebook.here("model = 'old'")
-    assert moved(notebook.there("model = 'trained'")) == []
-    notebook.there("kept = model")
-    assert notebook.values("kept") == ["trained"] * 2
-    notebook.here("model = 'newer'")
-    notebook.there("kept = model")
-    assert notebook.values("kept") == ["newer"] * 2
-
-
 def test_name_that_cannot_travel_and_that_the_cell_makes(notebook: Notebook) -> None:
     notebook.here("import threading\nlock = threading.Lock()")
     notebook.there("import threading\nlock = threading.Lock()")
@@ -218,38 +147,6 @@ def test_name_that_cannot_travel_and_that_the_cell_makes(notebook: Notebook) -> 
     notebook.here("lock = threading.Lock()")
     with pytest.raises(CaptureError, match="lock"):
         notebook.there("lock")
-
-
-def test_cell_that_failed_before_it_made_its_name(notebook: Notebook) -> None:
-    notebook.here("model = 'old'")
-    with pytest.raises(FarError, match="ZeroDivisionError"):
-        notebook.there("1 / 0\nmodel = 'new'")
-    notebook.there("kept = model")
-    assert notebook.values("kept") == ["old"] * 2
-
-
-def test_deleted_on_the_rank_comes_again(notebook: Notebook) -> None:
-    notebook.here("a = 1")
-    notebook.there("a; del a")
-    assert moved(notebook.there("b = a")) == ["a"]
-
-
-def test_gathered_names_do_not_overwrite_the_ranks_own(notebook: Notebook) -> None:
-    notebook.there("loss = 0.5")
-    notebook.here("loss = [0.5, 0.5]")
-    notebook.shipper.gathered({"loss": "float"}, [0, 1])
-    assert moved(notebook.there("loss2 = loss")) == []
-    assert notebook.values("loss2") == [0.5, 0.5]
-    notebook.here("loss = [7]")
-    notebook.there("loss2 = loss")
-    assert notebook.values("loss2") == [[7], [7]]
-
-
-def test_functions_use_the_ranks_own_names(notebook: Notebook) -> None:
-    notebook.here("k = 1\ndef f(): return k")
-    notebook.there("k = 50\na = f()")
-    notebook.there("b = f()")
-    assert notebook.values("[a, b]") == [[50, 50]] * 2
 
 
 # sharing
@@ -434,16 +331,20 @@ def test_value_changed_by_a_thread_is_sent_again(notebook: Notebook) -> None:
     assert notebook.values("float(a.sum())") == [float(array.sum())] * 2
 
 
-def test_rank_killed_while_a_manifest_is_on_its_way(notebook: Notebook) -> None:
-    notebook.here(f"import numpy as np\na = np.ones({BIG})")
-    manifest = notebook.shipper.prepare("a", [0, 1])
+def test_rank_killed_while_a_manifest_is_on_its_way_gets_what_it_lacks(notebook: Notebook) -> None:
+    notebook.here(f"import numpy as np\na = np.ones({BIG})\nb = [2]\ndef f(): return a.sum()")
+    manifest = notebook.shipper.prepare("f()", [0, 1])
     notebook.ranks[1].kill()
     notebook.ranks[1] = Far(notebook.directory, 1)
     notebook.shipper.forget([1])
     notebook.ranks[0].bind(manifest.orders)
     notebook.shipper.bound(manifest, 0, completed=True)
-    manifest = notebook.there("a")
-    assert [each["ranks"] for each in manifest.orders["bundles"]] == [[1]]
+    manifest = notebook.there("x = f(), b")
+    found = {tuple(each["names"]): each["ranks"] for each in manifest.orders["bundles"]}
+    assert found.pop(("b",)) is None, "all"
+    assert [*found.values()] == [[1]] * len(found)
+    assert manifest.nbytes < 2000, "the array is in the store already"
+    assert notebook.values("x") == [[BIG, [2]]] * 2
     del manifest
     gc.collect()
     notebook.here("a = 1")
@@ -569,14 +470,6 @@ def test_reduce_that_lies_arrives_as_it_says(notebook: Notebook) -> None:
     assert notebook.values("x") == [8, 8]
 
 
-def test_reduce_with_a_bad_callable_is_an_error_of_that_name(notebook: Notebook) -> None:
-    notebook.here("class Bad:\n  def __reduce__(self): return (int, ('x',))\nbad, good = Bad(), 1")
-    with pytest.raises(FarError, match="bad cannot be rebuilt on this rank: ValueError") as caught:
-        notebook.there("bad, good")
-    assert caught.value.attributes["name"] == "bad"
-    assert notebook.values("'good' in globals()") == [False, False]
-
-
 def test_missing_package_is_named_with_the_version_here(notebook: Notebook, tmp_path: Path, monkeypatch: Any) -> None:
     (tmp_path / "lib/site-packages/onlyhere").mkdir(parents=True)
     (tmp_path / "lib/site-packages/onlyhere/__init__.py").write_text("__version__ = '3.1'\nclass C: pass\n")
@@ -614,11 +507,12 @@ def test_code_of_another_python_is_refused(notebook: Notebook) -> None:
     notebook.ranks[0].bind({**manifest.orders, "python": "2.7.1"})
 
 
-def test_all_that_cannot_be_rebuilt_is_named(notebook: Notebook) -> None:
+def test_all_that_cannot_be_rebuilt_is_named_and_nothing_is_bound(notebook: Notebook) -> None:
     notebook.here("class Bad:\n  def __reduce__(self): return (int, ('x',))\none, two, three = Bad(), Bad(), 3")
-    with pytest.raises(FarError) as caught:
+    with pytest.raises(FarError, match="one cannot be rebuilt on this rank: ValueError") as caught:
         notebook.there("one, two, three")
     assert set(caught.value.attributes["name"].split(", ")) == {"one", "two"}
+    assert notebook.values("'three' in globals()") == [False, False]
 
 
 def test_no_room_is_said(notebook: Notebook, monkeypatch: Any) -> None:
@@ -689,12 +583,6 @@ def test_discarded_results_leave_nothing_and_take_nothing(notebook: Notebook, wa
         notebook.shipper.unpack(refs[name])
     assert notebook.files() == []
     notebook.shipper.discard(refs["alone"])
-
-
-def test_function_from_a_rank_uses_the_notebooks_names(notebook: Notebook) -> None:
-    notebook.there("k = 'there'\ndef f(): return k")
-    notebook.here("k = 'here'")
-    assert notebook.fetch("f")() == "here"
 
 
 def test_source_of_a_cell_is_known_on_the_ranks(notebook: Notebook) -> None:

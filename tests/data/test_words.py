@@ -12,14 +12,9 @@ import pytest
 from skymagic.data.capture.loaded import ImportedTexts
 from skymagic.data.shipping.bindings import Bindings, Sources
 from skymagic.errors import CaptureError
-from tests.data.far import Notebook
+from tests.data.far import Notebook, ranks
 
-
-@pytest.fixture(scope="module")
-def notebook(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Notebook]:
-    made = Notebook(tmp_path_factory.mktemp("words"))
-    yield made
-    made.close()
+notebook = ranks(1, scope="module")
 
 
 def said(notebook: Notebook, cell: str) -> list[str]:

@@ -236,28 +236,12 @@ class Walk:
     def run(self, steps: int) -> None:
         """Take so many steps."""
         here = (
-            self.assign,
-            self.assign,
-            self.again,
-            self.change,
-            self.forget,
-            self.copy,
-            self.copy_itself,
-            self.itself,
-        )
+            self.assign, self.assign, self.again, self.change, self.forget, self.copy, self.copy_itself, self.itself,
+        )  # fmt: skip
         there = (
-            self.touch,
-            self.touch,
-            self.bind,
-            self.bind,
-            self.bind,
-            self.store_that_never_runs,
-            self.rebind,
-            self.alias,
-            self.define,
-            self.call,
-            self.call,
-        )
+            self.touch, self.touch, self.bind, self.bind, self.bind, self.store_that_never_runs, self.rebind,
+            self.alias, self.define, self.call, self.call,
+        )  # fmt: skip
         both = (self.pull, self.take_away, self.delete, self.fail, self.compare, self.compare, self.compare)
         name, other = NAMES[:2]
         for self.step in range(steps):

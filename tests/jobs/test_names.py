@@ -13,13 +13,9 @@ notebook = borrowed("--ranks 2")
 # ------------------------------------------------------------------------------------------- names in strings
 
 READERS = [
-    "vars()['{}']",
-    "locals()['{}']",
-    "globals()['{}']",
-    "globals().get('{}')",
-    "get_ipython().user_ns['{}']",
+    "vars()['{}']", "locals()['{}']", "globals()['{}']", "globals().get('{}')", "get_ipython().user_ns['{}']",
     "globals()['{0}'] if '{0}' in globals() else 'absent'",
-]
+]  # fmt: skip
 
 
 def test_a_name_in_a_string(notebook: Notebook) -> None:

@@ -15,13 +15,8 @@ from skymagic.plan.distributions import Distribution, Environment, canonical, di
 HERE = Environment(
     {"pyyaml": "6.0", "scikit-learn": "1.7", "opencv-python": "4.9", "google-auth": "2.0", "google-cloud-storage": "3.1", "ipython": "9.0"},
     {
-        "yaml": ("PyYAML",),
-        "_yaml": ("PyYAML",),
-        "sklearn": ("scikit-learn",),
-        "cv2": ("opencv-python",),
-        "IPython": ("ipython",),
-        "google.auth": ("google-auth",),
-        "google.cloud.storage": ("google-cloud-storage",),
+        "yaml": ("PyYAML",), "_yaml": ("PyYAML",), "sklearn": ("scikit-learn",), "cv2": ("opencv-python",),
+        "IPython": ("ipython",), "google.auth": ("google-auth",), "google.cloud.storage": ("google-cloud-storage",),
     },
 )  # fmt: skip
 

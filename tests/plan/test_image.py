@@ -134,15 +134,11 @@ def test_no_requirement(text: str) -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        "git+https://example.org/x.git@main",
-        "https://example.org/x-1.0-py3-none-any.whl",
-        "./wheels/x-1.0-py3-none-any.whl",
-        "x-1.0-py3-none-any.whl",
-        "~/x",
-        "jax[cuda12,extra]>=0.4",
+        "git+https://example.org/x.git@main", "https://example.org/x-1.0-py3-none-any.whl",
+        "./wheels/x-1.0-py3-none-any.whl", "x-1.0-py3-none-any.whl", "~/x", "jax[cuda12,extra]>=0.4",
         "name @ https://example.org/name.zip",
     ],
-)
+)  # fmt: skip
 def test_places_and_extras(text: str) -> None:
     assert Image(pip=(text,)).pip == (text,)
 

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from skymagic.errors import RequestError
 from skymagic.plan import accelerators
-from skymagic.plan.accelerators import KINDS, NAMES, Accelerator, canonical, matches
+from skymagic.plan.accelerators import KINDS, NAMES, Accelerator, canonical
 from skymagic.plan.gpus import GpuDevice, named
 from skymagic.plan.image import Image
 from skymagic.plan.planning import fits, plan
@@ -49,45 +49,18 @@ def refused(call: Any, *args: Any) -> list[str]:
 # ----------------------------------------------------------------------------------------------------- durations
 
 
-@pytest.mark.parametrize(
-    ("text", "seconds"),
-    [
-        ("90", 90.0),
-        ("10m", 600.0),
-        ("1h30m", 5400.0),
-        ("2d", 172800.0),
-        ("1d2h3m4s", 93784.0),
-        ("0.5h", 1800.0),
-        (" 1H 30M ", 5400.0),
-        ("1.5", 1.5),
-        ("30s", 30.0),
-    ],
-)
-def test_durations(text: str, seconds: float) -> None:
-    assert duration(text) == seconds
+def test_durations() -> None:
+    read = {
+        "90": 90, "10m": 600, "1h30m": 5400, "2d": 172800, "1d2h3m4s": 93784, "0.5h": 1800, " 1H 30M ": 5400,
+        "1.5": 1.5, "30s": 30,
+    }  # fmt: skip
+    assert {text: duration(text) for text in read} == read
+    written = {90: "1m30s", 600.0: "10m", 5400: "1h30m", 172800: "2d", 0.5: "0.5s", 86461: "1d1m1s"}
+    assert {seconds: duration_text(seconds) for seconds in written} == written
 
 
 @pytest.mark.parametrize(
-    "text",
-    [
-        "soon",
-        "",
-        " ",
-        "10x",
-        "m",
-        "30m1h",
-        "1h1h",
-        "-1",
-        "-5m",
-        "1e9",
-        "inf",
-        "nan",
-        "1,5",
-        "٣",
-        "9" * 400,
-        "1h 30",
-        "0x10",
-    ],
+    "text", ["", " ", "9" * 400, "1h 30", *"soon 10x m 30m1h 1h1h -1 -5m 1e9 inf nan 1,5 ٣ 0x10".split()]
 )
 def test_no_duration(text: str) -> None:
     (mistake,) = refused(duration, text)
@@ -103,17 +76,6 @@ def test_a_duration_of_nothing(text: str) -> None:
 @given(st.integers(1, 10**9) | st.integers(1, 10**10).map(lambda n: n / 1000))
 def test_seconds_and_their_fractions_survive_writing_and_reading(seconds: float) -> None:
     assert duration(duration_text(seconds)) == seconds
-
-
-def test_durations_are_written_as_people_do() -> None:
-    assert [duration_text(s) for s in (90, 600.0, 5400, 172800, 0.5, 86461)] == [
-        "1m30s",
-        "10m",
-        "1h30m",
-        "2d",
-        "0.5s",
-        "1d1m1s",
-    ]
 
 
 # ------------------------------------------------------------------------------------------------------- amounts
@@ -143,36 +105,20 @@ def test_no_memory(text: str) -> None:
     assert "GB" in refused(memory, text)[0]
 
 
-def test_exactly_and_at_least() -> None:
-    assert (at_least("8"), at_least("8+")) == (AtLeast(8.0), AtLeast(8.0, or_more=True))
-
-
 # --------------------------------------------------------------------------------------------------------- ranks
 
 
-@pytest.mark.parametrize(
-    ("text", "chosen"),
-    [
-        ("head", (0,)),
-        ("all", (0, 1, 2, 3)),
-        ("ALL", (0, 1, 2, 3)),
-        ("2", (2,)),
-        ("0,2", (0, 2)),
-        ("2, 0, 2", (0, 2)),
-        ("0:4", (0, 1, 2, 3)),
-        ("1:3", (1, 2)),
-        ("::2", (0, 2)),
-        (":2", (0, 1)),
-        ("-1", (3,)),
-        ("-2:", (2, 3)),
-        ("::-1", (0, 1, 2, 3)),
-        ("0,2:", (0, 2, 3)),
-        (":", (0, 1, 2, 3)),
-    ],
-)
-def test_ranks_of_four(text: str, chosen: tuple[int, ...]) -> None:
-    assert ranks(text, 4) == chosen
-    assert Selection(json.loads(json.dumps(Selection(text).text))).ranks(4) == chosen
+OF_FOUR = {
+    (0,): ["head"], (0, 1, 2, 3): ["all", "ALL", "0:4", "::-1", ":"], (2,): ["2"], (0, 2): ["0,2", "2, 0, 2", "::2"], (1, 2): ["1:3"],
+    (0, 1): [":2"], (3,): ["-1"], (2, 3): ["-2:"], (0, 2, 3): ["0,2:"],
+}  # fmt: skip
+
+
+def test_ranks_of_four() -> None:
+    for chosen, texts in OF_FOUR.items():
+        for text in texts:
+            assert ranks(text, 4) == chosen, text
+            assert Selection(json.loads(json.dumps(Selection(text).text))).ranks(4) == chosen
 
 
 @pytest.mark.parametrize("text", ["7", "4", "-5", "0:9", "0,7", "-9:2"])
@@ -252,23 +198,6 @@ def test_every_spelling_stands_for_one_accelerator() -> None:
             assert canonical(spelling) == kind.name
 
 
-@pytest.mark.parametrize(
-    ("driver", "names"),
-    [
-        ("NVIDIA A100-SXM4-80GB", ["A100", "A100-80GB"]),
-        ("NVIDIA A100 80GB PCIe", ["A100", "A100-80GB"]),
-        ("Tesla V100-SXM2-32GB", ["V100", "V100-32GB"]),
-        ("NVIDIA GeForce RTX 4090 Laptop GPU", []),
-        ("NVIDIA A100-SXM4-40GB MIG 1g.5gb", []),
-        ("AMD Instinct MI300X", ["MI300X"]),
-        ("", []),
-        ("llvmpipe (LLVM 15.0.7, 256 bits)", []),
-    ],
-)
-def test_names_that_drivers_give(driver: str, names: list[str]) -> None:
-    assert [name for name in NAMES if matches(name, driver)] == names
-
-
 def test_accelerators_as_text() -> None:
     assert Accelerator.parse("A100:8") == Accelerator("A100", 8)
     assert Accelerator.parse(" a100_80gb : 2 ") == Accelerator("A100-80GB", 2)
@@ -321,42 +250,35 @@ def test_suggestions_only_when_near() -> None:
 # ------------------------------------------------------------------------------------------------------- plugins
 
 
-@pytest.mark.parametrize(
-    ("text", "specs"),
-    [
-        ("torch", [("torch", {})]),
-        ("torch,jax", [("torch", {}), ("jax", {})]),
-        ("torch:backend=gloo,cuda=cu124", [("torch", {"backend": "gloo", "cuda": "cu124"})]),
-        ("torch:backend=gloo, jax", [("torch", {"backend": "gloo"}), ("jax", {})]),
-        ("torch:backend=gloo,keras:backend=torch", [("torch", {"backend": "gloo"}), ("keras", {"backend": "torch"})]),
-        ("torch:version=>=2.3,<2.5,vision=latest", [("torch", {"version": ">=2.3,<2.5", "vision": "latest"})]),
-        ("torch:version=", [("torch", {"version": ""})]),
-        ("my-own.plugin_2", [("my-own.plugin_2", {})]),
-    ],
-)
-def test_plugins_as_text(text: str, specs: list[tuple[str, dict[str, str]]]) -> None:
-    assert plugin_specs(text) == tuple(PluginSpec(name, options) for name, options in specs)
+def test_plugins_as_text() -> None:
+    gloo = ("torch", {"backend": "gloo"})
+    read: dict[str, list[tuple[str, dict[str, str]]]] = {
+        "torch": [("torch", {})],
+        "torch,jax": [("torch", {}), ("jax", {})],
+        "torch:backend=gloo,cuda=cu124": [("torch", {"backend": "gloo", "cuda": "cu124"})],
+        "torch:backend=gloo, jax": [gloo, ("jax", {})],
+        "torch:backend=gloo,keras:backend=torch": [gloo, ("keras", {"backend": "torch"})],
+        "torch:version=>=2.3,<2.5,vision=latest": [("torch", {"version": ">=2.3,<2.5", "vision": "latest"})],
+        "torch:version=": [("torch", {"version": ""})],
+        "my-own.plugin_2": [("my-own.plugin_2", {})],
+    }
+    for text, specs in read.items():
+        assert plugin_specs(text) == tuple(PluginSpec(name, options) for name, options in specs)
 
 
-@pytest.mark.parametrize(
-    ("text", "word"),
-    [
-        ("", "missing"),
-        (",", "missing"),
-        ("backend=gloo", "belongs to no plugin"),
-        (":backend=gloo", "has no name"),
-        ("torch:backend", "has no value"),
-        ("torch:", "has no value"),
-        ("<=,<", "belongs to no plugin"),
-        ("torch:=gloo", "has no value"),
-        ("torch:backend=gloo,backend=nccl", "backend is given twice"),
-        ("<2", "has no name"),
-        ("torch,<2", "has no name"),
-        ("to rch", "has no name"),
-    ],
-)
-def test_no_plugins(text: str, word: str) -> None:
-    assert any(word in mistake for mistake in refused(plugin_specs, text))
+NO_PLUGINS = {
+    "missing": ["", ","],
+    "belongs to no plugin": ["backend=gloo", "<=,<"],
+    "has no name": [":backend=gloo", "<2", "torch,<2", "to rch"],
+    "has no value": ["torch:backend", "torch:", "torch:=gloo"],
+    "backend is given twice": ["torch:backend=gloo,backend=nccl"],
+}
+
+
+@pytest.mark.parametrize("word", NO_PLUGINS)
+def test_no_plugins(word: str) -> None:
+    for text in NO_PLUGINS[word]:
+        assert any(word in mistake for mistake in refused(plugin_specs, text)), text
 
 
 _word = st.from_regex(r"[A-Za-z][A-Za-z0-9_]{0,8}", fullmatch=True)
@@ -423,18 +345,16 @@ def test_topology() -> None:
     assert [list(shape.ranks_on(node)) for node in range(2)] == [[0, 1, 2], [3, 4, 5]]
 
 
-@pytest.mark.parametrize(
-    ("request_", "shape"),
-    [
+def test_ranks_asked_for() -> None:
+    eight = Accelerator("A100", 8)
+    for request, shape in (
         (PoolRequest(), Topology(1, 1)),
         (PoolRequest(nodes=4), Topology(4, 1)),
         (PoolRequest(nodes=2, procs_per_node=2), Topology(2, 2)),
-        (PoolRequest(nodes=2, gpu=Accelerator("A100", 8)), Topology(2, 8)),
-        (PoolRequest(gpu=Accelerator("A100", 8), procs_per_node=1), Topology(1, 1)),
-    ],
-)
-def test_ranks_asked_for(request_: PoolRequest, shape: Topology) -> None:
-    assert topology(request_) == shape
+        (PoolRequest(nodes=2, gpu=eight), Topology(2, 8)),
+        (PoolRequest(gpu=eight, procs_per_node=1), Topology(1, 1)),
+    ):
+        assert topology(request) == shape
 
 
 # ---------------------------------------------------------------------------------------------------------- plan
@@ -480,28 +400,12 @@ def test_gpus_that_ranks_cannot_share() -> None:
 
 def test_everything_that_is_wrong_at_once() -> None:
     request = PoolRequest(
-        provider="local",
-        nodes=2,
-        gpu=Accelerator("A100"),
-        cpus=at_least("4+"),
-        memory=memory("32"),
-        hosts=("a",),
-        region="eu",
-        spot=True,
-        pip=("a==1", "a==2"),
-        image=Image(python="3.9"),
-    )
+        provider="local", nodes=2, gpu=Accelerator("A100"), cpus=at_least("4+"), memory=memory("32"), hosts=("a",),
+        region="eu", spot=True, pip=("a==1", "a==2"), image=Image(python="3.9"),
+    )  # fmt: skip
     told = "\n".join(refused(plan, request, SMALL))
-    for part in (
-        "no A100",
-        "--cpus 4+ for each of 2 ranks",
-        "--memory 32",
-        "--hosts",
-        "--region",
-        "--spot",
-        "a==1, a==2",
-    ):
-        assert part in told
+    said = ("no A100", "--cpus 4+ for each of 2 ranks", "--memory 32", "--hosts", "--region", "--spot", "a==1, a==2")
+    assert [part for part in said if part not in told] == []
     assert "Python 3.9 is asked for and this notebook runs 3.11" in "\n".join(
         refused(plan, replace(request, pip=()), SMALL)
     )
@@ -519,16 +423,9 @@ def test_other_providers_are_not_this_machine() -> None:
 
 def test_the_plan_as_text() -> None:
     request = PoolRequest(
-        name="train",
-        nodes=2,
-        gpu=Accelerator("A100", 2),
-        plugins=plugin_specs("torch:backend=gloo"),
-        pip=("torch", "torch>=2.3"),
-        env=(("TOKEN", "s3cret"),),
-        secrets=("HF_TOKEN",),
-        idle=1800.0,
-        max_lifetime=28800.0,
-    )
+        "train", nodes=2, gpu=Accelerator("A100", 2), plugins=plugin_specs("torch:backend=gloo"), pip=("torch", "torch>=2.3"),
+        env=(("TOKEN", "s3cret"),), secrets=("HF_TOKEN",), idle=1800.0, max_lifetime=28800.0,
+    )  # fmt: skip
     assert plan(request, BIG).text() == (
         "Plan of pool 'train'\n"
         "  where      local: box\n"
@@ -572,42 +469,27 @@ def test_a_limit_of_the_price_stands_beside_the_price() -> None:
 
 MADE = plan(
     PoolRequest(
-        name="train",
-        nodes=2,
-        gpu=Accelerator("A100", 2),
-        plugins=plugin_specs("torch:backend=gloo,jax"),
-        pip=("numpy",),
-        env=(("A", "1"),),
-        secrets=("TOKEN",),
-        idle=1800.0,
+        "train", nodes=2, gpu=Accelerator("A100", 2), plugins=plugin_specs("torch:backend=gloo,jax"), pip=("numpy",),
+        env=(("A", "1"),), secrets=("TOKEN",), idle=1800.0,
     ),
     BIG,
-)
+)  # fmt: skip
 
 
 @pytest.mark.parametrize(
-    "changes",
+    "request_",
     [
-        {},
-        {"name": "other"},
-        {"nodes": 2},
-        {"provider": "local"},
-        {"provider": "auto", "stated": frozenset({"provider"})},
-        {"gpu": Accelerator("A100", 2)},
-        {"procs_per_node": 2},
-        {"plugins": plugin_specs("jax")},
-        {"plugins": plugin_specs("torch:backend=gloo")},
-        {"pip": ("numpy",)},
-        {"env": (("A", "1"),)},
-        {"secrets": ("TOKEN",)},
-        {"cpus": at_least("64+")},
-        {"memory": memory("8")},
-        {"idle": 1800.0},
-        {"max_price": 1.0},
+        PoolRequest(), PoolRequest("other"), PoolRequest(nodes=2), PoolRequest(provider="local"), PoolRequest(procs_per_node=2),
+        PoolRequest(provider="auto", stated=frozenset({"provider"})), PoolRequest(gpu=Accelerator("A100", 2)), MADE.request,
+        PoolRequest(plugins=plugin_specs("jax")), PoolRequest(plugins=plugin_specs("torch:backend=gloo")),
+        PoolRequest(pip=("numpy",)), PoolRequest(env=(("A", "1"),)), PoolRequest(secrets=("TOKEN",)),
+        PoolRequest(cpus=at_least("64+")), PoolRequest(memory=memory("8")), PoolRequest(idle=1800.0), PoolRequest(max_price=1.0),
+        # configured defaults
+        PoolRequest(provider="aws", plugins=plugin_specs("keras"), idle=1.0, stated=frozenset()),
     ],
-)
-def test_a_pool_that_serves(changes: dict[str, Any]) -> None:
-    assert fits(PoolRequest(**changes), MADE) == []
+)  # fmt: skip
+def test_a_pool_that_serves(request_: PoolRequest) -> None:
+    assert fits(request_, MADE) == []
 
 
 @pytest.mark.parametrize(
@@ -637,21 +519,8 @@ def test_a_pool_that_does_not_serve(changes: dict[str, Any], reason: str) -> Non
     assert reason in told
 
 
-def test_a_dearer_pool_does_not_serve() -> None:
-    assert fits(PoolRequest(max_price=2.0), replace(MADE, price=3.5)) == ["it costs $3.50 per hour, more than $2.00"]
-
-
-def test_configured_defaults_do_not_keep_a_pool_from_serving() -> None:
-    configured = PoolRequest(provider="aws", plugins=plugin_specs("keras"), idle=1.0, stated=frozenset())
-    assert fits(configured, MADE) == []
-
-
 def test_all_reasons_are_given() -> None:
     assert len(fits(PoolRequest(nodes=3, procs_per_node=1, pip=("pandas",), secrets=("X",)), MADE)) == 4
-
-
-def test_what_made_a_pool_fits_it() -> None:
-    assert fits(MADE.request, MADE) == []
 
 
 def test_plan_needs_the_standard_library_only() -> None:

@@ -115,17 +115,11 @@ def test_taking_part(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("only", "heard"),
     [
-        ('"head"', [0]),
-        ('"all"', [0, 1, 2]),
-        ("1", [1]),
-        ("[0, 2]", [0, 2]),
-        ("range(2)", [0, 1]),
-        ("{2}", [2]),
-        ("(r for r in (1, 2))", [1, 2]),
-        ("lambda info: info.node < 2", [0, 1]),
+        ('"head"', [0]), ('"all"', [0, 1, 2]), ("1", [1]), ("[0, 2]", [0, 2]), ("range(2)", [0, 1]), ("{2}", [2]),
+        ("(r for r in (1, 2))", [1, 2]), ("lambda info: info.node < 2", [0, 1]),
         ("lambda info: info.rank == info.world_size - 2", [2]),
     ],
-)
+)  # fmt: skip
 def test_only(only: str, heard: list[int]) -> None:
     body = f"""
     @sky.stdout(only={only})
@@ -139,21 +133,11 @@ def test_only(only: str, heard: list[int]) -> None:
 @pytest.mark.parametrize(
     ("only", "error"),
     [
-        ("heads", ValueError),
-        ("0,1", ValueError),
-        (-1, ValueError),
-        ([0, -2], ValueError),
-        ([], ValueError),
-        (None, TypeError),
-        (True, TypeError),
-        (1.0, TypeError),
-        (["0"], TypeError),
-        (b"01", TypeError),
-        ({0: True}, TypeError),
-        (lambda: True, TypeError),
-        (lambda a, b: True, TypeError),
+        ("heads", ValueError), ("0,1", ValueError), (-1, ValueError), ([0, -2], ValueError), ([], ValueError),
+        (None, TypeError), (True, TypeError), (1.0, TypeError), (["0"], TypeError), (b"01", TypeError),
+        ({0: True}, TypeError), (lambda: True, TypeError), (lambda a, b: True, TypeError),
     ],
-)
+)  # fmt: skip
 @pytest.mark.parametrize("control", [sky.stdout, sky.stderr], ids=["stdout", "stderr"])
 def test_wrong_only_is_refused_where_it_is_written(control: Any, only: Any, error: type[Exception]) -> None:
     with pytest.raises(error, match=r"sky\.std"):

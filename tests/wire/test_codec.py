@@ -51,22 +51,10 @@ def test_what_was_sent_comes_back(sent: list[tuple[Any, bytes]], step: int) -> N
 @pytest.mark.parametrize(
     "line",
     [
-        b"",
-        b"Welcome to this host",
-        b"{}",
-        b"[]",
-        b'["Plain"]',
-        b'["Plain",[]]',
-        b'["Plain",{"ranks":1}]',
-        b'["Plain",{"unknown":1}]',
-        b'["Nobody",{}]',
-        b'[[],{}]',
-        b'["Blob",{"name":"b"}]',
-        b'["Blob",{"name":"b","nbytes":-1}]',
-        b'["Blob",{"name":"b","nbytes":101}]',
-        b'["Blob",{"name":"b","nbytes":"1"}]',
-        b"\x80\x04\x95",
-        b"[" * 100_000,
+        b"", b"Welcome to this host", b"{}", b"[]", b'["Plain"]', b'["Plain",[]]', b'["Plain",{"ranks":1}]',
+        b'["Plain",{"unknown":1}]', b'["Nobody",{}]', b'[[],{}]', b'["Blob",{"name":"b"}]',
+        b'["Blob",{"name":"b","nbytes":-1}]', b'["Blob",{"name":"b","nbytes":101}]',
+        b'["Blob",{"name":"b","nbytes":"1"}]', b"\x80\x04\x95", b"[" * 100_000,
     ],
 )  # fmt: skip
 def test_what_is_no_message_is_refused(line: bytes) -> None:
