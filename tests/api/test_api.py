@@ -8,7 +8,6 @@ import os
 import signal
 import subprocess
 import sys
-import textwrap
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -83,17 +82,18 @@ def hang(folder: str = "") -> None:
 # ------------------------------------------------------------------------------------------------ operators
 
 
-def test_broadcast_gives_a_list_by_rank(pool: Any) -> None:
+def test_values_of_all_ranks_of_one_and_of_several_calls(pool: Any) -> None:
     assert rank() @ pool == [0, 1, 2, 3]
-
-
-def test_one_rank_gives_its_value_and_ranks_take_turns(pool: Any) -> None:
-    assert sorted(rank() >> pool for _ in range(4)) == [0, 1, 2, 3]
-
-
-def test_all_kinds_of_arguments_and_names_of_the_module(pool: Any) -> None:
+    assert sorted(rank() >> pool for _ in range(4)) == [0, 1, 2, 3], "they take turns"
     assert add(1, 2, 3, 4, c=5) >> pool == 45
     assert add(a=1) @ pool == [18] * 4
+    assert (rank() & add(1)) @ pool == ([0, 1, 2, 3], [18] * 4)
+    assert sky.gather(*(add(n) for n in range(9))) >> pool == tuple(add.local(n) for n in range(9))
+    assert sky.gather(add(1), add(2) & add(3)) >> pool == (18, 21, 24)
+    assert sky.gather() >> pool == ()
+    assert pool.map(add, iter([1, 2])) == [18, 21]
+    assert pool.map(lambda x: x * FACTOR, [1, 2]) == [3, 6]
+    assert pool.map(add, []) == []
 
 
 def test_a_call_is_lazy(pool: Any, tmp_path: Path) -> None:
@@ -111,16 +111,6 @@ def test_calls_run_side_by_side_and_give_a_tuple(pool: Any, tmp_path: Path) -> N
     assert len(set(values)) == 3
 
 
-def test_gather_keeps_the_order_also_with_more_calls_than_ranks(pool: Any) -> None:
-    assert sky.gather(*(add(n) for n in range(9))) >> pool == tuple(add.local(n) for n in range(9))
-    assert sky.gather(add(1), add(2) & add(3)) >> pool == (18, 21, 24)
-    assert sky.gather() >> pool == ()
-
-
-def test_joined_calls_on_all_ranks(pool: Any) -> None:
-    assert (rank() & add(1)) @ pool == ([0, 1, 2, 3], [18] * 4)
-
-
 def test_map_takes_the_next_free_rank(pool: Any, tmp_path: Path) -> None:
     folder = str(tmp_path)
 
@@ -136,12 +126,6 @@ def test_map_takes_the_next_free_rank(pool: Any, tmp_path: Path) -> None:
     ranks = pool.map(work, range(12))
     assert len(set(ranks)) == 4
     assert ranks.count(ranks[0]) == 1
-
-
-def test_map_takes_lazy_functions_iterators_and_nothing(pool: Any) -> None:
-    assert pool.map(add, iter([1, 2])) == [18, 21]
-    assert pool.map(lambda x: x * FACTOR, [1, 2]) == [3, 6]
-    assert pool.map(add, []) == []
 
 
 def test_calls_from_threads_go_side_by_side(pool: Any, tmp_path: Path) -> None:
@@ -167,7 +151,7 @@ def test_a_broadcast_and_a_call_share_ranks_one_after_the_other(pool: Any) -> No
     assert results == [[add.local(n) for n in range(8)]]
 
 
-def test_coroutines_methods_partials_and_builtins(pool: Any) -> None:
+def test_coroutines_methods_partials_builtins_and_lazy_functions_within_others(pool: Any) -> None:
     @sky.function
     async def soon(x: int) -> int:
         import asyncio
@@ -183,18 +167,15 @@ def test_coroutines_methods_partials_and_builtins(pool: Any) -> None:
         def predict(self, x: int) -> int:
             return self.weight * x
 
-    assert soon(2) @ pool == [4] * 4
-    assert Model(5).predict(2) >> pool == 10
-    assert sky.function(functools.partial(pow, 2))(5) >> pool == 32
-    assert sky.function(len)([1, 2]) >> pool == 2
-
-
-def test_a_lazy_function_within_another_runs_on_the_rank(pool: Any) -> None:
     @sky.function
     def outer(x: int) -> Any:
         return add(x), add.local(x)
 
-    assert outer(1) >> pool == (18, 18)
+    assert soon(2) @ pool == [4] * 4
+    assert Model(5).predict(2) >> pool == 10
+    assert sky.function(functools.partial(pow, 2))(5) >> pool == 32
+    assert sky.function(len)([1, 2]) >> pool == 2
+    assert outer(1) >> pool == (18, 18), "on the rank it runs at once"
 
 
 def test_the_decorator_keeps_name_and_documentation() -> None:
@@ -220,11 +201,8 @@ def test_output_is_shown_of_all_ranks_and_controlled_by_decorators(
     assert capsys.readouterr().out.splitlines() == ["[0] from 0"]
     speak() >> pool
     assert capsys.readouterr().out.startswith("from ")
-
-
-def test_the_value_is_not_printed(pool: Any, capsys: pytest.CaptureFixture[str]) -> None:
     add(1) @ pool
-    assert capsys.readouterr().out == ""
+    assert capsys.readouterr().out == "", "a value is not printed"
 
 
 # ------------------------------------------------------------------------------------------------- arguments
@@ -408,34 +386,27 @@ def test_a_pool_ends_with_its_block_and_can_be_started_again() -> None:
     assert compute.pool.state is State.STOPPED
 
 
-def test_a_pool_without_a_name_is_a_new_one_and_ends_also_when_its_block_fails(pool: Any) -> None:
-    other = sky.ComputePool(nodes=1)
-
+def test_a_named_pool_is_found_and_used_again_and_ends_also_when_its_block_fails(pool: Any) -> None:
     def fails() -> None:
-        with other as made:
-            assert rank() @ made == [0]
-            assert rank() @ pool == [0, 1, 2, 3]
+        with sky.ComputePool(name="shared", nodes=1) as first:
+            made.append(first.pool)
+            assert first.pool is not pool.pool
+            assert sky.find("shared").pool is sky.find().pool is first.pool
+            with sky.Compute(name="shared") as second:
+                assert second.pool is first.pool
+            assert (rank() @ first, rank() @ pool) == ([0], [0, 1, 2, 3])
+            assert sky.find("shared").map(add, [1]) == [18]
+            with (
+                pytest.raises(RequestError, match="is already running and it has 1 rank, not 2"),
+                sky.Compute(name="shared", nodes=2),
+            ):
+                pass
             raise ZeroDivisionError
 
+    made: list[Any] = []
     with pytest.raises(ZeroDivisionError):
         fails()
-    assert other.pool is not pool.pool
-    assert other.pool.state is State.STOPPED
-
-
-def test_a_named_pool_is_found_and_used_again() -> None:
-    with sky.Compute(name="shared", nodes=1) as first:
-        assert sky.find("shared").pool is first.pool
-        assert sky.find().pool is first.pool
-        with sky.Compute(name="shared") as second:
-            assert second.pool is first.pool
-        assert rank() @ first == [0]
-        assert sky.find("shared").map(add, [1]) == [18]
-        with (
-            pytest.raises(RequestError, match="is already running and it has 1 rank, not 2"),
-            sky.Compute(name="shared", nodes=2),
-        ):
-            pass
+    assert made[0].state is State.STOPPED
     with pytest.raises(PoolError, match="no pool 'shared'"):
         sky.find("shared")
 
@@ -448,21 +419,19 @@ def test_all_mistakes_at_once() -> None:
         assert word in text
 
 
-@pytest.mark.parametrize(
-    ("given", "name", "count"),
-    [
-        ("A100", "A100", 1),
-        ("a100:8", "A100", 8),
-        (sky.accelerators.T4(), "T4", 1),
-        (sky.accelerators.T4, "T4", 1),
-        (sky.accelerators.A100(count=4), "A100", 4),
-    ],
-    ids=str,
-)
-def test_accelerators(given: Any, name: str, count: int) -> None:
-    asked = sky.Compute(accelerator=given)._request.gpu
-    assert asked is not None
-    assert (asked.name, asked.count) == (name, count)
+def test_accelerators() -> None:
+    kinds = sky.accelerators
+    found = [
+        sky.Compute(accelerator=given)._request.gpu
+        for given in ("A100", "a100:8", kinds.T4(), kinds.T4, kinds.A100(count=4))
+    ]
+    assert [(one and (one.name, one.count)) for one in found] == [
+        ("A100", 1),
+        ("A100", 8),
+        ("T4", 1),
+        ("T4", 1),
+        ("A100", 4),
+    ]
 
 
 def test_an_accelerator_that_is_not_here_says_what_to_add() -> None:
@@ -521,21 +490,27 @@ def test_variables_images_and_a_plugin_of_ones_own_with_all_hooks_reach_the_rank
         yield
         note("client gone")
 
-    plugin = Plugin(
-        name="greeter",
-        transform=lambda image, cluster: image.replace(env={**image.env, "GREETS": f"hello {cluster.nodes}"}),
-        around_app=around_app,
-        around_client=around_client,
-    )
+    plugins = [
+        Plugin(
+            name="greeter",
+            transform=lambda image, cluster: image.replace(env={**image.env, "GREETS": f"hello {cluster.nodes}"}),
+            around_app=around_app,
+            around_client=around_client,
+        ),
+        *(broken(hook, hook) for hook in ("release", "rejoin", "joined")),  # of a rank after a failure
+    ]
     read = sky.function(lambda: os.environ["GREETING"])
     monkeypatch.setenv("HIDDEN_TOKEN", "tell nobody")
     image, variables = sky.Image(env={"FROM_IMAGE": "yes"}), {"FROM_POOL": "too"}
-    with sky.Compute(nodes=2, plugins=[plugin], image=image, env=variables, secrets=["HIDDEN_TOKEN"]) as pool:
+    with sky.Compute(nodes=2, plugins=plugins, image=image, env=variables, secrets=["HIDDEN_TOKEN"]) as pool:
         assert read() @ pool == ["hello 2 0 of 2", "hello 2 1 of 2"]
         assert "plugins: greeter" in repr(pool)
         given = sky.function(lambda: [os.environ[name] for name in ("FROM_IMAGE", "FROM_POOL", "HIDDEN_TOKEN")])
         assert given() @ pool == [["yes", "too", "tell nobody"]] * 2
         assert "tell nobody" not in repr(pool) + repr(pool.plan) + pool.plan.text()
+        with pytest.raises(ValueError, match="planted"):
+            fail(1, ValueError("planted")) @ pool
+        assert rank() @ pool == [0, 1], "plugins that fail beside a failing cell do not matter"
     notes = Path(folder, "notes").read_text().splitlines()
     assert sorted(notes[:2]) == ["enter 0", "enter 1"]
     assert notes[2] == "client ['hello 2 0 of 2', 'hello 2 1 of 2']"
@@ -564,14 +539,6 @@ def test_a_plugin_that_fails_in_the_notebook_ends_the_pool() -> None:
         sky.find("broken")
 
 
-def test_plugins_that_fail_beside_a_failing_cell() -> None:
-    plugins = [broken(hook, hook) for hook in ("release", "rejoin", "joined")]
-    with sky.Compute(nodes=2, plugins=plugins) as pool:
-        with pytest.raises(ValueError, match="planted"):
-            fail(1, ValueError("planted")) @ pool
-        assert rank() @ pool == [0, 1]
-
-
 def test_a_plugin_that_cannot_travel_is_refused() -> None:
     lock = threading.Lock()
     plugin = Plugin(name="locked", around_app=lambda info: lock)
@@ -598,84 +565,62 @@ def test_plugins_that_are_refused(plugins: list[Any], words: str | None) -> None
 # --------------------------------------------------------------------------------------------------- scripts
 
 
-def script(folder: Path, text: str, **options: Any) -> subprocess.CompletedProcess[str]:
-    path = folder / "script.py"
-    path.write_text(textwrap.dedent(text))
-    env = {**os.environ, "PYTHONPATH": str(ROOT)}
-    return subprocess.run(
-        [sys.executable, str(path)], capture_output=True, text=True, cwd=folder, env=env, timeout=100, **options
-    )
+SCRIPT = """
+import os, sys, time, skymagic as sky
+from beside import triple
+
+OFFSET = 100
+
+class Net:
+    def forward(self, x):
+        return triple(x) + OFFSET
+
+@sky.function
+def predict(net, x):
+    return net.forward(x) + sky.instance_info().rank
+
+@sky.function
+def hang(n):
+    print("began", flush=True)
+    time.sleep(600)
+
+@sky.function
+def train():
+    raise ValueError("no data")
+
+pool = sky.Compute(nodes=2).start()
+try:
+    pool.map(hang, range(9))
+except KeyboardInterrupt as stopped:
+    print(type(stopped).__name__)
+print(predict(Net(), 1) @ pool)
+print(pool.map(triple, [1, 2, 3]))
+print(*(sky.function(os.getpid)() @ pool))
+train() @ pool
+"""
 
 
-def test_a_plain_script_that_fails_shows_the_ranks_lines_and_leaves_nothing(tmp_path: Path) -> None:
+def test_a_plain_script_that_is_interrupted_and_fails_shows_the_ranks_lines_and_leaves_nothing(tmp_path: Path) -> None:
     (tmp_path / "beside.py").write_text("def triple(x):\n    return 3 * x\n")
-    done = script(
-        tmp_path,
-        """
-        import os, skymagic as sky
-        from beside import triple
-
-        OFFSET = 100
-
-        class Net:
-            def forward(self, x):
-                return triple(x) + OFFSET
-
-        @sky.function
-        def predict(net, x):
-            return net.forward(x) + sky.instance_info().rank
-
-        @sky.function
-        def train():
-            raise ValueError("no data")
-
-        pool = sky.Compute(nodes=2).start()
-        print(predict(Net(), 1) @ pool)
-        print(pool.map(triple, [1, 2, 3]))
-        print(*(sky.function(os.getpid)() @ pool))
-        train() @ pool
-        """,
-    )
-    first, second, pids = done.stdout.splitlines()
-    assert (first, second) == ("[103, 104]", "[3, 6, 9]")
-    assert done.returncode == 1
-    assert "ValueError: no data" in done.stderr
-    assert 'raise ValueError("no data")' in done.stderr.partition("no data\n")[2]
-    assert not any(Path("/proc", pid).exists() for pid in pids.split())
-
-
-def test_an_interrupt_of_a_script_stops_all_its_calls(tmp_path: Path) -> None:
-    path = tmp_path / "script.py"
-    path.write_text(
-        textwrap.dedent(
-            """
-            import skymagic as sky, sys, time
-
-            @sky.function
-            def hang(n):
-                print("began", flush=True)
-                time.sleep(600)
-
-            with sky.Compute(nodes=3) as pool:
-                try:
-                    pool.map(hang, range(9))
-                except KeyboardInterrupt as stopped:
-                    print(type(stopped).__name__)
-                print(sky.function(lambda: 5)() @ pool)
-            """
-        )
-    )
-    env = {**os.environ, "PYTHONPATH": str(ROOT)}
-    child = subprocess.Popen([sys.executable, str(path)], stdout=subprocess.PIPE, text=True, env=env, cwd=tmp_path)
+    (tmp_path / "script.py").write_text(SCRIPT)
+    child = subprocess.Popen(
+        [sys.executable, "script.py"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
     assert child.stdout is not None
     try:
-        lines = [child.stdout.readline() for _ in range(3)]
+        lines = [child.stdout.readline() for _ in range(2)]
         assert all("began" in line for line in lines)
-        child.send_signal(signal.SIGINT)
-        rest, _ = child.communicate(timeout=60)
+        child.send_signal(signal.SIGINT)  # it stops all calls
+        out, err = child.communicate(timeout=100)
     finally:
         child.kill()
-    assert rest.splitlines()[-2:] == ["RunInterrupted", "[5, 5, 5]"]
+    *_, stopped, first, second, pids = out.splitlines()
+    assert (stopped, first, second) == ("RunInterrupted", "[103, 104]", "[3, 6, 9]")
+    assert child.returncode == 1
+    assert "ValueError: no data" in err
+    assert 'raise ValueError("no data")' in err.partition("no data\n")[2]
+    assert not any(Path("/proc", pid).exists() for pid in pids.split())
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import psutil
+import pytest
 
 from tests.lab.notebook import Notebook, gate
 from tests.lab.pools import KERNEL, Pools, borrowed
@@ -17,30 +18,34 @@ notebook = borrowed("--ranks 3", SETUP)
 # ------------------------------------------------------------------------------------------ -o and -g
 
 
-def test_values_are_a_list_in_rank_order(notebook: Notebook) -> None:
-    notebook.run("%%sky_broadcast -o r\nimport time\ntime.sleep((2 - rank) * 0.05)\n{'rank': rank}")
-    assert notebook.value("r") == [{"rank": 0}, {"rank": 1}, {"rank": 2}]
-    assert notebook.value("type(r).__name__") == "list"
+RESULTS = {  # options and cell → what stands in the notebook
+    "a list in rank order": (
+        "-o r\nimport time\ntime.sleep((2 - rank) * 0.05)\n{'rank': rank}",
+        "r, type(r).__name__", ([{"rank": 0}, {"rank": 1}, {"rank": 2}], "list"),
+    ),
+    "the head's alone": ("-o r -g a --head\na = rank + 10\n(rank, 'value')", "r, a", ((0, "value"), 10)),
+    "variables": ("-g a,b -g c\na = rank; b = [rank]; c = 'c'", "a, b, c", ([0, 1, 2], [[0], [1], [2]], ["c"] * 3)),
+    "both": (
+        "-o result -g loss value\nloss = rank / 2; value = 1\n'done'",
+        "result, loss, value", (["done"] * 3, [0.0, 0.5, 1.0], [1] * 3),
+    ),
+    "none of an earlier cell": ("-o r\npass", "r", [None] * 3),
+    "of some ranks": ("-t 1: -o r\nrank", "r", [1, 2]),
+    "what a cell does not show": ("--push hidden,other -o r\neval('hidden'), globals()['other']", "r", [({"a": 1}, 2)] * 3),
+    "nothing was sent": ("--no-push -o r\n'hidden' in globals()", "r", [False] * 3),
+    "all but a name": (
+        "--no-push lock -o r\ntry:\n    lock\nexcept NameError:\n    made = 'own'\nmade, other", "r", [("own", 2)] * 3,
+    ),
+}  # fmt: skip
 
 
-def test_head_keeps_the_first_ranks_value_alone(notebook: Notebook) -> None:
-    notebook.run("%%sky_broadcast -o r -g a --head\na = rank + 10\n(rank, 'value')")
-    assert notebook.value("r, a") == ((0, "value"), 10)
-
-
-def test_gather_brings_variables_by_rank(notebook: Notebook) -> None:
-    notebook.run("%%sky_broadcast -g a,b -g c\na = rank; b = [rank]; c = 'c'")
-    assert notebook.value("a, b, c") == ([0, 1, 2], [[0], [1], [2]], ["c"] * 3)
-
-
-def test_output_and_gather_together(notebook: Notebook) -> None:
-    notebook.run("%%sky_broadcast -o result -g loss accuracy\nloss = rank / 2; accuracy = 1\n'done'")
-    assert notebook.value("result, loss, accuracy") == (["done"] * 3, [0.0, 0.5, 1.0], [1] * 3)
-
-
-def test_a_variable_called_value(notebook: Notebook) -> None:
-    notebook.run("%%sky_broadcast -o last -g value\nvalue = 'variable'\n'expression'")
-    assert notebook.value("last, value") == (["expression"] * 3, ["variable"] * 3)
+@pytest.mark.parametrize("what", RESULTS)
+def test_what_comes_back_and_what_is_sent(notebook: Notebook, what: str) -> None:
+    options, expression, expected = RESULTS[what]
+    notebook.run("import threading\nhidden, other, lock = {'a': 1}, 2, threading.Lock()")
+    notebook.run("%%sky_broadcast --no-push\nfor _name in ('hidden', 'other'): globals().pop(_name, None)")
+    notebook.run(f"%%sky_broadcast {options}")
+    assert notebook.value(expression) == expected
 
 
 def test_what_was_gathered_is_not_sent_back_to_the_ranks(notebook: Notebook) -> None:
@@ -51,25 +56,12 @@ def test_what_was_gathered_is_not_sent_back_to_the_ranks(notebook: Notebook) -> 
     assert notebook.value("own") == [[0, 0], [1, 1], [2, 2]]
 
 
-def test_results_of_one_cell_are_used_in_the_next(notebook: Notebook) -> None:
-    notebook.run("%%sky_broadcast -o parts\nrank * 10")
-    notebook.run("%%sky_broadcast -o r\nsum(parts)")
-    assert notebook.value("r") == [30, 30, 30]
-
-
 def test_without_options_nothing_comes_back(notebook: Notebook) -> None:
     notebook.run("names_before = set(globals())")
     notebook.run("%%sky_broadcast\nwhatever = 1\nwhatever")
     assert notebook.value("set(globals()) - names_before - {'names_before'}") <= {"_i", "_ii", "_iii"} | {
         name for name in notebook.value("list(globals())") if name.startswith("_")
     }
-
-
-def test_functions_and_lambdas_come_back(notebook: Notebook) -> None:
-    notebook.run(
-        "%%sky_broadcast -o r\ndef made_on(rank):\n    def there(x): return x + rank\n    return there\n(made_on(rank), lambda: 5);"
-    )
-    assert notebook.value("[(f(1), g()) for f, g in r]") == [(1, 5), (2, 5), (3, 5)]
 
 
 def test_functions_and_classes_come_back_with_the_imports_that_they_use(notebook: Notebook) -> None:
@@ -105,12 +97,6 @@ def test_a_result_of_256_megabytes(notebook: Notebook) -> None:
     ]
     assert "256" not in notebook.run("r[0][5] = 7; print(r[0].sum())").stdout
     notebook.run("%%sky_broadcast -t 0,2\ndel big")
-    notebook.run("del r")
-
-
-def test_a_result_of_64_megabytes_of_text(notebook: Notebook) -> None:
-    notebook.run("%%sky_broadcast -o r --head\n'ä' * (32 * 2**20);")
-    assert notebook.value("len(r), r[0], r[-1]") == (32 * 2**20, "ä", "ä")
     notebook.run("del r")
 
 
@@ -203,84 +189,42 @@ def test_ranks_that_are_not_there_are_refused(notebook: Notebook) -> None:
         assert "0 to 2" in error.evalue or "3 ranks" in error.evalue
 
 
-# ------------------------------------------------------------------------------------------ push
-
-
-def test_push_sends_what_the_cell_does_not_show(notebook: Notebook) -> None:
-    notebook.run("hidden = {'a': 1}\nother = 2")
-    notebook.run("%%sky_broadcast --push hidden,other -o r\neval('hidden'), globals()['other']")
-    assert notebook.value("r") == [({"a": 1}, 2)] * 3
-
-
-def test_no_push_sends_nothing(notebook: Notebook) -> None:
-    notebook.run("unsent = 1")
-    notebook.run("%%sky_broadcast --no-push -o r\n'unsent' in globals()")
-    assert notebook.value("r") == [False] * 3
-    error = notebook.fail("%%sky_broadcast --no-push\nunsent + 1")
-    assert error.ename == "NameError"
-
-
-def test_no_push_of_names_keeps_these_here(notebook: Notebook) -> None:
-    notebook.run("import threading\nlock = threading.Lock(); goes = 5")
-    notebook.run("%%sky_broadcast --no-push lock -o r\ntry:\n    lock\nexcept NameError:\n    made = 'own'\nmade, goes")
-    assert notebook.value("r") == [("own", 5)] * 3
+# ------------------------------------------------------------------------------------------ push and pull
 
 
 def test_sky_push(notebook: Notebook) -> None:
-    notebook.run("pushed = {'k': 1}; also = 2")
+    notebook.run("pushed = {'k': 1}; also = 2; to_some = reset = 1")
     notebook.run("%sky_push pushed, also")
-    notebook.run("%%sky_broadcast --no-push -o r\npushed, also")
-    assert notebook.value("r") == [({"k": 1}, 2)] * 3
-
-
-def test_sky_push_to_some(notebook: Notebook) -> None:
-    notebook.run("to_some = 1")
     notebook.run("%sky_push to_some -t 0,2")
-    notebook.run("%%sky_broadcast --no-push -o r\n'to_some' in globals()")
-    assert notebook.value("r") == [True, False, True]
-
-
-def test_sky_push_overwrites_what_the_ranks_made_of_it(notebook: Notebook) -> None:
-    notebook.run("reset = 1")
+    notebook.run("%%sky_broadcast --no-push -o r\npushed, also, 'to_some' in globals()")
+    assert notebook.value("r") == [({"k": 1}, 2, rank != 1) for rank in range(3)]
     notebook.run("%%sky_broadcast\nreset = reset + rank + 10")
     notebook.run("%sky_push reset")
     notebook.run("%%sky_broadcast --no-push -o r\nreset")
-    assert notebook.value("r") == [1, 1, 1]
-
-
-# ------------------------------------------------------------------------------------------ pull
+    assert notebook.value("r") == [1, 1, 1], "it overwrites what the ranks made of it"
 
 
 def test_sky_pull(notebook: Notebook) -> None:
-    notebook.run("%%sky_broadcast\nloss = rank / 2; name = 'n'")
+    notebook.run("%%sky_broadcast\nloss = rank / 2; name = 'n'; pulled = rank")
     said = notebook.run("%sky_pull loss, name").lines
     assert said == ["loss → list of 3 × float, from ranks 0–2", "name → list of 3 × str, from ranks 0–2"]
     assert notebook.value("loss, name") == ([0.0, 0.5, 1.0], ["n"] * 3)
-
-
-def test_sky_pull_options(notebook: Notebook) -> None:
-    notebook.run("%%sky_broadcast\npulled = rank")
     assert notebook.run("%sky_pull pulled --head -o head_alone").lines == ["head_alone → int, from rank 0"]
-    assert notebook.value("head_alone, 'pulled' in globals()") == (0, False)
     notebook.run("%sky_pull pulled -t 1: -o some")
-    assert notebook.value("some") == [1, 2]
+    assert notebook.value("head_alone, some, 'pulled' in globals()") == (0, [1, 2], False)
 
 
 # ------------------------------------------------------------------------------------------ sky_run
 
 
-def test_sky_run_takes_turns(notebook: Notebook) -> None:
+def test_sky_run_takes_turns_and_shows_its_output(notebook: Notebook) -> None:
     turns = []
     for _ in range(4):
         notebook.run("%%sky_run -o turn\nrank")
         turns.append(notebook.value("turn"))
     assert sorted(turns[:3]) == [0, 1, 2]
     assert turns[3] == turns[0]
-
-
-def test_sky_run_on_a_rank_shows_its_output(notebook: Notebook) -> None:
-    shown = notebook.run("%%sky_run --rank 2 -o value\nprint('from', rank)\nrank * 2")
-    assert shown.stdout == "from 2\n"
+    assert notebook.run("%%sky_run --rank 2 -o value\nprint('from', rank)\nrank * 2").stdout == "from 2\n"
     assert notebook.value("value") == 4
 
 
@@ -302,16 +246,12 @@ def test_noblock_returns_at_once_and_its_output_stays_in_its_cell(notebook: Note
     assert plain.stdout == "beside\n"
 
 
-def test_noblock_gives_a_future(notebook: Notebook) -> None:
+def test_noblock_gives_a_future_that_raises_when_asked(notebook: Notebook) -> None:
     notebook.run("future = get_ipython().run_cell_magic('sky_broadcast', '-a -o later', 'rank + 1')")
     notebook.run("waited = future.result(60)")
     assert notebook.value("waited, later, future.done()") == ([1, 2, 3], [1, 2, 3], True)
-
-
-def test_noblock_failure_raises_when_asked(notebook: Notebook) -> None:
     notebook.run("future = get_ipython().run_cell_magic('sky_broadcast', '-a', 'rank / 0')")
-    error = notebook.fail("future.result(60)")
-    assert error.ename == "ZeroDivisionError"
+    assert notebook.fail("future.result(60)").ename == "ZeroDivisionError"
     assert "failed" in notebook.value("repr(future)")
 
 

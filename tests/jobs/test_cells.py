@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.lab.notebook import Notebook
 from tests.lab.pools import borrowed
 
@@ -54,19 +56,10 @@ def test_last_expression_is_displayed_from_the_head(notebook: Notebook) -> None:
     assert [data["text/plain"] for data in shown.rich] == ["[0, 'x']"]
 
 
-def test_semicolon_silences_and_the_value_is_kept(notebook: Notebook) -> None:
-    shown = notebook.run("%%sky_broadcast -o r\n41 + 1;")
-    assert shown.outputs == []
-    assert notebook.value("r") == [42, 42]
-
-
-def test_semicolon_within_a_comment_does_not_silence(notebook: Notebook) -> None:
+def test_a_semicolon_silences_and_the_value_is_kept(notebook: Notebook) -> None:
     assert notebook.run("%%sky_broadcast\n42  # not the end;").rich
-
-
-def test_a_value_of_an_earlier_cell_does_not_come_back(notebook: Notebook) -> None:
-    assert values(notebook, "'first'") == ["first"] * 2
-    assert values(notebook, "pass") == [None, None]
+    assert notebook.run("%%sky_broadcast -o r\n41 + 1;").outputs == []
+    assert notebook.value("r") == [42, 42]
 
 
 # ------------------------------------------------------------------------------------------ rich display
@@ -122,27 +115,28 @@ def test_widgets_are_shown_as_text(notebook: Notebook) -> None:
 # ------------------------------------------------------------------------------------------ lines of errors
 
 
-def test_lines_count_from_the_top_of_the_whole_cell(notebook: Notebook) -> None:
-    error = notebook.fail("\n\n%%sky_broadcast\n\n1 / 0")
-    assert "----> 5 1 / 0" in error.text
+LINES = {  # plain cell, broadcast cell, the one that fails → its lines
+    "from the top of the whole cell": ((), "\n\n%%sky_broadcast\n\n1 / 0", ["----> 5 1 / 0"]),
+    "after magics and commands": (
+        (), "%%sky_broadcast\n!true\n%time x = 1\nawait __import__('asyncio').sleep(0)\n1 / 0", ["----> 5 1 / 0"],
+    ),
+    "of an earlier cell on the ranks": (
+        ("%%sky_broadcast\ndef outer(x):\n    y = x\n    return y / 0",),
+        "%%sky_broadcast\nouter(3)", ["----> 2 outer(3)", "----> 4     return y / 0"],
+    ),
+    "of the notebook": (
+        ("def fails(x):\n    # one\n    return x / 0",), "%%sky_broadcast\nfails(3)", ["----> 3     return x / 0"],
+    ),
+}  # fmt: skip
 
 
-def test_lines_after_magics_and_commands_in_the_body(notebook: Notebook) -> None:
-    error = notebook.fail("%%sky_broadcast\n!true\n%time x = 1\nawait __import__('asyncio').sleep(0)\n1 / 0")
-    assert "----> 5 1 / 0" in error.text
-
-
-def test_function_of_an_earlier_cell_on_the_ranks(notebook: Notebook) -> None:
-    notebook.run("%%sky_broadcast\ndef outer(x):\n    y = x\n    return y / 0")
-    error = notebook.fail("%%sky_broadcast\nouter(3)")
-    assert "----> 2 outer(3)" in error.text
-    assert "----> 4     return y / 0" in error.text
-
-
-def test_function_of_the_notebook_shows_its_own_lines(notebook: Notebook) -> None:
-    notebook.run("def fails(x):\n    # one\n    return x / 0")
-    error = notebook.fail("%%sky_broadcast\nfails(3)")
-    assert "----> 3     return x / 0" in error.text
+@pytest.mark.parametrize("where", LINES)
+def test_lines_of_errors_are_those_that_the_user_sees(notebook: Notebook, where: str) -> None:
+    before, cell, lines = LINES[where]
+    for each in before:
+        notebook.run(each)
+    failed = notebook.fail(cell)
+    assert [line for line in lines if line not in failed.text] == []
 
 
 def test_syntax_error_names_the_line_that_the_user_sees(notebook: Notebook) -> None:
@@ -171,17 +165,11 @@ def test_processes_of_user_code_end_quietly(notebook: Notebook) -> None:
 
 
 def test_state_stays_between_cells_and_is_each_ranks_own(notebook: Notebook) -> None:
-    notebook.run(f"%%sky_broadcast\n{RANK}kept = [rank]")
-    notebook.run("%%sky_broadcast\nkept.append('again')")
-    assert values(notebook, "kept") == [[0, "again"], [1, "again"]]
-    assert notebook.value("'kept' in globals()") is False
-
-
-def test_the_ranks_variables_do_not_leak_into_the_notebook(notebook: Notebook) -> None:
     notebook.run("mine = 'notebook'")
-    notebook.run("%%sky_broadcast\nmine = 'rank'")
-    assert notebook.value("mine") == "notebook"
-    assert values(notebook, "mine") == ["rank", "rank"]
+    notebook.run(f"%%sky_broadcast\n{RANK}kept, mine = [rank], 'rank'")
+    notebook.run("%%sky_broadcast\nkept.append('again')")
+    assert values(notebook, "kept, mine") == [([0, "again"], "rank"), ([1, "again"], "rank")]
+    assert notebook.value("'kept' in globals(), mine") == (False, "notebook")
 
 
 # ------------------------------------------------------------------------------------------ functions and classes
@@ -192,9 +180,6 @@ def test_an_instance_kept_on_the_ranks_is_still_of_its_class(notebook: Notebook)
     notebook.run("%%sky_broadcast\nm = Model()")
     notebook.run("other = 1")
     assert values(notebook, "isinstance(m, Model), other, m.f()") == [(True, 1, 1)] * 2
-
-
-# ------------------------------------------------------------------------------------------ the notebook's folder
 
 
 POINT = """%%sky_broadcast -o points

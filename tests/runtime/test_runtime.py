@@ -112,22 +112,19 @@ def test_taking_part(monkeypatch: pytest.MonkeyPatch) -> None:
 # ---------------------------------------------------------------------------------------- who is heard
 
 
-@pytest.mark.parametrize(
-    ("only", "heard"),
-    [
-        ('"head"', [0]), ('"all"', [0, 1, 2]), ("1", [1]), ("[0, 2]", [0, 2]), ("range(2)", [0, 1]), ("{2}", [2]),
-        ("(r for r in (1, 2))", [1, 2]), ("lambda info: info.node < 2", [0, 1]),
-        ("lambda info: info.rank == info.world_size - 2", [2]),
-    ],
-)  # fmt: skip
-def test_only(only: str, heard: list[int]) -> None:
-    body = f"""
-    @sky.stdout(only={only})
-    def f():
-        print(sky.instance_info().rank)
-    f()
-    """
-    assert [r for r in range(3) if said(body, rank=r)[0]] == heard
+HEARD = {
+    '"head"': [0], '"all"': [0, 1, 2], "1": [1], "[0, 2]": [0, 2], "range(2)": [0, 1], "{2}": [2],
+    "(r for r in (1, 2))": [1, 2],
+    "lambda info: info.node < 2": [0, 1],
+    "lambda info: info.rank == info.world_size - 2": [2],
+}  # fmt: skip
+
+
+def test_only() -> None:
+    body = "".join(f"@sky.stdout(only={only})\ndef f(): print({number})\nf()\n" for number, only in enumerate(HEARD))
+    found = [[int(line) for line in said(body, rank=rank)[0]] for rank in range(3)]
+    heard = [[rank for rank in range(3) if number in found[rank]] for number in range(len(HEARD))]
+    assert dict(zip(HEARD, heard, strict=True)) == HEARD
 
 
 @pytest.mark.parametrize(
@@ -142,17 +139,6 @@ def test_only(only: str, heard: list[int]) -> None:
 def test_wrong_only_is_refused_where_it_is_written(control: Any, only: Any, error: type[Exception]) -> None:
     with pytest.raises(error, match=r"sky\.std"):
         control(only=only)
-
-
-def test_bare_decorator_means_head() -> None:
-    body = """
-    @sky.stderr
-    def f():
-        print("heard", file=sys.stderr)
-    f()
-    """
-    assert said(body, rank=0)[1] == ["heard"]
-    assert said(body, rank=1)[1] == []
 
 
 @pytest.mark.parametrize("control", [sky.stdout(only="head"), sky.silent], ids=["stdout", "silent"])
@@ -213,42 +199,131 @@ def test_silent_is_both_on_all_ranks(rank: int) -> None:
     assert words(err) == complaints("after")
 
 
-def test_blocks_nest_and_overlap() -> None:
-    body = """
-    outer = sky.stdout(only=0)
-    with outer:
-        with sky.silent, outer:
-            print("both silenced")
-            print("both silenced", file=sys.stderr)
-        print("outer silenced")
-        print("stderr is back", file=sys.stderr)
-    print("all back")
-    """
-    assert said(body, rank=1) == (["all back"], ["stderr is back"])
-
-
-def test_an_exception_ends_it() -> None:
-    body = """
-    @sky.silent
-    def fails():
+SILENCED = r"""
+## blocks nest and overlap: rank 1, all back, stderr is back
+outer = sky.stdout(only=0)
+with outer:
+    with sky.silent, outer:
+        print("both silenced")
+        print("both silenced", file=sys.stderr)
+    print("outer silenced")
+    print("stderr is back", file=sys.stderr)
+print("all back")
+## a bare decorator means the head: rank 1, said, -
+@sky.stderr
+def f():
+    print("of the head alone", file=sys.stderr)
+f()
+print("said")
+## a heard rank calls nothing: rank 0, here, -
+before = sys.stdout
+with sky.stdout(only="head"):
+    assert sys.stdout is before
+    print("here")
+## an exception ends it: rank 0, seen, -
+@sky.silent
+def fails():
+    print("hidden")
+    raise ValueError("seen")
+try:
+    fails()
+except ValueError as problem:
+    print(problem)
+## two threads end in any order: rank 0, after | below, -
+inside, first_is_done = threading.Barrier(2), threading.Event()
+@sky.silent
+def first():
+    inside.wait()
+    print("hidden 1")
+@sky.silent
+def second():
+    inside.wait()
+    first_is_done.wait()
+    print("hidden 2")
+    os.write(1, b"hidden 3\n")
+threads = [threading.Thread(target=f) for f in (first, second)]
+for thread in threads:
+    thread.start()
+threads[0].join()
+first_is_done.set()
+threads[1].join()
+print("after", flush=True)
+os.write(1, b"below\n")
+## text in C's buffers stays on its side: rank 0, before | after, -
+libc = ctypes.CDLL(None)
+libc.printf(b"before\n")
+with sky.silent:
+    libc.printf(b"during\n")
+libc.printf(b"after\n")
+## who kept the stream goes on with it: rank 0, -, seen
+import logging
+with sky.silent:
+    handler = logging.StreamHandler(sys.stderr)
+    logging.getLogger().addHandler(handler)
+    logging.warning("hidden")
+logging.warning("seen")
+with sky.silent:
+    logging.warning("hidden again")
+## other redirections keep their place: rank 0, 'outer\nouter again\n' 'inner\n', -
+import contextlib, io
+buffer = io.StringIO()
+with contextlib.redirect_stdout(buffer):
+    print("outer")
+    with sky.silent:
         print("hidden")
-        raise ValueError("seen")
-    try:
-        fails()
-    except ValueError as problem:
-        print(problem)
-    """
-    assert said(body) == (["seen"], [])
+        inner = io.StringIO()
+        with contextlib.redirect_stdout(inner):
+            print("inner")
+    print("outer again")
+print(repr(buffer.getvalue()), repr(inner.getvalue()))
+## without streams: rank 0, -, seen
+os.close(1)
+sys.stdout = None
+with sky.silent:
+    print("nowhere")
+    os.write(2, b"hidden")
+os.write(2, b"seen")
+## a kernel can end what was left open: rank 0, seen | seen too, -
+from skymagic.runtime import silence
+block = sky.silent
+block.__enter__()
+print("hidden")
+silence.end_all()
+print("seen")
+block.__exit__(None, None, None)
+print("seen too")
+## forked children stay silent and come back: rank 0, seen, -
+def fork_and(say):
+    sys.stdout.flush()
+    pid = os.fork()
+    if pid == 0:
+        say()
+        sys.stdout.flush()
+        os._exit(0)
+    os.waitpid(pid, 0)
+with sky.silent:
+    fork_and(lambda: print("hidden"))
+fork_and(lambda: print("seen"))
+## many blocks use no descriptors: rank 0, 0, -
+def count():
+    return len(os.listdir("/proc/self/fd" if os.path.isdir("/proc/self/fd") else "/dev/fd"))
+with sky.silent:
+    pass
+before = count()
+for _ in range(500):
+    with sky.silent:
+        print("hidden")
+print(count() - before)
+"""
+"""What each body does: the rank that runs it, and what is left of it on stdout and on stderr."""
+BODIES = dict(part.split("\n", 1) for part in SILENCED.strip().removeprefix("## ").split("\n## "))
 
 
-def test_a_heard_rank_calls_nothing() -> None:
-    body = """
-    before = sys.stdout
-    with sky.stdout(only="head"):
-        assert sys.stdout is before
-        print("here")
-    """
-    assert said(body, rank=0)[0] == ["here"]
+@pytest.mark.parametrize("heading", BODIES)
+def test_what_is_silenced(heading: str) -> None:
+    rank, *left = heading.partition(": rank ")[2].split(", ")
+    expected = tuple([] if one == "-" else one.split(" | ") for one in left)
+    assert said(BODIES[heading], rank=int(rank)) == expected
 
 
 def test_functions_keep_their_results_and_names() -> None:
@@ -272,85 +347,6 @@ def test_what_pauses_is_refused() -> None:
             sky.silent(function)
 
 
-def test_two_threads_end_in_any_order() -> None:
-    body = """
-    inside, first_is_done = threading.Barrier(2), threading.Event()
-    @sky.silent
-    def first():
-        inside.wait()
-        print("hidden 1")
-    @sky.silent
-    def second():
-        inside.wait()
-        first_is_done.wait()
-        print("hidden 2")
-        os.write(1, b"hidden 3\\n")
-    threads = [threading.Thread(target=f) for f in (first, second)]
-    for thread in threads:
-        thread.start()
-    threads[0].join()
-    first_is_done.set()
-    threads[1].join()
-    print("after", flush=True)
-    os.write(1, b"below\\n")
-    """
-    assert said(body)[0] == ["after", "below"]
-
-
-def test_text_in_c_buffers_stays_on_its_side() -> None:
-    body = """
-    libc = ctypes.CDLL(None)
-    libc.printf(b"before\\n")
-    with sky.silent:
-        libc.printf(b"during\\n")
-    libc.printf(b"after\\n")
-    """
-    assert said(body)[0] == ["before", "after"]
-
-
-def test_who_kept_the_stream_goes_on_with_it() -> None:
-    body = """
-    import logging
-    with sky.silent:
-        handler = logging.StreamHandler(sys.stderr)
-        logging.getLogger().addHandler(handler)
-        logging.warning("hidden")
-    logging.warning("seen")
-    with sky.silent:
-        logging.warning("hidden again")
-    """
-    assert said(body)[1] == ["seen"]
-
-
-def test_other_redirections_keep_their_place() -> None:
-    body = """
-    import contextlib, io
-    buffer = io.StringIO()
-    with contextlib.redirect_stdout(buffer):
-        print("outer")
-        with sky.silent:
-            print("hidden")
-            inner = io.StringIO()
-            with contextlib.redirect_stdout(inner):
-                print("inner")
-        print("outer again")
-    print(repr(buffer.getvalue()), repr(inner.getvalue()))
-    """
-    assert said(body)[0] == [repr("outer\nouter again\n") + " " + repr("inner\n")]
-
-
-def test_without_streams() -> None:
-    body = """
-    os.close(1)
-    sys.stdout = None
-    with sky.silent:
-        print("nowhere")
-        os.write(2, b"hidden")
-    os.write(2, b"seen")
-    """
-    assert said(body) == ([], ["seen"])
-
-
 def test_what_is_silenced_reaches_the_sink(tmp_path: Path) -> None:
     body = """
     from skymagic.runtime import silence
@@ -366,52 +362,6 @@ def test_what_is_silenced_reaches_the_sink(tmp_path: Path) -> None:
     """
     assert said(body, cwd=tmp_path) == (["seen"], [])
     assert (tmp_path / "log").read_text() == "a\nb\nc\nd\n"
-
-
-def test_a_kernel_can_end_what_was_left_open() -> None:
-    body = """
-    from skymagic.runtime import silence
-    block = sky.silent
-    block.__enter__()
-    print("hidden")
-    silence.end_all()
-    print("seen")
-    block.__exit__(None, None, None)
-    print("seen too")
-    """
-    assert said(body)[0] == ["seen", "seen too"]
-
-
-def test_forked_children_stay_silent_and_come_back() -> None:
-    body = """
-    def fork_and(say):
-        sys.stdout.flush()
-        pid = os.fork()
-        if pid == 0:
-            say()
-            sys.stdout.flush()
-            os._exit(0)
-        os.waitpid(pid, 0)
-    with sky.silent:
-        fork_and(lambda: print("hidden"))
-    fork_and(lambda: print("seen"))
-    """
-    assert said(body)[0] == ["seen"]
-
-
-def test_many_blocks_use_no_descriptors() -> None:
-    body = """
-    def count():
-        return len(os.listdir("/proc/self/fd" if os.path.isdir("/proc/self/fd") else "/dev/fd"))
-    with sky.silent:
-        pass
-    before = count()
-    for _ in range(500):
-        with sky.silent:
-            print("hidden")
-    print(count() - before)
-    """
-    assert said(body)[0] == ["0"]
 
 
 def test_in_memory_streams_are_silenced_too(capsys: pytest.CaptureFixture[str]) -> None:
