@@ -366,21 +366,24 @@ def test_mistakes_say_what_to_write(pool: Any, name: str) -> None:
 # ----------------------------------------------------------------------------------------------------- pools
 
 
-def test_a_pool_ends_with_its_block_and_can_be_started_again() -> None:
-    compute = sky.Compute(nodes=1)
+def test_a_pool_ends_with_its_block_and_can_be_started_again(capsys: pytest.CaptureFixture[str]) -> None:
+    compute = sky.Compute(nodes=1, timeout=0.3, console=False)
     with pytest.raises(PoolStateError, match="not started"):
         add(1) @ compute
     assert repr(compute) == "<Compute, not started>"
     with compute as pool:
         assert pool is compute
-        assert rank() @ pool == [0]
+        assert rank().with_timeout(60) @ pool == [0]
+        with pytest.raises(RunTimeout):
+            hang() >> pool
         first = pool.pool
+    assert "starting" not in capsys.readouterr().err
     assert first.state is State.STOPPED
     with pytest.raises(PoolStateError, match="stopped"):
         add(1) @ compute
     compute.start().start()
     assert compute.pool is not first
-    assert rank() @ compute == [0]
+    assert rank().with_timeout(60) @ compute == [0]
     compute.stop()
     compute.stop()
     assert compute.pool.state is State.STOPPED

@@ -11,16 +11,11 @@ from typing import Any
 import pytest
 
 import skymagic as sky
-from skymagic.errors import RequestError, RunTimeout
+from skymagic.errors import RequestError
 from skymagic.plan.requests import PoolRequest
 from skymagic.pool import making
 
 ROOT = Path(__file__).resolve().parents[2]
-
-
-@sky.function
-def rank() -> int:
-    return sky.instance_info().rank
 
 
 @pytest.mark.parametrize(("keyword", "option"), [("vcpus", "--cpus"), ("memory_gb", "--memory")])
@@ -29,24 +24,6 @@ def test_a_machine_that_has_less_is_refused(keyword: str, option: str) -> None:
     assert str(asked.cpus or asked.memory) == "1+"
     with pytest.raises(RequestError, match=f"{option} 1e\\+06\\+ needs more than this machine has|{option} 1000000\\+"):
         sky.Compute(**{keyword: 1_000_000}).start()
-
-
-def test_options_act(capsys: pytest.CaptureFixture[str]) -> None:
-    @sky.function
-    def slow() -> None:
-        import time
-
-        time.sleep(600)  # until its time is over
-
-    @sky.function
-    def quick() -> int:
-        return 18
-
-    with sky.Compute(nodes=1, timeout=0.3, console=False) as pool:
-        with pytest.raises(RunTimeout):
-            slow() >> pool
-        assert quick().with_timeout(60) >> pool == 18
-    assert "starting" not in capsys.readouterr().err
 
 
 REFUSED: dict[str, tuple[Callable[[], Any], str]] = {

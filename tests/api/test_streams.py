@@ -163,17 +163,6 @@ def test_a_timeout_counts_for_each_value(pool: Any, tmp_path: Path) -> None:
     assert list(values) == []
 
 
-def test_a_rank_that_was_started_anew_has_no_generator(pool: Any) -> None:
-    with sky.Compute(nodes=1) as own:
-        values = countdown(3) >> own
-        assert next(values) == 3
-        own.pool.restart()
-        with pytest.raises(LookupError, match="call it again"):
-            list(values)
-        left = countdown(3) >> own
-    left.close()  # the pool is gone: nothing to end
-
-
 def test_on_a_rank_it_is_a_plain_generator(pool: Any) -> None:
     @sky.function
     def total(n: int) -> int:
@@ -247,3 +236,17 @@ def test_an_interrupt_stops_all_calls_of_a_stream(pool: Any, tmp_path: Path) -> 
 
 def test_on_all_ranks_calls_follow_each_other(pool: Any) -> None:
     assert list(sky.gather(wait_for("/", "tmp", 1), wait_for("/", "tmp", 2), stream=True) @ pool) == [[1, 1], [2, 2]]
+
+
+# -------------------------------------------------------------------------------------- ranks that go, last of all
+
+
+def test_a_rank_that_was_started_anew_has_no_generator(pool: Any) -> None:
+    values = countdown(3) @ pool
+    assert next(values) == [3, 3]
+    pool.pool.restart()
+    with pytest.raises(LookupError, match="call it again"):
+        list(values)
+    left = countdown(3) @ pool
+    pool.stop()
+    left.close()  # the pool is gone: nothing to end

@@ -93,15 +93,16 @@ def test_masked_array_keeps_its_mask() -> None:
     assert copy(np.ma.array([1, 2])).mask is np.ma.nomask
 
 
-@pytest.mark.parametrize("name", ["plain", "fortran", "transposed", "structured", "dates", "record", "swapped", "void"])
-def test_large_arrays_are_not_copied_into_the_pickle(name: str) -> None:
-    array = ARRAYS[name]
+OUTSIDE = "plain fortran transposed structured dates record swapped void".split()
+
+
+@pytest.mark.parametrize("array", [*map(ARRAYS.get, OUTSIDE), torch.randn(BIG, 4)], ids=[*OUTSIDE, "tensor"])
+def test_large_arrays_are_not_copied_into_the_pickle(array: Any) -> None:
     pickled = pickling.dumps({"a": [array]}, {})
     assert sum(len(each) for each in pickled.buffers) == array.nbytes
     assert len(pickled.header) < 1000
-    assert isinstance(pickled.buffers[0], memoryview)
-    outside = np.frombuffer(pickled.buffers[0], "u1")
-    assert np.shares_memory(outside, array.view(np.ndarray))
+    outside = np.frombuffer(memoryview(pickled.buffers[0]), "u1")
+    assert np.shares_memory(outside, np.asarray(array))
 
 
 @given(
@@ -158,12 +159,6 @@ def test_ml_dtypes() -> None:
 # sharing
 
 
-def test_one_array_stays_one() -> None:
-    array = np.arange(BIG * 1.0)
-    a, b = copy([array, {"x": array}])
-    assert b["x"] is a
-
-
 def test_views_stay_views() -> None:
     base = np.arange(BIG * 2.0)
     parts = [base, base[5:], base.reshape(2, -1), base[::-1], base[4:9]]
@@ -176,24 +171,10 @@ def test_views_stay_views() -> None:
     assert buffers(parts) <= base.nbytes + 64
 
 
-def test_views_of_a_base_that_nobody_names() -> None:
-    base = np.arange(BIG * 4.0)
-    back = copy([base[10 : BIG * 2], base[12:50]])
-    back[0][2] = -5
-    assert back[1][0] == -5
-
-
 def test_a_view_alone_travels_alone() -> None:
     base = np.zeros(BIG * 100)
     assert buffers(base[: BIG * 2]) == BIG * 2 * 8
     assert buffers([base[:BIG], base[BIG : BIG * 2]]) == BIG * 2 * 8
-
-
-def test_tensor_and_array_over_one_memory() -> None:
-    array = np.zeros((BIG, 2), "f4")
-    back, tensor = copy([array, torch.from_numpy(array)])
-    back[3, 1] = 4
-    assert tensor[3, 1] == 4
 
 
 def test_temporaries_do_not_look_shared() -> None:
@@ -232,13 +213,6 @@ def test_tensors_arrive_as_they_were() -> None:
             assert torch.equal(back, tensor)
         elif tensor.device.type != "meta":
             assert torch.equal(back.to_dense(), tensor.to_dense())
-
-
-def test_tensor_memory_is_out_of_band() -> None:
-    tensor = torch.randn(BIG, 4)
-    pickled = pickling.dumps({"t": [tensor]}, {})
-    assert sum(len(each) for each in pickled.buffers) == BIG * 16
-    assert len(pickled.header) < 1000
 
 
 def test_tied_weights_and_views_stay_shared() -> None:
@@ -570,11 +544,7 @@ def test_functions_inside_values_are_found() -> None:
         "value = [{'x': functools.partial(g, 1)}, (f,), C()]\n"
     )
     assert set(pickling.dumps(here["value"], here).uses) == set("abcdeh")
-    assert pickling.dumps(C_method(here), here).uses["c"] == "C.p"
-
-
-def C_method(space: dict[str, Any]) -> Any:
-    return space["C"]().k
+    assert pickling.dumps(here["C"]().k, here).uses["c"] == "C.p"
 
 
 def test_namespace_is_the_other_sides() -> None:
@@ -739,7 +709,7 @@ ok = [
     a[12].me is a[12], a[13].who() and isinstance(a[13], Leaf), a[14].value == 7, a[15].f() is Outer.Inner,
     a[16].code == 3 and str(a[16]) == "code 3", a[17](5) == 5, isinstance(Made, a[18]), a[19] is Point,
     type(a[20]) is Fast and Plugin.known == {"fast": "quick"}, a[21].checked == 5 and Strict.count == 2,
-    a[22].checked == 6 and a[22].__abstractmethods__ == {"f"}, a[23](1) == "int" and a[23]("x") == "something",
+    a[22].checked == 6 and a[22].__abstractmethods__ == {"f"} and Base.__abstractmethods__ == {"area"}, a[23](1) == "int" and a[23]("x") == "something",
 ]
 """
 
@@ -753,12 +723,6 @@ def test_classes_keep_their_identity_there_and_back(notebook: Notebook) -> None:
     notebook.here(CHECK)
     assert notebook.namespace["ok"] == [True] * 23
     assert dict(vars(notebook.namespace["Square"])) == before
-
-
-def test_an_abstract_class_stays_abstract(notebook: Notebook) -> None:
-    notebook.here(CLASSES)
-    notebook.there("try:\n  Base()\n  made = True\nexcept TypeError:\n  made = False")
-    assert notebook.values("made") == [False]
 
 
 def test_class_from_a_rank_comes_and_goes_as_itself(notebook: Notebook) -> None:
@@ -794,22 +758,6 @@ def test_instance_of_a_rank_does_not_overwrite_the_class_here(notebook: Notebook
     back = notebook.fetch("net")
     assert type(back) is notebook.namespace["Net"]
     assert notebook.namespace["Net"].k == 1
-
-
-def test_model_comes_back_and_predicts(notebook: Notebook) -> None:
-    notebook.here(
-        "import torch\n"
-        "class Net(torch.nn.Module):\n"
-        "  def __init__(self):\n    super().__init__(); self.fc = torch.nn.Linear(784, 10)\n"
-        "  def forward(self, x): return activate(self.fc(x))\n"
-        "def activate(x): return torch.relu(x)\n"
-        "net = Net()\nx = torch.randn(5, 784)\n"
-    )
-    notebook.there("with torch.no_grad(): net.fc.weight.zero_()\ny = net(x).tolist()")
-    net = notebook.fetch("net")
-    assert isinstance(net, notebook.namespace["Net"])
-    assert net(notebook.namespace["x"]).tolist() == notebook.values("y")[0]
-    assert notebook.namespace["net"].fc.weight.abs().sum() > 0
 
 
 def test_what_a_value_rests_on_is_required() -> None:

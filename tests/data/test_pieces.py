@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from itertools import pairwise
 
 import numpy as np
@@ -13,24 +13,14 @@ from hypothesis import strategies as st
 
 from skymagic.data.remote.remote_store import PIECE, PieceIndex, recipe
 from skymagic.data.store.store import digest
-from tests.data.far import Far, Notebook
+from tests.data import test_remote_store as remote
+from tests.data.far import Notebook
 from tests.data.test_remote_store import MB, Cluster, put
 
 SIZE = 20 * MB + 300
 
 
-@pytest.fixture(scope="module")
-def pool() -> Iterator[Cluster]:
-    made = Cluster(3)
-    put(made, b"all are up")
-    yield made
-    made.close()
-
-
-@pytest.fixture
-def cluster(pool: Cluster) -> Cluster:
-    pool.store.drop(pool.store.keys())
-    return pool
+lent, cluster, notebook = remote.lent, remote.cluster, remote.notebook
 
 
 def sent(cluster: Cluster, data: bytes) -> int:
@@ -100,23 +90,16 @@ def test_a_node_that_is_back_with_nothing(cluster: Cluster) -> None:
     assert sent(cluster, b"!" + data[1:]) < 2 * MB
 
 
-def test_a_notebooks_array(cluster: Cluster, tmp_path: os.PathLike[str]) -> None:
-    notebook = Notebook.__new__(Notebook)
-    notebook.folder = tmp_path  # type: ignore[assignment]
-    notebook.begin(cluster.store, [Far(folder, node, node=node) for node, folder in enumerate(cluster.folders)])
-    try:
-        notebook.here("import numpy as np\na = np.random.default_rng(0).random(2_000_000)\nlog = ['line'] * 9")
-        notebook.here("log += [str(n) for n in range(500_000)]")
-        notebook.there("a, log")
-        before = sum(cluster.sent())
-        notebook.here("a[1_234_567] = 5; log.append('one more')")
-        notebook.there("x = float(a.sum()), len(log), log[-1]")
-        assert sum(cluster.sent()) - before < 3 * MB
-        here = notebook.namespace["a"]
-        assert notebook.values("x") == [[float(np.sum(here)), 500_010, "one more"]] * 3
-    finally:
-        for far in notebook.ranks:
-            far.close()
+def test_a_notebooks_array(notebook: Notebook, cluster: Cluster) -> None:
+    notebook.here("import numpy as np\na = np.random.default_rng(0).random(2_000_000)\nlog = ['line'] * 9")
+    notebook.here("log += [str(n) for n in range(500_000)]")
+    notebook.there("a, log")
+    before = sum(cluster.sent())
+    notebook.here("a[1_234_567] = 5; log.append('one more')")
+    notebook.there("x = float(a.sum()), len(log), log[-1]")
+    assert sum(cluster.sent()) - before < 3 * MB
+    here = notebook.namespace["a"]
+    assert notebook.values("x") == [[float(np.sum(here)), 500_010, "one more"]] * 3
 
 
 def test_what_moves_is_what_is_said(cluster: Cluster) -> None:

@@ -8,6 +8,8 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +22,7 @@ from skymagic.providers.local import ChildTransport
 from skymagic.wire.codec import Transport
 from tests.data.far import Far, Notebook, moved
 from tests.lab.nodes import node_of, start
+from tests.lab.waiting import until
 
 MB = 1 << 20
 
@@ -119,11 +122,21 @@ class Cluster:
             remove(folder)
 
 
+@pytest.fixture(scope="module")
+def lent() -> Iterator[Cluster]:
+    with closing(Cluster(3)) as made:
+        put(made, b"all are up")
+        yield made
+
+
 @pytest.fixture
-def cluster() -> Iterator[Cluster]:
-    made = Cluster(3)
-    yield made
-    made.close()
+def cluster(lent: Cluster) -> Cluster:
+    """Three nodes, empty, of which nothing is counted yet."""
+    lent.store.drop(lent.store.keys())
+    until(lambda: not any(lent.files(node) for node in range(3)))
+    for line in chain.from_iterable(lent.lines):
+        line.sent, line.got, line.pause = 0, 0, 0.0
+    return lent
 
 
 @pytest.fixture
@@ -336,13 +349,10 @@ def test_nobody_holds_a_value_twice(cluster: Cluster) -> None:
 def test_one_node_alone_listens_nowhere() -> None:
     import psutil
 
-    alone = Cluster(1)
-    try:
+    with closing(Cluster(1)) as alone:
         data = os.urandom(2 * MB)
         assert bytes(alone.content(0, put(alone, data))) == data
         assert psutil.Process(alone.lines[0][0].pid).net_connections() == []
-    finally:
-        alone.close()
 
 
 def test_the_end_leaves_nothing() -> None:

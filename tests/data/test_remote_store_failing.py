@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -21,10 +21,9 @@ from tests.lab.nodes import node_of, start
 
 
 @pytest.fixture
-def four() -> Iterator[Cluster]:
-    made = Cluster(4)
-    yield made
-    made.close()
+def three() -> Iterator[Cluster]:
+    with closing(Cluster(3)) as made:
+        yield made
 
 
 def at(nbytes: int, act: Callable[[], None]) -> Callable[[int], None]:
@@ -39,79 +38,76 @@ def at(nbytes: int, act: Callable[[], None]) -> Callable[[int], None]:
     return progress
 
 
-@pytest.mark.parametrize("victim", range(4))
-def test_a_server_is_killed_while_a_value_passes(four: Cluster, victim: int) -> None:
-    put(four, b"all are up")
+@pytest.mark.parametrize("victim", range(3))
+def test_a_server_is_killed_while_a_value_passes(three: Cluster, victim: int) -> None:
+    put(three, b"all are up")
     data = os.urandom(40 * MB)
-    kill = at(20 * MB, lambda: os.kill(four.lines[victim][0].pid, signal.SIGKILL))
-    key = four.store.put(None, [data], len(data), kill)
-    four.store.settle()
-    assert four.everywhere(key)
-    assert [len(four.files(node)) for node in range(4)] == [2] * 4  # nothing half done is left
-    assert sum(four.sent()) < (2.1 if victim == 0 else 1.1) * len(data)
-    assert len(four.lines[victim]) == 2
+    kill = at(20 * MB, lambda: os.kill(three.lines[victim][0].pid, signal.SIGKILL))
+    key = three.store.put(None, [data], len(data), kill)
+    three.store.settle()
+    assert three.everywhere(key)
+    assert [len(three.files(node)) for node in range(3)] == [2] * 3  # nothing half done is left
+    assert sum(three.sent()) < (2.1 if victim == 0 else 1.1) * len(data)
+    assert len(three.lines[victim]) == 2
 
 
 @pytest.mark.parametrize("when", [10_000, 5 * MB, 10 * MB + 300])
-def test_the_line_to_the_head_breaks(four: Cluster, when: int) -> None:
-    four.breaks[0] = [when, when // 8]
+def test_the_line_to_the_head_breaks(three: Cluster, when: int) -> None:
+    three.breaks[0] = [when, when // 8]
     values = [os.urandom(4 * MB) for _ in range(4)]
-    keys = [four.store.put(None, [value], len(value)) for value in values]
-    four.store.settle()
-    assert all(map(four.everywhere, keys))
-    assert len(four.lines[0]) == 3
-    assert sum(four.sent()) < 16 * MB + 2 * 5 * MB
+    keys = [three.store.put(None, [value], len(value)) for value in values]
+    three.store.settle()
+    assert all(map(three.everywhere, keys))
+    assert len(three.lines[0]) == 3
+    assert sum(three.sent()) < 16 * MB + 2 * 5 * MB
 
 
-def test_what_landed_before_a_line_broke_is_not_sent_again(four: Cluster) -> None:
-    first = put(four, os.urandom(10 * MB))
-    for lines in four.lines:
+def test_what_landed_before_a_line_broke_is_not_sent_again(three: Cluster) -> None:
+    first = put(three, os.urandom(10 * MB))
+    for lines in three.lines:
         os.kill(lines[0].pid, signal.SIGKILL)
         lines[0].inner._child.wait()
-    second = put(four, os.urandom(MB))
-    assert four.everywhere(first)
-    assert four.everywhere(second)
-    assert sum(four.sent()) < 12 * MB
+    second = put(three, os.urandom(MB))
+    assert three.everywhere(first)
+    assert three.everywhere(second)
+    assert sum(three.sent()) < 12 * MB
 
 
 def test_a_server_that_is_silent_is_replaced() -> None:
-    two = Cluster(2, silence_timeout=4.0)
-    try:
+    with closing(Cluster(2, silence_timeout=4.0)) as two:
         put(two, b"all are up")
         stopped = two.lines[1][0].pid
         os.kill(stopped, signal.SIGSTOP)
         assert two.everywhere(put(two, os.urandom(MB)))
         assert len(two.lines[1]) >= 2, "one on a busy machine may be silent too"
         two.lines[1][0].inner._child.wait()  # its successor has ended it
-    finally:
-        two.close()
 
 
-def test_nodes_that_cannot_reach_each_other_are_served_from_here(four: Cluster) -> None:
-    put(four, b"all are up")
-    four.store._clients.all[0].port = 9  # nobody is there
+def test_nodes_that_cannot_reach_each_other_are_served_from_here(three: Cluster) -> None:
+    put(three, b"all are up")
+    three.store._clients.all[0].port = 9  # nobody is there
     data = os.urandom(2 * MB)
-    assert four.everywhere(put(four, data))
-    assert sum(four.sent()) < 2.1 * len(data)
+    assert three.everywhere(put(three, data))
+    assert sum(three.sent()) < 2.1 * len(data)
 
 
-def test_a_line_breaks_while_a_file_comes_back(four: Cluster) -> None:
+def test_a_line_breaks_while_a_file_comes_back(three: Cluster) -> None:
     data = os.urandom(20 * MB)
-    name = NodeStore(four.folders[2]).give([data], len(data))
-    four.breaks[2] = [7 * MB, 9 * MB]
-    assert four.store.take(name, 2) == data
-    assert sum(line.got for line in four.lines[2]) < 23 * MB
+    name = NodeStore(three.folders[2]).give([data], len(data))
+    three.breaks[2] = [7 * MB, 9 * MB]
+    assert three.store.take(name, 2) == data
+    assert sum(line.got for line in three.lines[2]) < 23 * MB
     with pytest.raises(FileNotFoundError):
-        four.store.take(name, 2)
-    assert four.files(2) == []
+        three.store.take(name, 2)
+    assert three.files(2) == []
 
 
 def test_a_node_that_cannot_be_reached_is_named(tmp_path: Path) -> None:
     def refuse() -> ChildTransport:
-        return ChildTransport([sys.executable, "-c", "raise SystemExit('no such thing here')"])
+        return ChildTransport(["sh", "-c", "echo no such thing here >&2; exit 1"])  # soon, on a busy machine too
 
     said: list[str] = []
-    store = RemoteStore([node_of(0, "gpu7", refuse)], start, said.append, retry_timeout=0.1)
+    store = RemoteStore([node_of(0, "gpu7", refuse)], start, said.append, retry_timeout=1.0)
     with pytest.raises(PoolError, match=r"node 0 \(gpu7\) cannot be reached.*no such thing here.*%sky_down"):
         store.put(None, [b"x"], 1)
     assert len(said) == 1
@@ -119,43 +115,39 @@ def test_a_node_that_cannot_be_reached_is_named(tmp_path: Path) -> None:
 
 
 def test_a_login_shell_that_prints(tmp_path: Path) -> None:
-    one = Cluster(1)
-    try:
+    with closing(Cluster(1)) as one:
         one.before[0] = ["sh", "-c", 'printf "Welcome!\\n[1, 2]\\n{}\\nlast"; exec "$@"', "sh"]
         assert one.everywhere(put(one, os.urandom(MB)))
-    finally:
-        one.close()
 
 
-def test_interrupt_while_a_value_is_sent(four: Cluster) -> None:
+def test_interrupt_while_a_value_is_sent(three: Cluster) -> None:
     def press() -> None:
         raise KeyboardInterrupt
 
     data = os.urandom(30 * MB)
     with pytest.raises(KeyboardInterrupt):
-        four.store.put(None, [data], len(data), at(10 * MB, press))
-    assert four.store.keys() == frozenset()
-    assert four.everywhere(put(four, data[: 2 * MB]))
-    assert [len(four.files(node)) for node in range(4)] == [1] * 4
+        three.store.put(None, [data], len(data), at(10 * MB, press))
+    assert three.store.keys() == frozenset()
+    assert three.everywhere(put(three, data[: 2 * MB]))
+    assert [len(three.files(node)) for node in range(3)] == [1] * 3
 
 
-def test_interrupt_while_nothing_moves(four: Cluster) -> None:
-    put(four, b"all are up")
+def test_interrupt_while_nothing_moves(three: Cluster) -> None:
+    put(three, b"all are up")
     data = os.urandom(30 * MB)  # not while the press may come
-    os.kill(four.lines[0][0].pid, signal.SIGSTOP)
+    os.kill(three.lines[0][0].pid, signal.SIGSTOP)
     press = threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT))
     press.start()
     with pytest.raises(KeyboardInterrupt):
-        put(four, data)
-    assert len(four.store.keys()) == 1
-    assert four.everywhere(put(four, data[:MB]))
+        put(three, data)
+    assert len(three.store.keys()) == 1
+    assert three.everywhere(put(three, data[:MB]))
 
 
 def test_a_node_without_room_is_named(tmp_path: Path) -> None:
     if subprocess.run(["unshare", "-rm", "true"], capture_output=True, check=False).returncode:
         pytest.skip("this machine does not let users mount a tmpfs")
-    two = Cluster(2)
-    try:
+    with closing(Cluster(2)) as two:
         small = f"mount -t tmpfs -o size=8m,mode=700 none {two.folders[1]} && mount -t tmpfs -o size=9m none {tmp_path}"
         two.before[1] = ["unshare", "-rm", "sh", "-c", f'{small} && TMPDIR={tmp_path} exec "$@"', "sh"]
         data = os.urandom(20 * MB)
@@ -164,14 +156,11 @@ def test_a_node_without_room_is_named(tmp_path: Path) -> None:
         two.store.drop(two.store.keys())
         put(two, data[:MB])
         assert len(two.files(0)) == 1
-    finally:
-        two.close()
 
 
 def test_oldest_are_evicted_and_pinned_ones_stay() -> None:
     status = os.statvfs("/dev/shm")
-    two = Cluster(2, share=35_000_000 / (status.f_bavail * status.f_frsize))
-    try:
+    with closing(Cluster(2, share=35_000_000 / (status.f_bavail * status.f_frsize))) as two:
         keys = [put(two, bytes([n]) * 10_000_000) for n in range(3)]
         two.store.missing([keys[0]])
         two.store.pin([keys[1]])
@@ -182,34 +171,32 @@ def test_oldest_are_evicted_and_pinned_ones_stay() -> None:
         assert two.everywhere(large)
         told = sorted(sentence.partition(", in")[0] for sentence in two.said[1:])
         assert told == [f"node{node}: 40 MB do not fit in memory: it is kept on disk" for node in range(2)]
-    finally:
-        two.close()
 
 
-def test_a_lost_node_is_left_out_and_comes_back(four: Cluster) -> None:
-    old = put(four, os.urandom(2 * MB))
-    four.store.lose(2)
-    for path in four.files(2):
+def test_a_lost_node_is_left_out_and_comes_back(three: Cluster) -> None:
+    old = put(three, os.urandom(2 * MB))
+    three.store.lose(1)
+    for path in three.files(1):
         path.unlink()
-    four.lines[2][0].inner.close()
-    new = put(four, os.urandom(2 * MB))
-    assert len(four.files(2)) == 0
-    with pytest.raises(PoolError, match="node2 is lost"):
-        four.store.take("0" * 16 + "-" + "0" * 32, 2)
-    four.store.regain(four.nodes[2])
-    four.store.settle()
-    assert four.everywhere(old)
-    assert four.everywhere(new)
+    three.lines[1][0].inner.close()
+    new = put(three, os.urandom(2 * MB))
+    assert len(three.files(1)) == 0
+    with pytest.raises(PoolError, match="node1 is lost"):
+        three.store.take("0" * 16 + "-" + "0" * 32, 1)
+    three.store.regain(three.nodes[1])
+    three.store.settle()
+    assert three.everywhere(old)
+    assert three.everywhere(new)
 
 
-def test_two_threads(four: Cluster) -> None:
-    files = [NodeStore(four.folders[n]).give([os.urandom(3 * MB)], 3 * MB) for n in range(4)]
+def test_two_threads(three: Cluster) -> None:
+    files = [NodeStore(three.folders[n]).give([os.urandom(3 * MB)], 3 * MB) for n in range(3)]
     taken: list[int] = []
-    threads = [threading.Thread(target=lambda n=n: taken.append(len(four.store.take(files[n], n)))) for n in range(4)]
+    threads = [threading.Thread(target=lambda n=n: taken.append(len(three.store.take(files[n], n)))) for n in range(3)]
     for thread in threads:
         thread.start()
-    keys = [put(four, os.urandom(3 * MB)) for _ in range(3)]
+    keys = [put(three, os.urandom(3 * MB)) for _ in range(3)]
     for thread in threads:
         thread.join()
-    assert taken == [3 * MB] * 4
-    assert all(map(four.everywhere, keys))
+    assert taken == [3 * MB] * 3
+    assert all(map(three.everywhere, keys))

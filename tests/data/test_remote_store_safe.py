@@ -10,6 +10,7 @@ import ssl
 import sys
 import threading
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import psutil
@@ -104,8 +105,7 @@ def test_a_store_of_others_is_refused(store: Path) -> None:
 
 @pytest.mark.parametrize("who", ["nobody", "a stranger", "the pool"])
 def test_only_the_pool_is_served(who: str) -> None:
-    two = Cluster(2)
-    try:
+    with closing(Cluster(2)) as two:
         name = two.store.name(put(two, b"secret"))
         client = two.store._clients.all[0]
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
@@ -118,8 +118,6 @@ def test_only_the_pool_is_served(who: str) -> None:
         key = name.partition("-")[2]
         expected = [protocol.ValuePiece(6), memoryview(b"secret"), protocol.ValuePiece(0, key)]
         assert found == (expected if who == "the pool" else [])
-    finally:
-        two.close()
 
 
 def asked(context: ssl.SSLContext, sock: socket.socket, request: protocol.PeerMessage) -> bytes:
@@ -161,8 +159,7 @@ def test_a_follower_trusts_the_pool_alone(store: Path) -> None:
 
 def test_nodes_that_wait_for_each_other() -> None:
     """Two values, and two nodes: each is to get first what the other is to get last."""
-    two = Cluster(2)
-    try:
+    with closing(Cluster(2)) as two:
         put(two, b"all are up")
         clients = two.store._clients.all
         data = [os.urandom(MB), os.urandom(MB)]
@@ -175,13 +172,10 @@ def test_nodes_that_wait_for_each_other() -> None:
             clients[node].send(protocol.PutChunk(name, MB), memoryview(each))
             clients[node].send(protocol.PutEnd(name, name[17:]))
         until(lambda: all({path.name for path in two.files(node)} >= set(names) for node in range(2)))
-    finally:
-        two.close()
 
 
 def test_servers_listen_on_their_own_address_alone() -> None:
-    two = Cluster(2)
-    try:
+    with closing(Cluster(2)) as two:
         put(two, b"all are up")
         for lines in two.lines:
             listening = psutil.Process(lines[0].pid).net_connections()
@@ -192,13 +186,10 @@ def test_servers_listen_on_their_own_address_alone() -> None:
         with socket.create_connection(("127.0.0.1", port)) as stranger:  # who speaks no TLS hears nothing of use
             stranger.sendall(b"GET / HTTP/1.0\r\n\r\n")
         assert two.everywhere(put(two, os.urandom(MB)))
-    finally:
-        two.close()
 
 
 def test_files_are_deflated_while_the_line_is_slow() -> None:
-    one = Cluster(1)
-    try:
+    with closing(Cluster(1)) as one:
         put(one, b"it is up")
         one.lines[0][0].pause = 0.001  # for 64 KiB
         soft, hard = b"0123456789" * (MB // 2), os.urandom(5 * MB)
@@ -211,8 +202,6 @@ def test_files_are_deflated_while_the_line_is_slow() -> None:
             name = NodeStore(one.folders[0]).give([data], len(data))
             assert one.store.take(name) == data
             assert least <= one.lines[0][0].got - before <= most
-    finally:
-        one.close()
 
 
 def test_a_signal_before_the_read_is_not_slept_through() -> None:
