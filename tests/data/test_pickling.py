@@ -101,8 +101,8 @@ def test_large_arrays_are_not_copied_into_the_pickle(array: Any) -> None:
     pickled = pickling.dumps({"a": [array]}, {})
     assert sum(len(each) for each in pickled.buffers) == array.nbytes
     assert len(pickled.header) < 1000
-    outside = np.frombuffer(memoryview(pickled.buffers[0]), "u1")
-    assert np.shares_memory(outside, np.asarray(array))
+    assert isinstance(pickled.buffers[0], memoryview)
+    assert np.shares_memory(np.frombuffer(pickled.buffers[0], "u1"), np.asarray(array))
 
 
 @given(
@@ -213,6 +213,31 @@ def test_tensors_arrive_as_they_were() -> None:
             assert torch.equal(back, tensor)
         elif tensor.device.type != "meta":
             assert torch.equal(back.to_dense(), tensor.to_dense())
+
+
+@pytest.mark.filterwarnings("ignore:ComplexHalf support")
+def test_every_dtype_of_torch() -> None:
+    names = """uint8 uint16 uint32 uint64 int8 bool bfloat16 float16 complex32 complex64 float8_e4m3fn float8_e5m2
+        float8_e4m3fnuz float8_e5m2fnuz float8_e8m0fnu float4_e2m1fn_x2 bits8 bits16"""
+    dtypes = [getattr(torch, name) for name in names.split() if hasattr(torch, name)]
+    plain = (torch.arange(1 << 16) % 2).to(torch.uint8)
+    values = [plain.clone().view(dtype) for dtype in dtypes]
+    for dtype, (whole, part) in zip(dtypes, copy([(each, each[3:9]) for each in values]), strict=True):
+        assert whole.dtype == part.dtype == dtype
+        assert whole.view(torch.uint8).equal(plain)
+        assert part.data_ptr() - whole.data_ptr() == 3 * whole.element_size()
+
+
+@pytest.mark.filterwarnings("ignore")  # torch's, of their end
+def test_quantized_tensors() -> None:
+    numbers = torch.arange(9000.0).reshape(3, 3000) / 100
+    kinds = torch.qint8, torch.quint8, torch.qint32
+    values = [torch.quantize_per_tensor(numbers, 0.5, 1, kind) for kind in kinds]
+    values.append(torch.quantize_per_channel(numbers, torch.ones(3), torch.zeros(3), 0, torch.qint8))
+    for value, back in zip(values, copy(values), strict=True):
+        assert (back.dtype, back.qscheme()) == (value.dtype, value.qscheme())
+        assert back.int_repr().equal(value.int_repr())
+        assert back.dequantize().equal(value.dequantize())
 
 
 def test_tied_weights_and_views_stay_shared() -> None:
@@ -545,6 +570,19 @@ def test_functions_inside_values_are_found() -> None:
     )
     assert set(pickling.dumps(here["value"], here).uses) == set("abcdeh")
     assert pickling.dumps(here["C"]().k, here).uses["c"] == "C.p"
+
+
+def test_attributes_of_array_subclasses() -> None:
+    here = define(
+        "import numpy as np\n"
+        "class Unit(np.ndarray):\n"
+        "    def __new__(cls, data, unit):\n        made = np.asarray(data).view(cls)\n        made.unit = unit\n"
+        "        return made\n"
+        "    def __array_finalize__(self, other): self.unit = getattr(other, 'unit', None)\n"
+        "value = [Unit(np.arange(20_000.0), 'm'), Unit([1, 2], {'of': [3]})]"
+    )
+    large, small = carried(here["value"], here, {"__name__": "__main__"})
+    assert [large.unit, small.unit, large[3]] == ["m", {"of": [3]}, 3.0]
 
 
 def test_namespace_is_the_other_sides() -> None:

@@ -152,32 +152,63 @@ def test_name_that_cannot_travel_and_that_the_cell_makes(notebook: Notebook) -> 
 # sharing
 
 
-def test_two_names_for_one_array(notebook: Notebook) -> None:
-    notebook.here(f"import numpy as np\na = np.zeros({BIG}); b = a; v = a[5:]; box = [a]")
-    manifest = notebook.there("a[5] = 7\nx = [b is a, v[0], box[0] is a]")
-    assert notebook.values("[x[0], float(x[1]), x[2]]") == [[True, 7.0, True]] * 2
-    assert manifest.nbytes < BIG * 8 + 2000
+SHARED: dict[
+    str, tuple[list[str], list[Any], range]
+] = {  # cells, those with > on the ranks → `x` there, and the bytes of the last
+    "two names for one array": (
+        [
+            f"import numpy as np\na = np.zeros({BIG}); b = a; v = a[5:]; box = [a]",
+            "> a[5] = 7\nx = [b is a, float(v[0]), box[0] is a]",
+        ],
+        [True, 7.0, True],
+        range(BIG * 8, BIG * 8 + 2000),
+    ),
+    "a second name for what a rank has": (
+        [f"import numpy as np\na = np.zeros({BIG})", "> a[0] = 1", "c = a", "> a; x = [c is a, float(c[0])]"],
+        [True, 1.0],
+        range(1000),
+    ),
+    "an alias of what a rank has rebound": (
+        ["a = [1]", "> a", "> a = 'own'", "b = a", "> x = [a, b]"],
+        ["own", [1]],
+        range(1000),
+    ),
+    "equal arrays are sent once and stay apart": (
+        [
+            f"import numpy as np\na = np.ones({BIG}); b = a.copy(); box = {{'p': a.copy(), 'q': a.copy()}}",
+            "> a[0] = 5; box['p'][1] = 6\nx = [float(b[0]), float(box['q'][1]), float(box['p'][0])]",
+        ],
+        [1.0, 1.0, 1.0],
+        range(BIG * 8, BIG * 8 + 5000),
+    ),
+    "a renamed value is not sent again": (
+        [f"import numpy as np\na = np.arange({BIG} * 1.0)", "> a", "b = a; del a", "> x = [float(b[7])]"],
+        [7.0],
+        range(1000),
+    ),
+    "a change of one does not bring the other back": (
+        [
+            "shared = [0]\na = {'s': shared, 'n': 1}\nb = {'s': shared, 'n': 2}",
+            "> a['n'] = b['n'] = 'trained'",
+            "a['n'] = 100",
+            "> x = [a['n'], b['n']]",
+        ],
+        [100, "trained"],
+        range(1000),
+    ),
+}
 
 
-def test_second_name_for_what_a_rank_has(notebook: Notebook) -> None:
-    notebook.here(f"import numpy as np\na = np.zeros({BIG}); b = a")
-    notebook.there("a[0] = 1")
-    manifest = notebook.there("same = b is a, float(b[0])")
-    assert notebook.values("same") == [[False, 0.0]] * 2 or notebook.values("same") == [[True, 1.0]] * 2
-    assert manifest.nbytes < 1000
-    manifest = notebook.there("a; same = b is a")
-    notebook.here("c = a")
-    notebook.there("a; same = c is a, float(c[0])")
-    assert notebook.values("same") == [[True, 1.0]] * 2
-
-
-def test_alias_of_what_a_rank_has_rebound_is_the_notebooks(notebook: Notebook) -> None:
-    notebook.here("a = [1]")
-    notebook.there("a")
-    notebook.there("a = 'own'")
-    notebook.here("b = a")
-    notebook.there("x = a, b")
-    assert notebook.values("x") == [["own", [1]]] * 2
+@pytest.mark.parametrize("what", SHARED)
+def test_what_is_shared(notebook: Notebook, what: str) -> None:
+    cells, expected, nbytes = SHARED[what]
+    for cell in cells:
+        if cell.startswith("> "):
+            shipped = notebook.there(cell[2:])
+        else:
+            notebook.here(cell)
+    assert notebook.values("x") == [expected] * 2
+    assert shipped.nbytes in nbytes
 
 
 def test_shared_objects(notebook: Notebook) -> None:
@@ -187,31 +218,7 @@ def test_shared_objects(notebook: Notebook) -> None:
     )
     manifest = notebook.there("x = [one['cfg'] is two[1], cfg.inner is two[0], inner is two[0], other]")
     assert notebook.values("x") == [[True, True, True, [[1]]]] * 2
-    groups = [each["names"] for each in manifest.orders["bundles"]]
-    assert ["other"] in groups
-
-
-def test_equal_arrays_are_sent_once_and_stay_apart(notebook: Notebook) -> None:
-    notebook.here(f"import numpy as np\na = np.ones({BIG}); b = a.copy(); box = {{'p': a.copy(), 'q': a.copy()}}")
-    manifest = notebook.there("a[0] = 5; box['p'][1] = 6\nx = [float(b[0]), float(box['q'][1]), float(box['p'][0])]")
-    assert BIG * 8 <= manifest.nbytes < BIG * 8 + 5000
-    assert notebook.values("x") == [[1.0, 1.0, 1.0]] * 2
-
-
-def test_renamed_value_is_not_sent_again(notebook: Notebook) -> None:
-    notebook.here(f"import numpy as np\na = np.arange({BIG} * 1.0)")
-    notebook.there("a")
-    notebook.here("b = a; del a")
-    assert notebook.there("x = float(b[7])").nbytes < 1000
-    assert notebook.values("x") == [7.0, 7.0]
-
-
-def test_change_of_one_does_not_bring_the_other_back(notebook: Notebook) -> None:
-    notebook.here("shared = [0]\na = {'s': shared, 'n': 1}\nb = {'s': shared, 'n': 2}")
-    notebook.there("a['n'] = b['n'] = 'trained'")
-    notebook.here("a['n'] = 100")
-    notebook.there("x = [a['n'], b['n']]")
-    assert notebook.values("x") == [[100, "trained"]] * 2
+    assert ["other"] in [each["names"] for each in manifest.orders["bundles"]]
 
 
 # isolation and the store

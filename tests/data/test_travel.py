@@ -1,4 +1,4 @@
-"""Values that a plain cell takes as they are: special dtypes, foreign types, weak sets, exceptions, and what rebuilds itself."""
+"""Values that a plain cell takes as they are: what rebuilds itself, memory maps, and words of a notebook."""
 
 from __future__ import annotations
 
@@ -18,64 +18,6 @@ def there_and_back(notebook: Notebook, check: str, name: str = "value") -> None:
         notebook.run(f"kept, {name} = {name}, back[{rank}]")
         assert notebook.value(f"bool({check})"), f"from rank {rank}"
         notebook.run(f"{name} = kept")
-
-
-# ---------------------------------------------------------------------------------------------------------- kinds
-
-DTYPES = """
-import torch
-names = ('uint8 uint16 uint32 uint64 int8 bool bfloat16 float16 complex32 complex64 float8_e4m3fn float8_e5m2 '
-         'float8_e4m3fnuz float8_e5m2fnuz float8_e8m0fnu float4_e2m1fn_x2 bits8 bits16').split()
-dtypes = [getattr(torch, name) for name in names if hasattr(torch, name)]
-plain = (torch.arange(1 << 16) % 2).to(torch.uint8)
-value = [whole[cut] for dtype in dtypes for whole in [plain.clone().view(dtype)] for cut in (slice(None), slice(3, 9))]
-"""
-
-
-def test_every_dtype_of_torch(notebook: Notebook) -> None:
-    notebook.run(DTYPES)
-    notebook.run(
-        "def same(a, b): return a.dtype == b.dtype and a.contiguous().view(torch.uint8).equal(b.contiguous().view(torch.uint8))"
-    )
-    notebook.run("bits = [each.contiguous().view(torch.uint8).tolist()[:20] for each in value]")
-    there_and_back(
-        notebook,
-        "[each.contiguous().view(torch.uint8).tolist()[:20] for each in value] == bits"
-        " and [each.dtype for each in value[::2]] == dtypes"
-        " and all(a.untyped_storage()._cdata == b.untyped_storage()._cdata for a, b in zip(value[::2], value[1::2]))",
-    )
-
-
-def test_quantized_tensors(notebook: Notebook) -> None:
-    notebook.run(
-        "import torch, warnings\nwarnings.simplefilter('ignore')\nnumbers = torch.arange(9000.0).reshape(3, 3000) / 100\n"
-        "value = [torch.quantize_per_tensor(numbers, 0.5, 1, kind) for kind in (torch.qint8, torch.quint8, torch.qint32)]\n"
-        "value.append(torch.quantize_per_channel(numbers, torch.ones(3), torch.zeros(3), 0, torch.qint8))\n"
-        "sums = [int(each.int_repr().long().sum()) for each in value]"
-    )
-    there_and_back(notebook, "[int(each.int_repr().long().sum()) for each in value] == sums")
-
-
-def test_weak_containers(notebook: Notebook) -> None:
-    notebook.run(
-        "import weakref\nclass Item: pass\nitems = [Item(), Item()]\n"
-        "value = items, weakref.WeakSet(items), weakref.WeakValueDictionary(a=items[0]), weakref.WeakKeyDictionary({items[1]: 2})"
-    )
-    there_and_back(
-        notebook, "set(value[1]) == set(value[0]) and value[2]['a'] is value[0][0] and value[3][value[0][1]] == 2"
-    )
-
-
-def test_attributes_of_array_subclasses(notebook: Notebook) -> None:
-    notebook.run(
-        "import numpy as np\n"
-        "class Unit(np.ndarray):\n"
-        "    def __new__(cls, data, unit):\n        made = np.asarray(data).view(cls)\n        made.unit = unit\n"
-        "        return made\n"
-        "    def __array_finalize__(self, other): self.unit = getattr(other, 'unit', None)\n"
-        "value = [Unit(np.arange(20_000.0), 'm'), Unit([1, 2], {'of': [3]})]"
-    )
-    there_and_back(notebook, "[value[0].unit, value[1].unit, value[0][3]] == ['m', {'of': [3]}, 3.0]")
 
 
 # ------------------------------------------------------------------- values that use the notebook's names when rebuilt

@@ -129,7 +129,7 @@ class Both:
             setattr(self.shell.displayhook, shown, lambda *_: None)
         self.run_cell("%load_ext skymagic")
         self.run_cell("%config SkyMagic.view_after = 600.0")  # the line of a long cell is no part of what it prints
-        self.run_cell("%sky_pool --nodes 2")
+        self.run_cell("%sky_pool --ranks 2")
         self.must(f"%%sky_broadcast\nimport sys as _sys\n_sys.path.insert(0, {str(ROOT)!r})\ndel _sys")
         self.must("%%sky_broadcast --no-push\nfrom tests.jobs import both_ways as _both_ways")
 
