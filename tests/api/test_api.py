@@ -517,8 +517,8 @@ def test_variables_images_and_a_plugin_of_ones_own_with_all_hooks_reach_the_rank
     notes = Path(folder, "notes").read_text().splitlines()
     assert sorted(notes[:2]) == ["enter 0", "enter 1"]
     assert notes[2] == "client ['hello 2 0 of 2', 'hello 2 1 of 2']"
-    assert notes[3] == "client gone"
-    assert sorted(notes[4:]) == ["leave 0", "leave 1"]
+    end = notes.index("client gone")  # a rank whose plugins have failed is started again before
+    assert sorted(notes[end + 1 :]) == ["leave 0", "leave 1"]
 
 
 def broken(hook: str, name: str = "broken") -> Plugin:
