@@ -516,7 +516,7 @@ def test_code_of_another_python_is_refused(notebook: Notebook) -> None:
 
 def test_all_that_cannot_be_rebuilt_is_named_and_nothing_is_bound(notebook: Notebook) -> None:
     notebook.here("class Bad:\n  def __reduce__(self): return (int, ('x',))\none, two, three = Bad(), Bad(), 3")
-    with pytest.raises(FarError, match="one cannot be rebuilt on this rank: ValueError") as caught:
+    with pytest.raises(FarError, match="one, two cannot be rebuilt on this rank: ValueError") as caught:
         notebook.there("one, two, three")
     assert set(caught.value.attributes["name"].split(", ")) == {"one", "two"}
     assert notebook.values("'three' in globals()") == [False, False]
