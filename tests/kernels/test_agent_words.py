@@ -130,7 +130,7 @@ def test_a_signal_that_comes_just_before_a_wait(process: str, sent: bytes, lines
             assert started.wait(20) == status
 
 
-FORKSERVER = "from skymagic.kernels.agent import forkserver; import socket; forkserver.serve(socket.socket(fileno=int(sys.argv[1])), ())"
+FORKSERVER = "import socket, sys; from skymagic.kernels.agent import forkserver; forkserver.serve(socket.socket(fileno=int(sys.argv[1])), ())"
 
 
 def test_a_forkserver_hears_of_a_rank_that_ends_just_before_it_waits(tmp_path: Path) -> None:
@@ -147,6 +147,33 @@ def test_a_forkserver_hears_of_a_rank_that_ends_just_before_it_waits(tmp_path: P
         said: list[wire.AgentMessage] = []
         while not any(isinstance(message, wire.ChildExited) for message in said):
             said += decoder.feed(ours.recv(1 << 16))
+
+
+RANKS = 40
+
+
+def test_reports_do_not_stand_against_requests(tmp_path: Path) -> None:
+    """An agent asks for all its ranks before it reads what became of them: with 280, the buffers of both directions were full."""
+    ours, theirs = socket.socketpair()
+    for end in (ours, theirs):
+        end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1)  # the system's least: a few messages
+    ours.settimeout(30)
+    null = os.open(os.devnull, os.O_WRONLY)
+    with subprocess.Popen([sys.executable, "-c", FORKSERVER, str(theirs.fileno())], pass_fds=[theirs.fileno()]), ours:
+        theirs.close()
+        for rank in range(RANKS):
+            spec = wire.RankSpec(rank, {}, env={"SKYMAGIC_IDENT": f"r{rank}"}, log=str(tmp_path / "log"))
+            forkserver.send_spec(ours, spec, [null, null, null])  # TimeoutError where both wait for each other
+        os.close(null)
+        decoder, forked, ended = wire.decoder(), set[int](), 0
+        while ended < RANKS:
+            for message in decoder.feed(ours.recv(1 << 16)):
+                match message:
+                    case wire.RankForked():
+                        forked.add(message.rank)
+                    case wire.ChildExited():
+                        ended += 1  # these have no controller to talk to
+        assert forked == set(range(RANKS))
 
 
 CONTROLLER = """

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import select
+import shutil
 import tempfile
 import threading
 from collections.abc import Iterator
@@ -54,6 +55,26 @@ def test_an_agent_that_is_told_to_end_leaves_nothing(notebook: Notebook) -> None
     agent.terminate()
     all_end([agent, *others])
     assert not [place for place in places if place.exists()]
+
+
+def test_files_are_kept_young_and_folders_made_again() -> None:
+    """While cleaners of temporary folders are about."""
+    made = Directories("young-1")
+    try:
+        log = made.work / "ipython" / "rank-0.log"
+        log.parent.mkdir()
+        log.write_text("kept")
+        for path in (log, log.parent, made.work, made.store):
+            os.utime(path, (0, 0))
+        made.touch()
+        assert all(path.stat().st_mtime > 1e9 for path in (log, log.parent, made.work, made.store))
+        assert made.restore() == []
+        shutil.rmtree(made.work)
+        assert made.restore() == [made.work]
+        assert made.work.stat().st_mode & 0o777 == 0o700
+        assert log.parent.parent.is_dir()
+    finally:
+        made.remove()
 
 
 def test_folders_are_not_swept_while_they_are_made() -> None:

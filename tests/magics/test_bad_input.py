@@ -11,7 +11,6 @@ from pathlib import Path
 import psutil
 import pytest
 
-from skymagic.run.engine import PURGE_AFTER, PURGE_BYTES
 from tests.lab.notebook import Notebook
 from tests.lab.pools import KERNEL, Pools, borrowed
 
@@ -30,17 +29,14 @@ def test_cell_that_does_nothing(notebook: Notebook, body: str) -> None:
     assert notebook.run(f"%%sky_run\n{body}").outputs == []
 
 
-@pytest.mark.parametrize("cell", ["%%sky_broadcast", "%%sky_broadcast -o r\n", "%%sky_run"])
-def test_cell_without_a_body_is_one_line_of_ipython(notebook: Notebook, cell: str) -> None:
-    shown = notebook.finish(notebook.start(cell))
-    assert shown.failure.ename == "UsageError"
-    assert "the cell body is empty" in shown.stderr
-    assert len(shown.stderr.splitlines()) == 1
-
-
-def test_line_magic_without_a_cell(notebook: Notebook) -> None:
+def test_a_cell_without_a_body_is_one_line_of_ipython(notebook: Notebook) -> None:
+    for cell in ("%%sky_broadcast", "%%sky_broadcast -o r\n", "%%sky_run"):
+        shown = notebook.finish(notebook.start(cell))
+        assert shown.failure.ename == "UsageError"
+        assert "the cell body is empty" in shown.stderr
+        assert len(shown.stderr.splitlines()) == 1
     notebook.run("%sky_broadcast -o r")
-    assert notebook.value("r") == [None, None]
+    assert notebook.value("r") == [None, None], "a line without a cell"
 
 
 @pytest.mark.parametrize(
@@ -70,29 +66,25 @@ def test_syntax_error_starts_no_pool(shared_pools: Pools) -> None:
         assert psutil.Process(one.pid).children() == []
 
 
-def test_null_bytes(notebook: Notebook) -> None:
-    error = notebook.fail("%%sky_broadcast\nx = 1\0")
+@pytest.mark.parametrize(
+    ("body", "word"),
+    [("x = 1\0", "null"), (f"{'(' * 500}1{')' * 500}", "parentheses")],
+    ids=["null bytes", "deeply nested"],
+)
+def test_what_python_does_not_compile(notebook: Notebook, body: str, word: str) -> None:
+    error = notebook.fail(f"%%sky_broadcast\n{body}")
     assert error.ename == "CellSyntaxError"
-    assert "null" in error.text
+    assert word in error.text
 
 
-def test_a_cell_of_five_megabytes_in_many_lines(notebook: Notebook) -> None:
-    lines = "\n".join(f"    {number}, # {'c' * 1000}" for number in range(5000))
-    assert len(lines) > 5_000_000
+def test_cells_of_two_megabytes(notebook: Notebook) -> None:
+    lines = "\n".join(f"    {number}, # {'c' * 1000}" for number in range(2000))
+    assert len(lines) > 2_000_000
     notebook.run(f"%%sky_broadcast -o r\nlisted = [\n{lines}\n]\nlen(listed)")
-    assert notebook.value("r") == [5000] * 2
-
-
-def test_error_in_a_cell_of_five_megabytes(notebook: Notebook) -> None:
-    error = notebook.fail(f"%%sky_broadcast\ntext = '{'x' * 5_000_000}'\n1 / 0")
+    assert notebook.value("r") == [2000] * 2
+    error = notebook.fail(f"%%sky_broadcast\ntext = '{'x' * 2_000_000}'\n1 / 0")
     assert error.ename == "ZeroDivisionError"
     assert "----> 3 1 / 0" in error.text
-
-
-def test_deeply_nested_cell(notebook: Notebook) -> None:
-    error = notebook.fail(f"%%sky_broadcast\n{'(' * 500}1{')' * 500}")
-    assert error.ename == "CellSyntaxError"
-    assert "parentheses" in error.text
 
 
 def test_unicode_in_names_strings_and_comments(notebook: Notebook) -> None:
@@ -101,14 +93,14 @@ def test_unicode_in_names_strings_and_comments(notebook: Notebook) -> None:
     assert notebook.value("ergebnis, μ") == (["漢字🤖…•"] * 2, ["漢字🤖…"] * 2)
 
 
-def test_windows_line_ends_and_tabs(notebook: Notebook) -> None:
-    notebook.run("%%sky_broadcast -o r\r\nif True:\r\n\tx = 'a'\r\nx")
-    assert notebook.value("r") == ["a", "a"]
-
-
-def test_a_cell_that_looks_like_an_order(notebook: Notebook) -> None:
-    notebook.run('%%sky_broadcast -o r\n#%sky {"kind": "rejoin"}\n5')
-    assert notebook.value("r") == [5, 5]
+@pytest.mark.parametrize(
+    ("body", "value"),
+    [("\r\nif True:\r\n\tx = 'a'\r\nx", "a"), ('\n#%sky {"kind": "rejoin"}\n5', 5)],
+    ids=["of Windows, with tabs", "like an order"],
+)
+def test_unusual_lines(notebook: Notebook, body: str, value: object) -> None:
+    notebook.run(f"%%sky_broadcast -o r{body}")
+    assert notebook.value("r") == [value] * 2
 
 
 # ------------------------------------------------------------------------------------------ what cannot travel
@@ -299,7 +291,7 @@ def grown(notebook: Notebook, before: dict[str, int]) -> dict[str, tuple[int, in
             return found
 
 
-def test_the_same_cell_twenty_times(notebook: Notebook) -> None:
+def test_the_same_cell_again_and_again(notebook: Notebook) -> None:
     notebook.run("import torch\ndata = torch.ones(40_000, 10)")
     for _ in range(3):
         shown = notebook.run(TRAIN)
@@ -307,7 +299,7 @@ def test_the_same_cell_twenty_times(notebook: Notebook) -> None:
     first = notebook.value("[x[:3] for x in r]")
     assert [(total, groups) for total, groups, _ in first] == [(2.0, 1)] * 2
     before = counts(notebook)
-    for _ in range(20):
+    for _ in range(10):
         notebook.run(TRAIN)
     assert notebook.value("[x[:3] for x in r]") == first
     assert grown(notebook, before) == {}
@@ -315,12 +307,14 @@ def test_the_same_cell_twenty_times(notebook: Notebook) -> None:
 
 def test_the_controller_forgets_runs_that_are_over(notebook: Notebook) -> None:
     remembered = "len(__import__('sys').modules['skymagic.pool.registry'].pool_named().resources.engine._client.db_query({}, ['msg_id']))"
-    again = "get_ipython().run_cell_magic('sky_broadcast', '', 'pass')"
-    notebook.run(f"for _ in range({PURGE_AFTER}):\n    {again}")
-    assert 0 < notebook.value(remembered) <= PURGE_AFTER + 4
-    notebook.run(f"%%sky_broadcast\n# {'x' * PURGE_BYTES}\npass")
+    notebook.run("from skymagic.run import engine\nlimits = engine.PURGE_AFTER, engine.PURGE_BYTES")
+    notebook.run("engine.PURGE_AFTER, engine.PURGE_BYTES = 10, 100_000")
+    notebook.run("for _ in range(15):\n    get_ipython().run_cell_magic('sky_broadcast', '', 'pass')")
+    assert 0 < notebook.value(remembered) <= 10 + 4
+    notebook.run(f"%%sky_broadcast\n# {'x' * 100_000}\npass")
     notebook.run("%%sky_broadcast\npass")
     assert notebook.value(remembered) == 2
+    notebook.run("engine.PURGE_AFTER, engine.PURGE_BYTES = limits")
 
 
 def test_failing_cells_leave_nothing(notebook: Notebook) -> None:
@@ -329,7 +323,7 @@ def test_failing_cells_leave_nothing(notebook: Notebook) -> None:
     for _ in range(3):  # the first group that is replaced stays with DDP
         notebook.fail(cell)
     before = counts(notebook)
-    for _ in range(10):
+    for _ in range(5):
         notebook.fail(cell)
     assert grown(notebook, before) == {}
 

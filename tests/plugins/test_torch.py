@@ -89,7 +89,7 @@ def test_versions_that_contradict_the_image() -> None:
 
 @pytest.fixture(scope="module")
 def pool() -> Iterator[Any]:
-    with sky.Compute(nodes=2, procs_per_node=2, plugins=[sky.plugins.torch()]) as made:
+    with sky.Compute(nodes=2, plugins=[sky.plugins.torch()]) as made:
         yield made
 
 
@@ -118,15 +118,15 @@ def test_the_group_is_there_before_the_first_cell(pool: Any) -> None:
     for rank, found in enumerate(where() @ pool):
         assert found == {
             "RANK": str(rank),
-            "WORLD_SIZE": "4",
-            "LOCAL_RANK": str(rank % 2),
-            "LOCAL_WORLD_SIZE": "2",
-            "NODE_RANK": str(rank // 2),
+            "WORLD_SIZE": "2",
+            "LOCAL_RANK": "0",
+            "LOCAL_WORLD_SIZE": "1",
+            "NODE_RANK": str(rank),
             "MASTER_ADDR": "127.0.0.1",
             "port": True,
-            "group": (rank, 4, "gloo"),
+            "group": (rank, 2, "gloo"),
         }
-    assert reduced() @ pool == [10.0] * 4
+    assert reduced() @ pool == [3.0] * 2
 
 
 def test_a_world_of_one_has_a_group_too_which_is_destroyed_when_the_pool_ends(tmp_path: Path) -> None:
@@ -166,11 +166,11 @@ def test_wrapped_functions_take_their_arguments_by_keyword(pool: Any) -> None:
         from torch.nn.parallel import DistributedDataParallel as DDP
 
         group = dist.new_group(
-            ranks=[0, 1, 2, 3], timeout=None, backend=None, pg_options=None, use_local_synchronization=False
+            ranks=[0, 1], timeout=None, backend=None, pg_options=None, use_local_synchronization=False
         )
         model = DDP(module=torch.nn.Linear(2, 1), device_ids=None, output_device=None, process_group=group)
         model(input=torch.ones(1, 2)).sum().backward()
-        values, gathered = torch.ones(2), [torch.zeros(2) for _ in range(4)]
+        values, gathered = torch.ones(2), [torch.zeros(2) for _ in range(2)]
         dist.all_reduce(tensor=values, op=dist.ReduceOp.SUM, group=group, async_op=False)
         dist.broadcast(tensor=values, src=0, group=group, async_op=False)
         dist.all_gather(tensor_list=gathered, tensor=values, group=group, async_op=False)
@@ -182,7 +182,7 @@ def test_wrapped_functions_take_their_arguments_by_keyword(pool: Any) -> None:
         dist.destroy_process_group(group=group)
         return gathered[1].sum().item()
 
-    assert by_keyword() @ pool == [8.0] * 4
+    assert by_keyword() @ pool == [4.0] * 2
 
 
 DIFFERENCES = {
@@ -192,17 +192,16 @@ DIFFERENCES = {
     "TORCHELASTIC_ERROR_FILE": "where a worker tells torchrun's agent its error; a rank's error goes to the notebook",
     "TORCHELASTIC_SIGNALS_TO_HANDLE": "torchrun's agent tells itself",
     "TORCH_NCCL_ASYNC_ERROR_HANDLING": "torchrun's 1 ends the process of a collective that fails; a rank lives on, and keeps its variables",
-    "OMP_NUM_THREADS": "torchrun says 1; a pool shares the cores among its ranks",
 }
 """Variables of torchrun's that a rank does not have, or not with the same value."""
 TELL = "import json, os, pathlib, sys; pathlib.Path(sys.argv[1], os.environ['RANK']).write_text(json.dumps(dict(os.environ)))"
 
 
 def workers_of_torchrun(folder: Path) -> list[dict[str, str]]:
-    """What torchrun's own four workers on two nodes have that this process has not, by rank."""
+    """What torchrun's own workers on two nodes have that this process has not, by rank."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-    command = f"-m torch.distributed.run --nnodes=2 --nproc_per_node=2 --master_addr=127.0.0.1 --master_port={port} --no_python"
+    command = f"-m torch.distributed.run --nnodes=2 --nproc_per_node=1 --master_addr=127.0.0.1 --master_port={port} --no_python"
     started = [
         subprocess.Popen(
             [sys.executable, *command.split(), f"--node_rank={node}", sys.executable, "-c", TELL, folder],
@@ -211,7 +210,7 @@ def workers_of_torchrun(folder: Path) -> list[dict[str, str]]:
         for node in range(2)
     ]
     assert [process.wait(timeout=60) for process in started] == [0, 0]
-    told = [json.loads((folder / str(rank)).read_text()) for rank in range(4)]
+    told = [json.loads((folder / str(rank)).read_text()) for rank in range(2)]
     return [{name: value for name, value in env.items() if os.environ.get(name) != value} for env in told]
 
 
@@ -235,18 +234,18 @@ def collective(name: str) -> None:
     import torch
     import torch.distributed as dist
 
-    x, four = torch.ones(4), [torch.ones(1) for _ in range(4)]
-    objects: list[Any] = [None] * 4
+    x, both = torch.ones(4), [torch.ones(1) for _ in range(2)]
+    objects: list[Any] = [None] * 2
     {
         "all_reduce": lambda: dist.all_reduce(x),
         "async": lambda: dist.all_reduce(x, async_op=True).wait(),
         "broadcast": lambda: dist.broadcast(x, 0),
         "barrier": lambda: dist.barrier(),
-        "all_gather": lambda: dist.all_gather(four, torch.ones(1)),
+        "all_gather": lambda: dist.all_gather(both, torch.ones(1)),
         "all_gather_object": lambda: dist.all_gather_object(objects, 1),
         "broadcast_object_list": lambda: dist.broadcast_object_list(objects),
-        "scatter": lambda: dist.scatter(torch.ones(1), four if dist.get_rank() == 0 else None),
-        "reduce_scatter": lambda: dist.reduce_scatter(torch.ones(1), four),
+        "scatter": lambda: dist.scatter(torch.ones(1), both if dist.get_rank() == 0 else None),
+        "reduce_scatter": lambda: dist.reduce_scatter(torch.ones(1), both),
         "new_group": lambda: dist.new_group([0, 1]),
         "explicit": lambda: dist.all_reduce(x, group=dist.group.WORLD),
         "DDP": lambda: torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 2)),
@@ -261,10 +260,10 @@ NAMES = (
 
 def test_some_ranks_alone_cannot_do_a_collective_of_all_which_all_can(pool: Any) -> None:
     for name in NAMES:
-        with pytest.raises(RuntimeError, match="waits for ranks 0 to 3, and only rank . takes part"):
+        with pytest.raises(RuntimeError, match="waits for ranks 0, 1, and only rank . takes part"):
             collective(name) >> pool
         collective(name) @ pool
-    assert reduced() @ pool == [10.0] * 4
+    assert reduced() @ pool == [3.0] * 2
 
 
 def test_the_forward_pass_of_a_wrapper_made_before(pool: Any) -> None:
@@ -298,7 +297,7 @@ def test_a_group_of_those_that_take_part(pool: Any) -> None:
         return value.item()
 
     assert alone() >> pool == 1.0
-    assert reduced() @ pool == [10.0] * 4
+    assert reduced() @ pool == [3.0] * 2
 
 
 # -------------------------------------------------------------------------------------------- one function
@@ -343,8 +342,8 @@ def test_a_decorated_function_has_a_group_on_a_pool_without_the_plugin(bare: Any
 
 
 def test_the_pools_own_group_serves_a_decorated_function(pool: Any) -> None:
-    assert decorated() @ pool == [(4.0, rank, 4) for rank in range(4)]
-    assert reduced() @ pool == [10.0] * 4
+    assert decorated() @ pool == [(2.0, rank, 2) for rank in range(2)]
+    assert reduced() @ pool == [3.0] * 2
 
 
 def test_a_decorated_function_with_options_and_outside_a_pool(bare: Any) -> None:

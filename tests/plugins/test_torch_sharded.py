@@ -10,6 +10,11 @@ from tests.lab.notebook import Notebook, opened, seen
 
 pytest.importorskip("torch")
 
+POOL = """import skymagic as sky
+from skymagic.plugins import Plugin
+modules = "torch._dynamo", "torch.distributed.fsdp", "torch.distributed.tensor"
+sky.Compute(nodes=4, name="main", plugins=["torch", Plugin(name="sharded", preload=modules)]).start();"""
+"""What these models import, which takes longer than the tests, is imported once for the four ranks."""
 SETUP = """%%sky_broadcast
 import os, time
 import torch, torch.distributed as dist
@@ -58,7 +63,7 @@ def trouble(place):
             raise ValueError('planted')
         {others}
 step(1)"""
-OTHERS = {"compute": "while True: sum(range(1000))", "wait": "dist.all_reduce(torch.ones(1 << 16))"}
+OTHERS = {"compute": "while True: sum(range(1000)); time.sleep(0.001)", "wait": "dist.all_reduce(torch.ones(1 << 16))"}
 GO_ON = "trouble = quiet\nfor number in (1, 2, 3):\n    step(number)\nweights(model)"
 IDENTITY = "[id(mark), id(dist.group.WORLD)]"
 PLACES = ["forward", "backward", "behind"]
@@ -66,7 +71,7 @@ PLACES = ["forward", "backward", "behind"]
 
 @pytest.fixture(scope="module")
 def module_notebook(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Notebook]:
-    with opened(tmp_path_factory.mktemp("sharded"), "%sky_pool --nodes 4 --plugin torch") as one:
+    with opened(tmp_path_factory.mktemp("sharded"), POOL) as one:
         yield one
 
 
@@ -136,7 +141,7 @@ def test_groups_on_which_ranks_are_out_of_step_are_made_again(notebook: Notebook
     notebook.run(GROUPS)
     begun = "work = dist.all_reduce(torch.ones(1), group=mine, async_op=True)"
     notebook.fail(
-        f"%%sky_broadcast\nif rank == 2:\n    raise ValueError('planted')\n{begun}\nwhile True: sum(range(1000))"
+        f"%%sky_broadcast\nif rank == 2:\n    raise ValueError('planted')\n{begun}\nwhile True: sum(range(1000)); time.sleep(0.001)"
     )
     assert seen(notebook, USED) == [(2.0, 28.0, 4)] * 4
 

@@ -230,7 +230,7 @@ def test_third_party_plugin_is_entered_once_for_each_process_and_left(notebook: 
 
 
 NAMES = (
-    "RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE NODE_RANK GROUP_RANK MASTER_ADDR MASTER_PORT COMPUTE_POOL SKYPILOT_NODE_IPS "
+    "RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE NODE_RANK GROUP_RANK GROUP_WORLD_SIZE ROLE_RANK ROLE_WORLD_SIZE MASTER_ADDR MASTER_PORT COMPUTE_POOL SKYPILOT_NODE_IPS "
     "SKYPILOT_NUM_NODES SKYPILOT_NODE_RANK SKYPILOT_NUM_GPUS_PER_NODE SKYPILOT_TASK_ID GLOO_SOCKET_IFNAME NCCL_SOCKET_IFNAME OMP_NUM_THREADS GIVEN"
 ).split()
 
@@ -258,6 +258,7 @@ def test_every_rank_of_two_nodes_with_two_ranks_knows_its_place(notebook: Notebo
             "NODE_RANK": node,
             "GROUP_RANK": node,
         }
+        expected |= {"GROUP_WORLD_SIZE": 2, "ROLE_RANK": rank, "ROLE_WORLD_SIZE": 4}
         expected |= {"SKYPILOT_NUM_NODES": 2, "SKYPILOT_NODE_RANK": node, "SKYPILOT_NUM_GPUS_PER_NODE": 0}
         assert {name: env[name] for name in expected} == {name: str(value) for name, value in expected.items()}
         assert [name for name in NAMES if not env[name]] == []
