@@ -151,7 +151,7 @@ def test_a_world_of_one_has_a_group_too_which_is_destroyed_when_the_pool_ends(tm
 
 def test_a_backend_that_is_not_built_in() -> None:
     with pytest.raises(ProvisionError, match="built without the backend 'mpi'"):
-        sky.Compute(nodes=2, plugins=[sky.plugins.torch(backend="mpi")]).start()
+        sky.Compute(nodes=1, plugins=[sky.plugins.torch(backend="mpi")]).start()
 
 
 def test_wrapped_functions_take_their_arguments_by_keyword(pool: Any) -> None:
