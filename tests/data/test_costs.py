@@ -171,48 +171,7 @@ def grown() -> Any:
     return leaf
 
 
-def noted() -> Any:
-    tensor = torch.arange(3)
-    tensor.note = "kept"
-    return tensor
-
-
 BASE = torch.arange(24.0).reshape(4, 6)
-TENSORS: dict[str, Any] = {
-    "rows": BASE[1:3],
-    "columns": BASE[:, ::2],
-    "transposed": BASE.T,
-    "expanded": torch.ones(3, 1).expand(3, 4),
-    "scalar": torch.tensor(2.5),
-    "empty": torch.empty(0, 3),
-    "half": torch.arange(5).to(torch.bfloat16),
-    "bool": torch.tensor([True, False]),
-    "complex": torch.tensor([1 + 2j]),
-    "conjugate": torch.tensor([1 + 2j]).conj(),
-    "negative": torch.tensor([1 + 2j]).conj().imag,
-    "leaf with a gradient": grown(),
-    "with an attribute": noted(),
-    "frozen parameter": torch.nn.Parameter(torch.ones(2), requires_grad=False),
-    "parameter": torch.nn.Parameter(torch.ones(2)),
-    "buffer": torch.nn.Buffer(torch.ones(2)),
-}
-
-
-@pytest.mark.parametrize("kind", TENSORS)
-def test_small_tensors_arrive_as_they_are(kind: str) -> None:
-    tensor = TENSORS[kind]
-    there = copy([tensor])[0]
-    assert torch.equal(there, tensor)
-    for fact in (
-        type,
-        lambda each: (each.dtype, each.shape, each.requires_grad, vars(each)),
-        torch.is_conj,
-        torch.is_neg,
-    ):
-        assert fact(there) == fact(tensor)
-    assert (there.grad is None) == (tensor.grad is None)
-    assert tensor.grad is None or torch.equal(there.grad, tensor.grad)
-    assert contents(there) == contents(tensor)
 
 
 def test_small_tensors_and_arrays_that_share_memory_do_so_there() -> None:

@@ -22,6 +22,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from skymagic.data.values import pickling
+from skymagic.data.values.contents import contents_hash
+from skymagic.data.values.forms import form_for
 from skymagic.data.values.memory import SMALL
 from tests.data.far import Notebook, ranks
 
@@ -193,26 +195,62 @@ def test_temporaries_do_not_look_shared() -> None:
 # torch
 
 
+def grown(tensor: torch.Tensor) -> torch.Tensor:
+    (tensor * 3).sum().backward()
+    return tensor
+
+
+def noted(tensor: torch.Tensor) -> torch.Tensor:
+    tensor.note = "kept"
+    return tensor
+
+
+TENSORS: dict[str, Callable[[int], torch.Tensor]] = {  # of some size
+    "plain": lambda n: torch.arange(n, dtype=torch.float32),
+    "half": lambda n: torch.arange(n, dtype=torch.bfloat16),
+    "rows": lambda n: torch.arange(4.0 * n).reshape(4, n)[1:3],
+    "columns": lambda n: torch.arange(4.0 * n).reshape(n, 4)[:, ::2],
+    "transposed": lambda n: torch.arange(n * 2.0).reshape(2, n).T,
+    "strided": lambda n: torch.arange(n * 2.0)[::2],
+    "expanded": lambda n: torch.randn(4, 1).expand(4, n),
+    "expanded in vain": lambda n: torch.randn(4, n).expand(4, n),
+    "scalar": lambda n: torch.tensor(n + 0.5),
+    "empty": lambda n: torch.empty(0, n),
+    "bool": lambda n: torch.tensor([True, False] * n),
+    "complex": lambda n: torch.ones(n, dtype=torch.complex64) * 2j,
+    "conjugate": lambda n: torch.ones(n, dtype=torch.complex64).conj(),
+    "negative": lambda n: torch.ones(n, dtype=torch.complex64).conj().imag,
+    "leaf": lambda n: torch.ones(n, requires_grad=True),
+    "leaf with a gradient": lambda n: grown(torch.ones(n, requires_grad=True)),
+    "with an attribute": lambda n: noted(torch.arange(n)),
+    "parameter": lambda n: torch.nn.Parameter(torch.randn(3, n)),
+    "frozen parameter": lambda n: torch.nn.Parameter(torch.ones(n), requires_grad=False),
+    "buffer": lambda n: torch.nn.Buffer(torch.ones(n)),
+    "sparse": lambda n: torch.eye(min(n, 200)).to_sparse(),
+    "compressed": lambda n: torch.eye(min(n, 200)).to_sparse_csr(),
+    "of no device": lambda n: torch.empty(3, n, device="meta"),
+}
+
+
 @pytest.mark.filterwarnings("ignore:Sparse CSR:UserWarning")
-def test_tensors_arrive_as_they_were() -> None:
-    tensors = [
-        torch.arange(BIG, dtype=torch.float32), torch.arange(BIG, dtype=torch.bfloat16),
-        torch.arange(BIG * 2.0).reshape(2, BIG).T, torch.arange(BIG * 2.0)[::2], torch.tensor(3.5), torch.empty(0, 4),
-        torch.ones(BIG, requires_grad=True), torch.nn.Parameter(torch.randn(3, BIG)),
-        torch.ones(BIG, dtype=torch.complex64).conj(), torch.tensor([True, False] * BIG),
-        torch.randn(4, BIG).expand(4, BIG), torch.eye(200).to_sparse(), torch.eye(200).to_sparse_csr(),
-        torch.empty(3, 4, device="meta"),
-    ]  # fmt: skip
-    for tensor in tensors:
-        back = copy(tensor)
-        assert type(back) is type(tensor)
-        assert (back.dtype, back.shape, back.requires_grad) == (tensor.dtype, tensor.shape, tensor.requires_grad)
-        assert back.layout == tensor.layout
-        if tensor.device.type != "meta" and tensor.layout is torch.strided:
-            assert back.stride() == tensor.stride()
-            assert torch.equal(back, tensor)
-        elif tensor.device.type != "meta":
-            assert torch.equal(back.to_dense(), tensor.to_dense())
+@pytest.mark.parametrize("size", [3, BIG], ids=["small", "large"])
+@pytest.mark.parametrize("kind", TENSORS)
+def test_tensors_arrive_as_they_were(kind: str, size: int) -> None:
+    tensor = TENSORS[kind](size)
+    back = copy([tensor])[0]
+    facts = [(type(x), x.dtype, x.shape, x.requires_grad, x.layout, vars(x), x.device) for x in (back, tensor)]
+    assert facts[0] == facts[1]
+    if tensor.device.type == "meta":
+        return
+    if tensor.layout is not torch.strided:
+        assert torch.equal(back.to_dense(), tensor.to_dense())
+        return
+    assert torch.equal(back, tensor)
+    assert (torch.is_conj(back), torch.is_neg(back)) == (torch.is_conj(tensor), torch.is_neg(tensor))
+    assert size == 3 or back.stride() == tensor.stride(), "small ones have no gaps"
+    assert torch.equal(*(x.grad if x.grad is not None else torch.empty(0) for x in (back, tensor)))
+    contents = [contents_hash(x, pickling.reducer({}), form_for, lambda memory: None) for x in (back, tensor)]
+    assert contents[0] == contents[1]
 
 
 @pytest.mark.filterwarnings("ignore:ComplexHalf support")

@@ -67,7 +67,7 @@ def test_a_semicolon_silences_and_the_value_is_kept(notebook: Notebook) -> None:
 
 def test_figure_and_table_from_the_head_in_order(notebook: Notebook) -> None:
     shown = notebook.run(
-        "%%sky_broadcast\n%matplotlib inline\nimport matplotlib.pyplot as plt\nimport pandas as pd\n"
+        "%%sky_broadcast -t 0\n%matplotlib inline\nimport matplotlib.pyplot as plt\nimport pandas as pd\n"
         "print('before')\nplt.plot([1, 2])\nplt.show()\nprint('between')\npd.DataFrame({'column': [7]})"
     )
     assert shown.kinds == ["stdout", "display_data", "stdout", "display_data"]
@@ -79,7 +79,7 @@ def test_figure_and_table_from_the_head_in_order(notebook: Notebook) -> None:
 
 
 def test_figure_left_open_is_shown_at_the_end(notebook: Notebook) -> None:
-    shown = notebook.run("%%sky_broadcast\n%matplotlib inline\nimport matplotlib.pyplot as plt\nplt.plot([1, 2]);")
+    shown = notebook.run("%%sky_broadcast -t 0\n%matplotlib inline\nimport matplotlib.pyplot as plt\nplt.plot([1, 2]);")
     assert [list(data) for data in shown.rich if "image/png" in data]
 
 
@@ -107,7 +107,7 @@ def test_what_cannot_show_itself_says_so_and_fails_nothing(notebook: Notebook) -
 
 
 def test_widgets_are_shown_as_text(notebook: Notebook) -> None:
-    shown = notebook.run("%%sky_broadcast\nimport ipywidgets\nipywidgets.IntSlider(3)")
+    shown = notebook.run("%%sky_broadcast -t 0\nimport ipywidgets\nipywidgets.IntSlider(3)")
     assert [list(data) for data in shown.rich] == [["text/plain"]]
     assert "IntSlider(value=3)" in shown.rich[0]["text/plain"]
 

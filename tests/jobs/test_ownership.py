@@ -1,7 +1,7 @@
 """Who owns a name: a rank keeps what a run really bound there, whatever the cell's text looks like.
 
-Each form of binding, values that were pulled, and names of Python's own are in the random walk of `test_walk`; here is what it cannot
-see: what is said, ranks that differ, and options.
+Each form of binding and values that were pulled are in the random walk of `test_walk`; here is what it cannot see: what is said, ranks
+that differ, options, and that Python's own name is there again.
 """
 
 from __future__ import annotations
@@ -82,6 +82,13 @@ def test_push_sends_a_pulled_value(notebook: Notebook) -> None:
 
 
 # ------------------------------------------------------------------------------------- names that are deleted here
+
+
+def test_a_builtin_that_was_shadowed_is_there_again(notebook: Notebook) -> None:
+    notebook.run("list = 5")
+    assert seen(notebook, "list") == [5, 5]
+    notebook.run("del list")
+    assert seen(notebook, "list((1, 2))") == [[1, 2]] * 2
 
 
 def test_a_deleted_name_stays_there_and_is_told_once(notebook: Notebook) -> None:
