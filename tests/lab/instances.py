@@ -30,6 +30,7 @@ from skymagic.runtime.rendezvous import free_port
 from tests.conftest import MARK
 from tests.lab import ec2 as lab
 from tests.lab.ec2 import EC2, Answer, Call, CarryOut
+from tests.lab.ec2_prices import few_types
 from tests.lab.hosts import NAME, Host, closing, share_code
 from tests.lab.metadata import Metadata
 
@@ -201,6 +202,7 @@ def booting_rules(machines: Machines) -> None:
     """Have launches boot machines, after all faults that were scripted before."""
     machines.cloud.on("RunInstances", machines.on_launch, times=1 << 30)
     machines.cloud.on("TerminateInstances", machines.on_terminate, times=1 << 30)
+    few_types(machines.cloud)
 
 
 @contextmanager

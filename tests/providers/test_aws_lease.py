@@ -62,8 +62,12 @@ class Case:
 
 
 @pytest.fixture
-def case(cloud: EC2, server: tuple[EC2, AwsClients]) -> Case:
-    return Case(server[1])
+def case(cloud: EC2, server: tuple[EC2, AwsClients]) -> Iterator[Case]:
+    """Given back at the end, also after a test that has done so; nothing is left then."""
+    made = Case(server[1])
+    yield made
+    made.lease.release()
+    assert lab.left(REGION, "us-west-2") == {}
 
 
 def launched(cloud: EC2) -> list[lab.Call]:
@@ -110,7 +114,6 @@ def test_the_group_lets_in_ssh_from_the_caller_and_the_pool_itself(cloud: EC2, c
 
     assert rules("IpPermissions") == [("tcp", 22, ["203.0.113.7/32"], []), ("-1", None, [], within)]
     assert within in [rule[3] for rule in rules("IpPermissionsEgress")]
-    case.lease.release()
 
 
 def test_failover_says_why(cloud: EC2, case: Case) -> None:
@@ -135,8 +138,6 @@ def test_nowhere(cloud: EC2, case: Case) -> None:
     with pytest.raises(CloudError, match=r"no capacity for 2 machines:\n.*us-east-1a.*\n.*us-east-1b") as failed:
         case.lease.acquire([A, B], 2)
     assert failed.value.kind == "capacity"
-    case.lease.release()
-    assert lab.left() == {}
 
 
 def test_a_quota_is_asked_once_in_a_region(cloud: EC2, case: Case) -> None:
@@ -144,7 +145,6 @@ def test_a_quota_is_asked_once_in_a_region(cloud: EC2, case: Case) -> None:
     with pytest.raises(CloudError, match="vCPU quota"):
         case.lease.acquire([A, B], 2)
     assert len(launched(cloud)) == 1
-    case.lease.release()
 
 
 @pytest.mark.parametrize(
@@ -160,16 +160,12 @@ def test_what_no_other_zone_mends_is_told_at_once(cloud: EC2, case: Case, code: 
     with pytest.raises(CloudError, match=words):
         case.lease.acquire([A, B], 2)
     assert {call.fields["ClientToken"] for call in launched(cloud)} == {"train-1234-1"}
-    case.lease.release()
-    assert lab.left() == {}
 
 
 def test_a_lost_answer(cloud: EC2, case: Case) -> None:
     cloud.on("RunInstances", lab.lost)
     _, instances = case.lease.acquire([A], 2)
     assert len(lab.instances()) == len(instances) == 2
-    case.lease.release()
-    assert lab.left() == {}
 
 
 def test_an_answer_that_stays_lost_is_looked_for(cloud: EC2, case: Case) -> None:
@@ -180,7 +176,6 @@ def test_an_answer_that_stays_lost_is_looked_for(cloud: EC2, case: Case) -> None
     cloud.on("DescribeInstances", lab.empty, times=2)
     case.lease.release()
     assert len(lab.instances()) == 2
-    assert lab.left() == {}
 
 
 def test_not_shown_yet_is_not_gone(cloud: EC2, case: Case) -> None:
@@ -198,8 +193,6 @@ def test_ended_while_pending(cloud: EC2, case: Case) -> None:
     offer, _ = case.lease.acquire([A, B], 2)
     assert offer is B
     assert [line for line in case.said if "has ended while it was starting" in line]
-    case.lease.release()
-    assert lab.left() == {}
 
 
 def test_never_running(cloud: EC2, case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -207,8 +200,6 @@ def test_never_running(cloud: EC2, case: Case, monkeypatch: pytest.MonkeyPatch) 
     cloud.on("RunInstances", lab.state("pending"))
     with pytest.raises(CloudError, match="not started the machines within 20 s.*pending"):
         case.lease.acquire([A], 1)
-    case.lease.release()
-    assert lab.left() == {}
 
 
 def test_what_cannot_be_ended_is_named(cloud: EC2, case: Case) -> None:
@@ -220,7 +211,6 @@ def test_what_cannot_be_ended_is_named(cloud: EC2, case: Case) -> None:
         case.lease.release()
     assert "end themselves at" in str(failed.value)
     case.lease.release()  # once it is allowed
-    assert lab.left() == {}
 
 
 def test_machines_that_nobody_may_look_at_are_ended_all_the_same(cloud: EC2, case: Case) -> None:
@@ -232,8 +222,6 @@ def test_machines_that_nobody_may_look_at_are_ended_all_the_same(cloud: EC2, cas
         case.lease.release()
     assert [one.state for one in lab.instances()] == ["terminated"] * 2
     cloud._rules.clear()
-    case.lease.release()
-    assert lab.left() == {}
 
 
 def test_fifty_machines_are_one_launch(cloud: EC2, case: Case) -> None:
@@ -271,7 +259,6 @@ def test_user_data_has_no_credential(cloud: EC2, case: Case) -> None:
     assert (config["package_update"], config["package_upgrade"]) == (False, False)
     assert [each for each in config["bootcmd"] if "apt-daily-upgrade.timer" in each[-1] and "mask --now" in each[-1]]
     assert len(text) < boot.MOST_BYTES
-    case.lease.release()
 
 
 def test_the_image_is_the_one_of_its_makers_parameter_unless_it_is_named(
@@ -337,15 +324,12 @@ def test_gpu_machines_are_near_each_other(cloud: EC2, case: Case) -> None:
     assert launched(cloud)[0].fields["Placement.GroupName"] == "skymagic-train-1234-1"
     assert lab.left()["placements"] == ["skymagic-train-1234-1"]
     cloud.on("DeletePlacementGroup", error("InvalidPlacementGroup.InUse"))
-    case.lease.release()
-    assert lab.left() == {}
 
 
 @pytest.mark.parametrize(("offer", "count"), [(GPUS, 1), (A, 2)])
 def test_others_are_wherever_there_is_room(cloud: EC2, case: Case, offer: MachineOffer, count: int) -> None:
     case.lease.acquire([offer], count)
     assert "CreatePlacementGroup" not in [call.action for call in cloud.calls]
-    case.lease.release()
 
 
 @pytest.mark.parametrize(
@@ -365,16 +349,12 @@ def test_a_placement_group_is_given_up_where_it_is_what_fails(
     assert len(instances) == 2
     assert "Placement.GroupName" not in launched(cloud)[-1].fields
     assert [line for line in case.said if "without a placement group" in line]
-    case.lease.release()
-    assert lab.left() == {}
 
 
 def test_missing_capacity_is_no_fault_of_a_placement_group(cloud: EC2, case: Case) -> None:
     cloud.on("RunInstances", error("InsufficientInstanceCapacity", "none"))
     offer, _ = case.lease.acquire([GPUS, A], 2)
     assert offer is A
-    case.lease.release()
-    assert lab.left() == {}
 
 
 def test_a_machine_is_replaced(cloud: EC2, case: Case) -> None:
@@ -395,7 +375,6 @@ def test_a_machine_is_replaced(cloud: EC2, case: Case) -> None:
     assert lab.left() == {}
     with pytest.raises(CloudError, match="released"):  # on a thread that has waited for capacity meanwhile
         case.lease.replace(offer, [other.id])
-    assert lab.left() == {}
 
 
 def test_machines_that_are_out_of_sight_take_four_calls_a_minute_at_most(
@@ -416,7 +395,6 @@ def test_machines_that_are_out_of_sight_take_four_calls_a_minute_at_most(
     assert found == [True, True, False, True]
     assert 1 <= len(cloud.calls) <= 4
     case.lease.clients.deadline_factor = SETTINGS.deadline_factor
-    case.lease.release()
 
 
 def test_everything_is_found_by_tag_alone(cloud: EC2, server: tuple[EC2, AwsClients]) -> None:
@@ -518,8 +496,6 @@ def test_machines_that_somebody_has_stopped_are_not_ended_by_attaching(cloud: EC
     with pytest.raises(CloudError, match="its machines are stopped; %sky_down train ends them"):
         AWS().attach(plan, accesses)
     assert {one.state for one in lab.instances()} == {"stopped"}
-    case.lease.release()
-    assert lab.left() == {}
 
 
 def test_one_pool_of_several_is_given_back_by_its_job(cloud: EC2, server: tuple[EC2, AwsClients]) -> None:

@@ -46,75 +46,54 @@ def everything_works(hosts: Hosts) -> None:
         connection.close()
 
 
-def test_a_home_with_spaces(tmp_path: Path) -> None:
-    with loopback(tmp_path / "hosts", home="my 'own' $HOME") as hosts:
+def forced(command: str) -> list[str]:
+    """As if the login shell did this, whatever it is asked for."""
+    return [f"ForceCommand {command}"]
+
+
+@pytest.mark.parametrize(
+    ("options", "files"),
+    [
+        ([], {}),
+        (["Banner {folder}/banner", "PrintMotd yes"], {"../../banner": "Authorised use only!\n" * 20}),
+        (forced('. {folder}/noise; exec /bin/sh -c "$SSH_ORIGINAL_COMMAND"'), {"../../noise": NOISE, ".bashrc": NOISE}),
+        pytest.param([login_shell("fish")], {".config/fish/config.fish": NOISE}, marks=pytest.mark.needs("fish")),
+        pytest.param(
+            [login_shell("csh")],
+            {".cshrc": "echo welcome; set path = ($path /nowhere)\n"},
+            marks=pytest.mark.needs("csh"),
+        ),
+    ],
+    ids=["a home with spaces", "a banner before the login", "a profile that prints", "fish", "csh"],
+)
+def test_everything_works(options: list[str], files: dict[str, str], tmp_path: Path) -> None:
+    lines = [line.replace("{folder}", f"{tmp_path}/hosts") for line in options]
+    with loopback(tmp_path / "hosts", options=lines, home="home" if options else "my 'own' $HOME") as hosts:
+        for name, text in files.items():
+            path = hosts[0].home / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
         everything_works(hosts)
 
 
-def test_a_banner_before_the_login(tmp_path: Path) -> None:
-    (tmp_path / "banner").write_text("Authorised use only!\n" * 20)
-    with loopback(tmp_path / "hosts", options=[f"Banner {tmp_path / 'banner'}", "PrintMotd yes"]) as hosts:
-        everything_works(hosts)
-
-
-def test_a_profile_that_prints(tmp_path: Path) -> None:
-    noise = tmp_path / "noise"
-    noise.write_text(NOISE)
-    options = [f'ForceCommand . {noise}; exec /bin/sh -c "$SSH_ORIGINAL_COMMAND"']
-    with loopback(tmp_path / "hosts", options=options) as hosts:
-        (hosts[0].home / ".bashrc").write_text(NOISE)
-        everything_works(hosts)
-
-
-def test_a_profile_that_prints_without_end(tmp_path: Path) -> None:
-    with loopback(tmp_path / "hosts", options=["ForceCommand exec yes"]) as hosts:
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        ("exec yes", "h1: the login shell printed more than .* before it ran anything"),
+        ("echo 'This account is not available.'; exit 1", "h1: the login shell ended before it ran anything:\nThis account is not available.$"),
+        ("internal-sftp", "h1: the login shell ended before it ran anything"),
+        ("exec sleep 1000", "h1: the login shell ran nothing within 2 s\n  does a profile wait"),
+    ],
+    ids=["prints without end", "refuses", "speaks another language", "waits"],
+)  # fmt: skip
+def test_a_login_shell_that_runs_nothing(
+    command: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if "sleep" in command:
+        monkeypatch.setattr(process, "START_TIMEOUT", 2.0)
+    with loopback(tmp_path / "hosts", options=forced(command)) as hosts:
         connection = connected(hosts)
-        with pytest.raises(HostError, match=r"h1: the login shell printed more than .* before it ran anything"):
-            connection.run("true")
-        connection.close()
-
-
-@pytest.mark.needs("fish")
-def test_fish(tmp_path: Path) -> None:
-    with loopback(tmp_path / "hosts", options=[login_shell("fish")]) as hosts:
-        config = hosts[0].home / ".config" / "fish" / "config.fish"
-        config.parent.mkdir(parents=True)
-        config.write_text(NOISE)
-        everything_works(hosts)
-
-
-@pytest.mark.needs("csh")
-def test_csh(tmp_path: Path) -> None:
-    with loopback(tmp_path / "hosts", options=[login_shell("csh")]) as hosts:
-        (hosts[0].home / ".cshrc").write_text("echo welcome; set path = ($path /nowhere)\n")
-        everything_works(hosts)
-
-
-def test_a_login_shell_that_refuses(tmp_path: Path) -> None:
-    options = ["ForceCommand echo 'This account is not available.'; exit 1"]
-    with loopback(tmp_path / "hosts", options=options) as hosts:
-        connection = connected(hosts)
-        with pytest.raises(HostError) as failed:
-            connection.run("true")
-        assert str(failed.value) == (
-            "h1: the login shell ended before it ran anything:\nThis account is not available."
-        )
-        connection.close()
-
-
-def test_a_forced_command_that_speaks_another_language(tmp_path: Path) -> None:
-    with loopback(tmp_path / "hosts", options=["ForceCommand internal-sftp"]) as hosts:
-        connection = connected(hosts)
-        with pytest.raises(HostError, match=r"h1: the login shell ended before it ran anything"):
-            connection.run("true")
-        connection.close()
-
-
-def test_a_profile_that_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(process, "START_TIMEOUT", 1.0)
-    with loopback(tmp_path / "hosts", options=["ForceCommand exec sleep 1000"]) as hosts:
-        connection = connected(hosts)
-        with pytest.raises(HostError, match="h1: the login shell ran nothing within 1 s\n  does a profile wait"):
+        with pytest.raises(HostError, match=words):
             connection.run("true")
         connection.close()
         hosts[0].power_cut()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,13 +10,6 @@ import pytest
 from skymagic.errors import RequestError
 from skymagic.ssh.config import SshConfig
 from skymagic.ssh.hostlist import HostSpec
-from tests.lab.hosts import Hosts, loopback
-
-
-@pytest.fixture(scope="module")
-def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosts]:
-    with loopback(tmp_path_factory.mktemp("hosts")) as found:
-        yield found
 
 
 @pytest.mark.parametrize("name", ["config", "more"])
