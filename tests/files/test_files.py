@@ -21,7 +21,7 @@ from skymagic.cluster import Node
 from skymagic.errors import FilesError, RequestError
 from skymagic.files.changes import Copied, files_error, summary
 from skymagic.files.copy import Files
-from skymagic.files.transfer.listing import LINK, Entry, unsafe
+from skymagic.files.transfer.listing import FILE, LINK, Entry, unsafe
 from skymagic.providers.local import ChildTransport
 from skymagic.wire.files import EndOfFiles, FileStart, ListReply, SendFilesReply, encode
 from tests.lab.ending import cmdline
@@ -473,18 +473,25 @@ def test_a_node_that_cannot_answer(tmp_path: Path) -> None:
         Files([chatty], start).get("x", tmp_path)
 
 
-def hostile(entries: list[Entry], *, contents: bool, sent: int | None = None, size: int = 4) -> str:
-    """A node that lists what it likes, and sends a file of four bytes for number `sent` that it says has `size`."""
+EVIL = b"evil"
+
+
+def hostile(
+    root: Path, *entries: Entry, swap: str = "", contents: bool = False, sent: Sequence[FileStart] | None = None
+) -> Files:
+    """A node whose `out` holds these entries. Asked for files, it runs `swap`, and sends EVIL for each of `sent`: all files, unless given."""
     top = {"name": "out", "kind": "folder", "real": "/out", "device": 1, "number": 1}
     listing = {
         "entries": [entry.plain() for entry in entries],
         "tops": [top], "contents": contents, "notes": [], "problems": [], "machine": "elsewhere",
     }  # fmt: skip
-    answers = [encode(ListReply(listing)).decode()]
-    if sent is not None:
-        messages = encode(FileStart(sent, 0, size, True, 4), b"evil") + encode(EndOfFiles()) + encode(SendFilesReply())
-        answers.append(messages.decode())
-    return f"import sys\nfor answer in {answers!r}:\n    input(); sys.stdout.write(answer); sys.stdout.flush()\ninput()"
+    if sent is None:
+        numbers = [number for number, entry in enumerate(entries) if entry.kind == FILE]
+        sent = [FileStart(number, 0, len(EVIL), True, len(EVIL)) for number in numbers]
+    files = [encode(each, EVIL) for each in sent]
+    lists, sends = encode(ListReply(listing)), b"".join([*files, encode(EndOfFiles()), encode(SendFilesReply())])
+    code = f"import os, sys\ninput(); os.write(1, {lists!r})\ninput()\n{swap}\nos.write(1, {sends!r})\nsys.stdin.read()"
+    return Files([node(0, root, sys.executable, "-c", code)], start)
 
 
 @pytest.mark.parametrize(
@@ -510,9 +517,8 @@ def hostile(entries: list[Entry], *, contents: bool, sent: int | None = None, si
 def test_a_node_cannot_write_where_it_likes(tmp_path: Path, entries: list[Entry], contents: bool) -> None:
     here = tmp_path / "a/b"
     here.mkdir(parents=True)
-    evil = node(0, tmp_path, sys.executable, "-c", hostile(entries, contents=contents))
     with pytest.raises(FilesError, match="is refused"):
-        Files([evil], start).get("out/" if contents else "out", here)
+        hostile(tmp_path, *entries, contents=contents).get("out/" if contents else "out", here)
     assert tree(tmp_path) == {"a/": "", "a/b/": ""}
 
 
@@ -521,9 +527,9 @@ def test_a_node_cannot_write_where_it_likes(tmp_path: Path, entries: list[Entry]
 )
 def test_a_node_cannot_send_more_than_it_announced(tmp_path: Path, size: int, words: str) -> None:
     entries = [Entry("out", "folder"), Entry("out/new", "file", 4)]
-    evil = node(0, tmp_path, sys.executable, "-c", hostile(entries, contents=False, sent=1, size=size))
+    evil = hostile(tmp_path, *entries, sent=[FileStart(1, 0, size, True, len(EVIL))])
     with pytest.raises(FilesError, match=words):
-        Files([evil], start).get("out", tmp_path)
+        evil.get("out", tmp_path)
     assert not list(tmp_path.glob("out/*"))
 
 
@@ -546,9 +552,9 @@ def test_a_node_cannot_send_what_nobody_wants(tmp_path: Path, sent: int) -> None
     entries = [Entry("out", "folder"), Entry("out/here", "file", 2, 5), Entry("out/new", "file", 4)]
     grow(tmp_path, {"out/here": "ok"})
     os.utime(tmp_path / "out/here", ns=(5, 5))
-    evil = node(0, tmp_path, sys.executable, "-c", hostile(entries, contents=False, sent=sent))
+    evil = hostile(tmp_path, *entries, sent=[FileStart(sent, 0, len(EVIL), True, len(EVIL))])
     with pytest.raises(FilesError, match="a file that was not requested"):
-        Files([evil], start).get("out", tmp_path)
+        evil.get("out", tmp_path)
     assert tree(tmp_path) == {"out/": "", "out/here": "ok"}
 
 

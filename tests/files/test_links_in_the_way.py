@@ -12,29 +12,11 @@ import pytest
 from skymagic.errors import FilesError
 from skymagic.files.copy import Files
 from skymagic.files.transfer.listing import FILE, FOLDER, LINK, Entry
-from skymagic.wire.files import EndOfFiles, FileStart, ListReply, SendFilesReply, encode
-from tests.files.test_files import Nodes, grow, node, one, tree
+from skymagic.wire.files import FileStart, encode
+from tests.files.test_files import EVIL, Nodes, grow, hostile, node, one, tree
 from tests.lab.nodes import start
 
 __all__ = ["one"]
-EVIL = b"ssh-ed25519 evil"
-
-
-def hostile(root: Path, *entries: Entry, swap: str = "", contents: bool = False) -> Files:
-    """A node whose `out` holds these entries, every file with the same contents; `swap` is run when files are asked for."""
-    top = {"name": "out", "kind": "folder", "real": "/out", "device": 1, "number": 1}
-    listing = {
-        "entries": [entry.plain() for entry in entries],
-        "tops": [top], "contents": contents, "notes": [], "problems": [], "machine": "elsewhere",
-    }  # fmt: skip
-    files = [
-        encode(FileStart(index, 0, len(EVIL), True, len(EVIL)), EVIL)
-        for index, entry in enumerate(entries)
-        if entry.kind == FILE
-    ]
-    lists, sends = encode(ListReply(listing)), b"".join([*files, encode(EndOfFiles()), encode(SendFilesReply())])
-    code = f"import os, sys\ninput(); os.write(1, {lists!r})\ninput()\n{swap}\nos.write(1, {sends!r})\nsys.stdin.read()"
-    return Files([node(0, root, sys.executable, "-c", code)], start)
 
 
 @pytest.fixture
