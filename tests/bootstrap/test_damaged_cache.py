@@ -12,16 +12,16 @@ from skymagic.bootstrap.provision import setup
 from skymagic.bootstrap.requirements import requirements_of
 from skymagic.errors import HostError
 from skymagic.plan.image import Image
-from tests.lab.shells import ShellHost, cache, home, uv, without_pip
+from tests.lab.shells import ShellHost, cache, home, used_home, uv, without_pip
 
-__all__ = ["cache", "home", "uv"]
+__all__ = ["cache", "home", "used_home", "uv"]
 
 
-def test_a_damaged_cache(home: Path, uv: str) -> None:
-    host = ShellHost(home)
+def test_a_damaged_cache(used_home: Path, uv: str) -> None:
+    host = ShellHost(used_home)
     first = requirements_of(Image())
     setup(host, first, print, without_pip(host, first, uv))
-    for path in (home / ".cache/uv").rglob("*"):
+    for path in (used_home / ".cache/uv").rglob("*"):
         if path.is_file() and not path.is_symlink():
             path.unlink()  # the environment has links to it
             path.write_bytes(os.urandom(300))
@@ -39,4 +39,4 @@ def test_a_damaged_cache(home: Path, uv: str) -> None:
         HostError, match=r"pip's cache on .* is damaged, or its index serves a different file .*Run `rm -r"
     ):
         setup(host, third, print, replace(facts, env="third"))
-    assert not (home / ".skymagic/env/third").exists()
+    assert not (used_home / ".skymagic/env/third").exists()

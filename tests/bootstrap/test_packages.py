@@ -161,7 +161,7 @@ def test_a_build_that_is_named_is_meant_for_gpus() -> None:
 
 @pytest.mark.parametrize("place", ["default", "further", "asked for"])
 def test_an_index_that_does_not_answer_is_left_out(
-    place: str, notebook: Path, index: Path, home: Path, uv: str, monkeypatch: pytest.MonkeyPatch
+    place: str, notebook: Path, index: Path, used_home: Path, uv: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is asked once, not with each package, and named without its password."""
     monkeypatch.setattr("skymagic.bootstrap.probe.ANSWER_SECONDS", 3)
@@ -170,7 +170,7 @@ def test_an_index_that_does_not_answer_is_left_out(
     wanted = wanting("sky-one", "sky-two", "sky-three")
     with served(index) as good, mute() as (bad, connections):
         secret = bad.replace("http://", "http://me:hush-hush@")
-        host = ShellHost(home, env={"PIP_FIND_LINKS": "", "PIP_CONFIG_FILE": "/dev/null", "no_proxy": "*"})
+        host = ShellHost(used_home, env={"PIP_FIND_LINKS": "", "PIP_CONFIG_FILE": "/dev/null", "no_proxy": "*"})
         first, more = (secret, good) if place == "default" else (good, secret if place == "further" else "")
         host.env = {**host.env, "PIP_INDEX_URL": first, "PIP_EXTRA_INDEX_URL": more}
         if place == "asked for":

@@ -35,10 +35,11 @@ def press_in(place, after, press=signal.SIGINT):
     *owners, name = path.split(".")
     owner = functools.reduce(getattr, owners, importlib.import_module(module))
     original = getattr(owner, name)
+    # names of the notebook are gone when its kernel ends
+    kill, timer = functools.partial(os.kill, os.getpid(), press), threading.Timer
     def pressed(*args, **kwargs):
         setattr(owner, name, original)
-        signalled = os.getpid(), press
-        threading.Timer(after, os.kill, signalled).start() if after else os.kill(*signalled)
+        timer(after, kill).start() if after else kill()
         return original(*args, **kwargs)
     setattr(owner, name, pressed)
 """
