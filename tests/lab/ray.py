@@ -34,20 +34,22 @@ SETTINGS = {
     "RAY_health_check_period_ms": "500",
     "RAY_health_check_failure_threshold": "3",
     "RAY_gcs_rpc_server_reconnect_timeout_s": "5",
+    "RAY_prestart_worker_first_driver": "0",
+    "RAY_USAGE_STATS_ENABLED": "0",
 }
-"""Ray's own: a busy machine may take its time, and a node or a head that is gone is known as such soon."""
+"""Ray's own: a busy machine may take its time, a node or a head that is gone is known as such soon, and no process starts without need."""
 
 
 class Cluster:
     """A cluster that runs; called with the name of what is asked of it (`Commands`)."""
 
-    def __init__(self, count: int) -> None:
+    def __init__(self, count: int, client: bool = False) -> None:
         # nodes of clusters have no Jupyter: this part of it takes 1.2 s of each process of Ray's, of which each node has some
         self._without = tempfile.TemporaryDirectory()
         Path(self._without.name, "rfc3987_syntax.py").write_text("raise ImportError\n")
         # -P: this file's folder would be the first place where Python looks for `ray`
         self._program = subprocess.Popen(
-            [sys.executable, "-P", __file__, str(count)], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            [sys.executable, "-P", __file__, str(count), "client" * client], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
             env={**os.environ, **SETTINGS, "PYTHONPATH": self._without.name}, text=True, start_new_session=True,
         )  # fmt: skip
         self.address = str(self._answer())
@@ -102,9 +104,13 @@ def processes() -> list[str]:
 
 
 @contextmanager
-def cluster(count: int = 2) -> Iterator[Cluster]:
-    """Nodes of 4 CPUs each, the first with 2 GPUs of the kind A100 that nobody can use. At the end nothing of any pool is left."""
-    made = Cluster(count)
+def cluster(count: int = 2, client: bool = False) -> Iterator[Cluster]:
+    """Nodes of 4 CPUs each, the first with 2 GPUs of the kind A100 that nobody can use. At the end nothing of any pool is left.
+
+    Args:
+        client: whether it has Ray Client's server, which takes 3 s of CPU.
+    """
+    made = Cluster(count, client)
     try:
         yield made
         assert made.left() == []
@@ -118,12 +124,13 @@ def cluster(count: int = 2) -> Iterator[Cluster]:
 class Commands:
     """What is asked of a cluster."""
 
-    def __init__(self, count: int) -> None:
+    def __init__(self, count: int, client: bool) -> None:
         from ray.cluster_utils import Cluster as RayCluster
 
         with socket.create_server(("", 0)) as free:
             self._client_port = free.getsockname()[1]
-        head = {"num_cpus": 0, "include_dashboard": False, "ray_client_server_port": self._client_port}
+        head: dict[str, Any] = {"num_cpus": 0, "include_dashboard": False}
+        head |= {"ray_client_server_port": self._client_port} if client else {}
         self.cluster = again(lambda: RayCluster(True, head_node_args=head))
         for number in range(count):
             self.add(2 if number == 0 else 0)
@@ -192,11 +199,11 @@ def again(start: Any) -> Any:
     return start()
 
 
-def main(count: int) -> None:
+def main(count: int, client: bool) -> None:
     """Start a cluster, and answer a line of JSON for each that comes."""
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # Ray prints
-    commands = Commands(count)
+    commands = Commands(count, client)
     print(json.dumps(commands.cluster.address), file=answers, flush=True)
     for line in sys.stdin:
         name, *arguments = json.loads(line)
@@ -208,4 +215,4 @@ def main(count: int) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]))
+    main(int(sys.argv[1]), client=sys.argv[2] != "")

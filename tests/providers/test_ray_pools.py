@@ -1,4 +1,4 @@
-"""Pools in a real Ray cluster: asked for, waited for, used, and given back whatever happens."""
+"""Pools in a real Ray cluster: asked for, waited for, used, and given back whatever happens. `test_conformance` holds the rest."""
 
 from __future__ import annotations
 
@@ -10,15 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.lab.notebook import Notebook, opened
+from tests.lab.notebook import Notebook, at_work, opened, seen
 from tests.lab.ray import SETTINGS, Cluster, cluster, processes
 
 pytestmark = pytest.mark.needs("ray")
-WORKING = "%%sky_broadcast --only all\nimport time\nprint('at work', flush=True)\ntime.sleep(600)"
-
-
-DATA = """%%sky_broadcast -o sums
-import ray
+DATA = """import ray
 rows = ray.data.range(100, override_num_blocks=1).iter_rows()
 sum(row["id"] for row in rows)"""
 TRAIN = """%%sky_broadcast -t 0
@@ -34,7 +30,7 @@ ray.train.torch.TorchTrainer(train, scaling_config=ray.train.ScalingConfig(num_w
 
 @pytest.fixture(scope="module")
 def ray() -> Iterator[Cluster]:
-    with cluster(2) as made:
+    with cluster(2, client=True) as made:
         yield made
 
 
@@ -81,10 +77,22 @@ def test_a_placement_that_never_fits_says_why_and_stops(ray: Cluster, notebook: 
     assert (ray("groups"), ray("actors")) == ([], [])
 
 
-def test_a_pool_starts_one_process_of_rays_on_each_node(ray: Cluster, notebook: Notebook) -> None:
+def test_a_pool_with_ray_data_and_ray_train_is_left_and_ended_from_another_kernel(
+    ray: Cluster, notebook: Notebook, tmp_path: Path
+) -> None:
+    """Of Ray's it has one process on each node."""
     notebook.run(pool(ray))
     (group,) = ray("groups")
     assert sorted(ray("actors")) == [f"{group}-0", f"{group}-1"]
+    notebook.run(f"%%sky_broadcast -t 1 -o sums\n{DATA}")
+    assert notebook.value("sums") == [4950]
+    notebook.run(TRAIN.format(folder=tmp_path))
+    assert [(tmp_path / rank).read_text() for rank in ("0", "1")] == ["3", "3"]
+    notebook.restart()
+    notebook.run("%load_ext skymagic")
+    assert f"the Ray cluster at {ray.address}" in notebook.run("%sky_status --provider ray").text
+    notebook.run("%sky_down lab")
+    assert ray.left() == []
 
 
 def test_a_node_without_the_gpus_that_ray_has_promised(ray: Cluster, notebook: Notebook) -> None:
@@ -93,71 +101,39 @@ def test_a_node_without_the_gpus_that_ray_has_promised(ray: Cluster, notebook: N
     assert (ray("groups"), ray("actors")) == ([], [])
 
 
-def test_two_notebooks_with_pools_of_the_same_name(ray: Cluster, notebook: Notebook, tmp_path: Path) -> None:
+def test_another_notebook_with_a_pool_of_the_same_name_whose_kernel_is_killed_while_it_waits(
+    ray: Cluster, notebook: Notebook, tmp_path: Path
+) -> None:
+    """Its end, and its death, leave nothing of its own, and the first one's pool."""
     notebook.run(pool(ray, "--nodes 1"))
     with opened(tmp_path) as other:
         other.run(pool(ray, "--nodes 1"))
         assert len(ray("groups")) == 2
         other.run("%sky_down")
-    notebook.run("%%sky_broadcast -o seen\n7")
-    assert notebook.value("seen") == [7]
-    assert len(ray("groups")) == 1
-
-
-def test_a_kernel_that_is_killed_while_it_waits_leaves_nothing(ray: Cluster, tmp_path: Path) -> None:
-    with opened(tmp_path) as other:
+        assert seen(notebook, "7") == [7]
+        assert len(ray("groups")) == 1
+        notebook.run("%sky_down")
         waiting = other.start(pool(ray, "--nodes 3"))
         other.watch(waiting, lambda cell: "Ray has no place yet" in cell.text)
         os.kill(other.pid, signal.SIGKILL)
     assert ray.left() == []
 
 
-def test_a_pool_that_was_left_is_found_and_ended_from_another_kernel(ray: Cluster, notebook: Notebook) -> None:
-    notebook.run(pool(ray))
-    notebook.restart()
-    notebook.run("%load_ext skymagic")
-    assert f"the Ray cluster at {ray.address}" in notebook.run("%sky_status --provider ray").text
-    notebook.run("%sky_down lab")
-    assert ray.left() == []
-
-
-def test_a_node_that_leaves_under_a_running_cell(ray: Cluster, notebook: Notebook) -> None:
-    notebook.run(pool(ray))
-    notebook.run("%%sky_broadcast\nkept = 7")
-    running = notebook.start(WORKING)
-    notebook.watch(running, lambda cell: cell.text.count("at work") == 2)
-    ray("lose", 1)
-    failure = notebook.finish(running).failure.text
-    assert "Ray says: The actor died because its node has died" in failure
-    notebook.run("%%sky_broadcast -t 0 -o left\nkept")
-    assert notebook.value("left") == [7]
-    notebook.run("%sky_down")
-    ray("add")
-
-
-def test_ray_data_and_ray_train_in_cells(ray: Cluster, notebook: Notebook, tmp_path: Path) -> None:
-    notebook.run(pool(ray))
-    notebook.run(DATA)
-    assert notebook.value("sums") == [4950, 4950]
-    notebook.run(TRAIN.format(folder=tmp_path))
-    assert [(tmp_path / rank).read_text() for rank in ("0", "1")] == ["3", "3"]
-
-
 def test_through_ray_client(ray: Cluster, notebook: Notebook) -> None:
-    made = notebook.finish(notebook.start(pool(ray).replace(ray.address, ray("client"))))
+    made = notebook.finish(notebook.start(pool(ray, "--nodes 1").replace(ray.address, ray("client"))))
     if made.error is not None and "Starting Ray client server failed" in made.error.text:
         pytest.skip("Ray's own proxy lost the process that it starts for a client, for 20 seconds")
     assert made.error is None, made.error.text
-    notebook.run("%%sky_broadcast -o seen\n7")
-    assert notebook.value("seen") == [7, 7]
+    assert seen(notebook, "7") == [7]
     assert "the Ray cluster at ray://" in notebook.run("%sky_status --provider ray").text
 
 
-def test_auto_is_the_cluster_of_the_environment(ray: Cluster, tmp_path: Path) -> None:
-    with opened(tmp_path, env={"RAY_ADDRESS": ray.address}) as other:
-        for address in ("--address auto", ""):
-            plan = other.run(f"%sky_pool lab --provider ray {address} --dry-run").text
-            assert f"1 node of the Ray cluster at {ray.address}" in plan
+def test_auto_is_the_cluster_of_the_environment(ray: Cluster, notebook: Notebook) -> None:
+    notebook.run(f"import os; os.environ['RAY_ADDRESS'] = {ray.address!r}")
+    for address in ("--address auto", ""):
+        plan = notebook.run(f"%sky_pool lab --provider ray {address} --dry-run").text
+        assert f"1 node of the Ray cluster at {ray.address}" in plan
+    notebook.run("del os.environ['RAY_ADDRESS']")
 
 
 def test_a_head_that_dies_under_a_pool(tmp_path: Path) -> None:
@@ -165,8 +141,7 @@ def test_a_head_that_dies_under_a_pool(tmp_path: Path) -> None:
     try:
         with opened(tmp_path, env=SETTINGS) as notebook:
             notebook.run(pool(made, "--nodes 1"))
-            running = notebook.start(WORKING)
-            notebook.watch(running, lambda cell: "at work" in cell.text)
+            running = at_work(notebook, 1)
             made("behead")
             failure = notebook.finish(running).failure.text
             assert f"the head of the Ray cluster at {made.address} is gone" in failure
