@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.lab.hosts import loopback
-from tests.lab.notebook import Notebook, opened
+from tests.lab.notebook import Notebook, opened, seen
 from tests.lab.places import home_that_knows
 from tests.lab.shells import pip_settings
 
@@ -36,5 +36,4 @@ def test_fewer_open_files_than_ranks_need_are_told_before_the_start(tmp_path: Pa
             "there is room for 1"
         ) in refused.text
         notebook.run(POOL)
-        notebook.run("%%sky_broadcast -o seen\n1")
-        assert notebook.value("seen") == [1]
+        assert seen(notebook, "1") == [1]

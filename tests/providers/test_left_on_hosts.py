@@ -12,7 +12,7 @@ import pytest
 
 from skymagic.kernels.agent.directories import LOCK
 from tests.lab.hosts import Host, Hosts, still_there
-from tests.lab.notebook import Notebook
+from tests.lab.notebook import Notebook, seen
 from tests.providers.test_ssh_pools import lab
 
 pytestmark = pytest.mark.needs("sshd")
@@ -49,8 +49,7 @@ def test_a_restart_and_the_end_remove_what_killed_agents_had(one: tuple[Hosts, N
     hosts, notebook = one
     lost = kill_agent(hosts[0], notebook)
     notebook.run("%sky_restart")
-    notebook.run("%%sky_broadcast -o seen\nlen(big)")
-    assert notebook.value("seen") == [3_000_000]
+    assert seen(notebook, "len(big)") == [3_000_000]
     assert not [folder for folder in lost if folder.exists()]
     assert all(folder.exists() for folder in agent_of(hosts[0])[1])
     lost = kill_agent(hosts[0], notebook)

@@ -14,7 +14,7 @@ import pytest
 
 from tests.lab.distributions import Shelf, own_environments
 from tests.lab.hosts import Host, Hosts, loopback
-from tests.lab.notebook import Notebook, Shown, opened
+from tests.lab.notebook import Notebook, Shown, opened, seen
 from tests.lab.shells import bootstrapped_home
 
 __all__ = ["bootstrapped_home"]
@@ -93,8 +93,7 @@ def test_a_function_brings_what_it_imports_when_it_is_called(lab: tuple[Hosts, N
     """Of a namespace package that part alone."""
     hosts, notebook, _ = lab
     notebook.run("def one():\n    from tinyspace.one import number\n    return number")
-    notebook.run("%%sky_broadcast -o seen\none()")
-    assert notebook.value("seen") == [1, 1]
+    assert seen(notebook, "one()") == [1, 1]
     assert all(there(host, "tiny_space_one") for host in hosts)
     assert not any(there(host, "tiny_space_two") for host in hosts)
 
@@ -120,8 +119,7 @@ def test_who_wants_to_be_asked_gets_the_command(lab: tuple[Hosts, Notebook, Shel
     assert notebook.fail("%%sky_broadcast\nimport tinyspace.two").ename == "ModuleNotFoundError"
     assert not any(there(host, "tiny_space_two") for host in hosts)
     notebook.run("%config SkyMagic.packages = 'sync'")
-    notebook.run("%%sky_broadcast -o seen\nimport tinyspace.two\ntinyspace.two.number")
-    assert notebook.value("seen") == [2, 2]
+    assert seen(notebook, "import tinyspace.two\ntinyspace.two.number") == [2, 2]
 
 
 def test_packages_are_installed_by_hand_and_seen_at_once(lab: tuple[Hosts, Notebook, Shelf]) -> None:
@@ -132,8 +130,7 @@ def test_packages_are_installed_by_hand_and_seen_at_once(lab: tuple[Hosts, Noteb
     shown = notebook.run("%sky_pip install tiny_plots")
     assert re.search(r"^\[gpu1\] .*tiny[-_]plots[-=]+0\.1", shown.text, re.MULTILINE), shown.text
     assert "[gpu2] " in shown.text
-    notebook.run("%%sky_broadcast -o seen\nimport tinyplots\ntinyplots.__name__")
-    assert notebook.value("seen") == ["tinyplots"] * 2
+    assert seen(notebook, "import tinyplots\ntinyplots.__name__") == ["tinyplots"] * 2
     table = notebook.run("%sky_pip list").text
     assert re.search(r"^package +gpu1, gpu2 +notebook$", table, re.MULTILINE)
     assert re.search(r"^tiny-plots +0\.1 +-$", table, re.MULTILINE)

@@ -23,7 +23,7 @@ from skymagic.ssh.connecting import connect
 from skymagic.ssh.hostlist import HostSpec
 from tests.lab.distributions import Shelf
 from tests.lab.hosts import loopback
-from tests.lab.notebook import opened
+from tests.lab.notebook import opened, seen
 from tests.lab.shells import SMALL, pip_settings
 
 CUT_OFF = {
@@ -75,11 +75,9 @@ def test_a_pool_of_hosts_without_an_index(tmp_path: Path) -> None:
             assert once > 5_000_000
             assert never < 500_000, "gpu2 has all of it from gpu1"
             cell = "import tinyown, tinydata\ntinydata.version"
-            notebook.run(f"%%sky_broadcast -o seen\n{cell}")
-            assert notebook.value("seen") == ["1.2", "1.2"]
+            assert seen(notebook, f"{cell}") == ["1.2", "1.2"]
             before = notebook.value("sum(sent.values())")
-            notebook.run("%%sky_broadcast -o seen\nimport tinylate\ntinylate.late")
-            assert notebook.value("seen") == [True, True]
+            assert seen(notebook, "import tinylate\ntinylate.late") == [True, True]
             assert 4_000_000 < notebook.value("sum(sent.values())") - before < 6_000_000  # once for both
         for host in hosts:
             assert list(host.home.glob(".skymagic/incoming/*")) == []
