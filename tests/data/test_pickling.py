@@ -143,12 +143,6 @@ def test_memory_map_becomes_an_array(tmp_path: Path) -> None:
     assert (back == 3).all()
 
 
-def test_broadcast_view_is_not_expanded() -> None:
-    wide = np.broadcast_to(np.arange(BIG * 1.0), (1000, BIG))
-    assert buffers(wide) <= BIG * 8 + 64
-    assert np.array_equal(copy(wide), wide)
-
-
 def test_ml_dtypes() -> None:
     ml_dtypes = pytest.importorskip("ml_dtypes")
     array = np.arange(BIG).astype(ml_dtypes.bfloat16)

@@ -430,7 +430,7 @@ fine = 1
 REFUSED = {
     "sock": ["socket", "connection", "connect in the cell"],
     "lock": ["lock", "make it in the cell"],
-    "gen": ["generator", "list(gen)"],
+    "gen": ["is a generator, whose progress stays in this process; pass list(gen)"],
     "file": ["TextIOWrapper", "open file", "open it in the cell"],
     "base": ["sqlite3.Connection", "connect in the cell"],
     "thread": ["threading.Thread", "start it in the cell"],

@@ -43,13 +43,6 @@ def test_frames_that_share_an_index_or_a_buffer_are_not_one_value(notebook: Note
     assert notebook.values("[list(seen), list(train), list(same)]") == [[[2] * 5, ["a", "s", "c", "z"], ["c", "z"]]]
 
 
-def test_frames_in_a_value_are_still_the_frames_that_the_ranks_hold(notebook: Notebook) -> None:
-    notebook.here("import pandas as pd\nframe = pd.DataFrame({'a': [1, 2]})\nholder = {'frame': frame}")
-    said(notebook, "frame.shape")
-    assert said(notebook, "seen = holder['frame'] is frame") == []
-    assert notebook.values("seen") == [True]
-
-
 # what travels now
 
 PARAMETERS = """
@@ -139,19 +132,9 @@ def test_whatever_a_value_raises_is_told_of_the_value(notebook: Notebook, raised
 
 
 def test_a_function_that_calls_itself_without_end_is_no_deep_value(notebook: Notebook) -> None:
-    notebook.here("class Bad:\n    def __reduce__(self): return self.__reduce__()\nbad = Bad()\ndeep = []\n")
+    notebook.here("class Bad:\n    def __reduce__(self): return self.__reduce__()\nbad = Bad()")
     with pytest.raises(CaptureError, match="its __reduce__ recurses without end"):
         notebook.there("bad")
-    notebook.here("for _ in range(100_000): deep = [deep]")
-    with pytest.raises(CaptureError, match="nested too deep"):
-        notebook.there("deep")
-    notebook.here("while deep: deep = deep.pop()")
-
-
-def test_a_generator_is_not_said_to_have_begun(notebook: Notebook) -> None:
-    notebook.here("numbers = (n for n in range(3))")
-    with pytest.raises(CaptureError, match="is a generator, whose progress stays in this process; pass list"):
-        notebook.there("numbers")
 
 
 # modules

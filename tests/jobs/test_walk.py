@@ -13,7 +13,7 @@ from tests.jobs.both_ways import ROOT
 def test_ranks_hold_what_the_rule_says(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "tests.jobs.live", str(tmp_path), "1", "400"],
-        cwd=ROOT, text=True, capture_output=True, check=False, timeout=110,
+        cwd=ROOT, text=True, capture_output=True, check=False, timeout=280,  # a busy machine is no defect
         env={**os.environ, "IPYTHONDIR": str(tmp_path / ".ipython")},
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
