@@ -170,7 +170,7 @@ def test_a_machine_that_is_cut_off(two: tuple[Machines, Notebook]) -> None:
     """Neither the notebook nor the other machine reaches it; what runs there ends by itself."""
     hosts, notebook = two
     notebook.run("%sky_down")
-    notebook.run(f"{POOL} --idle 5s")
+    notebook.run(f"{POOL} --idle 15s")  # a busy machine may take seconds from its start to the cell
     notebook.run(NAMES)
     running = notebook.start("%%sky_broadcast\nprint('begun', flush=True)\ntime.sleep(1000 if rank < 2 else 8)")
     notebook.watch(running, lambda shown: "begun" in shown.text)
