@@ -257,7 +257,8 @@ def backend_class() -> Any:
             width = self.effective_n_jobs(n_jobs)
             pool = _open[-1]
             self.workers = RankWorkers(pool, pool.scheduler.least_loaded(pool.world_size, width))
-            return width
+            # where it is told 1, joblib runs the tasks in the notebook
+            return 1 if n_jobs == 1 else max(width, 2)
 
         def submit(self, func: Any, callback: Any = None) -> Future[Any]:
             assert self.workers is not None

@@ -39,9 +39,8 @@ def pooled(place: str, folder: Path, env: Mapping[str, str] | None = None) -> It
         settings = {"HOME": str(home_that_knows(hosts, folder / "client")), **(env or {})}
         with opened(folder / "notebook", ON_HOSTS, env=settings) as notebook:
             yield notebook
-            notebook.run(
-                "%sky_down --all"
-            )  # Jupyter kills a kernel that takes long to end, and the hosts' daemons would wait for another
+            # Jupyter kills a kernel that takes long to end, and the hosts' daemons would wait for another
+            notebook.run("%sky_down --all")
 
 
 def home_that_knows(hosts: Hosts, home: Path, *, fresh: bool = False) -> Path:

@@ -57,6 +57,9 @@ def test_tasks_run_on_the_ranks_of_pools_that_end_in_any_order_and_joblib_is_as_
             assert in_parallel(where, range(3), **options) == [(3 * n, 1) for n in range(3)], "not on the ranks"
         second.stop()
         assert in_parallel(where, range(2), n_jobs=2)[0][1] == 1
+        assert os.getpid() not in in_parallel(lambda _: os.getpid(), range(2)), (
+            "one rank is another place than the notebook"
+        )
         second.start()
         first.stop()
         assert in_parallel(where, range(2))[0][1] == 2
