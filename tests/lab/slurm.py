@@ -223,7 +223,8 @@ def cluster(
     nodes = "\n".join(NODE.format(n=number, host=host, port=free_port("127.0.0.1")) for number in range(1, count + 1))
     conf = CONF.format(
         host=host, port=free_port("127.0.0.1"), folder=folder, nodes=nodes, count=count, proctrack=proctrack, more=more,
-        first=random.randrange(1, 1 << 24),  # cgroups have a job's number in their names, and other clusters here have some too
+        # a cgroup has a job's number in its name, and other clusters here have some too; a socket has it in its path of 108 characters at most
+        first=random.randrange(1, 900),
     )  # fmt: skip
     (folder / "slurm.conf").write_text(conf)
     (folder / "gres.conf").write_text(f"NodeName=n[1-{count}] Name=gpu Type=a100 File=/dev/null,/dev/zero\n")
