@@ -463,7 +463,9 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
     told: list[dict[str, dict[str, Any]]] = config.stash.get(SPENT, [])
     spent = durations.merged(told or [durations.plain(CLOCK.files)])
     if files := {name: one for name, one in spent.items() if one.tests}:
-        durations.save(files, config.rootpath / "build" / durations.LAST.name)
+        # what runs again is a part of each file, and is counted as if it were all
+        if not config.getoption("lf", default=False):
+            durations.save(files, config.rootpath / "build" / durations.LAST.name)
         terminalreporter.section("where the time is")
         for line in [*durations.lines(files), durations.used(config.stash[MACHINE_TIME], durations.machine_time())]:
             terminalreporter.line(line)
