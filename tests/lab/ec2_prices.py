@@ -14,7 +14,7 @@ from __future__ import annotations
 import functools
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 from xml.sax.saxutils import escape
 
@@ -59,22 +59,24 @@ FEW = ("m7i.large", "m7a.large", "m6i.large", "m6a.large", "m5.large", "g4dn.xla
 
 def few_types(cloud: EC2) -> None:
     """Let there be a few types of machines: to ask for all of them takes each notebook ten seconds."""
-    found = {name: info for name, info in types().items() if name in FEW}
+    cloud.on("DescribeInstanceTypes", lambda call, carry_out: _types(call, FEW), times=ALWAYS)
+    cloud.on("DescribeInstanceTypeOfferings", lambda call, carry_out: _zones(call, FEW), times=ALWAYS)
 
-    def offered(call: Call, carry_out: CarryOut) -> Answer:
-        rows = [
-            {"InstanceType": name, "Location": zone, "LocationType": "availability-zone"}
-            for name, zone in zones(call.region)
-            if name in found
-        ]
-        return _pages(call, "instanceTypeOfferingSet", rows)
 
-    cloud.on(
-        "DescribeInstanceTypes",
-        lambda call, carry_out: _pages(call, "instanceTypeSet", [*found.values()]),
-        times=ALWAYS,
-    )
-    cloud.on("DescribeInstanceTypeOfferings", offered, times=ALWAYS)
+def _types(call: Call, among: Collection[str]) -> Answer:
+    virtual = call.fields.get("Filter.1.Name") == "bare-metal"
+    found = [info for name, info in types().items() if name in among and not (virtual and info["BareMetal"])]
+    return _pages(call, "instanceTypeSet", found)
+
+
+def _zones(call: Call, among: Collection[str]) -> Answer:
+    assert call.fields["LocationType"] == "availability-zone"
+    rows = [
+        {"InstanceType": name, "Location": zone, "LocationType": "availability-zone"}
+        for name, zone in zones(call.region)
+        if name in among
+    ]
+    return _pages(call, "instanceTypeOfferingSet", rows, PAGE * 4)
 
 
 class EC2Market:
@@ -93,8 +95,8 @@ class EC2Market:
     ) -> None:
         self.cloud, self.listed, self.spot = cloud, listed or {}, spot or {}
         answers: dict[str, Effect] = {
-            "DescribeInstanceTypes": self._types,
-            "DescribeInstanceTypeOfferings": self._zones,
+            "DescribeInstanceTypes": lambda call, carry_out: _types(call, types()),
+            "DescribeInstanceTypeOfferings": lambda call, carry_out: _zones(call, types()),
             "DescribeSpotPriceHistory": self._history,
             "GetProducts": self._products,
         }
@@ -108,19 +110,6 @@ class EC2Market:
     def does(self, action: str, effect: Effect, times: int = ALWAYS) -> None:
         """What becomes of an action from now on, whatever was said before."""
         self.cloud._rules.insert(0, Rule(action, effect, times, lambda call: True))
-
-    def _types(self, call: Call, carry_out: CarryOut) -> Answer:
-        virtual = call.fields.get("Filter.1.Name") == "bare-metal"
-        found = [info for info in types().values() if not (virtual and info["BareMetal"])]
-        return _pages(call, "instanceTypeSet", found)
-
-    def _zones(self, call: Call, carry_out: CarryOut) -> Answer:
-        assert call.fields["LocationType"] == "availability-zone"
-        rows = [
-            {"InstanceType": name, "Location": zone, "LocationType": "availability-zone"}
-            for name, zone in zones(call.region)
-        ]
-        return _pages(call, "instanceTypeOfferingSet", rows, PAGE * 4)
 
     def _history(self, call: Call, carry_out: CarryOut) -> Answer:
         names, products = _listed(call, "InstanceType"), _listed(call, "ProductDescription")
