@@ -133,7 +133,7 @@ def merged(parts: Iterable[Mapping[str, Mapping[str, Any]]]) -> dict[str, Spent]
 
 
 def save(files: Mapping[str, Spent], path: Path = LAST) -> None:
-    """Keep what a run took. What ran in part (failed tests that run again) replaces no whole file."""
+    """Keep what a run took. What ran in part (chosen by -k) replaces no whole file."""
     path.parent.mkdir(exist_ok=True)
     before = merged([json.loads(path.read_text())]) if path.exists() else {}
     whole = {name: spent for name, spent in files.items() if spent.tests >= spent.of or name not in before}

@@ -36,7 +36,7 @@ from skymagic.ssh.config import SshConfig
 from skymagic.ssh.connecting import connect
 from skymagic.ssh.host import HostConnection
 from skymagic.ssh.hostlist import HostSpec
-from tests.lab.hosts import Hosts, loopback, share_code, share_code_of_home
+from tests.lab.hosts import Hosts, loopback, share_code
 from tests.lab.shells import (
     MINOR,
     PATH,
@@ -399,7 +399,7 @@ def test_over_ssh_nothing_half_made_stays(what: str, tmp_path: Path, uv: str) ->
             hosts[0].kill_sessions()
 
     with loopback(tmp_path / "hosts", 1, env={"PIP_NO_INDEX": "1"}) as hosts:  # which at its end looks for processes
-        share_code(hosts[0])
+        share_code(hosts[0].home)
         requirements = replace(SMALL, commands=("exec sleep 1000",))
         with connected(hosts) as connection, pytest.raises((HostError, KeyboardInterrupt)):
             setup(connection, requirements, act, without_pip(connection, requirements, uv))
@@ -490,7 +490,7 @@ def test_a_shell_that_is_none(home: Path) -> None:
 @contextmanager
 def locking(home: Path, flock: bool) -> Iterator[Callable[[], ShellHost]]:
     """Makes connections to one host, which has flock, or has not."""
-    share_code_of_home(home)
+    share_code(home)
     env = {"PIP_NO_INDEX": "1"}
     if flock:
         yield lambda: ShellHost(home, env=env)

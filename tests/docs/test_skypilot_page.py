@@ -55,7 +55,7 @@ def commands() -> list[str]:
 def hosts(tmp_path: Path) -> Iterator[Hosts]:
     with loopback(tmp_path / "hosts", 2, env=pip_settings()) as made:
         for host in made:
-            share_code(host)
+            share_code(host.home)
         yield made
 
 

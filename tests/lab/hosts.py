@@ -331,13 +331,8 @@ def shared_code() -> Path:
     return folder
 
 
-def share_code(host: Host) -> None:
-    """Let a host have skymagic's code once any has; twice is safe."""
-    share_code_of_home(host.home)
-
-
-def share_code_of_home(home: Path) -> None:
-    """The same for a HOME: to unpack and compile the code in each takes 0.6 s of CPU."""
+def share_code(home: Path) -> None:
+    """Let a host's HOME have skymagic's code once any has: to unpack and compile it in each takes 0.6 s of CPU; twice is safe."""
     own = home / ".skymagic"
     own.mkdir(mode=0o700, exist_ok=True)
     if not (own / "code").exists():

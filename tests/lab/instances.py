@@ -103,7 +103,7 @@ class Machines:
         env = {**self.env, **service}
         host = Host(instance.id, instance.private_ip, folder, folder / "authorized", env)
         # where something lies already no disk is mounted: nothing that tests do formats one of this machine
-        share_code(host)
+        share_code(host.home)
         (host.home / ".skymagic" / "kept").touch()
         host.authorized.write_text("".join(f"{key}\n" for key in config["ssh_authorized_keys"]))
         if number not in self.wrong_key:

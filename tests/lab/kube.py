@@ -483,10 +483,8 @@ class Kube:
     def environment(self, pod: Pod) -> dict[str, str]:
         """What a container's processes have: the image's variables and the spec's; a user without a name has no home."""
         asked = {one["name"]: one["value"] for one in pod.container.get("env", [])}
-        path, home = (
-            "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
-            "/" if self.uid(pod) else "/tmp/root",
-        )
+        path = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+        home = "/" if self.uid(pod) else "/tmp/root"
         return {"PATH": path, "HOME": home, "HOSTNAME": pod.body["spec"].get("hostname", pod.name), **asked}
 
     def _watch(self, pod: Pod, space: ContainerSpace) -> None:

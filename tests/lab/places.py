@@ -52,5 +52,5 @@ def home_that_knows(hosts: Hosts, home: Path, *, fresh: bool = False) -> Path:
     (home / ".ssh").mkdir(parents=True)
     (home / ".ssh" / "config").write_text(hosts.config.read_text())
     for host in () if fresh else hosts:
-        share_code(host)
+        share_code(host.home)
     return home

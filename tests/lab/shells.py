@@ -27,7 +27,7 @@ from skymagic.bootstrap.wheelhouse import uv_for
 from skymagic.plan.image import Image
 from skymagic.ssh.host import ScriptResult
 from tests.conftest import MARK
-from tests.lab.hosts import share_code_of_home
+from tests.lab.hosts import share_code
 
 MINOR = f"{sys.version_info.major}.{sys.version_info.minor}"
 PATH = os.pathsep.join([str(Path(getattr(sys, "_base_executable", sys.executable)).parent), os.defpath])
@@ -138,7 +138,7 @@ def home(tmp_path: Path) -> Path:
 @pytest.fixture
 def used_home(home: Path) -> Path:
     """One that has skymagic's code, once any has."""
-    share_code_of_home(home)
+    share_code(home)
     return home
 
 

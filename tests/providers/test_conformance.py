@@ -52,7 +52,7 @@ class Place:
 def hosts_of_ssh(folder: Path, client: str = "paramiko") -> Iterator[Place]:
     with loopback(folder / "hosts", 2, env=pip_settings()) as hosts, masters(hosts) as env:
         for host in hosts:
-            share_code(host)
+            share_code(host.home)
 
         def lose() -> None:
             job_ids = {

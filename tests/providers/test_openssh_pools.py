@@ -26,7 +26,7 @@ def test_a_code_is_asked_for_once(tmp_path: Path) -> None:
         masters(hosts) as env,
         opened(tmp_path / "notebook", env=env) as notebook,
     ):
-        share_code(hosts[0])
+        share_code(hosts[0].home)
         # nobody can be asked: nbconvert, papermill
         failure = notebook.fail(POOL)
         assert "OpenSSH cannot log in: " in failure.text
