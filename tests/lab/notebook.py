@@ -243,8 +243,10 @@ class Notebook:
                 assert not (shown.done and self._has_failed(shown)), f"it has failed:\n{shown.text}\n{shown.error}"
                 self._take(self._client.get_iopub_msg(timeout=DEADLINE))
         except Empty:
-            self._tell_where()
-            raise AssertionError(f"nothing more came after:\n{shown.text}\n{shown.error}") from None
+            if not shown.done:
+                self._tell_where()
+            over = "it is over, and has not shown that" if shown.done else "nothing more came after"
+            raise AssertionError(f"{over}:\n{shown.text}\n{shown.error}") from None
         except pytest.fail.Exception:  # the time of the test is over
             self._tell_where()
             print(f"what the cell has shown: {shown.text}\n{shown.error}", file=sys.stderr)
