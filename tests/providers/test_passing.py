@@ -261,10 +261,10 @@ def test_what_the_index_lacks_leaves_nothing(lab: Lab) -> None:
 
 @pytest.mark.needs("sshd")
 def test_an_interrupt_leaves_nothing(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Before programs begin, and while they do; the next start works."""
+    """Before programs begin, while they do, and when all is copied; the next start works."""
     told: list[str] = []
     lab.forget()
-    for step in ("copying.program", "_answer"):
+    for step in ("copying.program", "_answer", "Chain.discard"):
         called, once = attrgetter(step)(passing), threading.Semaphore(1)
 
         def pressed(*args: object, called: Callable[..., object] = called, once: threading.Semaphore = once) -> object:
