@@ -62,7 +62,6 @@ def watched_and_killed(notebook: Notebook, shown: Shown, moments: random.Random)
     return notebook.rest(shown)
 
 
-@pytest.mark.timeout(360)  # five kernels, one after the other
 def test_a_run_whose_notebooks_are_killed_again_and_again(desk: Desk) -> None:
     enough, moments, shown = desk.folder / "enough", random.Random(SEED), list[Shown]()
     notebooks = desk.ahead(KILLS + 1)

@@ -25,7 +25,6 @@ float(scale(helper.DataFrame(table).x).sum()), tinyedited.state, torch.cuda.is_a
 
 
 @pytest.mark.needs("sshd")
-@pytest.mark.timeout(600)  # torch is downloaded and installed, on busy cores
 def test_a_fresh_host_has_what_the_notebook_has(tmp_path: Path) -> None:
     """The same versions, no CUDA where there is no GPU, a class, a helper module, an editable package; nobody has listed any."""
     shelf = Shelf(tmp_path / "shelf")

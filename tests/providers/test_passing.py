@@ -212,7 +212,7 @@ def test_one_host_fetches_and_the_others_get_it_from_there(lab: Lab, monkeypatch
 
     monkeypatch.setattr(HostConnection, "upload", counted)
     made = lab.set_up(told)
-    assert uploads == [("h1", wheel.running()[1])], "the code comes once, and goes on from host to host"
+    assert uploads == [("h1", wheel.running()[1])], f"the code comes once, and goes on from host to host: {told}"
     known = [probe(each, lab.wanted) for each in lab.connections]
     assert [each.without_index for each in known] == [False] * 3, "later packages come from their index"
     assert [(each.ready, each.code) for each in known] == [(True, True)] * 3
