@@ -33,10 +33,8 @@ def synchronize() -> None:
 
 def free_memory() -> None:
     """Free on the GPU what nothing refers to any more, for other processes, too."""
-    cuda = _cuda()
-    if cuda is None and "jax" not in sys.modules:
-        return  # a collection takes half a second where torch is imported, and would only hold up the next cell
-    gc.collect()
+    if (cuda := _cuda()) is not None or "jax" in sys.modules:
+        gc.collect()  # takes half a second where torch is imported, and would hold up the next cell
     if cuda is not None:
         with contextlib.suppress(Exception):  # its context is lost
             cuda.empty_cache()

@@ -188,9 +188,8 @@ class Group:
 
     def is_formed(self) -> bool:
         """Whether this process has a default group (the user may have destroyed it)."""
-        dist = sys.modules.get(
-            "torch.distributed"
-        )  # not an import, which would begin anew where a cell has emptied sys.modules
+        # not an import, which would begin anew where a cell has emptied sys.modules
+        dist = sys.modules.get("torch.distributed")
         return dist is None or bool(dist.is_initialized())
 
     def collectives(self) -> int | None:
