@@ -289,9 +289,8 @@ def with_imports(request: PoolRequest, namespace: Mapping[str, object], defaults
 def surveyed(request: PoolRequest, tell: Callable[[str], None]) -> tuple[Provider, Survey]:
     """The provider that serves a request, and what it found. Raises RequestError with all mistakes."""
     mistakes = missing_secrets(request.secrets, os.environ)
-    for words in plugins.beside(
-        {request.provider, *(spec.name for spec in request.plugins)}, Path.cwd()
-    ):  # before its code runs
+    # before its code runs
+    for words in plugins.beside({request.provider, *(spec.name for spec in request.plugins)}, Path.cwd()):
         tell(words)
     provider = providers.serving(request)
     try:

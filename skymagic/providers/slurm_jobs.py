@@ -403,9 +403,8 @@ class JobQueue:
         done = self._call("scontrol", "show", "job", "-o", number)
         if GONE in done.stderr:
             return SlurmJob("COMPLETED")
-        told = dict(
-            reversed(re.findall(r"(?<!\S)(\w+)=(\S*)", done.stdout))
-        )  # the first: new versions repeat salloc's line
+        # the first: new versions repeat salloc's line
+        told = dict(reversed(re.findall(r"(?<!\S)(\w+)=(\S*)", done.stdout)))
         fields = ("JobState", "Reason", "StartTime", "EndTime", "NodeList", "JobName", "Comment")
         cells = [told.get(name, "") for name in fields]
         job = jobs_of("|".join([number, *cells])).get(number) if cells[0] else None

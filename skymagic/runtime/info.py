@@ -91,9 +91,8 @@ class InstanceInfo:
         there = self.accelerators or visible
         if not there:
             return range(0)
-        if os.environ.get("CUDA_VISIBLE_DEVICES", "").startswith(
-            "MIG-"
-        ):  # of parts of GPUs CUDA shows a process one alone
+        # of parts of GPUs CUDA shows a process one alone
+        if os.environ.get("CUDA_VISIBLE_DEVICES", "").startswith("MIG-"):
             return range(1)
         first = first_gpu(self.local_rank, self.local_world_size, there)
         return range(first, first + max(1, there // self.local_world_size))

@@ -141,9 +141,8 @@ def refusal(name: str, value: object, why: str, problem: BaseException, attempt:
     """
     path, culprit = find(value, attempt)
     named = type_name(culprit) if culprit is not value else ""
-    if "recursion" in str(problem) and (
-        code := _own_code(problem.__cause__ or problem)
-    ):  # cloudpickle raises its own of it
+    # cloudpickle raises its own of it
+    if "recursion" in str(problem) and (code := _own_code(problem.__cause__ or problem)):
         reason = f"its {code} recurses without end"
         return Refusal(
             name, type_name(value), why, reason, "let it raise AttributeError for names that it does not know"

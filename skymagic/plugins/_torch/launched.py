@@ -63,9 +63,8 @@ def adapt_libraries() -> None:
         when_imported(module, functools.partial(_connector, name=name))
     for module in INTERACTIVE:  # a rank starts no processes, which is what Lightning cannot do from a notebook
         when_imported(module, lambda found: setattr(found, "_IS_INTERACTIVE", False))
-    for module in (
-        CALLBACKS
-    ):  # tqdm's bar, not rich's, which moves a terminal's cursor: a cell would show each step below the last
+    # tqdm's bar, not rich's, which moves a terminal's cursor: a cell would show each step below the last
+    for module in CALLBACKS:
         when_imported(module, lambda found: setattr(found, "_RICH_AVAILABLE", False))
 
 

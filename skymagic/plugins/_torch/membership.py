@@ -163,9 +163,8 @@ def form_again(before: Sequence[Subgroup], *, alive: bool, timeout: timedelta | 
     # a default group's number of groups made so far names the next one, and must be the same on all ranks
     count = highest(max([c10d._world.group_count, *(int(g.name) + 1 for g in before if g.name.isdigit())]))
     made = {}
-    for one in sorted(
-        before, key=lambda one: one.key
-    ):  # in one order on all ranks, for its members wait for each other
+    # in one order on all ranks, for its members wait for each other
+    for one in sorted(before, key=lambda one: one.key):
         key = digest(one.key)
         if all(rank in living and key in told[rank] for rank in one.ranks):
             with contextlib.suppress(Exception):  # it is named as lost

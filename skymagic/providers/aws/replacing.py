@@ -81,9 +81,7 @@ def ready(
         _, found = ssh.side_by_side(
             lambda job: job(), [lambda: ssh.set_up(machines, survey.requirements, say, alone=True), check_beside]
         )
-        if (
-            found is None or found.may_pass
-        ):  # what may have been the installation's own doing is looked at again after it
+        if found is None or found.may_pass:  # what may have been the installation's own doing: again after it
             found = check_machines(survey, machines, instances, say)
     except BaseException:
         ssh.side_by_side(ssh.Machine.close, machines)
