@@ -13,12 +13,7 @@ from skymagic.errors import PoolError
 from skymagic.plan.units import count, size
 from skymagic.providers.found import ask
 
-KINDS = {
-    "env": "environment",
-    "code": "skymagic's code",
-    "cache": "cache",
-    "python": "interpreters",
-}
+KINDS = {"env": "environment", "code": "skymagic's code", "cache": "cache", "python": "interpreters"}
 """Kind of an item → how it is called."""
 Disks = tuple[dict[str, Disk], dict[str, str]]
 """(host → what is there, host → why it could not be asked)."""

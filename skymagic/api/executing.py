@@ -12,12 +12,7 @@ from skymagic.pool import keys, records
 from skymagic.pool.keys import NotebookRun
 from skymagic.wire import notebook as wire
 
-ENDS = {
-    "done": "has finished",
-    "failed": "has failed",
-    "stopped": "was stopped",
-    "lost": "could not continue",
-}
+ENDS = {"done": "has finished", "failed": "has failed", "stopped": "was stopped", "lost": "could not continue"}
 
 
 def shown(run: NotebookRun, as_json: bool = False) -> str:

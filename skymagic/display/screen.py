@@ -65,12 +65,7 @@ class NotebookScreen(Screen):
         noun: what is shown there of many that say the same: "ranks 0–63: …".
     """
 
-    def __init__(
-        self,
-        ranks: Sequence[int],
-        view: RunView | None = None,
-        noun: str = "rank",
-    ) -> None:
+    def __init__(self, ranks: Sequence[int], view: RunView | None = None, noun: str = "rank") -> None:
         self._many = len(ranks) > 1
         self._view, self._bars = view, Bars()
         self._state: Callable[[], RunState] | None = None

@@ -14,12 +14,16 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import ipyparallel as ipp
+import zmq
+from traitlets import observe
 from traitlets.log import get_logger
 
 from skymagic.errors import ProvisionError
 from skymagic.run.submission import Submission
 from skymagic.wire.order import Order, encode
 
+CONNECT_TIMEOUT = 20
+"""Seconds that the controller may take to answer a new client."""
 REGISTRATION_POLL = 0.5
 """Seconds without news after which the hub is asked which ranks have registered."""
 PURGE_AFTER = 100
@@ -52,6 +56,13 @@ class _Client(ipp.Client):  # type: ignore[misc]  # untyped base
     """Called with each request's future before the request is sent."""
     changed = threading.Condition()
     """Notified when an engine has registered; one for all clients, for `ipp.Client` listens before its subclass could make its own."""
+
+    connected: Any = None
+    """Can be read once what the ranks show will arrive: what the controller published before is lost, to cells sent at once after attaching, too."""
+
+    @observe("_iopub_socket")
+    def _watch(self, change: Mapping[str, Any]) -> None:  # it is not connected yet
+        self.connected = change["new"].get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED)
 
     def activate(self, *args: Any, **kwargs: Any) -> None:
         """Leave the notebook's magics alone."""
@@ -92,7 +103,10 @@ class RankEngine:
         try:
             here = forwarded(connection, forward) if forward is not None else dict(connection)
             with unsigned():
-                self._client = _Client(here, timeout=20)
+                self._client = _Client(here, timeout=CONNECT_TIMEOUT)
+            if not self._client.connected.poll(1000 * CONNECT_TIMEOUT):
+                self.close()
+                raise TimeoutError("nothing that ranks show would arrive")
         except (TimeoutError, OSError) as problem:
             raise ProvisionError(f"the controller does not answer: {problem}") from problem
         self._engines: dict[int, int] = {}
@@ -177,6 +191,7 @@ class RankEngine:
         """Close the connections; twice is safe."""
         with contextlib.suppress(Exception):
             self._client.close(linger=0)
+            self._client.connected.close()
 
 
 def forwarded(connection: Mapping[str, Any], forward: Callable[[str, int], int]) -> dict[str, Any]:

@@ -207,7 +207,7 @@ class Notebook:
                 self._client.wait_for_ready(timeout=DEADLINE)
                 break
             except RuntimeError:
-                if not left or self._manager.is_alive():
+                if not left:  # its process may live on: a port of one of its channels had been taken meanwhile
                     raise
             self.close()
             self._manager, self._client = self._launch()

@@ -23,12 +23,7 @@ from typing import Any
 
 from skymagic.data.store.store import overflow, private
 from skymagic.kernels.fork import signal_pipe
-from skymagic.kernels.store.incoming import (
-    IncomingValue,
-    StoreFolder,
-    read_slices,
-    renamed,
-)
+from skymagic.kernels.store.incoming import IncomingValue, StoreFolder, read_slices, renamed
 from skymagic.kernels.store.outgoing import FileReader, Sender
 from skymagic.wire import processes
 from skymagic.wire.store import (

@@ -121,10 +121,7 @@ def security_group(
         "ToPort": settings.ssh_port,
         "IpRanges": [{"CidrIp": source}],
     }
-    for operation, rules in (
-        ("Ingress", [ssh, within]),
-        ("Egress", [within]),
-    ):  # EFA wants the egress rule too
+    for operation, rules in (("Ingress", [ssh, within]), ("Egress", [within])):  # EFA wants the egress rule too
         for rule in rules:
             _allow(clients, region, operation, made, rule)
     return str(made)
