@@ -120,12 +120,16 @@ def test_another_notebook_with_a_pool_of_the_same_name_whose_kernel_is_killed_wh
 
 
 def test_through_ray_client(ray: Cluster, notebook: Notebook) -> None:
-    made = notebook.finish(notebook.start(pool(ray, "--nodes 1").replace(ray.address, ray("client"))))
-    if made.error is not None and "Starting Ray client server failed" in made.error.text:
-        pytest.skip("Ray's own proxy lost the process that it starts for a client, for 20 seconds")
-    assert made.error is None, made.error.text
+    def shown(cell: str) -> str:
+        made = notebook.finish(notebook.start(cell))
+        if made.error is not None and "Starting Ray client server failed" in made.error.text:
+            pytest.skip("Ray's own proxy lost the process that it starts for a client, for 20 seconds")
+        assert made.error is None, made.error.text
+        return made.text
+
+    shown(pool(ray, "--nodes 1").replace(ray.address, ray("client")))
     assert seen(notebook, "7") == [7]
-    assert "the Ray cluster at ray://" in notebook.run("%sky_status --provider ray").text
+    assert "the Ray cluster at ray://" in shown("%sky_status --provider ray")
 
 
 def test_auto_is_the_cluster_of_the_environment(ray: Cluster, notebook: Notebook) -> None:
