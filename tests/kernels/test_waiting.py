@@ -7,7 +7,9 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import importlib.util
+import select
 import signal
+import socket
 import threading
 import time
 from collections.abc import Callable
@@ -22,14 +24,35 @@ LIBC = ctypes.CDLL(None)
 POLL = LIBC.poll
 
 
-def looks(wait: Callable[[], object]) -> tuple[bool, float]:
-    """What another thread sees of this one, the main one, while it waits; and after how many seconds."""
+class PollFd(ctypes.Structure):
+    """Of ``poll``: a descriptor, what to wait for, what has come."""
+
+    _fields_ = [("fd", ctypes.c_int), ("events", ctypes.c_short), ("revents", ctypes.c_short)]
+
+
+def asleep() -> None:
+    """Return when the main thread sleeps and has not woken for 20 ms: on its way into its wait it wakes for the interpreter every 5 ms."""
+    before = None
+    while (now := interrupts.scheduled()) != before or now[0] not in interrupts.WAITING_STATES:
+        before = now
+        time.sleep(0.02)  # the only way: nobody tells
+
+
+def looks(
+    wait: Callable[[], object], ready: Callable[[], object], seen: Callable[[], object] = lambda: None
+) -> tuple[bool, float]:
+    """What another thread sees of this one, the main one, while it waits; and after how many seconds.
+
+    Args:
+        ready: returns when that thread may look. seen: is called when it has.
+    """
     found: list[tuple[bool, float]] = []
 
     def look() -> None:
-        time.sleep(0.02)  # the main thread is on its way into its wait, which nothing tells
+        ready()
         begun = time.monotonic()
         found.append((interrupts.waits_in_native_code(), time.monotonic() - begun))
+        seen()
 
     looking = threading.Thread(target=look)
     looking.start()
@@ -40,14 +63,24 @@ def looks(wait: Callable[[], object]) -> tuple[bool, float]:
 
 def test_a_wait_in_native_code_is_seen_by_the_first_short_look() -> None:
     """A rank that waits in a collective is freed so much sooner after another one has raised."""
-    found = [looks(lambda: POLL(None, 0, 300)) for _ in range(3)]
+    here, there = socket.socketpair()
+    with here, there:
+        waited = ctypes.byref(PollFd(here.fileno(), select.POLLIN, 0))
+
+        def once() -> tuple[bool, float]:
+            try:
+                return looks(lambda: POLL(waited, 1, 60_000), asleep, lambda: there.send(b"."))
+            finally:
+                here.recv(1)
+
+        found = [once() for _ in range(3)]
     assert [waits for waits, _ in found] == [True] * 3
     assert min(seconds for _, seconds in found) < interrupts.SAMPLE_INTERVAL * 0.8
 
 
 def test_native_code_that_works_does_not_wait() -> None:
     text = bytes(150_000_000)
-    assert not looks(lambda: hashlib.sha512(text))[0]
+    assert not looks(lambda: hashlib.sha512(text), lambda: time.sleep(0.02))[0]  # it has begun by then
 
 
 def test_a_wait_that_no_signal_ends_is_seen_by_the_first_question(monkeypatch: pytest.MonkeyPatch) -> None:
