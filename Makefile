@@ -4,8 +4,8 @@ PYTHON ?= python3
 ARGS ?=
 # Processes that share the tests, by file: as many as there are cores, and one more for `make test`, some of whose tests wait for a sixth of
 # their time. With PROCESSES=0 there is one alone, as a debugger needs it.
-PROCESSES ?=
 CORES := $(shell nproc 2>/dev/null || getconf _NPROCESSORS_ONLN)
+PROCESSES ?= $(CORES)
 RETRY ?=
 # A part of the test files: `make test SHARD=1/4`, for machines that share them
 SHARD ?=
@@ -18,7 +18,7 @@ READY := $(VENV)/.ready
 # Images of Python set it, and each process then compiles all that it imports: 3.3 s for torch instead of 1.5 s
 unexport PYTHONDONTWRITEBYTECODE
 # The longest files come first, and none is shared: its tests use the same pools
-PYTEST = $(RUN) -m pytest -n $(or $(PROCESSES),$(CORES)) --dist loadfile --no-loadscope-reorder --max-worker-restart 0
+PYTEST = $(RUN) -m pytest -n $(PROCESSES) --dist loadfile --no-loadscope-reorder --max-worker-restart 0
 
 .PHONY: help demo quick near test durations check format bench docs package lowest gpu gpu-wheels pictures notebooks soak clean
 
@@ -84,7 +84,7 @@ package: $(READY)
 	@$(RUN) -m twine check --strict dist/*
 
 lowest: $(READY)
-	@$(RUN) -m tests.lowest -n $(or $(PROCESSES),$(CORES)) --dist loadfile $(ARGS)
+	@$(RUN) -m tests.lowest -n $(PROCESSES) --dist loadfile $(ARGS)
 
 # Not in .venv: a machine with a GPU has a torch of its own, and perhaps no internet. WHEELS is a folder that gpu-wheels has filled.
 WHEELS ?=
