@@ -57,6 +57,7 @@ def test_an_address_elsewhere() -> None:
 
 
 def test_options_of_others() -> None:
+    pytest.importorskip("ray")
     with pytest.raises(RequestError) as refused:
         ray.Ray().plan(parse_pool("--provider ray --spot --hosts gpu1 --partition long"), print)
     assert [one.partition(" ")[0] for one in refused.value.mistakes] == ["--hosts", "--spot", "--partition"]

@@ -173,13 +173,22 @@ def _load(
     header: Sequence[Buffer], buffers: Iterable[Buffer], links: Sequence[object], memo: dict[int, object] | None
 ) -> Any:
     stream = io.BytesIO(header[0]) if len(header) == 1 else Rope(header)
-    unpickler = pickle.Unpickler(stream, buffers=buffers)
-    if links:
-        unpickler.persistent_load = links.__getitem__  # type: ignore[method-assign]
+    unpickler = _Linking(stream, buffers, links) if links else pickle.Unpickler(stream, buffers=buffers)
     value = unpickler.load()
     if memo is not None:
         memo.update(unpickler.memo.copy())
     return value
+
+
+class _Linking(pickle.Unpickler):
+    """Has the objects that a stream refers to by number."""
+
+    def __init__(self, stream: Any, buffers: Iterable[Buffer], links: Sequence[object]) -> None:
+        super().__init__(stream, buffers=buffers)
+        self._links = links
+
+    def persistent_load(self, number: int) -> object:  # Python 3.13.0 refuses one that is set on an instance
+        return self._links[number]
 
 
 def reducer(namespace: dict[str, Any]) -> Callable[[Any], Any]:
