@@ -151,7 +151,7 @@ class Compute(RunningPool):
     ) -> None:
         given = {k: v for k, v in locals().items() if k not in OWN and not any(v is each for each in (None, (), False))}
         self._namespace = sys._getframe(2).f_globals  # 1 is the check of keywords
-        self._tell = print_note if console else _say_nothing
+        self._tell = print_note if console else lambda _: None
         self._request = request_of(given)
         self._defaults = Defaults(timeout=None if timeout is None else positive(timeout))
         self._name = name
@@ -227,10 +227,6 @@ class Compute(RunningPool):
 
     def _repr_html_(self) -> str | None:
         return None if self._pool is None else self._pool._repr_html_()
-
-
-def _say_nothing(_: str) -> None:
-    """For who asks for no notes."""
 
 
 ComputePool = Compute

@@ -208,7 +208,11 @@ def _fetch(wanted: Wanted, facts: Facts) -> Wheelhouse:
     with contextlib.ExitStack() as undo, tempfile.TemporaryDirectory(prefix="skymagic-resolve-") as work:
         undo.callback(folder.cleanup)
         pins = _resolved(wanted, facts, Path(work))
-        if not facts.accelerated and any(pin.startswith(("nvidia-", "cuda-")) for pin in pins) and _has_torch(pins):
+        if (
+            not facts.accelerated
+            and any(pin.startswith(("nvidia-", "cuda-")) for pin in pins)
+            and "torch" in map(_name, pins)
+        ):
             raise NoWheels(
                 "torch is needed there, the host has no GPU, and the notebook's package indexes have only builds for CUDA"
             )
@@ -217,10 +221,6 @@ def _fetch(wanted: Wanted, facts: Facts) -> Wheelhouse:
         _download(pins, wanted, facts, Path(work), folder.name)
         undo.pop_all()
     return Wheelhouse(tuple(pins), folder)
-
-
-def _has_torch(pins: Sequence[str]) -> bool:
-    return any(_name(pin) == "torch" for pin in pins)
 
 
 def _name(pin: str) -> str:

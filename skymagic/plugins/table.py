@@ -153,17 +153,14 @@ def order(plugins: Iterable[Plugin]) -> tuple[Plugin, ...]:
     """
     waiting, done = list(plugins), list[Plugin]()
     while waiting:
-        first = next((p for p in waiting if not any(_precedes(other, p) for other in waiting)), None)
+        later = {p.name for p in waiting for other in waiting if p.name in other.before or other.name in p.needs}
+        first = next((p for p in waiting if p.name not in later), None)
         if first is None:
             circle = " and ".join(plugin.name for plugin in waiting)
             raise RequestError(f"the plugins {circle} each want to be set up before the other: use one of them")
         waiting.remove(first)
         done.append(first)
     return tuple(done)
-
-
-def _precedes(one: Plugin, other: Plugin) -> bool:
-    return other.name in one.before or one.name in other.needs
 
 
 def attribute(name: str) -> Factory:

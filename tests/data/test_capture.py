@@ -388,7 +388,8 @@ def test_annotations_are_postponed_by_an_earlier_cell() -> None:
 def test_only_types_travel_for_an_annotations_sake() -> None:
     text = "class Net: pass\nbatch = 1\ndef f(a: 'Net', b: 'T[batch]', c: Optional['Net']): pass"
     names = space(f"from typing import *\n{text}")
-    assert set(reached({"f"}, names)) == {"f", "Net"}
+    # since Python 3.14 a function evaluates its annotations when it is asked for them
+    assert set(reached({"f"}, names)) == {"f", "Net", *(["Optional"] if sys.version_info >= (3, 14) else [])}
 
 
 # what a function mentions

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.lab.notebook import Notebook
+from tests.lab.notebook import ANSI, Notebook
 from tests.lab.pools import borrowed
 
 notebook = borrowed("--ranks 2")
@@ -159,7 +159,7 @@ def test_a_memory_map_is_one_of_the_same_file_on_this_machine(notebook: Notebook
 
 def test_usage_lines_and_magics_are_a_notebook_s(notebook: Notebook) -> None:
     notebook.run("%%sky_broadcast -o used\nimport argparse\nargparse.ArgumentParser().format_usage()")
-    assert {each.split()[1] for each in notebook.value("used")} == {"ipykernel_launcher.py"}
+    assert {ANSI.sub("", each).split()[1] for each in notebook.value("used")} == {"ipykernel_launcher.py"}
     notebook.run("from IPython.core.magic import register_line_magic\n@register_line_magic\ndef mine(line): return 5")
     failed = notebook.fail("%%sky_broadcast\n%mine 3")
     assert "Line magic function `%mine` not found" in failed.text

@@ -496,15 +496,15 @@ def test_a_subgroup_can_be_destroyed(notebook: Notebook) -> None:
     works(notebook)
 
 
-@pytest.mark.parametrize("context", ["fork", "spawn"])
-def test_data_loader_workers(notebook: Notebook, context: str) -> None:
+@pytest.mark.parametrize(("context", "ranks"), [("fork", 4), ("spawn", 1)])  # each spawned one imports torch
+def test_data_loader_workers(notebook: Notebook, context: str, ranks: int) -> None:
     notebook.run(
-        "%%sky_broadcast -o r\nfrom torch.utils.data import DataLoader, TensorDataset\n"
+        f"%%sky_broadcast -o r -t 0:{ranks}\nfrom torch.utils.data import DataLoader, TensorDataset\n"
         "data = TensorDataset(torch.arange(8.0))\n"
         f"loader = DataLoader(data, batch_size=4, num_workers=2, multiprocessing_context='{context}')\n"
         "sum(batch[0].sum().item() for batch in loader)"
     )
-    assert notebook.value("r") == [28.0] * 4
+    assert notebook.value("r") == [28.0] * ranks
 
 
 def test_threads_of_a_cell_may_go_on(notebook: Notebook) -> None:

@@ -14,6 +14,7 @@ import copy
 import dis
 import re
 import string
+import sys
 import types
 import warnings
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -71,9 +72,9 @@ def code_names(code: types.CodeType) -> CodeNames:
                 imports.add(f"{module}.{step.argval}")
                 required.update([f"{module}.{step.argval}"] if surely else ())
         inner = [code_names(constant) for constant in code.co_consts if isinstance(constant, types.CodeType)]
+        texts = [constant for constant in code.co_consts if isinstance(constant, str)]
         names = _known[code] = CodeNames(
-            frozenset(loads).union(mentioned_names(code.co_names, _texts(code)), *(each.loads for each in inner))
-            - _OWN,
+            frozenset(loads).union(mentioned_names(code.co_names, texts), *(each.loads for each in inner)) - _OWN,
             frozenset(imports).union(*(each.imports for each in inner)),
             frozenset(code.co_names).union(*(each.attributes for each in inner)),
             frozenset(stores).union(*(each.sets for each in inner)),
@@ -185,10 +186,6 @@ def literal_arguments(call: ast.Call) -> list[str]:
     return [arg.value for arg in call.args if isinstance(arg, ast.Constant) and isinstance(arg.value, str)]
 
 
-def _texts(code: types.CodeType) -> list[str]:
-    return [constant for constant in code.co_consts if isinstance(constant, str)]
-
-
 def _expanded(text: str) -> set[str]:
     """Names that IPython would put into a shell or magic line: in ``{expr}`` and ``$var``."""
     names: set[str] = set()
@@ -267,11 +264,23 @@ def annotated_names(tree: ast.AST, postponed: bool) -> set[str]:
 def value_names(value: object, namespace: Mapping[str, object]) -> set[str]:
     """Names in the string annotations of a function or class that stand for types in `namespace`."""
     try:
-        annotations = vars(value).get("__annotations__") if isinstance(value, type) else value.__annotations__
-    except Exception:  # evaluated on demand, and not possible here (Python 3.14)
+        annotations = dict(own_annotations(value))
+    except Exception:  # the value's own code
         return set()
-    texts = {text for each in dict(annotations or ()).values() for text in _forward(each)}
+    texts = {text for each in annotations.values() for text in _forward(each)}
     return {name for text in texts for name in text_names(text) if is_type(namespace.get(name))}
+
+
+def own_annotations(value: Any) -> Any:
+    """The annotations of a function, or of a class without those of its bases."""
+    if sys.version_info >= (3, 14):  # evaluated on demand: they may name what does not exist yet
+        from annotationlib import Format, get_annotations
+
+        try:
+            return get_annotations(value)
+        except Exception:
+            return get_annotations(value, format=Format.STRING)
+    return vars(value).get("__annotations__", {}) if isinstance(value, type) else value.__annotations__
 
 
 def is_type(value: object) -> bool:

@@ -81,4 +81,4 @@ def made_by_python(name: str, value: object, cls: type) -> bool:
     """Whether a class has this member from its slots, or got it when somebody looked."""
     if isinstance(value, types.MemberDescriptorType):
         return value.__objclass__ is cls
-    return name == "__slotnames__" or (name == "__annotations__" and not value)
+    return name in ("__slotnames__", "__annotations_cache__") or (name == "__annotations__" and not value)

@@ -13,7 +13,7 @@ from typing import Any
 import cloudpickle
 from cloudpickle import cloudpickle as _cloud
 
-from skymagic.data.capture.code import code_names, value_names
+from skymagic.data.capture.code import code_names, own_annotations, value_names
 from skymagic.data.capture.modules import locate
 from skymagic.data.values import arrays, rebuild, reducers, shards
 from skymagic.data.values.exceptions import reduce_exception
@@ -195,6 +195,8 @@ class ValuePickler(cloudpickle.Pickler):  # type: ignore[misc]
             self._annotated(cls)
         _, args, (members, slots), *_ = reduced
         members = {name: value for name, value in members.items() if not made_by_python(name, value, cls)}
+        if "__annotate_func__" in vars(cls):  # cloudpickle leaves it out: the class's namespace is in its closure
+            members["__annotations_cache__"] = own_annotations(cls)
         state = (members, slots)
         if issubclass(cls, enum.Enum):
             return rebuild.enum_class, (args[-2], args), state, None, None, rebuild.fill_class

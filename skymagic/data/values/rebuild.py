@@ -94,6 +94,10 @@ def accompanied(*values: Any) -> Any:
 # -- functions -----------------------------------------------------------------------------------------------------------
 
 
+ANNOTATIONS = "__annotate__" if sys.version_info >= (3, 14) else "__annotations__"
+"""What has a function's annotations: since Python 3.14 a function that evaluates them, for they may name what does not exist yet."""
+
+
 def function(code: types.CodeType, where: str | None, name: str, closure: Any) -> types.FunctionType:
     """A function without its state, with the globals of a module, or of this side's notebook."""
     space = namespace() if where is None else vars(module(where))
@@ -114,10 +118,7 @@ def function_state(function: types.FunctionType) -> dict[str, Any]:
     }
     if sys.version_info >= (3, 12):
         state["__type_params__"] = function.__type_params__
-    if sys.version_info >= (3, 14):  # evaluated on demand: they may name what does not exist yet
-        state["__annotate__"] = function.__annotate__
-    else:
-        state["__annotations__"] = function.__annotations__
+    state[ANNOTATIONS] = getattr(function, ANNOTATIONS)
     return {name: value for name, value in state.items() if value}
 
 

@@ -84,16 +84,8 @@ def _offset(view: memoryview) -> int | None:
         return ctypes.addressof(ctypes.c_char.from_buffer(view)) - ctypes.addressof(ctypes.c_char.from_buffer(whole))
 
 
-def _weak_keys(mapping: Any) -> Any:
-    return rebuild.weak, (weakref.WeakKeyDictionary, dict(mapping))
-
-
-def _weak_values(mapping: Any) -> Any:
-    return rebuild.weak, (weakref.WeakValueDictionary, dict(mapping))
-
-
-def _weak_set(members: Any) -> Any:
-    return rebuild.weak, (weakref.WeakSet, list(members))
+def _weak(container: Any) -> Any:
+    return rebuild.weak, (type(container), (list if isinstance(container, weakref.WeakSet) else dict)(container))
 
 
 def _new_type(kind: Any) -> Any:
@@ -230,9 +222,9 @@ _REDUCERS: dict[type, Callable[[Any], Any]] = {
     functools.cached_property: _cached_property,
     io.TextIOWrapper: _stream,
     memoryview: _memoryview,
-    weakref.WeakKeyDictionary: _weak_keys,
-    weakref.WeakValueDictionary: _weak_values,
-    weakref.WeakSet: _weak_set,
+    weakref.WeakKeyDictionary: _weak,
+    weakref.WeakValueDictionary: _weak,
+    weakref.WeakSet: _weak,
     typing.NewType: _new_type,
     typing.ParamSpec: _type_parameter,
     typing.TypeVarTuple: _type_parameter,

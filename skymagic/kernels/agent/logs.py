@@ -22,7 +22,7 @@ PIECE = 1 << 20
 """Bytes of a log that are read at once."""
 LOST = "[earlier output was dropped: SkyMagic.log_limit]\n"
 """Stands in the place of what was trimmed off."""
-TAIL_BYTES = 1 << 14
+TAIL_BYTES = 1 << 15
 KNOWN_RUNS = 1000
 """How many of the last runs are found in a log."""
 

@@ -25,8 +25,8 @@ from skymagic.plan.limits import Lifetime
 from skymagic.wire import agent as wire
 from skymagic.wire import processes
 
-TAIL_LINES = 60
-"""Lines of its log that are told of a rank that has ended."""
+TAIL_LINES = 200
+"""Lines of its log that are told of a rank that has ended: a crash report has 100 frames of Python, and since Python 3.14 some of C."""
 
 
 class Rank:

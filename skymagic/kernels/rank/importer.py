@@ -18,6 +18,7 @@ from typing import Any
 
 from skymagic.data.capture.imports import imported_names
 from skymagic.data.capture.modules import ModuleSource, unpacked_data
+from skymagic.data.values.rebuild import ANNOTATIONS
 
 
 class RemoteImporter(importlib.abc.MetaPathFinder, importlib.abc.InspectLoader):
@@ -153,7 +154,7 @@ def update_in_place(old: object, new: object) -> bool:
 def _update_function(old: types.FunctionType, new: types.FunctionType) -> bool:
     if old.__closure__ is not None or new.__closure__ is not None or old.__module__ != new.__module__:
         return False
-    for name in ("__code__", "__defaults__", "__kwdefaults__", "__doc__", "__annotations__"):
+    for name in ("__code__", "__defaults__", "__kwdefaults__", "__doc__", ANNOTATIONS):
         setattr(old, name, getattr(new, name))
     vars(old).clear()
     vars(old).update(vars(new))

@@ -205,8 +205,6 @@ COMMANDS = (
     "whatis", "source",
 )  # fmt: skip
 """What can be asked of frames that have ended; all other commands of pdb would go on with the program."""
-CONVENIENCE = "__pdb_convenience_variables"
-"""What pdb makes ``$name`` an item of."""
 REFUSED = "*** {what}: the cell has ended, so it cannot continue; {commands} inspect it, q quits"
 
 
@@ -221,7 +219,6 @@ class PostMortem(pdb.Pdb):
     def __init__(self, problem: BaseException, cells: Mapping[str, int]) -> None:
         super().__init__(stdin=io.StringIO(), stdout=sys.stdout, nosigint=True, readrc=False)
         self.problem = problem
-        self._variables: dict[str, object] = {}
         self._cells = cells
         self.setup(None, telling(problem.__traceback__) or problem.__traceback__)
         own = [at for at, (frame, _) in enumerate(self.stack) if not stacks.is_library(frame.f_code.co_filename)]
@@ -233,21 +230,15 @@ class PostMortem(pdb.Pdb):
         """Carry out one command, or evaluate an expression in the frame; what it has to say is printed."""
         self.stdout = sys.stdout  # a cell may have replaced it since
         name, _, _ = self.parseline(line)
-        names = self._frame.f_globals
-        names[CONVENIENCE] = self._variables
-        try:
-            if name in COMMANDS:
-                self.onecmd(line)
-            elif name and hasattr(self, f"do_{name}") and not self._is_variable(line.strip()):
-                self.message(REFUSED.format(what=name, commands=", ".join(COMMANDS)))
-            else:
-                self.default(line)
-        finally:
-            names.pop(CONVENIENCE, None)
+        if name in COMMANDS:
+            self.onecmd(line)
+        elif name and hasattr(self, f"do_{name}") and not self._is_variable(line.strip()):
+            self.message(REFUSED.format(what=name, commands=", ".join(COMMANDS)))
+        else:
+            self.default(line)
 
-    def set_convenience_variable(self, frame: FrameType, name: str, value: object) -> None:
-        """Keep ``$name`` here. pdb since Python 3.12 would leave it among the user's names, where it holds the frame and all that is in it."""
-        self._variables[name] = value
+    def set_convenience_variable(self, *_: object) -> None:
+        """No ``$name``: pdb since Python 3.12 keeps them among the user's names, where ``$_frame`` would hold all that is in the frames."""
 
     def _is_variable(self, word: str) -> bool:
         """Whether what pdb would take for a command is a name of the user's, such as ``n`` or ``b``."""
@@ -259,9 +250,7 @@ class PostMortem(pdb.Pdb):
         assert self.curframe is not None  # `setup` has chosen one
         return self.curframe
 
-    def do_print(self, words: str) -> None:
-        """As `p`."""
-        self.do_p(words)
+    do_print = pdb.Pdb.do_p
 
     def do_locals(self, _: str) -> None:
         """The variables of the frame, shortened."""

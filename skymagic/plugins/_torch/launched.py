@@ -117,7 +117,8 @@ def placed(choose: Callable[..., None]) -> Callable[..., None]:
             place(asked["devices"], asked["num_nodes"], asked["strategy"], info, together, devices_of_rank.number())
         )
         choose(*given.args, **given.kwargs)
-        if together and info.rank == 0 < info.world_size - 1 and _alone(connector.strategy):
+        alone = type(connector.strategy).__name__ == "SingleDeviceStrategy"
+        if together and info.rank == 0 < info.world_size - 1 and alone:
             print(
                 f"Lightning trains on each rank alone with devices={asked['devices']!r}, num_nodes={asked['num_nodes']}: "
                 f"leave both out to train one model on all {info.world_size} ranks",
@@ -153,7 +154,3 @@ def _on_node(info: InstanceInfo, gpu: int | None) -> int | list[int]:
     places = range(info.local_world_size)
     first = [place * info.accelerators // info.local_world_size for place in places]
     return first if gpu is not None and first != [*places] and len({*first}) == len(first) else info.local_world_size
-
-
-def _alone(strategy: object) -> bool:
-    return type(strategy).__name__ == "SingleDeviceStrategy"

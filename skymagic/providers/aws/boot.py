@@ -119,6 +119,7 @@ def _write(path: Path, text: str) -> None:
         file.write(text)
 
 
+SSHD_PORT = "/etc/ssh/sshd_config.d/10-skymagic.conf"
 WATCHDOG_PATH = "/usr/local/lib/skymagic/watchdog"
 WATCHDOG_UNIT = "skymagic-watchdog"
 BOOTSTRAP = 1800.0
@@ -267,7 +268,7 @@ def cloud_config(keys: PoolKeys, job: str, user: str, ssh_port: int, bounds: Wat
         "write_files": [
             {"path": WATCHDOG_PATH, "permissions": "0755", "content": watchdog_script(job, user, bounds)},
             {"path": f"/etc/systemd/system/{WATCHDOG_UNIT}.service", "content": watchdog_unit()},
-            *([_sshd_port(ssh_port)] if ssh_port != 22 else []),
+            *([{"path": SSHD_PORT, "content": f"Port {ssh_port}\n"}] if ssh_port != 22 else []),
         ],
         "runcmd": [
             ["systemctl", "daemon-reload"],
@@ -289,7 +290,3 @@ def _at_boot(bounds: WatchdogBounds) -> list[list[str]]:
         ["systemd-run", f"--on-active={max(60, round(bounds.lifetime))}s", "systemctl", "poweroff"],
         ["sh", "-c", f"systemctl mask --now {timers} || true"],
     ]
-
-
-def _sshd_port(port: int) -> dict[str, str]:
-    return {"path": "/etc/ssh/sshd_config.d/10-skymagic.conf", "content": f"Port {port}\n"}

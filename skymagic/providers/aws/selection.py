@@ -167,7 +167,7 @@ def nothing(request: PoolRequest, there: Mapping[str, Catalogue]) -> list[str]:
     gpu = request.accelerator
     if gpu is None:
         asked = " and ".join(_amounts(request))
-        exact = "; write 8+ for at least 8" if _exact(request) else ""
+        exact = "; write 8+ for at least 8" if "exactly" in asked else ""
         return [f"no type of machine in {regions} has {asked}{how}{exact}"]
     same = sorted({one.gpus for one in types if one.gpu and _is(gpu.name, one.gpu)})
     if not same:
@@ -194,7 +194,3 @@ def _amounts(request: PoolRequest) -> Iterator[str]:
     for asked, unit in ((request.cpus, "CPUs"), (request.memory, "GB")):
         if asked is not None:
             yield f"{'at least' if asked.or_more else 'exactly'} {asked.amount:.12g} {unit}"
-
-
-def _exact(request: PoolRequest) -> bool:
-    return any(asked is not None and not asked.or_more for asked in (request.cpus, request.memory))
