@@ -214,9 +214,10 @@ def about(pool: SharedStatus, seconds: float = 0.0) -> tuple[str, ...]:
     plan = pool.plan
     each = " per node" if plan.topology.nodes > 1 else ""
     spent = f", about ${plan.price * seconds / 3600:.2f} so far" if plan.price and seconds else ""
+    hosts = ", ".join(plan.hosts) if len(plan.hosts) <= 4 else f"{plan.hosts[0]} … {plan.hosts[-1]}"
     words = (
         plan.provider,
-        f"{plan.size} on {_few_hosts(plan.hosts)}",
+        f"{plan.size} on {hosts}",
         f"{gpus.kinds(plan.devices[0])}{each}" if plan.devices and plan.devices[0] else "",
         ", ".join(spec.name for spec in plan.request.plugins),
         f"${plan.price:.2f} per hour{spent}" if plan.price else "",
@@ -231,10 +232,6 @@ def time_left(ends: float | None) -> str:
         return ""
     minutes = (ends - time.time()) // 60
     return f"{duration_text(minutes * 60)} left" if minutes >= 1 else "less than a minute left"
-
-
-def _few_hosts(hosts: tuple[str, ...]) -> str:
-    return ", ".join(hosts) if len(hosts) <= 4 else f"{hosts[0]} … {hosts[-1]}"
 
 
 def node_views(

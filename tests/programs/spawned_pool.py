@@ -51,7 +51,8 @@ worker = Worker(answers)
 worker.start()
 found["subclass"] = [answers.get()]
 worker.join()
-loader = torch.utils.data.DataLoader(Numbers(), batch_size=4, num_workers=1, multiprocessing_context="spawn")
-(batch,) = loader
+multiprocessing.set_start_method("spawn", force=True)  # such a method is the default since Python 3.14
+(batch,) = torch.utils.data.DataLoader(Numbers(), batch_size=4, num_workers=1)
+multiprocessing.set_start_method(None, force=True)
 assert all(isinstance(example, Example) for examples in found.values() for example in examples)
 {**{name: [example.number for example in examples] for name, examples in found.items()}, "loader": batch.tolist()}

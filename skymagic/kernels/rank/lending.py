@@ -11,6 +11,7 @@ import contextlib
 import os
 import sys
 from collections.abc import Container, Iterable
+from multiprocessing import get_start_method
 from multiprocessing.context import get_spawning_popen
 from multiprocessing.process import BaseProcess
 from typing import Any, NamedTuple
@@ -88,7 +89,8 @@ def define_in_children(variables: dict[str, Any]) -> None:
     def reduce(process: Any, protocol: Any) -> Any:
         reduced: Any = object.__reduce_ex__(process, protocol)
         make, args, *rest = reduced
-        if get_spawning_popen() is None or process._start_method not in METHODS:
+        # multiprocessing.Process has no method of its own; that of the process is forkserver by default since Python 3.14
+        if get_spawning_popen() is None or (process._start_method or get_start_method()) not in METHODS:
             return (make, args, *rest)
         # the first argument is rebuilt before the others, which refer to what it defines
         return (_made, (_Definitions(definitions(variables)), make, *args), *rest)
