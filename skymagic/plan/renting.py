@@ -13,6 +13,7 @@ from skymagic.plan.units import duration_text
 
 IDLE, MAX_LIFETIME = 1800.0, 86400.0
 """Seconds after which rented machines end where nobody has said when: a bill for a forgotten pool has an end."""
+REPLACING = "lost machines are replaced without asking, at the current price (--replace)"
 
 
 @dataclass(frozen=True)
@@ -83,7 +84,7 @@ def plan_rented(request: PoolRequest, rental: Rental) -> Plan:
         question="" if request.yes else question(request, machines, rental),
         priced=rental.priced,
         region=rental.region,
-        notes=(*rental.notes, *_unused(request, rental), *_endless(request), *_replacing(request)),
+        notes=(*rental.notes, *_unused(request, rental), *_endless(request), *([REPLACING] if request.replace else [])),
     )
 
 
@@ -107,10 +108,6 @@ def _unused(request: PoolRequest, rental: Rental) -> list[str]:
     return [
         f"each machine has {rental.gpus} {gpu.name} and {gpu.count} of them are asked for: --gpu {gpu.name}:{rental.gpus} uses all"
     ]
-
-
-def _replacing(request: PoolRequest) -> list[str]:
-    return ["lost machines are replaced without asking, at the current price (--replace)"] if request.replace else []
 
 
 def _endless(request: PoolRequest) -> list[str]:

@@ -117,6 +117,7 @@ class Recorder:
 
 
 _recorder = Recorder()
+_sending = threading.RLock()
 _send: Callable[[Rows], None] | None = None
 """Where rows go; None outside a rank."""
 _track: Callable[[Rows], None] | None = None
@@ -154,8 +155,8 @@ def attach(send: Callable[[Rows], None]) -> None:
 
 
 def _detach() -> None:
-    global _send, _track, _recorder
-    _send, _track, _recorder = None, None, Recorder()
+    global _send, _track, _recorder, _sending
+    _send, _track, _recorder, _sending = None, None, Recorder(), threading.RLock()
 
 
 def begin() -> None:
@@ -170,11 +171,12 @@ def track(take: Callable[[Rows], None] | None) -> None:
 
 
 def flush(more: Rows | None = None) -> None:
-    """Send what was reported since the last time; the rank's kernel calls it, on any thread."""
+    """Send what was reported since the last time; the rank's kernel calls it, on any thread. On return what others have taken is sent too."""
     if _send is None:
         return
-    reported = _recorder.take()
-    if rows := {**reported, **(more or {})}:
-        _send(rows)
-    if _track is not None and reported:
-        _track(reported)
+    with _sending:  # what comes after the end of a cell's output is heard by nobody
+        reported = _recorder.take()
+        if rows := {**reported, **(more or {})}:
+            _send(rows)
+        if _track is not None and reported:
+            _track(reported)

@@ -36,7 +36,16 @@ def test_a_newer_python(tmp_path: Path) -> None:
         pytest.skip("there is no newer Python on the PATH or in ~/.pyenv")
     uv("venv", "-q", "--python", python, str(tmp_path / "env"))
     uv("pip", "install", "-q", "--python", str(tmp_path / "env"), "-e", str(ROOT), *NEEDED)
-    command = [tmp_path / "env/bin/python", "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", WITHOUT_FRAMEWORKS]
+    command = [
+        str(tmp_path / "env/bin/python"),
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "-k",
+        WITHOUT_FRAMEWORKS,
+    ]
     run = subprocess.run([*command, *TESTS], cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert run.returncode == 0, run.stdout + run.stderr
     assert int(re.findall(r"(\d+) passed", run.stdout)[-1]) > 40

@@ -157,6 +157,26 @@ def test_many_threads_lose_nothing(sent: list[Rows]) -> None:
     assert sorted((loss, step) for step, _, loss in found) == [(n, i) for n in range(4) for i in range(2000)]
 
 
+def test_the_end_of_a_cell_waits_for_what_another_thread_sends(monkeypatch: pytest.MonkeyPatch) -> None:
+    happened, taken, ended = list[str](), threading.Event(), threading.Event()
+
+    def send(_: Rows) -> None:
+        taken.set()
+        ended.wait(0.3)  # a cell that does not wait for this has ended by then
+        happened.append("sent")
+
+    monkeypatch.setattr(reporting, "_send", send)
+    sky.report(loss=1.0)
+    flusher = threading.Thread(target=reporting.flush)
+    flusher.start()
+    assert taken.wait(10)
+    reporting.flush()
+    happened.append("ended")
+    ended.set()
+    flusher.join()
+    assert happened == ["sent", "ended"]
+
+
 def test_importing_it_imports_nothing_heavy() -> None:
     code = "import sys, skymagic as sky; sky.report; print(*(m for m in ('numpy', 'pandas', 'torch', 'IPython') if m in sys.modules))"
     env = {**os.environ, "PYTHONWARNINGS": "error"}
