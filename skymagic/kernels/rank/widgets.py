@@ -80,9 +80,7 @@ class Views:
         return as_text(name, view.text)
 
     def refresh(self) -> None:
-        """Publish what has changed, on any thread."""
-        if not self._changed:
-            return
+        """Publish what has changed, on any thread. On return what others publish has been published too."""
         with self._lock:
             changed, self._changed = self._changed, set()
             for name in changed:
