@@ -115,9 +115,8 @@ def bound_frames() -> None:
 
 def main(argv: list[str]) -> None:
     """Run the controller; `argv` are further flags of ``ipcontroller``."""
-    multiprocessing.set_start_method(
-        "fork"
-    )  # not the default since Python 3.14: the heartbeat's process takes over what is set here
+    # not the default since Python 3.14: the heartbeat's process takes over what is set here
+    multiprocessing.set_start_method("fork")
     bound_frames()
     threading.Thread(target=_end_with_stdin, daemon=True).start()
     gc.disable()  # while it starts: collections would take a fifth of the time and find nothing
