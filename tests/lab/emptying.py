@@ -68,6 +68,7 @@ def empty_kernel(space: dict[str, Any]) -> None:
     """Make the notebook what it was: names, settings and files."""
     shell = space["get_ipython"]()
     _magics().auto.switch(False)
+    _magics().runs._unwrapped_told = False
     for name, value in _begun["settings"].items():
         setattr(_magics().settings, name, value)
     # not `displayhook.flush`, which collects garbage: 0.2 s
