@@ -208,11 +208,8 @@ def _fetch(wanted: Wanted, facts: Facts) -> Wheelhouse:
     with contextlib.ExitStack() as undo, tempfile.TemporaryDirectory(prefix="skymagic-resolve-") as work:
         undo.callback(folder.cleanup)
         pins = _resolved(wanted, facts, Path(work))
-        if (
-            not facts.accelerated
-            and any(pin.startswith(("nvidia-", "cuda-")) for pin in pins)
-            and "torch" in map(_name, pins)
-        ):
+        for_cuda = any(pin.startswith(("nvidia-", "cuda-")) for pin in pins)
+        if for_cuda and not facts.accelerated and "torch" in map(_name, pins):
             raise NoWheels(
                 "torch is needed there, the host has no GPU, and the notebook's package indexes have only builds for CUDA"
             )

@@ -14,7 +14,7 @@ from tests.environment import UV
 from tests.lab.notebook import ROOT
 from tests.lowest import uv
 
-NEEDED = ["pytest", "pytest-timeout", "hypothesis", "psutil", "numpy", "ipyparallel<10"]
+NEEDED = ["pytest", "pytest-timeout", "hypothesis", "psutil", "numpy"]
 """Of the tests below, and no framework: torch for another Python is gigabytes."""
 TESTS = ["tests/data/test_class_state.py", "tests/jobs/test_differential.py"]
 WITHOUT_FRAMEWORKS = "class_state and not virtual or both_ways and (functions or classes)"
@@ -36,16 +36,7 @@ def test_a_newer_python(tmp_path: Path) -> None:
         pytest.skip("there is no newer Python on the PATH or in ~/.pyenv")
     uv("venv", "-q", "--python", python, str(tmp_path / "env"))
     uv("pip", "install", "-q", "--python", str(tmp_path / "env"), "-e", str(ROOT), *NEEDED)
-    command = [
-        str(tmp_path / "env/bin/python"),
-        "-m",
-        "pytest",
-        "-q",
-        "-p",
-        "no:cacheprovider",
-        "-k",
-        WITHOUT_FRAMEWORKS,
-    ]
+    command = [str(tmp_path / "env/bin/python"), *"-m pytest -q -p no:cacheprovider -k".split(), WITHOUT_FRAMEWORKS]
     run = subprocess.run([*command, *TESTS], cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert run.returncode == 0, run.stdout + run.stderr
     assert int(re.findall(r"(\d+) passed", run.stdout)[-1]) > 40

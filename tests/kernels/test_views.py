@@ -2,32 +2,19 @@
 
 from __future__ import annotations
 
-import threading
-from typing import Any
-
 import ipywidgets
 
-from skymagic.kernels.rank.widgets import MIME, Views
+from skymagic.kernels.rank.widgets import MIME, Views, as_text
+from tests.lab.waiting import Overtaken
 
 
 def test_the_end_of_a_cell_waits_for_what_another_thread_publishes() -> None:
-    happened, taken, ended = list[str](), threading.Event(), threading.Event()
-
-    def publish(kind: str, content: dict[str, Any]) -> None:
-        taken.set()
-        ended.wait(0.3)  # a cell that does not wait for this has ended by then
-        happened.append(content["data"]["text/plain"])
-
+    overtaken = Overtaken()
     label = ipywidgets.Label("begun")
-    views = Views(publish)
-    assert views.shown({"data": {MIME: {"model_id": label.model_id}}})["data"]["text/plain"] == "begun"
+    views = Views(overtaken.send)
+    shown = views.shown({"data": {MIME: {"model_id": label.model_id}}})
+    assert shown["data"]["text/plain"] == "begun"
     label.value = "over"
-    flusher = threading.Thread(target=views.refresh)
-    flusher.start()
-    assert taken.wait(10)
-    views.refresh()
-    happened.append("the cell's end")
-    ended.set()
-    flusher.join()
+    published = "update_display_data", as_text(shown["transient"]["display_id"], "over")
+    assert overtaken.order(views.refresh) == [published, ()]
     label.close()
-    assert happened == ["over", "the cell's end"]

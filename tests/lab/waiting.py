@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 
@@ -15,3 +16,28 @@ def until(there: Callable[[], object]) -> None:
     while not there():
         assert time.monotonic() < deadline, "it did not happen"
         time.sleep(0.01)  # the only way: nobody tells
+
+
+class Overtaken:
+    """What a thread sends while the main one ends its cell. It lasts until the cell has ended, or for 0.3 s where that waits for it."""
+
+    def __init__(self) -> None:
+        self._happened: list[tuple[object, ...]] = []
+        self._taken, self._ended = threading.Event(), threading.Event()
+
+    def send(self, *content: object) -> None:
+        """Stands in the place of what sends."""
+        self._taken.set()
+        self._ended.wait(0.3)
+        self._happened.append(content)
+
+    def order(self, flush: Callable[[], object]) -> list[tuple[object, ...]]:
+        """What was sent, and the end of the cell (without content), in their order; both threads flush."""
+        flusher = threading.Thread(target=flush)
+        flusher.start()
+        assert self._taken.wait(10)
+        flush()
+        self._happened.append(())
+        self._ended.set()
+        flusher.join()
+        return self._happened

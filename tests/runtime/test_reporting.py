@@ -16,6 +16,7 @@ import skymagic as sky
 from skymagic.runtime import reporting
 from skymagic.runtime.reporting import MOST_NAMES, Recorder
 from skymagic.wire.metrics import Rows
+from tests.lab.waiting import Overtaken
 
 
 @pytest.fixture
@@ -158,23 +159,12 @@ def test_many_threads_lose_nothing(sent: list[Rows]) -> None:
 
 
 def test_the_end_of_a_cell_waits_for_what_another_thread_sends(monkeypatch: pytest.MonkeyPatch) -> None:
-    happened, taken, ended = list[str](), threading.Event(), threading.Event()
-
-    def send(_: Rows) -> None:
-        taken.set()
-        ended.wait(0.3)  # a cell that does not wait for this has ended by then
-        happened.append("sent")
-
-    monkeypatch.setattr(reporting, "_send", send)
+    overtaken = Overtaken()
+    monkeypatch.setattr(reporting, "_send", overtaken.send)
     sky.report(loss=1.0)
-    flusher = threading.Thread(target=reporting.flush)
-    flusher.start()
-    assert taken.wait(10)
-    reporting.flush()
-    happened.append("ended")
-    ended.set()
-    flusher.join()
-    assert happened == ["sent", "ended"]
+    sent, end = overtaken.order(reporting.flush)
+    assert sent
+    assert not end
 
 
 def test_importing_it_imports_nothing_heavy() -> None:

@@ -167,7 +167,8 @@ def nothing(request: PoolRequest, there: Mapping[str, Catalogue]) -> list[str]:
     gpu = request.accelerator
     if gpu is None:
         asked = " and ".join(_amounts(request))
-        exact = "; write 8+ for at least 8" if "exactly" in asked else ""
+        exactly = any(one is not None and not one.or_more for one in (request.cpus, request.memory))
+        exact = "; write 8+ for at least 8" if exactly else ""
         return [f"no type of machine in {regions} has {asked}{how}{exact}"]
     same = sorted({one.gpus for one in types if one.gpu and _is(gpu.name, one.gpu)})
     if not same:

@@ -143,8 +143,7 @@ class Release:
         except CloudError as problem:
             self.problems.append(f"{self.region}: could not list what is there: {problem.reason}")
             return
-        release = partial(self.clients.call, "ec2", self.region, "ReleaseAddress")
-        self._each("address", found.addresses, lambda each: release(AllocationId=each))
+        self._each("address", found.addresses, self._release_address)
         self._each("security group", found.groups, partial(self._delete, "DeleteSecurityGroup", "GroupId"))
         self._each("placement group", found.placements, partial(self._delete, "DeletePlacementGroup", "GroupName"))
 
@@ -155,6 +154,9 @@ class Release:
             except CloudError as problem:
                 if problem.kind != "missing":
                     self.problems.append(f"{what} {each} in {self.region}: {problem.reason}")
+
+    def _release_address(self, address: str) -> None:
+        self.clients.call("ec2", self.region, "ReleaseAddress", AllocationId=address)
 
     def _delete(self, operation: str, parameter: str, named: str) -> None:
         self.clients.until_settled(
