@@ -57,6 +57,8 @@ def ended_pools() -> list[Pool]:
 def adopt(pool: Pool) -> None:
     """A pool is one of this process's from now on, and the one used last."""
     _pools[pool.name] = pool
+    atexit.unregister(at_exit)
+    atexit.register(at_exit)  # called first: ipykernel's end may hang for seconds, and Jupyter kills it meanwhile
 
 
 def displace(name: str) -> Pool | None:
@@ -131,6 +133,3 @@ def at_exit() -> None:
             step()
         except PoolError as problem:
             print_note(str(problem))
-
-
-atexit.register(at_exit)

@@ -8,6 +8,7 @@ given to one that runs already: where that differs (``PYTHON…``, ``LD_…``, t
 
 from __future__ import annotations
 
+import atexit
 import gc
 import importlib
 import importlib.util
@@ -23,7 +24,10 @@ import threading
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
+
+if TYPE_CHECKING:  # it reads the environment as it is imported
+    from ipykernel.kernelapp import IPKernelApp
 
 ROOT = Path(__file__).resolve().parents[2]
 AT_BIRTH = ("PYTHON", "LD_", "LC_", "LANG", "TZ")
@@ -221,9 +225,18 @@ def main() -> None:
     with socket.socket(fileno=int(sys.argv[1])) as channel, suppress(_Kernel):
         serve(channel)
         sys.exit()
-    from ipykernel import kernelapp
+    from ipykernel.kernelapp import IPKernelApp
 
-    kernelapp.launch_new_instance()
+    app = IPKernelApp.instance()
+    app.initialize()
+    atexit.register(_end_control, app)
+    app.start()
+
+
+def _end_control(app: IPKernelApp) -> None:
+    """End the thread that was asked to shut down. ipykernel 7.4 closes IOPub first, on which that thread may then wait for ever."""
+    app.control_thread.stop()
+    app.control_thread.join()
 
 
 if __name__ == "__main__":

@@ -139,7 +139,7 @@ def test_a_kernel_that_is_restarted_amid_a_cell_attaches_to_its_detached_pool_an
             f"%%sky_sh --detach -o ends\necho before\nuntil [ -e {gate} ]; do sleep 0.05; done\necho after\nexit 3"
         )
         first.watch(shown, lambda seen: "before" in seen.stdout)
-        assert shown.done  # it goes on beside the notebook
+        first.finish(shown)  # the script goes on beside the notebook
     with desk.notebook() as second:  # the first was shut down as by the menu
         for line in "%sky_down", "%sky_down --all":  # end what is this notebook's own
             second.run("%sky_pool another --ranks 1 --lazy")

@@ -314,10 +314,16 @@ def test_a_port_that_is_held_goes_to_nobody_else_and_can_be_listened_on() -> Non
 # ------------------------------------------------------------------------------------------ two notebooks
 
 
+LATER = """import atexit, pathlib
+from skymagic.pool import registry
+atexit.register(lambda: pathlib.Path('pools').write_text(repr(registry.pools())))"""
+"""What came before the pools ends after them: it may hang, as ipykernel's own end does."""
+
+
 def test_two_notebooks_do_not_disturb_each_other_and_nothing_is_left_of_one_that_is_shut_down(
     notebook: Notebook, tmp_path: Path
 ) -> None:
-    with opened(tmp_path) as other:
+    with opened(tmp_path, LATER) as other:
         both = (notebook, other)
         for one, shown in [(one, one.start("%sky_pool --nodes 2")) for one in both]:
             assert one.finish(shown).error is None
@@ -335,6 +341,7 @@ def test_two_notebooks_do_not_disturb_each_other_and_nothing_is_left_of_one_that
         assert not set(folders(notebook)) & set(left)
     assert gone(processes) == []
     assert [path for path in left if path.exists()] == []
+    assert (tmp_path / "pools").read_text() == "[]"
     notebook.run("%%sky_broadcast -o r\nword")
     assert notebook.value("r") == ["of notebook 1"] * 2
 
