@@ -111,6 +111,32 @@ control.send(RankReady(0))
     assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == -signal.SIGKILL
 
 
+def test_a_signal_handler_sends_while_its_own_thread_is_sending() -> None:
+    """As the hook of a second node's notice does, while the first hook's end is being told: no line is torn, and the rank goes on."""
+    code = """
+import signal, socket
+from skymagic.kernels.rank.context import AgentControl
+from skymagic.wire.agent import RankReady, decoder
+class Interrupted(socket.socket):
+    def sendall(self, data):
+        self.send(data[:4])
+        if not sent:
+            signal.raise_signal(signal.SIGURG)
+        super().sendall(data[4:])
+def handler(*_):
+    sent.append(2)
+    control.send(RankReady(2))
+sent = []
+near, far = socket.socketpair()
+signal.signal(signal.SIGURG, handler)
+control = AgentControl(Interrupted(fileno=near.detach()), 0)
+control.send(RankReady(1))
+print([message.rank for message in decoder().feed(far.recv(4096))])
+"""
+    done = subprocess.run([sys.executable, "-c", code], timeout=60, capture_output=True, text=True)
+    assert done.stdout == "[1, 2]\n", done.stderr
+
+
 SHARING = """%%sky_broadcast -o shared --only all
 import os
 from multiprocessing.shared_memory import SharedMemory

@@ -8,6 +8,7 @@ import os
 import signal
 import socket
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -69,7 +70,9 @@ class AgentControl:
         self.on_interruption: Callable[[wire.InterruptionNotice], None] = lambda message: None
         """Called on the control thread when a machine of the pool will be taken away."""
         self._socket = connection
-        self._write_lock = threading.Lock()
+        self._outgoing: deque[bytes] = deque()
+        self._write_lock = threading.RLock()
+        self._writing = False
         self._request_lock = threading.Lock()
         self._acknowledged = threading.Semaphore(0)
         self._values: dict[str, Any] = {}
@@ -79,14 +82,20 @@ class AgentControl:
         threading.Thread(target=self._receive, name="skymagic-control", daemon=True).start()
 
     def send(self, message: wire.AgentMessage) -> None:
-        """Send a message that is not acknowledged."""
+        """Send a message that is not acknowledged; from a signal handler that interrupts this very call, it follows what is being sent."""
         if os.getpid() != self._pid:  # a forked child of the rank has no business here
             return
-        with self._write_lock:
-            try:
-                self._socket.sendall(wire.encode(message))  # one lock: a line must not be torn by another thread's
-            except (BrokenPipeError, ConnectionResetError):
-                end_without_agent()
+        self._outgoing.append(wire.encode(message))
+        with self._write_lock:  # a line must not be torn by another thread's
+            while self._outgoing and not self._writing:
+                self._writing = True
+                try:
+                    while self._outgoing:
+                        self._socket.sendall(self._outgoing.popleft())
+                except (BrokenPipeError, ConnectionResetError):
+                    end_without_agent()
+                finally:
+                    self._writing = False
 
     def request(self, message: wire.Publish) -> None:
         """Send a message and wait until the agent has acknowledged it."""
