@@ -379,12 +379,23 @@ def state_of_its_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]
 
 FAILED: set[str] = set()
 """Files of which a test has failed."""
+IN_ORDER: set[str] = set()
+"""Tests that go on where the one before them in their file has ended."""
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     """Note the file of a test that fails."""
     if report.failed:
         FAILED.add(report.nodeid.partition("::")[0])
+    if "in_order" in report.keywords:
+        IN_ORDER.add(report.nodeid)
+
+
+def run_again_together(config: pytest.Config) -> None:
+    """Count all tests of a file in order as failed where one has: ``--last-failed`` chooses by it."""
+    if FAILED and (cache := getattr(config, "cache", None)) is not None:  # absent with -p no:cacheprovider
+        together = {nodeid: True for nodeid in IN_ORDER if nodeid.partition("::")[0] in FAILED}
+        cache.set("cache/lastfailed", {**cache.get("cache/lastfailed", {}), **together})
 
 
 def end_what_failed_tests_left() -> None:
@@ -450,6 +461,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
         config.workeroutput["left"] = processes_left()  # type: ignore[attr-defined]
         config.workeroutput["spent"] = durations.plain(CLOCK.files)  # type: ignore[attr-defined]
         return
+    run_again_together(config)
     config.stash[LEFT] += processes_left()
     paths = paths_left(config.stash[BEFORE])
     # nothing in a folder tells which of two runs has made it: the one that is alone looks closely, as in CI

@@ -100,23 +100,45 @@ def test_seen():
 """
 
 
+IN_ORDER = """
+import pytest
+
+pytestmark = pytest.mark.in_order
+before = []
+
+def test_first():
+    before.append(1)
+
+def test_second():
+    assert before == [1]
+    assert not FAILS
+
+def test_last():
+    assert before
+"""
+
+
+def run_of(folder: Path, *words: str) -> str:
+    """What a run of the tests in a folder of their own says."""
+    words = ("-p", "tests.conftest", "--rootdir", str(folder), "-c", str(ROOT / "pyproject.toml"), *words)
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", *words, str(folder)], cwd=ROOT, capture_output=True, text=True
+    )
+    return done.stdout + done.stderr
+
+
+def test_tests_in_order_are_run_again_together(tmp_path: Path) -> None:
+    cache = f"-ocache_dir={tmp_path}/cache"
+    (tmp_path / "test_one.py").write_text(f"FAILS = True\n{IN_ORDER}")
+    assert "1 failed, 2 passed" in run_of(tmp_path, cache, "-n2", "--dist=loadfile")
+    (tmp_path / "test_one.py").write_text(f"FAILS = False\n{IN_ORDER}")
+    assert "3 passed" in run_of(tmp_path, cache, "--last-failed")
+
+
 def test_a_quick_test_that_starts_a_process_fails_and_a_run_tells_where_the_time_is(tmp_path: Path) -> None:
     """Also where the test takes the failure for an error of its own."""
     (tmp_path / "test_one.py").write_text(HIDDEN.format(starts=STARTS))
-    words = [
-        "-p",
-        "no:cacheprovider",
-        "-p",
-        "tests.conftest",
-        "--rootdir",
-        str(tmp_path),
-        "-c",
-        str(ROOT / "pyproject.toml"),
-    ]
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", *words, str(tmp_path)], cwd=ROOT, capture_output=True, text=True
-    )
-    output = done.stdout + done.stderr
+    output = run_of(tmp_path, "-p", "no:cacheprovider")
     assert "6 failed, 1 passed" in output
     said = "this test is of the tier quick, in which no process starts, and has started one"
     assert output.count(f"{said}: ") >= 6

@@ -12,7 +12,7 @@ from playwright.sync_api import expect
 
 from tests.lab.browser import DEADLINE, IDLE, Browser, opened
 
-pytestmark = pytest.mark.needs("chromium")
+pytestmark = [pytest.mark.needs("chromium"), pytest.mark.in_order]
 
 TRAINING = """\
 %%sky_broadcast -o results

@@ -14,7 +14,7 @@ from tests.lab.desk import nothing_left
 from tests.lab.notebook import ROOT, own_folders
 
 pytest.importorskip("torch")
-pytestmark = pytest.mark.needs("chromium")
+pytestmark = [pytest.mark.needs("chromium"), pytest.mark.in_order]
 
 START, DEFINE, TRAIN, RESULTS, KILLED = [example.source.rstrip() for example in examples(ROOT / "README.md")]
 CELLS = {

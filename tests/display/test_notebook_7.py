@@ -12,7 +12,7 @@ from playwright.sync_api import expect
 from tests.lab.browser import DEADLINE, Browser, opened
 
 pytest.importorskip("notebook")
-pytestmark = pytest.mark.needs("chromium")
+pytestmark = [pytest.mark.needs("chromium"), pytest.mark.in_order]
 
 CELLS = {
     "pool": "%load_ext skymagic\n%config SkyMagic.view_after = 0.2\npool = %sky_pool --ranks 2\npool",

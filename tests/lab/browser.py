@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -174,6 +175,7 @@ def _server(folder: Path, front: str) -> Iterator[tuple[str, str]]:
     env = {
         **os.environ, **own_folders(folder), "PYTHONPATH": path, "JUPYTER_RUNTIME_DIR": str(runtime),
         "JUPYTER_CONFIG_DIR": str(folder / ".jupyter"), "JUPYTER_DATA_DIR": str(folder / ".jupyter-data"),
+        "PYTHONFAULTHANDLER": "1",
     }  # fmt: skip
     command = [sys.executable, "-m", front, *SERVER, f"--ServerApp.root_dir={folder}"]
     with open(folder / "server.log", "wb") as log:
@@ -182,7 +184,12 @@ def _server(folder: Path, front: str) -> Iterator[tuple[str, str]]:
             yield _address(server, runtime, folder / "server.log")
         finally:
             server.terminate()  # upon which it ends its kernels, and these their pools
-            server.wait(DEADLINE)
+            try:
+                server.wait(DEADLINE)
+            except subprocess.TimeoutExpired:
+                server.send_signal(signal.SIGABRT)  # it tells where it is
+                server.wait()
+                raise AssertionError(f"the server did not end:\n{(folder / 'server.log').read_text()}") from None
 
 
 def _address(server: subprocess.Popen[bytes], runtime: Path, log: Path) -> tuple[str, str]:
