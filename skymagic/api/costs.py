@@ -65,11 +65,6 @@ def costs(own: Iterable[tuple[str, float]], name: str | None = None, own_jobs: I
     return found
 
 
-def paid_now(name: str | None = None, own_jobs: Iterable[str] = ()) -> list[Cost]:
-    """Rented pools that cost something at this moment, all or the one of this name; `skymagic cost` lists a month."""
-    return [one for one in costs((), None, own_jobs) if one.per_hour != 0 and name in (None, one.pool)]
-
-
 def of(rents: Sequence[Rent], now: float, own_jobs: set[str]) -> Cost:
     """The cost of all launches of a pool; pure."""
     hours = [one.seconds(now) / 3600 for one in rents]

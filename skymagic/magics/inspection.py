@@ -36,7 +36,9 @@ def pools(name: str | None, own_jobs: Iterable[str] = ()) -> PoolStatuses:
     chosen = [registry.pool_named(name)] if name else registry.pools()
     gone = [] if name else [f"{one.ended}: recreate it with %sky_pool" for one in registry.ended_pools()]
     gone += [] if name else records.reminders(records.every())
-    cost = [costs.text(found)] if (found := costs.paid_now(name, own_jobs)) else []
+    # at this moment; `skymagic cost` lists a month
+    paid = [one for one in costs.costs((), None, own_jobs) if one.per_hour != 0 and name in (None, one.pool)]
+    cost = [costs.text(paid)] if paid else []
     notes = [*gone, *cost] if chosen or gone else [NO_POOL, *cost]
     return PoolStatuses({one.name: _pool(one) for one in chosen}, tuple(notes))
 

@@ -57,11 +57,8 @@ class ShellRuns:
         """Whether the user was told that `-g` brings the module within a wrapper."""
         assignments.remember_environment()
         self._assigned = assignments.watch(shell.user_ns)
-        shell.events.register("pre_run_cell", self._cell_begins)
+        shell.events.register("pre_run_cell", lambda info: self._assigned.begin())
         shell.events.register("post_run_cell", self._cell_ends)
-
-    def _cell_begins(self, info: Any) -> None:
-        self._assigned.begin()
 
     def _cell_ends(self, result: Any) -> None:
         refused = result.error_before_exec is not None  # by a transformer, which would refuse it again

@@ -148,12 +148,17 @@ class Image:
         ]
 
 
+def projects(pip: Iterable[str]) -> list[str]:
+    """The projects that requirements name."""
+    return [requirement.name for requirement in _parsed(pip, [])]
+
+
 def missing(image: Image, installed: Mapping[str, str]) -> list[str]:
     """Which requirements this environment does not satisfy, a sentence for each with how to install it.
 
     Args:
         image: its `pip` is looked at. What names a place (a URL, a path) is never satisfied, for nobody can tell.
-        installed: version by name of project, in any spelling of the name.
+        installed: version by name of project, in any spelling of the name, "" where it is not installed; those of its `projects` are looked at.
     """
     sentences = []
     for requirement, version in lacking(image.pip, installed):
@@ -179,7 +184,7 @@ def lacking(pip: Iterable[str], installed: Mapping[str, str]) -> Iterator[tuple[
     for requirement in _parsed(pip, []):
         if requirement.marker and not requirement.marker.evaluate():
             continue
-        version = here.get(_name(requirement))
+        version = here.get(_name(requirement)) or None
         if version is None or not requirement.specifier.contains(version, prereleases=True):
             yield requirement, version
 

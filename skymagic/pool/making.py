@@ -290,7 +290,8 @@ def surveyed(request: PoolRequest, tell: Callable[[str], None]) -> tuple[Provide
     """The provider that serves a request, and what it found. Raises RequestError with all mistakes."""
     mistakes = missing_secrets(request.secrets, os.environ)
     # before its code runs
-    for words in plugins.beside({request.provider, *(spec.name for spec in request.plugins)}, Path.cwd()):
+    named = {request.provider, *(spec.name for spec in request.plugins)} - {"auto", *providers.TABLE, *plugins.TABLE}
+    for words in plugins.beside(named, Path.cwd()) if named else ():
         tell(words)
     provider = providers.serving(request)
     try:

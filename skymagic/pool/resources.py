@@ -22,7 +22,6 @@ from skymagic.pool.status import SharedStatus
 from skymagic.runtime.info import InstanceInfo, Peer
 from skymagic.wire import agent as wire
 from skymagic.wire import processes
-from skymagic.wire.codec import Transport
 
 if TYPE_CHECKING:
     from skymagic.data.remote.remote_store import RemoteStore
@@ -348,8 +347,5 @@ def open_store(agents: Agents, remote: bool, tell: Callable[[str], None]) -> Nod
         return NodeStore(agents.started[0].store, notify=tell)
     from skymagic.data.remote.remote_store import RemoteStore
 
-    def start_server(node: Node) -> Transport:
-        # an agent that was started anew has another folder, so this is looked up each time
-        return node.run(processes.VALUES, agents.started[node.index].store)
-
-    return RemoteStore(agents.nodes, start_server, tell)
+    # an agent that was started anew has another folder, so this is looked up each time
+    return RemoteStore(agents.nodes, lambda node: node.run(processes.VALUES, agents.started[node.index].store), tell)

@@ -14,7 +14,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
-from importlib.metadata import PackageNotFoundError, distributions, version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from skymagic import plugins
@@ -56,7 +56,7 @@ class Local:
             cluster = plugins.Cluster(shape.nodes, shape.procs_per_node, request.accelerator, each)
             asked = table.image_for(made.request.plugins, made.image, cluster)
         if asked.pip:
-            mistakes += image.missing(asked, {dist.name: dist.version for dist in distributions() if dist.name})
+            mistakes += image.missing(asked, {name: _version(name) for name in image.projects(asked.pip)})
         if mistakes:
             raise RequestError(mistakes)
         made = replace(made, image=asked)

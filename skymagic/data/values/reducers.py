@@ -52,10 +52,6 @@ def _cell(cell: types.CellType) -> Any:
     return types.CellType, (), contents, None, None, rebuild.fill_cell
 
 
-def _cached_property(prop: Any) -> Any:
-    return rebuild.cached_property, (prop.func, prop.attrname)
-
-
 def _stream(file: Any) -> Any:
     """The standard streams are the other side's own; no other file travels, not even its text."""
     for name in ("stdout", "stderr", "stdin"):
@@ -219,7 +215,7 @@ def _of_argparse(value: Any) -> Any:
 
 _REDUCERS: dict[type, Callable[[Any], Any]] = {
     types.CellType: _cell,
-    functools.cached_property: _cached_property,
+    functools.cached_property: lambda prop: (rebuild.cached_property, (prop.func, prop.attrname)),
     io.TextIOWrapper: _stream,
     memoryview: _memoryview,
     weakref.WeakKeyDictionary: _weak,

@@ -90,8 +90,7 @@ class AgentControl:
             while self._outgoing and not self._writing:
                 self._writing = True
                 try:
-                    while self._outgoing:
-                        self._socket.sendall(self._outgoing.popleft())
+                    self._socket.sendall(self._outgoing.popleft())
                 except (BrokenPipeError, ConnectionResetError):
                     end_without_agent()
                 finally:

@@ -77,20 +77,13 @@ class RankDisplayHook(DisplayHook):
         return bool(self.semicolon_at_end_of_expression(self.cell))
 
     def check_for_underscore(self) -> None:
-        """Leave builtins alone."""
+        """Nothing: builtins are left alone, the notebook has prompts of its own, and no output is held back."""
 
-    def start_displayhook(self) -> None:
-        """No prompt goes before."""
-
-    def write_output_prompt(self) -> None:
-        """The notebook has its own."""
+    start_displayhook = write_output_prompt = finish_displayhook = check_for_underscore
 
     def write_format_data(self, format_dict: dict[str, Any], md_dict: dict[str, Any] | None = None) -> None:
         """Publish all representations of the value."""
         publish("execute_result", {"data": format_dict, "metadata": md_dict or {}})
-
-    def finish_displayhook(self) -> None:
-        """Nothing is held back."""
 
     def set_parent(self, parent: dict[str, Any]) -> None:
         """The agent knows to which request output belongs."""

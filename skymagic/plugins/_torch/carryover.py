@@ -7,7 +7,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import sys
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from types import CellType, FunctionType
 from typing import Any
 
@@ -40,10 +40,12 @@ def rebind(new: Any, before: list[Any], made: Mapping[int, Any]) -> None:
     def update(names: dict[Any, Any]) -> None:
         names.update({name: now(value) for name, value in list(names.items()) if now(value) is not value})
 
+    # some 100,000, so few words for each; their tuples are not known to gc where all that is in them is groups
     for function in [each for each in gc.get_objects() if type(each) is FunctionType]:
-        if any(now(value) is not value for value in function.__defaults__ or ()):
-            function.__defaults__ = tuple(map(now, function.__defaults__ or ()))
-        update(function.__kwdefaults__ or {})
+        if (values := function.__defaults__) and kind in map(type, values):
+            function.__defaults__ = tuple(map(now, values))
+        if (names := function.__kwdefaults__) and kind in map(type, names.values()):
+            update(names)
     update(namespace_of_rank())
     for holder in gc.get_referrers(*before):
         if holder is before or holder is made:
@@ -96,11 +98,6 @@ def variables() -> dict[str, Any]:
 def name_of(value: object) -> str:
     """The variable that holds a value, or its type."""
     return next((name for name, held in variables().items() if held is value and name[:1] != "_"), type(value).__name__)
-
-
-def lost_wrappers(wrappers: Iterable[Any], kept: list[Any]) -> list[str]:
-    """DDP wrappers on groups of the user's own that are gone."""
-    return [f"{name_of(one)}: its process group is gone; wrap it again" for one in list(wrappers) if one not in kept]
 
 
 def lost_groups(variables: Mapping[str, Any]) -> list[str]:

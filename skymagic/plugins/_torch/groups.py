@@ -182,7 +182,8 @@ class Group:
                 dist.get_process_group_ranks(wrapper.process_group)
                 wrapper._update_process_group(wrapper.process_group)
                 kept.append(wrapper)
-        return [*lost, *carryover.lost_wrappers(self._wrappers, kept)]
+        gone = [carryover.name_of(one) for one in list(self._wrappers) if one not in kept]
+        return [*lost, *(f"{name}: its process group is gone; wrap it again" for name in gone)]
 
     # -- what the kernel asks ----------------------------------------------------------------------------------------
 

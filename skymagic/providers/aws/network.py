@@ -6,7 +6,7 @@ import ipaddress
 import re
 import socket
 import urllib.request
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -132,15 +132,10 @@ def _allow(clients: AwsClients, region: str, direction: str, to: str, rule: Mapp
         return clients.call("ec2", region, f"AuthorizeSecurityGroup{direction}", GroupId=to, IpPermissions=[rule])
 
     try:
-        _once_known(clients, once)
+        clients.until_settled(once, SETTLE_SECONDS, lambda problem: problem.kind == "missing")  # made a moment ago
     except CloudError as problem:
         if problem.code != "InvalidPermission.Duplicate":
             raise
-
-
-def _once_known(clients: AwsClients, call: Callable[[], object]) -> None:
-    """A call on what was made a moment ago."""
-    clients.until_settled(call, SETTLE_SECONDS, lambda problem: problem.kind == "missing")
 
 
 def head_address(clients: AwsClients, region: str, interface: str, label: Label) -> str:

@@ -143,7 +143,7 @@ class Release:
         except CloudError as problem:
             self.problems.append(f"{self.region}: could not list what is there: {problem.reason}")
             return
-        self._each("address", found.addresses, self._release_address)
+        self._each("address", found.addresses, partial(self._delete, "ReleaseAddress", "AllocationId"))
         self._each("security group", found.groups, partial(self._delete, "DeleteSecurityGroup", "GroupId"))
         self._each("placement group", found.placements, partial(self._delete, "DeletePlacementGroup", "GroupName"))
 
@@ -154,9 +154,6 @@ class Release:
             except CloudError as problem:
                 if problem.kind != "missing":
                     self.problems.append(f"{what} {each} in {self.region}: {problem.reason}")
-
-    def _release_address(self, address: str) -> None:
-        self.clients.call("ec2", self.region, "ReleaseAddress", AllocationId=address)
 
     def _delete(self, operation: str, parameter: str, named: str) -> None:
         self.clients.until_settled(
