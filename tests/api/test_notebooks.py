@@ -22,6 +22,7 @@ from tests.lab.hosts import loopback, still_there
 from tests.lab.notebook import ROOT, opened
 from tests.lab.places import home_that_knows
 from tests.lab.shells import pip_settings
+from tests.lab.waiting import says
 
 LOAD = "%load_ext skymagic\n%config SkyMagic.view_after = 600"
 """No line with the time that a cell took."""
@@ -118,18 +119,14 @@ def test_it_goes_on_without_its_client(desk: Desk) -> None:
     gate = desk.folder / "gate"
     line = ("run", notebook, "--pool", desk.pool, "-p", "epochs", 3, "-p", "gate", gate, "--json")
     first = desk.program(*line)
-    assert first.stdout is not None
-    while "epoch 1" not in (seen := first.stdout.readline()):
-        assert seen, first.communicate()
+    says(first, "epoch 1")
     first.kill()
     first.communicate()
     code, out, err = desk.ran("run", notebook, "--pool", desk.pool)
     assert code == 2
     assert f"skymagic attach {desk.pool}" in err
     second = desk.program("attach", desk.pool)
-    assert second.stdout is not None
-    while "epoch 1" not in second.stdout.readline():
-        pass
+    says(second, "epoch 1")
     second.send_signal(signal.SIGINT)
     out, err = second.communicate(timeout=60)
     assert (second.returncode, f"skymagic attach {desk.pool}" in err) == (130, True)
@@ -158,9 +155,7 @@ def test_a_failed_cell(desk: Desk) -> None:
 def test_stopped(desk: Desk) -> None:
     notebook = written(desk.folder, "import time\nprint('at work', flush=True)\ntime.sleep(600)", name="long.ipynb")
     process = desk.program("run", notebook, "--pool", desk.pool)
-    assert process.stdout is not None
-    while "at work" not in process.stdout.readline():
-        pass
+    says(process, "at work")
     assert desk.ran("cancel", desk.pool, "--json")[0] == 0
     process.communicate(timeout=60)
     assert process.returncode == 4
@@ -187,9 +182,7 @@ def test_the_page(desk: Desk) -> None:
 def test_its_pool_is_ended(desk: Desk) -> None:
     notebook = written(desk.folder, "import time\nprint('at work', flush=True)\ntime.sleep(600)", name="lost.ipynb")
     process = desk.program("run", notebook, "--pool", desk.pool, "--json")
-    assert process.stdout is not None
-    while "at work" not in process.stdout.readline():
-        pass
+    says(process, "at work")
     assert desk.ran("down", desk.pool)[0] == 0
     out, _ = process.communicate(timeout=60)
     end = json.loads(out.splitlines()[-1])

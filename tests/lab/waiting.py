@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import threading
 import time
 from collections.abc import Callable
@@ -16,6 +17,12 @@ def until(there: Callable[[], object]) -> None:
     while not there():
         assert time.monotonic() < deadline, "it did not happen"
         time.sleep(0.01)  # the only way: nobody tells
+
+
+def says(process: subprocess.Popen[str], words: str) -> None:
+    """Read what a program prints up to a line with these words. Fails where it ends before."""
+    assert process.stdout is not None
+    assert any(words in line for line in iter(process.stdout.readline, "")), process.communicate()
 
 
 class Overtaken:

@@ -13,6 +13,7 @@ import pytest
 
 from tests.lab.desk import Desk, ssh_desk
 from tests.lab.notebook import Notebook
+from tests.lab.waiting import says
 
 pytestmark = pytest.mark.needs("sshd")
 
@@ -97,9 +98,7 @@ def test_ctrl_c_leaves_the_run(room: Room) -> None:
     gate = room.gate()
     room.begin(waiting(gate))
     process = room.program("attach", "lab")
-    assert process.stdout is not None
-    while "before" not in process.stdout.readline():
-        pass
+    says(process, "before")
     process.send_signal(signal.SIGINT)
     process.communicate(timeout=60)
     assert process.returncode == 130
@@ -132,9 +131,7 @@ def test_taking_over_and_what_stays(room: Room) -> None:
     gate = room.gate()
     room.second.run(waiting(gate))
     process = room.program("attach", "lab", "--json")
-    assert process.stdout is not None
-    while "before 0" not in process.stdout.readline():
-        pass
+    says(process, "before 0")
     room.second.run("%sky_down lab")
     out, _ = process.communicate(timeout=60)
     assert (process.returncode, json.loads(out.splitlines()[-1])["status"]) == (5, "lost")
