@@ -46,6 +46,7 @@ WAYS = {
     "no newline": "print(word, end='')",
     "sys.__stdout__": r"sys.__stdout__.write(word + '\n');",
     "the binary buffer": r"sys.stdout.buffer.write(word.encode() + b'\n');",
+    "the binary buffer of stderr": r"assert sys.stderr.buffer.write(b'-' * 9000 + word.encode() + b'\n') == 9001 + len(word)",
 }
 
 
@@ -200,6 +201,35 @@ def test_order_of_text_and_displays(notebook: Notebook) -> None:
 
 
 # ------------------------------------------------------------------------------------------ last words
+
+
+HANDLER = """%%sky_broadcast -t 0 -o heard
+import signal, time
+refused, heard = [], []
+def handler(*_):
+    heard.append(1)
+    try:
+        print('from the handler', file=sys.stderr)
+    except RuntimeError as problem:
+        refused.append(problem)
+def fire(main):
+    while len(heard) < 20:
+        time.sleep(0.002)
+        signal.pthread_kill(main, signal.SIGUSR1)
+before = signal.signal(signal.SIGUSR1, handler)
+fires = threading.Thread(target=fire, args=[threading.get_ident()])
+fires.start()
+while fires.is_alive():
+    print('from the loop', file=sys.stderr)
+signal.signal(signal.SIGUSR1, before)
+assert not refused, refused
+len(heard)"""
+
+
+def test_a_signal_handler_prints_while_its_thread_prints(notebook: Notebook) -> None:
+    """A hook amid a progress bar: what makes the signal runs while the other thread is within its write."""
+    shown = notebook.run(HANDLER)
+    assert [shown.stderr.splitlines().count("from the handler")] == notebook.value("heard")
 
 
 def test_last_words_of_a_rank_that_is_killed(notebook: Notebook) -> None:

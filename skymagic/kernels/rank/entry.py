@@ -182,10 +182,11 @@ def _progress_bars_as_text() -> None:
 # -- A rank's standard output and error as Python code writes them: in one order ---------------------------------------
 
 
-class StderrWriter(io.RawIOBase):
+class StderrWriter(io.BufferedIOBase):
     """Standard error of Python code, as frames in the pipe of standard output: what is written to both reaches the agent in its order.
 
-    Where descriptor 2 leads elsewhere, as while a cell is silenced, or the pipe was closed, text goes to descriptor 2.
+    Where descriptor 2 leads elsewhere (a silenced cell, a closed pipe), text goes there. Nothing is held back: io.BufferedWriter would
+    refuse a signal handler that writes amid a write of its own thread, as a hook does amid a progress bar.
     """
 
     name, mode = "<stderr>", "wb"
@@ -204,23 +205,23 @@ class StderrWriter(io.RawIOBase):
         return 2
 
     def write(self, text: bytes | bytearray | memoryview) -> int:  # type: ignore[override]  # any buffer
-        """Write some of it, and say how much."""
-        piece = memoryview(text)[:MOST]
-        if any(_place(fd) != place for fd, place in self._places):
-            return os.write(2, piece)
-        with contextlib.suppress(Exception):  # a line of standard output that has no end yet comes first
-            self._output.flush()
-        os.write(self._pipe, frame(piece))
-        return len(piece)
+        """Write all of it."""
+        data = bytes(text)
+        for piece in (data[start : start + MOST] for start in range(0, len(data), MOST)):
+            if any(_place(fd) != place for fd, place in self._places):
+                os.write(2, piece)
+            else:
+                with contextlib.suppress(Exception):  # a line of standard output that has no end yet comes first
+                    self._output.flush()
+                os.write(self._pipe, frame(piece))
+        return len(data)
 
 
 def open_streams() -> None:
     """Make Python's own streams of descriptors 1 and 2."""
     sys.stdout = text_stream(1)
-    writer: io.RawIOBase = StderrWriter(sys.stdout)
-    sys.stderr = io.TextIOWrapper(
-        io.BufferedWriter(writer), encoding="utf-8", errors="backslashreplace", line_buffering=True
-    )
+    writer = StderrWriter(sys.stdout)
+    sys.stderr = io.TextIOWrapper(writer, encoding="utf-8", errors="backslashreplace", line_buffering=True)
 
 
 def _place(fd: int) -> tuple[int, int] | None:
