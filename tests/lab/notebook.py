@@ -257,7 +257,7 @@ class Notebook:
         """Have a kernel that hangs write the stacks of its threads to standard error, and end."""
         self._ended = True
         with suppress(psutil.Error, AttributeError):
-            kernel = psutil.Process(self.pid)
+            kernel = psutil.Process(getattr(self._manager.provisioner, "pid", self.pid))
             kernel.send_signal(signal.SIGABRT)
             psutil.wait_procs([kernel], timeout=DUMP_TIMEOUT)
 
@@ -312,7 +312,11 @@ class Notebook:
         assert not self._ended or number in self._replies, "its kernel hung in an earlier cell, and was ended"
         deadline = time.monotonic() + DEADLINE
         while number not in self._replies:
-            reply = self._client.get_shell_msg(timeout=max(0.0, deadline - time.monotonic()))
+            try:
+                reply = self._client.get_shell_msg(timeout=max(0.0, deadline - time.monotonic()))
+            except Empty:
+                self._tell_where()
+                raise
             self._replies[reply["parent_header"].get("msg_id", "")] = reply["content"]
         return self._replies[number]
 
