@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import faulthandler
 import linecache
@@ -17,10 +16,13 @@ import traceback
 from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from skymagic.kernels.proc import processor_seconds, status
 from skymagic.runtime import rendezvous
+
+if TYPE_CHECKING:  # the agent reads stacks of ranks, and has no other use for it
+    import asyncio
 
 INTERNAL = ("ipykernel", "IPython", "ipyparallel", "tornado", "asyncio", "traitlets", "skymagic")
 """Packages whose frames say nothing about the user's code; frames of other libraries are kept."""

@@ -20,6 +20,7 @@ from skymagic.plan.plans import Plan
 from skymagic.plugins import table
 from skymagic.pool.status import SharedStatus
 from skymagic.runtime.info import InstanceInfo, Peer
+from skymagic.runtime.on_import import IPYPARALLEL, import_without
 from skymagic.wire import agent as wire
 from skymagic.wire import processes
 
@@ -173,6 +174,7 @@ class PoolResources:
         say(passing_step("starting the agents"))
         agents.start(agent_specs(status, nodes, self._detached_timeout, os.environ))
         # these import ipyparallel, while the agents start
+        import_without(*IPYPARALLEL)
         import skymagic.data.shipping.shipper  # noqa: F401
         from skymagic.run.engine import RankEngine
 

@@ -1,16 +1,20 @@
-"""Libraries adapted: post-import hooks, which get a module once somebody imports it, so that it is not imported for them; attributes replaced."""
+"""Libraries adapted: post-import hooks, which get a module once somebody imports it, so that it is not imported for them; a package imported
+without a part that takes long; attributes replaced."""
 
 from __future__ import annotations
 
 import contextlib
+import importlib
 import importlib.abc
 import importlib.machinery
 import sys
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 Adapt = Callable[[types.ModuleType], None]
+IPYPARALLEL = ("ipyparallel", "cluster", ("Cluster", "ClusterManager"))
+"""For `import_without`: it starts clusters of its own with a fifth of what it imports, and none of ours."""
 
 
 class _Finder(importlib.abc.MetaPathFinder):
@@ -66,3 +70,46 @@ class Patches(contextlib.ExitStack):
         """Give an attribute this value; the one before comes back at the end."""
         self.callback(setattr, owner, name, getattr(owner, name))
         setattr(owner, name, value)
+
+
+def stand_in(name: str, taken: Sequence[str] = ()) -> types.ModuleType:
+    """A module with a class for each name that is taken from it."""
+    made = types.ModuleType(name)
+    vars(made).update({each: type(each, (), {}) for each in taken}, __path__=[])
+    return made
+
+
+def import_with(stand_ins: Mapping[str, types.ModuleType | None], name: str) -> types.ModuleType:
+    """Import a module while these stand for what it imports and does not use. A version that does more with them is imported as it is."""
+    before = set(sys.modules)
+    sys.modules.update(stand_ins)  # type: ignore[arg-type]  # None hides a module
+    try:
+        return importlib.import_module(name)
+    except (ImportError, AttributeError, TypeError):
+        packages = {each.partition(".")[0] for each in stand_ins}
+        for each in [each for each in sys.modules if each.partition(".")[0] in packages and each not in before]:
+            del sys.modules[each]
+        return importlib.import_module(name)
+
+
+def import_without(package: str, part: str, names: Sequence[str]) -> None:
+    """Import a package of which `part` is imported only when somebody asks for it, or for the `names` that the package takes from it."""
+    if package in sys.modules:
+        return
+    full = f"{package}.{part}"
+    placeholder = stand_in(full, names)
+    imported = import_with({full: placeholder}, package)
+    if sys.modules.get(full) is not placeholder:
+        return
+    del sys.modules[full]
+    for name in (part, *names):
+        vars(imported).pop(name, None)
+
+    def late(name: str) -> Any:
+        if name not in (part, *names):
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        module = importlib.import_module(full)
+        vars(imported).update({each: getattr(module, each) for each in names})
+        return vars(imported)[name]
+
+    vars(imported)["__getattr__"] = late  # PEP 562

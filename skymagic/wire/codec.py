@@ -22,10 +22,16 @@ _to_json = json.JSONEncoder(separators=(",", ":")).encode
 
 @dataclass_transform(frozen_default=True, field_specifiers=(field,))
 class FrozenMessage:
-    """Base of a protocol's messages: makes each class below it a frozen dataclass."""
+    """Base of a protocol's messages: makes each class below it a dataclass that mypy takes for a frozen one.
+
+    Each process that speaks a protocol makes all of its classes as it starts, and a frozen one takes three times as long to make.
+    """
 
     def __init_subclass__(cls) -> None:
-        dataclass(frozen=True)(cls)
+        dataclass(eq=False)(cls)
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is type(self) and vars(self) == vars(other)
 
 
 class WithPayload:

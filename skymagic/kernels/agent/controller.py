@@ -19,6 +19,7 @@ import types
 from typing import Any, cast
 
 from skymagic.kernels.fork import signal_pipe
+from skymagic.runtime.on_import import import_with, stand_in
 from skymagic.wire.agent import MAX_LINE
 
 FLAGS = (
@@ -70,30 +71,19 @@ _CLIENT = {
 
 def _controller() -> type[Any]:
     """ipyparallel's controller, without its client, IPython's shell and numpy: 0.43 s of processor time in place of 0.69 s."""
-    before = set(sys.modules)
-    sys.modules.update(_stand_ins())
-    try:
-        from ipyparallel.controller.app import IPController
-    except (ImportError, AttributeError):  # a version that takes other names from them
-        for name in [name for name in sys.modules if name.partition(".")[0] in ("ipyparallel", "IPython", "numpy")]:
-            del sys.modules[name]
-        from ipyparallel.controller.app import IPController
-    if "numpy" not in before:  # it was hidden from the import alone
-        sys.modules.pop("numpy", None)
-    return cast("type[Any]", IPController)
-
-
-def _stand_ins() -> dict[str, Any]:
-    """What the controller imports and does not use, by names of modules."""
-    found: dict[str, Any] = {name: types.ModuleType(name) for name in (*_CLIENT, "IPython")}
-    for name, taken in _CLIENT.items():
-        vars(found[name]).update({each: type(each, (), {}) for each in taken}, __path__=[])
+    found: dict[str, types.ModuleType | None] = {name: stand_in(name, taken) for name, taken in _CLIENT.items()}
     shell = importlib.util.find_spec("IPython")
+    found["IPython"] = stand_in("IPython")
     # what the controller does need of it is in modules below it
     vars(found["IPython"]).update(
         __path__=list(shell.submodule_search_locations or ()) if shell else [], get_ipython=lambda: None
     )
-    return {**found, **({} if "numpy" in sys.modules else {"numpy": None})}
+    if "numpy" not in sys.modules:  # it is hidden from the import alone
+        found["numpy"] = None
+    module = import_with(found, "ipyparallel.controller.app")
+    if sys.modules.get("numpy", module) is None:
+        del sys.modules["numpy"]
+    return cast("type[Any]", module.IPController)
 
 
 def bound_frames() -> None:

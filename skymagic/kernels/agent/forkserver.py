@@ -61,9 +61,12 @@ def _receive_spec(channel: socket.socket) -> tuple[RankSpec, list[int]] | None:
 
 def preload(modules: Sequence[str]) -> None:
     """Import what ranks will need; a module that fails is left to the rank, which reports it properly."""
+    from skymagic.runtime.on_import import IPYPARALLEL, import_without  # the agent does without
+
     # torch asks NVML then, not the driver, which no process that is forked from here could use any more
     check = os.environ.setdefault(NVML_CHECK, "1")
     gc.disable()  # a fifth of the time would go into collections, for a megabyte of garbage
+    import_without(*IPYPARALLEL)
     for name in (processes.RANK, *modules):
         try:
             importlib.import_module(name)
