@@ -97,7 +97,7 @@ main() {
     unset PYTHONHOME PYTHONPATH PYTHONDONTWRITEBYTECODE VIRTUAL_ENV PIP_TARGET PIP_PREFIX UV_SYSTEM_PYTHON
     PIP_NO_INPUT=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_USER=0
     export PIP_NO_INPUT PIP_DISABLE_PIP_VERSION_CHECK PIP_USER
-    half= ticker= held= beside= drop=$folder/incoming/$incoming
+    half= ticker= held= beside= bundled= drop=$folder/incoming/$incoming
     trap 'leave 1' HUP INT TERM PIPE
     watch &
     ticker=$!

@@ -140,8 +140,7 @@ with_uv() {
     as_pip
     attempt "making an environment with Python ${python:-$want}" \
         "$uv" venv --no-project --python "${python:-$want}" "$made" && begun && by_uv || return 1
-    # for what is installed later, by a cell or by hand; nothing depends on it
-    "$uv" pip install --quiet --python "$made/bin/python" pip </dev/null >/dev/null 2>&1 || :
+    later_pip
     if [ "$uv" = "$drop/uv" ]; then mv "$uv" "$made/bin/uv" || :; fi
 }
 
@@ -150,15 +149,40 @@ with_pip() {
     cpu=
     if [ "$backend" = cpu ]; then cpu=$torch_index; fi
     rm -rf "$made"
-    attempt "making an environment with $python" "$python" -m venv "$made" && begun || return 1
-    if [ -z "$uv" ] && attempt "installing uv" "$made/bin/python" -m pip install $quick uv; then
-        uv=$made/bin/uv
-        as_pip
-        if by_uv; then return; fi
-        tell instead
+    attempt "making an environment with $python" "$python" -m venv --without-pip "$made" && begun || return 1
+    if [ -z "$uv" ]; then
+        bundled=$(bundled_pip) || bundled=
+        if [ -z "$bundled" ]; then ensure_pip || return 1; fi
+        if attempt "installing uv" env PYTHONPATH="$bundled" "$made/bin/python" -m pip install $quick uv; then
+            uv=$made/bin/uv
+            as_pip
+            if by_uv; then later_pip; return; fi
+            tell instead
+        fi
     fi
     guard_pip
+    ensure_pip || return 1
     by_steps "installing packages with pip" "$made/bin/python" -m pip install ${cpu:+--extra-index-url "$cpu"} --progress-bar off
+}
+
+# Python brings pip as a wheel, which runs as it is; to install it takes seconds, most of them for its bytecode.
+bundled_pip() {
+    "$python" -c '
+import ensurepip, glob, os, sysconfig
+for folder in (sysconfig.get_config_var("WHEEL_PKG_DIR"), os.path.join(os.path.dirname(ensurepip.__file__), "_bundled")):
+    for wheel in glob.glob(os.path.join(folder or "/nowhere", "pip-*.whl")):
+        print(wheel)
+        raise SystemExit'
+}
+
+ensure_pip() {
+    if [ -f "$made/bin/pip" ]; then return; fi
+    attempt "installing pip" "$made/bin/python" -m ensurepip --default-pip
+}
+
+# For what is installed later, by a cell or by hand; nothing depends on it.
+later_pip() {
+    "$uv" pip install --quiet --python "$made/bin/python" "${bundled:-pip}" </dev/null >/dev/null 2>&1 || :
 }
 
 quick="--quiet --retries 1 --timeout 15 --only-binary :all:"
