@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from skymagic.bootstrap.shell import MARK
 from skymagic.plan import gpus
@@ -172,34 +173,27 @@ def parse(out: str) -> Facts:
 
     rows, tree, users, held = (said.get(name, ()) for name in ("gpu", "gpu_tree", "gpu_user", "gpu_hold"))
     devices = gpus.listed(rows, tree, users, held)
+    plain: dict[str, Any] = {name: one(name) for name in ("system", "machine", "hostname", "home", "folder", "user")}
+    plain |= {
+        name: one(name) for name in ("libc", "boot", "refusal", "noexec", "foreign", "exposed", "env", "unreached")
+    }
+    plain |= {name: name in said for name in ("rocm", "no_index", "links", "ready", "sent", "code")}
+    plain |= {name: number(name) for name in ("descriptors", "disk_kb", "shm_kb", "indexes")}
+    plain |= {name: number(name) or 0 for name in ("uid", "clock", "memory_kb")}
     return Facts(
-        **{name: one(name) for name in ("system", "machine", "hostname", "home", "folder", "user", "libc")},
-        **{name: one(name) for name in ("boot", "refusal", "noexec", "foreign", "exposed", "env", "unreached")},
-        uid=number("uid") or 0,
-        clock=number("clock") or 0,
+        **plain,
         cpus=number("cpus") or 1,
-        memory_kb=number("memory_kb") or 0,
-        descriptors=number("descriptors"),
-        disk_kb=number("disk_kb"),
-        shm_kb=number("shm_kb"),
         gpus=tuple(device.name for device in devices),
         devices=devices,
         visible=said["visible"][-1] if "visible" in said else None,
         complaint=one("gpu_complaint"),
         driver=one("driver"),
-        rocm="rocm" in said,
-        no_index="no_index" in said,
-        indexes=number("indexes"),
-        links="links" in said,
         silent=tuple(_pair(value) for value in said.get("silent", ())),
         offers=tuple(_offer(value, one("system")) for value in said.get("offer", ())),
         addresses=tuple(_pair(value) for value in said.get("address", ())),
         pythons=tuple(dict.fromkeys(map(_python, said.get("python", ())))),
         uv=one("uv") or None,
-        ready="ready" in said,
         own=dict(_pair(value) for value in said.get("own", ())),
-        sent="sent" in said,
-        code="code" in said,
         packages=dict(_pair(value) for value in said.get("package", ())),
     )
 

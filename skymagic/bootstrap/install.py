@@ -312,7 +312,9 @@ def requirements_function(plan: InstallPlan, facts: Facts) -> str:
     requirements = plan.requirements
     # pip and uv split a path at spaces, but not a URL
     uploaded = [f"file://{escaped(f'{facts.folder}/incoming/{plan.incoming}/{name}')}" for name in plan.files]
-    indexes = [f"--extra-index-url {url}" for url in requirements.indexes if without_user(url) not in plan.silent]
+    # a probe names an index without what stands before its @
+    bare = {url: re.sub(r"(?<=://)[^/]*@", "", url).rstrip("/") for url in requirements.indexes}
+    indexes = [f"--extra-index-url {url}" for url in requirements.indexes if bare[url] not in plan.silent]
     indexes, scoped = ([], ()) if plan.sent else (indexes, requirements.scoped)
     files = {
         "requirements.txt": [*indexes, *for_gpus(requirements.packages, facts, plan.builds.backend), *uploaded],
@@ -329,11 +331,6 @@ def requirements_function(plan: InstallPlan, facts: Facts) -> str:
 def links(facts: Facts, incoming: str) -> str:
     """URL of the folder of wheels that were sent."""
     return f"file://{escaped(f'{facts.folder}/incoming/{incoming}/wheels')}"
-
-
-def without_user(url: str) -> str:
-    """A URL as a probe names it: without what stands before its @."""
-    return re.sub(r"(?<=://)[^/]*@", "", url).rstrip("/")
 
 
 def written(name: str, lines: Iterable[str]) -> list[str]:

@@ -127,23 +127,12 @@ def spec_of(request: RunRequest, pool: Pool, cell: Cell, source_without_magics: 
     ranks, visible = request.who(pool.world_size)
     senders = ranks[:1] if request.head else ranks
     return RunSpec(
-        source=cell.source,
-        source_without_magics=source_without_magics,
-        ranks=ranks,
-        visible_ranks=visible,
+        source=cell.source, source_without_magics=source_without_magics, ranks=ranks, visible_ranks=visible,
         value_ranks=senders if request.output or request.noblock else (),  # a handle's result() gives them
-        gather=request.gather,
-        gather_ranks=senders if request.gather else (),
-        profile=profiled_ranks(request, pool.world_size, ranks),
-        push=request.push,
-        no_push=request.no_push,
-        fresh=request.fresh,
-        waits=request.busy == "wait",
-        output=request.output or "",
-        head=request.head,
-        execution_count=cell.execution_count,
-        compiler_flags=cell.compiler_flags,
-    )
+        gather=request.gather, gather_ranks=senders if request.gather else (), push=request.push, no_push=request.no_push,
+        profile=profiled_ranks(request, pool.world_size, ranks), fresh=request.fresh, waits=request.busy == "wait",
+        output=request.output or "", head=request.head, execution_count=cell.execution_count, compiler_flags=cell.compiler_flags,
+    )  # fmt: skip
 
 
 def profiled_ranks(request: RunRequest, world_size: int, ranks: tuple[int, ...]) -> tuple[int, ...]:

@@ -54,17 +54,11 @@ def complete(text: str, namespace: dict[str, Any], body: str = "") -> tuple[str,
         return None
     variables, theirs = [name for name in namespace if not name.startswith("_")], _names_of_ranks()
     names = help.CompletionNames(
-        pools=tuple(one.name for one in registry.pools()),
-        variables=tuple(variables),
-        theirs=theirs,
-        gathered=tuple({*theirs, *variables, *assigned(body)}),
-        hosts=_hosts(),
-        environment=tuple(os.environ),
-        plugins=tuple(plugins.names()),
+        pools=tuple(one.name for one in registry.pools()), left=tuple(one.name for one in records.every()), hosts=_hosts(),
+        variables=tuple(variables), theirs=theirs, gathered=tuple({*theirs, *variables, *assigned(body)}),
+        environment=tuple(os.environ), providers=("auto", *providers.names()), plugins=tuple(plugins.names()),
         plugin_options=plugins.options,
-        providers=("auto", *providers.names()),
-        left=tuple(one.name for one in records.every()),
-    )
+    )  # fmt: skip
     words = help.complete(line[1], line[2], names)
     return re.split(r"[ \t=,]", line[2])[-1], words
 

@@ -86,7 +86,8 @@ class SkyMagics(Magics):
         if not chosen:
             print("no pool is running")
         if request.all:
-            left = map(records.going_on, records.left_here(None))
+            going_on = "pool {!r}, which was left on this machine, is still running: %sky_down {} ends it"
+            left = (going_on.format(one.name, one.job_id) for one in records.left_here(None))
             for line in [*left, *ending.everything_rented_if_any(print_note, aws)]:
                 print(line)
 

@@ -195,11 +195,6 @@ def left_here(name: str | None) -> list[PoolRecord]:
     return [one for one in every() if name in (None, one.name, one.job_id) and one.provider == "local" and left(one)]
 
 
-def going_on(record: PoolRecord) -> str:
-    """Reminder that a pool which was left on this machine keeps running, and who ends it."""
-    return f"pool {record.name!r}, which was left on this machine, is still running: %sky_down {record.job_id} ends it"
-
-
 def words(record: PoolRecord) -> str:
     """A record in a line."""
     when = time.strftime("%Y-%m-%d %H:%M", time.localtime(record.started))

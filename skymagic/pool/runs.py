@@ -198,23 +198,13 @@ class PoolRuns:
             )  # fmt: skip
 
     def _carry_out(self, spec: RunSpec, manifest: Manifest, screen: Screen, limits: Limits, stop: StopSignal) -> Report:
+        defaults = self._status.defaults
         order = RunCell(
-            run=next(self.numbers),
-            ranks=spec.ranks,
-            visible_ranks=spec.visible_ranks,
-            screen_limit=self._status.defaults.screen_limit,
-            execution_count=spec.execution_count,
-            compiler_flags=spec.compiler_flags,
-            manifest=manifest.orders,
-            gather=spec.gather,
-            gather_ranks=spec.gather_ranks,
-            value_ranks=spec.value_ranks,
-            profile=spec.profile,
-            tracker=self._status.defaults.tracker,
-            job=spec.job,
-            output=spec.output,
-            head=spec.head,
-        )
+            run=next(self.numbers), manifest=manifest.orders, ranks=spec.ranks, visible_ranks=spec.visible_ranks,
+            gather=spec.gather, gather_ranks=spec.gather_ranks, value_ranks=spec.value_ranks, profile=spec.profile,
+            execution_count=spec.execution_count, compiler_flags=spec.compiler_flags, job=spec.job, output=spec.output,
+            head=spec.head, screen_limit=defaults.screen_limit, tracker=defaults.tracker,
+        )  # fmt: skip
         if stop.sent:
             raise RunInterrupted(STOPPED_WAITING)
         submission = Submission(spec.ranks, order.run, self._metrics(spec))

@@ -120,10 +120,7 @@ class SshConfig:
         jumps, command = self._proxy(found, spec, (*path, spec.text))
         keys = [name for name in found.get("identityfile", DEFAULT_KEYS) if name.lower() != "none"]
         return Endpoint(
-            label=spec.text,
-            hostname=hostname,
-            port=port,
-            user=user,
+            label=spec.text, hostname=hostname, port=port, user=user,
             identities=tuple(_expand_path(name, tokens) for name in keys),
             identities_given="identityfile" in found,
             identities_only=found.get("identitiesonly", "no").lower() == "yes",
@@ -134,7 +131,7 @@ class SshConfig:
             host_key_alias=found.get("hostkeyalias"),
             strict=found.get("stricthostkeychecking", "ask").lower(),
             timeout=float(_number(found, "connecttimeout", int(CONNECT_TIMEOUT), spec)) or CONNECT_TIMEOUT,
-        )
+        )  # fmt: skip
 
     def _lookup(self, spec: HostSpec) -> Mapping[str, Any]:
         import paramiko

@@ -84,18 +84,12 @@ def cell_names(source: str, compiler_flags: int = 0) -> CellNames:
         names = code_names(code)
         stores = frozenset(code.co_names)
         return CellNames(names.loads, stores, frozenset(), names.imports, names.required, names.attributes)
+    required = required_names(tree) if imports else frozenset()
     return CellNames(
-        loads=frozenset(flow.loads),
-        stores=frozenset(flow.stores),
-        certain=certain,
-        imports=imports,
-        required=required_names(tree) if imports else frozenset(),
-        attributes=frozenset(attributes),
-        hints=frozenset(hints - flow.loads - flow.stores),
-        probes=frozenset(keys - flow.loads),
-        scripts=tuple(flow.scripts),
-        runs=not all(isinstance(each, ast.Pass) for each in tree.body),
-    )
+        loads=frozenset(flow.loads), stores=frozenset(flow.stores), certain=certain, imports=imports, required=required,
+        attributes=frozenset(attributes), hints=frozenset(hints - flow.loads - flow.stores), scripts=tuple(flow.scripts),
+        probes=frozenset(keys - flow.loads), runs=not all(isinstance(each, ast.Pass) for each in tree.body),
+    )  # fmt: skip
 
 
 def reach(

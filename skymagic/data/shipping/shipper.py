@@ -190,8 +190,10 @@ class Shipper(Unpacking):
                 needs = self._needs(request)
             if dry_run:
                 return Manifest({}, 0, needs.items(needs.values.values()), names=names)
-            if unsettled is not None and (needed := unsettled(self._required(request, needs))):
-                raise ModulesNeeded(needed, frozenset(needs.sources))
+            if unsettled is not None:
+                required = (self.sources.required, *(value.pickled.required for value in needs.moved))
+                if needed := unsettled(request.names.required.union(*required)):
+                    raise ModulesNeeded(needed, frozenset(needs.sources))
             if note is not None:
                 self.notes.deleted(self.comparison.deleted(request), note)
                 self.notes.set_on_modules(self.assigned.on_modules, self.comparison.modules(request, needs), note)
@@ -281,10 +283,6 @@ class Shipper(Unpacking):
                 break
             self.comparison.compare(request, needs)
         return needs
-
-    def _required(self, request: ShippingRequest, needs: Needs) -> frozenset[str]:
-        """Dotted names of modules that must be on the nodes, the notebook's own among them."""
-        return request.names.required.union(self.sources.required, *(value.pickled.required for value in needs.moved))
 
     def _load(self, request: ShippingRequest, needs: Needs, packed: Packed) -> Manifest:
         """Write what is lacking, and make the orders."""

@@ -232,13 +232,9 @@ def _storage(buffer: Any) -> Any:
     return torch.frombuffer(view, dtype=torch.uint8).untyped_storage() if view.nbytes else torch.UntypedStorage(0)
 
 
-def _on_device(storage: Any, kind: str) -> Any:
-    """The storage on this rank's device of that kind."""
-    return storage.to(device=sys.modules["torch"].device(kind))
-
-
 def _device_storage(buffer: Any, kind: str) -> Any:
-    return _on_device(_storage(buffer), kind)
+    """The storage on this rank's device of that kind."""
+    return _storage(buffer).to(device=sys.modules["torch"].device(kind))
 
 
 def _typed(storage: Any, dtype: Any) -> Any:

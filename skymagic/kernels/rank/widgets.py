@@ -108,23 +108,19 @@ def as_text(name: str, text: str) -> dict[str, Any]:
     return {"data": {"text/plain": text}, "metadata": {IN_LINE: True}, "transient": {"display_id": name}}
 
 
-def speaks_text(widget: Any) -> bool:
-    """Whether it has better text than we could make of it, such as tqdm's bar, which the line of the run reads."""
-    return not type(widget).__module__.startswith("ipywidgets.") and hasattr(widget, "_repr_pretty_")
-
-
 def text_of(widget: Any) -> str:
     """A widget as text, as it is now; nothing when it was closed."""
     kind = type(widget)
     if widget.comm is None:
         return ""
-    if speaks_text(widget):
+    if not kind.__module__.startswith("ipywidgets.") and hasattr(widget, "_repr_pretty_"):  # better text than ours
         from IPython.lib.pretty import pretty
 
         try:
             return str(pretty(widget))  # tqdm's
         except ReferenceError:  # its loop is over, and the bar is gone: what stays of it are its parts
-            return _bar_of_parts(*map(text_of, widget.children))
+            left, bar, right = map(text_of, widget.children)
+            return f"{left}{bar[bar.find('|') : bar.rfind('|') + 1]} {right}".replace("\u2007", " ")
     if hasattr(widget, "children"):
         parts = [text_of(child) for child in widget.children]
         return (" " if kind.__name__ == "HBox" else "\n").join(filter(None, parts))
@@ -137,11 +133,6 @@ def text_of(widget: Any) -> str:
     shown = repr(widget)
     shown = shown if len(shown) <= LONGEST else f"{shown[:LONGEST]}…"
     return f"{shown} (a widget of a rank: shown as text, it cannot be used here)"
-
-
-def _bar_of_parts(left: str, bar: str, right: str) -> str:
-    """A bar of ``tqdm.notebook`` from the texts of its three widgets, as tqdm writes it."""
-    return f"{left}{bar[bar.find('|') : bar.rfind('|') + 1]} {right}".replace("\u2007", " ")
 
 
 def _output_text(output: dict[str, Any]) -> str:

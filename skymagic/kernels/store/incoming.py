@@ -33,10 +33,6 @@ class StoreFolder:
             ours = sum(_length(entry) for entry in entries)
         return int((available(self.directory) + ours) * self.share) - ours
 
-    def folder_for(self, nbytes: int) -> Path:
-        """The directory that a file of this size goes to."""
-        return self.directory if nbytes <= self.room() else self.overflow_folder()
-
     def overflow_folder(self) -> Path:
         """The directory on disk, made when it is needed first."""
         return make_overflow(self.directory)
@@ -87,7 +83,9 @@ class IncomingValue:
         self._on_progress = on_progress
         self._lock = threading.Lock()
         self._open = True
-        self._partial = Partial(folder.folder_for(nbytes), folder.overflow_folder, _PREFIX)
+        self._partial = Partial(
+            folder.directory if nbytes <= folder.room() else folder.overflow_folder(), folder.overflow_folder, _PREFIX
+        )
 
     @property
     def received(self) -> int:

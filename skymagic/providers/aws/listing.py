@@ -121,18 +121,10 @@ def rental(chosen: Sequence[MachineOffer], market: Market, nodes: int) -> Rental
     one = chosen[0]
     prices = [price for each in chosen if (price := per_hour(each, nodes)) is not None]
     return Rental(
-        provider="aws",
-        machine=machine(one),
-        place=place(one),
-        region=one.region,
-        cpus=one.vcpus,
-        memory_gb=one.memory,
-        gpus=one.gpus,
-        price=per_hour(one, nodes),
-        priced=one.priced,
-        most=max(prices, default=None),
+        provider="aws", machine=machine(one), place=place(one), region=one.region, cpus=one.vcpus, memory_gb=one.memory,
+        gpus=one.gpus, price=per_hour(one, nodes), priced=one.priced, most=max(prices, default=None),
         notes=(*_otherwise(chosen), *(f"unknown: {note}" for note in market.notes)),
-    )
+    )  # fmt: skip
 
 
 def _otherwise(chosen: Sequence[MachineOffer]) -> list[str]:
