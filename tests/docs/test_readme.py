@@ -12,6 +12,7 @@ import pytest
 
 from tests.lab.desk import killed, nothing_left
 from tests.lab.notebook import ANSI, ROOT, Notebook, opened, own_folders
+from tests.lab.pools import KERNEL, Pools
 
 pytest.importorskip("torch")
 
@@ -93,10 +94,17 @@ def test_recipe(name: str, recipes: Notebook) -> None:
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if examples(page)], ids=lambda page: page.name)
-def test_page(page: Path, tmp_path: Path) -> None:
+def test_page(page: Path, tmp_path: Path, shared_pools: Pools) -> None:
+    """The README's in a kernel of its own, as are those that kill theirs; the others have torch imported in one once."""
     cells = examples(page)
-    outlives = any(cell.killed for cell in cells)
-    with nothing_left(own_folders(tmp_path)) if outlives else contextlib.nullcontext(), opened(tmp_path) as notebook:
+    with contextlib.ExitStack() as held:
+        if any(cell.killed for cell in cells):
+            held.enter_context(nothing_left(own_folders(tmp_path)))
+            notebook = held.enter_context(opened(tmp_path))
+        elif page.name == "README.md":
+            notebook = held.enter_context(opened(tmp_path))
+        else:
+            notebook = held.enter_context(shared_pools.lent(KERNEL))
         for example in cells:
             follow(notebook, example)
 

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import psutil
 
-from tests.lab.ending import cmdline, end, environ
+from tests.lab.ending import cmdline, end, with_variable
 from tests.lab.hosts import Host, loopback, still_there
 from tests.lab.notebook import ROOT, Notebook, Shown, opened
 from tests.lab.places import home_that_knows
@@ -157,7 +157,7 @@ def nothing_left(env: Mapping[str, str]) -> Iterator[None]:
     """What was started with this state folder, pools that outlive their notebooks too, has ended; else it is ended, and that is a failure."""
 
     def found() -> list[psutil.Process]:
-        return [one for one in psutil.process_iter() if environ(one).get("XDG_STATE_HOME") == env["XDG_STATE_HOME"]]
+        return with_variable("XDG_STATE_HOME", env["XDG_STATE_HOME"])
 
     try:
         yield

@@ -55,9 +55,28 @@ def cmdline(process: psutil.Process) -> list[str]:
         return [f"process {process.pid}"]
 
 
+def with_variable(name: str, value: str) -> list[psutil.Process]:
+    """The processes whose environment has this. Read from /proc: psutil takes ten times as long to look at all that there are."""
+    wanted, found = f"\0{name}={value}\0".encode(), []
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError, psutil.Error):  # it has ended, or is another user's
+            # a process that has written its title over it has an end there
+            if wanted in b"\0" + (folder / "environ").read_bytes().partition(b"\0\0")[0] + b"\0":
+                found.append(psutil.Process(int(folder.name)))
+    return found
+
+
 def environ(process: psutil.Process) -> dict[str, str]:
     """Its environment; empty when it has ended, or is another user's."""
     try:
         return process.environ()
     except psutil.Error:
         return {}
+
+
+def program(process: psutil.Process) -> str:
+    """The name of its program; "" when it has ended."""
+    try:
+        return process.name()
+    except psutil.Error:
+        return ""

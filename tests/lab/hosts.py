@@ -36,7 +36,7 @@ import psutil
 from skymagic.runtime.rendezvous import free_port
 from skymagic.ssh.keys import known_hosts_name
 from tests.conftest import MARK
-from tests.lab.ending import cmdline, end, environ
+from tests.lab.ending import cmdline, end, program, with_variable
 
 SBIN = os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/sbin", "/usr/local/sbin", "/sbin"])
 NAME = "SKYMAGIC_TEST_HOST"
@@ -124,7 +124,7 @@ class Host:
             return None
         try:
             first = psutil.Process(self._sshd.pid)
-            return next((p for p in (first, *first.children()) if _name(p).startswith("sshd")), None)
+            return next((p for p in (first, *first.children()) if program(p).startswith("sshd")), None)
         except psutil.Error:
             return None
 
@@ -203,15 +203,17 @@ class Host:
 
     def processes(self) -> list[psutil.Process]:
         """What runs on it, daemons too; sshd is not among them."""
-        return [process for process in psutil.process_iter() if environ(process).get(NAME) == self.mark]
+        return with_variable(NAME, self.mark)
 
     def _daemons(self) -> list[psutil.Process]:
         """All sshd processes; those of sessions overwrite their environment, so they are found from the listener down."""
         if (listener := self._listener()) is not None:
             with contextlib.suppress(psutil.Error):
                 found = listener.children(recursive=True)
-                self._known |= {listener, *(p for p in found if _name(p).startswith("sshd"))}
-        self._known = {process for process in self._known if process.is_running() and _name(process).startswith("sshd")}
+                self._known |= {listener, *(p for p in found if program(p).startswith("sshd"))}
+        self._known = {
+            process for process in self._known if process.is_running() and program(process).startswith("sshd")
+        }
         return list(self._known)
 
     # -- the end -------------------------------------------------------------------------------------------------------
@@ -408,13 +410,6 @@ def closing(hosts: Sequence[Host]) -> Iterator[None]:
         raise
     left = [words for host in hosts for words in host.close()]
     assert not left, f"still running on the hosts: {left}"
-
-
-def _name(process: psutil.Process) -> str:
-    try:
-        return process.name()
-    except psutil.Error:
-        return ""
 
 
 def _signal(process: psutil.Process, signum: int) -> None:

@@ -27,7 +27,7 @@ from pathlib import Path
 import psutil
 
 from skymagic.runtime.rendezvous import free_port
-from tests.lab.ending import end, environ
+from tests.lab.ending import end, program, with_variable
 from tests.lab.hosts import SBIN
 
 DEADLINE = 15.0
@@ -136,12 +136,9 @@ class Cluster:
 
     def processes(self) -> list[psutil.Process]:
         """All processes of its jobs: those that know it by their environment, but for its own daemons and this process's."""
-        mine = {os.getpid()}
-        return [
-            one for one in psutil.process_iter()
-            if one.pid not in mine and environ(one).get("SLURM_CONF") == self.env["SLURM_CONF"]
-            and one.name() not in ("slurmctld", "slurmd", "munged")
-        ]  # fmt: skip
+        daemons = ("slurmctld", "slurmd", "munged")
+        found = with_variable("SLURM_CONF", self.env["SLURM_CONF"])
+        return [one for one in found if one.pid != os.getpid() and program(one) not in daemons]
 
     def _start(self) -> None:
         munge = self.folder / "munge"

@@ -72,6 +72,7 @@ def busy(slurm: Cluster) -> Iterator[str]:
     """Another job has all nodes meanwhile; its number."""
     number = slurm("sbatch", "--parsable", "-N2", "--exclusive", "-o", "/dev/null", "--wrap", "exec sleep 600").strip()
     try:
+        slurm.wait(lambda: ("RUNNING", "wrap") in [one[1:] for one in slurm.jobs()])
         yield number
     finally:
         slurm("scancel", number)
