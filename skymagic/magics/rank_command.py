@@ -20,6 +20,8 @@ from skymagic.wire import rank_command as wire
 from skymagic.wire.codec import Transport
 from skymagic.wire.processes import status_words
 
+LOOK_AGAIN = 0.5
+"""Seconds after which a signal is seen that has come just before `follow` began to wait: it does not end the wait."""
 INTERRUPT_TIMEOUT = 5.0
 """Seconds in which a command ends upon Ctrl-C; then its connection is closed."""
 
@@ -58,10 +60,13 @@ class RankCommand:
     def follow(self, show: Callable[[bytes], object]) -> int | None:
         """Show what the command prints until it ends; its exit code, negative for a signal, None where the node is gone."""
         while True:
+            interrupted = self._interrupts
             try:
-                event = self._events.get(timeout=INTERRUPT_TIMEOUT if self._interrupts else None)
+                event = self._events.get(timeout=INTERRUPT_TIMEOUT if interrupted else LOOK_AGAIN)
             except queue.Empty:
-                return -signal.SIGKILL
+                if interrupted:
+                    return -signal.SIGKILL
+                continue
             if self._interrupts > 1:
                 return -signal.SIGKILL
             if not isinstance(event, bytes):

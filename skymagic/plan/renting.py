@@ -68,24 +68,17 @@ def plan_rented(request: PoolRequest, rental: Rental) -> Plan:
     if mistakes:
         raise RequestError(mistakes)
     machines = f"{shape.nodes} × {rental.machine} in {rental.place}"
+    wanted = request.accelerator
     return Plan(
-        provider=rental.provider,
-        request=request,
-        topology=shape,
-        image=image,
-        hosts=(machines,),
-        cpus=rental.cpus,
-        memory_gb=rental.memory_gb,
-        devices=(gpus.named(*[request.accelerator.name] * request.accelerator.count),) * shape.nodes
-        if request.accelerator
-        else (),
+        provider=rental.provider, request=request, topology=shape, image=image, hosts=(machines,), cpus=rental.cpus,
+        memory_gb=rental.memory_gb, devices=(gpus.named(*[wanted.name] * wanted.count),) * shape.nodes if wanted else (),
         price=rental.price,
         remote=True,
         question="" if request.yes else question(request, machines, rental),
         priced=rental.priced,
         region=rental.region,
         notes=(*rental.notes, *_unused(request, rental), *_endless(request), *([REPLACING] if request.replace else [])),
-    )
+    )  # fmt: skip
 
 
 def question(request: PoolRequest, machines: str, rental: Rental) -> str:

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import _thread
 import re
+import signal
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from skymagic.errors import RequestError
+from skymagic.magics import rank_command
 from skymagic.magics.arguments.line_magics import parse_shell
 from tests.lab.notebook import Notebook, opened
 
@@ -68,3 +74,36 @@ def test_wrong_ranks_and_no_command_are_refused(notebook: Notebook) -> None:
     assert "one rank at a time" in notebook.fail("%sky_shell --rank 0,1 ls").text
     refused = notebook.fail("%sky_shell --rank 1").text
     assert "%sky_shell -t 1 nvidia-smi; for a prompt use a terminal of this machine" in refused
+
+
+def test_a_stop_that_comes_just_before_the_wait_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`interrupt_main` notes a signal as one that comes then: its handler is to run, and nothing ends the wait."""
+
+    class Node:
+        written = b""
+
+        def run(self, module: str) -> Node:
+            return self
+
+        def write(self, data: bytes) -> None:
+            self.written += data
+
+        def read(self) -> bytes:
+            ended.wait(30)
+            return b""
+
+    ended, node = threading.Event(), Node()
+    rank: Any = SimpleNamespace(pid=1, info={})
+    agents: Any = SimpleNamespace(specs={0: (0, rank)}, nodes=[node], ranks={0: rank}, environment=lambda rank: {})
+    monkeypatch.setattr(rank_command, "INTERRUPT_TIMEOUT", 0.1)
+    command = rank_command.RankCommand(agents, 0, "sleep 600")
+    before = signal.signal(signal.SIGINT, lambda *_: command.interrupt())
+    try:
+        later = threading.Timer(0.1, _thread.interrupt_main)
+        later.start()
+        assert command.follow(lambda _: None) == -signal.SIGKILL
+        assert b"InterruptCommand" in node.written
+    finally:
+        signal.signal(signal.SIGINT, before)
+        ended.set()
+        later.join()

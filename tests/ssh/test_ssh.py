@@ -80,9 +80,9 @@ def test_an_end_of_input_that_is_late(connection: HostConnection) -> None:
     made: Any = connection
     transport = made._transport
     channel: Any = connection.open_channel(5.0)
-    channel.exec_command("true")
     with channel.lock:
         late = channel._send_eof()
+    channel.exec_command("true")
     while channel in transport._channels.values():
         channel.status_event.wait(0.01)
     connection.run("true")  # what closes the channel is sent before it

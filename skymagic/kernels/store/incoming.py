@@ -83,9 +83,8 @@ class IncomingValue:
         self._on_progress = on_progress
         self._lock = threading.Lock()
         self._open = True
-        self._partial = Partial(
-            folder.directory if nbytes <= folder.room() else folder.overflow_folder(), folder.overflow_folder, _PREFIX
-        )
+        first = folder.directory if nbytes <= folder.room() else folder.overflow_folder()
+        self._partial = Partial(first, folder.overflow_folder, _PREFIX)
 
     @property
     def received(self) -> int:
