@@ -17,6 +17,7 @@ from skymagic.ssh.config import Endpoint, endpoints
 from skymagic.ssh.connecting import connect, connect_all
 from skymagic.ssh.host import HostConnection
 from tests.lab.hosts import Hosts, lent, loopback, masters, still_there
+from tests.lab.notebook import gate
 
 pytestmark = pytest.mark.needs("sshd")
 
@@ -75,14 +76,16 @@ def test_a_script(hosts: Hosts, connection: HostConnection) -> None:
 
 
 @pytest.mark.parametrize("client", ["paramiko"], indirect=True)
-def test_an_end_of_input_that_is_late(connection: HostConnection) -> None:
+def test_an_end_of_input_that_is_late(connection: HostConnection, tmp_path: Path) -> None:
     """A process ends while another thread is about to close its input: what that sends comes after the channel is closed."""
     made: Any = connection
     transport = made._transport
     channel: Any = connection.open_channel(5.0)
+    opened = gate(tmp_path)
+    channel.exec_command(f"cat {opened}")
     with channel.lock:
         late = channel._send_eof()
-    channel.exec_command("true")
+    opened.write_bytes(b"")
     while channel in transport._channels.values():
         channel.status_event.wait(0.01)
     connection.run("true")  # what closes the channel is sent before it
