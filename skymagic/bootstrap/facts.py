@@ -173,10 +173,8 @@ def parse(out: str) -> Facts:
 
     rows, tree, users, held = (said.get(name, ()) for name in ("gpu", "gpu_tree", "gpu_user", "gpu_hold"))
     devices = gpus.listed(rows, tree, users, held)
-    plain: dict[str, Any] = {name: one(name) for name in ("system", "machine", "hostname", "home", "folder", "user")}
-    plain |= {
-        name: one(name) for name in ("libc", "boot", "refusal", "noexec", "foreign", "exposed", "env", "unreached")
-    }
+    words = "system", "machine", "hostname", "home", "folder", "user", "libc", "boot", "refusal", "noexec", "foreign"
+    plain: dict[str, Any] = {name: one(name) for name in (*words, "exposed", "env", "unreached")}
     plain |= {name: name in said for name in ("rocm", "no_index", "links", "ready", "sent", "code")}
     plain |= {name: number(name) for name in ("descriptors", "disk_kb", "shm_kb", "indexes")}
     plain |= {name: number(name) or 0 for name in ("uid", "clock", "memory_kb")}

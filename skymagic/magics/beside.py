@@ -81,7 +81,8 @@ class RunHandle:
     def wait_taken(self) -> None:
         """Wait until the notebook's variables may change; an interrupt stops the run."""
         try:
-            self.taken.wait()
+            while not self.taken.wait(TICK):  # an interrupt that comes just before a wait does not end it
+                pass
         except KeyboardInterrupt:
             self.cancel()
             raise

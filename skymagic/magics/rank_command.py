@@ -20,7 +20,7 @@ from skymagic.wire import rank_command as wire
 from skymagic.wire.codec import Transport
 from skymagic.wire.processes import status_words
 
-LOOK_AGAIN = 0.5
+POLL = 0.5
 """Seconds after which a signal is seen that has come just before `follow` began to wait: it does not end the wait."""
 INTERRUPT_TIMEOUT = 5.0
 """Seconds in which a command ends upon Ctrl-C; then its connection is closed."""
@@ -62,7 +62,7 @@ class RankCommand:
         while True:
             interrupted = self._interrupts
             try:
-                event = self._events.get(timeout=INTERRUPT_TIMEOUT if interrupted else LOOK_AGAIN)
+                event = self._events.get(timeout=INTERRUPT_TIMEOUT if interrupted else POLL)
             except queue.Empty:
                 if interrupted:
                     return -signal.SIGKILL

@@ -97,14 +97,9 @@ def test_recipe(name: str, recipes: Notebook) -> None:
 def test_page(page: Path, tmp_path: Path, shared_pools: Pools) -> None:
     """The README's in a kernel of its own, as are those that kill theirs; the others have torch imported in one once."""
     cells = examples(page)
-    with contextlib.ExitStack() as held:
-        if any(cell.killed for cell in cells):
-            held.enter_context(nothing_left(own_folders(tmp_path)))
-            notebook = held.enter_context(opened(tmp_path))
-        elif page.name == "README.md":
-            notebook = held.enter_context(opened(tmp_path))
-        else:
-            notebook = held.enter_context(shared_pools.lent(KERNEL))
+    outlives = any(cell.killed for cell in cells)
+    kernel = opened(tmp_path) if outlives or page.name == "README.md" else shared_pools.lent(KERNEL)
+    with nothing_left(own_folders(tmp_path)) if outlives else contextlib.nullcontext(), kernel as notebook:
         for example in cells:
             follow(notebook, example)
 
