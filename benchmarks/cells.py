@@ -65,13 +65,7 @@ def figures() -> Iterator[Figure]:
     shell = shell_of_its_own()
     ours, theirs = compared(shell, RANKS, BLOCKS, CELLS)
     yield Figure(
-        f"empty cell, median of {len(ours)}",
-        median(ours),
-        "ms",
-        median(theirs),
-        "%%px",
-        limit=1.2,
-        relative=True,
+        f"empty cell, median of {len(ours)}", median(ours), "ms", median(theirs), "%%px", limit=1.2, relative=True
     )
     yield Figure("empty cell, slowest", max(ours), "ms", max(theirs), "%%px")
     ours, theirs = compared(shell, MANY, BLOCKS, CELLS // 2)

@@ -63,12 +63,7 @@ def started(ranks: int, *plugins: str) -> Iterator[Pool]:
 
 
 def run(
-    one: Pool,
-    body: str,
-    *,
-    timeout: float | None = None,
-    only: str = "head",
-    screen: Quiet | None = None,
+    one: Pool, body: str, *, timeout: float | None = None, only: str = "head", screen: Quiet | None = None
 ) -> list[Any]:
     """Run a cell on all ranks; the value of its last expression by rank. Raises what the cell raises."""
     cell = broadcast.Cell(body)

@@ -76,12 +76,7 @@ def keep(pool: Pool, number: int) -> list[str]:
 
 
 def rounds(
-    pool: Pool,
-    times: int,
-    fail: Callable[[Pool], tuple[float, BaseException | None]],
-    kind: type,
-    *,
-    dies: bool,
+    pool: Pool, times: int, fail: Callable[[Pool], tuple[float, BaseException | None]], kind: type, *, dies: bool
 ) -> Rounds:
     """Fail so often.
 
@@ -262,10 +257,7 @@ def others(ours: float) -> Iterator[Figure]:
     what = f"rank {VICTIM} raises: to the error, median"
     say("ipyparallel")
     yield Figure(what, ours, peer=seconds(IPYPARALLEL, ""), who="ipyparallel")
-    for package, script, needs in (
-        ("torchrunx", TORCHRUNX, ("fabric",)),
-        ("nbdistributed", NBDISTRIBUTED, ()),
-    ):
+    for package, script, needs in (("torchrunx", TORCHRUNX, ("fabric",)), ("nbdistributed", NBDISTRIBUTED, ())):
         say(package)
         with peers.installed(package, *needs) as folder:
             if folder is None:

@@ -197,13 +197,7 @@ def back(hosts: Machines, to: RemoteStore) -> Iterator[Figure]:
         floor = MACHINES * BACK * 8 / (RATE * 1e6)
         words = "noise" if kind == "hard" else "zeros"
         yield Figure(
-            f"{BACK / 1e6:.0f} MB of {words} back from each",
-            seconds,
-            "s",
-            floor,
-            "the link's floor",
-            limit,
-            True,
+            f"{BACK / 1e6:.0f} MB of {words} back from each", seconds, "s", floor, "the link's floor", limit, True
         )
 
 

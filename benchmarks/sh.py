@@ -74,13 +74,7 @@ def by_script(one: Pool, folder: str, label: str = "reduced") -> float:
 def by_hand(folder: str) -> float:
     """The same from the start of a torchrun for each node."""
     port = free_port("127.0.0.1")
-    launch = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        f"--nnodes={NODES}",
-        f"--nproc_per_node={PROCESSES}",
-    ]
+    launch = [sys.executable, "-m", "torch.distributed.run", f"--nnodes={NODES}", f"--nproc_per_node={PROCESSES}"]
     launch += ["--master_addr=127.0.0.1", f"--master_port={port}"]
     env = {**os.environ, "GLOO_SOCKET_IFNAME": "lo" if sys.platform == "linux" else "lo0"}
     begun = time.time()

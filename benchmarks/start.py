@@ -49,12 +49,7 @@ def figures() -> Iterator[Figure]:
     say(f"{RANKS} ranks ready: ours, ipyparallel")
     ours, theirs = alternate(ROUNDS, lambda: seconds(READY), lambda: seconds(IPYPARALLEL))
     yield Figure(
-        f"pool of {RANKS} ready",
-        median(ours),
-        peer=median(theirs),
-        who="ipyparallel",
-        limit=0.45,
-        relative=True,
+        f"pool of {RANKS} ready", median(ours), peer=median(theirs), who="ipyparallel", limit=0.45, relative=True
     )
     say(f"{RANKS} ranks and a first all_reduce: ours, torchrun")
     reduced: list[float] = []

@@ -136,13 +136,7 @@ def described(name: str, value: object, level: str) -> list[str]:
     signature = inspect.signature(value)  # type: ignore[arg-type]
     parameters = [one.replace(annotation=one.empty) for one in signature.parameters.values() if one.name != "self"]
     call = str(signature.replace(parameters=parameters, return_annotation=signature.empty))
-    return [
-        f"\n{level} {name}\n",
-        "```text",
-        folded(f"{name}{call}"),
-        "```\n",
-        *prose(inspect.getdoc(value) or ""),
-    ]
+    return [f"\n{level} {name}\n", "```text", folded(f"{name}{call}"), "```\n", *prose(inspect.getdoc(value) or "")]
 
 
 def prose(text: str) -> list[str]:

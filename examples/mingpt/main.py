@@ -35,9 +35,7 @@ def device_of(wanted: str) -> torch.device:
     return torch.device("cuda", int(os.environ["LOCAL_RANK"]))
 
 
-def datasets(
-    config: Config,
-) -> tuple[Text, Batches, Batches]:
+def datasets(config: Config) -> tuple[Text, Batches, Batches]:
     """(the text, blocks to train on, blocks to test with)."""
     whole = (config.folder / config.data.path).read_text()
     text = Text(whole[: int(len(whole) * config.data.truncate)])

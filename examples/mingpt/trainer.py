@@ -65,11 +65,7 @@ class Trainer:
         """Write the snapshot on rank 0, whole or not at all."""
         if self.rank != 0 or self.path is None:
             return
-        state = {
-            "model": self.model.state_dict(),
-            "optimizer": self.optimizer.state_dict(),
-            "epoch": self.epoch,
-        }
+        state = {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict(), "epoch": self.epoch}
         unfinished = self.path.with_suffix(".part")
         torch.save(state, unfinished)
         unfinished.replace(self.path)

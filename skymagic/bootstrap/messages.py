@@ -63,10 +63,7 @@ ADVICE = (
         "The disk is full ({free} free at {folder}). Make room there (unused environments are in "
         "{folder}/env), or name another folder with --env SKYMAGIC_HOME=/path.",
     ),
-    (
-        r"resolutionimpossible|conflicting dependencies",
-        _CONTRADICTION,
-    ),
+    (r"resolutionimpossible|conflicting dependencies", _CONTRADICTION),
     (
         r"only builds for cuda",
         "Let {host} reach https://download.pytorch.org, or name an index that has CPU builds with "
@@ -104,10 +101,7 @@ ADVICE = (
         "that it reaches with sky.Image(pip_indexes=[…]), or use an existing environment with "
         "sky.Image(python='/path/to/bin/python').",
     ),
-    (
-        r"unsatisfiable|no solution found",
-        _CONTRADICTION,
-    ),
+    (r"unsatisfiable|no solution found", _CONTRADICTION),
 )
 
 

@@ -10,16 +10,7 @@ from typing import Any, Protocol
 
 from skymagic.display import text as display
 from skymagic.display.labels import Labels
-from skymagic.display.live import (
-    StatusLine,
-    in_ipython,
-    in_notebook,
-    own_stream,
-    send_collected,
-    show,
-    together,
-    write,
-)
+from skymagic.display.live import StatusLine, in_ipython, in_notebook, own_stream, send_collected, show, together, write
 from skymagic.display.run_line import RunState, RunSummary, RunView
 from skymagic.display.terminal import Bars
 from skymagic.plan.units import size

@@ -49,9 +49,7 @@ class SkyMagic(Configurable):
         _BUILT_IN.stall_after, min=0.0, help="Seconds without progress after which a stalled cell is reported."
     )
     view_after = Float(
-        _BUILT_IN.view_after,
-        min=0.0,
-        help="Seconds after which a running cell shows its progress line; inf for never.",
+        _BUILT_IN.view_after, min=0.0, help="Seconds after which a running cell shows its progress line; inf for never."
     )
     buttons = Bool(
         _BUILT_IN.buttons,

@@ -52,14 +52,7 @@ _CUDA = {
     288: "B300 GB300",
 }
 """GB → accelerators that run CUDA programs."""
-_OTHERS = {
-    32: "Gaudi Inferentia2 Trainium",
-    64: "MI210",
-    96: "Trainium2",
-    128: "MI250X",
-    192: "MI300X",
-    256: "MI325X",
-}
+_OTHERS = {32: "Gaudi Inferentia2 Trainium", 64: "MI210", 96: "Trainium2", 128: "MI250X", 192: "MI300X", 256: "MI325X"}
 _ALIASES = {
     "A100": "A100-40GB A100-SXM4 A100-SXM4-40GB A100-PCIE-40GB",
     "A100-80GB": "A100-80 A100-SXM4-80GB A100-SXM-80GB A100-PCIE-80GB",

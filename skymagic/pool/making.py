@@ -317,12 +317,7 @@ def confirm(plan: Plan) -> None:
 
 
 def attach(
-    name: str,
-    namespace: dict[str, Any],
-    defaults: Defaults,
-    tell: Callable[[str], None],
-    *,
-    take_over: bool = False,
+    name: str, namespace: dict[str, Any], defaults: Defaults, tell: Callable[[str], None], *, take_over: bool = False
 ) -> tuple[Pool, list[UnfinishedRun]]:
     """A pool that another notebook of this user has made from here, in that one's place; and the runs that its user has to hear of.
 

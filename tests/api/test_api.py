@@ -17,15 +17,7 @@ import numpy as np
 import pytest
 
 import skymagic as sky
-from skymagic.errors import (
-    CaptureError,
-    PoolError,
-    PoolStateError,
-    RankDied,
-    RequestError,
-    ResultError,
-    RunTimeout,
-)
+from skymagic.errors import CaptureError, PoolError, PoolStateError, RankDied, RequestError, ResultError, RunTimeout
 from skymagic.jobs import task, workers
 from skymagic.plugins import Plugin
 from skymagic.pool.status import State

@@ -342,8 +342,7 @@ def oddly_named(tmp_path_factory: pytest.TempPathFactory) -> tuple[ShellHost, In
 
 
 @pytest.mark.parametrize(
-    "shell",
-    ["sh", "bash", *(pytest.param(name, marks=pytest.mark.needs(name)) for name in ("fish", "csh"))],
+    "shell", ["sh", "bash", *(pytest.param(name, marks=pytest.mark.needs(name)) for name in ("fish", "csh"))]
 )
 def test_commands_work_in_every_login_shell(shell: str, oddly_named: tuple[ShellHost, Installation]) -> None:
     found = shutil.which(shell)

@@ -108,8 +108,7 @@ def test_any_patterns(tmp_path: Path, top: str, inner: str) -> None:
 
 def test_what_never_goes_along(tmp_path: Path) -> None:
     grow(
-        tmp_path,
-        {"a": "", ".git": "gitdir: elsewhere", "sub/.git/config": "", "sub/b": "", "x/__pycache__/x.pyc": ""},
+        tmp_path, {"a": "", ".git": "gitdir: elsewhere", "sub/.git/config": "", "sub/b": "", "x/__pycache__/x.pyc": ""}
     )
     assert by_us(tmp_path) == {"a", "sub/b"}
     grow(tmp_path, {".gitignore": "!__pycache__/\n!.git\n"})

@@ -53,12 +53,7 @@ def sent(found: Listing) -> tuple[bytes, list[str]]:
 
 @pytest.mark.parametrize(
     ("swap", "swapped", "target"),
-    [
-        (link, "out/id", "private/id"),
-        (link, "out/sub", "private/sub"),
-        (link, "out", "private"),
-        (pipe, "out/id", ""),
-    ],
+    [(link, "out/id", "private/id"), (link, "out/sub", "private/sub"), (link, "out", "private"), (pipe, "out/id", "")],
 )
 def test_a_link_after_the_listing(home: Path, swap: Callable[[Path, Path], None], swapped: str, target: str) -> None:
     found = listing(str(home / "out"))

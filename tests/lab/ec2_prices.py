@@ -88,10 +88,7 @@ class EC2Market:
     """
 
     def __init__(
-        self,
-        cloud: EC2,
-        listed: Mapping[str, float] | None = None,
-        spot: Mapping[tuple[str, str], float] | None = None,
+        self, cloud: EC2, listed: Mapping[str, float] | None = None, spot: Mapping[tuple[str, str], float] | None = None
     ) -> None:
         self.cloud, self.listed, self.spot = cloud, listed or {}, spot or {}
         answers: dict[str, Effect] = {

@@ -178,10 +178,7 @@ def test_from_a_thread_of_the_notebook(notebook: Notebook) -> None:
 
 @pytest.mark.parametrize(
     "line",
-    [
-        "get_ipython().run_cell_magic('sky_broadcast', '', '1')",
-        "import skymagic as sky; sky.Compute(nodes=2).start()",
-    ],
+    ["get_ipython().run_cell_magic('sky_broadcast', '', '1')", "import skymagic as sky; sky.Compute(nodes=2).start()"],
 )
 def test_a_rank_has_no_pool_of_its_own(notebook: Notebook, line: str) -> None:
     assert "belongs in a cell of the notebook" in notebook.fail(f"%%sky_broadcast\n{line}").text

@@ -75,14 +75,7 @@ def where() -> sky.InstanceInfo:
 
 
 def test_parallel_execution_on_slots() -> None:
-    with sky.Compute(
-        provider=sky.Local(),
-        procs_per_node=2,
-        vcpus=1,
-        memory_gb=0.1,
-        nodes=1,
-        console=False,
-    ) as compute:
+    with sky.Compute(provider=sky.Local(), procs_per_node=2, vcpus=1, memory_gb=0.1, nodes=1, console=False) as compute:
         results = sky.gather(*(burn(i) for i in range(12)), stream=True)
         found = [r["task"] for r in (results >> compute)]
         assert found == list(range(12))

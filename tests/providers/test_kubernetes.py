@@ -61,10 +61,7 @@ def test_gpus_replace_those_of_a_template_and_its_cpus_stay_unless_others_are_as
         made = manifest(template=template_of(resources=kept), options=options)
         return made["spec"]["template"]["spec"]["containers"][0]["resources"]
 
-    assert resources("--gpu 8") == {
-        "requests": {"cpu": "16", "nvidia.com/gpu": "8"},
-        "limits": {"nvidia.com/gpu": "8"},
-    }
+    assert resources("--gpu 8") == {"requests": {"cpu": "16", "nvidia.com/gpu": "8"}, "limits": {"nvidia.com/gpu": "8"}}
     assert resources("--cpus 4 --memory 0.5")["requests"] == {"cpu": "4", "memory": "0.5G", "nvidia.com/gpu": 4}
 
 

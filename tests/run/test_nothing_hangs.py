@@ -205,8 +205,7 @@ def test_a_rank_that_dies_is_replaced(notebook: Notebook, death: str, words: str
 
 def test_a_crash_is_shown_down_to_the_cell(notebook: Notebook) -> None:
     error = fail(
-        notebook,
-        "def crash():\n    ctypes.string_at(0)\nif dist.get_rank() == 2:\n    crash()\ndist.barrier()",
+        notebook, "def crash():\n    ctypes.string_at(0)\nif dist.get_rank() == 2:\n    crash()\ndist.barrier()"
     )
     assert "line 3 of the cell, in crash" in error.text
     assert "line 5 of the cell" not in error.text.split("in crash")[0]

@@ -36,12 +36,7 @@ class Controller:
     """
 
     def __init__(
-        self,
-        loop: EventLoop,
-        directory: Path,
-        address: str,
-        on_listening: Callable[[dict[str, Any]], None],
-        send: Sink,
+        self, loop: EventLoop, directory: Path, address: str, on_listening: Callable[[dict[str, Any]], None], send: Sink
     ) -> None:
         self._loop = loop
         self._directory = directory

@@ -45,7 +45,7 @@ class Option:
 
 
 REFUSED = {
-    "--image-id": "a setting for all pools: %config SkyMagic.aws = {'image_id': 'ami-…'}, or sky.AWS(image_id='ami-…')",
+    "--image-id": "a setting for all pools: %config SkyMagic.aws = {'image_id': 'ami-…'}, or sky.AWS(image_id='ami-…')"
 }
 """Options that people may look for and that there are not on purpose: why, or what is there instead."""
 

@@ -23,11 +23,7 @@ if TYPE_CHECKING:
 
 
 T = TypeVar("T")
-RETRY_SECONDS: Mapping[str, float] = {
-    ErrorKind.THROTTLED: 90.0,
-    ErrorKind.INTERNAL: 20.0,
-    ErrorKind.UNREACHABLE: 15.0,
-}
+RETRY_SECONDS: Mapping[str, float] = {ErrorKind.THROTTLED: 90.0, ErrorKind.INTERNAL: 20.0, ErrorKind.UNREACHABLE: 15.0}
 """For how many seconds of pauses the same call is made again, by the kind of its error. Nothing else is retried: a lack of capacity never is, for
 another zone is asked at once instead."""
 FIRST_PAUSE, LONGEST_PAUSE = 0.5, 10.0
