@@ -48,8 +48,6 @@ SETTINGS = b"\x04"
 HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(3) + SETTINGS + bytes(5)
 """What opens a connection of gRPC's, which Ray uses, and the kind of the frame that both sides begin with (RFC 9113)."""
 ANSWER_SECONDS = 60.0
-HEAD_SECONDS = ("RAY_gcs_rpc_server_reconnect_timeout_s", 60.0)
-"""For which Ray's nodes wait for a head that is gone: Ray's variable, which holds for the cluster and here, and its default."""
 KIND = "accelerator_type:"
 """What Ray calls a GPU's kind among a node's resources."""
 
@@ -94,17 +92,21 @@ class RayLink:
     def send(self, request: Mapping[str, Any], sockets: Sequence[socket.socket]) -> None:
         """Hand a request over, with the sockets for its answers. Raises ProvisionError where there is no cluster."""
         with self._lock:
-            if self._program is None or self._program.poll() is not None:
-                self._start()
-            assert self._control is not None
-            try:
-                socket.send_fds(self._control, [json.dumps(request).encode()], [each.fileno() for each in sockets])
-            except OSError:
-                raise ProvisionError(f"the connection to the Ray cluster at {self.address} is lost") from None
+            for _ in range(2):
+                if self._program is None or self._program.poll() is not None:
+                    self._start()
+                assert self._control is not None and self._program is not None
+                try:
+                    socket.send_fds(self._control, [json.dumps(request).encode()], [each.fileno() for each in sockets])
+                    return
+                except OSError:  # Ray is ending it
+                    with contextlib.suppress(subprocess.TimeoutExpired):
+                        self._program.wait(CONNECT_SECONDS)
+            raise ProvisionError(f"the connection to the Ray cluster at {self.address} is lost")
 
     def lost(self) -> str:
         """That the head is gone, once nodes have ended too, as Ray has them do without it; "" where that is not known from here."""
-        seconds = float(os.environ.get(*HEAD_SECONDS))
+        seconds = _head_seconds()
         if self._lost is None or self.address.startswith("ray://") or time.monotonic() - self._lost < seconds:
             return ""
         return f"the head of the Ray cluster at {self.address} is gone, and Ray ends nodes that do not reach it for {seconds:.0f} s"
@@ -113,7 +115,8 @@ class RayLink:
         try:
             _reach(self.address)
         except ProvisionError:
-            self._lost = self._lost or time.monotonic()
+            # a process that Ray has ended has waited as long as nodes do
+            self._lost = self._lost or time.monotonic() - (_head_seconds() if self._program else 0.0)
             raise
         self._lost = None
         self._stop()
@@ -155,6 +158,11 @@ class RayLink:
         self._program = self._control = None
 
 
+def _head_seconds() -> float:
+    """For which Ray's nodes wait for a head that is gone: Ray's variable, which holds for the cluster and here, and its default."""
+    return float(os.environ.get("RAY_gcs_rpc_server_reconnect_timeout_s", 60.0))  # noqa: SIM112  # its own name
+
+
 def _reach(address: str) -> None:
     """Raises ProvisionError where nothing listens, or nothing of Ray's: Ray itself would try for half a minute."""
     host, _, port = address.removeprefix("ray://").rpartition(":")
@@ -187,7 +195,10 @@ def refusal(address: str, said: str) -> str:
         )
     if address == "auto" and "Could not find any running Ray instance" in said:
         return "--address auto: no Ray cluster runs on this machine, and RAY_ADDRESS is not set; write --address HOST:PORT, or ray://HOST:10001"
-    return f"the Ray cluster at {address} lets nobody in: {' '.join(said.split())[:1000]}"
+    words = f"the Ray cluster at {address} lets nobody in: {' '.join(said.split())[:1000]}"
+    if "Starting Ray client server failed" in said:  # gRPC crashes in the process that Ray's server forks
+        words += "\n  Ray loses some clients (ray-project/ray#63202): try again, or start the head with GRPC_ENABLE_FORK_SUPPORT=0"
+    return words
 
 
 class RayChannel(SocketChannel):
@@ -249,10 +260,10 @@ class RayNode(ClusterNode):
     def fate(self) -> str:
         """Why the node is gone, as Ray says; "" where it is not, or nobody says."""
         asked = {"do": "fate", "job": self.job_id, "index": self.index}
-        try:
-            return "".join(one["fate"] for one in self.link.ask(asked))
-        except ProvisionError:
-            return self.link.lost()
+        for _ in range(2):  # without the head the first may wait until Ray ends the process that asks
+            with contextlib.suppress(ProvisionError):
+                return "".join(one["fate"] for one in self.link.ask(asked))
+        return self.link.lost()
 
 
 # ------------------------------------------------------------------------------------ the provider

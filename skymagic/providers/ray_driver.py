@@ -38,8 +38,6 @@ from ray.util import get_placement_group, placement_group, placement_group_table
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 NAMESPACE = PREFIX = "skymagic"
-AGAIN = 20.0
-"""Seconds in which a connection to Ray Client is tried again."""
 FORGOTTEN = 30.0
 """Seconds after which a node that has not been used and that nobody calls, or a shell that nobody reads, is not needed."""
 POLL, LOOK = 10.0, 2.0
@@ -265,17 +263,21 @@ def place(
 
 
 def fate(_: object, job: str, index: int) -> Iterator[dict[str, Any]]:
-    """Why a node is gone; "" where it is not."""
-    try:
-        ray.get(holder_of(job, index).needed.remote(), timeout=10)
-        yield {"fate": ""}
-    except (ActorUnavailableError, GetTimeoutError):
-        yield {"fate": ""}
-    except RayActorError as problem:
-        said = " ".join(str(problem).split())
-        yield {"fate": f"Ray says: {said[said.rfind('The actor ') :]}"}
-    except ValueError:
-        yield {"fate": "Ray has ended what held it: the pool has ended, or the node has left the cluster"}
+    """Why a node is gone; "" where it is not. For a while Ray may not know of a dead actor, nor that the head is gone: then it ends this process."""
+    words, deadline = None, time.monotonic() + POLL
+    while words is None:
+        try:
+            ray.get(holder_of(job, index).needed.remote(), timeout=POLL)
+            words = ""
+        except (ActorUnavailableError, GetTimeoutError):
+            time.sleep(0.2)
+            words = "" if time.monotonic() > deadline else None
+        except RayActorError as problem:
+            said = " ".join(str(problem).split())
+            words = f"Ray says: {said[said.rfind('The actor ') :]}"
+        except ValueError:
+            words = "Ray has ended what held it: the pool has ended, or the node has left the cluster"
+    yield {"fate": words}
 
 
 @functools.cache
@@ -361,15 +363,12 @@ ANSWERS: Sequence[Callable[..., Iterator[dict[str, Any]]]] = (nodes, place, fate
 
 
 def connect(address: str) -> None:
-    """Connect to Ray; again for a while where Ray Client's proxy has lost the process that it starts for a client, as on a busy machine."""
-    deadline = time.monotonic() + AGAIN
-    while True:
-        try:
-            ray.init(address, namespace=NAMESPACE, log_to_driver=False, logging_level=logging.ERROR)
-            return
-        except ConnectionAbortedError:
-            if time.monotonic() > deadline:
-                raise
+    """Connect to Ray; once more where Ray Client's proxy has lost the process that it starts for a client (ray-project/ray#63202)."""
+    settings = {"namespace": NAMESPACE, "log_to_driver": False, "logging_level": logging.ERROR}
+    try:
+        ray.init(address, **settings)
+    except ConnectionAbortedError:  # after 40 s, and the notebook waits for a minute
+        ray.init(address, **settings)
 
 
 def main(descriptor: str, address: str) -> None:

@@ -36,8 +36,10 @@ SETTINGS = {
     "RAY_gcs_rpc_server_reconnect_timeout_s": "5",
     "RAY_prestart_worker_first_driver": "0",
     "RAY_USAGE_STATS_ENABLED": "0",
+    "GRPC_ENABLE_FORK_SUPPORT": "0",
 }
-"""Ray's own: a busy machine may take its time, a node or a head that is gone is known as such soon, and no process starts without need."""
+"""Ray's own: a busy machine may take its time, a node or a head that is gone is known as such soon, and no process starts without need. The last
+one is gRPC's, without which Ray Client's server loses some clients (ray-project/ray#63202)."""
 
 
 class Cluster:

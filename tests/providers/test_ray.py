@@ -70,6 +70,14 @@ def test_versions_that_differ_are_named_with_the_remedy() -> None:
     )
 
 
+def test_a_client_that_rays_server_has_lost() -> None:
+    said = ray.refusal(
+        "ray://head:10001", "Starting Ray client server failed. See ray_client_server_23000.err for detailed logs."
+    )
+    assert "lets nobody in: Starting Ray client server failed" in said
+    assert "try again, or start the head with GRPC_ENABLE_FORK_SUPPORT=0" in said
+
+
 def test_no_cluster_here() -> None:
     assert "write --address HOST:PORT" in ray.refusal("auto", "Could not find any running Ray instance. Please …")
 
