@@ -217,8 +217,7 @@ class PoolResources:
     def take_up(self, ranks: Sequence[int]) -> None:
         """Wait for ranks that are starting, and bind them to the engine."""
         self.agents.wait_ready(START_TIMEOUT, ranks)
-        idents = {rank: self.agents.ranks[rank].ident for rank in ranks}
-        self.engine.bind({rank: ident for rank, ident in idents.items() if ident is not None}, START_TIMEOUT)
+        self.engine.bind({rank: str(self.agents.ranks[rank].ident) for rank in ranks}, START_TIMEOUT)
 
     def reshape(self) -> dict[int, Mapping[str, Any]]:
         """End the ranks that the pool's plan has no more; the new ones are not started yet.

@@ -106,10 +106,9 @@ class RayLink:
 
     def lost(self) -> str:
         """That the head is gone, once nodes have ended too, as Ray has them do without it; "" where that is not known from here."""
-        seconds = _head_seconds()
-        if self._lost is None or self.address.startswith("ray://") or time.monotonic() - self._lost < seconds:
+        if self._lost is None or self.address.startswith("ray://") or time.monotonic() - self._lost < _head_seconds():
             return ""
-        return f"the head of the Ray cluster at {self.address} is gone, and Ray ends nodes that do not reach it for {seconds:.0f} s"
+        return f"the head of the Ray cluster at {self.address} is gone, and Ray ends nodes that do not reach it for {_head_seconds():.0f} s"
 
     def _start(self) -> None:
         try:

@@ -44,6 +44,7 @@ POLL, LOOK = 10.0, 2.0
 """Seconds for which a holder waits for output before it answers without any, and between its looks at whether it is needed."""
 PIECE = 96_000
 """Bytes of one call: below 100 KB Ray passes values with the call itself, and others through object stores, where some take a second more."""
+Answers = Iterator[dict[str, Any]]
 WAITING: dict[str, Any] = {}
 """Job id → the group of a pool whose nodes are not there yet."""
 RAYS_OWN = ("OMP_NUM_THREADS", "PYTHONBREAKPOINT", "PYTHONUNBUFFERED", "SPT_NOENV")
@@ -216,7 +217,7 @@ def answer(request: dict[str, Any], sockets: Sequence[socket.socket]) -> None:
             sockets[0].sendall(json.dumps({"error": words}).encode() + b"\n")
 
 
-def nodes(_: object) -> Iterator[dict[str, Any]]:
+def nodes(_: object) -> Answers:
     """The resources of each of the cluster's nodes."""
     yield {"nodes": [each["Resources"] for each in alive_nodes()]}
 
@@ -244,9 +245,7 @@ def made(do: str, job: str, bundles: Sequence[Mapping[str, float]], folder: str,
         return problem
 
 
-def place(
-    _: object, job: str, bundles: Sequence[Mapping[str, float]], made: Any, **_more: str
-) -> Iterator[dict[str, Any]]:
+def place(_: object, job: str, bundles: Sequence[Mapping[str, float]], made: Any, **_more: str) -> Answers:
     """What a pool waits for, until its nodes are there; then call them while this process is there."""
     if isinstance(made, Exception):
         raise made
@@ -262,7 +261,7 @@ def place(
         ray.get([each.about.remote() for each in made])
 
 
-def fate(_: object, job: str, index: int) -> Iterator[dict[str, Any]]:
+def fate(_: object, job: str, index: int) -> Answers:
     """Why a node is gone; "" where it is not. For a while Ray may not know of a dead actor, nor that the head is gone: then it ends this process."""
     words, deadline = None, time.monotonic() + POLL
     while words is None:
@@ -286,7 +285,7 @@ def holder_of(job: str, index: int) -> Any:
     return ray.get_actor(f"{PREFIX}-{job}-{index}", NAMESPACE)
 
 
-def end(_: object, job: str) -> Iterator[dict[str, Any]]:
+def end(_: object, job: str) -> Answers:
     """Remove a pool; what is left of it after a while."""
     deadline = time.monotonic() + 30.0
     while (left := remove(job)) and time.monotonic() < deadline:
@@ -315,14 +314,14 @@ def everything() -> dict[str, str]:
     return named | {each["name"]: each["state"] for each in groups if each["state"] != "REMOVED"}
 
 
-def pools(_: object) -> Iterator[dict[str, Any]]:
+def pools(_: object) -> Answers:
     """Job ids of pools, with the states of their groups."""
     states = everything()
     named = (re.fullmatch(rf"{PREFIX}-(.+-[0-9a-f]{{8}})", name) for name in states)
     yield {"pools": [(match[1], states[match[0]]) for match in named if match]}
 
 
-def pass_on(ends: Sequence[socket.socket], job: str, index: int, command: str) -> Iterator[dict[str, Any]]:
+def pass_on(ends: Sequence[socket.socket], job: str, index: int, command: str) -> Answers:
     """A shell on a node with its streams, its standard error and its exit status, until it has ended or the notebook has closed them."""
     streams, errors, status = ends
     try:
@@ -359,7 +358,7 @@ def feed(holder: Any, key: str, streams: socket.socket, status: socket.socket) -
         ray.get(holder.close.remote(key))
 
 
-ANSWERS: Sequence[Callable[..., Iterator[dict[str, Any]]]] = (nodes, place, fate, end, pass_on, pools)
+ANSWERS: Sequence[Callable[..., Answers]] = (nodes, place, fate, end, pass_on, pools)
 
 
 def connect(address: str) -> None:

@@ -441,3 +441,23 @@ def test_a_start_beside_files_with_names_of_pythons_own_of_ranks_that_registered
     finally:
         wrong.unlink()
         notebook.run(f"{client} = heard")
+
+
+SLOW_FORK = """import os, sys, time
+if "skymagic.kernels.agent.agent" in sys.orig_argv:
+    os.register_at_fork(after_in_parent=lambda: time.sleep(1.5))
+"""
+
+
+def test_a_rank_that_is_ready_before_its_forkserver_has_told_of_it(notebook: Notebook, tmp_path: Path) -> None:
+    """As on a busy machine: its first cell found no engine of it (KeyError)."""
+    (tmp_path / "sitecustomize.py").write_text(SLOW_FORK)
+    notebook.run(
+        f"import os\npath = os.environ['PYTHONPATH']\nos.environ['PYTHONPATH'] = {str(tmp_path)!r} + os.pathsep + path"
+    )
+    try:
+        notebook.run("%sky_pool --ranks 1")
+        notebook.run("%%sky_broadcast -o r\n1")
+        assert notebook.value("r") == [1]
+    finally:
+        notebook.run("os.environ['PYTHONPATH'] = path")

@@ -200,6 +200,8 @@ class Ranks:
                     return
                 rank.pid, rank.started = message.pid, message.started
                 self._send(message)
+                if rank.ready:  # race: it was sooner
+                    self._send(wire.RankReady(rank.number))
             case wire.ChildExited():
                 self._exited(message.pid, message.status)
 
@@ -263,7 +265,8 @@ class Ranks:
             case wire.RankReady():
                 rank.ready = True
                 self._lifetime.end(rank.number, now)
-                self._send(message)
+                if rank.pid is not None:  # else `on_forkserver` does: the notebook hears first who it is
+                    self._send(message)
                 if self._iopub is not None and all(one.ready for one in self.running.values()):
                     self._iopub.open()
             case wire.HookSet():

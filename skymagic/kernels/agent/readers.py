@@ -98,8 +98,8 @@ class RankAudience:
         for rank in self._ranks.running.values():
             if rank.pid is not None:
                 yield wire.RankForked(rank.number, rank.pid, rank.ident, rank.started)
-            if rank.ready:
-                yield wire.RankReady(rank.number)
+                if rank.ready:
+                    yield wire.RankReady(rank.number)
         for exited, _ in self._ranks.dead.values():
             yield wire.RankForked(exited.rank, exited.pid, "")
             yield exited
