@@ -229,7 +229,8 @@ len(heard)"""
 def test_a_signal_handler_prints_while_its_thread_prints(notebook: Notebook) -> None:
     """A hook amid a progress bar: what makes the signal runs while the other thread is within its write."""
     shown = notebook.run(HANDLER)
-    assert [shown.stderr.splitlines().count("from the handler")] == notebook.value("heard")
+    # amid a line of the loop whose end is not written yet, too
+    assert [shown.stderr.count("from the handler")] == notebook.value("heard")
 
 
 def test_last_words_of_a_rank_that_is_killed(notebook: Notebook) -> None:
