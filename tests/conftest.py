@@ -236,6 +236,17 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
         CLOCK.end()
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None]:
+    """Where several processes share the tests, an interrupt in one of them is a test's own, and fails that test alone: Ctrl-C ends the first one."""
+    try:
+        return (yield)
+    except KeyboardInterrupt as press:
+        if not _worker(item.config):
+            raise
+        raise AssertionError("an interrupt that was meant for the product has come to the test") from press
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_teardown(item: pytest.Item) -> None:
     """After the last test of a file its fixtures end, also those that the test has not asked for: what they start is not the test's."""

@@ -135,6 +135,14 @@ def test_tests_in_order_are_run_again_together(tmp_path: Path) -> None:
     assert "3 passed" in run_of(tmp_path, cache, "--last-failed")
 
 
+def test_a_stray_interrupt_fails_one_test(tmp_path: Path) -> None:
+    (tmp_path / "test_one.py").write_text(
+        "def test_pressed():\n    raise KeyboardInterrupt\n\ndef test_next():\n    pass\n"
+    )
+    assert "1 failed, 1 passed" in run_of(tmp_path, "-n2", "-pno:cacheprovider")
+    assert "no tests ran" in run_of(tmp_path, "-pno:cacheprovider")
+
+
 def test_a_quick_test_that_starts_a_process_fails_and_a_run_tells_where_the_time_is(tmp_path: Path) -> None:
     """Also where the test takes the failure for an error of its own."""
     (tmp_path / "test_one.py").write_text(HIDDEN.format(starts=STARTS))

@@ -12,7 +12,8 @@ import pytest
 
 import skymagic as sky
 from skymagic.errors import CaptureError, RunInterrupted, RunTimeout
-from tests.lab.waiting import until
+from skymagic.jobs.workers import Results
+from tests.lab.waiting import press_in, until
 
 
 @pytest.fixture(scope="module")
@@ -211,9 +212,6 @@ def test_a_stream_that_is_left_stops_its_calls(pool: Any, tmp_path: Path) -> Non
 
 
 def test_an_interrupt_stops_all_calls_of_a_stream(pool: Any, tmp_path: Path) -> None:
-    import os
-    import signal
-
     @sky.function
     def hang(folder: str, n: int) -> None:
         import time
@@ -223,7 +221,7 @@ def test_an_interrupt_stops_all_calls_of_a_stream(pool: Any, tmp_path: Path) -> 
 
     def press() -> None:
         until(lambda: len(list(tmp_path.iterdir())) == 2)
-        os.kill(os.getpid(), signal.SIGINT)
+        press_in(Results._wait)
 
     thread = threading.Thread(target=press)
     values = sky.gather(*(hang(str(tmp_path), n) for n in range(3)), stream=True) >> pool

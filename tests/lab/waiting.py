@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
+import os
+import signal
 import subprocess
+import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable
 
 PATIENCE = 60.0
@@ -23,6 +28,18 @@ def says(process: subprocess.Popen[str], words: str) -> None:
     """Read what a program prints up to a line with these words. Fails where it ends before."""
     assert process.stdout is not None
     assert any(words in line for line in iter(process.stdout.readline, "")), process.communicate()
+
+
+def press_in(function: Callable[..., object]) -> None:
+    """Press stop when the main thread is in this function of Python; for another thread to call. Before that, a test would get the interrupt."""
+    code = inspect.unwrap(function).__code__
+
+    def there() -> bool:
+        frame = sys._current_frames()[threading.main_thread().ident or 0]
+        return any(each.f_code is code for each, _ in traceback.walk_stack(frame))
+
+    until(there)
+    os.kill(os.getpid(), signal.SIGINT)
 
 
 class Overtaken:
