@@ -47,7 +47,7 @@ CONNECT_SECONDS = 5.0
 SETTINGS = b"\x04"
 HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(3) + SETTINGS + bytes(5)
 """What opens a connection of gRPC's, which Ray uses, and the kind of the frame that both sides begin with (RFC 9113)."""
-ANSWER_SECONDS = 60.0
+ANSWER_SECONDS, CLIENT_SECONDS = 60.0, 120.0  # Ray Client may need 40 s to find out that it must try again
 KIND = "accelerator_type:"
 """What Ray calls a GPU's kind among a node's resources."""
 
@@ -120,7 +120,7 @@ class RayLink:
         self._lost = None
         self._stop()
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._control.settimeout(ANSWER_SECONDS)
+        self._control.settimeout(CLIENT_SECONDS if self.address.startswith("ray://") else ANSWER_SECONDS)
         try:
             with theirs:
                 self._program = subprocess.Popen(

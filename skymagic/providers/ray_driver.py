@@ -366,7 +366,7 @@ def connect(address: str) -> None:
     settings = {"namespace": NAMESPACE, "log_to_driver": False, "logging_level": logging.ERROR}
     try:
         ray.init(address, **settings)
-    except ConnectionAbortedError:  # after 40 s, and the notebook waits for a minute
+    except ConnectionAbortedError:  # after 40 s
         ray.init(address, **settings)
 
 

@@ -251,7 +251,7 @@ class RunLoop:
         unknown = [number for number in open_ranks if not self.report.ranks[number].waited_at]
         if self.report.interrupted and unknown:
             # the last moment to find out where they are, where the user is to hear of it: a signal handler tells
-            for number, stack in self._agents.ask(unknown, "native", timeout=ANSWER_TIMEOUT).items():
+            for number, stack in self._agents.ask(unknown, "native", timeout=4 * ANSWER_TIMEOUT).items():
                 self.report.ranks[number].waited_at = (stack or {}).get("frames", ())
         while (
             event := self._submission.read(0.0)
