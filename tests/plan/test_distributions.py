@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from importlib import metadata
+from pathlib import Path
 from types import FunctionType
 
 import pytest
@@ -105,6 +106,18 @@ def test_imports_of_functions_count_where_they_are_called() -> None:
     tree = ast.parse("import a\ndef f(): import b\nclass C:\n import c\n def m(self): import d")
     assert required_names(tree) == {"a", "b", "c", "d"}
     assert required_names(tree, functions=False) == {"a", "c"}
+
+
+def test_files_are_those_of_the_record(tmp_path: Path) -> None:
+    one = metadata.distribution("numpy")
+    assert {str(path) for path in one.files or ()} <= {*installed._recorded(one)}
+    odd = metadata.PathDistribution(tmp_path)
+    assert [*installed._recorded(odd)] == []
+    (tmp_path / "RECORD").write_text(
+        'one/__init__.py,sha256=x,1\n"a,b.txt",,\nalone.cpython-311-x86_64-linux-gnu.so,,\n../bin/one,,\n'
+    )
+    assert [*installed._recorded(odd)][1] == "a,b.txt"
+    assert installed._tops(odd) == {"one", "alone"}
 
 
 def test_this_environment_tells_what_it_has(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import importlib.metadata
 import importlib.util
 import json
@@ -9,9 +10,10 @@ import os
 import pkgutil
 import re
 import sys
+from collections.abc import Iterable
 from functools import lru_cache
 from inspect import getmodulename
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 from skymagic.plan.distributions import Environment, canonical
 
@@ -70,15 +72,20 @@ def _tops(distribution: importlib.metadata.Distribution) -> set[str]:
     """The names that a distribution is imported by."""
     if declared := distribution.read_text("top_level.txt"):
         return set(declared.split())
-    parts = (path.parts for path in distribution.files or ())
-    return {top for one in parts if (top := one[0] if len(one) > 1 else getmodulename(one[0])) and "." not in top}
+    parts = {path.partition("/")[:2] for path in _recorded(distribution)}
+    return {top for first, slash in parts if (top := first if slash else getmodulename(first)) and "." not in top}
+
+
+def _recorded(distribution: importlib.metadata.Distribution) -> Iterable[str]:
+    """Its files; `Distribution.files` makes a path of each, and since Python 3.12 looks for it on the disk."""
+    record = distribution.read_text("RECORD")
+    return (row[0] for row in csv.reader(record.splitlines()) if row) if record else map(str, distribution.files or ())
 
 
 @lru_cache(maxsize=1)
 def _read(stamp: tuple[object, ...]) -> Environment:
     versions: dict[str, str] = {}
     modules: dict[str, tuple[str, ...]] = {}
-    shared: set[str] = set()
     holders: dict[str, dict[str, None]] = {}
     for found in importlib.metadata.distributions():
         text = found.read_text("METADATA") or found.read_text("PKG-INFO") or ""
@@ -90,7 +97,6 @@ def _read(stamp: tuple[object, ...]) -> Environment:
         if len(names) == 1:
             modules[top] = (*names,)
         else:
-            shared.update(names)
             for name in names:
                 for module in _modules_of(name, top):
                     modules[module] = (*modules.get(module, ()), name)
@@ -137,15 +143,8 @@ def _linked(distribution: importlib.metadata.Distribution) -> list[str]:
 def _modules_of(distribution: str, top: str) -> set[str]:
     """The packages and modules below a name that a distribution holds, dotted; the highest of each branch."""
     found: set[str] = set()
-    for path in importlib.metadata.files(distribution) or ():
-        parts = PurePosixPath(path).parts
-        if (
-            parts[0].partition(".")[0] != top
-            or parts[-1].partition(".")[2] not in ("py", "so")
-            and ".so" not in parts[-1]
-        ):
-            continue
-        stem = parts[-1].partition(".")[0]
-        dotted = parts[:-1] if stem == "__init__" else (*parts[:-1], stem)
-        found.add(".".join(dotted[:DEPTH]))
+    for *folders, file in (path.split("/") for path in _recorded(importlib.metadata.distribution(distribution))):
+        stem, _, suffix = file.partition(".")
+        if (folders or [stem])[0].partition(".")[0] == top and (suffix == "py" or ".so" in file):
+            found.add(".".join((folders if stem == "__init__" else [*folders, stem])[:DEPTH]))
     return {name for name in found if not any(name.startswith(f"{other}.") for other in found)}
