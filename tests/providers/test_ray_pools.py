@@ -6,6 +6,7 @@ import contextlib
 import os
 import signal
 import socket
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -176,3 +177,37 @@ def test_a_head_that_is_gone_when_the_process_that_asks_is_ended(
                 f"the head of the Ray cluster at {link.address} is gone, and Ray ends nodes that do not reach it for 60 s"
             )
         answered.result()
+
+
+FATES = """
+import importlib.util, sys
+spec = importlib.util.spec_from_file_location("driver", sys.argv[1])
+driver = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(driver)
+from ray.exceptions import ActorUnavailableError, RayActorError
+
+class Holder:
+    def __init__(self, *answers):
+        self.needed, self.answers = self, list(answers)
+    def remote(self):
+        return self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+
+def get(answer, timeout):
+    if isinstance(answer, Exception):
+        raise answer
+    return answer
+
+unknown, dead = ActorUnavailableError("not yet known", None), RayActorError(error_msg="Once: The actor died.")
+driver.ray.get, driver.POLL = get, 1.0
+for answers in [(True,), (unknown, unknown, dead), (unknown, True), (unknown,)]:
+    driver.holder_of = lambda job, index, held=Holder(*answers): held
+    print(list(driver.fate(None, "lab", 0)))
+"""
+
+
+def test_why_a_node_is_gone_is_asked_until_ray_knows() -> None:
+    """Ray itself leaves such a moment open for less than a second, now and then: its answers stand in for it."""
+    command = [sys.executable, "-P", "-c", FATES, str(provider.DRIVER)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    alive, died = "[{'fate': ''}]", "[{'fate': 'Ray says: The actor died.'}]"
+    assert done.stdout.splitlines() == [alive, died, alive, alive]
