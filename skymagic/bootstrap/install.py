@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import PurePath
 from shlex import quote
@@ -323,9 +323,7 @@ def requirements_function(plan: InstallPlan, facts: Facts) -> str:
         "own.txt": [f"{each.name} {each.digest}" for each in requirements.own],
         **{f"scoped-{n}.txt": [f"--index-url {url}", *served] for n, (url, served) in enumerate(scoped)},
     }
-    return "\n".join(
-        ["requirements() {", *(line for name, lines in files.items() for line in written(name, lines)), "}"]
-    )
+    return writing(files)
 
 
 def links(facts: Facts, incoming: str) -> str:
@@ -333,10 +331,13 @@ def links(facts: Facts, incoming: str) -> str:
     return f"file://{escaped(f'{facts.folder}/incoming/{incoming}/wheels')}"
 
 
-def written(name: str, lines: Iterable[str]) -> list[str]:
-    """sh that writes a file of uploads: by a builtin, for a program's arguments are seen by other users."""
-    writes = (f"        printf '%s\\n' {quote(line)}" for line in lines)
-    return ["    {", *writes, "        :", f'    }} >"$drop/{name}"']
+def writing(files: Mapping[str, Iterable[str]]) -> str:
+    """A shell function that writes files of lines: by a builtin, for a program's arguments are seen by other users."""
+    text = ["requirements() {"]
+    for name, lines in files.items():
+        writes = (f"        printf '%s\\n' {quote(line)}" for line in lines)
+        text += ["    {", *writes, "        :", f'    }} >"$drop/{name}"']
+    return "\n".join([*text, "}"])
 
 
 def _commands(plan: InstallPlan) -> str:

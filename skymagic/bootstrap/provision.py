@@ -24,7 +24,7 @@ from skymagic.bootstrap.install import (
     install_script,
     links,
     plan_install,
-    written,
+    writing,
 )
 from skymagic.bootstrap.messages import InstallFailure, advice, blames_cache, lacks_python, refusals
 from skymagic.bootstrap.own import OwnWheel
@@ -360,9 +360,7 @@ def _lists(addition: Addition, indexes: tuple[str, ...], place: str) -> str:
         "renewed.txt": own,
         "own.txt": [f"{each.name} {each.digest}" for each in addition.own],
     }
-    return "\n".join(
-        ["requirements() {", *(line for name, lines in files.items() for line in written(name, lines)), "}"]
-    )
+    return writing(files)
 
 
 def _url(place: str, name: str) -> str:

@@ -87,9 +87,7 @@ def upload(
         carry: brings large files by another way than this host's own connection.
     """
     try:
-        left = {
-            name: content for name, content in files.items() if not _carried(host, f"{place}/{name}", content, carry)
-        }
+        left = {name: data for name, data in files.items() if not _carried(host, f"{place}/{name}", data, carry)}
         for name, content in announced(left, report):
             host.upload(f"{place}/{name}", chunks(content), nbytes_of(content))
     except BaseException:

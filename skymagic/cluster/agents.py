@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from signal import SIGKILL, SIGTERM
 from types import MappingProxyType
 from typing import Any
 
@@ -195,6 +196,14 @@ class Agents(AgentRequests):
         for index in {self.specs[rank][0] for rank in ranks} - heard - self.away - self.gone.keys():
             self._lose(index, f"the agent on {self.nodes[index].name} does not answer")
             self._links[index].drop()
+
+    def drop_taken(self, ranks: Iterable[int]) -> None:
+        """Give up nodes that were taken back, as who gives them says, which ends ranks a moment before their agent. May take some seconds."""
+        ends = {rank: self.ranks[rank].exited for rank in ranks}
+        killed = {self.specs[rank][0] for rank, end in ends.items() if end and end.status in (-SIGTERM, -SIGKILL)}
+        for index in killed - self.gone.keys():
+            if self.nodes[index].fate():
+                self._lose(index, f"{self.nodes[index].name} is gone")
 
     def _lose(self, index: int, reason: str) -> None:
         if index in self.gone or self._closing:

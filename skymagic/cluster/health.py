@@ -54,9 +54,7 @@ def gpus(listed: str) -> tuple[Gpu, ...]:
         cells = [cell.strip() for cell in line.split(",")]
         if len(cells) == 6 and cells[0].isdigit():
             used, busy, errors = map(_number, cells[3:])
-            found.append(
-                Gpu(int(cells[0]), cells[1], cells[2], None if used is None else used * 1_048_576, busy, errors)
-            )
+            found.append(Gpu(int(cells[0]), cells[1], cells[2], used and used * 1_048_576, busy, errors))
     return tuple(found)
 
 

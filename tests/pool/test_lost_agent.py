@@ -46,3 +46,19 @@ def test_an_agent_that_is_killed_while_a_cell_runs(notebook: Notebook) -> None:
     assert "%sky_down" in notebook.fail("%%sky_broadcast\n1").text
     assert psutil.wait_procs(before, timeout=15)[1] == []
     notebook.run("%sky_restart")
+
+
+def test_a_rank_that_is_ended_a_moment_before_its_agent(notebook: Notebook) -> None:
+    """As where Slurm takes the machines of a job back: who gives them is asked, and the rank is not said to be restarted."""
+    notebook.run(
+        "from dataclasses import replace\nagents = pool.pool.agents\nplain = agents.nodes\n"
+        "agents.nodes = tuple(replace(one, fate=lambda: 'job 7 was put back') for one in plain)"
+    )
+    body = "%%sky_broadcast\nimport os, signal, skymagic\nif skymagic.instance_info().rank == 0:\n"
+    failed = notebook.fail(f"{body}    os.kill(os.getpid(), signal.SIGTERM)")
+    assert failed.ename == "RankDied"
+    assert "is gone (job 7 was put back)" in failed.text
+    assert "%sky_restart" in failed.text
+    assert "restarted without" not in failed.text
+    notebook.run("agents.nodes = plain")
+    notebook.run("%sky_restart")

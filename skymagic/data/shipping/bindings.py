@@ -207,9 +207,7 @@ class Bindings:
             fingerprints: None where the value was never seen before.
             fresh: names that all ranks get anyhow.
         """
-        lacking = {
-            name: list(ranks) if wanted is None or name in fresh else [] for name, wanted in fingerprints.items()
-        }
+        lacking = {name: [*ranks] if wanted is None or name in fresh else [] for name, wanted in fingerprints.items()}
         for rank in ranks:
             held = self.fingerprints(rank)
             if [*map(held.get, fingerprints)] == [*fingerprints.values()]:

@@ -272,9 +272,7 @@ class Namespace:
         ]
         text = f"{type(problem).__name__}: {problem}"
         if skew:
-            versions = ", ".join(
-                f"{package} {theirs} there and {ours or 'none'} here" for package, theirs, ours in skew
-            )
+            versions = ", ".join(f"{name} {theirs} there and {ours or 'none'} here" for name, theirs, ours in skew)
             return BindError(name, f"{text} (versions differ: {versions})", skew[0][0])
         return BindError(name, text)
 
