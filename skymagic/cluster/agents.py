@@ -199,7 +199,7 @@ class Agents(AgentRequests):
 
     def drop_taken(self, ranks: Iterable[int]) -> None:
         """Give up nodes that were taken back, as who gives them says, which ends ranks a moment before their agent. May take some seconds."""
-        ends = {rank: self.ranks[rank].exited for rank in ranks}
+        ends = {rank: self.ranks[rank].exited for rank in {*ranks} & self.ranks.keys()}
         killed = {self.specs[rank][0] for rank, end in ends.items() if end and end.status in (-SIGTERM, -SIGKILL)}
         for index in killed - self.gone.keys():
             if self.nodes[index].fate():
