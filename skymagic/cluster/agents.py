@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from signal import SIGKILL, SIGTERM
 from types import MappingProxyType
 from typing import Any
 
@@ -186,7 +185,7 @@ class Agents(AgentRequests):
         else:
             self._unreachable.add(index)
             reason = f"{name} does not answer, neither here nor to the other {count(others, 'node')}"
-        self._lose(index, reason)
+        self.lose(index, reason)
         self._links[index].drop()
 
     def drop_silent(self, ranks: Iterable[int], timeout: float) -> None:
@@ -194,18 +193,11 @@ class Agents(AgentRequests):
         stopped. Ranks of this machine end with them."""
         heard = {self.specs[rank][0] for rank in self.ask(ranks, "usage", timeout)}
         for index in {self.specs[rank][0] for rank in ranks} - heard - self.away - self.gone.keys():
-            self._lose(index, f"the agent on {self.nodes[index].name} does not answer")
+            self.lose(index, f"the agent on {self.nodes[index].name} does not answer")
             self._links[index].drop()
 
-    def drop_taken(self, ranks: Iterable[int]) -> None:
-        """Give up nodes that were taken back, as who gives them says, which ends ranks a moment before their agent. May take some seconds."""
-        ends = {rank: self.ranks[rank].exited for rank in {*ranks} & self.ranks.keys()}
-        killed = {self.specs[rank][0] for rank, end in ends.items() if end and end.status in (-SIGTERM, -SIGKILL)}
-        for index in killed - self.gone.keys():
-            if self.nodes[index].fate():
-                self._lose(index, f"{self.nodes[index].name} is gone")
-
-    def _lose(self, index: int, reason: str) -> None:
+    def lose(self, index: int, reason: str) -> None:
+        """Give up a node: its ranks are lost, and whoever gives it says why."""
         if index in self.gone or self._closing:
             return
         fate = self.nodes[index].fate()
@@ -317,4 +309,4 @@ class Agents(AgentRequests):
         if died is not None:
             self._died(died)
         if message is None or isinstance(message, wire.AgentFailed):
-            self._lose(index, reason)
+            self.lose(index, reason)

@@ -158,9 +158,7 @@ class Findings:
         words: dict[int, list[str]] = {}
         for one in self.verdicts:
             words.setdefault(one.node, []).append(one.words)
-        return [
-            (*self._cells(node), "; ".join(words.get(index, [])) or "good") for index, node in enumerate(self.nodes)
-        ]
+        return [(*self._cells(node), "; ".join(words.get(n, [])) or "good") for n, node in enumerate(self.nodes)]
 
     def _cells(self, node: Health) -> tuple[str, ...]:
         if node.unreached:

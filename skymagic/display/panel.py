@@ -186,9 +186,7 @@ def _summary(nodes: Sequence[NodeView]) -> list[str]:
     bad = [f"{node.name}: {words}" for node in nodes if (words := trouble(node.ranks))]
     more = [f"and {len(bad) - MAX_TROUBLES} more"] if len(bad) > MAX_TROUBLES else []
     used = use_together([use for node in nodes for use in node.use.values()], len(nodes))
-    said = [
-        escape("; ".join(words)) for words in (doing, [*bad[:MAX_TROUBLES], *more], [used] if used else []) if words
-    ]
+    said = [escape("; ".join(one)) for one in (doing, [*bad[:MAX_TROUBLES], *more], [used] if used else []) if one]
     return [_bar(sum(shares) / len(shares)) + said[0], *said[1:]] if shares else said
 
 

@@ -104,8 +104,11 @@ class RunLoop:
         self._screen.progress(self._state)
         while not all(rank.settled for rank in self.report.ranks.values()):
             self._step()
-        self._agents.drop_taken(number for number, rank in self.report.ranks.items() if not rank.killed)
-        self._catch_up()
+        if killed := [number for number, rank in self.report.ranks.items() if rank.died and not rank.killed]:
+            for node in self._agents.taken_back(killed):
+                self._agents.lose(node, f"{self._agents.nodes[node].name} is gone")
+                for event in self._submission.news():
+                    self._handle(event)
         if self._disturbed:
             # what is still on its way there must not fall into the next cell; the answer comes after it
             self._agents.ask(self._disturbed, "leaving", timeout=DRAIN_TIMEOUT)
@@ -171,10 +174,6 @@ class RunLoop:
                 self._stopping, self._due[RunLoop._stop_others] = True, stop_at
             elif before is not None:  # this one may be the cause for which the first was given time
                 self._due[RunLoop._stop_others] = min(before, stop_at)
-
-    def _catch_up(self) -> None:
-        while (event := self._submission.read(0.0)) is not None:
-            self._handle(event)
 
     def _show(self, number: int, rank: RankRun, content: Mapping[str, Any]) -> None:
         kind = content["kind"]
@@ -259,7 +258,8 @@ class RunLoop:
             # the last moment to find out where they are, where the user is to hear of it: a signal handler tells
             for number, stack in self._agents.ask(unknown, "native", timeout=4 * ANSWER_TIMEOUT).items():
                 self.report.ranks[number].waited_at = (stack or {}).get("frames", ())
-        self._catch_up()  # while they were asked, some may have ended their cells
+        for event in self._submission.news():  # while they were asked, some may have ended their cells
+            self._handle(event)
         open_ranks = [number for number in open_ranks if number in self.report.unfinished()]
         for number in open_ranks:
             self.report.ranks[number].killed = True

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import queue
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -102,6 +102,11 @@ class Submission:
             texts.append(following.content["text"])
             size += len(texts[-1])
         return replace(event, content={**last.content, "text": "".join(texts)})
+
+    def news(self) -> Iterator[RunEvent]:
+        """The events that have come by now."""
+        while (event := self.read(0.0)) is not None:
+            yield event
 
     def _take(self, timeout: float) -> RunEvent | None:
         event, self._ahead = self._ahead, None

@@ -144,9 +144,7 @@ def refusal(name: str, value: object, why: str, problem: BaseException, attempt:
     # cloudpickle raises its own of it
     if "recursion" in str(problem) and (code := _own_code(problem.__cause__ or problem)):
         reason = f"its {code} recurses without end"
-        return Refusal(
-            name, type_name(value), why, reason, "let it raise AttributeError for names that it does not know"
-        )
+        return Refusal(name, type_name(value), why, reason, "let it raise AttributeError for names it does not know")
     if isinstance(problem, RecursionError) or "recursion" in str(problem):
         return Refusal(
             name, type_name(value), why, "it is nested too deep to pickle", "flatten it, or make it in the cell"
