@@ -2,6 +2,7 @@
 
 import os
 import socket
+from contextlib import suppress
 
 import torch
 import torch.distributed as dist
@@ -22,12 +23,17 @@ def init_process(rank, size, port, answers, fn, backend="gloo"):
     dist.destroy_process_group()
 
 
-with socket.create_server(("127.0.0.1", 0)) as free:
-    port = free.getsockname()[1]
+def free_port():
+    """Below those that the system gives by itself: nobody gets it before the group is there."""
+    port = 20_000 + os.getpid() * 53 % 12_000
+    while True:
+        with suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return port
+        port += 1
 
 
 def trained_by(method, size):
-    context = mp.get_context(method)
+    context, port = mp.get_context(method), free_port()
     answers = context.Queue()
     processes = [context.Process(target=init_process, args=(rank, size, port, answers, run)) for rank in range(size)]
     for process in processes:
@@ -39,7 +45,7 @@ def trained_by(method, size):
 
 
 trained = [trained_by("fork", 3)]
-answers = mp.get_context("fork").SimpleQueue()
+answers, port = mp.get_context("fork").SimpleQueue(), free_port()
 mp.start_processes(lambda rank: init_process(rank, 2, port, answers, run), nprocs=2, start_method="fork")
 trained.append(sorted(answers.get() for _ in range(2)))
 dist.all_reduce(own := torch.ones(1))

@@ -117,9 +117,8 @@ def test_what_the_cell_does_upon_the_interrupt_is_done_after_a_collective_too(no
     notebook.run("%%sky_broadcast\nmodel = DDP(torch.nn.Linear(8, 8))")
     cell = begun(
         notebook,
-        # one statement: between two of a cell an interrupt would meet the compiler
-        "if True:\n    begin()\n    try:\n        if dist.get_rank() == 2:\n            time.sleep(300)\n"
-        f"        {HANGS[name]}\n    except KeyboardInterrupt:\n        kept = 'saved'",
+        f"try:\n    begin()\n    if dist.get_rank() == 2:\n        time.sleep(300)\n    {HANGS[name]}\n"
+        "except KeyboardInterrupt:\n    kept = 'saved'",
     )
     notebook.interrupt()
     notebook.finish(cell)
@@ -279,7 +278,8 @@ def test_a_cell_beside_the_notebook_is_stopped_by_its_handle(notebook: Notebook)
 def test_its_handle_is_shown_anew_when_it_has_ended(notebook: Notebook) -> None:
     cell = beside(notebook, "1")
     notebook.run("run.result()")
-    notebook.watch(cell, lambda shown: ": done after " in shown.rich[0]["text/plain"])
+    # on a busy machine the ranks' values may come before it
+    notebook.watch(cell, lambda shown: any(": done after " in one["text/plain"] for one in shown.rich))
 
 
 def test_a_cell_behind_it_says_what_it_waits_for(notebook: Notebook) -> None:
