@@ -196,11 +196,11 @@ class Agents(AgentRequests):
             self.lose(index, f"the agent on {self.nodes[index].name} does not answer")
             self._links[index].drop()
 
-    def lose(self, index: int, reason: str) -> None:
-        """Give up a node: its ranks are lost, and whoever gives it says why."""
+    def lose(self, index: int, reason: str, fate: str | None = None) -> None:
+        """Give up a node: its ranks are lost, and whoever gives it says why, unless its fate is known."""
         if index in self.gone or self._closing:
             return
-        fate = self.nodes[index].fate()
+        fate = self.nodes[index].fate() if fate is None else fate
         reason = f"{reason} ({fate})" if fate and fate not in reason else reason
         with self._changed:
             if index in self.gone or self._closing:

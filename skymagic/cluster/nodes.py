@@ -216,12 +216,12 @@ class States:
                 self.last_lines[message.rank] = message.text
         return None
 
-    def taken_back(self, ranks: Iterable[int]) -> list[int]:
-        """The nodes of these ranks that were taken back, as who gives them says, where a signal has ended a rank, which may be a moment before
-        it ends the agent. May take some seconds."""
+    def taken_back(self, ranks: Iterable[int]) -> dict[int, str]:
+        """The nodes of these ranks that were taken back, and the fate that who gives them tells, where a signal has ended a rank, which may be a
+        moment before it ends the agent. May take some seconds."""
         ends = [(self.specs[rank][0], self.ranks[rank].exited) for rank in {*ranks} & self.ranks.keys()]
         killed = {node for node, end in ends if end and end.status in (-SIGTERM, -SIGKILL)}
-        return [node for node in killed if node not in self.gone and self.nodes[node].fate()]
+        return {node: fate for node in killed - self.gone.keys() if (fate := self.nodes[node].fate())}
 
     def _lost_node(self, index: int, reason: str) -> None:
         """A node is gone, and its ranks with it; the lock is held."""

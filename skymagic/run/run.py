@@ -105,8 +105,8 @@ class RunLoop:
         while not all(rank.settled for rank in self.report.ranks.values()):
             self._step()
         if killed := [number for number, rank in self.report.ranks.items() if rank.died and not rank.killed]:
-            for node in self._agents.taken_back(killed):
-                self._agents.lose(node, f"{self._agents.nodes[node].name} is gone")
+            for node, fate in self._agents.taken_back(killed).items():
+                self._agents.lose(node, f"{self._agents.nodes[node].name} is gone", fate)
                 for event in self._submission.news():
                     self._handle(event)
         if self._disturbed:

@@ -13,10 +13,7 @@ def shown(submission: Submission, rank: int, text: str, seq: int, name: str = "s
 
 def read(submission: Submission) -> list[tuple[int, str, int]]:
     """(Rank, text or kind, number) of each event."""
-    found = []
-    while (event := submission.read(0.0)) is not None:
-        found.append((event.rank, event.content.get("text", event.kind), event.content.get("seq", 0)))
-    return found
+    return [(one.rank, one.content.get("text", one.kind), one.content.get("seq", 0)) for one in submission.news()]
 
 
 def test_text_of_a_stream_that_has_come_is_one() -> None:

@@ -135,7 +135,7 @@ def _linked(distribution: importlib.metadata.Distribution) -> list[str]:
         return []
     if not editable:
         return []
-    files = [Path(str(distribution.locate_file(path))) for path in distribution.files or () if path.suffix == ".pth"]
+    files = [Path(str(distribution.locate_file(path))) for path in _recorded(distribution) if path.endswith(".pth")]
     lines = [line for file in files if file.is_file() for line in file.read_text(errors="replace").splitlines()]
     return [line.strip() for line in lines if Path(line.strip()).is_dir() and line.strip()]
 
