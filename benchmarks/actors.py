@@ -109,7 +109,9 @@ class Actors:
 
     def call(self, method: str, *arguments: object) -> Any:
         """The values of a method, by rank."""
-        return self.ray.get([getattr(worker, method).remote(*arguments) for worker in self.workers], timeout=LIMIT)
+        return self.ray.get(
+            [getattr(worker, method).remote(*arguments) for worker in self.workers], timeout=LIMIT
+        )
 
     def restart(self) -> None:
         """New actors for those that wait for the one that raised; they have reduced at the end."""
@@ -125,7 +127,12 @@ def started(tries: int = TRIES) -> Iterator[Actors]:
     import ray
 
     start = partial(
-        ray.init, "local", num_cpus=RANKS, include_dashboard=False, logging_level=logging.ERROR, log_to_driver=False
+        ray.init,
+        "local",
+        num_cpus=RANKS,
+        include_dashboard=False,
+        logging_level=logging.ERROR,
+        log_to_driver=False,
     )
     for _ in range(tries):
         if (problem := cluster.problem_of(start)) is None:
@@ -145,7 +152,9 @@ def figures() -> Iterator[Figure]:
     """Starts in fresh processes, then one pool and one set of actors that are up throughout, and measured in turn."""
     say(f"{RANKS} ranks and a first all_reduce: ours, Ray's actors")
     ours, theirs = alternate(STARTS, lambda: seconds(OURS), lambda: seconds(THEIRS))
-    yield Figure("pool with torch, first all_reduce done", median(ours), peer=median(theirs), who="Ray")
+    yield Figure(
+        "pool with torch, first all_reduce done", median(ours), peer=median(theirs), who="Ray"
+    )
     with cluster.started(RANKS, "torch") as pool, started() as actors:
         yield from of_calls(pool, actors)
         yield from of_failures(pool, actors)
@@ -167,8 +176,12 @@ def of_calls(pool: Pool, actors: Actors) -> Iterator[Figure]:
     def block(one: Any) -> float:
         return 1000 * median([timed(one) for _ in range(CALLS // 5)])
 
-    ours, theirs = alternate(5, lambda: block(lambda: nothing() @ pool), lambda: block(lambda: actors.call("nothing")))
-    yield Figure(f"a function that does nothing, on {RANKS} ranks", median(ours), "ms", median(theirs), "Ray")
+    ours, theirs = alternate(
+        5, lambda: block(lambda: nothing() @ pool), lambda: block(lambda: actors.call("nothing"))
+    )
+    yield Figure(
+        f"a function that does nothing, on {RANKS} ranks", median(ours), "ms", median(theirs), "Ray"
+    )
 
     say(f"a new array of {MEGABYTES} MB: ours, Ray's actors")
 
@@ -181,7 +194,9 @@ def of_calls(pool: Pool, actors: Actors) -> Iterator[Figure]:
         lambda: send(lambda array: first(array) @ pool),
         lambda: send(lambda array: actors.call("first", actors.ray.put(array))),
     )
-    yield Figure(f"a new array of {MEGABYTES} MB, on {RANKS} ranks", median(ours), "s", median(theirs), "Ray")
+    yield Figure(
+        f"a new array of {MEGABYTES} MB, on {RANKS} ranks", median(ours), "s", median(theirs), "Ray"
+    )
 
 
 def of_failures(pool: Pool, actors: Actors) -> Iterator[Figure]:
@@ -189,7 +204,9 @@ def of_failures(pool: Pool, actors: Actors) -> Iterator[Figure]:
     what = f"rank {failures.VICTIM} raises"
     try:
         say(f"{what}: ours")
-        ours = failures.rounds(pool, FAILURES, failures.stamped(failures.RAISE), RankError, dies=False)
+        ours = failures.rounds(
+            pool, FAILURES, failures.stamped(failures.RAISE), RankError, dies=False
+        )
         say(f"{what}: Ray's actors")
         ended, after = [], []
         for _ in range(RAYS_FAILURES):

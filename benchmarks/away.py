@@ -64,7 +64,9 @@ def plots(folder: Path) -> float:
     """Megabytes by which a process grows that takes a rank's plots for a notebook that is away, one for each second of eight hours."""
     reader, writer = os.pipe()
     output = OutputFilter(
-        RankLog(0, folder / "log", Spans(), None, print), RankScreen(0, lambda *_: None, {}), {"stdout": reader}
+        RankLog(0, folder / "log", Spans(), None, print),
+        RankScreen(0, lambda *_: None, {}),
+        {"stdout": reader},
     )
     output.begin(BeginOutput(0, {}, True, 1_000_000, 1), 0.0)
     output.screen.detach()
@@ -72,7 +74,10 @@ def plots(folder: Path) -> float:
     before = process.memory_info().rss
     for second in range(SECONDS):
         picture = os.urandom(8).hex() * (PLOT_BYTES // 16)
-        content: dict[str, Any] = {"data": {"image/png": picture, "text/plain": "<Figure>"}, "metadata": {}}
+        content: dict[str, Any] = {
+            "data": {"image/png": picture, "text/plain": "<Figure>"},
+            "metadata": {},
+        }
         output.publish(Publish(0, "display_data", content), float(second))
         if second % 100 == 0:
             most = max(most, process.memory_info().rss - before)
@@ -108,7 +113,11 @@ def printed(desk: Desk) -> float:
 def family(desk: Desk) -> list[psutil.Process]:
     """The processes of the desk's pool."""
     (key,) = desk.records.glob("*.key")
-    found = {one.pid: one for daemon in daemons(key.stem) for one in [daemon, *daemon.children(recursive=True)]}
+    found = {
+        one.pid: one
+        for daemon in daemons(key.stem)
+        for one in [daemon, *daemon.children(recursive=True)]
+    }
     return list(found.values())
 
 
@@ -130,18 +139,27 @@ def loading(folder: Path) -> Iterator[Figure]:
 
     left = folder / "left"
     os.environ["XDG_STATE_HOME"] = str(left)
-    made = PoolRecord("lab", "lab-0", "ssh", ("gpu1", "gpu2"), "/home/ann", process="1 1 an-earlier-boot")
+    made = PoolRecord(
+        "lab", "lab-0", "ssh", ("gpu1", "gpu2"), "/home/ann", process="1 1 an-earlier-boot"
+    )
     for number in range(3):
         records.write(replace(made, job_id=f"lab-0000000{number}"))
     del os.environ["XDG_STATE_HOME"]
     with_pools, without = alternate(STARTS, lambda: loaded(left), lambda: loaded(folder / "never"))
-    yield Figure("%load_ext: three pools were left", 1000 * (median(with_pools) - median(without)), "ms", limit=20)
+    yield Figure(
+        "%load_ext: three pools were left",
+        1000 * (median(with_pools) - median(without)),
+        "ms",
+        limit=20,
+    )
 
 
 def loaded(state: Path) -> float:
     """Seconds that loading takes in a fresh Python."""
     env = {**os.environ, "XDG_STATE_HOME": str(state)}
-    said = subprocess.run([sys.executable, "-c", LOAD], env=env, capture_output=True, text=True, check=True).stdout
+    said = subprocess.run(
+        [sys.executable, "-c", LOAD], env=env, capture_output=True, text=True, check=True
+    ).stdout
     found = re.search(r"took (\S+)", said)
     assert found is not None
     return float(found[1])
@@ -158,7 +176,8 @@ def attaching(desk: Desk) -> Figure:
         killed(notebook)
     for number in range(ROUNDS):
         connection = statistics.median(
-            timed(lambda: connect(SshConfig(config).endpoint(HostSpec("h1", "h1"))).close()) for _ in range(3)
+            timed(lambda: connect(SshConfig(config).endpoint(HostSpec("h1", "h1"))).close())
+            for _ in range(3)
         )
         with desk.notebook() as notebook:
             begun = time.perf_counter()
@@ -172,4 +191,6 @@ def attaching(desk: Desk) -> Figure:
                 notebook.run(f"%sky_down {desk.pool}")
             else:
                 killed(notebook)
-    return Figure("attach to a live pool, beyond the SSH connection", median(beyond), "s", limit=1.5)
+    return Figure(
+        "attach to a live pool, beyond the SSH connection", median(beyond), "s", limit=1.5
+    )

@@ -46,7 +46,9 @@ def compared(shell, ranks: int, blocks: int, cells: int) -> list[list[float]]:
 
     with ExitStack() as peer:
         try:
-            peer.enter_context(peers.ipyparallel(ranks)).activate()  # %%px is for the newest cluster
+            peer.enter_context(
+                peers.ipyparallel(ranks)
+            ).activate()  # %%px is for the newest cluster
             times["%%px"] = []
         except TimeoutError as problem:
             say(f"  {problem}")
@@ -65,7 +67,13 @@ def figures() -> Iterator[Figure]:
     shell = shell_of_its_own()
     ours, theirs = compared(shell, RANKS, BLOCKS, CELLS)
     yield Figure(
-        f"empty cell, median of {len(ours)}", median(ours), "ms", median(theirs), "%%px", limit=1.2, relative=True
+        f"empty cell, median of {len(ours)}",
+        median(ours),
+        "ms",
+        median(theirs),
+        "%%px",
+        limit=1.2,
+        relative=True,
     )
     yield Figure("empty cell, slowest", max(ours), "ms", max(theirs), "%%px")
     ours, theirs = compared(shell, MANY, BLOCKS, CELLS // 2)

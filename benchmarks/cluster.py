@@ -39,7 +39,11 @@ def start(ranks: int, *plugins: str, agreed: bool = False) -> Pool:
     """A pool of its own on this machine; `agreed` to more ranks than it has cores and memory for without a question."""
     name = f"bench-{os.getpid()}-{len(registry.pools())}"
     request = PoolRequest(
-        name=name, provider="local", nodes=ranks, plugins=tuple(PluginSpec(name) for name in plugins), yes=agreed
+        name=name,
+        provider="local",
+        nodes=ranks,
+        plugins=tuple(PluginSpec(name) for name in plugins),
+        yes=agreed,
     )
     return making.ensure(request, {}, Defaults(), lambda text: None)
 
@@ -63,12 +67,19 @@ def started(ranks: int, *plugins: str) -> Iterator[Pool]:
 
 
 def run(
-    one: Pool, body: str, *, timeout: float | None = None, only: str = "head", screen: Quiet | None = None
+    one: Pool,
+    body: str,
+    *,
+    timeout: float | None = None,
+    only: str = "head",
+    screen: Quiet | None = None,
 ) -> list[Any]:
     """Run a cell on all ranks; the value of its last expression by rank. Raises what the cell raises."""
     cell = broadcast.Cell(body)
     request = RunRequest(output="result", only=Selection(only), timeout=timeout)
-    spec = broadcast.spec_of(request, one, cell, broadcast.check_syntax(cell.source, lambda source: source))
+    spec = broadcast.spec_of(
+        request, one, cell, broadcast.check_syntax(cell.source, lambda source: source)
+    )
     return broadcast.broadcast(one, spec, Limits(timeout=timeout), screen or Quiet()).value
 
 

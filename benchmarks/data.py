@@ -33,7 +33,9 @@ def figures() -> Iterator[Figure]:
     yield beside(f"{what}, first time", times["first"], times["floor"], "write + map", 1.4)
     yield beside(f"{what}, first time", times["first"], push, "ipyparallel", 0.2)
     yield beside(f"{what}, unchanged", times["unchanged"], times["first"], "first time", 0.25)
-    yield beside(f"{what}, one element changed", times["changed"], times["first"], "first time", 1.3)
+    yield beside(
+        f"{what}, one element changed", times["changed"], times["first"], "first time", 1.3
+    )
     yield beside("change detection", times["detection"], times["memcpy"], "memcpy", 80 / 30)
     yield beside("50 MB from each of 4 ranks", pull, theirs, "ipyparallel", 0.5)
     yield Figure("the notebook's peak memory while it ships / value", peak, "×", limit=1.1)
@@ -41,7 +43,9 @@ def figures() -> Iterator[Figure]:
     yield Figure("1,000 small variables, more than an empty cell", first, "ms", limit=30.0)
     yield Figure("1,000 small variables, unchanged", unchanged, "ms", limit=5.0)
     for what, (unchanged, changed) in (("tensors", tensors), ("arrays", arrays)):
-        yield Figure(f"10,000 small {what} in a dict, unchanged: processor", unchanged, "ms", limit=100.0)
+        yield Figure(
+            f"10,000 small {what} in a dict, unchanged: processor", unchanged, "ms", limit=100.0
+        )
         yield Figure(
             f"10,000 small {what} in a dict, one changed: processor",
             changed,

@@ -124,7 +124,9 @@ def timed(action: Callable[[], Any]) -> float:
     return time.perf_counter() - begun
 
 
-def best(action: Callable[[], Any], times: int = 5, before: Callable[[], Any] = lambda: None) -> float:
+def best(
+    action: Callable[[], Any], times: int = 5, before: Callable[[], Any] = lambda: None
+) -> float:
     """The shortest of several times; ``before`` is not counted."""
     seconds = []
     for _ in range(times):
@@ -138,7 +140,9 @@ def report(what: str, value: float, limit: float, unit: str = "×", digits: int 
     good = value <= limit
     if not good:
         missed.append(what)
-    print(f"{what:<62} {value:8.{digits}f} {unit:<3} (at most {limit:g}) {'' if good else '← MISSED'}")
+    print(
+        f"{what:<62} {value:8.{digits}f} {unit:<3} (at most {limit:g}) {'' if good else '← MISSED'}"
+    )
 
 
 def floor(bench: Bench, array: np.ndarray[Any, Any]) -> None:
@@ -206,7 +210,13 @@ def small(bench: Bench) -> tuple[float, float]:
     empty = best(lambda: bench.cell("pass"), 20)
     first = []
     unchanged = []
-    kinds: list[Callable[[int], Any]] = [int, str, lambda n: [n, n], lambda n: {"n": n}, lambda n: n / 3]
+    kinds: list[Callable[[int], Any]] = [
+        int,
+        str,
+        lambda n: [n, n],
+        lambda n: {"n": n},
+        lambda n: n / 3,
+    ]
     for turn in range(5):
         names = [f"v{turn}_{n}" for n in range(1000)]
         bench.space.update({name: kinds[n % 5](n) for n, name in enumerate(names)})
@@ -253,7 +263,9 @@ def ipyparallel(megabytes: int) -> tuple[float, float]:
         push = statistics.median(timed(lambda: view.push({"a": array})) for _ in range(3))
         direct = client[:]
         direct.block = True
-        direct.execute("import numpy as np; r = np.random.default_rng().random(12_500_000, dtype='f4')")
+        direct.execute(
+            "import numpy as np; r = np.random.default_rng().random(12_500_000, dtype='f4')"
+        )
         pull = min(timed(lambda: direct.pull("r")) for _ in range(3))
     finally:
         client.close()
@@ -275,7 +287,10 @@ def main() -> int:
         pull = gather(bench)
     finally:
         bench.close()
-    print(f"{options.mb} MB float32 to {RANKS} ranks: " + ", ".join(f"{k} {v:.3f} s" for k, v in figures.items()))
+    print(
+        f"{options.mb} MB float32 to {RANKS} ranks: "
+        + ", ".join(f"{k} {v:.3f} s" for k, v in figures.items())
+    )
     report("first shipment / floor", figures["first"] / figures["floor"], 1.4)
     report("unchanged / first", figures["unchanged"] / figures["first"], 0.25)
     report("one element changed / first", figures["changed"] / figures["first"], 1.3)
@@ -286,7 +301,9 @@ def main() -> int:
     report("1,000 small variables unchanged, more than an empty cell", unchanged_small, 5, "ms")
     if not options.no_ipyparallel:
         push, theirs = ipyparallel(options.mb)
-        print(f"ipyparallel: push {push:.3f} s, pull of 4 × 50 MB {theirs:.3f} s; ours {pull:.3f} s")
+        print(
+            f"ipyparallel: push {push:.3f} s, pull of 4 × 50 MB {theirs:.3f} s; ours {pull:.3f} s"
+        )
         report("first shipment / ipyparallel's push", figures["first"] / push, 0.2)
         report("gather of 4 × 50 MB / ipyparallel's pull", pull / theirs, 0.5)
     return 1 if missed else 0

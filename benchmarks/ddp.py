@@ -65,11 +65,15 @@ rate = 50 * len(loader) / (time.perf_counter() - begun)
 
 def figures() -> Iterator[Figure]:
     """One pool for all rounds; it idles while torchrun works."""
-    os.environ["OMP_NUM_THREADS"] = "1"  # what torchrun sets, and what a rank gets; here for both, whatever was set
+    os.environ["OMP_NUM_THREADS"] = (
+        "1"  # what torchrun sets, and what a rank gets; here for both, whatever was set
+    )
     with cluster.started(RANKS, "torch") as pool:
         for name, body in (("steps", BODY), ("with a DataLoader, steps", EPOCHS)):
             script = (
-                peers.INIT + body + "print(f'rate {rate}\\n', end='', flush=True) if dist.get_rank() == 0 else None"
+                peers.INIT
+                + body
+                + "print(f'rate {rate}\\n', end='', flush=True) if dist.get_rank() == 0 else None"
             )
             say(f"DDP on {RANKS} ranks, {name}/s: ours, torchrun")
             ours, theirs = alternate(

@@ -27,7 +27,9 @@ print("milliseconds", median(took))
 cells.do(shell, "%sky_down bench")
 """
 WITHOUT = {
-    "kernels/agent/children.py": {"--IPController.enable_curve=True": "--IPController.enable_curve=False"},
+    "kernels/agent/children.py": {
+        "--IPController.enable_curve=True": "--IPController.enable_curve=False"
+    },
     "kernels/agent/output.py": {
         "socket.curve_publickey, socket.curve_secretkey = zmq.curve_keypair()": "",
         'socket.curve_serverkey = engine["curve_serverkey"].encode()': "",
@@ -48,7 +50,9 @@ def figures() -> Iterator[Figure]:
 
 def without_encryption(folder: Path) -> Path:
     """A copy of the package below `folder` whose pools let in whoever comes."""
-    shutil.copytree(peers.ROOT / "skymagic", folder / "skymagic", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(
+        peers.ROOT / "skymagic", folder / "skymagic", ignore=shutil.ignore_patterns("__pycache__")
+    )
     for name, changes in WITHOUT.items():
         file = folder / "skymagic" / name
         text = file.read_text()

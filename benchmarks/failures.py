@@ -71,12 +71,19 @@ class Rounds:
 
 def keep(pool: Pool, number: int) -> list[str]:
     """Give each rank a variable to lose; what each holds."""
-    cluster.run(pool, f"import os\nkeepsake = f'{number} of rank {{os.environ[\"RANK\"]}}'", timeout=60)
+    cluster.run(
+        pool, f"import os\nkeepsake = f'{number} of rank {{os.environ[\"RANK\"]}}'", timeout=60
+    )
     return [f"{number} of rank {rank}" for rank in range(RANKS)]
 
 
 def rounds(
-    pool: Pool, times: int, fail: Callable[[Pool], tuple[float, BaseException | None]], kind: type, *, dies: bool
+    pool: Pool,
+    times: int,
+    fail: Callable[[Pool], tuple[float, BaseException | None]],
+    kind: type,
+    *,
+    dies: bool,
 ) -> Rounds:
     """Fail so often.
 
@@ -99,7 +106,9 @@ def rounds(
         found.intact += right
         if not right:
             say(f"  round {number + 1}: {problem!r}, and then {values}")
-    say(f"  {times} rounds: error after {median(found.ended):.3f} s, next cell {median(found.after):.3f} s")
+    say(
+        f"  {times} rounds: error after {median(found.ended):.3f} s, next cell {median(found.after):.3f} s"
+    )
     return found
 
 
@@ -133,7 +142,9 @@ def figures() -> Iterator[Figure]:
             say("the stop button")
             pressed = rounds(pool, STOPS, stopped, RunInterrupted, dies=False)
         say("torchrun of the same")
-        again = median([peers.torchrun(peers.INIT + NEXT + peers.END, RANKS).seconds for _ in range(TORCHRUNS)])
+        again = median(
+            [peers.torchrun(peers.INIT + NEXT + peers.END, RANKS).seconds for _ in range(TORCHRUNS)]
+        )
         yield from of_raise(raised, again)
         yield from of_kill(killed, again)
         yield from of_stop(pressed, again)
@@ -151,12 +162,22 @@ def of_raise(found: Rounds, again: float) -> Iterator[Figure]:
     message = median([ran.seen("ValueError: planted") - at for ran, at in runs])
     end = median([ran.ended - at for ran, at in runs])
     what = f"rank {VICTIM} raises"
-    yield Figure(f"{what}: to the error, median", median(found.ended), "s", end, "torchrun's end", limit=0.2)
+    yield Figure(
+        f"{what}: to the error, median", median(found.ended), "s", end, "torchrun's end", limit=0.2
+    )
     yield Figure(f"{what}: to the error, worst of {RAISES}", max(found.ended), limit=1.0)
-    yield Figure(f"{what}: to the error, median", median(found.ended), "s", message, "torchrun's message")
-    yield Figure(f"{what}: next all_reduce, median", median(found.after), "s", again, "torchrun", limit=0.5)
-    yield Figure(f"{what}: next all_reduce, worst of {RAISES}", max(found.after), "s", again, "torchrun")
-    yield Figure(f"{what}: variables intact", float(found.intact), "×", limit=float(RAISES), least=True)
+    yield Figure(
+        f"{what}: to the error, median", median(found.ended), "s", message, "torchrun's message"
+    )
+    yield Figure(
+        f"{what}: next all_reduce, median", median(found.after), "s", again, "torchrun", limit=0.5
+    )
+    yield Figure(
+        f"{what}: next all_reduce, worst of {RAISES}", max(found.after), "s", again, "torchrun"
+    )
+    yield Figure(
+        f"{what}: variables intact", float(found.intact), "×", limit=float(RAISES), least=True
+    )
 
 
 def of_kill(found: Rounds, again: float) -> Iterator[Figure]:
@@ -164,18 +185,44 @@ def of_kill(found: Rounds, again: float) -> Iterator[Figure]:
     runs = [(peers.torchrun(peers.INIT + KILL, RANKS), stamp()) for _ in range(TORCHRUNS)]
     end = median([ran.ended - at for ran, at in runs])
     what = f"kill -9 of rank {VICTIM}"
-    yield Figure(f"{what}: to the error, worst of {KILLS}", max(found.ended), "s", end, "torchrun's end", limit=1.5)
-    yield Figure(f"{what}: all ranks work again, worst", max(found.after), "s", again, "torchrun", limit=2.0)
-    yield Figure(f"{what}: the others' variables intact", float(found.intact), "×", limit=float(KILLS), least=True)
+    yield Figure(
+        f"{what}: to the error, worst of {KILLS}",
+        max(found.ended),
+        "s",
+        end,
+        "torchrun's end",
+        limit=1.5,
+    )
+    yield Figure(
+        f"{what}: all ranks work again, worst", max(found.after), "s", again, "torchrun", limit=2.0
+    )
+    yield Figure(
+        f"{what}: the others' variables intact",
+        float(found.intact),
+        "×",
+        limit=float(KILLS),
+        least=True,
+    )
 
 
 def of_stop(found: Rounds, again: float) -> Iterator[Figure]:
     """Lines for the stop button."""
     end = median([interrupted_torchrun() for _ in range(TORCHRUNS)])
     what = "stop in a collective"
-    yield Figure(f"{what}: to the prompt, worst of {STOPS}", max(found.ended), "s", end, "torchrun's end", limit=0.5)
-    yield Figure(f"{what}: next all_reduce, median", median(found.after), "s", again, "torchrun", limit=0.5)
-    yield Figure(f"{what}: variables intact", float(found.intact), "×", limit=float(STOPS), least=True)
+    yield Figure(
+        f"{what}: to the prompt, worst of {STOPS}",
+        max(found.ended),
+        "s",
+        end,
+        "torchrun's end",
+        limit=0.5,
+    )
+    yield Figure(
+        f"{what}: next all_reduce, median", median(found.after), "s", again, "torchrun", limit=0.5
+    )
+    yield Figure(
+        f"{what}: variables intact", float(found.intact), "×", limit=float(STOPS), least=True
+    )
 
 
 def stamp() -> float:
@@ -257,13 +304,18 @@ def others(ours: float) -> Iterator[Figure]:
     what = f"rank {VICTIM} raises: to the error, median"
     say("ipyparallel")
     yield Figure(what, ours, peer=seconds(IPYPARALLEL, ""), who="ipyparallel")
-    for package, script, needs in (("torchrunx", TORCHRUNX, ("fabric",)), ("nbdistributed", NBDISTRIBUTED, ())):
+    for package, script, needs in (
+        ("torchrunx", TORCHRUNX, ("fabric",)),
+        ("nbdistributed", NBDISTRIBUTED, ()),
+    ):
         say(package)
         with peers.installed(package, *needs) as folder:
             if folder is None:
                 yield Figure(f"{what} ({package} could not be installed)", ours)
                 continue
-            theirs = seconds(script, folder, 4 * DEADLINE if package == "nbdistributed" else DEADLINE + 20)
+            theirs = seconds(
+                script, folder, 4 * DEADLINE if package == "nbdistributed" else DEADLINE + 20
+            )
             if math.isnan(theirs):
                 yield Figure(f"{what} ({package} did not run here)", ours)
             else:

@@ -70,7 +70,13 @@ def step():
 
 def on_victim(code: str, then: str = COLLECTIVE) -> str:
     """A cell in which the victim does this, and then all ranks do that."""
-    return ME + "if me == {victim}:\n" + indent(code, "    ") + ("" if code.endswith("\n") else "\n") + then
+    return (
+        ME
+        + "if me == {victim}:\n"
+        + indent(code, "    ")
+        + ("" if code.endswith("\n") else "\n")
+        + then
+    )
 
 
 def raises(code: str, expect: type[BaseException] = ANYTHING) -> Fault:
@@ -93,18 +99,32 @@ def leaves(code: str) -> Fault:
     return Fault(on_victim(code))
 
 
-def outside(whom: str, signum: int, *, fatal: bool = False, pause: float = 0.0, lost: bool | None = False) -> Fault:
+def outside(
+    whom: str, signum: int, *, fatal: bool = False, pause: float = 0.0, lost: bool | None = False
+) -> Fault:
     """A signal from outside while a cell runs, or, where that is short, after it."""
-    body = ME + "import time\nfor _ in range(40):\n    t = torch.ones(9); dist.all_reduce(t); time.sleep(0.01)"
-    return Fault(body, ANYTHING, may=True, whom=whom, signum=signum, pause=pause, fatal=fatal, lost=lost)
+    body = (
+        ME
+        + "import time\nfor _ in range(40):\n    t = torch.ones(9); dist.all_reduce(t); time.sleep(0.01)"
+    )
+    return Fault(
+        body, ANYTHING, may=True, whom=whom, signum=signum, pause=pause, fatal=fatal, lost=lost
+    )
 
 
-def stopped(body: str, *, before: str = "", presses: int = 1, press: tuple[float, float] = (0.1, 0.4)) -> Fault:
+def stopped(
+    body: str, *, before: str = "", presses: int = 1, press: tuple[float, float] = (0.1, 0.4)
+) -> Fault:
     """The user presses stop; pressed again, it kills who has not stopped by then."""
-    return Fault(body, RunInterrupted, before=before, press=press, presses=presses, everyone=presses > 1)
+    return Fault(
+        body, RunInterrupted, before=before, press=press, presses=presses, everyone=presses > 1
+    )
 
 
-HANGING = ME + "t = torch.ones(9)\nif me != {victim}: dist.all_reduce(t)\nelse:\n    import time; time.sleep(60)"
+HANGING = (
+    ME
+    + "t = torch.ones(9)\nif me != {victim}: dist.all_reduce(t)\nelse:\n    import time; time.sleep(60)"
+)
 
 RAISING = {
     "raise before a collective": replace(raises(PLANTED), expect=RankError),

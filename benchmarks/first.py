@@ -27,7 +27,11 @@ def figures() -> Iterator[Figure]:
     """One host fills the cache; then all others are new."""
     with tempfile.TemporaryDirectory() as text:
         folder = Path(text)
-        env = {**pip_settings(), "UV_CACHE_DIR": str(folder / "uv"), "PIP_CACHE_DIR": str(folder / "pip")}
+        env = {
+            **pip_settings(),
+            "UV_CACHE_DIR": str(folder / "uv"),
+            "PIP_CACHE_DIR": str(folder / "pip"),
+        }
         with (
             loopback(folder / "hosts", 1 + HOSTS, env=env) as hosts,
             cluster.at_home(home_that_knows(hosts, folder / "client", fresh=True)),
@@ -57,13 +61,23 @@ def starts(hosts: Hosts) -> Iterator[Figure]:
         ssh.setup = setup  # type: ignore[attr-defined]
     made[0].close()
     assert len(spent) == HOSTS
-    yield Figure(f"first start, {HOSTS} hosts, warm cache", whole, "s", max(spent), "slowest install")
-    yield Figure(f"first start, {HOSTS} hosts: all but the slowest install", whole - max(spent), "s", limit=3.0)
+    yield Figure(
+        f"first start, {HOSTS} hosts, warm cache", whole, "s", max(spent), "slowest install"
+    )
+    yield Figure(
+        f"first start, {HOSTS} hosts: all but the slowest install",
+        whole - max(spent),
+        "s",
+        limit=3.0,
+    )
 
 
 def start(names: tuple[str, ...]) -> Pool:
     """A pool of one rank each, in an environment that is made for it."""
     request = PoolRequest(
-        name=f"bench-{os.getpid()}-{len(registry.pools())}", provider="ssh", hosts=names, procs_per_node=1
+        name=f"bench-{os.getpid()}-{len(registry.pools())}",
+        provider="ssh",
+        hosts=names,
+        procs_per_node=1,
     )
     return making.ensure(request, {}, Defaults(), lambda text: say(f"  {text}"))

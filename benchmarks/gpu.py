@@ -52,7 +52,13 @@ def rows_of(check: Check, env: dict[str, str], seconds: float) -> list[Row]:
     with log.open("w") as errors, tempfile.TemporaryDirectory(prefix="gpu-") as profile:
         own = {**env, "IPYTHONDIR": profile}
         process = subprocess.Popen(
-            words, env=own, stdout=subprocess.PIPE, stderr=errors, text=True, start_new_session=True, cwd=profile
+            words,
+            env=own,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+            start_new_session=True,
+            cwd=profile,
         )
         late = False
         try:
@@ -67,10 +73,19 @@ def rows_of(check: Check, env: dict[str, str], seconds: float) -> list[Row]:
                 output, _ = process.communicate()
     rows = [Row(**json.loads(line)) for line in output.splitlines() if line.startswith("{")]
     if late:
-        rows.append(Row("comes to its end", f"not within {seconds:.0f} s, see {os.path.relpath(log)}", "", False))
+        rows.append(
+            Row(
+                "comes to its end",
+                f"not within {seconds:.0f} s, see {os.path.relpath(log)}",
+                "",
+                False,
+            )
+        )
     elif process.returncode:
         last = (log.read_text(errors="replace").strip().splitlines() or ["no output"])[-1]
-        rows.append(Row("comes to its end", f"{last[:90]} (all of it: {os.path.relpath(log)})", "", False))
+        rows.append(
+            Row("comes to its end", f"{last[:90]} (all of it: {os.path.relpath(log)})", "", False)
+        )
     return rows
 
 
@@ -81,11 +96,24 @@ def environment(wheels: str, folder: Path) -> dict[str, str]:
         found = sorted(map(str, Path(wheels).glob("*.whl")))
         if not found:
             sys.exit(f"no wheels in {wheels}: fill it with make gpu-wheels")
-        options = ["--no-index", "--no-deps", "--no-compile", "--quiet", "--disable-pip-version-check"]
-        subprocess.run([sys.executable, "-m", "pip", "install", *options, "--target", str(folder), *found], check=True)
+        options = [
+            "--no-index",
+            "--no-deps",
+            "--no-compile",
+            "--quiet",
+            "--disable-pip-version-check",
+        ]
+        subprocess.run(
+            [sys.executable, "-m", "pip", "install", *options, "--target", str(folder), *found],
+            check=True,
+        )
         paths.append(str(folder))
     before = os.environ.get("PYTHONPATH", "")
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [*paths, before])), "PYTHONUNBUFFERED": "1"}
+    return {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(filter(None, [*paths, before])),
+        "PYTHONUNBUFFERED": "1",
+    }
 
 
 def shown(check: Check, rows: list[Row]) -> None:
@@ -99,9 +127,13 @@ def main() -> int:
     """Run the checks that are asked for."""
     parser = argparse.ArgumentParser(description="checks that need a GPU")
     names = [each.name for each in CHECKS]
-    parser.add_argument("checks", nargs="*", metavar="CHECK", help=f"some of: {', '.join(names)}; all unless said")
     parser.add_argument(
-        "--wheels", default=os.environ.get("WHEELS", ""), help="a folder that make gpu-wheels has filled"
+        "checks", nargs="*", metavar="CHECK", help=f"some of: {', '.join(names)}; all unless said"
+    )
+    parser.add_argument(
+        "--wheels",
+        default=os.environ.get("WHEELS", ""),
+        help="a folder that make gpu-wheels has filled",
     )
     parser.add_argument("--check", help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -124,7 +156,9 @@ def main() -> int:
             rows = rows_of(check, env, min(check.seconds, left))
             bad += [row for row in rows if not row.good]
             shown(check, rows)
-    print(f"\n{len(bad)} not as expected; {len(skipped)} of {len(options.checks or names)} checks skipped")
+    print(
+        f"\n{len(bad)} not as expected; {len(skipped)} of {len(options.checks or names)} checks skipped"
+    )
     return 1 if bad else 0
 
 

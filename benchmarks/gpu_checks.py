@@ -95,7 +95,9 @@ class Notebook:
         problem = result.error_in_exec or result.error_before_exec
         if problem is None:
             return "no error"
-        render = getattr(problem, "_render_traceback_", lambda: [f"{type(problem).__name__}: {problem}"])
+        render = getattr(
+            problem, "_render_traceback_", lambda: [f"{type(problem).__name__}: {problem}"]
+        )
         return "\n".join(map(str, render()))
 
     def values(self, expression: str, before: str = "") -> list[Any]:
@@ -145,7 +147,9 @@ def bare_pool() -> Rows:
 
 @check("two ranks on one GPU")
 def readme() -> Rows:
-    notebook = Notebook(pool(), "from torch import nn\nimport torch\nNet = lambda: nn.Linear(10, 1)")
+    notebook = Notebook(
+        pool(), "from torch import nn\nimport torch\nNet = lambda: nn.Linear(10, 1)"
+    )
     body = f"""%%sky_broadcast -o losses
 {TORCH}
 from torch.nn.parallel import DistributedDataParallel as DDP
@@ -184,7 +188,9 @@ def preloads() -> Rows:
             continue
         notebook = Notebook(f"%sky_pool {module} --ranks 1 --plugin {name}")
         expression = (
-            "jax.devices()[0].platform != 'cpu'" if name == "jax" else "torch.ones(1, device='cuda').item() == 1"
+            "jax.devices()[0].platform != 'cpu'"
+            if name == "jax"
+            else "torch.ones(1, device='cuda').item() == 1"
         )
         seen = notebook.values(expression, "import jax" if name == "jax" else "import torch")
         yield row(f"--plugin {name}", seen, [True])
@@ -194,12 +200,20 @@ def preloads() -> Rows:
 @check("out of memory")
 def out_of_memory() -> Rows:
     notebook = Notebook(pool(1))
-    before = notebook.values("torch.cuda.memory_allocated()", f"{TORCH}\nkept = torch.ones(1000, device='cuda')")
+    before = notebook.values(
+        "torch.cuda.memory_allocated()", f"{TORCH}\nkept = torch.ones(1000, device='cuda')"
+    )
     text = notebook.fail(
         "%%sky_broadcast\ndef fill():\n    mine = [torch.empty(1 << 30, dtype=torch.uint8, device='cuda')]\n"
         "    while True: mine.append(torch.empty_like(mine[0]))\nfill()"
     )
-    yield has("the error says whose memory it is", text, "OutOfMemoryError", "this rank's tensors have", "are free")
+    yield has(
+        "the error says whose memory it is",
+        text,
+        "OutOfMemoryError",
+        "this rank's tensors have",
+        "are free",
+    )
     after = notebook.values("torch.cuda.memory_allocated()")
     yield row("memory_allocated in the next cell", after, before)
 
@@ -237,15 +251,25 @@ def context_lost() -> Rows:
     if hasattr(__import__("torch").cuda, "_compile_kernel"):
         faults["illegal access"] = f"torch.cuda._compile_kernel({BAD_KERNEL!r}, 'bad')(args=[held])"
     for name, fault in faults.items():
-        notebook.run(f"%%sky_broadcast\n{TORCH}\nmine = dist.get_rank()\nheld = torch.ones(5, device='cuda')")
-        text = notebook.fail(f"%%sky_broadcast\nif dist.get_rank() == 1:\n    {fault}\ndist.all_reduce(torch.ones(1))")
-        yield has(f"{name} on rank 1: its own cell says so", text, "CUDA error", "the rank is replaced")
+        notebook.run(
+            f"%%sky_broadcast\n{TORCH}\nmine = dist.get_rank()\nheld = torch.ones(5, device='cuda')"
+        )
+        text = notebook.fail(
+            f"%%sky_broadcast\nif dist.get_rank() == 1:\n    {fault}\ndist.all_reduce(torch.ones(1))"
+        )
+        yield has(
+            f"{name} on rank 1: its own cell says so", text, "CUDA error", "the rank is replaced"
+        )
         seen = notebook.values("globals().get('mine')", TORCH)
         yield row("rank 0 keeps its variables", seen, [0, None])
-        yield row("the next cell", notebook.values("int(torch.ones(5, device='cuda').sum())"), [5, 5])
+        yield row(
+            "the next cell", notebook.values("int(torch.ones(5, device='cuda').sum())"), [5, 5]
+        )
 
 
-SIX_SECONDS = "torch.cuda._sleep(int(6 * 1.5e9)); torch.cuda.synchronize()" if ON_GPU else "time.sleep(6)"
+SIX_SECONDS = (
+    "torch.cuda._sleep(int(6 * 1.5e9)); torch.cuda.synchronize()" if ON_GPU else "time.sleep(6)"
+)
 
 
 @check("a failure and a stop during 6 s of work on the GPU")
@@ -254,8 +278,12 @@ def native_work() -> Rows:
     import threading
 
     notebook = Notebook(pool())
-    notebook.run(f"%%sky_broadcast\n{TORCH}\nmine = torch.full((3,), float(dist.get_rank()), device={DEVICE!r})")
-    text = notebook.fail(f"%%sky_broadcast\nif dist.get_rank() == 1: raise ValueError('planted')\n{SIX_SECONDS}")
+    notebook.run(
+        f"%%sky_broadcast\n{TORCH}\nmine = torch.full((3,), float(dist.get_rank()), device={DEVICE!r})"
+    )
+    text = notebook.fail(
+        f"%%sky_broadcast\nif dist.get_rank() == 1: raise ValueError('planted')\n{SIX_SECONDS}"
+    )
     yield has("rank 1 fails while rank 0 works", text, "planted")
     yield row("variables", notebook.values("mine.sum().item()"), [0.0, 3.0])
     timer = threading.Timer(2, lambda: os.kill(os.getpid(), signal.SIGINT))
@@ -275,7 +303,9 @@ raise ValueError('planted')"""
     used: list[float] = []
     for _ in range(20):
         notebook.fail(cell)
-        used += notebook.values("torch.cuda.mem_get_info()[0] / 1e6", "dist.all_reduce(torch.ones(1, device='cuda'))")
+        used += notebook.values(
+            "torch.cuda.mem_get_info()[0] / 1e6", "dist.all_reduce(torch.ones(1, device='cuda'))"
+        )
     yield row("the rank lives", notebook.values("pid"), pid)
     yield most("memory lost by an abort", (used[1] - used[-1]) / (len(used) - 2), 10, "MB")
 
@@ -293,14 +323,24 @@ def pull() -> Rows:
     notebook.run("%%sky_broadcast -o part --head\nweights['w1'][:10]")  # pinned buffers are made
     seconds = notebook.run("%%sky_broadcast -o pulled --head\nweights;")
     print(f"{nbytes / 1e9 / seconds:.2f} GB/s")
-    good = all(bool((value == float(name[1:])).all()) for name, value in notebook.shell.user_ns["pulled"].items())
+    good = all(
+        bool((value == float(name[1:])).all())
+        for name, value in notebook.shell.user_ns["pulled"].items()
+    )
     yield row("values", good, True)
     yield most("time, per GB", seconds / nbytes * GB, 1.0, "s")
     if ON_GPU:
         extra = notebook.values("(torch.cuda.max_memory_allocated() - base) / 1e6")
         yield most("extra memory of both GPUs' ranks", max(extra), 1, "MB")
-        host = notebook.values("int(open('/proc/self/status').read().split('VmHWM:')[1].split()[0]) / 1e3")
-        yield most("host memory of the rank that sends nothing, beside the other's", host[1] - host[0], 0, "MB")
+        host = notebook.values(
+            "int(open('/proc/self/status').read().split('VmHWM:')[1].split()[0]) / 1e3"
+        )
+        yield most(
+            "host memory of the rank that sends nothing, beside the other's",
+            host[1] - host[0],
+            0,
+            "MB",
+        )
     import torch
 
     yield row("the notebook has no CUDA context", torch.cuda.is_initialized(), False)
@@ -334,7 +374,11 @@ def own_model() -> Rows:
 def jax() -> Rows:
     notebook = Notebook("%sky_pool check --ranks 1 --plugin jax")
     before = "import jax, jax.numpy as jnp"
-    yield row("devices", notebook.values("jax.devices()[0].platform", before), ["gpu" if ON_GPU else "cpu"])
+    yield row(
+        "devices",
+        notebook.values("jax.devices()[0].platform", before),
+        ["gpu" if ON_GPU else "cpu"],
+    )
     yield row("a sum", notebook.values("float(jnp.ones(10).sum())"), [10.0])
     if find_spec("torch") and ON_GPU:
         notebook.run("%sky_down check")
@@ -405,7 +449,9 @@ def f(x): return (x.sin() * x.cos() + x).relu().sum()
 torch.compile(f)(torch.randn(1000, device={DEVICE!r}))"""
     first = notebook.run(body)
     notebook.run("%sky_restart")
-    yield most("torch.compile in a new rank, of the first time", notebook.run(body) / first, 0.8, "×")
+    yield most(
+        "torch.compile in a new rank, of the first time", notebook.run(body) / first, 0.8, "×"
+    )
 
 
 GPT = """
@@ -462,7 +508,9 @@ def gpt() -> Rows:
         notebook.run("%%sky_broadcast\nimport gc; gc.collect(); torch.cuda.empty_cache()")
         _, text = torchrun(f"{ALONE}{GPT}\nprint('seconds', steps())", 1)
         theirs.append(float(re.findall(r"seconds ([\d.e-]+)", text)[-1]))
-    yield most(f"a step ({min(ours) * 1000:.1f} ms), of torchrun's", min(ours) / min(theirs), 1.01, "×")
+    yield most(
+        f"a step ({min(ours) * 1000:.1f} ms), of torchrun's", min(ours) / min(theirs), 1.01, "×"
+    )
 
 
 # -- two GPUs and more ---------------------------------------------------------------------------------------------------
@@ -484,7 +532,9 @@ def bandwidth(nbytes=1 << 30, count=20):
 def gpu_count() -> int:
     """GPUs that torch shows, asked in a process of its own: this one must not touch CUDA."""
     found = subprocess.run(
-        [sys.executable, "-c", "import torch; print(torch.cuda.device_count())"], capture_output=True, text=True
+        [sys.executable, "-c", "import torch; print(torch.cuda.device_count())"],
+        capture_output=True,
+        text=True,
     )
     return int(found.stdout.split()[-1]) if found.returncode == 0 and found.stdout.split() else 0
 
@@ -494,8 +544,17 @@ def torchrun(script: str, ranks: int, **env: str) -> tuple[int, str]:
     path = Path(os.environ.get("TMPDIR", "/tmp")) / f"gpu-check-{os.getpid()}.py"
     path.write_text(script)
     try:
-        words = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}", str(path)]
-        done = subprocess.run(words, capture_output=True, text=True, env={**os.environ, **env}, timeout=150)
+        words = [
+            sys.executable,
+            "-m",
+            "torch.distributed.run",
+            "--standalone",
+            f"--nproc-per-node={ranks}",
+            str(path),
+        ]
+        done = subprocess.run(
+            words, capture_output=True, text=True, env={**os.environ, **env}, timeout=150
+        )
     finally:
         path.unlink()
     return done.returncode, done.stdout + done.stderr
@@ -507,7 +566,9 @@ def bandwidth() -> Rows:
     notebook = Notebook(pool(count))
     ours = max(notebook.values("bandwidth()", BANDWIDTH)[0] for _ in range(3))
     notebook.run("%sky_down check")
-    texts = [torchrun(f"{ALONE}{BANDWIDTH}\nprint('bandwidth', bandwidth())", count)[1] for _ in range(3)]
+    texts = [
+        torchrun(f"{ALONE}{BANDWIDTH}\nprint('bandwidth', bandwidth())", count)[1] for _ in range(3)
+    ]
     theirs = max(float(each) for text in texts for each in re.findall(r"bandwidth ([\d.]+)", text))
     yield Row(
         f"all_reduce of 1 GB on {count} GPUs",
@@ -520,16 +581,22 @@ def bandwidth() -> Rows:
 @check("death of a rank", gpus=2)
 def death() -> Rows:
     notebook = Notebook(pool())
-    notebook.run(f"%%sky_broadcast\n{TORCH}\nmine = torch.ones(3, device='cuda'); dist.all_reduce(mine)")
+    notebook.run(
+        f"%%sky_broadcast\n{TORCH}\nmine = torch.ones(3, device='cuda'); dist.all_reduce(mine)"
+    )
     begun = time.perf_counter()
     text = notebook.fail(
         "%%sky_broadcast\nif dist.get_rank() == 1: os.kill(os.getpid(), 9)\ndist.all_reduce(torch.ones(1 << 20, device='cuda')); torch.cuda.synchronize()"
     )
     yield has("the error names the rank", text, "rank 1")
     yield most("until the error", time.perf_counter() - begun, 40, "s")
-    yield row("rank 0 keeps its variables", notebook.values("'mine' in globals()", TORCH), [True, False])
     yield row(
-        "the next all_reduce", notebook.values("x = torch.ones(1, device='cuda'); dist.all_reduce(x); int(x)"), [2, 2]
+        "rank 0 keeps its variables", notebook.values("'mine' in globals()", TORCH), [True, False]
+    )
+    yield row(
+        "the next all_reduce",
+        notebook.values("x = torch.ones(1, device='cuda'); dist.all_reduce(x); int(x)"),
+        [2, 2],
     )
 
 
@@ -545,7 +612,9 @@ def stuck() -> Rows:
     yield has("a rank raises while the other's kernel waits", text, "planted")
     yield row("both ranks live", notebook.values("pid"), pids)
     yield row(
-        "the next all_reduce", notebook.values("x = torch.ones(1, device='cuda'); dist.all_reduce(x); int(x)"), [2, 2]
+        "the next all_reduce",
+        notebook.values("x = torch.ones(1, device='cuda'); dist.all_reduce(x); int(x)"),
+        [2, 2],
     )
 
 

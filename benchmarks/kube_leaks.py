@@ -70,9 +70,15 @@ class KubeLife(leaks.Life):
         return self.cluster.jobs()
 
     def left(self) -> list[str]:
-        return self.cluster.left() + [" ".join(cmdline(one))[:200] for one in self.cluster.processes()]
+        return self.cluster.left() + [
+            " ".join(cmdline(one))[:200] for one in self.cluster.processes()
+        ]
 
 
 if __name__ == "__main__":
     with contextlib.suppress(KeyboardInterrupt):
-        sys.exit(leaks.main(KubeLife, lambda place: kube(place / "kube", grace=5.0), lambda made: dict(made.env)))
+        sys.exit(
+            leaks.main(
+                KubeLife, lambda place: kube(place / "kube", grace=5.0), lambda made: dict(made.env)
+            )
+        )

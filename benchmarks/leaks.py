@@ -119,7 +119,9 @@ class Life:
         while left := self.left():
             assert time.monotonic() < deadline, left
             if self.pools():  # of a kernel that was killed, also while its order was handed in
-                finish(self.notebook, self.notebook.start(f"%sky_down lab --provider {self.PROVIDER}"))
+                finish(
+                    self.notebook, self.notebook.start(f"%sky_down lab --provider {self.PROVIDER}")
+                )
             time.sleep(0.2)
 
 

@@ -31,13 +31,19 @@ def many(ranks: int) -> list[str]:
     try:
         pool = pools[0]
         found: list[int] = []
-        took["cell"] = timed(lambda: found.extend(cluster.run(pool, "import os\nrank = int(os.environ['RANK'])\nrank")))
+        took["cell"] = timed(
+            lambda: found.extend(
+                cluster.run(pool, "import os\nrank = int(os.environ['RANK'])\nrank")
+            )
+        )
         if found != list(range(ranks)):
             wrong.append(f"{ranks} ranks: the cell's values are {found}")
         victim = ranks // 2
         problems: list[BaseException | None] = []
         failing = FAILING.format(victim=victim)
-        took["failure"] = timed(lambda: problems.append(cluster.problem_of(lambda: cluster.run(pool, failing))))
+        took["failure"] = timed(
+            lambda: problems.append(cluster.problem_of(lambda: cluster.run(pool, failing)))
+        )
         if not (isinstance(problems[0], RankError) and "planted" in str(problems[0])):
             wrong.append(f"{ranks} ranks: the failure came as {problems[0]!r}")
         after: list[int] = []
@@ -46,7 +52,11 @@ def many(ranks: int) -> list[str]:
             wrong.append(f"{ranks} ranks: variables are lost after the failure")
     finally:
         took["end"] = timed(pools[0].close)
-    print(f"{ranks:>4} ranks  " + "  ".join(f"{step} {seconds:.2f} s" for step, seconds in took.items()), flush=True)
+    print(
+        f"{ranks:>4} ranks  "
+        + "  ".join(f"{step} {seconds:.2f} s" for step, seconds in took.items()),
+        flush=True,
+    )
     left = psutil.Process().children(recursive=True)
     return [*wrong, *(f"{ranks} ranks: {process} is left" for process in left)]
 

@@ -38,7 +38,9 @@ def figures() -> Iterator[Figure]:
             home = home_that_knows(hosts, folder / "client", fresh=True)
             (folder / "notebook").mkdir()
             pool = f"%sky_pool lab --provider ssh --hosts {','.join(hosts.names)}"
-            with opened(folder / "notebook", pool, env={"HOME": str(home), **shelf.of_notebook}) as notebook:
+            with opened(
+                folder / "notebook", pool, env={"HOME": str(home), **shelf.of_notebook}
+            ) as notebook:
                 yield from small(notebook)
         yield from hanging(folder, env)
 
@@ -52,11 +54,21 @@ def small(notebook: Notebook) -> Iterator[Figure]:
         shown = notebook.run(f"%%sky_broadcast\nimport small{number}")
         found.append(time.perf_counter() - begun)
         assert f"installing small_{number} 1.0" in shown.said, shown.said
-    yield Figure(f"a cell that needs a small package, {HOSTS} hosts", median(found) - median(seconds), "s", limit=3.0)
+    yield Figure(
+        f"a cell that needs a small package, {HOSTS} hosts",
+        median(found) - median(seconds),
+        "s",
+        limit=3.0,
+    )
 
     def milliseconds(packages: str) -> float:
         notebook.run(f"%config SkyMagic.packages = {packages!r}")
-        return median([1000 * timed(lambda: notebook.run("%%sky_broadcast\nimport small0")) for _ in range(CELLS)])
+        return median(
+            [
+                1000 * timed(lambda: notebook.run("%%sky_broadcast\nimport small0"))
+                for _ in range(CELLS)
+            ]
+        )
 
     say("a cell that needs nothing new: looked at, not looked at")
     ours, theirs = alternate(ROUNDS, lambda: milliseconds("sync"), lambda: milliseconds("off"))
@@ -86,7 +98,12 @@ def hanging(folder: Path, env: Mapping[str, str]) -> Iterator[Figure]:
             lambda: first(f"first-{next(numbers)}", {}),
             lambda: first(f"first-{next(numbers)}", {"PIP_EXTRA_INDEX_URL": further}),
         )
-    yield Figure("an index that hangs, what it adds to a first start", median(hung) - median(plain), "s", limit=10.0)
+    yield Figure(
+        "an index that hangs, what it adds to a first start",
+        median(hung) - median(plain),
+        "s",
+        limit=10.0,
+    )
 
 
 def start(names: tuple[str, ...]) -> Pool:

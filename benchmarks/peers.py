@@ -131,7 +131,9 @@ def python(source: str, *options: str, **how: Any) -> Ran:
 
 def torchrun(source: str, ranks: int, **how: Any) -> Ran:
     """What ``torchrun --standalone --nproc_per_node=…`` does with a script."""
-    return python(source, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={ranks}", **how)
+    return python(
+        source, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={ranks}", **how
+    )
 
 
 @contextmanager
@@ -139,7 +141,9 @@ def ipyparallel(ranks: int) -> Iterator[Any]:
     """A client of a default cluster: nothing is tuned, its magics are there."""
     import ipyparallel as ipp
 
-    cluster = ipp.Cluster(n=ranks, engine_timeout=300)  # 64 engines took more than the default minute on two cores
+    cluster = ipp.Cluster(
+        n=ranks, engine_timeout=300
+    )  # 64 engines took more than the default minute on two cores
     client = cluster.start_and_connect_sync()
     try:
         yield client
@@ -162,7 +166,9 @@ def installed(package: str, *needs: str) -> Iterator[str | None]:
         for order in orders:
             ran = command(order, limit=max(0.0, deadline - time.monotonic()))
             if ran.status != 0:
-                problem = f"took more than {INSTALL:.0f} s" if ran.status is None else ran.text[-500:]
+                problem = (
+                    f"took more than {INSTALL:.0f} s" if ran.status is None else ran.text[-500:]
+                )
                 say(f"  no {package}: {problem}")
                 break
         yield None if problem else folder

@@ -88,7 +88,15 @@ def command(*words: str) -> str:
 def peer(hosts: Machines) -> list[str]:
     """openssh's way to one machine."""
     where = f"{STORE}-peer"
-    return ["ssh", "-F", str(hosts.config), "-c", CIPHER, hosts[0].name, f"cat > {where} && rm {where}"]
+    return [
+        "ssh",
+        "-F",
+        str(hosts.config),
+        "-c",
+        CIPHER,
+        hosts[0].name,
+        f"cat > {where} && rm {where}",
+    ]
 
 
 def put(to: RemoteStore, data: bytes) -> None:
@@ -109,7 +117,9 @@ def slow(hosts: Machines) -> Iterator[Figure]:
         seconds = timed(lambda: put(to, data))
         crossed = sum(hosts.link.traffic()) - before
         name = f"{PAYLOAD / 1e6:.0f} MB to {MACHINES} machines"
-        yield Figure(f"{name}: bytes on the link", crossed / 1e6, "MB", PAYLOAD / 1e6, "payload", 1.05, True)
+        yield Figure(
+            f"{name}: bytes on the link", crossed / 1e6, "MB", PAYLOAD / 1e6, "payload", 1.05, True
+        )
         yield Figure(f"{name}: time", seconds, "s", floor, "the link's floor", 1.15, True)
         alone = timed(lambda: subprocess.run(peer(hosts), input=data, check=True))
         yield Figure(f"{name}: time", seconds, "s", alone, "ssh 'cat > file' to one", 1.15, True)
@@ -126,7 +136,9 @@ def slow(hosts: Machines) -> Iterator[Figure]:
         before = sum(hosts.link.traffic())
         put(to, data)
         crossed = sum(hosts.link.traffic()) - before
-        yield Figure(f"{name}, known from an earlier pool: bytes on the link", crossed / 1e3, "KB", limit=100)
+        yield Figure(
+            f"{name}, known from an earlier pool: bytes on the link", crossed / 1e3, "KB", limit=100
+        )
 
 
 def changed(hosts: Machines, to: RemoteStore) -> Iterator[Figure]:
@@ -141,7 +153,9 @@ def changed(hosts: Machines, to: RemoteStore) -> Iterator[Figure]:
     crossed = sum(hosts.link.traffic()) - before
     name = f"one element of {LOOPBACK / 1e6:.0f} MB changed, to {MACHINES} machines"
     yield Figure(f"{name}: bytes on the link", crossed / 1e6, "MB", limit=8)
-    yield Figure(f"{name}: time", seconds, "s", LOOPBACK * 8 / (RATE * 1e6), "the link's floor for all of it")
+    yield Figure(
+        f"{name}: time", seconds, "s", LOOPBACK * 8 / (RATE * 1e6), "the link's floor for all of it"
+    )
     to.drop(to.keys())
 
 
@@ -150,7 +164,11 @@ def files(hosts: Machines, to: RemoteStore) -> Iterator[Figure]:
     config = SshConfig(hosts.config)
     connections = [connect(config.endpoint(HostSpec(name, name))) for name in hosts.names]
     nodes = [
-        node_of(index, name, functools.partial(connection.open, command("-m", processes.FILES, "/dev/shm")))
+        node_of(
+            index,
+            name,
+            functools.partial(connection.open, command("-m", processes.FILES, "/dev/shm")),
+        )
         for index, (name, connection) in enumerate(zip(hosts.names, connections, strict=True))
     ]
     copying = Files(nodes, start, DataPlane(to, lambda node: STORE))
@@ -164,13 +182,24 @@ def files(hosts: Machines, to: RemoteStore) -> Iterator[Figure]:
                 for what in (name, f"{name}, unchanged"):
                     before, begun = sum(hosts.link.traffic()), time.perf_counter()
                     copying.put(f"{folder}/", f"skymagic-files-{count}")
-                    seconds, crossed = time.perf_counter() - begun, sum(hosts.link.traffic()) - before
+                    seconds, crossed = (
+                        time.perf_counter() - begun,
+                        sum(hosts.link.traffic()) - before,
+                    )
                     if what == name:
                         floor = FILES * 8 / (RATE * 1e6)
                         yield Figure(
-                            f"{what}: bytes on the link", crossed / 1e6, "MB", FILES / 1e6, "the files", 1.05, True
+                            f"{what}: bytes on the link",
+                            crossed / 1e6,
+                            "MB",
+                            FILES / 1e6,
+                            "the files",
+                            1.05,
+                            True,
                         )
-                        yield Figure(f"{what}: time", seconds, "s", floor, "the link's floor", 1.15, True)
+                        yield Figure(
+                            f"{what}: time", seconds, "s", floor, "the link's floor", 1.15, True
+                        )
                     else:
                         yield Figure(f"{what}: bytes on the link", crossed / 1e3, "KB", limit=100)
             for connection in connections:
@@ -197,7 +226,13 @@ def back(hosts: Machines, to: RemoteStore) -> Iterator[Figure]:
         floor = MACHINES * BACK * 8 / (RATE * 1e6)
         words = "noise" if kind == "hard" else "zeros"
         yield Figure(
-            f"{BACK / 1e6:.0f} MB of {words} back from each", seconds, "s", floor, "the link's floor", limit, True
+            f"{BACK / 1e6:.0f} MB of {words} back from each",
+            seconds,
+            "s",
+            floor,
+            "the link's floor",
+            limit,
+            True,
         )
 
 

@@ -127,7 +127,11 @@ def by_hand(hosts: Machines, script: str, port: int) -> float:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "script.py"
         path.write_text(script)
-        running = [launch(host, number, path, port) for number, host in enumerate(hosts) if isinstance(host, Machine)]
+        running = [
+            launch(host, number, path, port)
+            for number, host in enumerate(hosts)
+            if isinstance(host, Machine)
+        ]
         outputs = [process.communicate(timeout=300)[0] for process in running]
     found = re.search(r"rate ([\d.]+)", outputs[0])
     assert found is not None, outputs
@@ -140,7 +144,9 @@ def launch(host: Machine, number: int, script: Path, port: int) -> subprocess.Po
         "env", "GLOO_SOCKET_IFNAME=eth0", "OMP_NUM_THREADS=1", sys.executable, "-m", "torch.distributed.run", "--nnodes=2",
         f"--node_rank={number}", "--nproc_per_node=1", "--master_addr=10.77.0.1", f"--master_port={port}", str(script),
     ]  # fmt: skip
-    return subprocess.Popen([*host.space.enter, *words], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    return subprocess.Popen(
+        [*host.space.enter, *words], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
 
 
 def empty_cells(hosts: Machines, per_node: int, more: float) -> Iterator[Figure]:

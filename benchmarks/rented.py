@@ -33,7 +33,11 @@ def figures() -> Iterator[Figure]:
     """The same pool, started, left by a kernel that is killed, and found again by another one."""
     starts: list[float] = []
     again: list[float] = []
-    with tempfile.TemporaryDirectory() as text, ec2() as cloud, booting(cloud, Path(text) / "machines") as machines:
+    with (
+        tempfile.TemporaryDirectory() as text,
+        ec2() as cloud,
+        booting(cloud, Path(text) / "machines") as machines,
+    ):
         EC2Market(cloud, {"m6a.large": 0.0864})
         for number in range(ROUNDS):
             say(f"{NODES} rented machines, {number + 1} of {ROUNDS}")
@@ -45,12 +49,26 @@ def figures() -> Iterator[Figure]:
                 notebook.run("%%sky_broadcast\nkept = 1")
                 os.kill(notebook.pid, signal.SIGKILL)
             with kernel(machines, Path(text) / f"second-{number}") as notebook:
-                again.append(timed(lambda: (notebook.run(POOL), notebook.run("%%sky_broadcast -o found\nkept"))))
+                again.append(
+                    timed(
+                        lambda: (notebook.run(POOL), notebook.run("%%sky_broadcast -o found\nkept"))
+                    )
+                )
                 assert notebook.value("found") == [1] * NODES
                 notebook.run("%sky_down")
             assert lab.left() == {}
-    yield Figure(f"rented, {NODES} nodes: start without EC2 and packages", statistics.median(starts), "s", limit=5.0)
-    yield Figure("rented: found again by another kernel, first cell", statistics.median(again), "s", limit=3.0)
+    yield Figure(
+        f"rented, {NODES} nodes: start without EC2 and packages",
+        statistics.median(starts),
+        "s",
+        limit=5.0,
+    )
+    yield Figure(
+        "rented: found again by another kernel, first cell",
+        statistics.median(again),
+        "s",
+        limit=3.0,
+    )
 
 
 @contextmanager

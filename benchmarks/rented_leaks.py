@@ -30,7 +30,12 @@ def main() -> int:
         os.environ.update({**lab.environment(), "XDG_STATE_HOME": folder})
         shared = AwsClients(endpoint_url=cloud.url, deadline_factor=SETTINGS.deadline_factor)
 
-        @settings(max_examples=wanted, deadline=None, suppress_health_check=list(HealthCheck), database=None)
+        @settings(
+            max_examples=wanted,
+            deadline=None,
+            suppress_health_check=list(HealthCheck),
+            database=None,
+        )
         @given(histories())
         def live_one(history: History) -> None:
             nonlocal lived

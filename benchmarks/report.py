@@ -52,7 +52,9 @@ def figures() -> Iterator[Figure]:
     do(shell, STEP)
     without, with_ = shell.user_ns["found"]
     yield Figure("sky.report, a call", median(calls), "µs", limit=20)
-    wall, cpu = (100 * (median([w[i] for w in with_]) / median([w[i] for w in without]) - 1) for i in (0, 1))
+    wall, cpu = (
+        100 * (median([w[i] for w in with_]) / median([w[i] for w in without]) - 1) for i in (0, 1)
+    )
     yield Figure("sky.report, what it adds to steps of 1 ms, on the clock", wall, "%", limit=2)
     yield Figure("sky.report, what it adds to steps of 1 ms, of the processor", cpu, "%", limit=2)
     say("an empty cell: with its line, without")
@@ -63,7 +65,8 @@ def figures() -> Iterator[Figure]:
 
     cell("1.0")
     ours, plain = (
-        1000 * median(found) for found in alternate(ROUNDS, lambda: cell("1.0"), lambda: cell("float('inf')"))
+        1000 * median(found)
+        for found in alternate(ROUNDS, lambda: cell("1.0"), lambda: cell("float('inf')"))
     )
     yield Figure("an empty cell, with its line against without", ours - plain, "ms", limit=2)
     do(shell, "%sky_down bench")

@@ -89,8 +89,12 @@ def measured(part: str) -> tuple[list[Figure], bool]:
 
 def main() -> int:
     """Run the parts that are asked for, and print the table."""
-    parser = argparse.ArgumentParser(description="skymagic's figures, each beside a peer's of the same run")
-    parser.add_argument("parts", nargs="*", metavar="PART", help=f"some of {', '.join(PARTS)}; all unless said")
+    parser = argparse.ArgumentParser(
+        description="skymagic's figures, each beside a peer's of the same run"
+    )
+    parser.add_argument(
+        "parts", nargs="*", metavar="PART", help=f"some of {', '.join(PARTS)}; all unless said"
+    )
     parser.add_argument("--part", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.part:

@@ -26,7 +26,10 @@ def figures() -> Iterator[Figure]:
             own = median([floor(made.address) for _ in range(ROUNDS)])
             yield Figure("Ray's own part of a start", own)
             yield from compared("on a Ray cluster", "ray", own, address=made.address)
-        with kube(Path(name) / "kube") as cluster, environment({**cluster.env, "XDG_STATE_HOME": name}):
+        with (
+            kube(Path(name) / "kube") as cluster,
+            environment({**cluster.env, "XDG_STATE_HOME": name}),
+        ):
             yield from compared("on Kubernetes' imitation", "kubernetes")
 
 
@@ -46,7 +49,9 @@ print(time.perf_counter() - begun)
 
 def floor(address: str) -> float:
     """Seconds for which Ray itself takes until something runs on a node."""
-    done = subprocess.run([sys.executable, "-c", FLOOR, address], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", FLOOR, address], capture_output=True, text=True, check=True
+    )
     return float(done.stdout)
 
 
@@ -58,11 +63,29 @@ def compared(where: str, kind: str, alone: float = 0.0, **known: Any) -> Iterato
     """
     say(f"{RANKS} ranks with torch, from the request to ready: {where}, here")
     waited: list[float] = []
-    ours, local = alternate(ROUNDS, lambda: started(kind, waited, **known), lambda: started("local", []))
+    ours, local = alternate(
+        ROUNDS, lambda: started(kind, waited, **known), lambda: started("local", [])
+    )
     yield Figure(f"start {where}, with torch", median(ours), "s", median(local), "local", 1.3, True)
     if alone:
-        yield Figure("the same, without its own part", median(ours) - alone, "s", median(local), "local", 1.3, True)
-    yield Figure("the same, once its node is given", once_given(ours, waited), "s", median(local), "local", 1.3, True)
+        yield Figure(
+            "the same, without its own part",
+            median(ours) - alone,
+            "s",
+            median(local),
+            "local",
+            1.3,
+            True,
+        )
+    yield Figure(
+        "the same, once its node is given",
+        once_given(ours, waited),
+        "s",
+        median(local),
+        "local",
+        1.3,
+        True,
+    )
     with closing(pool(kind, [], **known)) as other, closing(pool("local", [])) as own:
         ours, local = alternate(3, lambda: cells(other), lambda: cells(own))
         yield Figure(f"empty cell {where}", median(ours), "ms", median(local), "local", 1.5, True)

@@ -23,7 +23,11 @@ from skymagic.runtime.rendezvous import free_port
 
 ROUNDS = 5
 NODES, PROCESSES = 2, 2
-REDUCE = peers.INIT + "dist.barrier()\nimport time\nprint(f'reduced {time.time()}\\n', end='', flush=True)" + peers.END
+REDUCE = (
+    peers.INIT
+    + "dist.barrier()\nimport time\nprint(f'reduced {time.time()}\\n', end='', flush=True)"
+    + peers.END
+)
 KILLED = """\
 import os, signal, time, torch.distributed as dist
 dist.init_process_group('gloo')
@@ -40,16 +44,22 @@ torchrun --nnodes=$SKYPILOT_NUM_NODES --nproc_per_node=$SKYPILOT_NUM_GPUS_PER_NO
 
 def figures() -> Iterator[Figure]:
     """Ours and by hand in turn, with the same processes on the same machine."""
-    request = PoolRequest(name=f"bench-{os.getpid()}", provider="local", nodes=NODES, procs_per_node=PROCESSES)
+    request = PoolRequest(
+        name=f"bench-{os.getpid()}", provider="local", nodes=NODES, procs_per_node=PROCESSES
+    )
     with (
         tempfile.TemporaryDirectory(prefix="bench-") as folder,
         contextlib.closing(making.ensure(request, {}, Defaults(), lambda text: None)) as one,
     ):
         train = Path(folder) / "train.py"
         train.write_text(REDUCE)
-        say(f"{NODES} × {PROCESSES} processes to the end of a first barrier: %%sky_sh, torchrun by hand")
+        say(
+            f"{NODES} × {PROCESSES} processes to the end of a first barrier: %%sky_sh, torchrun by hand"
+        )
         ours, theirs = alternate(ROUNDS, lambda: by_script(one, folder), lambda: by_hand(folder))
-        yield Figure("script to its first barrier", median(ours), peer=median(theirs), who="torchrun by hand")
+        yield Figure(
+            "script to its first barrier", median(ours), peer=median(theirs), who="torchrun by hand"
+        )
         yield Figure("  … over torchrun by hand", median(ours) - median(theirs), limit=1.0)
         train.write_text(KILLED)
         say("a worker is killed: until the cell has failed on all nodes")
@@ -74,7 +84,13 @@ def by_script(one: Pool, folder: str, label: str = "reduced") -> float:
 def by_hand(folder: str) -> float:
     """The same from the start of a torchrun for each node."""
     port = free_port("127.0.0.1")
-    launch = [sys.executable, "-m", "torch.distributed.run", f"--nnodes={NODES}", f"--nproc_per_node={PROCESSES}"]
+    launch = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        f"--nnodes={NODES}",
+        f"--nproc_per_node={PROCESSES}",
+    ]
     launch += ["--master_addr=127.0.0.1", f"--master_port={port}"]
     env = {**os.environ, "GLOO_SOCKET_IFNAME": "lo" if sys.platform == "linux" else "lo0"}
     begun = time.time()
@@ -85,7 +101,11 @@ def by_hand(folder: str) -> float:
         )
         for node in range(NODES)
     ]  # fmt: skip
-    said = [float(words) for node in nodes for words in numbers(node.communicate(timeout=120)[0], "reduced")]
+    said = [
+        float(words)
+        for node in nodes
+        for words in numbers(node.communicate(timeout=120)[0], "reduced")
+    ]
     return max(said) - begun
 
 

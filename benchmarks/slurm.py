@@ -39,7 +39,9 @@ def figures() -> Iterator[Figure]:
         with environment({**environ, "XDG_STATE_HOME": str(Path(name) / "state")}):
             say(f"{RANKS} ranks with torch, from the job that runs to ready: Slurm, here")
             waited: list[float] = []
-            ours, local = alternate(ROUNDS, lambda: started("slurm", waited, **LIMIT), lambda: started("local", []))
+            ours, local = alternate(
+                ROUNDS, lambda: started("slurm", waited, **LIMIT), lambda: started("local", [])
+            )
             yield Figure(
                 "start in a Slurm job that runs, with torch",
                 once_given(ours, waited),
@@ -53,10 +55,21 @@ def figures() -> Iterator[Figure]:
             with closing(pool("slurm", [], **LIMIT)) as there, closing(pool("local", [])) as here:
                 before = asked(log)
                 ours, local = alternate(3, lambda: cells(there), lambda: cells(here))
-                yield Figure("empty cell in a Slurm job", median(ours), "ms", median(local), "local", 1.5, True)
+                yield Figure(
+                    "empty cell in a Slurm job",
+                    median(ours),
+                    "ms",
+                    median(local),
+                    "local",
+                    1.5,
+                    True,
+                )
                 time.sleep(IDLE_SECONDS)
                 yield Figure(
-                    f"squeue in {IDLE_SECONDS:.0f} s and {3 * CELLS} cells", asked(log) - before, "calls", limit=1
+                    f"squeue in {IDLE_SECONDS:.0f} s and {3 * CELLS} cells",
+                    asked(log) - before,
+                    "calls",
+                    limit=1,
                 )
             ours, by_srun = [bulk()], [bulk(())]
             yield Figure(
@@ -78,7 +91,9 @@ def figures() -> Iterator[Figure]:
 def many(variables: dict[str, str]) -> float:
     """Seconds from a request for as many nodes to machines that could start agents."""
     slurm = provider.Slurm()
-    request = PoolRequest(provider="slurm", nodes=NODES, python=sys.executable, slurm=(("time", "10m"),))
+    request = PoolRequest(
+        provider="slurm", nodes=NODES, python=sys.executable, slurm=(("time", "10m"),)
+    )
     begun = time.perf_counter()
     with environment(variables), closing(slurm.plan(request, say)) as survey:
         nodes = slurm.acquire(survey, f"bench-{os.getpid():08x}", say)

@@ -52,7 +52,19 @@ class SlurmLife(leaks.Life):
             time.sleep(0.5)
 
     def preempt(self) -> None:
-        self.cluster("sbatch", "-N2", "--exclusive", "-p", "urgent", "-t", "1", "-o", "/dev/null", "--wrap", "sleep 1")
+        self.cluster(
+            "sbatch",
+            "-N2",
+            "--exclusive",
+            "-p",
+            "urgent",
+            "-t",
+            "1",
+            "-o",
+            "/dev/null",
+            "--wrap",
+            "sleep 1",
+        )
 
     def recover(self) -> None:
         self.cluster("scontrol", "update", "nodename=n2", "state=resume", check=False)
@@ -60,24 +72,35 @@ class SlurmLife(leaks.Life):
 
     def pools(self) -> list[str]:
         jobs = self.cluster.jobs()
-        return [name for _, state, name in jobs if name.startswith("lab-") and state != "COMPLETING"]
+        return [
+            name for _, state, name in jobs if name.startswith("lab-") and state != "COMPLETING"
+        ]
 
     def left(self) -> list[str]:
         jobs = [" ".join(one) for one in self.cluster.jobs()]
         processes = [" ".join(cmdline(one))[:200] for one in self.cluster.processes()]
         names = {
-            name for name in self.cluster("squeue", "-h", "-t", "all", "-o", "%j").split() if name.startswith("lab-")
+            name
+            for name in self.cluster("squeue", "-h", "-t", "all", "-o", "%j").split()
+            if name.startswith("lab-")
         }
         places = [
             place
             for each in names
-            for place in (*Path("/tmp").glob(f"skymagic*{each}*"), *Path("/dev/shm").glob(f"skymagic*{each}*"))
+            for place in (
+                *Path("/tmp").glob(f"skymagic*{each}*"),
+                *Path("/dev/shm").glob(f"skymagic*{each}*"),
+            )
         ]
         if any(KILLED & {*one.split()} for one in self.told):  # nothing can remove them then
             for place in places:
                 shutil.rmtree(place, ignore_errors=True)
             places = []
-        return jobs + [one for one in processes if "ipykernel_launcher" not in one] + [str(each) for each in places]
+        return (
+            jobs
+            + [one for one in processes if "ipykernel_launcher" not in one]
+            + [str(each) for each in places]
+        )
 
 
 COLLECTIVE = """\
@@ -104,4 +127,11 @@ def expire(life: SlurmLife) -> str:
 
 if __name__ == "__main__":
     with contextlib.suppress(KeyboardInterrupt):
-        sys.exit(leaks.main(SlurmLife, lambda place: cluster(place / "slurm"), lambda slurm: dict(slurm.env), expire))
+        sys.exit(
+            leaks.main(
+                SlurmLife,
+                lambda place: cluster(place / "slurm"),
+                lambda slurm: dict(slurm.env),
+                expire,
+            )
+        )

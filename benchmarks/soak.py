@@ -90,7 +90,11 @@ class Soak:
     def keep(self) -> None:
         """Give each rank a variable to lose."""
         self.number += 1
-        cluster.run(self.pool, f"import os\nkeepsake = f'{self.number} of rank {{os.environ[\"RANK\"]}}'", timeout=60)
+        cluster.run(
+            self.pool,
+            f"import os\nkeepsake = f'{self.number} of rank {{os.environ[\"RANK\"]}}'",
+            timeout=60,
+        )
         self.keepsakes = [f"{self.number} of rank {rank}" for rank in range(RANKS)]
 
     def round(self, name: str) -> Round:
@@ -108,7 +112,9 @@ class Soak:
         return this
 
     def _fail(self, fault: Fault, this: Round) -> None:
-        body = fault.body.replace("{victim}", str(this.victim)).replace("{other}", str((this.victim + 1) % RANKS))
+        body = fault.body.replace("{victim}", str(this.victim)).replace(
+            "{other}", str((this.victim + 1) % RANKS)
+        )
         after = self.chance.uniform(*fault.press) if fault.press else 0.0
         begun = time.perf_counter()
         problem = cluster.problem_of(lambda: self._run(fault, body, after, this.victim))
@@ -119,7 +125,9 @@ class Soak:
             this.wrong.append(f"raised {problem!r}, not {fault.expect and fault.expect.__name__}")
         elif fault.status is not None and isinstance(problem, RankDied):
             if (problem.rank, problem.status) != (this.victim, fault.status):
-                this.wrong.append(f"names rank {problem.rank} with status {problem.status}, not {fault.status}")
+                this.wrong.append(
+                    f"names rank {problem.rank} with status {problem.status}, not {fault.status}"
+                )
         elif fault.expect is RankError and "planted" not in str(problem):
             this.wrong.append(f"hides the cause: {problem}")
 
@@ -130,7 +138,9 @@ class Soak:
                 return
             with interrupt.deferred(), ExitStack() as buttons:
                 for number in range(fault.presses):
-                    buttons.enter_context(cluster.stop_button(after + number * self.chance.uniform(0.0, 0.3)))
+                    buttons.enter_context(
+                        cluster.stop_button(after + number * self.chance.uniform(0.0, 0.3))
+                    )
                 cluster.run(self.pool, body, timeout=fault.timeout)
                 if fault.may:
                     time.sleep(1.0)  # here the press comes when the cell is over
@@ -219,7 +229,18 @@ class Mallinfo(ctypes.Structure):
 
     _fields_ = tuple(
         (name, ctypes.c_size_t)
-        for name in ["arena", "blocks", "small", "maps", "mapped", "_1", "_2", "used", "free", "top"]
+        for name in [
+            "arena",
+            "blocks",
+            "small",
+            "maps",
+            "mapped",
+            "_1",
+            "_2",
+            "used",
+            "free",
+            "top",
+        ]
     )
 
 
@@ -242,7 +263,9 @@ def take(pool: Pool) -> Inventory:
         pool, TRAIN + "step(); print('x' * 200_000)", timeout=60
     )  # a first large message starts a thread of ZeroMQ's
     me = psutil.Process()
-    ranks = [psutil.Process(rank.pid) for rank in pool.agents.ranks.values() if rank.pid is not None]
+    ranks = [
+        psutil.Process(rank.pid) for rank in pool.agents.ranks.values() if rank.pid is not None
+    ]
     of_cells = {each.pid for rank in ranks for each in (rank, *rank.children(recursive=True))}
     others = [one for one in processes() if one.pid not in of_cells and not of_a_cell(one)]
     counts = {
@@ -289,7 +312,10 @@ def processes() -> list[psutil.Process]:
 def shared_memory(pool: Pool) -> list[Path]:
     """Files of this pool in shared memory."""
     return [
-        path for folder in Path("/dev/shm").glob(f"*{pool.job_id}*") for path in folder.rglob("*") if path.is_file()
+        path
+        for folder in Path("/dev/shm").glob(f"*{pool.job_id}*")
+        for path in folder.rglob("*")
+        if path.is_file()
     ]
 
 
@@ -401,18 +427,25 @@ def soak(rounds: int, seed: int, names: Sequence[str]) -> int:
 
 def own_shared_memory() -> None:
     """Go on in a process whose /dev/shm is small and its own, where the system lets us."""
-    if os.environ.get(MARK) or subprocess.run(["unshare", "-Urm", "true"], capture_output=True).returncode:
+    if (
+        os.environ.get(MARK)
+        or subprocess.run(["unshare", "-Urm", "true"], capture_output=True).returncode
+    ):
         return
     os.environ[MARK] = uuid.uuid4().hex
     mount = 'mount -t tmpfs -o size=256m none /dev/shm && exec "$@"'
-    os.execvp("unshare", ["unshare", "-Urm", "sh", "-c", mount, "sh", sys.executable, *sys.orig_argv[1:]])
+    os.execvp(
+        "unshare", ["unshare", "-Urm", "sh", "-c", mount, "sh", sys.executable, *sys.orig_argv[1:]]
+    )
 
 
 def main() -> int:
     """Read the arguments, and soak."""
     parser = argparse.ArgumentParser(description="Random faults in one pool.")
     parser.add_argument(
-        "--seeds", default=str(random.randrange(10**6)), help="each makes a pool and rounds of its own: 7,8,9"
+        "--seeds",
+        default=str(random.randrange(10**6)),
+        help="each makes a pool and rounds of its own: 7,8,9",
     )
     parser.add_argument("--rounds", type=int, default=200)
     parser.add_argument("--faults", default="", help=f"some of: {', '.join(FAULTS)}")
@@ -423,7 +456,9 @@ def main() -> int:
         signal.SIGQUIT,
         signal.SIGHUP,
     ):  # nohup and a shell's & ignore them, which ranks would inherit
-        signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+        signal.signal(
+            number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
+        )
     own_shared_memory()
     os.environ.setdefault(MARK, uuid.uuid4().hex)
     return max(soak(given.rounds, int(seed), names) for seed in given.seeds.split(","))

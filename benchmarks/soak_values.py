@@ -28,8 +28,12 @@ ROOT = Path(__file__).resolve().parent.parent
 def main() -> int:
     """Read the arguments, and walk from seed to seed."""
     parser = argparse.ArgumentParser(description="Random changes of variables on both sides.")
-    parser.add_argument("--minutes", type=float, default=5.0, help="no walk begins after so many (5)")
-    parser.add_argument("--seed", type=int, default=time.time_ns() % 1_000_000, help="of the first walk (any)")
+    parser.add_argument(
+        "--minutes", type=float, default=5.0, help="no walk begins after so many (5)"
+    )
+    parser.add_argument(
+        "--seed", type=int, default=time.time_ns() % 1_000_000, help="of the first walk (any)"
+    )
     given = parser.parse_args()
     end, seed, count = time.monotonic() + 60 * given.minutes, given.seed, 0
     while time.monotonic() < end:

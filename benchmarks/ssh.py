@@ -24,7 +24,10 @@ MEMORY = Path("/dev/shm")
 def figures() -> Iterator[Figure]:
     """Bulk data in both directions, and how long it takes to have a connection."""
     place = MEMORY if MEMORY.is_dir() else None  # a disk would be what is measured
-    with tempfile.TemporaryDirectory(dir=place, prefix="bench-") as name, loopback(Path(name) / "hosts") as hosts:
+    with (
+        tempfile.TemporaryDirectory(dir=place, prefix="bench-") as name,
+        loopback(Path(name) / "hosts") as hosts,
+    ):
         data = Path(name) / "data"
         data.write_bytes(bytes(range(256)) * (SIZE >> 8))
         connection = _connected(hosts)
@@ -34,7 +37,9 @@ def figures() -> Iterator[Figure]:
         finally:
             connection.close()
         ours, theirs = alternate(
-            ROUNDS, lambda: timed(lambda: _connected(hosts).close()), lambda: timed(lambda: _openssh(hosts, "true"))
+            ROUNDS,
+            lambda: timed(lambda: _connected(hosts).close()),
+            lambda: timed(lambda: _openssh(hosts, "true")),
         )
         yield Figure("connect", median(ours), "s", median(theirs), "ssh")
 

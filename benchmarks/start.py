@@ -41,7 +41,12 @@ cluster.run(pool, {BODY!r})
 print("seconds", time.perf_counter() - begun)
 pool.close()
 """
-TORCHRUN = peers.INIT + BODY + "import time\nprint(f'reduced {time.time()}\\n', end='', flush=True)" + peers.END
+TORCHRUN = (
+    peers.INIT
+    + BODY
+    + "import time\nprint(f'reduced {time.time()}\\n', end='', flush=True)"
+    + peers.END
+)
 
 
 def figures() -> Iterator[Figure]:
@@ -49,7 +54,12 @@ def figures() -> Iterator[Figure]:
     say(f"{RANKS} ranks ready: ours, ipyparallel")
     ours, theirs = alternate(ROUNDS, lambda: seconds(READY), lambda: seconds(IPYPARALLEL))
     yield Figure(
-        f"pool of {RANKS} ready", median(ours), peer=median(theirs), who="ipyparallel", limit=0.45, relative=True
+        f"pool of {RANKS} ready",
+        median(ours),
+        peer=median(theirs),
+        who="ipyparallel",
+        limit=0.45,
+        relative=True,
     )
     say(f"{RANKS} ranks and a first all_reduce: ours, torchrun")
     reduced: list[float] = []
@@ -63,7 +73,12 @@ def figures() -> Iterator[Figure]:
     yield Figure(
         "pool with torch, first all_reduce done", median(ours), peer=median(theirs), who="torchrun", limit=0.7, relative=True
     )  # fmt: skip
-    yield Figure("  … to torchrun's all_reduce, not its end", median(ours), peer=median(reduced), who="torchrun")
+    yield Figure(
+        "  … to torchrun's all_reduce, not its end",
+        median(ours),
+        peer=median(reduced),
+        who="torchrun",
+    )
 
 
 def seconds(script: str) -> float:

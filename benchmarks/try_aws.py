@@ -36,10 +36,16 @@ DISKS_AND_ADDRESSES = 0.02
 
 def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     """What was asked for; exits where that is not clear."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--limit", type=float, required=True, metavar="DOLLARS", help="the most that it may cost")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--limit", type=float, required=True, metavar="DOLLARS", help="the most that it may cost"
+    )
     parser.add_argument("--rent", action="store_true", help="do it; without this it only plans")
-    parser.add_argument("--minutes", type=float, default=30.0, help="after which the machines end themselves (30)")
+    parser.add_argument(
+        "--minutes", type=float, default=30.0, help="after which the machines end themselves (30)"
+    )
     parser.add_argument("--nodes", type=int, default=2)
     parser.add_argument("--gpu", metavar="NAME[:COUNT]", help="machines without a GPU unless said")
     parser.add_argument("--spot", action="store_true")
@@ -59,7 +65,12 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 def keywords(asked: argparse.Namespace) -> dict[str, Any]:
     """The pool, as keywords of `sky.Compute`."""
     cloud = cloud_settings({"profile": asked.profile, "subnet": asked.subnet, **asked.settings})
-    fields = {"region": asked.region, "spot": asked.spot, "max_price": asked.limit * 60 / asked.minutes, "cloud": cloud}
+    fields = {
+        "region": asked.region,
+        "spot": asked.spot,
+        "max_price": asked.limit * 60 / asked.minutes,
+        "cloud": cloud,
+    }
     return {
         "provider": Choice("aws", {name: value for name, value in fields.items() if value}),
         "nodes": asked.nodes, "accelerator": asked.gpu, "image": sky.Image(python=asked.python),
@@ -69,7 +80,11 @@ def keywords(asked: argparse.Namespace) -> dict[str, Any]:
 
 def most(plan: Plan, asked: argparse.Namespace) -> float | None:
     """Dollars that it costs if everything goes wrong and the machines end themselves; None where no price is known."""
-    return None if plan.price is None else (plan.price + DISKS_AND_ADDRESSES * asked.nodes) * asked.minutes / 60
+    return (
+        None
+        if plan.price is None
+        else (plan.price + DISKS_AND_ADDRESSES * asked.nodes) * asked.minutes / 60
+    )
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -83,9 +98,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     print(plan.text())
     cost = most(plan, asked)
     if cost is None:
-        print("refused: no price is known of these machines, so no limit can be kept (pricing:GetProducts, --region)")
+        print(
+            "refused: no price is known of these machines, so no limit can be kept (pricing:GetProducts, --region)"
+        )
         return 2
-    print(f"at most ${cost:.2f} within {duration_text(asked.minutes * 60)}, and the limit is ${asked.limit:.2f}")
+    print(
+        f"at most ${cost:.2f} within {duration_text(asked.minutes * 60)}, and the limit is ${asked.limit:.2f}"
+    )
     if cost > asked.limit:
         print("refused: that is more than the limit; fewer --nodes or --minutes, or another --gpu")
         return 2
@@ -121,7 +140,9 @@ def step(name: str, do: Callable[[], Any], failed: list[str]) -> None:
         failed.append(name)
         print(f"✗ {name}: {type(problem).__name__}: {problem}")
     else:
-        print(f"✓ {name}: {time.monotonic() - begun:.1f} s{f', {found}' if isinstance(found, list) else ''}")
+        print(
+            f"✓ {name}: {time.monotonic() - begun:.1f} s{f', {found}' if isinstance(found, list) else ''}"
+        )
 
 
 @sky.function
@@ -151,9 +172,13 @@ def look(asked: argparse.Namespace) -> None:
     from skymagic.providers.aws.clients import AwsClients
 
     cloud = cloud_settings({"profile": asked.profile, **asked.settings})
-    found, unseen = sweep.everything(AwsClients(cloud.profile, cloud.endpoint_url, cloud.deadline_factor))
+    found, unseen = sweep.everything(
+        AwsClients(cloud.profile, cloud.endpoint_url, cloud.deadline_factor)
+    )
     if found or unseen:
-        raise RuntimeError(f"left: {found}; not seen: {unseen}; `skymagic down --all` ends all that you have rented")
+        raise RuntimeError(
+            f"left: {found}; not seen: {unseen}; `skymagic down --all` ends all that you have rented"
+        )
 
 
 if __name__ == "__main__":

@@ -30,11 +30,15 @@ MEGABYTES = 50
 
 def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     """What was asked for."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     for name in ("--context", "--namespace", "--image", "--pod-template"):
         parser.add_argument(name)
     parser.add_argument("--silence", type=float, default=330.0, help="seconds without a word (330)")
-    parser.add_argument("--python", help=argparse.SUPPRESS)  # an interpreter of the pods, for an imitation of a cluster
+    parser.add_argument(
+        "--python", help=argparse.SUPPRESS
+    )  # an interpreter of the pods, for an imitation of a cluster
     return parser.parse_args(argv)
 
 
@@ -51,7 +55,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except SkyError as problem:
         print(f"no cluster: {problem}")
         return 2
-    options = {name: getattr(asked, name) for name in ("context", "namespace", "image", "pod_template")}
+    options = {
+        name: getattr(asked, name) for name in ("context", "namespace", "image", "pod_template")
+    }
     pool = sky.Compute(
         provider=sky.Kubernetes(**options), nodes=2, image=sky.Image(python=asked.python), max_lifetime=900.0,
         name="try-kubernetes", console=True,
@@ -60,8 +66,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         step("two pods", pool.start, failed)
         if not failed:
             step("a call on every rank", lambda: hello() @ pool, failed)
-            step(f"{MEGABYTES} MB to every rank", lambda: size(bytes(MEGABYTES << 20)) @ pool, failed)
-            step("a call that says nothing for a while", lambda: silence(asked.silence) @ pool, failed)
+            step(
+                f"{MEGABYTES} MB to every rank", lambda: size(bytes(MEGABYTES << 20)) @ pool, failed
+            )
+            step(
+                "a call that says nothing for a while",
+                lambda: silence(asked.silence) @ pool,
+                failed,
+            )
             step("a pod is deleted under a call", lambda: lose(cluster, pool), failed)
     finally:
         step("the end", pool.stop, failed)
@@ -79,7 +91,9 @@ def step(name: str, do: Callable[[], Any], failed: list[str]) -> None:
         failed.append(name)
         print(f"✗ {name}: {type(problem).__name__}: {problem}")
     else:
-        print(f"✓ {name}: {time.monotonic() - begun:.1f} s{f', {found}' if isinstance(found, (list, str)) else ''}")
+        print(
+            f"✓ {name}: {time.monotonic() - begun:.1f} s{f', {found}' if isinstance(found, (list, str)) else ''}"
+        )
 
 
 @sky.function
@@ -106,7 +120,11 @@ def silence(seconds: float) -> str:
 
 def lose(cluster: KubernetesCluster, pool: sky.Compute) -> str:
     """Delete the second pod while a call runs; what the call's error says. Raises RuntimeError where it says nothing of it."""
-    (job,) = (one for one in cluster.jobs() if one["metadata"]["labels"][kubernetes_api.USER] == kubernetes_api.user())
+    (job,) = (
+        one
+        for one in cluster.jobs()
+        if one["metadata"]["labels"][kubernetes_api.USER] == kubernetes_api.user()
+    )
     pods, _ = cluster.pods(f"{kubernetes_api.JOB}={job['metadata']['labels'][kubernetes_api.JOB]}")
     core = kubernetes_api.official().client.CoreV1Api(cluster.client)
     core.delete_namespaced_pod(pods[1]["metadata"]["name"], cluster.namespace)
@@ -127,7 +145,9 @@ def look(cluster: KubernetesCluster) -> None:
         if one["metadata"]["labels"][kubernetes_api.USER] == kubernetes_api.user()
     ]
     if left:
-        raise RuntimeError(f"left: {', '.join(left)}; kubectl delete job {' '.join(left)} ends them")
+        raise RuntimeError(
+            f"left: {', '.join(left)}; kubectl delete job {' '.join(left)} ends them"
+        )
 
 
 if __name__ == "__main__":

@@ -64,19 +64,33 @@ for _ in range({CELLS}):
 
 def figures() -> Iterator[Figure]:
     """On one pool of this machine."""
-    with tempfile.TemporaryDirectory(prefix="bench-view-") as folder, opened(Path(folder), watched=True) as notebook:
+    with (
+        tempfile.TemporaryDirectory(prefix="bench-view-") as folder,
+        opened(Path(folder), watched=True) as notebook,
+    ):
         say(f"a pool of {RANKS} ranks")
         notebook.run(f"%sky_pool bench --ranks {RANKS} -y;")
         notebook.run(REPORTS)
         notebook.run(PREPARE)
         for what, name in (("line", "its line"), ("panel", "what its ranks use")):
             interval = "INTERVAL" if what == "line" else "RANKS_INTERVAL"
-            found = [float(notebook.value(f"share(draw_{what}, {interval})")) for _ in range(ROUNDS)]
-            yield Figure(f"{RANKS} ranks, {name} while it is looked at", median(found), "% core", limit=1)
+            found = [
+                float(notebook.value(f"share(draw_{what}, {interval})")) for _ in range(ROUNDS)
+            ]
+            yield Figure(
+                f"{RANKS} ranks, {name} while it is looked at", median(found), "% core", limit=1
+            )
         say("an empty cell: with its line, without")
-        sides = alternate(CELL_ROUNDS, lambda: _cell(notebook, "1.0"), lambda: _cell(notebook, "float('inf')"))
+        sides = alternate(
+            CELL_ROUNDS, lambda: _cell(notebook, "1.0"), lambda: _cell(notebook, "float('inf')")
+        )
         ours, plain = (1000 * median(found) for found in sides)
-        yield Figure(f"{RANKS} ranks, an empty cell with its line against without", ours - plain, "ms", limit=2)
+        yield Figure(
+            f"{RANKS} ranks, an empty cell with its line against without",
+            ours - plain,
+            "ms",
+            limit=2,
+        )
         notebook.run("%sky_down bench")
 
 

@@ -43,20 +43,30 @@ def figures() -> Iterator[Figure]:
             folder = Path(text) / str(len(packages))
             folder.mkdir()
             requirements = requirements_of(Image(pip=packages))
-            wanted = Wanted((*requirements.packages, "uv", "pip"), requirements.minor, requirements.preferences)
+            wanted = Wanted(
+                (*requirements.packages, "uv", "pip"), requirements.minor, requirements.preferences
+            )
             facts = probe(ShellHost(folder), requirements)
             house, program = fetch(wanted, facts, say), gzip.decompress(uv_for(facts))
             with machines(folder / "apart", MACHINES, rate_mbit=RATE, delay_ms=DELAY) as hosts:
                 yield from sent(hosts, requirements, house)
             index = f"http://{INDEX[0]}:{INDEX[1]}/simple"
-            env = {"PIP_CONFIG_FILE": "/dev/null", "PIP_INDEX_URL": index, "PIP_TRUSTED_HOST": INDEX[0]}
-            with machines(folder / "hosts", MACHINES, env=env, rate_mbit=RATE, delay_ms=DELAY) as hosts:
+            env = {
+                "PIP_CONFIG_FILE": "/dev/null",
+                "PIP_INDEX_URL": index,
+                "PIP_TRUSTED_HOST": INDEX[0],
+            }
+            with machines(
+                folder / "hosts", MACHINES, env=env, rate_mbit=RATE, delay_ms=DELAY
+            ) as hosts:
                 for host in hosts:
                     (host.home / ".local/bin").mkdir(parents=True)
                     (host.home / ".local/bin/uv").write_bytes(program)
                     (host.home / ".local/bin/uv").chmod(0o700)
                 with served(Path(house.folder.name), at=INDEX):
-                    yield from passed(hosts, requirements, index, house, 1.25 if "torch" in packages else None)
+                    yield from passed(
+                        hosts, requirements, index, house, 1.25 if "torch" in packages else None
+                    )
 
 
 def passed(
@@ -81,11 +91,17 @@ def passed(
         say("the same wheels on the three others")
         begun = time.perf_counter()
         source = f"--no-index -f {house.folder.name}"
-        assert not failures(run_all([partial(by_hand, each, requirements, source) for each in found[1:]]))
+        assert not failures(
+            run_all([partial(by_hand, each, requirements, source) for each in found[1:]])
+        )
         others = time.perf_counter() - begun
         facts = [probe(each, requirements, True) for each in found]
         before, begun = sum(hosts.link.traffic()), time.perf_counter()
-        set_up([Machine(*each) for each in zip(endpoints, found, facts, strict=True)], requirements, say)
+        set_up(
+            [Machine(*each) for each in zip(endpoints, found, facts, strict=True)],
+            requirements,
+            say,
+        )
         seconds, crossed = time.perf_counter() - begun, sum(hosts.link.traffic()) - before
     finally:
         for each in found:
@@ -93,7 +109,15 @@ def passed(
     name = f"{len(house.files)} wheels from an index, {MACHINES} machines from empty homes"
     who = "uv pip install on one by hand"
     yield Figure(f"{name}: bytes on the link", crossed / 1e6, "MB", alone / 1e6, who, 1.05, True)
-    yield Figure(f"{name}: time", seconds, "s", hand + others, f"{who}, its wheels on the others at once", 1.25, True)
+    yield Figure(
+        f"{name}: time",
+        seconds,
+        "s",
+        hand + others,
+        f"{who}, its wheels on the others at once",
+        1.25,
+        True,
+    )
     yield Figure(f"{name}: time", seconds, "s", hand, who, limit, True)
 
 
@@ -127,5 +151,13 @@ def sent(hosts: Machines, requirements: Requirements, house: Wheelhouse) -> Iter
         for connection in connections:
             connection.close()
     name = f"{len(house.files)} wheels to {MACHINES} machines without an index"
-    yield Figure(f"{name}: bytes on the link", crossed / 1e6, "MB", house.nbytes / 1e6, "the wheels", 1.05, True)
+    yield Figure(
+        f"{name}: bytes on the link",
+        crossed / 1e6,
+        "MB",
+        house.nbytes / 1e6,
+        "the wheels",
+        1.05,
+        True,
+    )
     yield Figure(f"{name}: time", seconds, "s", house.nbytes * 8 / (RATE * 1e6), "the link's floor")

@@ -21,7 +21,12 @@ extensions = ["myst_nb"]
 root_doc = "index"
 exclude_patterns = ["notebooks/index.ipynb"]
 # Copied, for Sphinx reads nothing outside of its folder, and MyST follows a link to where it leads
-shutil.copytree(ROOT / "notebooks", ROOT / "docs/notebooks", ignore=shutil.ignore_patterns("*.py"), dirs_exist_ok=True)
+shutil.copytree(
+    ROOT / "notebooks",
+    ROOT / "docs/notebooks",
+    ignore=shutil.ignore_patterns("*.py"),
+    dirs_exist_ok=True,
+)
 myst_enable_extensions = ["colon_fence"]
 myst_heading_anchors = 3
 smartquotes = False  # they make a dash of the two of an option

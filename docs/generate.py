@@ -33,9 +33,13 @@ def magics() -> str:
     listed = {name: face for name, face in MAGICS.items() if face.listed}
     for name, face in listed.items():
         own = [
-            f"`{option.names[-1]}`" for option in face.options if option not in POOL and "--pool" not in option.names
+            f"`{option.names[-1]}`"
+            for option in face.options
+            if option not in POOL and "--pool" not in option.names
         ]
-        pool = ["[options of a pool](#options-of-a-pool)"] if set(POOL) <= set(face.accepted) else []
+        pool = (
+            ["[options of a pool](#options-of-a-pool)"] if set(POOL) <= set(face.accepted) else []
+        )
         lines.append(
             f"| [`{cell(called(name))}`](#{name.replace('_', '-')}) | {cell(face.summary)} | {' '.join(own + pool)} |"
         )
@@ -70,7 +74,9 @@ def table(options: tuple[Option, ...] | list[Option]) -> list[str]:
     rows = ["| option | meaning |", "|---|---|"]
     for option in options:
         names = ", ".join(f"`{name}`" for name in option.names)
-        rows.append(f"| {names} {f'`{cell(option.metavar)}`' if option.metavar else ''} | {cell(option.help)} |")
+        rows.append(
+            f"| {names} {f'`{cell(option.metavar)}`' if option.metavar else ''} | {cell(option.help)} |"
+        )
     return rows
 
 
@@ -90,7 +96,9 @@ def settings() -> str:
 def command() -> str:
     """The command ``skymagic``, from its parsers."""
     parser = _parser()
-    (commands,) = [action for action in parser._actions if isinstance(action, argparse._SubParsersAction)]
+    (commands,) = [
+        action for action in parser._actions if isinstance(action, argparse._SubParsersAction)
+    ]
     lines = [
         f"# Command line\n\n{NOTE}",
         "`skymagic` works on your pools from a shell, without a notebook. `--json` prints one JSON object, or one per line for `attach`.",
@@ -100,12 +108,23 @@ def command() -> str:
     for name, one in commands.choices.items():
         if name not in summaries:  # another spelling of a command
             continue
-        lines += [f"\n## skymagic {name}\n", f"{summaries[name]}\n", "| argument | meaning |", "|---|---|"]
+        lines += [
+            f"\n## skymagic {name}\n",
+            f"{summaries[name]}\n",
+            "| argument | meaning |",
+            "|---|---|",
+        ]
         for action in one._actions:
             if not isinstance(action, argparse._HelpAction) and action.help != argparse.SUPPRESS:
-                metavar = " ".join(action.metavar) if isinstance(action.metavar, tuple) else action.metavar or ""
+                metavar = (
+                    " ".join(action.metavar)
+                    if isinstance(action.metavar, tuple)
+                    else action.metavar or ""
+                )
                 names = ", ".join(f"`{option}`" for option in action.option_strings)
-                lines.append(f"| {names} {f'`{metavar}`' if metavar else ''} | {cell(action.help or '')} |")
+                lines.append(
+                    f"| {names} {f'`{metavar}`' if metavar else ''} | {cell(action.help or '')} |"
+                )
     return "\n".join(lines) + "\n"
 
 
@@ -124,7 +143,9 @@ def python() -> str:
         lines += described(f"sky.{name}", value, "##")
         if name == "Compute":
             methods = [
-                each for each in dir(value) if callable(getattr(value, each)) and each[0] != "_" and each != "of"
+                each
+                for each in dir(value)
+                if callable(getattr(value, each)) and each[0] != "_" and each != "of"
             ]
             for each in methods:
                 lines += described(f"pool.{each}", getattr(value, each), "###")
@@ -134,9 +155,19 @@ def python() -> str:
 def described(name: str, value: object, level: str) -> list[str]:
     """A name with its signature and its docstring."""
     signature = inspect.signature(value)  # type: ignore[arg-type]
-    parameters = [one.replace(annotation=one.empty) for one in signature.parameters.values() if one.name != "self"]
+    parameters = [
+        one.replace(annotation=one.empty)
+        for one in signature.parameters.values()
+        if one.name != "self"
+    ]
     call = str(signature.replace(parameters=parameters, return_annotation=signature.empty))
-    return [f"\n{level} {name}\n", "```text", folded(f"{name}{call}"), "```\n", *prose(inspect.getdoc(value) or "")]
+    return [
+        f"\n{level} {name}\n",
+        "```text",
+        folded(f"{name}{call}"),
+        "```\n",
+        *prose(inspect.getdoc(value) or ""),
+    ]
 
 
 def prose(text: str) -> list[str]:
@@ -162,7 +193,9 @@ def entry(text: str) -> str:
 
 def folded(line: str) -> str:
     """A signature as lines that fit on a page."""
-    return textwrap.fill(line, 88, subsequent_indent="    ", break_on_hyphens=False, break_long_words=False)
+    return textwrap.fill(
+        line, 88, subsequent_indent="    ", break_on_hyphens=False, break_long_words=False
+    )
 
 
 def cell(text: str) -> str:

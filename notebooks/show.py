@@ -70,7 +70,9 @@ def execute(path: Path, save: Path | None, timeout: int) -> int:
     client = NotebookClient(
         notebook,
         timeout=timeout,
-        extra_arguments=["--IPKernelApp.log_level=40"],  # what it says of its sockets is not for a terminal
+        extra_arguments=[
+            "--IPKernelApp.log_level=40"
+        ],  # what it says of its sockets is not for a terminal
         resources={"metadata": {"path": str(path.parent)}},
         on_cell_executed=lambda cell, **_: show(cell),
     )

@@ -52,7 +52,9 @@ class RequestError(SkyError):
     """
 
     def __init__(self, mistakes: Sequence[str] | str) -> None:
-        self.mistakes: tuple[str, ...] = (mistakes,) if isinstance(mistakes, str) else tuple(mistakes)
+        self.mistakes: tuple[str, ...] = (
+            (mistakes,) if isinstance(mistakes, str) else tuple(mistakes)
+        )
         super().__init__("; ".join(self.mistakes))
 
     def __reduce__(self) -> tuple[type[RequestError], tuple[tuple[str, ...]]]:
@@ -119,7 +121,10 @@ class HostsError(ProvisionError):
 
     def __init__(self, failures: Sequence[HostError], asked: int) -> None:
         self.failures, self.asked = tuple(failures), asked
-        lines = [f"{len(self.failures)} of {asked} hosts could not be used", *map(str, self.failures)]
+        lines = [
+            f"{len(self.failures)} of {asked} hosts could not be used",
+            *map(str, self.failures),
+        ]
         super().__init__("\n".join(lines))
 
     def __reduce__(self) -> tuple[type[HostsError], tuple[tuple[HostError, ...], int]]:
@@ -222,14 +227,24 @@ class RankError(RunError):
 
     def __reduce__(self) -> tuple[object, ...]:
         report = {name: value for name, value in self._report.items() if name != "evalue"}
-        return partial(RankError, **report), (self._report["evalue"],), {"__notes__": self.__notes__}
+        return (
+            partial(RankError, **report),
+            (self._report["evalue"],),
+            {"__notes__": self.__notes__},
+        )
 
     def _render_traceback_(self) -> list[str]:
         report = self._report
         line = f"{report['ename']}: {report['evalue']}" if report["evalue"] else report["ename"]
         shown = [*(report["traceback"] or (line,))]
-        if notes := self.__notes__[self._shown_notes :]:  # above the message, which is to be the last that one sees
-            last = [i for i, text in enumerate(shown) if _COLOURS.sub("", text).startswith(report["ename"])][1:]
+        if notes := self.__notes__[
+            self._shown_notes :
+        ]:  # above the message, which is to be the last that one sees
+            last = [
+                i
+                for i, text in enumerate(shown)
+                if _COLOURS.sub("", text).startswith(report["ename"])
+            ][1:]
             shown.insert(last[-1] if last else len(shown), "\n".join(notes))
         return [*filter(None, [report["heading"]]), *shown]
 
@@ -250,7 +265,9 @@ class RankDied(RunError):
         self.status = status
 
     def __reduce__(self) -> tuple[object, ...]:
-        return partial(RankDied, rank=self.rank, hostname=self.hostname, status=self.status), (str(self),)
+        return partial(RankDied, rank=self.rank, hostname=self.hostname, status=self.status), (
+            str(self),
+        )
 
 
 class ScriptError(RunError):
@@ -269,7 +286,9 @@ class ScriptError(RunError):
         self.status = status
 
     def __reduce__(self) -> tuple[object, ...]:
-        return partial(ScriptError, node=self.node, hostname=self.hostname, status=self.status), (str(self),)
+        return partial(ScriptError, node=self.node, hostname=self.hostname, status=self.status), (
+            str(self),
+        )
 
 
 class RunTimeout(RunError):

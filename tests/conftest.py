@@ -50,10 +50,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         parser.addini("timeout", "seconds for one test; needs pytest-timeout")
     ours = parser.getgroup("skymagic")
     ours.addoption(
-        "--room", help="tests of this folder of the package: those in tests/ROOM, and files that import from it"
+        "--room",
+        help="tests of this folder of the package: those in tests/ROOM, and files that import from it",
     )
     ours.addoption(
-        "--shard", type=durations.shard, help="a part of the test files: 1/4, 2/4, 3/4 and 4/4 are all of them"
+        "--shard",
+        type=durations.shard,
+        help="a part of the test files: 1/4, 2/4, 3/4 and 4/4 are all of them",
     )
 
 
@@ -62,7 +65,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def _command(name: str) -> Callable[[], bool]:
     # Debian keeps daemons out of a user's PATH
-    path = os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/sbin", "/usr/local/sbin", "/sbin"])
+    path = os.pathsep.join(
+        [os.environ.get("PATH", os.defpath), "/usr/sbin", "/usr/local/sbin", "/sbin"]
+    )
     return lambda: shutil.which(name, path=path) is not None
 
 
@@ -70,7 +75,20 @@ def _namespaces() -> bool:
     """Whether networks of their own can be made here."""
     if not (_command("ip")() and _command("unshare")() and _command("nsenter")()):
         return False
-    words = ["unshare", "--net", "--mount", "--uts", "--pid", "--fork", "ip", "link", "add", "x", "type", "veth"]
+    words = [
+        "unshare",
+        "--net",
+        "--mount",
+        "--uts",
+        "--pid",
+        "--fork",
+        "ip",
+        "link",
+        "add",
+        "x",
+        "type",
+        "veth",
+    ]
     return subprocess.run(words, capture_output=True).returncode == 0
 
 
@@ -101,7 +119,9 @@ COMPONENTS: dict[str, tuple[Callable[[], bool], str]] = {
 def missing(component: str) -> str | None:
     """Why `component` cannot be used, or None when it can."""
     if component not in COMPONENTS:
-        raise LookupError(f"{component!r} is not a component; add it to COMPONENTS in tests/conftest.py")
+        raise LookupError(
+            f"{component!r} is not a component; add it to COMPONENTS in tests/conftest.py"
+        )
     here, remedy = COMPONENTS[component]
     return None if here() else f"{component} is not on this machine: {remedy}"
 
@@ -142,7 +162,9 @@ def pytest_collection(session: pytest.Session) -> Generator[None, object, object
         gc.enable()
 
 
-@pytest.hookimpl(tryfirst=True)  # -m, -k and --last-failed choose among what is marked and counted here
+@pytest.hookimpl(
+    tryfirst=True
+)  # -m, -k and --last-failed choose among what is marked and counted here
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Give each test its tier, take the files of the room and the shard, and have the longest files run first where processes share them."""
     reader = Reader()
@@ -157,7 +179,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     config.hook.pytest_deselected(items=[item for item in items if _file(item) not in chosen])
     items[:] = [item for item in items if _file(item) in chosen]
     if _worker(config):
-        items.sort(key=lambda item: (-weights[_file(item)], _file(item)))  # those of one file stay in their order
+        items.sort(
+            key=lambda item: (-weights[_file(item)], _file(item))
+        )  # those of one file stay in their order
 
 
 def _tier(reader: Reader, item: pytest.Item) -> tuple[Tier, str]:
@@ -165,12 +189,20 @@ def _tier(reader: Reader, item: pytest.Item) -> tuple[Tier, str]:
         return Tier.far, "needs"
     assert isinstance(item, pytest.Function)
     fixtures = item._fixtureinfo
-    made = [each.func for name in fixtures.names_closure for each in fixtures.name2fixturedefs.get(name, ())]
+    made = [
+        each.func
+        for name in fixtures.names_closure
+        for each in fixtures.name2fixturedefs.get(name, ())
+    ]
     asked = (getattr(one, "__code__", None) for one in (item.function, *made))
-    if any(code is not None and "getfixturevalue" in code.co_names for code in asked):  # any fixture of its file
+    if any(
+        code is not None and "getfixturevalue" in code.co_names for code in asked
+    ):  # any fixture of its file
         made += [one for one in vars(item.module).values() if hasattr(one, "_get_wrapped_function")]
     # all tests use the fixtures of this file
-    return reader.tier([item.function, *(one for one in made if one.__module__ != __name__)], item.path.parent.name)
+    return reader.tier(
+        [item.function, *(one for one in made if one.__module__ != __name__)], item.path.parent.name
+    )
 
 
 def _file(item: pytest.Item) -> str:
@@ -181,7 +213,9 @@ def _chosen(config: pytest.Config, files: dict[str, Path], weights: dict[str, fl
     """The files of this run."""
     found = set(files)
     if room := config.getoption("room"):
-        found = {name for name, path in files.items() if concerns(path, Path(__file__).parent, room)}
+        found = {
+            name for name, path in files.items() if concerns(path, Path(__file__).parent, room)
+        }
     if part := config.getoption("shard"):
         number, count = part
         found &= durations.shards(weights, count)[number - 1]
@@ -203,7 +237,9 @@ class _Watch:
         CLOCK.started()
         item = self.item
         # beside other tests, what they left may go on in threads
-        if item is None or not (self.only_quick or threading.current_thread() is threading.main_thread()):
+        if item is None or not (
+            self.only_quick or threading.current_thread() is threading.main_thread()
+        ):
             return
         if item.stash[TIER] is Tier.quick:
             said = f"this test is of the tier quick, in which no process starts, and has started one: {event} {args[:1]}. {REMEDY}"
@@ -244,7 +280,9 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None]:
     except KeyboardInterrupt as press:
         if not _worker(item.config):
             raise
-        raise AssertionError("an interrupt that was meant for the product has come to the test") from press
+        raise AssertionError(
+            "an interrupt that was meant for the product has come to the test"
+        ) from press
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -287,7 +325,9 @@ def marked_processes() -> list[psutil.Process]:
 def _belongs_to_python(process: psutil.Process) -> bool:
     """multiprocessing's resource tracker serves pytest itself and ends with it."""
     try:
-        return process.ppid() == os.getpid() and any("resource_tracker" in a for a in process.cmdline())
+        return process.ppid() == os.getpid() and any(
+            "resource_tracker" in a for a in process.cmdline()
+        )
     except psutil.Error:
         return False
 
@@ -329,7 +369,12 @@ def _in_use_elsewhere(path: Path) -> bool:
             if _is_of_this_run(process):
                 continue
             maps = Path(f"/proc/{process.pid}/maps").read_text()
-            words = [*process.cmdline(), process.cwd(), *(file.path for file in process.open_files()), maps]
+            words = [
+                *process.cmdline(),
+                process.cwd(),
+                *(file.path for file in process.open_files()),
+                maps,
+            ]
         except (psutil.Error, OSError):
             continue
         if process.pid != os.getpid() and any(name in word for word in words):
@@ -411,7 +456,9 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
 
 def run_again_together(config: pytest.Config) -> None:
     """Count all tests of a file in order as failed where one has: ``--last-failed`` chooses by it."""
-    if FAILED and (cache := getattr(config, "cache", None)) is not None:  # absent with -p no:cacheprovider
+    if (
+        FAILED and (cache := getattr(config, "cache", None)) is not None
+    ):  # absent with -p no:cacheprovider
         together = {nodeid: True for nodeid in IN_ORDER if nodeid.partition("::")[0] in FAILED}
         cache.set("cache/lastfailed", {**cache.get("cache/lastfailed", {}), **together})
 
@@ -421,7 +468,10 @@ def end_what_failed_tests_left() -> None:
 
     def found() -> list[psutil.Process]:
         # pytest puts the name of the test that runs into the environment
-        started = [(process, environ(process).get("PYTEST_CURRENT_TEST", "")) for process in marked_processes()]
+        started = [
+            (process, environ(process).get("PYTEST_CURRENT_TEST", ""))
+            for process in marked_processes()
+        ]
         return [process for process, test in started if test.partition("::")[0] in FAILED]
 
     if FAILED and psutil.wait_procs(found(), timeout=DEADLINE)[1]:
@@ -448,7 +498,9 @@ def pytest_configure(config: pytest.Config) -> None:
         config.stash[DOUBTFUL] = []
         config.stash[SPENT] = []
         config.stash[MACHINE_TIME] = durations.machine_time()
-    if (room := config.getoption("room")) and not (Path(__file__).parent.parent / "skymagic" / room).is_dir():
+    if (room := config.getoption("room")) and not (
+        Path(__file__).parent.parent / "skymagic" / room
+    ).is_dir():
         raise pytest.UsageError(f"--room {room}: skymagic/ has no such folder")
     WATCH.only_quick = config.getoption("markexpr", "") == Tier.quick.name
     sys.addaudithook(_audited)
@@ -488,7 +540,9 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
         session.exitstatus = AGAIN_IN_VAIN
 
 
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+def pytest_terminal_summary(
+    terminalreporter: pytest.TerminalReporter, config: pytest.Config
+) -> None:
     """Show where the time went; name what is left where failures are named."""
     told: list[dict[str, dict[str, Any]]] = config.stash.get(SPENT, [])
     spent = durations.merged(told or [durations.plain(CLOCK.files)])
@@ -497,7 +551,10 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
         if not config.getoption("lf", default=False):
             durations.save(files, config.rootpath / "build" / durations.LAST.name)
         terminalreporter.section("where the time is")
-        for line in [*durations.lines(files), durations.used(config.stash[MACHINE_TIME], durations.machine_time())]:
+        for line in [
+            *durations.lines(files),
+            durations.used(config.stash[MACHINE_TIME], durations.machine_time()),
+        ]:
             terminalreporter.line(line)
     if doubtful := config.stash.get(DOUBTFUL, []):
         terminalreporter.section("this test run, or another one that goes on here, left behind")

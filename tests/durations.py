@@ -136,7 +136,11 @@ def save(files: Mapping[str, Spent], path: Path = LAST) -> None:
     """Keep what a run took. What ran in part (chosen by -k) replaces no whole file."""
     path.parent.mkdir(exist_ok=True)
     before = merged([json.loads(path.read_text())]) if path.exists() else {}
-    whole = {name: spent for name, spent in files.items() if spent.tests >= spent.of or name not in before}
+    whole = {
+        name: spent
+        for name, spent in files.items()
+        if spent.tests >= spent.of or name not in before
+    }
     fresh = path.with_name(f".{path.name}.{os.getpid()}")
     fresh.write_text(json.dumps(plain(before | whole), indent=1, sort_keys=True) + "\n")
     fresh.replace(path)
@@ -145,17 +149,25 @@ def save(files: Mapping[str, Spent], path: Path = LAST) -> None:
 def machine_time() -> tuple[float, float]:
     """Seconds of processor time since the machine started: used, and available; zeros where there is no /proc/stat (macOS)."""
     try:
-        ticks = [int(word) for word in Path("/proc/stat").read_text().partition("\n")[0].split()[1:9]]
+        ticks = [
+            int(word) for word in Path("/proc/stat").read_text().partition("\n")[0].split()[1:9]
+        ]
     except OSError:
         return 0.0, 0.0
     per_second = os.sysconf("SC_CLK_TCK")
-    return (sum(ticks) - ticks[3] - ticks[4]) / per_second, sum(ticks) / per_second  # 3: idle, 4: waiting for a disk
+    return (sum(ticks) - ticks[3] - ticks[4]) / per_second, sum(
+        ticks
+    ) / per_second  # 3: idle, 4: waiting for a disk
 
 
 def used(before: tuple[float, float], after: tuple[float, float]) -> str:
     """How busy the machine's cores were between two readings of ``machine_time``."""
     available = after[1] - before[1]
-    return f"the cores worked {100 * (after[0] - before[0]) / available:.0f} % of the time" if available > 0 else ""
+    return (
+        f"the cores worked {100 * (after[0] - before[0]) / available:.0f} % of the time"
+        if available > 0
+        else ""
+    )
 
 
 def lines(files: Mapping[str, Spent]) -> list[str]:
@@ -177,10 +189,16 @@ def kept(path: Path = TABLE) -> dict[str, float]:
     return {name: float(seconds) for seconds, name in rows}
 
 
-def updated(table: Mapping[str, float], run: Mapping[str, Spent], exists: Callable[[str], bool]) -> dict[str, float]:
+def updated(
+    table: Mapping[str, float], run: Mapping[str, Spent], exists: Callable[[str], bool]
+) -> dict[str, float]:
     """The table after a run: files of which all tests ran have its figures, and those that are gone are gone."""
     fresh = {name: spent.seconds for name, spent in run.items() if spent.tests >= spent.of}
-    return {name: seconds for name, seconds in {**table, **fresh}.items() if seconds >= SHORT and exists(name)}
+    return {
+        name: seconds
+        for name, seconds in {**table, **fresh}.items()
+        if seconds >= SHORT and exists(name)
+    }
 
 
 def shards(weights: Mapping[str, float], count: int) -> list[set[str]]:

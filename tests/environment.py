@@ -47,7 +47,9 @@ def options(listed: str) -> dict[str, str]:
 
 def variables(configured: Mapping[str, str], environ: Mapping[str, str]) -> dict[str, str]:
     """The same for uv, where nobody has told it something else; of several indexes it takes the best version, as pip does."""
-    told = {OPTIONS[name][0]: OPTIONS[name][1].join(value.split()) for name, value in configured.items()}
+    told = {
+        OPTIONS[name][0]: OPTIONS[name][1].join(value.split()) for name, value in configured.items()
+    }
     return {"UV_INDEX_STRATEGY": "unsafe-best-match", **told, **environ}
 
 
@@ -57,15 +59,24 @@ def by_uv(words: list[str]) -> bool:
         subprocess.run([*PIP, "install", "--quiet", "--target", str(FOLDER), "uv"], cwd=ROOT)
     if not UV.exists():
         return False
-    listed = subprocess.run([*PIP, "config", "list"], capture_output=True, text=True, check=True, cwd=ROOT).stdout
+    listed = subprocess.run(
+        [*PIP, "config", "list"], capture_output=True, text=True, check=True, cwd=ROOT
+    ).stdout
     command = [str(UV), "pip", "install", "--quiet", "--python", sys.executable, *words]
-    return subprocess.run(command, cwd=ROOT, env=variables(options(listed), os.environ)).returncode == 0
+    return (
+        subprocess.run(command, cwd=ROOT, env=variables(options(listed), os.environ)).returncode
+        == 0
+    )
 
 
 def main() -> int:
     """Install the extras that are named, or, after ``--target FOLDER``, packages into a folder; the exit status."""
     named = sys.argv[1:]
-    words = named if named[0] == "--target" else ["-c", "constraints.txt", "-e", f".[{','.join(named)}]"]
+    words = (
+        named
+        if named[0] == "--target"
+        else ["-c", "constraints.txt", "-e", f".[{','.join(named)}]"]
+    )
     status = 0
     if not by_uv(words):
         print("uv could not install it; now pip does, which takes longer", file=sys.stderr)

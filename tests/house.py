@@ -60,7 +60,8 @@ def drawn() -> str:
     for part, layers in PARTS.items():
         lines.append(f"── {part} ".ljust(30, "─"))
         lines += [
-            f"{each.replace('.', '/') + ('' if each == 'errors' else '/'):<17} {summary(each)}" for each in layers
+            f"{each.replace('.', '/') + ('' if each == 'errors' else '/'):<17} {summary(each)}"
+            for each in layers
         ]
     return "\n".join(lines) + "\n"
 

@@ -20,9 +20,13 @@ PINS = ROOT / "build" / "lowest.txt"
 
 def uv(*words: str) -> str:
     """What uv prints, with the indexes that pip is configured for."""
-    listed = subprocess.run([*PIP, "config", "list"], capture_output=True, text=True, check=True, cwd=ROOT).stdout
+    listed = subprocess.run(
+        [*PIP, "config", "list"], capture_output=True, text=True, check=True, cwd=ROOT
+    ).stdout
     env = variables(options(listed), os.environ)
-    return subprocess.run([UV, *words], cwd=ROOT, env=env, check=True, stdout=subprocess.PIPE, text=True).stdout
+    return subprocess.run(
+        [UV, *words], cwd=ROOT, env=env, check=True, stdout=subprocess.PIPE, text=True
+    ).stdout
 
 
 def oldest() -> list[str]:
@@ -30,7 +34,14 @@ def oldest() -> list[str]:
     declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
     names = {re.split(r"[<>=!~ ]", text)[0] for text in declared}
     solved = uv(
-        "pip", "compile", "-q", "--resolution", "lowest-direct", "--no-annotate", "--no-header", "pyproject.toml"
+        "pip",
+        "compile",
+        "-q",
+        "--resolution",
+        "lowest-direct",
+        "--no-annotate",
+        "--no-header",
+        "pyproject.toml",
     )
     return [line for line in solved.splitlines() if line.partition("==")[0] in names]
 
@@ -42,7 +53,9 @@ def main() -> int:
     print(PINS.read_text(), flush=True)
     pins = ["-c", "constraints.txt", "-c", str(PINS)]
     uv("pip", "install", "-q", "--python", str(PYTHON), *pins, "-e", ".[dev,torch]")
-    return subprocess.run([PYTHON, "-m", "pytest", "-m", "quick", *sys.argv[1:]], cwd=ROOT).returncode
+    return subprocess.run(
+        [PYTHON, "-m", "pytest", "-m", "quick", *sys.argv[1:]], cwd=ROOT
+    ).returncode
 
 
 if __name__ == "__main__":

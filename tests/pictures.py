@@ -150,8 +150,18 @@ def animate(frames: list[tuple[float, bytes]], file: Path) -> None:
         whole = Image.new("RGB", size, "white")
         whole.paste(one)
         drawn.append(whole.quantize(palette=palette, dither=Image.Dither.NONE))
-    shown = [round(1000 * (after - before)) for (before, _), (after, _) in zip(kept, kept[1:], strict=False)]
-    drawn[0].save(file, save_all=True, append_images=drawn[1:], duration=[*shown, LAST_MS], loop=0, optimize=True)
+    shown = [
+        round(1000 * (after - before))
+        for (before, _), (after, _) in zip(kept, kept[1:], strict=False)
+    ]
+    drawn[0].save(
+        file,
+        save_all=True,
+        append_images=drawn[1:],
+        duration=[*shown, LAST_MS],
+        loop=0,
+        optimize=True,
+    )
 
 
 def take(browser: Browser, folder: Path) -> None:
@@ -187,14 +197,19 @@ def take(browser: Browser, folder: Path) -> None:
     picture(browser, folder, "stopped")
     browser.run(INDEX["ranks"]).get_by_role("button", name="ranks").click()
     expect(
-        browser.outputs(INDEX["ranks"]).get_by_title(re.compile(r"rank 1 on \S+: running; CPU [1-9]\d*%"))
+        browser.outputs(INDEX["ranks"]).get_by_title(
+            re.compile(r"rank 1 on \S+: running; CPU [1-9]\d*%")
+        )
     ).to_be_visible()
     picture(browser, folder, "ranks")
 
 
 def main(folder: Path) -> None:
     """Take the pictures into this folder."""
-    with tempfile.TemporaryDirectory(prefix="pictures-") as place, opened(Path(place), list(CELLS.values())) as browser:
+    with (
+        tempfile.TemporaryDirectory(prefix="pictures-") as place,
+        opened(Path(place), list(CELLS.values())) as browser,
+    ):
         take(browser, folder)
 
 

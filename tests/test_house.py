@@ -26,10 +26,31 @@ ONLY_IN = {
     "kubernetes": ("providers.kubernetes_api",),
 }
 # Never at a module's top level: they cost seconds, or must not be imported before a rank's environment is set.
-INSIDE_FUNCTIONS = {"torch", "jax", "keras", "numpy", "pandas", "transformers", "datasets", "sklearn", "joblib"}
+INSIDE_FUNCTIONS = {
+    "torch",
+    "jax",
+    "keras",
+    "numpy",
+    "pandas",
+    "transformers",
+    "datasets",
+    "sklearn",
+    "joblib",
+}
 INSIDE_FUNCTIONS |= {"boto3", "botocore", "kubernetes", "paramiko", "ipywidgets", "matplotlib"}
 
-HEAVY = ("torch", "numpy", "pandas", "boto3", "paramiko", "ipyparallel", "ipywidgets", "zmq", "IPython", "jax")
+HEAVY = (
+    "torch",
+    "numpy",
+    "pandas",
+    "boto3",
+    "paramiko",
+    "ipyparallel",
+    "ipywidgets",
+    "zmq",
+    "IPython",
+    "jax",
+)
 
 MODULES = sorted(path.relative_to(PACKAGE) for path in PACKAGE.rglob("*.py"))
 PROCESSES = Path("wire/processes.py")
@@ -99,7 +120,9 @@ def neighbours(path: Path) -> set[str]:
 def named(path: Path) -> set[str]:
     """Modules of ours that strings of a module name, docstrings left out, and without the `:attribute` of a table."""
     documents = {id(node.value) for node in nodes(path) if isinstance(node, ast.Expr)}
-    constants = [node for node in nodes(path) if isinstance(node, ast.Constant) and id(node) not in documents]
+    constants = [
+        node for node in nodes(path) if isinstance(node, ast.Constant) and id(node) not in documents
+    ]
     texts = [node.value for node in constants if isinstance(node.value, str)]
     found = {name for text in texts for name in re.findall(r"\bskymagic(?:\.\w+)+", text)}
     return {name.removeprefix("skymagic.") for name in found} & NAMES
@@ -115,10 +138,14 @@ def test_a_folder_lists_what_is_in_it() -> None:
 
     def inside(folder: Path) -> set[str]:
         modules = {path.stem for path in folder.iterdir() if path.suffix == ".py"} - {"__init__"}
-        return modules | {f"{path.name}/" for path in folder.iterdir() if (path / "__init__.py").exists()}
+        return modules | {
+            f"{path.name}/" for path in folder.iterdir() if (path / "__init__.py").exists()
+        }
 
     # in each: names with a line that are not there, or without one
-    assert not {str(folder): odd for folder in folders() if (odd := set(listed(folder)) ^ inside(folder))}
+    assert not {
+        str(folder): odd for folder in folders() if (odd := set(listed(folder)) ^ inside(folder))
+    }
 
 
 def test_the_map_is_that_of_the_folders() -> None:
@@ -148,14 +175,21 @@ def test_processes_are_named_in_one_table() -> None:
     assert boundaries
     # a notebook's kernel may run on a node too
     assert {module.split(".")[0] for module in boundaries} - {"jobs"} == {"kernels"}
-    assert not {str(path): found for path in MODULES if path not in tables and (found := named(path))}
+    assert not {
+        str(path): found for path in MODULES if path not in tables and (found := named(path))
+    }
 
 
 def test_no_circles() -> None:
-    graph = {dotted(path): {n for n in map(_module_of, imports(path)) if n} - {dotted(path)} for path in MODULES}
+    graph = {
+        dotted(path): {n for n in map(_module_of, imports(path)) if n} - {dotted(path)}
+        for path in MODULES
+    }
     graph.pop("")
     settled: set[str] = set()
-    while ready := {name for name, needs in graph.items() if name not in settled and needs <= settled}:
+    while ready := {
+        name for name, needs in graph.items() if name not in settled and needs <= settled
+    }:
         settled |= ready
     assert not {name: needs - settled for name, needs in graph.items() if name not in settled}
 
@@ -186,25 +220,39 @@ def test_libraries_have_one_door() -> None:
 
 
 def test_heavy_libraries_are_imported_on_use() -> None:
-    assert not {str(path): found for path in MODULES if (found := libraries(path, top_level=True) & INSIDE_FUNCTIONS)}
+    assert not {
+        str(path): found
+        for path in MODULES
+        if (found := libraries(path, top_level=True) & INSIDE_FUNCTIONS)
+    }
 
 
 def test_plugins_import_the_standard_library_only() -> None:
     allowed = {*sys.stdlib_module_names, "skymagic"}
     plugins = [path for path in MODULES if path.parts[0] == "plugins"]
-    assert not {str(path): found for path in plugins if (found := libraries(path, top_level=True) - allowed)}
+    assert not {
+        str(path): found for path in plugins if (found := libraries(path, top_level=True) - allowed)
+    }
 
 
 def test_import_loads_nothing_heavy() -> None:
-    code = f"import sys, skymagic; dir(skymagic); print(*(m for m in {HEAVY!r} if m in sys.modules))"
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    code = (
+        f"import sys, skymagic; dir(skymagic); print(*(m for m in {HEAVY!r} if m in sys.modules))"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT
+    )
     assert result.stdout.split() == []
 
 
 def test_runtime_is_light() -> None:
     code = "import skymagic.runtime.info, skymagic.runtime.sharding, skymagic.plugins"
     result = subprocess.run(
-        [sys.executable, "-c", f"import sys, {code[7:]}; print(*(m for m in {HEAVY!r} if m in sys.modules))"],
+        [
+            sys.executable,
+            "-c",
+            f"import sys, {code[7:]}; print(*(m for m in {HEAVY!r} if m in sys.modules))",
+        ],
         capture_output=True,
         text=True,
         check=True,
@@ -222,7 +270,9 @@ def test_public_names() -> None:
         """.split()
     )
     second_names = {"ComputePool", "compute"}
-    assert set(dir(skymagic)) == set(skymagic.__all__) - second_names, "those work, and do not complete"
+    assert set(dir(skymagic)) == set(skymagic.__all__) - second_names, (
+        "those work, and do not complete"
+    )
     assert all(hasattr(skymagic, name) for name in second_names)
 
 
@@ -236,13 +286,24 @@ def test_the_project_stands_alone() -> None:
     if not (ROOT / ".git").exists():
         pytest.skip("not a git checkout")
     foreign = re.compile(
-        "|".join(map(re.escape, ("../" + "shared", "." + "library", "/work" + "/main", "/work" + "/shared")))
+        "|".join(
+            map(
+                re.escape,
+                ("../" + "shared", "." + "library", "/work" + "/main", "/work" + "/shared"),
+            )
+        )
     )
-    listed = subprocess.run(["git", "ls-files", "-z"], capture_output=True, text=True, check=True, cwd=ROOT)
+    listed = subprocess.run(
+        ["git", "ls-files", "-z"], capture_output=True, text=True, check=True, cwd=ROOT
+    )
     found = []
     for name in filter(None, listed.stdout.split("\0")):
         path = ROOT / name
         if path.is_file():
             lines = path.read_text(errors="replace").splitlines()
-            found += [f"{name}:{n}: {line.strip()[:80]}" for n, line in enumerate(lines, 1) if foreign.search(line)]
+            found += [
+                f"{name}:{n}: {line.strip()[:80]}"
+                for n, line in enumerate(lines, 1)
+                if foreign.search(line)
+            ]
     assert not found

@@ -80,7 +80,11 @@ def test_what_starts_a_process_runs_other_peoples_programs_in_some_folders() -> 
     assert reader.tier([starts_nothing], "programs")[0] is Tier.quick
 
 
-STARTS = ["subprocess.run(['true'])", "os.fork() or os._exit(0)", "os.posix_spawn('/bin/true', ['true'], {})"]
+STARTS = [
+    "subprocess.run(['true'])",
+    "os.fork() or os._exit(0)",
+    "os.posix_spawn('/bin/true', ['true'], {})",
+]
 HIDDEN = """
 import os, subprocess, time
 import pytest
@@ -120,9 +124,20 @@ def test_last():
 
 def run_of(folder: Path, *words: str) -> str:
     """What a run of the tests in a folder of their own says."""
-    words = ("-p", "tests.conftest", "--rootdir", str(folder), "-c", str(ROOT / "pyproject.toml"), *words)
+    words = (
+        "-p",
+        "tests.conftest",
+        "--rootdir",
+        str(folder),
+        "-c",
+        str(ROOT / "pyproject.toml"),
+        *words,
+    )
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", *words, str(folder)], cwd=ROOT, capture_output=True, text=True
+        [sys.executable, "-m", "pytest", *words, str(folder)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
     )
     return done.stdout + done.stderr
 
@@ -143,7 +158,9 @@ def test_a_stray_interrupt_fails_one_test(tmp_path: Path) -> None:
     assert "no tests ran" in run_of(tmp_path, "-pno:cacheprovider")
 
 
-def test_a_quick_test_that_starts_a_process_fails_and_a_run_tells_where_the_time_is(tmp_path: Path) -> None:
+def test_a_quick_test_that_starts_a_process_fails_and_a_run_tells_where_the_time_is(
+    tmp_path: Path,
+) -> None:
     """Also where the test takes the failure for an error of its own."""
     (tmp_path / "test_one.py").write_text(HIDDEN.format(starts=STARTS))
     output = run_of(tmp_path, "-p", "no:cacheprovider")
@@ -185,7 +202,11 @@ def test_what_is_no_shard(text: str) -> None:
 
 
 def test_ci_runs_all_shards() -> None:
-    (line,) = [line for line in (ROOT / ".github/workflows/ci.yml").read_text().splitlines() if "shard:" in line]
+    (line,) = [
+        line
+        for line in (ROOT / ".github/workflows/ci.yml").read_text().splitlines()
+        if "shard:" in line
+    ]
     wanted = [part.strip(' "') for part in line.partition("[")[2].rstrip("]").split(",")]
     assert wanted == [f"{number}/{len(wanted)}" for number in range(1, len(wanted) + 1)]
 
@@ -199,9 +220,17 @@ def test_what_workers_took_is_added_up() -> None:
 
 
 def test_the_table_is_kept_by_whole_files() -> None:
-    run = {"whole": Spent(9.0, tests=3, of=3), "part": Spent(1.0, tests=1, of=3), "short": Spent(0.1, tests=1, of=1)}
+    run = {
+        "whole": Spent(9.0, tests=3, of=3),
+        "part": Spent(1.0, tests=1, of=3),
+        "short": Spent(0.1, tests=1, of=1),
+    }
     table = {"whole": 5.0, "part": 7.0, "other": 2.0, "gone": 3.0, "short": 4.0}
-    assert durations.updated(table, run, lambda name: name != "gone") == {"whole": 9.0, "part": 7.0, "other": 2.0}
+    assert durations.updated(table, run, lambda name: name != "gone") == {
+        "whole": 9.0,
+        "part": 7.0,
+        "other": 2.0,
+    }
 
 
 def test_what_runs_again_in_part_replaces_no_whole_file(tmp_path: Path) -> None:
@@ -279,7 +308,9 @@ SECURITY_PROMISES = 21
 
 def test_each_promise_names_tests_that_exist() -> None:
     rows = re.findall(
-        r"^\| (\d+\.|failure:|hour:) .*? \| (.*) \|$", (ROOT / "tests/README.md").read_text(), re.MULTILINE
+        r"^\| (\d+\.|failure:|hour:) .*? \| (.*) \|$",
+        (ROOT / "tests/README.md").read_text(),
+        re.MULTILINE,
     )
     numbers = [number for number, _ in rows]
     assert numbers == [
@@ -289,7 +320,9 @@ def test_each_promise_names_tests_that_exist() -> None:
     ]
     named = [re.findall(r"`(\S+?)::(\w+)`", cell) for _, cell in rows]
     assert all(named)
-    assert not [f"{file}::{test}" for row in named for file, test in row if test not in _tests(ROOT / file)]
+    assert not [
+        f"{file}::{test}" for row in named for file, test in row if test not in _tests(ROOT / file)
+    ]
 
 
 def test_each_promise_of_security_names_tests_that_exist() -> None:
@@ -300,7 +333,9 @@ def test_each_promise_of_security_names_tests_that_exist() -> None:
     assert len(rows) == SECURITY_PROMISES
     named = [re.findall(r"`(\S+?)::(\w+)`", cell) for _, cell in rows]
     assert all(named)
-    assert not [f"{file}::{test}" for row in named for file, test in row if test not in _tests(ROOT / file)]
+    assert not [
+        f"{file}::{test}" for row in named for file, test in row if test not in _tests(ROOT / file)
+    ]
 
 
 def _tests(path: Path) -> set[str]:
@@ -315,7 +350,11 @@ def _tests(path: Path) -> set[str]:
 def _sleeps_without_reason(text: str) -> list[int]:
     """Lines of a module that sleep, with no comment there or alone on the line above. What cells do is in strings, and not looked at."""
     calls = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Call)]
-    sleeps = [call.lineno for call in calls if getattr(call.func, "attr", getattr(call.func, "id", "")) == "sleep"]
+    sleeps = [
+        call.lineno
+        for call in calls
+        if getattr(call.func, "attr", getattr(call.func, "id", "")) == "sleep"
+    ]
     if not sleeps:
         return []
     comments = {
@@ -343,5 +382,8 @@ def test_a_sleep_without_a_reason_is_found(text: str, lines: list[int]) -> None:
 
 def test_each_sleep_of_a_test_has_its_reason() -> None:
     """A test waits for an event; where there is none, `tests.lab.waiting.until` asks."""
-    found = {path.relative_to(ROOT): _sleeps_without_reason(path.read_text()) for path in ROOT.glob("tests/**/*.py")}
+    found = {
+        path.relative_to(ROOT): _sleeps_without_reason(path.read_text())
+        for path in ROOT.glob("tests/**/*.py")
+    }
     assert {path: lines for path, lines in found.items() if lines} == {}

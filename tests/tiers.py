@@ -26,7 +26,18 @@ from typing import Any
 
 STARTERS = {
     "subprocess": {"Popen", "run", "call", "check_call", "check_output", "getoutput"},
-    "os": {"fork", "forkpty", "posix_spawn", "posix_spawnp", "system", "popen", "execv", "execve", "execvp", "execvpe"},
+    "os": {
+        "fork",
+        "forkpty",
+        "posix_spawn",
+        "posix_spawnp",
+        "system",
+        "popen",
+        "execv",
+        "execve",
+        "execvp",
+        "execvpe",
+    },
     "multiprocessing": {"Process", "Pool", "Manager", "get_context"},
     "pty": {"fork", "spawn"},
     "jupyter_client": {"KernelManager"},
@@ -38,7 +49,13 @@ EVENTS = {"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.exe
 """The same as Python's audit events tell it."""
 NEAR_MODULES = {"skymagic.pool.making"}
 """What starts processes by way of a table that cannot be read."""
-FAR_LAB = {"tests.lab.hosts", "tests.lab.machines", "tests.lab.ec2", "tests.lab.servers", "tests.lab.shells"}
+FAR_LAB = {
+    "tests.lab.hosts",
+    "tests.lab.machines",
+    "tests.lab.ec2",
+    "tests.lab.servers",
+    "tests.lab.shells",
+}
 """Other machines and their imitations; what else is in `tests.lab` is far when it uses these."""
 FAR_LIBRARIES = {"moto", "nbclient", "papermill", "playwright"}
 FAR_FOLDERS = {"programs", "docs"}
@@ -61,8 +78,12 @@ class Reader:
     """Follows code from a test to all that it may call; what was read is kept."""
 
     def __init__(self) -> None:
-        self._uses: dict[int, tuple[object, list[Used]]] = {}  # what it is of is kept, so that no other gets its id
-        self._quick: set[int] = set()  # nothing that these call starts a process: they need not be followed again
+        self._uses: dict[
+            int, tuple[object, list[Used]]
+        ] = {}  # what it is of is kept, so that no other gets its id
+        self._quick: set[int] = (
+            set()
+        )  # nothing that these call starts a process: they need not be followed again
         self._known: dict[tuple[int, ...], tuple[Tier, str]] = {}
 
     def tier(self, roots: Iterable[object], folder: str = "") -> tuple[Tier, str]:
@@ -81,7 +102,11 @@ class Reader:
             for tier, name, followed in self._used_by(queue.popleft()):
                 if tier > best:
                     best, why = tier, name
-                if followed is not None and id(followed) not in seen and id(followed) not in self._quick:
+                if (
+                    followed is not None
+                    and id(followed) not in seen
+                    and id(followed) not in self._quick
+                ):
                     seen.add(id(followed))
                     queue.append(followed)
         if best is Tier.quick:
@@ -105,7 +130,9 @@ def uses(one: object) -> Iterator[Used]:
         return
     for function in _functions(one):
         names = dict(function.__globals__)
-        for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        for name, cell in zip(
+            function.__code__.co_freevars, function.__closure__ or (), strict=True
+        ):
             try:
                 names[name] = cell.cell_contents
             except ValueError:  # not bound yet
@@ -134,7 +161,9 @@ def _of_code(code: types.CodeType, names: dict[str, Any]) -> Iterator[Used]:
 
 def _of_value(value: Any, attributes: set[str]) -> Iterator[Used]:
     if not isinstance(value, types.ModuleType):
-        yield _used(getattr(value, "__module__", None) or "", getattr(value, "__name__", None) or "", value)
+        yield _used(
+            getattr(value, "__module__", None) or "", getattr(value, "__name__", None) or "", value
+        )
         return
     ours = _is_ours(value.__name__)
     for attribute in attributes & (_names(value) if ours else vars(value).keys()):
@@ -157,7 +186,9 @@ def _used(module: str, name: str, value: object) -> Used:
         tier = Tier.far
     elif module in NEAR_MODULES or name in STARTERS.get({"posix": "os"}.get(package, package), ()):
         tier = Tier.near
-    followed = _is_ours(getattr(value, "__module__", None) or module) and (isinstance(value, type) or _functions(value))
+    followed = _is_ours(getattr(value, "__module__", None) or module) and (
+        isinstance(value, type) or _functions(value)
+    )
     return tier, f"{module}.{name}", value if followed else None
 
 
@@ -174,7 +205,9 @@ def _is_ours(module: str) -> bool:
 
 def _functions(value: Any) -> list[types.FunctionType]:
     """The functions in something that is called, or whose attribute is read: a method, a property, a fixture, a decorated function."""
-    if isinstance(value, types.ModuleType):  # it would look for what it is asked below among its plugins
+    if isinstance(
+        value, types.ModuleType
+    ):  # it would look for what it is asked below among its plugins
         return []
     if isinstance(value, property):
         return [each for each in (value.fget, value.fset) if isinstance(each, types.FunctionType)]

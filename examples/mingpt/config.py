@@ -62,7 +62,12 @@ class Config:
     trainer: Trainer
 
 
-SECTIONS: dict[str, type[Any]] = {"data": Data, "model": Model, "optimizer": Optimizer, "trainer": Trainer}
+SECTIONS: dict[str, type[Any]] = {
+    "data": Data,
+    "model": Model,
+    "optimizer": Optimizer,
+    "trainer": Trainer,
+}
 
 
 def read(path: Path, words: Sequence[str] = ()) -> Config:
@@ -84,7 +89,11 @@ def changed(config: Config, word: str) -> Config:
     section, _, name = key.partition(".")
     kind = SECTIONS.get(section)
     if kind is None or not equals or name not in {field.name for field in fields(kind)}:
-        known = [f"{section}.{field.name}" for section, kind in SECTIONS.items() for field in fields(kind)]
+        known = [
+            f"{section}.{field.name}"
+            for section, kind in SECTIONS.items()
+            for field in fields(kind)
+        ]
         raise SystemExit(f"{word!r} changes nothing; write one of {', '.join(known)}, with =VALUE")
     part = getattr(config, section)
     wanted = type(getattr(part, name))

@@ -19,7 +19,10 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         batch, time, width = x.shape
-        q, k, v = (part.view(batch, time, self._heads, -1).transpose(1, 2) for part in self.into(x).split(width, dim=2))
+        q, k, v = (
+            part.view(batch, time, self._heads, -1).transpose(1, 2)
+            for part in self.into(x).split(width, dim=2)
+        )
         dropout = self._dropout if self.training else 0.0
         mixed = functional.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=True)
         return self.out(mixed.transpose(1, 2).reshape(batch, time, width))
@@ -56,15 +59,24 @@ class GPT(nn.Module):
     def __init__(self, shape: Model, vocabulary: int, block_size: int) -> None:
         super().__init__()
         if shape.width % shape.heads:
-            raise ValueError(f"model.width={shape.width} cannot be shared by model.heads={shape.heads} equally")
+            raise ValueError(
+                f"model.width={shape.width} cannot be shared by model.heads={shape.heads} equally"
+            )
         self.block_size = block_size
         self.tokens = nn.Embedding(vocabulary, shape.width)
         self.places = nn.Embedding(block_size, shape.width)
         self.blocks = nn.Sequential(*(Block(shape) for _ in range(shape.layers)))
-        self.norm, self.head = nn.LayerNorm(shape.width), nn.Linear(shape.width, vocabulary, bias=False)
+        self.norm, self.head = (
+            nn.LayerNorm(shape.width),
+            nn.Linear(shape.width, vocabulary, bias=False),
+        )
         for name, weight in self.named_parameters():
-            if weight.dim() > 1:  # branches that are added begin small, the more the deeper the model is
-                nn.init.normal_(weight, std=0.02 / (2 * shape.layers) ** 0.5 if "out" in name else 0.02)
+            if (
+                weight.dim() > 1
+            ):  # branches that are added begin small, the more the deeper the model is
+                nn.init.normal_(
+                    weight, std=0.02 / (2 * shape.layers) ** 0.5 if "out" in name else 0.02
+                )
 
     def forward(self, tokens: Tensor) -> Tensor:
         """(batch, time) of int64 → (batch, time, vocabulary)."""

@@ -25,17 +25,25 @@ class Trainer:
         train, test: items are (block, the block one character later).
     """
 
-    def __init__(self, config: Config, model: nn.Module, device: torch.device, train: Batches, test: Batches) -> None:
+    def __init__(
+        self, config: Config, model: nn.Module, device: torch.device, train: Batches, test: Batches
+    ) -> None:
         self.config = config.trainer
         self.device, self.rank = device, dist.get_rank()
         self.model = model
-        self.parallel = DistributedDataParallel(model, device_ids=[device.index] if device.type == "cuda" else None)
+        self.parallel = DistributedDataParallel(
+            model, device_ids=[device.index] if device.type == "cuda" else None
+        )
         self.optimizer = torch.optim.AdamW(
-            model.parameters(), lr=config.optimizer.learning_rate, weight_decay=config.optimizer.weight_decay
+            model.parameters(),
+            lr=config.optimizer.learning_rate,
+            weight_decay=config.optimizer.weight_decay,
         )
         self.sampler: DistributedSampler[Any] = DistributedSampler(train, seed=self.config.seed)
         self.train_batches = DataLoader(train, self.config.batch_size, sampler=self.sampler)
-        self.test_batches = DataLoader(test, self.config.batch_size, sampler=DistributedSampler(test, shuffle=False))
+        self.test_batches = DataLoader(
+            test, self.config.batch_size, sampler=DistributedSampler(test, shuffle=False)
+        )
         self.path = Path(self.config.snapshot) if self.config.snapshot else None
         self.epoch = 0
         """Epochs that are done."""
@@ -65,7 +73,11 @@ class Trainer:
         """Write the snapshot on rank 0, whole or not at all."""
         if self.rank != 0 or self.path is None:
             return
-        state = {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict(), "epoch": self.epoch}
+        state = {
+            "model": self.model.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "epoch": self.epoch,
+        }
         unfinished = self.path.with_suffix(".part")
         torch.save(state, unfinished)
         unfinished.replace(self.path)
@@ -102,7 +114,9 @@ class Trainer:
         self.parallel.eval()
         total = torch.zeros(2, device=self.device)
         for block, following in self.test_batches:
-            total += torch.tensor([self.loss(block, following).item() * len(block), len(block)], device=self.device)
+            total += torch.tensor(
+                [self.loss(block, following).item() * len(block), len(block)], device=self.device
+            )
         dist.all_reduce(total)
         return float(total[0] / total[1])
 

@@ -38,12 +38,18 @@ class Call(Task):
 
     def __matmul__(self, pool: Any) -> Any:
         there = pool_of(pool, f"{self.name}(…) @")
-        return Stream(self, there, range(there.world_size), together=True) if self.yields else on_all(self, there)
+        return (
+            Stream(self, there, range(there.world_size), together=True)
+            if self.yields
+            else on_all(self, there)
+        )
 
     def __rshift__(self, pool: Any) -> Any:
         there = pool_of(pool, f"{self.name}(…) >>")
         if self.yields:
-            return Stream(self, there, there.scheduler.least_loaded(there.world_size), together=False)
+            return Stream(
+                self, there, there.scheduler.least_loaded(there.world_size), together=False
+            )
         return on_one(self, there)
 
     def __and__(self, other: Any) -> Calls:
@@ -131,7 +137,11 @@ class Function:
         return Function(self.local, positive(seconds))
 
     def __get__(self, instance: object, owner: type | None = None) -> Any:
-        return self if instance is None else Function(self.local.__get__(instance, owner), self.timeout)
+        return (
+            self
+            if instance is None
+            else Function(self.local.__get__(instance, owner), self.timeout)
+        )
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Function, (self.local, self.timeout)

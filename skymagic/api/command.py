@@ -36,18 +36,31 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     import skymagic
 
-    parser = argparse.ArgumentParser("skymagic", description="Work with your pools from a shell, without a notebook.")
+    parser = argparse.ArgumentParser(
+        "skymagic", description="Work with your pools from a shell, without a notebook."
+    )
     parser.add_argument("--version", action="version", version=f"skymagic {skymagic.__version__}")
     commands = parser.add_subparsers(dest="command", required=True)
-    pools = commands.add_parser("pools", help="list pools of this machine's notebooks that outlive them")
-    status = commands.add_parser("status", help="show your pools on hosts, on EC2, or detached on this machine")
+    pools = commands.add_parser(
+        "pools", help="list pools of this machine's notebooks that outlive them"
+    )
+    status = commands.add_parser(
+        "status", help="show your pools on hosts, on EC2, or detached on this machine"
+    )
     down = commands.add_parser("down", help="end a pool and release its machines")
-    cost = commands.add_parser("cost", help="show what rented pools cost now and have cost within a month")
+    cost = commands.add_parser(
+        "cost", help="show what rented pools cost now and have cost within a month"
+    )
     for one in (status, down, cost):
         one.add_argument(
-            "name", nargs="?", metavar="NAME", help="a pool's name" + ("" if one is cost else " or job id")
+            "name",
+            nargs="?",
+            metavar="NAME",
+            help="a pool's name" + ("" if one is cost else " or job id"),
         )
-    clean = commands.add_parser("clean", help="remove files from hosts that no pool has used for 30 days")
+    clean = commands.add_parser(
+        "clean", help="remove files from hosts that no pool has used for 30 days"
+    )
     for one in (status, down, clean):
         one.add_argument(
             "--hosts",
@@ -63,27 +76,50 @@ def _parser() -> argparse.ArgumentParser:
             choices=["aws", "slurm", "kubernetes", "ray"],
             help="pools you rented there, found by their tags, or jobs of a cluster, from any machine",
         )
-        one.add_argument("--login", metavar="HOST", help="with --provider slurm: ask through this login node, over SSH")
+        one.add_argument(
+            "--login",
+            metavar="HOST",
+            help="with --provider slurm: ask through this login node, over SSH",
+        )
     clean.add_argument("--all", action="store_true", help="remove everything that no pool uses now")
     clean.add_argument("--dry-run", action="store_true", help="show what would be removed")
-    status.add_argument("--disk", action="store_true", help="show what skymagic stores on their disks")
-    down.add_argument(
-        "--all", action="store_true", help="all your pools there; without --hosts: all machines you rented"
+    status.add_argument(
+        "--disk", action="store_true", help="show what skymagic stores on their disks"
     )
-    logs = commands.add_parser("logs", help="show the output of a pool's ranks, also after the pool is down")
+    down.add_argument(
+        "--all",
+        action="store_true",
+        help="all your pools there; without --hosts: all machines you rented",
+    )
+    logs = commands.add_parser(
+        "logs", help="show the output of a pool's ranks, also after the pool is down"
+    )
     logs.add_argument("pool", metavar="POOL", help="its name or job id")
-    logs.add_argument("-t", "--targets", "--rank", dest="rank", metavar="RANKS", help="ranks: 0,2 or 0:4")
-    logs.add_argument("--run", type=int, metavar="ID", help="output of one run, by its number in the log")
+    logs.add_argument(
+        "-t", "--targets", "--rank", dest="rank", metavar="RANKS", help="ranks: 0,2 or 0:4"
+    )
+    logs.add_argument(
+        "--run", type=int, metavar="ID", help="output of one run, by its number in the log"
+    )
     logs.add_argument("--cell", type=int, metavar="N", help="output of one cell")
     logs.add_argument("--grep", metavar="RE", help="only lines that match a regular expression")
-    logs.add_argument("-n", "--lines", type=_positive, default=50, help="number of last lines; default: 50")
-    logs.add_argument("-f", "--follow", action="store_true", help="follow the log until Ctrl-C or the end of the run")
+    logs.add_argument(
+        "-n", "--lines", type=_positive, default=50, help="number of last lines; default: 50"
+    )
+    logs.add_argument(
+        "-f",
+        "--follow",
+        action="store_true",
+        help="follow the log until Ctrl-C or the end of the run",
+    )
     attach = commands.add_parser(
-        "attach", help="show the output of a running cell or notebook and follow it; Ctrl-C does not stop it"
+        "attach",
+        help="show the output of a running cell or notebook and follow it; Ctrl-C does not stop it",
     )
     attach.add_argument("pool", metavar="POOL", help="its name or job id")
     run = commands.add_parser(
-        "run", help="execute a notebook on a pool's head, independent of this machine; Ctrl-C does not stop it"
+        "run",
+        help="execute a notebook on a pool's head, independent of this machine; Ctrl-C does not stop it",
     )
     run.add_argument("notebook", metavar="NOTEBOOK", help="an .ipynb file")
     run.add_argument("--pool", metavar="POOL", help="its name or job id; default: the only pool")
@@ -97,14 +133,25 @@ def _parser() -> argparse.ArgumentParser:
         help="set a notebook parameter, as in papermill",
     )
     run.add_argument(
-        "-o", "--output", metavar="FILE", help="file for the executed notebook; default: NOTEBOOK.executed.ipynb"
+        "-o",
+        "--output",
+        metavar="FILE",
+        help="file for the executed notebook; default: NOTEBOOK.executed.ipynb",
     )
-    run.add_argument("--workdir", metavar="DIR", help="folder to run in; it is copied to remote machines")
-    run.add_argument("--take-over", action="store_true", help="take the pool away from a notebook that has it")
-    run.add_argument("--detach", action="store_true", help="start it and return; `attach` shows it later")
+    run.add_argument(
+        "--workdir", metavar="DIR", help="folder to run in; it is copied to remote machines"
+    )
+    run.add_argument(
+        "--take-over", action="store_true", help="take the pool away from a notebook that has it"
+    )
+    run.add_argument(
+        "--detach", action="store_true", help="start it and return; `attach` shows it later"
+    )
     run.add_argument("--detached", dest="detach", action="store_true", help=argparse.SUPPRESS)
     cancel = commands.add_parser(
-        "cancel", aliases=["stop"], help="cancel a notebook started by `run`; the pool keeps running"
+        "cancel",
+        aliases=["stop"],
+        help="cancel a notebook started by `run`; the pool keeps running",
     )
     cancel.add_argument("pool", metavar="POOL", help="its name or job id")
     run.set_defaults(call=_run)
@@ -146,7 +193,9 @@ def _status(line: argparse.Namespace) -> int:
     from skymagic.api import disk, places
     from skymagic.plan.requests import CloudSettings
 
-    request = places.StatusRequest(line.name, tuple(line.hosts), line.disk, provider=line.provider, login=line.login)
+    request = places.StatusRequest(
+        line.name, tuple(line.hosts), line.disk, provider=line.provider, login=line.login
+    )
     if mistakes := request.mistakes():
         raise RequestError(mistakes)
     if line.disk:
@@ -168,7 +217,9 @@ def _down(line: argparse.Namespace) -> int:
         raise RequestError(mistakes)
     done = ending.by_place(request, CloudSettings(), (), _progress)
     if done is None and line.name:
-        done = ending.end_left(line.name, _progress) or places.end_on_hosts((), line.name, every=False)
+        done = ending.end_left(line.name, _progress) or places.end_on_hosts(
+            (), line.name, every=False
+        )
     elif done is None and line.all:
         done = ending.everything_rented(_progress)
     elif done is None:
@@ -196,7 +247,9 @@ def _logs(line: argparse.Namespace) -> int:
     if line.json and line.follow:
         raise RequestError("--json tells what there is now: leave -f out")
     rank = None if line.rank is None else Selection(line.rank)
-    request = logs.LogsRequest(rank, line.lines, line.follow, line.pool, line.run, line.cell, line.grep)
+    request = logs.LogsRequest(
+        rank, line.lines, line.follow, line.pool, line.run, line.cell, line.grep
+    )
     if line.json:
         print(json.dumps(logs.plain(request)))
     else:
@@ -210,7 +263,9 @@ def _run(line: argparse.Namespace) -> int:
 
     values = {name: parameters.value(text) for name, text in line.parameters}
     output = None if line.output is None else Path(line.output)
-    request = notebooks.NotebookRequest(Path(line.notebook), line.pool, values, output, line.workdir, line.take_over)
+    request = notebooks.NotebookRequest(
+        Path(line.notebook), line.pool, values, output, line.workdir, line.take_over
+    )
     run = notebooks.begin(request)
     if line.detach:
         print(json.dumps(run.plain) if line.json else run.words)

@@ -149,7 +149,11 @@ class Compute(RunningPool):
         timeout: float | None = None,
         console: bool = True,
     ) -> None:
-        given = {k: v for k, v in locals().items() if k not in OWN and not any(v is each for each in (None, (), False))}
+        given = {
+            k: v
+            for k, v in locals().items()
+            if k not in OWN and not any(v is each for each in (None, (), False))
+        }
         self._namespace = sys._getframe(2).f_globals  # 1 is the check of keywords
         self._tell = print_note if console else lambda _: None
         self._request = request_of(given)
@@ -162,7 +166,12 @@ class Compute(RunningPool):
     def of(cls, pool: Pool) -> Compute:
         """A pool that runs already, with the methods of this class; leaving it does not end it."""
         found = cls.__new__(cls)
-        found._request, found._name, found._pool, found._own = pool.plan.request, pool.name, pool, False
+        found._request, found._name, found._pool, found._own = (
+            pool.plan.request,
+            pool.name,
+            pool,
+            False,
+        )
         found._tell = print_note
         found._namespace, found._defaults = pool.namespace, pool.defaults
         return found
@@ -175,7 +184,9 @@ class Compute(RunningPool):
             PoolStateError: it is not started.
         """
         if self._pool is None:
-            raise PoolStateError("the pool is not started: write `with sky.Compute(…) as pool:`, or call start()")
+            raise PoolStateError(
+                "the pool is not started: write `with sky.Compute(…) as pool:`, or call start()"
+            )
         return self._pool
 
     def start(self) -> Compute:
@@ -192,7 +203,9 @@ class Compute(RunningPool):
         running = {pool.name for pool in registry.pools()}
         taken = running | {record.name for record in records.every()}
         name = self._name or next(n for i in _numbers if (n := f"compute-{i}") not in taken)
-        self._pool = making.ensure(replace(self._request, name=name), self._namespace, self._defaults, self._tell)
+        self._pool = making.ensure(
+            replace(self._request, name=name), self._namespace, self._defaults, self._tell
+        )
         self._own = name not in running and not self._pool.attached
         return self
 

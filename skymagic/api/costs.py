@@ -41,7 +41,9 @@ class Cost:
         return None if self.machines is None else self.machines + self.beside
 
 
-def costs(own: Iterable[tuple[str, float]], name: str | None = None, own_jobs: Iterable[str] = ()) -> list[Cost]:
+def costs(
+    own: Iterable[tuple[str, float]], name: str | None = None, own_jobs: Iterable[str] = ()
+) -> list[Cost]:
     """What is known, by pool.
 
     Args:
@@ -61,7 +63,9 @@ def costs(own: Iterable[tuple[str, float]], name: str | None = None, own_jobs: I
     ]
     found = [one for one in [*free, *paid] if name in (None, one.pool)]
     if name is not None and not found:
-        raise PoolError(f"no pool {name!r} was rented within a month; skymagic cost lists those that were")
+        raise PoolError(
+            f"no pool {name!r} was rented within a month; skymagic cost lists those that were"
+        )
     return found
 
 
@@ -101,7 +105,9 @@ def text(found: Sequence[Cost]) -> str:
     """As a table, with the sum below."""
     if not found:
         return "no pool is running, and none was rented within a month"
-    rows: list[tuple[object, ...]] = [("pool", "per hour", "ran for", "machines", "disks, addresses", "so far")]
+    rows: list[tuple[object, ...]] = [
+        ("pool", "per hour", "ran for", "machines", "disks, addresses", "so far")
+    ]
     rows += [
         (
             one.pool, "unknown" if one.per_hour is None else dollars(one.per_hour) if one.per_hour else "nothing",

@@ -7,13 +7,26 @@ from dataclasses import asdict
 from typing import Any
 
 from skymagic.api.places import roughly
-from skymagic.bootstrap.running import Disk, DiskItem, clean_script, disk_script, parse_clean, parse_disk, removable
+from skymagic.bootstrap.running import (
+    Disk,
+    DiskItem,
+    clean_script,
+    disk_script,
+    parse_clean,
+    parse_disk,
+    removable,
+)
 from skymagic.display.text import table
 from skymagic.errors import PoolError
 from skymagic.plan.units import count, size
 from skymagic.providers.found import ask
 
-KINDS = {"env": "environment", "code": "skymagic's code", "cache": "cache", "python": "interpreters"}
+KINDS = {
+    "env": "environment",
+    "code": "skymagic's code",
+    "cache": "cache",
+    "python": "interpreters",
+}
 """Kind of an item → how it is called."""
 Disks = tuple[dict[str, Disk], dict[str, str]]
 """(host → what is there, host → why it could not be asked)."""
@@ -73,11 +86,15 @@ def clean(hosts: Sequence[str], every: bool, dry_run: bool) -> tuple[list[str], 
     disks, problems = look(hosts)
     chosen = {host: removable(disk, every) for host, disk in disks.items()}
     if dry_run:
-        return [f"{host}: {_words(items)} would be removed" for host, items in chosen.items()], problems
+        return [
+            f"{host}: {_words(items)} would be removed" for host, items in chosen.items()
+        ], problems
     gone, failed = ask(chosen, lambda host: clean_script(chosen[host]), parse_clean)
     lines = []
     for host, places in gone.items():
-        lines.append(f"{host}: {_words([item for item in chosen[host] if item.place in places])} removed")
+        lines.append(
+            f"{host}: {_words([item for item in chosen[host] if item.place in places])} removed"
+        )
         if left := [item for item in chosen[host] if item.place not in places]:
             problems[host] = f"{_words(left)} could not be removed"
     return lines, problems | failed
@@ -89,7 +106,9 @@ def _words(items: Sequence[DiskItem]) -> str:
     envs = kinds.count("env")
     named = [count(envs, "environment")] if envs else []
     named += [KINDS[kind] for kind in KINDS if kind in kinds and kind != "env"]
-    return f"{', '.join(named)} ({size(sum(item.nbytes for item in items))})" if items else "nothing"
+    return (
+        f"{', '.join(named)} ({size(sum(item.nbytes for item in items))})" if items else "nothing"
+    )
 
 
 def plain(disks: Disks) -> dict[str, Any]:

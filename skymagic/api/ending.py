@@ -40,7 +40,9 @@ class DownRequest:
         return wrong + [mistake for applies, mistake in checks if applies]
 
 
-def by_place(request: DownRequest, settings: CloudSettings, own: Collection[str], say: Say) -> list[str] | None:
+def by_place(
+    request: DownRequest, settings: CloudSettings, own: Collection[str], say: Say
+) -> list[str] | None:
     """End what a request names with its place; what was done, in lines. None where it names neither.
 
     Args:
@@ -82,18 +84,26 @@ def end_left(name: str | None, say: Say) -> list[str]:
         RequestError: it is not clear which one is meant.
         PoolError: something is left, or nobody could be asked; names it.
     """
-    record = _only([*_left(name), *([*records.left_here(name), *_left_in_clusters(name)] if name else ())])
+    record = _only(
+        [*_left(name), *([*records.left_here(name), *_left_in_clusters(name)] if name else ())]
+    )
     if record is None:
         return []
     if record.provider in providers.LISTING:
         providers.listing(record.provider, _login(record)).end(record.job_id)
         records.remove(record.job_id)
         return [f"pool {record.name!r} is stopped"]
-    return places.end_on_hosts((), record.job_id, every=False) if record.provider == "local" else _end(record, say)
+    return (
+        places.end_on_hosts((), record.job_id, every=False)
+        if record.provider == "local"
+        else _end(record, say)
+    )
 
 
 def _left(name: str | None) -> list[PoolRecord]:
-    rented = [one for one in records.every() if one.provider in records.RENTED and records.left(one)]
+    rented = [
+        one for one in records.every() if one.provider in records.RENTED and records.left(one)
+    ]
     return [one for one in rented if name in (one.name, one.job_id) or name is None]
 
 
@@ -102,7 +112,9 @@ def _left_in_clusters(name: str) -> list[PoolRecord]:
     there = [
         one
         for one in records.every()
-        if one.provider in providers.LISTING and name in (one.name, one.job_id) and records.left(one)
+        if one.provider in providers.LISTING
+        and name in (one.name, one.job_id)
+        and records.left(one)
     ]
     if len(there) < 2:
         return there
@@ -121,7 +133,9 @@ def _login(record: PoolRecord) -> str | None:
 
 def _only(found: Sequence[PoolRecord]) -> PoolRecord | None:
     if len(found) > 1:
-        raise RequestError("several pools were left: say which one\n" + "\n".join(map(records.words, found)))
+        raise RequestError(
+            "several pools were left: say which one\n" + "\n".join(map(records.words, found))
+        )
     return found[0] if found else None
 
 
@@ -137,8 +151,12 @@ def _end(record: PoolRecord, say: Say) -> list[str]:
         settings, regions = CloudSettings(), []
     clients = AwsClients.of(settings)
     say(f"ending pool {record.name!r} ({record.job_id}), left by another notebook …")
-    if problems := sweep.release_job(clients, record.job_id, regions or catalogue.used_regions(clients)):
-        raise PoolError(f"not everything in pool {record.name!r} could be stopped:\n  " + "\n  ".join(problems))
+    if problems := sweep.release_job(
+        clients, record.job_id, regions or catalogue.used_regions(clients)
+    ):
+        raise PoolError(
+            f"not everything in pool {record.name!r} could be stopped:\n  " + "\n  ".join(problems)
+        )
     records.remove(record.job_id)
     return [f"pool {record.name!r} is down"]
 
@@ -169,7 +187,11 @@ def everything_rented(say: Say, settings: CloudSettings = CloudSettings()) -> li
     # a pool that another notebook rents at this very moment keeps its record
     running = {one.job for one in ledger.every() if one.ended is None}
     for record in records.every():
-        if record.provider in records.RENTED and records.left(record) and record.job_id not in running:
+        if (
+            record.provider in records.RENTED
+            and records.left(record)
+            and record.job_id not in running
+        ):
             records.remove(record.job_id)
     return ["all of it is terminated"] if ended else ["nothing is rented from EC2"]
 

@@ -12,7 +12,12 @@ from skymagic.pool import keys, records
 from skymagic.pool.keys import NotebookRun
 from skymagic.wire import notebook as wire
 
-ENDS = {"done": "has finished", "failed": "has failed", "stopped": "was stopped", "lost": "could not continue"}
+ENDS = {
+    "done": "has finished",
+    "failed": "has failed",
+    "stopped": "was stopped",
+    "lost": "could not continue",
+}
 
 
 def shown(run: NotebookRun, as_json: bool = False) -> str:
@@ -45,7 +50,9 @@ def elsewhere(name: str) -> bool:
         return True
     if reading.held_elsewhere(name):
         holder = records.holder(records.named(name))
-        print_note(f"{holder} has pool {name!r}; %sky_attach {name} --take-over takes it away from there")
+        print_note(
+            f"{holder} has pool {name!r}; %sky_attach {name} --take-over takes it away from there"
+        )
         with contextlib.suppress(KeyboardInterrupt):
             reading.attached(name, as_json=False)
         return True
@@ -65,12 +72,19 @@ class Text:
             case wire.Begun():
                 self._cells = message.cells
                 ends = f"; {self._run.ends}" if self._run.ends else ""
-                print_note(f"[{self._run.notebook.name} is executed on {message.machine}: {message.cells} cells{ends}]")
+                print_note(
+                    f"[{self._run.notebook.name} is executed on {message.machine}: {message.cells} cells{ends}]"
+                )
             case wire.CellBegun():
                 first = message.source.strip().partition("\n")[0]
                 print_note(f"[cell {message.cell + 1} of {self._cells}] {first[:100]}")
             case wire.CellOutput():
-                print(message.text, end="", flush=True, file=sys.stderr if message.name == "stderr" else sys.stdout)
+                print(
+                    message.text,
+                    end="",
+                    flush=True,
+                    file=sys.stderr if message.name == "stderr" else sys.stdout,
+                )
             case wire.CellFailed():
                 said = message.traceback or f"{message.ename}: {message.evalue}"
                 print(said, file=sys.stderr, flush=True)
@@ -106,8 +120,12 @@ class Json(Text):
             case wire.CellOutput():
                 self._screen.say(message.name, cell=message.cell, text=message.text)
             case wire.CellFailed():
-                self._screen.say("error", cell=message.cell, ename=message.ename, evalue=message.evalue)
+                self._screen.say(
+                    "error", cell=message.cell, ename=message.ename, evalue=message.evalue
+                )
 
     def end(self, ended: wire.NotebookEnded) -> None:
         """Write how it has ended."""
-        self._screen.say("end", status=ended.status, problem=ended.problem, output=str(self._run.output))
+        self._screen.say(
+            "end", status=ended.status, problem=ended.problem, output=str(self._run.output)
+        )

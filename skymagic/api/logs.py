@@ -80,7 +80,9 @@ def show(request: LogsRequest, write: Write) -> None:
     if kept is not None:
         name, texts = kept
         _ended(texts, request, write)
-        write(f"[pool {name!r} has ended; the last lines of each rank are kept while the notebook runs]\n")
+        write(
+            f"[pool {name!r} has ended; the last lines of each rank are kept while the notebook runs]\n"
+        )
         return
     found = _ended_elsewhere(request)
     if found is None:
@@ -88,7 +90,9 @@ def show(request: LogsRequest, write: Write) -> None:
         return
     _ended({0: found.text}, request, write)
     when = time.strftime("%Y-%m-%d %H:%M", time.localtime(found.ended))
-    write(f"[pool {found.name!r} ({found.job_id}) has ended at {when}; what rank 0 wrote last is kept here]\n")
+    write(
+        f"[pool {found.name!r} ({found.job_id}) has ended at {when}; what rank 0 wrote last is kept here]\n"
+    )
 
 
 def show_from_outside(request: LogsRequest, write: Write) -> None:
@@ -121,7 +125,11 @@ def collected(request: LogsRequest) -> Logs:
 
 def _ended_elsewhere(request: LogsRequest) -> records.KeptLog | None:
     """What is kept of a pool that has ended, and this process does not know."""
-    return records.kept_log(request.pool) if request.pool and not registry.known(request.pool) else None
+    return (
+        records.kept_log(request.pool)
+        if request.pool and not registry.known(request.pool)
+        else None
+    )
 
 
 def _collected(pool: Readable | None, texts: Mapping[int, str], request: LogsRequest) -> Logs:
@@ -160,7 +168,9 @@ def live(pool: Readable, request: LogsRequest, write: Write) -> None:
         follow(pool.agents, chosen, ends, write)
 
 
-def _show_last(pool: Readable, chosen: Chosen, request: LogsRequest, write: Write) -> dict[int, int]:
+def _show_last(
+    pool: Readable, chosen: Chosen, request: LogsRequest, write: Write
+) -> dict[int, int]:
     """Write the last lines that are asked for; where they end, in bytes, by rank."""
     ends = {}
     for rank in chosen.ranks:
@@ -171,7 +181,9 @@ def _show_last(pool: Readable, chosen: Chosen, request: LogsRequest, write: Writ
 
 def _chosen_of(pool: Readable, request: LogsRequest) -> Chosen:
     """What is asked for of this pool. Raises RequestError with all mistakes."""
-    return _chosen(request, range(pool.world_size), lambda ranks: telemetry.runs(pool.agents, ranks))
+    return _chosen(
+        request, range(pool.world_size), lambda ranks: telemetry.runs(pool.agents, ranks)
+    )
 
 
 def _awaited(pool: Readable, request: LogsRequest) -> Chosen:
@@ -242,17 +254,28 @@ def _ended(texts: Mapping[int, str], request: LogsRequest, write: Write) -> None
         write(_labelled(lines[rank], chosen.label(rank)))
 
 
-def _lines_of(texts: Mapping[int, str], request: LogsRequest) -> tuple[Chosen, dict[int, list[str]]]:
+def _lines_of(
+    texts: Mapping[int, str], request: LogsRequest
+) -> tuple[Chosen, dict[int, list[str]]]:
     """The lines that are asked for, by rank, of what is kept."""
     lines = {rank: text.removesuffix("\n").split("\n") for rank, text in texts.items()}
-    headings = {rank: [match for line in some if (match := HEADING.fullmatch(line))] for rank, some in lines.items()}
+    headings = {
+        rank: [match for line in some if (match := HEADING.fullmatch(line))]
+        for rank, some in lines.items()
+    }
 
     def runs(ranks: Sequence[int]) -> dict[int, int]:
-        return {int(one["run"]): int(one["cell"]) for rank in ranks for one in headings[rank] if one["run"]}
+        return {
+            int(one["run"]): int(one["cell"])
+            for rank in ranks
+            for one in headings[rank]
+            if one["run"]
+        }
 
     chosen = _chosen(request, sorted(texts), runs)
     found = {
-        rank: lines[rank] if chosen.runs is None else list(of_runs(lines[rank], chosen.runs)) for rank in chosen.ranks
+        rank: lines[rank] if chosen.runs is None else list(of_runs(lines[rank], chosen.runs))
+        for rank in chosen.ranks
     }
     return chosen, {rank: chosen.matching(some)[-request.lines :] for rank, some in found.items()}
 
@@ -270,13 +293,19 @@ def of_runs(lines: Sequence[str], runs: Collection[int]) -> Iterator[str]:
 # -- what is meant ---------------------------------------------------------------------------------------------------
 
 
-def _chosen(request: LogsRequest, there: Sequence[int], runs: Callable[[Sequence[int]], Mapping[int, int]]) -> Chosen:
+def _chosen(
+    request: LogsRequest, there: Sequence[int], runs: Callable[[Sequence[int]], Mapping[int, int]]
+) -> Chosen:
     """What is asked for, where a pool has these ranks; `runs` tells run → cell of some of them. Raises RequestError with all mistakes."""
     mistakes: list[str] = []
     ranks = tuple(there)
     with noted_in(mistakes):
         size = max(there, default=-1) + 1
-        ranks = tuple(one for one in (request.rank or Selection("all")).ranks(size) if one in there) if size else ()
+        ranks = (
+            tuple(one for one in (request.rank or Selection("all")).ranks(size) if one in there)
+            if size
+            else ()
+        )
     pattern = re.compile("")
     try:
         pattern = re.compile(request.grep or "")
@@ -286,7 +315,9 @@ def _chosen(request: LogsRequest, there: Sequence[int], runs: Callable[[Sequence
     if request.run is not None or request.cell is not None:
         found = runs(ranks)
         chosen = tuple(
-            run for run, cell in found.items() if request.run in (None, run) and request.cell in (None, cell)
+            run
+            for run, cell in found.items()
+            if request.run in (None, run) and request.cell in (None, cell)
         )
         if not chosen:
             mistakes.append(_no_run(request, found))
@@ -308,4 +339,8 @@ def _listed(noun: str, numbers: Sequence[int]) -> str:
     """Which there are."""
     if not numbers:
         return "there are none yet"
-    return f"there is {rank_words(numbers, noun)}" if len(numbers) == 1 else f"there are {rank_words(numbers, noun)}"
+    return (
+        f"there is {rank_words(numbers, noun)}"
+        if len(numbers) == 1
+        else f"there are {rank_words(numbers, noun)}"
+    )

@@ -125,7 +125,9 @@ def _key(request: NotebookRequest, mistakes: list[str]) -> keys.PoolKey | None:
             raise PoolError(
                 f"pool {record.name!r} is in use: {records.holder(record)} has it; end that one, or take the pool away from it: --take-over"
             )
-        with contextlib.closing(opened_reader(record.job_id)) as reader:  # which finds out whether it is there
+        with contextlib.closing(
+            opened_reader(record.job_id)
+        ) as reader:  # which finds out whether it is there
             if busy := [one for one in reader.runs() if not one.over]:
                 raise PoolError(
                     f"a cell of its last notebook is still running there (run {busy[-1].run}): skymagic attach {record.name} shows it"
@@ -162,7 +164,9 @@ def _beside(notebook: Mapping[str, Any], folder: Path) -> list[str]:
                 )
     own = sorted(one.partition(".")[0] for one in search(names, str(folder)).sources)
     return (
-        [f"it imports {', '.join(dict.fromkeys(own))} from its own folder: --workdir {folder} copies that too"]
+        [
+            f"it imports {', '.join(dict.fromkeys(own))} from its own folder: --workdir {folder} copies that too"
+        ]
         if own
         else []
     )
@@ -180,7 +184,9 @@ def _start(run: NotebookRun, notebook: dict[str, Any], folder: Path | None) -> N
             if folder is not None:
                 files = Files([node], lambda one: one.run(processes.FILES, REMOTE_FOLDER))
                 files.sync(folder, where, key.plan.image.excludes, ())
-        order = wire.ExecuteNotebook(run.job_id, notebook, packed(key, _accesses(key, nodes)), where, env)
+        order = wire.ExecuteNotebook(
+            run.job_id, notebook, packed(key, _accesses(key, nodes)), where, env
+        )
         with contextlib.closing(node.run(processes.START_NOTEBOOK, run.driver)) as transport:
             transport.write(wire.CODEC.encode(order))
             for message in _messages(transport):
@@ -193,7 +199,10 @@ def _start(run: NotebookRun, notebook: dict[str, Any], folder: Path | None) -> N
 
 def _accesses(key: keys.PoolKey, nodes: Sequence[Node]) -> tuple[head.NodeAccess, ...]:
     """What leads from the head to all nodes: to the others by relays, which end with the pool, or when nobody comes. Raises PoolError."""
-    known = [head.NodeAccess(one.daemon, one.secret, node.name) for one, node in zip(key.accesses, nodes, strict=True)]
+    known = [
+        head.NodeAccess(one.daemon, one.secret, node.name)
+        for one, node in zip(key.accesses, nodes, strict=True)
+    ]
     first, *others = known
     pem = tls.certificate() if others else ""
     opened = run_all(
@@ -269,18 +278,24 @@ def follow(
                 ) from None
             why = f": {problem}"
         time.sleep(1.0)
-    raise PoolError(f"lost contact with the notebook on pool {run.name!r}{why}; skymagic attach {run.name} tries again")
+    raise PoolError(
+        f"lost contact with the notebook on pool {run.name!r}{why}; skymagic attach {run.name} tries again"
+    )
 
 
 def _told(run: NotebookRun) -> Iterator[wire.NotebookMessage]:
     with (
         _head(run) as node,
-        contextlib.closing(node.run(processes.FOLLOW_NOTEBOOK, run.driver, run.job_id)) as transport,
+        contextlib.closing(
+            node.run(processes.FOLLOW_NOTEBOOK, run.driver, run.job_id)
+        ) as transport,
     ):
         yield from _messages(transport)
 
 
-def _hear(run: NotebookRun, message: wire.NotebookMessage, heard: Callable[[wire.NotebookMessage], None]) -> None:
+def _hear(
+    run: NotebookRun, message: wire.NotebookMessage, heard: Callable[[wire.NotebookMessage], None]
+) -> None:
     if isinstance(message, wire.Begun) and run.key.plan.remote:
         _held(run.job_id, message.process, message.machine)
     heard(message)
@@ -290,7 +305,11 @@ def _held(job_id: str, process: str, machine: str) -> None:
     """The pool's record here says who has it: on its own machine the notebook's kernel writes that itself."""
     for one in records.every():
         if one.job_id == job_id:
-            records.write(replace(one, process=process, machine=machine, folder=str(Path.cwd()), held=time.time()))
+            records.write(
+                replace(
+                    one, process=process, machine=machine, folder=str(Path.cwd()), held=time.time()
+                )
+            )
 
 
 def _save(run: NotebookRun, notebook: Mapping[str, Any]) -> None:
@@ -318,10 +337,14 @@ def stop(name: str) -> None:
     """Stop a notebook as by its stop button; a second time kills its kernel. Raises PoolError: there is none."""
     run = keys.notebook_run(name)
     if run is None:
-        raise PoolError(f"no notebook is executed on a pool {name!r}: {listed(keys.notebook_runs())}")
+        raise PoolError(
+            f"no notebook is executed on a pool {name!r}: {listed(keys.notebook_runs())}"
+        )
     with (
         _head(run) as node,
-        contextlib.closing(node.run(processes.FOLLOW_NOTEBOOK, run.driver, run.job_id)) as transport,
+        contextlib.closing(
+            node.run(processes.FOLLOW_NOTEBOOK, run.driver, run.job_id)
+        ) as transport,
     ):
         for message in _messages(transport):
             if isinstance(message, wire.NotebookEnded):

@@ -29,8 +29,14 @@ if TYPE_CHECKING:
 def place_mistakes(hosts: Sequence[str], provider: str | None, login: str | None) -> list[str]:
     """What contradicts itself in how a place is named."""
     checks = (
-        (provider and hosts, "--hosts names your own machines, --provider rented ones: use one of them"),
-        (login and provider != "slurm", "--login is the way to a Slurm cluster: add --provider slurm"),
+        (
+            provider and hosts,
+            "--hosts names your own machines, --provider rented ones: use one of them",
+        ),
+        (
+            login and provider != "slurm",
+            "--login is the way to a Slurm cluster: add --provider slurm",
+        ),
     )
     return [mistake for wrong, mistake in checks if wrong]
 
@@ -51,12 +57,18 @@ class StatusRequest:
         """What contradicts itself."""
         return [
             *place_mistakes(self.hosts, self.provider, self.login),
-            *(["--disk says what is on hosts: leave --provider out"] if self.provider and self.disk else []),
+            *(
+                ["--disk says what is on hosts: leave --provider out"]
+                if self.provider and self.disk
+                else []
+            ),
             *(["--disk is not of one pool: leave its name out"] if self.disk and self.name else []),
         ]
 
 
-def look(request: StatusRequest, settings: CloudSettings) -> HostListing | ClusterListing | TagListing:
+def look(
+    request: StatusRequest, settings: CloudSettings
+) -> HostListing | ClusterListing | TagListing:
     """What runs on the request's hosts (on this machine where none are named), in jobs of a cluster, or is rented.
 
     Raises:
@@ -65,7 +77,9 @@ def look(request: StatusRequest, settings: CloudSettings) -> HostListing | Clust
     """
     if request.provider in providers.LISTING:
         pools = providers.listing(request.provider, request.login).pools()
-        return ClusterListing([one for one in pools if request.name in (None, one.name, one.job_id)])
+        return ClusterListing(
+            [one for one in pools if request.name in (None, one.name, one.job_id)]
+        )
     if request.provider:
         from skymagic.providers.aws import sweep
         from skymagic.providers.aws.clients import AwsClients
@@ -77,7 +91,11 @@ def look(request: StatusRequest, settings: CloudSettings) -> HostListing | Clust
     # these hosts have told all that they run: other records of theirs are of pools that have ended
     records.forget(found.reached, [one.job_id for one in found.pools])
     name = request.name
-    return HostListing(replace(found, pools=tuple(one for one in found.pools if name in (None, one.name, one.job_id))))
+    return HostListing(
+        replace(
+            found, pools=tuple(one for one in found.pools if name in (None, one.name, one.job_id))
+        )
+    )
 
 
 # -- on hosts --------------------------------------------------------------------------------------------------------
@@ -98,12 +116,16 @@ class HostListing:
         """For people; `own` are job ids of this process."""
         found = self.found
         blocks = [_pool_text(pool, pool.job_id in own, found.here) for pool in found.pools]
-        blocks = blocks or [f"you have no pool {'here that outlives its notebook' if found.here else 'there'}"]
+        blocks = blocks or [
+            f"you have no pool {'here that outlives its notebook' if found.here else 'there'}"
+        ]
         for host, number in found.unread.items():
             blocks.append(
                 f"{host}: {count(number, 'agent')} of another version of skymagic, whose record cannot be read"
             )
-        return "\n\n".join([*blocks, *(f"{host}: {reason}" for host, reason in found.unreached.items())])
+        return "\n\n".join(
+            [*blocks, *(f"{host}: {reason}" for host, reason in found.unreached.items())]
+        )
 
     def plain(self) -> dict[str, Any]:
         """For programs; the fields stay as they are from version to version. Times are seconds since 1970."""
@@ -125,7 +147,9 @@ class HostListing:
         }
 
 
-def end_on_hosts(hosts: Sequence[str], name: str | None, every: bool, own: Collection[str] = ()) -> list[str]:
+def end_on_hosts(
+    hosts: Sequence[str], name: str | None, every: bool, own: Collection[str] = ()
+) -> list[str]:
     """End pools on hosts; on this machine where none are named.
 
     Args:
@@ -146,9 +170,14 @@ def end_on_hosts(hosts: Sequence[str], name: str | None, every: bool, own: Colle
         raise RequestError(f"{', '.join(mine)}: of this notebook; %sky_down {mine[0]} ends it")
     left = {**found.unreached, **on_hosts.end(pools, here=found.here)}
     lines = [_ended(pool, left) for pool in pools]
-    records.forget(set(found.reached) - set(left), {one.job_id for one in found.pools} - {one.job_id for one in pools})
+    records.forget(
+        set(found.reached) - set(left),
+        {one.job_id for one in found.pools} - {one.job_id for one in pools},
+    )
     if left:
-        raise PoolError("; ".join([*lines, *(f"{host}: {reason}" for host, reason in left.items())]))
+        raise PoolError(
+            "; ".join([*lines, *(f"{host}: {reason}" for host, reason in left.items())])
+        )
     return lines
 
 
@@ -245,19 +274,35 @@ class ClusterListing:
     def text(self, own: Collection[str] = ()) -> str:
         """For people; `own` are job ids of this process."""
         rows = [
-            (one.name, one.job_id, one.where, one.state, roughly(one.ends - time()) if one.ends else "-")
+            (
+                one.name,
+                one.job_id,
+                one.where,
+                one.state,
+                roughly(one.ends - time()) if one.ends else "-",
+            )
             for one in self.pools
         ]
         heading = ("pool", "job id", "runs in", "state", "time left")
-        ends = "to end one: %sky_down JOB-ID --provider NAME" if {one.job_id for one in self.pools} - set(own) else ""
-        return "\n".join(filter(None, (table([heading, *rows]), ends))) if rows else "none of your pools runs there"
+        ends = (
+            "to end one: %sky_down JOB-ID --provider NAME"
+            if {one.job_id for one in self.pools} - set(own)
+            else ""
+        )
+        return (
+            "\n".join(filter(None, (table([heading, *rows]), ends)))
+            if rows
+            else "none of your pools runs there"
+        )
 
     def plain(self) -> dict[str, Any]:
         """For programs; the fields stay as they are from version to version. Times are seconds since 1970."""
         return {"pools": [vars(one) for one in self.pools], "unreached": {}}
 
 
-def end_in_cluster(provider: str, name: str | None, own: Collection[str] = (), login: str | None = None) -> list[str]:
+def end_in_cluster(
+    provider: str, name: str | None, own: Collection[str] = (), login: str | None = None
+) -> list[str]:
     """End one pool that a cluster's scheduler knows of.
 
     Args:
@@ -285,7 +330,9 @@ def _only(cluster: Listable, name: str | None, provider: str) -> ListedPool:
     found = [one for one in pools if name in (None, one.name, one.job_id)]
     if len(found) != 1:
         listed = ", ".join(f"{one.job_id} ({one.where})" for one in found or pools) or "none"
-        raise RequestError(f"{len(found)} of your pools match: say which one; --provider {provider} has {listed}")
+        raise RequestError(
+            f"{len(found)} of your pools match: say which one; --provider {provider} has {listed}"
+        )
     return found[0]
 
 
@@ -338,12 +385,19 @@ class TagListing:
     def text(self, own: Collection[str] = ()) -> str:
         """For people; `own` are job ids of this process."""
         found = self.found
-        blocks = [_rented_text(one, one.job_id in own) for one in found.pools] or ["you have no pool on EC2"]
-        return "\n\n".join([*blocks, *(f"{region}: {reason}" for region, reason in found.unreached.items())])
+        blocks = [_rented_text(one, one.job_id in own) for one in found.pools] or [
+            "you have no pool on EC2"
+        ]
+        return "\n\n".join(
+            [*blocks, *(f"{region}: {reason}" for region, reason in found.unreached.items())]
+        )
 
     def plain(self) -> dict[str, Any]:
         """For programs; the fields stay as they are from version to version. Times are seconds since 1970."""
-        pools = [{**vars(pool), "machines": [vars(one) for one in pool.machines]} for pool in self.found.pools]
+        pools = [
+            {**vars(pool), "machines": [vars(one) for one in pool.machines]}
+            for pool in self.found.pools
+        ]
         return {"pools": pools, "unreached": self.found.unreached}
 
 
@@ -374,7 +428,9 @@ def end_rented(
     say(f"ending {_heading(pool)} …")
     if problems := sweep.release_job(clients, pool.job_id, catalogue.used_regions(clients)):
         listed = "\n  ".join(problems)
-        raise PoolError(f"not everything in pool {pool.name!r} ({pool.job_id}) could be stopped:\n  {listed}")
+        raise PoolError(
+            f"not everything in pool {pool.name!r} ({pool.job_id}) could be stopped:\n  {listed}"
+        )
     records.remove(pool.job_id)
     return [f"pool {pool.name!r} ({pool.job_id}) is down"]
 
@@ -382,7 +438,10 @@ def end_rented(
 def _rented_text(pool: TaggedPool, own: bool) -> str:
     now = time()
     rows = [("machine", "type", "GPUs", "zone", "state", "for")]
-    rows += [(one.id, one.type, one.gpus, one.zone, one.state, roughly(now - one.launched)) for one in pool.machines]
+    rows += [
+        (one.id, one.type, one.gpus, one.zone, one.state, roughly(now - one.launched))
+        for one in pool.machines
+    ]
     ends = f"ends itself at {pool.ends} at the latest"
     which = pool.name if own else f"{pool.job_id} --provider aws"
     return "\n".join([_heading(pool), table(rows), ends, f"to end it: %sky_down {which}"])

@@ -71,7 +71,12 @@ class PoolReader:
         self._transports: list[Transport] = []
         self._events: queue.SimpleQueue[tuple[int, Mapping[str, Any]]] = queue.SimpleQueue()
         met = [
-            replace(node, address=address, hostname=hostname, start_agent=functools.partial(self._open, node))
+            replace(
+                node,
+                address=address,
+                hostname=hostname,
+                start_agent=functools.partial(self._open, node),
+            )
             for node, (address, hostname) in zip(nodes, key.addresses, strict=True)
         ]
         self.agents = Agents(met, self._died, self._lost, _ignore, _ignore, _ignore, self._shown)
@@ -130,8 +135,12 @@ class PoolReader:
                     interrupted |= {rank} if found["interrupted"] else set()
                 if found is not None or (known["order"] or {"run": 0})["run"] > one.run:
                     waiting.discard(rank)  # one that is far ahead does not know any more
-        failed = "stopped" if errors and errors.keys() <= interrupted else "failed" if errors else "done"
-        return RunOutcome(one.run, one.spec.execution_count, "lost" if self.gone else failed, errors)
+        failed = (
+            "stopped" if errors and errors.keys() <= interrupted else "failed" if errors else "done"
+        )
+        return RunOutcome(
+            one.run, one.spec.execution_count, "lost" if self.gone else failed, errors
+        )
 
     def _shown(self, rank: int, content: Mapping[str, Any]) -> None:
         self._events.put((rank, content))
@@ -144,7 +153,9 @@ class PoolReader:
 
     def _open(self, node: Node, _: Callable[[str], None]) -> Transport:
         """A connection to the agent's socket for readers."""
-        self._transports.append(node.run(processes.ATTACH, processes.READERS_ONLY, node.access.daemon))
+        self._transports.append(
+            node.run(processes.ATTACH, processes.READERS_ONLY, node.access.daemon)
+        )
         return self._transports[-1]
 
     def close(self) -> None:
@@ -165,7 +176,9 @@ def outcome_words(end: RunOutcome, ranks: Sequence[int]) -> str:
         "lost": "cannot be reached: the pool has ended",
     }
     lines = [f"[cell {end.cell}, run {end.run}, on {rank_words(ranks)} {words[end.status]}]"]
-    return "\n".join([*lines, *(f"[rank {rank}: {text}]" for rank, text in sorted(end.errors.items()))])
+    return "\n".join(
+        [*lines, *(f"[rank {rank}: {text}]" for rank, text in sorted(end.errors.items()))]
+    )
 
 
 def _ignore(_: object) -> None:
@@ -214,15 +227,30 @@ def attached(name: str, as_json: bool) -> str:
     screen = JsonScreen(sys.stdout)
     with contextlib.closing(opened_reader(name)) as reader:
         shown = DisplayRecord(reader.job_id)
-        waiting = [one for one in reader.runs() if not (one.over and shown.delivered(one.run, one.spec.ranks))]
+        waiting = [
+            one
+            for one in reader.runs()
+            if not (one.over and shown.delivered(one.run, one.spec.ranks))
+        ]
         if as_json:
-            screen.say("attached", pool=reader.name, job_id=reader.job_id, runs=[one.run for one in waiting])
+            screen.say(
+                "attached",
+                pool=reader.name,
+                job_id=reader.job_id,
+                runs=[one.run for one in waiting],
+            )
         elif not waiting:
             print_note(f"[nothing runs on pool {reader.name!r}]")
         status = "nothing"
         for one in waiting:
             if as_json:
-                screen.say("run", run=one.run, cell=one.spec.execution_count, ranks=list(one.spec.ranks), over=one.over)
+                screen.say(
+                    "run",
+                    run=one.run,
+                    cell=one.spec.execution_count,
+                    ranks=list(one.spec.ranks),
+                    over=one.over,
+                )
                 end = reader.follow(one, screen)
                 screen.say("end", **vars(end))
             else:
@@ -244,4 +272,6 @@ def _followed(reader: PoolReader, one: UnfinishedRun) -> RunOutcome:
 
 def _begun(one: UnfinishedRun) -> str:
     verb = "had ended" if one.over else "is still running"
-    return f"[cell {one.spec.execution_count}, run {one.run}, on {rank_words(one.spec.ranks)} {verb}]"
+    return (
+        f"[cell {one.spec.execution_count}, run {one.run}, on {rank_words(one.spec.ranks)} {verb}]"
+    )

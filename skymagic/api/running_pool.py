@@ -38,7 +38,9 @@ class RunningPool:
 
     # -- cells and tasks ---------------------------------------------------------------------------------------------
 
-    def run_cell(self, source: str, targets: Ranks = None, *, timeout: float | None = None) -> list[Any]:
+    def run_cell(
+        self, source: str, targets: Ranks = None, *, timeout: float | None = None
+    ) -> list[Any]:
         """Run the text of a cell, as ``%%sky_broadcast`` does.
 
         Args:
@@ -59,9 +61,13 @@ class RunningPool:
         plain = cells.check_syntax(source, TransformerManager().transform_cell)
         spec = cells.spec_of(request, self.pool, cells.Cell(source), plain)
         limits = Limits(
-            timeout=request.timeout, grace=self.pool.defaults.grace, stall_after=self.pool.defaults.stall_after
+            timeout=request.timeout,
+            grace=self.pool.defaults.grace,
+            stall_after=self.pool.defaults.stall_after,
         )
-        values = cells.broadcast(self.pool, replace(spec, value_ranks=spec.ranks if source else ()), limits)
+        values = cells.broadcast(
+            self.pool, replace(spec, value_ranks=spec.ranks if source else ()), limits
+        )
         if values.problems:
             raise cells.result_error(values, ())
         return values
@@ -73,7 +79,9 @@ class RunningPool:
             RunError: the first failure; it is also an instance of the original exception's class. The other calls are stopped.
         """
         lazy = body if isinstance(body, Function) else Function(body)
-        return side_by_side([Task(lazy.local, (item,), timeout=lazy.timeout) for item in items], self.pool)
+        return side_by_side(
+            [Task(lazy.local, (item,), timeout=lazy.timeout) for item in items], self.pool
+        )
 
     # -- variables ---------------------------------------------------------------------------------------------------
 
@@ -104,7 +112,9 @@ class RunningPool:
         found = tuple(values[name] for name in names)
         return found[0] if len(names) == 1 else found
 
-    def clone(self, ranks: int | str | Iterable[int], names: str | Iterable[str], *, source: int) -> tuple[str, ...]:
+    def clone(
+        self, ranks: int | str | Iterable[int], names: str | Iterable[str], *, source: int
+    ) -> tuple[str, ...]:
         """Copy variables from one rank to others, as ``%sky_clone`` does: ``pool.clone(2, "model optimizer", source=0)``.
 
         All of them as one, so that an optimizer holds the model's parameters; DDP wrappers are made again around the group.
@@ -118,7 +128,9 @@ class RunningPool:
             RunError: a rank died, or could not rebuild the values.
         """
         named = names.replace(",", " ").split() if isinstance(names, str) else list(names)
-        return clone(self.pool, Selection.of(ranks).ranks(self.pool.world_size), named, source).names
+        return clone(
+            self.pool, Selection.of(ranks).ranks(self.pool.world_size), named, source
+        ).names
 
     # -- files and logs ----------------------------------------------------------------------------------------------
 
@@ -139,9 +151,13 @@ class RunningPool:
         self._copy("get", source, target, nodes, follow)
 
     def _copy(self, direction: str, source: str, target: str, nodes: Ranks, follow: bool) -> None:
-        chosen = self.pool.machines(_selection(nodes) or Selection("all" if direction == "put" else "head"))
+        chosen = self.pool.machines(
+            _selection(nodes) or Selection("all" if direction == "put" else "head")
+        )
         with Copying() as progress:
-            copied = getattr(self.pool.files(), direction)(source, target, chosen, progress, follow=follow)
+            copied = getattr(self.pool.files(), direction)(
+                source, target, chosen, progress, follow=follow
+            )
         progress.end(summary(copied, progress.seconds, to_nodes=direction == "put"))
 
     def logs(
@@ -164,7 +180,9 @@ class RunningPool:
         Raises:
             RequestError: there are no such ranks or runs, or it is no regular expression.
         """
-        return collected(LogsRequest(_selection(rank), lines, pool=self.pool.name, run=run, cell=cell, grep=grep))
+        return collected(
+            LogsRequest(_selection(rank), lines, pool=self.pool.name, run=run, cell=cell, grep=grep)
+        )
 
 
 def finish(pool: Pool, unfinished: UnfinishedRun, namespace: dict[str, Any]) -> None:

@@ -52,7 +52,8 @@ def request_of(given: Mapping[str, Any]) -> PoolRequest:
         "image": asked["image"],
         "procs_per_node": read("procs_per_node", count) or read("ranks", count),
         "cpus": read("cpus", lambda value: at_least(f"{value}")) or read("vcpus", _minimum),
-        "memory": read("memory", lambda value: at_least(f"{value}", "GB")) or read("memory_gb", _minimum),
+        "memory": read("memory", lambda value: at_least(f"{value}", "GB"))
+        or read("memory_gb", _minimum),
         "pip": asked["pip"],
         "env": tuple((asked["env"] or {}).items()),
         "secrets": asked["secrets"],
@@ -65,9 +66,15 @@ def request_of(given: Mapping[str, Any]) -> PoolRequest:
     }
     if mistakes:
         raise RequestError(mistakes)
-    choice = asked["provider"] if isinstance(asked["provider"], Choice) else Choice(asked["provider"] or "auto")
+    choice = (
+        asked["provider"]
+        if isinstance(asked["provider"], Choice)
+        else Choice(asked["provider"] or "auto")
+    )
     request = PoolRequest(
-        provider=choice.name, yes=True, **{**{key: value for key, value in said.items() if value}, **choice.fields}
+        provider=choice.name,
+        yes=True,
+        **{**{key: value for key, value in said.items() if value}, **choice.fields},
     )
     if asked["ranks"] is None:
         return request
@@ -102,7 +109,9 @@ def _accelerator(value: Any) -> Accelerator | GpuChoice:
         return read_gpus(str(value))
     made = value() if callable(value) else value
     if not isinstance(made, Accelerator):
-        raise RequestError(f'{value!r} is not an accelerator: write "A100", "A100:8", "all" or sky.accelerators.A100()')
+        raise RequestError(
+            f'{value!r} is not an accelerator: write "A100", "A100:8", "all" or sky.accelerators.A100()'
+        )
     return made
 
 

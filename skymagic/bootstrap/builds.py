@@ -44,7 +44,11 @@ def platforms(facts: Facts) -> tuple[str, ...]:
         # not linux_*: a wheel that says no more was built here, most likely for glibc
         return tuple(f"musllinux_1_{minor}_{machine}" for minor in (2, 1))
     tags = (f"manylinux_2_{minor}_{machine}" for minor in range(_glibc(facts), 4, -1))
-    return (*tags, *(f"manylinux{name}_{machine}" for name in ("2014", "2010", "1")), f"linux_{machine}")
+    return (
+        *tags,
+        *(f"manylinux{name}_{machine}" for name in ("2014", "2010", "1")),
+        f"linux_{machine}",
+    )
 
 
 def uv_platform(facts: Facts) -> str:
@@ -142,7 +146,9 @@ def choose(requirements: Requirements, facts: Facts) -> Builds:
 
 JAX = re.compile(r"jax(\[cuda1\d\])?(?=$|[\s<>=!~;,@])")
 """A requirement of JAX's, as its plugin and Keras's write it."""
-CUDA_13_DRIVER = 580  # NVIDIA's driver from which on uv's ``auto`` takes PyTorch's builds for CUDA 13
+CUDA_13_DRIVER = (
+    580  # NVIDIA's driver from which on uv's ``auto`` takes PyTorch's builds for CUDA 13
+)
 
 
 def for_gpus(packages: Sequence[str], facts: Facts, backend: str) -> tuple[str, ...]:
@@ -158,10 +164,15 @@ def for_gpus(packages: Sequence[str], facts: Facts, backend: str) -> tuple[str, 
     driver = facts.driver.partition(".")[0]
     newest = 13 if driver.isdigit() and int(driver) >= CUDA_13_DRIVER else 12
     major = backend[2:4] if backend.startswith("cu") else newest
-    return tuple(JAX.sub(f"jax[cuda{major}]", text, count=1) if JAX.match(text) else text for text in packages)
+    return tuple(
+        JAX.sub(f"jax[cuda{major}]", text, count=1) if JAX.match(text) else text
+        for text in packages
+    )
 
 
-def _allowed(requirements: Requirements, name: str, offers: Iterable[BuildOffer]) -> list[BuildOffer]:
+def _allowed(
+    requirements: Requirements, name: str, offers: Iterable[BuildOffer]
+) -> list[BuildOffer]:
     """The offers of a project that what is asked for allows, the newest last; the notebook's version alone where it is there."""
     from packaging.requirements import Requirement
     from packaging.version import Version
@@ -170,7 +181,8 @@ def _allowed(requirements: Requirements, name: str, offers: Iterable[BuildOffer]
     fitting = [
         each
         for each in offers
-        if each.name == name and all(one.specifier.contains(each.version, prereleases=False) for one in asked)
+        if each.name == name
+        and all(one.specifier.contains(each.version, prereleases=False) for one in asked)
     ]
     preferred = [each for each in fitting if f"{name}=={each.public}" in requirements.preferences]
     return sorted(preferred or fitting, key=lambda each: Version(each.version))
@@ -178,7 +190,11 @@ def _allowed(requirements: Requirements, name: str, offers: Iterable[BuildOffer]
 
 def _pin(offer: BuildOffer, among: Iterable[BuildOffer]) -> str:
     """A requirement that takes this build; a version without a label would also be satisfied by those with one."""
-    others = {each.version for each in among if offer.version == offer.public and each.public == offer.public}
+    others = {
+        each.version
+        for each in among
+        if offer.version == offer.public and each.public == offer.public
+    }
     excluded = "".join(f",!={version}" for version in sorted(others - {offer.version}))
     return f"{offer.name}=={offer.version}{excluded}"
 
@@ -187,7 +203,9 @@ def question(host: str, builds: Builds) -> str:
     """What has to be confirmed before a host gets builds for GPUs that it does not have; "" for nothing."""
     if not builds.only_cuda:
         return ""
-    what = ", ".join(f"{each.name} {each.version} ({size_words(each)})" for each in builds.only_cuda)
+    what = ", ".join(
+        f"{each.name} {each.version} ({size_words(each)})" for each in builds.only_cuda
+    )
     return f"{host} has no GPU, and its indexes have only a build for CUDA of {what}"
 
 
@@ -223,20 +241,32 @@ class Package:
     def text(self) -> str:
         """One line: ``torch 2.13.0+cpu, CPU build, 184.2 MB, from https://download.pytorch.org/whl/cpu``."""
         named = f"{self.name} {self.version or '(the newest)'}"
-        known = (self.build, size(self.nbytes) if self.nbytes else "", f"from {self.source}" if self.source else "")
+        known = (
+            self.build,
+            size(self.nbytes) if self.nbytes else "",
+            f"from {self.source}" if self.source else "",
+        )
         return ", ".join(filter(None, (named, *known)))
 
 
 def packages(requirements: Requirements, facts: Facts) -> tuple[Package, ...]:
     """What a new environment of this host will hold, what is asked for first."""
     builds = choose(requirements, facts)
-    labelled = {text.partition("==")[0]: text.partition("==")[2].partition(",")[0] for text in builds.constraints}
+    labelled = {
+        text.partition("==")[0]: text.partition("==")[2].partition(",")[0]
+        for text in builds.constraints
+    }
     found = []
     for name, pin in requirements.pins.items():
         version = labelled.get(name) or pin.partition("==")[2]
-        offers = [each for each in facts.offers if each.name == name and version in (each.version, each.public)]
+        offers = [
+            each
+            for each in facts.offers
+            if each.name == name and version in (each.version, each.public)
+        ]
         offer = next(
-            (each for each in offers if each.version == version), offers[-1] if offers else BuildOffer(name, version)
+            (each for each in offers if each.version == version),
+            offers[-1] if offers else BuildOffer(name, version),
         )
         package = Package(name, version, "", offer.nbytes, offer.source)
         if name in requirements.torch:
@@ -249,7 +279,10 @@ def download_bytes(requirements: Requirements, facts: Facts) -> int:
     """About how many bytes a new environment of this host comes to from a network; links and indexes on its disk do not count."""
     remote = [each for each in packages(requirements, facts) if re.match(r"https?://", each.source)]
     torch = ASSUMED_TORCH_BYTES[facts.accelerated]
-    known = sum(each.nbytes or (torch if each.name in requirements.torch else ASSUMED_BYTES) for each in remote)
+    known = sum(
+        each.nbytes or (torch if each.name in requirements.torch else ASSUMED_BYTES)
+        for each in remote
+    )
     return known + (UV_BYTES if remote and not facts.uv else 0)
 
 
@@ -263,9 +296,7 @@ def shortage_of(nbytes: int, facts: Facts) -> str:
     needed, free = nbytes * UNPACKED, facts.disk_kb
     if free is None or needed <= free * 1024:
         return ""
-    return (
-        f"its disk will not hold the packages: about {size(needed)} needed, {size(free * 1024)} free at {facts.folder}"
-    )
+    return f"its disk will not hold the packages: about {size(needed)} needed, {size(free * 1024)} free at {facts.folder}"
 
 
 def _own(one: OwnWheel) -> Package:
@@ -292,10 +323,15 @@ def lines(requirements: Requirements, hosts: Mapping[str, Facts]) -> tuple[str, 
         for package in every:
             if package.name in requirements.asked:
                 asked.setdefault(package.text, []).append(host)
-        needed.setdefault(tuple(each for each in every if each.name not in requirements.asked), []).append(host)
+        needed.setdefault(
+            tuple(each for each in every if each.name not in requirements.asked), []
+        ).append(host)
     everywhere = list(hosts)
     found = [text + _on(where, everywhere) for text, where in asked.items()]
-    return (*found, *(_summary(rest) + _on(where, everywhere) for rest, where in needed.items() if rest))
+    return (
+        *found,
+        *(_summary(rest) + _on(where, everywhere) for rest, where in needed.items() if rest),
+    )
 
 
 def _summary(rest: tuple[Package, ...]) -> str:

@@ -35,7 +35,9 @@ from typing import Any  # noqa: F401
 from skymagic.wire.authentication import Door
 from skymagic.wire.tls import context
 
-PIECE = 1 << 18  # bytes that go on together; with fewer at a time TLS takes processor time that is needed for unpacking
+PIECE = (
+    1 << 18
+)  # bytes that go on together; with fewer at a time TLS takes processor time that is needed for unpacking
 FOLLOWER_SECONDS = 15.0
 """For which a host waits for the next one before it unpacks alone."""
 CONNECT_SECONDS = 5.0
@@ -57,7 +59,9 @@ def packed(folder: str, names: Sequence[str]) -> Iterator[bytes]:
     with open(f"{folder}/{names[0]}.lock", "a") as lock, contextlib.suppress(OSError):
         fcntl.flock(lock, fcntl.LOCK_EX)  # as install.sh does; some file systems have no locks
         command = ["tar", "-C", folder, "-cf", "-", *names]
-        with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, pipesize=1 << 20) as tar:
+        with subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, pipesize=1 << 20
+        ) as tar:
             assert tar.stdout is not None
             while data := tar.stdout.read(PIECE):
                 yield data
@@ -134,7 +138,9 @@ def unpacked(pieces: Iterator[bytes], sinks: Sequence[Sink], place: Path) -> boo
     place.mkdir(mode=0o700, parents=True)
     # as root, tar would give the files to whoever had the number of their owner there
     command = ["tar", "-C", str(place), "-xof", "-"]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, pipesize=1 << 20) as tar:
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, pipesize=1 << 20
+    ) as tar:
         assert tar.stdin is not None
         well = copied(pieces, [*sinks, tar.stdin.write])
         with contextlib.suppress(OSError):
@@ -196,7 +202,11 @@ class ChainLink:
     def _sinks(self, stack: contextlib.ExitStack, last: bool) -> list[Sink]:
         """The next host, unless there is none, or it does not come."""
         try:
-            return [] if last else [framed(stack.enter_context(self._followers.get(timeout=FOLLOWER_SECONDS)))]
+            return (
+                []
+                if last
+                else [framed(stack.enter_context(self._followers.get(timeout=FOLLOWER_SECONDS)))]
+            )
         except queue.Empty:
             return []
 
@@ -224,6 +234,9 @@ def program() -> str:
     ours = {f"import {one.__name__}\n": inspect.getsource(one) for one in (context, Door)}
     lines = inspect.getsource(sys.modules[__name__]).splitlines(keepends=True)
     texts = (
-        ours[line.partition(" ")[2].partition(" ")[2]] if line.startswith("from skymagic.") else line for line in lines
+        ours[line.partition(" ")[2].partition(" ")[2]]
+        if line.startswith("from skymagic.")
+        else line
+        for line in lines
     )
     return "".join(texts) + "\n\nmain()\n"

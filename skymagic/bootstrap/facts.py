@@ -137,17 +137,29 @@ class Facts:
     def interpreters(self, minor: str) -> list[Python]:
         """Interpreters of this version, those first that can make environments."""
         fitting = [python for python in self.pythons if python.version == minor]
-        return sorted(fitting, key=lambda python: (not (python.venv and python.pip), not python.venv))
+        return sorted(
+            fitting, key=lambda python: (not (python.venv and python.pip), not python.venv)
+        )
 
     def inventory(self, python: str = "") -> Inventory:
         """The host as planning sees it."""
         memory_gb = round(self.memory_kb * 1024 / 1e9, 1)
         seen = gpus.visible(self.devices, self.visible)
-        unusable = f"the driver of {self.hostname} does not answer ({self.complaint})" if self.complaint else ""
+        unusable = (
+            f"the driver of {self.hostname} does not answer ({self.complaint})"
+            if self.complaint
+            else ""
+        )
         if self.rocm and not self.devices:
             unusable = f"{self.hostname} has AMD's GPUs (ROCm), and ranks run CUDA programs"
         return Inventory(
-            self.hostname, self.cpus, memory_gb, seen, python, descriptors=self.descriptors, unusable=unusable
+            self.hostname,
+            self.cpus,
+            memory_gb,
+            seen,
+            python,
+            descriptors=self.descriptors,
+            unusable=unusable,
         )
 
 
@@ -171,9 +183,23 @@ def parse(out: str) -> Facts:
     def number(name: str) -> int | None:
         return int(one(name)) if one(name).isdigit() else None
 
-    rows, tree, users, held = (said.get(name, ()) for name in ("gpu", "gpu_tree", "gpu_user", "gpu_hold"))
+    rows, tree, users, held = (
+        said.get(name, ()) for name in ("gpu", "gpu_tree", "gpu_user", "gpu_hold")
+    )
     devices = gpus.listed(rows, tree, users, held)
-    words = "system", "machine", "hostname", "home", "folder", "user", "libc", "boot", "refusal", "noexec", "foreign"
+    words = (
+        "system",
+        "machine",
+        "hostname",
+        "home",
+        "folder",
+        "user",
+        "libc",
+        "boot",
+        "refusal",
+        "noexec",
+        "foreign",
+    )
     plain: dict[str, Any] = {name: one(name) for name in (*words, "exposed", "env", "unreached")}
     plain |= {name: name in said for name in ("rocm", "no_index", "links", "ready", "sent", "code")}
     plain |= {name: number(name) for name in ("descriptors", "disk_kb", "shm_kb", "indexes")}

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-ANSWER_SECONDS = 8  # how long all indexes of a host together have to answer; one that does not is left out
+ANSWER_SECONDS = (
+    8  # how long all indexes of a host together have to answer; one that does not is left out
+)
 
 INDEX_PROBE = r'''
 import base64, json, os, re, ssl, sys, threading, time, zipfile, zlib

@@ -257,7 +257,9 @@ unpack() {
 """
 
 
-def plan_install(requirements: Requirements, facts: Facts, incoming: str, wheel: str) -> InstallPlan:
+def plan_install(
+    requirements: Requirements, facts: Facts, incoming: str, wheel: str
+) -> InstallPlan:
     """Choose how an environment is made: by the host's Python, by its uv, else by an uploaded uv.
 
     Args:
@@ -275,7 +277,9 @@ def plan_install(requirements: Requirements, facts: Facts, incoming: str, wheel:
     files = tuple(PurePath(path).name for path in requirements.uploads)
     python, silent = fitting[0].path if fitting else "", tuple(url for url, _ in facts.silent)
     builds = choose(requirements, facts)
-    return InstallPlan(requirements, facts.env, python, incoming, pip, uv, wheel, files, builds, silent)
+    return InstallPlan(
+        requirements, facts.env, python, incoming, pip, uv, wheel, files, builds, silent
+    )
 
 
 def install_script(plan: InstallPlan, facts: Facts) -> str:
@@ -311,17 +315,29 @@ def requirements_function(plan: InstallPlan, facts: Facts) -> str:
     """A shell function that writes the list of packages; passwords in URLs are on no command line."""
     requirements = plan.requirements
     # pip and uv split a path at spaces, but not a URL
-    uploaded = [f"file://{escaped(f'{facts.folder}/incoming/{plan.incoming}/{name}')}" for name in plan.files]
+    uploaded = [
+        f"file://{escaped(f'{facts.folder}/incoming/{plan.incoming}/{name}')}"
+        for name in plan.files
+    ]
     # a probe names an index without what stands before its @
     bare = {url: re.sub(r"(?<=://)[^/]*@", "", url).rstrip("/") for url in requirements.indexes}
-    indexes = [f"--extra-index-url {url}" for url in requirements.indexes if bare[url] not in plan.silent]
+    indexes = [
+        f"--extra-index-url {url}" for url in requirements.indexes if bare[url] not in plan.silent
+    ]
     indexes, scoped = ([], ()) if plan.sent else (indexes, requirements.scoped)
     files = {
-        "requirements.txt": [*indexes, *for_gpus(requirements.packages, facts, plan.builds.backend), *uploaded],
+        "requirements.txt": [
+            *indexes,
+            *for_gpus(requirements.packages, facts, plan.builds.backend),
+            *uploaded,
+        ],
         "builds.txt": plan.sent or plan.builds.constraints,
         "versions.txt": () if plan.sent else requirements.preferences,
         "own.txt": [f"{each.name} {each.digest}" for each in requirements.own],
-        **{f"scoped-{n}.txt": [f"--index-url {url}", *served] for n, (url, served) in enumerate(scoped)},
+        **{
+            f"scoped-{n}.txt": [f"--index-url {url}", *served]
+            for n, (url, served) in enumerate(scoped)
+        },
     }
     return writing(files)
 

@@ -42,7 +42,11 @@ class InstallFailure:
     @property
     def reason(self) -> str:
         """What failed, with the command and what it said."""
-        how = "its process was killed" if self.status is None or self.status < 0 else f"exit code {self.status}"
+        how = (
+            "its process was killed"
+            if self.status is None or self.status < 0
+            else f"exit code {self.status}"
+        )
         command = [f"  command: {self.command}"] if self.command else []
         said = [f"  | {line}" for line in self.last]
         return "\n".join([f"it cannot be set up: {self.step} failed ({how})", *command, *said])
@@ -117,7 +121,9 @@ def advice(failure: InstallFailure, facts: Facts) -> str:
     for pattern, words in ADVICE:
         if re.search(pattern, text) or full:  # the first is about full disks
             free = _free(failure.free_kb)
-            return words.format(folder=facts.folder, free=free, host=facts.hostname, minor=failure.minor)
+            return words.format(
+                folder=facts.folder, free=free, host=facts.hostname, minor=failure.minor
+            )
     return ""
 
 
@@ -155,7 +161,9 @@ def _safety(facts: Facts) -> list[str]:
 def _wheels(facts: Facts, requirements: Requirements) -> list[str]:
     """Wheels that go along and do not run there."""
     wheels = {PurePath(path).name: "" for path, _ in requirements.files if path.endswith(".whl")}
-    wheels |= {each.file: f"{each.name} {each.version} (from {each.source})" for each in requirements.own}
+    wheels |= {
+        each.file: f"{each.name} {each.version} (from {each.source})" for each in requirements.own
+    }
     return [
         f"{words or file} cannot be installed: {why}; build a wheel of it there, and name that with --pip"
         for file, words in wheels.items()
@@ -168,14 +176,21 @@ def _place(facts: Facts, requirements: Requirements) -> list[str]:
         return [f"its folder {facts.folder!r} is not an absolute path: {OTHER_FOLDER}"]
     if facts.refusal:
         if "space" in facts.refusal.lower() or "quota" in facts.refusal.lower():
-            return [f"its disk is full at {facts.folder} ({facts.refusal}): make room, or {OTHER_FOLDER}"]
+            return [
+                f"its disk is full at {facts.folder} ({facts.refusal}): make room, or {OTHER_FOLDER}"
+            ]
         return [f"nothing can be written at {facts.folder} ({facts.refusal}): {OTHER_FOLDER}"]
     if facts.noexec and not requirements.prepared:
         return [
             f"programs cannot be run from {facts.noexec} (its file system is mounted noexec), so compiled packages "
             f"do not load: {OTHER_FOLDER}"
         ]
-    if facts.disk_kb is not None and facts.disk_kb < MIN_FREE_KB and not facts.ready and not requirements.prepared:
+    if (
+        facts.disk_kb is not None
+        and facts.disk_kb < MIN_FREE_KB
+        and not facts.ready
+        and not requirements.prepared
+    ):
         return [
             f"its disk is nearly full: {_free(facts.disk_kb)} free at {facts.folder}, and an environment needs more than "
             f"{_free(MIN_FREE_KB)}: make room, or {OTHER_FOLDER}"

@@ -91,7 +91,9 @@ def source_digest(folder: Path, name: str) -> str:
     for path in source_files(folder):
         status = (folder / path).stat()
         told = f"\0{path}\0{status.st_mode & 0o111 != 0}\0"
-        whole.update(told.encode() + _digest(str(folder / path), status.st_size, status.st_mtime_ns))
+        whole.update(
+            told.encode() + _digest(str(folder / path), status.st_size, status.st_mtime_ns)
+        )
     return whole.hexdigest()[:24]
 
 
@@ -107,13 +109,17 @@ def source_files(folder: Path) -> list[str]:
     found = _known_to_git(folder)
     if found is None:
         found = set(_walked(folder))
-    return sorted(path for path in found if not path.endswith(_COMPILED) and (folder / path).is_file())
+    return sorted(
+        path for path in found if not path.endswith(_COMPILED) and (folder / path).is_file()
+    )
 
 
 def _walked(folder: Path) -> Iterator[str]:
     for place, folders, files in os.walk(folder):
         folders[:] = [
-            name for name in folders if not _DERIVED.fullmatch(name) and not Path(place, name, "pyvenv.cfg").exists()
+            name
+            for name in folders
+            if not _DERIVED.fullmatch(name) and not Path(place, name, "pyvenv.cfg").exists()
         ]
         within = Path(place).relative_to(folder)
         yield from (str(within / name) for name in files)
@@ -124,13 +130,17 @@ def _known_to_git(folder: Path) -> set[str] | None:
     listed = _git(folder, "-co")
     if not listed:
         return None
-    return listed | {path for path in _git(folder, "-oi", "--directory") or () if path.endswith(_CODE)}
+    return listed | {
+        path for path in _git(folder, "-oi", "--directory") or () if path.endswith(_CODE)
+    }
 
 
 def _git(folder: Path, *options: str) -> set[str] | None:
     command = ["git", "-C", str(folder), "ls-files", "-z", *options, "--exclude-standard", "."]
     try:
-        done = subprocess.run(command, capture_output=True, timeout=GIT_TIMEOUT, stdin=subprocess.DEVNULL)
+        done = subprocess.run(
+            command, capture_output=True, timeout=GIT_TIMEOUT, stdin=subprocess.DEVNULL
+        )
     except (OSError, subprocess.TimeoutExpired):
         return None
     return set(filter(None, os.fsdecode(done.stdout).split("\0"))) if done.returncode == 0 else None
@@ -144,7 +154,14 @@ KEPT_WHEELS = 3
 """Wheels of one distribution that stay in the cache."""
 _LAST_LINES = 15
 _NOISE = ("note: This", "hint: See", "[notice]")
-_NOT_PACKED = ("RECORD", "INSTALLER", "REQUESTED", "direct_url.json", "uv_cache.json", "uv_build.json")
+_NOT_PACKED = (
+    "RECORD",
+    "INSTALLER",
+    "REQUESTED",
+    "direct_url.json",
+    "uv_cache.json",
+    "uv_build.json",
+)
 """Files of a ``.dist-info`` folder that an installer writes."""
 
 
@@ -193,7 +210,13 @@ def own_wheel(name: str, say: Callable[[str], None] = lambda words: None) -> Own
         files, info, file = _installed(found, place)
         digest = wheel.digest(files)
         make = lambda folder: _written(folder / file, wheel.pack(files, info))  # noqa: E731
-    return OwnWheel(canonical(name), found.version, str(_kept(canonical(name), digest, make)), digest, str(place))
+    return OwnWheel(
+        canonical(name),
+        found.version,
+        str(_kept(canonical(name), digest, make)),
+        digest,
+        str(place),
+    )
 
 
 def _written(path: Path, data: bytes) -> None:
@@ -252,8 +275,12 @@ def _intact(folder: Path) -> Path | None:
 
 
 def _remove_old(latest: Path) -> None:
-    others = [path for path in latest.parent.iterdir() if path != latest and not path.name.startswith(".")]
-    for old in sorted(others, key=lambda path: path.stat().st_mtime, reverse=True)[KEPT_WHEELS - 1 :]:
+    others = [
+        path for path in latest.parent.iterdir() if path != latest and not path.name.startswith(".")
+    ]
+    for old in sorted(others, key=lambda path: path.stat().st_mtime, reverse=True)[
+        KEPT_WHEELS - 1 :
+    ]:
         shutil.rmtree(old, ignore_errors=True)
 
 
@@ -266,7 +293,9 @@ def _installed(found: metadata.Distribution, place: Origin) -> tuple[dict[str, b
     Programs are left out: an installer makes those of entry points anew. So is what lies outside of the packages' folder.
     """
     recorded = {path.as_posix(): Path(str(found.locate_file(path))) for path in found.files or ()}
-    info = next((name.partition("/")[0] for name in recorded if name.endswith(".dist-info/METADATA")), "")
+    info = next(
+        (name.partition("/")[0] for name in recorded if name.endswith(".dist-info/METADATA")), ""
+    )
     tags = re.findall(r"^Tag: *(\S+)-(\S+)-(\S+)$", found.read_text("WHEEL") or "", re.MULTILINE)
     if not info or not tags:
         raise NoWheel(
@@ -288,7 +317,9 @@ def _installed(found: metadata.Distribution, place: Origin) -> tuple[dict[str, b
 def _packed(name: str, info: str) -> bool:
     outside = name.startswith(("../", "/"))
     return (
-        not outside and not name.endswith((".pyc", ".pyo")) and name not in {f"{info}/{each}" for each in _NOT_PACKED}
+        not outside
+        and not name.endswith((".pyc", ".pyo"))
+        and name not in {f"{info}/{each}" for each in _NOT_PACKED}
     )
 
 
@@ -323,7 +354,11 @@ def _build(found: metadata.Distribution, folder: Path, out: Path) -> None:
             said = _run(command, found.version)
             if not said:
                 return
-    lines = [line for line in said.splitlines() if line.strip(" │╰─>") and not line.strip().startswith(_NOISE)]
+    lines = [
+        line
+        for line in said.splitlines()
+        if line.strip(" │╰─>") and not line.strip().startswith(_NOISE)
+    ]
     last = "\n".join(f"  | {line}" for line in lines[-_LAST_LINES:])
     raise NoWheel(
         f"no wheel could be built of {found.name} {found.version} in {folder}; `{_words(command, copy, folder)}` said:\n{last}"
@@ -333,8 +368,28 @@ def _build(found: metadata.Distribution, folder: Path, out: Path) -> None:
 def _commands(source: Path, out: Path) -> Iterator[list[str]]:
     """Ways to build a wheel, the best first: without isolation nothing is downloaded, and what is installed here has to do."""
     uv = shutil.which("uv")
-    by_uv = [uv or "uv", "build", "--quiet", "--wheel", "--python", sys.executable, "--out-dir", str(out), str(source)]
-    by_pip = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(out), str(source)]
+    by_uv = [
+        uv or "uv",
+        "build",
+        "--quiet",
+        "--wheel",
+        "--python",
+        sys.executable,
+        "--out-dir",
+        str(out),
+        str(source),
+    ]
+    by_pip = [
+        sys.executable,
+        "-m",
+        "pip",
+        "wheel",
+        "--quiet",
+        "--no-deps",
+        "--wheel-dir",
+        str(out),
+        str(source),
+    ]
     if uv is not None:
         yield by_uv
     yield by_pip

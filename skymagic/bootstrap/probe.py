@@ -256,9 +256,13 @@ def probe_script(requirements: Requirements, sizes: bool = False) -> str:
         "ask_packages": PACKAGES_PROBE,
         "names": " ".join(projects),
         "seconds": str(ANSWER_SECONDS),
-        "further": " ".join([*requirements.indexes, *([TORCH_INDEX] if requirements.torch else ())]),
+        "further": " ".join(
+            [*requirements.indexes, *([TORCH_INDEX] if requirements.torch else ())]
+        ),
         "builds": " ".join(pins[name] for name in requirements.torch),
-        "sizes": " ".join(pin for name, pin in pins.items() if name not in requirements.torch) if sizes else "",
+        "sizes": " ".join(pin for name, pin in pins.items() if name not in requirements.torch)
+        if sizes
+        else "",
         "ask_indexes": INDEX_PROBE,
         "ask_sources": SOURCES_PROBE,
         "accelerated": "",
@@ -267,4 +271,9 @@ def probe_script(requirements: Requirements, sizes: bool = False) -> str:
         "gpu_users": gpus.APPLICATIONS,
         "gpu_hold": gpus.HOLD,
     }
-    return "\n".join([TELL, folder_line(requirements), *assignments(names)]) + WHOLE + PIP_SETTINGS + _BODY
+    return (
+        "\n".join([TELL, folder_line(requirements), *assignments(names)])
+        + WHOLE
+        + PIP_SETTINGS
+        + _BODY
+    )

@@ -59,11 +59,23 @@ class Downloads:
         elif not line.lstrip().startswith("Downloading "):
             return None
         total = sum(self.sizes.values())
-        return sum(nbytes for name, nbytes in self.sizes.items() if name in self._there) / total if total else None
+        return (
+            sum(nbytes for name, nbytes in self.sizes.items() if name in self._there) / total
+            if total
+            else None
+        )
 
 
 KEPT_LINES = 15
-SHOWN_PREFIXES = ("Downloading ", "Downloaded ", "Building ", "Installing ", "Resolved ", "Prepared ", "Installed ")
+SHOWN_PREFIXES = (
+    "Downloading ",
+    "Downloaded ",
+    "Building ",
+    "Installing ",
+    "Resolved ",
+    "Prepared ",
+    "Installed ",
+)
 """Prefixes of an installer's lines that the user sees."""
 
 

@@ -71,7 +71,9 @@ def probe(host: RemoteShell, requirements: Requirements, sizes: bool = False) ->
         return parse(done.out)
     except ValueError as problem:
         said = (done.err.strip() or done.out.strip())[-2000:]
-        reason = f"it cannot be inspected: {problem} (exit code {done.status})" + (f":\n{said}" if said else "")
+        reason = f"it cannot be inspected: {problem} (exit code {done.status})" + (
+            f":\n{said}" if said else ""
+        )
         remedy = f"try: ssh {host.label} /bin/sh -c uname, which must print the name of a Unix"
         raise HostError(host.label, reason, remedy) from None
 
@@ -104,7 +106,9 @@ def setup(
     facts = facts or probe(host, requirements)
     off = round(facts.clock - time.time())
     if facts.clock and abs(off) > CLOCK_SKEW_SECONDS:
-        report(f"its clock is {abs(off) // 60} minutes {'ahead of' if off > 0 else 'behind'} this machine's")
+        report(
+            f"its clock is {abs(off) // 60} minutes {'ahead of' if off > 0 else 'behind'} this machine's"
+        )
     for url, why in facts.silent:
         report(f"its index {url} does not answer ({why}) and is left out")
     refuse(host.label, facts, requirements)
@@ -120,8 +124,14 @@ def setup(
             lambda python: early(Installation(python, known, code, requirements)),
         )
         if not facts.ready:
-            facts = replace(facts, own=requirements.digests, sent=supply is not None and facts.without_index)
-    python = requirements.python if requirements.prepared else f"{facts.folder}/env/{facts.env}/bin/python"
+            facts = replace(
+                facts, own=requirements.digests, sent=supply is not None and facts.without_index
+            )
+    python = (
+        requirements.python
+        if requirements.prepared
+        else f"{facts.folder}/env/{facts.env}/bin/python"
+    )
     ready = Installation(python, facts, f"{facts.folder}/code/{requirements.code}", requirements)
     _renew_own(host, ready, report)
     return replace(ready, facts=replace(facts, own=requirements.digests))
@@ -129,12 +139,19 @@ def setup(
 
 def _renew_own(host: RemoteShell, ready: Installation, report: Report) -> None:
     """Install those of the notebook's own distributions anew whose source has changed since they were."""
-    changed = tuple(each for each in ready.requirements.own if ready.facts.own.get(each.name) != each.digest)
+    changed = tuple(
+        each for each in ready.requirements.own if ready.facts.own.get(each.name) != each.digest
+    )
     if changed:
         report(
             f"installing {', '.join(f'{each.name} {each.version}' for each in changed)} from {', '.join(each.source for each in changed)}"
         )
-        add(host, ready, Addition((), (), ready.requirements.preferences, own=changed), lambda line: None)
+        add(
+            host,
+            ready,
+            Addition((), (), ready.requirements.preferences, own=changed),
+            lambda line: None,
+        )
 
 
 def _install(
@@ -145,9 +162,15 @@ def _install(
     supply: Supply,
     runs: Callable[[str], None],
 ) -> None:
-    plan = plan_install(requirements, facts, supply.copied or secrets.token_hex(8), wheel.running()[1])
+    plan = plan_install(
+        requirements, facts, supply.copied or secrets.token_hex(8), wheel.running()[1]
+    )
     plan = replace(plan, sent=supply.house.pins if supply.house else (), copied=bool(supply.copied))
-    wheels = {f"wheels/{name}": path for name, path in supply.house.files.items()} if supply.house else {}
+    wheels = (
+        {f"wheels/{name}": path for name, path in supply.house.files.items()}
+        if supply.house
+        else {}
+    )
     failure = _tried(host, plan, facts, report, runs, wheels)
     if failure is not None and not facts.without_index and blames_cache(failure):
         report("its package cache seems damaged; installing without it")
@@ -175,19 +198,25 @@ def _tried(
     sizes = {each.name: each.nbytes for each in packages(plan.requirements, facts) if each.nbytes}
     progress = InstallProgress(report, plan.requirements.hidden, sizes=sizes, runs=runs)
     done = host.run(install_script(plan, facts), lines=progress.feed)
-    return None if progress.done else progress.failure(done.status, done.err, plan.requirements.minor)
+    return (
+        None if progress.done else progress.failure(done.status, done.err, plan.requirements.minor)
+    )
 
 
 def _files(host: RemoteShell, plan: InstallPlan, facts: Facts) -> dict[str, bytes | Path]:
     """What has to be uploaded, by name."""
-    files: dict[str, bytes | Path] = {Path(path).name: Path(path) for path in plan.requirements.uploads if plan.files}
+    files: dict[str, bytes | Path] = {
+        Path(path).name: Path(path) for path in plan.requirements.uploads if plan.files
+    }
     if plan.wheel:
         files[plan.wheel] = wheel.running()[2]
     if plan.uv == UPLOADED:
         try:
             files["uv.gz"] = uv_for(facts)
         except UvUnavailable as problem:
-            raise HostError(host.label, *lacks_python(plan.requirements, facts, str(problem))) from None
+            raise HostError(
+                host.label, *lacks_python(plan.requirements, facts, str(problem))
+            ) from None
     return files
 
 
@@ -281,12 +310,16 @@ def add(
         KeyboardInterrupt: it was cancelled.
     """
     requirements, facts, token = installation.requirements, installation.facts, secrets.token_hex(8)
-    files = {path.name: path for path in (*addition.files, *(Path(each.path) for each in addition.own))}
+    files = {
+        path.name: path for path in (*addition.files, *(Path(each.path) for each in addition.own))
+    }
     for file in files:
         if file.endswith(".whl") and (why := misfit(file, facts, requirements.minor)):
             raise HostError(host.label, f"{file} cannot be installed: {why}")
     house = _fetched(host, installation, addition, words) if facts.without_index else None
-    wheels = {f"wheels/{name}": path for name, path in house.files.items()} if house is not None else {}
+    wheels = (
+        {f"wheels/{name}": path for name, path in house.files.items()} if house is not None else {}
+    )
     upload(host, f"{facts.folder}/incoming/{token}", {**files, **wheels}, words, addition.carry)
     progress = InstallProgress(lambda step: None, requirements.hidden, words)
 
@@ -301,14 +334,20 @@ def add(
         what = ", ".join((*addition.packages, *files))
         said = "\n".join(f"  | {line}" for line in failure.last)
         raise HostError(
-            host.label, f"{what} could not be installed: {failure.step} failed\n{said}", advice(failure, facts)
+            host.label,
+            f"{what} could not be installed: {failure.step} failed\n{said}",
+            advice(failure, facts),
         )
 
 
-def _fetched(host: RemoteShell, installation: Installation, addition: Addition, words: Words) -> Wheelhouse:
+def _fetched(
+    host: RemoteShell, installation: Installation, addition: Addition, words: Words
+) -> Wheelhouse:
     """The wheels of an addition for a host that reaches no index, beside what is there already."""
     requirements = installation.requirements
-    paths = [str(path) for path in addition.files if path.suffix == ".whl"] + [each.path for each in addition.own]
+    paths = [str(path) for path in addition.files if path.suffix == ".whl"] + [
+        each.path for each in addition.own
+    ]
     wanted = Wanted(
         addition.packages, requirements.minor, addition.preferences, addition.kept, requirements.every_index, tuple(paths),
         requirements.backend,
@@ -318,11 +357,14 @@ def _fetched(host: RemoteShell, installation: Installation, addition: Addition, 
     except NoWheels as problem:
         what = ", ".join((*addition.packages, *(Path(path).name for path in paths)))
         raise HostError(
-            host.label, f"{what} could not be installed: it reaches no package index, and here\n{problem}"
+            host.label,
+            f"{what} could not be installed: it reaches no package index, and here\n{problem}",
         ) from None
 
 
-def addition_script(installation: Installation, addition: Addition, incoming: str, sent: bool = False) -> str:
+def addition_script(
+    installation: Installation, addition: Addition, incoming: str, sent: bool = False
+) -> str:
     """sh that installs the packages of an addition.
 
     Args:
@@ -342,7 +384,9 @@ def addition_script(installation: Installation, addition: Addition, incoming: st
     }
     functions = [
         COMMON + OWN + BEGIN + _ADD + WATCHED + PIP_SETTINGS + PACKAGES,
-        _lists(addition, () if sent else requirements.indexes, f"{facts.folder}/incoming/{incoming}"),
+        _lists(
+            addition, () if sent else requirements.indexes, f"{facts.folder}/incoming/{incoming}"
+        ),
     ]
     return "\n".join([TELL, *assignments(names), *functions, "main </dev/null 2>&1\n"])
 

@@ -35,7 +35,11 @@ class RemoteShell(Protocol):
         """Name of the host as the user calls it."""
 
     def run(
-        self, script: str, *, lines: Callable[[str], None] | None = None, timeout: float | None = None
+        self,
+        script: str,
+        *,
+        lines: Callable[[str], None] | None = None,
+        timeout: float | None = None,
     ) -> ScriptResult:
         """Run `script` with ``/bin/sh -s``, in a process group of its own; `lines` gets each line of its output.
 
@@ -72,13 +76,19 @@ class Installation:
         if self.requirements.prepared:
             settings = f"PYTHONPATH={code}${{PYTHONPATH:+:$PYTHONPATH}} {path}"
         else:
-            settings = f"PYTHONPATH={code} {path} VIRTUAL_ENV={any_shell_word(str(programs.parent))}"
+            settings = (
+                f"PYTHONPATH={code} {path} VIRTUAL_ENV={any_shell_word(str(programs.parent))}"
+            )
         words = [any_shell_word(text) for text in (self.python, "-P", "-m", module, *args)]
         return any_shell(f"export {settings}; exec {' '.join(words)}")
 
 
 def upload(
-    host: RemoteShell, place: str, files: Mapping[str, bytes | Path], report: Report, carry: Carry | None = None
+    host: RemoteShell,
+    place: str,
+    files: Mapping[str, bytes | Path],
+    report: Report,
+    carry: Carry | None = None,
 ) -> None:
     """Fill a folder of uploads; what went half is removed.
 
@@ -87,7 +97,11 @@ def upload(
         carry: brings large files by another way than this host's own connection.
     """
     try:
-        left = {name: data for name, data in files.items() if not _carried(host, f"{place}/{name}", data, carry)}
+        left = {
+            name: data
+            for name, data in files.items()
+            if not _carried(host, f"{place}/{name}", data, carry)
+        }
         for name, content in announced(left, report):
             host.upload(f"{place}/{name}", chunks(content), nbytes_of(content))
     except BaseException:
@@ -96,13 +110,19 @@ def upload(
         raise
 
 
-def announced(files: Mapping[str, bytes | Path], report: Report) -> Iterator[tuple[str, bytes | Path]]:
+def announced(
+    files: Mapping[str, bytes | Path], report: Report
+) -> Iterator[tuple[str, bytes | Path]]:
     """Each file, when those before it are sent; a large one is reported."""
     sizes = {name: nbytes_of(content) for name, content in files.items()}
     sent = 0
     for name, nbytes in sizes.items():
         if nbytes > NOTICE_BYTES:
-            report(InstallStep(f"sending {Path(name).name} ({size(nbytes)})", sent / sum(sizes.values())))
+            report(
+                InstallStep(
+                    f"sending {Path(name).name} ({size(nbytes)})", sent / sum(sizes.values())
+                )
+            )
         yield name, files[name]
         sent += nbytes
 
@@ -124,7 +144,9 @@ def chunks(content: bytes | Path) -> Iterator[memoryview]:
                 yield memoryview(data)
     else:
         view = memoryview(content)
-        yield from (view[start : start + CHUNK_BYTES] for start in range(0, len(content), CHUNK_BYTES))
+        yield from (
+            view[start : start + CHUNK_BYTES] for start in range(0, len(content), CHUNK_BYTES)
+        )
 
 
 def nbytes_of(content: bytes | Path) -> int:

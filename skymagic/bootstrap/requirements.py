@@ -215,11 +215,17 @@ def own_names(requirements: Iterable[str], lookup: Lookup = notebook) -> tuple[s
     """
     waiting = list(filter(None, map(_requirement, requirements)))
     asked = {canonical(each.name): each.specifier for each in waiting if each.specifier}
-    names = {name for name, here in _needed(waiting, lookup) if here.own and _allowed(here, asked.get(name))}
+    names = {
+        name
+        for name, here in _needed(waiting, lookup)
+        if here.own and _allowed(here, asked.get(name))
+    }
     return tuple(sorted(names - {"skymagic"}))
 
 
-def _needed(waiting: list[Requirement], lookup: Lookup) -> Iterator[tuple[str, InstalledDistribution]]:
+def _needed(
+    waiting: list[Requirement], lookup: Lookup
+) -> Iterator[tuple[str, InstalledDistribution]]:
     """What requirements come to in the notebook, by canonical name; what it lacks is left out."""
     seen: set[tuple[str, frozenset[str]]] = set()
     waiting = list(waiting)
@@ -309,7 +315,11 @@ def requirements_of(
             with path.open("rb") as file:
                 files.append((str(path.resolve()), file_digest(file, "sha256").hexdigest()))
         else:
-            kind = "is a folder: build a wheel of it, and name that" if path.is_dir() else "is not a file here"
+            kind = (
+                "is a folder: build a wheel of it, and name that"
+                if path.is_dir()
+                else "is not a file here"
+            )
             mistakes.append(f"pip: {text} {kind}")
     mine = () if prepared else tuple(_own(packages, mistakes, say))
     if mistakes:
@@ -326,7 +336,11 @@ def requirements_of(
         minor=minor,
         packages=wanted,
         preferences=() if prepared else preferred(packages),
-        indexes=tuple(each for each in image.pip_indexes if isinstance(each, str) and not TORCH_BUILD.fullmatch(each)),
+        indexes=tuple(
+            each
+            for each in image.pip_indexes
+            if isinstance(each, str) and not TORCH_BUILD.fullmatch(each)
+        ),
         backend=_backend(each for each in image.pip_indexes if isinstance(each, str)),
         scoped=tuple(_scoped(image.pip_indexes, wanted)),
         files=tuple(files),
@@ -339,7 +353,9 @@ def requirements_of(
     )
 
 
-def _own(packages: Iterable[str], mistakes: list[str], say: Callable[[str], None]) -> Iterator[OwnWheel]:
+def _own(
+    packages: Iterable[str], mistakes: list[str], say: Callable[[str], None]
+) -> Iterator[OwnWheel]:
     """Wheels of the notebook's own distributions that `packages` come to; of what cannot be built `mistakes` hear."""
     for name in own_names(packages):
         try:
@@ -348,7 +364,9 @@ def _own(packages: Iterable[str], mistakes: list[str], say: Callable[[str], None
             mistakes.append(str(problem))
 
 
-def _scoped(indexes: Iterable[str | PipIndex], packages: Sequence[str]) -> Iterator[tuple[str, tuple[str, ...]]]:
+def _scoped(
+    indexes: Iterable[str | PipIndex], packages: Sequence[str]
+) -> Iterator[tuple[str, tuple[str, ...]]]:
     """(URL, what comes from there) of each index that is for certain packages."""
     for index in indexes:
         served = () if isinstance(index, str) else tuple(filter(index.serves, packages))

@@ -137,7 +137,9 @@ def said(out: str) -> list[tuple[str, str]]:
     Raises:
         ValueError: it did not come to its end.
     """
-    lines = [line.removeprefix(MARK).partition(" ") for line in out.splitlines() if line.startswith(MARK)]
+    lines = [
+        line.removeprefix(MARK).partition(" ") for line in out.splitlines() if line.startswith(MARK)
+    ]
     if not any(what == "end" for what, _, _ in lines):
         raise ValueError("its shell did not run the script to its end")
     return [(what, text.strip()) for what, _, text in lines]
@@ -264,7 +266,9 @@ def parse_disk(out: str) -> Disk:
 
 def _item(text: str) -> DiskItem:
     kind, size, used, ready, name, contents = (*text.split(" ", 5), "")[:6]
-    return DiskItem(kind, int(size or 0) * 1024, float(used or 0), ready == "yes", name, contents.lstrip(", "))
+    return DiskItem(
+        kind, int(size or 0) * 1024, float(used or 0), ready == "yes", name, contents.lstrip(", ")
+    )
 
 
 def removable(disk: Disk, every: bool) -> list[DiskItem]:

@@ -46,7 +46,10 @@ def any_shell_word(text: str) -> str:
     """
     if _SAFE.fullmatch(text):
         return text
-    octal = (char if _PLAIN.match(char) else "".join(f"\\0{byte:03o}" for byte in char.encode()) for char in text)
+    octal = (
+        char if _PLAIN.match(char) else "".join(f"\\0{byte:03o}" for byte in char.encode())
+        for char in text
+    )
     return f'"$(printf %b "{"".join(octal)}")"'
 
 

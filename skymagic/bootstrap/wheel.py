@@ -44,7 +44,9 @@ def build(files: Mapping[str, bytes], number: str, name: str = "skymagic") -> by
     info = f"{name}-{number}.dist-info"
     whole = dict(files)
     whole[f"{info}/METADATA"] = f"Metadata-Version: 2.1\nName: {name}\nVersion: {number}\n".encode()
-    whole[f"{info}/WHEEL"] = b"Wheel-Version: 1.0\nGenerator: skymagic\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+    whole[f"{info}/WHEEL"] = (
+        b"Wheel-Version: 1.0\nGenerator: skymagic\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+    )
     return pack(whole, info)
 
 

@@ -68,7 +68,10 @@ def _cached(stem: str) -> bytes | None:
     with contextlib.suppress(OSError):
         folder = atomic.private_folder(user_cache())
         for path in folder.glob(f"{stem}.*.gz"):
-            if atomic.is_private(path) and path.name == f"{stem}.{_hash(data := path.read_bytes())}.gz":
+            if (
+                atomic.is_private(path)
+                and path.name == f"{stem}.{_hash(data := path.read_bytes())}.gz"
+            ):
                 return data
     return None
 
@@ -80,7 +83,10 @@ def _hash(data: bytes) -> str:
 def _local_uv(facts: Facts) -> bytes | None:
     """The uv of this machine, where it runs on that one too."""
     here = shutil.which("uv")
-    same = (facts.system, facts.machine) == (platform.system(), platform.machine()) and facts.libc != "musl"
+    same = (facts.system, facts.machine) == (
+        platform.system(),
+        platform.machine(),
+    ) and facts.libc != "musl"
     if here is None or not same:
         return None
     data = Path(here).resolve().read_bytes()
@@ -91,18 +97,33 @@ def _download_uv(facts: Facts) -> bytes:
     if facts.system not in ("Linux", "Darwin"):
         raise UvUnavailable("uv is not built for this system")
     # the program for musl is static, and runs on any Linux
-    tags = [*platforms(facts), *([f"musllinux_1_1_{facts.machine}"] if facts.system == "Linux" else [])]
+    tags = [
+        *platforms(facts),
+        *([f"musllinux_1_1_{facts.machine}"] if facts.system == "Linux" else []),
+    ]
     with tempfile.TemporaryDirectory(prefix="skymagic-uv-") as folder:
-        command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:"]
+        command = [
+            sys.executable,
+            "-m",
+            "pip",
+            "download",
+            "--quiet",
+            "--no-deps",
+            "--only-binary=:all:",
+        ]
         command += ["--disable-pip-version-check", "--no-input", "--dest", folder]
         command += [word for tag in tags for word in ("--platform", tag)]
         try:
-            done = subprocess.run([*command, "uv"], capture_output=True, text=True, timeout=UV_TIMEOUT)
+            done = subprocess.run(
+                [*command, "uv"], capture_output=True, text=True, timeout=UV_TIMEOUT
+            )
         except subprocess.TimeoutExpired:
             raise UvUnavailable(f"`pip download uv` took longer than {UV_TIMEOUT:.0f} s") from None
         found = sorted(Path(folder).glob("uv-*.whl"))
         if done.returncode or not found:
-            raise UvUnavailable("`pip download uv` failed here:\n" + without_colours(done.stderr).strip()[-1500:])
+            raise UvUnavailable(
+                "`pip download uv` failed here:\n" + without_colours(done.stderr).strip()[-1500:]
+            )
         return _uv_in(found[0])
 
 
@@ -115,7 +136,9 @@ def _uv_in(path: Path) -> bytes:
         rows = {row[0]: row[1] for row in csv.reader(archive.read(record).decode().splitlines())}
     digest = base64.urlsafe_b64encode(hashlib.sha256(program).digest()).rstrip(b"=").decode()
     if rows.get(name) != f"sha256={digest}":
-        raise UvUnavailable(f"the wheel {path.name} is damaged: {name} is not the file that its RECORD describes")
+        raise UvUnavailable(
+            f"the wheel {path.name} is damaged: {name} is not the file that its RECORD describes"
+        )
     return program
 
 
@@ -180,7 +203,14 @@ _houses: dict[tuple[Wanted, object], Wheelhouse] = {}
 
 def kind(facts: Facts) -> tuple[object, ...]:
     """Hosts of one kind need the same wheels."""
-    return facts.system, facts.machine, facts.libc, facts.accelerated, facts.driver, facts.uv is None
+    return (
+        facts.system,
+        facts.machine,
+        facts.libc,
+        facts.accelerated,
+        facts.driver,
+        facts.uv is None,
+    )
 
 
 def fetch(wanted: Wanted, facts: Facts, say: Callable[[str], None]) -> Wheelhouse:
@@ -205,7 +235,10 @@ def fetch(wanted: Wanted, facts: Facts, say: Callable[[str], None]) -> Wheelhous
 
 def _fetch(wanted: Wanted, facts: Facts) -> Wheelhouse:
     folder = tempfile.TemporaryDirectory(prefix="skymagic-wheels-")
-    with contextlib.ExitStack() as undo, tempfile.TemporaryDirectory(prefix="skymagic-resolve-") as work:
+    with (
+        contextlib.ExitStack() as undo,
+        tempfile.TemporaryDirectory(prefix="skymagic-resolve-") as work,
+    ):
         undo.callback(folder.cleanup)
         pins = _resolved(wanted, facts, Path(work))
         for_cuda = any(pin.startswith(("nvidia-", "cuda-")) for pin in pins)
@@ -255,7 +288,9 @@ def _resolved(wanted: Wanted, facts: Facts, work: Path) -> list[str]:
         ("", ("versions.txt", "builds.txt")),  # PyTorch's own index may be out of reach
         (backend, ()),  # what the notebook has of what they need may contradict them
     ):
-        options = [word for file in ("always.txt", *constraints) for word in ("-c", str(work / file))]
+        options = [
+            word for file in ("always.txt", *constraints) for word in ("-c", str(work / file))
+        ]
         said = _compile(wanted, facts, chosen, options, work)
         if not said:
             lines = (work / "resolved.txt").read_text().splitlines()
@@ -281,8 +316,18 @@ def _compile(wanted: Wanted, facts: Facts, backend: str, options: Sequence[str],
     if not uv_platform(facts):
         raise NoWheels(f"it is unknown which packages fit {facts.system} {facts.machine}")
     names = {"uv": _program(), "folder": str(work), "backend": backend, "silent": ""}
-    script = "\n".join([TELL, *assignments(names), PIP_SETTINGS, PACKAGES, 'as_pip; exec "$uv" pip compile "$@"'])
-    words = ["--quiet", "--no-header", "--no-annotate", "--only-binary", ":all:", "--python", sys.executable]
+    script = "\n".join(
+        [TELL, *assignments(names), PIP_SETTINGS, PACKAGES, 'as_pip; exec "$uv" pip compile "$@"']
+    )
+    words = [
+        "--quiet",
+        "--no-header",
+        "--no-annotate",
+        "--only-binary",
+        ":all:",
+        "--python",
+        sys.executable,
+    ]
     words += ["--python-version", wanted.minor, "--python-platform", uv_platform(facts)]
     words += [str(work / "requirements.txt"), *options, "-o", str(work / "resolved.txt")]
     env = {"UV_CUDA_DRIVER_VERSION": facts.driver} if facts.driver else {}
@@ -293,7 +338,9 @@ def _program() -> str:
     """uv for this machine."""
     if (found := shutil.which("uv")) is not None:
         return found
-    here = Facts(system=platform.system(), machine=platform.machine(), hostname="", home="", folder="")
+    here = Facts(
+        system=platform.system(), machine=platform.machine(), hostname="", home="", folder=""
+    )
     try:
         data = gzip.decompress(uv_for(here))
     except UvUnavailable as problem:
@@ -302,7 +349,9 @@ def _program() -> str:
         ) from None
     program = user_cache() / "uv-here"
     if not program.is_file() or program.stat().st_size != len(data):
-        with tempfile.NamedTemporaryFile(dir=program.parent, prefix=program.name, delete=False) as file:
+        with tempfile.NamedTemporaryFile(
+            dir=program.parent, prefix=program.name, delete=False
+        ) as file:
             file.write(data)
         Path(file.name).chmod(0o700)
         Path(file.name).replace(program)
@@ -313,7 +362,9 @@ def _program() -> str:
 
 
 def _download(pins: Sequence[str], wanted: Wanted, facts: Facts, work: Path, folder: str) -> None:
-    labels = {found[1] for pin in pins if (found := re.search(r"\+((?:cpu|cu\d+|rocm[\d.]+|xpu))$", pin))}
+    labels = {
+        found[1] for pin in pins if (found := re.search(r"\+((?:cpu|cu\d+|rocm[\d.]+|xpu))$", pin))
+    }
     plain = [pin for pin in pins if "+" not in pin]
     said = _pip(plain, wanted.indexes, wanted.minor, facts, work, folder) if plain else ""
     if not said and (labelled := [pin for pin in pins if "+" in pin]):
@@ -325,13 +376,28 @@ def _download(pins: Sequence[str], wanted: Wanted, facts: Facts, work: Path, fol
         raise NoWheels(said)
 
 
-def _pip(pins: Sequence[str], indexes: Sequence[str], minor: str, facts: Facts, work: Path, folder: str) -> str:
+def _pip(
+    pins: Sequence[str], indexes: Sequence[str], minor: str, facts: Facts, work: Path, folder: str
+) -> str:
     """Download these pins for a platform; what pip said when it failed. Passwords in URLs are in a file."""
     lines = [*(f"--extra-index-url {url}" for url in indexes), *pins, ""]
     (work / "pins.txt").write_text("\n".join(lines))
-    has_pip = subprocess.run([sys.executable, "-m", "pip", "--version"], capture_output=True, stdin=subprocess.DEVNULL)
-    command = [sys.executable, "-m", "pip"] if has_pip.returncode == 0 else [_program(), "tool", "run", "pip"]
-    command += ["download", "--quiet", "--no-deps", "--only-binary=:all:", "--disable-pip-version-check", "--no-input"]
+    has_pip = subprocess.run(
+        [sys.executable, "-m", "pip", "--version"], capture_output=True, stdin=subprocess.DEVNULL
+    )
+    command = (
+        [sys.executable, "-m", "pip"]
+        if has_pip.returncode == 0
+        else [_program(), "tool", "run", "pip"]
+    )
+    command += [
+        "download",
+        "--quiet",
+        "--no-deps",
+        "--only-binary=:all:",
+        "--disable-pip-version-check",
+        "--no-input",
+    ]
     command += ["--implementation", "cp", "--python-version", minor]
     for abi in (f"cp{minor.replace('.', '')}", "abi3", "none"):
         command += ["--abi", abi]
@@ -354,5 +420,11 @@ def _run(command: Sequence[str], more: Mapping[str, str]) -> str:
         return f"{command[0]} does not run here: {problem}"
     if done.returncode == 0:
         return ""
-    lines = [line for line in masked_command(without_colours(done.stderr + done.stdout)).splitlines() if line.strip()]
-    return "\n".join(f"  | {line}" for line in lines[-_LAST_LINES:]) or f"exit code {done.returncode}"
+    lines = [
+        line
+        for line in masked_command(without_colours(done.stderr + done.stdout)).splitlines()
+        if line.strip()
+    ]
+    return (
+        "\n".join(f"  | {line}" for line in lines[-_LAST_LINES:]) or f"exit code {done.returncode}"
+    )

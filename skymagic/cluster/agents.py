@@ -43,7 +43,13 @@ class Agents(AgentRequests):
         told: Callable[[wire.InterruptionNotice | wire.HookEnded], None] = lambda message: None,
     ) -> None:
         super().__init__(nodes, self._received, self._link_changed)
-        self._died, self._lost, self._note, self._ended, self._problem = died, lost, note, ended, problem
+        self._died, self._lost, self._note, self._ended, self._problem = (
+            died,
+            lost,
+            note,
+            ended,
+            problem,
+        )
         self._shown, self._told = shown, told
         self._unreachable: set[int] = set()  # nodes that are lost and may run on, out of reach
         self.unreached: list[str] = []  # after the end: nodes that could not be told of it
@@ -61,7 +67,10 @@ class Agents(AgentRequests):
             self._links.add(index, transport).send(specs[index])
 
     def attach(
-        self, agents: Sequence[wire.AgentSpec], ranks: Mapping[int, tuple[int, wire.RankSpec]], timeout: float
+        self,
+        agents: Sequence[wire.AgentSpec],
+        ranks: Mapping[int, tuple[int, wire.RankSpec]],
+        timeout: float,
     ) -> wire.ControllerUp:
         """Take up agents and ranks that another notebook has started, as they are: ready, failed, or ended.
 
@@ -79,7 +88,13 @@ class Agents(AgentRequests):
         self.read(ranks, timeout, partly=True)
         return self.wait_controller(timeout)
 
-    def read(self, ranks: Mapping[int, tuple[int, wire.RankSpec]], timeout: float, *, partly: bool = False) -> None:
+    def read(
+        self,
+        ranks: Mapping[int, tuple[int, wire.RankSpec]],
+        timeout: float,
+        *,
+        partly: bool = False,
+    ) -> None:
         """Open all links to agents that run, and find out how the ranks are: ready, failed, or ended.
 
         Args:
@@ -117,7 +132,9 @@ class Agents(AgentRequests):
         for link, mine in self._links.of(ranks):
             specs = tuple(vars(self.specs[rank][1]) | {"generation": generation} for rank in mine)
             # by this engines find the controller; the head's agent has it, and so does one that was told before
-            engine = self.controller.engine if self.controller is not None and link.node > 0 else None
+            engine = (
+                self.controller.engine if self.controller is not None and link.node > 0 else None
+            )
             link.send(wire.Spawn(specs, engine))
 
     def close(self) -> None:
@@ -152,7 +169,11 @@ class Agents(AgentRequests):
             ProvisionError: one did not end in time.
         """
         gone = [rank for rank in self.ranks if rank not in specs]
-        self.wait(lambda: all(self.ranks[rank].exited for rank in gone), timeout, "the end of released ranks")
+        self.wait(
+            lambda: all(self.ranks[rank].exited for rank in gone),
+            timeout,
+            "the end of released ranks",
+        )
         with self._changed:
             self.specs = dict(specs)
             self.ranks = {rank: self.ranks.get(rank) or self._new_state(rank) for rank in specs}
@@ -165,7 +186,9 @@ class Agents(AgentRequests):
             (self.away.discard if state in ("connected", "lost") else self.away.add)(index)
         if state == "connected":
             self._liveness.link_up(index)
-        elif state == "reconnecting" and not self._closing:  # the end of one that is lost comes by its link
+        elif (
+            state == "reconnecting" and not self._closing
+        ):  # the end of one that is lost comes by its link
             self._liveness.link_down(index)
 
     def _note_link(self, index: int, away: bool) -> None:
@@ -173,7 +196,9 @@ class Agents(AgentRequests):
         if away:
             limit = self._node_specs[index].max_away
             bound = f" for {duration_text(limit)} at most" if limit is not None else ""
-            self._note(f"{name}: connection lost; ranks there keep running{bound}, and this notebook reconnects")
+            self._note(
+                f"{name}: connection lost; ranks there keep running{bound}, and this notebook reconnects"
+            )
         elif not self._closing and index not in self.gone:
             self._note(f"{name}: connected again")
 
@@ -184,7 +209,9 @@ class Agents(AgentRequests):
             reason = f"{name} is terminated"
         else:
             self._unreachable.add(index)
-            reason = f"{name} does not answer, neither here nor to the other {count(others, 'node')}"
+            reason = (
+                f"{name} does not answer, neither here nor to the other {count(others, 'node')}"
+            )
         self.lose(index, reason)
         self._links[index].drop()
 
@@ -209,7 +236,9 @@ class Agents(AgentRequests):
         self._liveness.link_up(index)  # nobody waits for it any more
         self._lost(index, reason)
 
-    def revive(self, timeout: float, machines: Mapping[int, Node] = MappingProxyType({})) -> list[int]:
+    def revive(
+        self, timeout: float, machines: Mapping[int, Node] = MappingProxyType({})
+    ) -> list[int]:
         """Start agents anew on the nodes that are gone; the ranks that must be started, none of which runs yet.
 
         With the head, its controller is another one too, which all ranks must meet: those of other nodes are among them.
@@ -226,11 +255,17 @@ class Agents(AgentRequests):
             return []
         self.nodes = tuple(machines.get(node.index, node) for node in self.nodes)
         before = {index: self.started[index] for index in back if index in self.started}
-        self._links.retire(back, REVIVE_TIMEOUT)  # an agent may live on whose controller, or forkserver, has ended
+        self._links.retire(
+            back, REVIVE_TIMEOUT
+        )  # an agent may live on whose controller, or forkserver, has ended
         try:
             self._relink(back)
             names = ", ".join(self.nodes[index].name for index in back)
-            self.wait(lambda: all(index in self.started for index in back), REVIVE_TIMEOUT, f"the agent on {names}")
+            self.wait(
+                lambda: all(index in self.started for index in back),
+                REVIVE_TIMEOUT,
+                f"the agent on {names}",
+            )
             if machines:
                 self._place(self._routes.find(timeout))
             if 0 in back:
@@ -243,7 +278,11 @@ class Agents(AgentRequests):
                 self.started = {**before, **self.started}
             self._links.retire(back, REVIVE_TIMEOUT)
             raise
-        return list(self.specs) if 0 in back else [rank for index in back for rank in self.ranks_of(index)]
+        return (
+            list(self.specs)
+            if 0 in back
+            else [rank for index in back for rank in self.ranks_of(index)]
+        )
 
     def _relink(self, indices: Iterable[int]) -> None:
         indices = tuple(indices)
@@ -280,7 +319,11 @@ class Agents(AgentRequests):
                 case None if index not in self.gone:
                     said = self._links.complaint(index)
                     ended = f"the agent on {self.nodes[index].name} ended"
-                    reason = (f"{ended}:\n{said}" if "\n" in said else f"{ended}: {said}") if said else ended
+                    reason = (
+                        (f"{ended}:\n{said}" if "\n" in said else f"{ended}: {said}")
+                        if said
+                        else ended
+                    )
                     self._trouble = self._trouble or reason
                 case wire.AgentFailed():
                     reason = f"{self.nodes[index].name}: {message.reason}"
@@ -289,7 +332,9 @@ class Agents(AgentRequests):
                 case wire.RankReply():
                     self._calls.replied(message.number, message.rank, message.value)
                 case wire.ControllerUp():
-                    self._links.send_others(0, wire.Spawn((), message.engine))  # their ranks wait for it
+                    self._links.send_others(
+                        0, wire.Spawn((), message.engine)
+                    )  # their ranks wait for it
             died = self._apply(index, message)
             self._changed.notify_all()
         if isinstance(message, wire.RendezvousKey):

@@ -52,10 +52,15 @@ def check(
     clients = {index: one for index, one in enumerate(outcomes) if isinstance(one, Client)}
     try:
         say(f"looking at {', '.join(node.name for node in nodes)} …")
-        looked = run_all([partial(_health, nodes[i], clients[i], own.get(i, ())) for i in clients], timeout=TIMEOUT)
+        looked = run_all(
+            [partial(_health, nodes[i], clients[i], own.get(i, ())) for i in clients],
+            timeout=TIMEOUT,
+        )
         found = dict(zip(clients, looked, strict=True))
         health = tuple(
-            known if isinstance(known := found.get(index), Health) else _unreached(node, known or outcomes[index])
+            known
+            if isinstance(known := found.get(index), Health)
+            else _unreached(node, known or outcomes[index])
             for index, node in enumerate(nodes)
         )
         return Findings(health, expected)
@@ -77,7 +82,9 @@ def _health(node: Node, client: Client, own: Sequence[int]) -> Health:
     ahead, unsure = _clock(client)
     strangers = None
     if looked.processes is not None:
-        strangers = tuple(int(pid) for pid, origins in looked.processes.items() if not set(origins) & set(own))
+        strangers = tuple(
+            int(pid) for pid, origins in looked.processes.items() if not set(origins) & set(own)
+        )
     elif not looked.gpus:
         strangers = ()
     return Health(

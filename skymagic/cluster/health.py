@@ -54,7 +54,9 @@ def gpus(listed: str) -> tuple[Gpu, ...]:
         cells = [cell.strip() for cell in line.split(",")]
         if len(cells) == 6 and cells[0].isdigit():
             used, busy, errors = map(_number, cells[3:])
-            found.append(Gpu(int(cells[0]), cells[1], cells[2], used and used * 1_048_576, busy, errors))
+            found.append(
+                Gpu(int(cells[0]), cells[1], cells[2], used and used * 1_048_576, busy, errors)
+            )
     return tuple(found)
 
 
@@ -77,7 +79,9 @@ def xids(lines: Iterable[str]) -> tuple[Xid, ...]:
     found: dict[tuple[str, int], Xid] = {}
     for line in lines:
         if match := re.search(r"NVRM: Xid \((?:PCI:)?([^)]*)\): (\d+)(?:, (.*))?", line):
-            found.setdefault((match[1], int(match[2])), Xid(match[1], int(match[2]), (match[3] or "").strip()))
+            found.setdefault(
+                (match[1], int(match[2])), Xid(match[1], int(match[2]), (match[3] or "").strip())
+            )
     return tuple(found.values())
 
 
@@ -140,7 +144,9 @@ class Findings:
         for index, node in enumerate(self.nodes):
             found += [Verdict(index, words, broken=True) for words in _broken(node, self.expected)]
             if not node.unreached:
-                found += [Verdict(index, words) for words in (*_worth(node, usual), *_clock(node, clocks))]
+                found += [
+                    Verdict(index, words) for words in (*_worth(node, usual), *_clock(node, clocks))
+                ]
         return sorted(found, key=lambda one: one.node)
 
     @property
@@ -158,7 +164,10 @@ class Findings:
         words: dict[int, list[str]] = {}
         for one in self.verdicts:
             words.setdefault(one.node, []).append(one.words)
-        return [(*self._cells(node), "; ".join(words.get(n, [])) or "good") for n, node in enumerate(self.nodes)]
+        return [
+            (*self._cells(node), "; ".join(words.get(n, [])) or "good")
+            for n, node in enumerate(self.nodes)
+        ]
 
     def _cells(self, node: Health) -> tuple[str, ...]:
         if node.unreached:
@@ -197,7 +206,11 @@ def _broken(node: Health, expected: int) -> list[str]:
         found.append(f"nvidia-smi: {' '.join(node.complaint.split())[:300]}")
     elif len(node.gpus) < expected:
         found.append(f"{count(len(node.gpus), 'GPU')}, and {expected} should be there")
-    found += [f"GPU {gpu.index} has {count(gpu.errors, 'uncorrected ECC error')}" for gpu in node.gpus if gpu.errors]
+    found += [
+        f"GPU {gpu.index} has {count(gpu.errors, 'uncorrected ECC error')}"
+        for gpu in node.gpus
+        if gpu.errors
+    ]
     for one in node.xids or ():
         if one.number in HARDWARE_XIDS:
             found.append(f"GPU at {one.device}: {HARDWARE_XIDS[one.number]} (Xid {one.number})")
@@ -211,13 +224,19 @@ def _worth(node: Health, usual: str) -> list[str]:
         found.append(f"driver {', '.join(others)}, where most have {usual}")
     if node.strangers:
         pids = ", ".join(map(str, node.strangers))
-        found.append(f"its GPUs are in use: {agreeing(len(node.strangers), 'process', 'processes')} {pids}")
+        found.append(
+            f"its GPUs are in use: {agreeing(len(node.strangers), 'process', 'processes')} {pids}"
+        )
     elif node.strangers is None and any((gpu.busy or 0) > 10 for gpu in node.gpus):
         found.append("its GPUs are at work")
     failed = [one for one in node.xids or () if one.number not in HARDWARE_XIDS]
-    found += [f"a program has failed on the GPU at {one.device} (Xid {one.number})" for one in failed]
+    found += [
+        f"a program has failed on the GPU at {one.device} (Xid {one.number})" for one in failed
+    ]
     if node.efa_unused:
-        found.append("it has EFA, and not aws-ofi-nccl: NCCL uses TCP (install the plugin, or take the image for GPUs)")
+        found.append(
+            "it has EFA, and not aws-ofi-nccl: NCCL uses TCP (install the plugin, or take the image for GPUs)"
+        )
     if node.disk_free < LEAST_DISK:
         found.append(f"{size(node.disk_free)} of its disk free")
     return found

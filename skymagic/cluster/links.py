@@ -58,14 +58,19 @@ class AgentLink:
     """
 
     def __init__(
-        self, transport: Transport, node: int, received: Callable[[int, wire.AgentMessage | None], None]
+        self,
+        transport: Transport,
+        node: int,
+        received: Callable[[int, wire.AgentMessage | None], None],
     ) -> None:
         self.node = node
         self._transport = transport
         self._received = received
         self.complaint = ""  # set when the link has ended: why, as far as the other end said so
         self._writing = threading.Lock()
-        self._thread = threading.Thread(target=self._listen, name=f"skymagic-link-{node}", daemon=True)
+        self._thread = threading.Thread(
+            target=self._listen, name=f"skymagic-link-{node}", daemon=True
+        )
         self._thread.start()
 
     def send(self, message: wire.AgentMessage) -> None:
@@ -126,7 +131,10 @@ class AgentLinks:
     def add(self, index: int, transport: Transport) -> AgentLink:
         """A node's link, over this transport; in the place of the one that there was."""
         link = AgentLink(transport, index, self._received)
-        self._links = {**self._links, index: link}  # not changed in place: other threads go through it
+        self._links = {
+            **self._links,
+            index: link,
+        }  # not changed in place: other threads go through it
         return link
 
     def connect(self, indices: Iterable[int]) -> dict[int, Transport]:
@@ -135,18 +143,26 @@ class AgentLinks:
 
         def open_one(index: int) -> None:
             try:
-                opened[index] = self._states.nodes[index].start_agent(functools.partial(self._link_changed, index))
+                opened[index] = self._states.nodes[index].start_agent(
+                    functools.partial(self._link_changed, index)
+                )
             except BaseException as problem:
                 opened[index] = problem
 
         first, *others = indices  # the head's, on this thread: an interrupt reaches it
-        threads = [threading.Thread(target=open_one, args=(index,), daemon=True) for index in others]
+        threads = [
+            threading.Thread(target=open_one, args=(index,), daemon=True) for index in others
+        ]
         for thread in threads:
             thread.start()
         open_one(first)
         for thread in threads:
             thread.join()
-        transports = {index: made for index, made in sorted(opened.items()) if not isinstance(made, BaseException)}
+        transports = {
+            index: made
+            for index, made in sorted(opened.items())
+            if not isinstance(made, BaseException)
+        }
         problems = [made for made in opened.values() if isinstance(made, BaseException)]
         if problems:
             for transport in transports.values():
@@ -157,7 +173,9 @@ class AgentLinks:
     def of(self, ranks: Iterable[int]) -> list[tuple[AgentLink, tuple[int, ...]]]:
         """The links to the nodes of these ranks, each with those that are there."""
         chosen, specs = sorted(set(ranks)), self._states.specs
-        shares = [(link, tuple(rank for rank in chosen if specs[rank][0] == link.node)) for link in self]
+        shares = [
+            (link, tuple(rank for rank in chosen if specs[rank][0] == link.node)) for link in self
+        ]
         return [(link, mine) for link, mine in shares if mine]
 
     def send_others(self, index: int, message: wire.AgentMessage) -> None:
@@ -189,7 +207,9 @@ class Routes:
 
     def __init__(self, states: States, links: AgentLinks, calls: PendingCalls) -> None:
         self._states, self._links, self._calls = states, links, calls
-        self._probed: dict[int, dict[str, int]] = {}  # where each node can be reached by the others: address → port
+        self._probed: dict[
+            int, dict[str, int]
+        ] = {}  # where each node can be reached by the others: address → port
 
     def find(self, timeout: float) -> list[str]:
         """Where the nodes reach each other, the head first.
@@ -203,8 +223,12 @@ class Routes:
         places, others = self._probed.get(0) or started[0].addresses, range(1, len(nodes))
         with self._calls.call() as (number, answers):
             for index in others:
-                self._links[index].send(wire.ProbeAddresses(dict(places), started[0].secret, number, listen=True))
-            self._states.wait(lambda: len(answers) == len(others), timeout, "the way from node to node")
+                self._links[index].send(
+                    wire.ProbeAddresses(dict(places), started[0].secret, number, listen=True)
+                )
+            self._states.wait(
+                lambda: len(answers) == len(others), timeout, "the way from node to node"
+            )
             found: dict[int, wire.ProbeReply] = dict(answers)
         self._probed = {index: found[index].addresses for index in others}
         chosen = common_address(nodes, places, {index: found[index].routes for index in others})
@@ -215,8 +239,16 @@ class Routes:
         """Whether another node reaches this one, and it was not given back; None when nobody can tell."""
         if self._states.nodes[index].alive() is False:
             return False
-        states, probed, started = self._states, self._probed.get(index), self._states.started.get(index)
-        others = [other for other in range(len(states.nodes)) if other not in {index, *states.away, *states.gone}]
+        states, probed, started = (
+            self._states,
+            self._probed.get(index),
+            self._states.started.get(index),
+        )
+        others = [
+            other
+            for other in range(len(states.nodes))
+            if other not in {index, *states.away, *states.gone}
+        ]
         if not probed or not others or started is None:
             return None
         with self._calls.call() as (number, answers):
@@ -231,7 +263,9 @@ class Routes:
         self._probed.pop(index, None)
 
 
-def common_address(nodes: Sequence[Node], places: Mapping[str, int], ways: Mapping[int, Mapping[str, str]]) -> str:
+def common_address(
+    nodes: Sequence[Node], places: Mapping[str, int], ways: Mapping[int, Mapping[str, str]]
+) -> str:
     """The first address of the head that all others reach.
 
     Args:

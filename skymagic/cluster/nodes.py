@@ -83,13 +83,19 @@ class States:
 
     def __init__(self, nodes: Sequence[Node]) -> None:
         self.nodes = tuple(nodes)
-        self.specs: dict[int, tuple[int, wire.RankSpec]] = {}  # rank → (index into `nodes`, its specification)
+        self.specs: dict[
+            int, tuple[int, wire.RankSpec]
+        ] = {}  # rank → (index into `nodes`, its specification)
         self.ranks: dict[int, RankState] = {}
-        self.started: dict[int, wire.AgentStarted] = {}  # by index into `nodes`: what its agent said of itself
+        self.started: dict[
+            int, wire.AgentStarted
+        ] = {}  # by index into `nodes`: what its agent said of itself
         self.controller: wire.ControllerUp | None = None
         self.away: set[int] = set()  # nodes whose links are down, and come back or not
         self.gone: dict[int, str] = {}  # nodes that are lost, each with a reason
-        self.ending: dict[int, float] = {}  # nodes that will be taken away, each with when (seconds since 1970)
+        self.ending: dict[
+            int, float
+        ] = {}  # nodes that will be taken away, each with when (seconds since 1970)
         self.last_lines: dict[int, str] = {}  # after the end: what each rank's log ended with
         self._changed = threading.Condition()
         self._trouble: str | None = None  # what ends each wait for the start of something
@@ -124,7 +130,9 @@ class States:
             return sum(self.ranks[rank].ready for rank in wanted)
 
         def settled() -> bool:
-            return ready() == len(wanted) or any(self.ranks[rank].failed or self.ranks[rank].exited for rank in wanted)
+            return ready() == len(wanted) or any(
+                self.ranks[rank].failed or self.ranks[rank].exited for rank in wanted
+            )
 
         while not settled():  # many ranks on few cores come up one after another
             before = ready()
@@ -151,14 +159,20 @@ class States:
         with self._changed:
             self._changed.wait_for(lambda: done() or self._trouble is not None, timeout)
             if not done():
-                raise ProvisionError(self._trouble or f"{what} did not come up within {timeout:.0f} s")
+                raise ProvisionError(
+                    self._trouble or f"{what} did not come up within {timeout:.0f} s"
+                )
 
     def _wait_known(self, timeout: float, partly: bool) -> None:
         """Wait until all agents have told how their ranks are, or, with `partly`, are gone and not the head. Raises ProvisionError."""
 
         def known() -> bool:
             settled = all(one.ready or one.failed or one.exited for one in self.ranks.values())
-            return settled and len({*self.started, *self.gone}) == len(self.nodes) and 0 not in self.gone
+            return (
+                settled
+                and len({*self.started, *self.gone}) == len(self.nodes)
+                and 0 not in self.gone
+            )
 
         def hopeless() -> bool:
             return 0 in self.gone if partly else self._trouble is not None
@@ -166,9 +180,15 @@ class States:
         with self._changed:
             self._changed.wait_for(lambda: known() or hopeless(), timeout)
             if not known():
-                silent = [node.name for node in self.nodes if node.index not in {*self.started, *self.gone}]
+                silent = [
+                    node.name
+                    for node in self.nodes
+                    if node.index not in {*self.started, *self.gone}
+                ]
                 slow = f"{', '.join(silent) or 'the ranks'} did not answer within {timeout:.0f} s"
-                raise ProvisionError(self.gone.get(0) or (self._trouble if hopeless() else None) or slow)
+                raise ProvisionError(
+                    self.gone.get(0) or (self._trouble if hopeless() else None) or slow
+                )
             self._trouble = None  # that of nodes which are gone
 
     def _begin(self, specs: Mapping[int, tuple[int, wire.RankSpec]]) -> None:
@@ -219,9 +239,13 @@ class States:
     def taken_back(self, ranks: Iterable[int]) -> dict[int, str]:
         """The nodes of these ranks that were taken back, and the fate that who gives them tells, where a signal has ended a rank, which may be a
         moment before it ends the agent. May take some seconds."""
-        ends = [(self.specs[rank][0], self.ranks[rank].exited) for rank in {*ranks} & self.ranks.keys()]
+        ends = [
+            (self.specs[rank][0], self.ranks[rank].exited) for rank in {*ranks} & self.ranks.keys()
+        ]
         killed = {node for node, end in ends if end and end.status in (-SIGTERM, -SIGKILL)}
-        return {node: fate for node in killed - self.gone.keys() if (fate := self.nodes[node].fate())}
+        return {
+            node: fate for node in killed - self.gone.keys() if (fate := self.nodes[node].fate())
+        }
 
     def _lost_node(self, index: int, reason: str) -> None:
         """A node is gone, and its ranks with it; the lock is held."""
@@ -265,7 +289,10 @@ class Liveness:
                 return
             connected = self._connected[index] = threading.Event()
         threading.Thread(
-            target=self._watch, args=(index, connected), name=f"skymagic-liveness-{index}", daemon=True
+            target=self._watch,
+            args=(index, connected),
+            name=f"skymagic-liveness-{index}",
+            daemon=True,
         ).start()
 
     def link_up(self, index: int) -> None:

@@ -51,11 +51,17 @@ class AgentRequests(States):
             for link, mine in self._links.of(wanted):
                 link.send(wire.RankRequest(mine, what, number))
             # no answer comes of ranks that are lost meanwhile
-            self._calls.wait(lambda: all(rank in answers or state.exited for rank, state in wanted.items()), timeout)
+            self._calls.wait(
+                lambda: all(rank in answers or state.exited for rank, state in wanted.items()),
+                timeout,
+            )
             return dict(answers)
 
     def ask_nodes(
-        self, ranks: Iterable[int], message: Callable[[tuple[int, ...], int], wire.AgentMessage], timeout: float
+        self,
+        ranks: Iterable[int],
+        message: Callable[[tuple[int, ...], int], wire.AgentMessage],
+        timeout: float,
     ) -> dict[int, Any]:
         """Send each node a message about its ranks; by its first rank the answers that came within `timeout` seconds.
 
@@ -63,7 +69,11 @@ class AgentRequests(States):
             message: makes it, given the ranks and the number that the answer must bear.
         """
         with self._calls.call() as (number, answers):
-            asked = [(link, mine) for link, mine in self._links.of(ranks) if link.node not in {*self.away, *self.gone}]
+            asked = [
+                (link, mine)
+                for link, mine in self._links.of(ranks)
+                if link.node not in {*self.away, *self.gone}
+            ]
             for link, mine in asked:
                 link.send(message(mine, number))
             self._calls.wait(lambda: len(answers) >= len(asked), timeout)
@@ -81,7 +91,9 @@ class AgentRequests(States):
         """For the length of a run: nodes without any of its ranks do not take the pool for idle."""
         at_work = {self.specs[rank][0] for rank in ranks}
         specs = enumerate(self._node_specs)
-        others = [node for node, spec in specs if spec.idle_timeout is not None and node not in at_work]
+        others = [
+            node for node, spec in specs if spec.idle_timeout is not None and node not in at_work
+        ]
         number = self._calls.number() if others else 0
 
         def tell(busy: bool) -> None:

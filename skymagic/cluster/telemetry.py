@@ -38,7 +38,9 @@ def of_run(agents: Agents, rank: int, run: int) -> str | None:
     return "".join(piece["text"] for piece in found) if found[0]["known"] else None
 
 
-def pieces(agents: Agents, rank: int, run: int, start: int | None = None) -> Iterator[dict[str, Any]]:
+def pieces(
+    agents: Agents, rank: int, run: int, start: int | None = None
+) -> Iterator[dict[str, Any]]:
     """What a rank wrote in a run, in pieces of a megabyte at most, from byte `start` on: each with ``text``, ``end``, ``known`` and ``over``."""
     more = True
     while more:
@@ -57,7 +59,9 @@ def _answer(agents: Agents, rank: int, **what: Any) -> dict[str, Any]:
     found = agents.read_log(rank, TIMEOUT, **what)
     if found is None:
         host = agents.ranks[rank].hostname
-        raise PoolError(f"{host} did not send the log of rank {rank}: no answer within {TIMEOUT:.0f} s")
+        raise PoolError(
+            f"{host} did not send the log of rank {rank}: no answer within {TIMEOUT:.0f} s"
+        )
     return found
 
 
@@ -75,7 +79,9 @@ class Meter:
         devices: by rank the UUIDs of the GPUs that it has, or their numbers as the machine counts them.
     """
 
-    def __init__(self, agents: Callable[[], Agents], devices: Callable[[int], Sequence[str]]) -> None:
+    def __init__(
+        self, agents: Callable[[], Agents], devices: Callable[[int], Sequence[str]]
+    ) -> None:
         self._agents, self._devices = agents, devices
         self._before: dict[int, tuple[float, float]] = {}
         """By rank: when it was measured (its node's clock), and its processor seconds then."""
@@ -90,7 +96,9 @@ class Meter:
             devices = {rank: tuple(self._devices(rank)) for rank in agents.ranks}
 
             def message(ranks: tuple[int, ...], number: int) -> wire.AgentMessage:
-                return wire.Measure(ranks, {str(rank): devices[rank] for rank in ranks if devices[rank]}, number)
+                return wire.Measure(
+                    ranks, {str(rank): devices[rank] for rank in ranks if devices[rank]}, number
+                )
 
             found: dict[int, RankUse] = {}
             for reply in agents.ask_nodes([*agents.ranks], message, ANSWER_TIMEOUT).values():
@@ -101,7 +109,9 @@ class Meter:
         found = {}
         for text, (seconds, memory, *gpu) in reply["ranks"].items():
             rank, now = int(text), (reply["at"], seconds)
-            found[rank] = RankUse(rate(self._before.get(rank), now), memory, reply["memory"] or math.nan, *gpu)
+            found[rank] = RankUse(
+                rate(self._before.get(rank), now), memory, reply["memory"] or math.nan, *gpu
+            )
             self._before[rank] = now
         return found
 

@@ -76,7 +76,9 @@ class Tunnel:
         self._takes_over = takes_over
         self._session = Session()
         self._loop = SessionLoop(self._session, self._on_frame, self._reconnect)
-        self.agent = AgentEnd(lambda data: self._post(lambda: self._session.put(frames.DATA, 0, data)), self._finish)
+        self.agent = AgentEnd(
+            lambda data: self._post(lambda: self._session.put(frames.DATA, 0, data)), self._finish
+        )
         """The transport to the node agent, for one `link.Link`."""
         self._connection: TunnelConnection | None = None
         self._old_connections: list[TunnelConnection] = []
@@ -84,7 +86,9 @@ class Tunnel:
         self._attempt = self._tries = 0
         self._boot_id = ""
         self._progress = 0  # the session's, when a connection was last seen to be of use
-        self._deadline: float | None = None  # when to try the next connection, or to give up waiting for a handshake
+        self._deadline: float | None = (
+            None  # when to try the next connection, or to give up waiting for a handshake
+        )
         self._exit_deadline: float | None = None
         """Set when the agent has ended: until when the daemon may take to end too."""
         self._ports: dict[tuple[str, int], int] = {}
@@ -167,7 +171,9 @@ class Tunnel:
         self._open_connection()
         try:
             while not self._closed:
-                self._loop.step(min(filter(None, (self._deadline, self._exit_deadline)), default=None))
+                self._loop.step(
+                    min(filter(None, (self._deadline, self._exit_deadline)), default=None)
+                )
                 if self._exit_deadline is not None and self._exit_deadline <= time.monotonic():
                     break
                 if self._deadline is not None and self._deadline <= time.monotonic():
@@ -211,7 +217,9 @@ class Tunnel:
         self._connection = TunnelConnection(
             self._connect,
             request,
-            lambda connection, reply, rest: self._post(lambda: self._on_reply(connection, reply, rest)),
+            lambda connection, reply, rest: self._post(
+                lambda: self._on_reply(connection, reply, rest)
+            ),
             lambda connection, why: self._post(lambda: self._on_end(connection, why)),
         )
 
@@ -252,7 +260,9 @@ class Tunnel:
         """Let the present connection be closed, beside what goes on."""
         if self._connection is not None:
             self._connection.give_up()
-            self._old_connections = [one for one in self._old_connections if not one.closed.is_set()]
+            self._old_connections = [
+                one for one in self._old_connections if not one.closed.is_set()
+            ]
             self._old_connections.append(self._connection)
             self._connection = None
 
@@ -285,7 +295,9 @@ class Tunnel:
         elif frame.kind == frames.EXIT:
             end = AGENT_EXIT.decode(frame.data)
             self._set_state("lost", how_ended(end.status, end.stderr))
-            self._exit_deadline = time.monotonic() + EXIT_TIMEOUT  # the daemon goes when it knows that this has come
+            self._exit_deadline = (
+                time.monotonic() + EXIT_TIMEOUT
+            )  # the daemon goes when it knows that this has come
             self._loop.acknowledge()
         elif frame.kind == frames.GONE:
             self._closed = True
@@ -309,7 +321,9 @@ class Tunnel:
                 self._open_connection()
 
         self._post(send_eof)
-        if not self.agent.wait(ABSENT_TIMEOUT) and (self.state != "connected" or not self.agent.wait(STOP_TIMEOUT)):
+        if not self.agent.wait(ABSENT_TIMEOUT) and (
+            self.state != "connected" or not self.agent.wait(STOP_TIMEOUT)
+        ):
             self._post(self._end)
             self.agent.wait(ABSENT_TIMEOUT)
 

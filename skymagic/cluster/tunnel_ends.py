@@ -11,7 +11,12 @@ from collections.abc import Callable
 from skymagic.errors import HostGone
 from skymagic.wire.codec import Transport
 from skymagic.wire.processes import signal_name
-from skymagic.wire.session.frames import HANDSHAKE_REPLY, HANDSHAKE_REQUEST, HandshakeReply, HandshakeRequest
+from skymagic.wire.session.frames import (
+    HANDSHAKE_REPLY,
+    HANDSHAKE_REQUEST,
+    HandshakeReply,
+    HandshakeRequest,
+)
 
 READ_SIZE = 1 << 18
 
@@ -71,7 +76,10 @@ class TunnelConnection:
         try:
             transport = self._transport = self._connect()
             threading.Thread(
-                target=self._send_loop, args=(transport,), name="skymagic-connection-out", daemon=True
+                target=self._send_loop,
+                args=(transport,),
+                name="skymagic-connection-out",
+                daemon=True,
             ).start()
             if not self._abandoned:
                 self._receive_loop(transport)
@@ -105,7 +113,9 @@ class TunnelConnection:
     def _send_loop(self, transport: Transport) -> None:
         with contextlib.suppress(OSError):
             while data := self._far.recv(READ_SIZE):
-                transport.write(data)  # may block for as long as the connection hangs: why it has a thread
+                transport.write(
+                    data
+                )  # may block for as long as the connection hangs: why it has a thread
         self._far.close()
         self._close()
 
@@ -177,5 +187,9 @@ def how_ended(status: int, said: str) -> str:
     if not status:
         return said
     # a signal without a name has the word in it
-    how = f"signal {signal_name(-status).removeprefix('signal ')}" if status < 0 else f"exit status {status}"
+    how = (
+        f"signal {signal_name(-status).removeprefix('signal ')}"
+        if status < 0
+        else f"exit status {status}"
+    )
     return f"{said}\n({how})" if said else how

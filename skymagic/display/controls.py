@@ -60,14 +60,20 @@ class Controls:
         self._stop = _button("stop", "stop", "interrupts the ranks; a second press kills them")
         pressed = [(self._stop, self._pressed)]
         if actions.where is not None:
-            pressed.append((_button("where is it?", "search", "where each rank is now"), self._asked))
+            pressed.append(
+                (_button("where is it?", "search", "where each rank is now"), self._asked)
+            )
         if actions.ranks is not None:
-            pressed.append((_button("ranks", "tasks", "what each rank uses, for ten minutes"), self._toggled))
+            pressed.append(
+                (_button("ranks", "tasks", "what each rank uses, for ten minutes"), self._toggled)
+            )
         self._buttons = [button for button, _ in pressed]
         self._row, self._panel = ipywidgets.HBox([self._line]), ipywidgets.HTML()
         self._unseen: threading.Event | None = None
         """Ends the measurements; None while there are none."""
-        self._box = ipywidgets.VBox([self._row, self._below], _view_count=0)  # None, the default, is not counted
+        self._box = ipywidgets.VBox(
+            [self._row, self._below], _view_count=0
+        )  # None, the default, is not counted
         self._all = [self._box, self._row, self._line, self._below, self._panel, *self._buttons]
         channel.add(self._box.model_id, self._shown)
         for button, call in pressed:
@@ -115,7 +121,9 @@ class Controls:
         except Exception as problem:  # the pool may have ended meanwhile
             text = f"{type(problem).__name__}: {problem}"
         if not self._closed:
-            self._below.value = f'<pre style="line-height: 1.3; font-size: 90%">{html.escape(text)}</pre>'
+            self._below.value = (
+                f'<pre style="line-height: 1.3; font-size: 90%">{html.escape(text)}</pre>'
+            )
 
     def _toggled(self) -> None:
         """Show what ranks use, or hide it."""
@@ -125,7 +133,9 @@ class Controls:
             elif not self._closed:
                 self._unseen = threading.Event()
                 self._box.children = (self._row, self._panel, self._below)
-                threading.Thread(target=self._measure, args=(self._unseen,), name="skymagic-ranks", daemon=True).start()
+                threading.Thread(
+                    target=self._measure, args=(self._unseen,), name="skymagic-ranks", daemon=True
+                ).start()
 
     def _measure(self, unseen: threading.Event) -> None:
         end = time.monotonic() + RANKS_SECONDS
@@ -191,7 +201,9 @@ def _button(words: str, icon: str, tooltip: str) -> Any:
     import ipywidgets
 
     # a long line must not squeeze its words
-    return ipywidgets.Button(description=words, icon=icon, tooltip=tooltip, layout={"width": "auto", "flex": "none"})
+    return ipywidgets.Button(
+        description=words, icon=icon, tooltip=tooltip, layout={"width": "auto", "flex": "none"}
+    )
 
 
 def _clicked(call: Callable[[], None]) -> Callable[[Mapping[str, Any]], None]:
@@ -262,20 +274,28 @@ class ShellChannel:
 
     def pump(self) -> None:
         """Take what has come, on the main thread, where nobody else does."""
-        if self._takers and not self.threaded and threading.current_thread() is threading.main_thread():
+        if (
+            self._takers
+            and not self.threaded
+            and threading.current_thread() is threading.main_thread()
+        ):
             from zmq import POLLIN
 
             self._stream.flush(POLLIN)
 
     def _received(self, frames: list[Any]) -> Any:
         taken = self._takers and self._taken(frames)
-        return None if taken else self._receive(frames)  # which may be a coroutine: the stream awaits it
+        return (
+            None if taken else self._receive(frames)
+        )  # which may be a coroutine: the stream awaits it
 
     def _taken(self, frames: list[Any]) -> bool:
         session = self._kernel.session
         try:
             parts = session.feed_identities(frames, copy=False)[1]
-            message = session.deserialize(parts, content=False, copy=False)  # which checks the signature
+            message = session.deserialize(
+                parts, content=False, copy=False
+            )  # which checks the signature
             self._pages[message["header"]["session"]] = time.monotonic()
             if message["header"]["msg_type"] != "comm_msg":
                 return False
@@ -297,6 +317,9 @@ def shell_channel() -> ShellChannel | None:
     """The shell channel of this process's kernel; None where it cannot be read."""
     global opened
     kernel = own_kernel()
-    if opened is None and getattr(getattr(kernel, "shell_stream", None), "_recv_callback", None) is not None:
+    if (
+        opened is None
+        and getattr(getattr(kernel, "shell_stream", None), "_recv_callback", None) is not None
+    ):
         opened = ShellChannel(kernel)
     return opened

@@ -38,8 +38,12 @@ def stacks(by_rank: Mapping[int, Mapping[str, Any] | None], others: Mapping[int,
     for rank, stack in sorted(by_rank.items()):
         groups.setdefault(_stack(stack), []).append(rank)
     if list(groups) == [IDLE] and not others:
-        return f"no cell runs: {rank_words(groups[IDLE])} {agreeing(len(by_rank), 'is', 'are')} idle"
-    return "\n".join([*(f"{rank_words(ranks)}{words}" for words, ranks in groups.items()), *states(others)])
+        return (
+            f"no cell runs: {rank_words(groups[IDLE])} {agreeing(len(by_rank), 'is', 'are')} idle"
+        )
+    return "\n".join(
+        [*(f"{rank_words(ranks)}{words}" for words, ranks in groups.items()), *states(others)]
+    )
 
 
 def states(by_rank: Mapping[int, str]) -> list[str]:
@@ -91,14 +95,18 @@ def variables(by_rank: Mapping[int, Mapping[str, Mapping[str, str]]]) -> str:
     return text.table([headings, *rows])
 
 
-def _rows(name: str, held: Mapping[int, Mapping[str, str]], asked: int) -> list[tuple[str, str, str, str]]:
+def _rows(
+    name: str, held: Mapping[int, Mapping[str, str]], asked: int
+) -> list[tuple[str, str, str, str]]:
     alike: dict[tuple[str, str], list[int]] = {}
     for rank, about in held.items():
         valued = about["type"] in VALUED
         alike.setdefault((about["type"], "" if valued else about.get("is", "")), []).append(rank)
     rows = []
     for (kind, what), ranks in list(alike.items())[:SHOWN_SHAPES]:
-        values = list(dict.fromkeys(held[rank]["is"] for rank in ranks)) if kind in VALUED else [what]
+        values = (
+            list(dict.fromkeys(held[rank]["is"] for rank in ranks)) if kind in VALUED else [what]
+        )
         differ = len({held[rank].get("checksum", "") for rank in ranks}) > 1
         who = "" if asked == 1 else "all" if len(ranks) == asked else rank_words(ranks)
         shown_values = " ".join(values) if len(values) == 1 else _between(values)
@@ -148,7 +156,10 @@ def rows(ranks: Sequence[int], values: Sequence[Any]) -> list[Row]:
     """A row for each rank, or for ranks that are alike."""
     kinds = [type(value).__name__ for value in values]
     if len(ranks) <= MAX_ROWS:
-        return [(str(rank), kind, words(value)) for rank, kind, value in zip(ranks, kinds, values, strict=True)]
+        return [
+            (str(rank), kind, words(value))
+            for rank, kind, value in zip(ranks, kinds, values, strict=True)
+        ]
     return list(_folded(list(zip(ranks, kinds, values, strict=True))))
 
 
@@ -165,12 +176,20 @@ def _folded(found: list[tuple[int, str, Any]]) -> Iterator[Row]:
     for (kind, what), of_these in several[:MAX_FOLDED_ROWS]:
         yield ranges(of_these), kind, what
     if rest := several[MAX_FOLDED_ROWS:]:
-        yield ranges([rank for _, of_these in rest for rank in of_these]), "…", f"{len(rest)} other values"
+        yield (
+            ranges([rank for _, of_these in rest for rank in of_these]),
+            "…",
+            f"{len(rest)} other values",
+        )
 
 
 def _spread(numbers: Sequence[float]) -> str:
     low, high = min(numbers), max(numbers)
-    return short(low) if low == high else f"{short(low)} … {short(high)}, mean {short(statistics.fmean(numbers))}"
+    return (
+        short(low)
+        if low == high
+        else f"{short(low)} … {short(high)}, mean {short(statistics.fmean(numbers))}"
+    )
 
 
 def words(value: Any) -> str:
@@ -189,7 +208,9 @@ def _beginning(value: Any) -> str:
     if type(value) not in BRACKETS:
         return ""
     shown: list[str] = []
-    for item in islice(value.items() if type(value) is dict else ((one,) for one in value), MAX_CHARACTERS):
+    for item in islice(
+        value.items() if type(value) is dict else ((one,) for one in value), MAX_CHARACTERS
+    ):
         parts = [_repr(part) if type(part) in SCALARS else "" for part in item]
         if not parts[0]:
             return ""
@@ -205,7 +226,10 @@ def _beginning(value: Any) -> str:
 def _repr(value: Any) -> str:
     """As Python shows it, on one line; empty where that is too long, or fails."""
     with contextlib.suppress(Exception):
-        if type(value) in (list, tuple, dict, set, frozenset, str, bytes) and len(value) > MAX_CHARACTERS:
+        if (
+            type(value) in (list, tuple, dict, set, frozenset, str, bytes)
+            and len(value) > MAX_CHARACTERS
+        ):
             return ""
         shown = repr(value)
         return shown if len(shown) <= MAX_CHARACTERS and "\n" not in shown else ""

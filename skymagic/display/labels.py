@@ -149,7 +149,9 @@ class LabelBlock:
     def draw(self) -> None:
         """Show it as it is now."""
         keys = sorted(self.ended.keys() | self.open.keys())
-        lines = [line for key in keys for line in [*self.ended.get(key, ()), *self.open.get(key, ())]]
+        lines = [
+            line for key in keys for line in [*self.ended.get(key, ()), *self.open.get(key, ())]
+        ]
         self.area.draw("\n".join(lines))
 
 
@@ -166,7 +168,9 @@ class Labels:
         noun: what the numbers are of.
     """
 
-    def __init__(self, ranks: Sequence[int], put: Write, redraws: bool = False, noun: str = "rank") -> None:
+    def __init__(
+        self, ranks: Sequence[int], put: Write, redraws: bool = False, noun: str = "rank"
+    ) -> None:
         self._put = put
         self._redraws = redraws
         self._noun = noun
@@ -237,7 +241,11 @@ class Labels:
 
     def label(self, rank: int, text: str) -> str:
         """Text behind its rank's label, where there are several; each of its lines."""
-        return "\n".join(self._line(rank, line) for line in text.split("\n")) if self._labelled else text
+        return (
+            "\n".join(self._line(rank, line) for line in text.split("\n"))
+            if self._labelled
+            else text
+        )
 
     def _end(self, keys: Sequence[Key]) -> None:
         for key in sorted(keys):
@@ -292,7 +300,9 @@ class Labels:
                 return
             block = self._blocks[key] = self._block_for(key)
         terminal.shown = max(len(rows), 1)
-        block.open[key] = [self._line(key[0], row if len(row) <= LONGEST else f"…{row[-LONGEST:]}") for row in rows]
+        block.open[key] = [
+            self._line(key[0], row if len(row) <= LONGEST else f"…{row[-LONGEST:]}") for row in rows
+        ]
 
     def _block_for(self, key: Key) -> LabelBlock:
         """The newest block, if lines in it are open still and none is this stream's; else a new one, below all output."""

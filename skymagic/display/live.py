@@ -149,7 +149,10 @@ def show(content: Mapping[str, Any], *, update: bool = False) -> None:
         from IPython.core.interactiveshell import InteractiveShell
 
         send_collected()
-        metadata, transient = dict(content.get("metadata") or {}), dict(content.get("transient") or {})
+        metadata, transient = (
+            dict(content.get("metadata") or {}),
+            dict(content.get("transient") or {}),
+        )
         InteractiveShell.instance().display_pub.publish(
             data=data, metadata=metadata, transient=transient, update=update
         )

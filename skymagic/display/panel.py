@@ -39,14 +39,19 @@ class RankUse:
 
 def use_short(use: RankUse) -> str:
     """In a cell: ``97% 31G`` of its GPU where it has one, else of processors and memory."""
-    share, held = (use.gpu, use.gpu_memory) if use.gpu_total == use.gpu_total else (use.cpu, use.memory)
+    share, held = (
+        (use.gpu, use.gpu_memory) if use.gpu_total == use.gpu_total else (use.cpu, use.memory)
+    )
     return " ".join(filter(None, (_percent(share), _letters(held))))
 
 
 def use_words(use: RankUse) -> str:
     """In full: ``GPU 97%, 31 of 80 GB; CPU 110%, memory 2.1 GB of 64.0 GB``."""
     gpu = [f"GPU {_percent(use.gpu)}", f"{_bytes(use.gpu_memory)} of {_bytes(use.gpu_total)}"]
-    cpu = [f"CPU {_percent(use.cpu)}" if use.cpu == use.cpu else "", f"memory {_bytes(use.memory)}{_of(use)}"]
+    cpu = [
+        f"CPU {_percent(use.cpu)}" if use.cpu == use.cpu else "",
+        f"memory {_bytes(use.memory)}{_of(use)}",
+    ]
     parts = [gpu if use.gpu_total == use.gpu_total else [], cpu if use.memory == use.memory else []]
     return "; ".join(", ".join(filter(None, part)) for part in parts if part)
 
@@ -61,7 +66,9 @@ def use_together(uses: Sequence[RankUse], nodes: int = 1) -> str:
     if gpus:
         low, high = _percent(min(use.gpu for use in gpus)), _percent(max(use.gpu for use in gpus))
         held, there = sum(use.gpu_memory for use in gpus), sum(use.gpu_total for use in gpus)
-        return f"GPU {low if low == high else f'{low[:-1]}–{high}'}, {_bytes(held)} of {_bytes(there)}"
+        return (
+            f"GPU {low if low == high else f'{low[:-1]}–{high}'}, {_bytes(held)} of {_bytes(there)}"
+        )
     known = [use for use in uses if use.memory == use.memory]
     if not known:
         return ""
@@ -98,7 +105,13 @@ MAX_TROUBLES = 8
 """Nodes in trouble that are named, of those without a row."""
 
 GREEN, BLUE, GREY, AMBER, RED = "#2e7d32", "#1565c0", "#757575", "#b26a00", "#c62828"
-COLOURS = {"ready": GREEN, "running": BLUE, "starting": GREY, "recovering": AMBER, "reconnecting": AMBER}
+COLOURS = {
+    "ready": GREEN,
+    "running": BLUE,
+    "starting": GREY,
+    "recovering": AMBER,
+    "reconnecting": AMBER,
+}
 """By a rank's state; what is not here has gone."""
 CELL = (
     "display:inline-block;min-width:1.5em;padding:0 .3em;margin:1px;border-radius:3px;text-align:center;"
@@ -151,7 +164,9 @@ class PoolView:
 
 def pool_html(view: PoolView) -> str:
     """The pool in a few lines; one line when it has ended, or all of it is ready and nothing is said of its nodes."""
-    words = " · ".join([f"<b>{escape(view.name)}</b>", *map(escape, view.about), escape(view.state)])
+    words = " · ".join(
+        [f"<b>{escape(view.name)}</b>", *map(escape, view.about), escape(view.state)]
+    )
     rows = [] if view.ended else _rows(view.nodes)
     return f'<div style="font-family:var(--jp-ui-font-family,sans-serif)"><div>{words}</div>{"".join(rows)}</div>'
 
@@ -159,7 +174,10 @@ def pool_html(view: PoolView) -> str:
 def _rows(nodes: Sequence[NodeView]) -> list[str]:
     if len(nodes) > MAX_NODE_ROWS:
         cells = " ".join(_node_cell(node, str(index)) for index, node in enumerate(nodes))
-        return [f"<div>{cells}</div>", *(f'<div style="{DIM}">{text}</div>' for text in _summary(nodes))]
+        return [
+            f"<div>{cells}</div>",
+            *(f'<div style="{DIM}">{text}</div>' for text in _summary(nodes)),
+        ]
     folded = sum(len(node.ranks) for node in nodes) > MAX_RANK_CELLS and len(nodes) > 1
     return [
         f'<div style="{ROW}"><span style="{NAME}">{escape(node.name)}</span> '
@@ -175,18 +193,30 @@ def _doing(node: NodeView, folded: bool) -> str:
 
 
 def _bar(share: float | None) -> str:
-    return "" if share is None else f'<progress value="{share:.3f}" max="1" style="width:8em"></progress> '
+    return (
+        ""
+        if share is None
+        else f'<progress value="{share:.3f}" max="1" style="width:8em"></progress> '
+    )
 
 
 def _summary(nodes: Sequence[NodeView]) -> list[str]:
     """What nodes without a row of their own do, and which are not well."""
     phases = Counter(node.phase for node in nodes if node.phase)
     doing = [f"{phase} on {count(number, 'node')}" for phase, number in phases.items()]
-    shares = [node.share or 0.0 for node in nodes] if any(node.share is not None for node in nodes) else []
+    shares = (
+        [node.share or 0.0 for node in nodes]
+        if any(node.share is not None for node in nodes)
+        else []
+    )
     bad = [f"{node.name}: {words}" for node in nodes if (words := trouble(node.ranks))]
     more = [f"and {len(bad) - MAX_TROUBLES} more"] if len(bad) > MAX_TROUBLES else []
     used = use_together([use for node in nodes for use in node.use.values()], len(nodes))
-    said = [escape("; ".join(one)) for one in (doing, [*bad[:MAX_TROUBLES], *more], [used] if used else []) if one]
+    said = [
+        escape("; ".join(one))
+        for one in (doing, [*bad[:MAX_TROUBLES], *more], [used] if used else [])
+        if one
+    ]
     return [_bar(sum(shares) / len(shares)) + said[0], *said[1:]] if shares else said
 
 
@@ -227,7 +257,11 @@ def severity(state: str) -> int:
 def trouble(ranks: Iterable[tuple[int, str]]) -> str:
     """What is not well, in words: "1 ended, 2 reconnecting"; empty when all is."""
     states = Counter(state for _, state in ranks)
-    return ", ".join(f"{number} {state}" for state, number in states.items() if severity(state) > severity("starting"))
+    return ", ".join(
+        f"{number} {state}"
+        for state, number in states.items()
+        if severity(state) > severity("starting")
+    )
 
 
 INTERVAL = 0.4
@@ -324,7 +358,9 @@ class StartPanel:
 
     def _watch(self) -> None:
         while not self._over.wait(INTERVAL):
-            with contextlib.suppress(Exception):  # ranks come and go while it looks; the next time it sees them
+            with contextlib.suppress(
+                Exception
+            ):  # ranks come and go while it looks; the next time it sees them
                 self._context.copy().run(self._draw)
 
     def _draw(self) -> None:
@@ -332,7 +368,9 @@ class StartPanel:
 
 
 @contextlib.contextmanager
-def shown_start(say: Say, look: Callable[[dict[str, StartStep]], PoolView], *, drawn: bool) -> Iterator[Say]:
+def shown_start(
+    say: Say, look: Callable[[dict[str, StartStep]], PoolView], *, drawn: bool
+) -> Iterator[Say]:
     """Show a start; gives what takes its lines.
 
     Args:

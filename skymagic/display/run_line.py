@@ -108,7 +108,9 @@ class RunSummary:
 
 def line(state: RunState) -> str:
     """The line of a run that goes on: "4 ranks · 0:45 · 45% · 0:55 left · 12.5 steps/s · loss 0.203 ▇▅▃▂"."""
-    return SEPARATOR.join([count(state.ranks, state.unit), clock(state.seconds), *state_parts(state)])
+    return SEPARATOR.join(
+        [count(state.ranks, state.unit), clock(state.seconds), *state_parts(state)]
+    )
 
 
 def state_parts(state: RunState) -> list[str]:
@@ -136,7 +138,13 @@ def end_line(end: RunSummary) -> str:
 def end_parts(end: RunSummary) -> list[str]:
     """What that line says besides how many ranks there were, and how long it took."""
     parts = [f"{rank_words(list(end.failed), end.unit)} failed"] if end.failed else []
-    parts += ["interrupted"] if end.interrupted else ["stopped: time limit reached"] if end.timed_out else []
+    parts += (
+        ["interrupted"]
+        if end.interrupted
+        else ["stopped: time limit reached"]
+        if end.timed_out
+        else []
+    )
     if end.shipped >= SHOWN_BYTES or end.ship_seconds >= SHOWN_SECONDS:
         parts.append(f"shipped {size(end.shipped)} in {end.ship_seconds:.1f} s")
     if end.gathered >= SHOWN_BYTES or end.gather_seconds >= SHOWN_SECONDS:
@@ -144,7 +152,11 @@ def end_parts(end: RunSummary) -> list[str]:
     parts += [number_text(number) for number in end.numbers]
     parts += [f"results → {', '.join(f'`{name}`' for name in end.names)}"] if end.names else []
     parts += [end.lagged] if end.lagged else []
-    return [*parts, f"not all output is shown: %sky_logs --cell {end.cell}"] if end.incomplete and end.cell else parts
+    return (
+        [*parts, f"not all output is shown: %sky_logs --cell {end.cell}"]
+        if end.incomplete and end.cell
+        else parts
+    )
 
 
 def progress_parts(progress: Progress) -> list[str]:
@@ -159,7 +171,12 @@ def progress_parts(progress: Progress) -> list[str]:
 def number_text(number: Number) -> str:
     """A number with its range over ranks, where they differ, and how it went: "loss 0.203 (0.19–0.21) ▇▅▃▂"."""
     low, high = short(number.low), short(number.high)
-    words = [number.name, short(number.value), f"({low}–{high})" if low != high else "", sparkline(number.history)]
+    words = [
+        number.name,
+        short(number.value),
+        f"({low}–{high})" if low != high else "",
+        sparkline(number.history),
+    ]
     return " ".join(filter(None, words))
 
 
@@ -170,7 +187,9 @@ def sparkline(values: Sequence[float]) -> str:
         return ""
     low, high = min(finite), max(finite)
     scale = (len(BARS) - 1) / (high - low) if high > low else 0.0
-    return "".join(BARS[round((value - low) * scale)] if math.isfinite(value) else " " for value in values)
+    return "".join(
+        BARS[round((value - low) * scale)] if math.isfinite(value) else " " for value in values
+    )
 
 
 def short(value: float) -> str:
@@ -190,7 +209,10 @@ def as_html(text: str, share: float | None = None) -> str:
     if share is None:
         return f'<div style="{QUIET}">{html.escape(text)}</div>'
     bar = f'<progress value="{share:.3f}" max="1" style="flex: none; width: 8em"></progress>'
-    parts = [f'<span style="white-space: nowrap">{html.escape(part)}</span>' for part in text.split(SEPARATOR)]
+    parts = [
+        f'<span style="white-space: nowrap">{html.escape(part)}</span>'
+        for part in text.split(SEPARATOR)
+    ]
     return f'<div style="{QUIET}; display: flex; align-items: baseline; gap: .6em">{bar} <span>{SEPARATOR.join(parts)}</span></div>'
 
 
@@ -224,7 +246,10 @@ class LiveLine:
         """Show this; `share` is a bar's, `deaf` while this thread is busy with something else than the run."""
         self.area = self.area or Area()
         if self._actions is not None:
-            self._controls, self._actions = controls.controls(as_html(text, share), self._actions), None
+            self._controls, self._actions = (
+                controls.controls(as_html(text, share), self._actions),
+                None,
+            )
             self._said = "" if self._controls is not None else self._hint
         html = as_html(text + self._said, share)
         if self._controls is not None:
@@ -234,7 +259,9 @@ class LiveLine:
                 self._said = self._hint
         if self._controls is None:
             self.area.draw(text + self._said, html)
-        elif not self._controls.answered:  # else the widget alone moves: drawn anew it would flicker
+        elif (
+            not self._controls.answered
+        ):  # else the widget alone moves: drawn anew it would flicker
             # this is what is saved amid the run, and it does not move any more
             dated = f"{text}{SEPARATOR}as of {time.strftime('%Y-%m-%d %H:%M:%S %Z')}"
             self.area.draw(dated, as_html(dated, share), self._controls.bundle())
@@ -325,7 +352,9 @@ class RunView:
 
     def _judged(self, end: RunSummary) -> RunSummary:
         """The end of a run whose page was opened again: what came while it was closed, no page has."""
-        again = controls.opened is not None and controls.opened.heard_from_others(self._page, self._begun)
+        again = controls.opened is not None and controls.opened.heard_from_others(
+            self._page, self._begun
+        )
         return replace(end, incomplete=end.incomplete or again)
 
 
@@ -359,4 +388,6 @@ class BesideView(RunView):
 
     def end(self, end: RunSummary) -> None:
         """Keep what stays to be said; that it was stopped, the handle says."""
-        self.words = SEPARATOR.join(end_parts(replace(self._judged(end), interrupted=False, failed=(), names=())))
+        self.words = SEPARATOR.join(
+            end_parts(replace(self._judged(end), interrupted=False, failed=(), names=()))
+        )

@@ -10,7 +10,16 @@ from typing import Any, Protocol
 
 from skymagic.display import text as display
 from skymagic.display.labels import Labels
-from skymagic.display.live import StatusLine, in_ipython, in_notebook, own_stream, send_collected, show, together, write
+from skymagic.display.live import (
+    StatusLine,
+    in_ipython,
+    in_notebook,
+    own_stream,
+    send_collected,
+    show,
+    together,
+    write,
+)
 from skymagic.display.run_line import RunState, RunSummary, RunView
 from skymagic.display.terminal import Bars
 from skymagic.plan.units import size
@@ -56,7 +65,9 @@ class NotebookScreen(Screen):
         noun: what is shown there of many that say the same: "ranks 0–63: …".
     """
 
-    def __init__(self, ranks: Sequence[int], view: RunView | None = None, noun: str = "rank") -> None:
+    def __init__(
+        self, ranks: Sequence[int], view: RunView | None = None, noun: str = "rank"
+    ) -> None:
         self._many = len(ranks) > 1
         self._view, self._bars = view, Bars()
         self._state: Callable[[], RunState] | None = None
@@ -92,7 +103,9 @@ class NotebookScreen(Screen):
             self._clear()
         if IN_LINE in (content.get("metadata") or {}):
             if not in_notebook():
-                self._moving[(rank, content["transient"]["display_id"])] = content["data"]["text/plain"]
+                self._moving[(rank, content["transient"]["display_id"])] = content["data"][
+                    "text/plain"
+                ]
                 return
             content = {
                 **content,
@@ -125,7 +138,11 @@ class NotebookScreen(Screen):
         """What is under way, in the place of what was said before; `last` is how it ended."""
         if not last:
             self._status.show(text)
-        elif (area := self._status.end(text)) is not None and self._view is not None and text.startswith(SHIPPED):
+        elif (
+            (area := self._status.end(text)) is not None
+            and self._view is not None
+            and text.startswith(SHIPPED)
+        ):
             self._view.replaces(area)  # one line says both
 
     def refresh(self) -> None:
@@ -141,7 +158,9 @@ class NotebookScreen(Screen):
         if view is None or not view.due:
             return
         known = state()
-        known = replace(known, seconds=view.seconds, progress=known.progress or self._bars.progress(now))
+        known = replace(
+            known, seconds=view.seconds, progress=known.progress or self._bars.progress(now)
+        )
         line = None if self._many or view.placed else self._bars.open_line(now)
         if line is None:
             view.draw(known)
@@ -246,7 +265,9 @@ class ShippingProgress:
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if self._what:
             how = SHIPPED if kind is None else "[could not ship"
-            self._screen.status(f"{how} {self._what} in {time.monotonic() - self._begun:.1f} s]", last=True)
+            self._screen.status(
+                f"{how} {self._what} in {time.monotonic() - self._begun:.1f} s]", last=True
+            )
 
 
 class Copying:

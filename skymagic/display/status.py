@@ -62,7 +62,11 @@ class Logs(Keyed[int, str]):
 
     def __repr__(self) -> str:
         many = len(self) > 1
-        return "\n".join(f"[{rank}] {line}" if many else line for rank, some in self.lines.items() for line in some)
+        return "\n".join(
+            f"[{rank}] {line}" if many else line
+            for rank, some in self.lines.items()
+            for line in some
+        )
 
 
 @dataclass(frozen=True)
@@ -142,5 +146,6 @@ class PoolStatuses(Keyed[str, PoolStatus]):
         if not any(html for _, html in parts):
             return None
         return "".join(
-            html or f"<div>{escape(words)}</div>" for words, html in [*parts, *((one, "") for one in self.notes)]
+            html or f"<div>{escape(words)}</div>"
+            for words, html in [*parts, *((one, "") for one in self.notes)]
         )

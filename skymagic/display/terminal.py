@@ -81,7 +81,9 @@ class Terminal:
             elif piece == ERASE or (self._over and CONTROLS.fullmatch(piece)):
                 row.text = ""
             elif piece:  # what erases the rest of a row has nothing to erase there
-                if row.blank and not (self._moved or self._live):  # a line begins where a bar was wiped away
+                if row.blank and not (
+                    self._moved or self._live
+                ):  # a line begins where a bar was wiped away
                     row.redrawn, self.shown = False, min(self.shown, self._at)
                 row.text = piece if self._over else row.text + piece
                 self._top = self._at if self._moved else self._top
@@ -92,7 +94,9 @@ class Terminal:
         live = self._live and self._at - self._top < MAX_LIVE
         count = self._top if live else self._at
         if not (all or self._live) and count < MAX_HELD:
-            count = next((index for index, row in enumerate(self.rows[:count]) if row.redrawn), count)
+            count = next(
+                (index for index, row in enumerate(self.rows[:count]) if row.redrawn), count
+            )
         taken, self.rows = self.rows[:count], self.rows[count:]
         self._at, self._top = self._at - count, max(0, self._top - count)
         if taken:

@@ -29,7 +29,11 @@ def unreached(hosts: Sequence[str], away: float | None) -> str:
     """What to say of hosts that could not be told that their pool has ended; "" when there are none."""
     if not hosts:
         return ""
-    ends = f"ends by itself, {duration_text(away)} after its last cell" if away else "must be ended by hand"
+    ends = (
+        f"ends by itself, {duration_text(away)} after its last cell"
+        if away
+        else "must be ended by hand"
+    )
     return f"; {', '.join(hosts)} could not be reached: what runs there {ends}"
 
 
@@ -47,14 +51,18 @@ def held_back(rank: int, nbytes: int) -> str:
 def maybe_seen(rank: int, content: Mapping[str, Any]) -> str:
     """The line before output that a kernel had written shortly before it was killed: it may be on the screen."""
     lines = content["text"].count("\n") if content["kind"] == "stream" else 0
-    what = f"the next {lines} lines" if lines > 1 else "the next line" if lines else "what comes next"
+    what = (
+        f"the next {lines} lines" if lines > 1 else "the next line" if lines else "what comes next"
+    )
     return f"[rank {rank}: {what} may have been shown before: the notebook was killed just after it wrote this]\n"
 
 
 def missed(rank: int, count: int) -> str:
     """The line that stands for displays that were made while the notebook was away, and were too many to be kept."""
     displays = "1 display" if count == 1 else f"{count} displays"
-    return f"[{displays} of rank {rank} not shown: this notebook was away, and the newest were kept]\n"
+    return (
+        f"[{displays} of rank {rank} not shown: this notebook was away, and the newest were kept]\n"
+    )
 
 
 def thinned_out(rank: int, every: int) -> str:
@@ -67,7 +75,8 @@ def table(rows: Iterable[Sequence[object]]) -> str:
     cells = [[str(value) for value in row] for row in rows]
     widths = [max(len(row[i]) for row in cells) for i in range(len(cells[0]))]
     return "\n".join(
-        "  ".join(value.ljust(width) for value, width in zip(row, widths, strict=True)).rstrip() for row in cells
+        "  ".join(value.ljust(width) for value, width in zip(row, widths, strict=True)).rstrip()
+        for row in cells
     )
 
 
@@ -76,11 +85,15 @@ def html_table(rows: Iterable[Sequence[str]], style: str = "") -> str:
     given = f" style='{style}'" if style else ""
     heading, *others = rows
     head = "".join(f"<th{given}>{escape(cell)}</th>" for cell in heading)
-    body = "".join(f"<tr>{''.join(f'<td{given}>{escape(cell)}</td>' for cell in row)}</tr>" for row in others)
+    body = "".join(
+        f"<tr>{''.join(f'<td{given}>{escape(cell)}</td>' for cell in row)}</tr>" for row in others
+    )
     return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
 
 
-def status(rows: Sequence[tuple[object, ...]], use: Mapping[int, str] = MappingProxyType({})) -> str:
+def status(
+    rows: Sequence[tuple[object, ...]], use: Mapping[int, str] = MappingProxyType({})
+) -> str:
     """The ranks of a pool as a table: rank, node, host, process, state; of many ranks those of a node together.
 
     Args:
@@ -95,12 +108,19 @@ def status(rows: Sequence[tuple[object, ...]], use: Mapping[int, str] = MappingP
     groups: dict[tuple[object, ...], list[int]] = {}
     for rank, node, host, _, state in rows:
         groups.setdefault((node, host, state), []).append(int(str(rank)))
-    return table([("ranks", "node", "host", "state"), *((ranges(ranks), *about) for about, ranks in groups.items())])
+    return table(
+        [
+            ("ranks", "node", "host", "state"),
+            *((ranges(ranks), *about) for about, ranks in groups.items()),
+        ]
+    )
 
 
 def shipment(items: Sequence[Any]) -> str:
     """What would travel, as ``--dry-run`` shows it; `items` are `ship.Item`."""
-    stays = [f"stays here; --push {i.name} sends it" if i.stays else "is there already" for i in items]
+    stays = [
+        f"stays here; --push {i.name} sends it" if i.stays else "is there already" for i in items
+    ]
     rows = [
         (i.name, i.type, size(i.nbytes), i.why, "travels" if i.moved else there)
         for i, there in zip(items, stays, strict=True)
@@ -136,14 +156,20 @@ def gpus(name: str | None, devices_here: Sequence[GpuDevice], complaint: str = "
     A driver that does not answer has a `complaint`.
     """
     here = [one.name for one in devices_here]
-    devices = ", ".join(f"{here.count(gpu)} × {gpu}" for gpu in dict.fromkeys(here)) or complaint or "no GPU"
+    devices = (
+        ", ".join(f"{here.count(gpu)} × {gpu}" for gpu in dict.fromkeys(here))
+        or complaint
+        or "no GPU"
+    )
     rows = [
         (one.name, f"{one.memory:g} GB", sum(accelerators.matches(one.name, gpu) for gpu in here))
         for one in accelerators.KINDS
         if name in (None, one.name)
     ]
     rows.sort(key=lambda row: -row[2])  # what is here comes first
-    known = table([("--gpu", "memory", "on this machine"), *((*row[:2], row[2] or "-") for row in rows)])
+    known = table(
+        [("--gpu", "memory", "on this machine"), *((*row[:2], row[2] or "-") for row in rows)]
+    )
     return f"on this machine: {devices}\n\n{known}"
 
 
@@ -185,7 +211,10 @@ def place(frames: Sequence[Mapping[str, Any]]) -> str:
     own = next((frame for frame in reversed(frames) if in_cell(frame)), frames[0])
     line = f"line {own['line']}" if in_cell(own) else f"{own['file']}:{own['line']}"
     name = frames[-1]["name"]
-    if own["name"] not in ("<module>", name):  # its lines are of the cell that defined it, not of the one that runs
+    if own["name"] not in (
+        "<module>",
+        name,
+    ):  # its lines are of the cell that defined it, not of the one that runs
         line = f"{line} of {own['name']}"
     return f"at {line}" if name == "<module>" else f"in {name}, {line}"
 
@@ -202,7 +231,9 @@ def stacks(by_rank: Mapping[int, Mapping[str, Any] | None]) -> str:
         frames = (stack or {}).get("frames") or []
         cell = [where(frame) for frame in frames if "cell" in frame]
         deeper = [frame for frame in frames if "cell" not in frame]
-        words = " → ".join([*cell, *([f"{deeper[-1]['name']} ({where(deeper[-1])})"] if deeper else [])])
+        words = " → ".join(
+            [*cell, *([f"{deeper[-1]['name']} ({where(deeper[-1])})"] if deeper else [])]
+        )
         if stack is None:
             words = NO_ANSWER
         elif stack.get("native"):

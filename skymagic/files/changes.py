@@ -46,7 +46,11 @@ def summary(copied: Sequence[Copied], seconds: float, *, to_nodes: bool = True) 
     alike = len(set(counts)) == 1
     totals = counts[0] if alike else tuple(sum(each) for each in zip(*counts, strict=True))
     files, nbytes, unchanged, removed = totals
-    where = copied[0].hostname if len(copied) == 1 else count(len(copied), "node") + (" each" if alike else "")
+    where = (
+        copied[0].hostname
+        if len(copied) == 1
+        else count(len(copied), "node") + (" each" if alike else "")
+    )
     done = f"{count(files, 'file')} ({size(nbytes)}) {'to' if to_nodes else 'from'} {where}"
     if files:
         speed = f", {size(moved / seconds)}/s" if seconds >= 0.5 else ""
@@ -70,9 +74,15 @@ def files_error(title: str, problems: Iterable[tuple[str, str]], nodes: int) -> 
         places.setdefault(printable(sentence), []).append(where)
     lines = []
     for sentence, at in places.items():
-        label = "every node" if nodes > 1 and len(at) == nodes else ", ".join(dict.fromkeys(filter(None, at)))
+        label = (
+            "every node"
+            if nodes > 1 and len(at) == nodes
+            else ", ".join(dict.fromkeys(filter(None, at)))
+        )
         lines.append(f"{label}: {sentence}" if label else sentence)
-    return FilesError("\n".join([f"{title}:", *_abridged(lines)]) if len(lines) > 1 else f"{title}: {lines[0]}")
+    return FilesError(
+        "\n".join([f"{title}:", *_abridged(lines)]) if len(lines) > 1 else f"{title}: {lines[0]}"
+    )
 
 
 def _abridged(lines: Sequence[str]) -> list[str]:
@@ -120,14 +130,27 @@ def changes(difference: wire.CompareReply, known: Mapping[int, str]) -> wire.Wri
     return wire.Write(sorted({*difference.want, *difference.ask} - set(same)), same)
 
 
-def large_pieces(entries: Sequence[Entry], want: Sequence[int], there: Iterable[tuple[int, str]]) -> dict[int, str]:
+def large_pieces(
+    entries: Sequence[Entry], want: Sequence[int], there: Iterable[tuple[int, str]]
+) -> dict[int, str]:
     """By number, the pieces that are there of large files that travel; of small ones all is sent."""
     wanted = set(want)
-    return {number: text for number, text in there if number in wanted and text and entries[number].size >= LARGE}
+    return {
+        number: text
+        for number, text in there
+        if number in wanted and text and entries[number].size >= LARGE
+    }
 
 
 def copied(
-    node: Node, entries: Sequence[Entry], want: Sequence[int], nbytes: int, removed: int, notes: Sequence[str]
+    node: Node,
+    entries: Sequence[Entry],
+    want: Sequence[int],
+    nbytes: int,
+    removed: int,
+    notes: Sequence[str],
 ) -> Copied:
     files = sum(entry.kind == FILE for entry in entries)
-    return Copied(node.index, node.name, len(want), nbytes, files - len(want), removed, tuple(notes))
+    return Copied(
+        node.index, node.name, len(want), nbytes, files - len(want), removed, tuple(notes)
+    )

@@ -46,13 +46,18 @@ class FileClient:
         self._write(wire.encode(request))
         while not isinstance(message := next(self._messages)[0], reply):
             pass
-        while isinstance(request, wire.Include) and not isinstance(next(self._messages)[0], wire.Included):
+        while isinstance(request, wire.Include) and not isinstance(
+            next(self._messages)[0], wire.Included
+        ):
             pass
         self.check()
         return message
 
     def send(
-        self, request: wire.Write, frames: Iterator[bytes], on_included: Callable[[], None] = lambda: None
+        self,
+        request: wire.Write,
+        frames: Iterator[bytes],
+        on_included: Callable[[], None] = lambda: None,
     ) -> wire.WriteReply:
         """Send files, as encoded messages, until all are sent or the node reports a full disk.
 
@@ -61,7 +66,9 @@ class FileClient:
         """
         reply: Future[wire.WriteReply] = Future()
         full = threading.Event()
-        waiter = threading.Thread(target=self._await_reply, args=(reply, full, on_included), daemon=True)
+        waiter = threading.Thread(
+            target=self._await_reply, args=(reply, full, on_included), daemon=True
+        )
         self._write(wire.encode(request))
         waiter.start()
         # race: a server that ends meanwhile breaks the pipe here, and the waiter gets the reason
@@ -91,7 +98,9 @@ class FileClient:
             reply.set_exception(problem)
         self.replied = True
 
-    def receive(self, request: wire.SendFiles, take: Callable[[wire.FilePart, bytes | memoryview], bool]) -> None:
+    def receive(
+        self, request: wire.SendFiles, take: Callable[[wire.FilePart, bytes | memoryview], bool]
+    ) -> None:
         """Have the node send files; `take` gets each message with its payload and returns whether to continue."""
         self._write(wire.encode(request))
         more = True
@@ -136,7 +145,9 @@ class FileClient:
 class FileClients:
     """Clients of several nodes, as a context manager; `watch` is called about five times a second while they work."""
 
-    def __init__(self, nodes: Sequence[Node], start: Callable[[Node], Transport], watch: Callable[[], None]) -> None:
+    def __init__(
+        self, nodes: Sequence[Node], start: Callable[[Node], Transport], watch: Callable[[], None]
+    ) -> None:
         self.nodes, self._start, self._watch = tuple(nodes), start, watch
         self._stop = threading.Event()
         self._clients: list[FileClient] = []
@@ -169,7 +180,9 @@ class FileClients:
         Raises:
             FilesError: what went wrong, of all nodes, after all have ended; `title` says what became of the whole.
         """
-        return self._run_all([(client.node, partial(job, client)) for client in self._clients], title)
+        return self._run_all(
+            [(client.node, partial(job, client)) for client in self._clients], title
+        )
 
     def _run_all(self, jobs: Sequence[tuple[Node, Callable[[], T]]], title: str) -> list[T]:
         try:
@@ -206,4 +219,6 @@ class FileClients:
             raise problem
         client = next((client for client in self._clients if client.node is node), None)
         said = (client.complaint() if client is not None else "") or str(problem)
-        return [f"the connection was lost ({said}); files that arrived are complete: run it again to resume"]
+        return [
+            f"the connection was lost ({said}); files that arrived are complete: run it again to resume"
+        ]

@@ -24,7 +24,15 @@ from skymagic.files.changes import (
 from skymagic.files.clients import NOTHING_COPIED, FileClient, FileClients, NodeFailed
 from skymagic.files.ignore import unignored
 from skymagic.files.transfer.folders import LinkInTheWay
-from skymagic.files.transfer.listing import FOLDER, LINK, Listing, absolute, listing, renamed, unsafe
+from skymagic.files.transfer.listing import (
+    FOLDER,
+    LINK,
+    Listing,
+    absolute,
+    listing,
+    renamed,
+    unsafe,
+)
 from skymagic.files.transfer.pieces import PIECE
 from skymagic.files.transfer.receiving import Receiver
 from skymagic.files.upload import DataPlane, Upload
@@ -72,11 +80,16 @@ def unrequested(found: Listing, source: str) -> list[str]:
     else:
         wrong -= {last}
     links = [
-        entry.path for entry in found.entries if entry.kind == LINK and "/" not in entry.path and not found.contents
+        entry.path
+        for entry in found.entries
+        if entry.kind == LINK and "/" not in entry.path and not found.contents
     ]
     return [
         *(f"{name!r} is refused: {source} was asked for" for name in sorted(wrong)),
-        *(f"{name!r} is refused: it is a link, and a file or a folder was asked for" for name in links),
+        *(
+            f"{name!r} is refused: it is a link, and a file or a folder was asked for"
+            for name in links
+        ),
     ]
 
 
@@ -91,11 +104,19 @@ class NodeDownload:
     """
 
     def __init__(
-        self, client: FileClient, src: str, place: Callable[[Node, Listing], tuple[str, str | None]], follow: bool
+        self,
+        client: FileClient,
+        src: str,
+        place: Callable[[Node, Listing], tuple[str, str | None]],
+        follow: bool,
     ) -> None:
         self.node = client.node
         self._found = Listing.of(client.request(wire.List(src, follow), wire.ListReply).listing)
-        if problems := [*self._found.problems, *unsafe(self._found.entries), *unrequested(self._found, src)]:
+        if problems := [
+            *self._found.problems,
+            *unsafe(self._found.entries),
+            *unrequested(self._found, src),
+        ]:
             raise NodeFailed(*problems)
         base, name = place(self.node, self._found)
         self._entries = renamed(self._found.entries, name)
@@ -141,7 +162,9 @@ class NodeDownload:
             receiver.abort()
         if receiver.problems:
             raise NodeFailed(*receiver.problems)
-        return copied(self.node, self._entries, self._changes.want, receiver.nbytes, 0, self._found.notes)
+        return copied(
+            self.node, self._entries, self._changes.want, receiver.nbytes, 0, self._found.notes
+        )
 
 
 # -- put, get and sync -----------------------------------------------------------------------------
@@ -157,7 +180,10 @@ class Files:
     """
 
     def __init__(
-        self, nodes: Sequence[Node], start: Callable[[Node], Transport], plane: DataPlane | None = None
+        self,
+        nodes: Sequence[Node],
+        start: Callable[[Node], Transport],
+        plane: DataPlane | None = None,
     ) -> None:
         self._nodes = tuple(nodes)
         self._start = start
@@ -166,7 +192,9 @@ class Files:
     def _selected(self, nodes: Collection[int] | None) -> list[Node]:
         known = {node.index for node in self._nodes}
         if wrong := sorted(set(nodes or ()) - known):
-            raise RequestError(f"there is no node {wrong[0]}; available: {', '.join(map(str, sorted(known)))}")
+            raise RequestError(
+                f"there is no node {wrong[0]}; available: {', '.join(map(str, sorted(known)))}"
+            )
         return [node for node in self._nodes if nodes is None or node.index in nodes]
 
     def put(
@@ -212,10 +240,18 @@ class Files:
         Raises:
             FilesError: what cannot be copied, for all nodes at once.
         """
-        return self._upload(unignored(folder, excludes, includes), dst, nodes, progress, mirror=True)
+        return self._upload(
+            unignored(folder, excludes, includes), dst, nodes, progress, mirror=True
+        )
 
     def _upload(
-        self, found: Listing, dst: str, nodes: Collection[int] | None, progress: Progress, *, mirror: bool = False
+        self,
+        found: Listing,
+        dst: str,
+        nodes: Collection[int] | None,
+        progress: Progress,
+        *,
+        mirror: bool = False,
     ) -> tuple[Copied, ...]:
         if found.problems:
             raise files_error(NOTHING_COPIED, [("", problem) for problem in found.problems], 1)
@@ -265,7 +301,11 @@ class Files:
             downloads = clients.each(lambda client: NodeDownload(client, src, place, follow))
             counter.total = sum(download.nbytes for download in downloads)
             by_node = {download.node: download for download in downloads}
-            return tuple(clients.each(lambda client: by_node[client.node].run(client, counter), PARTLY_COPIED))
+            return tuple(
+                clients.each(
+                    lambda client: by_node[client.node].run(client, counter), PARTLY_COPIED
+                )
+            )
 
 
 def _own_folder(folder: Path, node: Node) -> Path:

@@ -80,7 +80,11 @@ def unignored(folder: Path, excludes: Sequence[str] = (), includes: Sequence[str
     for text in includes:
         path = Path(absolute(text, str(folder)))
         name = path.relative_to(folder).as_posix() if path.is_relative_to(folder) else path.name
-        inner = Walk(found, skip=lambda below, is_folder: bool(patterns.decide(below, is_folder)), remedy=_REMEDY)
+        inner = Walk(
+            found,
+            skip=lambda below, is_folder: bool(patterns.decide(below, is_folder)),
+            remedy=_REMEDY,
+        )
         if path != folder:
             inner.add_top(str(path), contents=False, name=name)
     return _once(found)

@@ -54,7 +54,9 @@ class DataPlane:
             PoolError: a node cannot be reached.
         """
         key = digest(pieces)
-        self.store.pin([key])  # before it is there: a cell that runs meanwhile removes what nobody needs
+        self.store.pin(
+            [key]
+        )  # before it is there: a cell that runs meanwhile removes what nobody needs
         try:
             self.store.put(key, pieces, sum(map(len, pieces)), progress)
             meanwhile()
@@ -86,14 +88,20 @@ class Multicast:
     """
 
     def __init__(
-        self, plane: DataPlane, clients: Sequence[FileClient], stream: Iterator[bytes], on_sent: Callable[[int], None]
+        self,
+        plane: DataPlane,
+        clients: Sequence[FileClient],
+        stream: Iterator[bytes],
+        on_sent: Callable[[int], None],
     ) -> None:
         self._plane, self._stream, self._on_sent = plane, stream, on_sent
         self._bringing = threading.Lock()
         self._next: list[bytes] = []
         self._keys: list[str] = []  # keys of the batches, in their order; "" at the end
         self._problem: BaseException | None = None
-        self._taken = dict.fromkeys(clients, 0)  # batches that each node has taken; without those that take no more
+        self._taken = dict.fromkeys(
+            clients, 0
+        )  # batches that each node has taken; without those that take no more
         self._dropped = 0
         self._changed = threading.Condition()  # held while the last two change
 
@@ -203,7 +211,9 @@ class Upload:
         """
         replies = self._compare(bases, mirror)
         asked = sorted({number for reply in replies.values() for number in reply.ask})
-        known = dict(zip(asked, listed_digests(self._found.places[number] for number in asked), strict=True))
+        known = dict(
+            zip(asked, listed_digests(self._found.places[number] for number in asked), strict=True)
+        )
         different = {client: changes(reply, known) for client, reply in replies.items()}
         pieces = {
             client: large_pieces(self._entries, different[client].want, reply.there)
@@ -216,7 +226,10 @@ class Upload:
         shared: dict[FileClient, Multicast | None] = {}
         for members in groups.values():
             first = members[0]
-            alike = {number: common([pieces[client][number] for client in members]) for number in pieces[first]}
+            alike = {
+                number: common([pieces[client][number] for client in members])
+                for number in pieces[first]
+            }
             there |= dict.fromkeys(members, alike)
             shared |= dict.fromkeys(members, self._shared(different[first].want, members, alike))
 
@@ -225,11 +238,20 @@ class Upload:
             reply = self._send(client, change, there[client], shared[client])
             if reply.problems:
                 raise NodeFailed(*reply.problems)
-            return copied(client.node, self._entries, change.want, reply.nbytes, reply.removed, self._found.notes)
+            return copied(
+                client.node,
+                self._entries,
+                change.want,
+                reply.nbytes,
+                reply.removed,
+                self._found.notes,
+            )
 
         return tuple(self._clients.each(write, PARTLY_COPIED))
 
-    def _compare(self, bases: Mapping[Node, str], mirror: bool) -> dict[FileClient, wire.CompareReply]:
+    def _compare(
+        self, bases: Mapping[Node, str], mirror: bool
+    ) -> dict[FileClient, wire.CompareReply]:
         """What each node lacks."""
         found = self._found
         rows, tops = [entry.plain() for entry in self._entries], [vars(top) for top in found.tops]
@@ -256,7 +278,9 @@ class Upload:
         finally:
             plane.drop([key])
 
-    def _shared(self, want: Sequence[int], members: Sequence[FileClient], there: Mapping[int, str]) -> Multicast | None:
+    def _shared(
+        self, want: Sequence[int], members: Sequence[FileClient], there: Mapping[int, str]
+    ) -> Multicast | None:
         """What carries these files to several nodes at once; None where each gets them by itself."""
         nbytes = sum(self._entries[number].size for number in want)
         if self._plane is None or len(members) == 1 or nbytes < WORTHWHILE_BYTES:
@@ -264,14 +288,22 @@ class Upload:
             return None
         self._counter.total += nbytes
         frames = self._frames(want, there, lambda name, count: None)
-        return Multicast(self._plane, members, frames, partial(self._counter.add, self._found.tops[0].name))
+        return Multicast(
+            self._plane, members, frames, partial(self._counter.add, self._found.tops[0].name)
+        )
 
-    def _frames(self, want: Sequence[int], there: Mapping[int, str], told: OnBytes) -> Generator[bytes, None, None]:
+    def _frames(
+        self, want: Sequence[int], there: Mapping[int, str], told: OnBytes
+    ) -> Generator[bytes, None, None]:
         files = ((number, self._entries[number], self._found.places[number]) for number in want)
         return wire.joined(encoded_files(files, told, there))
 
     def _send(
-        self, client: FileClient, change: wire.Write, there: Mapping[int, str], shared: Multicast | None
+        self,
+        client: FileClient,
+        change: wire.Write,
+        there: Mapping[int, str],
+        shared: Multicast | None,
     ) -> wire.WriteReply:
         if shared is None:
             return client.send(change, self._frames(change.want, there, self._counter.add))

@@ -172,7 +172,14 @@ def broadcast(
     """
     stop = stop or StopSignal()
     return _carried_out(
-        pool, spec, limits, lambda shown: pool.runs.run(spec, shown, limits, stop), stop, screen, names, view
+        pool,
+        spec,
+        limits,
+        lambda shown: pool.runs.run(spec, shown, limits, stop),
+        stop,
+        screen,
+        names,
+        view,
     )
 
 
@@ -180,7 +187,12 @@ def follow(pool: Pool, spec: RunSpec, run: int, limits: Limits) -> Values:
     """Show the rest of a cell that another notebook began, and bring its values. Raises as `broadcast` does."""
     stop = StopSignal()
     return _carried_out(
-        pool, spec, limits, lambda shown: pool.runs.follow(spec, run, shown, limits, stop), stop, partly=True
+        pool,
+        spec,
+        limits,
+        lambda shown: pool.runs.follow(spec, run, shown, limits, stop),
+        stop,
+        partly=True,
     )
 
 
@@ -198,7 +210,9 @@ def _carried_out(
 ) -> Values:
     """Args as of `broadcast`; `partly`: whether values of some ranks do where the others were lost while nobody was there."""
     if view is None and limits.view_after < math.inf and screen is None:
-        actions = Actions(interrupt.pressing(stop), lambda: inspection.stacks(pool, spec.ranks), pool.picture)
+        actions = Actions(
+            interrupt.pressing(stop), lambda: inspection.stacks(pool, spec.ranks), pool.picture
+        )
         view = RunView(limits.view_after, actions if pool.defaults.buttons else None)
     notebook = NotebookScreen(spec.visible_ranks, view)
     with interrupt.deferred() as interrupts, ended(view, names) as ending:
@@ -222,9 +236,16 @@ def _carried_out(
 
 def _keep_profiles(report: Report, spec: RunSpec, pool: Pool) -> None:
     """Write what ``--profile`` found, also of a cell that failed, and say it."""
-    refs = {rank: (report.ranks[rank].outcome or {}).get("values", {}).pop(PROFILE, {}) for rank in spec.profile}
+    refs = {
+        rank: (report.ranks[rank].outcome or {}).get("values", {}).pop(PROFILE, {})
+        for rank in spec.profile
+    }
     try:
-        found = {rank: pool.shipper.unpack(ref) for rank, ref in refs.items() if ref and "error" not in ref}
+        found = {
+            rank: pool.shipper.unpack(ref)
+            for rank, ref in refs.items()
+            if ref and "error" not in ref
+        }
         said = profiles.kept(found, spec.execution_count, Path.cwd())
     except OSError as problem:  # the failure of the cell counts for more
         said = [f"the profile of this cell could not be kept: {problem}"]
@@ -234,7 +255,9 @@ def _keep_profiles(report: Report, spec: RunSpec, pool: Pool) -> None:
 
 def only_lost(report: Report) -> bool:
     """Whether some ranks have ended their cell well, and the others cannot be reached."""
-    lost = [rank for rank in report.ranks.values() if rank.died is not None and rank.died.status is None]
+    lost = [
+        rank for rank in report.ranks.values() if rank.died is not None and rank.died.status is None
+    ]
     well = [rank for rank in report.ranks.values() if (rank.outcome or {}).get("status") == "ok"]
     return bool(well) and len(lost) + len(well) == len(report.ranks) and not report.interrupted
 
@@ -248,8 +271,12 @@ def discard(report: Report, pool: Pool) -> None:
 
 def collect(report: Report, spec: RunSpec, pool: Pool) -> Values:
     """Unpack what the ranks sent. A value that could not come back is replaced by `Unavailable` and named in `problems`."""
-    lost = {number: rank.died.tail for number, rank in report.ranks.items() if rank.died is not None}
-    problems = [f"rank {number} cannot be reached: {reason}" for number, reason in sorted(lost.items())]
+    lost = {
+        number: rank.died.tail for number, rank in report.ranks.items() if rank.died is not None
+    }
+    problems = [
+        f"rank {number} cannot be reached: {reason}" for number, reason in sorted(lost.items())
+    ]
     undefined: dict[str, list[int]] = {}
     refused: dict[str, list[int]] = {}
     sent = [(report.ranks[rank].outcome or {}).get("values", {}) for rank in spec.ranks]
@@ -277,12 +304,17 @@ def collect(report: Report, spec: RunSpec, pool: Pool) -> Values:
     # a name that no rank has leaves the notebook's own as it is
     nowhere = {name for name, ranks in undefined.items() if len(ranks) == len(spec.gather_ranks)}
     values.variables = {name: listed for name, listed in gathered.items() if name not in nowhere}
-    first = (report.ranks[spec.gather_ranks[0]].outcome or {}).get("values", {}) if spec.gather else {}
-    values.types = {name: first[name]["type"].rpartition(".")[2] for name in values.variables if name in first}
+    first = (
+        (report.ranks[spec.gather_ranks[0]].outcome or {}).get("values", {}) if spec.gather else {}
+    )
+    values.types = {
+        name: first[name]["type"].rpartition(".")[2] for name in values.variables if name in first
+    }
     known = {*pool.shipper.names()} - {*undefined}
     said = [f"{rank_words(ranks)}: {words}" for words, ranks in refused.items()]
     said += [
-        f"{name} {NOT_DEFINED} on {rank_words(ranks)}{did_you_mean(name, known)}" for name, ranks in undefined.items()
+        f"{name} {NOT_DEFINED} on {rank_words(ranks)}{did_you_mean(name, known)}"
+        for name, ranks in undefined.items()
     ]
     values.problems = (*problems, *said)
     return values
@@ -311,14 +343,21 @@ class RunEnding:
     def gathers(self, nbytes: int) -> None:
         """The cell is over, and its values come back."""
         self.gathered, self.since = nbytes, time.monotonic()
-        if self.view is not None and self.view.shown and self.report is not None and nbytes >= SHOWN_BYTES:
+        if (
+            self.view is not None
+            and self.view.shown
+            and self.report is not None
+            and nbytes >= SHOWN_BYTES
+        ):
             activity = f"gathering {size(nbytes)}"
             self.view.draw(RunState(len(self.report.ranks), self.view.seconds, activity=activity))
 
 
 @contextlib.contextmanager
 def ended(
-    view: RunView | None, names: Sequence[str], told: Callable[[RunSummary], RunSummary] = lambda end: end
+    view: RunView | None,
+    names: Sequence[str],
+    told: Callable[[RunSummary], RunSummary] = lambda end: end,
 ) -> Iterator[RunEnding]:
     """Inside, a run goes on; at the end its line is the one that stays, whatever has happened; `told` makes it of the run's end."""
     ending = RunEnding(view)
@@ -326,7 +365,9 @@ def ended(
         yield ending
     finally:
         if view is not None and ending.report is not None:
-            gathered = (ending.gathered, time.monotonic() - ending.since) if ending.since else (0, 0.0)
+            gathered = (
+                (ending.gathered, time.monotonic() - ending.since) if ending.since else (0, 0.0)
+            )
             view.end(told(end_of(ending.report, view.seconds, names, gathered)))
         elif view is not None and view.shown:
             view.end(RunSummary(0, view.seconds, interrupted=True))
@@ -334,6 +375,12 @@ def ended(
 
 def sent_bytes(report: Report) -> int:
     """How many bytes the ranks have packed, of values that come back."""
-    refs = [ref for rank in report.ranks.values() for ref in (rank.outcome or {}).get("values", {}).values()]
-    files = {(ref["file"], ref.get("node", 0)): ref.get("nbytes", 0) for ref in refs if ref.get("file")}
+    refs = [
+        ref
+        for rank in report.ranks.values()
+        for ref in (rank.outcome or {}).get("values", {}).values()
+    ]
+    files = {
+        (ref["file"], ref.get("node", 0)): ref.get("nbytes", 0) for ref in refs if ref.get("file")
+    }
     return sum(files.values())

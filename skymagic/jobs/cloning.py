@@ -58,7 +58,8 @@ def clone(pool: Pool, ranks: Sequence[int], names: Sequence[str], source: int) -
                 pool.recovery.begin_after(found)
                 raise failure(found, pool, Limits())
         notes = [
-            f"{name} stays on rank {source}, because it cannot be sent: {why}" for name, why in found["left"].items()
+            f"{name} stays on rank {source}, because it cannot be sent: {why}"
+            for name, why in found["left"].items()
         ]
         if found["wrappers"]:  # after the ranks are given back: recovery reserves all of them
             _meet_again(pool)
@@ -68,29 +69,41 @@ def clone(pool: Pool, ranks: Sequence[int], names: Sequence[str], source: int) -
 
 def _check(pool: Pool, ranks: Sequence[int], names: Sequence[str], source: int) -> None:
     wrong = [rank for rank in {source, *ranks} if not 0 <= rank < pool.world_size]
-    mistakes = [f"pool {pool.name!r} has ranks 0 to {pool.world_size - 1}, not {rank_words(wrong)}"] if wrong else []
+    mistakes = (
+        [f"pool {pool.name!r} has ranks 0 to {pool.world_size - 1}, not {rank_words(wrong)}"]
+        if wrong
+        else []
+    )
     if source in ranks:
-        mistakes.append(f"rank {source} cannot get names from itself: name another rank after --from")
+        mistakes.append(
+            f"rank {source} cannot get names from itself: name another rank after --from"
+        )
     if not names or not ranks:
         mistakes.append("no name is given")
     if mistakes:
         raise RequestError(mistakes)
 
 
-def _copied(pool: Pool, ranks: tuple[int, ...], names: tuple[str, ...], source: int) -> Report | Mapping[str, Any]:
+def _copied(
+    pool: Pool, ranks: tuple[int, ...], names: tuple[str, ...], source: int
+) -> Report | Mapping[str, Any]:
     """What the source has lent, once the others have it; or the report of the order that went wrong."""
     from skymagic.data.shipping.packing import orders_for_lent
 
     shipper, specs = pool.shipper, pool.agents.specs
     held = frozenset.intersection(*map(shipper.bindings.names, ranks))
-    report = pool.runs.order((source,), Lend(ranks=(source,), names=names, held=tuple(sorted(held))))
+    report = pool.runs.order(
+        (source,), Lend(ranks=(source,), names=names, held=tuple(sorted(held)))
+    )
     if not report.good:
         return report
     outcome = report.ranks[source].outcome or {}
     _check_lent(pool, outcome, source)
     lent: Mapping[str, Any] = outcome["lent"]
     same_node = len({specs[rank][0] for rank in (source, *ranks)}) == 1
-    with orders_for_lent(shipper.sources, shipper.store, lent, ranks, same_node=same_node) as manifest:
+    with orders_for_lent(
+        shipper.sources, shipper.store, lent, ranks, same_node=same_node
+    ) as manifest:
         report = pool.runs.order(ranks, RunCell(ranks=ranks, execution_count=0, manifest=manifest))
     if not report.good:
         return report
@@ -101,14 +114,20 @@ def _copied(pool: Pool, ranks: tuple[int, ...], names: tuple[str, ...], source: 
 def _check_lent(pool: Pool, outcome: Mapping[str, Any], source: int) -> None:
     if missing := outcome.get("missing"):
         known = pool.shipper.bindings.names(source)
-        raise RequestError([f"rank {source} has no {name}{did_you_mean(name, known)}" for name in missing])
+        raise RequestError(
+            [f"rank {source} has no {name}{did_you_mean(name, known)}" for name in missing]
+        )
     if refused := outcome.get("refused"):
-        said = [f"{name} cannot travel from rank {source}: {reason}" for name, reason in refused.items()]
+        said = [
+            f"{name} cannot travel from rank {source}: {reason}" for name, reason in refused.items()
+        ]
         raise CaptureError("; ".join(said))
 
 
 def _meet_again(pool: Pool) -> None:
     pool.recovery.begin(())
     if not pool.recovery.wait():
-        raise PoolError("the process group is still being formed again; %sky_status says when the ranks are ready")
+        raise PoolError(
+            "the process group is still being formed again; %sky_status says when the ranks are ready"
+        )
     pool.recovery.check()

@@ -18,7 +18,10 @@ from skymagic.run.report import Limits, Report
 from skymagic.run.results import RankFailure, error_of
 from skymagic.wire.processes import describe
 
-NO_GROUP = ("Default process group has not been initialized", "is not compatible with an interactive environment")
+NO_GROUP = (
+    "Default process group has not been initialized",
+    "is not compatible with an interactive environment",
+)
 """How torch says it, in ``DDP(…)`` as in ``dist.all_reduce(…)``; and Lightning, in ``Trainer(strategy="ddp")``."""
 FSDP_ON_CPUS = "The strategy `fsdp` requires a GPU accelerator"
 """Lightning's refusal."""
@@ -49,23 +52,39 @@ def hints(
         return [
             f"{where} may be missing a package: {'%sky_pip' if remote else '%pip'} install {packages}, if that is its name"
         ]
-    if mine := {match[1] for one in failures if (match := NO_MAGIC.match(one.evalue)) and match[1] in magics}:
+    if mine := {
+        match[1] for one in failures if (match := NO_MAGIC.match(one.evalue)) and match[1] in magics
+    }:
         return [
             f"{', '.join(sorted(mine))} is a magic of the notebook, and magics do not travel: define or %load_ext it in a "
             "%%sky_broadcast cell, or call the function behind it"
         ]
     missing = dict.fromkeys(
-        match[1] for one in failures if one.ename == "NameError" and (match := NO_NAME.match(one.evalue))
+        match[1]
+        for one in failures
+        if one.ename == "NameError" and (match := NO_NAME.match(one.evalue))
     )
-    if forgotten := [name for name in missing if name not in names and name in sys.stdlib_module_names]:
-        return [f"did you forget to import {name!r}?" for name in forgotten]  # as Python says from 3.12 on
+    if forgotten := [
+        name for name in missing if name not in names and name in sys.stdlib_module_names
+    ]:
+        return [
+            f"did you forget to import {name!r}?" for name in forgotten
+        ]  # as Python says from 3.12 on
     # what the notebook has under that very name is told by another line
-    if nearest := [words for name in missing if name not in names and (words := did_you_mean(name, names))]:
+    if nearest := [
+        words for name in missing if name not in names and (words := did_you_mean(name, names))
+    ]:
         return [words.removeprefix("; ") for words in nearest]
     if any(one.ename == "SystemExit" for one in failures):
-        return ["exit() ends the cell on its rank: the rank keeps running, with its variables; %sky_down ends the pool"]
-    if "torch" not in plugins and any(words in one.evalue for one in failures for words in NO_GROUP):
-        return ["this pool was made without a process group: end it (%sky_down), and make it with --plugin torch"]
+        return [
+            "exit() ends the cell on its rank: the rank keeps running, with its variables; %sky_down ends the pool"
+        ]
+    if "torch" not in plugins and any(
+        words in one.evalue for one in failures for words in NO_GROUP
+    ):
+        return [
+            "this pool was made without a process group: end it (%sky_down), and make it with --plugin torch"
+        ]
     if any(FSDP_ON_CPUS in one.evalue for one in failures):
         return [
             "without GPUs, shard with torch's fully_shard in configure_model, and strategy=ModelParallelStrategy(…)"
@@ -84,7 +103,9 @@ def failures_of(report: Report, pool: Pool) -> list[RankFailure]:
             how, tail = (tail, "") if status is None else (describe(rank.died), tail)
             found.append(RankFailure(number, host, "", "", died=how, status=status, tail=tail))
         elif rank.died is not None:
-            found.append(RankFailure(number, host, "Killed", "it could not be stopped otherwise", freed=True))
+            found.append(
+                RankFailure(number, host, "Killed", "it could not be stopped otherwise", freed=True)
+            )
         elif rank.failed:
             found.append(
                 RankFailure(
@@ -113,11 +134,15 @@ def failure(report: Report, pool: Pool, limits: Limits, *, task: bool = False) -
     notes = [*lost_notes(report, pool), *report.notes, *missing_notes(report, pool, task)]
     known = {*pool.shipper.names(), *pool.namespace}
     magics = magics_of(pool.namespace)
-    notes += hints(failures, {plugin.name for plugin in pool.plugins}, known, magics, remote=pool.plan.remote)
+    notes += hints(
+        failures, {plugin.name for plugin in pool.plugins}, known, magics, remote=pool.plan.remote
+    )
     causes = [one for one in failures if not one.secondary]
     if pool.ended is not None and any(one.died == pool.ended for one in failures):
         before = [f"rank {one.rank}: {one.words}" for one in causes if one.died != pool.ended]
-        error: RunError = RunError("\n".join([f"{pool.ended}: recreate it with %sky_pool", *before]))
+        error: RunError = RunError(
+            "\n".join([f"{pool.ended}: recreate it with %sky_pool", *before])
+        )
         error.failures = tuple(failures)
         return error
     if report.interrupted and not any(one.died for one in causes):
@@ -126,7 +151,11 @@ def failure(report: Report, pool: Pool, limits: Limits, *, task: bool = False) -
         said = f"interrupted on {rank_words(list(stopped))}" if stopped else "interrupted"
         return RunInterrupted("\n".join([said, *([where] if where else []), *notes]))
     if report.timed_out:
-        lines = [f"the cell took longer than {limits.timeout:g} s and was stopped", text.stacks(report.stacks), *notes]
+        lines = [
+            f"the cell took longer than {limits.timeout:g} s and was stopped",
+            text.stacks(report.stacks),
+            *notes,
+        ]
         error = RunTimeout("\n".join(lines))
         error.failures = tuple(failures)
         return error
@@ -137,7 +166,11 @@ def magics_of(namespace: Mapping[str, Any]) -> set[str]:
     """The magics of the notebook with these names, as they are written: ``%time``, ``%%time``."""
     shell = namespace["get_ipython"]() if "get_ipython" in namespace else None
     by_type = shell.magics_manager.magics if shell is not None else {}
-    return {f"{'%' if type_ == 'line' else '%%'}{name}" for type_, names in by_type.items() for name in names}
+    return {
+        f"{'%' if type_ == 'line' else '%%'}{name}"
+        for type_, names in by_type.items()
+        for name in names
+    }
 
 
 def missing_notes(report: Report, pool: Pool, task: bool) -> list[str]:
@@ -145,7 +178,10 @@ def missing_notes(report: Report, pool: Pool, task: bool) -> list[str]:
     names = {str((rank.outcome or {}).get("missing") or "") for rank in report.ranks.values()}
     space = pool.shipper.namespace
     there = sorted(name for name in names if name in space and not interactive(name, space[name]))
-    return [f"the notebook has {name}: {'pass it as an argument' if task else f'--push {name}'}" for name in there]
+    return [
+        f"the notebook has {name}: {'pass it as an argument' if task else f'--push {name}'}"
+        for name in there
+    ]
 
 
 def lost_notes(report: Report, pool: Pool) -> list[str]:
@@ -162,6 +198,10 @@ def lost_notes(report: Report, pool: Pool) -> list[str]:
         return [messages.without(lost, pool.world_size, replaced=pool.plan.request.replace)]
     if pool.inseparable:
         names = ", ".join(pool.inseparable)
-        return [f"all ranks are being restarted, without variables: {names} cannot continue with some of them"]
+        return [
+            f"all ranks are being restarted, without variables: {names} cannot continue with some of them"
+        ]
     others = "; the others keep theirs" if len(dead) < pool.world_size else ""
-    return [f"{rank_words(dead)} {agreeing(len(dead), 'is', 'are')} being restarted without variables{others}"]
+    return [
+        f"{rank_words(dead)} {agreeing(len(dead), 'is', 'are')} being restarted without variables{others}"
+    ]

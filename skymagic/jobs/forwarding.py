@@ -31,7 +31,11 @@ class ForwardedPort:
 
     @property
     def _note(self) -> str:
-        return "" if self.listening else " (nothing listens there yet: the link works once something does)"
+        return (
+            ""
+            if self.listening
+            else " (nothing listens there yet: the link works once something does)"
+        )
 
     def __str__(self) -> str:
         return f"port {self.port} of {self.node}: http://{self.address}/{self._note}"

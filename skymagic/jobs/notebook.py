@@ -49,7 +49,9 @@ def enter(file: str) -> None:
     _pools.append(pool)
     _in_use.enter_context(pool.in_use())  # between its cells too
     if not key.plan.remote:
-        for one in records.every():  # on this machine the pool's record says who has it: now this process
+        for (
+            one
+        ) in records.every():  # on this machine the pool's record says who has it: now this process
             if one.job_id == key.job_id:
                 records.write(records.taken(one))
 
@@ -60,7 +62,9 @@ def leave() -> None:
         _in_use.close()
     for pool in _pools:
         if registry.known(pool.name) and pool in registry.pools():
-            with contextlib.suppress(Exception):  # whatever is closed no more, ends with this process
+            with contextlib.suppress(
+                Exception
+            ):  # whatever is closed no more, ends with this process
                 pool.leave()
             registry.forget(pool)
 

@@ -22,9 +22,14 @@ def kept(profiles: Mapping[int, Mapping[str, Any]], cell: int, folder: Path) -> 
     for rank, profile in sorted(profiles.items()):
         file = folder / f"profile-cell{cell}-rank{rank}.json.gz"
         file.write_bytes(profile["trace"])
-        said.append(f"rank {rank}, the longest operations; the trace is {file.name} (ui.perfetto.dev shows it)")
+        said.append(
+            f"rank {rank}, the longest operations; the trace is {file.name} (ui.perfetto.dev shows it)"
+        )
         said.append(operations_table(profile))
-    return [*said, *waited({rank: (each["collectives"], each["seconds"]) for rank, each in profiles.items()})]
+    return [
+        *said,
+        *waited({rank: (each["collectives"], each["seconds"]) for rank, each in profiles.items()}),
+    ]
 
 
 def operations_table(profile: Mapping[str, Any]) -> str:
@@ -45,7 +50,9 @@ def waited(collectives: Mapping[int, tuple[float, float]]) -> list[str]:
     least = collectives[last][0]
     longer = {rank: seconds - least for rank, (seconds, _) in collectives.items() if rank != last}
     waiting = {
-        rank: more for rank, more in longer.items() if more > max(WAITED_SECONDS, WAITED_SHARE * collectives[rank][1])
+        rank: more
+        for rank, more in longer.items()
+        if more > max(WAITED_SECONDS, WAITED_SHARE * collectives[rank][1])
     }
     return [
         f"rank {rank} waited {more:.1f} s longer in collectives than rank {last}"

@@ -21,7 +21,14 @@ from skymagic.display import text as display
 from skymagic.display.controls import Actions
 from skymagic.display.run_line import RunState, RunSummary, RunView
 from skymagic.display.screen import Copying, NotebookScreen, Screen
-from skymagic.errors import RequestError, RunError, RunInterrupted, RunTimeout, ScriptError, noted_in
+from skymagic.errors import (
+    RequestError,
+    RunError,
+    RunInterrupted,
+    RunTimeout,
+    ScriptError,
+    noted_in,
+)
 from skymagic.files.changes import summary
 from skymagic.jobs import cell as broadcast
 from skymagic.jobs import failures
@@ -69,7 +76,9 @@ def folder_on_nodes(pool: Pool, folder: Path, targets: Selection) -> str:
 
 def remote_folder(folder: Path) -> str:
     """The copy of a folder on a node: one path for each folder and machine."""
-    mark = hashlib.sha256(f"{platform.node()}\0{folder}".encode(errors="surrogateescape")).hexdigest()[:8]
+    mark = hashlib.sha256(
+        f"{platform.node()}\0{folder}".encode(errors="surrogateescape")
+    ).hexdigest()[:8]
     return f"{REMOTE_ROOT}/{folder.name or 'root'}-{mark}"
 
 
@@ -123,7 +132,9 @@ class Outcome:
 class NodeScreen(NotebookScreen):
     """Shows output by node instead of by rank."""
 
-    def __init__(self, nodes: Sequence[int], node_of: Callable[[int], int], view: RunView | None) -> None:
+    def __init__(
+        self, nodes: Sequence[int], node_of: Callable[[int], int], view: RunView | None
+    ) -> None:
         super().__init__(nodes, view, noun="node")
         self._node_of = node_of
 
@@ -156,14 +167,18 @@ def spec_of(request: ShellRequest, pool: Pool, cell: broadcast.Cell) -> RunSpec:
     shown: tuple[int, ...] = ()
     folder: Path | None = None
     with noted_in(mistakes):
-        part, shown = RunRequest(targets=request.targets, only=request.only).who(pool.plan.topology.nodes, "node")
+        part, shown = RunRequest(targets=request.targets, only=request.only).who(
+            pool.plan.topology.nodes, "node"
+        )
     with noted_in(mistakes):
         folder = folder_here(request.workdir) if request.workdir is not None else None
     if mistakes:
         raise RequestError(mistakes)
     asked = {
         "text": cell.source,
-        "workdir": folder_on_nodes(pool, folder, request.targets or Selection("all")) if folder else "",
+        "workdir": folder_on_nodes(pool, folder, request.targets or Selection("all"))
+        if folder
+        else "",
         "env": {**dict(request.env), **{name: os.environ[name] for name in request.secrets}},
         "without": ours(pool),
         "grace": pool.defaults.grace,
@@ -195,7 +210,12 @@ def too_many_nodes(text: str, nodes: int) -> str:
 
 
 def run(
-    pool: Pool, spec: RunSpec, limits: Limits, *, stop: StopSignal | None = None, view: RunView | None = None
+    pool: Pool,
+    spec: RunSpec,
+    limits: Limits,
+    *,
+    stop: StopSignal | None = None,
+    view: RunView | None = None,
 ) -> Outcome:
     """Run a script to its end on all nodes; what went wrong is in the outcome.
 
@@ -240,7 +260,9 @@ def _carried_out(
         actions = Actions(interrupt.pressing(stop))
         view = RunView(limits.view_after, actions if pool.defaults.buttons else None)
     screen = NodeScreen([node_of(rank) for rank in spec.visible_ranks], node_of, view)
-    with ended(view, [spec.output] if spec.output else [], lambda end: by_node(end, node_of)) as ending:
+    with ended(
+        view, [spec.output] if spec.output else [], lambda end: by_node(end, node_of)
+    ) as ending:
         # what a script does is none of our business: its processes are not ours to look into, also when it says nothing for a while
         report = ending.report = run(screen, replace(limits, stall_after=math.inf))
         screen.finish()
@@ -248,7 +270,9 @@ def _carried_out(
     ends = [end_of(rank, report.ranks[rank], pool) for rank in spec.ranks]
     for end in ends:
         if end.left:
-            screen.note(f"[node {end.node}: the script left running, and this was ended: {'; '.join(end.left)}]\n")
+            screen.note(
+                f"[node {end.node}: the script left running, and this was ended: {'; '.join(end.left)}]\n"
+            )
     return Outcome(ends, None if report.good else failure(report, ends, pool, limits))
 
 
@@ -282,8 +306,15 @@ def failure(report: Report, ends: Sequence[ScriptEnd], pool: Pool, limits: Limit
         where = f"interrupted on {node_words(stopped)}" if stopped else "interrupted"
         return RunInterrupted("\n".join([where, *notes]))
     if report.timed_out:
-        lines = [f"the script took longer than {limits.timeout:g} s and was stopped on {node_words(stopped)}"]
-        lines += [line for end in ends if end.stopped for line in last_words(end, f"node {end.node}'s last lines:")]
+        lines = [
+            f"the script took longer than {limits.timeout:g} s and was stopped on {node_words(stopped)}"
+        ]
+        lines += [
+            line
+            for end in ends
+            if end.stopped
+            for line in last_words(end, f"node {end.node}'s last lines:")
+        ]
         return RunTimeout("\n".join([*lines, *notes]))
     if any(rank.died is not None and not rank.killed for rank in report.ranks.values()):
         return failures.failure(report, pool, limits)
@@ -302,13 +333,20 @@ def script_error(
     lines = [f"node {first.node} of {nodes} on {first.hostname} {first.how}"]
     if first.cause:
         worker = first.cause["worker"]
-        lines += [first.cause["text"], *([f"[{worker}]"] if worker and worker not in first.cause["text"] else [])]
-    if not first.cause or ("\n" not in first.cause["text"] and "SIGKILL" not in first.cause["text"]):
+        lines += [
+            first.cause["text"],
+            *([f"[{worker}]"] if worker and worker not in first.cause["text"] else []),
+        ]
+    if not first.cause or (
+        "\n" not in first.cause["text"] and "SIGKILL" not in first.cause["text"]
+    ):
         lines += last_words(first, "its last lines:")  # where native code says why it gives up
     others = [end for end in failed if end is not first]
     same = [end.node for end in others if not end.stopped and end.status == first.status]
     lines += [f"the same on {node_words(same)}"] if same else []
-    lines += [f"node {end.node} {end.how}" for end in others if not end.stopped and end.node not in same]
+    lines += [
+        f"node {end.node} {end.how}" for end in others if not end.stopped and end.node not in same
+    ]
     stopped = [end.node for end in others if end.stopped]
     lines += [f"{node_words(stopped)} had to be stopped"] if stopped else []
     error = ScriptError(
@@ -338,7 +376,9 @@ def hints(end: ScriptEnd, *, has_torch: bool = False) -> list[str]:
             else "torchrun comes with PyTorch: make the pool with --plugin torch, or install torch for its Python"
         )
     if re.search(r"EADDRINUSE|address already in use", said, re.IGNORECASE):
-        found.append("a port is in use on that node: $MASTER_PORT is one that was free when the script began")
+        found.append(
+            "a port is in use on that node: $MASTER_PORT is one that was free when the script began"
+        )
     if "terminate called without an active exception" in f"{said}\n{end.words}":
         found.append(
             "a gloo thread was still running when Python exited: delete the DDP model (del model; gc.collect()) before "

@@ -63,7 +63,11 @@ def on_one(task: Task, pool: Pool) -> Any:
 
 
 def run(
-    task: Task, pool: Pool, ranks: tuple[int, ...], screen: Screen | None = None, stop: StopSignal | None = None
+    task: Task,
+    pool: Pool,
+    ranks: tuple[int, ...],
+    screen: Screen | None = None,
+    stop: StopSignal | None = None,
 ) -> list[Any]:
     """The task on these ranks; the values in their order.
 
@@ -76,7 +80,9 @@ def run(
         timeout=task.timeout or defaults.timeout,
         grace=defaults.grace,
         stall_after=defaults.stall_after,
-        view_after=defaults.view_after if in_notebook() else math.inf,  # a script's standard error is its own
+        view_after=defaults.view_after
+        if in_notebook()
+        else math.inf,  # a script's standard error is its own
     )
     try:
         with interrupt.deferred() as interrupts:
@@ -99,8 +105,13 @@ def spec_of(task: Task, ranks: tuple[int, ...]) -> RunSpec:
     """The run that carries out a task: one line that names the function and each argument."""
     names = parameters(task)
     arguments = {**dict(zip(names, task.args, strict=False)), **task.kwargs}
-    extra = {FUNCTION_NAME: task.function, **{ARGUMENT_PREFIX + name: value for name, value in arguments.items()}}
-    written = [ARGUMENT_PREFIX + name for name in names] + [f"{name}={ARGUMENT_PREFIX}{name}" for name in task.kwargs]
+    extra = {
+        FUNCTION_NAME: task.function,
+        **{ARGUMENT_PREFIX + name: value for name, value in arguments.items()},
+    }
+    written = [ARGUMENT_PREFIX + name for name in names] + [
+        f"{name}={ARGUMENT_PREFIX}{name}" for name in task.kwargs
+    ]
     wait = "await " if inspect.iscoroutinefunction(task.function) else ""
     # the semicolon keeps the value from being shown; who wants it has it
     source = f"{wait}{FUNCTION_NAME}({', '.join(written)});  # {task.name}"
@@ -156,7 +167,9 @@ class Stream(Iterator[Any]):
         self._quick, self._ended = 0, frozenset[int]()
         self._over = True
         # the name, and the names of the arguments in messages, are the function's own
-        opening = functools.wraps(task.function)(functools.partial(generators.open_one, self._key, task.function))
+        opening = functools.wraps(task.function)(
+            functools.partial(generators.open_one, self._key, task.function)
+        )
         run(replace(task, function=opening), pool, self._ranks)
         self._over = False
 
@@ -176,7 +189,9 @@ class Stream(Iterator[Any]):
         except BaseException:
             self._over = True  # what has raised, or was interrupted, cannot go on
             raise
-        self._ended = frozenset(rank for rank, pull in zip(self._ranks, pulls, strict=True) if pull.over)
+        self._ended = frozenset(
+            rank for rank, pull in zip(self._ranks, pulls, strict=True) if pull.over
+        )
         self._over = len(self._ended) == len(self._ranks)
         self._quick = 0 if pulls[0].slow else self._quick + len(pulls[0].values)
         if not self._together:

@@ -119,7 +119,9 @@ class Results(Iterator[Any]):
         self._pending: list[Future[Any]] = []
         self._ordered, self._stopped = ordered, False
         if tasks:
-            ranks = sorted(pool.scheduler.least_loaded(pool.world_size, min(len(tasks), pool.world_size)))
+            ranks = sorted(
+                pool.scheduler.least_loaded(pool.world_size, min(len(tasks), pool.world_size))
+            )
             self._screen = LockedScreen(ranks)
             self._workers = RankWorkers(pool, ranks, self._screen)
             self._pending = [self._workers.submit(task) for task in tasks]
@@ -146,7 +148,9 @@ class Results(Iterator[Any]):
         while True:
             candidates = self._pending[:1] if self._ordered else self._pending
             done = next((future for future in candidates if future.done()), None)
-            if self._workers.failures:  # looked at after the futures: a task fails before its future does
+            if (
+                self._workers.failures
+            ):  # looked at after the futures: a task fails before its future does
                 return None
             if done is not None:
                 return done
@@ -155,7 +159,9 @@ class Results(Iterator[Any]):
     def _fail(self) -> NoReturn:
         """Stop what runs, and raise what failed first."""
         self.close()
-        causes = [problem for problem in self._workers.failures if not isinstance(problem, RunInterrupted)]
+        causes = [
+            problem for problem in self._workers.failures if not isinstance(problem, RunInterrupted)
+        ]
         for problem in () if self._stopped and not causes else causes or self._workers.failures:
             raise problem
         raise RunInterrupted("interrupted")

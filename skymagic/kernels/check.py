@@ -31,8 +31,12 @@ def look() -> wire.NodeSurvey:
     disk = shutil.disk_usage(Path.home())
     if shutil.which("nvidia-smi") is None:
         return wire.NodeSurvey(disk_free=disk.free)
-    gpus, complaint = _said("nvidia-smi", f"--query-gpu={','.join(wire.GPU_FIELDS)}", "--format=csv,noheader,nounits")
-    return wire.NodeSurvey(gpus, complaint, _processes() if gpus else None, _kernel(), efa_unused(), disk.free)
+    gpus, complaint = _said(
+        "nvidia-smi", f"--query-gpu={','.join(wire.GPU_FIELDS)}", "--format=csv,noheader,nounits"
+    )
+    return wire.NodeSurvey(
+        gpus, complaint, _processes() if gpus else None, _kernel(), efa_unused(), disk.free
+    )
 
 
 def efa_unused(root: Path = Path("/")) -> bool:
@@ -48,7 +52,9 @@ def efa_unused(root: Path = Path("/")) -> bool:
         "usr/lib/x86_64-linux-gnu",
     )
     names = ("libnccl-net*.so*", "libnccl-ofi*.so*")
-    return not any(True for place in places for name in names for _ in (root / place).glob(f"**/{name}"))
+    return not any(
+        True for place in places for name in names for _ in (root / place).glob(f"**/{name}")
+    )
 
 
 def _said(*command: str) -> tuple[str, str]:
@@ -64,7 +70,9 @@ def _said(*command: str) -> tuple[str, str]:
         return "", f"{command[0]}: {problem.strerror}"
     if done.returncode == 0:
         return done.stdout.strip(), ""
-    return "", (done.stdout + done.stderr).strip()[-1000:] or f"{command[0]} ended with {done.returncode}"
+    return "", (done.stdout + done.stderr).strip()[
+        -1000:
+    ] or f"{command[0]} ended with {done.returncode}"
 
 
 def _processes() -> dict[str, list[int]] | None:

@@ -68,7 +68,9 @@ class TransferServer:
             case wire.Stat():
                 return self._stat(request.path)
             case wire.List():
-                self._listing = listing(request.path, self._root, self._cancelled, follow=request.follow)
+                self._listing = listing(
+                    request.path, self._root, self._cancelled, follow=request.follow
+                )
                 return wire.ListReply(self._listing.plain())
             case wire.Hash():
                 places = [self._listing.places[number] for number in request.numbers]
@@ -126,8 +128,13 @@ class TransferServer:
     # -- sending -----------------------------------------------------------------------------------------------------
 
     def _send(self, numbers: list[int], pieces: list[str]) -> wire.SendFilesReply:
-        chosen = [(number, self._listing.entries[number], self._listing.places[number]) for number in numbers]
-        for data in wire.joined(encoded_files(chosen, there=dict(zip(numbers, pieces, strict=True)))):
+        chosen = [
+            (number, self._listing.entries[number], self._listing.places[number])
+            for number in numbers
+        ]
+        for data in wire.joined(
+            encoded_files(chosen, there=dict(zip(numbers, pieces, strict=True)))
+        ):
             if self._cancelled():
                 break
             write_all(self._sink, data)

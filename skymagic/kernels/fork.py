@@ -161,7 +161,9 @@ class EventLoop:
                 self._call(key.data)
         now = time.monotonic()
         expired = [callback for when, callback in self._timers if when <= now]
-        self._timers = [timer for timer in self._timers if timer[0] > now]  # before the calls: they may add others
+        self._timers = [
+            timer for timer in self._timers if timer[0] > now
+        ]  # before the calls: they may add others
         for callback in expired:
             self._call(callback)
 
@@ -184,7 +186,9 @@ def holder() -> str:
     return os.environ.get(HOLDER, "")
 
 
-def held(place: str, name: str, words: Sequence[str], text: str, started: Callable[[], T | None]) -> T | None:
+def held(
+    place: str, name: str, words: Sequence[str], text: str, started: Callable[[], T | None]
+) -> T | None:
     """Have the holder in this folder run ``python words`` with this text as its input; what `started` finds, None where that is nothing in time.
 
     Raises:
@@ -194,7 +198,9 @@ def held(place: str, name: str, words: Sequence[str], text: str, started: Callab
     fifo = os.path.join(place, "start")
     while not os.path.exists(fifo):
         if time.monotonic() > deadline:
-            raise FileNotFoundError(f"the job's holder is not on this node ({place}): has the job ended?")
+            raise FileNotFoundError(
+                f"the job's holder is not on this node ({place}): has the job ended?"
+            )
         time.sleep(HOLDER_POLL)
     if (reason := why_unsafe(place)) is not None:
         raise PermissionError(f"{place}: {reason}")
@@ -217,5 +223,7 @@ def held_script(words: Sequence[str], text: str, environ: Mapping[str, str]) -> 
     """
     kept = {key: environ[key] for key in ("PATH", "PYTHONPATH", "VIRTUAL_ENV") if key in environ}
     site = {"PATH": f"${{{SITE}:+:$PATH}}"}  # what a site's prologue has added to the holder's
-    settings = "".join(f"export {key}={shlex.quote(value)}{site.get(key, '')}\n" for key, value in kept.items())
+    settings = "".join(
+        f"export {key}={shlex.quote(value)}{site.get(key, '')}\n" for key, value in kept.items()
+    )
     return f"{settings}exec {shlex.join([sys.executable, *words])} <<'END'\n{text.rstrip()}\nEND\n"

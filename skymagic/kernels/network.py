@@ -77,19 +77,29 @@ def interfaces(info: InstanceInfo, kept: Mapping[str, str]) -> dict[str, str]:
     """The variables that pin gloo and NCCL to the cluster's interface, but for those that the user has set."""
     name = interface_to(info.head_addr)
     # NCCL takes a name for the beginning of names, unless it is told that it is whole: eth1 would be eth10, too
-    names = {"GLOO_SOCKET_IFNAME": name, "NCCL_SOCKET_IFNAME": f"={name}"} if name is not None else {}
+    names = (
+        {"GLOO_SOCKET_IFNAME": name, "NCCL_SOCKET_IFNAME": f"={name}"} if name is not None else {}
+    )
     found = {key: value for key, value in names.items() if key not in kept}
     ports = infiniband_ports() if info.total_nodes > 1 and "NCCL_IB_HCA" not in kept else ()
     return {**found, **({"NCCL_IB_HCA": chosen} if (chosen := hcas(ports)) else {})}
 
 
-def infiniband_ports(root: Path = Path("/sys/class/infiniband")) -> tuple[tuple[str, bool, str], ...]:
+def infiniband_ports(
+    root: Path = Path("/sys/class/infiniband"),
+) -> tuple[tuple[str, bool, str], ...]:
     """(``mlx5_0:1``, whether it is active, InfiniBand or Ethernet) of each port of this machine's RDMA cards; EFA's have none of NCCL's."""
     found = []
     for port in sorted(root.glob("*/ports/*")):
         with contextlib.suppress(OSError):
             active = "ACTIVE" in (port / "state").read_text()
-            found.append((f"{port.parents[1].name}:{port.name}", active, (port / "link_layer").read_text().strip()))
+            found.append(
+                (
+                    f"{port.parents[1].name}:{port.name}",
+                    active,
+                    (port / "link_layer").read_text().strip(),
+                )
+            )
     return tuple(found)
 
 

@@ -46,7 +46,9 @@ def main() -> int:
         _end(pid)
 
     threading.Thread(target=listen, daemon=True).start()
-    with contextlib.suppress(OSError):  # nobody has the terminal open any more, or the notebook is gone
+    with contextlib.suppress(
+        OSError
+    ):  # nobody has the terminal open any more, or the notebook is gone
         while data := os.read(terminal, CHUNK):
             write_all(1, wire.encode(wire.CommandOutput(len(data)), data))
     status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
@@ -61,7 +63,9 @@ def _end(pid: int) -> NoReturn:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(pid, number)  # its process leads a session
             if number == signal.SIGHUP:
-                time.sleep(GRACE)  # it may have handlers; nobody can tell here when the last one has ended
+                time.sleep(
+                    GRACE
+                )  # it may have handlers; nobody can tell here when the last one has ended
     os._exit(0)
 
 
@@ -75,7 +79,9 @@ def _become(begin: wire.BeginCommand) -> NoReturn:
             info = InstanceInfo.from_plain(begin.info)
             environment = {**os.environ, **network.environment(info), **begin.env}
             environment |= network.interfaces(info, environment)
-        environment["PATH"] = os.pathsep.join([os.path.dirname(sys.executable), environment.get("PATH", os.defpath)])
+        environment["PATH"] = os.pathsep.join(
+            [os.path.dirname(sys.executable), environment.get("PATH", os.defpath)]
+        )
         os.execve("/bin/sh", ["sh", "-c", begin.command], {**ENVIRONMENT, **environment})
     except BaseException as problem:
         print(f"{type(problem).__name__}: {problem}", flush=True)

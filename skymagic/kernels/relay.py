@@ -50,7 +50,9 @@ class ProcessRelay:
     def run(self) -> None:
         """Serve until the pool is gone, or nobody comes."""
         self._listener.settimeout(POLL)
-        while answers(self._daemon) and (self._serving or time.monotonic() - self._used < IDLE_SECONDS):
+        while answers(self._daemon) and (
+            self._serving or time.monotonic() - self._used < IDLE_SECONDS
+        ):
             self._door.accept()
 
     def _serve(self, sock: ssl.SSLSocket) -> None:
@@ -76,7 +78,9 @@ class ProcessRelay:
         with theirs:
             words: list[str] = [sys.executable, "-P", "-m", *json.loads(line)]
             end = theirs.fileno()
-            process = subprocess.Popen(words, stdin=end, stdout=end, stderr=subprocess.DEVNULL, start_new_session=True)
+            process = subprocess.Popen(
+                words, stdin=end, stdout=end, stderr=subprocess.DEVNULL, start_new_session=True
+            )
         tls.pump(secure, ours)
         process.wait()
 
@@ -89,7 +93,13 @@ def main(daemon: str, address: str, answer: str = "") -> int:
     if (place := holder()) and not answer:
         file = Path(place, f"relay-{os.getpid()}.port")
         words = ["-P", "-m", RELAY, daemon, address, str(file)]
-        said = held(place, file.stem, words, pem.decode(), lambda: file.read_text() if file.exists() else None)
+        said = held(
+            place,
+            file.stem,
+            words,
+            pem.decode(),
+            lambda: file.read_text() if file.exists() else None,
+        )
         if said is None:
             raise TimeoutError(f"no process at {address} answers")
         write_all(1, f"\nlistens {said}\n".encode())  # the port, or why there is none

@@ -27,7 +27,9 @@ if TYPE_CHECKING:  # the agent reads stacks of ranks, and has no other use for i
 INTERNAL = ("ipykernel", "IPython", "ipyparallel", "tornado", "asyncio", "traitlets", "skymagic")
 """Packages whose frames say nothing about the user's code; frames of other libraries are kept."""
 
-LIBRARIES = tuple({sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")})
+LIBRARIES = tuple(
+    {sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")}
+)
 """Folders of Python's own modules and of installed packages."""
 PACKAGES = (os.path.join(os.sep, "site-packages", ""), os.path.join(os.sep, "dist-packages", ""))
 """Parts of the paths of packages that are installed elsewhere."""
@@ -52,7 +54,9 @@ def of_main_thread(kernel: Any) -> dict[str, Any]:
     """
     frames = plain_frames(kernel, walk(main_frame()))
     awaited = kernel.interrupts.awaited
-    if awaited is not None and not any("cell" in one for one in frames):  # the main thread is in the event loop
+    if awaited is not None and not any(
+        "cell" in one for one in frames
+    ):  # the main thread is in the event loop
         frames = of_task(kernel, awaited)
     return {
         "busy": kernel.busy, "frames": frames, "collectives": collectives(),
@@ -120,7 +124,10 @@ def catches(pid: int) -> bool:
 
 def parse(text: str) -> dict[str, Any] | None:
     """What `of_main_thread` tells, from faulthandler's text; None if there is no stack in it."""
-    found = [{"line": int(one["line"]), "name": one["name"], "file": one["file"]} for one in FRAME.finditer(text)]
+    found = [
+        {"line": int(one["line"]), "name": one["name"], "file": one["file"]}
+        for one in FRAME.finditer(text)
+    ]
     frames = [frame for frame in reversed(found) if not internal(str(frame["file"]))]
     start = next((i for i, frame in enumerate(frames) if "ipykernel_" in str(frame["file"])), 0)
     for frame in frames:
@@ -171,10 +178,16 @@ def walk(frame: FrameType | None) -> list[FrameType]:
 def walk_to_error(frame: FrameType | None, problem: BaseException | None) -> list[FrameType]:
     """All frames, outermost first; while a library handles what a collective or a connection raised, down to where that was raised."""
     stack = walk(frame)
-    raised = [each for each, _ in traceback.walk_tb(problem.__traceback__)] if isinstance(problem, IO_ERRORS) else []
+    raised = (
+        [each for each, _ in traceback.walk_tb(problem.__traceback__)]
+        if isinstance(problem, IO_ERRORS)
+        else []
+    )
     handled_at = stack.index(raised[0]) if raised and raised[0] in stack else len(stack)
     by_library = all(is_library(each.f_code.co_filename) for each in stack[handled_at:])
-    return stack[:handled_at] + raised if raised and handled_at < len(stack) and by_library else stack
+    return (
+        stack[:handled_at] + raised if raised and handled_at < len(stack) and by_library else stack
+    )
 
 
 def internal(filename: str) -> bool:
@@ -188,5 +201,9 @@ def plain(frame: FrameType, cells: dict[str, Any]) -> dict[str, Any]:
     file, line = frame.f_code.co_filename, frame.f_lineno
     where: dict[str, Any] = {"line": line, "name": frame.f_code.co_name}
     if file in cells:
-        return {**where, "cell": cells[file], "code": linecache.getline(file, line).strip()[:CODE_CHARACTERS]}
+        return {
+            **where,
+            "cell": cells[file],
+            "code": linecache.getline(file, line).strip()[:CODE_CHARACTERS],
+        }
     return {**where, "file": file, **({"library": True} if is_library(file) else {})}

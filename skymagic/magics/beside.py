@@ -41,7 +41,9 @@ class RunHandle:
         ranks: those that take part, as soon as they are known.
     """
 
-    def __init__(self, call: Callable[[RunHandle], Any], number: int, *, buttons: bool = True) -> None:
+    def __init__(
+        self, call: Callable[[RunHandle], Any], number: int, *, buttons: bool = True
+    ) -> None:
         self.number = number
         self._buttons = buttons
         self.stop = StopSignal()
@@ -81,7 +83,9 @@ class RunHandle:
     def wait_taken(self) -> None:
         """Wait until the notebook's variables may change; an interrupt stops the run."""
         try:
-            while not self.taken.wait(TICK):  # an interrupt that comes just before a wait does not end it
+            while not self.taken.wait(
+                TICK
+            ):  # an interrupt that comes just before a wait does not end it
                 pass
         except KeyboardInterrupt:
             self.cancel()
@@ -160,7 +164,13 @@ class RunHandle:
         """``waiting`` for ranks that others use, ``running``, ``stopping``, ``stopped``, ``failed`` or ``done``."""
         if not self.done():
             return "stopping" if self.stop.sent else "running" if self.stop.attached else "waiting"
-        return "stopped" if isinstance(self._problem, RunInterrupted) else "failed" if self._problem else "done"
+        return (
+            "stopped"
+            if isinstance(self._problem, RunInterrupted)
+            else "failed"
+            if self._problem
+            else "done"
+        )
 
     def __repr__(self) -> str:
         seconds = time.monotonic() - self._begun if self._seconds is None else self._seconds

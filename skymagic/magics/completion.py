@@ -35,7 +35,12 @@ def register(shell: InteractiveShell) -> None:
             return {"completions": []}
         fragment, words = found
         completions = [SimpleCompletion(text=word, type="option") for word in words]
-        return {"completions": completions, "matched_fragment": fragment, "suppress": True, "ordered": True}
+        return {
+            "completions": completions,
+            "matched_fragment": fragment,
+            "suppress": True,
+            "ordered": True,
+        }
 
     matchers = shell.Completer.custom_matchers
     matchers[:] = [one for one in matchers if getattr(one, "matcher_identifier", "") != "skymagic"]
@@ -75,7 +80,9 @@ def assigned(body: str) -> set[str]:
         return {name for name in cell_names(body).stores - modules if not name.startswith("_")}
     except (SyntaxError, ValueError, RecursionError):
         found = ASSIGNED.findall(body)
-        return {name for names in found for name in re.split(r"[,\s]+", names) if name.isidentifier()}
+        return {
+            name for names in found for name in re.split(r"[,\s]+", names) if name.isidentifier()
+        }
 
 
 def _hosts() -> tuple[str, ...]:

@@ -25,15 +25,23 @@ _BUILT_IN = Defaults()
 class SkyMagic(Configurable):
     """Defaults of the magics, for options that a line leaves out."""
 
-    provider = Unicode(_BUILT_IN.provider, help="Where pools run: auto, local, ssh, slurm, kubernetes, ray, aws.")
-    plugins = List(Unicode(), help="Plugins of every pool, in the form of --plugin: ['torch:backend=gloo'].")
+    provider = Unicode(
+        _BUILT_IN.provider, help="Where pools run: auto, local, ssh, slurm, kubernetes, ray, aws."
+    )
+    plugins = List(
+        Unicode(), help="Plugins of every pool, in the form of --plugin: ['torch:backend=gloo']."
+    )
     only = Union(
         [Unicode(), Int(), List(Int())],
         default_value=_BUILT_IN.only.text,
         help="Show output of: head, all, 0,2 or 0:4; or a rank, or ranks.",
     )
-    timeout: Any = AnyTrait(_BUILT_IN.timeout, help="Time limit of a cell: seconds or '10m'; None for no limit.")
-    idle: Any = AnyTrait(_BUILT_IN.idle, help="Stop a pool after this time without a cell: seconds or '30m'.")
+    timeout: Any = AnyTrait(
+        _BUILT_IN.timeout, help="Time limit of a cell: seconds or '10m'; None for no limit."
+    )
+    idle: Any = AnyTrait(
+        _BUILT_IN.idle, help="Stop a pool after this time without a cell: seconds or '30m'."
+    )
     max_lifetime: Any = AnyTrait(
         _BUILT_IN.max_lifetime, help="Stop a pool after this time in any case: seconds or '8h'."
     )
@@ -46,18 +54,26 @@ class SkyMagic(Configurable):
         help="Remote machines stop a pool whose notebook is gone, this long after the last cell: seconds, '30m' or None.",
     )
     stall_after = Float(
-        _BUILT_IN.stall_after, min=0.0, help="Seconds without progress after which a stalled cell is reported."
+        _BUILT_IN.stall_after,
+        min=0.0,
+        help="Seconds without progress after which a stalled cell is reported.",
     )
     view_after = Float(
-        _BUILT_IN.view_after, min=0.0, help="Seconds after which a running cell shows its progress line; inf for never."
+        _BUILT_IN.view_after,
+        min=0.0,
+        help="Seconds after which a running cell shows its progress line; inf for never.",
     )
     buttons = Bool(
         _BUILT_IN.buttons,
         help="Show buttons (widgets) in the progress line. Without them, a notebook saved during a cell still displays the line.",
     )
-    grace = Float(_BUILT_IN.grace, min=0.0, help="Seconds that an interrupted rank has before it is killed.")
+    grace = Float(
+        _BUILT_IN.grace, min=0.0, help="Seconds that an interrupted rank has before it is killed."
+    )
     screen_limit = Int(
-        _BUILT_IN.screen_limit, min=1, help="Bytes of output that one cell may show; the logs have everything."
+        _BUILT_IN.screen_limit,
+        min=1,
+        help="Bytes of output that one cell may show; the logs have everything.",
     )
     log_limit = Int(
         _BUILT_IN.log_limit,
@@ -71,7 +87,9 @@ class SkyMagic(Configurable):
         help="Packages missing on remote machines: install them (sync), refuse the cell (ask), or do nothing (off).",
     )
 
-    aws = DictTrait(help="Settings of sky.AWS: {'profile': 'work', 'subnet': 'subnet-…', 'use_private_ips': True}.")
+    aws = DictTrait(
+        help="Settings of sky.AWS: {'profile': 'work', 'subnet': 'subnet-…', 'use_private_ips': True}."
+    )
 
     @validate("aws")
     def _check_aws(self, proposal: Any) -> dict[str, Any]:

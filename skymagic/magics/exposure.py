@@ -53,7 +53,12 @@ def note(kernel: Any) -> str | None:
 
 def served(kernel: Any) -> str | None:
     """What to say where a server executes the cells: the request names no cell, and its sender is a user of this machine, not a page."""
-    if kernel is None or says_its_cell(kernel) or not allows_questions(kernel) or "google.colab" in sys.modules:
+    if (
+        kernel is None
+        or says_its_cell(kernel)
+        or not allows_questions(kernel)
+        or "google.colab" in sys.modules
+    ):
         return None
     with contextlib.suppress(Exception):  # ipykernel's own ways; no /proc
         sender = kernel.get_parent("shell")["header"]["username"]

@@ -34,10 +34,18 @@ def pools(name: str | None, own_jobs: Iterable[str] = ()) -> PoolStatuses:
         own_jobs: job ids of this notebook's rented pools.
     """
     chosen = [registry.pool_named(name)] if name else registry.pools()
-    gone = [] if name else [f"{one.ended}: recreate it with %sky_pool" for one in registry.ended_pools()]
+    gone = (
+        []
+        if name
+        else [f"{one.ended}: recreate it with %sky_pool" for one in registry.ended_pools()]
+    )
     gone += [] if name else records.reminders(records.every())
     # at this moment; `skymagic cost` lists a month
-    paid = [one for one in costs.costs((), None, own_jobs) if one.per_hour != 0 and name in (None, one.pool)]
+    paid = [
+        one
+        for one in costs.costs((), None, own_jobs)
+        if one.per_hour != 0 and name in (None, one.pool)
+    ]
     cost = [costs.text(paid)] if paid else []
     notes = [*gone, *cost] if chosen or gone else [NO_POOL, *cost]
     return PoolStatuses({one.name: _pool(one) for one in chosen}, tuple(notes))
@@ -107,7 +115,9 @@ def _session(error: RankError) -> None:
     pool = registry.pool_named()
     if rank >= pool.world_size or not _send(pool, rank, "where"):
         raise UsageError(NOT_KEPT.format(rank=rank))
-    print_note(f"[frames of rank {rank}: p, pp, up, down, where, list, locals, or an expression; q quits]")
+    print_note(
+        f"[frames of rank {rank}: p, pp, up, down, where, list, locals, or an expression; q quits]"
+    )
     while True:
         try:
             line = input(f"rank {rank}> ")
@@ -134,7 +144,12 @@ def _send(pool: Pool, rank: int, command: str) -> bool:
         PoolStateError: the pool, or the rank, is stopped or lost.
     """
     screen = NotebookScreen((rank,))
-    order = Debug(ranks=(rank,), visible_ranks=(rank,), screen_limit=pool.defaults.screen_limit, command=command)
+    order = Debug(
+        ranks=(rank,),
+        visible_ranks=(rank,),
+        screen_limit=pool.defaults.screen_limit,
+        command=command,
+    )
     try:
         with pool.scheduler.request({rank}):
             pool.runs.check((rank,))

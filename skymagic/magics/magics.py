@@ -10,7 +10,14 @@ from typing import Any
 
 from IPython.core.error import UsageError
 from IPython.core.interactiveshell import InteractiveShell
-from IPython.core.magic import Magics, cell_magic, line_cell_magic, line_magic, magics_class, no_var_expand
+from IPython.core.magic import (
+    Magics,
+    cell_magic,
+    line_cell_magic,
+    line_magic,
+    magics_class,
+    no_var_expand,
+)
 
 from skymagic import plugins, providers
 from skymagic.api import costs, disk, ending, executing, logs, places
@@ -21,7 +28,15 @@ from skymagic.display.screen import print_note, show_object
 from skymagic.errors import CloudError, PoolError
 from skymagic.jobs import forwarding
 from skymagic.jobs.cloning import clone
-from skymagic.magics import beside, completion, exposure, inspection, rank_command, rendering, transformers
+from skymagic.magics import (
+    beside,
+    completion,
+    exposure,
+    inspection,
+    rank_command,
+    rendering,
+    transformers,
+)
 from skymagic.magics.arguments import cell_magics, line_magics
 from skymagic.magics.arguments.help import help_alone, with_help
 from skymagic.magics.config import SkyMagic
@@ -61,9 +76,19 @@ class SkyMagics(Magics):
 
     @line_cell_magic
     def sky_pool(self, line: str, cell: str | None = None) -> Compute | None:
-        request = usage(lambda: cell_magics.parse_pool(line, self.settings.defaults(), body=cell, **EXISTING_NAMES))
+        request = usage(
+            lambda: cell_magics.parse_pool(
+                line, self.settings.defaults(), body=cell, **EXISTING_NAMES
+            )
+        )
         if request.dry_run:
-            print(usage(lambda: making.preview(request, self.shell.user_ns, self.settings.defaults(), print_note)))
+            print(
+                usage(
+                    lambda: making.preview(
+                        request, self.shell.user_ns, self.settings.defaults(), print_note
+                    )
+                )
+            )
             return None
         return Compute.of(self.runs.ensure(request, resize=True))
 
@@ -73,20 +98,26 @@ class SkyMagics(Magics):
         aws = self.settings.defaults().aws
         done = usage(lambda: ending.by_place(request, aws, _own_jobs(), print_note))
         there = registry.pools() + registry.ended_pools()
-        meant = there if request.name is None else [one for one in there if one.name == request.name]
+        meant = (
+            there if request.name is None else [one for one in there if one.name == request.name]
+        )
         if done is None and not (meant or request.all):
             done = usage(lambda: ending.end_left(request.name, print_note))
         if done:
             print("\n".join(done))
             return
         chosen = (
-            there if request.all or not (there or request.name) else [registry.pool_named(request.name, ended=True)]
+            there
+            if request.all or not (there or request.name)
+            else [registry.pool_named(request.name, ended=True)]
         )
         registry.close(chosen, self._is_down)
         if not chosen:
             print("no pool is running")
         if request.all:
-            going_on = "pool {!r}, which was left on this machine, is still running: %sky_down {} ends it"
+            going_on = (
+                "pool {!r}, which was left on this machine, is still running: %sky_down {} ends it"
+            )
             left = (going_on.format(one.name, one.job_id) for one in records.left_here(None))
             for line in [*left, *ending.everything_rented_if_any(print_note, aws)]:
                 print(line)
@@ -102,13 +133,18 @@ class SkyMagics(Magics):
         chosen = request.ranks
         ranks = None if chosen is None else usage(lambda: chosen.ranks(one.world_size))
         one.restart(ranks)
-        print(f"{rank_words(ranks or range(one.world_size))} of pool {one.name!r} restarted without variables")
+        print(
+            f"{rank_words(ranks or range(one.world_size))} of pool {one.name!r} restarted without variables"
+        )
 
     @line_magic
     def sky_attach(self, line: str) -> Compute | None:
         request = usage(lambda: line_magics.parse_attach(line))
         if request.name is None and request.login is None:
-            listed = [*map(keys.pool_words, records.every()), *(one.words for one in keys.notebook_runs())]
+            listed = [
+                *map(keys.pool_words, records.every()),
+                *(one.words for one in keys.notebook_runs()),
+            ]
             none = "no pool that outlives its notebook was started from here"
             print("\n".join(listed) or records.ended_with_kernel() or none)
             return None
@@ -116,7 +152,9 @@ class SkyMagics(Magics):
             return None
         defaults = self.settings.defaults()
         with interrupt.deferred(), places.brought(request.name, request.login) as name:
-            one, found = making.attach(name, self.shell.user_ns, defaults, print_note, take_over=request.take_over)
+            one, found = making.attach(
+                name, self.shell.user_ns, defaults, print_note, take_over=request.take_over
+            )
             for unfinished in found:
                 self.runs.follow(one, unfinished)
         return Compute.of(one)
@@ -156,7 +194,9 @@ class SkyMagics(Magics):
                 print(display.packages(one.packages.listed(), installed.here()))
                 continue
             install = partial(one.packages.install, request.packages)
-            for note in usage(partial(install, lambda node, said: print(f"[{node}] {said}", flush=True))):
+            for note in usage(
+                partial(install, lambda node, said: print(f"[{node}] {said}", flush=True))
+            ):
                 print_note(note)
 
     @line_magic
@@ -170,7 +210,9 @@ class SkyMagics(Magics):
 
     @line_cell_magic
     def sky_broadcast(self, line: str, cell: str | None = None) -> Any:
-        request = usage(lambda: cell_magics.parse_broadcast(line, self.settings.defaults(), **EXISTING_NAMES))
+        request = usage(
+            lambda: cell_magics.parse_broadcast(line, self.settings.defaults(), **EXISTING_NAMES)
+        )
         return self.runs.run(request, cell or "")
 
     @cell_magic
@@ -194,13 +236,20 @@ class SkyMagics(Magics):
     @line_magic
     def sky_push(self, line: str) -> None:
         request = usage(lambda: line_magics.parse_names("sky_push", line))
-        run = RunRequest(pool=named(request.pool), targets=request.targets, push=request.names, fresh=True)
+        run = RunRequest(
+            pool=named(request.pool), targets=request.targets, push=request.names, fresh=True
+        )
         self.runs.run(run, "")
 
     @line_magic
     def sky_pull(self, line: str) -> None:
         request = usage(lambda: line_magics.parse_names("sky_pull", line))
-        run = RunRequest(pool=named(request.pool), targets=request.targets, gather=request.names, head=request.head)
+        run = RunRequest(
+            pool=named(request.pool),
+            targets=request.targets,
+            gather=request.names,
+            head=request.head,
+        )
         self.runs.pull(run, {request.names[0]: request.output} if request.output else {})
 
 
@@ -231,7 +280,9 @@ class InspectionMagics(Magics):
     def sky_logs(self, line: str) -> None:
         request = usage(lambda: line_magics.parse_logs(line))
         cell = self.shell.user_ns.get("Out", {}).get(request.cell)
-        request = replace(request, coming=lambda: isinstance(cell, beside.RunHandle) and not cell.done())
+        request = replace(
+            request, coming=lambda: isinstance(cell, beside.RunHandle) and not cell.done()
+        )
         usage(lambda: logs.show(request, lambda text: print(text, end="", flush=True)))
         if request.output:
             self._name(request.output, logs.collected(request))
@@ -262,7 +313,9 @@ class InspectionMagics(Magics):
         asks = request.rented or request.output is not None
         if request.gpu is None or not (asks or set_up(settings)):
             return
-        asked = PoolRequest(gpu=request.gpu, nodes=request.nodes, region=request.region, spot=request.spot)
+        asked = PoolRequest(
+            gpu=request.gpu, nodes=request.nodes, region=request.region, spot=request.spot
+        )
         try:
             found = usage(lambda: costs.offers(asked, settings))
         except CloudError as problem:
@@ -276,7 +329,9 @@ class InspectionMagics(Magics):
     @line_magic
     def sky_cost(self, line: str) -> None:
         name = usage(lambda: line_magics.parse_cost(line))
-        free = [(one.name, now() - one.started_at) for one in registry.pools() if not one.plan.region]
+        free = [
+            (one.name, now() - one.started_at) for one in registry.pools() if not one.plan.region
+        ]
         print(costs.text(costs.costs(free, name, _own_jobs())))
 
     @line_magic
@@ -305,7 +360,9 @@ def load_ipython_extension(shell: InteractiveShell) -> None:
     """Register the magics, with their help; again after `unload_ipython_extension` with all that they knew, pools among it."""
     kept = shell.magics_manager.registry
     magics = kept.get(SkyMagics.__name__) or SkyMagics(shell)
-    shell.register_magics(magics, kept.get(InspectionMagics.__name__) or InspectionMagics(shell, magics.settings))
+    shell.register_magics(
+        magics, kept.get(InspectionMagics.__name__) or InspectionMagics(shell, magics.settings)
+    )
     if help_alone not in shell.input_transformers_cleanup:
         shell.input_transformers_cleanup.append(help_alone)
     completion.register(shell)

@@ -37,7 +37,9 @@ class RankCommand:
         index, spec = agents.specs[rank]
         self._transport: Transport = agents.nodes[index].run(processes.RANK_COMMAND)
         pid = agents.ranks[rank].pid or 0
-        self._transport.write(wire.encode(wire.BeginCommand(command, pid, spec.info, agents.environment(rank))))
+        self._transport.write(
+            wire.encode(wire.BeginCommand(command, pid, spec.info, agents.environment(rank)))
+        )
         self._events: queue.SimpleQueue[bytes | int | None] = queue.SimpleQueue()
         self._interrupts = 0
         threading.Thread(target=self._read, name="skymagic-command", daemon=True).start()
@@ -46,7 +48,9 @@ class RankCommand:
         """On a thread of its own: the stop button must not interrupt the decoding of a message."""
         with contextlib.suppress(EOFError, OSError, ValueError):
             for message, payload in wire.messages(self._transport.read, noise=True):
-                self._events.put(message.status if isinstance(message, wire.CommandEnded) else bytes(payload))
+                self._events.put(
+                    message.status if isinstance(message, wire.CommandEnded) else bytes(payload)
+                )
         self._events.put(None)
 
     def interrupt(self) -> None:
@@ -90,17 +94,26 @@ def run(request: CommandRequest) -> None:
     host = pool.agents.ranks[rank].hostname
     if not request.command:
         where = f"ssh {host} in a terminal" if pool.plan.remote else "a terminal of this machine"
-        raise RequestError([f"which command? %sky_shell -t {rank} nvidia-smi; for a prompt use {where}"])
+        raise RequestError(
+            [f"which command? %sky_shell -t {rank} nvidia-smi; for a prompt use {where}"]
+        )
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
-    with contextlib.closing(RankCommand(pool.agents, rank, request.command)) as command, _interrupts(command):
-        status = command.follow(lambda data: write("stdout", decoder.decode(data).replace("\r\n", "\n")))
+    with (
+        contextlib.closing(RankCommand(pool.agents, rank, request.command)) as command,
+        _interrupts(command),
+    ):
+        status = command.follow(
+            lambda data: write("stdout", decoder.decode(data).replace("\r\n", "\n"))
+        )
     print_note(f"[rank {rank} on {host}: {'exit code 0' if not status else status_words(status)}]")
 
 
 def _rank(request: CommandRequest, pool: Pool) -> int:
     ranks = request.ranks.ranks(pool.world_size) if request.ranks is not None else (0,)
     if len(ranks) > 1:
-        raise RequestError([f"-t: one rank at a time, not {len(ranks)}; %%sky_sh runs a script on every node"])
+        raise RequestError(
+            [f"-t: one rank at a time, not {len(ranks)}; %%sky_sh runs a script on every node"]
+        )
     return ranks[0]
 
 

@@ -77,7 +77,11 @@ class ResultTables:
     def _ranks(self, values: list[Any]) -> tuple[int, ...]:
         """The ranks of a list that a cell has given; none of another."""
         names = self._shell.user_ns
-        found = (ranks for name, ranks in self.kept.items() if names.get(name) is values and len(ranks) == len(values))
+        found = (
+            ranks
+            for name, ranks in self.kept.items()
+            if names.get(name) is values and len(ranks) == len(values)
+        )
         return next(found, ())
 
     def _as_text(self, values: list[Any], printer: Any, cycle: bool) -> None:
@@ -94,7 +98,9 @@ class ResultTables:
 
 def _short(values: list[Any]) -> bool:
     """Whether a list of Python's own values fits on a line."""
-    plain = all(type(value) in display.PLAIN and display.words(value) == repr(value) for value in values)
+    plain = all(
+        type(value) in display.PLAIN and display.words(value) == repr(value) for value in values
+    )
     return plain and len(repr(values)) <= LINE_WIDTH
 
 
@@ -112,4 +118,6 @@ def arrived(name: str, value: Any, ranks: Sequence[int], kind: str, *, head: boo
     here = type(value if head or not value else value[0]).__name__
     what = here if head else f"list of {len(value)} × {here}"
     where = f"from {rank_words(list(ranks[:1] if head else ranks))}"
-    return f"{name} → {what}, {where}" + (f"; {kind} unwrapped" if kind in UNWRAPPED and here != kind else "")
+    return f"{name} → {what}, {where}" + (
+        f"; {kind} unwrapped" if kind in UNWRAPPED and here != kind else ""
+    )

@@ -48,7 +48,11 @@ class ShellRuns:
     """Runs what the magics of one shell ask for."""
 
     def __init__(
-        self, shell: InteractiveShell, settings: SkyMagic, auto: transformers.Auto, results: ResultTables
+        self,
+        shell: InteractiveShell,
+        settings: SkyMagic,
+        auto: transformers.Auto,
+        results: ResultTables,
     ) -> None:
         self._shell, self._settings, self._auto, self._results = shell, settings, auto, results
         self.pending: list[RunHandle] = []
@@ -61,7 +65,9 @@ class ShellRuns:
         shell.events.register("post_run_cell", self._cell_ends)
 
     def _cell_ends(self, result: Any) -> None:
-        refused = result.error_before_exec is not None  # by a transformer, which would refuse it again
+        refused = (
+            result.error_before_exec is not None
+        )  # by a transformer, which would refuse it again
         source = partial(self._shell.transform_cell, "" if refused else result.info.raw_cell)
         self._assigned.end(source, completed=result.success)
         error, space = result.error_in_exec, self._shell.user_ns
@@ -74,7 +80,9 @@ class ShellRuns:
 
     def ensure(self, request: PoolRequest, *, resize: bool = False, start: bool = False) -> Pool:
         """The pool that a request describes, with the rest of what another notebook began on it; the options are those of `making.ensure`."""
-        ensure = partial(making.ensure, request, self._shell.user_ns, self._settings.defaults(), print_note)
+        ensure = partial(
+            making.ensure, request, self._shell.user_ns, self._settings.defaults(), print_note
+        )
         return usage(partial(ensure, resize=resize, start=start, resume=self._resume))
 
     def _resume(self, one: Pool, unfinished: UnfinishedRun) -> None:
@@ -93,7 +101,9 @@ class ShellRuns:
         """Run a cell and keep its values; with --noblock, return at once."""
         cell = self._cell(body)
         at_once = not request.pool.given() - {"name"} or making.runs_already(request.pool)
-        pending = self._beside_or_now(request.noblock, cell, lambda beside: self._run_now(request, cell, beside))
+        pending = self._beside_or_now(
+            request.noblock, cell, lambda beside: self._run_now(request, cell, beside)
+        )
         if pending is not None and at_once:  # making a pool takes minutes
             pending.wait_taken()
         return pending
@@ -112,7 +122,9 @@ class ShellRuns:
             call(None)
             return None
         pending = RunHandle(
-            lambda handle: self._run_beside(call, handle), cell.execution_count, buttons=self._settings.buttons
+            lambda handle: self._run_beside(call, handle),
+            cell.execution_count,
+            buttons=self._settings.buttons,
         )
         self.pending = [*(one for one in self.pending if not one.done()), pending]
         return pending
@@ -122,11 +134,17 @@ class ShellRuns:
         try:
             return call(handle)
         except (SkyError, UsageError) as problem:
-            lines = problem._render_traceback_() if isinstance(problem, SkyError) else [f"UsageError: {problem}"]
+            lines = (
+                problem._render_traceback_()
+                if isinstance(problem, SkyError)
+                else [f"UsageError: {problem}"]
+            )
             write("stderr", "\n".join([*lines, ""]))
             raise
 
-    def _run_now(self, request: RunRequest, cell: broadcast.Cell, beside: RunHandle | None) -> broadcast.Values | None:
+    def _run_now(
+        self, request: RunRequest, cell: broadcast.Cell, beside: RunHandle | None
+    ) -> broadcast.Values | None:
         with interrupt.deferred():
             values = self._values(request, cell, beside)
             if values is not None:
@@ -154,15 +172,21 @@ class ShellRuns:
         )
         names = (*([request.output] if request.output else []), *request.gather)
         known = _known(spec, one, beside)
-        return broadcast.broadcast(one, known, limits, names=names, **(beside.given if beside else {}))
+        return broadcast.broadcast(
+            one, known, limits, names=names, **(beside.given if beside else {})
+        )
 
-    def _script(self, request: ShellRequest, cell: broadcast.Cell, beside: RunHandle | None) -> script.Outcome:
+    def _script(
+        self, request: ShellRequest, cell: broadcast.Cell, beside: RunHandle | None
+    ) -> script.Outcome:
         """How it ended on the nodes is kept also when it failed."""
         one = usage(lambda: making.ready(request.pool, print_note))
         one.defaults = defaults = self._settings.defaults()
         spec = _known(usage(lambda: script.spec_of(request, one, cell)), one, beside)
         with interrupt.deferred():
-            limits = Limits(timeout=request.timeout, grace=defaults.grace, view_after=defaults.view_after)
+            limits = Limits(
+                timeout=request.timeout, grace=defaults.grace, view_after=defaults.view_after
+            )
             outcome = script.run(one, spec, limits, **(beside.given if beside else {}))
             return self._ended(outcome, request.output)
 
@@ -178,7 +202,9 @@ class ShellRuns:
         shell = self._shell
         inputs = shell.history_manager.input_hist_raw if shell.history_manager else [""]
         flags = broadcast.future_flags(shell.compile.flags)
-        return broadcast.Cell(body, broadcast.above_body(inputs[-1], body), broadcast.number_in(shell), flags)
+        return broadcast.Cell(
+            body, broadcast.above_body(inputs[-1], body), broadcast.number_in(shell), flags
+        )
 
     # -- what comes back ---------------------------------------------------------------------------------------------
 
@@ -191,7 +217,9 @@ class ShellRuns:
             self._ended(script.follow(one, spec, unfinished.run, limits), spec.output)
             return
         values = broadcast.follow(one, spec, unfinished.run, limits)
-        request = RunRequest(pool=named(one.name), output=spec.output or None, gather=spec.gather, head=spec.head)
+        request = RunRequest(
+            pool=named(one.name), output=spec.output or None, gather=spec.gather, head=spec.head
+        )
         self._keep(values, request)
 
     def pull(self, request: RunRequest, renamed: dict[str, str]) -> None:
@@ -203,10 +231,15 @@ class ShellRuns:
                 return
             for name, listed in values.variables.items():
                 value, kind = listed[0] if request.head else listed, values.types.get(name, "")
-                print_note(arrived(renamed.get(name) or name, value, values.ranks, kind, head=request.head))
+                print_note(
+                    arrived(renamed.get(name) or name, value, values.ranks, kind, head=request.head)
+                )
 
     def _keep(
-        self, values: broadcast.Values | None, request: RunRequest, renamed: dict[str, str] | None = None
+        self,
+        values: broadcast.Values | None,
+        request: RunRequest,
+        renamed: dict[str, str] | None = None,
     ) -> None:
         """Put values into the notebook's variables; those that could not come back raise after the others are kept."""
         if values is None:

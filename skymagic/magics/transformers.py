@@ -35,7 +35,9 @@ def register(shell: InteractiveShell) -> None:
 
     skymagic_suggests.has_side_effects = True  # type: ignore[attr-defined]  # not for code that is being typed
     transformers = shell.input_transformers_cleanup
-    transformers[:] = [one for one in transformers if getattr(one, "__name__", "") != skymagic_suggests.__name__]
+    transformers[:] = [
+        one for one in transformers if getattr(one, "__name__", "") != skymagic_suggests.__name__
+    ]
     transformers.append(skymagic_suggests)
 
 
@@ -62,7 +64,9 @@ def misplaced(lines: Sequence[str]) -> str:
             continue
         below = any(line.strip() and line.lstrip()[0] not in "#%" for line in lines[row + 1 :])
         if found[1] == "%%" or below:
-            return f"did you mean %%{found[2]}, on the cell's first line? Nothing of this cell has run"
+            return (
+                f"did you mean %%{found[2]}, on the cell's first line? Nothing of this cell has run"
+            )
     return ""
 
 
@@ -77,7 +81,10 @@ def _begun(lines: Sequence[str]) -> list[int]:
 
 
 def after_error(
-    error: BaseException | None, namespace: Mapping[str, Any], lists: Mapping[str, Collection[int]], cell: str
+    error: BaseException | None,
+    namespace: Mapping[str, Any],
+    lists: Mapping[str, Collection[int]],
+    cell: str,
 ) -> str:
     """A line below the error of a plain cell that took a name on the ranks for one of the notebook; "" for none.
 
@@ -92,15 +99,30 @@ def after_error(
             tb = tb.tb_next
         own = tb is not None and tb.tb_frame.f_globals is namespace
         pool = _pool_with(error.name) if own and error.name and error.name not in namespace else ""
-        return f"{error.name} is on the ranks of pool {pool!r}: %sky_pull {error.name} --head" if pool else ""
+        return (
+            f"{error.name} is on the ranks of pool {pool!r}: %sky_pull {error.name} --head"
+            if pool
+            else ""
+        )
     name = ""
     if isinstance(error, AttributeError):
-        name = next((name for name in lists if isinstance(error.obj, list) and namespace.get(name) is error.obj), "")
+        name = next(
+            (
+                name
+                for name in lists
+                if isinstance(error.obj, list) and namespace.get(name) is error.obj
+            ),
+            "",
+        )
     elif isinstance(error, TypeError) and str(error) == CALLS_A_LIST:
         called = [name for name in lists if re.search(rf"\b{re.escape(name)}\s*\(", cell)]
         name = next((name for name in called if isinstance(namespace.get(name), list)), "")
     ranks = list(lists.get(name, ()))
-    return f"{name} is a list by rank: {name}[0] is rank {ranks[0]}'s; --head brings that one alone" if ranks else ""
+    return (
+        f"{name} is a list by rank: {name}[0] is rank {ranks[0]}'s; --head brings that one alone"
+        if ranks
+        else ""
+    )
 
 
 def _pool_with(name: str) -> str:
@@ -125,7 +147,9 @@ class Auto:
 
     def __init__(self, shell: InteractiveShell) -> None:
         transformers = shell.input_transformers_cleanup
-        transformers[:] = [one for one in transformers if not isinstance(getattr(one, "__self__", None), Auto)]
+        transformers[:] = [
+            one for one in transformers if not isinstance(getattr(one, "__self__", None), Auto)
+        ]
         transformers.append(self._transform)
         self.on = False
         self._paused = False

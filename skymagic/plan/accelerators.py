@@ -52,7 +52,14 @@ _CUDA = {
     288: "B300 GB300",
 }
 """GB → accelerators that run CUDA programs."""
-_OTHERS = {32: "Gaudi Inferentia2 Trainium", 64: "MI210", 96: "Trainium2", 128: "MI250X", 192: "MI300X", 256: "MI325X"}
+_OTHERS = {
+    32: "Gaudi Inferentia2 Trainium",
+    64: "MI210",
+    96: "Trainium2",
+    128: "MI250X",
+    192: "MI300X",
+    256: "MI325X",
+}
 _ALIASES = {
     "A100": "A100-40GB A100-SXM4 A100-SXM4-40GB A100-PCIE-40GB",
     "A100-80GB": "A100-80 A100-SXM4-80GB A100-SXM-80GB A100-PCIE-80GB",
@@ -100,9 +107,13 @@ def kind(name: str) -> AcceleratorKind:
     """
     if (found := _BY_KEY.get(_key(name))) is None:
         if _NEURON.match(_key(name)):
-            raise RequestError(f"{name} is not supported: it has AWS's own accelerators, and {NOT_CUDA}")
+            raise RequestError(
+                f"{name} is not supported: it has AWS's own accelerators, and {NOT_CUDA}"
+            )
         if (held := _FAMILIES.get(_key(name.partition(".")[0]))) is not None:
-            raise RequestError(f"{name!r} is a type of machine: name its accelerators, as in --gpu {held}")
+            raise RequestError(
+                f"{name!r} is a type of machine: name its accelerators, as in --gpu {held}"
+            )
         nearest = did_you_mean(name, NAMES) or f"; available: {', '.join(NAMES)}"
         raise RequestError(f"no accelerator is called {name!r}{nearest}")
     return found
@@ -129,12 +140,18 @@ def known_as(driver_name: str) -> str:
     fitting = [name for name in NAMES if matches(name, driver_name)]
     if not fitting:
         return driver_name.removeprefix("NVIDIA ")
-    return max(fitting, key=lambda name: _product(name)[1] is not None)  # A100-80GB rather than A100
+    return max(
+        fitting, key=lambda name: _product(name)[1] is not None
+    )  # A100-80GB rather than A100
 
 
 def _words(name: str) -> list[str]:
     """Upper-case words without the vendor's, a number joined to what it belongs to: RTX 4090 -> RTX4090."""
-    joined = re.sub(r"\bRTX[\s-]+(PRO[\s-]+)?(?=[A-Z]?\d)", lambda found: "RTXPRO" if found[1] else "RTX", name.upper())
+    joined = re.sub(
+        r"\bRTX[\s-]+(PRO[\s-]+)?(?=[A-Z]?\d)",
+        lambda found: "RTXPRO" if found[1] else "RTX",
+        name.upper(),
+    )
     joined = re.sub(r"(?<=\d)(TI|ADA|D)\b", r" \1", joined)
     return [word for word in re.split(r"[^A-Z0-9.]+", joined) if word and word not in _VENDORS]
 
@@ -143,7 +160,9 @@ def _product(name: str) -> tuple[tuple[str, ...], str | None]:
     """((model, variants in order), memory size or None)."""
     model, *rest = _words(name) or [""]
     size = next((word for word in rest if re.fullmatch(r"\d+GB", word)), None)
-    variants = _VARIANTS - {"BLACKWELL"} if model.startswith("RTXPRO") else _VARIANTS  # there are no others
+    variants = (
+        _VARIANTS - {"BLACKWELL"} if model.startswith("RTXPRO") else _VARIANTS
+    )  # there are no others
     return (model, *sorted(variants.intersection(rest))), size
 
 
@@ -163,7 +182,9 @@ class Accelerator:
     def __post_init__(self) -> None:
         object.__setattr__(self, "name", canonical(self.name))
         if self.count < 1:
-            raise RequestError(f"at least 1 {self.name} per node, not {self.count}; without GPUs leave it out")
+            raise RequestError(
+                f"at least 1 {self.name} per node, not {self.count}; without GPUs leave it out"
+            )
 
     @classmethod
     def parse(cls, text: str) -> Accelerator:
@@ -173,7 +194,9 @@ class Accelerator:
         with noted_in(mistakes):
             name = canonical(name)
         if colon and not re.fullmatch(r"0*[1-9][0-9]{0,5}", count):
-            mistakes.append(f"{count!r} is not a number of accelerators per node: write NAME:COUNT, as in A100:8")
+            mistakes.append(
+                f"{count!r} is not a number of accelerators per node: write NAME:COUNT, as in A100:8"
+            )
         if mistakes:
             raise RequestError(mistakes)
         return cls(name, int(count) if colon else 1)
@@ -219,7 +242,9 @@ def read_gpus(text: str) -> Accelerator | GpuChoice:
     if words and ("," in text or re.match(r"(GPU|MIG)-", text)):
         wrong = [word for word in words if not re.fullmatch(r"\d+|(GPU|MIG)-[\w/-]+", word)]
         again = [word for word in dict.fromkeys(words) if words.count(word) > 1]
-        mistakes = [f"{word!r} is not a GPU: write numbers (0,2) or UUIDs (nvidia-smi -L)" for word in wrong]
+        mistakes = [
+            f"{word!r} is not a GPU: write numbers (0,2) or UUIDs (nvidia-smi -L)" for word in wrong
+        ]
         mistakes += [f"GPU {word} is named twice" for word in again]
         if mistakes:
             raise RequestError(mistakes)

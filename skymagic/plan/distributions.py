@@ -7,7 +7,9 @@ import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-OWN = frozenset({"skymagic", "ipyparallel", "ipykernel", "ipython", "cloudpickle", "xxhash", "packaging"})
+OWN = frozenset(
+    {"skymagic", "ipyparallel", "ipykernel", "ipython", "cloudpickle", "xxhash", "packaging"}
+)
 """Distributions that each node has before a pool starts."""
 
 
@@ -61,7 +63,10 @@ def distributions(names: Iterable[str], here: Environment) -> tuple[list[Distrib
     found: dict[str, Distribution] = {}
     unknown: set[str] = set()
     for name in sorted(names):
-        if name.partition(".")[0] in sys.stdlib_module_names or name.partition(".")[0] in ("skymagic", "__main__"):
+        if name.partition(".")[0] in sys.stdlib_module_names or name.partition(".")[0] in (
+            "skymagic",
+            "__main__",
+        ):
             continue
         module = _longest(name, here.modules)
         if not module:
@@ -69,7 +74,9 @@ def distributions(names: Iterable[str], here: Environment) -> tuple[list[Distrib
             continue
         for each in here.modules[module][:1]:
             if canonical(each) in here.versions and canonical(each) not in OWN:
-                found.setdefault(canonical(each), Distribution(each, here.versions[canonical(each)], module))
+                found.setdefault(
+                    canonical(each), Distribution(each, here.versions[canonical(each)], module)
+                )
     return sorted(found.values()), unknown
 
 

@@ -107,8 +107,13 @@ def listed(
             continue
         index, uuid, name, memory, mode, mig = (*cells[:5], (cells[5:6] or [""])[0])
         size = int(memory) * 1.048576e-3 if memory.isdigit() else 0.0
-        whole = GpuDevice(uuid, name, int(index), round(size, 1), mode, "", tuple(users.get(uuid, ())))
-        each = [replace(whole, uuid=part, part=profile, memory_gb=0.0) for profile, part in parts.get(int(index), ())]
+        whole = GpuDevice(
+            uuid, name, int(index), round(size, 1), mode, "", tuple(users.get(uuid, ()))
+        )
+        each = [
+            replace(whole, uuid=part, part=profile, memory_gb=0.0)
+            for profile, part in parts.get(int(index), ())
+        ]
         devices += each or ([] if mig == "Enabled" else [whole])
     return tuple(replace(device, held=holders.get(device.uuid, ("", ""))) for device in devices)
 
@@ -140,14 +145,18 @@ def visible(devices: Sequence[GpuDevice], said: str | None) -> tuple[GpuDevice, 
 def _called(devices: Iterable[GpuDevice], word: str) -> list[GpuDevice]:
     if word.isdigit():
         return [one for one in devices if one.index == int(word)][:1]
-    fitting = [one for one in devices if re.match(r"(GPU|MIG)-", word) and one.uuid.startswith(word)]
+    fitting = [
+        one for one in devices if re.match(r"(GPU|MIG)-", word) and one.uuid.startswith(word)
+    ]
     return fitting if len(fitting) == 1 else []
 
 
 def frameworks(request: PoolRequest) -> frozenset[str]:
     """By what a pool's plugins use GPUs: torch, jax."""
     names = [
-        str((spec.options or {}).get("backend", "jax")) if spec.name == "keras" else FRAMEWORKS.get(spec.name, "")
+        str((spec.options or {}).get("backend", "jax"))
+        if spec.name == "keras"
+        else FRAMEWORKS.get(spec.name, "")
         for spec in request.plugins
     ]
     return frozenset(names) & {"torch", "jax"}
@@ -160,7 +169,9 @@ def wanted(request: PoolRequest) -> bool:
 
 def asked(request: PoolRequest) -> bool:
     """Whether the user has asked for GPUs of any kind."""
-    return request.gpu is not None and not (isinstance(request.gpu, GpuChoice) and request.gpu.count == 0)
+    return request.gpu is not None and not (
+        isinstance(request.gpu, GpuChoice) and request.gpu.count == 0
+    )
 
 
 @dataclass(frozen=True)
@@ -175,7 +186,9 @@ class Allotment:
     def shared(self) -> bool:
         """Whether ranks share a GPU, also ranks of several nodes."""
         words = [one.word for node in self.devices for one in node]
-        return any(0 < len(node) < self.procs_per_node for node in self.devices) or len(set(words)) < len(words)
+        return any(0 < len(node) < self.procs_per_node for node in self.devices) or len(
+            set(words)
+        ) < len(words)
 
 
 def allot(request: PoolRequest, here: Sequence[GpuDevice], nodes: int, machine: str) -> Allotment:
@@ -202,7 +215,9 @@ def allot(request: PoolRequest, here: Sequence[GpuDevice], nodes: int, machine: 
     elif each is not None:
         chosen = sorted([*free, *used][: each * nodes], key=here.index)
     else:
-        chosen = [one for one in fitting if one in free or (one in used and (gpu is not None or not free))]
+        chosen = [
+            one for one in fitting if one in free or (one in used and (gpu is not None or not free))
+        ]
     if (gpu is not None or fitting) and len(chosen) < (each or 1) * (nodes if each else 1):
         raise RequestError(_refusal(gpu, here, len(chosen), (each or 1) * nodes, machine, barred))
     if not chosen:
@@ -211,7 +226,9 @@ def allot(request: PoolRequest, here: Sequence[GpuDevice], nodes: int, machine: 
     per_node = request.procs_per_node or min(map(len, devices))
     if isinstance(gpu, Accelerator) and gpu.count > per_node and gpu.count % per_node:
         raise RequestError(uneven(gpu.count, per_node))
-    if any(len(node) > per_node and len(node) % per_node for node in devices):  # a GPU each, and the others stay free
+    if any(
+        len(node) > per_node and len(node) % per_node for node in devices
+    ):  # a GPU each, and the others stay free
         devices = tuple(node[:per_node] for node in devices)
     made = Allotment(devices, per_node)
     taken = [one for node in devices for one in node]
@@ -277,7 +294,11 @@ def _refusal(
 
 def taken_words(devices: Sequence[GpuDevice]) -> str:
     """Which of these are not free, and why, as in "GPUs 0, 1 taken by pool 'main'"."""
-    why = {one.taken: [other for other in devices if other.taken == one.taken] for one in devices if one.taken}
+    why = {
+        one.taken: [other for other in devices if other.taken == one.taken]
+        for one in devices
+        if one.taken
+    }
     return "; ".join(f"{gpu_words(group)} {words}" for words, group in why.items())
 
 
@@ -286,7 +307,10 @@ def table(here: Sequence[GpuDevice]) -> str:
     if here and not any(one.uuid for one in here):
         return ", ".join(one.name for one in here)
     return (
-        ", ".join(f"{one.index}: {one.name}{f' {one.part}' if one.part else ''} ({one.uuid[:12]}…)" for one in here)
+        ", ".join(
+            f"{one.index}: {one.name}{f' {one.part}' if one.part else ''} ({one.uuid[:12]}…)"
+            for one in here
+        )
         or "none"
     )
 
@@ -302,7 +326,9 @@ def kinds(devices: Sequence[GpuDevice]) -> str:
     """ "8 × H200", "H200" of one."""
     names = [one.kind for one in devices]
     counted = {name: names.count(name) for name in dict.fromkeys(names)}
-    return ", ".join(name if len(names) == 1 else f"{number} × {name}" for name, number in counted.items())
+    return ", ".join(
+        name if len(names) == 1 else f"{number} × {name}" for name, number in counted.items()
+    )
 
 
 def _words(made: Allotment, request: PoolRequest) -> str:
@@ -310,7 +336,11 @@ def _words(made: Allotment, request: PoolRequest) -> str:
     taken = list({one.word: one for node in made.devices for one in node}.values())
     ranks = len(made.devices) * made.procs_per_node
     if made.shared:
-        how = "collectives by gloo, NCCL refuses that" if "torch" in frameworks(request) else "each sees it whole"
+        how = (
+            "collectives by gloo, NCCL refuses that"
+            if "torch" in frameworks(request)
+            else "each sees it whole"
+        )
         return f"{count(ranks, 'rank')} share {count(len(taken), 'GPU')} ({kinds(taken)}): {how}"
     if request.gpu is None and request.procs_per_node is None and ranks > 1:
         return f"{ranks} ranks, one per GPU ({kinds(taken)}); --ranks 1 for one"
@@ -320,7 +350,10 @@ def _words(made: Allotment, request: PoolRequest) -> str:
 def unequal(hosts: Sequence[str], counts: Sequence[int]) -> str:
     """Why hosts with these numbers of GPUs make no pool, as a table."""
     width = max(map(len, hosts))
-    rows = "\n".join(f"    {host:<{width}}  {count(number, 'GPU')}" for host, number in zip(hosts, counts, strict=True))
+    rows = "\n".join(
+        f"    {host:<{width}}  {count(number, 'GPU')}"
+        for host, number in zip(hosts, counts, strict=True)
+    )
     least = min(counts)
     remedy = f"--gpu {least} takes so many of each" if least else "--gpu none takes none"
     return f"the hosts have unequal numbers of free GPUs:\n{rows}\n  {remedy}; or leave hosts out"

@@ -46,7 +46,9 @@ class PipIndex:
         mistakes: list[str] = []
         object.__setattr__(self, "packages", _tuple("packages", self.packages, mistakes))
         mistakes += [
-            f"packages: {name!r} is not a project's name" for name in self.packages if not _PROJECT.fullmatch(name)
+            f"packages: {name!r} is not a project's name"
+            for name in self.packages
+            if not _PROJECT.fullmatch(name)
         ]
         if mistakes:
             raise RequestError(mistakes)
@@ -64,7 +66,10 @@ class PipIndex:
         return project(requirement) in [str(canonicalize_name(name)) for name in self.packages]
 
 
-@suggesting("sky.Image", {"packages": "pip", "requirements": "pip", "environment": "env", "indexes": "pip_indexes"})
+@suggesting(
+    "sky.Image",
+    {"packages": "pip", "requirements": "pip", "environment": "env", "indexes": "pip_indexes"},
+)
 @dataclass(frozen=True)
 class Image:
     """The packages, files and variables of a rank's environment. Lists keep their order; exact repetitions are dropped.
@@ -109,7 +114,10 @@ class Image:
     def __repr__(self) -> str:
         """Without passwords in URLs and values of variables: it stands in saved notebooks."""
         shown = {each.name: getattr(self, each.name) for each in fields(self)}
-        shown |= {name: tuple(i if isinstance(i, PipIndex) else masked(i) for i in shown[name]) for name in _LISTS}
+        shown |= {
+            name: tuple(i if isinstance(i, PipIndex) else masked(i) for i in shown[name])
+            for name in _LISTS
+        }
         shown["env"] = dict.fromkeys(self.env, MASK)
         return f"Image({', '.join(f'{name}={value!r}' for name, value in shown.items() if value)})"
 
@@ -124,13 +132,16 @@ class Image:
         """
         mistakes: list[str] = []
         merged: dict[str, Any] = {
-            name: [item for image in (self, *others) for item in getattr(image, name)] for name in _LISTS
+            name: [item for image in (self, *others) for item in getattr(image, name)]
+            for name in _LISTS
         }
         merged["python"] = _agreed("python", [image.python for image in (self, *others)], mistakes)
         merged["env"] = {}
         for name in dict.fromkeys(name for image in (self, *others) for name in image.env):
             values = [image.env.get(name) for image in (self, *others)]
-            merged["env"][name] = _agreed(f"environment variable {name}", values, mistakes, secret=True)
+            merged["env"][name] = _agreed(
+                f"environment variable {name}", values, mistakes, secret=True
+            )
         try:
             image = Image(**merged)
         except RequestError as wrong:
@@ -166,17 +177,22 @@ def missing(image: Image, installed: Mapping[str, str]) -> list[str]:
             found = f"{requirement.name} is not installed here"
         else:
             found = f"{masked(str(requirement))} is needed and {requirement.name} {version} is installed here"
-        sentences.append(f"{found}: run {_install(requirement, image.pip_indexes)}, then restart the pool")
+        sentences.append(
+            f"{found}: run {_install(requirement, image.pip_indexes)}, then restart the pool"
+        )
     sentences += [
         f"{masked(text)}: ranks on this machine have the notebook's own packages, and skymagic cannot check whether this one comes from "
         f'there: run `%pip install "{masked(text)}"`, and leave it out'
         for text in image.pip
-        if is_place(text) or (any(one.url for one in _parsed([text], [])) and not list(lacking([text], installed)))
+        if is_place(text)
+        or (any(one.url for one in _parsed([text], [])) and not list(lacking([text], installed)))
     ]
     return sentences
 
 
-def lacking(pip: Iterable[str], installed: Mapping[str, str]) -> Iterator[tuple[Requirement, str | None]]:
+def lacking(
+    pip: Iterable[str], installed: Mapping[str, str]
+) -> Iterator[tuple[Requirement, str | None]]:
     """The requirements that an environment does not satisfy, each with the version that it has instead."""
     from packaging.utils import canonicalize_name
 
@@ -192,8 +208,19 @@ def lacking(pip: Iterable[str], installed: Mapping[str, str]) -> Iterator[tuple[
 def _install(requirement: Requirement, indexes: Iterable[str | PipIndex]) -> str:
     text = masked(str(requirement)).removesuffix(LATEST)
     quoted = text if re.fullmatch(r"[\w.=-]+", text) else '"' + text.replace('"', "'") + '"'
-    serving = [index for index in indexes if isinstance(index, str) or index.serves(str(requirement))]
-    return " ".join(["`%pip install", quoted, *(f"--extra-index-url {masked(str(each))}" for each in serving)]) + "`"
+    serving = [
+        index for index in indexes if isinstance(index, str) or index.serves(str(requirement))
+    ]
+    return (
+        " ".join(
+            [
+                "`%pip install",
+                quoted,
+                *(f"--extra-index-url {masked(str(each))}" for each in serving),
+            ]
+        )
+        + "`"
+    )
 
 
 def _tuple(name: str, value: object, mistakes: list[str]) -> tuple[Any, ...]:
@@ -205,14 +232,19 @@ def _tuple(name: str, value: object, mistakes: list[str]) -> tuple[Any, ...]:
     items = tuple(value)
     if wrong := [item for item in items if not isinstance(item, kinds)]:
         mistakes.append(f"{name} is a list of strings, and {wrong[0]!r} is not one")
-    kept = (item if isinstance(item, PipIndex) and item.packages else str(item).strip() for item in items)
+    kept = (
+        item if isinstance(item, PipIndex) and item.packages else str(item).strip()
+        for item in items
+    )
     return tuple(dict.fromkeys(kept))
 
 
 def _malformed(image: Image) -> list[str]:
     mistakes = []
     if image.python is not None and not _PYTHON.fullmatch(str(image.python)):
-        mistakes.append(f"python is a version like '3.12' or an interpreter's absolute path, not {image.python!r}")
+        mistakes.append(
+            f"python is a version like '3.12' or an interpreter's absolute path, not {image.python!r}"
+        )
     elif not isinstance(image.python, str | None):
         mistakes.append("python is a string, '3.12', not a number: 3.10 would be 3.1")
     for name in ("pip_indexes", "apt", "includes", "excludes"):
@@ -236,7 +268,9 @@ def _parsed(pip: Iterable[str], mistakes: list[str]) -> list[Requirement]:
     found = []
     for text in pip:
         if not text or text.startswith("-") or not text.isprintable():
-            mistakes.append(f"pip: {text!r} is not a requirement; options of pip are not taken, pip_indexes holds URLs")
+            mistakes.append(
+                f"pip: {text!r} is not a requirement; options of pip are not taken, pip_indexes holds URLs"
+            )
         elif not is_place(text):
             try:
                 found.append(Requirement(text))
@@ -247,7 +281,9 @@ def _parsed(pip: Iterable[str], mistakes: list[str]) -> list[Requirement]:
 
 def is_place(text: str) -> bool:
     """A URL or path instead of a project's name."""
-    return bool(re.match(r"([a-z+]+://|[./~]|[A-Za-z]:[\\/])", text)) or text.endswith((".whl", ".tar.gz"))
+    return bool(re.match(r"([a-z+]+://|[./~]|[A-Za-z]:[\\/])", text)) or text.endswith(
+        (".whl", ".tar.gz")
+    )
 
 
 @lru_cache(4096)
@@ -277,14 +313,25 @@ def _conflicts(requirements: list[Requirement]) -> list[str]:
     mistakes = []
     for name, same in _by_name(requirements).items():
         plain = [requirement for requirement in same if not requirement.marker]
-        pins = [s.version for r in plain for s in r.specifier if s.operator == "==" and "*" not in s.version]
-        refused = [r for pin in pins for r in plain if not r.specifier.contains(pin, prereleases=True)]
+        pins = [
+            s.version
+            for r in plain
+            for s in r.specifier
+            if s.operator == "==" and "*" not in s.version
+        ]
+        refused = [
+            r for pin in pins for r in plain if not r.specifier.contains(pin, prereleases=True)
+        ]
         if refused:
-            mistakes.append(f"pip: {name} cannot be all of {', '.join(map(str, plain))}; keep one of them")
+            mistakes.append(
+                f"pip: {name} cannot be all of {', '.join(map(str, plain))}; keep one of them"
+            )
     return mistakes
 
 
-def _agreed(what: str, values: Iterable[str | None], mistakes: list[str], *, secret: bool = False) -> str | None:
+def _agreed(
+    what: str, values: Iterable[str | None], mistakes: list[str], *, secret: bool = False
+) -> str | None:
     """The one value that is given; more than one is a mistake, which does not show what may be secret."""
     given = list(dict.fromkeys(value for value in values if value is not None))
     if len(given) > 1:

@@ -8,7 +8,9 @@ from collections.abc import Iterable, Mapping
 MASK = "****"
 MIN_LENGTH = 6
 """Values shorter than this are no secrets: to mask each `1` would make a text unreadable."""
-_IN_URL = re.compile(r"(?<=://)[^/\s]+@")  # up to the last @, as pip reads it: a password may hold one
+_IN_URL = re.compile(
+    r"(?<=://)[^/\s]+@"
+)  # up to the last @, as pip reads it: a password may hold one
 _NAMED = re.compile(
     r"""((?:^|[^a-z])(?:token|secret|passw(?:or)?d|api[-_]?key|access[-_]?key)["']?(?:\s*[=:]\s*|\s+)["']?)(?![-$*])[^\s"'&;|]+""",
     re.IGNORECASE,
@@ -29,7 +31,9 @@ def masked(text: str) -> str:
 
 def masked_command(text: str, values: Iterable[str] = ()) -> str:
     """A command, or what it printed: also without `values`, and without what follows words like ``--token``."""
-    for value in sorted({value for value in values if len(value) >= MIN_LENGTH}, key=len, reverse=True):
+    for value in sorted(
+        {value for value in values if len(value) >= MIN_LENGTH}, key=len, reverse=True
+    ):
         text = text.replace(value, MASK)
     return _NAMED.sub(rf"\g<1>{MASK}", masked(text))
 
@@ -37,7 +41,9 @@ def masked_command(text: str, values: Iterable[str] = ()) -> str:
 def secret_values(names: Iterable[str], variables: Mapping[str, str]) -> frozenset[str]:
     """The values among `variables` of `names`, and of those whose names say that they are secret, as HF_TOKEN does."""
     stated = frozenset(names)
-    return frozenset(value for name, value in variables.items() if name in stated or is_secret_name(name))
+    return frozenset(
+        value for name, value in variables.items() if name in stated or is_secret_name(name)
+    )
 
 
 def is_secret_name(name: str) -> bool:

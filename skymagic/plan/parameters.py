@@ -54,8 +54,16 @@ def defaults(text: str) -> list[str] | None:
         return None
     found: list[str] = []
     for one in tree.body:
-        targets = one.targets if isinstance(one, ast.Assign) else [one.target] if isinstance(one, ast.AnnAssign) else []
-        found += [each.id for target in targets for each in ast.walk(target) if isinstance(each, ast.Name)]
+        targets = (
+            one.targets
+            if isinstance(one, ast.Assign)
+            else [one.target]
+            if isinstance(one, ast.AnnAssign)
+            else []
+        )
+        found += [
+            each.id for target in targets for each in ast.walk(target) if isinstance(each, ast.Name)
+        ]
     return list(dict.fromkeys(found))
 
 
@@ -88,7 +96,11 @@ def source(cell: Mapping[str, Any]) -> str:
 
 
 def _tagged(cells: list[dict[str, Any]], tag: str) -> int | None:
-    tagged = (number for number, cell in enumerate(cells) if tag in (cell.get("metadata") or {}).get("tags", ()))
+    tagged = (
+        number
+        for number, cell in enumerate(cells)
+        if tag in (cell.get("metadata") or {}).get("tags", ())
+    )
     return next(tagged, None)
 
 

@@ -33,7 +33,9 @@ def plan(request: PoolRequest, inventory: Inventory) -> Plan:
     image = _image(request, mistakes)
     python = image.python or ""
     if inventory.python and python and python.split(".")[:2] != inventory.python.split(".")[:2]:
-        mistakes.append(f"Python {python} is asked for and this notebook runs {inventory.python}, as its ranks will")
+        mistakes.append(
+            f"Python {python} is asked for and this notebook runs {inventory.python}, as its ranks will"
+        )
     if mistakes:
         raise RequestError(mistakes)
     return Plan(
@@ -70,7 +72,9 @@ def plan_over(request: PoolRequest, inventories: Sequence[Inventory], provider: 
     for inventory in inventories[:nodes]:
         mistakes += _too_weak(request, inventory)
     head = inventories[0]
-    mistakes += limits.refusal(shape.world_size, head.descriptors, f"in a pool whose head is {head.hostname}")
+    mistakes += limits.refusal(
+        shape.world_size, head.descriptors, f"in a pool whose head is {head.hostname}"
+    )
     image = _image(request, mistakes)
     if mistakes:
         raise RequestError(mistakes)
@@ -103,9 +107,14 @@ def _too_weak(request: PoolRequest, inventory: Inventory) -> list[str]:
     ]
 
 
-def _short(request: PoolRequest, inventory: Inventory, nodes: int = 1) -> Iterator[tuple[str, AtLeast, str]]:
+def _short(
+    request: PoolRequest, inventory: Inventory, nodes: int = 1
+) -> Iterator[tuple[str, AtLeast, str]]:
     """(option, amount of each node, what there is) of each amount that a machine of so many nodes has too little of."""
-    wanted = (("--cpus", request.cpus, inventory.cpus, "CPUs"), ("--memory", request.memory, inventory.memory_gb, "GB"))
+    wanted = (
+        ("--cpus", request.cpus, inventory.cpus, "CPUs"),
+        ("--memory", request.memory, inventory.memory_gb, "GB"),
+    )
     for option, asked, has, unit in wanted:
         # nodes share the machine; more than the amount asked for is never in the way
         if asked is not None and asked.amount * nodes > has:
@@ -113,12 +122,19 @@ def _short(request: PoolRequest, inventory: Inventory, nodes: int = 1) -> Iterat
 
 
 def _allotted(
-    request: PoolRequest, inventory: Inventory, here: Sequence[GpuDevice], nodes: int, machine: str, mistakes: list[str]
+    request: PoolRequest,
+    inventory: Inventory,
+    here: Sequence[GpuDevice],
+    nodes: int,
+    machine: str,
+    mistakes: list[str],
 ) -> gpus.Allotment:
     """GPUs for the nodes of a machine, as far as they can be given; why not is added to `mistakes`."""
     none = gpus.Allotment(procs_per_node=request.procs_per_node or 1)
     if not gpus.wanted(request):
-        return none if request.gpu is None else replace(none, devices=((),) * nodes)  # of which they see none
+        return (
+            none if request.gpu is None else replace(none, devices=((),) * nodes)
+        )  # of which they see none
     if inventory.unusable:
         if request.gpu is None:
             return replace(none, words=(f"{inventory.unusable}: ranks on CPUs",))
@@ -128,7 +144,9 @@ def _allotted(
         made = gpus.allot(request, here, nodes, machine)
     except RequestError as refused:
         lacking = ("" if here else ON_CPU) + ADD if machine == "this machine" else ""
-        mistakes += [mistake + (lacking if " has no" in mistake else "") for mistake in refused.mistakes]
+        mistakes += [
+            mistake + (lacking if " has no" in mistake else "") for mistake in refused.mistakes
+        ]
         return none
     if made.shared and "jax" in gpus.frameworks(request):
         mistakes.append(
@@ -142,28 +160,39 @@ def _disjoint(
 ) -> Iterator[tuple[Inventory, Sequence[GpuDevice]]]:
     """Each machine with GPUs that no earlier node of it takes: two hosts may be one machine."""
     machines = [
-        (inventory.machine or inventory.hostname, [one.word for one in inventory.gpus]) for inventory in inventories
+        (inventory.machine or inventory.hostname, [one.word for one in inventory.gpus])
+        for inventory in inventories
     ]
     for node, inventory in enumerate(inventories):
         place, nodes = machines[:node].count(machines[node]), machines.count(machines[node])
         fitting = [
-            one for one in inventory.gpus if request.accelerator is None or matches(request.accelerator.name, one.name)
+            one
+            for one in inventory.gpus
+            if request.accelerator is None or matches(request.accelerator.name, one.name)
         ]
         share = request.accelerator.count if request.accelerator else max(1, len(fitting) // nodes)
-        yield inventory, fitting[place * share : (place + 1) * share] if nodes > 1 else inventory.gpus
+        yield (
+            inventory,
+            fitting[place * share : (place + 1) * share] if nodes > 1 else inventory.gpus,
+        )
 
 
 def too_few_gpus(request: PoolRequest, here: Sequence[GpuDevice]) -> bool:
     """Whether a machine with these GPUs has not the kind that is asked for, or too few."""
     gpu = request.accelerator
-    return gpu is not None and sum(matches(gpu.name, one.name) for one in here) < (request.nodes or 1) * gpu.count
+    return (
+        gpu is not None
+        and sum(matches(gpu.name, one.name) for one in here) < (request.nodes or 1) * gpu.count
+    )
 
 
 def _elsewhere(request: PoolRequest) -> list[str]:
     """What has no meaning on the notebook's own machine."""
     mistakes = for_others(request, "local")
     if request.provider not in ("auto", "local"):
-        mistakes.append(f"this machine is --provider local, and --provider {request.provider} is asked for")
+        mistakes.append(
+            f"this machine is --provider local, and --provider {request.provider} is asked for"
+        )
     return mistakes
 
 
@@ -182,7 +211,12 @@ def fits(request: PoolRequest, running: Plan) -> list[str]:
 
     Only what the user stated counts: a request without options fits every pool.
     """
-    given, made, shape, wanted = request.given(), running.request, running.topology, topology(request)
+    given, made, shape, wanted = (
+        request.given(),
+        running.request,
+        running.topology,
+        topology(request),
+    )
     reasons = []
 
     def differs(name: str, here: object, asked: object, words: str) -> None:
@@ -191,32 +225,55 @@ def fits(request: PoolRequest, running: Plan) -> list[str]:
 
     if request.provider != "auto":
         differs("provider", running.provider, request.provider, "it is a {here} pool, not {asked}")
-    in_ranks = running.counted_in_ranks and wanted.nodes == 1 and {"nodes", "procs_per_node"} <= given  # --ranks
+    in_ranks = (
+        running.counted_in_ranks and wanted.nodes == 1 and {"nodes", "procs_per_node"} <= given
+    )  # --ranks
     if in_ranks and shape.world_size != wanted.world_size:
         reasons.append(f"it has {count(shape.world_size, 'rank')}, not {wanted.world_size}")
     else:
-        size = count(shape.nodes, "node" if running.remote or shape.procs_per_node > 1 or in_ranks else "rank")
+        size = count(
+            shape.nodes,
+            "node" if running.remote or shape.procs_per_node > 1 or in_ranks else "rank",
+        )
         differs("nodes", shape.nodes, wanted.nodes, f"it has {size}, not {{asked}}")
         here = count(shape.procs_per_node, "rank")
-        differs("procs_per_node", shape.procs_per_node, wanted.procs_per_node, f"it has {here} per node, not {{asked}}")
+        differs(
+            "procs_per_node",
+            shape.procs_per_node,
+            wanted.procs_per_node,
+            f"it has {here} per node, not {{asked}}",
+        )
     differs("gpu", made.gpu or "no GPU", request.gpu, "it was made with {here}, not {asked}")
     for name, has in (("cpus", running.cpus), ("memory", running.memory_gb)):
         asked = getattr(request, name)
         if name in given and asked is not None and asked.amount > has:
-            reasons.append(f"its nodes have {has:.12g} {'CPUs' if name == 'cpus' else 'GB'}, not {asked}")
+            reasons.append(
+                f"its nodes have {has:.12g} {'CPUs' if name == 'cpus' else 'GB'}, not {asked}"
+            )
     reasons += _lacks(request, running)
     if "region" in given and running.region not in request.regions:
         reasons.append(f"its region is {running.region or 'none'}, not {request.region}")
     for name in (each for each in TAKEN_BY if each not in ("ssh", "region", "max_price")):
-        differs(name, getattr(made, name), getattr(request, name), f"its {name} is {{here}}, not {{asked}}")
+        differs(
+            name,
+            getattr(made, name),
+            getattr(request, name),
+            f"its {name} is {{here}}, not {{asked}}",
+        )
     for name in ("idle", "max_lifetime", "max_away"):
         here, wants = (getattr(each, name) for each in (made, request))
         words = f"its --{name.replace('_', '-')} is {{here}}, not {{asked}}"
         differs(name, _limit(here), _limit(wants), words)
     if request.detached and not running.outlives:
         reasons.append("it ends with its notebook: it was started without --detach")
-    if "max_price" in given and request.max_price is not None and (running.price or 0.0) > request.max_price:
-        reasons.append(f"it costs ${running.price:.2f} per hour, more than ${request.max_price:.2f}")
+    if (
+        "max_price" in given
+        and request.max_price is not None
+        and (running.price or 0.0) > request.max_price
+    ):
+        reasons.append(
+            f"it costs ${running.price:.2f} per hour, more than ${request.max_price:.2f}"
+        )
     return reasons
 
 
@@ -241,15 +298,23 @@ def _lacks(request: PoolRequest, running: Plan) -> list[str]:
             here = running.image.python or "the notebook's"
             reasons.append(f"its Python is {here}, not {asked.python}")
         reasons += [
-            f"it was made without the package {masked(item)}" for item in asked.pip if item not in running.image.pip
+            f"it was made without the package {masked(item)}"
+            for item in asked.pip
+            if item not in running.image.pip
         ]
         reasons += [
-            f"it was made without the system package {one}" for one in asked.apt if one not in running.image.apt
+            f"it was made without the system package {one}"
+            for one in asked.apt
+            if one not in running.image.apt
         ]
         reasons += [
             f"it was made without this value of {name}"
             for name, value in asked.env.items()
             if running.image.env.get(name) != value
         ]
-    reasons += [f"it was made without the secret {name}" for name in request.secrets if name not in made.secrets]
+    reasons += [
+        f"it was made without the secret {name}"
+        for name in request.secrets
+        if name not in made.secrets
+    ]
     return reasons

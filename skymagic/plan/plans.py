@@ -153,13 +153,18 @@ class Plan:
             "ranks": str(shape.world_size) + ("" if self.counted_in_ranks else by_node),
             "GPUs": f"\n{'':13}".join(self.gpu_words) or _gpus_asked_for(asked),
             "asks": f"{self.question}: add -y if you mean that" if self.question else "",
-            "machine": f"{self.cpus} CPUs" + (f" and {self.memory_gb:.12g} GB" if self.memory_gb else ""),
+            "machine": f"{self.cpus} CPUs"
+            + (f" and {self.memory_gb:.12g} GB" if self.memory_gb else ""),
             "plugins": ", ".join(map(str, asked.plugins)),
             "packages": masked(", ".join(self.image.pip)),
             "set-up": self.set_up,
             "installs": "\n".join(self.installs).replace("\n", f"\n{'':13}"),
-            "note": f"\n{'':13}".join(filter(None, ("; ".join(self.image.repeated()), *self.notes))),
-            "variables": ", ".join([*self.image.env, *(f"{name} (secret)" for name in asked.secrets)]),
+            "note": f"\n{'':13}".join(
+                filter(None, ("; ".join(self.image.repeated()), *self.notes))
+            ),
+            "variables": ", ".join(
+                [*self.image.env, *(f"{name} (secret)" for name in asked.secrets)]
+            ),
             "ends": " or ".join(filter(None, limits)) or f"{gone}, or by %sky_down",
             "price": cost_words(self.price, self.priced)
             + (f" (at most ${asked.max_price:.2f})" if asked.max_price is not None else ""),
@@ -176,4 +181,8 @@ def _gpus_asked_for(request: PoolRequest) -> str:
 
 def cost_words(price: float | None, priced: str) -> str:
     """A price in words: "$87.83 per hour (price list of 2026-11-22)", "price unknown"."""
-    return "price unknown" if price is None else f"${price:.2f} per hour" + (f" ({priced})" if priced else "")
+    return (
+        "price unknown"
+        if price is None
+        else f"${price:.2f} per hour" + (f" ({priced})" if priced else "")
+    )

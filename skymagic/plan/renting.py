@@ -45,7 +45,11 @@ def bounded(request: PoolRequest) -> PoolRequest:
     """The request with an end: the limits of rented machines where nothing else was said."""
     stated = request.stated or frozenset()
     limits = {"idle": IDLE, "max_lifetime": MAX_LIFETIME}
-    unsaid = {name: most for name, most in limits.items() if getattr(request, name) is None and name not in stated}
+    unsaid = {
+        name: most
+        for name, most in limits.items()
+        if getattr(request, name) is None and name not in stated
+    }
     # what is only assumed is not what the user states of the pool
     return replace(request, **unsaid, stated=request.given()) if unsaid else request  # type: ignore[arg-type]
 
@@ -59,7 +63,9 @@ def plan_rented(request: PoolRequest, rental: Rental) -> Plan:
     shape = topology(request)
     mistakes = for_others(request, "aws")
     if request.gpu is not None and request.accelerator is None and str(request.gpu) != "none":
-        mistakes.append(f"--gpu {request.gpu} does not say which GPU to rent: write its name, as in --gpu A100:8")
+        mistakes.append(
+            f"--gpu {request.gpu} does not say which GPU to rent: write its name, as in --gpu A100:8"
+        )
     if request.accelerator is not None and request.accelerator.count % shape.procs_per_node:
         mistakes.append(gpus.uneven(request.accelerator.count, shape.procs_per_node))
     image = Image()
@@ -91,7 +97,11 @@ def question(request: PoolRequest, machines: str, rental: Rental) -> str:
 
 def until(request: PoolRequest) -> str:
     """How long a pool is paid for, in words."""
-    return f"for {duration_text(request.max_lifetime)} at most" if request.max_lifetime else "without an end"
+    return (
+        f"for {duration_text(request.max_lifetime)} at most"
+        if request.max_lifetime
+        else "without an end"
+    )
 
 
 def _unused(request: PoolRequest, rental: Rental) -> list[str]:

@@ -109,7 +109,11 @@ def plugin_specs(text: str) -> tuple[PluginSpec, ...]:
         if options and re.match(r"[<>=!~]", piece):
             options[next(reversed(options))] += f",{piece}"
             continue
-        if options and COMPOSITE.fullmatch(options[last := next(reversed(options))]) and COMPOSITE.fullmatch(piece):
+        if (
+            options
+            and COMPOSITE.fullmatch(options[last := next(reversed(options))])
+            and COMPOSITE.fullmatch(piece)
+        ):
             options[last] += f",{piece}"  # cpu:gloo,cuda:nccl
             continue
         option = piece
@@ -294,9 +298,14 @@ def for_others(request: PoolRequest, provider: str) -> list[str]:
         value = getattr(request, name)
         if taker in takers or name not in given or value == getattr(blank, name):
             continue
-        labels = [option for option, _ in value] if name in ("slurm", "kubernetes") else [name.replace("_", "-")]
+        labels = (
+            [option for option, _ in value]
+            if name in ("slurm", "kubernetes")
+            else [name.replace("_", "-")]
+        )
         mistakes += [
-            f"--{label} is for {_FOR[takers[0]]}: write --provider {takers[0]}, or leave it out" for label in labels
+            f"--{label} is for {_FOR[takers[0]]}: write --provider {takers[0]}, or leave it out"
+            for label in labels
         ]
     return mistakes
 
@@ -425,5 +434,7 @@ class ShellRequest:
 def missing_secrets(names: Iterable[str], environ: Mapping[str, str]) -> list[str]:
     """A sentence for each secret that the notebook's environment does not hold."""
     return [
-        f"--secret {name}: the notebook's environment has no such variable" for name in names if name not in environ
+        f"--secret {name}: the notebook's environment has no such variable"
+        for name in names
+        if name not in environ
     ]

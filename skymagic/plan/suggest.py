@@ -26,7 +26,9 @@ def _fold(word: str) -> str:
 class LazyNames(Collection[str]):
     """A collection of names, loaded on use: a few are at hand, and finding all of them takes time."""
 
-    def __init__(self, at_hand: Collection[str], all_of_them: Callable[[], Collection[str]]) -> None:
+    def __init__(
+        self, at_hand: Collection[str], all_of_them: Callable[[], Collection[str]]
+    ) -> None:
         self._at_hand = at_hand
         self._all = all_of_them
 
@@ -79,11 +81,15 @@ def suggesting(
     return decorate
 
 
-def check_keywords(name: str, given: Iterable[str], known: Collection[str], others: Mapping[str, str]) -> None:
+def check_keywords(
+    name: str, given: Iterable[str], known: Collection[str], others: Mapping[str, str]
+) -> None:
     """Raise TypeError for keywords that are not known; all at once."""
     wrong = [word for word in given if word not in known]
     if wrong:
-        raise TypeError("; ".join(f"{name} takes no {word!r}{_instead(word, known, others)}" for word in wrong))
+        raise TypeError(
+            "; ".join(f"{name} takes no {word!r}{_instead(word, known, others)}" for word in wrong)
+        )
 
 
 def _instead(word: str, known: Collection[str], others: Mapping[str, str]) -> str:
@@ -92,9 +98,7 @@ def _instead(word: str, known: Collection[str], others: Mapping[str, str]) -> st
     return did_you_mean(word, known) or f"; it takes {', '.join(known) or 'none'}"
 
 
-_CLOUDS = (
-    "Container GCP Hyperstack JarvisLabs LambdaCloud MassedCompute Novita RunPod Scaleway TensorDock VastAI Verda Vultr"
-)
+_CLOUDS = "Container GCP Hyperstack JarvisLabs LambdaCloud MassedCompute Novita RunPod Scaleway TensorDock VastAI Verda Vultr"
 RENT_ELSEWHERE = "To use machines from another cloud, start them with SkyPilot (https://docs.skypilot.co) or by hand, and connect over SSH"
 _FILES = "Storage Volume storage"
 _COLLECTIONS = "barrier counter dict lock queue set"
@@ -111,7 +115,11 @@ def _sentences() -> dict[str, str]:
         "Spec Worker Options": "there is no {name}: sky.Compute takes its keywords, procs_per_node, timeout and console themselves",
         _SERVICES: "there is no {name}: sky.Compute makes pools, sky.find finds them, and %sky_status shows them",
     }  # fmt: skip
-    return {name: text.format(name=f"sky.{name}") for names, text in groups.items() for name in names.split()}
+    return {
+        name: text.format(name=f"sky.{name}")
+        for names, text in groups.items()
+        for name in names.split()
+    }
 
 
 ABSENT_NAMES = _sentences()

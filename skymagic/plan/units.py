@@ -19,9 +19,13 @@ def duration(text: str) -> float:
     if re.fullmatch(_NUMBER, compact):
         seconds = float(compact)
     elif parts and compact:
-        seconds = sum(float(n) * size for n, size in zip(parts.groups("0"), _UNITS.values(), strict=True))
+        seconds = sum(
+            float(n) * size for n, size in zip(parts.groups("0"), _UNITS.values(), strict=True)
+        )
     else:
-        raise RequestError(f"{text!r} is not a duration: write seconds (90) or units (10m, 1h30m, 2d)")
+        raise RequestError(
+            f"{text!r} is not a duration: write seconds (90) or units (10m, 1h30m, 2d)"
+        )
     if seconds <= 0:
         raise RequestError(f"a duration must be more than 0, not {text!r}")
     return seconds
@@ -58,7 +62,8 @@ def at_least(text: str, unit: str = "") -> AtLeast:
     found = re.fullmatch(rf"({_NUMBER}){ending}\s*(\+?)", text.strip(), re.IGNORECASE)
     if found is None or not float(found[1]):
         raise RequestError(
-            f"{text!r} is not an amount: write 8 or 8+ for at least 8" + (f", in {unit}" if unit else "")
+            f"{text!r} is not an amount: write 8 or 8+ for at least 8"
+            + (f", in {unit}" if unit else "")
         )
     return AtLeast(float(found[1]), bool(found[2]))
 
@@ -99,7 +104,9 @@ def ranges(numbers: Sequence[int]) -> str:
             runs[-1].append(number)
         else:
             runs.append([number])
-    return ", ".join(f"{run[0]}–{run[-1]}" if len(run) > 2 else ", ".join(map(str, run)) for run in runs)
+    return ", ".join(
+        f"{run[0]}–{run[-1]}" if len(run) > 2 else ", ".join(map(str, run)) for run in runs
+    )
 
 
 _INDEX = r"-?[0-9]{1,9}"
@@ -153,7 +160,11 @@ class Selection:
             else:
                 picked = range(world_size)[slice(*ends)]
             if beyond or not picked:
-                what = f"{piece} goes beyond the pool" if beyond and len(ends) > 1 else f"there is no {noun} {piece}"
+                what = (
+                    f"{piece} goes beyond the pool"
+                    if beyond and len(ends) > 1
+                    else f"there is no {noun} {piece}"
+                )
                 raise RequestError(f"{what}: {there}")
             chosen.update(picked)
         return tuple(sorted(chosen))

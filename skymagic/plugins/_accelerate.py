@@ -40,7 +40,9 @@ DEEPSPEED = {
 """What `DeepSpeedPlugin` reads."""
 
 
-def accelerate(config: Mapping[str, Any] | None = None, mixed_precision: str | None = None) -> Plugin:
+def accelerate(
+    config: Mapping[str, Any] | None = None, mixed_precision: str | None = None
+) -> Plugin:
     """Install accelerate and set its environment as ``accelerate launch`` does; the plugin torch comes with it.
 
     ``Accelerator()`` and transformers' ``Trainer`` find the process group, and what is written here, without a flag.
@@ -56,7 +58,10 @@ def accelerate(config: Mapping[str, Any] | None = None, mixed_precision: str | N
     variables = environment(config, mixed_precision)
 
     def transform(image: Image, cluster: Cluster) -> Image:
-        packages = ("accelerate", *(("deepspeed",) if "ACCELERATE_USE_DEEPSPEED" in variables else ()))
+        packages = (
+            "accelerate",
+            *(("deepspeed",) if "ACCELERATE_USE_DEEPSPEED" in variables else ()),
+        )
         return image.replace(pip=(*image.pip, *packages))
 
     @contextlib.contextmanager
@@ -71,14 +76,22 @@ def accelerate(config: Mapping[str, Any] | None = None, mixed_precision: str | N
         yield
 
     return Plugin(
-        name="accelerate", transform=transform, around_app=around_app, preload=("accelerate",), needs=("torch",)
+        name="accelerate",
+        transform=transform,
+        around_app=around_app,
+        preload=("accelerate",),
+        needs=("torch",),
     )
 
 
-def environment(config: Mapping[str, Any] | None, mixed_precision: str | None = None) -> dict[str, str]:
+def environment(
+    config: Mapping[str, Any] | None, mixed_precision: str | None = None
+) -> dict[str, str]:
     """The variables that a configuration stands for. Raises RequestError with all mistakes."""
     if config is not None and not isinstance(config, Mapping):
-        raise RequestError(f"config is a dict, sky.plugins.accelerate(config={{…}}), not {config!r}")
+        raise RequestError(
+            f"config is a dict, sky.plugins.accelerate(config={{…}}), not {config!r}"
+        )
     given = {"mixed_precision": mixed_precision, **(config or {})}
     mistakes = _unknown("config", given, ("mixed_precision", "fsdp", "deepspeed"))
     variables: dict[str, str] = {}
@@ -92,11 +105,15 @@ def environment(config: Mapping[str, Any] | None, mixed_precision: str | None = 
     if fsdp is not None:
         mistakes += _unknown("fsdp", fsdp, FSDP)
         own = {"transformer_layer_cls_to_wrap": "TRANSFORMER_CLS_TO_WRAP"}
-        known = {f"FSDP_{own.get(name, name.upper())}": _text(value) for name, value in fsdp.items()}
+        known = {
+            f"FSDP_{own.get(name, name.upper())}": _text(value) for name, value in fsdp.items()
+        }
         variables |= {"ACCELERATE_USE_FSDP": "true", **known}
     if deepspeed is not None:
         mistakes += _unknown("deepspeed", deepspeed, DEEPSPEED)
-        known = {DEEPSPEED[name]: _text(value) for name, value in deepspeed.items() if name in DEEPSPEED}
+        known = {
+            DEEPSPEED[name]: _text(value) for name, value in deepspeed.items() if name in DEEPSPEED
+        }
         variables |= {"ACCELERATE_USE_DEEPSPEED": "true", **known}
     if mistakes:
         raise RequestError(mistakes)
@@ -111,7 +128,11 @@ def _section(given: Mapping[str, Any], name: str, mistakes: list[str]) -> dict[s
     if not isinstance(section, Mapping):
         mistakes.append(f"{name} is a dict, not {section!r}")
         return {}
-    return {str(key).removeprefix(f"{name}_"): value for key, value in section.items() if value is not None}
+    return {
+        str(key).removeprefix(f"{name}_"): value
+        for key, value in section.items()
+        if value is not None
+    }
 
 
 def _unknown(where: str, given: Iterable[str], known: Iterable[str]) -> list[str]:

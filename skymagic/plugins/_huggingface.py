@@ -42,5 +42,8 @@ def huggingface(token: str | None = None) -> Plugin:
 
     # transformers alone is light; what it loads on use would start threads, which a process that forks must not have
     return Plugin(
-        name="huggingface", transform=transform, around_app=around_app, preload=("transformers", "accelerate")
+        name="huggingface",
+        transform=transform,
+        around_app=around_app,
+        preload=("transformers", "accelerate"),
     )

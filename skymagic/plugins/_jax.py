@@ -54,7 +54,9 @@ def check_build(gpus: Sequence[int]) -> None:
         return
     from importlib.metadata import distributions
 
-    if not any(re.fullmatch(r"jax[-_]cuda\d+[-_]plugin", dist.name or "") for dist in distributions()):
+    if not any(
+        re.fullmatch(r"jax[-_]cuda\d+[-_]plugin", dist.name or "") for dist in distributions()
+    ):
         raise RuntimeError(
             "this JAX is installed without CUDA, and the pool has GPUs: install jax[cuda12] on the nodes, or take CPUs (--gpu none)"
         )
@@ -93,7 +95,11 @@ def around_app(info: InstanceInfo) -> Iterator[None]:
     with Patches() as patches:
         patches.callback(shutdown)
         patches.put(jax.distributed, "initialize", _said(initialize, already))
-        patches.put(jax.distributed, "shutdown", _said(shutdown, "skymagic keeps jax.distributed for the next cell"))
+        patches.put(
+            jax.distributed,
+            "shutdown",
+            _said(shutdown, "skymagic keeps jax.distributed for the next cell"),
+        )
         yield
 
 

@@ -47,4 +47,6 @@ def sklearn(version: str | None = None) -> Plugin:
     def transform(image: Image, cluster: Cluster) -> Image:
         return image.replace(pip=(*image.pip, "joblib", "scikit-learn" + constraint(version)))
 
-    return Plugin(name="sklearn", transform=transform, around_client=on_ranks, preload=("joblib", "sklearn"))
+    return Plugin(
+        name="sklearn", transform=transform, around_client=on_ranks, preload=("joblib", "sklearn")
+    )

@@ -54,7 +54,9 @@ def keras(backend: str = "jax", sync: bool = True) -> Plugin:
 
     def transform(image: Image, cluster: Cluster) -> Image:
         if image.env.get(VARIABLE, backend) != backend:
-            raise RequestError(f"{VARIABLE} is {image.env[VARIABLE]!r} and backend={backend!r} is asked for; keep one")
+            raise RequestError(
+                f"{VARIABLE} is {image.env[VARIABLE]!r} and backend={backend!r} is asked for; keep one"
+            )
         engine = "jax[cuda12]" if backend == "jax" and cluster.cuda else backend
         there = any(package.startswith(backend) for package in image.pip)
         packages = (*image.pip, "keras>=3", *(() if there else (engine,)))
@@ -83,7 +85,13 @@ def keras(backend: str = "jax", sync: bool = True) -> Plugin:
     # With the variable set by transform the import is right, and each rank finds it done. On torch it asks CUDA for its devices when it is
     # imported (keras/src/backend/torch/core.py), and keeps the answer: that is each rank's own affair.
     preload = ("keras",) if backend == "jax" else ()
-    return Plugin(name="keras", transform=transform, preload=preload, around_app=around_app, around_run=around_run)
+    return Plugin(
+        name="keras",
+        transform=transform,
+        preload=preload,
+        around_app=around_app,
+        around_run=around_run,
+    )
 
 
 def distribute(info: InstanceInfo) -> None:
@@ -102,7 +110,9 @@ def distribute(info: InstanceInfo) -> None:
     if info.rank == 0:
         rendezvous.put("keras", int.from_bytes(os.urandom(4), "big"))
     share_seeds(rendezvous.get("keras"))
-    multihost_utils.sync_global_devices("skymagic")  # a mesh that cannot connect is told at the start
+    multihost_utils.sync_global_devices(
+        "skymagic"
+    )  # a mesh that cannot connect is told at the start
     keras.distribution.set_distribution(keras.distribution.DataParallel(auto_shard_dataset=False))
 
 
@@ -148,7 +158,12 @@ def apart(plain: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(plain)
     def fit(*args: Any, **kwargs: Any) -> Any:
         dist = sys.modules.get("torch.distributed")
-        if dist is not None and dist.is_initialized() and dist.get_world_size() > 1 and runtime.everyone():
+        if (
+            dist is not None
+            and dist.is_initialized()
+            and dist.get_world_size() > 1
+            and runtime.everyone()
+        ):
             raise RuntimeError(REFUSED)
         warn_alone("torch")
         return plain(*args, **kwargs)
@@ -241,7 +256,9 @@ def on_whole_mesh(plain: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(plain)
     def guarded(model: Any, /, *args: Any, **kwargs: Any) -> Any:
-        if not runtime.everyone() and any(not getattr(v.value, "is_fully_addressable", True) for v in model.variables):
+        if not runtime.everyone() and any(
+            not getattr(v.value, "is_fully_addressable", True) for v in model.variables
+        ):
             part = len(runtime.participants())
             raise RuntimeError(
                 f"this model is on the devices of all {runtime.instance_info().world_size} ranks, and only {part} "

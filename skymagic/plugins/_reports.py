@@ -31,14 +31,18 @@ LIGHTNING = (
 def told(step: float, total: float | None, numbers: Mapping[str, Any] | None = None) -> None:
     """Report what a library has; what cannot be reported is left out, for its training goes on."""
     chosen = {str(name): value for name, value in (numbers or {}).items() if name not in RESERVED}
-    chosen = {name: value for name, value in chosen.items() if not isinstance(value, str) and _one(value)}
+    chosen = {
+        name: value for name, value in chosen.items() if not isinstance(value, str) and _one(value)
+    }
     with contextlib.suppress(TypeError, ValueError):
         report(step=step, total=total if total and 0 < total < float("inf") else None, **chosen)
 
 
 def _one(value: Any) -> bool:
     count = getattr(value, "numel", None)
-    return isinstance(value, int | float) or (hasattr(value, "item") and (not callable(count) or count() == 1))
+    return isinstance(value, int | float) or (
+        hasattr(value, "item") and (not callable(count) or count() == 1)
+    )
 
 
 # -- transformers ----------------------------------------------------------------------------------------------------
@@ -57,8 +61,12 @@ def _trainer(module: types.ModuleType) -> None:
         def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             told(state.global_step, state.max_steps)
 
-        def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
-            chosen = {name: value for name, value in (logs or {}).items() if not TIMINGS.search(name)}
+        def on_log(
+            self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any
+        ) -> None:
+            chosen = {
+                name: value for name, value in (logs or {}).items() if not TIMINGS.search(name)
+            }
             told(state.global_step, state.max_steps, chosen)
 
     module.DEFAULT_CALLBACKS.append(TransformersReport)
@@ -136,7 +144,9 @@ def keras_fit(plain: Callable[..., Any]) -> Callable[..., Any]:
 def with_callback(bound: inspect.BoundArguments, ours: Any) -> None:
     """Add a callback to those of a call of ``fit``."""
     theirs = bound.arguments.get("callbacks")
-    if theirs is not None and hasattr(theirs, "append") and not isinstance(theirs, list):  # a CallbackList
+    if (
+        theirs is not None and hasattr(theirs, "append") and not isinstance(theirs, list)
+    ):  # a CallbackList
         theirs.append(ours)
         return
     listed = theirs if isinstance(theirs, list | tuple) else [theirs]

@@ -42,7 +42,9 @@ def torch(function: Callable[..., Any] | None = None, /, *, backend: str | None 
 
 def _in_group(function: Callable[..., Any], *, backend: str | None) -> Callable[..., Any]:
     if getattr(function, "__sky_lazy__", False):
-        raise TypeError("@sky.function must be outermost: write it above @sky.integrations.torch, not below")
+        raise TypeError(
+            "@sky.function must be outermost: write it above @sky.integrations.torch, not below"
+        )
     if inspect.isclass(function) or not callable(function):
         raise TypeError(f"@sky.integrations.torch decorates a function, not {function!r}")
 
@@ -70,7 +72,9 @@ def process_group(backend: str | None = None) -> Iterator[None]:
     hooks = _torch.hooks(backend)
     with rendezvous.subgroup(f"run {runtime.run_number()}"):
         # a group that others wait in is found by this; it is not formed anew, for the function is over by then
-        plugin = Plugin("integrations.torch", release=hooks["release"], collectives=hooks["collectives"])
+        plugin = Plugin(
+            "integrations.torch", release=hooks["release"], collectives=hooks["collectives"]
+        )
         rendezvous.active_plugins.append(plugin)
         try:
             with hooks["around_app"](info):

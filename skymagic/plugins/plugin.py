@@ -72,7 +72,9 @@ class Plugin:
     name: str
     transform: Callable[[Image, Cluster], Image] = lambda image, cluster: image
     bootstrap: Callable[[Cluster], Sequence[str]] = lambda cluster: ()
-    around_app: Callable[[InstanceInfo], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext
+    around_app: Callable[[InstanceInfo], contextlib.AbstractContextManager[Any]] = (
+        contextlib.nullcontext
+    )
     around_client: Callable[[Any], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext
     release: Callable[[], int] = lambda: 0
     rejoin: Callable[[InstanceInfo], Sequence[str]] | None = lambda info: ()

@@ -50,11 +50,17 @@ def names() -> list[str]:
 
 def beside(names: Container[str], folder: Path) -> tuple[str, ...]:
     """A sentence for each plugin or provider of these names whose package lies in `folder` itself: nobody has installed it."""
-    points = [(kind, point) for kind in ("plugin", "provider") for point in entry_points(group=f"skymagic.{kind}s")]
+    points = [
+        (kind, point)
+        for kind in ("plugin", "provider")
+        for point in entry_points(group=f"skymagic.{kind}s")
+    ]
     return tuple(
         f"the {kind} {point.name!r} is code of this folder: {point.value} in {folder}"
         for kind, point in points
-        if point.name in names and point.dist and Path(str(point.dist.locate_file(""))).resolve() == folder.resolve()
+        if point.name in names
+        and point.dist
+        and Path(str(point.dist.locate_file(""))).resolve() == folder.resolve()
     )
 
 
@@ -78,7 +84,9 @@ def factory(name: str) -> Factory:
         given = signature.bind(*args, **kwargs).arguments
         plugin = make(*args, **kwargs)
         if not isinstance(plugin, Plugin):
-            raise RequestError(f"the plugin {name!r} is broken: its factory returns {plugin!r}, not a Plugin")
+            raise RequestError(
+                f"the plugin {name!r} is broken: its factory returns {plugin!r}, not a Plugin"
+            )
         return replace(plugin, name=name, options=given)
 
     return remembering
@@ -95,13 +103,17 @@ def load(spec: PluginSpec) -> Plugin:
     values, mistakes = {}, []
     for option, value in spec.options.items():
         if option not in known:
-            mistakes.append(f"the plugin {spec.name!r} has no option {option!r}{_alternatives(option, known)}")
+            mistakes.append(
+                f"the plugin {spec.name!r} has no option {option!r}{_alternatives(option, known)}"
+            )
             continue
         try:
             values[option] = _read(value, types.get(option, str))
         except ValueError as problem:
             mistakes.append(f"the plugin {spec.name!r}: {option}={value!r} {problem}")
-    missing = [p.name for p in known.values() if p.default is p.empty and p.name not in spec.options]
+    missing = [
+        p.name for p in known.values() if p.default is p.empty and p.name not in spec.options
+    ]
     mistakes += [f"the plugin {spec.name!r} needs the option {option!r}" for option in missing]
     if mistakes:
         raise RequestError(mistakes)
@@ -110,7 +122,9 @@ def load(spec: PluginSpec) -> Plugin:
     except RequestError:
         raise
     except Exception as problem:
-        raise RequestError(f"the plugin {spec.name!r} cannot be made: {words(problem)}") from problem
+        raise RequestError(
+            f"the plugin {spec.name!r} cannot be made: {words(problem)}"
+        ) from problem
 
 
 def options(name: str) -> tuple[str, ...]:
@@ -118,7 +132,9 @@ def options(name: str) -> tuple[str, ...]:
 
     Nothing where its code cannot be loaded, nor for another package's plugin that has not been imported: completion runs no code.
     """
-    if name not in TABLE and not any(point.name == name and point.module in sys.modules for point in _entry_points()):
+    if name not in TABLE and not any(
+        point.name == name and point.module in sys.modules for point in _entry_points()
+    ):
         return ()
     try:
         known = inspect.signature(factory(name)).parameters.values()
@@ -139,7 +155,10 @@ def resolve(asked: Iterable[Plugin | PluginSpec]) -> tuple[Plugin, ...]:
             found.append(load(item) if isinstance(item, PluginSpec) else item)
     every = [plugin.name for plugin in found]
     twice = [name for name in dict.fromkeys(every) if every.count(name) > 1]
-    mistakes += [f"the plugin {name!r} is asked for twice: write it once, with all its options" for name in twice]
+    mistakes += [
+        f"the plugin {name!r} is asked for twice: write it once, with all its options"
+        for name in twice
+    ]
     if mistakes:
         raise RequestError(mistakes)
     missing = dict.fromkeys(name for plugin in found for name in plugin.needs if name not in every)
@@ -153,11 +172,18 @@ def order(plugins: Iterable[Plugin]) -> tuple[Plugin, ...]:
     """
     waiting, done = list(plugins), list[Plugin]()
     while waiting:
-        later = {p.name for p in waiting for other in waiting if p.name in other.before or other.name in p.needs}
+        later = {
+            p.name
+            for p in waiting
+            for other in waiting
+            if p.name in other.before or other.name in p.needs
+        }
         first = next((p for p in waiting if p.name not in later), None)
         if first is None:
             circle = " and ".join(plugin.name for plugin in waiting)
-            raise RequestError(f"the plugins {circle} each want to be set up before the other: use one of them")
+            raise RequestError(
+                f"the plugins {circle} each want to be set up before the other: use one of them"
+            )
         waiting.remove(first)
         done.append(first)
     return tuple(done)
@@ -239,10 +265,21 @@ def _read(value: Any, annotation: Any) -> Any:
                 return kind(value)
     if not {bool, int, float} & set(types) or str in types:
         return value
-    raise ValueError("is not a yes or no: write true or false" if bool in types else "is not a number")
+    raise ValueError(
+        "is not a yes or no: write true or false" if bool in types else "is not a number"
+    )
 
 
-_TRUTH = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
+_TRUTH = {
+    "true": True,
+    "yes": True,
+    "on": True,
+    "1": True,
+    "false": False,
+    "no": False,
+    "off": False,
+    "0": False,
+}
 
 
 def image_for(asked: Iterable[Plugin | PluginSpec], image: Image, cluster: Cluster) -> Image:
@@ -254,11 +291,17 @@ def image_for(asked: Iterable[Plugin | PluginSpec], image: Image, cluster: Clust
         try:
             image = plugin.transform(image, cluster)
         except RequestError as refused:
-            raise RequestError([f"the plugin {plugin.name!r}: {mistake}" for mistake in refused.mistakes]) from None
+            raise RequestError(
+                [f"the plugin {plugin.name!r}: {mistake}" for mistake in refused.mistakes]
+            ) from None
         except Exception as problem:
-            raise RequestError(f"the plugin {plugin.name!r} failed in transform: {words(problem)}") from problem
+            raise RequestError(
+                f"the plugin {plugin.name!r} failed in transform: {words(problem)}"
+            ) from problem
         if not isinstance(image, Image):
-            raise RequestError(f"the plugin {plugin.name!r} is broken: its transform returns {image!r}, not an Image")
+            raise RequestError(
+                f"the plugin {plugin.name!r} is broken: its transform returns {image!r}, not an Image"
+            )
     return image
 
 
@@ -276,7 +319,9 @@ def packed_plugin(plugin: Plugin) -> dict[str, Any]:
     try:
         data = cloudpickle.dumps(plugin)
     except Exception as problem:
-        raise RequestError(f"the plugin {plugin.name!r} cannot travel to the ranks: {words(problem)}") from problem
+        raise RequestError(
+            f"the plugin {plugin.name!r} cannot travel to the ranks: {words(problem)}"
+        ) from problem
     return {"name": plugin.name, "pickle": base64.b64encode(data).decode()}
 
 

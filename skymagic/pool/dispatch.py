@@ -108,9 +108,13 @@ class Scheduler:
         """The `count` ranks that the fewest reservations hold or wait for; ties are broken round-robin."""
         with self._changed:
             every = [*self._held, *self._queue]
-            load = [sum(rank in reservation.ranks for reservation in every) for rank in range(world_size)]
+            load = [
+                sum(rank in reservation.ranks for reservation in every)
+                for rank in range(world_size)
+            ]
             chosen = sorted(
-                range(world_size), key=lambda rank: (load[rank], (rank - self._last_chosen - 1) % world_size)
+                range(world_size),
+                key=lambda rank: (load[rank], (rank - self._last_chosen - 1) % world_size),
             )
             self._last_chosen = chosen[:count][-1]
             return chosen[:count]
@@ -169,7 +173,9 @@ class Following:
     def _wait(self, until: float) -> set[int] | None:
         """Wait for ranks' last output, or until this time of `time.monotonic`; which it was of, None when the run is over."""
         with self._changed:
-            self._changed.wait_for(lambda: self._over or self._ended, max(0.0, until - time.monotonic()))
+            self._changed.wait_for(
+                lambda: self._over or self._ended, max(0.0, until - time.monotonic())
+            )
             ended, self._ended = self._ended, set()
             return None if self._over else ended
 
@@ -207,10 +213,14 @@ class Dispatch:
     _following: dict[Submission, Following] = field(default_factory=dict)
     """Submissions of runs that another notebook began."""
 
-    def send(self, submission: Submission, order: Order, source: str, screen: Screen, limits: Limits) -> Report:
+    def send(
+        self, submission: Submission, order: Order, source: str, screen: Screen, limits: Limits
+    ) -> Report:
         """Have an order carried out by ranks that are reserved for it; waits for them."""
         engine = self._resources.engine
-        return self._run(submission, lambda: engine.submit(submission, order, source), screen, limits)
+        return self._run(
+            submission, lambda: engine.submit(submission, order, source), screen, limits
+        )
 
     def follow(self, submission: Submission, screen: Screen, limits: Limits) -> Report:
         """Go on with a run that another notebook began, from where that has shown it; waits for its ranks."""
@@ -225,7 +235,9 @@ class Dispatch:
             finally:
                 del self._following[submission]
 
-    def _run(self, submission: Submission, begin: Callable[[], object], screen: Screen, limits: Limits) -> Report:
+    def _run(
+        self, submission: Submission, begin: Callable[[], object], screen: Screen, limits: Limits
+    ) -> Report:
         agents = self._resources.agents
         shown, number = self._status.shown, submission.number
         marks = (partial(shown.begin, number), partial(shown.mark, number)) if number else ()
@@ -282,7 +294,9 @@ class Dispatch:
             under_way = list(self._under_way)
         for current in under_way:
             for rank in {*current.ranks} & {*ranks}:
-                current.put("died", rank, {"exited": wire.RankExited(rank, 0, None, expected, tail=reason)})
+                current.put(
+                    "died", rank, {"exited": wire.RankExited(rank, 0, None, expected, tail=reason)}
+                )
         return bool(under_way)
 
     def end(self, reason: str) -> None:

@@ -76,7 +76,10 @@ class Heading:
 
     def line(self) -> bytes:
         """As it is written."""
-        return f"{MAGIC} {self.version} {self.python} {self.interpreter}".encode(errors="replace") + b"\n"
+        return (
+            f"{MAGIC} {self.version} {self.python} {self.interpreter}".encode(errors="replace")
+            + b"\n"
+        )
 
     @property
     def minor(self) -> list[str]:
@@ -142,7 +145,9 @@ def kept(source: Path, job_id: str, kind: type[T]) -> T:
                 )
             heading, text = file.readline(), file.read()
     except OSError as problem:
-        raise PoolError(f"the key of {job_id} is not here ({problem.strerror}): {_otherwise(job_id)}") from None
+        raise PoolError(
+            f"the key of {job_id} is not here ({problem.strerror}): {_otherwise(job_id)}"
+        ) from None
     version = Heading.parse(heading).version
     if version != skymagic.__version__:
         raise PoolError(
@@ -152,7 +157,9 @@ def kept(source: Path, job_id: str, kind: type[T]) -> T:
     try:
         secret = pickle.loads(text)
     except Exception as problem:
-        raise PoolError(f"the key of {job_id} is damaged ({type(problem).__name__}): {_otherwise(job_id)}") from None
+        raise PoolError(
+            f"the key of {job_id} is damaged ({type(problem).__name__}): {_otherwise(job_id)}"
+        ) from None
     if not isinstance(secret, kind):
         raise PoolError(f"the key of {job_id} is damaged: {_otherwise(job_id)}")
     return secret
@@ -181,7 +188,11 @@ class DisplayRecord:
     def read(self, run: int) -> dict[int, tuple[int, int]]:
         """Rank → (settled, begun) of this run, as the notebook before has left it; this one goes on from there."""
         self._marks = self._lines()
-        return {rank: (settled, begun) for rank, (of, settled, begun) in self._marks.items() if of == run}
+        return {
+            rank: (settled, begun)
+            for rank, (of, settled, begun) in self._marks.items()
+            if of == run
+        }
 
     def delivered(self, run: int, ranks: Iterable[int]) -> bool:
         """Whether the user has the values of this run, or its error."""
@@ -204,7 +215,9 @@ class DisplayRecord:
         """Another process has had the pool, and kept this."""
         with contextlib.suppress(OSError):
             if self._path is not None and text:
-                with open(os.open(self._path, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o600), "w") as file:
+                with open(
+                    os.open(self._path, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o600), "w"
+                ) as file:
                     file.write(text)
 
     def deliver(self, run: int, ranks: Iterable[int]) -> None:
@@ -220,7 +233,11 @@ class DisplayRecord:
             _, done, last = before if before[0] == run else (run, 0, 0)
             if before[0] > run or done == DELIVERED:
                 return
-            self._marks[rank] = run, DELIVERED if settled == DELIVERED else max(done, settled), max(last, begun)
+            self._marks[rank] = (
+                run,
+                DELIVERED if settled == DELIVERED else max(done, settled),
+                max(last, begun),
+            )
             if self._file is None:
                 self._file = os.open(self._path, os.O_CREAT | os.O_RDWR, 0o600)
             line = " ".join(map(str, (rank, *self._marks[rank]))).ljust(LINE_BYTES - 1) + "\n"
@@ -287,7 +304,10 @@ class NotebookRun:
             return ""
         limits = [
             f"{duration_text(seconds)} {words}"
-            for seconds, words in ((request.idle, "after its last cell"), (request.max_lifetime, "after their start"))
+            for seconds, words in (
+                (request.idle, "after its last cell"),
+                (request.max_lifetime, "after their start"),
+            )
             if seconds
         ]
         when = f", {' or '.join(limits)} at the latest" if limits else ""

@@ -38,7 +38,9 @@ class Replacement:
     _resources: PoolResources
     _dispatch: Dispatch
     _recovery: Recovery
-    _replace: Callable[[Sequence[int], Callable[[str], None], threading.Event], Mapping[int, Node]] | None
+    _replace: (
+        Callable[[Sequence[int], Callable[[str], None], threading.Event], Mapping[int, Node]] | None
+    )
     """Rents other machines in the place of these; None where that is not wanted."""
     _done: Callable[[], None]
     """Called when the pool has other machines."""
@@ -63,11 +65,15 @@ class Replacement:
             self.lost.add(index)
             if self._thread is None:
                 self._said = ""
-                self._thread = threading.Thread(target=self._run, name="skymagic-replacement", daemon=True)
+                self._thread = threading.Thread(
+                    target=self._run, name="skymagic-replacement", daemon=True
+                )
                 self._thread.start()
         return True
 
-    def wait(self, ranks: Sequence[int], check: Callable[[], None], tell: Callable[[str], None]) -> None:
+    def wait(
+        self, ranks: Sequence[int], check: Callable[[], None], tell: Callable[[str], None]
+    ) -> None:
         """Wait while machines of these ranks are being replaced.
 
         Args:
@@ -116,7 +122,9 @@ class Replacement:
             try:
                 self._exchange(lost)
             except Exception as problem:
-                self._status.note(f"{self._names()} could not be replaced: {problem}; %sky_down ends the pool")
+                self._status.note(
+                    f"{self._names()} could not be replaced: {problem}; %sky_down ends the pool"
+                )
                 with self._lock:
                     self.lost.clear()
 
@@ -129,7 +137,9 @@ class Replacement:
         self._done()
         with self._lock:
             self.lost.difference_update(machines)
-        names = ", ".join(f"node {index} is {machines[index].name} now" for index in sorted(machines))
+        names = ", ".join(
+            f"node {index} is {machines[index].name} now" for index in sorted(machines)
+        )
         have = agreeing(len(ranks), "has", "have")
         self._status.note(f"{names}; {rank_words(ranks)} {have} restarted without variables")
 
@@ -159,7 +169,14 @@ class AgentEvents:
         note = self._dispatch.note
         shown = self._dispatch.shown
         return Agents(
-            nodes, self._rank_died, self.node_lost, note, self._limit_reached, self._problem, shown, self._told
+            nodes,
+            self._rank_died,
+            self.node_lost,
+            note,
+            self._limit_reached,
+            self._problem,
+            shown,
+            self._told,
         )
 
     def _problem(self, text: str) -> None:
@@ -168,7 +185,11 @@ class AgentEvents:
 
     def _told(self, message: wire.InterruptionNotice | wire.HookEnded) -> None:
         """A machine will be taken away, or a hook that was called for that has ended: shown at once."""
-        text = messages.hook_ended(message) if isinstance(message, wire.HookEnded) else self._interruption(message)
+        text = (
+            messages.hook_ended(message)
+            if isinstance(message, wire.HookEnded)
+            else self._interruption(message)
+        )
         if not self._dispatch.note(text):
             print_note(f"[{text}]")
 
@@ -205,7 +226,9 @@ class AgentEvents:
             self._resources.lose_node(index)
         replaced = self._replacement.begin(index)
         if index or replaced:
-            what = f"{rank_words(ranks)} and {agreeing(len(ranks), 'its', 'their')} variables are lost"
+            what = (
+                f"{rank_words(ranks)} and {agreeing(len(ranks), 'its', 'their')} variables are lost"
+            )
             then = without(ranks, status.world_size, replaced=replaced)
             status.note(f"{reason}: {what}; {then}")
         self._dispatch.ranks_lost(ranks, reason)  # the next run says it where none is under way
@@ -220,7 +243,9 @@ class AgentEvents:
         status.move(PoolEvent.STOP)
         self._dispatch.ranks_lost(range(status.world_size), ended, expected=True)
         # on a thread of its own, for closing waits for this one
-        threading.Thread(target=self._close_ended, args=(ended,), name="skymagic-close", daemon=True).start()
+        threading.Thread(
+            target=self._close_ended, args=(ended,), name="skymagic-close", daemon=True
+        ).start()
 
     def _close_ended(self, ended: str) -> None:
         try:

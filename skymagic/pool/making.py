@@ -80,7 +80,10 @@ def ensure(
             if not isinstance(step, Attach):
                 raise
             # what is recorded here may be long over: the provider alone knows what runs
-            kind = next((one.kind for one in (problem, problem.__cause__) if isinstance(one, CloudError)), "")
+            kind = next(
+                (one.kind for one in (problem, problem.__cause__) if isinstance(one, CloudError)),
+                "",
+            )
             following = instead(step, kind, start)
             if following is None:
                 left = f"%sky_down {step.record.name} ends it; then the same line rents it again"
@@ -95,12 +98,17 @@ def ensure(
 
 def planned(request: PoolRequest, *, resize: bool = False, start: bool = False) -> StartPlan:
     """What a request becomes, by what runs and what is recorded now; the options are those of `ensure`."""
-    return start_plan(request, own_pools(), recorded_pools(), place=providers.placed, resize=resize, start=start)
+    return start_plan(
+        request, own_pools(), recorded_pools(), place=providers.placed, resize=resize, start=start
+    )
 
 
 def own_pools() -> list[OwnPool]:
     """The pools of this notebook that have not ended, the one used last at the end."""
-    return [OwnPool(one.name, one.job_id, one.plan, one.state is State.DECLARED) for one in registry.pools()]
+    return [
+        OwnPool(one.name, one.job_id, one.plan, one.state is State.DECLARED)
+        for one in registry.pools()
+    ]
 
 
 def recorded_pools() -> Iterator[RecordedPool]:
@@ -116,7 +124,9 @@ def recorded_pools() -> Iterator[RecordedPool]:
             yield RecordedPool(record, records.left(record), plan, problem)
 
 
-def preview(request: PoolRequest, namespace: Mapping[str, object], defaults: Defaults, tell: Tell) -> str:
+def preview(
+    request: PoolRequest, namespace: Mapping[str, object], defaults: Defaults, tell: Tell
+) -> str:
     """What `ensure` would do, with the plan and the price; nothing is started. Raises RequestError with all mistakes."""
     step = planned(request, resize=True)
     match step:
@@ -212,7 +222,9 @@ class Maker:
         registry.adopt(pool)
         plan = pool.plan
         cost = f", for {cost_words(plan.price, plan.priced)}" if plan.region else ""
-        self.tell(f"pool {name!r} is declared: its next cell starts {plan.size} on {', '.join(plan.hosts)}{cost}")
+        self.tell(
+            f"pool {name!r} is declared: its next cell starts {plan.size} on {', '.join(plan.hosts)}{cost}"
+        )
         return pool
 
     def _resize(self, pool: Pool, wanted: PoolRequest) -> Pool:
@@ -236,9 +248,13 @@ class Maker:
                 keep_key(pool)
                 return pool
             nodes = size_words(pool.plan, plan).partition(" instead")[0]
-            self.tell(f"pool {pool.name!r} is recreated with {nodes}: the ranks' variables are gone")
+            self.tell(
+                f"pool {pool.name!r} is recreated with {nodes}: the ranks' variables are gone"
+            )
             pool.close()
-            return self._started(Pool(pool.name, provider, survey, pool.namespace, pool.defaults, registry.drop))
+            return self._started(
+                Pool(pool.name, provider, survey, pool.namespace, pool.defaults, registry.drop)
+            )
 
     def _pool(self, name: str, provider: Provider, survey: Survey) -> Pool:
         return Pool(name, provider, survey, self.namespace, self.defaults, registry.drop)
@@ -246,13 +262,21 @@ class Maker:
     def _started(self, pool: Pool) -> Pool:
         """The pool with its ranks, recorded before its machines are asked for, and known to this notebook."""
         provider = pool.plan.request.provider if pool.plan.remote else pool.plan.provider
-        keep = records.claim if provider in RENTED else records.write if pool.plan.outlives else records.note_local
+        keep = (
+            records.claim
+            if provider in RENTED
+            else records.write
+            if pool.plan.outlives
+            else records.note_local
+        )
         if pool.plan.outlives or provider == "local":
             keep(PoolRecord(pool.name, pool.job_id, provider, pool.plan.hosts, str(Path.cwd())))
         before = registry.displace(pool.name)
         if before is not None and before.ended is not None and not before.plan.request.lazy:
             self.tell(f"{before.ended}, and its variables are gone")
-        with panel.shown_start(self.tell, partial(_picture, pool), drawn=self.tell is print_note) as say:
+        with panel.shown_start(
+            self.tell, partial(_picture, pool), drawn=self.tell is print_note
+        ) as say:
             say(f"{pool.plan.starting} …")
             registry.adopt(pool)
             try:
@@ -279,7 +303,9 @@ def _closed_on_failure(survey: Survey) -> Iterator[None]:
         raise
 
 
-def with_imports(request: PoolRequest, namespace: Mapping[str, object], defaults: Defaults) -> PoolRequest:
+def with_imports(
+    request: PoolRequest, namespace: Mapping[str, object], defaults: Defaults
+) -> PoolRequest:
     """The request with what the notebook uses by now, where other machines are to have it."""
     if request.here or defaults.packages != "sync":
         return request
@@ -290,7 +316,11 @@ def surveyed(request: PoolRequest, tell: Callable[[str], None]) -> tuple[Provide
     """The provider that serves a request, and what it found. Raises RequestError with all mistakes."""
     mistakes = missing_secrets(request.secrets, os.environ)
     # before its code runs
-    named = {request.provider, *(spec.name for spec in request.plugins)} - {"auto", *providers.TABLE, *plugins.TABLE}
+    named = {request.provider, *(spec.name for spec in request.plugins)} - {
+        "auto",
+        *providers.TABLE,
+        *plugins.TABLE,
+    }
     for words in plugins.beside(named, Path.cwd()) if named else ():
         tell(words)
     provider = providers.serving(request)
@@ -317,7 +347,12 @@ def confirm(plan: Plan) -> None:
 
 
 def attach(
-    name: str, namespace: dict[str, Any], defaults: Defaults, tell: Callable[[str], None], *, take_over: bool = False
+    name: str,
+    namespace: dict[str, Any],
+    defaults: Defaults,
+    tell: Callable[[str], None],
+    *,
+    take_over: bool = False,
 ) -> tuple[Pool, list[UnfinishedRun]]:
     """A pool that another notebook of this user has made from here, in that one's place; and the runs that its user has to hear of.
 
@@ -330,9 +365,13 @@ def attach(
     """
     record = records.named(name)
     # of two notebooks that attach at once the later one finds that the other has the pool
-    with records.locked(record.job_id, lambda: tell(f"another notebook attaches to pool {record.name!r} now …")):
+    with records.locked(
+        record.job_id, lambda: tell(f"another notebook attaches to pool {record.name!r} now …")
+    ):
         pool, found = _attached(name, namespace, defaults, take_over)
-    tell(f"attached to pool {pool.name!r} on {', '.join(pool.plan.hosts)} in {pool.start_seconds:.1f} s")
+    tell(
+        f"attached to pool {pool.name!r} on {', '.join(pool.plan.hosts)} in {pool.start_seconds:.1f} s"
+    )
     for note in pool.take_notes():
         tell(note)
     return pool, found
@@ -345,7 +384,9 @@ def _attached(
     if any(pool.job_id == record.job_id for pool in [*registry.pools(), *registry.ended_pools()]):
         raise PoolError(f"pool {record.name!r} already belongs to this notebook")
     if registry.known(record.name):
-        raise PoolError(f"this notebook already has a pool {record.name!r}: end that first (%sky_down {record.name})")
+        raise PoolError(
+            f"this notebook already has a pool {record.name!r}: end that first (%sky_down {record.name})"
+        )
     if not (take_over or records.left(record)):
         raise PoolError(
             f"{records.words(record)}: end that notebook, read what it does (%sky_attach {name}), or take the pool away from it: "

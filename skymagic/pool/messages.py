@@ -70,7 +70,9 @@ def variables_then(before: int, after: int, inseparable: Sequence[str], moved: b
     others = f"{rank_words(range(before, after))} {agreeing(after - before, 'has', 'have')} none"
     if after < before:
         others = f"those of {rank_words(range(after, before))} are gone"
-    return f"{rank_words(stay)} {agreeing(len(stay), 'keeps its', 'keep their')} variables, {others}"
+    return (
+        f"{rank_words(stay)} {agreeing(len(stay), 'keeps its', 'keep their')} variables, {others}"
+    )
 
 
 def replaced_words(problems: Mapping[int, str], ranks: Collection[int], world_size: int) -> str:
@@ -80,9 +82,16 @@ def replaced_words(problems: Mapping[int, str], ranks: Collection[int], world_si
         problems: what went wrong on the ranks that are at fault, if that is known.
         ranks: those that are started anew.
     """
-    why = "; ".join(f"rank {rank}: {problem}" for rank, problem in sorted(problems.items())) or "it took too long"
+    why = (
+        "; ".join(f"rank {rank}: {problem}" for rank, problem in sorted(problems.items()))
+        or "it took too long"
+    )
     all_of_them = len(ranks) == world_size
-    who = "all ranks were" if all_of_them else f"{rank_words(sorted(ranks))} {agreeing(len(ranks), 'was', 'were')}"
+    who = (
+        "all ranks were"
+        if all_of_them
+        else f"{rank_words(sorted(ranks))} {agreeing(len(ranks), 'was', 'were')}"
+    )
     theirs = "their" if all_of_them or len(ranks) > 1 else "its"
     return f"the process group could not be formed again ({why}): {who} restarted and lost {theirs} variables"
 
@@ -135,7 +144,11 @@ def missing_names(report: Report, bindings: Bindings, source: str) -> list[str]:
         name = outcome.get("missing")
         if name and name not in bindings.names(number):
             ranks_by_name.setdefault(name, []).append(number)
-    return [line for name, ranks in ranks_by_name.items() if (line := _missing_name(name, ranks, bindings, source))]
+    return [
+        line
+        for name, ranks in ranks_by_name.items()
+        if (line := _missing_name(name, ranks, bindings, source))
+    ]
 
 
 def _missing_name(name: str, ranks: list[int], bindings: Bindings, source: str) -> str:
@@ -144,7 +157,10 @@ def _missing_name(name: str, ranks: list[int], bindings: Bindings, source: str) 
         return ""
     held = frozenset.intersection(*map(bindings.names, ranks))
     used = sorted(cell_names(source).loads - {name}, key=source.find)
-    names = [name, *(each for each in used if each not in held and bindings.has_rebound(origin, each))]
+    names = [
+        name,
+        *(each for each in used if each not in held and bindings.has_rebound(origin, each)),
+    ]
     have = f"{'has' if len(ranks) == 1 else 'have'} no {name}"
     if bindings.replaced.issuperset(ranks):
         what = f"{'was' if len(ranks) == 1 else 'were'} replaced and {have}"
@@ -160,8 +176,12 @@ def sent_instead(manifest: Manifest, bindings: Bindings, ranks: Sequence[int]) -
     origin = -1
     for bundle in manifest.orders.get("bundles", ()) if new else ():
         for name in bundle["names"]:
-            theirs = next((rank for rank in bindings.known() if bindings.has_rebound(rank, name)), None)
-            getting = [rank for rank in new if bundle["ranks"] is not None and rank in bundle["ranks"]]
+            theirs = next(
+                (rank for rank in bindings.known() if bindings.has_rebound(rank, name)), None
+            )
+            getting = [
+                rank for rank in new if bundle["ranks"] is not None and rank in bundle["ranks"]
+            ]
             if theirs is not None and theirs not in (bundle["ranks"] or ranks) and getting:
                 names[name], origin = getting, theirs
     if not names:
@@ -183,7 +203,10 @@ Rows = Sequence[tuple[object, ...]]
 
 
 def pool_view(
-    pool: SharedStatus, rows: Rows, use: Mapping[int, RankUse] = MappingProxyType({}), seconds: float = 0.0
+    pool: SharedStatus,
+    rows: Rows,
+    use: Mapping[int, RankUse] = MappingProxyType({}),
+    seconds: float = 0.0,
 ) -> PoolView:
     """A pool between its start and its end.
 
@@ -192,10 +215,18 @@ def pool_view(
         seconds: for which its machines have been there.
     """
     machines = () if pool.state is State.DECLARED else node_views(pool, rows, {}, use)
-    return PoolView(pool.name, about(pool, seconds), pool.state.value, machines, ended=pool.state is State.STOPPED)
+    return PoolView(
+        pool.name,
+        about(pool, seconds),
+        pool.state.value,
+        machines,
+        ended=pool.state is State.STOPPED,
+    )
 
 
-def starting_view(pool: SharedStatus, rows: Rows, seconds: float, steps: Mapping[str, StartStep]) -> PoolView:
+def starting_view(
+    pool: SharedStatus, rows: Rows, seconds: float, steps: Mapping[str, StartStep]
+) -> PoolView:
     """A pool that starts; a line when that is over."""
     over = pool.state not in (State.NEW, State.STARTING)
     good = pool.state in (State.READY, State.RUNNING)
@@ -206,7 +237,9 @@ def starting_view(pool: SharedStatus, rows: Rows, seconds: float, steps: Mapping
         if over
         else f"{steps[UNNAMED].step if UNNAMED in steps else 'starting'} …"
     )
-    return PoolView(pool.name, about(pool), state, () if over else node_views(pool, rows, steps), ended=over)
+    return PoolView(
+        pool.name, about(pool), state, () if over else node_views(pool, rows, steps), ended=over
+    )
 
 
 def about(pool: SharedStatus, seconds: float = 0.0) -> tuple[str, ...]:
@@ -235,11 +268,15 @@ def time_left(ends: float | None) -> str:
 
 
 def node_views(
-    pool: SharedStatus, rows: Rows, steps: Mapping[str, StartStep], use: Mapping[int, RankUse] = MappingProxyType({})
+    pool: SharedStatus,
+    rows: Rows,
+    steps: Mapping[str, StartStep],
+    use: Mapping[int, RankUse] = MappingProxyType({}),
 ) -> tuple[NodeView, ...]:
     """Nodes of a pool with their ranks; nodes of this machine are one, and before there are ranks the machines are shown alone."""
     known = [
-        (int(str(rank)), node if pool.plan.remote else 0, str(host), str(word)) for rank, node, host, _, word in rows
+        (int(str(rank)), node if pool.plan.remote else 0, str(host), str(word))
+        for rank, node, host, _, word in rows
     ]
     if not known:
         return tuple(_without_ranks(pool, steps))
@@ -251,7 +288,9 @@ def node_views(
         waiting = pool.state is State.STARTING and up < len(ranks)
         words, share = (f"{up} of {len(ranks)} ranks", up / len(ranks)) if waiting else ("", None)
         mine_use = {rank: use[rank] for rank, _ in ranks if rank in use}
-        found.append(NodeView(mine[0][2], ranks, "starting" if waiting else "", words, share, mine_use))
+        found.append(
+            NodeView(mine[0][2], ranks, "starting" if waiting else "", words, share, mine_use)
+        )
     return tuple(found)
 
 
@@ -260,4 +299,8 @@ def _without_ranks(pool: SharedStatus, steps: Mapping[str, StartStep]) -> Iterat
     named = [name for name in steps if name != UNNAMED]
     for host in dict.fromkeys(named if pool.plan.region and named else [*pool.plan.hosts, *named]):
         step = steps.get(host) or steps.get(UNNAMED)
-        yield NodeView(host, (), step.phase, step.step, step.share) if step else NodeView(host, phase="starting")
+        yield (
+            NodeView(host, (), step.phase, step.step, step.share)
+            if step
+            else NodeView(host, phase="starting")
+        )

@@ -69,9 +69,15 @@ class Packages:
         """Names of modules that the nodes may lack, among these; microseconds where there are none."""
         if self._sources and self._status.defaults.packages != "off":
             self._settled -= self._changed(names)
-        if names <= self._settled or not self._status.plan.remote or self._status.defaults.packages == "off":
+        if (
+            names <= self._settled
+            or not self._status.plan.remote
+            or self._status.defaults.packages == "off"
+        ):
             return frozenset()
-        self._settled |= {name for name in names if name.partition(".")[0] in sys.stdlib_module_names}
+        self._settled |= {
+            name for name in names if name.partition(".")[0] in sys.stdlib_module_names
+        }
         if names <= self._settled:
             return frozenset()
         now = installed.stamp()
@@ -87,7 +93,11 @@ class Packages:
     def _are_there(self, names: frozenset[str]) -> bool:
         """Whether all nodes are known to have these, in the notebook's versions: then the run need not be prepared twice."""
         found, unknown = distributions.distributions(names, installed.here())
-        if unknown or any(lacks(one, there) or differs(one, there) for one in found for there in self._nodes.values()):
+        if unknown or any(
+            lacks(one, there) or differs(one, there)
+            for one in found
+            for there in self._nodes.values()
+        ):
             return False
         if any(one.key in there for one in found for there in self._own.values()):
             return False
@@ -124,24 +134,36 @@ class Packages:
         """Ask the nodes of which it is not known what is there, or all of them; the names of those that do not answer."""
         agents = self._resources.agents
         wanted = [index for index in range(len(agents.nodes)) if again or index not in self._nodes]
-        ranks = [next((rank for rank in agents.ranks_of(index) if agents.ranks[rank].ready), None) for index in wanted]
+        ranks = [
+            next((rank for rank in agents.ranks_of(index) if agents.ranks[rank].ready), None)
+            for index in wanted
+        ]
         asked = {rank: index for rank, index in zip(ranks, wanted, strict=True) if rank is not None}
         for _ in range(ATTEMPTS if asked else 0):
             for rank, told in agents.ask(asked, "installed", ANSWER_TIMEOUT).items():
                 if told and "versions" in told:
                     index = asked.pop(rank)
-                    self._nodes[index] = Environment(told["versions"], dict.fromkeys(told["modules"], ()))
+                    self._nodes[index] = Environment(
+                        told["versions"], dict.fromkeys(told["modules"], ())
+                    )
                     self._own.setdefault(index, dict(agents.nodes[index].own))
         return [agents.nodes[index].name for index in sorted(asked.values())]
 
-    def _provide(self, found: Sequence[Distribution], screen: Screen, cancelled: Callable[[], bool]) -> None:
-        lacking = {index: [one for one in found if lacks(one, there)] for index, there in sorted(self._nodes.items())}
+    def _provide(
+        self, found: Sequence[Distribution], screen: Screen, cancelled: Callable[[], bool]
+    ) -> None:
+        lacking = {
+            index: [one for one in found if lacks(one, there)]
+            for index, there in sorted(self._nodes.items())
+        }
         wheels = self._wheels(found, {index for index, ones in lacking.items() if ones}, screen)
         missing = {index for index, ones in lacking.items() if ones or wheels[index]}
         if not missing:
             return
         every = {each.name: each for index in missing for each in wheels[index]}
-        wanted = sorted({str(one) for index in missing for one in lacking[index] if one.key not in every})
+        wanted = sorted(
+            {str(one) for index in missing for one in lacking[index] if one.key not in every}
+        )
         wanted += [f"{each.name} {each.version}" for each in every.values()]
         nodes = [self._resources.agents.nodes[index] for index in sorted(missing)]
         names = [node.name for node in nodes]
@@ -153,11 +175,18 @@ class Packages:
         what = f"installing {', '.join(wanted)} on {', '.join(names)} …"
         screen.status(f"[{what}]")
         begun = time.monotonic()
-        additions = {index: addition(lacking[index], self._nodes[index], wheels[index]) for index in sorted(missing)}
+        additions = {
+            index: addition(lacking[index], self._nodes[index], wheels[index])
+            for index in sorted(missing)
+        }
         problems = self._install(additions, lambda node, line: None, cancelled)
         if problems:
             screen.status(f"[{what} failed]", last=True)
-            raise PackagesError("\n".join([f"{', '.join(wanted)} cannot be installed; nothing was sent:", *problems]))
+            raise PackagesError(
+                "\n".join(
+                    [f"{', '.join(wanted)} cannot be installed; nothing was sent:", *problems]
+                )
+            )
         screen.status(f"[{what} {time.monotonic() - begun:.1f} s]", last=True)
         for one in found:
             if one.key in every and one.module.partition(".")[0] in self._imported:
@@ -166,7 +195,9 @@ class Packages:
                 )
         self._look(again=True)
 
-    def _wheels(self, found: Sequence[Distribution], without: set[int], screen: Screen) -> dict[int, list[OwnWheel]]:
+    def _wheels(
+        self, found: Sequence[Distribution], without: set[int], screen: Screen
+    ) -> dict[int, list[OwnWheel]]:
         """By node, the notebook's own distributions that it lacks or has of another source; what was put there by hand stays.
 
         Args:
@@ -220,11 +251,15 @@ class Packages:
         if not self._status.plan.remote:
             raise PackagesError(notebooks_own(self._status.name, " ".join(["install", *packages])))
         if named := [node for node in nodes if node.install is None]:
-            raise PackagesError(named_interpreter([node.name for node in named], named[0].python, packages))
+            raise PackagesError(
+                named_interpreter([node.name for node in named], named[0].python, packages)
+            )
         with self._lock:
             self._look()
             before = dict(self._nodes)
-            problems = self._install(dict.fromkeys(range(len(nodes)), by_hand(packages)), words, lambda: False)
+            problems = self._install(
+                dict.fromkeys(range(len(nodes)), by_hand(packages)), words, lambda: False
+            )
             self._look(again=True)
             self._settled.clear()
             if problems:
@@ -241,9 +276,14 @@ class Packages:
             raise PackagesError(notebooks_own(self._status.name, "list"))
         with self._lock:
             self._look(again=True)
-            return {self._resources.agents.nodes[index].name: there for index, there in sorted(self._nodes.items())}
+            return {
+                self._resources.agents.nodes[index].name: there
+                for index, there in sorted(self._nodes.items())
+            }
 
-    def _install(self, additions: Mapping[int, Addition], words: Words, cancelled: Callable[[], bool]) -> list[str]:
+    def _install(
+        self, additions: Mapping[int, Addition], words: Words, cancelled: Callable[[], bool]
+    ) -> list[str]:
         """Install on some nodes, side by side, and let the ranks look again; what went wrong, by node."""
         interrupted = threading.Event()
 
@@ -271,7 +311,12 @@ class Packages:
 
         agents = self._resources.agents
         try:
-            outcomes = run_all([partial(one, agents.nodes[index], addition) for index, addition in additions.items()])
+            outcomes = run_all(
+                [
+                    partial(one, agents.nodes[index], addition)
+                    for index, addition in additions.items()
+                ]
+            )
         except BaseException:
             interrupted.set()  # the threads see it within a second
             raise
@@ -281,9 +326,13 @@ class Packages:
         self._imported = self._rescan()
         for (index, addition), outcome in zip(additions.items(), outcomes, strict=True):
             if not isinstance(outcome, BaseException):
-                self._own.setdefault(index, {}).update({each.name: each.digest for each in addition.own})
+                self._own.setdefault(index, {}).update(
+                    {each.name: each.digest for each in addition.own}
+                )
         problems = failures(outcomes)
-        if stop := next((problem for problem in problems if isinstance(problem, KeyboardInterrupt)), None):
+        if stop := next(
+            (problem for problem in problems if isinstance(problem, KeyboardInterrupt)), None
+        ):
             raise stop
         return [str(problem) for problem in problems]
 
@@ -291,7 +340,11 @@ class Packages:
         """Let all ranks find what was installed; the names of modules that some rank had imported before."""
         agents = self._resources.agents
         ready = [rank for rank, state in agents.ranks.items() if state.ready]
-        return {name for told in agents.ask(ready, "rescan", ANSWER_TIMEOUT).values() for name in told or ()}
+        return {
+            name
+            for told in agents.ask(ready, "rescan", ANSWER_TIMEOUT).values()
+            for name in told or ()
+        }
 
     def _replaced(self, before: Mapping[int, Environment]) -> list[str]:
         """Sentences on distributions that are of another version now, where ranks have imported the earlier one."""
@@ -326,7 +379,9 @@ def requirement(needed: Distribution) -> str:
     return f"{needed.name}=={needed.version.partition('+')[0]}"
 
 
-def addition(needed: Iterable[Distribution], there: Environment, wheels: Sequence[OwnWheel] = ()) -> Addition:
+def addition(
+    needed: Iterable[Distribution], there: Environment, wheels: Sequence[OwnWheel] = ()
+) -> Addition:
     """What a node gets for a run: nothing changes of what is there already, and perhaps imported.
 
     Args:
@@ -334,8 +389,12 @@ def addition(needed: Iterable[Distribution], there: Environment, wheels: Sequenc
     """
     mine = {each.name for each in wheels}
     names = [one.name for one in needed if one.key not in mine]
-    kept = [f"{name}=={version}" for name, version in sorted(there.versions.items()) if name not in mine]
-    preferences = [text for text in preferred([*names, *mine]) if text.partition("==")[0] not in there.versions]
+    kept = [
+        f"{name}=={version}" for name, version in sorted(there.versions.items()) if name not in mine
+    ]
+    preferences = [
+        text for text in preferred([*names, *mine]) if text.partition("==")[0] not in there.versions
+    ]
     asked = [requirement(one) for one in needed if one.key not in mine]
     return Addition(tuple(asked), tuple(kept), tuple(preferences), own=tuple(wheels))
 
@@ -404,7 +463,11 @@ def other_version(needed: Distribution, nodes: Mapping[str, Sequence[str]], *, o
     """
     there = ", ".join(f"{version} on {', '.join(names)}" for version, names in nodes.items())
     said = f"{needed.name} is {needed.version} here and {there}"
-    return f"{said}: %sky_pip install {requirement(needed)}, then %sky_restart, makes them equal" if ours else said
+    return (
+        f"{said}: %sky_pip install {requirement(needed)}, then %sky_restart, makes them equal"
+        if ours
+        else said
+    )
 
 
 def notebooks_own(pool: str, command: str) -> str:

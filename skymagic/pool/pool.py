@@ -112,26 +112,45 @@ class Pool(SharedStatus):
         self.started_at = 0.0
         self.start_seconds = 0.0
         self._gone = gone
-        self._folder = "~" if survey.plan.remote else str(Path.cwd())  # where ranks run, on their node
+        self._folder = (
+            "~" if survey.plan.remote else str(Path.cwd())
+        )  # where ranks run, on their node
         self._plugin_contexts: list[tuple[str, contextlib.ExitStack]] = []
         """What plugins have open in the notebook, with their names."""
         self.scheduler = Scheduler()
-        self.meter = Meter(lambda: self.agents, lambda rank: [one.word for one in self.plan.devices_of(rank)])
+        self.meter = Meter(
+            lambda: self.agents, lambda rank: [one.word for one in self.plan.devices_of(rank)]
+        )
         """What measures what its ranks use."""
         self.resources = PoolResources(self, provider, survey, namespace, defaults.away)
         dispatch = Dispatch(self, self.resources)
         self.recovery = Recovery(self, self.resources, self.scheduler, dispatch.send)
         replaces = survey.plan.request.replace and isinstance(provider, Replaceable)
         replace = partial(cast(Replaceable, provider).replace, survey) if replaces else None
-        self.replacement = Replacement(self, self.resources, dispatch, self.recovery, replace, partial(keep_key, self))
+        self.replacement = Replacement(
+            self, self.resources, dispatch, self.recovery, replace, partial(keep_key, self)
+        )
         self._events = AgentEvents(
-            self, self.resources, dispatch, self.recovery, self.replacement, partial(self.close, keeps_name=True)
+            self,
+            self.resources,
+            dispatch,
+            self.recovery,
+            self.replacement,
+            partial(self.close, keeps_name=True),
         )
         self.packages = Packages(self, self.resources)
         self.runs = PoolRuns(
-            self, self.resources, dispatch, self.scheduler, self.recovery, self.packages, self.replacement
+            self,
+            self.resources,
+            dispatch,
+            self.scheduler,
+            self.recovery,
+            self.packages,
+            self.replacement,
         )
-        self._attaching = Attaching(self, self.resources, self.recovery, self.runs, self._events.node_lost)
+        self._attaching = Attaching(
+            self, self.resources, self.recovery, self.runs, self._events.node_lost
+        )
 
     @property
     def agents(self) -> Agents:
@@ -185,10 +204,14 @@ class Pool(SharedStatus):
             try:
                 opened.enter_context(plugin.around_client(self))
             except BaseException as problem:
-                problem.add_note(f"raised by the plugin {plugin.name!r} in around_client; the pool is stopped")
+                problem.add_note(
+                    f"raised by the plugin {plugin.name!r} in around_client; the pool is stopped"
+                )
                 self._close_after(problem)
                 raise
-            self._plugin_contexts.append((f"what the plugin {plugin.name!r} has open in the notebook", opened))
+            self._plugin_contexts.append(
+                (f"what the plugin {plugin.name!r} has open in the notebook", opened)
+            )
 
     def _close_after(self, problem: BaseException) -> None:
         """End it because of a problem, which stays what the user is told of first."""
@@ -212,10 +235,15 @@ class Pool(SharedStatus):
             if self.state is State.STOPPED:
                 return
             self.move(PoolEvent.STOP)
-            plugins: list[Step] = [(what, opened.close) for what, opened in reversed(self._plugin_contexts)]
+            plugins: list[Step] = [
+                (what, opened.close) for what, opened in reversed(self._plugin_contexts)
+            ]
             try:
                 replacement: Step = ("machines that are being replaced", self.replacement.close)
-                run_steps(f"pool {self.name!r} is stopped", [replacement, *plugins, *self.resources.release_steps()])
+                run_steps(
+                    f"pool {self.name!r} is stopped",
+                    [replacement, *plugins, *self.resources.release_steps()],
+                )
             finally:
                 self.move(PoolEvent.STOPPED)
                 if self.resources.started:
@@ -229,7 +257,9 @@ class Pool(SharedStatus):
             restart: the notebook's kernel is started again.
         """
         asked = restart or self.plan.request.detached or self.state is State.RUNNING
-        return asked and self.plan.outlives and self.resources.started and pool_key(self) is not None
+        return (
+            asked and self.plan.outlives and self.resources.started and pool_key(self) is not None
+        )
 
     @contextlib.contextmanager
     def in_use(self) -> Iterator[None]:
@@ -250,10 +280,17 @@ class Pool(SharedStatus):
         if self.state is State.STOPPED:
             return
         self.move(PoolEvent.STOP)
-        plugins: list[Step] = [(what, opened.close) for what, opened in reversed(self._plugin_contexts)]
+        plugins: list[Step] = [
+            (what, opened.close) for what, opened in reversed(self._plugin_contexts)
+        ]
         try:
-            steps: list[Step] = [("machines that are being replaced", self.replacement.close), *plugins]
-            run_steps(f"pool {self.name!r} is left", [*steps, ("its connections", self.resources.leave)])
+            steps: list[Step] = [
+                ("machines that are being replaced", self.replacement.close),
+                *plugins,
+            ]
+            run_steps(
+                f"pool {self.name!r} is left", [*steps, ("its connections", self.resources.leave)]
+            )
         finally:
             self.move(PoolEvent.STOPPED)
 
@@ -282,7 +319,9 @@ class Pool(SharedStatus):
         from skymagic.files.copy import Files
 
         return Files(
-            self.agents.nodes, lambda node: node.run(processes.FILES, self._folder), data_plane(self.resources)
+            self.agents.nodes,
+            lambda node: node.run(processes.FILES, self._folder),
+            data_plane(self.resources),
         )
 
     def machines(self, chosen: Selection) -> tuple[int, ...]:
@@ -308,7 +347,9 @@ class Pool(SharedStatus):
         """The pool panel as HTML: nodes, ranks and their states, and what each rank uses; measured now unless given."""
         running = self.started_at and self.state is not State.STOPPED
         seconds = now() - self.started_at + self.start_seconds if running else 0.0
-        return panel.pool_html(messages.pool_view(self, self.status(), self.use() if use is None else use, seconds))
+        return panel.pool_html(
+            messages.pool_view(self, self.status(), self.use() if use is None else use, seconds)
+        )
 
     def use(self, window: float = 0.0) -> dict[int, RankUse]:
         """By rank what it uses, of those that are known.

@@ -127,7 +127,13 @@ def claim(record: PoolRecord) -> None:
 
 def taken(record: PoolRecord) -> PoolRecord:
     """The record of a pool that this process has from now on."""
-    return replace(record, machine=socket.gethostname(), process=identity(), folder=str(Path.cwd()), held=time.time())
+    return replace(
+        record,
+        machine=socket.gethostname(),
+        process=identity(),
+        folder=str(Path.cwd()),
+        held=time.time(),
+    )
 
 
 def bring(text: bytes, key: bytes, state: bytes) -> None:
@@ -159,7 +165,11 @@ def every() -> list[PoolRecord]:
         for path in folder().glob("*.json"):
             with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
                 found.append(_read(path.read_text()))
-    for one in [one for one in found if one.provider == "local" and left(one) and not answers(f"{one.job_id}-0")]:
+    for one in [
+        one
+        for one in found
+        if one.provider == "local" and left(one) and not answers(f"{one.job_id}-0")
+    ]:
         found.remove(one)
         remove(one.job_id)
     return sorted(found, key=lambda one: one.started)
@@ -187,27 +197,35 @@ def named(name: str) -> PoolRecord:
         raise PoolError(gone)
     known = ", ".join(sorted({one.name for one in every()}))
     there = f"; available: {known}" if known else ""
-    raise PoolError(f"no pool {name!r} was left from here{there}: %sky_status --hosts … shows what runs on hosts")
+    raise PoolError(
+        f"no pool {name!r} was left from here{there}: %sky_status --hosts … shows what runs on hosts"
+    )
 
 
 def left_here(name: str | None) -> list[PoolRecord]:
     """The pools of this name, or job id, that were left on this machine; all of them without one."""
-    return [one for one in every() if name in (None, one.name, one.job_id) and one.provider == "local" and left(one)]
+    return [
+        one
+        for one in every()
+        if name in (None, one.name, one.job_id) and one.provider == "local" and left(one)
+    ]
 
 
 def words(record: PoolRecord) -> str:
     """A record in a line."""
     when = time.strftime("%Y-%m-%d %H:%M", time.localtime(record.started))
-    whose = "which has ended" if left(record) else f"process {record.process.partition(' ')[0]} on {record.machine}"
+    whose = (
+        "which has ended"
+        if left(record)
+        else f"process {record.process.partition(' ')[0]} on {record.machine}"
+    )
     return f"{record.name} ({record.job_id}) on {','.join(record.hosts)}, since {when}, by a notebook in {record.folder}, {whose}"
 
 
 def holder(record: PoolRecord) -> str:
     """Who has a pool, and since when."""
     when = time.strftime("%Y-%m-%d %H:%M", time.localtime(record.held))
-    return (
-        f"the notebook in {record.folder} (process {record.process.partition(' ')[0]} on {record.machine}) since {when}"
-    )
+    return f"the notebook in {record.folder} (process {record.process.partition(' ')[0]} on {record.machine}) since {when}"
 
 
 def reminders(records: Sequence[PoolRecord]) -> list[str]:
@@ -233,7 +251,9 @@ def forget(hosts: Collection[str], jobs: Collection[str]) -> None:
 def _read(text: str) -> PoolRecord:
     """What another version has added is left out."""
     values = json.loads(text)
-    known = {name: values[name] for name in (one.name for one in fields(PoolRecord)) if name in values}
+    known = {
+        name: values[name] for name in (one.name for one in fields(PoolRecord)) if name in values
+    }
     return PoolRecord(**{**known, "hosts": tuple(map(str, values["hosts"]))})
 
 
@@ -270,7 +290,9 @@ def keep_log(name: str, job_id: str, text: str) -> None:
     if not text:
         return
     heading = json.dumps({"name": name, "ended": time.time()})
-    atomic.keep(atomic.state_folder("logs") / f"{job_id}.log", f"{heading}\n{text}".encode(errors="replace"))
+    atomic.keep(
+        atomic.state_folder("logs") / f"{job_id}.log", f"{heading}\n{text}".encode(errors="replace")
+    )
     with contextlib.suppress(OSError):
         for old in _newest_first()[KEPT_LOGS:]:
             old.unlink(missing_ok=True)

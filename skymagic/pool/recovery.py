@@ -95,7 +95,10 @@ class Recovery:
         self._queued = True
         reservation = self._scheduler.request(range(self._status.world_size), urgent=True)
         self._thread = threading.Thread(
-            target=self._recover_when_free, args=(reservation,), name="skymagic-recovery", daemon=True
+            target=self._recover_when_free,
+            args=(reservation,),
+            name="skymagic-recovery",
+            daemon=True,
         )
         self._thread.start()
 
@@ -109,7 +112,9 @@ class Recovery:
         outcomes = [rank.outcome for rank in report.ranks.values() if rank.outcome is not None]
         left_group = not all(outcome.get("joined", True) for outcome in outcomes)
         broken = bool(dead) or left_group or report.freed or report.out_of_step
-        settles = not report.good and any(plugin.settle is not None for plugin in self._status.plugins)
+        settles = not report.good and any(
+            plugin.settle is not None for plugin in self._status.plugins
+        )
         if (broken or settles) and self._status.state in (State.READY, State.RUNNING):
             self.begin(dead, form=broken)
 
@@ -145,7 +150,9 @@ class Recovery:
         chosen = list(range(world_size)) if ranks is None else sorted(set(ranks))
         wrong = [rank for rank in chosen if not 0 <= rank < world_size]
         if wrong:
-            raise RequestError(f"pool {self._status.name!r} has ranks 0 to {world_size - 1}, not {rank_words(wrong)}")
+            raise RequestError(
+                f"pool {self._status.name!r} has ranks 0 to {world_size - 1}, not {rank_words(wrong)}"
+            )
         self._replace({*chosen, *self._resources.revive()})
         if not self.wait():
             raise PoolError(
@@ -213,7 +220,9 @@ class Recovery:
                 self.check()
                 self._status.plan = plan
                 self._infos = self._resources.reshape()
-                self._recover(list(range(0 if moved or self._status.inseparable else before, after)))
+                self._recover(
+                    list(range(0 if moved or self._status.inseparable else before, after))
+                )
                 if (problem := self._take_problem()) is not None:
                     raise PoolError(f"the ranks did not come up: {problem}") from problem
             finally:
@@ -229,19 +238,30 @@ class Recovery:
     def _recover_when_free(self, reservation: RankReservation) -> None:
         with reservation:
             with self._lock:
-                form, self._to_form, self._queued, self._fresh = self._to_form, False, False, frozenset()
+                form, self._to_form, self._queued, self._fresh = (
+                    self._to_form,
+                    False,
+                    False,
+                    frozenset(),
+                )
             self._recover((), form=form)
 
     def _recover(self, dead: Iterable[int], *, form: bool = True) -> None:
         try:
             self._status.move(PoolEvent.RECOVER)
-            if form or self._rejoin(range(self._status.world_size), form=False) is not None or not self._over():
+            if (
+                form
+                or self._rejoin(range(self._status.world_size), form=False) is not None
+                or not self._over()
+            ):
                 self._bring_back(dead)
         except Exception as problem:
             self._fresh = None
             self._problem = problem
             # without the head, where the controller runs, all ranks are out of reach
-            self._status.move(PoolEvent.LOSE if 0 in self._resources.agents.gone else PoolEvent.DEGRADE)
+            self._status.move(
+                PoolEvent.LOSE if 0 in self._resources.agents.gone else PoolEvent.DEGRADE
+            )
         else:
             self._status.move(PoolEvent.RECOVERED)
 
@@ -271,7 +291,9 @@ class Recovery:
             attempt += 1
             last = attempt + 1 >= ATTEMPTS or self._status.inseparable
             faulty = {*problems} if problems and not last else everyone
-            self._status.note(messages.replaced_words(problems or {}, faulty, self._status.world_size))
+            self._status.note(
+                messages.replaced_words(problems or {}, faulty, self._status.world_size)
+            )
             replaced |= faulty
         raise PoolError(f"the ranks of pool {self._status.name!r} did not come back")
 
@@ -293,7 +315,9 @@ class Recovery:
         infos = {str(rank): info for rank, info in self._infos.items()}
         everyone = tuple(range(self._status.world_size))
         order = Rejoin(ranks=everyone, generation=self.generation, form=form, infos=infos)
-        limits = Limits(timeout=REJOIN_TIMEOUT, grace=REJOIN_GRACE, interrupt_grace=0.0, silent_may_leave=True)
+        limits = Limits(
+            timeout=REJOIN_TIMEOUT, grace=REJOIN_GRACE, interrupt_grace=0.0, silent_may_leave=True
+        )
         submission = Submission(alive)
         starting = {*everyone} - {*alive} if form else ()
         with HangWatch(self._resources.agents, submission.pending, starting) as watch:
@@ -321,7 +345,9 @@ def at_fault(report: Report, hung: Mapping[int, str]) -> dict[int, str]:
     for number, rank in report.ranks.items():
         outcome = rank.outcome or {}
         if rank.died is not None:
-            unanswered = f"no answer within {REJOIN_TIMEOUT:.0f} s" if rank.killed else describe(rank.died)
+            unanswered = (
+                f"no answer within {REJOIN_TIMEOUT:.0f} s" if rank.killed else describe(rank.died)
+            )
             certain[number] = hung.get(number, unanswered)
         elif rank.failed and not outcome["freed"]:
             problem = f"{outcome['ename']}: {outcome['evalue']}"

@@ -36,7 +36,9 @@ def pool_named(name: str | None = None, *, ended: bool = False) -> Pool:
     wanted = f"there is no pool {name!r}; {there}" if name else "there is no pool yet"
     if name and (nearest := did_you_mean(name, _pools)):
         raise PoolError(f"{wanted}{nearest}")
-    raise PoolError(f"{wanted}: make one with %sky_pool {f'{name} ' if name else ''}--nodes 2 --plugin torch")
+    raise PoolError(
+        f"{wanted}: make one with %sky_pool {f'{name} ' if name else ''}--nodes 2 --plugin torch"
+    )
 
 
 def known(name: str) -> bool:
@@ -58,7 +60,9 @@ def adopt(pool: Pool) -> None:
     """A pool is one of this process's from now on, and the one used last."""
     _pools[pool.name] = pool
     atexit.unregister(at_exit)
-    atexit.register(at_exit)  # called first: ipykernel's end may hang for seconds, and Jupyter kills it meanwhile
+    atexit.register(
+        at_exit
+    )  # called first: ipykernel's end may hang for seconds, and Jupyter kills it meanwhile
 
 
 def displace(name: str) -> Pool | None:

@@ -65,7 +65,10 @@ def devices_environment(plan: Plan, rank: int) -> dict[str, str]:
 
 
 def agent_specs(
-    status: SharedStatus, nodes: Sequence[Node], detached_timeout: float | None, environ: Mapping[str, str]
+    status: SharedStatus,
+    nodes: Sequence[Node],
+    detached_timeout: float | None,
+    environ: Mapping[str, str],
 ) -> list[wire.AgentSpec]:
     """The specification of each machine's agent, the head's first.
 
@@ -91,7 +94,9 @@ def agent_specs(
     ]  # fmt: skip
 
 
-def rank_specs(status: SharedStatus, nodes: Sequence[Node], head_port: int) -> dict[int, tuple[int, wire.RankSpec]]:
+def rank_specs(
+    status: SharedStatus, nodes: Sequence[Node], head_port: int
+) -> dict[int, tuple[int, wire.RankSpec]]:
     """Rank → (index of its machine, its specification).
 
     Args:
@@ -101,7 +106,10 @@ def rank_specs(status: SharedStatus, nodes: Sequence[Node], head_port: int) -> d
     plan, shape = status.plan, status.plan.topology
     packed = tuple(map(table.packed_plugin, status.plugins))
     machines = [min(node, len(nodes) - 1) for node in range(shape.nodes)]
-    peers = tuple(Peer(node, nodes[index].address, nodes[index].hostname) for node, index in enumerate(machines))
+    peers = tuple(
+        Peer(node, nodes[index].address, nodes[index].hostname)
+        for node, index in enumerate(machines)
+    )
     found = {}
     for rank in range(shape.world_size):
         node = shape.node_of(rank)
@@ -165,7 +173,9 @@ class PoolResources:
         """Whether there are agents."""
         return self._agents is not None
 
-    def start(self, connect: Callable[[Sequence[Node]], Agents], say: Callable[[str], None]) -> None:
+    def start(
+        self, connect: Callable[[Sequence[Node]], Agents], say: Callable[[str], None]
+    ) -> None:
         """Acquire the machines and bring up all ranks. What came up before a failure is released by `close`."""
         status = self._status
         nodes = self._provider.acquire(self._survey, status.job_id, say)
@@ -189,7 +199,9 @@ class PoolResources:
         say(passing_step("starting the ranks"))
         self.take_up(range(status.world_size))
 
-    def attach(self, nodes: Sequence[Node], connect: Callable[[Sequence[Node]], Agents], port: int) -> list[int]:
+    def attach(
+        self, nodes: Sequence[Node], connect: Callable[[Sequence[Node]], Agents], port: int
+    ) -> list[int]:
         """Take up what another notebook has started, as it is; after a failure `leave` closes what was opened.
 
         Returns:
@@ -200,7 +212,9 @@ class PoolResources:
         status = self._status
         agents = self._agents = connect(nodes)
         ranks = rank_specs(status, nodes, port)
-        controller = agents.attach(agent_specs(status, nodes, self._detached_timeout, os.environ), ranks, START_TIMEOUT)
+        controller = agents.attach(
+            agent_specs(status, nodes, self._detached_timeout, os.environ), ranks, START_TIMEOUT
+        )
         self._engine = RankEngine(controller.client, nodes[0].forward)
         self._shipper = new_shipper(self.agents, status, self._namespace)
         dead = [rank for rank, state in agents.ranks.items() if not state.ready]
@@ -217,7 +231,9 @@ class PoolResources:
     def take_up(self, ranks: Sequence[int]) -> None:
         """Wait for ranks that are starting, and bind them to the engine."""
         self.agents.wait_ready(START_TIMEOUT, ranks)
-        self.engine.bind({rank: str(self.agents.ranks[rank].ident) for rank in ranks}, START_TIMEOUT)
+        self.engine.bind(
+            {rank: str(self.agents.ranks[rank].ident) for rank in ranks}, START_TIMEOUT
+        )
 
     def reshape(self) -> dict[int, Mapping[str, Any]]:
         """End the ranks that the pool's plan has no more; the new ones are not started yet.
@@ -332,10 +348,16 @@ def data_plane(resources: PoolResources) -> DataPlane | None:
 
     agents = resources.agents
     store = resources.remote_store() if len(agents.nodes) > 1 else None
-    return DataPlane(store, lambda node: agents.started[node.index].store) if store is not None else None
+    return (
+        DataPlane(store, lambda node: agents.started[node.index].store)
+        if store is not None
+        else None
+    )
 
 
-def open_store(agents: Agents, remote: bool, tell: Callable[[str], None]) -> NodeStore | RemoteStore:
+def open_store(
+    agents: Agents, remote: bool, tell: Callable[[str], None]
+) -> NodeStore | RemoteStore:
     """Where the values of a pool go whose agents have said hello: into this machine's memory, or to a value server on each node.
 
     Args:
@@ -349,4 +371,8 @@ def open_store(agents: Agents, remote: bool, tell: Callable[[str], None]) -> Nod
     from skymagic.data.remote.remote_store import RemoteStore
 
     # an agent that was started anew has another folder, so this is looked up each time
-    return RemoteStore(agents.nodes, lambda node: node.run(processes.VALUES, agents.started[node.index].store), tell)
+    return RemoteStore(
+        agents.nodes,
+        lambda node: node.run(processes.VALUES, agents.started[node.index].store),
+        tell,
+    )

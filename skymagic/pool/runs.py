@@ -76,7 +76,9 @@ class PoolRuns:
         """
         bindings = self._resources.shipper.bindings
         if self._replacement.lost:
-            self._replacement.wait(spec.ranks, _stopped(stop), lambda text: screen.note(f"[{text}]\n"))
+            self._replacement.wait(
+                spec.ranks, _stopped(stop), lambda text: screen.note(f"[{text}]\n")
+            )
         with self._reservation(spec, stop):
             self.check(spec.ranks)
             for note in self._status.take_notes():
@@ -87,7 +89,11 @@ class PoolRuns:
                 spec.taken()
                 ship_seconds = time.monotonic() - begun
                 # those of the store, on where the values went, are shown with the cell that sent them
-                instead = messages.sent_instead(manifest, bindings, spec.ranks) if bindings.replaced else []
+                instead = (
+                    messages.sent_instead(manifest, bindings, spec.ranks)
+                    if bindings.replaced
+                    else []
+                )
                 for note in [*self._status.take_notes(), *instead]:
                     screen.note(f"[{note}]\n")
                 report = self._carry_out(spec, manifest, screen, limits, stop)
@@ -98,7 +104,9 @@ class PoolRuns:
             self._recovery.begin_after(report)
         return report
 
-    def follow(self, spec: RunSpec, run: int, screen: Screen, limits: Limits, stop: StopSignal) -> Report:
+    def follow(
+        self, spec: RunSpec, run: int, screen: Screen, limits: Limits, stop: StopSignal
+    ) -> Report:
         """Show what a run that another notebook began has not shown there, and what follows; wait for its ranks."""
         with self._reservation(spec, stop), self.counted():
             submission = Submission(spec.ranks, run, self._metrics(spec))
@@ -114,7 +122,9 @@ class PoolRuns:
 
         reservation = self._scheduler.request(spec.ranks)
         reservation.run, reservation.check = spec, _stopped(stop)
-        reservation.on_wait = lambda others: _tell(spec, [one.run for one in others if one.run is not None])
+        reservation.on_wait = lambda others: _tell(
+            spec, [one.run for one in others if one.run is not None]
+        )
         return reservation
 
     def check(self, ranks: Sequence[int]) -> None:
@@ -175,7 +185,9 @@ class PoolRuns:
                     if self._resources.agents.gone:
                         self._status.move(PoolEvent.DEGRADE)
 
-    def _prepare(self, spec: RunSpec, screen: Screen, stop: StopSignal, *, dry_run: bool = False) -> Manifest:
+    def _prepare(
+        self, spec: RunSpec, screen: Screen, stop: StopSignal, *, dry_run: bool = False
+    ) -> Manifest:
         """What the run needs on its ranks, written into the store; what packages it needs, the nodes get before."""
         while True:
             try:
@@ -197,7 +209,9 @@ class PoolRuns:
                 unsettled=self._packages.unsettled if self._status.plan.remote else None,
             )  # fmt: skip
 
-    def _carry_out(self, spec: RunSpec, manifest: Manifest, screen: Screen, limits: Limits, stop: StopSignal) -> Report:
+    def _carry_out(
+        self, spec: RunSpec, manifest: Manifest, screen: Screen, limits: Limits, stop: StopSignal
+    ) -> Report:
         defaults = self._status.defaults
         order = RunCell(
             run=next(self.numbers), manifest=manifest.orders, ranks=spec.ranks, visible_ranks=spec.visible_ranks,
@@ -216,7 +230,9 @@ class PoolRuns:
             outcome = rank.outcome or {}
             if outcome.get("bound"):
                 completed = outcome["status"] == "ok"
-                shipper.bound(manifest, number, outcome["rebound"], outcome["deleted"], completed=completed)
+                shipper.bound(
+                    manifest, number, outcome["rebound"], outcome["deleted"], completed=completed
+                )
             shipper.gone(number, outcome.get("unlinked", ()), outcome.get("lost", ()))
             if "reads" in outcome:
                 shipper.reads(number, **outcome["reads"])
@@ -242,18 +258,30 @@ def _stopped(stop: StopSignal) -> Callable[[], None]:
 
 def _tell(spec: RunSpec, before: Sequence[RunSpec]) -> None:
     """Say for which other cells a run waits. Raises PoolStateError for a run that does not wait."""
-    others = {other.execution_count: other for other in before if other.execution_count != spec.execution_count}
+    others = {
+        other.execution_count: other
+        for other in before
+        if other.execution_count != spec.execution_count
+    }
     if others and not spec.waits:
         raise PoolStateError("; ".join(_busy(number, other) for number, other in others.items()))
     spec.taken()
     for number, other in others.items():
-        remedy = f"; to stop that one, stop this cell, then Out[{number}].cancel()" if other.beside else ""
+        remedy = (
+            f"; to stop that one, stop this cell, then Out[{number}].cancel()"
+            if other.beside
+            else ""
+        )
         print_note(f"[waits for cell {number} on {rank_words(other.ranks)}{remedy}]")
 
 
 def _busy(number: int, other: RunSpec) -> str:
     """Why a run is refused that does not wait."""
-    remedy = f": Out[{number}].cancel() stops it, Out[{number}].wait() waits for it" if other.beside else ""
+    remedy = (
+        f": Out[{number}].cancel() stops it, Out[{number}].wait() waits for it"
+        if other.beside
+        else ""
+    )
     return f"cell {number} is running on {rank_words(other.ranks)}{remedy}"
 
 
@@ -310,7 +338,9 @@ class Attaching:
             dead = self._resources.attach(met, connect, key.port)
             agents = self._resources.agents
             kept = agents.ask(range(self._status.world_size), "recall", RECALL_TIMEOUT)
-            if refusals := [reason for index, reason in agents.gone.items() if index == 0 or REPLACED in reason]:
+            if refusals := [
+                reason for index, reason in agents.gone.items() if index == 0 or REPLACED in reason
+            ]:
                 raise ProvisionError(refusals[0])
         except BaseException as problem:
             self._resources.leave()
@@ -331,7 +361,9 @@ class Attaching:
         ]
         self._runs.numbers = itertools.count(1 + max(map(_number, kept.values()), default=0))
         self._recovery.generation = max((one["generation"] for one in kept.values()), default=0)
-        followed = {rank for one in found for rank in one.spec.ranks}  # their deaths are the runs' to tell
+        followed = {
+            rank for one in found for rank in one.spec.ranks
+        }  # their deaths are the runs' to tell
         if lost := sorted({*dead} - followed - gone):
             self._status.note(
                 f"{rank_words(lost)} had died; {agreeing(len(lost), 'it is', 'they are')} restarted without variables"
@@ -356,7 +388,9 @@ def unfinished_runs(kept: Mapping[int, Mapping[str, Any]]) -> list[UnfinishedRun
         if any(_number(kept[rank]) > run for rank in order["ranks"] if rank in kept):
             continue  # one of its ranks has begun another: its user had seen its end
         outcomes = [one["outcome"] for one in kept.values() if _number(one) == run]
-        found.append(UnfinishedRun(run, _spec_of(order), all(outcome is not None for outcome in outcomes)))
+        found.append(
+            UnfinishedRun(run, _spec_of(order), all(outcome is not None for outcome in outcomes))
+        )
     return found
 
 

@@ -111,7 +111,9 @@ class Refuse:
 
     def error(self) -> RequestError | PoolError:
         """The error that refuses the request."""
-        return PoolError("; ".join(self.mistakes)) if self.busy else RequestError(list(self.mistakes))
+        return (
+            PoolError("; ".join(self.mistakes)) if self.busy else RequestError(list(self.mistakes))
+        )
 
 
 StartPlan = Reuse | Resize | Attach | Declare | Make | Refuse
@@ -151,7 +153,10 @@ def start_plan(
     if resize and not fits(_without_size(request, running.plan), running.plan):
         return Resize(running, _resized(request, running))
     end = f"end it first (%sky_down {running.name}), {OTHER_NAME}"
-    mistakes = (*(f"pool {running.name!r} is already running and {reason}" for reason in differences), end)
+    mistakes = (
+        *(f"pool {running.name!r} is already running and {reason}" for reason in differences),
+        end,
+    )
     return Refuse(place(request), mistakes)
 
 
@@ -197,7 +202,9 @@ def running_pool(request: PoolRequest, own: Sequence[OwnPool]) -> OwnPool | None
 def size_words(before: Plan, after: Plan) -> str:
     """Two plans' sizes: "4 nodes instead of 2"."""
     in_ranks = before.counted_in_ranks and after.counted_in_ranks
-    old, new = (plan.topology.world_size if in_ranks else plan.topology.nodes for plan in (before, after))
+    old, new = (
+        plan.topology.world_size if in_ranks else plan.topology.nodes for plan in (before, after)
+    )
     return f"{count(new, 'rank' if in_ranks else 'node')} instead of {old}"
 
 
@@ -210,7 +217,9 @@ def _without_size(request: PoolRequest, plan: Plan) -> PoolRequest:
     both = not plan.remote and request.nodes is not None
     size = {"nodes", "hosts", *({"procs_per_node"} if both else ())}
     ranks = None if both else request.procs_per_node
-    return replace(request, nodes=None, procs_per_node=ranks, hosts=(), stated=request.given() - size)
+    return replace(
+        request, nodes=None, procs_per_node=ranks, hosts=(), stated=request.given() - size
+    )
 
 
 def _resized(request: PoolRequest, pool: OwnPool) -> PoolRequest:
@@ -222,7 +231,9 @@ def _resized(request: PoolRequest, pool: OwnPool) -> PoolRequest:
     )  # fmt: skip
 
 
-def _from_elsewhere(request: PoolRequest, name: str, recorded: Iterable[RecordedPool]) -> Attach | Refuse | None:
+def _from_elsewhere(
+    request: PoolRequest, name: str, recorded: Iterable[RecordedPool]
+) -> Attach | Refuse | None:
     """A rented pool of another notebook that serves a request; None where there is none.
 
     A request without a name takes any that fits, as it does of the pools of its own notebook.
@@ -250,5 +261,11 @@ def _of_recorded(request: PoolRequest, name: str, one: RecordedPool) -> Attach |
     end = f"end it first (%sky_down {name}), {OTHER_NAME}"
     return Refuse(
         request,
-        (*(f"pool {name!r}, left by another notebook, is already running and {reason}" for reason in differences), end),
+        (
+            *(
+                f"pool {name!r}, left by another notebook, is already running and {reason}"
+                for reason in differences
+            ),
+            end,
+        ),
     )

@@ -35,7 +35,10 @@ class State(Enum):
     STARTING = "starting", "machines and ranks are coming up"
     READY = "ready", "every rank waits for a cell"
     RUNNING = "running", "a cell runs on the ranks"
-    RECOVERING = "recovering", "ranks are being started again, or their process group is being built again"
+    RECOVERING = (
+        "recovering",
+        "ranks are being started again, or their process group is being built again",
+    )
     DEGRADED = "degraded", "some ranks are gone and did not come back"
     LOST = "lost", "the agent of its first machine is gone or out of reach, and with it all ranks"
     STOPPING = "stopping", "ranks are being ended and machines released"
@@ -68,7 +71,11 @@ _USER_MOVES: dict[tuple[State, PoolEvent], State] = {
     (State.NEW, PoolEvent.START): State.STARTING,
     (State.READY, PoolEvent.RUN): State.RUNNING,
     (State.DEGRADED, PoolEvent.RUN): State.RUNNING,
-    **{(state, PoolEvent.RECOVER): State.RECOVERING for state in _ALIVE if state is not State.STARTING},
+    **{
+        (state, PoolEvent.RECOVER): State.RECOVERING
+        for state in _ALIVE
+        if state is not State.STARTING
+    },
     **{(state, PoolEvent.STOP): State.STOPPED for state in (State.NEW, State.DECLARED)},
     **{(state, PoolEvent.STOP): State.STOPPING for state in (*_ALIVE, State.STOPPING)},
     (State.STOPPED, PoolEvent.STOP): State.STOPPED,
@@ -77,9 +84,17 @@ _USER_MOVES: dict[tuple[State, PoolEvent], State] = {
 _REPORTED_MOVES: dict[tuple[State, PoolEvent], State] = {
     (State.STARTING, PoolEvent.STARTED): State.READY,
     (State.RUNNING, PoolEvent.DONE): State.READY,
-    **{(state, PoolEvent.DONE): state for state in (*_ALIVE, *_ENDING) if state is not State.RUNNING},
+    **{
+        (state, PoolEvent.DONE): state
+        for state in (*_ALIVE, *_ENDING)
+        if state is not State.RUNNING
+    },
     (State.RECOVERING, PoolEvent.RECOVERED): State.READY,
-    **{(state, PoolEvent.RECOVERED): state for state in (*_ALIVE, *_ENDING) if state not in _STARTING},
+    **{
+        (state, PoolEvent.RECOVERED): state
+        for state in (*_ALIVE, *_ENDING)
+        if state not in _STARTING
+    },
     **{(state, PoolEvent.DEGRADE): State.DEGRADED for state in _ALIVE if state is not State.LOST},
     **{(state, PoolEvent.DEGRADE): state for state in (State.LOST, *_ENDING)},
     **{(state, PoolEvent.LOSE): State.LOST for state in _ALIVE},

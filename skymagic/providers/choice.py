@@ -88,7 +88,16 @@ def AWS(
     """
     fields = {"region": region, "spot": spot, "replace": replace, "max_price": max_price}
     cloud = CloudSettings(
-        profile, subnet, use_private_ips, ssh_port, user, ssh_from, image_id, disk, endpoint_url, via=via
+        profile,
+        subnet,
+        use_private_ips,
+        ssh_port,
+        user,
+        ssh_from,
+        image_id,
+        disk,
+        endpoint_url,
+        via=via,
     )
     said = {name: value for name, value in fields.items() if value}
     return Choice("aws", {**said, **({"cloud": cloud} if cloud != CloudSettings() else {})})
@@ -111,7 +120,13 @@ def Kubernetes(
         pod_template: a YAML file with a Pod: node selectors, tolerations, labels of Kueue, …
         pods: labels of pods that run already, as ``"app=train"``: these are used as they are.
     """
-    named = {"image": image, "namespace": namespace, "context": context, "pod-template": pod_template, "pods": pods}
+    named = {
+        "image": image,
+        "namespace": namespace,
+        "context": context,
+        "pod-template": pod_template,
+        "pods": pods,
+    }
     said = tuple((name, value) for name, value in named.items() if value is not None)
     return Choice("kubernetes", {"kubernetes": said} if said else {})
 
@@ -156,7 +171,10 @@ def Slurm(
         "account": account, "partition": partition, "qos": qos, "time": time, "constraint": constraint, "gres": gres,
         "exclusive": "" if exclusive else None, "reservation": reservation,
     }  # fmt: skip
-    said = {**{name: value for name, value in named.items() if value is not None}, **(options or {})}
+    said = {
+        **{name: value for name, value in named.items() if value is not None},
+        **(options or {}),
+    }
     fields = {
         "slurm": tuple(said.items()),
         "login": login,
@@ -198,10 +216,14 @@ def placed(request: PoolRequest) -> PoolRequest:
     if request.provider != "auto" or request.hosts:
         return request
     rented = request.region is not None or request.spot
-    if not rented and (request.accelerator is None or not too_few_gpus(request, _local_gpus(request))):
+    if not rented and (
+        request.accelerator is None or not too_few_gpus(request, _local_gpus(request))
+    ):
         return request
     ready = (name for name, attribute in RENTING.items() if _load(attribute)(request.cloud))
-    return replace(request, provider=next(ready, next(iter(RENTING)) if request.dry_run else "auto"))
+    return replace(
+        request, provider=next(ready, next(iter(RENTING)) if request.dry_run else "auto")
+    )
 
 
 def _local_gpus(request: PoolRequest) -> tuple[GpuDevice, ...]:

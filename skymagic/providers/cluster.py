@@ -98,7 +98,9 @@ class ClusterNode(ABC):
         node = machine.node(index, daemon)
         door = NodeDoor(self.address, head.NodeAccess(daemon, "", self.name), machine, node.run)
         access = ClusterAccess(**vars(node.access), where=self.where)
-        return replace(node, access=access, fate=self.fate, run=door.run, start_agent=door.start_agent)
+        return replace(
+            node, access=access, fate=self.fate, run=door.run, start_agent=door.start_agent
+        )
 
     def inspected(self, requirements: Requirements, patience: float) -> HostMachine:
         """The node over its first connection, which is closed where it cannot be inspected.
@@ -109,7 +111,9 @@ class ClusterNode(ABC):
         connection, deadline = self.connection(), time.monotonic() + patience
         while True:
             try:
-                return HostMachine(self.name, self.reconnected, connection, probe(connection, requirements, True))
+                return HostMachine(
+                    self.name, self.reconnected, connection, probe(connection, requirements, True)
+                )
             except HostError as problem:
                 words = self.fate()
                 if words or time.monotonic() > deadline:
@@ -131,7 +135,11 @@ class NodeDoor:
     """
 
     def __init__(
-        self, address: Callable[[], str], access: head.NodeAccess, machine: HostMachine, run: Callable[..., Transport]
+        self,
+        address: Callable[[], str],
+        access: head.NodeAccess,
+        machine: HostMachine,
+        run: Callable[..., Transport],
     ) -> None:
         self._address, self._access, self._machine, self._run = address, access, machine, run
         self._shut = False
@@ -190,7 +198,9 @@ class NodeDoor:
             # nothing of a pool listens at a public address
             self._shut = not address or not ipaddress.ip_address(address).is_private
             if not self._shut:
-                access = head.relay(self._run, replace(self._access, address=address, pem=tls.certificate()))
+                access = head.relay(
+                    self._run, replace(self._access, address=address, pem=tls.certificate())
+                )
                 socket.create_connection((address, access.port), DOOR_SECONDS).close()
                 self._access = access
         except (OSError, ValueError, SkyError):
@@ -266,7 +276,13 @@ class ClusterSurvey(Survey):
                 self.leave()
 
     def taken(
-        self, places: Sequence[ClusterNode], told: str, say: Say, *, patience: float = 0.0, **known: Any
+        self,
+        places: Sequence[ClusterNode],
+        told: str,
+        say: Say,
+        *,
+        patience: float = 0.0,
+        **known: Any,
     ) -> list[Node]:
         """The nodes that were given, once they are connected to, inspected and set up, side by side.
 
@@ -276,13 +292,17 @@ class ClusterSurvey(Survey):
         gang, names = self.gang, [place.name for place in places]
         say(StartStep(f"{told} {', '.join(names)} …", "connecting", names))
         before = gang.machines[:]
-        gang.machines[:] = side_by_side(lambda place: place.inspected(self.requirements, patience), places)
+        gang.machines[:] = side_by_side(
+            lambda place: place.inspected(self.requirements, patience), places
+        )
         side_by_side(HostMachine.close, before)
         gang.plan = replace(_measured(self.plan, gang.machines, self.requirements), **known)
         set_up(gang.machines, self.requirements, say)
         return self._nodes(places, [f"{gang.job_id}-{index}" for index in range(len(places))])
 
-    def attached(self, places: Sequence[ClusterNode], accesses: Sequence[ClusterAccess]) -> list[Node]:
+    def attached(
+        self, places: Sequence[ClusterNode], accesses: Sequence[ClusterAccess]
+    ) -> list[Node]:
         """The nodes of a pool that another notebook of this user has made; nothing is connected to yet.
 
         Raises:
@@ -294,7 +314,14 @@ class ClusterSurvey(Survey):
         gang = self.gang
         gang.job_id, gang.plan, gang.ready = places[0].job_id, self.plan, True
         gang.machines.extend(
-            HostMachine(place.name, place.reconnected, None, one.installation.facts, one.secret, one.installation)
+            HostMachine(
+                place.name,
+                place.reconnected,
+                None,
+                one.installation.facts,
+                one.secret,
+                one.installation,
+            )
             for place, one in zip(places, accesses, strict=True)
         )
         return self._nodes(places, [one.daemon for one in accesses])
@@ -315,12 +342,17 @@ def cpus_of(request: PoolRequest) -> int:
 def counted(gpu: Accelerator | GpuChoice, who: str, whole: bool = True) -> None:
     """Raises RequestError for GPUs that are named one by one, and, unless `whole`, for all of a node's: `who` chooses them."""
     if isinstance(gpu, GpuChoice) and (gpu.words or not (whole or gpu.count)):
-        raise RequestError(f"--gpu {gpu}: {who} chooses the GPUs: write how many, as in --gpu {len(gpu.words) or 8}")
+        raise RequestError(
+            f"--gpu {gpu}: {who} chooses the GPUs: write how many, as in --gpu {len(gpu.words) or 8}"
+        )
 
 
 def _measured(plan: Plan, machines: Sequence[HostMachine], requirements: Requirements) -> Plan:
     """A plan with the CPUs and GPUs that its nodes have. Raises RequestError where one has not what the cluster says."""
-    here = [replace(one.facts.inventory(requirements.minor), hostname=one.name, machine=one.name) for one in machines]
+    here = [
+        replace(one.facts.inventory(requirements.minor), hostname=one.name, machine=one.name)
+        for one in machines
+    ]
     made = plan_over(replace(plan.request, cpus=None, memory=None), here, plan.provider)
     return replace(
         plan, hosts=made.hosts, cpus=made.cpus, memory_gb=made.memory_gb, devices=made.devices, topology=made.topology,

@@ -80,7 +80,9 @@ def find(hosts: Iterable[str]) -> Found:
     nodes: dict[tuple[str, str, int], FoundNode] = {}
     for host, running in said.items():
         for record in running.records:  # a machine may have been asked by two names
-            nodes.setdefault((record.boot, record.job_id, record.node), FoundNode(host, running.clock, record))
+            nodes.setdefault(
+                (record.boot, record.job_id, record.node), FoundNode(host, running.clock, record)
+            )
     unread = {host: running.unread for host, running in said.items() if running.unread}
     return Found(_pools(nodes.values()), tuple(said), unreached, unread, not hosts)
 
@@ -90,7 +92,9 @@ def _pools(nodes: Iterable[FoundNode]) -> tuple[FoundPool, ...]:
     for node in sorted(nodes, key=lambda one: (one.record.started, one.record.node)):
         jobs.setdefault(node.record.job_id, []).append(node)
     return tuple(
-        FoundPool(listed[0].record.pool, job, tuple(sorted(listed, key=lambda one: one.record.node)))
+        FoundPool(
+            listed[0].record.pool, job, tuple(sorted(listed, key=lambda one: one.record.node))
+        )
         for job, listed in jobs.items()
     )
 
@@ -107,7 +111,9 @@ def chosen(found: Found, name: str | None, every: bool) -> tuple[FoundPool, ...]
         raise RequestError(f"no pool {f'{name!r} ' if name else ''}was found there{there}")
     if len(pools) > 1 and not every:
         listed = ", ".join(f"{one.job_id} ({one.nodes[0].record.client})" for one in pools)
-        raise RequestError(f"{len(pools)} pools were found: name one of them, or use --all: {listed}")
+        raise RequestError(
+            f"{len(pools)} pools were found: name one of them, or use --all: {listed}"
+        )
     return tuple(pools)
 
 
@@ -127,7 +133,9 @@ def end(pools: Sequence[FoundPool], *, here: bool = False) -> dict[str, str]:
     said, problems = ask(() if here else jobs, lambda host: end_script(jobs[host]), parse_end)
     for host, (_, left) in said.items():
         if left:
-            problems[host] = "it does not exit, not even on SIGKILL: a process is stuck in the system"
+            problems[host] = (
+                "it does not exit, not even on SIGKILL: a process is stuck in the system"
+            )
     return problems
 
 
@@ -156,7 +164,9 @@ def ask(
     """
     if not (hosts := tuple(hosts)):
         here = socket.gethostname()
-        done = subprocess.run(["/bin/sh"], input=script(here), capture_output=True, text=True, timeout=SCRIPT_TIMEOUT)
+        done = subprocess.run(
+            ["/bin/sh"], input=script(here), capture_output=True, text=True, timeout=SCRIPT_TIMEOUT
+        )
         return {here: parse(done.stdout)}, {}
     connections, unreached = _connect(hosts)
 

@@ -58,7 +58,15 @@ def _other(index: int, access: NodeAccess, tunnel: AgentTunnel) -> Node:
     relayed = functools.partial(Relayed, access)
     attach = functools.partial(relayed, processes.ATTACH, access.daemon)
     start = functools.partial(tunnel.open, attach)
-    return Node(index, access.node, start, relayed, access=access, leave=tunnel.leave, forward=tunnel.forward)
+    return Node(
+        index,
+        access.node,
+        start,
+        relayed,
+        access=access,
+        leave=tunnel.leave,
+        forward=tunnel.forward,
+    )
 
 
 def relay(run: Callable[..., Transport], access: NodeAccess) -> NodeAccess:
@@ -76,7 +84,9 @@ def relay(run: Callable[..., Transport], access: NodeAccess) -> NodeAccess:
         while not (found := re.search(rb"^listens (\d+)\n", said, re.MULTILINE)):
             piece = transport.read()
             if not piece:
-                raise PoolError(f"{access.node} cannot be reached there: {transport.complaint() or said.decode()}")
+                raise PoolError(
+                    f"{access.node} cannot be reached there: {transport.complaint() or said.decode()}"
+                )
             said += piece
     return replace(access, port=int(found[1]))
 
@@ -101,7 +111,9 @@ class Relayed:
             sock.close()
             raise
         self._near, far = socket.socketpair()
-        self._thread = threading.Thread(target=tls.pump, args=(secure, far), name="skymagic-relayed", daemon=True)
+        self._thread = threading.Thread(
+            target=tls.pump, args=(secure, far), name="skymagic-relayed", daemon=True
+        )
         self._thread.start()
 
     def read(self) -> bytes:

@@ -18,7 +18,14 @@ from skymagic.plan.requests import PoolRequest, for_others
 from skymagic.plan.units import count
 from skymagic.providers import kubernetes_api as api
 from skymagic.providers import ssh
-from skymagic.providers.cluster import ClusterAccess, ClusterNode, ClusterSurvey, counted, cpus_of, holder_folder
+from skymagic.providers.cluster import (
+    ClusterAccess,
+    ClusterNode,
+    ClusterSurvey,
+    counted,
+    cpus_of,
+    holder_folder,
+)
 from skymagic.providers.kubernetes_api import ExecChannel, Json, KubernetesCluster
 from skymagic.providers.provider import ListedPool, Say
 from skymagic.ssh.host import ChannelConnection
@@ -33,7 +40,9 @@ RETRY_SECONDS = 20.0
 
 @functools.lru_cache(maxsize=8)
 def _known_cluster(context: str, namespace: str, configured: object) -> KubernetesCluster:
-    return KubernetesCluster(context, namespace)  # a new login changes the configuration, and makes another one
+    return KubernetesCluster(
+        context, namespace
+    )  # a new login changes the configuration, and makes another one
 
 
 def _cluster(context: str, namespace: str) -> KubernetesCluster:
@@ -57,11 +66,19 @@ class PodPlace(ClusterNode):
 
     def connection(self) -> ChannelConnection:
         """Shells in the pod's container."""
-        holder = f"export {processes.HOLDER}={holder_folder(self.job_id, 'pod')}\n" if self.holder else ""
-        connect = functools.partial(_cluster(self.context, self.namespace).exec, self.name, self.container)
+        holder = (
+            f"export {processes.HOLDER}={holder_folder(self.job_id, 'pod')}\n"
+            if self.holder
+            else ""
+        )
+        connect = functools.partial(
+            _cluster(self.context, self.namespace).exec, self.name, self.container
+        )
         context = f"--context {quote(self.context)} " if self.context else ""
         trial = f"kubectl {context}-n {self.namespace} exec {self.name} -c {self.container} -- true"
-        return ChannelConnection(self.name, trial, lambda timeout: ExecChannel(connect, api.HOME + holder))
+        return ChannelConnection(
+            self.name, trial, lambda timeout: ExecChannel(connect, api.HOME + holder)
+        )
 
     def fate(self) -> str:
         """Why the pod is gone, as Kubernetes says; "" where it is not, or nobody says."""
@@ -107,7 +124,9 @@ class Kubernetes:
             resources = _resources(request, template)
         if labels:
             mistakes += [
-                f"--{name}: --pods uses pods as they are" for name in ("image", "pod-template") if name in options
+                f"--{name}: --pods uses pods as they are"
+                for name in ("image", "pod-template")
+                if name in options
             ]
         if mistakes:
             raise RequestError(mistakes)
@@ -117,7 +136,9 @@ class Kubernetes:
         where = f"namespace {cluster.namespace} of {cluster.label}"
         names = [one["metadata"]["name"] for one in _running(cluster, labels)] if labels else []
         if labels and len(names) < (request.nodes or 1):
-            raise RequestError(f"--pods {labels}: {count(len(names), 'pod')} with these labels run in {where}")
+            raise RequestError(
+                f"--pods {labels}: {count(len(names), 'pod')} with these labels run in {where}"
+            )
         request = replace(request, nodes=request.nodes or len(names) or 1)
         shape = topology(request)
         image, requirements = ssh.needs(request, shape, say)
@@ -143,7 +164,11 @@ class Kubernetes:
             survey.gang.ask(lambda: cluster.create(survey.manifest(job_id)))
             pods = wait_for(cluster, job_id, survey.plan.topology.nodes, say)
         else:
-            pods = [one for one in _running(cluster, survey.labels) if one["metadata"]["name"] in survey.plan.hosts]
+            pods = [
+                one
+                for one in _running(cluster, survey.labels)
+                if one["metadata"]["name"] in survey.plan.hosts
+            ]
         ends = time.time() + (survey.plan.request.max_lifetime or LIFETIME) if own else None
         places = [
             PodPlace(pod["metadata"]["name"], job_id, cluster.context, cluster.namespace, pod["spec"]["containers"][0]["name"], own)
@@ -151,7 +176,9 @@ class Kubernetes:
         ]  # fmt: skip
         return survey.taken(places, "Kubernetes runs", say, patience=RETRY_SECONDS, ends=ends)
 
-    def attach(self, plan: Plan, accesses: Sequence[ClusterAccess]) -> tuple[KubernetesSurvey, Sequence[Node]]:
+    def attach(
+        self, plan: Plan, accesses: Sequence[ClusterAccess]
+    ) -> tuple[KubernetesSurvey, Sequence[Node]]:
         """The pods of a pool that another notebook of this user has made from this plan; nothing is connected to yet."""
         places = [
             PodPlace(one.host, one.job_id, context, namespace, container, bool(holder))
@@ -160,13 +187,17 @@ class Kubernetes:
         ]
         labels = dict(plan.request.kubernetes).get("pods", "")
         cluster = _cluster(places[0].context, places[0].namespace)
-        survey = KubernetesSurvey(plan, accesses[0].installation.requirements, cluster, lambda job_id: {}, labels)
+        survey = KubernetesSurvey(
+            plan, accesses[0].installation.requirements, cluster, lambda job_id: {}, labels
+        )
         return survey, survey.attached(places, accesses)
 
     def pools(self) -> Sequence[ListedPool]:
         """Jobs of this user's in the namespace of the current context that are pools, whichever machine they were made on."""
         cluster = _cluster("", "")
-        found = [one for one in cluster.jobs() if one["metadata"]["labels"].get(api.USER) == api.user()]
+        found = [
+            one for one in cluster.jobs() if one["metadata"]["labels"].get(api.USER) == api.user()
+        ]
         return [
             ListedPool(
                 (job_id := one["metadata"]["labels"][api.JOB]).rpartition("-")[0], job_id,
@@ -213,8 +244,16 @@ def _template(file: str) -> Json:
         found = yaml.safe_load(Path(file).expanduser().read_text())
     except (OSError, yaml.YAMLError) as problem:
         raise RequestError(f"--pod-template {file}: {problem}") from None
-    parts = [found, *(found.get(part, {}) for part in ("metadata", "spec"))] if isinstance(found, dict) else [found]
-    containers = (parts[-1].get("containers") or []) if all(isinstance(part, dict) for part in parts) else None
+    parts = (
+        [found, *(found.get(part, {}) for part in ("metadata", "spec"))]
+        if isinstance(found, dict)
+        else [found]
+    )
+    containers = (
+        (parts[-1].get("containers") or [])
+        if all(isinstance(part, dict) for part in parts)
+        else None
+    )
     if not isinstance(containers, list) or not all(isinstance(one, dict) for one in containers):
         raise RequestError(
             f"--pod-template {file}: write a Pod, or a pod template, with metadata, and a spec with containers"
@@ -259,10 +298,21 @@ def wait_for(cluster: KubernetesCluster, job_id: str, nodes: int, say: Say) -> l
             raise ProvisionError(f"Kubernetes job {name} cannot start: {problem}")
         job = cluster.job(name)
         if not job:
-            raise ProvisionError(f"Kubernetes job {name} was deleted, and not from this notebook, before its pods ran")
-        first = next((one["metadata"]["name"] for one in pods if api.waiting(one)[0] == api.CREATING), None)
-        creating, suspended = cluster.events(first) if first else [], bool(job["spec"].get("suspend"))
+            raise ProvisionError(
+                f"Kubernetes job {name} was deleted, and not from this notebook, before its pods ran"
+            )
+        first = next(
+            (one["metadata"]["name"] for one in pods if api.waiting(one)[0] == api.CREATING), None
+        )
+        creating, suspended = (
+            cluster.events(first) if first else [],
+            bool(job["spec"].get("suspend")),
+        )
         if (words := api.waiting_words(pods, nodes, events, suspended, creating)) != told:
             told = words
-            say(StartStep(f"Kubernetes job {name} waits: {words}", "requested", step=f"waits: {words}"))
+            say(
+                StartStep(
+                    f"Kubernetes job {name} waits: {words}", "requested", step=f"waits: {words}"
+                )
+            )
         cluster.changed(labels, version, WATCH_SECONDS)

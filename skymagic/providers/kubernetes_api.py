@@ -70,7 +70,11 @@ def official() -> Any:
 
 
 def _kubeconfigs() -> list[Path]:
-    return [Path(one).expanduser() for one in os.environ.get("KUBECONFIG", "~/.kube/config").split(os.pathsep) if one]
+    return [
+        Path(one).expanduser()
+        for one in os.environ.get("KUBECONFIG", "~/.kube/config").split(os.pathsep)
+        if one
+    ]
 
 
 def configured_at() -> tuple[object, ...]:
@@ -88,7 +92,9 @@ def _configured(context: str) -> tuple[Any, str, str]:
         config.load_incluster_config(client_configuration=configuration)
         return configuration, "", (ACCOUNT / "namespace").read_text().strip()
     try:
-        files = os.pathsep.join(map(str, _kubeconfigs()))  # the client has read KUBECONFIG when it was imported
+        files = os.pathsep.join(
+            map(str, _kubeconfigs())
+        )  # the client has read KUBECONFIG when it was imported
         contexts, active = config.list_kube_config_contexts(config_file=files)
         found = {one["name"]: one["context"] for one in contexts}
         name = context or active["name"]
@@ -97,7 +103,9 @@ def _configured(context: str) -> tuple[Any, str, str]:
             raise RequestError(f"--context: the kubeconfig has no context {name!r}{nearest}")
         config.load_kube_config(config_file=files, context=name, client_configuration=configuration)
     except (config.ConfigException, OSError, YAMLError) as problem:
-        raise RequestError(f"--provider kubernetes: no cluster is configured here: {problem}") from None
+        raise RequestError(
+            f"--provider kubernetes: no cluster is configured here: {problem}"
+        ) from None
     if not configuration.verify_ssl:
         raise RequestError(
             f"--context: {name} does not check the server's certificate (insecure-skip-tls-verify): "
@@ -144,18 +152,26 @@ class KubernetesCluster:
                 ) from None
             except (HTTPError, OSError) as problem:
                 if not repeated:
-                    raise ProvisionError(f"{self.label}: the API server does not answer: {problem}") from None
+                    raise ProvisionError(
+                        f"{self.label}: the API server does not answer: {problem}"
+                    ) from None
                 repeated = False
 
     @property
     def label(self) -> str:
         """Name of the cluster in messages."""
-        return f"Kubernetes (context {self.context})" if self.context else "Kubernetes (this pod's service account)"
+        return (
+            f"Kubernetes (context {self.context})"
+            if self.context
+            else "Kubernetes (this pod's service account)"
+        )
 
     def mistakes(self, attaching: bool) -> list[str]:
         """Why no pool can be made here: an old server, and all rights that are missing, each named."""
         told = self._ask(self._version.get_code)
-        number = tuple(int(re.sub(r"\D.*", "", told.get(part, "")) or 0) for part in ("major", "minor"))
+        number = tuple(
+            int(re.sub(r"\D.*", "", told.get(part, "")) or 0) for part in ("major", "minor")
+        )
         if number < OLDEST:
             return [
                 f"{self.label} runs version {told.get('gitVersion')}: skymagic needs 1.30 or newer, whose exec has half-close"
@@ -170,22 +186,37 @@ class KubernetesCluster:
         return [*missing, ROLE] if missing else []
 
     def _allowed(self, group: str, resource: str, sub: str, verb: str) -> bool:
-        what = {"namespace": self.namespace, "group": group, "resource": resource, "subresource": sub, "verb": verb}
+        what = {
+            "namespace": self.namespace,
+            "group": group,
+            "resource": resource,
+            "subresource": sub,
+            "verb": verb,
+        }
         body = {"apiVersion": "authorization.k8s.io/v1", "kind": "SelfSubjectAccessReview"}
         review = self._ask(
-            self._reviews.create_self_subject_access_review, {**body, "spec": {"resourceAttributes": what}}
+            self._reviews.create_self_subject_access_review,
+            {**body, "spec": {"resourceAttributes": what}},
         )
         return bool(review["status"]["allowed"])
 
     def create(self, job: Json) -> None:
         """Make a job, and the Service that goes with it."""
         # strict: else a misspelt field of a template is dropped without a word
-        made = self._ask(self._batch.create_namespaced_job, self.namespace, job, field_validation="Strict")
-        self._ask(self._core.create_namespaced_service, self.namespace, service_of(job, made["metadata"]["uid"]))
+        made = self._ask(
+            self._batch.create_namespaced_job, self.namespace, job, field_validation="Strict"
+        )
+        self._ask(
+            self._core.create_namespaced_service,
+            self.namespace,
+            service_of(job, made["metadata"]["uid"]),
+        )
 
     def delete(self, job: str) -> None:
         """Delete a job with its pods and its Service; one that is not there is deleted."""
-        self._ask(self._batch.delete_namespaced_job, job, self.namespace, propagation_policy="Background")
+        self._ask(
+            self._batch.delete_namespaced_job, job, self.namespace, propagation_policy="Background"
+        )
 
     def job(self, name: str) -> Json:
         """A job; {} where it is gone."""
@@ -194,7 +225,11 @@ class KubernetesCluster:
     def jobs(self) -> list[Json]:
         """All jobs of pools here, of every user."""
         labels = f"{MANAGED}=skymagic"
-        return list(self._ask(self._batch.list_namespaced_job, self.namespace, label_selector=labels)["items"])
+        return list(
+            self._ask(self._batch.list_namespaced_job, self.namespace, label_selector=labels)[
+                "items"
+            ]
+        )
 
     def pod(self, name: str) -> Json:
         """A pod; {} where it is gone."""
@@ -217,7 +252,9 @@ class KubernetesCluster:
                 return
         except kubernetes.client.ApiException as problem:
             if problem.status != 410:  # the list is too old: the next one is not
-                raise ProvisionError(refusal_words(problem.status, problem.body or "", self.label)) from None
+                raise ProvisionError(
+                    refusal_words(problem.status, problem.body or "", self.label)
+                ) from None
         finally:
             watch.stop()
 
@@ -225,12 +262,15 @@ class KubernetesCluster:
         """What was told of an object, the newest last; nothing where that may not be read."""
         try:
             found = self._ask(
-                self._core.list_namespaced_event, self.namespace, field_selector=f"involvedObject.name={name}"
+                self._core.list_namespaced_event,
+                self.namespace,
+                field_selector=f"involvedObject.name={name}",
             )
         except ProvisionError:
             return []
         return sorted(
-            found.get("items", []), key=lambda one: str(one.get("lastTimestamp") or one.get("eventTime") or "")
+            found.get("items", []),
+            key=lambda one: str(one.get("lastTimestamp") or one.get("eventTime") or ""),
         )
 
     def exec(self, pod: str, container: str, command: Sequence[str]) -> Any:
@@ -245,19 +285,26 @@ class KubernetesCluster:
             )  # fmt: skip
         except (kubernetes.client.ApiException, AttributeError) as failed:
             # client 36 decodes the body of each refusal, and that of a WebSocket has none: what it was about is behind that error
-            problem = failed if isinstance(failed, kubernetes.client.ApiException) else failed.__context__
+            problem = (
+                failed if isinstance(failed, kubernetes.client.ApiException) else failed.__context__
+            )
             reason = getattr(problem, "reason", None) or str(failed)
-            raise HostError(pod, refusal_words(_handshake_status(reason), reason, self.label)) from None
+            raise HostError(
+                pod, refusal_words(_handshake_status(reason), reason, self.label)
+            ) from None
         if opened.subprotocol != kubernetes.stream.ws_client.V5_CHANNEL_PROTOCOL:
             opened.close()
             raise HostError(
-                pod, f"{self.label} speaks {opened.subprotocol}: something between it and here is older than 1.30"
+                pod,
+                f"{self.label} speaks {opened.subprotocol}: something between it and here is older than 1.30",
             )
         return opened.sock
 
 
 def _place(pod: Json) -> tuple[int, str]:
-    index = pod["metadata"].get("annotations", {}).get("batch.kubernetes.io/job-completion-index", "0")
+    index = (
+        pod["metadata"].get("annotations", {}).get("batch.kubernetes.io/job-completion-index", "0")
+    )
     return int(index), str(pod["metadata"]["name"])
 
 
@@ -312,7 +359,9 @@ class ExecChannel(SocketChannel):
 
         said, silent, channel = bytearray(), 0, STDOUT
         try:
-            while silent < 3:  # else not even a pong came: the connection was cut, and nobody was told
+            while (
+                silent < 3
+            ):  # else not even a pong came: the connection was cut, and nobody was told
                 try:
                     frame = web.recv_frame()
                     silent = 0
@@ -326,7 +375,9 @@ class ExecChannel(SocketChannel):
                     self._answer("PONG", frame.data)
                 elif frame.opcode != frame.OPCODE_PONG:
                     data = memoryview(frame.data)
-                    if frame.opcode != frame.OPCODE_CONT and data:  # what continues a message has no channel of its own
+                    if (
+                        frame.opcode != frame.OPCODE_CONT and data
+                    ):  # what continues a message has no channel of its own
                         channel, data = data[0], data[1:]
                     if channel == STATUS:
                         said += data
@@ -337,7 +388,9 @@ class ExecChannel(SocketChannel):
         self._status, words = exit_status(bytes(said))
         with contextlib.suppress(OSError):
             self._their_errors.sendall(words.encode())
-        for each in filter(None, (web.sock, self._theirs, self._their_errors)):  # a WebSocket that was lost has none
+        for each in filter(
+            None, (web.sock, self._theirs, self._their_errors)
+        ):  # a WebSocket that was lost has none
             with contextlib.suppress(OSError):
                 each.shutdown(socket.SHUT_RDWR)
         web.shutdown()
@@ -368,7 +421,11 @@ def exit_status(said: bytes) -> tuple[int, str]:
         return 0, ""
     causes = (status.get("details") or {}).get("causes") or []
     codes = [one.get("message", "") for one in causes if one.get("reason") == "ExitCode"]
-    return (int(codes[0]), "") if codes and codes[0].isdigit() else (-1, str(status.get("message", "")))
+    return (
+        (int(codes[0]), "")
+        if codes and codes[0].isdigit()
+        else (-1, str(status.get("message", "")))
+    )
 
 
 # ------------------------------------------------------------------------------------ what is made
@@ -425,11 +482,17 @@ def job_words(job: Json) -> tuple[str, float | None]:
     status = job.get("status", {})
     state = f"{count(status.get('active', 0), 'pod')} active, {status.get('ready', 0)} ready"
     begun = status.get("startTime")
-    ends = datetime.fromisoformat(begun).timestamp() + job["spec"]["activeDeadlineSeconds"] if begun else None
+    ends = (
+        datetime.fromisoformat(begun).timestamp() + job["spec"]["activeDeadlineSeconds"]
+        if begun
+        else None
+    )
     return state, ends
 
 
-def job_manifest(job_id: str, nodes: int, seconds: int, resources: Json, image: str, template: Json) -> Json:
+def job_manifest(
+    job_id: str, nodes: int, seconds: int, resources: Json, image: str, template: Json
+) -> Json:
     """The Indexed Job of a pool; pure.
 
     Args:
@@ -483,7 +546,11 @@ def service_of(job: Json, uid: str) -> Json:
     """The headless Service that names a job's pods for each other; it goes with the job, which has this uid. Pure."""
     owner = {"apiVersion": "batch/v1", "kind": "Job", "name": job["metadata"]["name"], "uid": uid}
     metadata = {**job["metadata"], "ownerReferences": [owner]}
-    spec = {"clusterIP": "None", "publishNotReadyAddresses": True, "selector": {JOB: job["metadata"]["labels"][JOB]}}
+    spec = {
+        "clusterIP": "None",
+        "publishNotReadyAddresses": True,
+        "selector": {JOB: job["metadata"]["labels"][JOB]},
+    }
     return {"apiVersion": "v1", "kind": "Service", "metadata": metadata, "spec": spec}
 
 
@@ -541,7 +608,10 @@ def _true(thing: Json, *kinds: str) -> list[Json]:
 def waiting(pod: Json) -> tuple[str, str]:
     """(reason, message) why a pod does not run, both Kubernetes' own; ("", "") where it runs."""
     status = pod.get("status", {})
-    for container in [*status.get("initContainerStatuses", []), *status.get("containerStatuses", [])]:
+    for container in [
+        *status.get("initContainerStatuses", []),
+        *status.get("containerStatuses", []),
+    ]:
         if told := container.get("state", {}).get("waiting"):
             return told.get("reason", ""), told.get("message", "")
     if status.get("phase") == "Running":
@@ -553,7 +623,11 @@ def waiting(pod: Json) -> tuple[str, str]:
 
 
 def waiting_words(
-    pods: Sequence[Json], wanted: int, events: Iterable[Json], suspended: bool, creating: Sequence[Json] = ()
+    pods: Sequence[Json],
+    wanted: int,
+    events: Iterable[Json],
+    suspended: bool,
+    creating: Sequence[Json] = (),
 ) -> str:
     """Why a pool's pods do not all run, those with the same reason together; "" where they do.
 
@@ -576,7 +650,11 @@ def waiting_words(
 
 def _creating_words(events: Sequence[Json]) -> str:
     """What takes long, or has failed last, while a container is made; "" where nobody tells."""
-    told = [one for one in events if one.get("reason", "").startswith("Failed") or one.get("reason") == "Pulling"]
+    told = [
+        one
+        for one in events
+        if one.get("reason", "").startswith("Failed") or one.get("reason") == "Pulling"
+    ]
     return str(told[-1].get("message", "")) if told else ""
 
 
@@ -591,8 +669,14 @@ def fate_words(name: str, pod: Json, job: Json, events: Sequence[Json]) -> str:
     told = [*_true(pod, "DisruptionTarget"), *([status] if status.get("reason") else [])]
     for container in status.get("containerStatuses", []):
         if ended := container.get("state", {}).get("terminated"):
-            told.append({"reason": ended.get("reason"), "message": f"exit status {ended.get('exitCode')}"})
-    if status.get("phase") == "Running" and not pod["metadata"].get("deletionTimestamp") and not told:
+            told.append(
+                {"reason": ended.get("reason"), "message": f"exit status {ended.get('exitCode')}"}
+            )
+    if (
+        status.get("phase") == "Running"
+        and not pod["metadata"].get("deletionTimestamp")
+        and not told
+    ):
         return ""
     told += [*_true(job, "Failed", "FailureTarget"), *events]
     reasons = [(one.get("reason") or "", one.get("message") or "") for one in told]
@@ -610,7 +694,14 @@ def hopeless(pods: Iterable[Json], events: Iterable[Json] = ()) -> str:
         events: of their job.
     """
     told = [waiting(pod) for pod in pods]
-    said = [f"{WORDS[reason]}: {message} ({reason})" for reason, message in told if reason in HOPELESS]
-    barred = [one["message"] for one in events if "violates PodSecurity" in one.get("message", "")][-1:]
-    said += [f"{words}\n  docs/how-to/kubernetes.md has a --pod-template for such namespaces" for words in barred]
+    said = [
+        f"{WORDS[reason]}: {message} ({reason})" for reason, message in told if reason in HOPELESS
+    ]
+    barred = [one["message"] for one in events if "violates PodSecurity" in one.get("message", "")][
+        -1:
+    ]
+    said += [
+        f"{words}\n  docs/how-to/kubernetes.md has a --pod-template for such namespaces"
+        for words in barred
+    ]
     return "; ".join(dict.fromkeys(said))

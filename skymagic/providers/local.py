@@ -56,7 +56,9 @@ class Local:
             cluster = plugins.Cluster(shape.nodes, shape.procs_per_node, request.accelerator, each)
             asked = table.image_for(made.request.plugins, made.image, cluster)
         if asked.pip:
-            mistakes += image.missing(asked, {name: _version(name) for name in image.projects(asked.pip)})
+            mistakes += image.missing(
+                asked, {name: _version(name) for name in image.projects(asked.pip)}
+            )
         if mistakes:
             raise RequestError(mistakes)
         made = replace(made, image=asked)
@@ -66,9 +68,13 @@ class Local:
         """One agent serves all ranks of this machine."""
         if isinstance(survey, Detached):
             return [survey.here.node(f"{job_id}-0", run)]
-        return [Node(0, socket.gethostname(), lambda state: run(processes.AGENT), run, address=ADDRESS)]
+        return [
+            Node(0, socket.gethostname(), lambda state: run(processes.AGENT), run, address=ADDRESS)
+        ]
 
-    def attach(self, plan: Plan, accesses: Sequence[DetachedAccess]) -> tuple[Survey, Sequence[Node]]:
+    def attach(
+        self, plan: Plan, accesses: Sequence[DetachedAccess]
+    ) -> tuple[Survey, Sequence[Node]]:
         """This machine, for a pool that another notebook has made here with ``--detach``."""
         survey = Detached(plan, Here(accesses[0]))
         return survey, [survey.here.node(accesses[0].daemon, run)]
@@ -102,7 +108,9 @@ class ChildTransport:
     def write(self, data: bytes | memoryview) -> None:
         """Bytes to the agent."""
         if self._over or self._child.stdin is None or self._child.stdin.closed:
-            raise BrokenPipeError("the agent has ended")  # its descriptor may be another file's by now
+            raise BrokenPipeError(
+                "the agent has ended"
+            )  # its descriptor may be another file's by now
         write_all(self._in, data)
 
     def complaint(self) -> str:
@@ -113,10 +121,16 @@ class ChildTransport:
             if self._errors.closed:
                 return ""
             size = os.fstat(self._errors.fileno()).st_size
-            said = os.pread(self._errors.fileno(), COMPLAINT, max(0, size - COMPLAINT)).decode(errors="replace").strip()
+            said = (
+                os.pread(self._errors.fileno(), COMPLAINT, max(0, size - COMPLAINT))
+                .decode(errors="replace")
+                .strip()
+            )
         finally:
             self._reading.release()
-        with contextlib.suppress(subprocess.TimeoutExpired):  # its output has ended, and so it is about to
+        with contextlib.suppress(
+            subprocess.TimeoutExpired
+        ):  # its output has ended, and so it is about to
             status = self._child.wait(timeout=1.0)
             return said or (status_words(status) if status else "")
         return said
@@ -147,7 +161,9 @@ def run(module: str, *arguments: str) -> ChildTransport:
 
     Ranks look there all the same, as notebooks do: IPython sees to that.
     """
-    beside = Path(__file__).resolve().parents[2] == Path.cwd().resolve()  # used from its source, not installed
+    beside = (
+        Path(__file__).resolve().parents[2] == Path.cwd().resolve()
+    )  # used from its source, not installed
     safe = () if beside else ("-P",)
     return ChildTransport((sys.executable, *safe, "-m", module, *arguments))
 
@@ -162,14 +178,21 @@ def inventory(request: PoolRequest | None = None) -> Inventory:
     """What this machine has; its GPUs where the request may take some, for a driver may take seconds to answer."""
     cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     memory = round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9, 1)
-    here = Inventory(socket.gethostname(), cpus, memory, python=f"{sys.version_info.major}.{sys.version_info.minor}")
+    here = Inventory(
+        socket.gethostname(),
+        cpus,
+        memory,
+        python=f"{sys.version_info.major}.{sys.version_info.minor}",
+    )
     if request is None or not gpus.wanted(request):
         return here
     # a line of the pool's own wins over what the notebook was started with
     said = dict(request.env).get("CUDA_VISIBLE_DEVICES", os.environ.get("CUDA_VISIBLE_DEVICES"))
     devices, complaint = driver()
     return replace(
-        here, gpus=gpus.visible(devices, said), unusable=complaint or _without_cuda(gpus.frameworks(request), devices)
+        here,
+        gpus=gpus.visible(devices, said),
+        unusable=complaint or _without_cuda(gpus.frameworks(request), devices),
     )
 
 
@@ -193,17 +216,28 @@ def driver() -> tuple[tuple[GpuDevice, ...], str]:
 
 def _smi(question: str) -> tuple[list[str], str]:
     """(lines that nvidia-smi has printed, what it has said instead)."""
-    command = ["nvidia-smi", question, *([] if question == "-L" else ["--format=csv,noheader,nounits"])]
+    command = [
+        "nvidia-smi",
+        question,
+        *([] if question == "-L" else ["--format=csv,noheader,nounits"]),
+    ]
     try:
         answer = subprocess.run(
-            command, capture_output=True, text=True, errors="replace", timeout=DRIVER_TIMEOUT, check=False
+            command,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=DRIVER_TIMEOUT,
+            check=False,
         )
     except subprocess.TimeoutExpired:
         return [], f"nvidia-smi took more than {DRIVER_TIMEOUT:.0f} s"
     except OSError as problem:
         return [], f"nvidia-smi: {problem.strerror}"
     if answer.returncode:
-        return [], (answer.stdout + answer.stderr).strip()[-300:] or f"nvidia-smi ended with {answer.returncode}"
+        return [], (answer.stdout + answer.stderr).strip()[
+            -300:
+        ] or f"nvidia-smi ended with {answer.returncode}"
     return [line for line in answer.stdout.splitlines() if line.strip()], ""
 
 
@@ -225,8 +259,14 @@ def _without_cuda(frameworks: Collection[str], devices: Sequence[GpuDevice]) -> 
         words.append(
             f"torch {label} is built without CUDA (install one with: pip install torch --index-url {CUDA_WHEELS})"
         )
-    if "jax" in frameworks and _version("jax") and not any(_version(f"jax-cuda{major}-plugin") for major in (12, 13)):
-        words.append(f"jax {_version('jax')} is installed without CUDA (pip install 'jax[cuda12]' adds it)")
+    if (
+        "jax" in frameworks
+        and _version("jax")
+        and not any(_version(f"jax-cuda{major}-plugin") for major in (12, 13))
+    ):
+        words.append(
+            f"jax {_version('jax')} is installed without CUDA (pip install 'jax[cuda12]' adds it)"
+        )
     return "; ".join(words)
 
 
@@ -282,7 +322,15 @@ class Here:
             return self._tunnel.open(lambda: run(processes.ATTACH, daemon), state)
 
         access = DetachedAccess(daemon, self._tunnel.secret)
-        return Node(0, socket.gethostname(), opened, run, access=access, leave=self._tunnel.leave, address=ADDRESS)
+        return Node(
+            0,
+            socket.gethostname(),
+            opened,
+            run,
+            access=access,
+            leave=self._tunnel.leave,
+            address=ADDRESS,
+        )
 
     def close(self) -> None:
         """End the agent and the tunnel; twice is safe."""
@@ -308,4 +356,6 @@ def _check(access: DetachedAccess) -> None:
     if access.machine != socket.gethostname():
         raise PoolError(f"it runs on {access.machine}: attach from a notebook there")
     if access.python != sys.executable:
-        raise PoolError(f"its ranks run in {access.python}: attach from a notebook with that interpreter")
+        raise PoolError(
+            f"its ranks run in {access.python}: attach from a notebook with that interpreter"
+        )

@@ -36,7 +36,9 @@ from skymagic.ssh.process import Process
 from skymagic.wire import tls
 from skymagic.wire.threads import run_all
 
-WORTH_BYTES = 50_000_000  # bytes of wheels from which on passing them on is faster than one download per host
+WORTH_BYTES = (
+    50_000_000  # bytes of wheels from which on passing them on is faster than one download per host
+)
 _END_SECONDS = 15.0
 
 
@@ -57,7 +59,9 @@ class Target:
 # -- who passes on -------------------------------------------------------------------------------------------------------
 
 
-def groups(targets: Sequence[Target], requirements: Requirements, *, alone: bool = False) -> list[list[Target]]:
+def groups(
+    targets: Sequence[Target], requirements: Requirements, *, alone: bool = False
+) -> list[list[Target]]:
     """Hosts of one kind, the first of which makes an environment for all; pure. A host that shares with none is a group of one.
 
     Args:
@@ -65,12 +69,21 @@ def groups(targets: Sequence[Target], requirements: Requirements, *, alone: bool
     """
     kinds: dict[object, list[Target]] = {}
     for each in targets:
-        known = (kind(each.facts), choose(requirements, each.facts), each.facts.env, each.facts.without_index)
+        known = (
+            kind(each.facts),
+            choose(requirements, each.facts),
+            each.facts.env,
+            each.facts.without_index,
+        )
         shares = _shares(each, requirements) and (each.facts.without_index or not alone)
         kinds.setdefault(known if shares else each.name, []).append(each)
     found = []
     for group in kinds.values():
-        found += [group] if len(group) > 1 and meeting([each.facts for each in group]) else [[each] for each in group]
+        found += (
+            [group]
+            if len(group) > 1 and meeting([each.facts for each in group])
+            else [[each] for each in group]
+        )
     return found
 
 
@@ -81,7 +94,9 @@ def _shares(target: Target, requirements: Requirements) -> bool:
         return False
     if facts.without_index:
         return True
-    nbytes = download_bytes(requirements, facts)  # commands of plugins may not run twice in an environment
+    nbytes = download_bytes(
+        requirements, facts
+    )  # commands of plugins may not run twice in an environment
     return not requirements.commands and nbytes >= WORTH_BYTES and not shortage_of(nbytes, facts)
 
 
@@ -91,10 +106,14 @@ def meeting(hosts: Sequence[Facts]) -> list[str] | None:
     A wrong guess costs a few seconds: a host that cannot follow another is set up as a single host.
     """
     if len({(each.boot, each.addresses) for each in hosts}) == 1 and hosts[0].boot:
-        return ["127.0.0.1"] * len(hosts)  # accounts of one machine; containers on one have addresses of their own
+        return ["127.0.0.1"] * len(
+            hosts
+        )  # accounts of one machine; containers on one have addresses of their own
     found = [_private(each) for each in hosts]
     for length in (24, 16, 8):
-        for network in dict.fromkeys(ipaddress.ip_network(f"{each}/{length}", strict=False) for each in found[0]):
+        for network in dict.fromkeys(
+            ipaddress.ip_network(f"{each}/{length}", strict=False) for each in found[0]
+        ):
             among = [[each for each in addresses if each in network] for addresses in found]
             if all(among) and len({each[0] for each in among}) == len(hosts):
                 return [str(each[0]) for each in among]
@@ -119,7 +138,9 @@ def _private(facts: Facts) -> list[ipaddress.IPv4Address]:
 # -- what they get -----------------------------------------------------------------------------------------------------
 
 
-def from_here(group: Sequence[Target], requirements: Requirements, say: Callable[[str], None]) -> Supply:
+def from_here(
+    group: Sequence[Target], requirements: Requirements, say: Callable[[str], None]
+) -> Supply:
     """Wheels that the notebook fetches for hosts of one kind that reach no index.
 
     Raises:
@@ -140,7 +161,9 @@ def from_here(group: Sequence[Target], requirements: Requirements, say: Callable
         house = fetch(wanted, facts, lambda words: None)
     except NoWheels as problem:
         reason = f"it reaches no package index, and its packages could not be fetched here either:\n{problem}"
-        raise HostError(group[0].name, reason, "Fix what that says, or let the host reach an index.") from None
+        raise HostError(
+            group[0].name, reason, "Fix what that says, or let the host reach an index."
+        ) from None
     for each in group:
         if words := shortage_of(house.nbytes, each.facts):
             raise HostError(each.name, f"it cannot be set up: {words}")
@@ -157,15 +180,26 @@ def passed_on(
         By name of host, what is there; a host that got nothing is not in it. What nobody installs from is removed at the end.
     """
     first, *others = group
-    say(_step(f"{first.name} passes its environment on to {', '.join(each.name for each in others)}", group))
+    say(
+        _step(
+            f"{first.name} passes its environment on to {', '.join(each.name for each in others)}",
+            group,
+        )
+    )
     chain = Chain(group, requirements)
     unused: Sequence[Target] = group
     try:
         supplies = chain.run()
         if left := [each.name for each in others if each.name not in supplies]:
-            how = "sending the packages from here" if first.facts.without_index else "downloading the packages there"
+            how = (
+                "sending the packages from here"
+                if first.facts.without_index
+                else "downloading the packages there"
+            )
             say(f"{', '.join(left)}: the environment could not be copied from {first.name}; {how}")
-        chain.discard([each for each in group if each.name not in supplies or not supplies[each.name].copied])
+        chain.discard(
+            [each for each in group if each.name not in supplies or not supplies[each.name].copied]
+        )
         unused = [each for each in others if each.name in supplies]
         yield supplies
         unused = ()  # install.sh has removed what it has installed from
@@ -198,13 +232,21 @@ class Chain:
         addresses = meeting([each.facts for each in self._group])
         assert addresses is not None
         listen = partial(self._listen, tls.certificate())
-        jobs = [_Job(partial(listen, *each), self._over) for each in zip(self._group, addresses, strict=True)]
+        jobs = [
+            _Job(partial(listen, *each), self._over)
+            for each in zip(self._group, addresses, strict=True)
+        ]
         try:
             answers = dict(zip((each.name for each in self._group), run_all(jobs), strict=True))
             links = [each for each in answers.values() if isinstance(each, _Link)]
             if not links or links[0].target is not self._group[0]:
                 return {}
-            came = run_all([partial(self._take, *each, links[-1]) for each in zip([None, *links], links, strict=False)])
+            came = run_all(
+                [
+                    partial(self._take, *each, links[-1])
+                    for each in zip([None, *links], links, strict=False)
+                ]
+            )
             there = {name: Supply() for name, answer in answers.items() if answer is None}
             return there | {
                 link.target.name: Supply(copied=self.tokens[link.target.name])
@@ -234,13 +276,21 @@ class Chain:
         names = [self._environment, f"code/{self._requirements.code}"]
         words = {"folder": link.target.facts.folder, "names": names, "last": link is last}
         if before is not None:
-            words |= {"upstream": before.address, "place": link.place, "source": self._group[0].facts.folder}
+            words |= {
+                "upstream": before.address,
+                "place": link.place,
+                "source": self._group[0].facts.folder,
+            }
         return _answer(link.process, words)
 
     def discard(self, targets: Sequence[Target]) -> None:
         """Remove folders of uploads that nobody will install from, as far as the hosts can be reached."""
-        places = [(each, f"{each.facts.folder}/incoming/{self.tokens[each.name]}") for each in targets]
-        jobs = [partial(each.host.run, f"rm -rf {quote(place)}", timeout=20.0) for each, place in places]
+        places = [
+            (each, f"{each.facts.folder}/incoming/{self.tokens[each.name]}") for each in targets
+        ]
+        jobs = [
+            partial(each.host.run, f"rm -rf {quote(place)}", timeout=20.0) for each, place in places
+        ]
         run_all(jobs, timeout=25.0)
 
 

@@ -91,7 +91,9 @@ class Listable(Protocol):
 class Replaceable(Protocol):
     """What a provider has whose machines may be taken away while they run."""
 
-    def replace(self, survey: Any, lost: Sequence[int], say: Say, stop: threading.Event) -> Mapping[int, Node]:
+    def replace(
+        self, survey: Any, lost: Sequence[int], say: Say, stop: threading.Event
+    ) -> Mapping[int, Node]:
         """Other machines in the place of these, by their numbers; waits until there are some, on a thread of its own.
 
         Called for machines that are gone, with nothing else asked for meanwhile. What it makes the survey releases.

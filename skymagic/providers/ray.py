@@ -47,7 +47,10 @@ CONNECT_SECONDS = 5.0
 SETTINGS = b"\x04"
 HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(3) + SETTINGS + bytes(5)
 """What opens a connection of gRPC's, which Ray uses, and the kind of the frame that both sides begin with (RFC 9113)."""
-ANSWER_SECONDS, CLIENT_SECONDS = 60.0, 120.0  # Ray Client may need 40 s to find out that it must try again
+ANSWER_SECONDS, CLIENT_SECONDS = (
+    60.0,
+    120.0,
+)  # Ray Client may need 40 s to find out that it must try again
 KIND = "accelerator_type:"
 """What Ray calls a GPU's kind among a node's resources."""
 
@@ -70,7 +73,9 @@ class RayLink:
         self._program: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None
 
-    def ask(self, request: Mapping[str, Any], seconds: float | None = ANSWER_SECONDS) -> Iterator[dict[str, Any]]:
+    def ask(
+        self, request: Mapping[str, Any], seconds: float | None = ANSWER_SECONDS
+    ) -> Iterator[dict[str, Any]]:
         """The answers to a request, as they come; an interrupt is heard. Raises ProvisionError where there is no cluster, or it refuses."""
         near, far = socket.socketpair()
         answer = None
@@ -97,7 +102,11 @@ class RayLink:
                     self._start()
                 assert self._control is not None and self._program is not None
                 try:
-                    socket.send_fds(self._control, [json.dumps(request).encode()], [each.fileno() for each in sockets])
+                    socket.send_fds(
+                        self._control,
+                        [json.dumps(request).encode()],
+                        [each.fileno() for each in sockets],
+                    )
                     return
                 except OSError:  # Ray is ending it
                     with contextlib.suppress(subprocess.TimeoutExpired):
@@ -106,7 +115,11 @@ class RayLink:
 
     def lost(self) -> str:
         """That the head is gone, once nodes have ended too, as Ray has them do without it; "" where that is not known from here."""
-        if self._lost is None or self.address.startswith("ray://") or time.monotonic() - self._lost < _head_seconds():
+        if (
+            self._lost is None
+            or self.address.startswith("ray://")
+            or time.monotonic() - self._lost < _head_seconds()
+        ):
             return ""
         return f"the head of the Ray cluster at {self.address} is gone, and Ray ends nodes that do not reach it for {_head_seconds():.0f} s"
 
@@ -115,12 +128,16 @@ class RayLink:
             _reach(self.address)
         except ProvisionError:
             # a process that Ray has ended has waited as long as nodes do
-            self._lost = self._lost or time.monotonic() - (_head_seconds() if self._program else 0.0)
+            self._lost = self._lost or time.monotonic() - (
+                _head_seconds() if self._program else 0.0
+            )
             raise
         self._lost = None
         self._stop()
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._control.settimeout(CLIENT_SECONDS if self.address.startswith("ray://") else ANSWER_SECONDS)
+        self._control.settimeout(
+            CLIENT_SECONDS if self.address.startswith("ray://") else ANSWER_SECONDS
+        )
         try:
             with theirs:
                 self._program = subprocess.Popen(
@@ -128,7 +145,9 @@ class RayLink:
                     stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
                     start_new_session=True,  # a terminal's Ctrl-C is for the notebook
                 )  # fmt: skip
-            told = json.loads(self._control.recv(1 << 18) or b'{"error": "its driver ended without a word"}')
+            told = json.loads(
+                self._control.recv(1 << 18) or b'{"error": "its driver ended without a word"}'
+            )
             if "error" in told:
                 raise ProvisionError(refusal(self.address, told["error"]))
         except TimeoutError:
@@ -195,7 +214,9 @@ def refusal(address: str, said: str) -> str:
     if address == "auto" and "Could not find any running Ray instance" in said:
         return "--address auto: no Ray cluster runs on this machine, and RAY_ADDRESS is not set; write --address HOST:PORT, or ray://HOST:10001"
     words = f"the Ray cluster at {address} lets nobody in: {' '.join(said.split())[:1000]}"
-    if "Starting Ray client server failed" in said:  # gRPC crashes in the process that Ray's server forks
+    if (
+        "Starting Ray client server failed" in said
+    ):  # gRPC crashes in the process that Ray's server forks
         words += "\n  Ray loses some clients (ray-project/ray#63202): try again, or start the head with GRPC_ENABLE_FORK_SUPPORT=0"
     return words
 
@@ -252,14 +273,20 @@ class RayNode(ClusterNode):
         """Shells beside the node's holder."""
 
         def shell(command: str, ends: Sequence[socket.socket]) -> None:
-            self.link.send({"do": "pass_on", "job": self.job_id, "index": self.index, "command": command}, ends)
+            self.link.send(
+                {"do": "pass_on", "job": self.job_id, "index": self.index, "command": command}, ends
+            )
 
-        return ChannelConnection(self.name, f"ray status --address {self.link.address}", lambda _: RayChannel(shell))
+        return ChannelConnection(
+            self.name, f"ray status --address {self.link.address}", lambda _: RayChannel(shell)
+        )
 
     def fate(self) -> str:
         """Why the node is gone, as Ray says; "" where it is not, or nobody says."""
         asked = {"do": "fate", "job": self.job_id, "index": self.index}
-        for _ in range(2):  # without the head the first may wait until Ray ends the process that asks
+        for _ in range(
+            2
+        ):  # without the head the first may wait until Ray ends the process that asks
             with contextlib.suppress(ProvisionError):
                 return "".join(one["fate"] for one in self.link.ask(asked))
         return self.link.lost()
@@ -298,7 +325,9 @@ class Ray:
         """Ask what the cluster has; nothing is started there."""
         mistakes = for_others(request, "ray")
         if importlib.util.find_spec("ray") is None:
-            missing = "--provider ray needs Ray in the notebook's environment, in the cluster's version: "
+            missing = (
+                "--provider ray needs Ray in the notebook's environment, in the cluster's version: "
+            )
             mistakes.append(f'{missing}pip install "skymagic[ray]"')
         if mistakes:
             raise RequestError(mistakes)
@@ -333,10 +362,17 @@ class Ray:
         ]
         return survey.taken(places, "Ray has given", say)
 
-    def attach(self, plan: Plan, accesses: Sequence[ClusterAccess]) -> tuple[RaySurvey, Sequence[Node]]:
+    def attach(
+        self, plan: Plan, accesses: Sequence[ClusterAccess]
+    ) -> tuple[RaySurvey, Sequence[Node]]:
         """The nodes of a pool that another notebook of this user has made from this plan; no node is connected to yet."""
-        survey = RaySurvey(plan, accesses[0].installation.requirements, RayLink(accesses[0].where[0]))
-        places = [RayNode(one.host, one.job_id, survey.link, index, one.where[1]) for index, one in enumerate(accesses)]
+        survey = RaySurvey(
+            plan, accesses[0].installation.requirements, RayLink(accesses[0].where[0])
+        )
+        places = [
+            RayNode(one.host, one.job_id, survey.link, index, one.where[1])
+            for index, one in enumerate(accesses)
+        ]
         return survey, survey.attached(places, accesses)
 
     def pools(self) -> Sequence[ListedPool]:
@@ -347,7 +383,10 @@ class Ray:
             with contextlib.closing(RayLink(address)) as link:
                 (answer,) = link.ask({"do": "pools"})
             where = f"the Ray cluster at {link.address}"
-            listed += [ListedPool(job.rpartition("-")[0], job, where, state.lower()) for job, state in answer["pools"]]
+            listed += [
+                ListedPool(job.rpartition("-")[0], job, where, state.lower())
+                for job, state in answer["pools"]
+            ]
         return listed
 
     def end(self, job_id: str) -> None:
@@ -369,7 +408,9 @@ def _note(job: str) -> Path:
 def _end(link: RayLink, job: str) -> None:
     """Raises ProvisionError where something is left."""
     if left := [each for answer in link.ask({"do": "end", "job": job}) for each in answer["left"]]:
-        raise ProvisionError(f"Ray has not removed {', '.join(left)} (namespace skymagic) of pool {job}")
+        raise ProvisionError(
+            f"Ray has not removed {', '.join(left)} (namespace skymagic) of pool {job}"
+        )
     _note(job).unlink(missing_ok=True)
 
 
@@ -387,14 +428,18 @@ def bundle(request: PoolRequest, nodes: Sequence[Mapping[str, float]]) -> dict[s
     return wanted | _gpu_resources(request.gpu, nodes)
 
 
-def _gpu_resources(gpu: Accelerator | GpuChoice, nodes: Sequence[Mapping[str, float]]) -> dict[str, float]:
+def _gpu_resources(
+    gpu: Accelerator | GpuChoice, nodes: Sequence[Mapping[str, float]]
+) -> dict[str, float]:
     most = max((each.get("GPU", 0.0) for each in nodes), default=0.0)
     counted(gpu, "Ray")
     if isinstance(gpu, GpuChoice):
         if not most and gpu.count is None:
             raise RequestError("--gpu all: no node of the cluster has GPUs now: write how many")
         return {"GPU": float(gpu.count or most)}
-    kinds = dict.fromkeys(key.removeprefix(KIND) for each in nodes for key in each if key.startswith(KIND))
+    kinds = dict.fromkeys(
+        key.removeprefix(KIND) for each in nodes for key in each if key.startswith(KIND)
+    )
     named = next((each for each in kinds if matches(gpu.name, each)), None)
     return {"GPU": float(gpu.count), f"{KIND}{named or gpu.name}": 0.001}
 
@@ -403,12 +448,22 @@ def _placed(survey: RaySurvey, say: Say) -> list[dict[str, str]]:
     """The nodes that Ray has given, once it has. Raises ProvisionError."""
     job = survey.gang.job_id
     folder = holder_folder(job, "@NODE@")
-    request = {"do": "place", "job": job, "bundles": survey.bundles, "folder": folder, "script": holder_script(folder)}
+    request = {
+        "do": "place",
+        "job": job,
+        "bundles": survey.bundles,
+        "folder": folder,
+        "script": holder_script(folder),
+    }
     for one in survey.link.ask(request, None):
         if "nodes" in one:
             return list(one["nodes"])
         if words := one.get("waits"):
-            say(StartStep(f"Ray has no place yet for {words}", "requested", step=f"waits for {words}"))
+            say(
+                StartStep(
+                    f"Ray has no place yet for {words}", "requested", step=f"waits for {words}"
+                )
+            )
     raise ProvisionError(f"the connection to the Ray cluster at {survey.link.address} is lost")
 
 
@@ -416,5 +471,6 @@ def _names(nodes: Sequence[Mapping[str, str]]) -> list[str]:
     """What nodes are called: by their hosts, and by Ray's number where two are on one."""
     hosts = [each["host"] for each in nodes]
     return [
-        host if hosts.count(host) == 1 else f"{host}-{each['ray'][:6]}" for host, each in zip(hosts, nodes, strict=True)
+        host if hosts.count(host) == 1 else f"{host}-{each['ray'][:6]}"
+        for host, each in zip(hosts, nodes, strict=True)
     ]

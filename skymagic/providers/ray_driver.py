@@ -34,7 +34,12 @@ from typing import Any
 sys.modules["rfc3987_syntax"] = None  # type: ignore[assignment]
 import ray
 from ray.exceptions import ActorUnavailableError, GetTimeoutError, RayActorError, RayError
-from ray.util import get_placement_group, placement_group, placement_group_table, remove_placement_group
+from ray.util import (
+    get_placement_group,
+    placement_group,
+    placement_group_table,
+    remove_placement_group,
+)
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 NAMESPACE = PREFIX = "skymagic"
@@ -79,12 +84,22 @@ class RayHolder:
 
     def __init__(self, group: Any, names: Sequence[str], folder: str, script: str) -> None:
         self._called = time.monotonic()
-        self._folder, self._shells, self._asked = folder, dict[str, subprocess.Popen[bytes]](), dict[str, float]()
-        kept = {key: value for key, value in os.environ.items() if not key.startswith("RAY_") and key not in RAYS_OWN}
+        self._folder, self._shells, self._asked = (
+            folder,
+            dict[str, subprocess.Popen[bytes]](),
+            dict[str, float](),
+        )
+        kept = {
+            key: value
+            for key, value in os.environ.items()
+            if not key.startswith("RAY_") and key not in RAYS_OWN
+        }
         # Ray used in a cell finds its own cluster
         self._env = {**kept, "RAY_ADDRESS": ray.get_runtime_context().gcs_address}
         command = ["/bin/sh", "-c", GUARD, folder, script]
-        self._guard = subprocess.Popen(command, stdin=subprocess.PIPE, env=self._env, start_new_session=True)
+        self._guard = subprocess.Popen(
+            command, stdin=subprocess.PIPE, env=self._env, start_new_session=True
+        )
         self._guard.wait()
         while not Path(folder, "start").exists():
             time.sleep(0.01)
@@ -106,15 +121,22 @@ class RayHolder:
         raylet = os.getppid()
         while self.needed() or any(is_needed(name) for name in names):
             time.sleep(LOOK)
-            if os.getppid() != raylet:  # without a head it ends, and may leave an actor whose threads wait
+            if (
+                os.getppid() != raylet
+            ):  # without a head it ends, and may leave an actor whose threads wait
                 os._exit(1)
-            for key in [key for key, asked in self._asked.items() if time.monotonic() - asked > FORGOTTEN]:
+            for key in [
+                key for key, asked in self._asked.items() if time.monotonic() - asked > FORGOTTEN
+            ]:
                 self.close(key)
         remove_placement_group(group)  # upon which Ray ends this process
 
     def start(self, key: str, command: str) -> None:
         """Start a shell with a command line."""
-        env, pipe = {**self._env, "SKYMAGIC_HOLDER": self._folder, "SKYMAGIC_GUARD": self._folder}, subprocess.PIPE
+        env, pipe = (
+            {**self._env, "SKYMAGIC_HOLDER": self._folder, "SKYMAGIC_GUARD": self._folder},
+            subprocess.PIPE,
+        )
         self._asked[key] = time.monotonic()
         self._shells[key] = subprocess.Popen(
             ["/bin/sh", "-c", command], stdin=pipe, stdout=pipe, stderr=pipe, env=env, cwd="/tmp", start_new_session=True
@@ -139,7 +161,9 @@ class RayHolder:
             return 0, b"-1"
         self._asked[key] = time.monotonic()
         streams = {
-            each: number for number, each in enumerate((shell.stdout, shell.stderr), 1) if each and not each.closed
+            each: number
+            for number, each in enumerate((shell.stdout, shell.stderr), 1)
+            if each and not each.closed
         }
         if not streams:
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -173,15 +197,26 @@ def is_needed(name: str) -> bool:
         return False
 
 
-def waits(group: Mapping[str, Any], bundles: Sequence[Mapping[str, float]], nodes: Sequence[Mapping[str, Any]]) -> str:
+def waits(
+    group: Mapping[str, Any],
+    bundles: Sequence[Mapping[str, float]],
+    nodes: Sequence[Mapping[str, Any]],
+) -> str:
     """What a group waits for, with Ray's own word; pure.
 
     Args:
         group: its row of `placement_group_table`. nodes: those that are alive, as `ray.nodes` lists them.
     """
-    able = sum(all(each["Resources"].get(key, 0) >= amount for key, amount in bundles[0].items()) for each in nodes)
-    wanted = ", ".join(f"{key} {amount:g}" if amount >= 1 else key for key, amount in bundles[0].items())
-    said = ", ".join(filter(None, (group.get("state"), group.get("stats", {}).get("scheduling_state"))))
+    able = sum(
+        all(each["Resources"].get(key, 0) >= amount for key, amount in bundles[0].items())
+        for each in nodes
+    )
+    wanted = ", ".join(
+        f"{key} {amount:g}" if amount >= 1 else key for key, amount in bundles[0].items()
+    )
+    said = ", ".join(
+        filter(None, (group.get("state"), group.get("stats", {}).get("scheduling_state")))
+    )
     why = "which others use"
     if able < len(bundles):
         why = f"and {able} of the cluster's {len(nodes)} nodes are such: an autoscaler may add some, else stop it and ask for less"
@@ -198,7 +233,9 @@ def serve(control: socket.socket) -> None:
         if not data:
             return
         request, sockets = json.loads(data), [socket.socket(fileno=each) for each in descriptors]
-        if request["do"] == "place":  # before anything else is read: a later "end" must find what there is to end
+        if (
+            request["do"] == "place"
+        ):  # before anything else is read: a later "end" must find what there is to end
             request["made"] = made(**request)
         threading.Thread(target=answer, args=(request, sockets), daemon=True).start()
 
@@ -206,13 +243,18 @@ def serve(control: socket.socket) -> None:
 def answer(request: dict[str, Any], sockets: Sequence[socket.socket]) -> None:
     """Carry a request out: a line of JSON for each answer."""
     named = {each.__name__: each for each in ANSWERS}
-    with contextlib.ExitStack() as closing, contextlib.suppress(OSError):  # nobody may wait for it any more
+    with (
+        contextlib.ExitStack() as closing,
+        contextlib.suppress(OSError),
+    ):  # nobody may wait for it any more
         for each in sockets:
             closing.enter_context(each)
         try:
             for line in named[request.pop("do")](sockets, **request):
                 sockets[0].sendall(json.dumps(line).encode() + b"\n")
-        except Exception as problem:  # Ray's own asserts among them: who asked would take silence for an answer
+        except (
+            Exception
+        ) as problem:  # Ray's own asserts among them: who asked would take silence for an answer
             words = str(problem) if isinstance(problem, (RayError, ValueError)) else repr(problem)
             sockets[0].sendall(json.dumps({"error": words}).encode() + b"\n")
 
@@ -227,7 +269,9 @@ def alive_nodes() -> list[dict[str, Any]]:
     return [each for each in ray.nodes() if each["Alive"]]
 
 
-def made(do: str, job: str, bundles: Sequence[Mapping[str, float]], folder: str, script: str) -> Any:
+def made(
+    do: str, job: str, bundles: Sequence[Mapping[str, float]], folder: str, script: str
+) -> Any:
     """The holders of a new pool, or why there are none."""
     name = f"{PREFIX}-{job}"
     names = [f"{name}-{index}" for index in range(len(bundles))]
@@ -245,7 +289,9 @@ def made(do: str, job: str, bundles: Sequence[Mapping[str, float]], folder: str,
         return problem
 
 
-def place(_: object, job: str, bundles: Sequence[Mapping[str, float]], made: Any, **_more: str) -> Answers:
+def place(
+    _: object, job: str, bundles: Sequence[Mapping[str, float]], made: Any, **_more: str
+) -> Answers:
     """What a pool waits for, until its nodes are there; then call them while this process is there."""
     if isinstance(made, Exception):
         raise made
@@ -275,7 +321,9 @@ def fate(_: object, job: str, index: int) -> Answers:
             said = " ".join(str(problem).split())
             words = f"Ray says: {said[said.rfind('The actor ') :]}"
         except ValueError:
-            words = "Ray has ended what held it: the pool has ended, or the node has left the cluster"
+            words = (
+                "Ray has ended what held it: the pool has ended, or the node has left the cluster"
+            )
     yield {"fate": words}
 
 

@@ -20,7 +20,13 @@ from skymagic.plan.plans import Plan, topology
 from skymagic.plan.requests import PoolRequest, for_others
 from skymagic.plan.units import count
 from skymagic.providers import slurm_jobs, ssh
-from skymagic.providers.cluster import ClusterAccess, ClusterNode, ClusterSurvey, cpus_of, holder_folder
+from skymagic.providers.cluster import (
+    ClusterAccess,
+    ClusterNode,
+    ClusterSurvey,
+    cpus_of,
+    holder_folder,
+)
 from skymagic.providers.provider import ListedPool, Say
 from skymagic.providers.slurm_jobs import JobQueue, LoginNode, SlurmJob, SlurmPartition
 from skymagic.ssh.host import ChannelConnection
@@ -69,9 +75,13 @@ class SlurmSurvey(ClusterSurvey):
             for step in self.steps:
                 _end_step(self, step)
             return ""
-        if gang.asked is not None and not gang.number:  # it was interrupted, and the job has come all the same
+        if (
+            gang.asked is not None and not gang.number
+        ):  # it was interrupted, and the job has come all the same
             gang.number = "" if gang.asked.exception() else gang.asked.result()
-        number = "" if self.plan.request.replace else gang.number  # by its name a successor is cancelled as well
+        number = (
+            "" if self.plan.request.replace else gang.number
+        )  # by its name a successor is cancelled as well
         if problem := self.login.cancel(number, gang.job_id):
             words = f"Slurm job {gang.number} could not be cancelled: {problem}"
             raise ProvisionError(f"{words}\n  scancel --name={gang.job_id} cancels it")
@@ -87,7 +97,9 @@ class SlurmSurvey(ClusterSurvey):
         try:
             return self._submit(directives)
         except ProvisionError as refused:
-            raise ProvisionError(f"{refused}{slurm_jobs.remedy(str(refused), directives, self.login.run)}") from None
+            raise ProvisionError(
+                f"{refused}{slurm_jobs.remedy(str(refused), directives, self.login.run)}"
+            ) from None
 
     def _submit(self, directives: Mapping[str, str]) -> str:
         """Where the site takes no scripts, salloc asks."""
@@ -99,19 +111,27 @@ class SlurmSurvey(ClusterSurvey):
             except ProvisionError as refused:
                 if not slurm_jobs.NO_SCRIPTS.search(str(refused)):
                     raise
-        return self.login.submit(slurm_jobs.allocation(directives, job_id, self.prologue), "", job_id)
+        return self.login.submit(
+            slurm_jobs.allocation(directives, job_id, self.prologue), "", job_id
+        )
 
     def succeed(self) -> None:
         """Queue a job that begins when this one has ended otherwise than by itself, where that is wanted."""
         if self.plan.request.replace:
-            self.submit(**{"dependency": f"afternotok:{self.gang.number}", "kill-on-invalid-dep": "yes"})
+            self.submit(
+                **{"dependency": f"afternotok:{self.gang.number}", "kill-on-invalid-dep": "yes"}
+            )
 
     def given(self, job: SlurmJob, say: Say) -> list[Node]:
         """The nodes of a job that runs, set up."""
         gang, login = self.gang, self.login
-        places = [JobNode(name, gang.job_id, login, gang.number) for name in login.hostnames(job.nodes)]
+        places = [
+            JobNode(name, gang.job_id, login, gang.number) for name in login.hostnames(job.nodes)
+        ]
         known = {"ends": job.ends, "notice": 0 if self.inside else lead(self.directives)}
-        return self.taken(places, f"Slurm job {gang.number} has", say, patience=RETRY_SECONDS, **known)
+        return self.taken(
+            places, f"Slurm job {gang.number} has", say, patience=RETRY_SECONDS, **known
+        )
 
 
 @dataclass(frozen=True)
@@ -127,7 +147,9 @@ class Slurm:
     def plan(self, request: PoolRequest, say: Say) -> SlurmSurvey:
         """Ask what the cluster has; nothing is submitted."""
         with contextlib.ExitStack() as opened:
-            survey = self._plan(request, opened.enter_context(contextlib.closing(_login(request))), say)
+            survey = self._plan(
+                request, opened.enter_context(contextlib.closing(_login(request))), say
+            )
             opened.pop_all()
         return survey
 
@@ -146,9 +168,13 @@ class Slurm:
             raise RequestError(mistakes)
         image, requirements = ssh.needs(request, shape, say)
         names = ",".join(dict.fromkeys(one.name for one in nodes))
-        where = f"job {inside}, which this notebook runs in" if inside else f"Slurm (partition {names})"
+        where = (
+            f"job {inside}, which this notebook runs in" if inside else f"Slurm (partition {names})"
+        )
         gpu = request.accelerator
-        devices = (gpus.named(*[gpu.name] * gpu.count),) * shape.nodes if gpu else ()  # which ones, the nodes will say
+        devices = (
+            (gpus.named(*[gpu.name] * gpu.count),) * shape.nodes if gpu else ()
+        )  # which ones, the nodes will say
         plan = Plan(
             provider="slurm", request=request, topology=shape, image=image,
             hosts=there[: shape.nodes] or (f"{count(shape.nodes, 'node')} of {where}",),
@@ -172,7 +198,9 @@ class Slurm:
         gang.ask(survey.succeed)
         return nodes
 
-    def replace(self, survey: SlurmSurvey, lost: Sequence[int], say: Say, stop: threading.Event) -> Mapping[int, Node]:
+    def replace(
+        self, survey: SlurmSurvey, lost: Sequence[int], say: Say, stop: threading.Event
+    ) -> Mapping[int, Node]:
         """The nodes of the job that follows one which has ended, in the place of all of that one's (`provider.Replaceable`)."""
         gang, login = survey.gang, survey.login
         job = login.queue.now(gang.number)
@@ -195,13 +223,21 @@ class Slurm:
         survey.succeed()
         return dict(enumerate(nodes))
 
-    def attach(self, plan: Plan, accesses: Sequence[ClusterAccess]) -> tuple[SlurmSurvey, Sequence[Node]]:
+    def attach(
+        self, plan: Plan, accesses: Sequence[ClusterAccess]
+    ) -> tuple[SlurmSurvey, Sequence[Node]]:
         """The nodes of a pool that another notebook of this user has made from this plan; nothing is connected to yet."""
         login = _login(plan.request)
-        directives, prologue = (_asked(login, plan.request)[0], _prologue(login)) if plan.request.replace else ({}, "")
-        survey = SlurmSurvey(plan, accesses[0].installation.requirements, login, directives, prologue)
+        directives, prologue = (
+            (_asked(login, plan.request)[0], _prologue(login)) if plan.request.replace else ({}, "")
+        )
+        survey = SlurmSurvey(
+            plan, accesses[0].installation.requirements, login, directives, prologue
+        )
         (survey.gang.number,) = accesses[0].where
-        places = [JobNode(one.host, one.job_id, survey.login, survey.gang.number) for one in accesses]
+        places = [
+            JobNode(one.host, one.job_id, survey.login, survey.gang.number) for one in accesses
+        ]
         return survey, survey.attached(places, accesses)
 
     def pools(self) -> Sequence[ListedPool]:
@@ -225,7 +261,9 @@ class Slurm:
         """Cancel the job of a pool, by its name."""
         with self._programs() as login:
             if problem := login.cancel("", job_id):
-                raise ProvisionError(f"the Slurm job of pool {job_id} could not be cancelled: {problem}")
+                raise ProvisionError(
+                    f"the Slurm job of pool {job_id} could not be cancelled: {problem}"
+                )
 
     def carried(self, job_id: str, drop: bool = False) -> list[bytes]:
         """The files of a pool that a notebook on the login node has made: its record and its key (`pool.keys`), and "alive" or "gone".
@@ -239,7 +277,9 @@ class Slurm:
         with self._programs() as login:
             done = login.run("sh", "-c", CARRIED, job_id, "drop" * drop)
         if done.returncode:
-            raise ProvisionError(f"{self.login}: the key of pool {job_id} is not there: {slurm_jobs.said(done)}")
+            raise ProvisionError(
+                f"{self.login}: the key of pool {job_id} is not there: {slurm_jobs.said(done)}"
+            )
         return [base64.b64decode(one) for one in done.stdout.split()]
 
     def _programs(self) -> contextlib.closing[LoginNode]:
@@ -273,12 +313,16 @@ def _already(request: PoolRequest, job: str, there: Sequence[str]) -> list[str]:
     return mistakes
 
 
-def _asked(login: LoginNode, request: PoolRequest, own: bool = True) -> tuple[dict[str, str], Sequence[SlurmPartition]]:
+def _asked(
+    login: LoginNode, request: PoolRequest, own: bool = True
+) -> tuple[dict[str, str], Sequence[SlurmPartition]]:
     """sbatch's options for a request, where it has a job of its own, and the nodes that it may have. Raises RequestError, ProvisionError."""
     found = login.run(*slurm_jobs.SINFO)
     if found.returncode:
         raise ProvisionError(f"Slurm does not answer: {slurm_jobs.said(found).splitlines()[-1]}")
-    nodes = slurm_jobs.fitting(slurm_jobs.partitions(found.stdout), dict(request.slurm).get("partition"))
+    nodes = slurm_jobs.fitting(
+        slurm_jobs.partitions(found.stdout), dict(request.slurm).get("partition")
+    )
     return _directives(request, nodes) if own else {}, nodes
 
 
@@ -333,24 +377,35 @@ def _prologue(login: LoginNode) -> str:
     except FileNotFoundError:
         return ""
     except (OSError, ValueError) as problem:
-        raise RequestError(f"{file}, which jobs of this cluster begin with, cannot be read: {problem}") from None
+        raise RequestError(
+            f"{file}, which jobs of this cluster begin with, cannot be read: {problem}"
+        ) from None
 
 
-def _preview(login: LoginNode, request: PoolRequest, directives: Mapping[str, str], prologue: str) -> tuple[str, ...]:
+def _preview(
+    login: LoginNode, request: PoolRequest, directives: Mapping[str, str], prologue: str
+) -> tuple[str, ...]:
     """The script, and what Slurm says of it, where the user only wants to see the plan."""
     if not request.dry_run:
         return ()
     text = slurm_jobs.script(directives, request.name or "main", prologue)
     answer = login.run("sbatch", "--test-only", text=text)
     words = slurm_jobs.said(answer).removeprefix("sbatch: ")
-    return *f"Slurm says: {words}{slurm_jobs.remedy(words, directives, login.run)}".splitlines(), *text.splitlines()
+    return (
+        *f"Slurm says: {words}{slurm_jobs.remedy(words, directives, login.run)}".splitlines(),
+        *text.splitlines(),
+    )
 
 
 # ------------------------------------------------------------------------------------ the job
 
 
 def wait_for(
-    queue: JobQueue, number: str, say: Say, delays: Sequence[float] = DELAYS, stop: threading.Event | None = None
+    queue: JobQueue,
+    number: str,
+    say: Say,
+    delays: Sequence[float] = DELAYS,
+    stop: threading.Event | None = None,
 ) -> SlurmJob:
     """A job once it runs; an interrupt is heard.
 
@@ -374,14 +429,25 @@ def wait_for(
             return job
         if (words := slurm_jobs.reason_words(job)) != told:
             told = words
-            say(StartStep(f"Slurm job {number} waits: {words}", "requested", step=f"waits: {words}"))
+            say(
+                StartStep(f"Slurm job {number} waits: {words}", "requested", step=f"waits: {words}")
+            )
 
 
 def _step(survey: SlurmSurvey, script: str) -> Channel:
     """A step that runs a script of sh on the nodes of the job that the notebook runs in."""
     nodes = survey.plan.hosts
     program, *options = slurm_jobs.step_command("")[:-1]
-    words = [program, "--jobid", survey.inside, "--nodelist", ",".join(nodes), "--nodes", str(len(nodes)), *options]
+    words = [
+        program,
+        "--jobid",
+        survey.inside,
+        "--nodelist",
+        ",".join(nodes),
+        "--nodes",
+        str(len(nodes)),
+        *options,
+    ]
     step = survey.login.channel(words, {}, STEP_SECONDS)
     step.exec_command(f"exec >/dev/null 2>&1\n{script}")  # nobody reads it
     return step

@@ -102,7 +102,11 @@ def _number(cell: str) -> int:
 def _gpus(text: str) -> dict[str, int]:
     """The GPUs among generic resources: ``gpu:a100:4(S:0-1),nvme:1`` → ``{"a100": 4}``."""
     entries = (entry.split(":") for entry in re.sub(r"\([^)]*\)", "", text).split(","))
-    found = [entry for entry in entries if entry[0] == "gpu" and entry[-1].isdigit() and len(entry) in (2, 3)]
+    found = [
+        entry
+        for entry in entries
+        if entry[0] == "gpu" and entry[-1].isdigit() and len(entry) in (2, 3)
+    ]
     return {entry[1] if len(entry) == 3 else "": int(entry[-1]) for entry in found}
 
 
@@ -165,15 +169,24 @@ def script(directives: Mapping[str, str], job_id: str, prologue: str = "") -> st
         directives: names of sbatch's options → values, "" for those without one. prologue: as of `holder`.
     """
     named = {"job-name": job_id, **directives}
-    lines = [f"#SBATCH --{name}" + (f"={_quoted(value)}" if value else "") for name, value in named.items()]
+    lines = [
+        f"#SBATCH --{name}" + (f"={_quoted(value)}" if value else "")
+        for name, value in named.items()
+    ]
     # what Slurm starts a second time, nobody waits for
-    once, command = '[ -z "$SLURM_RESTART_COUNT" ] || exit 0', shlex.join(step_command(holder(job_id, prologue)))
+    once, command = (
+        '[ -z "$SLURM_RESTART_COUNT" ] || exit 0',
+        shlex.join(step_command(holder(job_id, prologue))),
+    )
     return "\n".join(["#!/bin/sh", *lines, "", once, f"exec {command}", ""])
 
 
 def allocation(directives: Mapping[str, str], job_id: str, prologue: str = "") -> list[str]:
     """The same job by salloc, for sites that take no scripts: it ends with salloc, which the login node keeps."""
-    named = {"job-name": job_id, **{name: value for name, value in directives.items() if name not in OF_SCRIPTS}}
+    named = {
+        "job-name": job_id,
+        **{name: value for name, value in directives.items() if name not in OF_SCRIPTS},
+    }
     options = [f"--{name}" + (f"={value}" if value else "") for name, value in named.items()]
     return ["sh", "-c", SALLOC, "sh", *options, *step_command(holder(job_id, prologue))]
 
@@ -185,7 +198,9 @@ def _quoted(value: str) -> str:
     return '"' + re.sub(r'(["\\])', r"\\\1", value) + '"'
 
 
-def asked_directives(options: Iterable[tuple[str, str]], usual: Mapping[str, str]) -> dict[str, str]:
+def asked_directives(
+    options: Iterable[tuple[str, str]], usual: Mapping[str, str]
+) -> dict[str, str]:
     """The directives of a job: `usual` ones, with the user's options in their place.
 
     Args:
@@ -197,7 +212,9 @@ def asked_directives(options: Iterable[tuple[str, str]], usual: Mapping[str, str
     made, mistakes = dict(usual), []
     for name, value in options:
         if not re.fullmatch(r"[a-z][a-z0-9-]*", name):
-            mistakes.append(f"--slurm: {name!r} is no option of sbatch: write its long name, as in mem=0")
+            mistakes.append(
+                f"--slurm: {name!r} is no option of sbatch: write its long name, as in mem=0"
+            )
         elif name in OWN:
             mistakes.append(f"--slurm: {name} is not to be changed here")
         elif re.search(r"[\x00-\x1f\x7f]", value):
@@ -234,15 +251,25 @@ REMEDIES = {
     r"reservation": "`scontrol show reservation` lists what --reservation can name",
 }
 """What Slurm says where it refuses a job → what to look at."""
-ASSOCIATIONS = ("sh", "-c", 'exec sacctmgr -nP show assoc where user="$(id -un)" format=account,qos,partition')
+ASSOCIATIONS = (
+    "sh",
+    "-c",
+    'exec sacctmgr -nP show assoc where user="$(id -un)" format=account,qos,partition',
+)
 
 
 def remedy(problem: str, directives: Mapping[str, str], asking: Asking) -> str:
     """What to try where Slurm has refused a job and says this, as another line; "" where nothing is known of it."""
     folded = problem.lower()
     if not (wrong := re.search(r"invalid (account|qos)\b", folded)):
-        return next((f"\n  {words}" for said, words in REMEDIES.items() if re.search(said, folded)), "")
-    rows = [row for row in (line.split("|") for line in asking(*ASSOCIATIONS).stdout.splitlines()) if len(row) == 3]
+        return next(
+            (f"\n  {words}" for said, words in REMEDIES.items() if re.search(said, folded)), ""
+        )
+    rows = [
+        row
+        for row in (line.split("|") for line in asking(*ASSOCIATIONS).stdout.splitlines())
+        if len(row) == 3
+    ]
     option, asked = wrong[1], directives.get(wrong[1], "")
     if option == "qos":
         rows = [row for row in rows if row[0] == directives.get("account", row[0])]
@@ -250,7 +277,9 @@ def remedy(problem: str, directives: Mapping[str, str], asking: Asking) -> str:
     else:
         known = {row[0]: row[0] + (f" (in partition {row[2]})" if row[2] else "") for row in rows}
     if not known:
-        return f"\n  sacctmgr lists no {option} for you: ask the site's staff which --{option} to use"
+        return (
+            f"\n  sacctmgr lists no {option} for you: ask the site's staff which --{option} to use"
+        )
     yours = f"you may use {', '.join(sorted(known.values()))}{did_you_mean(asked, known) if asked else ''}"
     return f"\n  --{option}{f' {asked}' if asked else ''}: {yours}"
 
@@ -293,7 +322,9 @@ class SlurmJob:
         return bool(WAITS.fullmatch(self.state))
 
 
-WAITS = re.compile("PENDING|CONFIGURING|REQUEUED|REQUEUE_FED|REQUEUE_HOLD|RESV_DEL_HOLD|SPECIAL_EXIT|EXPEDITING")
+WAITS = re.compile(
+    "PENDING|CONFIGURING|REQUEUED|REQUEUE_FED|REQUEUE_HOLD|RESV_DEL_HOLD|SPECIAL_EXIT|EXPEDITING"
+)
 ENDS = {
     "CANCELLED": "was cancelled, and not from this notebook: by you elsewhere, by an administrator, or as a node's prologue failed (sinfo -R)",
     "COMPLETED": "has ended: nothing was left to hold its nodes for",
@@ -325,7 +356,9 @@ REASONS = {
     r"Assoc\w*|QOSMax\w*|Q[oO]S\w*(Limit|Per)\w*": "you, or your group, use as much as you may",
 }
 
-HOPELESS = re.compile(r"Partition(Node|Time)Limit|PartitionConfig|BadConstraints|InvalidAccount|InvalidQOS")
+HOPELESS = re.compile(
+    r"Partition(Node|Time)Limit|PartitionConfig|BadConstraints|InvalidAccount|InvalidQOS"
+)
 
 
 def reason_words(job: SlurmJob) -> str:
@@ -432,11 +465,15 @@ class LoginNode:
 
     def numbers(self, job_id: str) -> list[str]:
         """The jobs of a pool that have not ended, the oldest first."""
-        return sorted(self.run("squeue", "-h", f"--name={job_id}", "-o", "%A").stdout.split(), key=int)
+        return sorted(
+            self.run("squeue", "-h", f"--name={job_id}", "-o", "%A").stdout.split(), key=int
+        )
 
     def name(self) -> str:
         """The cluster's; "" where it does not say."""
-        found = re.search(r"(?m)^ClusterName\s*=\s*(\S+)", self.run("scontrol", "show", "config").stdout)
+        found = re.search(
+            r"(?m)^ClusterName\s*=\s*(\S+)", self.run("scontrol", "show", "config").stdout
+        )
         return found[1] if found else ""
 
     def cancel(self, job: str, job_id: str) -> str:
@@ -454,7 +491,9 @@ class LoginNode:
 
     def address(self, node: str) -> str:
         """A node's address, as it is known here. Raises OSError where it has none."""
-        found = re.search(r"\bNodeAddr=(\S+)", self.run("scontrol", "show", "node", "-o", node).stdout)
+        found = re.search(
+            r"\bNodeAddr=(\S+)", self.run("scontrol", "show", "node", "-o", node).stdout
+        )
         return socket.gethostbyname(found[1] if found else node)
 
     def fate(self, job: str, node: str) -> str:
@@ -462,6 +501,10 @@ class LoginNode:
         if ended := self.queue.end(job):
             return end_words(job, ended)
         running = self.queue.now(job)
-        if running is None or not running.nodes.strip("()") or node in self.hostnames(running.nodes):
+        if (
+            running is None
+            or not running.nodes.strip("()")
+            or node in self.hostnames(running.nodes)
+        ):
             return ""
         return f"Slurm has taken it from job {job}: it failed, or an administrator set it down"

@@ -81,19 +81,31 @@ class SSH:
         chosen = endpoints[: shape.nodes]
         connections = connecting.connect_all(chosen, asks_secrets())
         try:
-            found = side_by_side(lambda connection: probe(connection, requirements, True), connections)
+            found = side_by_side(
+                lambda connection: probe(connection, requirements, True), connections
+            )
             machines = tuple(map(Machine, chosen, connections, found))
             inventories = [
-                replace(machine.facts.inventory(requirements.minor), hostname=machine.name, machine=machine.facts.boot)
+                replace(
+                    machine.facts.inventory(requirements.minor),
+                    hostname=machine.name,
+                    machine=machine.facts.boot,
+                )
                 for machine in machines
             ]
             plan = plan_over(request, inventories, "ssh")
         except BaseException:
             side_by_side(HostConnection.close, connections)
             raise
-        fresh = {} if requirements.prepared else {each.name: each.facts for each in machines if not each.facts.ready}
+        fresh = (
+            {}
+            if requirements.prepared
+            else {each.name: each.facts for each in machines if not each.facts.ready}
+        )
         questions = (
-            () if request.yes else (question(host, choose(requirements, facts)) for host, facts in fresh.items())
+            ()
+            if request.yes
+            else (question(host, choose(requirements, facts)) for host, facts in fresh.items())
         )
         plan = replace(
             plan,
@@ -124,7 +136,9 @@ class SSH:
         return Hosts(plan, tuple(machines), accesses[0].installation.requirements), nodes
 
 
-def set_up(machines: Sequence[HostMachine], requirements: Requirements, say: Say, *, alone: bool = False) -> None:
+def set_up(
+    machines: Sequence[HostMachine], requirements: Requirements, say: Say, *, alone: bool = False
+) -> None:
     """Set machines up in parallel, unless one cannot be; of several of a kind the first makes the environment of all.
 
     Args:
@@ -141,7 +155,9 @@ def set_up(machines: Sequence[HostMachine], requirements: Requirements, say: Say
         found = groups([each.target(requirements) for each in machines], requirements, alone=alone)
         for group in found:
             if group[0].facts.without_index and not (group[0].facts.ready or requirements.prepared):
-                supplies |= dict.fromkeys((each.name for each in group), from_here(group, requirements, say))
+                supplies |= dict.fromkeys(
+                    (each.name for each in group), from_here(group, requirements, say)
+                )
         side_by_side(install, [group[0] for group in found])
         with contextlib.ExitStack() as copies:
             for group in filter(lambda group: len(group) > 1, found):
@@ -154,9 +170,15 @@ def set_up(machines: Sequence[HostMachine], requirements: Requirements, say: Say
 
 def needs(request: PoolRequest, shape: Topology, say: Say) -> tuple[Image, Requirements]:
     """The image of a pool of this shape, and what each of its machines must have. Raises RequestError."""
-    cluster = plugins.Cluster(shape.nodes, shape.procs_per_node, request.accelerator, int(gpus.asked(request)))
-    image = with_imports(table.image_for(request.plugins, request.whole_image(), cluster), request.imports)
-    commands = tuple(command for one in plugins.resolve(request.plugins) for command in one.bootstrap(cluster))
+    cluster = plugins.Cluster(
+        shape.nodes, shape.procs_per_node, request.accelerator, int(gpus.asked(request))
+    )
+    image = with_imports(
+        table.image_for(request.plugins, request.whole_image(), cluster), request.imports
+    )
+    commands = tuple(
+        command for one in plugins.resolve(request.plugins) for command in one.bootstrap(cluster)
+    )
     return image, requirements_of(image, commands, request.secret_values(os.environ), say)
 
 
@@ -192,11 +214,15 @@ class HostMachine:
         installation: Installation | None = None,
     ) -> None:
         self.name, self.connect, self.facts = name, connect, facts
-        self._connection: HostConnection | None = connection  # what the tunnel goes over; None while it is opened again
+        self._connection: HostConnection | None = (
+            connection  # what the tunnel goes over; None while it is opened again
+        )
         self._installation = installation
         self.runnable = threading.Event()
         """Set once modules that need no packages can be run there, or once nothing of it goes on."""
-        self._bulk: HostConnection | None = None  # for what is large, so that it does not stand in the way of cells
+        self._bulk: HostConnection | None = (
+            None  # for what is large, so that it does not stand in the way of cells
+        )
         self.tunnel = AgentTunnel(secret)
         """To the node's agent; it outlives connections."""
         self._used = False  # whether the tunnel has gone over this connection
@@ -217,13 +243,17 @@ class HostMachine:
             self._installation = found
             self.runnable.set()
 
-        self._installation = setup(self._connection, requirements, report, self.facts, supply, early)
+        self._installation = setup(
+            self._connection, requirements, report, self.facts, supply, early
+        )
         self.runnable.set()
 
     def target(self, requirements: Requirements) -> Target:
         """This machine as a host that gets an environment."""
         assert self._connection is not None
-        python = next((each.path for each in self.facts.interpreters(requirements.minor) if each.venv), "")
+        python = next(
+            (each.path for each in self.facts.interpreters(requirements.minor) if each.venv), ""
+        )
         return Target(self.name, self._connection, self.facts, python)
 
     def node(self, index: int, daemon: str) -> Node:
@@ -233,7 +263,10 @@ class HostMachine:
             daemon: names what keeps the node's agent there.
         """
         assert self._installation is not None
-        known = replace(self._installation, requirements=replace(self._installation.requirements, hidden=frozenset()))
+        known = replace(
+            self._installation,
+            requirements=replace(self._installation.requirements, hidden=frozenset()),
+        )
         return Node(
             index,
             self.name,
@@ -242,7 +275,9 @@ class HostMachine:
             start_agent=lambda state: self.tunnel.open(lambda: self.attached(daemon), state),
             run=self._run,
             install=None if self._used_as_it_is else self._install,
-            python=self._installation.python if self._installation is not None and self._used_as_it_is else "",
+            python=self._installation.python
+            if self._installation is not None and self._used_as_it_is
+            else "",
             forward=self.tunnel.forward,
             own=self._installation.facts.own,
         )
@@ -277,7 +312,9 @@ class HostMachine:
         """A process beside the agent, over a connection of its own for such."""
         return self._beside().open(self._command(module, *args))
 
-    def _install(self, addition: Addition, words: Callable[[str], None], cancelled: Callable[[], bool]) -> None:
+    def _install(
+        self, addition: Addition, words: Callable[[str], None], cancelled: Callable[[], bool]
+    ) -> None:
         """Install more packages into the environment of its ranks."""
         assert self._installation is not None
         add(self._beside(), self._installation, addition, words, cancelled)
@@ -319,7 +356,14 @@ class Machine(HostMachine):
         secret: str = "",
         installation: Installation | None = None,
     ) -> None:
-        super().__init__(endpoint.label, lambda: connecting.connect(endpoint), connection, facts, secret, installation)
+        super().__init__(
+            endpoint.label,
+            lambda: connecting.connect(endpoint),
+            connection,
+            facts,
+            secret,
+            installation,
+        )
         self.endpoint = endpoint
 
 
@@ -357,15 +401,21 @@ def _set_up_words(machines: Sequence[HostMachine], requirements: Requirements) -
             words.setdefault(f"{url} does not answer ({why})", []).append(machine.name)
         words.setdefault(step, []).append(machine.name)
     steps = [f"{step} on {', '.join(names)}" for step, names in words.items()]
-    return "; ".join([*steps, *(f"{', '.join(names)} cannot be set up: {why}" for why, names in refused.items())])
+    return "; ".join(
+        [*steps, *(f"{', '.join(names)} cannot be set up: {why}" for why, names in refused.items())]
+    )
 
 
 def _endpoints(request: PoolRequest) -> list[Endpoint]:
     if not request.hosts:
-        raise RequestError("--provider ssh needs --hosts, as in --hosts gpu1,user@gpu2:2222 or --hosts gpu[1-4]")
+        raise RequestError(
+            "--provider ssh needs --hosts, as in --hosts gpu1,user@gpu2:2222 or --hosts gpu[1-4]"
+        )
     found = config.endpoints(request.hosts, request.ssh)
     if (request.nodes or 0) > len(found):
-        raise RequestError(f"--nodes {request.nodes} needs as many hosts, and {len(found)} are named")
+        raise RequestError(
+            f"--nodes {request.nodes} needs as many hosts, and {len(found)} are named"
+        )
     return found
 
 

@@ -77,7 +77,9 @@ class _Client(ipp.Client):  # type: ignore[misc]  # untyped base
 
     def query_registrations(self) -> None:
         """Ask the hub for its engines: what it published before this client's subscription had reached it is lost (a slow joiner)."""
-        self._send(self._query_socket, "connection_request").add_done_callback(self._on_registrations)
+        self._send(self._query_socket, "connection_request").add_done_callback(
+            self._on_registrations
+        )
 
     def _on_registrations(self, answer: Any) -> None:
         """On the client's own thread, as news of engines come."""
@@ -98,7 +100,9 @@ class RankEngine:
         ProvisionError: the controller does not answer.
     """
 
-    def __init__(self, connection: Mapping[str, Any], forward: Callable[[str, int], int] | None = None) -> None:
+    def __init__(
+        self, connection: Mapping[str, Any], forward: Callable[[str, int], int] | None = None
+    ) -> None:
         logging.getLogger("ipyparallel").setLevel(logging.ERROR)
         try:
             here = forwarded(connection, forward) if forward is not None else dict(connection)
@@ -111,7 +115,9 @@ class RankEngine:
             raise ProvisionError(f"the controller does not answer: {problem}") from problem
         self._engines: dict[int, int] = {}
         self._sending = threading.Lock()  # the client's hook serves one order at a time
-        self._purgeable: list[str] = []  # requests of runs that are over and that the hub still remembers
+        self._purgeable: list[
+            str
+        ] = []  # requests of runs that are over and that the hub still remembers
         self._purgeable_bytes = 0
         self._unanswered: set[Any] = set()  # requests of runs that are over, to ranks that are gone
 
@@ -131,7 +137,9 @@ class RankEngine:
                     break
                 left = end - time.monotonic()
                 if left <= 0:
-                    raise ProvisionError(f"ranks {missing} have not registered within {timeout:.0f} s")
+                    raise ProvisionError(
+                        f"ranks {missing} have not registered within {timeout:.0f} s"
+                    )
                 if not client.changed.wait(min(left, REGISTRATION_POLL)):
                     client.query_registrations()
         self._engines.update({rank: known[ident] for rank, ident in idents.items()})
@@ -168,14 +176,20 @@ class RankEngine:
         with self._sending:
             for future in submission.futures.values():
                 client.history.remove(future.msg_id) if future.msg_id in client.history else None
-            due = self._purgeable if len(self._purgeable) > PURGE_AFTER or self._purgeable_bytes > PURGE_BYTES else []
+            due = (
+                self._purgeable
+                if len(self._purgeable) > PURGE_AFTER or self._purgeable_bytes > PURGE_BYTES
+                else []
+            )
             if due:
                 self._purgeable, self._purgeable_bytes = [], 0
             self._unanswered.update(submission.futures.values())
             answered = {future for future in self._unanswered if future.done()}
             self._unanswered -= answered
             self._purgeable += [future.msg_id for future in answered]
-            self._purgeable_bytes += submission.nbytes  # DictDB keeps the code of each request until it is purged
+            self._purgeable_bytes += (
+                submission.nbytes
+            )  # DictDB keeps the code of each request until it is purged
         if not due:
             return
         # This run's own come the next time: the hub may have them still to do, and would refuse them all.
@@ -197,7 +211,9 @@ class RankEngine:
 def forwarded(connection: Mapping[str, Any], forward: Callable[[str, int], int]) -> dict[str, Any]:
     """The connection info with its ports led through to 127.0.0.1: seven, whatever the number of ranks."""
     address = connection["interface"].partition("://")[2]
-    ports = {name: forward(address, value) for name, value in connection.items() if type(value) is int}
+    ports = {
+        name: forward(address, value) for name, value in connection.items() if type(value) is int
+    }
     return {**connection, **ports, "interface": "tcp://127.0.0.1", "location": socket.gethostname()}
 
 

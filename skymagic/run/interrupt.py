@@ -112,7 +112,9 @@ class DeferredInterrupts:
         if self._depth == 1 and self._installs:
             self._previous_handler = signal.getsignal(signal.SIGINT)
             if self._previous_handler in (None, signal.SIG_IGN):
-                self._previous_handler = None  # it was not set from Python, or whoever started this process wants none
+                self._previous_handler = (
+                    None  # it was not set from Python, or whoever started this process wants none
+                )
             else:
                 signal.signal(signal.SIGINT, self._on_sigint)
         return self

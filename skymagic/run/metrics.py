@@ -73,14 +73,26 @@ Told = Mapping[int, Sequence[Usage]]
 def reasons_now(told: Told, ended: Iterable[int] = ()) -> list[str]:
     """Why a run is slow that goes on."""
     over = set(ended)
-    recent = {rank: _recent_usage(samples) for rank, samples in told.items() if samples and rank not in over}
+    recent = {
+        rank: _recent_usage(samples)
+        for rank, samples in told.items()
+        if samples and rank not in over
+    }
     words = [
-        _loading({rank: _loading_share(samples[0], samples[-1]) for rank, samples in recent.items()}, "spends", "spend")
+        _loading(
+            {rank: _loading_share(samples[0], samples[-1]) for rank, samples in recent.items()},
+            "spends",
+            "spend",
+        )
     ]
     words.append(_full({rank: samples[-1] for rank, samples in recent.items()}, "is"))
     resting = [rank for rank, samples in told.items() if rank in recent and _rests(samples)]
     words.append(_gpus(resting, "is idle", "are idle"))
-    words.append(_gpus([rank for rank, samples in recent.items() if samples[-1].gpu_memory >= FULL], *GPU_FULL))
+    words.append(
+        _gpus(
+            [rank for rank, samples in recent.items() if samples[-1].gpu_memory >= FULL], *GPU_FULL
+        )
+    )
     return [each for each in words if each]
 
 
@@ -124,7 +136,11 @@ def _full(newest: Mapping[int, Usage], verb: str) -> str:
     node = next(one.node for one in newest.values() if one.memory == fullest)
     there = {rank: one for rank, one in newest.items() if one.node == node}
     most = max(there, key=lambda rank: there[rank].held)
-    where = "memory" if len({one.node for one in newest.values()}) == 1 else f"memory of node {node:.0f}"
+    where = (
+        "memory"
+        if len({one.node for one in newest.values()}) == 1
+        else f"memory of node {node:.0f}"
+    )
     return f"{where} {verb} {fullest:.0%} full, rank {most} holds the most ({there[most].held:.0%})"
 
 
@@ -168,7 +184,9 @@ class Series:
         self.rows.extend(rows)
         steps = rows[STEP :: self.width]
         if steps[0] < before or list(steps) != sorted(steps):  # it begins, or begins again
-            start = [i for i, step in enumerate(steps) if step < (steps[i - 1] if i else before)][-1]
+            start = [i for i, step in enumerate(steps) if step < (steps[i - 1] if i else before)][
+                -1
+            ]
             self.first = steps[start]
             self.points.clear()
             self.points.append((rows[start * self.width + SECONDS], self._done(steps[start])))
@@ -215,7 +233,9 @@ class Metrics:
                 if names == USAGE:
                     self._usage.setdefault(rank, deque(maxlen=USAGE_SAMPLES)).extend(_usages(rows))
                     continue
-                series = self._series.get((rank, names)) or self._series.setdefault((rank, names), Series(names))
+                series = self._series.get((rank, names)) or self._series.setdefault(
+                    (rank, names), Series(names)
+                )
                 series.add(rows)
 
     # -- as it goes on -------------------------------------------------------------------------------------------------
@@ -246,7 +266,11 @@ class Metrics:
             return {}
         found = {}
         for rank, one in there.items():
-            others = [other for number, other in there.items() if number != rank and other.total == one.total]
+            others = [
+                other
+                for number, other in there.items()
+                if number != rank and other.total == one.total
+            ]
             if others:
                 behind = statistics.median(other.done for other in others) - one.done
                 rate = statistics.median(other.rate for other in others)
@@ -301,7 +325,9 @@ def records(runs: Sequence[Metrics]) -> list[dict[str, Any]]:
     rank's steps begin again under the same names, in another epoch or another cell, they are counted on.
     """
     found: dict[tuple[float, int], dict[str, Any]] = {}
-    counted: dict[Key, tuple[float, float]] = {}  # (what is added to steps, the last step as it was reported)
+    counted: dict[
+        Key, tuple[float, float]
+    ] = {}  # (what is added to steps, the last step as it was reported)
     for run in runs:
         for rank, names, rows in run._rows():
             added, last = counted.get((rank, names), (0.0, -math.inf))
@@ -312,7 +338,9 @@ def records(runs: Sequence[Metrics]) -> list[dict[str, Any]]:
                 last = step
                 row = found.setdefault((added + step, rank), {})
                 row.update(step=_plain(added + step), rank=rank, cell=run.cell, seconds=seconds)
-                row.update(zip(names, rows[start + FIXED : start + FIXED + len(names)], strict=True))
+                row.update(
+                    zip(names, rows[start + FIXED : start + FIXED + len(names)], strict=True)
+                )
             counted[rank, names] = added, last
     return [row for _, row in sorted(found.items(), key=lambda item: item[0])]
 
@@ -328,7 +356,12 @@ def table(runs: Sequence[Metrics]) -> Any:
         return rows
     import pandas
 
-    names = list(dict.fromkeys(name for row in rows for name in row)) or ["step", "rank", "cell", "seconds"]
+    names = list(dict.fromkeys(name for row in rows for name in row)) or [
+        "step",
+        "rank",
+        "cell",
+        "seconds",
+    ]
     return pandas.DataFrame(rows, columns=names).set_index(["step", "rank"])
 
 

@@ -106,7 +106,11 @@ class RankRun:
         """When to give up waiting for its last output; None while its cell goes on, or when the output is complete."""
         if self.ended or not (self.died or self.outcome):
             return None
-        return self.died_at + DEAD_OUTPUT_TIMEOUT if self.died else self.last_event_at + LOST_OUTPUT_TIMEOUT
+        return (
+            self.died_at + DEAD_OUTPUT_TIMEOUT
+            if self.died
+            else self.last_event_at + LOST_OUTPUT_TIMEOUT
+        )
 
     @property
     def stopped_at(self) -> Sequence[Mapping[str, Any]]:
@@ -116,7 +120,9 @@ class RankRun:
     @property
     def failed(self) -> bool:
         """Whether the rank died, or its cell did not end well."""
-        return self.died is not None or (self.outcome is not None and self.outcome["status"] != "ok")
+        return self.died is not None or (
+            self.outcome is not None and self.outcome["status"] != "ok"
+        )
 
 
 @dataclass
@@ -148,17 +154,25 @@ class Report:
     @property
     def good(self) -> bool:
         """Every rank ended well."""
-        return not (self.interrupted or self.timed_out or any(rank.failed for rank in self.ranks.values()))
+        return not (
+            self.interrupted or self.timed_out or any(rank.failed for rank in self.ranks.values())
+        )
 
     def unfinished(self) -> list[int]:
         """Ranks whose cell has not ended, as far as is known."""
-        return [number for number, rank in self.ranks.items() if rank.outcome is None and rank.died is None]
+        return [
+            number
+            for number, rank in self.ranks.items()
+            if rank.outcome is None and rank.died is None
+        ]
 
     @property
     def out_of_step(self) -> bool:
         """Whether ranks have begun different numbers of collectives on a group in a run that failed, or that was interrupted, which a cell
         may have caught: the next would never match."""
-        if self.good and not any((rank.outcome or {}).get("interrupted") for rank in self.ranks.values()):
+        if self.good and not any(
+            (rank.outcome or {}).get("interrupted") for rank in self.ranks.values()
+        ):
             return False
         begun: dict[str, set[int]] = {}
         for rank in self.ranks.values():
@@ -180,7 +194,11 @@ def state_of(
         always_last: ranks for which the others wait again and again.
         deserted: ranks in a collective that ranks which have ended will not join, by its name.
     """
-    ended = [number for number, rank in report.ranks.items() if rank.outcome is not None or rank.died is not None]
+    ended = [
+        number
+        for number, rank in report.ranks.items()
+        if rank.outcome is not None or rank.died is not None
+    ]
     failed = failed_ranks(report)
     metrics = report.metrics
     lagging = metrics.lagging(ended)
@@ -208,7 +226,9 @@ def state_of(
     )
 
 
-def end_of(report: Report, seconds: float, names: Sequence[str], gathered: tuple[int, float]) -> RunSummary:
+def end_of(
+    report: Report, seconds: float, names: Sequence[str], gathered: tuple[int, float]
+) -> RunSummary:
     """How a run has ended.
 
     Args:
@@ -238,7 +258,9 @@ def failed_ranks(report: Report) -> tuple[int, ...]:
     """Ranks whose own cell failed; those that were stopped because of it are not among them."""
 
     def by_itself(rank: RankRun) -> bool:
-        outcome = rank.outcome or {}  # an interrupt may come to a rank whose own error is on its way
+        outcome = (
+            rank.outcome or {}
+        )  # an interrupt may come to a rank whose own error is on its way
         ended_for = rank.died is not None or outcome.get("interrupted") or outcome.get("freed")
         return rank.failed and not (rank.stopped and ended_for)
 
@@ -247,7 +269,9 @@ def failed_ranks(report: Report) -> tuple[int, ...]:
 
 def deserted_words(deserted: Mapping[str, Sequence[int]], ended: Sequence[int]) -> str:
     """Ranks that wait for others which have ended, as a part of a line: "rank 0 waits in all_reduce, rank 1 has ended"; "" for none."""
-    waiting = {name: [rank for rank in ranks if rank not in ended] for name, ranks in deserted.items()}
+    waiting = {
+        name: [rank for rank in ranks if rank not in ended] for name, ranks in deserted.items()
+    }
     words = [
         f"{rank_words(ranks)} {agreeing(len(ranks), 'waits', 'wait')} in {name}"
         for name, ranks in waiting.items()
@@ -259,7 +283,11 @@ def deserted_words(deserted: Mapping[str, Sequence[int]], ended: Sequence[int]) 
 
 def last_words(ranks: Sequence[int], one: str, several: str) -> str:
     """Ranks for which the others wait again and again, as a part of a line; "" for none."""
-    return f"{rank_words(list(ranks))} {agreeing(len(ranks), one, several)} last in every collective" if ranks else ""
+    return (
+        f"{rank_words(list(ranks))} {agreeing(len(ranks), one, several)} last in every collective"
+        if ranks
+        else ""
+    )
 
 
 def lag_words(behind: dict[int, int], one: str = "was", several: str = "were") -> str:

@@ -36,7 +36,9 @@ def rank_error(original: BaseException | None, report: Mapping[str, Any]) -> Ran
         except Exception:  # the type's own metaclass or __init_subclass__, or another layout
             pass
     named = _type(report["ename"], (RankError,), {"__module__": "builtins"})
-    error: RankError = named(report["evalue"], **{name: value for name, value in report.items() if name != "evalue"})
+    error: RankError = named(
+        report["evalue"], **{name: value for name, value in report.items() if name != "evalue"}
+    )
     return error
 
 
@@ -72,7 +74,9 @@ def _type(name: str, bases: tuple[type, ...], members: Mapping[str, Any]) -> Any
     return types.new_class(name, bases, exec_body=lambda space: space.update({**members, **own}))
 
 
-PEER_TEXTS = re.compile("connection closed by peer|connection reset|broken pipe|socket closed|nccl|closed by remote")
+PEER_TEXTS = re.compile(
+    "connection closed by peer|connection reset|broken pipe|socket closed|nccl|closed by remote"
+)
 """What a rank says whose peer went away: a consequence, not a cause."""
 
 
@@ -97,7 +101,9 @@ class RankFailure:
     def words(self) -> str:
         """What happened, in a line."""
         if self.died:
-            return f"cannot be reached: {self.died}" if self.status is None else f"died: {self.died}"
+            return (
+                f"cannot be reached: {self.died}" if self.status is None else f"died: {self.died}"
+            )
         return f"{self.ename}: {self.evalue.splitlines()[0]}" if self.evalue else self.ename
 
     def like(self, other: RankFailure) -> bool:
@@ -109,7 +115,9 @@ class RankFailure:
     @property
     def only_stopped(self) -> bool:
         """Whether it shows nothing of its own: another rank's failure ended it."""
-        return self.freed and (self.ename == "KeyboardInterrupt" or is_connection_error(self.ename, self.evalue))
+        return self.freed and (
+            self.ename == "KeyboardInterrupt" or is_connection_error(self.ename, self.evalue)
+        )
 
     @property
     def secondary(self) -> bool:
@@ -192,9 +200,13 @@ def last_words(tail: str, lines: int = 8) -> list[str]:
         return log[-lines:]
     before, report = log[max(0, crash - 3) : crash], log[crash:]
     frames = [line for line in report if line.startswith('  File "')]
-    cell = next((i for i, line in enumerate(frames) if "ipykernel_" in line), len(frames[:lines]) - 1)
+    cell = next(
+        (i for i, line in enumerate(frames) if "ipykernel_" in line), len(frames[:lines]) - 1
+    )
     words = [
-        re.sub(r'File "[^"]*ipykernel_[^"]*", line (\d+) in (.*)', r"line \1 of the cell, in \2", line)
+        re.sub(
+            r'File "[^"]*ipykernel_[^"]*", line (\d+) in (.*)', r"line \1 of the cell, in \2", line
+        )
         for line in frames[: cell + 1]
     ]
     return [*before, report[0], *words[:lines]]

@@ -42,7 +42,9 @@ from skymagic.wire.order import ON_GPU
 
 OTHERS_FAIL_TIME = 0.1
 """Seconds that other ranks have to fail by themselves, so that an error that all of them raise is told as such."""
-ROOT_CAUSE_TIME = 0.5  # seconds to wait for the cause when the first news is that a connection closed
+ROOT_CAUSE_TIME = (
+    0.5  # seconds to wait for the cause when the first news is that a connection closed
+)
 MAX_GRACE_EXTENSIONS = 5
 """How often a rank that is leaving its cell (an ``except`` or ``finally`` of the user's, a slow machine) gets the grace period again."""
 GPU_GRACE = 30.0
@@ -104,7 +106,9 @@ class RunLoop:
         self._screen.progress(self._state)
         while not all(rank.settled for rank in self.report.ranks.values()):
             self._step()
-        if killed := [number for number, rank in self.report.ranks.items() if rank.died and not rank.killed]:
+        if killed := [
+            number for number, rank in self.report.ranks.items() if rank.died and not rank.killed
+        ]:
             for node, fate in self._agents.taken_back(killed).items():
                 self._agents.lose(node, f"{self._agents.nodes[node].name} is gone", fate)
                 for event in self._submission.news():
@@ -138,14 +142,21 @@ class RunLoop:
         self._check_stall(now)
 
     def _state(self) -> RunState:
-        return state_of(self.report, self._stall.waiting, self._stall.always_last, self._stall.deserted)
+        return state_of(
+            self.report, self._stall.waiting, self._stall.always_last, self._stall.deserted
+        )
 
     def _next_timeout(self) -> float:
         now = time.monotonic()
-        times = [*self._due.values(), *(rank.output_deadline for rank in self.report.ranks.values())]
+        times = [
+            *self._due.values(),
+            *(rank.output_deadline for rank in self.report.ranks.values()),
+        ]
         if not self._stopping:
             times.append(self._stall.due)
-        return max(0.0, min(when for when in [*times, now + POLL_INTERVAL] if when is not None) - now)
+        return max(
+            0.0, min(when for when in [*times, now + POLL_INTERVAL] if when is not None) - now
+        )
 
     def _handle(self, event: RunEvent) -> None:
         if event.kind == "stop":
@@ -159,7 +170,9 @@ class RunLoop:
         rank.last_event_at = time.monotonic()
         if event.kind == "output":
             self._show(event.rank, rank, event.content)
-        elif event.kind == "outcome" and not rank.killed:  # else its end comes, too late for any other
+        elif (
+            event.kind == "outcome" and not rank.killed
+        ):  # else its end comes, too late for any other
             rank.outcome = event.content
             self._stall.hasten(time.monotonic())
         elif event.kind == "died" and rank.outcome is None:
@@ -196,7 +209,10 @@ class RunLoop:
         """A rank has failed: interrupt the others, and release those that wait for it in a collective."""
         self._interrupt()
         now = time.monotonic()
-        self._due[RunLoop._release_waiting], self._due[RunLoop._release] = now, now + self._limits.interrupt_grace
+        self._due[RunLoop._release_waiting], self._due[RunLoop._release] = (
+            now,
+            now + self._limits.interrupt_grace,
+        )
         self._due[RunLoop._interrupt_again] = now + self._limits.grace / 2
 
     def _interrupt(self) -> None:
@@ -213,7 +229,9 @@ class RunLoop:
     def _release_waiting(self) -> None:
         """Release the ranks that wait in native code: an interrupt does not reach them, so that a grace period would be lost on them."""
         ranks = self.report.ranks
-        if open_ranks := [number for number in self.report.unfinished() if not ranks[number].waited_at]:
+        if open_ranks := [
+            number for number in self.report.unfinished() if not ranks[number].waited_at
+        ]:
             places = self._agents.ask(open_ranks, "waits", timeout=ANSWER_TIMEOUT)
             waiting = [number for number, place in places.items() if place]
             for number in waiting:
@@ -245,20 +263,30 @@ class RunLoop:
                 return self._gpu_deadline is not None and now < self._gpu_deadline
             return bool(answer) and self._grace_extensions < MAX_GRACE_EXTENSIONS
 
-        stuck = [rank for rank in open_ranks if not may_leave(leaving.get(rank, self._limits.silent_may_leave))]
+        stuck = [
+            rank
+            for rank in open_ranks
+            if not may_leave(leaving.get(rank, self._limits.silent_may_leave))
+        ]
         self._grace_extensions += 1
         if len(stuck) < len(open_ranks):
             self._due[RunLoop._kill_stuck] = time.monotonic() + self._limits.grace
-            self._shut_down([rank for rank in open_ranks if rank not in stuck])  # a collective that has begun since
+            self._shut_down(
+                [rank for rank in open_ranks if rank not in stuck]
+            )  # a collective that has begun since
         self._kill(stuck)
 
     def _kill(self, open_ranks: Sequence[int]) -> None:
         unknown = [number for number in open_ranks if not self.report.ranks[number].waited_at]
         if self.report.interrupted and unknown:
             # the last moment to find out where they are, where the user is to hear of it: a signal handler tells
-            for number, stack in self._agents.ask(unknown, "native", timeout=4 * ANSWER_TIMEOUT).items():
+            for number, stack in self._agents.ask(
+                unknown, "native", timeout=4 * ANSWER_TIMEOUT
+            ).items():
                 self.report.ranks[number].waited_at = (stack or {}).get("frames", ())
-        for event in self._submission.news():  # while they were asked, some may have ended their cells
+        for (
+            event
+        ) in self._submission.news():  # while they were asked, some may have ended their cells
             self._handle(event)
         open_ranks = [number for number in open_ranks if number in self.report.unfinished()]
         for number in open_ranks:
@@ -316,7 +344,9 @@ class RunLoop:
             self._stall.due = None
             return
         ended = [number for number in self.report.ranks if number not in waiting]
-        if note := self._stall.observe(ended, stacks_of(self._agents, waiting, ANSWER_TIMEOUT), now):
+        if note := self._stall.observe(
+            ended, stacks_of(self._agents, waiting, ANSWER_TIMEOUT), now
+        ):
             self._screen.note(note)
 
 

@@ -59,7 +59,9 @@ def stacks_of(agents: Agents, ranks: Sequence[int], timeout: float) -> Stacks:
     return {rank: answers.get(rank) for rank in ranks}
 
 
-def variables_of(agents: Agents, ranks: Sequence[int], timeout: float) -> dict[int, Mapping[str, Mapping[str, str]]]:
+def variables_of(
+    agents: Agents, ranks: Sequence[int], timeout: float
+) -> dict[int, Mapping[str, Mapping[str, str]]]:
     """By rank and name what it holds: its type, size or shape, checksum; without ranks that did not answer in time."""
     answers = agents.ask(ranks, "variables", timeout=timeout)
     return {rank: names for rank, names in sorted(answers.items()) if names is not None}
@@ -84,13 +86,19 @@ class Stall:
         self.deserted: dict[str, list[int]] = {}
         """By a collective's name, ranks that were in the same one at the last two samples while others had ended."""
         self._behind: deque[frozenset[int]] = deque(maxlen=LAST_SAMPLES)
-        self.due: float | None = now + min(FIRST_SAMPLE, self._interval) if after < math.inf else None
+        self.due: float | None = (
+            now + min(FIRST_SAMPLE, self._interval) if after < math.inf else None
+        )
 
     @property
     def waiting(self) -> list[int]:
         """Ranks that were in a collective, at the last sample, to which others had not come."""
         behind = those_behind(self._last)
-        return [rank for rank, stack in self._last.items() if behind and rank not in behind and stack and waits(stack)]
+        return [
+            rank
+            for rank, stack in self._last.items()
+            if behind and rank not in behind and stack and waits(stack)
+        ]
 
     def hasten(self, now: float) -> None:
         """A rank has ended: whether others wait for it is to be seen soon."""
@@ -115,28 +123,44 @@ class Stall:
         inside = {rank: name for rank in stacks if ended and (name := collective(stacks[rank]))}
         stay = [rank for rank in inside if _at(before.get(rank)) == _at(stacks[rank])]
         self.deserted = {
-            name: [rank for rank in stay if inside[rank] == name] for name in {inside[rank] for rank in stay}
+            name: [rank for rank in stay if inside[rank] == name]
+            for name in {inside[rank] for rank in stay}
         }
         working = BUSY_SHARE * (now - self._last_at) + SAMPLE_COST
         self._last_at = now
         behind = those_behind(stacks)
-        self._behind.append(frozenset(behind) if went_on(before, stacks) and awaited(behind, stacks) else frozenset())
+        self._behind.append(
+            frozenset(behind)
+            if went_on(before, stacks) and awaited(behind, stacks)
+            else frozenset()
+        )
         # others may wait for who works alone; where all wait, processes that they have started may do the work
-        still = bool(before) and stand_still(before, stacks, working, "cpu" if ended or behind else "cpu_of_all")
+        still = bool(before) and stand_still(
+            before, stacks, working, "cpu" if ended or behind else "cpu_of_all"
+        )
         if not still:
             self._since = now
         elif now - self._since >= self._after:
             self.due = None
             return self._words(ended, behind, stacks)
         self.due = min(
-            now + (min(FIRST_SAMPLE, self._interval) if inside else self._interval), self._since + self._after
+            now + (min(FIRST_SAMPLE, self._interval) if inside else self._interval),
+            self._since + self._after,
         )
         return None
 
     def _words(self, ended: Sequence[int], behind: Sequence[int], stacks: Stacks) -> str:
         one = len(ended or behind) == 1
         who = rank_words(ended or behind or list(stacks))
-        how = "ended" if ended else "is behind" if one else "are behind" if behind else "not advancing"
+        how = (
+            "ended"
+            if ended
+            else "is behind"
+            if one
+            else "are behind"
+            if behind
+            else "not advancing"
+        )
         first = f"[no progress for {self._after:g} s: {who} {how}]\n"
         return first + "".join(f"[  {line}]\n" for line in text.stacks(stacks).splitlines())
 
@@ -155,7 +179,9 @@ def awaited(behind: Sequence[int], stacks: Stacks) -> bool:
         frames = [] if stack is None else stack["frames"]
         return bool(frames) and any(part in str(frames[-1].get("file")) for part in AWAITING)
 
-    return bool(behind) and all(within(stack) is (rank not in behind) for rank, stack in stacks.items())
+    return bool(behind) and all(
+        within(stack) is (rank not in behind) for rank, stack in stacks.items()
+    )
 
 
 def collective(stack: Mapping[str, Any] | None) -> str:
@@ -173,7 +199,9 @@ def went_on(before: Stacks, now: Stacks) -> bool:
     """Whether all ranks have begun collectives between two samples."""
     counts = {rank: (stack or {}).get("collectives") for rank, stack in now.items()}
     earlier = {rank: (stack or {}).get("collectives") for rank, stack in before.items()}
-    return all(count is not None and count != earlier.get(rank, count) for rank, count in counts.items())
+    return all(
+        count is not None and count != earlier.get(rank, count) for rank, count in counts.items()
+    )
 
 
 def waits(stack: Mapping[str, Any]) -> bool:
@@ -206,9 +234,13 @@ class SignsOfLife:
     """
 
     def __init__(self) -> None:
-        self._last: dict[int, tuple[float, float]] = {}  # by rank: when, and its processor time then
+        self._last: dict[
+            int, tuple[float, float]
+        ] = {}  # by rank: when, and its processor time then
 
-    def hanging(self, now: float, usage: Mapping[int, Any], joining: Mapping[int, Any]) -> list[int]:
+    def hanging(
+        self, now: float, usage: Mapping[int, Any], joining: Mapping[int, Any]
+    ) -> list[int]:
         """The ranks for which others wait, and which have given no sign of life for `HANG_DEADLINE`.
 
         Args:
@@ -269,12 +301,20 @@ class HangWatch:
                     self._agents.ask(self._pending(), "release", timeout=0.0)
 
     def _failed(self) -> dict[int, str]:
-        states = {rank: self._agents.ranks[rank] for rank in self._starting if rank not in self.found}
-        failed = {rank: f"{one.failed.ename}: {one.failed.evalue}" for rank, one in states.items() if one.failed}
+        states = {
+            rank: self._agents.ranks[rank] for rank in self._starting if rank not in self.found
+        }
+        failed = {
+            rank: f"{one.failed.ename}: {one.failed.evalue}"
+            for rank, one in states.items()
+            if one.failed
+        }
         return failed | {rank: describe(one.exited) for rank, one in states.items() if one.exited}
 
     def _hanging(self) -> list[int]:
         ranks = [rank for rank in self._pending() if not self._agents.is_away(rank)]
         usage = self._agents.ask(ranks, "usage", ANSWER_TIMEOUT)
         joining = self._agents.ask(ranks, "joining", ANSWER_TIMEOUT)
-        return self._signs.hanging(time.monotonic(), {rank: usage.get(rank) for rank in ranks}, joining)
+        return self._signs.hanging(
+            time.monotonic(), {rank: usage.get(rank) for rank in ranks}, joining
+        )

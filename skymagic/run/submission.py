@@ -25,11 +25,18 @@ class RunEvent:
     @property
     def stream(self) -> tuple[int, str] | None:
         """A rank and the name of its stream, of text that may be shown as one with what follows; None of all else."""
-        text = self.kind == "output" and self.content["kind"] == "stream" and not self.content.get("maybe_seen")
+        text = (
+            self.kind == "output"
+            and self.content["kind"] == "stream"
+            and not self.content.get("maybe_seen")
+        )
         return (self.rank, self.content["name"]) if text else None
 
 
-SEEN = ("stream", "display_data")  # kinds of what can be seen twice; an update replaces what it repeats
+SEEN = (
+    "stream",
+    "display_data",
+)  # kinds of what can be seen twice; an update replaces what it repeats
 
 
 class Repeated:
@@ -41,7 +48,9 @@ class Repeated:
 
     def __init__(self, begun: Mapping[int, int]) -> None:
         self._begun = begun
-        self._held: dict[int, list[dict[str, Any]]] = {}  # contents in doubt, until the last of their rank has come
+        self._held: dict[
+            int, list[dict[str, Any]]
+        ] = {}  # contents in doubt, until the last of their rank has come
 
     def take(self, rank: int, content: Mapping[str, Any]) -> list[Mapping[str, Any]]:
         """What can be shown, now that a rank's next content has come."""
@@ -69,7 +78,9 @@ class Submission:
         repeated: what of a run that another notebook left may have been shown there.
     """
 
-    def __init__(self, ranks: Sequence[int], number: int = 0, metrics: Metrics | None = None) -> None:
+    def __init__(
+        self, ranks: Sequence[int], number: int = 0, metrics: Metrics | None = None
+    ) -> None:
         self.ranks = tuple(ranks)
         self.number = number
         self.metrics = Metrics() if metrics is None else metrics

@@ -12,7 +12,9 @@ _open: dict[str, Iterator[Any]] = {}
 """By an id that the notebook has made up."""
 
 
-def open_one(key: str, function: Callable[..., Iterator[Any]], /, *args: Any, **kwargs: Any) -> None:
+def open_one(
+    key: str, function: Callable[..., Iterator[Any]], /, *args: Any, **kwargs: Any
+) -> None:
     """Call a generator function and keep what it makes; none of its own code has run then."""
     _open[key] = iter(function(*args, **kwargs))
 

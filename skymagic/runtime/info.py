@@ -99,12 +99,18 @@ class InstanceInfo:
 
     def plain(self) -> dict[str, Any]:
         """As JSON-able values, ``is_head`` among them for readers in other languages."""
-        return {**asdict(self), "peers": [asdict(peer) for peer in self.peers], "is_head": self.is_head}
+        return {
+            **asdict(self),
+            "peers": [asdict(peer) for peer in self.peers],
+            "is_head": self.is_head,
+        }
 
     @classmethod
     def from_plain(cls, values: Mapping[str, Any]) -> InstanceInfo:
         """What `plain` gave; keys that are not known here are left out. Raises TypeError for other values."""
-        known = {key: value for key, value in values.items() if key in {f.name for f in fields(cls)}}
+        known = {
+            key: value for key, value in values.items() if key in {f.name for f in fields(cls)}
+        }
         return cls(**{**known, "peers": tuple(Peer(**peer) for peer in known.get("peers", ()))})
 
     def to_json(self) -> str:
@@ -231,10 +237,18 @@ class Silence:
             TypeError: not a function, a generator or an asynchronous function, or one that @sky.function has already made lazy.
         """
         if getattr(function, "__sky_lazy__", False):
-            raise TypeError(f"@sky.function must be outermost: write it above @sky.{self.name}, not below")
+            raise TypeError(
+                f"@sky.function must be outermost: write it above @sky.{self.name}, not below"
+            )
         if inspect.isclass(function) or not callable(function):
-            raise TypeError(f"sky.{self.name} decorates a function or stands in a `with`; it was given {function!r}")
-        pauses = (inspect.iscoroutinefunction, inspect.isasyncgenfunction, inspect.isgeneratorfunction)
+            raise TypeError(
+                f"sky.{self.name} decorates a function or stands in a `with`; it was given {function!r}"
+            )
+        pauses = (
+            inspect.iscoroutinefunction,
+            inspect.isasyncgenfunction,
+            inspect.isgeneratorfunction,
+        )
         if any(kind(function) for kind in pauses):
             raise TypeError(
                 f"sky.{self.name} cannot decorate what pauses: write `with sky.{self.name}:` in {function.__name__}"
@@ -287,7 +301,9 @@ def _control(name: str, function: F | None, only: Only) -> Any:
     return control if function is None else control(function)
 
 
-def _heard(name: str, only: Any) -> frozenset[int] | Literal["head", "all"] | Callable[[InstanceInfo], bool]:
+def _heard(
+    name: str, only: Any
+) -> frozenset[int] | Literal["head", "all"] | Callable[[InstanceInfo], bool]:
     wanted = 'write "head", "all", a rank, several ranks, or a function of the InstanceInfo'
     if isinstance(only, str):
         if only not in ("head", "all"):
@@ -298,9 +314,13 @@ def _heard(name: str, only: Any) -> frozenset[int] | Literal["head", "all"] | Ca
         return only  # type: ignore[no-any-return]
     if isinstance(only, bytes | bytearray | Mapping):
         raise TypeError(f"sky.{name}(only={only!r}): {wanted}")
-    ranks = frozenset(_rank(name, item, wanted) for item in (only if isinstance(only, Iterable) else [only]))
+    ranks = frozenset(
+        _rank(name, item, wanted) for item in (only if isinstance(only, Iterable) else [only])
+    )
     if not ranks:
-        raise ValueError(f"sky.{name}(only={only!r}) names no rank; to silence all of them use sky.silent")
+        raise ValueError(
+            f"sky.{name}(only={only!r}) names no rank; to silence all of them use sky.silent"
+        )
     return ranks
 
 

@@ -30,7 +30,9 @@ MARGIN = 5.0  # seconds before the end at which a hook must be over, so that wha
 REPEAT = 1.0
 """Seconds after which a hook that has caught its TimeoutError gets another."""
 WAKE = signal.SIGURG
-NOWHERE = "sky.on_interruption: this process is not a rank of a pool, so the hook will not be called"
+NOWHERE = (
+    "sky.on_interruption: this process is not a rank of a pool, so the hook will not be called"
+)
 
 
 @dataclass(frozen=True)
@@ -82,14 +84,18 @@ class _State:
         self.unfinished = 0  # signals to this process whose call is not over
         self.hook: _Registered | None = None
         self.pending: deque[Interruption] = deque()
-        self.over_at: float | None = None  # when the call that goes on must be over (monotonic seconds)
+        self.over_at: float | None = (
+            None  # when the call that goes on must be over (monotonic seconds)
+        )
 
 
 _state = _State()
 
 
 def attach(
-    rank: int, ended: Callable[[float, str], None], changed: Callable[[bool], None] = lambda there: None
+    rank: int,
+    ended: Callable[[float, str], None],
+    changed: Callable[[bool], None] = lambda there: None,
 ) -> None:
     """This process is a rank; called on its main thread. Processes that it forks are none.
 
@@ -102,7 +108,9 @@ def attach(
     _state.rank, _state.ended, _state.changed = rank, ended, changed
 
 
-def on_interruption(fn: F | None, *, limit: float | None = None, signals: Iterable[int] = ()) -> F | None:
+def on_interruption(
+    fn: F | None, *, limit: float | None = None, signals: Iterable[int] = ()
+) -> F | None:
     """Call ``fn(notice)`` on this rank when machines of the pool are about to be taken away: time to write a checkpoint.
 
     Every rank with a hook calls it, also ranks that stay, and also while a cell runs: on the main thread, between two instructions of
@@ -210,7 +218,9 @@ def _call(hook: _Registered, notice: Interruption) -> None:
     begun = time.monotonic()
     over, error = threading.Event(), ""
     _state.over_at = begun + limit
-    threading.Thread(target=_watch, args=(over, limit), name="skymagic-hook-limit", daemon=True).start()
+    threading.Thread(
+        target=_watch, args=(over, limit), name="skymagic-hook-limit", daemon=True
+    ).start()
     try:
         hook.call(notice)
     except KeyboardInterrupt:  # the stop button, which is for the cell

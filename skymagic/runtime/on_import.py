@@ -87,7 +87,11 @@ def import_with(stand_ins: Mapping[str, types.ModuleType | None], name: str) -> 
         return importlib.import_module(name)
     except (ImportError, AttributeError, TypeError):
         packages = {each.partition(".")[0] for each in stand_ins}
-        for each in [each for each in sys.modules if each.partition(".")[0] in packages and each not in before]:
+        for each in [
+            each
+            for each in sys.modules
+            if each.partition(".")[0] in packages and each not in before
+        ]:
             del sys.modules[each]
         return importlib.import_module(name)
 

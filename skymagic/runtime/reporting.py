@@ -109,9 +109,13 @@ class Recorder:
             if not name.strip() or len(name) > LONGEST_NAME:
                 raise ValueError(f"sky.report: {name[:LONGEST_NAME]!r} cannot be a column's name")
             if name in RESERVED:
-                raise ValueError(f"sky.report: {name!r} is already a column of the table: report it under another name")
+                raise ValueError(
+                    f"sky.report: {name!r} is already a column of the table: report it under another name"
+                )
         if len(self._names.union(names)) > MOST_NAMES:
-            raise ValueError(f"sky.report: more than {MOST_NAMES} different names; report fewer, under names that stay")
+            raise ValueError(
+                f"sky.report: more than {MOST_NAMES} different names; report fewer, under names that stay"
+            )
         self._names.update(names)
         self._known.add(names)
 

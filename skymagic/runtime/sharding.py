@@ -20,10 +20,19 @@ V = TypeVar("V")
 @overload
 def shard(array: T, /, *, shuffle: bool = False, seed: int = 0, drop_last: bool = False) -> T: ...
 @overload
-def shard(first: T, second: U, /, *, shuffle: bool = False, seed: int = 0, drop_last: bool = False) -> tuple[T, U]: ...
+def shard(
+    first: T, second: U, /, *, shuffle: bool = False, seed: int = 0, drop_last: bool = False
+) -> tuple[T, U]: ...
 @overload
 def shard(
-    first: T, second: U, third: V, /, *, shuffle: bool = False, seed: int = 0, drop_last: bool = False
+    first: T,
+    second: U,
+    third: V,
+    /,
+    *,
+    shuffle: bool = False,
+    seed: int = 0,
+    drop_last: bool = False,
 ) -> tuple[T, U, V]: ...
 @overload
 def shard(*arrays: Any, shuffle: bool = False, seed: int = 0, drop_last: bool = False) -> Any: ...
@@ -67,7 +76,9 @@ def shard(*arrays: Any, shuffle: bool = False, seed: int = 0, drop_last: bool = 
     return parts if len(parts) > 1 else parts[0]
 
 
-def _indices(size: int, place: int, parts: int, *, shuffle: bool, seed: int, drop_last: bool) -> Sequence[int]:
+def _indices(
+    size: int, place: int, parts: int, *, shuffle: bool, seed: int, drop_last: bool
+) -> Sequence[int]:
     """Which of `size` items the part at `place` of `parts` consists of; a range unless shuffled."""
     order: Sequence[int] = range(size)
     if shuffle:
@@ -82,21 +93,31 @@ def _sizes(array: Any) -> list[int]:
     """The length of an array, or of each array in a dict. Raises TypeError for what cannot be divided."""
     if isinstance(array, Mapping):
         if not array:
-            raise TypeError("shard() was given an empty dict; of a dict it divides the arrays, by name")
+            raise TypeError(
+                "shard() was given an empty dict; of a dict it divides the arrays, by name"
+            )
         return [size for value in array.values() for size in _sizes(value)]
     kind = type(array).__name__
     if isinstance(array, str | bytes | bytearray):
-        raise TypeError(f"shard() does not divide {kind}: give it a list, such as text.splitlines()")
+        raise TypeError(
+            f"shard() does not divide {kind}: give it a list, such as text.splitlines()"
+        )
     if isinstance(array, tuple) and hasattr(array, "_fields"):
-        raise TypeError(f"shard() does not divide the named tuple {kind}: give it the fields, shard(*data)")
+        raise TypeError(
+            f"shard() does not divide the named tuple {kind}: give it the fields, shard(*data)"
+        )
     if isinstance(array, Set):
         raise TypeError(
             f"shard() does not divide a {kind}, which has no order: give it sorted(...) of it, the same on each rank"
         )
     if isinstance(array, Iterator):
-        raise TypeError(f"shard() does not divide the iterator {kind}, which has no length: give it list(...) of it")
+        raise TypeError(
+            f"shard() does not divide the iterator {kind}, which has no length: give it list(...) of it"
+        )
     if not hasattr(array, "__getitem__") or _is_a(array, "torch.utils.data", "IterableDataset"):
-        raise TypeError(f"shard() does not divide {kind}, which gives no item by its number: give it list(...) of it")
+        raise TypeError(
+            f"shard() does not divide {kind}, which gives no item by its number: give it list(...) of it"
+        )
     return [_length(array)]
 
 

@@ -38,7 +38,9 @@ class StandardStream:
         self.lock = threading.RLock()
         self._blocks: set[object] = set()  # those that are open, on any thread
         self._original: Any = None
-        self._saved_fd = -1  # what the descriptor led to before; made at the first silence, and kept
+        self._saved_fd = (
+            -1
+        )  # what the descriptor led to before; made at the first silence, and kept
 
     @property
     def silenced(self) -> bool:

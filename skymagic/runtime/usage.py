@@ -77,7 +77,12 @@ def sample() -> dict[Names, array[float]]:
     if _gpu is not None:
         with contextlib.suppress(Exception):  # a driver that does not tell
             gpu_memory, gpu_use = _gpu()
-    if not (loading.stepped or memory >= NOTABLE_MEMORY or gpu_use == gpu_use or gpu_memory == gpu_memory):
+    if not (
+        loading.stepped
+        or memory >= NOTABLE_MEMORY
+        or gpu_use == gpu_use
+        or gpu_memory == gpu_memory
+    ):
         return {}
     numbers = (float(_node), loading.waited, loading.stepped, memory, held, gpu_memory, gpu_use)
     return {USAGE: array("d", (now - _began, 0.0, math.nan, *numbers))}

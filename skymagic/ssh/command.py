@@ -65,7 +65,10 @@ class SocketChannel:
         if self.closed:
             return
         self.closed = True
-        for stream in (self._streams, self._errors):  # whoever reads or writes at either end comes to the end
+        for stream in (
+            self._streams,
+            self._errors,
+        ):  # whoever reads or writes at either end comes to the end
             with contextlib.suppress(OSError):
                 stream.shutdown(socket.SHUT_RDWR)
         self._end()

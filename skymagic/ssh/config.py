@@ -28,7 +28,9 @@ CONNECT_TIMEOUT = 15.0
 """Seconds to connect within, unless ConnectTimeout is given."""
 MAX_INCLUDE_DEPTH = 16
 ONLY_OPENSSH = ("proxyusefdpass", "pkcs11provider", "revokedhostkeys")
-OPENSSH_MATCH = re.compile(r"(?im)^\s*match\s.*\b(exec|tagged|localnetwork|sessiontype|version|command)\b.*$")
+OPENSSH_MATCH = re.compile(
+    r"(?im)^\s*match\s.*\b(exec|tagged|localnetwork|sessiontype|version|command)\b.*$"
+)
 
 
 @dataclass(frozen=True)
@@ -100,7 +102,9 @@ class SshConfig:
 
     def __init__(self, path: str | Path | None = None) -> None:
         home = Path.home() / ".ssh"
-        self._text = _included(Path(path) if path else home / "config", home, 0, private=path is None)
+        self._text = _included(
+            Path(path) if path else home / "config", home, 0, private=path is None
+        )
         if path is None:
             self._text += "\nHost *\n" + _included(SYSTEM_CONFIG, SYSTEM_CONFIG.parent, 0)
 
@@ -115,7 +119,14 @@ class SshConfig:
         found = self._lookup(spec)
         hostname, user = found.get("hostname", spec.name), found.get("user") or getpass.getuser()
         port = _number(found, "port", 22, spec)
-        tokens = {"%": "%", "h": hostname, "n": spec.name, "p": str(port), "r": user, "u": getpass.getuser()}
+        tokens = {
+            "%": "%",
+            "h": hostname,
+            "n": spec.name,
+            "p": str(port),
+            "r": user,
+            "u": getpass.getuser(),
+        }
         tokens |= {"d": str(Path.home()), "k": found.get("hostkeyalias", hostname)}
         jumps, command = self._proxy(found, spec, (*path, spec.text))
         keys = [name for name in found.get("identityfile", DEFAULT_KEYS) if name.lower() != "none"]
@@ -138,16 +149,24 @@ class SshConfig:
 
         # paramiko takes a block with another criterion for everybody's, and a command of one reads the kernel's input
         if match := OPENSSH_MATCH.search(re.sub(r'"[^"\n]*"', "", self._text)):
-            raise UnreadConfig(f"the ssh configuration has what only --ssh openssh follows: {match[0].strip()}")
+            raise UnreadConfig(
+                f"the ssh configuration has what only --ssh openssh follows: {match[0].strip()}"
+            )
         # the first value obtained counts, so what was written on the magic line comes first
         overrides = f"Host *\nPort {spec.port}\n" if spec.port else ""
         overrides += f'Host *\nUser "{spec.user}"\n' if spec.user else ""
         try:
-            found = paramiko.SSHConfig.from_text(f"{overrides}Host *\n{self._text}").lookup(spec.name)
+            found = paramiko.SSHConfig.from_text(f"{overrides}Host *\n{self._text}").lookup(
+                spec.name
+            )
         except (paramiko.SSHException, ImportError, ValueError, KeyError, OSError) as problem:
-            raise UnreadConfig(f"the ssh configuration cannot be read for {spec.text}: {problem}") from problem
+            raise UnreadConfig(
+                f"the ssh configuration cannot be read for {spec.text}: {problem}"
+            ) from problem
         if unread := [name for name in ONLY_OPENSSH if found.get(name, "no") not in ("no", "none")]:
-            raise UnreadConfig(f"{spec.text} has in the ssh configuration what only --ssh openssh follows: {unread[0]}")
+            raise UnreadConfig(
+                f"{spec.text} has in the ssh configuration what only --ssh openssh follows: {unread[0]}"
+            )
         return found
 
     def _proxy(
@@ -167,7 +186,9 @@ class SshConfig:
 def aliases() -> tuple[str, ...]:
     """Names of hosts that the configuration has, without patterns. Raises RequestError as `SshConfig` does."""
     words = [line.replace("=", " ", 1).split() for line in SshConfig()._text.splitlines()]
-    names = [name for first, *rest in filter(None, words) if first.lower() == "host" for name in rest]
+    names = [
+        name for first, *rest in filter(None, words) if first.lower() == "host" for name in rest
+    ]
     return tuple(dict.fromkeys(name for name in names if not set(name) & set('*?!"')))
 
 
@@ -176,13 +197,17 @@ def _jump_hosts(value: str, spec: HostSpec) -> list[HostSpec]:
         words = [word.strip().removeprefix("ssh://").rstrip("/") for word in value.split(",")]
         return [host for word in words for host in expand([word])]
     except RequestError as refused:
-        raise RequestError([f"ProxyJump of {spec.text}: {each}" for each in refused.mistakes]) from None
+        raise RequestError(
+            [f"ProxyJump of {spec.text}: {each}" for each in refused.mistakes]
+        ) from None
 
 
 def _number(found: Mapping[str, Any], key: str, default: int, spec: HostSpec) -> int:
     value = str(found.get(key, default))
     if not (value.isascii() and value.isdigit()):
-        raise RequestError(f"the ssh configuration gives {spec.text} the {key} {value!r}, which is no number")
+        raise RequestError(
+            f"the ssh configuration gives {spec.text} the {key} {value!r}, which is no number"
+        )
     return int(value)
 
 
@@ -195,20 +220,30 @@ def _agent_socket(value: str, tokens: Mapping[str, str]) -> str | None:
 def _known_hosts(found: Mapping[str, Any], tokens: Mapping[str, str]) -> tuple[str, ...]:
     home = Path.home() / ".ssh"
     mine = found.get("userknownhostsfile", f'"{home / "known_hosts"}" "{home / "known_hosts2"}"')
-    all_users = found.get("globalknownhostsfile", "/etc/ssh/ssh_known_hosts /etc/ssh/ssh_known_hosts2")
+    all_users = found.get(
+        "globalknownhostsfile", "/etc/ssh/ssh_known_hosts /etc/ssh/ssh_known_hosts2"
+    )
     # paramiko takes the quotes off a value only when it is quoted as a whole
-    words = [word for value in (mine, all_users) for word in ([value] if Path(value).exists() else shlex.split(value))]
+    words = [
+        word
+        for value in (mine, all_users)
+        for word in ([value] if Path(value).exists() else shlex.split(value))
+    ]
     return tuple(_expand_path(word, tokens) for word in words if word.lower() != "none")
 
 
 def _expand_path(text: str, tokens: Mapping[str, str]) -> str:
-    return str(Path(re.sub(r"%(.)", lambda match: tokens.get(match[1], match[0]), text)).expanduser())
+    return str(
+        Path(re.sub(r"%(.)", lambda match: tokens.get(match[1], match[0]), text)).expanduser()
+    )
 
 
 def _check_private(path: Path) -> None:
     """As OpenSSH: a file of the user or of root, that nobody else can write."""
     state = path.stat()
-    if os.name == "posix" and (state.st_uid not in (0, os.getuid()) or state.st_mode & (stat.S_IWGRP | stat.S_IWOTH)):
+    if os.name == "posix" and (
+        state.st_uid not in (0, os.getuid()) or state.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+    ):
         raise RequestError(
             f"others may write {path}, so it is not used, as in ssh: chmod go-w '{path}', and see whose it is"
         )
@@ -235,7 +270,9 @@ def _included(path: Path, home: Path, depth: int, *, private: bool = False) -> s
             for name in shlex.split(rest):
                 pattern = home / Path(name).expanduser()
                 names = Path(pattern.anchor).glob(str(pattern.relative_to(pattern.anchor)))
-                out += [_included(found, home, depth + 1, private=private) for found in sorted(names)]
+                out += [
+                    _included(found, home, depth + 1, private=private) for found in sorted(names)
+                ]
             line = block
         out.append(line)
     return "\n".join(out)

@@ -79,9 +79,16 @@ class _Attempts:
         self.failures: list[HostError | None] = [None] * len(endpoints)
         self._unexpected: list[BaseException] = []
         self._cancellation = Cancellation()
-        self._events: queue.SimpleQueue[tuple[int | None, str, Future[str] | None]] = queue.SimpleQueue()
+        self._events: queue.SimpleQueue[tuple[int | None, str, Future[str] | None]] = (
+            queue.SimpleQueue()
+        )
         self._threads = [
-            threading.Thread(target=self._attempt, args=(index,), name=f"skymagic-connect-{each.label}", daemon=True)
+            threading.Thread(
+                target=self._attempt,
+                args=(index,),
+                name=f"skymagic-connect-{each.label}",
+                daemon=True,
+            )
             for index, each in enumerate(endpoints)
         ]
 
@@ -115,7 +122,9 @@ class _Attempts:
         text = "connected"
         ask = self._ask_caller if self.may_ask else None
         try:
-            self.connections[index] = _open_connection(self.endpoints[index], ask, self._cancellation)
+            self.connections[index] = _open_connection(
+                self.endpoints[index], ask, self._cancellation
+            )
         except HostError as failure:
             self.failures[index] = failure
             text = failure.reason
@@ -144,8 +153,12 @@ def _answer(ask: Ask, text: str) -> str:
         return ""
 
 
-def _open_connection(endpoint: Endpoint, ask: Ask | None, cancellation: Cancellation) -> HostConnection:
-    if endpoint.client == "paramiko" or (endpoint.client == "auto" and endpoint not in _other_logins):
+def _open_connection(
+    endpoint: Endpoint, ask: Ask | None, cancellation: Cancellation
+) -> HostConnection:
+    if endpoint.client == "paramiko" or (
+        endpoint.client == "auto" and endpoint not in _other_logins
+    ):
         try:
             return _over_paramiko(endpoint, ask, cancellation)
         except login.OtherLogin:
@@ -156,7 +169,9 @@ def _open_connection(endpoint: Endpoint, ask: Ask | None, cancellation: Cancella
     return connection
 
 
-def _over_paramiko(endpoint: Endpoint, ask: Ask | None, cancellation: Cancellation) -> SSHConnection:
+def _over_paramiko(
+    endpoint: Endpoint, ask: Ask | None, cancellation: Cancellation
+) -> SSHConnection:
     first = endpoint.proxy_jump[0] if endpoint.proxy_jump else endpoint
     with contextlib.ExitStack() as resources, cancellation.login_slot((first.hostname, first.port)):
         transport = _open_transport(endpoint, ask, cancellation, resources)
@@ -184,7 +199,11 @@ def _open_transport(
             resources.callback(command.close)
             stream: login.Stream = command.socket
         else:
-            stream = dial.open_through(via[1], via[0], endpoint) if via else dial.dial(endpoint, cancellation)
+            stream = (
+                dial.open_through(via[1], via[0], endpoint)
+                if via
+                else dial.dial(endpoint, cancellation)
+            )
         resources.callback(stream.close)
         transport = login.handshake(stream, endpoint, cancellation)
         resources.callback(login.close, transport)
@@ -206,7 +225,9 @@ class SSHConnection(HostConnection):
         resources: what is closed after it: sockets and connections that it goes through.
     """
 
-    def __init__(self, endpoint: Endpoint, transport: paramiko.Transport, resources: contextlib.ExitStack) -> None:
+    def __init__(
+        self, endpoint: Endpoint, transport: paramiko.Transport, resources: contextlib.ExitStack
+    ) -> None:
         super().__init__(endpoint.label, f"ssh {endpoint.label} true")
         self._transport, self._resources = transport, resources
 
@@ -233,7 +254,9 @@ class SSHConnection(HostConnection):
                 attempts_left -= 1
                 if not attempts_left:
                     reason = f"sshd allows no more processes on this connection ({problem.text})"
-                    raise HostError(self.label, reason, "raise MaxSessions in the host's sshd_config") from problem
+                    raise HostError(
+                        self.label, reason, "raise MaxSessions in the host's sshd_config"
+                    ) from problem
                 time.sleep(0.1)
             except (paramiko.SSHException, OSError, EOFError) as problem:
                 raise HostError(self.label, "the connection is lost") from problem

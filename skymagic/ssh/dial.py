@@ -80,7 +80,13 @@ class Cancellation:
 
 DEAD_PEER_TIMEOUT = 15
 """Seconds without an acknowledgement after which a peer is dead (TCP_USER_TIMEOUT, RFC 5482)."""
-UNREACHABLE_ERRNOS = {errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN, errno.ENETDOWN, errno.EADDRNOTAVAIL}
+UNREACHABLE_ERRNOS = {
+    errno.EHOSTUNREACH,
+    errno.ENETUNREACH,
+    errno.EHOSTDOWN,
+    errno.ENETDOWN,
+    errno.EADDRNOTAVAIL,
+}
 
 
 def dial(endpoint: Endpoint, cancellation: Cancellation) -> socket.socket:
@@ -120,7 +126,9 @@ def _addresses(endpoint: Endpoint) -> list[tuple[int, int, int, str, tuple[objec
         raise HostError(endpoint.label, reason, remedy) from problem
 
 
-def _connect(sock: socket.socket, address: tuple[object, ...], end: float, cancellation: Cancellation) -> None:
+def _connect(
+    sock: socket.socket, address: tuple[object, ...], end: float, cancellation: Cancellation
+) -> None:
     sock.setblocking(False)
     code = sock.connect_ex(address)
     with selectors.DefaultSelector() as selector:
@@ -177,9 +185,14 @@ def open_through(jump: paramiko.Transport, via: Endpoint, endpoint: Endpoint) ->
     where = f"{endpoint.hostname} port {endpoint.port}"
     address = (endpoint.hostname, endpoint.port)
     try:
-        return jump.open_channel("direct-tcpip", address, ("127.0.0.1", 0), timeout=endpoint.timeout)
+        return jump.open_channel(
+            "direct-tcpip", address, ("127.0.0.1", 0), timeout=endpoint.timeout
+        )
     except paramiko.ChannelException as problem:
-        how, remedy = "cannot connect", f"is the host up, and does {via.label} know it by that name?"
+        how, remedy = (
+            "cannot connect",
+            f"is the host up, and does {via.label} know it by that name?",
+        )
         if problem.code == 1:
             how = "does not allow connections"
             remedy = f"AllowTcpForwarding must be on in the sshd of {via.label}"
@@ -187,7 +200,9 @@ def open_through(jump: paramiko.Transport, via: Endpoint, endpoint: Endpoint) ->
         raise HostError(endpoint.label, reason, remedy) from problem
     except (paramiko.SSHException, OSError, EOFError) as problem:
         reason = f"{where} did not answer through the jump host {via.label} within {endpoint.timeout:.0f} s"
-        raise HostError(endpoint.label, reason, f"is the host up, and may {via.label} reach it?") from problem
+        raise HostError(
+            endpoint.label, reason, f"is the host up, and may {via.label} reach it?"
+        ) from problem
 
 
 class ProxyCommand:
@@ -203,7 +218,9 @@ class ProxyCommand:
     def __init__(self, endpoint: Endpoint) -> None:
         assert endpoint.proxy_command is not None
         if os.name == "nt":
-            raise HostError(endpoint.label, "ProxyCommand does not work on Windows", "ProxyJump does")
+            raise HostError(
+                endpoint.label, "ProxyCommand does not work on Windows", "ProxyJump does"
+            )
         self._endpoint = endpoint
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115  # closed by close()
         self.socket, theirs = socket.socketpair()
@@ -222,7 +239,11 @@ class ProxyCommand:
             return failure
         said = os.pread(self._errors.fileno(), 2000, 0).decode(errors="replace").strip()
         words = f"its ProxyCommand {self._endpoint.proxy_command!r} ended with exit code {code}"
-        return HostError(failure.host, f"{words}: {said}" if said else words, f"try it by hand: ssh {failure.host}")
+        return HostError(
+            failure.host,
+            f"{words}: {said}" if said else words,
+            f"try it by hand: ssh {failure.host}",
+        )
 
     def close(self) -> None:
         """Kill the command; twice is safe."""

@@ -74,7 +74,11 @@ class HostConnection(ABC):
         return Process(channel, self.label, text, kill, lambda: self.alive, self._trial)
 
     def run(
-        self, script: str, *, lines: Callable[[str], None] | None = None, timeout: float | None = None
+        self,
+        script: str,
+        *,
+        lines: Callable[[str], None] | None = None,
+        timeout: float | None = None,
     ) -> ScriptResult:
         """Run a script in the user's home, with nothing on its standard input, and wait for its end.
 
@@ -115,7 +119,9 @@ class HostConnection(ABC):
             raise HostError(self.label, f"the connection was {how} while a step ran", "try again")
         return ScriptResult(-1 if status is None else status, out, process.errors())
 
-    def upload(self, path: str, chunks: Iterable[memoryview], nbytes: int, mode: int = 0o600) -> None:
+    def upload(
+        self, path: str, chunks: Iterable[memoryview], nbytes: int, mode: int = 0o600
+    ) -> None:
         """Write a file; it has its name only when it is complete.
 
         Args:
@@ -139,7 +145,9 @@ class HostConnection(ABC):
         finally:
             process.close()
         if status != 0:
-            said = process.complaint() or ("it ended early" if self.alive else "the connection was lost")
+            said = process.complaint() or (
+                "it ended early" if self.alive else "the connection was lost"
+            )
             raise HostError(self.label, f"{path} could not be written: {said}")
 
     def close(self) -> None:

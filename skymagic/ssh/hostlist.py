@@ -90,7 +90,9 @@ def _expand_ranges(text: str, mistakes: list[str]) -> list[str]:
     while (found := RANGE.search(rest)) is not None:
         numbers = _range_numbers(found[1])
         if numbers is None:
-            mistakes.append(f"{text!r}: [{found[1]}] is not a range; write gpu[1-8] or gpu[01-08,11]")
+            mistakes.append(
+                f"{text!r}: [{found[1]}] is not a range; write gpu[1-8] or gpu[01-08,11]"
+            )
             return []
         if len(texts) * len(numbers) > MAX_HOSTS:
             mistakes.append(f"{text!r} means more than {MAX_HOSTS} hosts")

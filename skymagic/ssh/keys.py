@@ -41,11 +41,19 @@ def candidates(
 ) -> Iterator[tuple[str, paramiko.PKey]]:
     """(name, key) to try: the agent's that are configured, its other ones, then files, encrypted ones last."""
     with contextlib.ExitStack() as stack:
-        files = [path for path in endpoint.identities if Path(path).exists() or Path(f"{path}.pub").exists()]
+        files = [
+            path
+            for path in endpoint.identities
+            if Path(path).exists() or Path(f"{path}.pub").exists()
+        ]
         missing = set(endpoint.identities) - set(files) if endpoint.identities_given else ()
-        attempts.unused += [f"{path} (there is no such file)" for path in endpoint.identities if path in missing]
+        attempts.unused += [
+            f"{path} (there is no such file)" for path in endpoint.identities if path in missing
+        ]
         agent_keys = {key.asbytes(): key for key in _agent_keys(endpoint, stack, attempts)}
-        first = {path: agent_keys.pop(blob) for path in files if (blob := _public(path)) in agent_keys}
+        first = {
+            path: agent_keys.pop(blob) for path in files if (blob := _public(path)) in agent_keys
+        }
         yield from ((f"{path} (agent)", key) for path, key in first.items())
         if not endpoint.identities_only:
             for key in agent_keys.values():
@@ -73,7 +81,9 @@ def _load(path: str, passphrase: str | None, attempts: KeyAttempts) -> object | 
         return paramiko.PKey.from_path(path, passphrase.encode() if passphrase else None)  # type: ignore[arg-type]
     # only its public half is here: the private one is the agent's
     except FileNotFoundError:
-        attempts.unused.append(f"{path} (only its public half is here, and the agent does not have it)")
+        attempts.unused.append(
+            f"{path} (only its public half is here, and the agent does not have it)"
+        )
     except (TypeError, paramiko.PasswordRequiredException):
         return _ENCRYPTED
     except (ValueError, OSError, paramiko.SSHException) as problem:
@@ -87,14 +97,18 @@ def _load(path: str, passphrase: str | None, attempts: KeyAttempts) -> object | 
     return None
 
 
-def _decrypt(path: str, ask: Callable[[str], str] | None, attempts: KeyAttempts) -> paramiko.PKey | None:
+def _decrypt(
+    path: str, ask: Callable[[str], str] | None, attempts: KeyAttempts
+) -> paramiko.PKey | None:
     """Decrypt a key file; threads that need the same one wait for the one answer."""
     with _asking_lock:
         cache_key = (path, Path(path).stat().st_mtime_ns)
         if cache_key in _decrypted:
             return _decrypted[cache_key]
         if ask is None:
-            attempts.unused.append(f"{path} (it has a passphrase, and there is no prompt here: ssh-add {path})")
+            attempts.unused.append(
+                f"{path} (it has a passphrase, and there is no prompt here: ssh-add {path})"
+            )
             return None
         for attempt in range(PASSPHRASE_ATTEMPTS):
             again = "wrong passphrase; " if attempt else ""
@@ -117,7 +131,9 @@ def _public(path: str) -> bytes:
         return b""
 
 
-def _agent_keys(endpoint: Endpoint, stack: contextlib.ExitStack, attempts: KeyAttempts) -> tuple[paramiko.PKey, ...]:
+def _agent_keys(
+    endpoint: Endpoint, stack: contextlib.ExitStack, attempts: KeyAttempts
+) -> tuple[paramiko.PKey, ...]:
     """The agent's keys; () without an agent."""
     import paramiko
     from paramiko.agent import AgentSSH
@@ -196,7 +212,11 @@ class KnownHosts:
             kind: ``ssh-ed25519``, ….
             key: base64.
         """
-        revoked = [e for e in self.entries if e.revoked and e.key == key and any(e.matches(n) for n in names)]
+        revoked = [
+            e
+            for e in self.entries
+            if e.revoked and e.key == key and any(e.matches(n) for n in names)
+        ]
         if revoked:
             return KeyStatus("revoked", tuple(revoked))
         entries = self.entries_for(names)

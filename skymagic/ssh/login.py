@@ -13,7 +13,14 @@ from typing import TYPE_CHECKING, Any
 from skymagic.errors import HostError
 from skymagic.ssh.config import Endpoint
 from skymagic.ssh.dial import Cancellation
-from skymagic.ssh.keys import KeyAttempts, KnownHosts, KnownKey, candidates, fingerprint, known_hosts_name
+from skymagic.ssh.keys import (
+    KeyAttempts,
+    KnownHosts,
+    KnownKey,
+    candidates,
+    fingerprint,
+    known_hosts_name,
+)
 
 if TYPE_CHECKING:
     import paramiko
@@ -50,7 +57,10 @@ def send_nothing_after_close(transport: paramiko.Transport) -> None:
         """Called for one packet after the other: paramiko holds a lock around it."""
         packet = data.asbytes()
         kind, number = packet[0], packet[1:5]
-        if kind in (MSG_CHANNEL_DATA, MSG_CHANNEL_EXTENDED_DATA, MSG_CHANNEL_EOF) and number in closed:
+        if (
+            kind in (MSG_CHANNEL_DATA, MSG_CHANNEL_EXTENDED_DATA, MSG_CHANNEL_EOF)
+            and number in closed
+        ):
             return
         if kind == MSG_CHANNEL_CLOSE:
             closed.add(number)
@@ -119,7 +129,11 @@ def check_host_key(transport: paramiko.Transport, endpoint: Endpoint) -> None:
         HostError: it is unknown, changed or revoked.
     """
     offered, names = transport.get_remote_server_key(), _known_hosts_names(endpoint)
-    key_type, key, known = offered.get_name(), offered.get_base64(), KnownHosts(endpoint.known_hosts)
+    key_type, key, known = (
+        offered.get_name(),
+        offered.get_base64(),
+        KnownHosts(endpoint.known_hosts),
+    )
     status = known.check(names, key_type, key)
     # as in OpenSSH, a line without a port counts for every port
     if status.state == "unknown" and endpoint.port != 22 and not endpoint.host_key_alias:
@@ -133,7 +147,10 @@ def check_host_key(transport: paramiko.Transport, endpoint: Endpoint) -> None:
 
 
 def authenticate(
-    transport: paramiko.Transport, endpoint: Endpoint, ask: Callable[[str], str] | None, cancellation: Cancellation
+    transport: paramiko.Transport,
+    endpoint: Endpoint,
+    ask: Callable[[str], str] | None,
+    cancellation: Cancellation,
 ) -> None:
     """Log in with one of the user's keys.
 
@@ -155,10 +172,14 @@ def authenticate(
         attempts.refused.append(name)
         problem = transport.get_exception()
         partial = isinstance(problem, paramiko.ssh_exception.PartialAuthentication)
-        if isinstance(problem, paramiko.ssh_exception.PartialAuthentication | paramiko.BadAuthenticationType):
+        if isinstance(
+            problem, paramiko.ssh_exception.PartialAuthentication | paramiko.BadAuthenticationType
+        ):
             reason = "the host wants more than a key" if partial else "the host takes no keys, only"
             words = f"{reason}: {', '.join(problem.allowed_types)}"
-            raise OtherLogin(endpoint.label, words, "--ssh openssh asks you for the rest, as ssh does")
+            raise OtherLogin(
+                endpoint.label, words, "--ssh openssh asks you for the rest, as ssh does"
+            )
         if not answered or not transport.is_active():
             break
     failure = _no_key_accepted(endpoint, attempts, transport.is_active())
@@ -196,7 +217,9 @@ def _prefer_known_algorithms(transport: paramiko.Transport, key_types: list[str]
     options = transport.get_security_options()
     options.ciphers = preferred_first(PREFERRED_CIPHERS, tuple(options.ciphers))
     rsa = {"ssh-rsa": ("rsa-sha2-512", "rsa-sha2-256")}
-    preferred = tuple(itertools.chain.from_iterable(rsa.get(key_type, (key_type,)) for key_type in key_types))
+    preferred = tuple(
+        itertools.chain.from_iterable(rsa.get(key_type, (key_type,)) for key_type in key_types)
+    )
     options.key_types = preferred_first(preferred, tuple(options.key_types))
 
 
@@ -220,10 +243,14 @@ def _unknown_key(endpoint: Endpoint, offered: str) -> HostError:
     return HostError(endpoint.label, f"its host key is not known: {offered}", remedy)
 
 
-def _changed_key(endpoint: Endpoint, name: str, offered: str, entries: tuple[KnownKey, ...], state: str) -> HostError:
+def _changed_key(
+    endpoint: Endpoint, name: str, offered: str, entries: tuple[KnownKey, ...], state: str
+) -> HostError:
     lines = ", ".join(dict.fromkeys(f"{entry.file} line {entry.line}" for entry in entries))
     if state == "revoked":
-        return HostError(endpoint.label, f"its host key {offered} is revoked by {lines}", "ask who runs the host")
+        return HostError(
+            endpoint.label, f"its host key {offered} is revoked by {lines}", "ask who runs the host"
+        )
     return HostError(
         endpoint.label,
         f"its host key has CHANGED: it shows {offered}, and {lines} has another one. Somebody may be listening in",
@@ -258,8 +285,6 @@ def _no_key_accepted(endpoint: Endpoint, attempts: KeyAttempts, active: bool) ->
     if attempts.unused:
         reason += f"; not usable: {', '.join(attempts.unused)}"
     if not active and len(attempts.refused) > 1:
-        reason += (
-            "; the host ended the connection, maybe for too many keys (IdentitiesOnly yes and an IdentityFile help)"
-        )
+        reason += "; the host ended the connection, maybe for too many keys (IdentitiesOnly yes and an IdentityFile help)"
     remedy = f"is {endpoint.user!r} the right user? To install a key there: ssh-copy-id -p {endpoint.port} {account}"
     return HostError(endpoint.label, reason, remedy)

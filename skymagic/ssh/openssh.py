@@ -43,7 +43,14 @@ HELLO_BYTES = 12
 """What a master says to whoever connects (OpenSSH's PROTOCOL.mux): a length, MUX_MSG_HELLO and a version."""
 LOST = 255
 """Exit status of ssh where it does not know the shell's."""
-OPTIONS = ("-T", "-x", "-a", "-oClearAllForwardings=yes", "-oPermitLocalCommand=no", "-oLogLevel=ERROR")
+OPTIONS = (
+    "-T",
+    "-x",
+    "-a",
+    "-oClearAllForwardings=yes",
+    "-oPermitLocalCommand=no",
+    "-oLogLevel=ERROR",
+)
 """Of a master that is opened here: nothing that is for a person's own session."""
 DEFAULTS = {
     "controlpersist": ("no", "600"),
@@ -110,8 +117,16 @@ def connect(endpoint: Endpoint, ask: Ask | None, cancellation: Cancellation) -> 
         HostError: there is no such client here, or it cannot log in: in its own words.
     """
     if shutil.which("ssh") is None or os.name == "nt":
-        why = "OpenSSH on Windows has no ControlMaster" if os.name == "nt" else "there is no program ssh on the PATH"
-        raise HostError(endpoint.label, f"--ssh openssh does not work here: {why}", "--ssh paramiko needs no program")
+        why = (
+            "OpenSSH on Windows has no ControlMaster"
+            if os.name == "nt"
+            else "there is no program ssh on the PATH"
+        )
+        raise HostError(
+            endpoint.label,
+            f"--ssh openssh does not work here: {why}",
+            "--ssh paramiko needs no program",
+        )
     told = _ran(endpoint.label, _ssh(endpoint, "-G"), cancellation, None, f"ssh {endpoint.label}")
     settings = dict(line.split(" ", 1) for line in told.splitlines() if " " in line)
     path = settings.get("controlpath", "none")
@@ -124,7 +139,13 @@ def connect(endpoint: Endpoint, ask: Ask | None, cancellation: Cancellation) -> 
             if failure is not None and ask is None and time.monotonic() < until:
                 raise failure
             try:
-                _ran(endpoint.label, _master(endpoint, path, settings, ask), cancellation, ask, by_hand)
+                _ran(
+                    endpoint.label,
+                    _master(endpoint, path, settings, ask),
+                    cancellation,
+                    ask,
+                    by_hand,
+                )
             except HostError as failed:
                 if ask is None:
                     _refused[path] = time.monotonic() + REFUSED_SECONDS, failed
@@ -135,11 +156,19 @@ def connect(endpoint: Endpoint, ask: Ask | None, cancellation: Cancellation) -> 
     return OpenSSHConnection(endpoint.label, path, held)
 
 
-def _master(endpoint: Endpoint, path: str, settings: Mapping[str, str], ask: Ask | None) -> list[str]:
+def _master(
+    endpoint: Endpoint, path: str, settings: Mapping[str, str], ask: Ask | None
+) -> list[str]:
     """ssh that opens a master and goes to the background."""
-    unsaid = (f"-o{name}={value}" for name, (unset, value) in DEFAULTS.items() if settings.get(name, unset) == unset)
+    unsaid = (
+        f"-o{name}={value}"
+        for name, (unset, value) in DEFAULTS.items()
+        if settings.get(name, unset) == unset
+    )
     # the ciphers that the user allows, in our order: AES-GCM is a third faster here than the default
-    ciphers = "-oCiphers=" + ",".join(preferred_first(PREFERRED_CIPHERS, settings["ciphers"].split(",")))
+    ciphers = "-oCiphers=" + ",".join(
+        preferred_first(PREFERRED_CIPHERS, settings["ciphers"].split(","))
+    )
     # no key is accepted silently, whatever the user has set: secrets go there
     strict = "yes" if settings.get("stricthostkeychecking") in ("true", "yes") else "ask"
     asking = (f"-oStrictHostKeyChecking={strict}", f"-oBatchMode={'no' if ask else 'yes'}")
@@ -152,7 +181,9 @@ def _ssh(endpoint: Endpoint, *options: str) -> list[str]:
 
     (spec,) = expand((endpoint.label,))
     config, home = Path.home() / ".ssh" / "config", Path(pwd.getpwuid(os.getuid()).pw_dir)
-    elsewhere = ["-F", str(config)] if Path.home().resolve() != home.resolve() and config.exists() else []
+    elsewhere = (
+        ["-F", str(config)] if Path.home().resolve() != home.resolve() and config.exists() else []
+    )
     port, user = ["-p", str(spec.port)] if spec.port else [], ["-l", spec.user] if spec.user else []
     return ["ssh", *options, *elsewhere, *port, *user, "--", spec.name]
 
@@ -164,7 +195,11 @@ def _folder() -> Path:
     with contextlib.suppress(FileExistsError):
         folder.mkdir(mode=0o700)
     state = folder.lstat()
-    if not stat.S_ISDIR(state.st_mode) or state.st_uid != os.getuid() or stat.S_IMODE(state.st_mode) != 0o700:
+    if (
+        not stat.S_ISDIR(state.st_mode)
+        or state.st_uid != os.getuid()
+        or stat.S_IMODE(state.st_mode) != 0o700
+    ):
         raise HostError("ssh", f"{folder} is not a folder that only you can use", "remove it")
     return folder
 
@@ -201,7 +236,9 @@ def _held(label: str, path: str) -> socket.socket | None:
     except OSError as problem:
         sock.close()
         reason = f"the OpenSSH master at {path} does not answer: {problem.strerror or problem}"
-        raise HostError(label, reason, f"end it: ssh -S {shlex.quote(path)} -O exit {label}") from problem
+        raise HostError(
+            label, reason, f"end it: ssh -S {shlex.quote(path)} -O exit {label}"
+        ) from problem
     sock.close()
     return None
 
@@ -209,7 +246,9 @@ def _held(label: str, path: str) -> socket.socket | None:
 # ------------------------------------------------------------------------------------ what ssh asks
 
 
-def _ran(label: str, command: Sequence[str], cancellation: Cancellation, ask: Ask | None, by_hand: str) -> str:
+def _ran(
+    label: str, command: Sequence[str], cancellation: Cancellation, ask: Ask | None, by_hand: str
+) -> str:
     """What ssh has printed, once it has ended well; what it asks meanwhile, `ask` answers.
 
     Args:
@@ -228,7 +267,12 @@ def _ran(label: str, command: Sequence[str], cancellation: Cancellation, ask: As
         asking.listen()
         asking.settimeout(POLL_INTERVAL)
         program = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=out, stderr=errors, env=_askpass(folder), start_new_session=True
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=errors,
+            env=_askpass(folder),
+            start_new_session=True,
         )
         try:
             answered = _attended(program, asking, cancellation, ask)
@@ -236,7 +280,9 @@ def _ran(label: str, command: Sequence[str], cancellation: Cancellation, ask: As
             if program.poll() is None:  # else a master may be about to leave this group
                 os.killpg(program.pid, signal.SIGKILL)  # its askpass too
                 program.wait()
-        said = [os.pread(file.fileno(), 1 << 20, 0).decode(errors="replace") for file in (out, errors)]
+        said = [
+            os.pread(file.fileno(), 1 << 20, 0).decode(errors="replace") for file in (out, errors)
+        ]
     if program.returncode == 0:
         return said[0]
     lines = [line for line in said[1].splitlines() if line.strip(" @\r")]
@@ -249,14 +295,27 @@ def _ran(label: str, command: Sequence[str], cancellation: Cancellation, ask: As
 def _askpass(folder: str) -> dict[str, str]:
     """An environment in which ssh asks whoever listens in this folder."""
     script = Path(folder, "askpass")
-    script.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -ISc {shlex.quote(ASKPASS)} "$1"\n')
+    script.write_text(
+        f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -ISc {shlex.quote(ASKPASS)} "$1"\n'
+    )
     script.chmod(0o700)
-    asks = {"SSH_ASKPASS": str(script), "SSH_ASKPASS_REQUIRE": "force", "SKYMAGIC_ASKPASS": f"{folder}/socket"}
-    return {"DISPLAY": "none", **os.environ, **asks}  # before 8.4, a DISPLAY and no terminal lead to SSH_ASKPASS
+    asks = {
+        "SSH_ASKPASS": str(script),
+        "SSH_ASKPASS_REQUIRE": "force",
+        "SKYMAGIC_ASKPASS": f"{folder}/socket",
+    }
+    return {
+        "DISPLAY": "none",
+        **os.environ,
+        **asks,
+    }  # before 8.4, a DISPLAY and no terminal lead to SSH_ASKPASS
 
 
 def _attended(
-    program: subprocess.Popen[bytes], asking: socket.socket, cancellation: Cancellation, ask: Ask | None
+    program: subprocess.Popen[bytes],
+    asking: socket.socket,
+    cancellation: Cancellation,
+    ask: Ask | None,
 ) -> bool:
     """Answer what a program asks until it has ended, or takes too long; False once something stays without an answer."""
     end = time.monotonic() + LOGIN_SECONDS
@@ -266,9 +325,13 @@ def _attended(
             client, _ = asking.accept()
             with client:
                 client.settimeout(LOGIN_SECONDS)
-                kind, _, prompt = client.makefile("rb").read().decode(errors="replace").partition("\0")
+                kind, _, prompt = (
+                    client.makefile("rb").read().decode(errors="replace").partition("\0")
+                )
                 note = kind == "none"  # a hardware key waits for a touch, and ssh for no answer
-                answer = ask(f"{prompt} (then press Enter here) " if note else prompt) if ask else ""
+                answer = (
+                    ask(f"{prompt} (then press Enter here) " if note else prompt) if ask else ""
+                )
                 if not (answer or note):
                     return False
                 client.sendall(answer.encode() if not note else b"")

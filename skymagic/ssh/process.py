@@ -99,7 +99,9 @@ class Process:
         self._errors = bytearray()
         self._mark = f"skymagic-{secrets.token_hex(8)}"
         self._unread = b""
-        self._thread = threading.Thread(target=self._read_errors, name=f"skymagic-errors-{host}", daemon=True)
+        self._thread = threading.Thread(
+            target=self._read_errors, name=f"skymagic-errors-{host}", daemon=True
+        )
         try:
             channel.settimeout(START_TIMEOUT)
             channel.exec_command(SHELL)
@@ -114,9 +116,13 @@ class Process:
             self._release()
             if isinstance(problem, TimeoutError):
                 reason = f"the login shell ran nothing within {START_TIMEOUT:.0f} s"
-                raise HostError(host, reason, f"does a profile wait for something? Try: {trial}") from problem
+                raise HostError(
+                    host, reason, f"does a profile wait for something? Try: {trial}"
+                ) from problem
             if isinstance(problem, Exception) and not isinstance(problem, HostError):
-                raise HostError(host, f"no process could be started: {problem}", f"try: {trial}") from problem
+                raise HostError(
+                    host, f"no process could be started: {problem}", f"try: {trial}"
+                ) from problem
             raise
 
     def _wait_for_start(self) -> int:

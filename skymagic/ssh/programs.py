@@ -58,9 +58,13 @@ class Programs:
                 f"{words[0]} is not on the PATH here: run the notebook on a login node, or name one with --login"
             ) from None
         except subprocess.TimeoutExpired:
-            return subprocess.CompletedProcess(words, -1, "", f"{words[0]} timed out after {SECONDS:.0f} s")
+            return subprocess.CompletedProcess(
+                words, -1, "", f"{words[0]} timed out after {SECONDS:.0f} s"
+            )
 
-    def channel(self, words: Sequence[str], variables: Mapping[str, str], timeout: float) -> Channel:
+    def channel(
+        self, words: Sequence[str], variables: Mapping[str, str], timeout: float
+    ) -> Channel:
         """What passes a shell's streams through one of them, which is not started yet.
 
         Args:
@@ -117,15 +121,21 @@ class HostPrograms(Programs):
             done = self._connection().run(script, timeout=SECONDS)
             return subprocess.CompletedProcess(words, done.status, done.out, done.err)
         except HostError as problem:
-            return subprocess.CompletedProcess(words, -1, "", f"{words[0]}: connection to {problem}")
+            return subprocess.CompletedProcess(
+                words, -1, "", f"{words[0]}: connection to {problem}"
+            )
 
-    def channel(self, words: Sequence[str], variables: Mapping[str, str], timeout: float) -> Channel:
+    def channel(
+        self, words: Sequence[str], variables: Mapping[str, str], timeout: float
+    ) -> Channel:
         """What passes a shell's streams through one of them there."""
         settings = [*self._settings, *(f"{name}={value}" for name, value in variables.items())]
         command = shlex.join(["exec", *settings, *words])
         with self._lock:
             for connection in self._connections:
-                with contextlib.suppress(HostError):  # it has as many sessions as it may have, or is lost
+                with contextlib.suppress(
+                    HostError
+                ):  # it has as many sessions as it may have, or is lost
                     return cast(Channel, PassedChannel(connection.open_channel(timeout), command))
         return cast(Channel, PassedChannel(self._connected().open_channel(timeout), command))
 

@@ -23,7 +23,9 @@ def private_folder(path: Path) -> Path:
     """
     folders = [*reversed(path.parents), path]
     # the last folder of this name: a checkout of skymagic may be above it, which is not ours to change
-    first = max((n for n, folder in enumerate(folders) if folder.name in OWN_NAMES), default=len(folders))
+    first = max(
+        (n for n, folder in enumerate(folders) if folder.name in OWN_NAMES), default=len(folders)
+    )
     for n, folder in enumerate(folders):
         if not folder.is_dir():
             folder.mkdir(mode=0o700, exist_ok=True)
@@ -47,7 +49,11 @@ def is_private(path: Path) -> bool:
         status = path.lstat()
     except OSError:
         return False
-    return stat.S_ISREG(status.st_mode) and status.st_uid == os.getuid() and not status.st_mode & OTHERS_WRITE
+    return (
+        stat.S_ISREG(status.st_mode)
+        and status.st_uid == os.getuid()
+        and not status.st_mode & OTHERS_WRITE
+    )
 
 
 def write(path: Path, content: bytes) -> None:

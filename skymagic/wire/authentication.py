@@ -60,7 +60,9 @@ class Door:
             sock, _ = self._listener.accept()
             sock.settimeout(self._seconds)
             if self._context is not None:
-                sock = self._context.wrap_socket(sock, server_side=True, do_handshake_on_connect=False)
+                sock = self._context.wrap_socket(
+                    sock, server_side=True, do_handshake_on_connect=False
+                )
         except (BlockingIOError, TimeoutError):
             return
         except OSError:

@@ -51,12 +51,17 @@ class Codec(Generic[M]):
     """
 
     def __init__(
-        self, *kinds: Any, max_line: int, max_payload: int = sys.maxsize, check: Callable[[M], None] = lambda _: None
+        self,
+        *kinds: Any,
+        max_line: int,
+        max_payload: int = sys.maxsize,
+        check: Callable[[M], None] = lambda _: None,
     ) -> None:
         self.max_line, self._max_payload, self._check = max_line, max_payload, check
         self._kinds = {kind.__name__: kind for kind in kinds}
         self._tuples = {
-            kind.__name__: [one.name for one in fields(kind) if str(one.type).startswith("tuple[")] for kind in kinds
+            kind.__name__: [one.name for one in fields(kind) if str(one.type).startswith("tuple[")]
+            for kind in kinds
         }
 
     def encode(self, message: M, payload: bytes = b"") -> bytes:
@@ -80,7 +85,9 @@ class Codec(Generic[M]):
                 raise ValueError("not the size of a payload")
             self._check(message)
         except (KeyError, TypeError, ValueError, RecursionError) as problem:
-            raise ValueError(f"not a message of this skymagic: {line[:200]!r} ({problem})") from None
+            raise ValueError(
+                f"not a message of this skymagic: {line[:200]!r} ({problem})"
+            ) from None
         return message  # type: ignore[no-any-return]
 
     def decoder(self, *, noise: bool = False) -> Decoder[M]:
@@ -102,7 +109,9 @@ class Codec(Generic[M]):
             raise ValueError(f"no answer, but {data[:200].decode(errors='replace')!r}…")
         return None
 
-    def messages(self, read: Callable[[], bytes], *, noise: bool = False) -> Iterator[tuple[M, bytes | memoryview]]:
+    def messages(
+        self, read: Callable[[], bytes], *, noise: bool = False
+    ) -> Iterator[tuple[M, bytes | memoryview]]:
         """Messages of a stream, each with its whole payload.
 
         Args:
@@ -179,7 +188,10 @@ class Decoder(Generic[M]):
 
 def printable(text: str) -> str:
     """A text from elsewhere (a file's name, what a host says) in one line that every screen can show: control characters are escaped."""
-    return "".join(letter if letter.isprintable() else letter.encode("unicode_escape").decode() for letter in text)
+    return "".join(
+        letter if letter.isprintable() else letter.encode("unicode_escape").decode()
+        for letter in text
+    )
 
 
 # -- what carries a protocol -----------------------------------------------------------------------

@@ -184,7 +184,9 @@ class EndOfFiles(FileMessage):
 
 
 FilePart = FileStart | FileChunk | FilePiece | FileFailed
-CODEC: Codec[FileMessage] = Codec(*FileMessage.__subclasses__(), max_line=1 << 30, max_payload=CHUNK)
+CODEC: Codec[FileMessage] = Codec(
+    *FileMessage.__subclasses__(), max_line=1 << 30, max_payload=CHUNK
+)
 """The listing of a million files is a tenth of the longest line."""
 encode, messages = CODEC.encode, CODEC.messages
 

@@ -17,7 +17,8 @@ SECONDS, STEP, TOTAL = range(3)
 FIXED = 3
 """Columns before those of the names."""
 USAGE: Names = tuple(
-    f"skymagic.{name}" for name in ("node", "waited", "stepped", "memory", "held", "gpu_memory", "gpu_use")
+    f"skymagic.{name}"
+    for name in ("node", "waited", "stepped", "memory", "held", "gpu_memory", "gpu_use")
 )
 """Names of rows that a rank sends of its own accord: what may slow it down (`runtime.usage`)."""
 
@@ -25,7 +26,8 @@ USAGE: Names = tuple(
 def packed(rows: Mapping[Names, array[float]]) -> tuple[dict[str, Any], ...]:
     """As plain values. Base64, for JSON has no NaN, and the text of a double takes longer than a step of some trainings."""
     return tuple(
-        {"names": list(names), "rows": base64.b64encode(found.tobytes()).decode()} for names, found in rows.items()
+        {"names": list(names), "rows": base64.b64encode(found.tobytes()).decode()}
+        for names, found in rows.items()
     )
 
 

@@ -95,5 +95,14 @@ class Stop(NotebookMessage):
 
 
 CODEC: Codec[NotebookMessage] = Codec(
-    ExecuteNotebook, Refused, Begun, CellBegun, CellOutput, CellFailed, NotebookEnded, Executed, Stop, max_line=1 << 32
+    ExecuteNotebook,
+    Refused,
+    Begun,
+    CellBegun,
+    CellOutput,
+    CellFailed,
+    NotebookEnded,
+    Executed,
+    Stop,
+    max_line=1 << 32,
 )

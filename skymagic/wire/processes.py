@@ -67,7 +67,9 @@ def started(pid: int) -> int:
     """When a process was started, in the system's ticks since its boot; 0 if it has gone, or the system does not tell."""
     with contextlib.suppress(OSError), open(f"/proc/{pid}/stat", "rb") as file:
         fields = file.read().rpartition(b")")[2].split()  # a name may hold blanks and brackets
-        return 0 if fields[0] in b"ZX" else int(fields[19])  # one that its parent has not waited for yet has ended too
+        return (
+            0 if fields[0] in b"ZX" else int(fields[19])
+        )  # one that its parent has not waited for yet has ended too
     return 0
 
 
@@ -123,7 +125,9 @@ def status_words(status: int | None, out_of_memory: bool = False) -> str:
         "SIGSEGV": "a segmentation fault in native code",
         "SIGBUS": "often a full /dev/shm",
         "SIGABRT": "native code called abort()",
-        "SIGKILL": "the machine ran out of memory" if out_of_memory else "killed from outside, or out of memory",
+        "SIGKILL": "the machine ran out of memory"
+        if out_of_memory
+        else "killed from outside, or out of memory",
     }
     return f"{name}: {hints[name]}" if name in hints else name
 

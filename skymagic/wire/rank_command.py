@@ -48,5 +48,7 @@ class CommandEnded(CommandMessage):
     """Exit code; negative for a signal."""
 
 
-CODEC: Codec[CommandMessage] = Codec(*CommandMessage.__subclasses__(), max_line=1 << 20, max_payload=1 << 20)
+CODEC: Codec[CommandMessage] = Codec(
+    *CommandMessage.__subclasses__(), max_line=1 << 20, max_payload=1 << 20
+)
 encode, messages = CODEC.encode, CODEC.messages

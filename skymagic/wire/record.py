@@ -60,12 +60,16 @@ def connect(folder: str) -> socket.socket | None:
         return None
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        sock.settimeout(CONNECT_TIMEOUT)  # connect(2) waits for ever where nobody accepts and the backlog is full
+        sock.settimeout(
+            CONNECT_TIMEOUT
+        )  # connect(2) waits for ever where nobody accepts and the backlog is full
         sock.connect(f"{folder}/{SOCKET}")
         sock.settimeout(None)
         # in a shared place without the sticky bit, others can exchange folders after the check
         if hasattr(socket, "SO_PEERCRED"):
-            _, uid, _ = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+            _, uid, _ = struct.unpack(
+                "3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+            )
             if uid != os.getuid():
                 raise PermissionError("another user listens there")
     except OSError:
@@ -127,7 +131,9 @@ def read(line: str) -> AgentRecord | None:
     try:
         kind, values = json.loads(line)
         known = {one.name for one in fields(AgentRecord)}
-        texts = {k: printable(v) if isinstance(v, str) else v for k, v in values.items() if k in known}
+        texts = {
+            k: printable(v) if isinstance(v, str) else v for k, v in values.items() if k in known
+        }
         return RECORD.decode(json.dumps([kind, texts]).encode())
     except (ValueError, TypeError, AttributeError):
         return None

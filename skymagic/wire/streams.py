@@ -62,7 +62,14 @@ class FrameReader:
 
 def _begun(data: bytes) -> int:
     """How many of the last bytes may be the beginning of a mark."""
-    return next((size for size in range(min(len(MARK) - 1, len(data)), 0, -1) if MARK.startswith(data[-size:])), 0)
+    return next(
+        (
+            size
+            for size in range(min(len(MARK) - 1, len(data)), 0, -1)
+            if MARK.startswith(data[-size:])
+        ),
+        0,
+    )
 
 
 def _size(data: bytes) -> int | None:

@@ -10,7 +10,9 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
-def start_all(jobs: Sequence[Callable[[], T]], *, name: str = "skymagic-job", daemon: bool = True) -> list[Future[T]]:
+def start_all(
+    jobs: Sequence[Callable[[], T]], *, name: str = "skymagic-job", daemon: bool = True
+) -> list[Future[T]]:
     """Run all jobs at once, each on a thread.
 
     Args:

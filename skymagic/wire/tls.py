@@ -69,7 +69,9 @@ def certificate() -> str:
     from cryptography.hazmat.primitives.asymmetric import ec
 
     key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, f"skymagic-{os.urandom(8).hex()}")])
+    name = x509.Name(
+        [x509.NameAttribute(x509.NameOID.COMMON_NAME, f"skymagic-{os.urandom(8).hex()}")]
+    )
     epoch = datetime.datetime(2000, 1, 1)  # nodes' clocks may differ
     made = x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number(), epoch)
     made = made.not_valid_after(datetime.datetime(2999, 1, 1))

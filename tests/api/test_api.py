@@ -17,7 +17,15 @@ import numpy as np
 import pytest
 
 import skymagic as sky
-from skymagic.errors import CaptureError, PoolError, PoolStateError, RankDied, RequestError, ResultError, RunTimeout
+from skymagic.errors import (
+    CaptureError,
+    PoolError,
+    PoolStateError,
+    RankDied,
+    RequestError,
+    ResultError,
+    RunTimeout,
+)
 from skymagic.jobs import task, workers
 from skymagic.plugins import Plugin
 from skymagic.pool.status import State
@@ -98,7 +106,9 @@ def test_a_call_is_lazy(pool: Any, tmp_path: Path) -> None:
 
 def test_calls_run_side_by_side_and_give_a_tuple(pool: Any, tmp_path: Path) -> None:
     folder = str(tmp_path)
-    values = (meet(folder, "a", "b", "c") & meet(folder, "b", "a", "c") & meet(folder, "c", "a", "b")) >> pool
+    values = (
+        meet(folder, "a", "b", "c") & meet(folder, "b", "a", "c") & meet(folder, "c", "a", "b")
+    ) >> pool
     assert isinstance(values, tuple)
     assert len(set(values)) == 3
 
@@ -250,7 +260,10 @@ def test_the_same_array_twice_is_one_array_on_the_ranks(pool: Any) -> None:
 def test_a_refusal_names_the_argument_and_nothing_runs(pool: Any, tmp_path: Path) -> None:
     with pytest.raises(CaptureError, match=r"argument mine \(thread.lock"):
         meet(str(tmp_path), threading.Lock()) >> pool
-    with open(os.devnull) as file, pytest.raises(CaptureError, match=r"argument x \(io.TextIOWrapper"):
+    with (
+        open(os.devnull) as file,
+        pytest.raises(CaptureError, match=r"argument x \(io.TextIOWrapper"),
+    ):
         sky.function(lambda x: x)(x=file) >> pool
     assert not list(tmp_path.iterdir())
 
@@ -358,7 +371,9 @@ def test_mistakes_say_what_to_write(pool: Any, name: str) -> None:
 # ----------------------------------------------------------------------------------------------------- pools
 
 
-def test_a_pool_ends_with_its_block_and_can_be_started_again(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_pool_ends_with_its_block_and_can_be_started_again(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     compute = sky.Compute(nodes=1, timeout=0.3, console=False)
     with pytest.raises(PoolStateError, match="not started"):
         add(1) @ compute
@@ -408,9 +423,23 @@ def test_a_named_pool_is_found_and_used_again_and_ends_also_when_its_block_fails
 
 def test_all_mistakes_at_once() -> None:
     with pytest.raises(RequestError) as caught:
-        sky.Compute(nodes=0, procs_per_node=True, accelerator="A1000", plugins=["torhc"], cpus="few", idle="soon")
+        sky.Compute(
+            nodes=0,
+            procs_per_node=True,
+            accelerator="A1000",
+            plugins=["torhc"],
+            cpus="few",
+            idle="soon",
+        )
     text = str(caught.value)
-    for word in ("nodes: 0", "procs_per_node: True", "did you mean 'A100'", "did you mean 'torch'", "cpus:", "idle:"):
+    for word in (
+        "nodes: 0",
+        "procs_per_node: True",
+        "did you mean 'A100'",
+        "did you mean 'torch'",
+        "cpus:",
+        "idle:",
+    ):
         assert word in text
 
 
@@ -430,7 +459,10 @@ def test_accelerators() -> None:
 
 
 def test_an_accelerator_that_is_not_here_says_what_to_add() -> None:
-    with pytest.raises(RequestError, match="add hosts with --provider ssh"), sky.Compute(accelerator="B300:8"):
+    with (
+        pytest.raises(RequestError, match="add hosts with --provider ssh"),
+        sky.Compute(accelerator="B300:8"),
+    ):
         pass
 
 
@@ -444,9 +476,14 @@ def test_providers_and_what_they_say_of_the_pool() -> None:
     assert (aws.provider, aws.region, aws.spot, aws.nodes) == ("aws", "eu-central-1", True, 2)
     assert sky.Compute(provider=sky.Slurm())._request.provider == "slurm"
     assert sky.Compute(provider=sky.AWS(subnet="subnet-1"))._request.cloud.subnet == "subnet-1"
-    slurm = sky.Compute(provider=sky.Slurm(partition="gpu", time="4h", exclusive=True, options={"mem": "0"}))._request
+    slurm = sky.Compute(
+        provider=sky.Slurm(partition="gpu", time="4h", exclusive=True, options={"mem": "0"})
+    )._request
     assert slurm.slurm == (("partition", "gpu"), ("time", "4h"), ("exclusive", ""), ("mem", "0"))
-    with pytest.raises(RequestError, match="no provider is called 'gpc'"), sky.Compute(provider="gpc"):
+    with (
+        pytest.raises(RequestError, match="no provider is called 'gpc'"),
+        sky.Compute(provider="gpc"),
+    ):
         pass
 
 
@@ -488,19 +525,27 @@ def test_variables_images_and_a_plugin_of_ones_own_with_all_hooks_reach_the_rank
     plugins = [
         Plugin(
             name="greeter",
-            transform=lambda image, cluster: image.replace(env={**image.env, "GREETS": f"hello {cluster.nodes}"}),
+            transform=lambda image, cluster: image.replace(
+                env={**image.env, "GREETS": f"hello {cluster.nodes}"}
+            ),
             around_app=around_app,
             around_client=around_client,
         ),
-        *(broken(hook, hook) for hook in ("release", "rejoin", "joined")),  # of a rank after a failure
+        *(
+            broken(hook, hook) for hook in ("release", "rejoin", "joined")
+        ),  # of a rank after a failure
     ]
     read = sky.function(lambda: os.environ["GREETING"])
     monkeypatch.setenv("HIDDEN_TOKEN", "tell nobody")
     image, variables = sky.Image(env={"FROM_IMAGE": "yes"}), {"FROM_POOL": "too"}
-    with sky.Compute(nodes=2, plugins=plugins, image=image, env=variables, secrets=["HIDDEN_TOKEN"]) as pool:
+    with sky.Compute(
+        nodes=2, plugins=plugins, image=image, env=variables, secrets=["HIDDEN_TOKEN"]
+    ) as pool:
         assert read() @ pool == ["hello 2 0 of 2", "hello 2 1 of 2"]
         assert "plugins: greeter" in repr(pool)
-        given = sky.function(lambda: [os.environ[name] for name in ("FROM_IMAGE", "FROM_POOL", "HIDDEN_TOKEN")])
+        given = sky.function(
+            lambda: [os.environ[name] for name in ("FROM_IMAGE", "FROM_POOL", "HIDDEN_TOKEN")]
+        )
         assert given() @ pool == [["yes", "too", "tell nobody"]] * 2
         assert "tell nobody" not in repr(pool) + repr(pool.plan) + pool.plan.text()
         with pytest.raises(ValueError, match="planted"):
@@ -522,7 +567,9 @@ def broken(hook: str, name: str = "broken") -> Plugin:
 
 
 def test_a_plugin_that_fails_while_planning() -> None:
-    with pytest.raises(RequestError, match="the plugin 'broken' failed in transform: LookupError: planted"):
+    with pytest.raises(
+        RequestError, match="the plugin 'broken' failed in transform: LookupError: planted"
+    ):
         sky.Compute(plugins=[broken("transform")]).start()
 
 
@@ -550,7 +597,13 @@ def test_a_plugin_that_cannot_travel_is_refused() -> None:
         ([3], "3 is not a plugin"),
         (["torch:version=2.99"], None),
     ],
-    ids=["twice", "twice, once a name", "no parentheses", "a number", "a version that is not there"],
+    ids=[
+        "twice",
+        "twice, once a name",
+        "no parentheses",
+        "a number",
+        "a version that is not there",
+    ],
 )
 def test_plugins_that_are_refused(plugins: list[Any], words: str | None) -> None:
     with pytest.raises(RequestError, match=words or "torch==2.99"):
@@ -595,7 +648,9 @@ train() @ pool
 """
 
 
-def test_a_plain_script_that_is_interrupted_and_fails_shows_the_ranks_lines_and_leaves_nothing(tmp_path: Path) -> None:
+def test_a_plain_script_that_is_interrupted_and_fails_shows_the_ranks_lines_and_leaves_nothing(
+    tmp_path: Path,
+) -> None:
     (tmp_path / "beside.py").write_text("def triple(x):\n    return 3 * x\n")
     (tmp_path / "script.py").write_text(SCRIPT)
     child = subprocess.Popen(
@@ -635,7 +690,9 @@ def test_a_plain_script_that_is_interrupted_and_fails_shows_the_ranks_lines_and_
         (lambda: sky.function(time=3), "@sky.function takes no 'time'; did you mean 'timeout'?"),
     ],
 )  # fmt: skip
-def test_a_keyword_that_is_not_there_suggests_the_one_that_is(call: Callable[[], Any], told: str) -> None:
+def test_a_keyword_that_is_not_there_suggests_the_one_that_is(
+    call: Callable[[], Any], told: str
+) -> None:
     with pytest.raises(TypeError) as refused:
         call()
     assert str(refused.value).startswith(told)
@@ -660,7 +717,12 @@ settled = [1, 2, 3]
 
 
 def test_cells_and_variables(pool: Any) -> None:
-    assert pool.run_cell("import os\nmine = int(os.environ['RANK'])\nmine + len(settled)") == [3, 4, 5, 6]
+    assert pool.run_cell("import os\nmine = int(os.environ['RANK'])\nmine + len(settled)") == [
+        3,
+        4,
+        5,
+        6,
+    ]
     assert pool.run_cell("mine", targets=[1, 3]) == [1, 3]
     assert pool.pull("mine") == [0, 1, 2, 3]
     assert pool.pull("mine", "settled", targets="2:") == ([2, 3], [[1, 2, 3]] * 2)
@@ -686,7 +748,18 @@ def test_files(pool: Any, tmp_path: Path) -> None:
 def test_pools_and_what_completes(pool: Any) -> None:
     assert [one.name for one in sky.pools()][-1] == pool.name
     public = set(dir(pool))
-    assert {"run_cell", "push", "pull", "put", "get", "map", "clone", "logs", "metrics", "restart"} <= public
+    assert {
+        "run_cell",
+        "push",
+        "pull",
+        "put",
+        "get",
+        "map",
+        "clone",
+        "logs",
+        "metrics",
+        "restart",
+    } <= public
     assert all(hasattr(pool, name) for name in public)
     assert not {name for name in public if name.startswith("_")} | (
         public & {"resources", "recovery", "shipper", "agents"}
@@ -694,4 +767,6 @@ def test_pools_and_what_completes(pool: Any) -> None:
     shown = inspect.signature(sky.Compute).parameters
     assert {"procs_per_node", "console", "timeout"} <= set(shown)
     assert not {"vcpus", "memory_gb"} & set(shown)
-    assert sky.Compute(vcpus=2, memory_gb=4)._request == sky.Compute(cpus="2+", memory="4+")._request
+    assert (
+        sky.Compute(vcpus=2, memory_gb=4)._request == sky.Compute(cpus="2+", memory="4+")._request
+    )

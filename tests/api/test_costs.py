@@ -37,10 +37,14 @@ def test_the_sum_of_a_pool() -> None:
     assert (found.per_hour, found.seconds, found.machines, found.beside, found.total, found.exact) == (
         4.5, 3 * HOUR, 12.0, 1.5, 13.5, True,
     )  # fmt: skip
-    assert costs.of([FIRST, SECOND], NOW, set()).exact is False, "its notebook is gone: it may have ended since"
+    assert costs.of([FIRST, SECOND], NOW, set()).exact is False, (
+        "its notebook is gone: it may have ended since"
+    )
     assert costs.of([FIRST, replace(SECOND, ended=NOW, exact=False)], NOW, set()).exact is False
     late = costs.of([SECOND], NOW + 9 * HOUR, set())
-    assert (late.per_hour, late.machines) == (0.0, 8.0), "its machines have ended themselves by then"
+    assert (late.per_hour, late.machines) == (0.0, 8.0), (
+        "its machines have ended themselves by then"
+    )
     assert costs.of([replace(SECOND, price=None)], NOW, set()).total is None
 
 
@@ -59,9 +63,13 @@ def test_as_a_table() -> None:
     assert costs.text([]).startswith("no pool is running")
 
 
-def test_what_is_kept_outlives_its_process_for_a_month(state: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_kept_outlives_its_process_for_a_month(
+    state: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     now = time.time()
-    ledger.write(replace(FIRST, job="old-1", pool="old", started=now - 40 * 86400, ended=now - 39 * 86400))
+    ledger.write(
+        replace(FIRST, job="old-1", pool="old", started=now - 40 * 86400, ended=now - 39 * 86400)
+    )
     ledger.write(replace(SECOND, started=now - HOUR, bound=now + HOUR))
     (state / "skymagic/costs/damaged-1.json").write_text("{")
     assert command.main(["cost", "--json"]) == 0
@@ -70,12 +78,17 @@ def test_what_is_kept_outlives_its_process_for_a_month(state: Path, capsys: pyte
     assert found["total"] == pytest.approx(4.5, rel=0.01)
     ledger.end("lab-2")
     assert [one.ended is not None for one in ledger.every()] == [True]
-    assert sorted(path.name for path in (state / "skymagic/costs").iterdir()) == ["damaged-1.json", "lab-2-1.json"]
+    assert sorted(path.name for path in (state / "skymagic/costs").iterdir()) == [
+        "damaged-1.json",
+        "lab-2-1.json",
+    ]
     with pytest.raises(PoolError, match="no pool 'other' was rented within a month"):
         costs.costs((), "other")
 
 
-@pytest.mark.parametrize(("cards", "private", "addresses"), [(1, False, 4), (1, True, 0), (4, False, 1), (4, True, 0)])
+@pytest.mark.parametrize(
+    ("cards", "private", "addresses"), [(1, False, 4), (1, True, 0), (4, False, 1), (4, True, 0)]
+)
 def test_disks_and_addresses(cards: int, private: bool, addresses: int) -> None:
     label = Label("lab", "lab-1", "me", "ann@laptop", 0.0)
     made = ledger.rent(
@@ -87,10 +100,25 @@ def test_disks_and_addresses(cards: int, private: bool, addresses: int) -> None:
 
 def test_a_plan_tells_the_price_of_what_was_taken() -> None:
     """The first offer had no room: another type elsewhere was taken, which costs more."""
-    rental = Rental("aws", "m5.large", "us-east-1a, spot", "us-east-1", 2, 8.0, price=0.2, priced="spot price of today")
+    rental = Rental(
+        "aws",
+        "m5.large",
+        "us-east-1a, spot",
+        "us-east-1",
+        2,
+        8.0,
+        price=0.2,
+        priced="spot price of today",
+    )
     plan = plan_rented(PoolRequest(provider="aws", nodes=4), rental)
     taken = MachineOffer(
-        "us-west-2", "us-west-2b", "m6i.xlarge", price=0.25, priced="price list of today", vcpus=4, memory=16.0
+        "us-west-2",
+        "us-west-2b",
+        "m6i.xlarge",
+        price=0.25,
+        priced="price list of today",
+        vcpus=4,
+        memory=16.0,
     )
     nothing = RentedSurvey(plan, AwsClients(), (taken,), None)  # type: ignore[arg-type]
     assert nothing.outcome() == plan

@@ -23,7 +23,9 @@ def notebook(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Notebook]:
         one.run(
             "from skymagic.jobs.cell import number_in\nfirst = number_in(get_ipython())\npool = sky.find('logged')\nsay('one') @ pool; say('two') @ pool;"
         )
-        one.run("%%sky_broadcast\nfor step in range(200):\n    print('step', step, 'loss', step / 2)")
+        one.run(
+            "%%sky_broadcast\nfor step in range(200):\n    print('step', step, 'loss', step / 2)"
+        )
         yield one
 
 
@@ -47,9 +49,14 @@ def test_lines_that_match(notebook: Notebook) -> None:
     assert notebook.run(r"%sky_logs --grep 'step 1\d7 ' --rank 1 -n 3").lines == [
         f"step {step} loss {step / 2}" for step in (177, 187, 197)
     ]
-    assert notebook.run("%sky_logs --run 1 --grep from").lines == ["[0] one from 0", "[1] one from 1"]
+    assert notebook.run("%sky_logs --run 1 --grep from").lines == [
+        "[0] one from 0",
+        "[1] one from 1",
+    ]
     assert notebook.run("%sky_logs --grep nowhere").lines == []
-    notebook.run("%%sky_broadcast\nfor step in range(9):\n    print('bar', step, end='\\r')\nprint()")
+    notebook.run(
+        "%%sky_broadcast\nfor step in range(9):\n    print('bar', step, end='\\r')\nprint()"
+    )
     assert notebook.run("%sky_logs --rank 0 --grep 'bar [38]'").lines == ["bar 8"]
 
 
@@ -57,11 +64,15 @@ def test_logs_are_an_object_with_text_html_and_completion(notebook: Notebook) ->
     first, _ = numbers(notebook)
     (shown,) = notebook.run(f"said = pool.logs(cell={first})\nsaid").rich
     assert shown["text/plain"].splitlines() == notebook.run(f"%sky_logs --cell {first}").lines
-    assert "<summary>rank 1 · 2 lines</summary><pre>one from 1\ntwo from 1</pre>" in shown["text/html"]
+    assert (
+        "<summary>rank 1 · 2 lines</summary><pre>one from 1\ntwo from 1</pre>" in shown["text/html"]
+    )
     assert notebook.value("said[1]") == "one from 1\ntwo from 1"
     assert notebook.value("dict(pool.logs(1, 1, grep='from'))") == {1: "two from 1"}
     assert "no rank 7" in notebook.fail("pool.logs(7)").text
-    assert notebook.run(f"%sky_logs --cell {first} -o kept").lines == shown["text/plain"].splitlines()
+    assert (
+        notebook.run(f"%sky_logs --cell {first} -o kept").lines == shown["text/plain"].splitlines()
+    )
     assert notebook.value("kept == said and type(kept).__name__") == "Logs"
     offered = "[one.text for one in get_ipython().Completer.completions({0!r}, len({0!r}))]"
     notebook.run("import warnings; warnings.simplefilter('ignore')")
@@ -80,8 +91,13 @@ def test_all_mistakes_at_once_and_nothing_is_shown(notebook: Notebook) -> None:
         "'(loss' is not a regular expression",
     ):
         assert part in failed.error.evalue
-    assert "the log has no run of cell 999; there are cells" in notebook.fail("%sky_logs --cell 999").evalue
-    assert "the log has no run 1 of cell 999" in notebook.fail("%sky_logs --run 1 --cell 999").evalue
+    assert (
+        "the log has no run of cell 999; there are cells"
+        in notebook.fail("%sky_logs --cell 999").evalue
+    )
+    assert (
+        "the log has no run 1 of cell 999" in notebook.fail("%sky_logs --run 1 --cell 999").evalue
+    )
 
 
 def test_a_run_is_followed_to_its_end(notebook: Notebook) -> None:
@@ -95,13 +111,18 @@ def test_a_run_is_followed_to_its_end(notebook: Notebook) -> None:
     notebook.watch(following, lambda seen: seen.lines == ["loss 1"])
     gate.write_text("go")
     assert notebook.finish(following).lines == ["loss 1", "loss 2", "loss 3"]
-    assert notebook.run(f"%sky_logs --cell {cell} --grep other -f").lines == ["[0] other", "[1] other"]
+    assert notebook.run(f"%sky_logs --cell {cell} --grep other -f").lines == [
+        "[0] other",
+        "[1] other",
+    ]
 
 
 def test_one_that_waits_for_its_ranks_is_followed_when_it_has_begun(notebook: Notebook) -> None:
     gate = notebook.folder / "before"
     os.mkfifo(gate)
-    notebook.run(f"%%sky_broadcast -a --only 1\nif os.environ['RANK'] == '0': open({str(gate)!r}).read()")
+    notebook.run(
+        f"%%sky_broadcast -a --only 1\nif os.environ['RANK'] == '0': open({str(gate)!r}).read()"
+    )
     notebook.run("number = number_in(get_ipython())")
     cell = notebook.value("number") + 1
     notebook.run("%%sky_broadcast -a --only 1\nprint('begun')")
@@ -115,7 +136,10 @@ def test_what_stays_of_a_pool_that_has_ended(notebook: Notebook) -> None:
     first, _ = numbers(notebook)
     job = notebook.value("pool.job_id")
     notebook.run("%sky_down")
-    assert notebook.run(f"%sky_logs --rank 0 --cell {first}").lines[:-1] == ["one from 0", "two from 0"]
+    assert notebook.run(f"%sky_logs --rank 0 --cell {first}").lines[:-1] == [
+        "one from 0",
+        "two from 0",
+    ]
     assert "the log has no run 99" in notebook.fail("%sky_logs --run 99").evalue
     state = {"XDG_STATE_HOME": str(notebook.folder / ".state")}
     kept = notebook.folder / ".state" / "skymagic" / "logs" / f"{job}.log"
@@ -140,7 +164,10 @@ def test_only_the_last_few_logs_are_kept(tmp_path: Path, monkeypatch: pytest.Mon
     assert len(list((tmp_path / "skymagic" / "logs").iterdir())) == records.KEPT_LOGS
     newest = records.kept_log("same")
     assert newest is not None
-    assert (newest.job_id, newest.text) == (f"job-{records.KEPT_LOGS + 2}", f"text {records.KEPT_LOGS + 2}\r\n")
+    assert (newest.job_id, newest.text) == (
+        f"job-{records.KEPT_LOGS + 2}",
+        f"text {records.KEPT_LOGS + 2}\r\n",
+    )
     (tmp_path / "skymagic" / "logs" / f"{newest.job_id}.log").write_bytes(b"\xff not ours")
     before = records.kept_log("same")
     assert before is not None
@@ -149,5 +176,12 @@ def test_only_the_last_few_logs_are_kept(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_lines_of_runs_in_a_log_of_another_version() -> None:
-    lines = ["before", "── cell 3, 10:00:00 ──", "old", "── cell 4, run 7, 10:00:01 ──", "new", "more"]
+    lines = [
+        "before",
+        "── cell 3, 10:00:00 ──",
+        "old",
+        "── cell 4, run 7, 10:00:01 ──",
+        "new",
+        "more",
+    ]
     assert list(of_runs(lines, {7})) == ["new", "more"]

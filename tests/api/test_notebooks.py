@@ -40,7 +40,11 @@ CELLS = [
 
 def written(folder: Path, *cells: str, name: str = "train.ipynb") -> Path:
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
-    notebook.metadata["kernelspec"] = {"name": "python3", "display_name": "Python 3", "language": "python"}
+    notebook.metadata["kernelspec"] = {
+        "name": "python3",
+        "display_name": "Python 3",
+        "language": "python",
+    }
     if len(cells) > 1:
         notebook.cells[1].metadata["tags"] = ["parameters"]
     path = folder / name
@@ -67,8 +71,12 @@ def said(path: Path) -> list[list[str]]:
 HERE = pytest.mark.parametrize("desk", ["local"], indirect=True)
 
 
-@pytest.fixture(scope="module", params=["local", pytest.param("ssh", marks=pytest.mark.needs("sshd"))])
-def desk(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Desk]:
+@pytest.fixture(
+    scope="module", params=["local", pytest.param("ssh", marks=pytest.mark.needs("sshd"))]
+)
+def desk(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Desk]:
     folder = tmp_path_factory.mktemp("notebooks")
     name = f"lab{os.urandom(4).hex()}"
     env = {"XDG_STATE_HOME": str(folder / "state"), "IPYTHONDIR": str(folder / ".ipython")}
@@ -99,7 +107,10 @@ def left(folder: Path, env: dict[str, str], made: str) -> Iterator[None]:
         with opened(folder / "last", env=env) as notebook:
             if f"{name} (" in notebook.run("%sky_attach").stdout:
                 desk = Desk(folder, made, env)
-                assert desk.ran("run", written(folder, "print(6 * 7)"), "--pool", name, "--detach")[0] == 0
+                assert (
+                    desk.ran("run", written(folder, "print(6 * 7)"), "--pool", name, "--detach")[0]
+                    == 0
+                )
                 shown = notebook.run(f"%sky_attach {name}")
                 assert "42" in shown.stdout.splitlines()
                 assert "train.ipynb has finished" in shown.text
@@ -112,7 +123,9 @@ def left(folder: Path, env: dict[str, str], made: str) -> Iterator[None]:
 def test_it_goes_on_without_its_client(desk: Desk) -> None:
     notebook = written(desk.folder, *CELLS)
     undisturbed = desk.folder / "undisturbed.ipynb"
-    code, out, err = desk.ran("run", notebook, "--pool", desk.pool, "-p", "epochs", 3, "-o", undisturbed)
+    code, out, err = desk.ran(
+        "run", notebook, "--pool", desk.pool, "-p", "epochs", 3, "-o", undisturbed
+    )
     assert code == 0, err
     assert "has finished" in err
     assert {"epochs 3", "[0] epoch 2", "[1] epoch 2"} <= {*out.splitlines()}
@@ -135,12 +148,18 @@ def test_it_goes_on_without_its_client(desk: Desk) -> None:
     assert code == 0, err
     executed, expected = said(desk.folder / "train.executed.ipynb"), said(undisturbed)
     lines = sorted(f"[{rank}] epoch {epoch}" for rank in (0, 1) for epoch in range(3))
-    assert executed[3:] == expected[3:] == [["epochs 3"], lines, ["[0.0, 0.3333333333333333]"], ["'after'"]]
+    assert (
+        executed[3:]
+        == expected[3:]
+        == [["epochs 3"], lines, ["[0.0, 0.3333333333333333]"], ["'after'"]]
+    )
 
 
 @HERE
 def test_a_failed_cell(desk: Desk) -> None:
-    notebook = written(desk.folder, LOAD, "kept = 1", "%%sky_broadcast\n1 / 0", "never", name="fails.ipynb")
+    notebook = written(
+        desk.folder, LOAD, "kept = 1", "%%sky_broadcast\n1 / 0", "never", name="fails.ipynb"
+    )
     process = desk.program("run", notebook, "--pool", desk.pool, "--detach")
     out, err = process.communicate(timeout=60)
     assert (process.returncode, err) == (0, ""), out
@@ -153,7 +172,9 @@ def test_a_failed_cell(desk: Desk) -> None:
 
 
 def test_stopped(desk: Desk) -> None:
-    notebook = written(desk.folder, "import time\nprint('at work', flush=True)\ntime.sleep(600)", name="long.ipynb")
+    notebook = written(
+        desk.folder, "import time\nprint('at work', flush=True)\ntime.sleep(600)", name="long.ipynb"
+    )
     process = desk.program("run", notebook, "--pool", desk.pool)
     says(process, "at work")
     assert desk.ran("cancel", desk.pool, "--json")[0] == 0
@@ -166,7 +187,10 @@ def test_stopped(desk: Desk) -> None:
 @HERE
 def test_the_page(desk: Desk) -> None:
     page = (ROOT / "docs" / "how-to" / "long-runs.md").read_text()
-    notebook = written(desk.folder, *re.findall(r"<!-- tested: notebook -->\n```python\n(.*?)\n```", page, re.DOTALL))
+    notebook = written(
+        desk.folder,
+        *re.findall(r"<!-- tested: notebook -->\n```python\n(.*?)\n```", page, re.DOTALL),
+    )
     (expected,) = re.findall(r"<!-- tested: notebook run -->\n```text\n(.*?)```", page, re.DOTALL)
     (line,) = re.findall(r"^\$ skymagic (run .*)$", page, re.MULTILINE)
     code, out, err = desk.ran(*line.replace("lab", desk.pool).split())
@@ -175,12 +199,16 @@ def test_the_page(desk: Desk) -> None:
         *out.splitlines(),
         *err.replace(f"{notebook.parent}/", "").replace(socket.gethostname(), "gpu1").splitlines(),
     ]
-    assert sorted(expected.splitlines()) == sorted(one for one in lines if " ranks · " not in one and one.strip())
+    assert sorted(expected.splitlines()) == sorted(
+        one for one in lines if " ranks · " not in one and one.strip()
+    )
 
 
 @HERE
 def test_its_pool_is_ended(desk: Desk) -> None:
-    notebook = written(desk.folder, "import time\nprint('at work', flush=True)\ntime.sleep(600)", name="lost.ipynb")
+    notebook = written(
+        desk.folder, "import time\nprint('at work', flush=True)\ntime.sleep(600)", name="lost.ipynb"
+    )
     process = desk.program("run", notebook, "--pool", desk.pool, "--json")
     says(process, "at work")
     assert desk.ran("down", desk.pool)[0] == 0
@@ -200,7 +228,14 @@ def test_refused_before_anything_starts(tmp_path: Path) -> None:
         "notes.ipynb": "is not a notebook",
     }.items():
         code, out, err = desk.ran(
-            "run", name, "--pool", "gone", "-o", tmp_path / "nowhere" / "out.ipynb", "--workdir", "none"
+            "run",
+            name,
+            "--pool",
+            "gone",
+            "-o",
+            tmp_path / "nowhere" / "out.ipynb",
+            "--workdir",
+            "none",
         )
         assert (code, out) == (2, "")
         for part in (
@@ -210,7 +245,9 @@ def test_refused_before_anything_starts(tmp_path: Path) -> None:
             "no pool 'gone' was left from here",
         ):
             assert part in err
-    code, out, err = desk.ran("run", written(tmp_path, "1", "epochs = 1"), "-p", "epoch", 3, "-p", "seed", 1)
+    code, out, err = desk.ran(
+        "run", written(tmp_path, "1", "epochs = 1"), "-p", "epoch", 3, "-p", "seed", 1
+    )
     assert (code, out) == (2, "")
     assert "-p epoch: the cell tagged 'parameters' sets no such name; did you mean 'epochs'?" in err
     assert "-p seed: the cell tagged 'parameters' sets no such name; it sets epochs" in err
@@ -226,6 +263,10 @@ def test_parameters() -> None:
     cells[0]["metadata"] = {"tags": ["parameters"]}
     assert parameters.mistakes(notebook, ["a", "b"]) == []
     once = parameters.injected(notebook, {"a": float("inf"), "b": "it's"})
-    assert [one["source"] for one in once["cells"][1:]] == ["# Parameters\na = float('inf')\nb = \"it's\""]
-    assert len(parameters.injected(once, {"a": 1})["cells"]) == 2  # takes the place of the one before
+    assert [one["source"] for one in once["cells"][1:]] == [
+        "# Parameters\na = float('inf')\nb = \"it's\""
+    ]
+    assert (
+        len(parameters.injected(once, {"a": 1})["cells"]) == 2
+    )  # takes the place of the one before
     assert notebook["cells"] == cells

@@ -40,9 +40,17 @@ def pool(*nodes: FoundNode) -> FoundPool:
         ({"idle_since": 0.0, "busy_since": NOW - 7_803}, "a cell runs for 2h10m"),
         ({"idle_timeout": 1800.0}, "idle for 1m; ends in 29m"),
         ({"away_since": NOW - 30}, "idle for 1m; its notebook is away for 30s"),
-        ({"away_since": NOW - 30, "detached_timeout": 90.0}, "idle for 1m; its notebook is away for 30s; ends in 1m"),
         (
-            {"idle_since": 0.0, "busy_since": NOW - 60, "away_since": NOW - 30, "detached_timeout": 90.0},
+            {"away_since": NOW - 30, "detached_timeout": 90.0},
+            "idle for 1m; its notebook is away for 30s; ends in 1m",
+        ),
+        (
+            {
+                "idle_since": 0.0,
+                "busy_since": NOW - 60,
+                "away_since": NOW - 30,
+                "detached_timeout": 90.0,
+            },
             "a cell runs for 1m; its notebook is away for 30s",
         ),
         ({"busy_since": NOW - 60, "max_lifetime": 14_400.0}, "a cell runs for 1m; ends in 1h"),
@@ -52,13 +60,17 @@ def test_what_a_node_does(values: dict[str, Any], said: str) -> None:
     assert state(node(**values)) == said
 
 
-@pytest.mark.parametrize(("seconds", "text"), [(-3, "0s"), (0.2, "0s"), (59.6, "1m"), (3661, "1h1m"), (90_000, "1d1h")])
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(-3, "0s"), (0.2, "0s"), (59.6, "1m"), (3661, "1h1m"), (90_000, "1d1h")]
+)
 def test_durations_are_rough(seconds: float, text: str) -> None:
     assert roughly(seconds) == text
 
 
 def test_status_in_words() -> None:
-    found = Found((pool(node(0), node(1)),), ("gpu1", "gpu2"), {"gpu3": "Connection refused"}, {"gpu1": 1})
+    found = Found(
+        (pool(node(0), node(1)),), ("gpu1", "gpu2"), {"gpu3": "Connection refused"}, {"gpu1": 1}
+    )
     assert HostListing(found).text() == (
         "pool 'lab' (lab-0a1b2c3d), started by ann@laptop 3h ago\n"
         "host  node  ranks  GPUs  state\n"
@@ -68,7 +80,10 @@ def test_status_in_words() -> None:
         "gpu1: 1 agent of another version of skymagic, whose record cannot be read\n\n"
         "gpu3: Connection refused"
     )
-    assert "1 node more on hosts that were not named" in HostListing(Found((pool(node(0)),), ("gpu1",))).text()
+    assert (
+        "1 node more on hosts that were not named"
+        in HostListing(Found((pool(node(0)),), ("gpu1",))).text()
+    )
     own = HostListing(Found((pool(node(0), node(1)),))).text({"lab-0a1b2c3d"})
     assert "of this notebook 3h ago" in own
     assert "to end it" not in own
@@ -76,7 +91,9 @@ def test_status_in_words() -> None:
 
 
 def test_status_for_programs() -> None:
-    found = HostListing(Found((pool(node(1, idle_timeout=100.0)),), ("gpu2",), {"gpu1": "no route to host"})).plain()
+    found = HostListing(
+        Found((pool(node(1, idle_timeout=100.0)),), ("gpu2",), {"gpu1": "no route to host"})
+    ).plain()
     assert found == {
         "pools": [
             {
@@ -101,7 +118,9 @@ def test_which_pool_is_meant() -> None:
     assert chosen(Found((one, other)), "lab-0000ffff", False) == (other,)
     assert chosen(Found((one, other)), None, True) == (one, other)
     for name in (None, "lab"):
-        with pytest.raises(RequestError, match=r"2 pools were found.*lab-0a1b2c3d \(ann@laptop\), lab-0000ffff"):
+        with pytest.raises(
+            RequestError, match=r"2 pools were found.*lab-0a1b2c3d \(ann@laptop\), lab-0000ffff"
+        ):
             chosen(Found((one, other)), name, False)
     with pytest.raises(RequestError, match="no pool 'train' was found there; available: lab"):
         chosen(Found((one,)), "train", False)
@@ -124,7 +143,9 @@ def test_the_command_is_installed() -> None:
         (["down", "--provider", "aws", "--all"], "leave one of them out"),
     ],
 )
-def test_misuse_of_the_command(line: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_misuse_of_the_command(
+    line: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(line) == 2
     assert said in capsys.readouterr().err
 
@@ -137,7 +158,9 @@ def test_the_command_lists_the_pools_started_here(
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     assert main(["pools"]) == 0
     assert "no notebook on this machine has a pool" in capsys.readouterr().out
-    records.write(records.PoolRecord("lab", "lab-0a1b2c3d", "ssh", ("gpu1",), "/work", process="1 1 long-ago"))
+    records.write(
+        records.PoolRecord("lab", "lab-0a1b2c3d", "ssh", ("gpu1",), "/work", process="1 1 long-ago")
+    )
     assert main(["pools"]) == 0
     assert "lab (lab-0a1b2c3d) on gpu1, since" in capsys.readouterr().out
     assert main(["pools", "--json"]) == 0

@@ -22,7 +22,10 @@ ROOT = Path(__file__).resolve().parents[2]
 def test_a_machine_that_has_less_is_refused(keyword: str, option: str) -> None:
     asked = sky.Compute(**{keyword: 1})._request
     assert str(asked.cpus or asked.memory) == "1+"
-    with pytest.raises(RequestError, match=f"{option} 1e\\+06\\+ needs more than this machine has|{option} 1000000\\+"):
+    with pytest.raises(
+        RequestError,
+        match=f"{option} 1e\\+06\\+ needs more than this machine has|{option} 1000000\\+",
+    ):
         sky.Compute(**{keyword: 1_000_000}).start()
 
 
@@ -59,7 +62,19 @@ def test_keywords_of_elsewhere_say_what_to_write(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["RunPod", "VastAI", "Hyperstack", "Verda", "Container", "Volume", "storage", "GCP", "dict", "App"]
+    "name",
+    [
+        "RunPod",
+        "VastAI",
+        "Hyperstack",
+        "Verda",
+        "Container",
+        "Volume",
+        "storage",
+        "GCP",
+        "dict",
+        "App",
+    ],
 )
 def test_what_is_not_here_gives_a_sentence(name: str) -> None:
     with pytest.raises(RequestError, match=f"there is no .*sky.{name}"):
@@ -83,8 +98,12 @@ def test_a_name_that_nobody_has_is_an_attribute_error() -> None:
 
 
 def test_new_names_cost_nothing_until_they_are_used() -> None:
-    code = "import sys, skymagic; skymagic.InstanceInfo; print('skymagic.api.compute' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    code = (
+        "import sys, skymagic; skymagic.InstanceInfo; print('skymagic.api.compute' in sys.modules)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT
+    )
     assert done.stdout == "False\n"
 
 

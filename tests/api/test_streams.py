@@ -177,7 +177,10 @@ def test_on_a_rank_it_is_a_plain_generator(pool: Any) -> None:
 
 def test_values_come_as_calls_end(pool: Any, tmp_path: Path) -> None:
     folder = str(tmp_path)
-    values = sky.gather(wait_for(folder, "a", 1), wait_for(folder, "b", 2), stream=True, ordered=False) >> pool
+    values = (
+        sky.gather(wait_for(folder, "a", 1), wait_for(folder, "b", 2), stream=True, ordered=False)
+        >> pool
+    )
     (tmp_path / "b").touch()
     assert next(values) == 2
     (tmp_path / "a").touch()
@@ -187,7 +190,13 @@ def test_values_come_as_calls_end(pool: Any, tmp_path: Path) -> None:
 def test_in_the_order_of_the_calls_each_when_it_is_there(pool: Any, tmp_path: Path) -> None:
     folder = str(tmp_path)
     values = (
-        sky.gather(wait_for(folder, "a", 1), wait_for(folder, "b", 2), wait_for(folder, "a", 3), stream=True) >> pool
+        sky.gather(
+            wait_for(folder, "a", 1),
+            wait_for(folder, "b", 2),
+            wait_for(folder, "a", 3),
+            stream=True,
+        )
+        >> pool
     )
     (tmp_path / "a").touch()
     assert next(values) == 1
@@ -205,7 +214,12 @@ def test_the_first_failure_ends_a_stream(pool: Any, tmp_path: Path) -> None:
 
 def test_a_stream_that_is_left_stops_its_calls(pool: Any, tmp_path: Path) -> None:
     (tmp_path / "a").touch()
-    for value in sky.gather(wait_for(str(tmp_path), "a", 1), wait_for(str(tmp_path), "never", 2), stream=True) >> pool:
+    for value in (
+        sky.gather(
+            wait_for(str(tmp_path), "a", 1), wait_for(str(tmp_path), "never", 2), stream=True
+        )
+        >> pool
+    ):
         assert value == 1
         break
     assert wait_for(str(tmp_path), "a", 3) @ pool == [3, 3]
@@ -233,7 +247,9 @@ def test_an_interrupt_stops_all_calls_of_a_stream(pool: Any, tmp_path: Path) -> 
 
 
 def test_on_all_ranks_calls_follow_each_other(pool: Any) -> None:
-    assert list(sky.gather(wait_for("/", "tmp", 1), wait_for("/", "tmp", 2), stream=True) @ pool) == [[1, 1], [2, 2]]
+    assert list(
+        sky.gather(wait_for("/", "tmp", 1), wait_for("/", "tmp", 2), stream=True) @ pool
+    ) == [[1, 1], [2, 2]]
 
 
 # -------------------------------------------------------------------------------------- ranks that go, last of all

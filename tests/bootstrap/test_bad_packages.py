@@ -37,7 +37,12 @@ def index(tmp_path: Path) -> Path:
 def host(used_home: Path, index: Path) -> Iterator[ShellHost]:
     """A machine with a package index of its own."""
     with served(index) as url:
-        env = {"PIP_CONFIG_FILE": "/dev/null", "PIP_INDEX_URL": url, "PIP_FIND_LINKS": "", "PIP_EXTRA_INDEX_URL": ""}
+        env = {
+            "PIP_CONFIG_FILE": "/dev/null",
+            "PIP_INDEX_URL": url,
+            "PIP_FIND_LINKS": "",
+            "PIP_EXTRA_INDEX_URL": "",
+        }
         yield ShellHost(used_home, env=env)
 
 
@@ -75,18 +80,34 @@ def test_a_plugin_and_the_notebook_contradict_each_other(
             "Because tiny was not found in the package registry and you require tiny, they are unsatisfiable",
             "pip_index",
         ),
-        ("Because there is no version of tiny==9 and you require tiny==9, they are unsatisfiable", "pip_index"),
-        ("Because only tiny<=2 is available and you require tiny>2, they are unsatisfiable", "pip_index"),
-        ("conflicting dependencies. Additionally, some of them have no matching distribution", "contradict"),
-        ("Because a==1 depends on b<2 and you require a==1 and b==2, they are unsatisfiable", "contradict"),
+        (
+            "Because there is no version of tiny==9 and you require tiny==9, they are unsatisfiable",
+            "pip_index",
+        ),
+        (
+            "Because only tiny<=2 is available and you require tiny>2, they are unsatisfiable",
+            "pip_index",
+        ),
+        (
+            "conflicting dependencies. Additionally, some of them have no matching distribution",
+            "contradict",
+        ),
+        (
+            "Because a==1 depends on b<2 and you require a==1 and b==2, they are unsatisfiable",
+            "contradict",
+        ),
     ],
 )
 def test_what_is_not_there_is_no_contradiction(line: str, words: str) -> None:
-    failure = InstallFailure("choosing", "uv pip compile", 1, ("No solution found when resolving dependencies:", line))
+    failure = InstallFailure(
+        "choosing", "uv pip compile", 1, ("No solution found when resolving dependencies:", line)
+    )
     assert words in failure.remedy(FACTS)
 
 
-def test_a_version_that_was_yanked_is_the_notebooks_all_the_same(host: ShellHost, index: Path, uv: str) -> None:
+def test_a_version_that_was_yanked_is_the_notebooks_all_the_same(
+    host: ShellHost, index: Path, uv: str
+) -> None:
     """Who has it may go on with it (PEP 592); who asks for none in particular gets another one."""
     for name in ("sky-yanked", "sky-other"):
         for version in ("1.0", "2.0"):
@@ -94,7 +115,10 @@ def test_a_version_that_was_yanked_is_the_notebooks_all_the_same(host: ShellHost
         (index / f"{name.replace('-', '_')}-2.0-py3-none-any.whl.yanked").touch()
     wanted = replace(SMALL, packages=("sky-yanked==2.0", "sky-other"))
     ready = setup(host, wanted, print, without_pip(host, wanted, uv))
-    assert versions(host, ready, "sky-yanked", "sky-other") == {"sky-yanked": "2.0", "sky-other": "1.0"}
+    assert versions(host, ready, "sky-yanked", "sky-other") == {
+        "sky-yanked": "2.0",
+        "sky-other": "1.0",
+    }
 
 
 def test_a_damaged_wheel(host: ShellHost, index: Path, uv: str) -> None:

@@ -95,13 +95,27 @@ def test_scripts_are_shell_text(name: str, shell: str) -> None:
 def test_an_interpreter_tells_its_packages(tmp_path: Path) -> None:
     """By the names of folders where there are such, else as importlib.metadata knows them; what is not there is left out."""
     (tmp_path / "old_style.egg-info").mkdir()
-    (tmp_path / "old_style.egg-info/PKG-INFO").write_text("Metadata-Version: 1.0\nName: old-style\nVersion: 1.5\n")
-    words = [sys.executable, "-c", PYTHON_PROBE + PACKAGES_PROBE, "IPython", "jupyter-client", "old.style", "not-there"]
+    (tmp_path / "old_style.egg-info/PKG-INFO").write_text(
+        "Metadata-Version: 1.0\nName: old-style\nVersion: 1.5\n"
+    )
+    words = [
+        sys.executable,
+        "-c",
+        PYTHON_PROBE + PACKAGES_PROBE,
+        "IPython",
+        "jupyter-client",
+        "old.style",
+        "not-there",
+    ]
     env = {**os.environ, "PYTHONPATH": str(tmp_path)}
     done = subprocess.run(words, env=env, capture_output=True, text=True, check=True)
     first, *told = done.stdout.splitlines()
     assert first.startswith(f"{sys.version_info[0]}.{sys.version_info[1]} venv pip ")
-    there = [("IPython", version("ipython")), ("jupyter-client", version("jupyter_client")), ("old.style", "1.5")]
+    there = [
+        ("IPython", version("ipython")),
+        ("jupyter-client", version("jupyter_client")),
+        ("old.style", "1.5"),
+    ]
     assert sorted(told) == [f"@sky package {name} {found}" for name, found in there]
 
 
@@ -115,7 +129,9 @@ def test_passwords_are_on_no_command_line(name: str) -> None:
 def test_the_list_of_packages_is_what_was_asked_for(tmp_path: Path) -> None:
     text = SCRIPTS["install.sh"]
     function = text[text.index("requirements() {") : text.index("commands() {")]
-    subprocess.run(["sh", "-s"], input=f"drop={tmp_path}\n{function}\nrequirements\n", text=True, check=True)
+    subprocess.run(
+        ["sh", "-s"], input=f"drop={tmp_path}\n{function}\nrequirements\n", text=True, check=True
+    )
     assert (tmp_path / "requirements.txt").read_text().splitlines() == [
         "--extra-index-url https://user:pa$$'word@example.org/simple",
         "numpy==2.0",
@@ -235,7 +251,9 @@ def test_an_answer_between_other_peoples_lines() -> None:
     )
 
 
-@pytest.mark.parametrize("out", ["", "'/bin/sh' is not recognized", "@sky system Linux\n", "@sky end"])
+@pytest.mark.parametrize(
+    "out", ["", "'/bin/sh' is not recognized", "@sky system Linux\n", "@sky end"]
+)
 def test_an_answer_that_is_none(out: str) -> None:
     with pytest.raises(ValueError, match="probe"):
         parse(out)
@@ -295,16 +313,24 @@ def test_what_others_may_have_put_there_is_not_run(what: str) -> None:
 
 
 def test_an_interpreter_that_cannot_be_used_as_it_is() -> None:
-    requirements = replace(WANTED, python="/x/python", packages=("numpy>=2", "xxhash"), files=(), commands=())
+    requirements = replace(
+        WANTED, python="/x/python", packages=("numpy>=2", "xxhash"), files=(), commands=()
+    )
     facts = replace(FACTS, pythons=(), packages={})
     assert "does not start" in "".join(refusals(facts, requirements))
-    facts = replace(FACTS, pythons=(Python("3.9", "/x/python"),), packages={"numpy": "1.0", "XXHash": "3"})
+    facts = replace(
+        FACTS, pythons=(Python("3.9", "/x/python"),), packages={"numpy": "1.0", "XXHash": "3"}
+    )
     version, lacks = refusals(facts, requirements)
     assert "is Python 3.9 and this notebook runs 3.11" in version
     assert 'numpy>=2 (it has 1.0): run `/x/python -m pip install "numpy>=2"` there' in lacks
-    good = replace(facts, pythons=(Python("3.11", "/x/python"),), packages={"numpy": "2.1", "xxhash": "3"})
+    good = replace(
+        facts, pythons=(Python("3.11", "/x/python"),), packages={"numpy": "2.1", "xxhash": "3"}
+    )
     assert refusals(good, requirements) == []
-    assert "cannot be installed" in "".join(refusals(good, replace(requirements, files=WANTED.files)))
+    assert "cannot be installed" in "".join(
+        refusals(good, replace(requirements, files=WANTED.files))
+    )
 
 
 @pytest.mark.parametrize(
@@ -329,7 +355,9 @@ def test_what_to_do_when_a_step_fails(line: str, words: str) -> None:
 
 
 def test_a_full_disk_is_seen_whatever_was_printed() -> None:
-    assert "disk is full (1.0 MB free" in InstallFailure("s", "c", 1, ("Killed",), 1000).remedy(FACTS)
+    assert "disk is full (1.0 MB free" in InstallFailure("s", "c", 1, ("Killed",), 1000).remedy(
+        FACTS
+    )
 
 
 def test_no_password_and_no_secret_of_a_command_is_shown() -> None:
@@ -368,7 +396,12 @@ def test_a_listener_tells_steps_and_keeps_the_last_lines() -> None:
     assert told[2] == "one failed (noise); trying another way"
     assert told[3] == "two"
     assert "another pool" in told[1]
-    assert (failure.step, failure.command, failure.status, failure.free_kb) == ("two", "the command", 3, 77)
+    assert (failure.step, failure.command, failure.status, failure.free_kb) == (
+        "two",
+        "the command",
+        3,
+        77,
+    )
     assert failure.last == tuple(map(str, range(25, 40)))
     assert not progress.done
 
@@ -383,6 +416,11 @@ def test_a_host_that_has_nothing_to_make_an_environment_with() -> None:
 
 def test_colours_of_an_installer_are_no_text() -> None:
     progress = InstallProgress(lambda said: None)
-    progress.feed("\x1b[31mERROR: No matching\x1b[0m distribution \x1b]8;;https://x\x1b\\here\x1b]8;;\x07")
+    progress.feed(
+        "\x1b[31mERROR: No matching\x1b[0m distribution \x1b]8;;https://x\x1b\\here\x1b]8;;\x07"
+    )
     assert progress.failure(1, "", "3.11").last == ("ERROR: No matching distribution here",)
-    assert "\x1b" not in InstallProgress(lambda said: None).failure(1, "\x1b[1;31mno\x1b[0m", "3.11").last[0]
+    assert (
+        "\x1b"
+        not in InstallProgress(lambda said: None).failure(1, "\x1b[1;31mno\x1b[0m", "3.11").last[0]
+    )

@@ -19,7 +19,15 @@ from skymagic.bootstrap.own import user_cache
 from skymagic.bootstrap.wheelhouse import UvUnavailable, uv_for
 from skymagic.wire import atomic
 
-HOST = Facts(system="Linux", machine="x86_64", hostname="n", home="/h", folder="/h/s", libc="glibc 2.36", boot="b")
+HOST = Facts(
+    system="Linux",
+    machine="x86_64",
+    hostname="n",
+    home="/h",
+    folder="/h/s",
+    libc="glibc 2.36",
+    boot="b",
+)
 
 
 @pytest.fixture(autouse=True)
@@ -68,7 +76,9 @@ def test_an_older_cache_that_the_group_can_write_is_taken_back(fetched: list[Fac
 
 
 @pytest.mark.parametrize("change", ["content", "mode"])
-def test_a_program_that_somebody_may_have_replaced_is_not_used(fetched: list[Facts], change: str) -> None:
+def test_a_program_that_somebody_may_have_replaced_is_not_used(
+    fetched: list[Facts], change: str
+) -> None:
     uv_for(HOST)
     path = cached()
     if change == "content":
@@ -89,7 +99,9 @@ def test_a_program_of_another_user_is_not_used(fetched: list[Facts]) -> None:
 
 def test_a_file_under_the_name_of_earlier_versions_is_not_used(fetched: list[Facts]) -> None:
     user_cache().mkdir(parents=True)
-    (user_cache() / f"uv-{HOST.system}-{HOST.machine}.gz").write_bytes(gzip.compress(b"\x7fELF another program"))
+    (user_cache() / f"uv-{HOST.system}-{HOST.machine}.gz").write_bytes(
+        gzip.compress(b"\x7fELF another program")
+    )
     assert gzip.decompress(uv_for(HOST)) == b"\x7fELF the program"
 
 
@@ -109,7 +121,9 @@ def test_folders_above_are_left_alone(tmp_path: Path) -> None:
     for folder in (above, above.parent):
         folder.chmod(0o775)
     atomic.private_folder(above / "skymagic" / "aws")
-    modes = [stat.S_IMODE(folder.stat().st_mode) for folder in (above.parent, above, above / "skymagic")]
+    modes = [
+        stat.S_IMODE(folder.stat().st_mode) for folder in (above.parent, above, above / "skymagic")
+    ]
     assert modes == [0o775, 0o775, 0o700]
 
 
@@ -120,7 +134,9 @@ def test_a_downloaded_wheel_is_compared_with_its_record(tmp_path: Path, honest: 
     path = tmp_path / "uv-1.0-py3-none-any.whl"
     with zipfile.ZipFile(path, "w") as wheel:
         wheel.writestr("uv-1.0.data/scripts/uv", program if honest else b"\x7fELF another program")
-        wheel.writestr("uv-1.0.dist-info/RECORD", f"uv-1.0.data/scripts/uv,sha256={digest},{len(program)}\n")
+        wheel.writestr(
+            "uv-1.0.dist-info/RECORD", f"uv-1.0.data/scripts/uv,sha256={digest},{len(program)}\n"
+        )
     if honest:
         assert wheelhouse._uv_in(path) == program
     else:

@@ -35,7 +35,9 @@ class Linked:
         self.folder, self.place = home / "sky", home / "sky/incoming/t"
         self.place.mkdir(parents=True)
         self.process = subprocess.Popen(
-            [sys.executable, "-I", "-c", text or program()], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+            [sys.executable, "-I", "-c", text or program()],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
         )
         self.port = self.asked({"pem": pem, "address": "127.0.0.1", "unless": unless})
 
@@ -54,7 +56,11 @@ class Linked:
     def take(self, before: Linked | None, first: Linked, *, last: bool = False) -> None:
         words: dict[str, object] = {"folder": str(self.folder), "names": NAMES, "last": last}
         if before is not None:
-            words |= {"upstream": ["127.0.0.1", before.port], "place": str(self.place), "source": str(first.folder)}
+            words |= {
+                "upstream": ["127.0.0.1", before.port],
+                "place": str(self.place),
+                "source": str(first.folder),
+            }
         self.tell(words)
 
     def read(self, name: str) -> bytes:
@@ -81,7 +87,9 @@ def chain(tmp_path: Path) -> Iterator[Chain]:
             first = links[0].folder
             (first / "env/e/bin").mkdir(parents=True)
             (first / "env/e/large").write_bytes(DATA)
-            (first / "env/e/bin/tool").write_text(f"#!{first}/env/e/bin/python\nprint({str(first)!r})\n")
+            (first / "env/e/bin/tool").write_text(
+                f"#!{first}/env/e/bin/python\nprint({str(first)!r})\n"
+            )
             (first / "env/e/bin/tool").chmod(0o700)
             (first / "env/e/bin/python").symlink_to("/usr/bin/true")
             (first / "code/c").mkdir(parents=True)
@@ -104,7 +112,9 @@ def test_what_one_host_has_all_have(chain: Chain) -> None:
     for each in links[1:]:
         assert each.read("env/e/large") == DATA
         assert each.read("code/c/module.py") == b"code"
-        assert each.read("env/e/bin/tool").startswith(f"#!{each.folder}/env/e/bin/python\n".encode())
+        assert each.read("env/e/bin/tool").startswith(
+            f"#!{each.folder}/env/e/bin/python\n".encode()
+        )
         assert (each.place / COPIED / "env/e/bin/tool").stat().st_mode & 0o777 == 0o700
 
 
@@ -166,7 +176,10 @@ def test_strangers_who_only_connect(chain: Chain) -> None:
     links = chain(2, text[:at] + limit + text[at:])
     with contextlib.ExitStack() as stack:
         address = ("127.0.0.1", cast("int", links[0].port))
-        idle = [stack.enter_context(socket.create_connection(address, DEADLINE)) for _ in range(STRANGERS)]
+        idle = [
+            stack.enter_context(socket.create_connection(address, DEADLINE))
+            for _ in range(STRANGERS)
+        ]
         process = psutil.Process(links[0].process.pid)
         used, begun = sum(process.cpu_times()[:2]), time.monotonic()
         for stranger in idle:

@@ -33,10 +33,13 @@ def test_a_damaged_cache(used_home: Path, uv: str) -> None:
     assert host.run(f"{ready.python} -c 'import packaging, zmq'").status == 0
     # what has failed in both ways is said, with what to do, and leaves nothing
     third = replace(
-        first, packages=("packaging>2",), commands=("echo 'THESE PACKAGES DO NOT MATCH THE HASHES'; false",)
+        first,
+        packages=("packaging>2",),
+        commands=("echo 'THESE PACKAGES DO NOT MATCH THE HASHES'; false",),
     )
     with pytest.raises(
-        HostError, match=r"pip's cache on .* is damaged, or its index serves a different file .*Run `rm -r"
+        HostError,
+        match=r"pip's cache on .* is damaged, or its index serves a different file .*Run `rm -r",
     ):
         setup(host, third, print, replace(facts, env="third"))
     assert not (used_home / ".skymagic/env/third").exists()

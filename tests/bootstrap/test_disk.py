@@ -28,7 +28,9 @@ NOW = 1_000_000_000.0
 
 def sh(script: str, home: Path) -> str:
     env = {"PATH": os.environ["PATH"], "HOME": str(home), "TMPDIR": str(home)}
-    return subprocess.run(["/bin/sh", "-s"], input=script, env=env, capture_output=True, text=True, check=True).stdout
+    return subprocess.run(
+        ["/bin/sh", "-s"], input=script, env=env, capture_output=True, text=True, check=True
+    ).stdout
 
 
 def environment(home: Path, name: str, days: float, ready: bool = True) -> Path:
@@ -67,7 +69,9 @@ def home(tmp_path: Path) -> Iterator[Path]:
     run.mkdir(parents=True, mode=0o700)
     with subprocess.Popen(["sleep", "1000"]) as agent:
         uses = (str(home / ".skymagic/env/used"),)
-        record = AgentRecord("0.1", "lab", "lab-0a1b2c3d", 0, 1, "ann@laptop", "gpu1", "b", agent.pid, 1.0, uses=uses)
+        record = AgentRecord(
+            "0.1", "lab", "lab-0a1b2c3d", 0, 1, "ann@laptop", "gpu1", "b", agent.pid, 1.0, uses=uses
+        )
         (run / "record").write_bytes(f"{identity(agent.pid)}\n".encode() + RECORD.encode(record))
         yield home
         agent.kill()
@@ -117,13 +121,19 @@ def test_an_empty_home(tmp_path: Path) -> None:
     assert parse_clean(sh(clean_script(removable(disk, every=True)), tmp_path)) == set()
 
 
-@pytest.mark.parametrize("name", ["$(touch hacked)`touch hacked`;'\"", "with blanks", "$HOME", "-rf", "a\nb"])
+@pytest.mark.parametrize(
+    "name", ["$(touch hacked)`touch hacked`;'\"", "with blanks", "$HOME", "-rf", "a\nb"]
+)
 def test_what_has_another_name_is_left_alone(tmp_path: Path, name: str) -> None:
     environment(tmp_path, name, 40)
     environment(tmp_path, "0123-Linux-x86_64-gpu1.lab", 40)
     disk = parse_disk(sh(disk_script(), tmp_path))
     gone = parse_clean(sh(clean_script(removable(disk, every=False)), tmp_path))
-    assert {"env/0123-Linux-x86_64-gpu1.lab"} <= set(gone) <= {"env/0123-Linux-x86_64-gpu1.lab", "env/-rf"}
+    assert (
+        {"env/0123-Linux-x86_64-gpu1.lab"}
+        <= set(gone)
+        <= {"env/0123-Linux-x86_64-gpu1.lab", "env/-rf"}
+    )
     assert not list(tmp_path.rglob("hacked"))
 
 
@@ -135,7 +145,12 @@ def test_what_has_another_name_is_left_alone(tmp_path: Path, name: str) -> None:
         (("python", "cache", "env"), True, {"cache"}),
     ],
 )
-def test_interpreters_stay_with_the_last_environment(kinds: tuple[str, ...], every: bool, chosen: set[str]) -> None:
+def test_interpreters_stay_with_the_last_environment(
+    kinds: tuple[str, ...], every: bool, chosen: set[str]
+) -> None:
     items = tuple(DiskItem(kind, 1, NOW - 90 * DAY, kind != "env", kind) for kind in kinds)
-    fresh = tuple(DiskItem(item.kind, 1, NOW, item.ready, item.name) if item.kind == "env" else item for item in items)
+    fresh = tuple(
+        DiskItem(item.kind, 1, NOW, item.ready, item.name) if item.kind == "env" else item
+        for item in items
+    )
     assert {one.kind for one in removable(Disk("/f", 1, fresh, Running(NOW, ())), every)} == chosen

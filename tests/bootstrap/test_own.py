@@ -19,7 +19,9 @@ from skymagic.errors import RequestError
 from skymagic.plan.image import Image
 from tests.lab.distributions import Shelf
 
-HOST = Facts(system="Linux", machine="x86_64", hostname="n", home="/h", folder="/h/s", libc="glibc 2.36")
+HOST = Facts(
+    system="Linux", machine="x86_64", hostname="n", home="/h", folder="/h/s", libc="glibc 2.36"
+)
 
 
 @pytest.fixture
@@ -63,10 +65,23 @@ def test_a_wheel_is_built_once_for_each_state_of_its_source(shelf: Shelf) -> Non
 
 def test_what_git_ignores_is_no_source(tmp_path: Path) -> None:
     """But code is, where it lies among what git knows: a version that a build writes."""
-    for file in ("pkg/__init__.py", "pkg/_version.py", "pkg/big.bin", "data/a.py", "build/lib/pkg/old.py", "new.py"):
+    for file in (
+        "pkg/__init__.py",
+        "pkg/_version.py",
+        "pkg/big.bin",
+        "data/a.py",
+        "build/lib/pkg/old.py",
+        "new.py",
+    ):
         (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / file).write_text(file)
-    assert source_files(tmp_path) == ["data/a.py", "new.py", "pkg/__init__.py", "pkg/_version.py", "pkg/big.bin"]
+    assert source_files(tmp_path) == [
+        "data/a.py",
+        "new.py",
+        "pkg/__init__.py",
+        "pkg/_version.py",
+        "pkg/big.bin",
+    ]
     (tmp_path / ".gitignore").write_text("_version.py\n*.bin\n/data\nbuild\n")
     subprocess.run(["git", "init", "-q", str(tmp_path)], check=True)
     subprocess.run(["git", "-C", str(tmp_path), "add", "pkg"], check=True)
@@ -83,7 +98,9 @@ def test_what_git_ignores_is_no_source(tmp_path: Path) -> None:
 )
 def test_what_is_installed_is_packed_again(shelf: Shelf, origin: str) -> None:
     """Whatever has become of its source: a folder, a repository, a file."""
-    shelf.add("tiny-other", "2.0", {"tinyother/__init__.py": "here = True\n", "tinyother/data.txt": "d"})
+    shelf.add(
+        "tiny-other", "2.0", {"tinyother/__init__.py": "here = True\n", "tinyother/data.txt": "d"}
+    )
     (shelf.site / "tiny_other-2.0.dist-info/direct_url.json").write_text(origin)
     made = own_wheel("tiny-other")
     assert Path(made.path).name == "tiny_other-2.0-py3-none-any.whl"
@@ -106,7 +123,8 @@ def test_what_cannot_be_built_is_said_with_the_last_lines(shelf: Shelf) -> None:
         requirements_of(Image(pip=("tiny-own", "tiny-gone")))
     gone, failed = error.value.mistakes
     assert (
-        gone == f"tiny-gone 1.0 is installed here from {project.parent}/tiny-gone, which no longer contains a project"
+        gone
+        == f"tiny-gone 1.0 is installed here from {project.parent}/tiny-gone, which no longer contains a project"
     )
     assert failed.startswith(f"no wheel could be built of tiny-own 1.0 in {project}; `")
     assert "no compiler, and https://****@example.org" in failed
@@ -127,7 +145,9 @@ def test_own_ones_are_found_behind_others(shelf: Shelf) -> None:
     changed = requirements_of(Image(pip=("tiny-base",)))
     assert changed.key == wanted.key
     assert changed.digests != wanted.digests
-    assert [each.name for each in requirements_of(Image(pip=("tiny-base==2.0",))).own] == ["tiny-own"]
+    assert [each.name for each in requirements_of(Image(pip=("tiny-base==2.0",))).own] == [
+        "tiny-own"
+    ]
 
 
 @pytest.mark.parametrize(
@@ -136,29 +156,64 @@ def test_own_ones_are_found_behind_others(shelf: Shelf) -> None:
         ("a-1-py3-none-any.whl", replace(HOST, machine="aarch64"), ""),
         ("a-1-cp311-cp311-linux_x86_64.whl", HOST, ""),
         ("a-1-cp38-abi3-manylinux_2_17_x86_64.manylinux2014_x86_64.whl", HOST, ""),
-        ("a-1-cp311-cp311-macosx_11_0_universal2.whl", replace(HOST, system="Darwin", machine="arm64"), ""),
-        ("a-1-cp311-cp311-linux_x86_64.whl", replace(HOST, machine="aarch64"), "the host is Linux aarch64"),
-        ("a-1-cp311-cp311-linux_x86_64.whl", replace(HOST, libc="musl"), "the host is Linux x86_64 (musl)"),
+        (
+            "a-1-cp311-cp311-macosx_11_0_universal2.whl",
+            replace(HOST, system="Darwin", machine="arm64"),
+            "",
+        ),
+        (
+            "a-1-cp311-cp311-linux_x86_64.whl",
+            replace(HOST, machine="aarch64"),
+            "the host is Linux aarch64",
+        ),
+        (
+            "a-1-cp311-cp311-linux_x86_64.whl",
+            replace(HOST, libc="musl"),
+            "the host is Linux x86_64 (musl)",
+        ),
         ("a-1-cp311-cp311-macosx_11_0_arm64.whl", HOST, "it is compiled for macosx_11_0_arm64"),
-        ("a-1-cp311-cp311-manylinux_2_39_x86_64.whl", HOST, "and the host is Linux x86_64 (glibc 2.36)"),
-        ("a-1-cp39-cp39-any.whl", HOST, "it is built for cp39, and the host's environment has Python 3.11"),
+        (
+            "a-1-cp311-cp311-manylinux_2_39_x86_64.whl",
+            HOST,
+            "and the host is Linux x86_64 (glibc 2.36)",
+        ),
+        (
+            "a-1-cp39-cp39-any.whl",
+            HOST,
+            "it is built for cp39, and the host's environment has Python 3.11",
+        ),
         ("a.whl", HOST, "Invalid wheel filename"),
-        ("a-1-cp312-cp312-linux_x86_64.whl", HOST, "it is built for cp312, and the host's environment has Python 3.11"),
+        (
+            "a-1-cp312-cp312-linux_x86_64.whl",
+            HOST,
+            "it is built for cp312, and the host's environment has Python 3.11",
+        ),
     ],
 )
-def test_a_wheel_of_another_platform_is_refused_by_name(file: str, facts: Facts, why: str, tmp_path: Path) -> None:
+def test_a_wheel_of_another_platform_is_refused_by_name(
+    file: str, facts: Facts, why: str, tmp_path: Path
+) -> None:
     assert (why in misfit(file, facts, "3.11")) if why else misfit(file, facts, "3.11") == ""
     wanted = requirements_of(Image())
     (tmp_path / file).touch()
-    wanted = replace(wanted, minor="3.11", own=(OwnWheel("tiny-fast", "1", str(tmp_path / file), "d", "/src/fast"),))
+    wanted = replace(
+        wanted,
+        minor="3.11",
+        own=(OwnWheel("tiny-fast", "1", str(tmp_path / file), "d", "/src/fast"),),
+    )
     said = refusals(facts, wanted)
     assert bool(said) == bool(why)
-    assert all(sentence.startswith("tiny-fast 1 (from /src/fast) cannot be installed: ") for sentence in said)
+    assert all(
+        sentence.startswith("tiny-fast 1 (from /src/fast) cannot be installed: ")
+        for sentence in said
+    )
 
 
 def test_there_is_no_wheel_of_what_lost_its_files(shelf: Shelf) -> None:
     shelf.add("tiny-other", "2.0", {"tinyother.py": ""})
-    (shelf.site / "tiny_other-2.0.dist-info/direct_url.json").write_text('{"url": "file:///gone", "dir_info": {}}')
+    (shelf.site / "tiny_other-2.0.dist-info/direct_url.json").write_text(
+        '{"url": "file:///gone", "dir_info": {}}'
+    )
     (shelf.site / "tinyother.py").unlink()
     with pytest.raises(NoWheel, match="tinyother.py of it is missing: install it again"):
         own_wheel("tiny-other")

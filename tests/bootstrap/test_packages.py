@@ -67,30 +67,50 @@ def with_gpu(host: ShellHost, folder: Path) -> None:
     """Let the host have a GPU."""
     folder.mkdir()
     program = folder / "nvidia-smi"
-    program.write_text("#!/bin/sh\necho 0, GPU-0, NVIDIA A100-SXM4-80GB, 81920, Default, Disabled\n")
+    program.write_text(
+        "#!/bin/sh\necho 0, GPU-0, NVIDIA A100-SXM4-80GB, 81920, Default, Disabled\n"
+    )
     program.chmod(0o755)
     host.env = {**host.env, "PATH": f"{folder}:{host.environment()['PATH']}"}
 
 
 @pytest.mark.parametrize("program", ["uv", "pip"])
-def test_versions_are_the_notebooks(program: str, notebook: Path, index: Path, host: ShellHost, uv: str) -> None:
+def test_versions_are_the_notebooks(
+    program: str, notebook: Path, index: Path, host: ShellHost, uv: str
+) -> None:
     """Of what is asked for, and of what that needs; a constraint overrides, and `latest` does. A host without GPUs gets no CUDA."""
     torch_wheels(index)
     installed(notebook, "torch", "2.13.0+cu130", ["nvidia-libs"])
     asked = ("torch", "sky-asked", "sky-latest>=0", "sky-bound>1", "sky-within>=1", "sky-elsewhere")
-    for name in ("sky-asked", "sky-latest", "sky-bound", "sky-within", "sky-needed", "sky-elsewhere"):
+    for name in (
+        "sky-asked",
+        "sky-latest",
+        "sky-bound",
+        "sky-within",
+        "sky-needed",
+        "sky-elsewhere",
+    ):
         needs = ["sky-needed"] if name == "sky-asked" else []
         for version in ("1.0", "2.0"):
             make_wheel(index, name, version, needs)
         if name != "sky-elsewhere":
             installed(notebook, name, "1.0+here", needs)
     wanted, told = wanting(*asked), list[str]()
-    facts: Facts = without_pip(host, wanted, uv) if program == "uv" else replace(probe(host, wanted), uv=None)
+    facts: Facts = (
+        without_pip(host, wanted, uv) if program == "uv" else replace(probe(host, wanted), uv=None)
+    )
     ready = setup(host, wanted, told.append, facts)
     assert f"installing packages with {program}" in told
     assert not any("another way" in line for line in told if program == "uv" or "packages" in line)
     assert versions(
-        host, ready, "sky-asked", "sky-needed", "sky-latest", "sky-bound", "sky-within", "sky-elsewhere"
+        host,
+        ready,
+        "sky-asked",
+        "sky-needed",
+        "sky-latest",
+        "sky-bound",
+        "sky-within",
+        "sky-elsewhere",
     ) == {
         "sky-asked": "1.0",
         "sky-needed": "1.0",
@@ -114,10 +134,15 @@ def test_a_host_with_a_gpu_gets_the_build_for_it(
     facts = without_pip(host, wanted, uv)
     assert facts.env.endswith("-cuda"), "hosts with GPUs and without may share a home"
     ready = setup(host, wanted, print, facts)
-    assert versions(host, ready, "torch", "nvidia-libs") == {"torch": "2.13.0", "nvidia-libs": "13.0"}
+    assert versions(host, ready, "torch", "nvidia-libs") == {
+        "torch": "2.13.0",
+        "nvidia-libs": "13.0",
+    }
 
 
-def test_a_build_for_cuda_alone_is_asked_about(notebook: Path, index: Path, host: ShellHost) -> None:
+def test_a_build_for_cuda_alone_is_asked_about(
+    notebook: Path, index: Path, host: ShellHost
+) -> None:
     torch_wheels(index, cpu=False)
     installed(notebook, "torch", "2.13.0+cpu")
     wanted = wanting("torch")
@@ -125,17 +150,23 @@ def test_a_build_for_cuda_alone_is_asked_about(notebook: Path, index: Path, host
     builds = choose(wanted, facts)
     assert builds.constraints == ("torch==2.13.0",)
     asked = question("gpu1", builds)
-    assert asked.startswith("gpu1 has no GPU, and its indexes have only a build for CUDA of torch 2.13.0 (")
+    assert asked.startswith(
+        "gpu1 has no GPU, and its indexes have only a build for CUDA of torch 2.13.0 ("
+    )
     assert size((index / "torch-2.13.0-py3-none-any.whl").stat().st_size) in asked
 
 
 @pytest.mark.parametrize("program", ["uv", "pip"])
-def test_a_host_without_gpus_gets_no_cuda_by_the_back_door(program: str, index: Path, host: ShellHost, uv: str) -> None:
+def test_a_host_without_gpus_gets_no_cuda_by_the_back_door(
+    program: str, index: Path, host: ShellHost, uv: str
+) -> None:
     """What the notebook does not have may need what nobody has thought of."""
     torch_wheels(index, cpu=False)
     make_wheel(index, "sky-trainer", "1.0", ["torch"])
     wanted = wanting("sky-trainer")
-    facts = without_pip(host, wanted, uv) if program == "uv" else replace(probe(host, wanted), uv=uv)
+    facts = (
+        without_pip(host, wanted, uv) if program == "uv" else replace(probe(host, wanted), uv=uv)
+    )
     with pytest.raises(HostError, match="(?s)only builds for CUDA.*add --plugin torch and -y"):
         setup(host, wanted, print, facts)
     assert "torch" not in host.run("find ~/.skymagic/env").out
@@ -143,14 +174,17 @@ def test_a_host_without_gpus_gets_no_cuda_by_the_back_door(program: str, index: 
 
 def test_a_build_that_is_named_is_meant_for_gpus() -> None:
     image = Image(
-        pip=("sky-one",), pip_indexes=("https://download.pytorch.org/whl/cu126", "https://example.org/simple")
+        pip=("sky-one",),
+        pip_indexes=("https://download.pytorch.org/whl/cu126", "https://example.org/simple"),
     )
     requirements = requirements_of(image)
     assert requirements.indexes == ("https://example.org/simple",)
     facts = Facts(system="Linux", machine="x86_64", hostname="n", home="/h", folder="/h/s")
     assert choose(requirements, facts).backend == "cpu"
     assert choose(requirements, replace(facts, gpus=("A100",))).backend == "cu126"
-    default = requirements_of(image.replace(pip_indexes=("https://download.pytorch.org/whl/cu128",)))
+    default = requirements_of(
+        image.replace(pip_indexes=("https://download.pytorch.org/whl/cu128",))
+    )
     assert choose(default, replace(facts, gpus=("A100",))).backend == "auto"
     nightly = image.replace(pip_indexes=("https://download.pytorch.org/whl/nightly/cu130",))
     assert requirements_of(nightly).indexes == nightly.pip_indexes
@@ -161,7 +195,12 @@ def test_a_build_that_is_named_is_meant_for_gpus() -> None:
 
 @pytest.mark.parametrize("place", ["default", "further", "asked for"])
 def test_an_index_that_does_not_answer_is_left_out(
-    place: str, notebook: Path, index: Path, used_home: Path, uv: str, monkeypatch: pytest.MonkeyPatch
+    place: str,
+    notebook: Path,
+    index: Path,
+    used_home: Path,
+    uv: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """It is asked once, not with each package, and named without its password."""
     monkeypatch.setattr("skymagic.bootstrap.probe.ANSWER_SECONDS", 3)
@@ -170,8 +209,12 @@ def test_an_index_that_does_not_answer_is_left_out(
     wanted = wanting("sky-one", "sky-two", "sky-three")
     with served(index) as good, mute() as (bad, connections):
         secret = bad.replace("http://", "http://me:hush-hush@")
-        host = ShellHost(used_home, env={"PIP_FIND_LINKS": "", "PIP_CONFIG_FILE": "/dev/null", "no_proxy": "*"})
-        first, more = (secret, good) if place == "default" else (good, secret if place == "further" else "")
+        host = ShellHost(
+            used_home, env={"PIP_FIND_LINKS": "", "PIP_CONFIG_FILE": "/dev/null", "no_proxy": "*"}
+        )
+        first, more = (
+            (secret, good) if place == "default" else (good, secret if place == "further" else "")
+        )
         host.env = {**host.env, "PIP_INDEX_URL": first, "PIP_EXTRA_INDEX_URL": more}
         if place == "asked for":
             wanted = replace(wanted, indexes=(secret,))

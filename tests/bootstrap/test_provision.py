@@ -109,7 +109,9 @@ def test_an_environment_gets_packages_and_commands(home: Path, cache: Path, tmp_
     mine = str(tmp_path / "tiny_here-1.0-py3-none-any.whl")
     image = Image(pip=(mine, "tiny-there>=1"))
     requirements = replace(
-        requirements_of(image), packages=("tiny-there>=1",), commands=("python -c 'import tiny_here' >$HOME/told",)
+        requirements_of(image),
+        packages=("tiny-there>=1",),
+        commands=("python -c 'import tiny_here' >$HOME/told",),
     )
     ready = setup(host, requirements, print, without_pip(host, requirements, None))
     assert (home / "told").read_text() == "tiny_here\n"
@@ -129,7 +131,9 @@ def shelf(folder: Path, wheels: dict[str, str]) -> Path:
 
 
 @pytest.mark.parametrize("by", ["uv", "pip"])
-def test_an_index_serves_its_packages_and_no_others(by: str, used_home: Path, uv: str, tmp_path: Path) -> None:
+def test_an_index_serves_its_packages_and_no_others(
+    by: str, used_home: Path, uv: str, tmp_path: Path
+) -> None:
     """Both indexes have both packages, each the newest of one: what is not listed comes from the host's own index.
 
     Where there is no uv to be had the host makes the environment by itself, with venv and pip of its own, whatever lies in the home.
@@ -141,9 +145,13 @@ def test_an_index_serves_its_packages_and_no_others(by: str, used_home: Path, uv
         served(shelf(tmp_path / "general", {"tiny_own": "9.0", "tiny_common": "1.0"})) as general,
     ):
         (used_home / ".config/pip").mkdir(parents=True)
-        (used_home / ".config/pip/pip.conf").write_text(f"[global]\nindex-url = {general}\ntrusted-host = 127.0.0.1\n")
+        (used_home / ".config/pip/pip.conf").write_text(
+            f"[global]\nindex-url = {general}\ntrusted-host = 127.0.0.1\n"
+        )
         host = ShellHost(used_home, env={**dict.fromkeys(pip_settings(), ""), "PIP_USER": "1"})
-        image = Image(pip=("tiny-own", "tiny-common"), pip_indexes=(PipIndex(own, packages=("tiny_own",)),))
+        image = Image(
+            pip=("tiny-own", "tiny-common"), pip_indexes=(PipIndex(own, packages=("tiny_own",)),)
+        )
         asked = requirements_of(image)
         assert asked.scoped == ((own, ("tiny-own",)),)
         assert asked.key != replace(asked, scoped=()).key
@@ -166,7 +174,12 @@ def test_whether_a_python_can_be_fetched(home: Path) -> None:
     wanted = replace(SMALL, python="3.99", minor="3.99")
 
     def unreached(mirror: str, **more: str) -> str:
-        env = {"PIP_CONFIG_FILE": "/dev/null", "PIP_NO_INDEX": "1", "UV_PYTHON_INSTALL_MIRROR": mirror, **more}
+        env = {
+            "PIP_CONFIG_FILE": "/dev/null",
+            "PIP_NO_INDEX": "1",
+            "UV_PYTHON_INSTALL_MIRROR": mirror,
+            **more,
+        }
         return probe(ShellHost(home, env=env), wanted).unreached
 
     with socket.create_server(("127.0.0.1", 0)) as listener:
@@ -257,7 +270,9 @@ def test_a_disk_that_is_slow_to_sync_is_not_waited_for(home: Path, tmp_path: Pat
         with (tmp_path / "go").open("w") as go:
             go.write("go\n")
     until(partial(no_mark_is_left, made, code))
-    assert sorted((tmp_path / "synced").read_text().split()) == sorted(["-f", str(made), "-f", str(code)])
+    assert sorted((tmp_path / "synced").read_text().split()) == sorted(
+        ["-f", str(made), "-f", str(code)]
+    )
     facts = probe(host, SMALL)
     assert (facts.ready, facts.code) == (True, True)
 
@@ -294,7 +309,9 @@ def test_an_interpreter_that_is_there_is_used_as_it_is(tmp_path: Path) -> None:
 
 
 def test_an_interpreter_that_lacks_something(home: Path, tmp_path: Path) -> None:
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(tmp_path / "bare")], check=True)
+    subprocess.run(
+        [sys.executable, "-m", "venv", "--without-pip", str(tmp_path / "bare")], check=True
+    )
     python = str(tmp_path / "bare/bin/python")
     text = refused(ShellHost(home), requirements_of(Image(python=python, pip=("numpy>=2",))))
     for name, bounds in RANK_DEPENDENCIES.items():
@@ -320,7 +337,9 @@ def test_system_packages_of_a_rented_machine(used_home: Path, uv: str, tmp_path:
     """By its user's sudo, for which a program stands here that writes down what it is to do."""
     (tmp_path / "sudo").write_text(f'#!/bin/sh\necho "sudo $*" >>{tmp_path}/told\n')
     (tmp_path / "sudo").chmod(0o700)
-    image, asked = needs(PoolRequest(provider="aws", image=Image(apt=("git", "odd name"))), Topology(1, 1), print)
+    image, asked = needs(
+        PoolRequest(provider="aws", image=Image(apt=("git", "odd name"))), Topology(1, 1), print
+    )
     assert image.apt == ("git", "odd name")
     host = ShellHost(used_home, env={"PATH": f"{tmp_path}:{PATH}"})
     requirements = replace(SMALL, commands=asked.commands)
@@ -342,13 +361,34 @@ def oddly_named(tmp_path_factory: pytest.TempPathFactory) -> tuple[ShellHost, In
 
 
 @pytest.mark.parametrize(
-    "shell", ["sh", "bash", *(pytest.param(name, marks=pytest.mark.needs(name)) for name in ("fish", "csh"))]
+    "shell",
+    [
+        "sh",
+        "bash",
+        *(pytest.param(name, marks=pytest.mark.needs(name)) for name in ("fish", "csh")),
+    ],
 )
-def test_commands_work_in_every_login_shell(shell: str, oddly_named: tuple[ShellHost, Installation]) -> None:
+def test_commands_work_in_every_login_shell(
+    shell: str, oddly_named: tuple[ShellHost, Installation]
+) -> None:
     found = shutil.which(shell)
     assert found is not None
     host, ready = oddly_named
-    texts = ["it's", "a\nb", "$HOME", "!x", "\\", "\\n", '"', "`id`", "", "ü ~*?[", "%s", "{a,b}", "-x"]
+    texts = [
+        "it's",
+        "a\nb",
+        "$HOME",
+        "!x",
+        "\\",
+        "\\n",
+        '"',
+        "`id`",
+        "",
+        "ü ~*?[",
+        "%s",
+        "{a,b}",
+        "-x",
+    ]
     code = f"import sys, json, skymagic; print(json.dumps([skymagic.__file__, {texts!r}]))"
     out = through(found, host, ready.command("timeit", "-n1", "-r1", code))
     file, back = json.loads(out.splitlines()[0])
@@ -358,7 +398,12 @@ def test_commands_work_in_every_login_shell(shell: str, oddly_named: tuple[Shell
 
 def through(shell: str, host: ShellHost, command: str) -> str:
     done = subprocess.run(
-        [shell, "-c", command], capture_output=True, text=True, check=True, env=host.environment(), cwd=host.home
+        [shell, "-c", command],
+        capture_output=True,
+        text=True,
+        check=True,
+        env=host.environment(),
+        cwd=host.home,
     )
     return done.stdout
 
@@ -397,7 +442,9 @@ def test_over_ssh_nothing_half_made_stays(what: str, tmp_path: Path, uv: str) ->
         if text.startswith("running"):
             hosts[0].kill_sessions()
 
-    with loopback(tmp_path / "hosts", 1, env={"PIP_NO_INDEX": "1"}) as hosts:  # which at its end looks for processes
+    with loopback(
+        tmp_path / "hosts", 1, env={"PIP_NO_INDEX": "1"}
+    ) as hosts:  # which at its end looks for processes
         share_code(hosts[0].home)
         requirements = replace(SMALL, commands=("exec sleep 1000",))
         with connected(hosts) as connection, pytest.raises((HostError, KeyboardInterrupt)):
@@ -419,13 +466,17 @@ def test_a_read_only_home(home: Path) -> None:
         assert "Read-only file system" in text
         assert "--env SKYMAGIC_HOME=" in text
         image = PREPARED.replace(env={"SKYMAGIC_HOME": f"{home.parent}/else where"})
-        assert setup(host, requirements_of(image), print).facts.folder == f"{home.parent}/else where"
+        assert (
+            setup(host, requirements_of(image), print).facts.folder == f"{home.parent}/else where"
+        )
 
 
 @pytest.mark.needs("mounts")
 def test_a_home_where_nothing_can_be_run(home: Path) -> None:
     with apart(home, 'mount -t tmpfs -o noexec none "$HOME"') as host:
-        assert f"programs cannot be run from {home} (its file system is mounted noexec)" in refused(host)
+        assert f"programs cannot be run from {home} (its file system is mounted noexec)" in refused(
+            host
+        )
 
 
 @pytest.mark.needs("mounts")
@@ -447,14 +498,18 @@ def test_a_machine_with_nothing_that_makes_environments(
     """No Python, no uv, and a machine for which there is no uv to upload either."""
     (tmp_path / "bin").mkdir()
     uname = tmp_path / "bin/uname"
-    uname.write_text('#!/bin/sh\nif [ "$1" = -m ]; then echo vax; else exec /usr/bin/uname "$@"; fi\n')
+    uname.write_text(
+        '#!/bin/sh\nif [ "$1" = -m ]; then echo vax; else exec /usr/bin/uname "$@"; fi\n'
+    )
     uname.chmod(0o755)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     hide = "for one in /usr/bin/python3* /usr/local/bin/python3*; do [ ! -e $one ] || mount --bind /dev/null $one; done"
     with apart(home, hide) as host:
         host.env = {"PATH": f"{tmp_path}/bin:/usr/bin:/bin"}
         text = refused(host)
-    assert f"it has no Python {MINOR} that makes environments, and no uv (Python there: none)" in text
+    assert (
+        f"it has no Python {MINOR} that makes environments, and no uv (Python there: none)" in text
+    )
     assert "(Linux vax) either: `pip download uv` failed here" in text
     assert "sky.Image(python='/path/to/bin/python')" in text
 
@@ -479,7 +534,9 @@ def test_a_clock_that_is_off_is_said(used_home: Path, tmp_path: Path) -> None:
 
 
 def test_a_shell_that_is_none(home: Path) -> None:
-    with pytest.raises(HostError, match=r"(?s)box: it cannot be inspected.*try: ssh box /bin/sh -c uname"):
+    with pytest.raises(
+        HostError, match=r"(?s)box: it cannot be inspected.*try: ssh box /bin/sh -c uname"
+    ):
         probe(ShellHost(home, wrapper=("echo",)), SMALL)
 
 
@@ -507,7 +564,9 @@ def test_two_at_once_make_one_environment(flock: bool, home: Path, tmp_path: Pat
 
 def two_at_once(one: ShellHost, other: ShellHost, go: Path, uv: str) -> None:
     begun, waits = threading.Event(), threading.Event()
-    requirements = replace(SMALL, commands=(f"until [ -e {go} ]; do sleep 0.05; done; echo x >>$HOME/runs",))
+    requirements = replace(
+        SMALL, commands=(f"until [ -e {go} ]; do sleep 0.05; done; echo x >>$HOME/runs",)
+    )
     hosts = one, other
     facts = [without_pip(host, requirements, uv) for host in hosts]
     with ThreadPoolExecutor() as pool:
@@ -516,9 +575,13 @@ def two_at_once(one: ShellHost, other: ShellHost, go: Path, uv: str) -> None:
             if any_shell_word in text:
                 event.set()
 
-        first = pool.submit(setup, hosts[0], requirements, lambda text: said(text, "running", begun), facts[0])
+        first = pool.submit(
+            setup, hosts[0], requirements, lambda text: said(text, "running", begun), facts[0]
+        )
         assert begun.wait(60)
-        second = pool.submit(setup, hosts[1], requirements, lambda text: said(text, "waiting", waits), facts[1])
+        second = pool.submit(
+            setup, hosts[1], requirements, lambda text: said(text, "waiting", waits), facts[1]
+        )
         assert waits.wait(60)
         assert not probe(hosts[0], requirements).ready
         go.touch()
@@ -529,15 +592,20 @@ def two_at_once(one: ShellHost, other: ShellHost, go: Path, uv: str) -> None:
 
 @pytest.mark.needs("mounts")
 @pytest.mark.parametrize(
-    ("what", "flock"), [("all of it", True), ("its shell", True), ("its shell", False), ("nobody listens", False)]
+    ("what", "flock"),
+    [("all of it", True), ("its shell", True), ("its shell", False), ("nobody listens", False)],
 )
-def test_a_setup_that_ends_half_way_is_made_anew(what: str, flock: bool, home: Path, tmp_path: Path, uv: str) -> None:
+def test_a_setup_that_ends_half_way_is_made_anew(
+    what: str, flock: bool, home: Path, tmp_path: Path, uv: str
+) -> None:
     with locking(home, flock) as connected:
         half_way(connected(), what, tmp_path / "go", uv)
 
 
 def half_way(host: ShellHost, what: str, go: Path, uv: str) -> None:
-    requirements = replace(SMALL, commands=(f'echo x >>"$VIRTUAL_ENV/half"; [ -e {go} ] || exec sleep 1000',))
+    requirements = replace(
+        SMALL, commands=(f'echo x >>"$VIRTUAL_ENV/half"; [ -e {go} ] || exec sleep 1000',)
+    )
     facts = without_pip(host, requirements, uv)
     session: list[psutil.Process] = []
 

@@ -18,15 +18,21 @@ UID = os.getuid()
 
 
 def record(job: str = "lab-0a1b2c3d", node: int = 0, pid: int = 1) -> AgentRecord:
-    return AgentRecord("0.1", "lab", job, node, 2, "ann@laptop", "gpu1", "boot", pid, 1000.0, ranks={"0": 7})
+    return AgentRecord(
+        "0.1", "lab", job, node, 2, "ann@laptop", "gpu1", "boot", pid, 1000.0, ranks={"0": 7}
+    )
 
 
-def left(folder: Path, job: str, node: int, who: str, line: bytes | None = None, mode: int = 0o700) -> Path:
+def left(
+    folder: Path, job: str, node: int, who: str, line: bytes | None = None, mode: int = 0o700
+) -> Path:
     """What an agent has written."""
     home = folder / f"skymagic-daemon-{UID}-{job}-{node}"
     home.mkdir(parents=True)
     pid = int(who.split()[0])
-    (home / "record").write_bytes(f"{who}\n".encode() + (line or RECORD.encode(record(job, node, pid))))
+    (home / "record").write_bytes(
+        f"{who}\n".encode() + (line or RECORD.encode(record(job, node, pid)))
+    )
     home.chmod(mode)
     return home
 
@@ -34,14 +40,22 @@ def left(folder: Path, job: str, node: int, who: str, line: bytes | None = None,
 def sh(script: str, folder: Path) -> str:
     env = {"PATH": os.environ["PATH"], "HOME": str(folder / "home"), "TMPDIR": str(folder)}
     return subprocess.run(
-        ["/bin/sh", "-s"], input=script, env=env, capture_output=True, text=True, check=True, errors="replace"
+        ["/bin/sh", "-s"],
+        input=script,
+        env=env,
+        capture_output=True,
+        text=True,
+        check=True,
+        errors="replace",
     ).stdout
 
 
 def jobs(folder: Path) -> list[tuple[str, int]]:
     """The jobs found in this folder; /tmp, which the script reads too, may hold others'."""
     found = parse_list(sh(list_script(), folder)).records
-    return sorted((one.job_id, one.node) for one in found if one.pool == "lab" and one.boot == "boot")
+    return sorted(
+        (one.job_id, one.node) for one in found if one.pool == "lab" and one.boot == "boot"
+    )
 
 
 @pytest.fixture
@@ -63,11 +77,15 @@ def test_what_is_gone_is_not(tmp_path: Path, sleeper: subprocess.Popen[bytes]) -
     left(tmp_path, "lab-00000001", 0, f"{2**22 - 1} {ticks} {boot}")
     left(tmp_path, "lab-00000003", 0, f"{pid} {ticks} 0000-another-boot")
     if sys.platform == "linux":
-        left(tmp_path, "lab-00000002", 0, f"{pid} {int(ticks) + 1} {boot}")  # the number is another process's now
+        left(
+            tmp_path, "lab-00000002", 0, f"{pid} {int(ticks) + 1} {boot}"
+        )  # the number is another process's now
     assert jobs(tmp_path) == []
 
 
-def test_folders_of_others_are_passed_over(tmp_path: Path, sleeper: subprocess.Popen[bytes]) -> None:
+def test_folders_of_others_are_passed_over(
+    tmp_path: Path, sleeper: subprocess.Popen[bytes]
+) -> None:
     elsewhere = left(tmp_path / "elsewhere", "lab-00000001", 0, identity(sleeper.pid))
     (tmp_path / elsewhere.name).symlink_to(elsewhere)
     assert jobs(tmp_path) == []
@@ -80,7 +98,13 @@ def test_folders_of_others_are_passed_over(tmp_path: Path, sleeper: subprocess.P
 def test_records_of_other_versions(tmp_path: Path, sleeper: subprocess.Popen[bytes]) -> None:
     more = RECORD.encode(record("lab-00000001")).replace(b'"pool"', b'"colour":"red","pool"')
     left(tmp_path, "lab-00000001", 0, identity(sleeper.pid), more)
-    left(tmp_path, "lab-00000002", 0, identity(sleeper.pid), b'["AgentRecord",{"job":"lab-00000002"}]\n')
+    left(
+        tmp_path,
+        "lab-00000002",
+        0,
+        identity(sleeper.pid),
+        b'["AgentRecord",{"job":"lab-00000002"}]\n',
+    )
     left(tmp_path, "lab-00000003", 0, identity(sleeper.pid), b"\x80$(touch hacked)`touch hacked`\n")
     assert jobs(tmp_path) == [("lab-00000001", 0)]
     assert parse_list(sh(list_script(), tmp_path)).unread >= 2
@@ -93,8 +117,12 @@ def test_one_job_is_ended_and_no_other(tmp_path: Path, sleeper: subprocess.Popen
         left(tmp_path, "lab-00000001x", 0, identity(other.pid))
         env = {"PATH": os.environ["PATH"], "HOME": str(tmp_path), "TMPDIR": str(tmp_path)}
         script = end_script(["lab-00000001"])
-        with subprocess.Popen(["/bin/sh", "-c", script], stdout=subprocess.PIPE, env=env, text=True) as ending:
-            assert sleeper.wait(30) == -15  # a process is gone when its parent, this test, has waited for it
+        with subprocess.Popen(
+            ["/bin/sh", "-c", script], stdout=subprocess.PIPE, env=env, text=True
+        ) as ending:
+            assert (
+                sleeper.wait(30) == -15
+            )  # a process is gone when its parent, this test, has waited for it
             out, _ = ending.communicate(timeout=30)
         assert parse_end(out) == (1, 0)
         assert other.poll() is None
@@ -111,13 +139,17 @@ def test_the_daemon_of_an_agent_ends_with_it(tmp_path: Path) -> None:
         left(tmp_path, "lab-00000001", 0, identity(int(process.stdout.readline())))
         env = {"PATH": os.environ["PATH"], "HOME": str(tmp_path), "TMPDIR": str(tmp_path)}
         script = end_script(["lab-00000001"])
-        subprocess.run(["/bin/sh", "-c", script], stdout=subprocess.PIPE, env=env, text=True, check=True)
+        subprocess.run(
+            ["/bin/sh", "-c", script], stdout=subprocess.PIPE, env=env, text=True, check=True
+        )
         assert process.wait(30) == -15
 
 
 def test_one_that_hears_no_sigterm_is_killed(tmp_path: Path) -> None:
     deaf = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('deaf', flush=True); signal.pause()"
-    with subprocess.Popen([sys.executable, "-c", deaf], stdout=subprocess.PIPE, start_new_session=True) as process:
+    with subprocess.Popen(
+        [sys.executable, "-c", deaf], stdout=subprocess.PIPE, start_new_session=True
+    ) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == b"deaf\n"
         left(tmp_path, "lab-00000001", 0, identity(process.pid))
@@ -125,7 +157,9 @@ def test_one_that_hears_no_sigterm_is_killed(tmp_path: Path) -> None:
         script = end_script(["lab-00000001"])
         assert "[ $n -lt 50 ]" in script, "ten seconds"
         script = script.replace("[ $n -lt 50 ]", "[ $n -lt 5 ]")
-        with subprocess.Popen(["/bin/sh", "-c", script], stdout=subprocess.PIPE, env=env, text=True) as ending:
+        with subprocess.Popen(
+            ["/bin/sh", "-c", script], stdout=subprocess.PIPE, env=env, text=True
+        ) as ending:
             assert process.wait(60) == -9
             assert parse_end(ending.communicate(timeout=30)[0]) == (1, 0)
 

@@ -48,8 +48,14 @@ def test_a_name_without_a_version_gets_the_notebooks(asked: str, given: str) -> 
     [
         ((), ()),
         (("pandas",), ("numpy==2.4.6", "pandas==3.0.1")),
-        (("pandas>=2", "torch"), ("filelock==3.20.0", "numpy==2.4.6", "pandas==3.0.1", "torch==2.13.0")),
-        (("pandas[all]", "torch"), ("filelock==3.20.0", "numpy==2.4.6", "pandas==3.0.1", "torch==2.13.0")),
+        (
+            ("pandas>=2", "torch"),
+            ("filelock==3.20.0", "numpy==2.4.6", "pandas==3.0.1", "torch==2.13.0"),
+        ),
+        (
+            ("pandas[all]", "torch"),
+            ("filelock==3.20.0", "numpy==2.4.6", "pandas==3.0.1", "torch==2.13.0"),
+        ),
         (("torch[opt]",), ("filelock==3.20.0", "numpy==2.4.6", "torch==2.13.0")),
         (("torch>=0",), ("filelock==3.20.0",)),
         (("torch>=0", "pandas[all]"), ("filelock==3.20.0", "numpy==2.4.6", "pandas==3.0.1")),
@@ -58,12 +64,17 @@ def test_a_name_without_a_version_gets_the_notebooks(asked: str, given: str) -> 
         (("broken",), ("broken==1.0",)),
     ],
 )
-def test_what_is_needed_is_preferred_as_the_notebook_has_it(asked: tuple[str, ...], given: tuple[str, ...]) -> None:
+def test_what_is_needed_is_preferred_as_the_notebook_has_it(
+    asked: tuple[str, ...], given: tuple[str, ...]
+) -> None:
     assert preferred(asked, HERE.get) == given
 
 
 def test_this_notebooks_own_distributions() -> None:
-    assert pinned(["IPython", "no-such-thing"]) == (f"IPython=={version('ipython')}", "no-such-thing")
+    assert pinned(["IPython", "no-such-thing"]) == (
+        f"IPython=={version('ipython')}",
+        "no-such-thing",
+    )
     found = preferred(["ipykernel"])
     for name in ("ipykernel", "ipython", "jupyter-client", "traitlets"):
         assert f"{name}=={version(name)}" in found
@@ -72,12 +83,18 @@ def test_this_notebooks_own_distributions() -> None:
 def test_a_distribution_from_a_folder_is_no_indexs(tmp_path: Path) -> None:
     """As pip writes it down, editable or not."""
     (tmp_path / "mine.py").touch()
-    (tmp_path / "pyproject.toml").write_text("[project]\nname = 'mine'\nversion = '0.1'\ndependencies = ['xxhash']\n")
+    (tmp_path / "pyproject.toml").write_text(
+        "[project]\nname = 'mine'\nversion = '0.1'\ndependencies = ['xxhash']\n"
+    )
     site = tmp_path / "site"
     info = site / "mine-0.1.dist-info"
     info.mkdir(parents=True)
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: mine\nVersion: 0.1\nRequires-Dist: xxhash\n")
-    (info / "direct_url.json").write_text(f'{{"url": "file://{tmp_path}", "dir_info": {{"editable": true}}}}')
+    (info / "METADATA").write_text(
+        "Metadata-Version: 2.1\nName: mine\nVersion: 0.1\nRequires-Dist: xxhash\n"
+    )
+    (info / "direct_url.json").write_text(
+        f'{{"url": "file://{tmp_path}", "dir_info": {{"editable": true}}}}'
+    )
     code = "from skymagic.bootstrap.requirements import notebook, pinned; print(notebook('mine').own, *pinned(['mine', 'xxhash']))"
     root = Path(__file__).resolve().parents[2]
     done = subprocess.run(

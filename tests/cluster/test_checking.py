@@ -41,9 +41,13 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Machines, No
         (programs / name).write_text(text.format(folder=programs))
         (programs / name).chmod(0o755)
     for name in ("h1", "h2"):
-        (programs / f"{name}.gpus").write_text(f"0, Tesla T4, 550.1, 3, 0, {2 if name == 'h2' else 0}\n")
+        (programs / f"{name}.gpus").write_text(
+            f"0, Tesla T4, 550.1, 3, 0, {2 if name == 'h2' else 0}\n"
+        )
         (programs / f"{name}.kernel").write_text("[ 0.1] Linux version 6.8\n")
-    (programs / "h2.kernel").write_text("[ 9.1] NVRM: Xid (PCI:0000:00:1e): 79, pid=7, GPU has fallen off the bus.\n")
+    (programs / "h2.kernel").write_text(
+        "[ 9.1] NVRM: Xid (PCI:0000:00:1e): 79, pid=7, GPU has fallen off the bus.\n"
+    )
     env = {**pip_settings(), "TMPDIR": str(scratch), "PATH": f"{programs}:{os.environ['PATH']}"}
     with machines(folder / "machines", 2, env=env) as hosts:
         home = home_that_knows(hosts, folder / "client")
@@ -64,13 +68,21 @@ def test_broken_nodes_are_named(lab: tuple[Machines, Notebook]) -> None:
     found = checked(lab[1])
     assert found["h1"][-1] == "good"
     assert found["h1"][:2] == ["1 × Tesla T4", "550.1"]
-    assert found["h2"][-1] == "GPU 0 has 2 uncorrected ECC errors; GPU at 0000:00:1e: fallen off the bus (Xid 79)"
+    assert (
+        found["h2"][-1]
+        == "GPU 0 has 2 uncorrected ECC errors; GPU at 0000:00:1e: fallen off the bus (Xid 79)"
+    )
     assert "2 ECC, Xid 79" in found["h2"]
     # the machines have one clock, the kernel's, which is the notebook's too
-    assert {cells[4] for cells in found.values()} <= {"same", *(f"0.00{n} s ahead" for n in range(9))}
+    assert {cells[4] for cells in found.values()} <= {
+        "same",
+        *(f"0.00{n} s ahead" for n in range(9)),
+    }
 
 
-def test_processes_on_a_gpu_are_the_pools_or_strangers(lab: tuple[Machines, Notebook], tmp_path: Path) -> None:
+def test_processes_on_a_gpu_are_the_pools_or_strangers(
+    lab: tuple[Machines, Notebook], tmp_path: Path
+) -> None:
     hosts, notebook = lab
     programs = hosts[0].folder.parent.parent / "programs"
     notebook.run(
@@ -82,7 +94,9 @@ def test_processes_on_a_gpu_are_the_pools_or_strangers(lab: tuple[Machines, Note
     (programs / "h1.pids").write_text("".join(f"{each}\n" for each in own[0]))
     assert checked(notebook, "lab")["h1"][-1] == "good"
     with subprocess.Popen(
-        [*machine.space.enter, "sh", "-c", "echo $$; exec sleep 600"], stdout=subprocess.PIPE, text=True
+        [*machine.space.enter, "sh", "-c", "echo $$; exec sleep 600"],
+        stdout=subprocess.PIPE,
+        text=True,
     ) as stranger:
         assert stranger.stdout is not None
         pid = stranger.stdout.readline().strip()

@@ -19,8 +19,12 @@ LISTED = {
     "0, NVIDIA GeForce RTX 4090, 570.86.10, 1, 0, [N/A]": (
         Gpu(0, "NVIDIA GeForce RTX 4090", "570.86.10", 1 << 20, 0, None),
     ),
-    "0, Quadro K620, 390.157, 3, [Not Supported], [Not Supported]": (Gpu(0, "Quadro K620", "390.157", 3 << 20),),
-    f"0, {A100}, 550.163.01, [GPU is lost], [Unknown Error], [Unknown Error]": (Gpu(0, A100, "550.163.01"),),
+    "0, Quadro K620, 390.157, 3, [Not Supported], [Not Supported]": (
+        Gpu(0, "Quadro K620", "390.157", 3 << 20),
+    ),
+    f"0, {A100}, 550.163.01, [GPU is lost], [Unknown Error], [Unknown Error]": (
+        Gpu(0, A100, "550.163.01"),
+    ),
     "No devices were found": (),
     "": (),
 }
@@ -49,7 +53,9 @@ def test_xids_of_the_kernels_log() -> None:
 
 
 def judged(node: Health, expected: int = 8) -> list[tuple[str, bool]]:
-    return [(one.words, one.broken) for one in Findings((GOOD, node, GOOD), expected=expected).verdicts]
+    return [
+        (one.words, one.broken) for one in Findings((GOOD, node, GOOD), expected=expected).verdicts
+    ]
 
 
 def test_a_good_node() -> None:
@@ -79,10 +85,19 @@ def test_a_broken_node(about: dict[str, object], words: str) -> None:
 @pytest.mark.parametrize(
     ("about", "words"),
     [
-        ({"gpus": tuple(Gpu(n, A100, "535.1", 0, 0, 0) for n in range(8))}, "driver 535.1, where most have 550.163.01"),
+        (
+            {"gpus": tuple(Gpu(n, A100, "535.1", 0, 0, 0) for n in range(8))},
+            "driver 535.1, where most have 550.163.01",
+        ),
         ({"strangers": (4242,)}, "its GPUs are in use: process 4242"),
-        ({"strangers": None, "gpus": (*gpus(EIGHT)[:7], Gpu(7, A100, "550.163.01", 0, 97, 0))}, "its GPUs are at work"),
-        ({"xids": (Xid("0000:3b:00", 31, ""),)}, "a program has failed on the GPU at 0000:3b:00 (Xid 31)"),
+        (
+            {"strangers": None, "gpus": (*gpus(EIGHT)[:7], Gpu(7, A100, "550.163.01", 0, 97, 0))},
+            "its GPUs are at work",
+        ),
+        (
+            {"xids": (Xid("0000:3b:00", 31, ""),)},
+            "a program has failed on the GPU at 0000:3b:00 (Xid 31)",
+        ),
         ({"disk_free": 3_000_000_000}, "3.0 GB of its disk free"),
         ({"ahead": -7.25, "unsure": 0.01}, "its clock is 7.25 s behind"),
     ],
@@ -116,7 +131,10 @@ def test_nodes_of_this_machine_and_one_that_cannot_be_reached() -> None:
     def unreached(*words: object) -> Transport:
         raise HostError("gone", "no route to host")
 
-    nodes = [Node(number, f"here{number}", unreached, local.run, address="127.0.0.1") for number in range(2)]
+    nodes = [
+        Node(number, f"here{number}", unreached, local.run, address="127.0.0.1")
+        for number in range(2)
+    ]
     found = check([*nodes, Node(2, "gone", unreached, unreached, address="127.0.0.1")], {})
     assert abs(found.nodes[0].ahead) <= max(found.nodes[0].unsure, 0.01)
     assert [(one.node, one.words) for one in found.verdicts if one.broken] == [

@@ -61,9 +61,19 @@ class Node:
         around: a Python program that runs the gate, its arguments.
     """
 
-    def __init__(self, code: str = ECHO, *, name: str = "", python: str = sys.executable, around: str = "") -> None:
+    def __init__(
+        self, code: str = ECHO, *, name: str = "", python: str = sys.executable, around: str = ""
+    ) -> None:
         self.name = name or f"test-{uuid.uuid4().hex[:12]}"
-        self.command = [sys.executable, "-m", "skymagic.kernels.daemon.attach", self.name, python, "-c", code]
+        self.command = [
+            sys.executable,
+            "-m",
+            "skymagic.kernels.daemon.attach",
+            self.name,
+            python,
+            "-c",
+            code,
+        ]
         if around:
             self.command = [sys.executable, "-c", around, *self.command]
         self.gates: list[ChildTransport] = []
@@ -248,7 +258,9 @@ def test_a_silent_connection_is_given_up() -> None:
     ],
     ids=["killed", "last words", "no such command", "the gate"],
 )  # fmt: skip
-def test_an_end_is_reported(options: dict[str, str], so_far: bytes, complaint: str, gates: int) -> None:
+def test_an_end_is_reported(
+    options: dict[str, str], so_far: bytes, complaint: str, gates: int
+) -> None:
     with node(**options) as one:
         assert b"".join(iter(one.agent.read, b"")) == so_far
         assert re.fullmatch(complaint, one.agent.complaint()), one.agent.complaint()
@@ -298,7 +310,9 @@ def test_closing_while_the_host_is_down(monkeypatch: pytest.MonkeyPatch) -> None
         one.tunnel.close()
         assert one.tunnel.state == "closed"
         assert one.agent.read() == b""
-        assert daemon.is_running()  # the limits of its agent end it; here a word from the machine does
+        assert (
+            daemon.is_running()
+        )  # the limits of its agent end it; here a word from the machine does
         daemon.terminate()
         daemon.wait(20)
         assert not one.folder().exists()
@@ -360,9 +374,7 @@ def test_a_notebook_that_is_killed_leaves_the_agent(tmp_path) -> None:
     """The daemon stays, tells the agent, and goes when the agent has gone and somebody has said so."""
     seen = tmp_path / "seen"
     os.mkfifo(seen)
-    agent = (
-        f"import sys\nsee = open({str(seen)!r}, 'w')\nfor line in sys.stdin: print(line, end='', file=see, flush=True)"
-    )
+    agent = f"import sys\nsee = open({str(seen)!r}, 'w')\nfor line in sys.stdin: print(line, end='', file=see, flush=True)"
     name = f"test-{uuid.uuid4().hex[:12]}"
     notebook = f"""
 import sys, signal

@@ -35,7 +35,9 @@ class Far:
         self.rank = rank
         orders_read, orders = os.pipe()
         answers, answers_written = os.pipe()
-        self.pid = _forked([directory, rank, node, str(folder), dict(os.environ)], orders_read, answers_written)
+        self.pid = _forked(
+            [directory, rank, node, str(folder), dict(os.environ)], orders_read, answers_written
+        )
         """Its process."""
         self._process = os.pidfd_open(self.pid)
         os.close(orders_read)
@@ -90,9 +92,18 @@ def _forked(order: list[Any], orders: int, answers: int) -> int:
     for _ in range(2):  # the one that was there may have gone, for nobody has asked for long
         if _origin is None:
             ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-            env = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[2]), "PYTHONSAFEPATH": "1"}
+            env = {
+                **os.environ,
+                "PYTHONPATH": str(Path(__file__).resolve().parents[2]),
+                "PYTHONSAFEPATH": "1",
+            }
             with theirs:
-                _origin = ours, subprocess.Popen([sys.executable, __file__], stdin=theirs.fileno(), cwd="/", env=env)
+                _origin = (
+                    ours,
+                    subprocess.Popen(
+                        [sys.executable, __file__], stdin=theirs.fileno(), cwd="/", env=env
+                    ),
+                )
         link, process = _origin
         with contextlib.suppress(OSError):
             socket.send_fds(link, [json.dumps(order).encode()], [orders, answers])
@@ -126,7 +137,9 @@ class Notebook:
         self.namespace = vars(self.module)
         self.assigned = Assignments(self.namespace)
         self.assigned.watched = True
-        self.shipper = Shipper(store, self.namespace, str(self.folder), assigned=self.assigned, **options)
+        self.shipper = Shipper(
+            store, self.namespace, str(self.folder), assigned=self.assigned, **options
+        )
         self.ranks = ranks
 
     def here(self, source: str) -> None:
@@ -189,7 +202,9 @@ def moved(manifest: Manifest) -> list[str]:
     return sorted(item.name for item in manifest.items if item.moved)
 
 
-def ranks(count: int = 2, scope: Literal["module", "function"] = "function", cell: str = "pass") -> Any:
+def ranks(
+    count: int = 2, scope: Literal["module", "function"] = "function", cell: str = "pass"
+) -> Any:
     """A fixture for a test file: a notebook that has run a cell, with so many ranks."""
     import pytest  # the origin needs none
 

@@ -230,10 +230,18 @@ STATEMENT: st.SearchStrategy[str] = st.recursive(
     ),
     lambda inner: st.one_of(
         st.tuples(inner, inner).map("\n".join),
-        st.tuples(EXPRESSION, inner.map(indent), inner.map(indent)).map("if {0[0]}:\n{0[1]}\nelse:\n{0[2]}".format),
-        st.tuples(st.sampled_from(NAMES), inner.map(indent)).map("for {0[0]} in (0, 1):\n{0[1]}".format),
-        st.tuples(inner.map(indent), inner.map(indent)).map("try:\n{0[0]}\nexcept ValueError:\n{0[1]}".format),
-        st.tuples(inner.map(indent), inner.map(indent)).map("try:\n{0[0]}\nfinally:\n{0[1]}".format),
+        st.tuples(EXPRESSION, inner.map(indent), inner.map(indent)).map(
+            "if {0[0]}:\n{0[1]}\nelse:\n{0[2]}".format
+        ),
+        st.tuples(st.sampled_from(NAMES), inner.map(indent)).map(
+            "for {0[0]} in (0, 1):\n{0[1]}".format
+        ),
+        st.tuples(inner.map(indent), inner.map(indent)).map(
+            "try:\n{0[0]}\nexcept ValueError:\n{0[1]}".format
+        ),
+        st.tuples(inner.map(indent), inner.map(indent)).map(
+            "try:\n{0[0]}\nfinally:\n{0[1]}".format
+        ),
         inner.map(lambda body: f"for _ in (0, 1):\n{indent(body)}\n  break"),
         inner.map(lambda body: f"class K:\n{indent(body)}"),
     ),
@@ -324,7 +332,11 @@ def test_reach_follows_functions_and_classes() -> None:
         "def deco(fn):\n  def inner(): return fn() + g\n  return inner\n"
         "@deco\ndef wrapped(): return h\n"
     )
-    assert reached({"net"}, names) == {"net": "the cell", "d": "used by Base.m", "e": "used by Net.p"}
+    assert reached({"net"}, names) == {
+        "net": "the cell",
+        "d": "used by Base.m",
+        "e": "used by Net.p",
+    }
     assert set(reached({"part"}, names)) == {"part", "a", "b", "c", "helper"}
     assert set(reached({"wrapped"}, names)) == {"wrapped", "g", "h"}
     assert reached({"f"}, names)["b"] == "used by <lambda>"
@@ -337,14 +349,41 @@ def test_reach_ends_in_circles() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["In", "Out", "_i", "_ii", "_i5", "_ih", "_oh", "_dh", "__name__", "__builtins__", "_exit_code"]
+    "name",
+    [
+        "In",
+        "Out",
+        "_i",
+        "_ii",
+        "_i5",
+        "_ih",
+        "_oh",
+        "_dh",
+        "__name__",
+        "__builtins__",
+        "_exit_code",
+    ],
 )
 def test_history_is_not_shipped(name: str) -> None:
     assert interactive(name, [1])
 
 
 @pytest.mark.parametrize(
-    "name", ["_private", "_x1", "__mangled", "_ix", "Inner", "open", "exit", "_", "__", "_7", "__version__", "__all__"]
+    "name",
+    [
+        "_private",
+        "_x1",
+        "__mangled",
+        "_ix",
+        "Inner",
+        "open",
+        "exit",
+        "_",
+        "__",
+        "_7",
+        "__version__",
+        "__all__",
+    ],
 )
 def test_what_the_user_has_named_is(name: str) -> None:
     assert not interactive(name, [1])
@@ -368,7 +407,10 @@ HINTS: dict[str, tuple[str, str]] = {
     'def f(a: "Literal[\'train\']", b: t.Literal["x"]): pass': ("t", "Literal"),
     "from __future__ import annotations\ndef f(a: A) -> B: x: C": ("", "A B C"),
     "from __future__ import annotations\nx: A = y": ("y", "A"),
-    "from __future__ import annotations\nclass A:\n  x: B\n  def m(self, a: A, b: 'C'): pass": ("", "B C"),
+    "from __future__ import annotations\nclass A:\n  x: B\n  def m(self, a: A, b: 'C'): pass": (
+        "",
+        "B C",
+    ),
 }
 
 
@@ -389,7 +431,11 @@ def test_only_types_travel_for_an_annotations_sake() -> None:
     text = "class Net: pass\nbatch = 1\ndef f(a: 'Net', b: 'T[batch]', c: Optional['Net']): pass"
     names = space(f"from typing import *\n{text}")
     # since Python 3.14 a function evaluates its annotations when it is asked for them
-    assert set(reached({"f"}, names)) == {"f", "Net", *(["Optional"] if sys.version_info >= (3, 14) else [])}
+    assert set(reached({"f"}, names)) == {
+        "f",
+        "Net",
+        *(["Optional"] if sys.version_info >= (3, 14) else []),
+    }
 
 
 # what a function mentions
@@ -418,4 +464,6 @@ def test_names_of_a_file_that_a_cell_runs(tmp_path: Path) -> None:
     assert (set(names.loads) - BUILTIN, set(names.imports)) == ({"get_ipython"}, {"helper"})
     for line in ("-i -t -N 3 script", "script.py", "-i $name", "-m pkg -i", "", "-i"):
         with_scripts(cell_names(f"get_ipython().run_line_magic('run', '{line}')"))
-    assert cell_names("get_ipython().run_line_magic('run', '-i -t -N 3 script')").scripts[0][:2] == ("script.py", True)
+    assert cell_names("get_ipython().run_line_magic('run', '-i -t -N 3 script')").scripts[0][
+        :2
+    ] == ("script.py", True)

@@ -157,7 +157,11 @@ def test_blocks_of_a_frame_do_not_matter(look: Look) -> None:
     apart = together[["a"]].copy()
     apart["b"], apart["c"] = together.b.copy(), together.c.copy()
     assert len(together._mgr.blocks) != len(apart._mgr.blocks)
-    assert look(together) == look(apart) == look(pd.DataFrame(np.asfortranarray(together.values), columns=list("abc")))
+    assert (
+        look(together)
+        == look(apart)
+        == look(pd.DataFrame(np.asfortranarray(together.values), columns=list("abc")))
+    )
 
 
 def test_figures_are_what_they_show(look: Look) -> None:
@@ -170,7 +174,10 @@ def test_figures_are_what_they_show(look: Look) -> None:
     axes.get_xticklabels()
     assert [look(each) for each in (figure, axes, line)] == before
     line.set_ydata([1, 2, 4])
-    assert all(now != was for now, was in zip([look(each) for each in (figure, axes, line)], before, strict=True))
+    assert all(
+        now != was
+        for now, was in zip([look(each) for each in (figure, axes, line)], before, strict=True)
+    )
     title = look(figure)
     axes.set_title("loss")
     assert look(figure) != title
@@ -214,7 +221,10 @@ ZEROS = np.zeros(9)
 TENSOR = torch.arange(9.0)
 DIFFERENT: dict[str, tuple[Any, Any]] = {
     "one list twice, beside an object": ([INNER, INNER, Path()], [INNER, [1], Path()]),
-    "one object twice": ([f := types.SimpleNamespace(), f], [types.SimpleNamespace(), types.SimpleNamespace()]),
+    "one object twice": (
+        [f := types.SimpleNamespace(), f],
+        [types.SimpleNamespace(), types.SimpleNamespace()],
+    ),
     "one array twice": ([ARRAY, ARRAY], [ARRAY, ARRAY.copy()]),
     "views": ([ARRAY, ARRAY[2:]], [ARRAY, ARRAY[2:].copy()]),
     "other views": ([ZEROS[:4], ZEROS[2:6]], [ZEROS[:4], ZEROS[3:7]]),
@@ -260,13 +270,20 @@ def test_a_gradient_is_a_change(look: Look) -> None:
     assert look(model) == before
 
 
-def test_comments_and_lines_of_a_function_do_not_matter(look: Look, run: Callable[..., Any]) -> None:
+def test_comments_and_lines_of_a_function_do_not_matter(
+    look: Look, run: Callable[..., Any]
+) -> None:
     text = "def x(a, *, b=2):\n  'Says what.'\n  def inner(): return [a for _ in range(b)]\n  return inner()"
     before = look(run(text))
     comments = text.replace("  return inner", "\n  # comment\n  return inner")
     assert look(run(f"# more\n\n{comments}", "<other>")) == before
     for changed in ("[b for", "return inner", "*, b=3", "Says why", "def inner", "x(a, c=1,"):
-        old = {"[b for": "[a for", "*, b=3": "*, b=2", "Says why": "Says what", "x(a, c=1,": "x(a,"}.get(changed)
+        old = {
+            "[b for": "[a for",
+            "*, b=3": "*, b=2",
+            "Says why": "Says what",
+            "x(a, c=1,": "x(a,",
+        }.get(changed)
         if old is not None:
             assert look(run(text.replace(old, changed))) != before
 
@@ -304,8 +321,14 @@ def test_what_was_computed_by_looking_is_no_content(look: Look) -> None:
     [
         (re.compile("a+b"), lambda x: x.search("aab")),
         (Path("a/b"), lambda x: (x.parts, hash(x), str(x))),
-        (scipy.sparse.csr_matrix(np.eye(3)), lambda x: (x.has_sorted_indices, x.has_canonical_format, x @ x)),
-        (torch.nn.Sequential(torch.nn.Linear(2, 2)), lambda x: (x(torch.ones(2)), list(x.parameters()), repr(x))),
+        (
+            scipy.sparse.csr_matrix(np.eye(3)),
+            lambda x: (x.has_sorted_indices, x.has_canonical_format, x @ x),
+        ),
+        (
+            torch.nn.Sequential(torch.nn.Linear(2, 2)),
+            lambda x: (x(torch.ones(2)), list(x.parameters()), repr(x)),
+        ),
         (np.random.default_rng(1), repr),
     ],
 )
@@ -364,11 +387,21 @@ def some_value(chance: random.Random, depth: int, pool: list[Any]) -> Any:
     if kind == 7:
         return tuple(some_value(chance, depth - 1, pool) for _ in range(chance.randrange(4)))
     if kind == 8:
-        made: Any = {chance.choice([1, "a", (1, 2), b"x", 2.5, None]) for _ in range(chance.randrange(4))}
+        made: Any = {
+            chance.choice([1, "a", (1, 2), b"x", 2.5, None]) for _ in range(chance.randrange(4))
+        }
     elif kind == 9:
-        made = {chance.choice("abcd"): some_value(chance, depth - 1, pool) for _ in range(chance.randrange(4))}
+        made = {
+            chance.choice("abcd"): some_value(chance, depth - 1, pool)
+            for _ in range(chance.randrange(4))
+        }
     elif kind == 10:
-        made = Thing(**{chance.choice("xyz"): some_value(chance, depth - 1, pool) for _ in range(chance.randrange(4))})
+        made = Thing(
+            **{
+                chance.choice("xyz"): some_value(chance, depth - 1, pool)
+                for _ in range(chance.randrange(4))
+            }
+        )
     else:
         made = [some_value(chance, depth - 1, pool) for _ in range(chance.randrange(4))]
     pool.append(made)

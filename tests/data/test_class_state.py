@@ -61,13 +61,22 @@ def test_fresh_replaces_it(notebook: Notebook) -> None:
 
 
 VIRTUAL = {
-    "array": ("import numpy as np\nz = np.broadcast_to(np.float64(2.5), (1_000_000, 100_000))", "float(z[3, 4])"),
-    "row": ("import numpy as np\nz = np.broadcast_to(np.arange(3.0), (1_000_000_000_000, 3))", "float(z[5, 2] + 0.5)"),
+    "array": (
+        "import numpy as np\nz = np.broadcast_to(np.float64(2.5), (1_000_000, 100_000))",
+        "float(z[3, 4])",
+    ),
+    "row": (
+        "import numpy as np\nz = np.broadcast_to(np.arange(3.0), (1_000_000_000_000, 3))",
+        "float(z[5, 2] + 0.5)",
+    ),
     "windows": (
         "import numpy as np\nz = np.lib.stride_tricks.sliding_window_view(np.full(500_000, 2.5), 400_000)",
         "float(z[9, 9])",
     ),
-    "tensor": ("import torch\nz = torch.full((1, 1), 2.5).expand(1_000_000, 100_000)", "float(z[3, 4])"),
+    "tensor": (
+        "import torch\nz = torch.full((1, 1), 2.5).expand(1_000_000, 100_000)",
+        "float(z[3, 4])",
+    ),
 }
 
 
@@ -93,9 +102,13 @@ first = Listed(1)
 """
 
 
-def test_an_instance_that_its_class_lists_is_the_one_that_the_ranks_hold(notebook: Notebook) -> None:
+def test_an_instance_that_its_class_lists_is_the_one_that_the_ranks_hold(
+    notebook: Notebook,
+) -> None:
     notebook.here(LISTED)
     notebook.there("second = Listed(first.n + 1)")
     notebook.here("holder = [first]")
-    notebook.there("got = [holder[0] is first, first is Listed.all[0], second is Listed.all[1], len(Listed.all)]")
+    notebook.there(
+        "got = [holder[0] is first, first is Listed.all[0], second is Listed.all[1], len(Listed.all)]"
+    )
     assert notebook.values("got") == [[True, True, True, 2]] * 2

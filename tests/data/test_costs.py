@@ -88,7 +88,9 @@ def test_a_use_of_many_small_parts_takes_few_calls_for_each(costs: Costs, kind: 
     # one of them has changed: all are looked at and sent, but nothing else is done for each again
     assert changed.total() < 1.6 * unchanged.total(), (changed - unchanged).most_common(12)
     assert changed["copy"] < 10
-    assert changed["dump"] <= unchanged["dump"] + 2  # whether it looks the same each time need not be tried
+    assert (
+        changed["dump"] <= unchanged["dump"] + 2
+    )  # whether it looks the same each time need not be tried
     assert costs.use() == unchanged
 
 
@@ -129,7 +131,10 @@ def mixed() -> list[Any]:
     return [
         {"a": line, "b": tensor},
         [np.full(3, n) for n in range(5)],
-        {"state": {0: state, 1: {**state, "step": torch.tensor(4.0)}}, "groups": [{"lr": 0.1, "params": [0, 1]}]},
+        {
+            "state": {0: state, 1: {**state, "step": torch.tensor(4.0)}},
+            "groups": [{"lr": 0.1, "params": [0, 1]}],
+        },
         [line, line[2:], tensor, tensor[1:]],
         [line, line, pairs, pairs],
         [leaf, torch.nn.Parameter(torch.ones(2)), torch.ones(3, 2).T],
@@ -146,19 +151,26 @@ def mixed() -> list[Any]:
 
 
 @pytest.mark.parametrize("number", range(15))
-def test_what_the_pickler_has_learned_of_small_parts_is_what_a_second_look_says(number: int) -> None:
+def test_what_the_pickler_has_learned_of_small_parts_is_what_a_second_look_says(
+    number: int,
+) -> None:
     value = mixed()[number]
     pickled = pickling.dumps(value, {"__name__": "__main__"}, folder="/nowhere")
     known = pickling.leaves(pickled)
     reduce = pickling.reducer({"__name__": "__main__"})
-    fast, slow = (contents_hash(value, reduce, form_for, lambda memory: None, leaves) for leaves in (known, {}))
+    fast, slow = (
+        contents_hash(value, reduce, form_for, lambda memory: None, leaves)
+        for leaves in (known, {})
+    )
     assert fast == slow
     assert pickling.objects(pickled) == pickling.numbers(pickled).keys()
 
 
 def copy(value: Any) -> Any:
     pickled = pickling.dumps(value, {})
-    return pickling.loads(pickled.pieces, [bytearray(cast("Buffer", each)) for each in pickled.buffers], {})
+    return pickling.loads(
+        pickled.pieces, [bytearray(cast("Buffer", each)) for each in pickled.buffers], {}
+    )
 
 
 def contents(value: Any) -> str:

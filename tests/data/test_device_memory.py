@@ -47,7 +47,9 @@ def weights(module: Any) -> int:
     return sum(each.nbytes for each in module.parameters())
 
 
-def test_a_model_is_copied_once_and_not_when_it_is_searched(gpu: DeviceMemory, store: NodeStore) -> None:
+def test_a_model_is_copied_once_and_not_when_it_is_searched(
+    gpu: DeviceMemory, store: NodeStore
+) -> None:
     model = torch.nn.Sequential(torch.nn.Linear(500, 500), torch.nn.Linear(500, 500))
     expected = {name: value.clone() for name, value in model.state_dict().items()}
     gpu.put_module(model)
@@ -59,7 +61,9 @@ def test_a_model_is_copied_once_and_not_when_it_is_searched(gpu: DeviceMemory, s
     assert all(torch.equal(back[name], value) for name, value in expected.items())
 
 
-def test_of_a_flat_buffer_only_the_part_that_is_sent_is_copied(gpu: DeviceMemory, store: NodeStore) -> None:
+def test_of_a_flat_buffer_only_the_part_that_is_sent_is_copied(
+    gpu: DeviceMemory, store: NodeStore
+) -> None:
     flat = torch.randn(4_000_000)
     expected = flat.clone()
     gpu.put(flat)
@@ -154,7 +158,9 @@ SMALL_PARTS = 2 * 1000 * 4
 """The bias, which is copied with each cell, once for each hash of it: as fast as asking whether it has changed."""
 
 
-def test_the_notebooks_own_model_is_copied_when_it_has_changed_alone(notebook: Notebook, gpu: DeviceMemory) -> None:
+def test_the_notebooks_own_model_is_copied_when_it_has_changed_alone(
+    notebook: Notebook, gpu: DeviceMemory
+) -> None:
     nbytes = weights(notebook.namespace["model"]) + notebook.namespace["order"].nbytes
     assert sums(notebook) == expected_sums(notebook)
     assert gpu.since() <= nbytes + SMALL_PARTS
@@ -171,13 +177,17 @@ def test_the_notebooks_own_model_is_copied_when_it_has_changed_alone(notebook: N
         "order = torch.randperm(300_000)",
     ],
 )
-def test_changes_of_a_devices_memory_are_seen(notebook: Notebook, gpu: DeviceMemory, change: str) -> None:
+def test_changes_of_a_devices_memory_are_seen(
+    notebook: Notebook, gpu: DeviceMemory, change: str
+) -> None:
     sums(notebook)
     gpu.since()
     notebook.here(change)
     gpu.put(notebook.namespace["order"])
     assert sums(notebook) == expected_sums(notebook)
-    changed = notebook.namespace["model"].weight if "model" in change else notebook.namespace["order"]
+    changed = (
+        notebook.namespace["model"].weight if "model" in change else notebook.namespace["order"]
+    )
     assert gpu.since() <= changed.nbytes + SMALL_PARTS
 
 
@@ -202,7 +212,9 @@ class Part:
 
 
 @pytest.mark.parametrize("sender", [True, False])
-def test_of_what_is_sharded_a_gpu_holds_one_whole_tensor_at_a_time(gpu: DeviceMemory, sender: bool) -> None:
+def test_of_what_is_sharded_a_gpu_holds_one_whole_tensor_at_a_time(
+    gpu: DeviceMemory, sender: bool
+) -> None:
     Part.made, Part.most = [], 0
     parts = [Part(gpu, float(number)) for number in range(5)]
     gathered: dict[int, Any] = {}

@@ -60,7 +60,9 @@ NEEDS: dict[str, tuple[Any, str]] = {
 @pytest.mark.parametrize("kind", NEEDS)
 def test_every_kind_of_value_tells_what_it_needs(kind: str, nested: bool) -> None:
     value, package = NEEDS[kind]
-    pickled = pickling.dumps({"inner": [value]} if nested else value, {"__name__": "__main__"}, folder="/nowhere")
+    pickled = pickling.dumps(
+        {"inner": [value]} if nested else value, {"__name__": "__main__"}, folder="/nowhere"
+    )
     assert package in {name.partition(".")[0] for name in pickled.required}
     assert package in pickled.packages
 
@@ -71,7 +73,12 @@ def test_every_kind_of_value_tells_what_it_needs(kind: str, nested: bool) -> Non
 def copy(value: Any) -> Any:
     """The value after a pickle, in this process; the first one of a bundle whose objects have numbers, as on a rank."""
     pickled = pickling.dumps(value, SPACE, folder="/nowhere")
-    return pickling.loads(pickled.pieces, [bytearray(cast("Buffer", each)) for each in pickled.buffers], SPACE, memo={})
+    return pickling.loads(
+        pickled.pieces,
+        [bytearray(cast("Buffer", each)) for each in pickled.buffers],
+        SPACE,
+        memo={},
+    )
 
 
 SPACE: dict[str, Any] = {"__name__": "__main__"}
@@ -107,7 +114,9 @@ def test_a_parser_of_the_notebook_parses_what_it_parses_here() -> None:
     assert there.format_help() == parser.format_help()
 
 
-@pytest.mark.parametrize("whole", [bytearray(b"abcdef" * 10), array.array("i", range(20))], ids=["bytearray", "array"])
+@pytest.mark.parametrize(
+    "whole", [bytearray(b"abcdef" * 10), array.array("i", range(20))], ids=["bytearray", "array"]
+)
 @pytest.mark.parametrize("readonly", [False, True])
 def test_a_view_looks_at_what_it_looked_at(whole: Any, readonly: bool) -> None:
     view = memoryview(whole)
@@ -155,7 +164,12 @@ def test_a_dict_that_fills_itself_arrives_as_it_is(kind: type[Doubled]) -> None:
     dict.__setitem__(value, "self", value)
     there = copy(value)
     assert type(there) is kind
-    assert (list(there), there["a"], there["b"], there.log) == (["b", "a", "self"], 4, 2, ["b", "a", "self"])
+    assert (list(there), there["a"], there["b"], there.log) == (
+        ["b", "a", "self"],
+        4,
+        2,
+        ["b", "a", "self"],
+    )
     assert there["self"] is there
 
 

@@ -56,7 +56,10 @@ def test_a_scheduler_sets_the_optimizer_that_the_ranks_hold(notebook: Notebook) 
     seen(notebook, "plain.param_groups[0]['initial_lr'] = 0.5")
     notebook.run("schedule = torch.optim.lr_scheduler.StepLR(plain, 1, gamma=0.5)")
     assert (
-        seen(notebook, "plain.step(); schedule.step(); schedule.optimizer is plain, plain.param_groups[0]['lr']")
+        seen(
+            notebook,
+            "plain.step(); schedule.step(); schedule.optimizer is plain, plain.param_groups[0]['lr']",
+        )
         == [(True, 0.25)] * 2
     )
 
@@ -66,7 +69,10 @@ def test_an_optimizer_trains_through_ddp(notebook: Notebook) -> None:
     seen(notebook, "model.small.bias.data += 1; None")
     seen(notebook, "model = nn.parallel.DistributedDataParallel(model)")
     assert seen(notebook, "linked(model, opt), train(model, opt)") == [(True, [True] * 4)] * 2
-    sums = seen(notebook, "float(model.module.small.weight.sum()), float(model.module.small.bias.mean()) > 0.3")
+    sums = seen(
+        notebook,
+        "float(model.module.small.weight.sum()), float(model.module.small.bias.mean()) > 0.3",
+    )
     assert sums[0] == sums[1]
     assert sums[0][1] is True
 
@@ -80,7 +86,9 @@ IN_THE_NOTEBOOK = {
 
 
 @pytest.mark.parametrize("what", IN_THE_NOTEBOOK)
-def test_a_model_that_came_from_the_ranks_does_not_replace_theirs(notebook: Notebook, what: str) -> None:
+def test_a_model_that_came_from_the_ranks_does_not_replace_theirs(
+    notebook: Notebook, what: str
+) -> None:
     notebook.run(
         f"{MODEL}class Normed(Net):\n    def __init__(self):\n        super().__init__()\n"
         "        self.norm = nn.BatchNorm1d(3)\n    def forward(self, x): return self.big(self.norm(self.small(x))).mean()"
@@ -110,7 +118,9 @@ def test_a_model_that_the_ranks_made_anew_is_named(notebook: Notebook) -> None:
     seen(notebook, "model = Net(1)")
     said = notebook.run("%%sky_broadcast -o seen\nlinked(model, late)").text
     line = next(line for line in said.splitlines() if "refers to" in line)
-    assert line.startswith("[late refers to the notebook's model, and the ranks have their own model: make late in")
+    assert line.startswith(
+        "[late refers to the notebook's model, and the ranks have their own model: make late in"
+    )
     assert notebook.value("seen") == [False] * 2
     assert "refers to" not in notebook.run("%%sky_broadcast\nlate, model;").text
     notebook.run("%%sky_broadcast --fresh -o seen\nlinked(model, late)")
@@ -121,7 +131,10 @@ def test_a_flag_set_here_leaves_the_trained_weights_there(notebook: Notebook) ->
     notebook.run(MODEL)
     seen(notebook, "linked(model, opt), train(model, opt)")
     notebook.run("model.eval()")
-    assert seen(notebook, "linked(model, opt), model.training, len(opt.state)") == [(True, False, 4)] * 2
+    assert (
+        seen(notebook, "linked(model, opt), model.training, len(opt.state)")
+        == [(True, False, 4)] * 2
+    )
 
 
 @pytest.mark.parametrize("cell", ["opt", "model", "model, opt"])
@@ -130,7 +143,10 @@ def test_weights_set_here_reach_both(notebook: Notebook, cell: str) -> None:
     seen(notebook, "train(model, opt)")
     notebook.run("nn.init.constant_(model.small.weight, 5.0);")
     seen(notebook, f"{cell}; None")
-    assert seen(notebook, "linked(model, opt), float(model.small.weight.detach()[0, 0])") == [(True, 5.0)] * 2
+    assert (
+        seen(notebook, "linked(model, opt), float(model.small.weight.detach()[0, 0])")
+        == [(True, 5.0)] * 2
+    )
 
 
 def test_an_optimizer_of_a_part_that_the_ranks_have_replaced(notebook: Notebook) -> None:
@@ -257,12 +273,18 @@ def test_what_has_the_same_class_is_not_linked(notebook: Notebook) -> None:
 
 
 def test_gradients_travel_in_both_directions(notebook: Notebook) -> None:
-    notebook.run(MODEL + "model(torch.ones(2, 3)).backward()\nwanted = model.small.weight.grad.tolist()")
+    notebook.run(
+        MODEL + "model(torch.ones(2, 3)).backward()\nwanted = model.small.weight.grad.tolist()"
+    )
     assert (
-        seen(notebook, "model.small.weight.grad.tolist() == wanted, model.big.bias.grad is None") == [(True, False)] * 2
+        seen(notebook, "model.small.weight.grad.tolist() == wanted, model.big.bias.grad is None")
+        == [(True, False)] * 2
     )
     notebook.run("%%sky_broadcast -g model\nmodel.small.weight.grad += 1")
-    assert notebook.value("torch.allclose(model[0].small.weight.grad, torch.tensor(wanted) + 1)") is True
+    assert (
+        notebook.value("torch.allclose(model[0].small.weight.grad, torch.tensor(wanted) + 1)")
+        is True
+    )
 
 
 def test_a_gradient_that_is_set_here_is_a_change(notebook: Notebook) -> None:
@@ -275,7 +297,9 @@ def test_a_gradient_that_is_set_here_is_a_change(notebook: Notebook) -> None:
 
 
 def test_a_tensor_that_is_no_leaf_is_refused_by_name(notebook: Notebook) -> None:
-    notebook.run("import torch\nx = torch.ones(2, requires_grad=True)\nloss = (x * 2).sum()\nkept = {'last': [x * 2]}")
+    notebook.run(
+        "import torch\nx = torch.ones(2, requires_grad=True)\nloss = (x * 2).sum()\nkept = {'last': [x * 2]}"
+    )
     said = notebook.fail("%%sky_broadcast\nloss, kept").text
     assert "loss (torch.Tensor, used in the cell): is part of a computation (SumBackward0)" in said
     assert "pass loss.detach()" in said
@@ -287,7 +311,10 @@ def test_a_tensor_that_is_no_leaf_is_refused_by_name(notebook: Notebook) -> None
 def test_a_tensor_of_a_rank_has_left_its_computation_when_it_comes(notebook: Notebook) -> None:
     notebook.run("import torch")
     notebook.run("%%sky_broadcast -g error\nerror = (torch.ones(2, requires_grad=True) * 2).sum()")
-    assert notebook.value("[(each.item(), each.requires_grad) for each in error]") == [(4.0, False)] * 2
+    assert (
+        notebook.value("[(each.item(), each.requires_grad) for each in error]")
+        == [(4.0, False)] * 2
+    )
 
 
 # ------------------------------------------------------------------------------------------------- ranks that differ
@@ -310,13 +337,22 @@ def test_links_of_links(far: FarNotebook) -> None:
     far.here("a = [0]; b = [a, [1]]; c = {'a': a, 'b': b, 'deep': b[1]}")
     for name in "abc":
         far.there(f"{name}; a.append('x')")
-    assert far.values("c['a'] is a and b[0] is a and c['b'] is b and c['deep'] is b[1], a") == [[True, [0, *"xxx"]]] * 2
+    assert (
+        far.values("c['a'] is a and b[0] is a and c['b'] is b and c['deep'] is b[1], a")
+        == [[True, [0, *"xxx"]]] * 2
+    )
 
 
 def test_what_a_rank_lets_go_of_is_free(far: FarNotebook) -> None:
-    far.here("class Big:\n  pass\nbox = {'big': [Big()], 'own': Big()}; box['own'].parts = [[Big()]]")
-    far.there("import weakref\nrefs = [weakref.ref(box['big'][0]), weakref.ref(box['own'].parts[0][0])]")
-    far.there("box['big'] = None; first = refs[0]() is None; box['own'].parts.clear(); second = refs[1]() is None")
+    far.here(
+        "class Big:\n  pass\nbox = {'big': [Big()], 'own': Big()}; box['own'].parts = [[Big()]]"
+    )
+    far.there(
+        "import weakref\nrefs = [weakref.ref(box['big'][0]), weakref.ref(box['own'].parts[0][0])]"
+    )
+    far.there(
+        "box['big'] = None; first = refs[0]() is None; box['own'].parts.clear(); second = refs[1]() is None"
+    )
     far.there("import gc")
     assert far.values("[each() for each in refs]") == [[None, None]] * 2
     far.here("old = box['big']; part = box['own'].parts")

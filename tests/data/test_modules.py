@@ -54,7 +54,9 @@ def test_only_what_lies_in_the_folder_and_is_not_installed(folder: Path) -> None
     write(folder / ".venv/lib/python3.11/site-packages/theirs.py", "x = 1")
     sys.path.insert(1, str(folder / ".venv/lib/python3.11/site-packages"))
     assert locate("mine", str(folder))
-    others = "theirs os sys numpy skymagic skymagic.data.shipping.shipper __main__ nothing_of_this_name"
+    others = (
+        "theirs os sys numpy skymagic skymagic.data.shipping.shipper __main__ nothing_of_this_name"
+    )
     assert [other for other in others.split() if locate(other, str(folder))] == []
     sys.path.remove(str(folder))
     assert not locate("mine", str(folder / "sub"))
@@ -101,7 +103,10 @@ def test_what_a_module_imports_travels_with_it(folder: Path, what: str) -> None:
     first = next(iter(files)).removesuffix(".py")
     found = search([first], str(folder)).sources
     assert {*found} == set(modules.split())
-    assert {name for name, one in found.items() if one.package} == {"pkg", "pkg.deep"} & found.keys()
+    assert {name for name, one in found.items() if one.package} == {
+        "pkg",
+        "pkg.deep",
+    } & found.keys()
     assert first not in sys.modules
 
 
@@ -131,7 +136,9 @@ def test_what_is_not_python_is_told_with_file_and_line(folder: Path) -> None:
     }
 
 
-def test_modules_from_folders_that_were_added_to_the_path(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_modules_from_folders_that_were_added_to_the_path(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Those that stand directly in the added folder, and not what is installed below it or was there from the start."""
     notebooks, src = folder / "notebooks", folder / "src"
     notebooks.mkdir()
@@ -147,7 +154,9 @@ def test_modules_from_folders_that_were_added_to_the_path(folder: Path, monkeypa
     sys.path.append("../src")
     sys.path.append(str(folder))
     sys.path.append(str(src / ".venv/lib/python3.11/site-packages"))
-    assert {*search(["lib", "edited", "theirs", "json", "pytest", "skymagic"], str(notebooks)).sources} == {
+    assert {
+        *search(["lib", "edited", "theirs", "json", "pytest", "skymagic"], str(notebooks)).sources
+    } == {
         "lib",
         "libs",
         "libs.part",
@@ -170,9 +179,12 @@ def test_edit_changes_the_hash(folder: Path) -> None:
 # data files
 
 
-def test_data_files_of_a_package_travel_to_other_machines(folder: Path, importer: RemoteImporter) -> None:
+def test_data_files_of_a_package_travel_to_other_machines(
+    folder: Path, importer: RemoteImporter
+) -> None:
     write(
-        folder / "pack/__init__.py", "import importlib.resources\ndef text(): return importlib.resources.files('pack')"
+        folder / "pack/__init__.py",
+        "import importlib.resources\ndef text(): return importlib.resources.files('pack')",
     )
     write(folder / "pack/sub/names.txt", "one")
     write(folder / "pack/part.py", "x = 1")
@@ -205,14 +217,23 @@ def test_large_data_files_stay_here_and_it_is_said(folder: Path) -> None:
     sources, said = Sources(str(folder), Bindings(), remote=True), list[str]()
     for _ in range(2):
         assert sources.find(["pack"], [0], note=said.append)["pack"].data == ""
-    assert said == ["pack: its data files (4.0 MB) are not sent to other machines; %sky_put copies them"]
-    assert Sources(str(folder), Bindings(), remote=False).find(["pack"], [0], note=said.append)["pack"].data == ""
+    assert said == [
+        "pack: its data files (4.0 MB) are not sent to other machines; %sky_put copies them"
+    ]
+    assert (
+        Sources(str(folder), Bindings(), remote=False)
+        .find(["pack"], [0], note=said.append)["pack"]
+        .data
+        == ""
+    )
 
 
 # edited after the notebook's import
 
 
-def test_a_module_that_was_edited_after_its_import(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_module_that_was_edited_after_its_import(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = folder / "helped.py"
     write(path, "x = 1")
     module = importlib.import_module("helped")
@@ -261,7 +282,9 @@ def importer() -> Iterator[RemoteImporter]:
 
 
 def source(name: str, text: str, package: bool = False) -> ModuleSource:
-    return ModuleSource(name, text, package, f"/nowhere/{name.replace('.', '/')}.py", str(hash(text)))
+    return ModuleSource(
+        name, text, package, f"/nowhere/{name.replace('.', '/')}.py", str(hash(text))
+    )
 
 
 def test_served_module_imports_shows_its_source_and_its_file(importer: RemoteImporter) -> None:
@@ -298,7 +321,9 @@ def test_changed_module_is_executed_again_in_place(importer: RemoteImporter) -> 
 
 def test_same_source_is_not_executed_again(importer: RemoteImporter) -> None:
     for _ in range(2):
-        importer.install([source("zed_mod", "import sys\nsys.zed_count = getattr(sys, 'zed_count', 0) + 1")])
+        importer.install(
+            [source("zed_mod", "import sys\nsys.zed_count = getattr(sys, 'zed_count', 0) + 1")]
+        )
         importlib.import_module("zed_mod")
     assert vars(sys).pop("zed_count") == 1
 
@@ -355,7 +380,9 @@ def test_what_cannot_be_renewed_is_replaced(importer: RemoteImporter) -> None:
 
 
 def test_circles_and_failures_of_edits(importer: RemoteImporter) -> None:
-    importer.install([source("zed_one", "import zed_two\nx = 1"), source("zed_two", "import zed_one\ny = 1")])
+    importer.install(
+        [source("zed_one", "import zed_two\nx = 1"), source("zed_two", "import zed_one\ny = 1")]
+    )
     one = importlib.import_module("zed_one")
     with pytest.raises(ZeroDivisionError):
         importer.install([source("zed_one", "import zed_two\nx = 2\n1 / 0")])
@@ -370,14 +397,19 @@ def test_circles_and_failures_of_edits(importer: RemoteImporter) -> None:
 
 def test_modules_by_import_and_by_the_values_that_use_them(notebook: Notebook) -> None:
     write(notebook.folder / "first.py", "def twice(x): return 2 * x")
-    write(notebook.folder / "helpers.py", "from parts import k\ndef twice(x): return k * x\nclass C:\n  n = 3")
+    write(
+        notebook.folder / "helpers.py",
+        "from parts import k\ndef twice(x): return k * x\nclass C:\n  n = 3",
+    )
     write(notebook.folder / "parts.py", "k = 2")
     write(notebook.folder / "late.py", "z = 26")
     write(notebook.folder / "pkg/__init__.py", "")
     write(notebook.folder / "pkg/part.py", "v = 11")
     notebook.there("import first\na = first.twice(4)")
     assert "first" not in sys.modules, "a cell's import is the ranks' alone"
-    notebook.here("import helpers as h\nfrom helpers import twice\nobj = h.C()\ndef use(): return twice(5)")
+    notebook.here(
+        "import helpers as h\nfrom helpers import twice\nobj = h.C()\ndef use(): return twice(5)"
+    )
     notebook.there("b = h.twice(1), obj.n, use()")
     notebook.here("def f():\n  import late\n  return late.z\nimport pkg.part")
     notebook.there("c = f(), pkg.part.v")
@@ -410,9 +442,14 @@ def test_module_that_fails_is_named(notebook: Notebook) -> None:
         notebook.there("import helpers")
 
 
-def test_a_broken_module_that_nobody_has_imported_is_left_to_a_condition(notebook: Notebook) -> None:
+def test_a_broken_module_that_nobody_has_imported_is_left_to_a_condition(
+    notebook: Notebook,
+) -> None:
     write(notebook.folder / "old.py", "print 'Python 2'")
-    write(notebook.folder / "top.py", "try:\n  import old\nexcept (SyntaxError, ImportError):\n  old = None")
+    write(
+        notebook.folder / "top.py",
+        "try:\n  import old\nexcept (SyntaxError, ImportError):\n  old = None",
+    )
     notebook.there("import top\na = top.old")
     assert notebook.values("a") == [None] * 2
     with pytest.raises(CaptureError, match="old.py, line 1: Missing parentheses"):

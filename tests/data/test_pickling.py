@@ -34,7 +34,9 @@ def copy(value: Any, namespace: dict[str, Any] | None = None) -> Any:
     """The value after a pickle, in this process."""
     space = {} if namespace is None else namespace
     pickled = pickling.dumps(value, space)
-    return pickling.loads(pickled.pieces, [bytearray(bytes(each)) for each in pickled.buffers], space)
+    return pickling.loads(
+        pickled.pieces, [bytearray(bytes(each)) for each in pickled.buffers], space
+    )
 
 
 def buffers(value: Any) -> int:
@@ -86,7 +88,9 @@ def test_arrays_arrive_as_they_were(name: str) -> None:
 
 
 def test_masked_array_keeps_its_mask() -> None:
-    array = np.ma.MaskedArray(np.arange(BIG), mask=np.arange(BIG) % 2 == 0, fill_value=-3, hard_mask=True)
+    array = np.ma.MaskedArray(
+        np.arange(BIG), mask=np.arange(BIG) % 2 == 0, fill_value=-3, hard_mask=True
+    )
     back = copy([array, array.data])
     assert np.array_equal(back[0].mask, array.mask)
     assert back[0].filled().tolist() == array.filled().tolist()
@@ -98,7 +102,9 @@ def test_masked_array_keeps_its_mask() -> None:
 OUTSIDE = "plain fortran transposed structured dates record swapped void".split()
 
 
-@pytest.mark.parametrize("array", [*map(ARRAYS.get, OUTSIDE), torch.randn(BIG, 4)], ids=[*OUTSIDE, "tensor"])
+@pytest.mark.parametrize(
+    "array", [*map(ARRAYS.get, OUTSIDE), torch.randn(BIG, 4)], ids=[*OUTSIDE, "tensor"]
+)
 def test_large_arrays_are_not_copied_into_the_pickle(array: Any) -> None:
     pickled = pickling.dumps({"a": [array]}, {})
     assert sum(len(each) for each in pickled.buffers) == array.nbytes
@@ -109,7 +115,8 @@ def test_large_arrays_are_not_copied_into_the_pickle(array: Any) -> None:
 
 @given(
     hnp.arrays(
-        hnp.scalar_dtypes() | hnp.array_dtypes(), hnp.array_shapes(min_dims=0, max_dims=4, min_side=0, max_side=6)
+        hnp.scalar_dtypes() | hnp.array_dtypes(),
+        hnp.array_shapes(min_dims=0, max_dims=4, min_side=0, max_side=6),
     ),
     st.randoms(use_true_random=False),
 )
@@ -232,7 +239,10 @@ TENSORS: dict[str, Callable[[int], torch.Tensor]] = {  # of some size
 def test_tensors_arrive_as_they_were(kind: str, size: int) -> None:
     tensor = TENSORS[kind](size)
     back = copy([tensor])[0]
-    facts = [(type(x), x.dtype, x.shape, x.requires_grad, x.layout, vars(x), x.device) for x in (back, tensor)]
+    facts = [
+        (type(x), x.dtype, x.shape, x.requires_grad, x.layout, vars(x), x.device)
+        for x in (back, tensor)
+    ]
     assert facts[0] == facts[1]
     if tensor.device.type == "meta":
         return
@@ -240,10 +250,16 @@ def test_tensors_arrive_as_they_were(kind: str, size: int) -> None:
         assert torch.equal(back.to_dense(), tensor.to_dense())
         return
     assert torch.equal(back, tensor)
-    assert (torch.is_conj(back), torch.is_neg(back)) == (torch.is_conj(tensor), torch.is_neg(tensor))
+    assert (torch.is_conj(back), torch.is_neg(back)) == (
+        torch.is_conj(tensor),
+        torch.is_neg(tensor),
+    )
     assert size == 3 or back.stride() == tensor.stride(), "small ones have no gaps"
     assert torch.equal(*(x.grad if x.grad is not None else torch.empty(0) for x in (back, tensor)))
-    contents = [contents_hash(x, pickling.reducer({}), form_for, lambda memory: None) for x in (back, tensor)]
+    contents = [
+        contents_hash(x, pickling.reducer({}), form_for, lambda memory: None)
+        for x in (back, tensor)
+    ]
     assert contents[0] == contents[1]
 
 
@@ -254,7 +270,9 @@ def test_every_dtype_of_torch() -> None:
     dtypes = [getattr(torch, name) for name in names.split() if hasattr(torch, name)]
     plain = (torch.arange(1 << 16) % 2).to(torch.uint8)
     values = [plain.clone().view(dtype) for dtype in dtypes]
-    for dtype, (whole, part) in zip(dtypes, copy([(each, each[3:9]) for each in values]), strict=True):
+    for dtype, (whole, part) in zip(
+        dtypes, copy([(each, each[3:9]) for each in values]), strict=True
+    ):
         assert whole.dtype == part.dtype == dtype
         assert whole.view(torch.uint8).equal(plain)
         assert part.data_ptr() - whole.data_ptr() == 3 * whole.element_size()
@@ -265,7 +283,9 @@ def test_quantized_tensors() -> None:
     numbers = torch.arange(9000.0).reshape(3, 3000) / 100
     kinds = torch.qint8, torch.quint8, torch.qint32
     values = [torch.quantize_per_tensor(numbers, 0.5, 1, kind) for kind in kinds]
-    values.append(torch.quantize_per_channel(numbers, torch.ones(3), torch.zeros(3), 0, torch.qint8))
+    values.append(
+        torch.quantize_per_channel(numbers, torch.ones(3), torch.zeros(3), 0, torch.qint8)
+    )
     for value, back in zip(values, copy(values), strict=True):
         assert (back.dtype, back.qscheme()) == (value.dtype, value.qscheme())
         assert back.int_repr().equal(value.int_repr())
@@ -304,10 +324,17 @@ def test_model_and_optimizer_travel_and_train_on() -> None:
     model2(torch.ones(3, 100)).sum().backward()
     optimizer2.step()
     assert not torch.equal(before, model2.weight)
-    assert torch.equal(optimizer2.state[model2.bias]["exp_avg"].sign(), optimizer.state[model.bias]["exp_avg"].sign())
+    assert torch.equal(
+        optimizer2.state[model2.bias]["exp_avg"].sign(),
+        optimizer.state[model.bias]["exp_avg"].sign(),
+    )
 
 
-@given(st.lists(st.tuples(st.integers(0, 40), st.integers(1, 40), st.integers(1, 3)), min_size=1, max_size=5))
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 40), st.integers(1, 40), st.integers(1, 3)), min_size=1, max_size=5
+    )
+)
 def test_any_views_of_one_storage(cuts: list[tuple[int, int, int]]) -> None:
     base = torch.arange(30_000.0)
     tensors = [base[start * 500 : (start + length) * 500 : step] for start, length, step in cuts]
@@ -447,7 +474,9 @@ def leaf(kind: str, number: int) -> Any:
         "array": lambda: data.astype(["f4", "i8", "c16", "M8[s]", "S3", ">u2"][number % 6]),
         "view": lambda: data[:: 1 + number % 3],
         "fortran": lambda: np.asfortranarray(np.stack([data, data])),
-        "tensor": lambda: torch.from_numpy(data.copy()).to([torch.float32, torch.bfloat16, torch.int8][number % 3]),
+        "tensor": lambda: torch.from_numpy(data.copy()).to(
+            [torch.float32, torch.bfloat16, torch.int8][number % 3]
+        ),
         "part": lambda: torch.arange(size * 3.0)[number % 2 :: 2],
         "grad": lambda: torch.nn.Parameter(torch.from_numpy(data * 1.0)),
         "frame": lambda: pd.DataFrame({"a": data, "b": data.astype(str)}),
@@ -530,7 +559,9 @@ def test_function_uses_the_other_sides_names() -> None:
 
 
 def test_function_takes_along_where_its_names_were_imported_from() -> None:
-    here = define("import math as m\nfrom operator import add\ndef f(x): return add(m.floor(x), len([x]))")
+    here = define(
+        "import math as m\nfrom operator import add\ndef f(x): return add(m.floor(x), len([x]))"
+    )
     f = carried(here["f"], here, {"__name__": "__main__"})
     assert f(1.5) == 2
     own = {"__name__": "__main__", "add": lambda a, b: "own"}
@@ -797,7 +828,9 @@ def test_classes_keep_their_identity_there_and_back(notebook: Notebook) -> None:
 
 
 def test_class_from_a_rank_comes_and_goes_as_itself(notebook: Notebook) -> None:
-    notebook.there("class Local:\n  def hi(self): return greeting\nvalue = Local()\ngreeting = 'there'")
+    notebook.there(
+        "class Local:\n  def hi(self): return greeting\nvalue = Local()\ngreeting = 'there'"
+    )
     notebook.here("greeting = 'here'")
     notebook.namespace["mine"] = notebook.fetch("value")
     assert notebook.namespace["mine"].hi() == "here"
@@ -834,5 +867,7 @@ def test_instance_of_a_rank_does_not_overwrite_the_class_here(notebook: Notebook
 def test_what_a_value_rests_on_is_required() -> None:
     """A table's columns may be another package's, whose functions are compiled: a node without it must hear of that before."""
     table = pd.DataFrame({"x": pd.array(["text"], dtype="string[pyarrow]")})
-    assert {"pandas", "pyarrow"} <= {name.partition(".")[0] for name in pickling.dumps(table, {}).required}
+    assert {"pandas", "pyarrow"} <= {
+        name.partition(".")[0] for name in pickling.dumps(table, {}).required
+    }
     assert "xxhash._xxhash" in pickling.dumps(xxhash.xxh3_64_hexdigest, {}).required

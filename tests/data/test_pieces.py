@@ -53,7 +53,9 @@ def test_what_has_changed_moves(cluster: Cluster, change: str) -> None:
     put(cluster, data)
     edit, pieces = CHANGES[change]
     assert sent(cluster, edit(data)) < pieces * MB + 15_000
-    assert [len(cluster.files(node)) for node in range(3)] == [2] * 3  # what was sent of it is no file of its own
+    assert [len(cluster.files(node)) for node in range(3)] == [
+        2
+    ] * 3  # what was sent of it is no file of its own
 
 
 def test_pieces_of_several_values(cluster: Cluster) -> None:
@@ -71,7 +73,9 @@ def test_what_was_dropped_is_sent_again(cluster: Cluster) -> None:
 
 @pytest.mark.parametrize("victims", [[0], [1], [0, 1, 2]], ids=str)
 @pytest.mark.parametrize("damage", ["lost", "other bytes"])
-def test_a_node_whose_pieces_are_not_what_they_were(cluster: Cluster, victims: list[int], damage: str) -> None:
+def test_a_node_whose_pieces_are_not_what_they_were(
+    cluster: Cluster, victims: list[int], damage: str
+) -> None:
     data = os.urandom(SIZE)
     name = cluster.store.name(put(cluster, data))
     for node in victims:
@@ -96,7 +100,9 @@ def test_a_node_that_is_back_with_nothing(cluster: Cluster) -> None:
 
 
 def test_a_notebooks_array(notebook: Notebook, cluster: Cluster) -> None:
-    notebook.here("import numpy as np\na = np.random.default_rng(0).random(2_000_000)\nlog = ['line'] * 9")
+    notebook.here(
+        "import numpy as np\na = np.random.default_rng(0).random(2_000_000)\nlog = ['line'] * 9"
+    )
     notebook.here("log += [str(n) for n in range(500_000)]")
     notebook.there("a, log")
     before = sum(cluster.sent())
@@ -111,7 +117,10 @@ def test_what_moves_is_what_is_said(cluster: Cluster) -> None:
     data = os.urandom(SIZE)
     assert cluster.store.unsent(data) == SIZE
     put(cluster, data)
-    assert cluster.store.unsent(data[: 7 * MB] + b"changed!" + data[7 * MB + 8 :]) in (PIECE, 2 * PIECE)
+    assert cluster.store.unsent(data[: 7 * MB] + b"changed!" + data[7 * MB + 8 :]) in (
+        PIECE,
+        2 * PIECE,
+    )
     assert cluster.store.unsent(data) == 0
     assert cluster.store.unsent(b"little") == 6
 
@@ -130,7 +139,10 @@ def test_slices_are_the_file(places: list[tuple[str, int] | None], last: int) ->
         used += 0 if spot else nbytes
         expected += files[name][offset : offset + nbytes]
     slices = recipe(lengths, spots, "rest")
-    assert b"".join(files[name][offset : offset + nbytes] for name, offset, nbytes in slices) == expected
+    assert (
+        b"".join(files[name][offset : offset + nbytes] for name, offset, nbytes in slices)
+        == expected
+    )
     assert not any(one[0] == two[0] and one[1] + one[2] == two[1] for one, two in pairwise(slices))
 
 

@@ -9,7 +9,10 @@ from tests.data.far import Notebook, moved, ranks
 
 MADE = {  # the others are in the family "read by functions" of the cells that run both ways
     "instance": ("class T:\n    def __call__(self): return lr\ntrain = T()", "got = train()"),
-    "hook": ("import types\nhooks = types.SimpleNamespace()\nhooks.f = lambda: lr", "got = hooks.f()"),
+    "hook": (
+        "import types\nhooks = types.SimpleNamespace()\nhooks.f = lambda: lr",
+        "got = hooks.f()",
+    ),
     "of a function of the notebook": ("train = helper", "got = train()"),
     "of a class of the notebook": ("train = Helper()", "got = train()"),
     "by a query": (
@@ -33,7 +36,9 @@ def notebook(shared: Notebook) -> Notebook:
 @pytest.mark.parametrize("made", MADE)
 def test_what_a_rank_s_function_reads_comes_again(notebook: Notebook, made: str) -> None:
     definition, call = MADE[made]
-    notebook.here("lr = 0.1\ndef helper(): return lr\nclass Helper:\n    def __call__(self): return lr")
+    notebook.here(
+        "lr = 0.1\ndef helper(): return lr\nclass Helper:\n    def __call__(self): return lr"
+    )
     notebook.there(f"{definition}\nlr")
     notebook.here("lr = 0.5")
     notebook.there(call)
@@ -45,11 +50,17 @@ def test_a_helper_that_was_redefined(notebook: Notebook) -> None:
     notebook.there("def train(): return helper()\ntrain()")
     notebook.here("def helper(): return 2")
     preview = notebook.shipper.prepare("got = train()", [0, 1], dry_run=True)
-    (row,) = [line.split() for line in display.shipment(preview.items).splitlines() if line.startswith("helper")]
+    (row,) = [
+        line.split()
+        for line in display.shipment(preview.items).splitlines()
+        if line.startswith("helper")
+    ]
     assert (row[1], row[-4:]) == ("function", ["used", "by", "train", "travels"])
     manifest = notebook.there("got = train()")
     assert notebook.values("got") == [2] * 2
-    assert [(item.name, item.why) for item in manifest.items if item.moved] == [("helper", "used by train")]
+    assert [(item.name, item.why) for item in manifest.items if item.moved] == [
+        ("helper", "used by train")
+    ]
 
 
 def test_functions_that_are_gone_read_nothing(notebook: Notebook) -> None:

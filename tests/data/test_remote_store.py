@@ -85,12 +85,20 @@ class Cluster:
         self.folders = [create() for _ in range(count)]
         self.lines: list[list[Counted]] = [[] for _ in range(count)]
         self.said: list[str] = []
-        nodes = self.nodes = [node_of(n, f"node{n}", self._open(n), "127.0.0.1") for n in range(count)]
+        nodes = self.nodes = [
+            node_of(n, f"node{n}", self._open(n), "127.0.0.1") for n in range(count)
+        ]
         self.store = RemoteStore(nodes, start, self.said.append, **options)  # type: ignore[arg-type]
 
     def _open(self, node: int) -> Callable[[], Transport]:
         def opened() -> Transport:
-            command = [*self.before[node], sys.executable, "-m", "skymagic.kernels.store.server", self.folders[node]]
+            command = [
+                *self.before[node],
+                sys.executable,
+                "-m",
+                "skymagic.kernels.store.server",
+                self.folders[node],
+            ]
             breaks = self.breaks[node].pop(0) if self.breaks[node] else float("inf")
             self.lines[node].append(Counted(ChildTransport(command), breaks))
             return self.lines[node][-1]
@@ -143,7 +151,9 @@ def cluster(lent: Cluster) -> Cluster:
 def notebook(cluster: Cluster, tmp_path: Path) -> Iterator[Notebook]:
     made = Notebook.__new__(Notebook)
     made.folder, made.directory = tmp_path, cluster.folders[0]
-    made.begin(cluster.store, [Far(folder, node, node=node) for node, folder in enumerate(cluster.folders)])
+    made.begin(
+        cluster.store, [Far(folder, node, node=node) for node, folder in enumerate(cluster.folders)]
+    )
     yield made
     for far in made.ranks:
         far.close()
@@ -185,7 +195,9 @@ def test_values_of_a_notebook_on_three_nodes(notebook: Notebook, cluster: Cluste
     assert notebook.values("z") == [7.0] * 3
 
 
-def test_large_values_are_told_once_before_they_travel(notebook: Notebook, cluster: Cluster) -> None:
+def test_large_values_are_told_once_before_they_travel(
+    notebook: Notebook, cluster: Cluster
+) -> None:
     said: list[tuple[str, int]] = []
 
     def ship(source: str) -> list[str]:
@@ -251,7 +263,8 @@ def test_what_a_rank_gives_is_taken_once(cluster: Cluster) -> None:
 def test_files_come_back_from_all_nodes_at_once(cluster: Cluster) -> None:
     data = [os.urandom(3 * MB + number) for number in range(12)]
     files = [
-        (NodeStore(cluster.folders[number % 3]).give([each], len(each)), number % 3) for number, each in enumerate(data)
+        (NodeStore(cluster.folders[number % 3]).give([each], len(each)), number % 3)
+        for number, each in enumerate(data)
     ]
     cluster.store.prefetch(files)
     for file, each in zip(files, data, strict=True):
@@ -342,7 +355,9 @@ def test_nobody_holds_a_value_twice(cluster: Cluster) -> None:
     assert digest([back]) == key
     for lines in cluster.lines:
         status = Path(f"/proc/{lines[0].pid}/status").read_text()
-        peak = next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM"))
+        peak = next(
+            int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM")
+        )
         assert peak * 1024 < 0.6 * nbytes
 
 

@@ -104,11 +104,15 @@ def test_a_line_breaks_while_a_file_comes_back(three: Cluster) -> None:
 
 def test_a_node_that_cannot_be_reached_is_named(tmp_path: Path) -> None:
     def refuse() -> ChildTransport:
-        return ChildTransport(["sh", "-c", "echo no such thing here >&2; exit 1"])  # soon, on a busy machine too
+        return ChildTransport(
+            ["sh", "-c", "echo no such thing here >&2; exit 1"]
+        )  # soon, on a busy machine too
 
     said: list[str] = []
     store = RemoteStore([node_of(0, "gpu7", refuse)], start, said.append, retry_timeout=1.0)
-    with pytest.raises(PoolError, match=r"node 0 \(gpu7\) cannot be reached.*no such thing here.*%sky_down"):
+    with pytest.raises(
+        PoolError, match=r"node 0 \(gpu7\) cannot be reached.*no such thing here.*%sky_down"
+    ):
         store.put(None, [b"x"], 1)
     assert len(said) == 1
     store.close()
@@ -149,7 +153,14 @@ def test_a_node_without_room_is_named(tmp_path: Path) -> None:
         pytest.skip("this machine does not let users mount a tmpfs")
     with closing(Cluster(2)) as two:
         small = f"mount -t tmpfs -o size=8m,mode=700 none {two.folders[1]} && mount -t tmpfs -o size=9m none {tmp_path}"
-        two.before[1] = ["unshare", "-rm", "sh", "-c", f'{small} && TMPDIR={tmp_path} exec "$@"', "sh"]
+        two.before[1] = [
+            "unshare",
+            "-rm",
+            "sh",
+            "-c",
+            f'{small} && TMPDIR={tmp_path} exec "$@"',
+            "sh",
+        ]
         data = os.urandom(20 * MB)
         with pytest.raises(OSError, match="No space left on device, on node1"):
             put(two, data)
@@ -170,7 +181,9 @@ def test_oldest_are_evicted_and_pinned_ones_stay() -> None:
         large = put(two, bytes(40_000_000))
         assert two.everywhere(large)
         told = sorted(sentence.partition(", in")[0] for sentence in two.said[1:])
-        assert told == [f"node{node}: 40 MB do not fit in memory: it is kept on disk" for node in range(2)]
+        assert told == [
+            f"node{node}: 40 MB do not fit in memory: it is kept on disk" for node in range(2)
+        ]
 
 
 def test_a_lost_node_is_left_out_and_comes_back(three: Cluster) -> None:
@@ -192,7 +205,10 @@ def test_a_lost_node_is_left_out_and_comes_back(three: Cluster) -> None:
 def test_two_threads(three: Cluster) -> None:
     files = [NodeStore(three.folders[n]).give([os.urandom(3 * MB)], 3 * MB) for n in range(3)]
     taken: list[int] = []
-    threads = [threading.Thread(target=lambda n=n: taken.append(len(three.store.take(files[n], n)))) for n in range(3)]
+    threads = [
+        threading.Thread(target=lambda n=n: taken.append(len(three.store.take(files[n], n))))
+        for n in range(3)
+    ]
     for thread in threads:
         thread.start()
     keys = [put(three, os.urandom(3 * MB)) for _ in range(3)]

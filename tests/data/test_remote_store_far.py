@@ -54,19 +54,33 @@ class Pool:
         self.hosts = hosts
         self.connections: dict[str, HostConnection] = {}
         self.said: list[str] = []
-        nodes = [node_of(n, host.name, self._open(host.name), host.address) for n, host in enumerate(hosts)]
+        nodes = [
+            node_of(n, host.name, self._open(host.name), host.address)
+            for n, host in enumerate(hosts)
+        ]
         self.store = RemoteStore(nodes, start, self.said.append, **options)
 
     def connection(self, name: str) -> HostConnection:
         """A connection that is not dead."""
         known = self.connections.get(name)
         if known is None or not known.alive:
-            known = connect(replace(SshConfig(self.hosts.config).endpoint(HostSpec(name, name)), timeout=float(DEAD)))
+            known = connect(
+                replace(
+                    SshConfig(self.hosts.config).endpoint(HostSpec(name, name)), timeout=float(DEAD)
+                )
+            )
             self.connections[name] = known
         return known
 
     def _open(self, name: str) -> Callable[[], Transport]:
-        words = ["env", f"PYTHONPATH={ROOT}", sys.executable, "-m", "skymagic.kernels.store.server", STORE]
+        words = [
+            "env",
+            f"PYTHONPATH={ROOT}",
+            sys.executable,
+            "-m",
+            "skymagic.kernels.store.server",
+            STORE,
+        ]
         return lambda: self.connection(name).open(shlex.join(words))
 
     def put(self, data: bytes, progress: Callable[[int], None] | None = None) -> str:

@@ -80,9 +80,15 @@ def test_names_lead_nowhere_else(store: Path, line: bytes) -> None:
 
 @pytest.mark.parametrize("how", ["its input ends", "SIGTERM", "SIGHUP", "its store goes"])
 def test_an_end_leaves_nothing_half_done(store: Path, how: str) -> None:
-    part = protocol.encode(protocol.Put(NAME, MB)) + protocol.encode(protocol.PutChunk(NAME, 10)) + b"x" * 10
+    part = (
+        protocol.encode(protocol.Put(NAME, MB))
+        + protocol.encode(protocol.PutChunk(NAME, 10))
+        + b"x" * 10
+    )
     server = started(store, part)
-    while not [path for path in store.iterdir() if path.suffix == ".part" and path.stat().st_size == 10]:
+    while not [
+        path for path in store.iterdir() if path.suffix == ".part" and path.stat().st_size == 10
+    ]:
         pass
     if how == "its store goes":
         remove(store)
@@ -111,7 +117,9 @@ def test_only_the_pool_is_served(who: str) -> None:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
         if who != "nobody":
-            context = tls.context(client._settings.pem if who == "the pool" else tls.certificate(), server=False)
+            context = tls.context(
+                client._settings.pem if who == "the pool" else tls.certificate(), server=False
+            )
         with socket.create_connection(("127.0.0.1", client.port), 10.0) as sock:
             received = asked(context, sock, protocol.FollowValue(name, 0))
         found = list(protocol.PEER_CODEC.decoder().feed(received))
@@ -140,7 +148,11 @@ def test_a_follower_trusts_the_pool_alone(store: Path) -> None:
             with contextlib.suppress(OSError):
                 while True:
                     sock, _ = listener.accept()
-                    with contextlib.suppress(OSError), sock, context.wrap_socket(sock, server_side=True) as secure:
+                    with (
+                        contextlib.suppress(OSError),
+                        sock,
+                        context.wrap_socket(sock, server_side=True) as secure,
+                    ):
                         heard.append(secure.recv(4096))
 
         threading.Thread(target=listen, daemon=True).start()
@@ -149,7 +161,13 @@ def test_a_follower_trusts_the_pool_alone(store: Path) -> None:
         server.write(protocol.encode(protocol.Settings("127.0.0.1", tls.certificate())))
         server.write(protocol.encode(protocol.Replicate(NAME, 1, "127.0.0.1", port)))
         stream = protocol.decoder(noise=True)
-        while not (failed := [each for each in stream.feed(server.read()) if isinstance(each, protocol.StoreFailed)]):
+        while not (
+            failed := [
+                each
+                for each in stream.feed(server.read())
+                if isinstance(each, protocol.StoreFailed)
+            ]
+        ):
             pass
         assert failed == [protocol.StoreFailed(NAME, f"no answer from 127.0.0.1:{port}")]
         assert not any(heard)  # it was told nothing
@@ -171,7 +189,9 @@ def test_nodes_that_wait_for_each_other() -> None:
             clients[node].send(protocol.Put(name, MB))  # instead of following, at last
             clients[node].send(protocol.PutChunk(name, MB), memoryview(each))
             clients[node].send(protocol.PutEnd(name, name[17:]))
-        until(lambda: all({path.name for path in two.files(node)} >= set(names) for node in range(2)))
+        until(
+            lambda: all({path.name for path in two.files(node)} >= set(names) for node in range(2))
+        )
 
 
 def test_servers_listen_on_their_own_address_alone() -> None:
@@ -179,11 +199,17 @@ def test_servers_listen_on_their_own_address_alone() -> None:
         put(two, b"all are up")
         for lines in two.lines:
             listening = psutil.Process(lines[0].pid).net_connections()
-            assert {each.laddr.ip for each in listening if each.status == psutil.CONN_LISTEN} == {"127.0.0.1"}
-            words = " ".join(psutil.Process(lines[0].pid).cmdline()) + str(psutil.Process(lines[0].pid).environ())
+            assert {each.laddr.ip for each in listening if each.status == psutil.CONN_LISTEN} == {
+                "127.0.0.1"
+            }
+            words = " ".join(psutil.Process(lines[0].pid).cmdline()) + str(
+                psutil.Process(lines[0].pid).environ()
+            )
             assert two.store._clients.all[0]._settings.pem not in words
         port = two.store._clients.all[0].port
-        with socket.create_connection(("127.0.0.1", port)) as stranger:  # who speaks no TLS hears nothing of use
+        with socket.create_connection(
+            ("127.0.0.1", port)
+        ) as stranger:  # who speaks no TLS hears nothing of use
             stranger.sendall(b"GET / HTTP/1.0\r\n\r\n")
         assert two.everywhere(put(two, os.urandom(MB)))
 
@@ -208,7 +234,9 @@ def test_a_signal_before_the_read_is_not_slept_through() -> None:
     silent, _open = os.pipe()
     wake, bell = os.pipe()
     try:
-        os.write(bell, b"\x0f")  # what the interpreter writes for a signal that came just before the wait
+        os.write(
+            bell, b"\x0f"
+        )  # what the interpreter writes for a signal that came just before the wait
         assert list(messages(silent, wake)) == []
     finally:
         for end in (silent, _open, wake, bell):

@@ -47,9 +47,13 @@ rich = ranks(scope="module", cell=RICH)
 
 
 def test_only_what_the_cell_uses(notebook: Notebook) -> None:
-    notebook.here("import threading\na = 1\nb = threading.Lock()\ndef unused(): return b\nclass Nested:\n  x = b")
+    notebook.here(
+        "import threading\na = 1\nb = threading.Lock()\ndef unused(): return b\nclass Nested:\n  x = b"
+    )
     manifest = notebook.there("a + 1")
-    assert [(item.name, item.why, item.type) for item in manifest.items] == [("a", "the cell", "int")]
+    assert [(item.name, item.why, item.type) for item in manifest.items] == [
+        ("a", "the cell", "int")
+    ]
 
 
 def test_reasons(notebook: Notebook) -> None:
@@ -67,7 +71,9 @@ def test_reasons(notebook: Notebook) -> None:
 
 
 def test_unchanged_values_stay(notebook: Notebook) -> None:
-    notebook.here(f"import numpy as np\na = np.zeros({BIG})\nb = {{'x': [1, 2]}}\nc = 'text'\ndef f(): return a")
+    notebook.here(
+        f"import numpy as np\na = np.zeros({BIG})\nb = {{'x': [1, 2]}}\nc = 'text'\ndef f(): return a"
+    )
     assert moved(notebook.there("f(); b; c")) == ["a", "b", "c", "f"]
     again = notebook.there("f(); b; c")
     assert moved(again) == []
@@ -87,7 +93,9 @@ def test_changes_are_seen(rich: Notebook, change: str) -> None:
     rich.there(RICH_CELL)
     assert moved(rich.there(RICH_CELL)) == []
     rich.here(change)
-    name = change.split("=")[0].split("[")[0].split(".")[0].split("(")[0].replace("def ", "").strip()
+    name = (
+        change.split("=")[0].split("[")[0].split(".")[0].split("(")[0].replace("def ", "").strip()
+    )
     assert name in moved(rich.there(RICH_CELL))
     assert moved(rich.there(RICH_CELL)) == []
 
@@ -164,7 +172,12 @@ SHARED: dict[
         range(BIG * 8, BIG * 8 + 2000),
     ),
     "a second name for what a rank has": (
-        [f"import numpy as np\na = np.zeros({BIG})", "> a[0] = 1", "c = a", "> a; x = [c is a, float(c[0])]"],
+        [
+            f"import numpy as np\na = np.zeros({BIG})",
+            "> a[0] = 1",
+            "c = a",
+            "> a; x = [c is a, float(c[0])]",
+        ],
         [True, 1.0],
         range(1000),
     ),
@@ -182,7 +195,12 @@ SHARED: dict[
         range(BIG * 8, BIG * 8 + 5000),
     ),
     "a renamed value is not sent again": (
-        [f"import numpy as np\na = np.arange({BIG} * 1.0)", "> a", "b = a; del a", "> x = [float(b[7])]"],
+        [
+            f"import numpy as np\na = np.arange({BIG} * 1.0)",
+            "> a",
+            "b = a; del a",
+            "> x = [float(b[7])]",
+        ],
         [7.0],
         range(1000),
     ),
@@ -216,7 +234,9 @@ def test_shared_objects(notebook: Notebook) -> None:
         "class Config: pass\ncfg = Config(); inner = [1]; cfg.inner = inner\n"
         "one = {'cfg': cfg}; two = (inner, cfg)\nother = [inner[:]]"
     )
-    manifest = notebook.there("x = [one['cfg'] is two[1], cfg.inner is two[0], inner is two[0], other]")
+    manifest = notebook.there(
+        "x = [one['cfg'] is two[1], cfg.inner is two[0], inner is two[0], other]"
+    )
     assert notebook.values("x") == [[True, True, True, [[1]]]] * 2
     assert ["other"] in [each["names"] for each in manifest.orders["bundles"]]
 
@@ -237,7 +257,9 @@ def test_ranks_are_isolated_and_share_pages(notebook: Notebook) -> None:
             if notebook.directory in part and "Size:              39064 kB" in part
         )
         # copied pages; Private_Dirty would count those of the file, too, that it alone has mapped so far
-        (copied,) = (int(each.split()[1]) for each in line.splitlines() if each.startswith("Anonymous"))
+        (copied,) = (
+            int(each.split()[1]) for each in line.splitlines() if each.startswith("Anonymous")
+        )
         assert copied <= 8
 
 
@@ -271,7 +293,9 @@ def test_value_lives_on_in_a_rank_without_its_file(notebook: Notebook) -> None:
 
 def test_the_same_cell_again_and_again_grows_nothing(notebook: Notebook) -> None:
     def state() -> list[int]:
-        return notebook.values("len(__import__('os').listdir('/proc/self/fd')), __import__('threading').active_count()")
+        return notebook.values(
+            "len(__import__('os').listdir('/proc/self/fd')), __import__('threading').active_count()"
+        )
 
     notebook.here(f"import numpy as np\na = [np.zeros({BIG // 2}) for _ in range(20)]")
     notebook.there("a[0][0] += 1")
@@ -286,7 +310,9 @@ def test_the_same_cell_again_and_again_grows_nothing(notebook: Notebook) -> None
 
 
 def test_client_holds_nothing_after_shipping(notebook: Notebook) -> None:
-    notebook.here(f"import numpy as np\nclass Box: pass\nbox = Box()\nbox.a = np.zeros({BIG})\nbox.b = box.a[3:]")
+    notebook.here(
+        f"import numpy as np\nclass Box: pass\nbox = Box()\nbox.a = np.zeros({BIG})\nbox.b = box.a[3:]"
+    )
     gc.collect()
     gc.disable()
     try:
@@ -302,7 +328,8 @@ def test_two_cells_ship_the_same_value_at_once(notebook: Notebook) -> None:
     notebook.here(f"import numpy as np\na = np.ones({BIG})")
     manifests: list[Manifest] = []
     threads = [
-        threading.Thread(target=lambda: manifests.append(notebook.shipper.prepare("a", [0, 1]))) for _ in range(2)
+        threading.Thread(target=lambda: manifests.append(notebook.shipper.prepare("a", [0, 1])))
+        for _ in range(2)
     ]
     for thread in threads:
         thread.start()
@@ -379,8 +406,12 @@ def test_many_small_values_share_one_file(notebook: Notebook) -> None:
 
 def test_progress(notebook: Notebook) -> None:
     told: list[tuple[dict[str, int], int]] = []
-    notebook.here(f"import numpy as np\na = np.ones({BIG})\nb = [np.zeros({BIG}), np.arange({BIG})]")
-    notebook.shipper.prepare("a, b", [0, 1], progress=lambda weights, done: told.append((dict(weights), done)))
+    notebook.here(
+        f"import numpy as np\na = np.ones({BIG})\nb = [np.zeros({BIG}), np.arange({BIG})]"
+    )
+    notebook.shipper.prepare(
+        "a, b", [0, 1], progress=lambda weights, done: told.append((dict(weights), done))
+    )
     [weights] = {tuple(weights.items()) for weights, _ in told}
     assert dict(weights) == pytest.approx({"a": 8 * BIG, "b": 16 * BIG}, rel=0.01)
     assert [done for _, done in told] == sorted(done for _, done in told)
@@ -391,7 +422,11 @@ def test_large_bytes_and_text(notebook: Notebook) -> None:
     notebook.here("data = {'b': b'x' * 3_000_000, 'a': bytearray(2_000_000), 's': 'é' * 2_000_000}")
     notebook.there("x = [len(data['b']), len(data['a']), len(data['s'])]\ndata['a'][0] = 1")
     assert notebook.values("x") == [[3_000_000, 2_000_000, 2_000_000]] * 2
-    assert notebook.fetch("data") == {"b": b"x" * 3_000_000, "a": b"\1" + bytes(1_999_999), "s": "é" * 2_000_000}
+    assert notebook.fetch("data") == {
+        "b": b"x" * 3_000_000,
+        "a": b"\1" + bytes(1_999_999),
+        "s": "é" * 2_000_000,
+    }
 
 
 # what cannot travel
@@ -477,9 +512,13 @@ def test_reduce_that_lies_arrives_as_it_says(notebook: Notebook) -> None:
     assert notebook.values("x") == [8, 8]
 
 
-def test_missing_package_is_named_with_the_version_here(notebook: Notebook, tmp_path: Path, monkeypatch: Any) -> None:
+def test_missing_package_is_named_with_the_version_here(
+    notebook: Notebook, tmp_path: Path, monkeypatch: Any
+) -> None:
     (tmp_path / "lib/site-packages/onlyhere").mkdir(parents=True)
-    (tmp_path / "lib/site-packages/onlyhere/__init__.py").write_text("__version__ = '3.1'\nclass C: pass\n")
+    (tmp_path / "lib/site-packages/onlyhere/__init__.py").write_text(
+        "__version__ = '3.1'\nclass C: pass\n"
+    )
     monkeypatch.syspath_prepend(tmp_path / "lib/site-packages")
     notebook.here("import onlyhere\nthing = onlyhere.C()")
     with pytest.raises(FarError) as caught:
@@ -515,8 +554,12 @@ def test_code_of_another_python_is_refused(notebook: Notebook) -> None:
 
 
 def test_all_that_cannot_be_rebuilt_is_named_and_nothing_is_bound(notebook: Notebook) -> None:
-    notebook.here("class Bad:\n  def __reduce__(self): return (int, ('x',))\none, two, three = Bad(), Bad(), 3")
-    with pytest.raises(FarError, match="one, two cannot be rebuilt on this rank: ValueError") as caught:
+    notebook.here(
+        "class Bad:\n  def __reduce__(self): return (int, ('x',))\none, two, three = Bad(), Bad(), 3"
+    )
+    with pytest.raises(
+        FarError, match="one, two cannot be rebuilt on this rank: ValueError"
+    ) as caught:
         notebook.there("one, two, three")
     assert set(caught.value.attributes["name"].split(", ")) == {"one", "two"}
     assert notebook.values("'three' in globals()") == [False, False]
@@ -554,7 +597,9 @@ def test_results_are_ordinary_and_outlive_the_pool(notebook: Notebook) -> None:
 
 
 def test_results_by_name_and_their_errors(notebook: Notebook) -> None:
-    notebook.there(f"import threading\nok = list(range(10))\nbad = threading.Lock()\nlarge = 'x' * {BIG}")
+    notebook.there(
+        f"import threading\nok = list(range(10))\nbad = threading.Lock()\nlarge = 'x' * {BIG}"
+    )
     refs = notebook.ranks[1].pack("ok", "bad", "large")
     assert refs["bad"]["type"] == "thread.lock"
     assert "cannot pickle" in refs["bad"]["error"]
@@ -580,8 +625,12 @@ def test_results_that_share_something_still_do(notebook: Notebook) -> None:
 
 
 @pytest.mark.parametrize("wanted", [(), ("a",), ("v", "box")])
-def test_discarded_results_leave_nothing_and_take_nothing(notebook: Notebook, wanted: tuple[str, ...]) -> None:
-    notebook.there(f"import numpy as np\na = np.zeros({BIG}); v = a[2:]; box = [a]; alone = np.ones({BIG})")
+def test_discarded_results_leave_nothing_and_take_nothing(
+    notebook: Notebook, wanted: tuple[str, ...]
+) -> None:
+    notebook.there(
+        f"import numpy as np\na = np.zeros({BIG}); v = a[2:]; box = [a]; alone = np.ones({BIG})"
+    )
     refs = notebook.ranks[0].pack("a", "v", "box", "alone")
     for name in refs:
         if name not in wanted:

@@ -176,7 +176,9 @@ def test_failed_write_leaves_nothing(directory: Path) -> None:
 def limited(directory: Path, nbytes: int, said: list[str]) -> NodeStore:
     """A store that may fill about so many bytes."""
     status = os.statvfs(directory)
-    return NodeStore(directory, share=nbytes / (status.f_bavail * status.f_frsize), notify=said.append)
+    return NodeStore(
+        directory, share=nbytes / (status.f_bavail * status.f_frsize), notify=said.append
+    )
 
 
 def test_oldest_are_evicted_and_pinned_ones_stay(directory: Path) -> None:
@@ -252,7 +254,9 @@ def test_shared_memory_of_64_mb_that_fills_up(tmp_path: Path) -> None:
     if not small_memory():
         pytest.skip("this machine does not let users mount a tmpfs")
     command = f"mount -t tmpfs -o size=64m none {tmp_path} && exec {sys.executable} -c '{FULL}' {tmp_path}"
-    done = subprocess.run(["unshare", "-rm", "sh", "-c", command], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        ["unshare", "-rm", "sh", "-c", command], capture_output=True, text=True, check=False
+    )
     assert done.stdout == "ok\n", done.stderr
 
 
@@ -283,7 +287,10 @@ def test_two_threads_put_the_same_content(directory: Path) -> None:
     store = NodeStore(directory)
     data = os.urandom(5_000_000)
     keys: list[str] = []
-    threads = [threading.Thread(target=lambda: keys.append(store.put(None, [data], len(data)))) for _ in range(4)]
+    threads = [
+        threading.Thread(target=lambda: keys.append(store.put(None, [data], len(data))))
+        for _ in range(4)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:

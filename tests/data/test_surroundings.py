@@ -28,7 +28,10 @@ def test_what_the_notebook_sets_in_its_environment_is_there(
     monkeypatch.setitem(os.environ, "V2_BACKEND", "jax")
     monkeypatch.delitem(os.environ, "V2_THERE")
     notebook.there("import os")
-    assert notebook.values("[os.environ.get('V2_BACKEND'), os.environ.get('V2_THERE')]") == [["jax", None]] * 2
+    assert (
+        notebook.values("[os.environ.get('V2_BACKEND'), os.environ.get('V2_THERE')]")
+        == [["jax", None]] * 2
+    )
     # theirs stays until it is changed here
     notebook.there("os.environ['V2_BACKEND'] = 'torch'")
     notebook.there("1")
@@ -38,12 +41,16 @@ def test_what_the_notebook_sets_in_its_environment_is_there(
     assert notebook.values("os.environ['V2_BACKEND']") == ["tensorflow"] * 2
 
 
-def test_a_secret_and_what_is_the_machines_stay_here(notebook: Notebook, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_secret_and_what_is_the_machines_stay_here(
+    notebook: Notebook, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name in ("V2_API_KEY", "RANK", "CUDA_VISIBLE_DEVICES", "PYTHONPATH"):
         monkeypatch.setitem(os.environ, name, "v2")
     said: list[str] = []
     notebook.there("import os", note=said.append)
-    assert notebook.values("[name for name, value in os.environ.items() if value == 'v2']") == [[]] * 2
+    assert (
+        notebook.values("[name for name, value in os.environ.items() if value == 'v2']") == [[]] * 2
+    )
     assert [line.partition(" is ")[0] for line in said] == ["V2_API_KEY"]
     notebook.there("import os", note=said.append)
     assert len(said) == 1

@@ -78,14 +78,19 @@ value.n = 5
 REBUILT = {
     "__setstate__": (REOPENS, "value['train'].text == 'contents'"),
     "__reduce__": (IN_REDUCE, "value[0].n == 15"),
-    "__hash__ and __eq__": (IN_HASH, "len(value) == 2 and value[Key(1)] == 'c' and value[Key(9)] == 'b'"),
+    "__hash__ and __eq__": (
+        IN_HASH,
+        "len(value) == 2 and value[Key(1)] == 'c' and value[Key(9)] == 'b'",
+    ),
     "an object in common with its helper": (SHARES, "value.thrice == 12 and value.use(1) == 3"),
     "another such value": (USES_ANOTHER, "value.n == 5"),
 }
 
 
 @pytest.mark.parametrize("kind", REBUILT)
-def test_a_value_that_uses_the_notebooks_names_to_rebuild_itself(notebook: Notebook, kind: str) -> None:
+def test_a_value_that_uses_the_notebooks_names_to_rebuild_itself(
+    notebook: Notebook, kind: str
+) -> None:
     cell, check = REBUILT[kind]
     notebook.run(cell)
     there_and_back(notebook, check)
@@ -101,20 +106,24 @@ def test_it_uses_the_new_names_when_they_change_with_it(notebook: Notebook) -> N
 @pytest.mark.parametrize(
     "kind", sorted(REBUILT.keys() - {"another such value"})
 )  # code accompanies a value, other values do not
-def test_what_is_defined_on_the_ranks_alone_rebuilds_itself_here(notebook: Notebook, kind: str) -> None:
+def test_what_is_defined_on_the_ranks_alone_rebuilds_itself_here(
+    notebook: Notebook, kind: str
+) -> None:
     cell, check = REBUILT[kind]
-    names = (
-        "suffix a_reader z_opened Dataset offset z_made plus Counted z_key modulus Key z_helper factor Holder a_holder"
-    )
+    names = "suffix a_reader z_opened Dataset offset z_made plus Counted z_key modulus Key z_helper factor Holder a_holder"
     names += " Config checked z_config Reader value"
     for magic in ("", "%%sky_broadcast\n"):
         notebook.run(f"{magic}for name in {names!r}.split():\n    globals().pop(name, None)")
     notebook.run(f"%%sky_broadcast -o back\n{cell}\nvalue")
     notebook.run("value = back[1]")
-    if "Key" not in check and "z_helper" not in cell:  # these call by name what this side has not got
+    if (
+        "Key" not in check and "z_helper" not in cell
+    ):  # these call by name what this side has not got
         assert notebook.value(f"bool({check})")
     mine = [name for name in ("z_opened", "z_made", "z_key", "z_helper", "offset") if name in cell]
-    assert not notebook.value(f"[name for name in {mine} if name in globals()]"), "lent for the while of rebuilding"
+    assert not notebook.value(f"[name for name in {mine} if name in globals()]"), (
+        "lent for the while of rebuilding"
+    )
 
 
 def test_a_value_that_cannot_be_rebuilt_binds_nothing(notebook: Notebook) -> None:
@@ -147,7 +156,9 @@ def test_a_memory_map_is_one_of_the_same_file_on_this_machine(notebook: Notebook
     notebook.run("%%sky_run --rank 1\nmapped[3, 2] = 7")
     assert notebook.value("float(mapped[3, 2])") == 7.0
     notebook.run("import os\nos.remove('mapped.dat')")
-    shown = notebook.run("%%sky_broadcast --fresh -o seen\nfloat(mapped[3, 2]), float(own[0]), type(mapped).__name__")
+    shown = notebook.run(
+        "%%sky_broadcast --fresh -o seen\nfloat(mapped[3, 2]), float(own[0]), type(mapped).__name__"
+    )
     assert notebook.value("seen") == [(7.0, 5.0, "ndarray")] * 2
     [said] = shown.stderr.splitlines()
     assert said.startswith("[mapped: its contents are sent as an array, because it maps ")
@@ -158,12 +169,21 @@ def test_a_memory_map_is_one_of_the_same_file_on_this_machine(notebook: Notebook
 
 
 def test_usage_lines_and_magics_are_a_notebook_s(notebook: Notebook) -> None:
-    notebook.run("%%sky_broadcast -o used\nimport argparse\nargparse.ArgumentParser().format_usage()")
-    assert {ANSI.sub("", each).split()[1] for each in notebook.value("used")} == {"ipykernel_launcher.py"}
-    notebook.run("from IPython.core.magic import register_line_magic\n@register_line_magic\ndef mine(line): return 5")
+    notebook.run(
+        "%%sky_broadcast -o used\nimport argparse\nargparse.ArgumentParser().format_usage()"
+    )
+    assert {ANSI.sub("", each).split()[1] for each in notebook.value("used")} == {
+        "ipykernel_launcher.py"
+    }
+    notebook.run(
+        "from IPython.core.magic import register_line_magic\n@register_line_magic\ndef mine(line): return 5"
+    )
     failed = notebook.fail("%%sky_broadcast\n%mine 3")
     assert "Line magic function `%mine` not found" in failed.text
-    assert "%mine is a magic of the notebook, and magics do not travel: define or %load_ext it" in failed.text
+    assert (
+        "%mine is a magic of the notebook, and magics do not travel: define or %load_ext it"
+        in failed.text
+    )
     assert "do not travel" not in notebook.fail("%%sky_broadcast\n%nobodys 3").text
     notebook.run(
         "%%sky_broadcast -o made\n@get_ipython().register_magic_function\ndef mine(line): return int(line)\n%mine 3"

@@ -53,8 +53,12 @@ def triton(monkeypatch: pytest.MonkeyPatch) -> Any:
     return standin
 
 
-def test_a_kernel_of_a_cell_travels_by_its_source(triton: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(linecache.cache, "<cell>", (len(CELL), None, CELL.splitlines(keepends=True), "<cell>"))
+def test_a_kernel_of_a_cell_travels_by_its_source(
+    triton: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(
+        linecache.cache, "<cell>", (len(CELL), None, CELL.splitlines(keepends=True), "<cell>")
+    )
     cell = types.ModuleType("__main__")
     monkeypatch.setitem(sys.modules, "__main__", cell)
     exec(compile(CELL, "<cell>", "exec"), vars(cell))
@@ -68,8 +72,12 @@ def test_a_kernel_of_a_cell_travels_by_its_source(triton: Any, monkeypatch: pyte
     assert (back.src, back.do_not_specialize, back.fn.__globals__) == (cell.add.src, ["n"], there)
 
 
-def test_a_kernel_of_a_module_travels_by_its_name(triton: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(linecache.cache, "<module>", (len(CELL), None, CELL.splitlines(keepends=True), "<module>"))
+def test_a_kernel_of_a_module_travels_by_its_name(
+    triton: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(
+        linecache.cache, "<module>", (len(CELL), None, CELL.splitlines(keepends=True), "<module>")
+    )
     module = types.ModuleType("kernels_of_mine")
     monkeypatch.setitem(sys.modules, "kernels_of_mine", module)
     exec(compile(CELL, "<module>", "exec"), vars(module))

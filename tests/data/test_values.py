@@ -43,7 +43,9 @@ RESULTS = {  # options and cell → what stands in the notebook
 def test_what_comes_back_and_what_is_sent(notebook: Notebook, what: str) -> None:
     options, expression, expected = RESULTS[what]
     notebook.run("import threading\nhidden, other, lock = {'a': 1}, 2, threading.Lock()")
-    notebook.run("%%sky_broadcast --no-push\nfor _name in ('hidden', 'other'): globals().pop(_name, None)")
+    notebook.run(
+        "%%sky_broadcast --no-push\nfor _name in ('hidden', 'other'): globals().pop(_name, None)"
+    )
     notebook.run(f"%%sky_broadcast {options}")
     assert notebook.value(expression) == expected
 
@@ -59,9 +61,11 @@ def test_what_was_gathered_is_not_sent_back_to_the_ranks(notebook: Notebook) -> 
 def test_without_options_nothing_comes_back(notebook: Notebook) -> None:
     notebook.run("names_before = set(globals())")
     notebook.run("%%sky_broadcast\nwhatever = 1\nwhatever")
-    assert notebook.value("set(globals()) - names_before - {'names_before'}") <= {"_i", "_ii", "_iii"} | {
-        name for name in notebook.value("list(globals())") if name.startswith("_")
-    }
+    assert notebook.value("set(globals()) - names_before - {'names_before'}") <= {
+        "_i",
+        "_ii",
+        "_iii",
+    } | {name for name in notebook.value("list(globals())") if name.startswith("_")}
 
 
 def test_functions_and_classes_come_back_with_the_imports_that_they_use(notebook: Notebook) -> None:
@@ -91,7 +95,9 @@ def test_a_result_of_256_megabytes(notebook: Notebook) -> None:
     notebook.run(
         "%%sky_broadcast -o r -t 0,2\nimport numpy as np\nbig = np.full(32 * 2**20, rank, dtype=np.float64)\nbig;"
     )
-    assert notebook.value("[(x.nbytes, x[0].item(), x[-1].item(), x.flags.writeable) for x in r]") == [
+    assert notebook.value(
+        "[(x.nbytes, x[0].item(), x[-1].item(), x.flags.writeable) for x in r]"
+    ) == [
         (256 * 2**20, 0.0, 0.0, True),
         (256 * 2**20, 2.0, 2.0, True),
     ]
@@ -104,7 +110,9 @@ def test_a_result_of_256_megabytes(notebook: Notebook) -> None:
 
 
 def test_an_unpicklable_result_names_its_rank_and_keeps_the_others(notebook: Notebook) -> None:
-    error = notebook.fail("%%sky_broadcast -o r\nimport threading\nthreading.Lock() if rank == 1 else rank")
+    error = notebook.fail(
+        "%%sky_broadcast -o r\nimport threading\nthreading.Lock() if rank == 1 else rank"
+    )
     assert error.ename == "ResultError"
     assert "rank 1" in error.text
     assert "lock" in error.text
@@ -139,7 +147,9 @@ def test_a_value_whose_reconstruction_raises(notebook: Notebook) -> None:
 
 def shared_memory(notebook: Notebook) -> set[str]:
     """Files of this pool's node store."""
-    folder = notebook.value("__import__('sys').modules['skymagic.pool.registry'].pool_named().agents.started[0].store")
+    folder = notebook.value(
+        "__import__('sys').modules['skymagic.pool.registry'].pool_named().agents.started[0].store"
+    )
     return {path.name for path in Path(folder).iterdir()}
 
 
@@ -207,9 +217,14 @@ def test_sky_push(notebook: Notebook) -> None:
 def test_sky_pull(notebook: Notebook) -> None:
     notebook.run("%%sky_broadcast\nloss = rank / 2; name = 'n'; pulled = rank")
     said = notebook.run("%sky_pull loss, name").lines
-    assert said == ["loss → list of 3 × float, from ranks 0–2", "name → list of 3 × str, from ranks 0–2"]
+    assert said == [
+        "loss → list of 3 × float, from ranks 0–2",
+        "name → list of 3 × str, from ranks 0–2",
+    ]
     assert notebook.value("loss, name") == ([0.0, 0.5, 1.0], ["n"] * 3)
-    assert notebook.run("%sky_pull pulled --head -o head_alone").lines == ["head_alone → int, from rank 0"]
+    assert notebook.run("%sky_pull pulled --head -o head_alone").lines == [
+        "head_alone → int, from rank 0"
+    ]
     notebook.run("%sky_pull pulled -t 1: -o some")
     assert notebook.value("head_alone, some, 'pulled' in globals()") == (0, [1, 2], False)
 
@@ -224,7 +239,10 @@ def test_sky_run_takes_turns_and_shows_its_output(notebook: Notebook) -> None:
         turns.append(notebook.value("turn"))
     assert sorted(turns[:3]) == [0, 1, 2]
     assert turns[3] == turns[0]
-    assert notebook.run("%%sky_run --rank 2 -o value\nprint('from', rank)\nrank * 2").stdout == "from 2\n"
+    assert (
+        notebook.run("%%sky_run --rank 2 -o value\nprint('from', rank)\nrank * 2").stdout
+        == "from 2\n"
+    )
     assert notebook.value("value") == 4
 
 
@@ -272,7 +290,9 @@ def test_status_shows_ranks_with_their_processes(notebook: Notebook) -> None:
     assert "'main'" in text
     assert "ready" in text
     rows = [line.split() for line in text.splitlines() if line[:1].isdigit()]
-    assert [(row[0], row[3]) for row in rows] == [(str(r), str(pid)) for r, pid in enumerate(notebook.value("pids"))]
+    assert [(row[0], row[3]) for row in rows] == [
+        (str(r), str(pid)) for r, pid in enumerate(notebook.value("pids"))
+    ]
 
 
 def test_restart_of_all_ranks_sends_variables_again(notebook: Notebook) -> None:
@@ -284,14 +304,18 @@ def test_restart_of_all_ranks_sends_variables_again(notebook: Notebook) -> None:
     notebook.run(SETUP)
 
 
-def test_down_ends_every_process_and_is_legal_twice_and_values_outlive_it(shared_pools: Pools) -> None:
+def test_down_ends_every_process_and_is_legal_twice_and_values_outlive_it(
+    shared_pools: Pools,
+) -> None:
     with shared_pools.lent(KERNEL, "%sky_pool one --ranks 1", "%sky_pool two --ranks 1") as one:
         one.run("%%sky_broadcast -o r\nimport numpy as np\nnp.arange(10**6);")
         children = psutil.Process(one.pid).children(recursive=True)
         assert "one" in one.run("%sky_down one").stdout
         assert "'two'" in one.run("%sky_status").said
         one.run("%sky_down --all")
-        _, alive = psutil.wait_procs([p for p in children if "skymagic" in " ".join(_command(p))], timeout=10)
+        _, alive = psutil.wait_procs(
+            [p for p in children if "skymagic" in " ".join(_command(p))], timeout=10
+        )
         assert not alive
         assert "no pool" in one.run("%sky_status").said
         assert one.run("%sky_down").text == "no pool is running\n"

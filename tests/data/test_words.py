@@ -40,7 +40,9 @@ def test_frames_that_share_an_index_or_a_buffer_are_not_one_value(notebook: Note
     notebook.here(FRAMES)
     assert said(notebook, "train = train.assign(z=1); same = same.assign(z=1)") == []
     assert said(notebook, "seen = len(test), len(other), len(series), len(view), len(many)") == []
-    assert notebook.values("[list(seen), list(train), list(same)]") == [[[2] * 5, ["a", "s", "c", "z"], ["c", "z"]]]
+    assert notebook.values("[list(seen), list(train), list(same)]") == [
+        [[2] * 5, ["a", "s", "c", "z"], ["c", "z"]]
+    ]
 
 
 # what travels now
@@ -105,11 +107,16 @@ def step():
 
 
 @pytest.mark.parametrize("first", ["", "opt.zero_grad()"])
-def test_a_scheduler_knows_that_its_optimizer_has_made_a_step(notebook: Notebook, first: str) -> None:
+def test_a_scheduler_knows_that_its_optimizer_has_made_a_step(
+    notebook: Notebook, first: str
+) -> None:
     notebook.here(SCHEDULE)
     if first:
         said(notebook, first)
-    said(notebook, f"import torch\n{STEP}\nseen = step(), schedule.optimizer is opt, opt.param_groups[0]['lr']")
+    said(
+        notebook,
+        f"import torch\n{STEP}\nseen = step(), schedule.optimizer is opt, opt.param_groups[0]['lr']",
+    )
     assert notebook.values("list(seen)") == [[[], True, pytest.approx(0.01)]]
 
 
@@ -124,10 +131,14 @@ def test_a_scheduler_that_comes_before_its_optimizer_s_step_still_warns(notebook
 # refusals
 
 
-@pytest.mark.parametrize("raised", ["SystemExit('no')", "KeyboardInterrupt('no')", "GeneratorExit('no')"])
+@pytest.mark.parametrize(
+    "raised", ["SystemExit('no')", "KeyboardInterrupt('no')", "GeneratorExit('no')"]
+)
 def test_whatever_a_value_raises_is_told_of_the_value(notebook: Notebook, raised: str) -> None:
     notebook.here(f"class Bad:\n    def __reduce__(self): raise {raised}\nbad = [Bad()]")
-    with pytest.raises(CaptureError, match=rf"bad\[0\] \(Bad\) cannot be pickled: {raised.partition('(')[0]}: no"):
+    with pytest.raises(
+        CaptureError, match=rf"bad\[0\] \(Bad\) cannot be pickled: {raised.partition('(')[0]}: no"
+    ):
         notebook.there("bad")
 
 
@@ -160,7 +171,9 @@ def test_a_module_that_runs_the_new_text_is_not_said_to_run_the_old_one(module: 
     there, imported = importlib.import_module("helps_here"), ImportedTexts()
     assert not stale(imported, module)
     module.write_text(MODULE.format(scale=22))
-    exec(compile(module.read_text(), str(module), "exec", dont_inherit=True), vars(there))  # not by importlib.reload
+    exec(
+        compile(module.read_text(), str(module), "exec", dont_inherit=True), vars(there)
+    )  # not by importlib.reload
     assert not stale(imported, module)
     module.write_text(MODULE.format(scale=333))
     assert stale(imported, module)

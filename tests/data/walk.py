@@ -172,7 +172,11 @@ class Model:
                 self.names.pop(name, None)
         for name in sorted(self.read & self.seen.keys() if runs else ()):
             large = getattr(self.namespace.get(name), "nbytes", 0) >= 1 << 20
-            if self.own.intersection(used) or not large or self.seen[name][1] != self.assigned.get(name, 0):
+            if (
+                self.own.intersection(used)
+                or not large
+                or self.seen[name][1] != self.assigned.get(name, 0)
+            ):
                 self.use(name)
 
     def use(self, name: str) -> bool:
@@ -242,7 +246,15 @@ class Walk:
             self.touch, self.touch, self.bind, self.bind, self.bind, self.store_that_never_runs, self.rebind,
             self.alias, self.define, self.call, self.call,
         )  # fmt: skip
-        both = (self.pull, self.take_away, self.delete, self.fail, self.compare, self.compare, self.compare)
+        both = (
+            self.pull,
+            self.take_away,
+            self.delete,
+            self.fail,
+            self.compare,
+            self.compare,
+            self.compare,
+        )
         name, other = NAMES[:2]
         for self.step in range(steps):
             if self.step % 8 == 0:  # what surprises takes several steps with one name
@@ -265,7 +277,9 @@ class Walk:
         """Assign what it is, or its first item."""
         if name in self.sides.namespace:
             value = self.sides.namespace[name]
-            self.sides.here(f"{name} = {name}[0]" if isinstance(value, list) else f"{name} = {name}")
+            self.sides.here(
+                f"{name} = {name}[0]" if isinstance(value, list) else f"{name} = {name}"
+            )
             self.model.assign(name, reads=True)
 
     def change(self, name: str, _: str) -> None:
@@ -312,9 +326,11 @@ class Walk:
     def bind(self, name: str, _: str) -> None:
         form = self.rand.choice(list(self.forms))
         self.model.begin()
-        value = (self.rand.choice(MAKE if form == "plain" else FRESH[:1] if form in ("star", "%run") else FRESH))(
-            self.rand
-        )
+        value = (
+            self.rand.choice(
+                MAKE if form == "plain" else FRESH[:1] if form in ("star", "%run") else FRESH
+            )
+        )(self.rand)
         made = eval(value, self.model.names)
         self.there(self.written(self.forms[form], name, value), fails=form == "before it fails")
         self.model.bind(name, made)

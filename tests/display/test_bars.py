@@ -78,8 +78,14 @@ transformers.Trainer(Line(), arguments, train_dataset=data, eval_dataset=data).t
 print("after")"""
 EACH_EPOCH = [r"e0: +100%", "loss 0", r"e1: +100%", "loss 1"]
 BARS = {
-    "tqdm": ("from tqdm import tqdm\n" + LOOP.format(bar="tqdm(range(10), desc=f'e{epoch}')"), EACH_EPOCH),
-    "tqdm.auto": ("from tqdm.auto import tqdm\n" + LOOP.format(bar="tqdm(range(10), desc=f'e{epoch}')"), EACH_EPOCH),
+    "tqdm": (
+        "from tqdm import tqdm\n" + LOOP.format(bar="tqdm(range(10), desc=f'e{epoch}')"),
+        EACH_EPOCH,
+    ),
+    "tqdm.auto": (
+        "from tqdm.auto import tqdm\n" + LOOP.format(bar="tqdm(range(10), desc=f'e{epoch}')"),
+        EACH_EPOCH,
+    ),
     "tqdm.notebook": (
         "from tqdm.notebook import tqdm\n" + LOOP.format(bar="tqdm(range(10), desc=f'e{epoch}')"),
         EACH_EPOCH,
@@ -88,13 +94,21 @@ BARS = {
     "rich": (RICH, [r"outer ━+ 100%", r"inner ━+ 100%", "after"]),
     "lightning tqdm": (LIGHTNING.replace("{bar}", "TQDMProgressBar"), [r"Epoch 1: +100%", "after"]),
     "lightning rich": (LIGHTNING.replace("{bar}", "RichProgressBar"), [r"Epoch 1/1 +━+", "after"]),
-    "keras": (KERAS, ["Epoch 1/2", r"16/16 ━+ .*val_loss", "Epoch 2/2", r"16/16 ━+ .*val_loss", "after"]),
-    "transformers": (TRANSFORMERS, [r"\[\d+/\d+ .*Epoch 2/2\]", r"Training Loss\s+Validation Loss", "after"]),
+    "keras": (
+        KERAS,
+        ["Epoch 1/2", r"16/16 ━+ .*val_loss", "Epoch 2/2", r"16/16 ━+ .*val_loss", "after"],
+    ),
+    "transformers": (
+        TRANSFORMERS,
+        [r"\[\d+/\d+ .*Epoch 2/2\]", r"Training Loss\s+Validation Loss", "after"],
+    ),
 }
 """A cell by library, and what its bars and lines end as, in their order."""
 PASSING = r"e\d:|outer|inner|Epoch \d+/?\d*:? +[\d━]|Validation [^L]|Sanity|\x1b|\[A"
 """A line of a bar, or of one whose controls a terminal would have obeyed."""
-CELLS = ["%load_ext skymagic\n%config SkyMagic.view_after = 0.3\n%sky_pool --ranks 2 --plugin torch"]
+CELLS = [
+    "%load_ext skymagic\n%config SkyMagic.view_after = 0.3\n%sky_pool --ranks 2 --plugin torch"
+]
 CELLS += [f"%%sky_broadcast\n{cell}" for cell, _ in BARS.values()]
 # the other libraries take 3 s to import in the kernel as well
 CELLS += [cell for library, (cell, _) in BARS.items() if library.startswith(("tqdm", "rich"))]
@@ -113,11 +127,15 @@ def test_a_librarys_bars_end_as_in_a_plain_cell(browser: Browser, library: str) 
     if find_spec(package) is None:
         pytest.skip(f"{package} is not installed")
     cell, ends = BARS[library]
-    broadcast = browser.run(CELLS.index(f"%%sky_broadcast\n{cell}")).inner_text().replace("\u2007", " ")
+    broadcast = (
+        browser.run(CELLS.index(f"%%sky_broadcast\n{cell}")).inner_text().replace("\u2007", " ")
+    )
     assert re.search(r"[\s\S]*?".join(ends), broadcast), f"{ends} in this order:\n{broadcast}"
     if cell in CELLS:
         plain = browser.run(CELLS.index(cell)).inner_text().replace("\u2007", " ")
-        without = [re.sub(r" \+?100%", "", end) for end in ends]  # rich's last state does not reach a plain cell
+        without = [
+            re.sub(r" \+?100%", "", end) for end in ends
+        ]  # rich's last state does not reach a plain cell
         assert re.search(r"[\s\S]*?".join(without), plain), f"{without} in this order:\n{plain}"
     bars = [line for line in broadcast.splitlines() if re.search(PASSING, line)]
     assert all(any(re.search(end, line) for end in ends) for line in bars), broadcast

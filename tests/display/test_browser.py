@@ -88,7 +88,9 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
 def gone(browser: Browser) -> None:
     """Nothing of what is shown is only a promise."""
     expect(
-        browser.page.get_by_text(re.compile("model not found|Loading widget|Error displaying widget"))
+        browser.page.get_by_text(
+            re.compile("model not found|Loading widget|Error displaying widget")
+        )
     ).to_have_count(0)
 
 
@@ -98,7 +100,9 @@ def test_a_start_ends_as_one_line(browser: Browser) -> None:
     expect(shown).not_to_contain_text("starting")
     browser.run(INDEX["repr"])
     for rank in range(4):
-        cell = browser.outputs(INDEX["repr"]).get_by_title(re.compile(rf"rank {rank} on \S+: ready"))
+        cell = browser.outputs(INDEX["repr"]).get_by_title(
+            re.compile(rf"rank {rank} on \S+: ready")
+        )
         expect(cell).to_be_visible()
     browser.shot("pool")
 
@@ -111,10 +115,14 @@ def test_a_training_moves_and_one_line_stays(browser: Browser) -> None:
     )
     expect(shown.locator("progress")).to_be_visible()
     browser.shot("training")
-    expect(shown).to_contain_text(re.compile(r"4 ranks · \d+\.\d s · loss 0\.112 .* · results → `results`"))
+    expect(shown).to_contain_text(
+        re.compile(r"4 ranks · \d+\.\d s · loss 0\.112 .* · results → `results`")
+    )
     expect(shown).to_contain_text("100/100")
     kinds = browser.saved(INDEX["training"])
-    assert kinds == ["display_data", "display_data"], "the bar goes on below the line, and nothing of it stays above"
+    assert kinds == ["display_data", "display_data"], (
+        "the bar goes on below the line, and nothing of it stays above"
+    )
     expect(shown.locator("progress")).to_have_count(0)
     browser.shot("trained")
 
@@ -122,7 +130,9 @@ def test_a_training_moves_and_one_line_stays(browser: Browser) -> None:
 def test_what_came_back_is_a_table_and_a_curve(browser: Browser) -> None:
     shown = browser.run(INDEX["results"])
     expect(shown.get_by_role("row")).to_have_count(5)
-    expect(shown.get_by_role("row").nth(3)).to_contain_text(re.compile(r"2\s*dict\s*\{'rank': 2, 'loss': 0\.137\}"))
+    expect(shown.get_by_role("row").nth(3)).to_contain_text(
+        re.compile(r"2\s*dict\s*\{'rank': 2, 'loss': 0\.137\}")
+    )
     expect(browser.run(INDEX["curve"]).get_by_role("img")).to_be_visible()
     expect(browser.run(INDEX["figure"]).get_by_role("img")).to_be_visible()
     browser.shot("curve")
@@ -134,16 +144,22 @@ def test_a_straggler_is_named_and_the_toolbars_button_stops_the_cell(browser: Br
     expect(shown).to_contain_text(re.compile(r"rank 2 is \d+ steps behind"))
     browser.shot("straggler")
     browser.interrupt()
-    expect(shown).to_contain_text(re.compile(r"4 ranks · \d+\.\d s · interrupted .*rank 2 was \d+ steps behind"))
+    expect(shown).to_contain_text(
+        re.compile(r"4 ranks · \d+\.\d s · interrupted .*rank 2 was \d+ steps behind")
+    )
     expect(shown).to_contain_text("interrupted on ranks 0–3")
     browser.shot("interrupted")
 
 
-def test_a_cell_that_holds_the_kernel_is_looked_into_and_stopped_by_its_buttons(browser: Browser) -> None:
+def test_a_cell_that_holds_the_kernel_is_looked_into_and_stopped_by_its_buttons(
+    browser: Browser,
+) -> None:
     shown = browser.look_into(INDEX["blocks"], "ranks 0–3 in load_batch, line 3")
     browser.shot("buttons")
     shown.get_by_role("button", name="ranks").click()
-    cell = shown.get_by_title(re.compile(r"rank 1 on \S+: running; CPU \d+%, memory \d+\.\d MB of "))
+    cell = shown.get_by_title(
+        re.compile(r"rank 1 on \S+: running; CPU \d+%, memory \d+\.\d MB of ")
+    )
     expect(cell).to_be_visible()
     browser.shot("ranks")
     shown.get_by_role("button", name="ranks").click()
@@ -154,7 +170,9 @@ def test_a_cell_that_holds_the_kernel_is_looked_into_and_stopped_by_its_buttons(
     expect(shown.get_by_role("button")).to_have_count(0)
 
 
-def test_a_cell_beside_the_notebook_is_looked_into_and_stopped_by_its_button(browser: Browser) -> None:
+def test_a_cell_beside_the_notebook_is_looked_into_and_stopped_by_its_button(
+    browser: Browser,
+) -> None:
     browser.run(INDEX["beside"])
     shown = browser.outputs(INDEX["beside"])
     button = shown.get_by_role("button", name="stop")
@@ -190,7 +208,9 @@ def test_variables_and_status(browser: Browser) -> None:
 def test_what_ranks_use_is_measured_while_somebody_looks_at_it(browser: Browser) -> None:
     shown = browser.run(INDEX["busy"])
     shown.get_by_role("button", name="ranks").click()
-    busy = shown.get_by_title(re.compile(r"rank 1 on \S+: running; CPU [1-9]\d*%, memory \d+\.\d MB of "))
+    busy = shown.get_by_title(
+        re.compile(r"rank 1 on \S+: running; CPU [1-9]\d*%, memory \d+\.\d MB of ")
+    )
     expect(busy).to_be_visible()
     browser.shot("busy")
     expect(browser.run(INDEX["measured"])).to_contain_text("measured")
@@ -203,7 +223,9 @@ def test_what_ranks_use_is_measured_while_somebody_looks_at_it(browser: Browser)
 
 def test_tab_completes_an_option_and_its_value(browser: Browser) -> None:
     browser.page.wait_for_function(IDLE)
-    line = browser.page.locator(".jp-Notebook .jp-CodeCell").nth(INDEX["typed"]).locator(".cm-content")
+    line = (
+        browser.page.locator(".jp-Notebook .jp-CodeCell").nth(INDEX["typed"]).locator(".cm-content")
+    )
     line.click()
     line.press("End")
     offered = browser.page.locator(".jp-Completer")
@@ -218,7 +240,9 @@ def test_tab_completes_an_option_and_its_value(browser: Browser) -> None:
     expect(line).to_have_text("%sky_pool x --provider local")
 
 
-def test_a_page_that_is_loaded_anew_amid_a_cell_shows_its_line_and_its_end(browser: Browser) -> None:
+def test_a_page_that_is_loaded_anew_amid_a_cell_shows_its_line_and_its_end(
+    browser: Browser,
+) -> None:
     button = browser.run(INDEX["loaded anew"]).get_by_role("button", name="stop")
     expect(button).to_be_visible()
     browser.save()
@@ -248,7 +272,10 @@ def test_a_line_without_buttons_is_whole_in_what_is_saved_amid_its_cell(browser:
     expect(shown).to_contain_text("begun")
     expect(shown).to_contain_text("press ■ to stop")
     saved = browser.save()["cells"][INDEX["amid"]]["outputs"]
-    assert {kind for output in saved for kind in output.get("data", {})} == {"text/plain", "text/html"}
+    assert {kind for output in saved for kind in output.get("data", {})} == {
+        "text/plain",
+        "text/html",
+    }
     browser.restart()
     expect(browser.run(INDEX["again"])).to_contain_text(re.compile(r"2 ranks on \S+ · ready in"))
     expect(browser.run(INDEX["after"])).to_contain_text("[1] ready")
@@ -258,10 +285,17 @@ def test_what_was_saved_is_shown_when_it_is_opened_again(browser: Browser) -> No
     saved = browser.save()
     widgets = saved["metadata"].get("widgets")
     assert widgets is None or "state" in widgets["application/vnd.jupyter.widget-state+json"]
-    kinds = {kind for cell in saved["cells"] for output in cell["outputs"] for kind in output.get("data", {})}
+    kinds = {
+        kind
+        for cell in saved["cells"]
+        for output in cell["outputs"]
+        for kind in output.get("data", {})
+    }
     assert "application/vnd.jupyter.widget-view+json" not in kinds
     (line,) = (
-        one["data"] for one in saved["cells"][INDEX["blocks"]]["outputs"] if one["output_type"] == "display_data"
+        one["data"]
+        for one in saved["cells"][INDEX["blocks"]]["outputs"]
+        if one["output_type"] == "display_data"
     )
     assert line.keys() == {"text/plain", "text/html"}
     browser.open()

@@ -33,7 +33,9 @@ sys.meta_path.insert(0, Absent())
 
 def line(shown: Shown) -> str:
     """The cell's line as it is now; "" where it has none."""
-    found = [data["text/plain"] for data in shown.rich if re.match(r"\d+ ranks? · ", data["text/plain"])]
+    found = [
+        data["text/plain"] for data in shown.rich if re.match(r"\d+ ranks? · ", data["text/plain"])
+    ]
     return found[0] if found else ""
 
 
@@ -56,7 +58,9 @@ def test_without_ipywidgets_a_pool_starts_and_is_shown(without: Notebook) -> Non
     assert "No module named 'ipywidgets'" in without.fail("%%sky_broadcast\nimport ipywidgets").text
 
 
-def test_without_ipywidgets_the_line_moves_says_what_stops_the_cell_and_stays(without: Notebook) -> None:
+def test_without_ipywidgets_the_line_moves_says_what_stops_the_cell_and_stays(
+    without: Notebook,
+) -> None:
     cell = without.start(
         "%%sky_broadcast -o found\nimport time\nimport skymagic as sky\nfrom tqdm.auto import tqdm\n"
         "for step in tqdm(range(4)):\n    sky.report(step=step, total=4, loss=1 / (step + 1))\ntime.sleep(600)"
@@ -103,11 +107,16 @@ def other(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Notebook]:
         "--only-binary=:all:",
     ]
     got = subprocess.run(
-        [*pip, "--target", str(folder / "packages"), *OTHER[INSTALLED]], capture_output=True, text=True, timeout=60
+        [*pip, "--target", str(folder / "packages"), *OTHER[INSTALLED]],
+        capture_output=True,
+        text=True,
+        timeout=60,
     )
     if got.returncode:
         absent = f"{OTHER[INSTALLED][0]} could not be installed from an index: {got.stderr.strip().splitlines()[-1]}"
-        pytest.fail(absent) if os.environ.get("CI", "").lower() in ("1", "true") else pytest.skip(absent)
+        pytest.fail(absent) if os.environ.get("CI", "").lower() in ("1", "true") else pytest.skip(
+            absent
+        )
     env = {"PYTHONPATH": os.pathsep.join([str(folder / "packages"), str(ROOT)])}
     with opened(folder, "%sky_pool --ranks 2", env=env, view_after=0.2, watched=True) as notebook:
         yield notebook
@@ -121,11 +130,16 @@ def test_the_quickstart_runs_with_the_other_ipykernel(other: Notebook) -> None:
         "%%sky_broadcast -o found -g part\nimport skymagic as sky\nrank = int(os.environ['RANK'])\n"
         "part = sky.shard(table)\n(rank, ipykernel.version_info[0], float(part.sum()));"
     )
-    assert other.value("found") == [(0, other.value(version), 10.0), (1, other.value(version), 18.0)]
+    assert other.value("found") == [
+        (0, other.value(version), 10.0),
+        (1, other.value(version), 18.0),
+    ]
     assert other.value("[each.shape for each in part]") == [(2, 2), (2, 2)]
     assert other.run("%%sky_broadcast --only all\nprint('rank', rank)").text.count("rank") == 2
     assert "----> 2 1 / (1 - rank)" in other.fail("%%sky_broadcast\n1 / (1 - rank)").text
-    figure = other.run("%%sky_broadcast\nimport matplotlib.pyplot as plt\nplt.plot([4, 2, 1]);").rich
+    figure = other.run(
+        "%%sky_broadcast\nimport matplotlib.pyplot as plt\nplt.plot([4, 2, 1]);"
+    ).rich
     assert "image/png" in figure[-1]
 
 
@@ -142,7 +156,10 @@ def test_buttons_are_heard_with_the_other_ipykernel(other: Notebook) -> None:
     cell = other.start("%%sky_broadcast\ntime.sleep(600)")
     found = buttons(other, cell)
     other.click(found["where is it?"])
-    other.watch(cell, lambda _: any("ranks 0, 1 at line 2" in w.get("value", "") for w in other.widgets.values()))
+    other.watch(
+        cell,
+        lambda _: any("ranks 0, 1 at line 2" in w.get("value", "") for w in other.widgets.values()),
+    )
     other.click(found["stop"])
     other.finish(cell)
     assert cell.failure.ename == "RunInterrupted"

@@ -16,7 +16,9 @@ from tests.lab.notebook import ROOT, own_folders
 pytest.importorskip("torch")
 pytestmark = [pytest.mark.needs("chromium"), pytest.mark.in_order]
 
-START, DEFINE, TRAIN, RESULTS, KILLED = [example.source.rstrip() for example in examples(ROOT / "README.md")]
+START, DEFINE, TRAIN, RESULTS, KILLED = [
+    example.source.rstrip() for example in examples(ROOT / "README.md")
+]
 CELLS = {
     "start": START,
     "define": DEFINE,
@@ -80,20 +82,32 @@ def test_1_a_start_says_what_it_does_from_the_beginning(browser: Browser) -> Non
         re.compile(r"main · local · 2 ranks on \S+ · torch · ready in \d+\.\d s")
     )
     seen = browser.page.evaluate("window.seen")
-    phases = ["starting …", "starting the agents", "importing torch", "starting the ranks", "ready in"]
+    phases = [
+        "starting …",
+        "starting the agents",
+        "importing torch",
+        "starting the ranks",
+        "ready in",
+    ]
     at = {phase: [number for number, text in enumerate(seen) if phase in text] for phase in phases}
     assert at["starting …"], seen
     assert at["ready in"], seen
-    first = [numbers[0] for numbers in at.values() if numbers]  # one that is over at once need not be drawn
+    first = [
+        numbers[0] for numbers in at.values() if numbers
+    ]  # one that is over at once need not be drawn
     assert len(first) > 2, seen
     assert first == sorted(set(first)), f"{phases} {seen}"
-    assert not any("main" in text for text in seen[: first[0]]), "the phase is in what is shown of it first"
+    assert not any("main" in text for text in seen[: first[0]]), (
+        "the phase is in what is shown of it first"
+    )
 
 
 def test_2_a_first_training(browser: Browser) -> None:
     run(browser, "define")
     shown = run(browser, "train")
-    expect(shown).to_contain_text(re.compile(r"epoch 0: loss \d\.\d+\s+epoch 1: loss \d\.\d+\s+epoch 2: loss \d\.\d+"))
+    expect(shown).to_contain_text(
+        re.compile(r"epoch 0: loss \d\.\d+\s+epoch 1: loss \d\.\d+\s+epoch 2: loss \d\.\d+")
+    )
     expect(shown).to_contain_text(re.compile(r"2 ranks · \d+\.\d s · .*results → `results`"))
     table = run(browser, "results")
     expect(table.get_by_role("row")).to_have_count(3)
@@ -110,8 +124,12 @@ def test_3_a_rank_that_fails_and_one_that_dies(browser: Browser) -> None:
 
 
 def test_4_the_model_comes_back_and_training_continues(browser: Browser) -> None:
-    expect(run(browser, "plain")).to_contain_text("model is on the ranks of pool 'main': %sky_pull model --head")
-    expect(run(browser, "back")).to_contain_text("model → Sequential, from rank 0; DistributedDataParallel unwrapped")
+    expect(run(browser, "plain")).to_contain_text(
+        "model is on the ranks of pool 'main': %sky_pull model --head"
+    )
+    expect(run(browser, "back")).to_contain_text(
+        "model → Sequential, from rank 0; DistributedDataParallel unwrapped"
+    )
     expect(run(browser, "evaluated")).to_contain_text("('Sequential', True)")
     expect(run(browser, "continued")).to_contain_text("learning rate 0.01")
 
@@ -142,7 +160,9 @@ def test_7_a_cell_in_the_background_and_its_result(browser: Browser) -> None:
         re.compile("meanwhile (waiting|running)")
     )  # sent in the background: not begun yet, perhaps
     expect(run(browser, "result")).to_contain_text("[0, 10]")
-    expect(browser.outputs(INDEX["background"])).to_contain_text(re.compile(r"cell \d+ on ranks 0, 1: done after"))
+    expect(browser.outputs(INDEX["background"])).to_contain_text(
+        re.compile(r"cell \d+ on ranks 0, 1: done after")
+    )
 
 
 def test_8_files_go_there_and_come_back(browser: Browser) -> None:
@@ -158,5 +178,7 @@ def test_9_a_run_goes_on_while_its_notebook_is_restarted(browser: Browser) -> No
     lost = "pool 'main' was on this machine and ended with its kernel"
     expect(run(browser, "lost")).to_contain_text(lost)
     expect(run(browser, "attached")).to_contain_text("trained")
-    expect(run(browser, "answers").get_by_role("row")).to_have_text(["ranktypeshape or value", "0int0", "1int1"])
+    expect(run(browser, "answers").get_by_role("row")).to_have_text(
+        ["ranktypeshape or value", "0int0", "1int1"]
+    )
     run(browser, "down")

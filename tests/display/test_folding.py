@@ -67,7 +67,9 @@ def test_labels_of_one_of_a_few_and_of_many() -> None:
         if ranks < MANY:
             assert (
                 whole
-                == "[0] ready\n[0] head\n" + "".join(f"[{rank}] ready\n" for rank in range(1, ranks)) + "[3] open\n"
+                == "[0] ready\n[0] head\n"
+                + "".join(f"[{rank}] ready\n" for rank in range(1, ranks))
+                + "[3] open\n"
             )
         else:
             assert whole == f"nodes 0–{MANY - 1}: ready\n[0] head\n[3] open\n"
@@ -76,7 +78,13 @@ def test_labels_of_one_of_a_few_and_of_many() -> None:
 def test_a_flood_of_many_ranks_is_folded_in_linear_time() -> None:
     lines, found = Folding(range(64)), 0
     for rank in range(64):
-        found += len(lines.add((rank, "stdout"), [f"{rank if step % 2 else 'all'} {step}" for step in range(500)], 0.0))
+        found += len(
+            lines.add(
+                (rank, "stdout"),
+                [f"{rank if step % 2 else 'all'} {step}" for step in range(500)],
+                0.0,
+            )
+        )
     assert found + len(lines.due(1.0)) == 250 + 250 * 64
 
 
@@ -99,8 +107,14 @@ def test_a_cell_of_many_ranks(tmp_path: Path) -> None:
             "if rank == 5:\n    print('loss is nan')\nprint('step 2')"
         ).lines
         for rank in range(MANY):
-            assert lines_of(rank, lines) == ["step 1", *(["loss is nan"] if rank == 5 else []), "step 2"]
+            assert lines_of(rank, lines) == [
+                "step 1",
+                *(["loss is nan"] if rank == 5 else []),
+                "step 2",
+            ]
         assert "[5] loss is nan" in lines
-        assert len(lines) < 2 * MANY, "which is said of several; a rank that is late has lines of its own"
+        assert len(lines) < 2 * MANY, (
+            "which is said of several; a rank that is late has lines of its own"
+        )
         few = notebook.run("%%sky_broadcast -t 2,3 --only all\nprint('few')").lines
         assert sorted(few) == ["[2] few", "[3] few"]

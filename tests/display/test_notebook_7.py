@@ -41,7 +41,9 @@ def test_a_start_and_a_training(browser: Browser) -> None:
     expect(shown.locator("progress")).to_be_visible()
     expect(shown).to_contain_text(re.compile(r"2 ranks · 0:0\d · \d\d% .* steps/s · loss 0\.\d+"))
     browser.shot("notebook-7-training")
-    expect(shown).to_contain_text(re.compile(r"2 ranks · \d+\.\d s · loss 0\.0167 .* · results → `results`"))
+    expect(shown).to_contain_text(
+        re.compile(r"2 ranks · \d+\.\d s · loss 0\.0167 .* · results → `results`")
+    )
     expect(shown.locator("progress")).to_have_count(0)
     expect(browser.run(INDEX["curve"]).get_by_role("img")).to_be_visible()
 
@@ -55,15 +57,26 @@ def test_a_cell_that_holds_the_kernel_is_stopped_by_its_buttons(browser: Browser
     expect(browser.run(INDEX["failed"])).to_contain_text("KeyError: 'batch'")
 
 
-def test_what_was_saved_is_shown_after_a_restart_and_when_it_is_opened_again(browser: Browser) -> None:
+def test_what_was_saved_is_shown_after_a_restart_and_when_it_is_opened_again(
+    browser: Browser,
+) -> None:
     browser.restart()
     expect(browser.run(INDEX["pool"])).to_contain_text("ready in")
-    kinds = {kind for cell in browser.save()["cells"] for output in cell["outputs"] for kind in output.get("data", {})}
+    kinds = {
+        kind
+        for cell in browser.save()["cells"]
+        for output in cell["outputs"]
+        for kind in output.get("data", {})
+    }
     assert "application/vnd.jupyter.widget-view+json" not in kinds
     browser.open()
-    expect(browser.outputs(INDEX["training"])).to_contain_text("results → `results`", timeout=DEADLINE * 1000)
+    expect(browser.outputs(INDEX["training"])).to_contain_text(
+        "results → `results`", timeout=DEADLINE * 1000
+    )
     expect(browser.outputs(INDEX["blocks"])).to_contain_text("interrupted")
     expect(browser.outputs(INDEX["curve"]).get_by_role("img")).to_be_visible()
-    wrong = browser.page.get_by_text(re.compile("model not found|Loading widget|Error displaying widget"))
+    wrong = browser.page.get_by_text(
+        re.compile("model not found|Loading widget|Error displaying widget")
+    )
     expect(wrong).to_have_count(0)
     browser.shot("notebook-7-reopened")

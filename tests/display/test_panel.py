@@ -48,13 +48,20 @@ def test_256_ranks_fold_by_node() -> None:
     assert words(view).endswith("gpu9: 1 ended, 1 reconnecting"), "also without colours"
     assert pool_html(pool(256, 1)).count("title=") == 256
     assert len(pool_html(pool(256, 1))) < 100_000
-    assert words(pool(4, 64)) == ("lab · ssh · 4 nodes · ready gpu0 64 ranks gpu1 64 ranks gpu2 64 ranks gpu3 64 ranks")
+    assert words(pool(4, 64)) == (
+        "lab · ssh · 4 nodes · ready gpu0 64 ranks gpu1 64 ranks gpu2 64 ranks gpu3 64 ranks"
+    )
 
 
 def using(nodes: int, each: int, use: RankUse) -> PoolView:
     """A pool whose ranks all use so much."""
     view = pool(nodes, each, "running")
-    return replace(view, nodes=tuple(replace(node, use={rank: use for rank, _ in node.ranks}) for node in view.nodes))
+    return replace(
+        view,
+        nodes=tuple(
+            replace(node, use={rank: use for rank, _ in node.ranks}) for node in view.nodes
+        ),
+    )
 
 
 ON_GPU = RankUse(1.1, 2e9, 64e9, 0.97, 31e9, 80e9)
@@ -81,12 +88,17 @@ def test_what_many_ranks_use_is_told_by_node() -> None:
 
 
 def test_what_is_not_well_is_said_and_not_only_coloured() -> None:
-    assert words(pool(2, 2, "running", r3="ended")) == "lab · ssh · 2 nodes · running gpu0 0 1 gpu1 2 3 1 ended"
+    assert (
+        words(pool(2, 2, "running", r3="ended"))
+        == "lab · ssh · 2 nodes · running gpu0 0 1 gpu1 2 3 1 ended"
+    )
 
 
 def test_names_are_text_and_nothing_else() -> None:
     hostile = '"><script>alert(1)</script>'
-    shown = pool_html(PoolView(hostile, (hostile,), hostile, (NodeView(hostile, ((0, hostile),), hostile),)))
+    shown = pool_html(
+        PoolView(hostile, (hostile,), hostile, (NodeView(hostile, ((0, hostile),), hostile),))
+    )
     assert "<script" not in shown
     assert '""' not in shown
 
@@ -100,7 +112,9 @@ def test_what_is_known_of_a_step_is_a_bar(share: float | None, bars: list[str]) 
 
 
 def test_many_nodes_that_start_have_one_bar() -> None:
-    nodes = tuple(NodeView(f"gpu{n}", (), "environment", "Downloading torch", n % 2 * 0.5) for n in range(32))
+    nodes = tuple(
+        NodeView(f"gpu{n}", (), "environment", "Downloading torch", n % 2 * 0.5) for n in range(32)
+    )
     view = PoolView("lab", (), "starting …", nodes)
     assert re.findall(r'<progress value="([^"]*)"', pool_html(view)) == ["0.250"]
     assert words(view).endswith("environment on 32 nodes")
@@ -117,13 +131,18 @@ def test_a_passing_step_of_a_start_is_for_displays_that_move_alone() -> None:
 
 def test_a_step_is_a_line_that_knows_its_node() -> None:
     step = environment_step("gpu1", "installing packages", 0.5)
-    assert (str(step), step.nodes, step.step) == ("gpu1: installing packages", ("gpu1",), "installing packages")
+    assert (str(step), step.nodes, step.step) == (
+        "gpu1: installing packages",
+        ("gpu1",),
+        "installing packages",
+    )
     assert (step.phase, step.share) == ("environment", 0.5)
 
 
 def test_the_status_of_many_ranks_folds_by_node() -> None:
     rows = [
-        (rank, rank // 64, f"gpu{rank // 64}", 4000 + rank, "ended" if rank == 70 else "ready") for rank in range(128)
+        (rank, rank // 64, f"gpu{rank // 64}", 4000 + rank, "ended" if rank == 70 else "ready")
+        for rank in range(128)
     ]
     assert text.status(rows[:2]).splitlines()[1].split() == ["0", "0", "gpu0", "4000", "ready"]
     _, first, second, third = (re.split(r"  +", line) for line in text.status(rows).splitlines())
@@ -154,15 +173,21 @@ def test_a_start_is_one_display_that_ends_as_one_line(shared_pools: Pools) -> No
         start, pool = shown.rich
         assert shown.text == ""
         assert re.fullmatch(r"starting 2 ranks on \S+ …\nready in \d+\.\d s", start["text/plain"])
-        assert re.fullmatch(r"main · local · 2 ranks on \S+ · ready in \d+\.\d s", TAGS.sub("", start["text/html"]))
-        assert re.fullmatch(r"<Pool 'main': 2 ranks on \S+, plugins: none, ready>", pool["text/plain"])
+        assert re.fullmatch(
+            r"main · local · 2 ranks on \S+ · ready in \d+\.\d s", TAGS.sub("", start["text/html"])
+        )
+        assert re.fullmatch(
+            r"<Pool 'main': 2 ranks on \S+, plugins: none, ready>", pool["text/plain"]
+        )
         assert pool["text/html"].count(": ready") == 2
         notebook.run("pool = _")
         notebook.run("%sky_down")
         (stopped,) = notebook.run("pool").rich
         assert TAGS.sub("", stopped["text/html"]).endswith("· stopped")
         failed = notebook.finish(
-            notebook.start("%sky_pool wrong --ranks 2 --env LD_PRELOAD=/nowhere.so --plugin nothere")
+            notebook.start(
+                "%sky_pool wrong --ranks 2 --env LD_PRELOAD=/nowhere.so --plugin nothere"
+            )
         )
         assert failed.rich == [], "a request that is refused shows nothing of a start"
 
@@ -181,7 +206,9 @@ def test_a_start_that_fails_says_so_in_its_place(shared_pools: Pools) -> None:
 
 
 @pytest.mark.parametrize(("silent", "watched"), [("1", True), ("0", False)])
-def test_without_anybody_there_a_start_is_lines(shared_pools: Pools, silent: str, watched: bool) -> None:
+def test_without_anybody_there_a_start_is_lines(
+    shared_pools: Pools, silent: str, watched: bool
+) -> None:
     said = f"import os\nos.environ[{NONINTERACTIVE!r}] = {silent!r}"
     with shared_pools.lent(KERNEL, said, watched=watched) as notebook:
         shown = notebook.run("%sky_pool --ranks 1;")

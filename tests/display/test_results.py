@@ -74,7 +74,9 @@ def notebook(shared_pools: Pools) -> Iterator[Notebook]:
 
 
 def test_what_came_back_is_a_list_that_is_shown_as_a_table(notebook: Notebook) -> None:
-    notebook.run("%%sky_broadcast -o results -g batch\nbatch = np.full((64, 10), rank)\n{'rank': rank}")
+    notebook.run(
+        "%%sky_broadcast -o results -g batch\nbatch = np.full((64, 10), rank)\n{'rank': rank}"
+    )
     assert notebook.value("type(results) is list and results == [{'rank': 0}, {'rank': 1}]") is True
     (short,) = notebook.run("results").rich
     assert short["text/plain"] == "[{'rank': 0}, {'rank': 1}]"
@@ -88,7 +90,9 @@ def test_what_came_back_is_a_list_that_is_shown_as_a_table(notebook: Notebook) -
     ]
 
 
-@pytest.mark.parametrize("cell", ["[batch]", "list(results)", "results = [1, 2]; results = results + [3]; results"])
+@pytest.mark.parametrize(
+    "cell", ["[batch]", "list(results)", "results = [1, 2]; results = results + [3]; results"]
+)
 def test_other_lists_are_shown_as_ever(notebook: Notebook, cell: str) -> None:
     notebook.run("%%sky_broadcast -o results -g batch\nbatch = rank\nrank")
     (shown,) = notebook.run(cell).rich
@@ -125,14 +129,22 @@ def test_status_is_an_object_with_completion(notebook: Notebook) -> None:
     notebook.run("of_main = status['main']; second = of_main[1]")
     assert notebook.value(offered.format("of_main[")) == ["0", "1"]
     assert notebook.value(offered.format("second.ho")) == ["host"]
-    assert "no pool 'mani'; available: main; did you mean 'main'?" in notebook.fail("%sky_status mani").evalue
+    assert (
+        "no pool 'mani'; available: main; did you mean 'main'?"
+        in notebook.fail("%sky_status mani").evalue
+    )
 
 
 def test_a_cell_beside_the_notebook_has_metrics_of_its_own(notebook: Notebook) -> None:
     pytest.importorskip("pandas")
     notebook.run("%%sky_broadcast\nsky.report(loss=0.0)")
-    notebook.run("%%sky_broadcast -a\nfor step in range(5):\n    sky.report(step=step, loss=1 / (rank + 1))")
+    notebook.run(
+        "%%sky_broadcast -a\nfor step in range(5):\n    sky.report(step=step, loss=1 / (rank + 1))"
+    )
     notebook.run("run = _\nrun.wait()")
-    assert notebook.value("run.metrics.loss.unstack().to_dict('list')") == {0: [1.0] * 5, 1: [0.5] * 5}
+    assert notebook.value("run.metrics.loss.unstack().to_dict('list')") == {
+        0: [1.0] * 5,
+        1: [0.5] * 5,
+    }
     assert notebook.value("len(run.metrics) < len(run.pool.metrics)") is True
     assert notebook.value("type(run.metrics.loss.unstack().plot()).__name__") == "Axes"

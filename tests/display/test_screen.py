@@ -38,12 +38,19 @@ def test_what_was_written_counts_as_shown_a_while_later() -> None:
     assert marks == [(0, 2), (1, 5)]
     settling.settle(10.0)
     assert marks[2:] == [(0, 3)]
-    assert Settling.SECONDS > LONGEST_WAIT + DELAY + HOLD, "by then, lines that the screen held back are written"
+    assert Settling.SECONDS > LONGEST_WAIT + DELAY + HOLD, (
+        "by then, lines that the screen held back are written"
+    )
 
 
 def test_a_place_names_the_function_whose_line_it_gives() -> None:
-    cell, forward = {"cell": 11, "line": 5, "name": "<module>"}, {"cell": 3, "line": 19, "name": "forward"}
+    cell, forward = (
+        {"cell": 11, "line": 5, "name": "<module>"},
+        {"cell": 3, "line": 19, "name": "forward"},
+    )
     conv2d = {"file": "torch/nn/functional.py", "line": 700, "name": "conv2d"}
-    assert text.places({0: [cell, conv2d], 1: [cell, forward, conv2d], 2: [cell, forward], 3: [cell]}) == (
+    assert text.places(
+        {0: [cell, conv2d], 1: [cell, forward, conv2d], 2: [cell, forward], 3: [cell]}
+    ) == (
         "rank 0 in conv2d, line 5; rank 1 in conv2d, line 19 of forward; rank 2 in forward, line 19; rank 3 at line 5"
     )

@@ -24,7 +24,9 @@ pytest.importorskip("torch")
 pytestmark = pytest.mark.needs("sshd")
 
 LINE, *_ = re.findall(
-    r"^    (%sky_pool .*--provider aws .*)$", (ROOT / "docs" / "how-to" / "aws.md").read_text(), re.MULTILINE
+    r"^    (%sky_pool .*--provider aws .*)$",
+    (ROOT / "docs" / "how-to" / "aws.md").read_text(),
+    re.MULTILINE,
 )
 REDUCED = f"--procs-per-node 1 --python {sys.executable}"
 STEP = """%%sky_broadcast -o results
@@ -47,7 +49,10 @@ grad = model.module.layer.weight.grad.sum().item()
 def rented(tmp_path: Path) -> Iterator[tuple[Machines, Notebook]]:
     """An account of which nothing is known but the price of p4d.24xlarge, and a notebook."""
     # the machines are hosts of this one, and a GPU is held by one pool on a machine
-    gpus = Gpus(tmp_path / "gpus", [Gpu("NVIDIA A100-SXM4-40GB", f"GPU-HOME-{number}", 40_960) for number in range(8)])
+    gpus = Gpus(
+        tmp_path / "gpus",
+        [Gpu("NVIDIA A100-SXM4-40GB", f"GPU-HOME-{number}", 40_960) for number in range(8)],
+    )
     with ec2() as cloud, booting(cloud, tmp_path / "machines") as machines:
         EC2Market(cloud, {"p4d.24xlarge": 21.957642})
         machines.env |= gpus.environment()
@@ -65,7 +70,9 @@ def rented(tmp_path: Path) -> Iterator[tuple[Machines, Notebook]]:
 def test_from_the_plan_to_the_end(rented: tuple[Machines, Notebook]) -> None:
     machines, notebook = rented
     plan = notebook.run(f"{LINE} --dry-run").text
-    assert "aws: 4 × p4d.24xlarge (8 × A100) in us-east-1a, on demand" in plan, "the line as it stands there"
+    assert "aws: 4 × p4d.24xlarge (8 × A100) in us-east-1a, on demand" in plan, (
+        "the line as it stands there"
+    )
     assert "ranks      32 (4 × 8" in plan
     assert "$87.83 per hour" in plan
     assert "at most $150.00" in plan
@@ -79,9 +86,15 @@ def test_from_the_plan_to_the_end(rented: tuple[Machines, Notebook]) -> None:
     assert "$87.83 per hour" in questions[0]
     assert "for 1d at most" in questions[0]
     (launch,) = [
-        call for call in machines.cloud.calls if call.action == "RunInstances" and call.fields.get("DryRun") != "true"
+        call
+        for call in machines.cloud.calls
+        if call.action == "RunInstances" and call.fields.get("DryRun") != "true"
     ]
-    assert [launch.fields[name] for name in ("InstanceType", "MinCount", "MaxCount")] == ["p4d.24xlarge", "4", "4"]
+    assert [launch.fields[name] for name in ("InstanceType", "MinCount", "MaxCount")] == [
+        "p4d.24xlarge",
+        "4",
+        "4",
+    ]
     assert "Placement.GroupName" in launch.fields, "machines with GPUs are near each other"
     assert "starting 4 ranks on 4 × p4d.24xlarge (8 × A100)" in shown.text
 

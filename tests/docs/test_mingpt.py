@@ -82,14 +82,18 @@ def losses(shown: Shown, kind: str) -> list[float]:
 
 
 @pytest.mark.needs("sshd", "namespaces")
-def test_both_ways_train_and_one_goes_on_where_the_other_ended(machines: Notebook, folder: Path) -> None:
+def test_both_ways_train_and_one_goes_on_where_the_other_ended(
+    machines: Notebook, folder: Path
+) -> None:
     """On machines of their own; on this one notebooks/mingpt_torchrun.ipynb does it, which test_notebooks.py runs."""
     first = machines.run(sh(f"{one_each(STATIC)} {SMALL} trainer.epochs=2", folder, "--only all"))
     for node in (0, 1):
         assert f"[{node}] [rank {node} on node {node}] of 2, on " in first.stdout
     told = losses(first, "train")
     assert told[-1] < 0.8 * told[0]
-    assert "snapshot saved to snapshot.pt" in first.stdout, "by the head alone; the others may have other disks"
+    assert "snapshot saved to snapshot.pt" in first.stdout, (
+        "by the head alone; the others may have other disks"
+    )
     second = machines.run(sh(f"{one_each(C10D)} {SMALL} trainer.epochs=3", folder, "--only all"))
     assert second.stdout.count("resumed from snapshot.pt after epoch 2") == 2
     assert "[0] Starting distributed training, head node: localhost" in second.stdout
@@ -123,7 +127,9 @@ def test_a_worker_that_is_killed_ends_the_run_on_all_nodes(here: Notebook, folde
     ours[3].kill()
     here.finish(shown)
     assert re.search(r"node 1 of 2 on \S+ ended with exit code 1", shown.failure.text)
-    assert re.search(r"torchrun's rank 3 \(local rank 1\), process \d+, was ended by SIGKILL", shown.failure.text)
+    assert re.search(
+        r"torchrun's rank 3 \(local rank 1\), process \d+, was ended by SIGKILL", shown.failure.text
+    )
     _, alive = psutil.wait_procs(ours.values(), timeout=10)
     assert alive == []
 
@@ -147,11 +153,17 @@ def example(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         sys.modules.pop(path.stem, None)
 
 
-@pytest.mark.skipif(torch.cuda.device_count() >= 2, reason="this machine has the GPUs that are asked for")
-def test_fewer_devices_than_asked_for_fail_loudly(example: None, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.skipif(
+    torch.cuda.device_count() >= 2, reason="this machine has the GPUs that are asked for"
+)
+def test_fewer_devices_than_asked_for_fail_loudly(
+    example: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     main = importlib.import_module("main")
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
-    with pytest.raises(SystemExit, match="2 processes were started on this node, and it has . GPUs"):
+    with pytest.raises(
+        SystemExit, match="2 processes were started on this node, and it has . GPUs"
+    ):
         main.device_of("cuda")
     assert main.device_of("cpu").type == "cpu"
 
@@ -159,8 +171,14 @@ def test_fewer_devices_than_asked_for_fail_loudly(example: None, monkeypatch: py
 def test_words_change_the_configuration(example: None) -> None:
     config = importlib.import_module("config")
     path = ROOT / "examples" / "mingpt" / "config.toml"
-    read = config.read(path, ["trainer.epochs=7", "optimizer.learning_rate=1e-4", "trainer.device=cpu"])
-    assert (read.trainer.epochs, read.optimizer.learning_rate, read.trainer.device) == (7, 1e-4, "cpu")
+    read = config.read(
+        path, ["trainer.epochs=7", "optimizer.learning_rate=1e-4", "trainer.device=cpu"]
+    )
+    assert (read.trainer.epochs, read.optimizer.learning_rate, read.trainer.device) == (
+        7,
+        1e-4,
+        "cpu",
+    )
     assert config.read(path).folder == path.parent
     for wrong in ("epochs=3", "trainer.epochs", "trainer.epoch=3", "trainer.epochs=many"):
         with pytest.raises(SystemExit, match=wrong.partition("=")[0]):

@@ -20,7 +20,9 @@ from notebooks import show
 
 ROOT = Path(__file__).resolve().parents[2]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
-MACHINE = re.compile(r"/(?:home|root|Users|work)/|/tmp/tmp\w|\.venv|site-packages|WARNING|[Dd]eprecat")
+MACHINE = re.compile(
+    r"/(?:home|root|Users|work)/|/tmp/tmp\w|\.venv|site-packages|WARNING|[Dd]eprecat"
+)
 """What a saved notebook does not say."""
 WIDGETS = "application/vnd.jupyter.widget"
 IPYKERNEL_ENDS = re.compile(
@@ -42,12 +44,19 @@ def call(*words: str | Path, folder: Path) -> subprocess.CompletedProcess[str]:
     """Run one of Python's modules or scripts in a folder, as a person does in a terminal."""
     env = {**os.environ, **environment(folder)}
     return subprocess.run(
-        [sys.executable, *map(str, words)], cwd=folder, env=env, capture_output=True, text=True, timeout=270
+        [sys.executable, *map(str, words)],
+        cwd=folder,
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=270,
     )
 
 
 def outputs(notebook: Any) -> list[Any]:
-    return [output for cell in notebook.cells if cell.cell_type == "code" for output in cell.outputs]
+    return [
+        output for cell in notebook.cells if cell.cell_type == "code" for output in cell.outputs
+    ]
 
 
 def text(notebook: Any) -> str:
@@ -80,11 +89,16 @@ def check_quickstart(path: Path) -> None:
 def check_mingpt(path: Path) -> None:
     """torchrun trains on both nodes, and trains on where the first training ended; test_mingpt.py does it on machines of their own."""
     shown = text(nbformat.read(path, as_version=4))
-    losses = [float(loss) for loss in re.findall(r"\[rank 0 on node 0\] epoch \d .* test loss ([\d.]+)", shown)]
+    losses = [
+        float(loss)
+        for loss in re.findall(r"\[rank 0 on node 0\] epoch \d .* test loss ([\d.]+)", shown)
+    ]
     assert len(losses) == 3
     assert losses[2] < losses[0]
     for node in (0, 1):  # in a rendezvous, torchrun's first node need not be the pool's
-        assert re.search(rf"\[{node}\] \[rank \d on node \d\] resumed from \S+ after epoch 2", shown)
+        assert re.search(
+            rf"\[{node}\] \[rank \d on node \d\] resumed from \S+ after epoch 2", shown
+        )
     assert shown.count("status=0, stopped=False") == 2
 
 
@@ -118,7 +132,9 @@ def test_what_is_saved_reads_well(path: Path) -> None:
     assert not [output for output in outputs(notebook) if output.output_type == "error"]
     assert all("text/plain" in output.data for output in outputs(notebook) if "data" in output)
     assert not MACHINE.search(path.read_text()), "nothing of the machine on which it ran"
-    assert [cell.execution_count for cell in code] == list(range(1, len(code) + 1)), "as it ran, from above to below"
+    assert [cell.execution_count for cell in code] == list(range(1, len(code) + 1)), (
+        "as it ran, from above to below"
+    )
     assert not [cell for cell in code if "execution" in cell.metadata]
     for source in [cell.source for cell in notebook.cells if cell.cell_type == "markdown"]:
         for name in re.findall(r"\]\(([\w./-]+)\)", source):
@@ -131,7 +147,9 @@ def test_what_is_saved_reads_well(path: Path) -> None:
 def test_the_index_leads_through_all_of_them() -> None:
     first = nbformat.read(ROOT / "notebooks" / "index.ipynb", as_version=4).cells[0].source
     listed = re.findall(r"^\| (\d+) \| \[(\w+)\]\((\w+)\.ipynb\)", first, re.MULTILINE)
-    assert [number for number, _, _ in listed] == [str(number) for number in range(1, len(listed) + 1)]
+    assert [number for number, _, _ in listed] == [
+        str(number) for number in range(1, len(listed) + 1)
+    ]
     assert all(name == target for _, name, target in listed)
     assert {name for _, name, _ in listed} == {path.stem for path in NOTEBOOKS} - {"index"}
 
@@ -173,7 +191,9 @@ def written(folder: Path, *cells: str) -> Path:
     sources = ["%load_ext skymagic", *cells, "open('went-on', 'w').close()"]
     notebook = nbformat.v4.new_notebook(
         cells=[nbformat.v4.new_code_cell(source) for source in sources],
-        metadata={"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}},
+        metadata={
+            "kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}
+        },
     )
     path = folder / "written.ipynb"
     nbformat.write(notebook, path)
@@ -200,17 +220,23 @@ def failed(folder: Path, *cells: str, tagged: Sequence[str] = ()) -> Any:
     return nbformat.read(folder / "done.ipynb", as_version=4)
 
 
-def test_a_failing_cell_makes_papermill_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failing_cell_makes_papermill_fail(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name, value in environment(tmp_path).items():
         monkeypatch.setenv(name, value)
     saved = failed(tmp_path, "%sky_pool --nodes 2", *FAILURES, tagged=[*FAILURES])
     for source, words in FAILURES.items():
         (cell,) = (cell for cell in saved.cells if cell.source == source)
         assert [output.output_type for output in cell.outputs].count("error") == 1
-        assert not [word for word in words if word not in text(nbformat.v4.new_notebook(cells=[cell]))]
+        assert not [
+            word for word in words if word not in text(nbformat.v4.new_notebook(cells=[cell]))
+        ]
 
 
-def test_a_line_that_is_wrong_makes_papermill_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_line_that_is_wrong_makes_papermill_fail(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name, value in environment(tmp_path).items():
         monkeypatch.setenv(name, value)
     assert "--nodse" in text(failed(tmp_path, "%sky_pool --nodse 2"))
@@ -219,7 +245,11 @@ def test_a_line_that_is_wrong_makes_papermill_fail(tmp_path: Path, monkeypatch: 
 
 def test_a_failing_cell_makes_show_fail_unless_it_is_tagged(tmp_path: Path) -> None:
     path = written(
-        tmp_path, "%sky_pool --nodes 1", "%%sky_broadcast\n1 / 0", "%%sky_broadcast -o r\n'goes on'", "%sky_pull r"
+        tmp_path,
+        "%sky_pool --nodes 1",
+        "%%sky_broadcast\n1 / 0",
+        "%%sky_broadcast -o r\n'goes on'",
+        "%sky_pull r",
     )
     notebook = json.loads(path.read_text())
     notebook["cells"][2]["metadata"]["tags"] = ["raises-exception"]

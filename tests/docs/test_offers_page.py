@@ -31,7 +31,9 @@ def policy() -> set[str]:
     """The actions of the page's policies."""
     blocks = re.findall(r"^```json\n(.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL)
     statements = [one for block in blocks for one in json.loads(block)["Statement"]]
-    return {action for one in statements if one["Sid"] == "SkymagicOffers" for action in one["Action"]}
+    return {
+        action for one in statements if one["Sid"] == "SkymagicOffers" for action in one["Action"]
+    }
 
 
 def test_its_cells(tmp_path: Path) -> None:
@@ -48,14 +50,20 @@ def test_its_cells(tmp_path: Path) -> None:
                 follow(notebook, example)
 
 
-def test_the_policy_allows_what_is_called_and_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_policy_allows_what_is_called_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name, value in {**lab.CREDENTIALS, "aws_config_file": "/dev/null"}.items():
         monkeypatch.setenv(name.upper(), value)
     with ec2() as cloud:
         EC2Market(cloud, {name: PRICES[name] for name in TYPES}, SPOT)
         clients = AwsClients(endpoint_url=cloud.url)
         for spot in (False, True):
-            survey(PoolRequest(gpu=Accelerator("A100", 8), region="us-east-1", spot=spot), clients, Cache(tmp_path))
+            survey(
+                PoolRequest(gpu=Accelerator("A100", 8), region="us-east-1", spot=spot),
+                clients,
+                Cache(tmp_path),
+            )
         assert set(cloud.actions()) == policy()
 
 

@@ -51,7 +51,9 @@ def prose(path: Path) -> str:
     text = path.read_text()
     if path.suffix == ".ipynb":
         cells = json.loads(text)["cells"]
-        text = "\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "markdown")
+        text = "\n".join(
+            "".join(cell["source"]) for cell in cells if cell["cell_type"] == "markdown"
+        )
     return CODE.sub(" ", text)
 
 
@@ -70,7 +72,9 @@ def messages(tree: ast.Module) -> Iterator[str]:
         if id(node) in others or not isinstance(node, ast.Constant | ast.JoinedStr):
             continue
         values = node.values if isinstance(node, ast.JoinedStr) else [node]
-        said = "".join(str(each.value) if isinstance(each, ast.Constant) else "…" for each in values)
+        said = "".join(
+            str(each.value) if isinstance(each, ast.Constant) else "…" for each in values
+        )
         if " " in said.strip() and said.count("\n") < 4:
             yield said
 
@@ -81,7 +85,9 @@ TEXTS = dict(texts())
 @pytest.mark.parametrize("place", TEXTS)
 def test_it_has_none_of_the_hard_words(place: str) -> None:
     words = " ".join(TEXTS[place]().split())
-    found = {f"…{words[max(0, hit.start() - 30) : hit.end() + 20]}…" for hit in HARD.finditer(words)}
+    found = {
+        f"…{words[max(0, hit.start() - 30) : hit.end() + 20]}…" for hit in HARD.finditer(words)
+    }
     assert found == set()
 
 

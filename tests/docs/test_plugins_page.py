@@ -26,11 +26,15 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     (block,) = re.findall(r"<!-- tested:.*?-->\n```python\n(.*?)```", text, re.DOTALL)
     (entry,) = re.findall(r"```toml\n(.*?)```", text, re.DOTALL)
     (place / "skymagic_checkpoints.py").write_text(block)
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: skymagic-checkpoints\nVersion: 1.0\n")
+    (info / "METADATA").write_text(
+        "Metadata-Version: 2.1\nName: skymagic-checkpoints\nVersion: 1.0\n"
+    )
     points = entry.replace("[project.entry-points.", "[").replace('"', "")
     (info / "entry_points.txt").write_text(points)
     monkeypatch.syspath_prepend(place)
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(place), os.environ.get("PYTHONPATH", "")]))
+    monkeypatch.setenv(
+        "PYTHONPATH", os.pathsep.join([str(place), os.environ.get("PYTHONPATH", "")])
+    )
     yield tmp_path / "data"
     sys.modules.pop("skymagic_checkpoints", None)
 
@@ -55,7 +59,9 @@ def test_the_documented_plugin_by_name(package: Path, capsys: pytest.CaptureFixt
     check(f"checkpoints:folder={package},keep=false", package, capsys)
 
 
-def test_the_documented_plugin_as_an_object(package: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_documented_plugin_as_an_object(
+    package: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     from skymagic_checkpoints import checkpoints  # type: ignore[import-not-found]
 
     plugin = checkpoints(str(package), keep=False)

@@ -54,7 +54,9 @@ def examples(page: Path) -> list[Example]:
     found: list[Example] = []
     for block in BLOCK.finditer(page.read_text()):
         mark = block["mark"] or ""
-        if mark.startswith("tested: "):  # tests/programs/test_launchers.py runs them, with their files
+        if mark.startswith(
+            "tested: "
+        ):  # tests/programs/test_launchers.py runs them, with their files
             continue
         if block["kind"] == "python" and mark != "not run":
             fails = mark.removeprefix("fails: ") if mark.startswith("fails: ") else ""
@@ -71,7 +73,8 @@ def shape(text: str) -> list[str]:
         for line in ANSI.sub("", text).splitlines()
     ]
     lines = [
-        re.sub(r"-[0-9a-f]{8}\b|\d+(\.\d+)?", "0", line).replace("had ended]", "is still running]") for line in lines
+        re.sub(r"-[0-9a-f]{8}\b|\d+(\.\d+)?", "0", line).replace("had ended]", "is still running]")
+        for line in lines
     ]
     return [" ".join(line.split()) for line in lines if line.strip() and not set(line) <= set("- ")]
 
@@ -86,20 +89,27 @@ def recipes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Notebook]:
 @pytest.mark.parametrize("name", RECIPES)
 def test_recipe(name: str, recipes: Notebook) -> None:
     for library in re.findall(
-        r"^(?:from|import) (optuna|peft|transformers|jax)\b", (HOW_TO / name).read_text(), re.MULTILINE
+        r"^(?:from|import) (optuna|peft|transformers|jax)\b",
+        (HOW_TO / name).read_text(),
+        re.MULTILINE,
     ):
         pytest.importorskip(library)
     for example in examples(HOW_TO / name):
         follow(recipes, example)
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if examples(page)], ids=lambda page: page.name)
+@pytest.mark.parametrize(
+    "page", [page for page in PAGES if examples(page)], ids=lambda page: page.name
+)
 def test_page(page: Path, tmp_path: Path, shared_pools: Pools) -> None:
     """The README's in a kernel of its own, as are those that kill theirs; the others have torch imported in one once."""
     cells = examples(page)
     outlives = any(cell.killed for cell in cells)
     kernel = opened(tmp_path) if outlives or page.name == "README.md" else shared_pools.lent(KERNEL)
-    with nothing_left(own_folders(tmp_path)) if outlives else contextlib.nullcontext(), kernel as notebook:
+    with (
+        nothing_left(own_folders(tmp_path)) if outlives else contextlib.nullcontext(),
+        kernel as notebook,
+    ):
         for example in cells:
             follow(notebook, example)
 
@@ -114,7 +124,9 @@ def follow(notebook: Notebook, example: Example) -> str:
     else:
         notebook.finish(cell)
     ename = cell.error.ename if cell.error else ""
-    assert ename == example.fails, f"{example.source}\n{cell.text}{cell.error.text if cell.error else ''}"
+    assert ename == example.fails, (
+        f"{example.source}\n{cell.text}{cell.error.text if cell.error else ''}"
+    )
     rich = "\n".join(data.get("text/plain", "") for data in cell.rich)
     shown = cell.text + rich + (cell.error.text if cell.error else "")
     missing = [line for line in shape(example.shown) if line not in shape(shown)]

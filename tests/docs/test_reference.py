@@ -60,8 +60,12 @@ def test_links_lead_to_files_that_are_there() -> None:
 
 
 def test_every_command_prints_json() -> None:
-    (commands,) = [action for action in _parser()._actions if isinstance(action, argparse._SubParsersAction)]
-    without = [name for name, one in commands.choices.items() if "--json" not in one._option_string_actions]
+    (commands,) = [
+        action for action in _parser()._actions if isinstance(action, argparse._SubParsersAction)
+    ]
+    without = [
+        name for name, one in commands.choices.items() if "--json" not in one._option_string_actions
+    ]
     assert without == []
 
 

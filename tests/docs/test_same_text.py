@@ -124,17 +124,29 @@ def in_notebook_7(folder: Path) -> list[Outputs]:
     with browser.opened(folder, CELLS, "notebook") as front:
         for number in range(len(CELLS)):
             front.run(number)
-        return [cell["outputs"] for cell in nbformat.reads(json.dumps(front.save()), as_version=4).cells]
+        return [
+            cell["outputs"] for cell in nbformat.reads(json.dumps(front.save()), as_version=4).cells
+        ]
 
 
 def by_papermill(folder: Path) -> tuple[nbformat.NotebookNode, str]:
     """The notebook that it saves, and its log: what a person reads while it runs."""
     given(folder)
-    command = [sys.executable, "-m", "papermill", "--no-progress-bar", "--log-output", "given.ipynb", "done.ipynb"]
+    command = [
+        sys.executable,
+        "-m",
+        "papermill",
+        "--no-progress-bar",
+        "--log-output",
+        "given.ipynb",
+        "done.ipynb",
+    ]
     done = subprocess.run(
         command, stdin=subprocess.DEVNULL, capture_output=True, text=True, cwd=folder, env=environment(folder), timeout=TIMEOUT
     )  # fmt: skip
-    assert done.returncode == 1, "a failure is one for papermill, also where a cell says that it raises"
+    assert done.returncode == 1, (
+        "a failure is one for papermill, also where a cell says that it raises"
+    )
     assert "ValueError: bad batch" in done.stderr
     return nbformat.read(folder / "done.ipynb", as_version=4), done.stderr
 
@@ -165,7 +177,14 @@ def by_marimo(folder: Path) -> list[str]:
         "done.ipynb",
         "--include-outputs",
     ]
-    subprocess.run(command, check=True, capture_output=True, cwd=folder, env=environment(folder), timeout=TIMEOUT)
+    subprocess.run(
+        command,
+        check=True,
+        capture_output=True,
+        cwd=folder,
+        env=environment(folder),
+        timeout=TIMEOUT,
+    )
     _, *done = nbformat.read(folder / "done.ipynb", as_version=4).cells
     return [re.sub(r"Out\[\d+\]:\s", "", said(cell.outputs)) for cell in done]
 
@@ -182,19 +201,27 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Outputs]
     return folder / "saved.ipynb", outputs
 
 
-def test_a_terminal_says_what_a_notebook_says(saved: tuple[Path, list[Outputs]], tmp_path: Path) -> None:
+def test_a_terminal_says_what_a_notebook_says(
+    saved: tuple[Path, list[Outputs]], tmp_path: Path
+) -> None:
     for cell, here, there in zip(CELLS, saved[1], in_terminal(tmp_path), strict=False):
         assert lines(there) == lines(said(here)), cell
 
 
-@pytest.mark.skipif(not MARIMO.exists(), reason="marimo is not in build/marimo: make test installs it")
-def test_marimo_says_what_a_notebook_says(saved: tuple[Path, list[Outputs]], tmp_path: Path) -> None:
+@pytest.mark.skipif(
+    not MARIMO.exists(), reason="marimo is not in build/marimo: make test installs it"
+)
+def test_marimo_says_what_a_notebook_says(
+    saved: tuple[Path, list[Outputs]], tmp_path: Path
+) -> None:
     for cell, here, there in zip(CELLS, saved[1], by_marimo(tmp_path), strict=True):
         assert lines(there) == lines(said(here)), cell
 
 
 @pytest.mark.needs("chromium")
-def test_notebook_7_says_what_nbconvert_says(saved: tuple[Path, list[Outputs]], tmp_path: Path) -> None:
+def test_notebook_7_says_what_nbconvert_says(
+    saved: tuple[Path, list[Outputs]], tmp_path: Path
+) -> None:
     pytest.importorskip("notebook")
     for cell, here, there in zip(CELLS, saved[1], in_notebook_7(tmp_path), strict=True):
         assert lines(said(there)) == lines(said(here)), cell
@@ -208,7 +235,10 @@ def test_a_server_without_a_browser_says_what_a_notebook_says(
     told = [one for one in first if exposure.SERVED in str(one.get("text"))]
     assert len(told) == 1, first
     first = [
-        one if one is not told[0] else {**one, "text": one["text"].replace(f"{exposure.SERVED}\n", "")} for one in first
+        one
+        if one is not told[0]
+        else {**one, "text": one["text"].replace(f"{exposure.SERVED}\n", "")}
+        for one in first
     ]
     for cell, here, there in zip(CELLS, saved[1], [first, *rest], strict=True):
         assert lines(said(there)) == lines(said(here)), cell
@@ -218,7 +248,9 @@ def test_papermill_says_what_a_notebook_says_and_logs_it_as_it_comes(
     saved: tuple[Path, list[Outputs]], tmp_path: Path
 ) -> None:
     notebook, log = by_papermill(tmp_path)
-    cells = [cell for cell in notebook.cells if cell.cell_type == "code"]  # beside those that papermill adds
+    cells = [
+        cell for cell in notebook.cells if cell.cell_type == "code"
+    ]  # beside those that papermill adds
     for cell, here, there in zip(CELLS, saved[1], cells, strict=True):
         assert lines(said(there.outputs)) == lines(said(here)), cell
     assert "widget" not in nbformat.writes(notebook)
@@ -245,7 +277,9 @@ def test_what_is_saved_keeps_githubs_rules(saved: tuple[Path, list[Outputs]]) ->
     nbformat.validate(notebook)
     widgets = notebook.metadata.get("widgets")
     assert widgets is None or "state" in widgets["application/vnd.jupyter.widget-state+json"]
-    bundles = [output["data"] for cell in notebook.cells for output in cell.outputs if "data" in output]
+    bundles = [
+        output["data"] for cell in notebook.cells for output in cell.outputs if "data" in output
+    ]
     assert len([data for data in bundles if "text/html" in data]) >= 4
     for data in bundles:
         tags = Tags()

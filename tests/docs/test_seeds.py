@@ -14,7 +14,9 @@ import pytest
 
 import skymagic as sky
 
-needs_torch = pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed: pip install torch")
+needs_torch = pytest.mark.skipif(
+    find_spec("torch") is None, reason="torch is not installed: pip install torch"
+)
 
 
 # --------------------------------------------------------------------- the guide: a decorator for one function
@@ -124,9 +126,20 @@ def test_runtime_context(four: Any, capsys: pytest.CaptureFixture[str]) -> None:
     assert [each.pop("coordinated") for each in results] == [True, False, False, False]
     assert (
         results
-        == [{"sum": 6, "head": ("127.0.0.1", True), "accelerators": 0, "peers": [0, 1, 2, 3], "variable": True}] * 4
+        == [
+            {
+                "sum": 6,
+                "head": ("127.0.0.1", True),
+                "accelerators": 0,
+                "peers": [0, 1, 2, 3],
+                "variable": True,
+            }
+        ]
+        * 4
     )
-    assert sorted(capsys.readouterr().out.splitlines()) == [f"[{n}] Node {n} of 4" for n in range(4)]
+    assert sorted(capsys.readouterr().out.splitlines()) == [
+        f"[{n}] Node {n} of 4" for n in range(4)
+    ]
 
 
 def test_output_control(four: Any, capsys: pytest.CaptureFixture[str]) -> None:
@@ -143,10 +156,17 @@ def test_output_control(four: Any, capsys: pytest.CaptureFixture[str]) -> None:
     silent = sky.compute(sky.silent(train))
     lines = ["Epoch 1: loss=0.5000", "from a program"]
 
-    for call, out, err in ((head, [0], 4), (first_two, [0, 1], 4), (errors, [0, 1, 2, 3], 1), (silent, [], 0)):
+    for call, out, err in (
+        (head, [0], 4),
+        (first_two, [0, 1], 4),
+        (errors, [0, 1, 2, 3], 1),
+        (silent, [], 0),
+    ):
         call() @ four
         shown = capsys.readouterr()
-        assert sorted(shown.out.splitlines()) == sorted(f"[{n}] {line}" for n in out for line in lines)
+        assert sorted(shown.out.splitlines()) == sorted(
+            f"[{n}] {line}" for n in out for line in lines
+        )
         assert shown.err.count("a warning") == err
 
 
@@ -190,14 +210,18 @@ def reference() -> dict[str, Any]:
 
 
 @needs_torch
-def test_a_broadcast_finds_the_group_ready_and_the_reference_trains_on_cpus(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_broadcast_finds_the_group_ready_and_the_reference_trains_on_cpus(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     @sky.compute
     def ready() -> bool:
         import torch.distributed as dist
 
         return dist.is_initialized()
 
-    with sky.ComputePool(provider=sky.Local(), nodes=4, plugins=[sky.plugins.torch(backend="gloo")]) as pool:
+    with sky.ComputePool(
+        provider=sky.Local(), nodes=4, plugins=[sky.plugins.torch(backend="gloo")]
+    ) as pool:
         assert ready() @ pool == [True] * 4
         results = reference() @ pool
     assert [each["rank"] for each in results] == [0, 1, 2, 3]

@@ -79,7 +79,9 @@ def env(hosts: Hosts, tmp_path: Path) -> dict[str, str]:
     return {"HOME": str(home), "PATH": f"{programs}:{os.environ['PATH']}"}
 
 
-def test_a_cluster_of_skypilot_is_used_with_its_host_keys(hosts: Hosts, env: dict[str, str], tmp_path: Path) -> None:
+def test_a_cluster_of_skypilot_is_used_with_its_host_keys(
+    hosts: Hosts, env: dict[str, str], tmp_path: Path
+) -> None:
     (tmp_path / "notebook").mkdir()
     pool = re.findall(r"(%sky_pool train --hosts \S+)", PAGE)[0] + f" --python {sys.executable}"
     with opened(tmp_path / "notebook", env=env) as notebook:
@@ -87,7 +89,9 @@ def test_a_cluster_of_skypilot_is_used_with_its_host_keys(hosts: Hosts, env: dic
         assert "its host key is not known" in refused
         assert "StrictHostKeyChecking no is not followed" in refused
         for _ in range(2):  # a second time changes nothing
-            done = subprocess.run(["sh", "-eu", "-c", "\n".join(commands())], env=env, capture_output=True, text=True)
+            done = subprocess.run(
+                ["sh", "-eu", "-c", "\n".join(commands())], env=env, capture_output=True, text=True
+            )
             assert done.returncode == 0, done.stderr
         assert [line.split()[0] for line in done.stdout.splitlines()] == ["train", "train-worker1"]
         config = (Path(env["HOME"]) / ".ssh" / "config").read_text()

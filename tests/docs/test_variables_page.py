@@ -67,7 +67,13 @@ def test_the_rule_has_five_sentences() -> None:
     said = " ".join(text for _, text in listed)
     assert all(
         words in said
-        for words in ("The first cell", "its own variable", "assign the name again", "functions", "go back")
+        for words in (
+            "The first cell",
+            "its own variable",
+            "assign the name again",
+            "functions",
+            "go back",
+        )
     )
 
 

@@ -12,13 +12,19 @@ from packaging.requirements import Requirement
 from packaging.version import Version
 
 ROOT = Path(__file__).resolve().parents[2]
-SEEN = dict(re.findall(r"^\| ([\w-]+) \| (\d[\d.]*) \|$", (ROOT / "CONTRIBUTING.md").read_text(), re.MULTILINE))
+SEEN = dict(
+    re.findall(
+        r"^\| ([\w-]+) \| (\d[\d.]*) \|$", (ROOT / "CONTRIBUTING.md").read_text(), re.MULTILINE
+    )
+)
 EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
 
 
 def test_every_framework_of_the_tests_has_a_version() -> None:
     (of_all,) = EXTRAS["frameworks"]
-    frameworks = {Requirement(text).name for extra in Requirement(of_all).extras for text in EXTRAS[extra]}
+    frameworks = {
+        Requirement(text).name for extra in Requirement(of_all).extras for text in EXTRAS[extra]
+    }
     assert set(SEEN) == frameworks
 
 

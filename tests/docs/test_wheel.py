@@ -22,10 +22,23 @@ def test_the_quickstart_runs_from_the_wheel(tmp_path: Path) -> None:
     (wheel,) = (tmp_path / "dist").glob("skymagic-*.whl")
     uv("venv", "-q", "--python", sys.executable, str(tmp_path / "env"))
     python = tmp_path / "env" / "bin" / "python"
-    uv("pip", "install", "-q", "--python", str(python), "-c", "constraints.txt", f"skymagic[demo] @ {wheel.as_uri()}")
+    uv(
+        "pip",
+        "install",
+        "-q",
+        "--python",
+        str(python),
+        "-c",
+        "constraints.txt",
+        f"skymagic[demo] @ {wheel.as_uri()}",
+    )
     for file in ("show.py", "quickstart.ipynb"):
         shutil.copy(ROOT / "notebooks" / file, tmp_path)
-    own = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "VIRTUAL_ENV"))}
+    own = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("PYTHON", "VIRTUAL_ENV"))
+    }
     folders = {"IPYTHONDIR": environment(tmp_path)["IPYTHONDIR"], "HOME": str(tmp_path)}
     run = subprocess.run(
         [python, "show.py", "quickstart.ipynb"],

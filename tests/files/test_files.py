@@ -113,7 +113,9 @@ AS_CP = [
 
 
 @pytest.mark.parametrize(("source", "target", "before"), AS_CP)
-def test_it_lands_where_cp_puts_it(two: Nodes, source: str, target: str, before: dict[str, str]) -> None:
+def test_it_lands_where_cp_puts_it(
+    two: Nodes, source: str, target: str, before: dict[str, str]
+) -> None:
     here = grow(two.here, SOURCE)
     for root in two.roots:
         grow(root, before)
@@ -175,7 +177,11 @@ def test_from_several_nodes_into_folders_of_their_own(two: Nodes) -> None:
     two.files.get("out/", two.here / "results")
     for number in range(2):
         folder = two.here / f"results/node{number}"
-        assert (folder / "out/log.txt").read_text() == (folder / "log.txt").read_text() == f"of {number}"
+        assert (
+            (folder / "out/log.txt").read_text()
+            == (folder / "log.txt").read_text()
+            == f"of {number}"
+        )
     two.files.get("out/log.txt", two.here / "alone", nodes=[1])
     assert (two.here / "alone").read_text() == "of 1"
 
@@ -199,7 +205,11 @@ def test_only_what_differs_travels(one: Nodes, back: bool) -> None:
     source, target = (one.roots[0], one.here) if back else (one.here, one.roots[0])
     grow(source, {"d/a": "1234", "d/b": "5678", "d/c": "90"})
     go: Callable[[], tuple[Copied, ...]]
-    go = (lambda: one.files.get("d/", one.here / "d")) if back else (lambda: one.files.put(one.here / "d", "d"))
+    go = (
+        (lambda: one.files.get("d/", one.here / "d"))
+        if back
+        else (lambda: one.files.put(one.here / "d", "d"))
+    )
     assert changed(go()) == [(3, 10, 0)]
     assert changed(go()) == [(0, 0, 3)]
     os.utime(source / "d/a")  # another time, the same contents
@@ -213,7 +223,9 @@ def test_only_what_differs_travels(one: Nodes, back: bool) -> None:
 
 def test_modes_times_links_and_names(one: Nodes) -> None:
     odd = ["-rf", "new\nline", "blank and 'quote\"", "ü", os.fsdecode(b"\xff\xfe"), "*", ".hidden"]
-    source = grow(one.here / "d", {name: name for name in odd} | {"run.sh": "#!", "locked/x": "x", "sub/": ""})
+    source = grow(
+        one.here / "d", {name: name for name in odd} | {"run.sh": "#!", "locked/x": "x", "sub/": ""}
+    )
     (source / "run.sh").chmod(0o750)
     (source / "locked").chmod(0o555)
     (source / "link").symlink_to("locked/x")
@@ -245,7 +257,9 @@ def test_links_that_lead_out_stay_behind(one: Nodes, direction: str) -> None:
         copied = one.files.sync(source, "d")
     else:
         copied = one.files.put(source, "d") if direction == "put" else one.files.get("d", there)
-    came = {name: text for name, text in tree(there / "d").items() if not name.startswith(".skymagic-")}
+    came = {
+        name: text for name, text in tree(there / "d").items() if not name.startswith(".skymagic-")
+    }
     assert came == {"a": "a", "inner/": "", "inner/b": "b", "stays": "-> inner/b"}
     remedy = "--follow copies what it leads to"
     if direction == "sync":
@@ -268,7 +282,9 @@ def test_links_that_lead_out_are_followed_and_named_if_asked_for(one: Nodes) -> 
     os.mkfifo(source / "fifo")
     copied = one.files.put(source, "d", follow=True)
     assert tree(one.roots[0] / "d") == {"a": "a", "full": "x", "out/": "", "out/x": "x"}
-    assert [note.removeprefix(f"{source}/").replace(str(one.here), "HERE") for note in copied[0].notes] == [
+    assert [
+        note.removeprefix(f"{source}/").replace(str(one.here), "HERE") for note in copied[0].notes
+    ] == [
         "dead is skipped: it is a link to nothing",
         "fifo is skipped: it is no file",
         "full is a link that points outside, to HERE/elsewhere/big/x, which is copied",
@@ -329,7 +345,9 @@ def test_what_is_not_there(two: Nodes) -> None:
     with pytest.raises(FilesError, match=r"nothing is called .*/here/\*\.no"):
         two.files.put(two.here / "*.no", "x")
     grow(two.roots[0], {"only/here": "x"})
-    with pytest.raises(FilesError, match=r"node 1 \(host1\): .*/node1/only: no such file or folder"):
+    with pytest.raises(
+        FilesError, match=r"node 1 \(host1\): .*/node1/only: no such file or folder"
+    ):
         two.files.get("only", two.here)
     assert tree(two.here) == {}
     grow(two.here, {"file": "x"})
@@ -372,16 +390,21 @@ def test_disk_full(tmp_path: Path) -> None:
     root.mkdir()
     mount = 'mount -t tmpfs -o size=1m,nr_inodes=6 none "$1" && exec "$0" -m skymagic.kernels.files "$1"'
     command = ["unshare", "-rm", "sh", "-c", mount, sys.executable]
-    if subprocess.run([*command[:3], "-c", "mount -t tmpfs none /mnt"], capture_output=True).returncode:
+    if subprocess.run(
+        [*command[:3], "-c", "mount -t tmpfs none /mnt"], capture_output=True
+    ).returncode:
         pytest.skip("this machine makes no file systems for its users")
     files = Files([node(0, root, *command), node(1, tmp_path / "roomy")], start)
     grow(tmp_path, {"large": "x" * 2_000_000, **{f"many/{number}": "x" for number in range(9)}})
     with pytest.raises(
-        FilesError, match=r"node 0 \(host0\): .*/root: no room: 2.0 MB more are needed, 1.0 MB are free"
+        FilesError,
+        match=r"node 0 \(host0\): .*/root: no room: 2.0 MB more are needed, 1.0 MB are free",
     ):
         files.put(tmp_path / "large", ".")
     assert not (tmp_path / "roomy").exists()
-    with pytest.raises(FilesError, match=r"not all was copied: node 0 \(host0\): .*/many/\d: the disk is full"):
+    with pytest.raises(
+        FilesError, match=r"not all was copied: node 0 \(host0\): .*/many/\d: the disk is full"
+    ):
         files.put(tmp_path / "many", ".")
     assert len(tree(tmp_path / "roomy/many")) == 9
 
@@ -398,9 +421,12 @@ def test_every_sentence_once() -> None:
 
 def test_what_is_told() -> None:
     copied = [Copied(0, "gpu1", 2, 3_000_000, 4), Copied(1, "gpu2", 2, 3_000_000, 4)]
-    assert summary(copied, 0.1) == "2 files (3.0 MB) to 2 nodes each in 0.1 s; 4 files there already"
     assert (
-        summary(copied[:1], 3, to_nodes=False) == "2 files (3.0 MB) from gpu1 in 3.0 s, 1.0 MB/s; 4 files there already"
+        summary(copied, 0.1) == "2 files (3.0 MB) to 2 nodes each in 0.1 s; 4 files there already"
+    )
+    assert (
+        summary(copied[:1], 3, to_nodes=False)
+        == "2 files (3.0 MB) from gpu1 in 3.0 s, 1.0 MB/s; 4 files there already"
     )
     uneven = [Copied(0, "gpu1", 0, 0, 1), Copied(1, "gpu2", 1, 9, 0, 2, ("x stays behind",))]
     assert (
@@ -417,14 +443,18 @@ def test_what_is_told() -> None:
     [("", False), ("", True), ("for a moment", False), ("for a moment", True), ("for good", False)],
     ids=["put", "get", "put, hangs for a moment", "get, hangs for a moment", "put, hangs for good"],
 )
-def test_an_interrupt_leaves_no_half_file_and_no_process(two: Nodes, hangs: str, back: bool) -> None:
+def test_an_interrupt_leaves_no_half_file_and_no_process(
+    two: Nodes, hangs: str, back: bool
+) -> None:
     """A node that hangs for a moment gets to know of the interrupt when it goes on, and keeps nothing for a next time."""
     for folder in two.roots if back else [two.here]:
         sparse(folder / "large", 3 << 30)
     hanging: list[psutil.Process] = []
 
     def press_stop(name: str, done: int, total: int) -> None:
-        if hanging and hangs == "for a moment":  # the pipe to it has filled, or the one from it is empty
+        if (
+            hanging and hangs == "for a moment"
+        ):  # the pipe to it has filled, or the one from it is empty
             threading.Timer(1.0, hanging[0].resume).start()
         if hanging or (done and not hangs):
             raise KeyboardInterrupt
@@ -455,7 +485,9 @@ def test_a_node_that_is_lost(two: Nodes) -> None:
             killed.append(lost.pid)
             lost.kill()
 
-    with pytest.raises(FilesError, match=r"not all was copied: node 1 \(host1\): the connection was lost"):
+    with pytest.raises(
+        FilesError, match=r"not all was copied: node 1 \(host1\): the connection was lost"
+    ):
         two.files.put(two.here / "d", "d", progress=kill_one)
     assert (two.roots[0] / "d/large").stat().st_size == 1 << 27
     assert not (two.roots[1] / "d/large").exists()
@@ -466,7 +498,9 @@ def test_a_node_that_is_lost(two: Nodes) -> None:
 
 def test_a_node_that_cannot_answer(tmp_path: Path) -> None:
     bad = node(0, tmp_path, sys.executable, "-c", "import no_such_module_here")
-    with pytest.raises(FilesError, match="connection was lost .*No module named 'no_such_module_here'"):
+    with pytest.raises(
+        FilesError, match="connection was lost .*No module named 'no_such_module_here'"
+    ):
         Files([bad], start).get("x", tmp_path)
     chatty = node(0, tmp_path, sys.executable, "-c", "print('Welcome to this host')\ninput()")
     with pytest.raises(FilesError, match="the connection was lost"):
@@ -477,7 +511,11 @@ EVIL = b"evil"
 
 
 def hostile(
-    root: Path, *entries: Entry, swap: str = "", contents: bool = False, sent: Sequence[FileStart] | None = None
+    root: Path,
+    *entries: Entry,
+    swap: str = "",
+    contents: bool = False,
+    sent: Sequence[FileStart] | None = None,
 ) -> Files:
     """A node whose `out` holds these entries. Asked for files, it runs `swap`, and sends EVIL for each of `sent`: all files, unless given."""
     top = {"name": "out", "kind": "folder", "real": "/out", "device": 1, "number": 1}
@@ -489,7 +527,10 @@ def hostile(
         numbers = [number for number, entry in enumerate(entries) if entry.kind == FILE]
         sent = [FileStart(number, 0, len(EVIL), True, len(EVIL)) for number in numbers]
     files = [encode(each, EVIL) for each in sent]
-    lists, sends = encode(ListReply(listing)), b"".join([*files, encode(EndOfFiles()), encode(SendFilesReply())])
+    lists, sends = (
+        encode(ListReply(listing)),
+        b"".join([*files, encode(EndOfFiles()), encode(SendFilesReply())]),
+    )
     code = f"import os, sys\ninput(); os.write(1, {lists!r})\ninput()\n{swap}\nos.write(1, {sends!r})\nsys.stdin.read()"
     return Files([node(0, root, sys.executable, "-c", code)], start)
 
@@ -514,7 +555,9 @@ def hostile(
         ([Entry("out", "folder"), Entry(".bashrc", "file", 4)], False),
     ],
 )
-def test_a_node_cannot_write_where_it_likes(tmp_path: Path, entries: list[Entry], contents: bool) -> None:
+def test_a_node_cannot_write_where_it_likes(
+    tmp_path: Path, entries: list[Entry], contents: bool
+) -> None:
     here = tmp_path / "a/b"
     here.mkdir(parents=True)
     with pytest.raises(FilesError, match="is refused"):
@@ -523,7 +566,8 @@ def test_a_node_cannot_write_where_it_likes(tmp_path: Path, entries: list[Entry]
 
 
 @pytest.mark.parametrize(
-    ("size", "words"), [(3, "more bytes of a file than were announced"), (1 << 30, "out/new: it grew from 4 to")]
+    ("size", "words"),
+    [(3, "more bytes of a file than were announced"), (1 << 30, "out/new: it grew from 4 to")],
 )
 def test_a_node_cannot_send_more_than_it_announced(tmp_path: Path, size: int, words: str) -> None:
     entries = [Entry("out", "folder"), Entry("out/new", "file", 4)]
@@ -543,7 +587,9 @@ def test_a_copy_has_no_mode_that_the_umask_forbids(one: Nodes, umask: int) -> No
         one.files.get("d", one.here)
     finally:
         os.umask(before)
-    modes = {path: (one.here / "d" / path).stat().st_mode & 0o777 for path in ("open", "run.sh", "sub")}
+    modes = {
+        path: (one.here / "d" / path).stat().st_mode & 0o777 for path in ("open", "run.sh", "sub")
+    }
     assert modes == {"open": 0o666 & ~umask, "run.sh": 0o775 & ~umask, "sub": 0o777 & ~umask}
 
 
@@ -583,7 +629,14 @@ def test_links_that_are_allowed_lead_nowhere_else(links: list[tuple[str, str]]) 
 def test_sync_brings_what_changed_and_removes_what_it_brought(two: Nodes) -> None:
     grow(
         two.here,
-        {"train.py": "1", "lib/a.py": "a", "lib/b.py": "b", "old/x.py": "x", ".gitignore": "*.log\n", "y.log": "y"},
+        {
+            "train.py": "1",
+            "lib/a.py": "a",
+            "lib/b.py": "b",
+            "old/x.py": "x",
+            ".gitignore": "*.log\n",
+            "y.log": "y",
+        },
     )
     first = two.files.sync(two.here, "work/project")
     assert [(each.files, each.removed) for each in first] == [(5, 0)] * 2
@@ -594,7 +647,9 @@ def test_sync_brings_what_changed_and_removes_what_it_brought(two: Nodes) -> Non
     shutil.rmtree(two.here / "old")
     (two.here / "lib/b.py").unlink()
     again = two.files.sync(two.here, "work/project")
-    assert [(each.files, each.nbytes, each.unchanged, each.removed) for each in again] == [(1, 1, 2, 1)] * 2
+    assert [(each.files, each.nbytes, each.unchanged, each.removed) for each in again] == [
+        (1, 1, 2, 1)
+    ] * 2
     for work in works:
         found = tree(work)
         found.pop(".skymagic-sync")
@@ -622,7 +677,12 @@ def test_excludes_and_includes(one: Nodes) -> None:
          "__pycache__/a.pyc": "p", ".gitignore": "data/\nout/\n"},
     )  # fmt: skip
     grow(one.here, {"common/util.py": "u", "common/secret.key": "k"})
-    one.files.sync(here, "work", excludes=["*.md", "*.key", "!/out/"], includes=["data/small.bin", "../common", "a.py"])
+    one.files.sync(
+        here,
+        "work",
+        excludes=["*.md", "*.key", "!/out/"],
+        includes=["data/small.bin", "../common", "a.py"],
+    )
     found = tree(one.roots[0] / "work")
     found.pop(".skymagic-sync")
     assert found == {
@@ -641,7 +701,9 @@ def test_the_magics(tmp_path: Path) -> None:
         assert shown.said.startswith("2 files (3 bytes) to ")
         assert (tmp_path / "copy/b.txt").read_text() == "bb"
         assert "0 files (0 bytes) to" in notebook.run("%sky_put data/ copy").said
-        assert notebook.run("%sky_get copy/a.txt back.txt --node all").said.startswith("1 file (1 byte")
+        assert notebook.run("%sky_get copy/a.txt back.txt --node all").said.startswith(
+            "1 file (1 byte"
+        )
         assert (tmp_path / "back.txt").read_text() == "a"
         error = notebook.fail("%sky_put data/ data/")
         assert error.ename == "FilesError"

@@ -21,8 +21,18 @@ def by_git(repository: Path, below: str = ".") -> set[str]:
     """The files that git would take, below a folder of it."""
     if not (repository / ".git").exists():
         subprocess.run(["git", "init", "-q"], cwd=repository, env=ENVIRONMENT, check=True)
-    command = ["git", "-c", "core.excludesFile=", "ls-files", "-z", "--others", "--exclude-standard"]
-    listed = subprocess.run(command, cwd=repository / below, env=ENVIRONMENT, capture_output=True, check=True)
+    command = [
+        "git",
+        "-c",
+        "core.excludesFile=",
+        "ls-files",
+        "-z",
+        "--others",
+        "--exclude-standard",
+    ]
+    listed = subprocess.run(
+        command, cwd=repository / below, env=ENVIRONMENT, capture_output=True, check=True
+    )
     return set(filter(None, os.fsdecode(listed.stdout).split("\0")))
 
 
@@ -62,7 +72,9 @@ LEVELS = [
 
 
 def lay(folder: Path, levels: dict[str, str]) -> Path:
-    return grow(folder, FILES | {f"{where}/.gitignore".lstrip("/"): text for where, text in levels.items()})
+    return grow(
+        folder, FILES | {f"{where}/.gitignore".lstrip("/"): text for where, text in levels.items()}
+    )
 
 
 @pytest.mark.parametrize("levels", LEVELS)
@@ -82,7 +94,10 @@ def test_a_folder_below_the_repository(tmp_path: Path, levels: dict[str, str], b
 
 
 def test_a_folder_that_is_left_out_and_asked_for(tmp_path: Path) -> None:
-    grow(tmp_path, {".git/config": "", ".gitignore": "/runs/\n*.log\n", "runs/a.py": "", "runs/b/a.log": ""})
+    grow(
+        tmp_path,
+        {".git/config": "", ".gitignore": "/runs/\n*.log\n", "runs/a.py": "", "runs/b/a.log": ""},
+    )
     assert by_us(tmp_path) == {".gitignore"}
     assert by_us(tmp_path / "runs") == {"a.py"}
 
@@ -108,7 +123,14 @@ def test_any_patterns(tmp_path: Path, top: str, inner: str) -> None:
 
 def test_what_never_goes_along(tmp_path: Path) -> None:
     grow(
-        tmp_path, {"a": "", ".git": "gitdir: elsewhere", "sub/.git/config": "", "sub/b": "", "x/__pycache__/x.pyc": ""}
+        tmp_path,
+        {
+            "a": "",
+            ".git": "gitdir: elsewhere",
+            "sub/.git/config": "",
+            "sub/b": "",
+            "x/__pycache__/x.pyc": "",
+        },
     )
     assert by_us(tmp_path) == {"a", "sub/b"}
     grow(tmp_path, {".gitignore": "!__pycache__/\n!.git\n"})

@@ -35,7 +35,10 @@ CHANGES: dict[str, tuple[Callable[[bytes], bytes], int]] = {
     "a megabyte": (lambda data: data[: 7 * MB] + os.urandom(MB) + data[8 * MB :], 2 * PIECE),
     "an appended log": (lambda data: data + b"a line\n" * 1000, PIECE),
     "the end cut off": (lambda data: data[: -5 * MB], PIECE),
-    "a layer, of the same size": (lambda data: data[: 8 * MB] + os.urandom(4 * MB) + data[12 * MB :], 5 * PIECE),
+    "a layer, of the same size": (
+        lambda data: data[: 8 * MB] + os.urandom(4 * MB) + data[12 * MB :],
+        5 * PIECE,
+    ),
     "other names for the same": (lambda data: data, 0),
 }
 
@@ -89,7 +92,9 @@ def present(receiver: Receiver) -> dict[int, str]:
     return dict(receiver.comparison.compare("elsewhere", [], contents=True).there)
 
 
-def received(receiver: Receiver, path: Path, entry: Entry, stop_at: int = 1 << 62, *, cut: bool = True) -> int:
+def received(
+    receiver: Receiver, path: Path, entry: Entry, stop_at: int = 1 << 62, *, cut: bool = True
+) -> int:
     """Let a receiver take a file, or the beginning of it; the bytes that it was sent."""
     receiver.begin([0])
     there = present(receiver)
@@ -148,7 +153,9 @@ def test_a_half_of_what_has_become_shorter(source: Path, tmp_path: Path) -> None
     folder = target(tmp_path)
     received(Receiver(str(folder), [entry_of(source)]), source, entry_of(source), LARGE + 3 * PIECE)
     source.write_bytes(os.urandom(PIECE) + source.read_bytes()[PIECE:LARGE] + b"end")
-    assert received(Receiver(str(folder), [entry_of(source)]), source, entry_of(source)) == PIECE + 3
+    assert (
+        received(Receiver(str(folder), [entry_of(source)]), source, entry_of(source)) == PIECE + 3
+    )
     assert (folder / "a").read_bytes() == source.read_bytes()
     assert len(list(folder.iterdir())) == 1
 
@@ -183,7 +190,9 @@ def test_what_changes_there_meanwhile_is_said(source: Path, tmp_path: Path) -> N
             receiver.take(message, payload)
             break
     receiver.end([])
-    assert receiver.problems == [f"{folder}/a: the partial copy changed in the meantime; copy it again"]
+    assert receiver.problems == [
+        f"{folder}/a: the partial copy changed in the meantime; copy it again"
+    ]
     assert len(list(folder.iterdir())) == 1
 
 
@@ -213,7 +222,13 @@ def test_a_piece_that_nobody_has(source: Path, tmp_path: Path) -> None:
     assert list(folder.iterdir()) == []
 
 
-@given(st.lists(st.lists(st.binary(min_size=16, max_size=16).filter(any), max_size=4), min_size=1, max_size=4))
+@given(
+    st.lists(
+        st.lists(st.binary(min_size=16, max_size=16).filter(any), max_size=4),
+        min_size=1,
+        max_size=4,
+    )
+)
 def test_what_several_nodes_have(lists: list[list[bytes]]) -> None:
     texts = [b"".join(each).hex() for each in lists]
     found = numbered(common(texts))

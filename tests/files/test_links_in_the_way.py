@@ -33,10 +33,15 @@ def test_three_copies_of_one_folder(home: Path) -> None:
     """Each is harmless by itself: the first one's link is the second one's folder, and moves what is in it up."""
     deep = [Entry(path, FOLDER) for path in ("out", "out/a", "out/a/b")]
     hostile(home, *deep, Entry("out/a/b/c", LINK, target="../..")).get("out", home / "work")
-    second = hostile(home, *deep, Entry("out/a/b/c", FOLDER), Entry("out/a/b/c/l", LINK, target="../../.ssh"))
-    third = hostile(home, Entry("out", FOLDER), Entry("out/l", FOLDER), Entry("out/l/keys", FILE, len(EVIL)))
+    second = hostile(
+        home, *deep, Entry("out/a/b/c", FOLDER), Entry("out/a/b/c/l", LINK, target="../../.ssh")
+    )
+    third = hostile(
+        home, Entry("out", FOLDER), Entry("out/l", FOLDER), Entry("out/l/keys", FILE, len(EVIL))
+    )
     with pytest.raises(
-        FilesError, match=r"nothing was copied: .*work/out/a/b/c is a link here, but a folder would be copied there"
+        FilesError,
+        match=r"nothing was copied: .*work/out/a/b/c is a link here, but a folder would be copied there",
     ):
         second.get("out", home / "work")
     third.get("out", home / "work")
@@ -57,7 +62,8 @@ def test_a_nodes_own_folder_is_no_link(home: Path) -> None:
     roots = [grow(home / f"root{number}", {"out/x": "x"}) for number in range(2)]
     files = Files([node(number, root) for number, root in enumerate(roots)], start)
     with pytest.raises(
-        FilesError, match=r"nothing was copied: .*work/node1 is a link here, but a folder would be copied there"
+        FilesError,
+        match=r"nothing was copied: .*work/node1 is a link here, but a folder would be copied there",
     ):
         files.get("out/", home / "work")
     assert untouched(home)
@@ -66,12 +72,17 @@ def test_a_nodes_own_folder_is_no_link(home: Path) -> None:
 @pytest.mark.parametrize("where", ["out/sub", "out"])
 def test_a_folder_that_is_swapped_while_files_come(home: Path, where: str) -> None:
     """Between the comparison and the file, by somebody who can write there."""
-    entries = [Entry("out", FOLDER), Entry("out/sub", FOLDER), Entry("out/sub/keys", FILE, len(EVIL))]
+    entries = [
+        Entry("out", FOLDER),
+        Entry("out/sub", FOLDER),
+        Entry("out/sub/keys", FILE, len(EVIL)),
+    ]
     grow(home, {"work/out/sub/": "", ".ssh/sub/": ""})
     place = home / "work" / where
     swap = f"os.rename({str(place)!r}, {str(place)!r} + '.old'); os.symlink({str(home / '.ssh')!r}, {str(place)!r})"
     with pytest.raises(
-        FilesError, match=rf"not all was copied: .*work/{where} is a link here, but a folder would be copied there"
+        FilesError,
+        match=rf"not all was copied: .*work/{where} is a link here, but a folder would be copied there",
     ):
         hostile(home, *entries, swap=swap).get("out", home / "work")
     assert tree(home / ".ssh") == {"config": "mine", "sub/": ""}
@@ -152,4 +163,7 @@ def test_a_file_that_begins_before_another_has_ended(home: Path) -> None:
     entries = [Entry("out", FOLDER), *(Entry(f"out/{number}", FILE, 9) for number in range(3))]
     swap = f"os.write(1, {b''.join(encode(FileStart(number, 0, 1, False, 1), b'x') for number in (1, 2))!r})"
     hostile(home, *entries, swap=swap).get("out", home / "work")
-    assert tree(home / "work") == {"out/": "", **{f"out/{number}": EVIL.decode() for number in range(3)}}
+    assert tree(home / "work") == {
+        "out/": "",
+        **{f"out/{number}": EVIL.decode() for number in range(3)},
+    }

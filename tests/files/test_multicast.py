@@ -72,7 +72,9 @@ class Nodes:
 
         return node_of(number, f"host{number}", opened)
 
-    def put(self, name: str, stop: Callable[[str, int, int], None] = lambda name, done, total: None) -> int:
+    def put(
+        self, name: str, stop: Callable[[str, int, int], None] = lambda name, done, total: None
+    ) -> int:
         """Put what is here on all nodes; how many bytes have left."""
         before = sum(self.cluster.sent())
         self.files.put(f"{self.here}/{name}", "there/", progress=stop)
@@ -82,7 +84,10 @@ class Nodes:
         """Whether all nodes have what is here."""
         wanted = {path.name: digest([path.read_bytes()]) for path in (self.here / name).iterdir()}
         found = [
-            {path.name: digest([path.read_bytes()]) for path in (root / "there" / name).glob("[!.]*")}
+            {
+                path.name: digest([path.read_bytes()])
+                for path in (root / "there" / name).glob("[!.]*")
+            }
             for root in self.roots
         ]
         return found == [wanted] * COUNT

@@ -22,7 +22,13 @@ PRIVATE = "a private key"
 def home(tmp_path: Path) -> Path:
     """A private folder beside one that is copied; names below are the same, as an attacker would choose them."""
     return grow(
-        tmp_path, {"private/id": PRIVATE, "private/sub/id": PRIVATE, "out/id": "harmless", "out/sub/id": "harmless"}
+        tmp_path,
+        {
+            "private/id": PRIVATE,
+            "private/sub/id": PRIVATE,
+            "out/id": "harmless",
+            "out/sub/id": "harmless",
+        },
     )
 
 
@@ -39,7 +45,9 @@ def pipe(path: Path, _: Path) -> None:
 
 def sent(found: Listing) -> tuple[bytes, list[str]]:
     """All bytes that are sent of what is listed, and what was not."""
-    files = [(n, entry, found.places[n]) for n, entry in enumerate(found.entries) if entry.kind == "file"]
+    files = [
+        (n, entry, found.places[n]) for n, entry in enumerate(found.entries) if entry.kind == "file"
+    ]
     frames: Iterator[bytes] = iter(list(encoded_files(files)))
     data, failed = b"", []
     for message, payload in messages(lambda: next(frames, b"")):
@@ -53,9 +61,16 @@ def sent(found: Listing) -> tuple[bytes, list[str]]:
 
 @pytest.mark.parametrize(
     ("swap", "swapped", "target"),
-    [(link, "out/id", "private/id"), (link, "out/sub", "private/sub"), (link, "out", "private"), (pipe, "out/id", "")],
+    [
+        (link, "out/id", "private/id"),
+        (link, "out/sub", "private/sub"),
+        (link, "out", "private"),
+        (pipe, "out/id", ""),
+    ],
 )
-def test_a_link_after_the_listing(home: Path, swap: Callable[[Path, Path], None], swapped: str, target: str) -> None:
+def test_a_link_after_the_listing(
+    home: Path, swap: Callable[[Path, Path], None], swapped: str, target: str
+) -> None:
     found = listing(str(home / "out"))
     swap(home / swapped, home / target)
     data, failed = sent(found)

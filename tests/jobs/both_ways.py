@@ -54,13 +54,20 @@ def seen(value: Any, depth: int = 4) -> Any:
     if isinstance(value, types.ModuleType):
         return "module", value.__name__
     if isinstance(value, (types.FunctionType, types.MethodType)):
-        return kind.__name__, value.__qualname__, seen(value.__defaults__, depth - 1), str(value.__annotations__)
+        return (
+            kind.__name__,
+            value.__qualname__,
+            seen(value.__defaults__, depth - 1),
+            str(value.__annotations__),
+        )
     if kind.__name__ == "_lru_cache_wrapper":
         return kind.__name__, value.__qualname__
     if kind.__module__.split(".")[0] in ("numpy", "pandas", "torch"):
         return kind.__name__, ADDRESS.sub("0x", repr(value)), str(getattr(value, "dtype", ""))
     if isinstance(value, dict):
-        return kind.__name__, [(seen(key, depth - 1), seen(each, depth - 1)) for key, each in value.items()]
+        return kind.__name__, [
+            (seen(key, depth - 1), seen(each, depth - 1)) for key, each in value.items()
+        ]
     if isinstance(value, (set, frozenset)):
         return kind.__name__, sorted(repr(seen(each, depth - 1)) for each in value)
     if isinstance(value, (list, tuple)):
@@ -123,14 +130,23 @@ class Both:
         self._capture = capture_output
         self.shell: Any = InteractiveShell.instance(config=config)
         # nobody reads them, and they take longer than the cell; the last is the history's
-        for shown in ("showtraceback", "_showtraceback", "showsyntaxerror", "_format_exception_for_storage"):
+        for shown in (
+            "showtraceback",
+            "_showtraceback",
+            "showsyntaxerror",
+            "_format_exception_for_storage",
+        ):
             setattr(self.shell, shown, lambda *_, **__: None)
         for shown in ("write_output_prompt", "write_format_data", "finish_displayhook"):
             setattr(self.shell.displayhook, shown, lambda *_: None)
         self.run_cell("%load_ext skymagic")
-        self.run_cell("%config SkyMagic.view_after = 600.0")  # the line of a long cell is no part of what it prints
+        self.run_cell(
+            "%config SkyMagic.view_after = 600.0"
+        )  # the line of a long cell is no part of what it prints
         self.run_cell("%sky_pool --ranks 2")
-        self.must(f"%%sky_broadcast\nimport sys as _sys\n_sys.path.insert(0, {str(ROOT)!r})\ndel _sys")
+        self.must(
+            f"%%sky_broadcast\nimport sys as _sys\n_sys.path.insert(0, {str(ROOT)!r})\ndel _sys"
+        )
         self.must("%%sky_broadcast --no-push\nfrom tests.jobs import both_ways as _both_ways")
 
     def run_cell(self, cell: str) -> tuple[Any, str]:
@@ -166,7 +182,9 @@ class Both:
         run.value = seen(result.result)
         after = own(self.shell.user_ns)
         run.names = {name: seen(value) for name, value in after.items()}
-        run.bound = {name for name, value in after.items() if name not in before or before[name] is not value}
+        run.bound = {
+            name for name, value in after.items() if name not in before or before[name] is not value
+        }
         return run
 
     def broadcast(self, setup: str, cells: list[str]) -> tuple[Run, Run]:
@@ -183,7 +201,9 @@ class Both:
                 self.must(f"%%sky_broadcast -a\n{cell.removeprefix(BEHIND)}")
                 continue
             local = cell.startswith(LOCAL)
-            result, printed = self.run_cell(cell if local else f"%%sky_broadcast -o _sky_value\n{cell}")
+            result, printed = self.run_cell(
+                cell if local else f"%%sky_broadcast -o _sky_value\n{cell}"
+            )
             run.printed += SHIPPED.sub("", printed)
             problem = result.error_before_exec or result.error_in_exec
             if type(problem).__name__ == "ResultError":
@@ -207,7 +227,9 @@ def told(problem: BaseException) -> Any:
     if isinstance(problem, (SyntaxError, CellSyntaxError)):
         return "SyntaxError"  # refused before anything is sent, in words of its own
     if isinstance(problem, SkyError):
-        return getattr(problem, "ename", type(problem).__name__), getattr(problem, "evalue", str(problem))
+        return getattr(problem, "ename", type(problem).__name__), getattr(
+            problem, "evalue", str(problem)
+        )
     return type(problem).__name__, seen(problem.args)
 
 
@@ -223,7 +245,11 @@ def differences(plain: Run, there: Run, back: Run) -> list[str]:
         ]
     if plain.error != there.error:
         found.append(f"raised {there.error} instead of {plain.error}")
-    if not plain.error and back.value != plain.value and not str(back.value).startswith("('Unavailable'"):
+    if (
+        not plain.error
+        and back.value != plain.value
+        and not str(back.value).startswith("('Unavailable'")
+    ):
         found.append(f"the value {back.value} instead of {plain.value}")
     if TIMES.sub("T", plain.printed) != TIMES.sub("T", there.printed):
         found.append(f"printed {there.printed!r} instead of {plain.printed!r}")

@@ -1563,8 +1563,14 @@ family(
             ("def train(): return lr\ntrain()", "train()"),
             ("train = lambda: lr\ntrain()", "train()"),
             ("import functools\ntrain = functools.partial(lambda x: lr, 1)\ntrain()", "train()"),
-            ("import functools\n@functools.wraps(print)\ndef train(): return lr\ntrain()", "train()"),
-            ("import functools\n@functools.lru_cache\ndef train(n): return lr\ntrain(1)", "train(2), train(1)"),
+            (
+                "import functools\n@functools.wraps(print)\ndef train(): return lr\ntrain()",
+                "train()",
+            ),
+            (
+                "import functools\n@functools.lru_cache\ndef train(n): return lr\ntrain(1)",
+                "train(2), train(1)",
+            ),
             ("class T:\n    def run(self): return lr\ntrain = T().run\ntrain()", "train()"),
             (
                 "import torch\nclass Net(torch.nn.Module):\n    def forward(self, x): return x * lr\nnet = Net()\nnet(2)",
@@ -1573,7 +1579,10 @@ family(
             ("exec('def train(): return lr')\ntrain()", "train()"),
             ("hooks = []\n@hooks.append\ndef train(): return lr\nhooks[0]()", "hooks[0]()"),
             ("def low(): return lr\ndef train(): return [low() for _ in 'ab']\ntrain()", "train()"),
-            ("def make():\n    def inner(): return lr\n    return inner\nlr; train = make()", "train()"),
+            (
+                "def make():\n    def inner(): return lr\n    return inner\nlr; train = make()",
+                "train()",
+            ),
             ("get_ipython().run_cell('def train(): return lr')\ntrain()", "train()"),
             ("%run -i reads_beside.py", "train()"),
         ]
@@ -1717,9 +1726,18 @@ family(
                 "class Log(dict):\n    def __setitem__(self, k, v): super().__setitem__(k, [v])\nlog = Log(); log['a'] = 1",
                 "log['b'] = 2; log, type(log) is Log",
             ),
-            ("import typing\nUser = typing.NewType('User', int)", "User.__module__, User.__supertype__, User(3)"),
-            ("import weakref\nclass A: pass\na = A(); held = weakref.WeakSet([a])", "len(held), a in held"),
-            ("import dataclasses\nmissing = [dataclasses.MISSING]", "missing[0] is dataclasses.MISSING"),
+            (
+                "import typing\nUser = typing.NewType('User', int)",
+                "User.__module__, User.__supertype__, User(3)",
+            ),
+            (
+                "import weakref\nclass A: pass\na = A(); held = weakref.WeakSet([a])",
+                "len(held), a in held",
+            ),
+            (
+                "import dataclasses\nmissing = [dataclasses.MISSING]",
+                "missing[0] is dataclasses.MISSING",
+            ),
             (
                 "import inspect\nempty = inspect.signature(lambda x: x)",
                 "empty.parameters['x'].default is inspect.Parameter.empty",
@@ -1730,8 +1748,14 @@ family(
                 "missing['a'] is pd.NA, missing['b'] is pd.NaT",
             ),
             ("import numpy as np\nm = [np.ma.masked]", "m[0] is np.ma.masked"),
-            ("constants = [NotImplemented, ..., None, True]", "constants[0] is NotImplemented, constants[1] is ..."),
-            ("import unittest.mock\none = unittest.mock.sentinel.one", "one is unittest.mock.sentinel.one"),
+            (
+                "constants = [NotImplemented, ..., None, True]",
+                "constants[0] is NotImplemented, constants[1] is ...",
+            ),
+            (
+                "import unittest.mock\none = unittest.mock.sentinel.one",
+                "one is unittest.mock.sentinel.one",
+            ),
             (
                 "import typing\nkinds = [typing.Any, typing.Optional[int]]",
                 "kinds[0] is typing.Any, kinds[1] == typing.Optional[int]",
@@ -1764,7 +1788,8 @@ CASES["long: a thousand lines in one function"] = Case(
 CASES["long: one line"] = Case("x = [" + ", ".join(map(str, range(5000))) + "]; sum(x)")
 CASES["long: deep nesting"] = Case("x = " + "[" * 80 + "]" * 80 + "\nx")
 CASES["long: a thousand names of the notebook"] = Case(
-    "total = " + " + ".join(f"y{i}" for i in range(1000)) + "\ntotal", "\n".join(f"y{i} = {i}" for i in range(1000))
+    "total = " + " + ".join(f"y{i}" for i in range(1000)) + "\ntotal",
+    "\n".join(f"y{i} = {i}" for i in range(1000)),
 )
 
 KNOWN = {

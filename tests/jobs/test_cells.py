@@ -39,7 +39,10 @@ def test_a_cell_that_is_indented_as_a_whole(notebook: Notebook) -> None:
 
 
 def test_text_within_quotes_that_looks_like_magic_stays(notebook: Notebook) -> None:
-    assert values(notebook, 'text = """\n%time\n!ls\n{rank} $HOME"""\ntext') == ["\n%time\n!ls\n{rank} $HOME"] * 2
+    assert (
+        values(notebook, 'text = """\n%time\n!ls\n{rank} $HOME"""\ntext')
+        == ["\n%time\n!ls\n{rank} $HOME"] * 2
+    )
 
 
 def test_python_expressions_expand_on_the_magic_line_only(notebook: Notebook) -> None:
@@ -79,7 +82,9 @@ def test_figure_and_table_from_the_head_in_order(notebook: Notebook) -> None:
 
 
 def test_figure_left_open_is_shown_at_the_end(notebook: Notebook) -> None:
-    shown = notebook.run("%%sky_broadcast -t 0\n%matplotlib inline\nimport matplotlib.pyplot as plt\nplt.plot([1, 2]);")
+    shown = notebook.run(
+        "%%sky_broadcast -t 0\n%matplotlib inline\nimport matplotlib.pyplot as plt\nplt.plot([1, 2]);"
+    )
     assert [list(data) for data in shown.rich if "image/png" in data]
 
 
@@ -101,7 +106,9 @@ def test_display_is_updated_and_cleared(notebook: Notebook) -> None:
 
 
 def test_what_cannot_show_itself_says_so_and_fails_nothing(notebook: Notebook) -> None:
-    shown = notebook.run("%%sky_broadcast -o r\nclass Shy:\n    def __repr__(self): return 1 / 0\ndisplay(Shy())\n5")
+    shown = notebook.run(
+        "%%sky_broadcast -o r\nclass Shy:\n    def __repr__(self): return 1 / 0\ndisplay(Shy())\n5"
+    )
     assert "ZeroDivisionError" in shown.stderr
     assert notebook.value("r") == [5, 5]
 
@@ -199,10 +206,21 @@ Point(1), Kind.FAR, Mine(rank)"""
 def test_a_class_of_a_broadcast_cell_is_one_class_on_all_ranks(notebook: Notebook) -> None:
     notebook.run(POINT)
     notebook.run("(one, kind, mine), (other, other_kind, other_mine) = points")
-    assert notebook.value("one == other, type(one) is type(other), kind is other_kind") == (True, True, True)
-    assert notebook.value("type(mine) is type(other_mine), mine.place, other_mine.place") == (False, 0, 1)
+    assert notebook.value("one == other, type(one) is type(other), kind is other_kind") == (
+        True,
+        True,
+        True,
+    )
+    assert notebook.value("type(mine) is type(other_mine), mine.place, other_mine.place") == (
+        False,
+        0,
+        1,
+    )
     notebook.run("first = one")
     notebook.run(POINT.replace("x: int", "x: float"))
-    assert notebook.value("points[0][0] == points[1][0], type(points[0][0]) is type(first)") == (True, False)
+    assert notebook.value("points[0][0] == points[1][0], type(points[0][0]) is type(first)") == (
+        True,
+        False,
+    )
     notebook.run("%%sky_broadcast -o same\none == Point(1), type(one) is Point")
     assert notebook.value("same") == [(False, False)] * 2

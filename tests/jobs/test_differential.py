@@ -59,7 +59,9 @@ def both(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BothWays]:
 def test_a_cell_both_ways(both: BothWays, case: str) -> None:
     found = both.differences(case)
     if any(case.startswith(start) for start in KNOWN):
-        assert found, "it is the same by now: take it out of the table, and out of docs/explanation/variables.md"
+        assert found, (
+            "it is the same by now: take it out of the table, and out of docs/explanation/variables.md"
+        )
         return
     assert not found, "\n".join([CASES[case].setup, "----", CASES[case].cell, *found])
 

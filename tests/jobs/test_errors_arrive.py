@@ -58,7 +58,10 @@ WHOLE = {
     "key error": ("{}['k']", "e.args[0]"),
     "unicode": ("b'\\xff'.decode()", "(e.object, e.start, e.reason)"),
     "json": ("import json; json.loads('{')", "(e.pos, e.lineno, e.doc)"),
-    "process": ("import subprocess; subprocess.run(['false'], check=True)", "(e.returncode, e.cmd)"),
+    "process": (
+        "import subprocess; subprocess.run(['false'], check=True)",
+        "(e.returncode, e.cmd)",
+    ),
     "stop iteration": ("raise StopIteration(5)", "e.value"),
     "no message": ("raise ValueError", "e.args"),
     "several arguments": ("raise ValueError('a', 2, [3])", "e.args"),
@@ -71,7 +74,10 @@ WHOLE = {
     "slots": ("raise Slotted(9)", "e.size"),
     "own reduce": ("raise Reduced(1, 2)", "(e.a, e.b)"),
     "frozen": ("raise Frozen(4)", "e.n"),
-    "group": ("raise ExceptionGroup('g', [ValueError(1), TypeError(2)])", "(e.message, repr(e.exceptions))"),
+    "group": (
+        "raise ExceptionGroup('g', [ValueError(1), TypeError(2)])",
+        "(e.message, repr(e.exceptions))",
+    ),
     "keyboard interrupt": ("raise KeyboardInterrupt('k')", "isinstance(e, KeyboardInterrupt)"),
 }
 
@@ -80,7 +86,9 @@ WHOLE = {
 def test_an_exception_is_what_it_would_be_here(notebook: Notebook, kind: str) -> None:
     body, fields = WHOLE[kind]
     notebook.run(CLASSES)
-    here, there = both(notebook, body, f"(type(e).__name__, type(e).__module__, str(e), repr(e.args), {fields})")
+    here, there = both(
+        notebook, body, f"(type(e).__name__, type(e).__module__, str(e), repr(e.args), {fields})"
+    )
     assert there == here
     rank = f"[rank {notebook.value('e._report')['rank']} of 2 on {HOST}]"
     assert any(note.startswith(rank) for note in notebook.value("e.__notes__"))
@@ -96,7 +104,10 @@ def test_a_group_is_caught_by_its_parts(notebook: Notebook) -> None:
     assert notebook.value("seen") == [["ValueError", "ExceptionGroup"], 2]
 
 
-LEAVING = {"SystemExit": ("sys.exit(3)", "e.code", 3), "GeneratorExit": ("raise GeneratorExit(1)", "e.args", (1,))}
+LEAVING = {
+    "SystemExit": ("sys.exit(3)", "e.code", 3),
+    "GeneratorExit": ("raise GeneratorExit(1)", "e.args", (1,)),
+}
 
 
 @pytest.mark.parametrize("name", LEAVING)
@@ -117,10 +128,18 @@ def test_a_syntax_error_shows_the_ranks_traceback(notebook: Notebook) -> None:
 
 
 def test_notes_are_shown_once(notebook: Notebook) -> None:
-    error = notebook.fail("%%sky_broadcast\np = ValueError('x')\np.add_note('of the rank')\nraise p")
-    assert error.text.splitlines().count("of the rank") == error.text.count(f" of 2 on {HOST}]") == 1
+    error = notebook.fail(
+        "%%sky_broadcast\np = ValueError('x')\np.add_note('of the rank')\nraise p"
+    )
+    assert (
+        error.text.splitlines().count("of the rank") == error.text.count(f" of 2 on {HOST}]") == 1
+    )
     error = notebook.fail("e = sys.last_value\ne.add_note('of the notebook')\nraise e")
-    assert error.text.splitlines().count("of the rank") == error.text.splitlines().count("of the notebook") == 1
+    assert (
+        error.text.splitlines().count("of the rank")
+        == error.text.splitlines().count("of the notebook")
+        == 1
+    )
 
 
 def test_what_it_follows_from_comes_along(notebook: Notebook) -> None:
@@ -166,6 +185,8 @@ def test_exceptions_are_values_too(notebook: Notebook) -> None:
         "            raise NameError('x', name='y') from e\n    except NameError as e:\n        return e\nvalue = made()"
     )
     check = "[value.name, value.__cause__.filename, value.__context__ is value.__cause__, value.__cause__.__notes__]"
-    notebook.run(f"%%sky_broadcast -o back\nassert {check} == ['y', '/no/such', True, ['n']]\nmade()")
+    notebook.run(
+        f"%%sky_broadcast -o back\nassert {check} == ['y', '/no/such', True, ['n']]\nmade()"
+    )
     notebook.run("value = back[1]")
     assert notebook.value(check) == ["y", "/no/such", True, ["n"]]

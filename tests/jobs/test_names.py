@@ -21,7 +21,9 @@ def test_a_name_in_a_string(notebook: Notebook) -> None:
 
 
 def test_a_name_in_a_line_that_ipython_expands(notebook: Notebook) -> None:
-    notebook.run("inner = 'here'\ndef read():\n    return get_ipython().getoutput('echo {inner} $inner')")
+    notebook.run(
+        "inner = 'here'\ndef read():\n    return get_ipython().getoutput('echo {inner} $inner')"
+    )
     assert seen(notebook, "read()[0]") == ["here here"] * 2
     notebook.run("outer = 'there'")
     notebook.run("%%sky_broadcast\nsaid = !echo $outer {outer.upper()}")
@@ -66,7 +68,9 @@ def test_an_underscore_of_the_ranks_stays_theirs(notebook: Notebook) -> None:
     assert seen(notebook, "_") == [2, 2]
 
 
-def test_an_underscore_is_what_was_shown_last_of_those_that_the_ranks_know(notebook: Notebook) -> None:
+def test_an_underscore_is_what_was_shown_last_of_those_that_the_ranks_know(
+    notebook: Notebook,
+) -> None:
     notebook.run("'shown'")
     notebook.run("%%sky_broadcast\nx = _")
     notebook.run("%%sky_broadcast\n'later'")
@@ -80,7 +84,9 @@ def test_an_underscore_is_what_was_shown_last_of_those_that_the_ranks_know(noteb
 
 def test_a_rank_lets_go_of_the_results_of_its_cells(notebook: Notebook) -> None:
     """Only the last three, as `_`, `__` and `___`: GPU memory would be held else."""
-    notebook.run("%%sky_broadcast\nimport weakref\nclass Result: pass\nlast = Result(); kept = weakref.ref(last)")
+    notebook.run(
+        "%%sky_broadcast\nimport weakref\nclass Result: pass\nlast = Result(); kept = weakref.ref(last)"
+    )
     notebook.run("%%sky_broadcast\nresult, last = last, None\nresult")
     notebook.run("%%sky_broadcast\ndel result\n1")
     assert seen(notebook, "kept() is not None and kept() is __") == [True] * 2
@@ -98,7 +104,10 @@ def test_an_underscore_that_the_notebook_has_assigned_stays_what_it_is(notebook:
 
 def test_dunder_names_of_the_notebook(notebook: Notebook) -> None:
     notebook.run("__version__ = '1.2'\n__seed__ = 7\ndef about(): return __version__")
-    assert seen(notebook, "__version__, __seed__, about(), __name__") == [("1.2", 7, "1.2", "__main__")] * 2
+    assert (
+        seen(notebook, "__version__, __seed__, about(), __name__")
+        == [("1.2", 7, "1.2", "__main__")] * 2
+    )
 
 
 # ---------------------------------------------------------------------------------------------- annotations
@@ -111,7 +120,10 @@ def test_string_annotations(notebook: Notebook) -> None:
         "def work(config: 'Config', jobs: list['Job']) -> 'typing.Any': pass"
     )
     assert seen(notebook, "typing.get_type_hints(work)['config'].__name__") == ["Config"] * 2
-    assert seen(notebook, "typing.get_type_hints(Job)['more'] == typing.Optional[Config]") == [True] * 2
+    assert (
+        seen(notebook, "typing.get_type_hints(Job)['more'] == typing.Optional[Config]")
+        == [True] * 2
+    )
     assert seen(notebook, "Config.__annotations__ == {'size': int}") == [True] * 2
 
 
@@ -161,7 +173,10 @@ def test_a_name_that_the_notebook_has(notebook: Notebook, cell: str) -> None:
 
 def test_no_push_says_it_too(notebook: Notebook) -> None:
     notebook.run("held_back = 1")
-    assert "the notebook has held_back: --push held_back" in notebook.fail("%%sky_broadcast --no-push\nheld_back").text
+    assert (
+        "the notebook has held_back: --push held_back"
+        in notebook.fail("%%sky_broadcast --no-push\nheld_back").text
+    )
 
 
 NO_HINT = {
@@ -190,7 +205,10 @@ def test_a_helper_that_is_saved_with_a_mistake(notebook: Notebook) -> None:
     assert seen(notebook, "mistaken.f()") == [1, 1]
     helper.write_text("def f(): return 2\ndef g(:\n")
     failed = notebook.fail("%%sky_broadcast\nran = True\nmistaken.f()")
-    assert failed.evalue == f"1 module is not valid Python; nothing was run:\n  {helper}, line 2: invalid syntax"
+    assert (
+        failed.evalue
+        == f"1 module is not valid Python; nothing was run:\n  {helper}, line 2: invalid syntax"
+    )
     helper.write_text("def f(): return 333\n")
     shown = notebook.run("%%sky_broadcast -o seen\nmistaken.f(), 'ran' in globals()")
     assert notebook.value("seen") == [(333, False)] * 2
@@ -207,6 +225,12 @@ def test_future_annotations_of_the_notebook_follow(notebook: Notebook) -> None:
     """Last of all: the flag stays, here as in every notebook."""
     notebook.run("from __future__ import annotations")
     notebook.run("import typing\nclass Config: pass\nclass Job:\n    config: Config")
-    assert seen(notebook, "def later(a: Nowhere | None): pass\nlater.__annotations__") == [{"a": "Nowhere | None"}] * 2
+    assert (
+        seen(notebook, "def later(a: Nowhere | None): pass\nlater.__annotations__")
+        == [{"a": "Nowhere | None"}] * 2
+    )
     assert seen(notebook, "typing.get_type_hints(Job)['config'].__name__") == ["Config"] * 2
-    assert seen(notebook, "def use(a: Config): pass\ntyping.get_type_hints(use)['a'].__name__") == ["Config"] * 2
+    assert (
+        seen(notebook, "def use(a: Config): pass\ntyping.get_type_hints(use)['a'].__name__")
+        == ["Config"] * 2
+    )

@@ -37,11 +37,18 @@ def test_a_pulled_value_that_changes_here_stays_here(notebook: Notebook) -> None
     notebook.run("model[0]['weights'].append(3)")
     shown = notebook.run("%%sky_broadcast -o seen\nmodel['weights']")
     assert notebook.value("seen") == [[1, 2]] * 2
-    assert shown.text.count("model: the ranks keep their own (dict); --push model sends the notebook's") == 1
+    assert (
+        shown.text.count(
+            "model: the ranks keep their own (dict); --push model sends the notebook's"
+        )
+        == 1
+    )
     assert "keep their own" not in notebook.run("%%sky_broadcast\nmodel['weights']").text
 
 
-def test_a_number_that_is_typed_goes_and_one_of_the_list_that_came_does_not(notebook: Notebook) -> None:
+def test_a_number_that_is_typed_goes_and_one_of_the_list_that_came_does_not(
+    notebook: Notebook,
+) -> None:
     """3 is one object: the list that came holds what is typed."""
     for here, there in (("n = n[0]", 50), ("n = 3", 3)):
         notebook.run("%%sky_broadcast -g n\nn = 3")
@@ -56,12 +63,17 @@ def test_a_pulled_value_that_the_ranks_delete_stays_here(notebook: Notebook) -> 
     notebook.run("%%sky_broadcast -g model --head\nmodel = {'weights': [1]}")
     notebook.run("%%sky_broadcast\ndel model")
     planned = notebook.run("%%sky_broadcast --dry-run\nmodel").lines
-    assert next(line for line in planned if line.startswith("model")).endswith("stays here; --push model sends it")
+    assert next(line for line in planned if line.startswith("model")).endswith(
+        "stays here; --push model sends it"
+    )
     shown = notebook.finish(notebook.start("%%sky_broadcast\nmodel"))
     assert shown.failure.text.splitlines()[-2:] == [
         "the notebook has model: --push model", "NameError: name 'model' is not defined",
     ]  # fmt: skip
-    assert "[model came from the ranks, and none of them has it now; --push model sends the notebook's]" in shown.text
+    assert (
+        "[model came from the ranks, and none of them has it now; --push model sends the notebook's]"
+        in shown.text
+    )
     notebook.run("%%sky_broadcast -o seen --push model\nmodel['weights']")
     assert notebook.value("seen") == [[1]] * 2
 

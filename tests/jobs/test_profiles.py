@@ -49,7 +49,10 @@ def test_a_trace_for_each_rank_and_the_one_that_was_waited_for(notebook: Noteboo
     assert re.search(r"rank 0 waited \d\.\d s longer in collectives than rank 1", shown.stdout)
     traces = sorted(Path(notebook.value("folder")).glob("profile-cell*-rank*.json.gz"))
     assert [trace.name.partition("-rank")[2] for trace in traces] == ["0.json.gz", "1.json.gz"]
-    names = {event.get("name") for event in json.loads(gzip.decompress(traces[0].read_bytes()))["traceEvents"]}
+    names = {
+        event.get("name")
+        for event in json.loads(gzip.decompress(traces[0].read_bytes()))["traceEvents"]
+    }
     assert "gloo:all_reduce" in names
     assert shown.stderr == "", "the profiler says nothing of its own"
 
@@ -72,11 +75,16 @@ def test_a_cell_that_fails_keeps_its_traces(notebook: Notebook) -> None:
     named = re.findall(r"the trace is (profile-cell\d+-rank\d\.json\.gz)", shown.stdout)
     assert [name.partition("-rank")[2] for name in named] == ["0.json.gz", "1.json.gz"]
     for name in named:
-        assert json.loads(gzip.decompress((Path(notebook.value("folder")) / name).read_bytes()))["traceEvents"]
+        assert json.loads(gzip.decompress((Path(notebook.value("folder")) / name).read_bytes()))[
+            "traceEvents"
+        ]
 
 
 def test_ranks_that_take_no_part_are_refused(notebook: Notebook) -> None:
-    assert "--profile: rank 1: left out by --targets" in notebook.fail("%%sky_broadcast -t 0 --profile 1\npass").text
+    assert (
+        "--profile: rank 1: left out by --targets"
+        in notebook.fail("%%sky_broadcast -t 0 --profile 1\npass").text
+    )
     failed = notebook.fail("%%sky_broadcast --profile 7\npass").text
     assert "--profile: " in failed
     assert "this pool has 2 ranks (0 to 1)" in failed

@@ -21,4 +21,6 @@ def output_filter(
     limit: int | None = None,
 ) -> OutputFilter:
     """From these pipes to this log and to what `send` does with a content; `tell` gets sentences for the user."""
-    return OutputFilter(RankLog(rank, log, spans or Spans(), limit, tell), RankScreen(rank, send, {}), pipes)
+    return OutputFilter(
+        RankLog(rank, log, spans or Spans(), limit, tell), RankScreen(rank, send, {}), pipes
+    )

@@ -105,16 +105,32 @@ AGENT_SPEC = wire.encode(wire.AgentSpec("main", "main-1", 1, False))
     ("process", "sent", "lines", "status"),
     [
         ("from skymagic.kernels.agent import agent; agent.main()", b"", 0, 128 + signal.SIGTERM),
-        ("from skymagic.kernels.agent import agent; agent.main()", AGENT_SPEC, 1, 128 + signal.SIGTERM),
+        (
+            "from skymagic.kernels.agent import agent; agent.main()",
+            AGENT_SPEC,
+            1,
+            128 + signal.SIGTERM,
+        ),
         (VALUES, b"", 1, 0),
         (VALUES, store.encode(store.Settings()), 1, 0),
         (DAEMON, b"", 0, 0),
         (CONTROLLER_PROCESS, b"", 1, 0),
     ],
-    ids=["agent", "agent that has begun", "value server", "value server that has begun", "daemon", "controller"],
+    ids=[
+        "agent",
+        "agent that has begun",
+        "value server",
+        "value server that has begun",
+        "daemon",
+        "controller",
+    ],
 )
-def test_a_signal_that_comes_just_before_a_wait(process: str, sent: bytes, lines: int, status: int) -> None:
-    with tempfile.TemporaryDirectory(prefix="test-waits-") as folder:  # sockets lie there: their paths may not be long
+def test_a_signal_that_comes_just_before_a_wait(
+    process: str, sent: bytes, lines: int, status: int
+) -> None:
+    with tempfile.TemporaryDirectory(
+        prefix="test-waits-"
+    ) as folder:  # sockets lie there: their paths may not be long
         command = [sys.executable, "-c", SLEEPS_THROUGH + process, folder]
         with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as started:
             assert started.stdin is not None
@@ -141,7 +157,9 @@ def test_a_forkserver_hears_of_a_rank_that_ends_just_before_it_waits(tmp_path: P
         theirs.close()
         null = os.open(os.devnull, os.O_WRONLY)
         spec = wire.RankSpec(0, {}, env={"SKYMAGIC_IDENT": "r0"}, log=str(tmp_path / "log"))
-        forkserver.send_spec(ours, spec, [null, null, null])  # it has no controller to talk to, and ends
+        forkserver.send_spec(
+            ours, spec, [null, null, null]
+        )  # it has no controller to talk to, and ends
         os.close(null)
         decoder = wire.decoder()
         said: list[wire.AgentMessage] = []
@@ -159,11 +177,20 @@ def test_reports_do_not_stand_against_requests(tmp_path: Path) -> None:
         end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1)  # the system's least: a few messages
     ours.settimeout(30)
     null = os.open(os.devnull, os.O_WRONLY)
-    with subprocess.Popen([sys.executable, "-c", FORKSERVER, str(theirs.fileno())], pass_fds=[theirs.fileno()]), ours:
+    with (
+        subprocess.Popen(
+            [sys.executable, "-c", FORKSERVER, str(theirs.fileno())], pass_fds=[theirs.fileno()]
+        ),
+        ours,
+    ):
         theirs.close()
         for rank in range(RANKS):
-            spec = wire.RankSpec(rank, {}, env={"SKYMAGIC_IDENT": f"r{rank}"}, log=str(tmp_path / "log"))
-            forkserver.send_spec(ours, spec, [null, null, null])  # TimeoutError where both wait for each other
+            spec = wire.RankSpec(
+                rank, {}, env={"SKYMAGIC_IDENT": f"r{rank}"}, log=str(tmp_path / "log")
+            )
+            forkserver.send_spec(
+                ours, spec, [null, null, null]
+            )  # TimeoutError where both wait for each other
         os.close(null)
         decoder, forked, ended = wire.decoder(), set[int](), 0
         while ended < RANKS:
@@ -186,12 +213,18 @@ print(made.name, "IPython.core.interactiveshell" in sys.modules, sys.modules.get
 
 
 @pytest.mark.parametrize(
-    ("change", "loaded"), [("", "False"), ("controller._CLIENT['ipyparallel.cluster'] = ()", "True")]
+    ("change", "loaded"),
+    [("", "False"), ("controller._CLIENT['ipyparallel.cluster'] = ()", "True")],
 )
-def test_a_controller_loads_no_client_and_starts_all_the_same_where_it_must(change: str, loaded: str) -> None:
+def test_a_controller_loads_no_client_and_starts_all_the_same_where_it_must(
+    change: str, loaded: str
+) -> None:
     """The second is another version of ipyparallel, which takes other names."""
     done = subprocess.run(
-        [sys.executable, "-c", CONTROLLER.format(change=change)], capture_output=True, text=True, check=False
+        [sys.executable, "-c", CONTROLLER.format(change=change)],
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert (done.stdout.split(), done.stderr) == (["ipcontroller", loaded, "False"], "")
 
@@ -212,7 +245,9 @@ signal.signal(signal.SIGTERM, signal.SIG_DFL)
 signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM]);"""
 
 
-def test_an_idle_rank_hears_a_signal_that_comes_just_before_it_waits(notebook: Notebook, tmp_path: Path) -> None:
+def test_an_idle_rank_hears_a_signal_that_comes_just_before_it_waits(
+    notebook: Notebook, tmp_path: Path
+) -> None:
     """For the handlers of a cell, as those of `sky.on_interruption`."""
     notebook.run(IDLE.format(path=tmp_path / "heard"))
     (pid,) = notebook.value("pids")

@@ -21,7 +21,9 @@ from skymagic.wire.session.frames import HANDSHAKE_REPLY, HANDSHAKE_REQUEST, Han
 def name(tmp_path, monkeypatch) -> str:
     """A name for a daemon, whose folder is looked for under `tmp_path` only."""
     monkeypatch.setattr(
-        rundir, "candidates", lambda name: [str(tmp_path / "first" / name), str(tmp_path / "second" / name)]
+        rundir,
+        "candidates",
+        lambda name: [str(tmp_path / "first" / name), str(tmp_path / "second" / name)],
     )
     (tmp_path / "first").mkdir()
     (tmp_path / "second").mkdir()
@@ -67,7 +69,9 @@ def test_all_reasons_are_told(name, tmp_path) -> None:
     (tmp_path / "first" / name).write_text("")
     (tmp_path / "second" / name).mkdir()
     (tmp_path / "second" / name).chmod(0o755)
-    with pytest.raises(RunDirectoryError, match=r"first/lab-0: not a folder; .*second/lab-0: others can enter it"):
+    with pytest.raises(
+        RunDirectoryError, match=r"first/lab-0: not a folder; .*second/lab-0: others can enter it"
+    ):
         rundir.make(name)
 
 
@@ -102,7 +106,9 @@ def short_path() -> Iterator[Path]:
 
 
 def test_what_killed_daemons_left_is_swept_up(short_path, monkeypatch) -> None:
-    monkeypatch.setattr(rundir, "candidates", lambda name: [str(short_path / f"skymagic-daemon-0-{name}")])
+    monkeypatch.setattr(
+        rundir, "candidates", lambda name: [str(short_path / f"skymagic-daemon-0-{name}")]
+    )
     old, new, alive, mine = (rundir.make(name) for name in ("old", "new", "alive", "mine"))
     other = short_path / "skymagic-daemon-00-old"
     other.mkdir(mode=0o700)
@@ -121,7 +127,15 @@ def test_nothing_of_the_login_is_held() -> None:
     """sshd ends a session when nobody has its pipes any more; the daemon must have none."""
     daemon = f"test-{uuid.uuid4().hex[:12]}"
     agent = "import sys; sys.stdin.read()"
-    command = [sys.executable, "-m", "skymagic.kernels.daemon.attach", daemon, sys.executable, "-c", agent]
+    command = [
+        sys.executable,
+        "-m",
+        "skymagic.kernels.daemon.attach",
+        daemon,
+        sys.executable,
+        "-c",
+        agent,
+    ]
     extra, kept = os.pipe()
     secret = "0123456789abcdef"
 
@@ -141,7 +155,10 @@ def test_nothing_of_the_login_is_held() -> None:
     old = subprocess.run(command, input=hello(2), capture_output=True, timeout=60)
     assert b"a newer connection has taken its place" in old.stdout
     wrong = HANDSHAKE_REQUEST.encode(HandshakeRequest("somebody else", True, 3, 0))
-    assert b"serves another notebook" in subprocess.run(command, input=wrong, capture_output=True, timeout=60).stdout
+    assert (
+        b"serves another notebook"
+        in subprocess.run(command, input=wrong, capture_output=True, timeout=60).stdout
+    )
     end = hello(3) + FINISH
     gate = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     out, _ = communicate_until_end(gate, end)
@@ -179,7 +196,15 @@ FINISH = _finish()
 
 
 def test_without_a_greeting_nothing_starts() -> None:
-    command = [sys.executable, "-m", "skymagic.kernels.daemon.attach", "test-nothing", sys.executable, "-c", "pass"]
+    command = [
+        sys.executable,
+        "-m",
+        "skymagic.kernels.daemon.attach",
+        "test-nothing",
+        sys.executable,
+        "-c",
+        "pass",
+    ]
     assert subprocess.run(command, input=b"", capture_output=True, timeout=60).stdout == b""
     done = subprocess.run(command, input=b"{}\n", capture_output=True, timeout=60)
     assert b"not a message" in done.stdout

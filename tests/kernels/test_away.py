@@ -29,7 +29,11 @@ notebook = borrowed("--ranks 2", "pool = %sky_pool --ranks 2")
 
 
 def display(text: str, ident: str = "", kind: str = "display_data") -> dict[str, Any]:
-    return {"kind": kind, "data": {"text/plain": text}, "transient": {"display_id": ident} if ident else {}}
+    return {
+        "kind": kind,
+        "data": {"text/plain": text},
+        "transient": {"display_id": ident} if ident else {},
+    }
 
 
 def texts(kept: list[dict[str, Any]]) -> list[tuple[str, str]]:
@@ -75,7 +79,9 @@ def test_what_is_cleared_is_not_kept() -> None:
 def test_on_return_the_newest_is_shown(tmp_path: Path) -> None:
     sent: list[dict[str, Any]] = []
     reader, writer = os.pipe()
-    output = output_filter(0, tmp_path / "log", {"stdout": reader}, lambda _, content: sent.append(content))
+    output = output_filter(
+        0, tmp_path / "log", {"stdout": reader}, lambda _, content: sent.append(content)
+    )
     output.begin(BeginOutput(0, {}, True, 1000, 1), 0.0)
     output.screen.detach()
     for number in range(MAX_DISPLAYS + 5):
@@ -111,13 +117,18 @@ def test_what_nobody_takes_is_bounded(tmp_path: Path) -> None:
     sent: list[dict[str, Any]] = []
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
-    output = output_filter(0, tmp_path / "log", {"stdout": reader}, lambda _, content: sent.append(content))
+    output = output_filter(
+        0, tmp_path / "log", {"stdout": reader}, lambda _, content: sent.append(content)
+    )
     output.begin(BeginOutput(0, {}, True, 1_000_000, 1), 0.0)
     output.screen.detach()
     tracemalloc.start()
     try:
         for number in range(300):
-            picture = {"data": {"image/png": f"{number:08}" * 62_500, "text/plain": "a plot"}, "metadata": {}}
+            picture = {
+                "data": {"image/png": f"{number:08}" * 62_500, "text/plain": "a plot"},
+                "metadata": {},
+            }
             output.publish(Publish(0, "display_data", picture), 0.0)
         for _ in range(500):
             os.write(writer, b"x" * 59_999 + b"\n")
@@ -163,7 +174,9 @@ def test_what_was_shown_does_not_come_again() -> None:
     assert list(kept.after(COUNT)) == []
     shown = first + 100  # some of what is not kept any more
     contents = list(kept.after(shown))
-    assert [one["nbytes"] for one in contents if one["kind"] == "held_back"] == [(COUNT - last - shown) * SIZE]
+    assert [one["nbytes"] for one in contents if one["kind"] == "held_back"] == [
+        (COUNT - last - shown) * SIZE
+    ]
     assert numbers(contents) == [*range(COUNT - last + 1, COUNT + 1)]
 
 
@@ -172,7 +185,9 @@ def test_what_was_shown_does_not_come_again() -> None:
 
 def tell(notebook: Notebook, what: str) -> None:
     """Tell the agent as its daemon does, until it has heard: it answers what comes after."""
-    notebook.run(f"from skymagic.wire import agent as wire\npool.pool.resources.agents._links[0].send(wire.{what}())")
+    notebook.run(
+        f"from skymagic.wire import agent as wire\npool.pool.resources.agents._links[0].send(wire.{what}())"
+    )
     notebook.run("%sky_logs --rank 0 -n 1")
 
 
@@ -203,7 +218,9 @@ def test_a_run_that_is_told_to_stop_and_does_not_is_killed() -> None:
     for _ in range(2):  # once is enough
         runs.stop_if_due(86500.0)
         assert ranks.signals == [(3, signal.SIGINT), (4, signal.SIGINT)]
-    assert [rank for rank, text in ranks.notes if "stopped after 1d without its notebook" in text] == [3, 4]
+    assert [
+        rank for rank, text in ranks.notes if "stopped after 1d without its notebook" in text
+    ] == [3, 4]
     lifetime.end(4, 86501.0)  # it has taken the interrupt
     for _ in range(2):
         runs.stop_if_due(86500.0 + GRACE)
@@ -232,15 +249,22 @@ def test_a_cell_that_ends_while_the_notebook_is_away(notebook: Notebook) -> None
     tell(notebook, "NotebookDetached")
     cell = f"%%sky_broadcast\nfor number in range({MAX_DISPLAYS + 7}):\n    display(number)"
     shown = notebook.run(cell)
-    assert [one["text/plain"] for one in shown.rich] == [str(number) for number in range(7, MAX_DISPLAYS + 7)]
-    assert "[7 displays of rank 0 not shown: this notebook was away, and the newest were kept]" in shown.text
+    assert [one["text/plain"] for one in shown.rich] == [
+        str(number) for number in range(7, MAX_DISPLAYS + 7)
+    ]
+    assert (
+        "[7 displays of rank 0 not shown: this notebook was away, and the newest were kept]"
+        in shown.text
+    )
     tell(notebook, "NotebookAttached")
     assert len(notebook.run(cell).rich) == MAX_DISPLAYS + 7
 
 
 def test_a_message_of_50_mb(notebook: Notebook) -> None:
     long = "'begin ' + 'x' * 50_000_000 + ' end'"
-    failed = notebook.fail(f"%%sky_broadcast\nimport os\nif os.environ['RANK'] == '1':\n    raise ValueError({long})")
+    failed = notebook.fail(
+        f"%%sky_broadcast\nimport os\nif os.environ['RANK'] == '1':\n    raise ValueError({long})"
+    )
     assert failed.ename.endswith("ValueError")
     assert len(failed.text) < 1_000_000
     assert len(failed.evalue) < 1_000_000

@@ -50,7 +50,9 @@ def test_a_frame_of_a_gigabyte_before_the_sender_is_known() -> None:
     client_hello = b"\x01" + ((1 << 24) - 1).to_bytes(3, "big")
     with socket.create_connection(("127.0.0.1", server.port), DEADLINE) as stranger:
         # a record of TLS is at most 16 KiB; the handshake message in it says how long it is
-        stranger.sendall(b"\x16\x03\x01" + struct.pack("!H", 1 << 14) + client_hello.ljust(1 << 14, b"x"))
+        stranger.sendall(
+            b"\x16\x03\x01" + struct.pack("!H", 1 << 14) + client_hello.ljust(1 << 14, b"x")
+        )
         with contextlib.suppress(ConnectionResetError):
             assert stranger.recv(4096)[:1] in (b"", b"\x15"), "closed, perhaps with an alert"
             assert stranger.recv(4096) == b"", "closed"
@@ -58,7 +60,10 @@ def test_a_frame_of_a_gigabyte_before_the_sender_is_known() -> None:
 
 def test_a_value_whose_name_leads_elsewhere() -> None:
     """A node of the pool that was taken over gets files of the store alone, and no piece is longer than agreed."""
-    for line in (b'["FollowValue",{"name":"../precious","offset":0}]\n', b'["ValuePiece",{"nbytes":1073741824}]\n'):
+    for line in (
+        b'["FollowValue",{"name":"../precious","offset":0}]\n',
+        b'["ValuePiece",{"nbytes":1073741824}]\n',
+    ):
         with pytest.raises(ValueError, match="not a message of this skymagic"):
             PEER_CODEC.decode(line)
 
@@ -162,7 +167,10 @@ def test_strangers_who_only_connect(candidates: Candidates) -> None:
     [port] = candidates.ports.values()
     with contextlib.ExitStack() as stack:
         strangers = [
-            stack.enter_context(socket.create_connection(("127.0.0.1", port), DEADLINE)) for _ in range(3 * MAX_PROBES)
+            stack.enter_context(socket.create_connection(("127.0.0.1", port), DEADLINE))
+            for _ in range(3 * MAX_PROBES)
         ]
         assert answering(candidates.ports, candidates.secret) == {"127.0.0.1": "127.0.0.1"}
-        assert all(stranger.recv(1) == b"" for stranger in strangers), "closed: displaced, or in time"
+        assert all(stranger.recv(1) == b"" for stranger in strangers), (
+            "closed: displaced, or in time"
+        )

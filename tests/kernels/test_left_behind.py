@@ -22,7 +22,9 @@ from tests.lab.pools import KERNEL, Pools
 @pytest.fixture
 def notebook(shared_pools: Pools) -> Iterator[Notebook]:
     """With a pool that each test ends in a way of its own."""
-    with shared_pools.lent(KERNEL, "%sky_pool --nodes 2", "%%sky_broadcast -o pids\nimport os\nos.getpid();") as one:
+    with shared_pools.lent(
+        KERNEL, "%sky_pool --nodes 2", "%%sky_broadcast -o pids\nimport os\nos.getpid();"
+    ) as one:
         yield one
 
 
@@ -99,10 +101,14 @@ def test_folders_are_not_swept_while_they_are_made() -> None:
         sweeper.join()
 
 
-def test_a_rank_whose_interpreter_is_held_ends_with_its_agent_whose_folders_are_swept(notebook: Notebook) -> None:
+def test_a_rank_whose_interpreter_is_held_ends_with_its_agent_whose_folders_are_swept(
+    notebook: Notebook,
+) -> None:
     agent, others = family(notebook)
     places = folders(agent)
-    held = notebook.start("%%sky_broadcast\nimport ctypes\nprint('begun')\nctypes.PyDLL(None).sleep(100)")
+    held = notebook.start(
+        "%%sky_broadcast\nimport ctypes\nprint('begun')\nctypes.PyDLL(None).sleep(100)"
+    )
     notebook.watch(held, lambda shown: "begun" in shown.text)
     sweep()
     assert [place for place in places if place.exists()] == places, "they are in use"

@@ -71,9 +71,12 @@ ALL = "[detached(), detached(env={}), detached(env={}, stdout=subprocess.DEVNULL
 
 def test_a_rank_that_dies_takes_what_it_has_started(pool: Notebook) -> None:
     mine, others = started(
-        pool, "[detached(), detached(env={}), daemon(), os.spawnlp(os.P_NOWAIT, 'sleep', 'sleep', '1000')]"
+        pool,
+        "[detached(), detached(env={}), daemon(), os.spawnlp(os.P_NOWAIT, 'sleep', 'sleep', '1000')]",
     )
-    die = "%%sky_broadcast\nimport skymagic\nif skymagic.instance_info().rank == 0:\n    os._exit(3)"
+    die = (
+        "%%sky_broadcast\nimport skymagic\nif skymagic.instance_info().rank == 0:\n    os._exit(3)"
+    )
     assert pool.fail(die).ename == "RankDied"
     all_end(mine)
     assert all(one.is_running() and one.status() != psutil.STATUS_ZOMBIE for one in others)
@@ -170,7 +173,9 @@ def test_a_restart_and_the_end_of_a_pool_end_all_but_what_asks_to_be_kept(pool: 
     )
     pool.run("%sky_down")
     all_end([*ended[0], *ended[1]])
-    assert not any(path.exists() for path in [*before, *after]), "trackers were given time, also beside the restart"
+    assert not any(path.exists() for path in [*before, *after]), (
+        "trackers were given time, also beside the restart"
+    )
     for one in [*kept[0], *kept[1]]:
         assert one.is_running()
         one.kill()
@@ -181,7 +186,9 @@ BUSY = "%%sky_broadcast --only all\nimport time\nprint('busy', flush=True)\ntime
 
 
 @pytest.mark.parametrize("whom", ["agent", "controller", "forkserver"])
-def test_a_process_of_ours_that_is_killed_is_told_and_leaves_nothing(pool: Notebook, whom: str) -> None:
+def test_a_process_of_ours_that_is_killed_is_told_and_leaves_nothing(
+    pool: Notebook, whom: str
+) -> None:
     (first, *_), (second, *_) = started(pool, "[daemon()]")
     agent, others = family(pool)
     places = folders(agent)
@@ -189,7 +196,9 @@ def test_a_process_of_ours_that_is_killed_is_told_and_leaves_nothing(pool: Noteb
     forkserver = psutil.Process(pool.value("pids[0]")).parent()
     shown = pool.start(BUSY)
     pool.watch(shown, lambda cell: cell.stdout.count("busy") == 2)
-    controller = next(one for one in others if "kernels.agent.controller" in " ".join(one.cmdline()))
+    controller = next(
+        one for one in others if "kernels.agent.controller" in " ".join(one.cmdline())
+    )
     assert forkserver is not None
     {"agent": agent, "controller": controller, "forkserver": forkserver}[whom].kill()
     assert pool.finish(shown).failure.ename == "RankDied"

@@ -12,7 +12,8 @@ from tests.lab.notebook import Notebook, Shown, gate
 from tests.lab.pools import borrowed
 
 notebook = borrowed(
-    "--ranks 2", "%%sky_broadcast\nimport os, sys, subprocess, threading\nrank = int(os.environ['RANK']);"
+    "--ranks 2",
+    "%%sky_broadcast\nimport os, sys, subprocess, threading\nrank = int(os.environ['RANK']);",
 )
 
 
@@ -62,7 +63,9 @@ def test_is_shown_from_the_head_and_logged_of_all(notebook: Notebook, way: str) 
 
 
 @pytest.mark.parametrize(("only", "expected"), [("head", [0]), ("-1", [1]), ("0,1", [0, 1])])
-def test_only_chooses_whose_output_is_shown(notebook: Notebook, only: str, expected: list[int]) -> None:
+def test_only_chooses_whose_output_is_shown(
+    notebook: Notebook, only: str, expected: list[int]
+) -> None:
     shown = notebook.run(f"%%sky_broadcast --only {only}\nprint('rank', rank)")
     label = "[{0}] " if len(expected) > 1 else ""
     assert sorted(shown.lines) == [label.format(rank) + f"rank {rank}" for rank in expected]
@@ -73,7 +76,9 @@ def test_lines_of_ranks_do_not_mix(notebook: Notebook) -> None:
         "%%sky_broadcast --only all\nfor i in range(300):\n    for piece in (f'{rank}:', f'{i}:', 'a' * 50, '\\n'):\n        os.write(1, piece.encode())"
     )
     for rank in (0, 1):
-        mine = [line.removeprefix(f"[{rank}] ") for line in shown.lines if line.startswith(f"[{rank}] ")]
+        mine = [
+            line.removeprefix(f"[{rank}] ") for line in shown.lines if line.startswith(f"[{rank}] ")
+        ]
         assert mine == [f"{rank}:{i}:{'a' * 50}" for i in range(300)]
     assert len(shown.lines) == 600
 
@@ -81,7 +86,9 @@ def test_lines_of_ranks_do_not_mix(notebook: Notebook) -> None:
 # ------------------------------------------------------------------------------------------ unchanged
 
 
-def test_bars_of_one_rank_show_their_last_state_and_colours_pass_unchanged(notebook: Notebook) -> None:
+def test_bars_of_one_rank_show_their_last_state_and_colours_pass_unchanged(
+    notebook: Notebook,
+) -> None:
     shown = notebook.run(r"""%%sky_broadcast
 print('\r 10 %', end=''); print('\r 20 %', end=''); print('\r100 %')
 print('\x1b[31mred\x1b[0m\x1b[K')""")
@@ -93,7 +100,9 @@ UNICODE = "äöü ß € 漢字 🤖👩‍🔬 עברית \u0301 \x00 \t end"
 
 def test_unicode(notebook: Notebook) -> None:
     notebook.run(f"text = {UNICODE!r}")
-    shown = notebook.run("%%sky_broadcast\nprint(text)\nprint(text, file=sys.stderr)\nos.write(1, text.encode());")
+    shown = notebook.run(
+        "%%sky_broadcast\nprint(text)\nprint(text, file=sys.stderr)\nos.write(1, text.encode());"
+    )
     assert shown.stdout == f"{UNICODE}\n{UNICODE}"
     assert shown.stderr == f"{UNICODE}\n"
 
@@ -101,7 +110,10 @@ def test_unicode(notebook: Notebook) -> None:
 @pytest.mark.parametrize(
     ("body", "shown"),
     [
-        ("import time\nfor byte in '€🤖'.encode():\n    os.write(1, bytes([byte])); time.sleep(0.02)", "€🤖"),
+        (
+            "import time\nfor byte in '€🤖'.encode():\n    os.write(1, bytes([byte])); time.sleep(0.02)",
+            "€🤖",
+        ),
         (r"os.write(1, b'a\xff\xfeb\n');", "a��b\n"),
         (r"print('lone \ud800')", "lone \\ud800\n"),
         (r"os.write(1, b'cut \xe2\x82');", "cut �"),
@@ -118,12 +130,16 @@ def test_characters_that_are_cut_or_invalid(notebook: Notebook, body: str, shown
 
 def test_a_flood_is_held_back_on_the_screen_and_complete_in_the_log(notebook: Notebook) -> None:
     notebook.run("%config SkyMagic.screen_limit = 20_000")
-    shown = notebook.run("%%sky_broadcast\nfor i in range(100_000):\n    print('paced', i)\nprint('the end')")
+    shown = notebook.run(
+        "%%sky_broadcast\nfor i in range(100_000):\n    print('paced', i)\nprint('the end')"
+    )
     notebook.run("%config SkyMagic.screen_limit = 1_000_000")
     expected = [f"paced {i}" for i in range(100_000)]
     total = sum(len(line) + 1 for line in [*expected, "the end"])
     assert len(shown.stdout) < total / 2
-    assert len(shown.stdout) + held_back(shown) == pytest.approx(total, rel=0.05)  # the note says 1.2 MB
+    assert len(shown.stdout) + held_back(shown) == pytest.approx(
+        total, rel=0.05
+    )  # the note says 1.2 MB
     assert "%sky_logs -t 0" in shown.stderr
     assert [line for line in log(notebook, 0) if line.startswith("paced")] == expected
     assert [line for line in log(notebook, 1) if line.startswith("paced")] == expected
@@ -152,7 +168,9 @@ def test_a_thread_that_floods_on_after_its_cell_disturbs_nobody(notebook: Notebo
 def test_dots_on_stderr_appear_while_the_cell_runs(notebook: Notebook) -> None:
     """On stdout, of several ranks: `tests/run/test_shown.py`."""
     fifo = gate(notebook.folder)
-    shown = notebook.start(f"%%sky_broadcast -t 0\nprint('..', end='', file=sys.stderr)\nopen({str(fifo)!r}).read();")
+    shown = notebook.start(
+        f"%%sky_broadcast -t 0\nprint('..', end='', file=sys.stderr)\nopen({str(fifo)!r}).read();"
+    )
     notebook.watch(shown, lambda cell: ".." in cell.text)
     assert not shown.done
     fifo.write_text("go")
@@ -164,7 +182,9 @@ def test_lines_of_several_ranks_appear_while_the_cell_runs(notebook: Notebook) -
     shown = notebook.start(
         f"%%sky_broadcast --only all\nprint('rank', rank)\nif rank == 0:\n    open({str(fifo)!r}).read()\nprint('after')"
     )
-    notebook.watch(shown, lambda cell: "[0] rank 0\n" in cell.stdout and "[1] after\n" in cell.stdout)
+    notebook.watch(
+        shown, lambda cell: "[0] rank 0\n" in cell.stdout and "[1] after\n" in cell.stdout
+    )
     assert not shown.done
     fifo.write_text("go")
     assert len(notebook.finish(shown).lines) == 4
@@ -172,7 +192,9 @@ def test_lines_of_several_ranks_appear_while_the_cell_runs(notebook: Notebook) -
 
 def test_rich_output_appears_while_the_cell_runs(notebook: Notebook) -> None:
     fifo = gate(notebook.folder)
-    shown = notebook.start(f"%%sky_broadcast -t 0\nprint('before')\ndisplay('rich')\nopen({str(fifo)!r}).read();")
+    shown = notebook.start(
+        f"%%sky_broadcast -t 0\nprint('before')\ndisplay('rich')\nopen({str(fifo)!r}).read();"
+    )
     notebook.watch(shown, lambda cell: bool(cell.rich))
     assert shown.stdout == "before\n"
     assert not shown.done
@@ -180,7 +202,9 @@ def test_rich_output_appears_while_the_cell_runs(notebook: Notebook) -> None:
     notebook.finish(shown)
 
 
-def test_what_a_thread_prints_later_stays_out_of_other_cells_and_is_logged(notebook: Notebook) -> None:
+def test_what_a_thread_prints_later_stays_out_of_other_cells_and_is_logged(
+    notebook: Notebook,
+) -> None:
     fifo = gate(notebook.folder)
     notebook.run(
         f"%%sky_broadcast\ndef later():\n    open({str(fifo)!r}).read()\n    print('much later')\n"
@@ -243,15 +267,21 @@ def test_last_words_of_a_rank_that_is_killed(notebook: Notebook) -> None:
     assert shown.lines == [f"[1] word {i}" for i in range(500)] + ["[1] last words"]
     assert "last words" in shown.failure.text, "the error shows the end of the log"
     assert log(notebook, 1)[-1] == "last words", "the log outlives the rank"
-    notebook.run("%%sky_broadcast\nimport os, sys, subprocess, threading\nrank = int(os.environ['RANK']);")
+    notebook.run(
+        "%%sky_broadcast\nimport os, sys, subprocess, threading\nrank = int(os.environ['RANK']);"
+    )
 
 
 def test_last_words_of_a_rank_that_exits(notebook: Notebook) -> None:
     """What follows finds both ranks new: loggers that cells above have set up are gone."""
-    shown = notebook.finish(notebook.start("%%sky_broadcast\nprint('before the end')\nif rank == 0:\n    os._exit(3)"))
+    shown = notebook.finish(
+        notebook.start("%%sky_broadcast\nprint('before the end')\nif rank == 0:\n    os._exit(3)")
+    )
     assert shown.lines == ["before the end"]
     assert shown.error is not None
-    notebook.run("%%sky_broadcast\nimport os, sys, subprocess, threading\nrank = int(os.environ['RANK']);")
+    notebook.run(
+        "%%sky_broadcast\nimport os, sys, subprocess, threading\nrank = int(os.environ['RANK']);"
+    )
 
 
 # ------------------------------------------------------------------------------------------ logs
@@ -326,17 +356,24 @@ def final(text: str) -> list[str]:
 
 
 @pytest.mark.parametrize("busy", [False, True], ids=["at rest", "under load"])
-def test_bars_and_prints_follow_each_other_as_they_were_written(notebook: Notebook, busy: bool) -> None:
+def test_bars_and_prints_follow_each_other_as_they_were_written(
+    notebook: Notebook, busy: bool
+) -> None:
     pytest.importorskip("tqdm")
     notebook.run(f"LOOPS = {LOOPS!r}\n{RECORDED}")
     written = final("".join(text for _, text in notebook.value("parts")))
     enough = notebook.folder / "enough of it"
     if busy:
-        notebook.run(f"%%sky_broadcast -a -t 1\nwhile not os.path.exists({str(enough)!r}): sum(range(10_000))")
+        notebook.run(
+            f"%%sky_broadcast -a -t 1\nwhile not os.path.exists({str(enough)!r}): sum(range(10_000))"
+        )
     cell = notebook.run(f"%%sky_broadcast -t 0\n{LOOPS}")
     enough.touch()
     assert cell.stdout.count("is over") == 100
-    screen = (one["text"] if one["kind"] == "stream" else f"{one['data']['text/plain']}\n" for one in cell.outputs)
+    screen = (
+        one["text"] if one["kind"] == "stream" else f"{one['data']['text/plain']}\n"
+        for one in cell.outputs
+    )
     assert final("".join(screen)) == written
 
 

@@ -32,7 +32,9 @@ DEADLINE = 20.0
 def served() -> Iterator[tuple[int, str]]:
     """The port of a relay that may have 48 open files, and the certificate that it knows."""
     pem = tls.certificate()
-    process = subprocess.Popen([sys.executable, "-c", RELAY], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    process = subprocess.Popen(
+        [sys.executable, "-c", RELAY], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
     with process:
         assert process.stdin is not None
         assert process.stdout is not None
@@ -47,7 +49,10 @@ def served() -> Iterator[tuple[int, str]]:
 def asked(port: int, pem: str) -> bytes:
     """What a process on the node says, through a connection of the pool's own."""
     context = tls.context(pem, server=False)
-    with socket.create_connection(("127.0.0.1", port), DEADLINE) as plain, context.wrap_socket(plain) as secure:
+    with (
+        socket.create_connection(("127.0.0.1", port), DEADLINE) as plain,
+        context.wrap_socket(plain) as secure,
+    ):
         secure.sendall(b'["platform"]\n')
         return secure.recv(4096)
 
@@ -58,7 +63,9 @@ def test_strangers_take_neither_all_descriptors_nor_its_accept(served: tuple[int
     try:
         for _ in range(200):
             strangers.append(socket.create_connection(("127.0.0.1", port), DEADLINE))
-        for stranger in strangers:  # all are closed by the relay in the end: refused, or after their handshake's time
+        for stranger in (
+            strangers
+        ):  # all are closed by the relay in the end: refused, or after their handshake's time
             stranger.settimeout(DEADLINE)
             try:
                 assert stranger.recv(1) == b""

@@ -76,7 +76,9 @@ def gpus(nvml: Nvml) -> Iterator[Gpus]:
     assert not gpus._thread.is_alive()
 
 
-def latest(gpus: Gpus, devices: list[str], told: list[str]) -> dict[str, tuple[float, float, float]]:
+def latest(
+    gpus: Gpus, devices: list[str], told: list[str]
+) -> dict[str, tuple[float, float, float]]:
     """Ask until these devices tell; what they tell. A thread asks: what it has found is there at a later look."""
     until(lambda: list(gpus.latest(devices)) == told)
     return gpus.latest(devices)
@@ -134,7 +136,9 @@ def test_ranks_with_gpus_are_told_of_with_them(nvml: Nvml) -> None:
     reply = node.reply(message, pids)
     assert wire.decode(wire.encode(reply)) == reply
     ranks = reply.value["ranks"]
-    assert [len(ranks[rank]) for rank in "012"] == [5, 2, 2], "one with parts of a GPU is as one without"
+    assert [len(ranks[rank]) for rank in "012"] == [5, 2, 2], (
+        "one with parts of a GPU is as one without"
+    )
     seconds, memory, *gpu = ranks["0"]
     use = RankUse(math.nan, memory, 64e9, *gpu)
     assert use_words(use).startswith("GPU 40%, 3.0 GB of 160.0 GB; memory ")
@@ -164,5 +168,7 @@ def test_a_node_replies_once_and_without_gpus_asks_nobody() -> None:
     ],
     ids=["rate", "first", "another process", "too old"],
 )
-def test_processor_time_is_a_rate(before: tuple[float, float] | None, now: tuple[float, float], found: float) -> None:
+def test_processor_time_is_a_rate(
+    before: tuple[float, float] | None, now: tuple[float, float], found: float
+) -> None:
     assert rate(before, now) == pytest.approx(found, nan_ok=True)

@@ -6,7 +6,14 @@ import json
 
 import pytest
 
-from skymagic.kernels.script.root_cause import Cause, recorded, root_cause, tracebacks, without_frames, without_launcher
+from skymagic.kernels.script.root_cause import (
+    Cause,
+    recorded,
+    root_cause,
+    tracebacks,
+    without_frames,
+    without_launcher,
+)
 
 BOX = """\
 E1120 14:21:14.180000 15153 torch/distributed/elastic/multiprocessing/api.py:1002] failed (exitcode: {code}) local_rank: 1 (pid: 15259) of binary: /venv/bin/python3
@@ -37,7 +44,9 @@ Root Cause (first observed failure):
 =======================================================
 """
 FAILED = BOX.format(code=1, signal="", said="To enable traceback see: …", blank=" ")
-KILLED = BOX.format(code=-9, signal=" (SIGKILL)", said="Signal 9 (SIGKILL) received by PID 15259", blank=" ")
+KILLED = BOX.format(
+    code=-9, signal=" (SIGKILL)", said="Signal 9 (SIGKILL) received by PID 15259", blank=" "
+)
 LOST_PEER = """\
 [rank0]: Traceback (most recent call last):
 [rank0]:   File "/home/me/train.py", line 7, in <module>
@@ -91,9 +100,13 @@ def test_a_peer_that_went_away_is_a_consequence() -> None:
     assert cause.summary.startswith("RuntimeError: ")
 
 
-def test_a_worker_that_was_killed_is_the_cause_though_torchrun_names_one_that_lost_its_peer() -> None:
+def test_a_worker_that_was_killed_is_the_cause_though_torchrun_names_one_that_lost_its_peer() -> (
+    None
+):
     """It dates a death by when it looked, and an error by when it was written."""
-    other = FAILED.replace("rank      : 0 (local_rank: 0)\n  exitcode  : -15 (pid: 15257)  (SIGTERM)", "{}")
+    other = FAILED.replace(
+        "rank      : 0 (local_rank: 0)\n  exitcode  : -15 (pid: 15257)  (SIGTERM)", "{}"
+    )
     killed = other.replace("{}", "rank      : 5 (local_rank: 3)\n  exitcode  : -9 (pid: 15261)")
     for recorded_there in ("", json.dumps({"message": LOST_PEER.replace("[rank0]: ", "")})):
         cause = found(recorded_there, LOST_PEER + killed)
@@ -104,7 +117,9 @@ def test_a_worker_that_was_killed_is_the_cause_though_torchrun_names_one_that_lo
 @pytest.mark.parametrize("what", ["crashing. ", "hanging or bugs in the application. "])
 def test_what_gloo_takes_for_another_workers_fault_is_a_consequence(what: str) -> None:
     said = f"RuntimeError: write failed. This is typically caused by a remote worker {what}Check its logs. GLHF!"
-    cause = found("", f'Traceback (most recent call last):\n  File "a.py", line 1, in <module>\n{said}')
+    cause = found(
+        "", f'Traceback (most recent call last):\n  File "a.py", line 1, in <module>\n{said}'
+    )
     assert cause.follows
 
 
@@ -117,14 +132,21 @@ def test_a_worker_that_was_killed_is_the_cause_though_others_have_tracebacks() -
 def test_the_error_file_wins_over_the_log() -> None:
     stack = 'Traceback (most recent call last):\n  File "main.py", line 3, in main\n    1 / 0\nZeroDivisionError: division by zero\n'
     written = json.dumps(
-        {"message": {"message": "ZeroDivisionError: …", "extraInfo": {"py_callstack": stack, "timestamp": "1"}}}
+        {
+            "message": {
+                "message": "ZeroDivisionError: …",
+                "extraInfo": {"py_callstack": stack, "timestamp": "1"},
+            }
+        }
     )
     cause = found(written, RAISED + FAILED)
     assert cause.text == stack.strip()
     assert recorded(json.dumps({"message": "a word"})) == "a word"
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", '"x"', "{}", '{"message": 3}', '{"message": {"extraInfo": 1}}'])
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", '"x"', "{}", '{"message": 3}', '{"message": {"extraInfo": 1}}']
+)
 def test_an_error_file_that_is_none_says_nothing(text: str) -> None:
     assert recorded(text) == ""
     assert root_cause(text, "") is None
@@ -157,10 +179,16 @@ def test_torchruns_own_lines_are_left_out() -> None:
 
 def test_torchruns_own_frames_are_left_out_and_what_they_wrap_stays() -> None:
     own = '  File "/v/lib/torch/distributed/elastic/agent/server/api.py", line 713, in _rendezvous\n    store = TCPStore(\n            ^^^^^^^^^\n'
-    busy = f"Traceback (most recent call last):\n{own}torch.distributed.DistNetworkError: EADDRINUSE"
+    busy = (
+        f"Traceback (most recent call last):\n{own}torch.distributed.DistNetworkError: EADDRINUSE"
+    )
     assert without_frames(busy) == "torch.distributed.DistNetworkError: EADDRINUSE"
-    joined = f"{busy}\n\nThe above exception was the direct cause of the following exception:\n\n{PLAIN}"
-    assert without_frames(joined).splitlines()[0] == "torch.distributed.DistNetworkError: EADDRINUSE"
+    joined = (
+        f"{busy}\n\nThe above exception was the direct cause of the following exception:\n\n{PLAIN}"
+    )
+    assert (
+        without_frames(joined).splitlines()[0] == "torch.distributed.DistNetworkError: EADDRINUSE"
+    )
     assert without_frames(joined).endswith(PLAIN.strip())
     assert without_frames(PLAIN) == PLAIN.strip()
 

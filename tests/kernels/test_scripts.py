@@ -27,9 +27,13 @@ from tests.lab.waiting import until
 
 
 @pytest.fixture(scope="module", params=PLACES)
-def notebook(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Notebook]:
+def notebook(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Notebook]:
     """A notebook with a pool that all tests share: none may break it, and at the end the same ranks are there."""
-    with pooled(request.param, tmp_path_factory.mktemp("notebook"), {"SECRET_WORD": "hunter2"}) as opened_one:
+    with pooled(
+        request.param, tmp_path_factory.mktemp("notebook"), {"SECRET_WORD": "hunter2"}
+    ) as opened_one:
         before = pids(opened_one)
         yield opened_one
         assert pids(opened_one) == before
@@ -88,18 +92,34 @@ def test_the_cluster_stands_in_the_environment(notebook: Notebook) -> None:
     for node, env in enumerate((first, second)):
         assert env["SKYPILOT_NODE_RANK"] == str(node)
         assert env["SKYPILOT_NUM_NODES"] == "2"
-        assert env["SKYPILOT_NUM_GPUS_PER_NODE"] == "2", "without GPUs: as many as the node has ranks"
+        assert env["SKYPILOT_NUM_GPUS_PER_NODE"] == "2", (
+            "without GPUs: as many as the node has ranks"
+        )
         assert len(env["SKYPILOT_NODE_IPS"].split("\n")) == 2
-        assert [env[f"SKYMAGIC_{name}"] for name in TOLD] == [env[f"SKYPILOT_{name}"] for name in TOLD]
+        assert [env[f"SKYMAGIC_{name}"] for name in TOLD] == [
+            env[f"SKYPILOT_{name}"] for name in TOLD
+        ]
         assert env["MASTER_ADDR"] == env["SKYPILOT_NODE_IPS"].split("\n")[0]
         info = json.loads(env["COMPUTE_POOL"])
-        assert (info["node"], info["total_nodes"], info["rank"], info["world_size"]) == (node, 2, node, 2)
+        assert (info["node"], info["total_nodes"], info["rank"], info["world_size"]) == (
+            node,
+            2,
+            node,
+            2,
+        )
         assert info["head_port"] == int(env["MASTER_PORT"])
         assert env["SKYMAGIC_HOSTFILE"].endswith("/hostfile")
         assert env["FROM_POOL"] == "1"
         of_a_rank = {name for name in env if environment.RANK_VARIABLES.fullmatch(name)}
-        assert of_a_rank == {"MASTER_ADDR", "MASTER_PORT", "COMPUTE_POOL", "TORCHELASTIC_ERROR_FILE"}
-        assert ("OMP_NUM_THREADS" in env) == ("OMP_NUM_THREADS" in os.environ), "the ranks have one from the pool"
+        assert of_a_rank == {
+            "MASTER_ADDR",
+            "MASTER_PORT",
+            "COMPUTE_POOL",
+            "TORCHELASTIC_ERROR_FILE",
+        }
+        assert ("OMP_NUM_THREADS" in env) == ("OMP_NUM_THREADS" in os.environ), (
+            "the ranks have one from the pool"
+        )
     assert first["SKYPILOT_TASK_ID"] == second["SKYPILOT_TASK_ID"]
     assert first["MASTER_PORT"] == second["MASTER_PORT"]
     assert first["TORCHELASTIC_ERROR_FILE"] != second["TORCHELASTIC_ERROR_FILE"]
@@ -116,7 +136,9 @@ def test_the_cluster_stands_in_the_environment(notebook: Notebook) -> None:
     ],
 )
 def test_the_text_of_a_hostfile(addresses: list[str], text: str) -> None:
-    cluster = InstanceInfo(peers=tuple(Peer(node, address) for node, address in enumerate(addresses)))
+    cluster = InstanceInfo(
+        peers=tuple(Peer(node, address) for node, address in enumerate(addresses))
+    )
     assert environment.hostfile(cluster, 8) == text
 
 
@@ -141,7 +163,9 @@ def test_the_master_port_is_free_on_the_head(notebook: Notebook) -> None:
 
 
 def test_some_nodes_are_a_cluster_of_their_own(notebook: Notebook) -> None:
-    script = 'echo "$SKYPILOT_NODE_RANK of $SKYPILOT_NUM_NODES: $(echo "$SKYPILOT_NODE_IPS" | wc -l)"'
+    script = (
+        'echo "$SKYPILOT_NODE_RANK of $SKYPILOT_NUM_NODES: $(echo "$SKYPILOT_NODE_IPS" | wc -l)"'
+    )
     shown = notebook.run(sh(script, "-t 1 -o ends"))
     assert shown.lines == ["0 of 1: 1"], "one node alone has no label"
     assert notebook.value("[end.node for end in ends]") == [1]
@@ -171,7 +195,9 @@ def test_a_script_runs_in_its_folder(notebook: Notebook, tmp_path: Path) -> None
 
 def test_gpus_that_are_in_use_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     program = tmp_path / "nvidia-smi"
-    program.write_text("#!/bin/sh\necho '0, 4, 81559'; echo '1, 40000, 81559'; echo '2, 1000, 81559'")
+    program.write_text(
+        "#!/bin/sh\necho '0, 4, 81559'; echo '1, 40000, 81559'; echo '2, 1000, 81559'"
+    )
     program.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
     assert resources.gpus_in_use("0") == ""
@@ -191,8 +217,12 @@ def test_gpus_that_are_in_use_are_named(tmp_path: Path, monkeypatch: pytest.Monk
         ("torchrun --rdzv_backend=c10d a.py; torchrun --standalone b.py", 1, None),
     ],
 )
-def test_torchrun_is_told_what_it_would_guess_from_the_hostname(text: str, node: int, expected: str | None) -> None:
-    info = InstanceInfo(peers=(Peer(0, "10.0.0.4"), Peer(1, "10.0.0.5")), node=node, local_world_size=2)
+def test_torchrun_is_told_what_it_would_guess_from_the_hostname(
+    text: str, node: int, expected: str | None
+) -> None:
+    info = InstanceInfo(
+        peers=(Peer(0, "10.0.0.4"), Peer(1, "10.0.0.5")), node=node, local_world_size=2
+    )
     found = environment.torchrun(environment.cluster_of(info, [0, 1], "task", 1234), text)
     assert found["PET_LOCAL_ADDR"] == ("10.0.0.4", "10.0.0.5")[node]
     assert found.get("PET_RDZV_CONF") == expected
@@ -203,7 +233,13 @@ def test_torchrun_is_told_what_it_would_guess_from_the_hostname(text: str, node:
     assert found == ({"PET_RDZV_CONF": f"is_host={1 - node}"} if meets else {})
 
 
-STATIC = {"NNODES": "2", "NPROC_PER_NODE": "4", "NODE_RANK": "1", "MASTER_ADDR": "10.0.0.4", "MASTER_PORT": "1234"}
+STATIC = {
+    "NNODES": "2",
+    "NPROC_PER_NODE": "4",
+    "NODE_RANK": "1",
+    "MASTER_ADDR": "10.0.0.4",
+    "MASTER_PORT": "1234",
+}
 
 
 @pytest.mark.parametrize(
@@ -214,7 +250,12 @@ STATIC = {"NNODES": "2", "NPROC_PER_NODE": "4", "NODE_RANK": "1", "MASTER_ADDR":
         (
             "torchrun --rdzv_backend=c10d main.py",
             [0, 1],
-            {"NNODES": "2", "NPROC_PER_NODE": "4", "RDZV_ENDPOINT": "10.0.0.4:1234", "RDZV_ID": "task"},
+            {
+                "NNODES": "2",
+                "NPROC_PER_NODE": "4",
+                "RDZV_ENDPOINT": "10.0.0.4:1234",
+                "RDZV_ID": "task",
+            },
         ),
         ("torchrun main.py", [1], {"NPROC_PER_NODE": "4"}),
         ("torchrun --standalone main.py", [0, 1], {}),
@@ -224,10 +265,14 @@ STATIC = {"NNODES": "2", "NPROC_PER_NODE": "4", "NODE_RANK": "1", "MASTER_ADDR":
         ("bash train.sh", [0, 1], {}),
     ],
 )
-def test_torchrun_finds_the_nodes_without_options(text: str, nodes: list[int], expected: dict[str, str]) -> None:
+def test_torchrun_finds_the_nodes_without_options(
+    text: str, nodes: list[int], expected: dict[str, str]
+) -> None:
     info = InstanceInfo(peers=(Peer(0, "10.0.0.4"), Peer(1, "10.0.0.5")), node=1)
     cluster = environment.cluster_of(info, nodes, "task", 1234)
-    assert environment.launch(cluster, 4, text) == {f"PET_{name}": value for name, value in expected.items()}
+    assert environment.launch(cluster, 4, text) == {
+        f"PET_{name}": value for name, value in expected.items()
+    }
 
 
 # ------------------------------------------------------------------------------------------ what is shown
@@ -238,7 +283,12 @@ def test_the_head_is_shown_and_all_are_labelled_by_node(notebook: Notebook) -> N
     shown = notebook.run(sh(script))
     assert (shown.stdout, shown.stderr) == ("node 0\n", "error 0\n")
     shown = notebook.run(sh(script, "--only all"))
-    assert sorted(shown.text.splitlines()) == ["[0] error 0", "[0] node 0", "[1] error 1", "[1] node 1"]
+    assert sorted(shown.text.splitlines()) == [
+        "[0] error 0",
+        "[0] node 0",
+        "[1] error 1",
+        "[1] node 1",
+    ]
     assert notebook.run(sh(script, "--only 1")).stdout == "node 1\n"
 
 
@@ -287,13 +337,20 @@ def test_a_script_goes_on_beside_the_notebook(notebook: Notebook) -> None:
 def test_a_node_that_fails_ends_the_others(notebook: Notebook) -> None:
     notebook.run("%%sky_broadcast\nkept = 5")
     failed = notebook.fail(
-        sh('if [ "$SKYPILOT_NODE_RANK" = 1 ]; then echo "no luck" >&2; exit 3; fi\nsleep 1000', "-o ends")
+        sh(
+            'if [ "$SKYPILOT_NODE_RANK" = 1 ]; then echo "no luck" >&2; exit 3; fi\nsleep 1000',
+            "-o ends",
+        )
     )
     assert failed.ename == "ScriptError"
     assert re.search(
-        r"node 1 of 2 on \S+ ended with exit code 3\nits last lines:\n  no luck\nnode 0 had to be stopped", failed.text
+        r"node 1 of 2 on \S+ ended with exit code 3\nits last lines:\n  no luck\nnode 0 had to be stopped",
+        failed.text,
     )
-    assert notebook.value("[(e.status, e.stopped) for e in ends]") == [(-signal.SIGTERM, True), (3, False)]
+    assert notebook.value("[(e.status, e.stopped) for e in ends]") == [
+        (-signal.SIGTERM, True),
+        (3, False),
+    ]
     notebook.run("%%sky_broadcast -o found\nkept")
     assert notebook.value("found") == [5] * 4, "the ranks had no part in it"
 
@@ -302,7 +359,11 @@ def test_a_node_that_fails_ends_the_others(notebook: Notebook) -> None:
 def test_the_error_says_where_and_how(notebook: Notebook) -> None:
     caught = "try:\n    get_ipython().run_cell_magic('sky_sh', '-t 0', 'exit 4')\nexcept Exception as problem:\n    caught = problem"
     notebook.run(caught)
-    assert notebook.value("(type(caught).__name__, caught.node, caught.status)") == ("ScriptError", 0, 4)
+    assert notebook.value("(type(caught).__name__, caught.node, caught.status)") == (
+        "ScriptError",
+        0,
+        4,
+    )
     notebook.run("import pickle\ncopy = pickle.loads(pickle.dumps(caught))")
     assert notebook.value("(str(copy) == str(caught), copy.node, copy.status)") == (True, 0, 4)
 
@@ -342,8 +403,15 @@ def test_misuse_is_told_in_a_line(notebook: Notebook) -> None:
 @HERE
 def test_more_nodes_than_there_are_is_told_at_once(notebook: Notebook) -> None:
     assert "--nnodes=4, and 2 nodes" in too_many_nodes("torchrun --nnodes=4 main.py", 2)
-    assert too_many_nodes("torchrun --nnodes $N a.py; torchrun --nnodes=1:4 b.py; torchrun --nnodes=2 c.py", 2) == ""
-    failed = notebook.fail(sh("torchrun() { sleep 1000; }\ntorchrun --nnodes=4 main.py", "--timeout 1s"))
+    assert (
+        too_many_nodes(
+            "torchrun --nnodes $N a.py; torchrun --nnodes=1:4 b.py; torchrun --nnodes=2 c.py", 2
+        )
+        == ""
+    )
+    failed = notebook.fail(
+        sh("torchrun() { sleep 1000; }\ntorchrun --nnodes=4 main.py", "--timeout 1s")
+    )
     assert failed.ename == "RunTimeout"
 
 
@@ -382,10 +450,14 @@ def test_a_port_that_is_taken_and_a_launcher_that_is_missing_have_a_remedy() -> 
     assert "$MASTER_PORT" in str(busy)
     missing = script_error([end(0, 127, tail="sky_sh: line 2: torchrun: command not found")], 1)
     assert "torchrun comes with PyTorch" in str(missing)
-    there = script_error([end(0, 127, tail="sky_sh: line 2: torchrun: command not found")], 1, has_torch=True)
+    there = script_error(
+        [end(0, 127, tail="sky_sh: line 2: torchrun: command not found")], 1, has_torch=True
+    )
     assert "--plugin torch" not in str(there)
     assert "python -m torch.distributed.run is the same" in str(there)
-    other = script_error([end(0, 127, tail="torchrun has begun\nsky_sh: line 3: nvcc: command not found")], 1)
+    other = script_error(
+        [end(0, 127, tail="torchrun has begun\nsky_sh: line 3: nvcc: command not found")], 1
+    )
     assert "PyTorch" not in str(other)
 
 
@@ -411,7 +483,9 @@ echo begun
 
 
 def all_gone(text: str) -> None:
-    found = [pid for label in ("child", "own session", "daemon", "deaf") for pid in numbers(text, label)]
+    found = [
+        pid for label in ("child", "own session", "daemon", "deaf") for pid in numbers(text, label)
+    ]
     assert len(found) == 4
     assert [pid for pid in found if not gone(pid)] == []
 
@@ -419,7 +493,9 @@ def all_gone(text: str) -> None:
 def test_what_a_script_leaves_behind_is_ended_and_said(notebook: Notebook) -> None:
     shown = notebook.run(sh(TREE, "-t 0"))
     all_gone(shown.stdout)
-    assert re.search(r"\[node 0: the script left running, and this was ended: .*sleep 1001", shown.stderr)
+    assert re.search(
+        r"\[node 0: the script left running, and this was ended: .*sleep 1001", shown.stderr
+    )
     assert "sleep 1002" in shown.stderr
 
 
@@ -440,7 +516,9 @@ def test_the_stop_button_ends_all_of_it(notebook: Notebook) -> None:
 
 def test_a_script_may_tidy_up_when_it_is_stopped(notebook: Notebook, tmp_path: Path) -> None:
     shown = started(
-        notebook, f"trap 'echo saved > {tmp_path}/snapshot; exit 0' TERM\necho begun\nsleep 1000 & wait", "-t 0"
+        notebook,
+        f"trap 'echo saved > {tmp_path}/snapshot; exit 0' TERM\necho begun\nsleep 1000 & wait",
+        "-t 0",
     )
     notebook.interrupt()
     assert notebook.finish(shown).error is not None
@@ -450,7 +528,9 @@ def test_a_script_may_tidy_up_when_it_is_stopped(notebook: Notebook, tmp_path: P
 def test_the_time_limit_ends_all_of_it(notebook: Notebook) -> None:
     shown = notebook.finish(notebook.start(sh(TREE + "wait", "--timeout 2s -t 0")))
     assert shown.failure.ename == "RunTimeout"
-    assert "took longer than 2 s and was stopped on node 0\nnode 0's last lines:" in shown.failure.text
+    assert (
+        "took longer than 2 s and was stopped on node 0\nnode 0's last lines:" in shown.failure.text
+    )
     assert "  begun" in shown.failure.text
     all_gone(shown.stdout)
 
@@ -467,15 +547,21 @@ QUICK_END = "%%sky_broadcast\nroot_cause.root_cause = quick"
 
 
 @HERE
-def test_a_rank_that_is_just_done_with_stopping_its_script_is_not_killed(notebook: Notebook) -> None:
+def test_a_rank_that_is_just_done_with_stopping_its_script_is_not_killed(
+    notebook: Notebook,
+) -> None:
     """What hears no TERM is killed when the grace period is over, at which moment the notebook looks for ranks that are stuck."""
     before = pids(notebook)
     notebook.run(SLOW_END)
     shown = notebook.finish(
-        notebook.start(sh("trap '' TERM\necho begun\nwhile :; do sleep 1; done", "--timeout 1s -t 0"))
+        notebook.start(
+            sh("trap '' TERM\necho begun\nwhile :; do sleep 1; done", "--timeout 1s -t 0")
+        )
     )
     notebook.run(QUICK_END)
-    assert "took longer than 1 s and was stopped on node 0\nnode 0's last lines:" in shown.failure.text
+    assert (
+        "took longer than 1 s and was stopped on node 0\nnode 0's last lines:" in shown.failure.text
+    )
     assert pids(notebook) == before
 
 
@@ -541,7 +627,10 @@ def test_a_failure_leaves_the_ranks_process_group_alone(shared_pools: Pools) -> 
 def test_a_port_that_another_holds_is_refused_before_it_hangs(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     (tmp_path / "train.py").write_text("print('not reached')")
-    with opened(tmp_path, "%sky_pool --ranks 1") as notebook, socket.create_server(("127.0.0.1", 0)) as busy:
+    with (
+        opened(tmp_path, "%sky_pool --ranks 1") as notebook,
+        socket.create_server(("127.0.0.1", 0)) as busy,
+    ):
         port = busy.getsockname()[1]
         ways = (
             f"--master_addr=$MASTER_ADDR --master_port={port} --node_rank=$SKYPILOT_NODE_RANK",

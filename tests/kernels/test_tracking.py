@@ -48,7 +48,10 @@ def test_tensorboard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_library_that_is_missing_is_named_with_what_to_do() -> None:
-    with pytest.raises(RuntimeError, match="rank 3 has no package no_tracker: %sky_pip install no_tracker, or %config"):
+    with pytest.raises(
+        RuntimeError,
+        match="rank 3 has no package no_tracker: %sky_pip install no_tracker, or %config",
+    ):
         Tracking("no_tracker", 3, 1)
 
 
@@ -62,7 +65,9 @@ def test_a_tracker_that_fails_does_not_fail_the_training(
     tracking.take(rows(EPOCHS[0]))
     tracking.take(rows(EPOCHS[1]))
     tracking.close()
-    assert capsys.readouterr().err.count("[tensorboard does not accept numbers from this cell (") == 1
+    assert (
+        capsys.readouterr().err.count("[tensorboard does not accept numbers from this cell (") == 1
+    )
 
 
 REPORTS = """\
@@ -105,7 +110,9 @@ def test_mlflow(notebook: Notebook, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     client = mlflow.MlflowClient(tracking_uri=uri)
     [run] = client.search_runs(["0"])
     assert run.info.status == "FINISHED"
-    assert [(one.step, one.value) for one in client.get_metric_history(run.info.run_id, "loss")] == REPORTED
+    assert [
+        (one.step, one.value) for one in client.get_metric_history(run.info.run_id, "loss")
+    ] == REPORTED
 
 
 def test_wandb(notebook: Notebook) -> None:

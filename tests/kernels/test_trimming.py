@@ -16,7 +16,9 @@ LIMIT = 1 << 20
 LINE = "{:099}\n"
 
 
-@pytest.mark.skipif(not hasattr(os, "SEEK_DATA"), reason="the system does not tell of holes in files")
+@pytest.mark.skipif(
+    not hasattr(os, "SEEK_DATA"), reason="the system does not tell of holes in files"
+)
 def test_a_long_log_keeps_its_end(tmp_path: Path) -> None:
     log, told = tmp_path / "rank-3.log", list[str]()
     reader, writer = os.pipe()
@@ -57,4 +59,8 @@ def test_the_last_thousand_runs_are_known() -> None:
         spans.begin(run, 10 * run, cell=run)
         spans.end(10 * run + 5)
     assert spans.listed()["runs"] == [[run, run] for run in range(501, 1501)]
-    assert (spans.find(500), spans.find(501), spans.find(1500)) == (None, (5010, 5015), (15_000, 15_005))
+    assert (spans.find(500), spans.find(501), spans.find(1500)) == (
+        None,
+        (5010, 5015),
+        (15_000, 15_005),
+    )

@@ -72,7 +72,9 @@ class Browser:
         """What the browser's console says is wrong."""
         self._address = f"{url}/{path.name}?reset&token={token}"
         page.set_default_timeout(DEADLINE * 1000)
-        page.on("console", lambda line: self.errors.append(line.text) if line.type == "error" else None)
+        page.on(
+            "console", lambda line: self.errors.append(line.text) if line.type == "error" else None
+        )
 
     def open(self) -> None:
         """Open the notebook, or open it again as a person does who comes back: what is shown is what was saved."""
@@ -98,7 +100,9 @@ class Browser:
 
     def outputs(self, index: int) -> Locator:
         """Where a cell's outputs are."""
-        return self.page.locator(".jp-Notebook .jp-CodeCell").nth(index).locator(".jp-Cell-outputArea")
+        return (
+            self.page.locator(".jp-Notebook .jp-CodeCell").nth(index).locator(".jp-Cell-outputArea")
+        )
 
     def look_into(self, index: int, words: str) -> Locator:
         """Run a cell that has printed "begun" when it blocks, and press the button that tells where its ranks are; its outputs.
@@ -151,11 +155,21 @@ def opened(folder: Path, cells: Sequence[str], front: str = "jupyterlab") -> Ite
     kernel = {
         "kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}
     }  # else it is asked for
-    nbformat.write(nbformat.v4.new_notebook(cells=list(map(nbformat.v4.new_code_cell, cells)), metadata=kernel), path)
+    nbformat.write(
+        nbformat.v4.new_notebook(
+            cells=list(map(nbformat.v4.new_code_cell, cells)), metadata=kernel
+        ),
+        path,
+    )
     with _server(folder, front) as (url, token), sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=chromium(), args=list(CHROMIUM))
         try:
-            shown = Browser(browser.new_page(viewport={"width": 1100, "height": 900}), url + PAGES[front], token, path)
+            shown = Browser(
+                browser.new_page(viewport={"width": 1100, "height": 900}),
+                url + PAGES[front],
+                token,
+                path,
+            )
             shown.open()
             yield shown
         finally:

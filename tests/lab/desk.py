@@ -24,7 +24,11 @@ from tests.lab.places import home_that_knows
 from tests.lab.shells import pip_settings
 from tests.lab.waiting import until
 
-COMMAND = [sys.executable, "-c", "import sys; from skymagic.api.command import main; sys.exit(main())"]
+COMMAND = [
+    sys.executable,
+    "-c",
+    "import sys; from skymagic.api.command import main; sys.exit(main())",
+]
 
 ANNOUNCED = "may have been shown before"
 """In the line before what was on its way when a notebook was killed."""
@@ -110,7 +114,9 @@ class Desk:
         shutil.copytree(Path(self.more["HOME"]) / ".ssh", folder / "home" / ".ssh")
         shutil.copytree(self.records, other.records)
         for record in other.records.glob("*.json"):  # both are this machine, and have its name
-            record.write_text(json.dumps({**json.loads(record.read_text()), "machine": "the-first-desk"}))
+            record.write_text(
+                json.dumps({**json.loads(record.read_text()), "machine": "the-first-desk"})
+            )
         return other
 
     def gate(self) -> Path:
@@ -134,7 +140,12 @@ class Desk:
         env = {**os.environ, **self.env, "PYTHONPATH": str(ROOT)}
         pipe = subprocess.PIPE
         return subprocess.Popen(
-            [*COMMAND, *map(str, line)], env=env, text=True, stdout=pipe, stderr=pipe, cwd=self.folder
+            [*COMMAND, *map(str, line)],
+            env=env,
+            text=True,
+            stdout=pipe,
+            stderr=pipe,
+            cwd=self.folder,
         )
 
     def ran(self, *line: object) -> tuple[int, str, str]:

@@ -55,7 +55,9 @@ def device_memory() -> Iterator[DeviceMemory]:
     def device(tensor: torch.Tensor) -> torch.device:
         return DEVICE if memory.has(tensor) else real.__get__(tensor)
 
-    def copy_(target: torch.Tensor, source: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+    def copy_(
+        target: torch.Tensor, source: torch.Tensor, *args: Any, **kwargs: Any
+    ) -> torch.Tensor:
         if memory.has(source) and not memory.has(target):
             memory.copied += source.nbytes
         return copy(target, source)
@@ -74,7 +76,9 @@ def device_memory() -> Iterator[DeviceMemory]:
     def on_host(*args: Any, device: Any = None, **kwargs: Any) -> torch.Tensor:
         return empty(*args, **kwargs)
 
-    place = property(lambda storage: DEVICE if storage._cdata in memory._storages else torch.device("cpu"))
+    place = property(
+        lambda storage: DEVICE if storage._cdata in memory._storages else torch.device("cpu")
+    )
     with (
         patch.object(torch.UntypedStorage, "device", place),
         patch.object(torch.UntypedStorage, "cpu", whole_storage),

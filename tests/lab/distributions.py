@@ -62,7 +62,9 @@ class Shelf:
             with zipfile.ZipFile(path) as archive:
                 archive.extractall(self.site)
 
-    def editable(self, name: str, version: str, files: Mapping[str, str], requires: Sequence[str] = ()) -> Path:
+    def editable(
+        self, name: str, version: str, files: Mapping[str, str], requires: Sequence[str] = ()
+    ) -> Path:
         """A project that the notebook has installed as editable, with `files` below ``src``; its folder. No index has it."""
         module, project = name.replace("-", "_"), self.folder / "projects" / name
         for file, text in files.items():
@@ -96,13 +98,20 @@ class Shelf:
     def of_notebook(self) -> dict[str, str]:
         """Environment of a notebook that has them."""
         paths = [ROOT, self.site, *self.sources]
-        return {"PYTHONPATH": os.pathsep.join(map(str, paths)), "XDG_CACHE_HOME": str(self.folder / "cache")}
+        return {
+            "PYTHONPATH": os.pathsep.join(map(str, paths)),
+            "XDG_CACHE_HOME": str(self.folder / "cache"),
+        }
 
     @property
     def of_hosts(self) -> dict[str, str]:
         """Environment of hosts whose installers find them, and nothing else."""
         found = pip_settings().get("PIP_FIND_LINKS", "")
-        return {**pip_settings(), "PIP_FIND_LINKS": f"{found} {self.links}".strip(), "PIP_NO_INDEX": "1"}
+        return {
+            **pip_settings(),
+            "PIP_FIND_LINKS": f"{found} {self.links}".strip(),
+            "PIP_NO_INDEX": "1",
+        }
 
 
 def own_environments(home: Path, shared: Path) -> None:
@@ -111,5 +120,7 @@ def own_environments(home: Path, shared: Path) -> None:
     own.mkdir(mode=0o700, parents=True)
     for environment in (shared / ".skymagic/env").iterdir():
         if environment.is_dir():
-            shutil.copytree(environment, own / "env" / environment.name, symlinks=True, copy_function=os.link)
+            shutil.copytree(
+                environment, own / "env" / environment.name, symlinks=True, copy_function=os.link
+            )
     (own / "code").symlink_to(shared / ".skymagic/code")

@@ -103,7 +103,10 @@ def empty(call: Call, carry_out: CarryOut) -> Answer:
     """DescribeInstances that knows of nothing yet, as EC2 may right after a launch: an error where it was asked by id."""
     if "InstanceId.1" in call.fields:
         return refusal(
-            call, "InvalidInstanceID.NotFound", f"The instance ID '{call.fields['InstanceId.1']}' does not exist", 400
+            call,
+            "InvalidInstanceID.NotFound",
+            f"The instance ID '{call.fields['InstanceId.1']}' does not exist",
+            400,
         )
     return _xml(
         f'<{call.action}Response xmlns="{NAMESPACE}"><requestId>r</requestId><reservationSet/></{call.action}Response>'
@@ -134,7 +137,8 @@ def regions(*names: str) -> Effect:
 def listed(name: str, items: list[dict[str, str]]) -> Effect:
     """An answer of EC2's that is a list of flat things, which moto lacks."""
     rows = "".join(
-        f"<item>{''.join(f'<{key}>{escape(value)}</{key}>' for key, value in one.items())}</item>" for one in items
+        f"<item>{''.join(f'<{key}>{escape(value)}</{key}>' for key, value in one.items())}</item>"
+        for one in items
     )
     return lambda call, carry_out: _xml(
         f'<{call.action}Response xmlns="{NAMESPACE}"><{name}>{rows}</{name}></{call.action}Response>'
@@ -173,7 +177,10 @@ def zone(name: str) -> Callable[[Call], bool]:
     def when(call: Call) -> bool:
         named = call.fields.get("Placement.AvailabilityZone")
         subnet = call.fields.get("NetworkInterface.1.SubnetId") or call.fields.get("SubnetId")
-        return bool(name == (named or (subnet and backend(call.region).get_subnet(subnet).availability_zone)))
+        return bool(
+            name
+            == (named or (subnet and backend(call.region).get_subnet(subnet).availability_zone))
+        )
 
     return when
 
@@ -197,7 +204,14 @@ class EC2:
         """By region and client token."""
         self._lock = threading.RLock()
 
-    def on(self, action: str, effect: Effect, *, times: int = 1, when: Callable[[Call], bool] = any_call) -> None:
+    def on(
+        self,
+        action: str,
+        effect: Effect,
+        *,
+        times: int = 1,
+        when: Callable[[Call], bool] = any_call,
+    ) -> None:
         """Script the next calls of an action: the first rule that applies counts, so many times. ``"*"`` is every action."""
         self._rules.append(Rule(action, effect, times, when))
 
@@ -228,7 +242,10 @@ class EC2:
                 with contextlib.suppress(OSError):
                     environ["werkzeug.socket"].shutdown(socket.SHUT_RDWR)
                 raise ConnectionAbortedError from None
-        start(f"{answer.status} X", [*answer.headers.items(), ("Content-Length", str(len(answer.body)))])
+        start(
+            f"{answer.status} X",
+            [*answer.headers.items(), ("Content-Length", str(len(answer.body)))],
+        )
         return [answer.body]
 
     def _effect(self, call: Call) -> Effect:
@@ -243,8 +260,12 @@ class EC2:
             return self._launch(call, environ, body)
         if call.action.endswith(("PlacementGroup", "PlacementGroups")):
             return self._placement_group(call)
-        if call.action == "GetParameter" and str(call.fields.get("Name", "")).startswith("/aws/service/"):
-            return _json({"Parameter": {"Name": call.fields["Name"], "Type": "String", "Value": IMAGE}})
+        if call.action == "GetParameter" and str(call.fields.get("Name", "")).startswith(
+            "/aws/service/"
+        ):
+            return _json(
+                {"Parameter": {"Name": call.fields["Name"], "Type": "String", "Value": IMAGE}}
+            )
         return _moto(call, environ, body)
 
     def _launch(self, call: Call, environ: Mapping[str, Any], body: bytes) -> Answer:
@@ -254,7 +275,11 @@ class EC2:
         if token and key in self._launches:
             fields, answer = self._launches[key]
             words = "Arguments on this idempotent request are inconsistent with arguments used in previous request(s)."
-            return answer if fields == call.fields else refusal(call, "IdempotentParameterMismatch", words, 400)
+            return (
+                answer
+                if fields == call.fields
+                else refusal(call, "IdempotentParameterMismatch", words, 400)
+            )
         before = {each.id for each in instances(call.region)}
         answer = _moto(call, environ, body)
         if "NetworkInterface.2.DeviceIndex" in call.fields:
@@ -269,7 +294,12 @@ class EC2:
 
     def _placement_group(self, call: Call) -> Answer:
         if call.fields.get("DryRun") == "true":
-            return refusal(call, "DryRunOperation", "Request would have succeeded, but DryRun flag is set.", 412)
+            return refusal(
+                call,
+                "DryRunOperation",
+                "Request would have succeeded, but DryRun flag is set.",
+                412,
+            )
         if call.action == "DescribePlacementGroups":
             return _xml(
                 f'<{call.action}Response xmlns="{NAMESPACE}"><requestId>r</requestId><placementGroupSet>'
@@ -284,7 +314,12 @@ class EC2:
         key = (call.region, call.fields["GroupName"])
         if call.action == "CreatePlacementGroup":
             if key in PLACEMENTS:
-                return refusal(call, "InvalidPlacementGroup.Duplicate", f"The Placement Group '{key[1]}' exists.", 400)
+                return refusal(
+                    call,
+                    "InvalidPlacementGroup.Duplicate",
+                    f"The Placement Group '{key[1]}' exists.",
+                    400,
+                )
             tag = "TagSpecification.1.Tag"
             PLACEMENTS[key] = {
                 f"tag:{value}": call.fields[f"{name.removesuffix('.Key')}.Value"]
@@ -292,9 +327,23 @@ class EC2:
                 if name.startswith(tag) and name.endswith(".Key")
             }
         elif key not in PLACEMENTS:
-            return refusal(call, "InvalidPlacementGroup.Unknown", f"The Placement Group '{key[1]}' is unknown.", 400)
-        elif any(one.placement.group_name == key[1] for one in instances(call.region) if one.state != "terminated"):
-            return refusal(call, "InvalidPlacementGroup.InUse", f"The placement group '{key[1]}' is in use.", 400)
+            return refusal(
+                call,
+                "InvalidPlacementGroup.Unknown",
+                f"The Placement Group '{key[1]}' is unknown.",
+                400,
+            )
+        elif any(
+            one.placement.group_name == key[1]
+            for one in instances(call.region)
+            if one.state != "terminated"
+        ):
+            return refusal(
+                call,
+                "InvalidPlacementGroup.InUse",
+                f"The placement group '{key[1]}' is in use.",
+                400,
+            )
         else:
             del PLACEMENTS[key]
         return _xml(
@@ -327,7 +376,9 @@ def ec2() -> Iterator[EC2]:
     cloud = EC2()
     cloud.forget()
     server = make_server("127.0.0.1", 0, cloud, threaded=True, request_handler=Silent)
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
+    thread = threading.Thread(
+        target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True
+    )
     thread.start()
     cloud.url = f"http://127.0.0.1:{server.server_port}"
     try:
@@ -341,12 +392,19 @@ def ec2() -> Iterator[EC2]:
 
 def parse(environ: Mapping[str, Any], body: bytes) -> Call:
     """A request's action and parameters; service and region are those that it was signed for."""
-    _, _, region, service, *_ = environ["HTTP_AUTHORIZATION"].partition("Credential=")[2].partition(",")[0].split("/")
+    _, _, region, service, *_ = (
+        environ["HTTP_AUTHORIZATION"].partition("Credential=")[2].partition(",")[0].split("/")
+    )
     target = environ.get("HTTP_X_AMZ_TARGET")
     if target:
         return Call(service, region, target.rpartition(".")[2], json.loads(body or b"{}"))
     fields = dict(urllib.parse.parse_qsl(body.decode(), keep_blank_values=True))
-    return Call(service, region, fields.pop("Action", ""), {k: v for k, v in fields.items() if k != "Version"})
+    return Call(
+        service,
+        region,
+        fields.pop("Action", ""),
+        {k: v for k, v in fields.items() if k != "Version"},
+    )
 
 
 def _moto(call: Call, environ: Mapping[str, Any], body: bytes) -> Answer:
@@ -386,7 +444,11 @@ def refusal(call: Call, code: str, message: str, status: int) -> Answer:
 
 
 def _xml(text: str, status: int = 200) -> Answer:
-    return Answer(status, f'<?xml version="1.0" encoding="UTF-8"?>{text}'.encode(), {"Content-Type": "text/xml"})
+    return Answer(
+        status,
+        f'<?xml version="1.0" encoding="UTF-8"?>{text}'.encode(),
+        {"Content-Type": "text/xml"},
+    )
 
 
 def _json(body: object, status: int = 200) -> Answer:
@@ -406,7 +468,10 @@ def backend(region: str = REGION) -> Any:
 def permitted() -> set[str]:
     """The actions that the policies of docs/how-to/aws.md allow; who asks for an identity needs no permission."""
     page = Path(__file__).resolve().parents[2] / "docs/how-to/aws.md"
-    return {"sts:GetCallerIdentity", *re.findall(r'"((?:ec2|ssm|pricing|sts):\w+)"', page.read_text())}
+    return {
+        "sts:GetCallerIdentity",
+        *re.findall(r'"((?:ec2|ssm|pricing|sts):\w+)"', page.read_text()),
+    }
 
 
 def instances(region: str = REGION) -> list[Any]:
@@ -423,7 +488,13 @@ def set_state(instance: Any, name: str, reason: str = "") -> None:
     if name == "terminated" and instance.state != "terminated":
         instance.terminate()
     instance._state.name = name
-    instance._state.code = {"pending": 0, "running": 16, "shutting-down": 32, "terminated": 48, "stopped": 80}[name]
+    instance._state.code = {
+        "pending": 0,
+        "running": 16,
+        "shutting-down": 32,
+        "terminated": 48,
+        "stopped": 80,
+    }[name]
     if reason:
         instance.state_reason.code, instance.state_reason.message = reason, f"{reason}: injected"
 

@@ -27,7 +27,12 @@ PART = re.compile(
     r"(p\d.*|g\d.*|gr6f?|[mcr][67][ai]|m5|c7i-flex|m7i-flex|t3|trn1|inf2|x2idn)\.(large|[248]?xlarge|\d\dxlarge|metal)"
 )
 # The price list has each type many times over; one of these is what a plain Linux machine costs.
-PLAIN = {"operatingSystem": "Linux", "tenancy": "Shared", "preInstalledSw": "NA", "capacitystatus": "Used"}
+PLAIN = {
+    "operatingSystem": "Linux",
+    "tenancy": "Shared",
+    "preInstalledSw": "NA",
+    "capacitystatus": "Used",
+}
 OTHERS: Sequence[tuple[Mapping[str, str], float]] = (
     ({"operatingSystem": "Windows"}, 1.8),
     ({"tenancy": "Dedicated"}, 1.06),
@@ -51,21 +56,37 @@ def zones(region: str) -> tuple[tuple[str, str], ...]:
     from moto.ec2.models.instance_types import INSTANCE_TYPE_OFFERINGS
 
     offered = INSTANCE_TYPE_OFFERINGS["availability-zone"].get(region, [])
-    return tuple((one["InstanceType"], one["Location"]) for one in offered if one["InstanceType"] in types())
+    return tuple(
+        (one["InstanceType"], one["Location"]) for one in offered if one["InstanceType"] in types()
+    )
 
 
-FEW = ("m7i.large", "m7a.large", "m6i.large", "m6a.large", "m5.large", "g4dn.xlarge", "p4d.24xlarge")
+FEW = (
+    "m7i.large",
+    "m7a.large",
+    "m6i.large",
+    "m6a.large",
+    "m5.large",
+    "g4dn.xlarge",
+    "p4d.24xlarge",
+)
 
 
 def few_types(cloud: EC2) -> None:
     """Let there be a few types of machines: to ask for all of them takes each notebook ten seconds."""
     cloud.on("DescribeInstanceTypes", lambda call, carry_out: _types(call, FEW), times=ALWAYS)
-    cloud.on("DescribeInstanceTypeOfferings", lambda call, carry_out: _zones(call, FEW), times=ALWAYS)
+    cloud.on(
+        "DescribeInstanceTypeOfferings", lambda call, carry_out: _zones(call, FEW), times=ALWAYS
+    )
 
 
 def _types(call: Call, among: Collection[str]) -> Answer:
     virtual = call.fields.get("Filter.1.Name") == "bare-metal"
-    found = [info for name, info in types().items() if name in among and not (virtual and info["BareMetal"])]
+    found = [
+        info
+        for name, info in types().items()
+        if name in among and not (virtual and info["BareMetal"])
+    ]
     return _pages(call, "instanceTypeSet", found)
 
 
@@ -88,7 +109,10 @@ class EC2Market:
     """
 
     def __init__(
-        self, cloud: EC2, listed: Mapping[str, float] | None = None, spot: Mapping[tuple[str, str], float] | None = None
+        self,
+        cloud: EC2,
+        listed: Mapping[str, float] | None = None,
+        spot: Mapping[tuple[str, str], float] | None = None,
     ) -> None:
         self.cloud, self.listed, self.spot = cloud, listed or {}, spot or {}
         answers: dict[str, Effect] = {
@@ -123,25 +147,46 @@ class EC2Market:
         return _pages(call, "spotPriceHistorySet", rows, 3)
 
     def _products(self, call: Call, carry_out: CarryOut) -> Answer:
-        terms = {one["Field"]: one["Value"] for one in call.fields["Filters"] if one["Type"] == "TERM_MATCH"}
+        terms = {
+            one["Field"]: one["Value"]
+            for one in call.fields["Filters"]
+            if one["Type"] == "TERM_MATCH"
+        }
         named = [one for one in call.fields["Filters"] if one["Type"] == "ANY_OF"]
         found = [
             product
             for name, price in self.listed.items()
             for product in products(name, price, terms["regionCode"])
-            if all(product["product"]["attributes"].get(key) == value for key, value in terms.items())
-            and all(product["product"]["attributes"][one["Field"]] in one["Value"].split(",") for one in named)
+            if all(
+                product["product"]["attributes"].get(key) == value for key, value in terms.items()
+            )
+            and all(
+                product["product"]["attributes"][one["Field"]] in one["Value"].split(",")
+                for one in named
+            )
         ]
         start = int(call.fields.get("NextToken") or 0)
         token = {"NextToken": str(start + 3)} if start + 3 < len(found) else {}
-        body = {"FormatVersion": "aws_v1", "PriceList": [json.dumps(one) for one in found[start : start + 3]], **token}
-        return Answer(200, json.dumps(body).encode(), {"Content-Type": "application/x-amz-json-1.1"})
+        body = {
+            "FormatVersion": "aws_v1",
+            "PriceList": [json.dumps(one) for one in found[start : start + 3]],
+            **token,
+        }
+        return Answer(
+            200, json.dumps(body).encode(), {"Content-Type": "application/x-amz-json-1.1"}
+        )
 
 
 def products(name: str, price: float, region: str) -> Iterator[dict[str, Any]]:
     """All products of a type in a region's price list."""
     for other, factor in [({}, 1.0), *OTHERS]:
-        attributes = {**PLAIN, **other, "instanceType": name, "regionCode": region, "marketoption": "OnDemand"}
+        attributes = {
+            **PLAIN,
+            **other,
+            "instanceType": name,
+            "regionCode": region,
+            "marketoption": "OnDemand",
+        }
         dimension = {"unit": "Hrs", "pricePerUnit": {"USD": f"{price * factor:.10f}"}}
         terms = {"OnDemand": {"A.B": {"priceDimensions": {"A.B.C": dimension}}}, "Reserved": {}}
         yield {"product": {"attributes": attributes}, "terms": terms}
@@ -162,7 +207,9 @@ def _pages(call: Call, name: str, rows: Sequence[Mapping[str, Any]], size: int =
 def _xml(value: object) -> str:
     """As EC2 writes it: names begin in lower case, and lists are items."""
     if isinstance(value, Mapping):
-        return "".join(f"<{k[0].lower()}{k[1:]}>{_xml(v)}</{k[0].lower()}{k[1:]}>" for k, v in value.items())
+        return "".join(
+            f"<{k[0].lower()}{k[1:]}>{_xml(v)}</{k[0].lower()}{k[1:]}>" for k, v in value.items()
+        )
     if isinstance(value, list | tuple):
         return "".join(f"<item>{_xml(one)}</item>" for one in value)
     return escape(str(value).lower() if isinstance(value, bool) else str(value))

@@ -38,7 +38,9 @@ def empty(space: dict[str, Any]) -> int:
     space.update(names)
     for name in os.environ.keys() - _begun["environ"].keys():
         del os.environ[name]
-    os.environ.update({name: value for name, value in _begun["environ"].items() if os.environ.get(name) != value})
+    os.environ.update(
+        {name: value for name, value in _begun["environ"].items() if os.environ.get(name) != value}
+    )
     os.chdir(_begun["folder"])
     sys.path[:] = _begun["path"]
     warnings.filters[:] = _begun["warnings"]  # type: ignore[index]
@@ -56,7 +58,13 @@ def check(ranks: int) -> None:
     """Raise an AssertionError where the notebook's pool `main` is not ready, or is at work; without ranks it is to have no pool."""
     from skymagic.pool import registry
 
-    registry.close([pool for pool in (*registry.pools(), *registry.ended_pools()) if not ranks or pool.name != "main"])
+    registry.close(
+        [
+            pool
+            for pool in (*registry.pools(), *registry.ended_pools())
+            if not ranks or pool.name != "main"
+        ]
+    )
     if not ranks:
         return
     pool = registry.pool_named("main")

@@ -26,7 +26,9 @@ def end(found: Callable[[], Iterable[psutil.Process]]) -> None:
         found: those that are there now, with their children; asked again, for some may start others meanwhile.
     """
     there = list(found())
-    job_ids = {job_id for process in there for word in cmdline(process) for job_id in JOB_ID.findall(word)}
+    job_ids = {
+        job_id for process in there for word in cmdline(process) for job_id in JOB_ID.findall(word)
+    }
     for process in there:
         with contextlib.suppress(psutil.Error):
             above = process.parent()

@@ -83,7 +83,9 @@ class Gpus:
         (self.folder / "bin").mkdir(parents=True)
         self.write()
         for name, version in (
-            (("torch", f"{version_of('torch')}+cu128"), ("jax_cuda12_plugin", "0.10.2")) if self.cuda else ()
+            (("torch", f"{version_of('torch')}+cu128"), ("jax_cuda12_plugin", "0.10.2"))
+            if self.cuda
+            else ()
         ):
             about = self.folder / f"{name}-{version}.dist-info"
             about.mkdir()
@@ -93,7 +95,9 @@ class Gpus:
         (self.folder / "sitecustomize.py").write_text(f"{load}m.install()\n")
         (self.folder / "pynvml.py").write_text(f"{load}globals().update(m.nvml())\n")
         program = self.folder / "bin" / "nvidia-smi"
-        program.write_text(f"#!/bin/sh\n{VARIABLE}='{self.folder}' exec '{sys.executable}' -IS '{here}' \"$@\"\n")
+        program.write_text(
+            f"#!/bin/sh\n{VARIABLE}='{self.folder}' exec '{sys.executable}' -IS '{here}' \"$@\"\n"
+        )
         program.chmod(0o755)
 
     def write(self) -> None:
@@ -154,11 +158,15 @@ def _folder() -> Path:
 def _machine() -> dict[str, Any]:
     machine: dict[str, Any] = json.loads((_folder() / "machine.json").read_text())
     for number, gpu in enumerate(machine["gpus"]):
-        gpu["uuid"] = (gpu["uuid"] or uuid_of(number)).replace("HOME", Path(os.environ.get("HOME", "/")).parent.name)
+        gpu["uuid"] = (gpu["uuid"] or uuid_of(number)).replace(
+            "HOME", Path(os.environ.get("HOME", "/")).parent.name
+        )
     return machine
 
 
-def visible(machine: Mapping[str, Any], environ: Mapping[str, str] = os.environ) -> list[tuple[str, int]]:
+def visible(
+    machine: Mapping[str, Any], environ: Mapping[str, str] = os.environ
+) -> list[tuple[str, int]]:
     """(uuid, number of the GPU that it is or is of) of each device that CUDA shows to a process, in CUDA's order."""
     whole = [(gpu["uuid"], number) for number, gpu in enumerate(machine["gpus"])]
     parts = [
@@ -238,7 +246,12 @@ def _rows(names: str, rows: Iterable[Mapping[str, str]], plain: bool) -> int:
         if unknown := [name for name in asked if name not in row]:
             print(f'Field "{unknown[0]}" is not a valid field to query.')
             return 2
-        print(", ".join(row[name].removesuffix(" MiB").removesuffix(" %") if plain else row[name] for name in asked))
+        print(
+            ", ".join(
+                row[name].removesuffix(" MiB").removesuffix(" %") if plain else row[name]
+                for name in asked
+            )
+        )
     return 0
 
 
@@ -261,12 +274,18 @@ def nvml() -> dict[str, Any]:
     def by_uuid(uuid: str | bytes) -> dict[str, Any]:
         word = uuid.decode() if isinstance(uuid, bytes) else uuid
         for number, gpu in enumerate(_machine()["gpus"]):
-            if word == gpu["uuid"] or word in [mig_uuid(number, part) for part in range(len(gpu["mig"]))]:
+            if word == gpu["uuid"] or word in [
+                mig_uuid(number, part) for part in range(len(gpu["mig"]))
+            ]:
                 return {**gpu, "number": number, "part": word.startswith("MIG-")}
         raise NVMLError("Not Found")
 
     def memory(gpu: Mapping[str, Any]) -> Any:
-        return _Answer(used=gpu["used"] << 20, total=gpu["memory"] << 20, free=(gpu["memory"] - gpu["used"]) << 20)
+        return _Answer(
+            used=gpu["used"] << 20,
+            total=gpu["memory"] << 20,
+            free=(gpu["memory"] - gpu["used"]) << 20,
+        )
 
     def rates(gpu: Mapping[str, Any]) -> Any:
         if gpu.get("part"):
@@ -291,10 +310,19 @@ class _Answer:
 
 def note(call: str, **values: Any) -> None:
     """Write down what this process asks for."""
-    names = ("RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "WORLD_SIZE", "NODE_RANK", "CUDA_VISIBLE_DEVICES")
+    names = (
+        "RANK",
+        "LOCAL_RANK",
+        "LOCAL_WORLD_SIZE",
+        "WORLD_SIZE",
+        "NODE_RANK",
+        "CUDA_VISIBLE_DEVICES",
+    )
     place = {name.lower(): os.environ.get(name) for name in names}
     line = json.dumps({"call": call, "pid": os.getpid(), **place, **values}, default=str) + "\n"
-    with open(_folder() / "calls.jsonl", "a") as file:  # one write of a short line: whole, also of several processes
+    with open(
+        _folder() / "calls.jsonl", "a"
+    ) as file:  # one write of a short line: whole, also of several processes
         file.write(line)
 
 
@@ -356,7 +384,11 @@ class Cuda:
         uuid, number = self.ask()[self.index(device)]
         gpu = _machine()["gpus"][number]
         return _Answer(
-            name=gpu["name"], uuid=uuid.partition("-")[2], total_memory=gpu["memory"] << 20, major=9, minor=0
+            name=gpu["name"],
+            uuid=uuid.partition("-")[2],
+            total_memory=gpu["memory"] << 20,
+            major=9,
+            minor=0,
         )
 
     def memory(self, device: Any = None) -> tuple[int, int]:
@@ -402,7 +434,9 @@ CUDA = Cuda()
 
 def patch_distributed(c10d: Any) -> None:
     """NCCL, as far as the groups that are made with it: gloo underneath, which no tensor ever reaches."""
-    alive: list[Any] = []  # torch holds the C++ half alone, and would give it back as a plain ProcessGroupGloo
+    alive: list[
+        Any
+    ] = []  # torch holds the C++ half alone, and would give it back as a plain ProcessGroupGloo
 
     class Options:
         def __init__(self, *_: Any) -> None:
@@ -412,9 +446,18 @@ def patch_distributed(c10d: Any) -> None:
     class ProcessGroupNCCL(c10d.ProcessGroupGloo):
         def __init__(self, store: Any, rank: int, size: int, options: Any) -> None:
             mine = CUDA.uuid()
-            note("nccl", group=options.group_name, group_rank=rank, size=size, uuid=mine, timeout=options._timeout)
+            note(
+                "nccl",
+                group=options.group_name,
+                group_rank=rank,
+                size=size,
+                uuid=mine,
+                timeout=options._timeout,
+            )
             if mine is None:
-                raise c10d.ValueError("ProcessGroupNCCL is only supported with GPUs, no GPUs found!")
+                raise c10d.ValueError(
+                    "ProcessGroupNCCL is only supported with GPUs, no GPUs found!"
+                )
             name = os.environ.get("STANDIN_HOST", os.uname().nodename)
             store.set(f"device {rank}", f"{name} {mine}")
             on = [store.get(f"device {other}").decode() for other in range(size)]
@@ -452,7 +495,11 @@ def patch_distributed(c10d: Any) -> None:
 
     def init_process_group(backend: Any = None, *arguments: Any, **options: Any) -> None:
         alive.clear()
-        note("init_process_group", backend=backend, uuid=CUDA.uuid() if CUDA.initialised == os.getpid() else None)
+        note(
+            "init_process_group",
+            backend=backend,
+            uuid=CUDA.uuid() if CUDA.initialised == os.getpid() else None,
+        )
         init(backend, *arguments, **options)
 
     c10d.init_process_group = init_process_group
@@ -463,7 +510,9 @@ def patch_jax(jax: Any) -> None:
     initialise = jax.distributed.initialize
 
     def told(*arguments: Any, **options: Any) -> None:
-        settings = {name: value for name, value in os.environ.items() if name.startswith("XLA_PYTHON")}
+        settings = {
+            name: value for name, value in os.environ.items() if name.startswith("XLA_PYTHON")
+        }
         note(
             "jax.distributed.initialize",
             local_device_ids=list(options.get("local_device_ids") or ()),
@@ -478,7 +527,11 @@ class Finder:
     """Patches modules when they have been imported."""
 
     def __init__(self) -> None:
-        self.patches = {"torch": CUDA.patch, "torch.distributed.distributed_c10d": patch_distributed, "jax": patch_jax}
+        self.patches = {
+            "torch": CUDA.patch,
+            "torch.distributed.distributed_c10d": patch_distributed,
+            "jax": patch_jax,
+        }
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
         patch = self.patches.get(name)

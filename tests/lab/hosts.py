@@ -38,14 +38,19 @@ from skymagic.ssh.keys import known_hosts_name
 from tests.conftest import MARK
 from tests.lab.ending import cmdline, end, program, with_variable
 
-SBIN = os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/sbin", "/usr/local/sbin", "/sbin"])
+SBIN = os.pathsep.join(
+    [os.environ.get("PATH", os.defpath), "/usr/sbin", "/usr/local/sbin", "/sbin"]
+)
 NAME = "SKYMAGIC_TEST_HOST"
 DEADLINE = 10.0
 
 
 def keygen(path: Path, kind: str = "ed25519", passphrase: str = "") -> Path:
     """A fresh key pair; the path of its private half."""
-    subprocess.run(["ssh-keygen", "-q", "-t", kind, "-N", passphrase, "-C", path.name, "-f", str(path)], check=True)
+    subprocess.run(
+        ["ssh-keygen", "-q", "-t", kind, "-N", passphrase, "-C", path.name, "-f", str(path)],
+        check=True,
+    )
     return path
 
 
@@ -117,14 +122,22 @@ class Host:
         """What enters the machine that it is on; here what ends sshd when the tests are killed."""
         apart = ["unshare", "-m"] if self.before else []
         start = f"set -e; HOME={shlex.quote(str(self.home))}\n{self.before}\n"
-        return [*apart, "sh", "-c", start + 'exec 3<&0; (read end <&3; kill -9 $$) & exec "$@" </dev/null 3<&-', "sh"]
+        return [
+            *apart,
+            "sh",
+            "-c",
+            start + 'exec 3<&0; (read end <&3; kill -9 $$) & exec "$@" </dev/null 3<&-',
+            "sh",
+        ]
 
     def _listener(self) -> psutil.Process | None:
         if self._sshd is None:
             return None
         try:
             first = psutil.Process(self._sshd.pid)
-            return next((p for p in (first, *first.children()) if program(p).startswith("sshd")), None)
+            return next(
+                (p for p in (first, *first.children()) if program(p).startswith("sshd")), None
+            )
         except psutil.Error:
             return None
 
@@ -212,7 +225,9 @@ class Host:
                 found = listener.children(recursive=True)
                 self._known |= {listener, *(p for p in found if program(p).startswith("sshd"))}
         self._known = {
-            process for process in self._known if process.is_running() and program(process).startswith("sshd")
+            process
+            for process in self._known
+            if process.is_running() and program(process).startswith("sshd")
         }
         return list(self._known)
 
@@ -298,7 +313,9 @@ def masters(hosts: Hosts, *lines: str) -> Iterator[dict[str, str]]:
     with tempfile.TemporaryDirectory(prefix="masters-", dir="/tmp") as folder:
         home = Path(folder, "home")
         (home / ".ssh").mkdir(parents=True)
-        (home / ".ssh" / "config").write_text("".join(f"{line}\n" for line in lines) + hosts.config.read_text())
+        (home / ".ssh" / "config").write_text(
+            "".join(f"{line}\n" for line in lines) + hosts.config.read_text()
+        )
         yield {"HOME": str(home), "XDG_RUNTIME_DIR": folder}
 
 
@@ -371,7 +388,18 @@ def loopback(
     with closing(hosts):
         for number, name in enumerate(names or [f"h{number}" for number in range(1, count + 1)], 1):
             address = f"127.0.0.{number + 1}"
-            hosts.append(Host(name, address, folder / name, Path(f"{key}.pub"), env or {}, options, home, before))
+            hosts.append(
+                Host(
+                    name,
+                    address,
+                    folder / name,
+                    Path(f"{key}.pub"),
+                    env or {},
+                    options,
+                    home,
+                    before,
+                )
+            )
             hosts[-1].start()
         made = Hosts(folder, hosts, key)
         made.write()
@@ -423,7 +451,9 @@ def _kill(processes: Sequence[psutil.Process]) -> None:
     still_there(processes)
 
 
-def still_there(processes: Sequence[psutil.Process], timeout: float = DEADLINE) -> list[psutil.Process]:
+def still_there(
+    processes: Sequence[psutil.Process], timeout: float = DEADLINE
+) -> list[psutil.Process]:
     """Those of these processes that have not ended when so many seconds have gone by; returns as soon as all have."""
     end = time.monotonic() + timeout
     left = {fd: each for each in processes if (fd := _pidfd(each)) is not None}

@@ -76,10 +76,16 @@ class Machines:
         """The effect of RunInstances: carried out, and the instances boot."""
         before = {each.id for each in lab.instances(call.region)}
         answer = carry_out()
-        for number, each in enumerate(one for one in lab.instances(call.region) if one.id not in before):
+        for number, each in enumerate(
+            one for one in lab.instances(call.region) if one.id not in before
+        ):
             if each.state == "running" and number not in self.silent:
                 self._boot(
-                    each, json.loads(base64.b64decode(call.fields["UserData"]).decode().partition("\n")[2]), number
+                    each,
+                    json.loads(
+                        base64.b64decode(call.fields["UserData"]).decode().partition("\n")[2]
+                    ),
+                    number,
                 )
         return answer
 
@@ -94,12 +100,20 @@ class Machines:
     def _named(self, call: Call, answer: Answer) -> list[Any]:
         """The instances that a call names, where it was carried out."""
         ids = {value for key, value in call.fields.items() if key.startswith("InstanceId.")}
-        return [each for each in lab.instances(call.region) if each.id in ids] if answer.status == 200 else []
+        return (
+            [each for each in lab.instances(call.region) if each.id in ids]
+            if answer.status == 200
+            else []
+        )
 
     def _boot(self, instance: Any, config: dict[str, Any], number: int) -> None:
-        self._jobs.add(next(each["value"] for each in instance.get_tags() if each["key"] == tags.JOB))
+        self._jobs.add(
+            next(each["value"] for each in instance.get_tags() if each["key"] == tags.JOB)
+        )
         folder = self.folder / instance.id
-        service = {ending.VARIABLE: self.metadata.url(instance.id)} if self.metadata is not None else {}
+        service = (
+            {ending.VARIABLE: self.metadata.url(instance.id)} if self.metadata is not None else {}
+        )
         env = {**self.env, **service}
         host = Host(instance.id, instance.private_ip, folder, folder / "authorized", env)
         # where something lies already no disk is mounted: nothing that tests do formats one of this machine
@@ -114,7 +128,9 @@ class Machines:
         self._watch(instance, host, config)
 
     def _watch(self, instance: Any, host: Host, config: dict[str, Any]) -> None:
-        script = next(one["content"] for one in config["write_files"] if one["path"] == boot.WATCHDOG_PATH)
+        script = next(
+            one["content"] for one in config["write_files"] if one["path"] == boot.WATCHDOG_PATH
+        )
         dog = start_watchdog(script, host, self.env)
         self._watchdogs[instance.id] = dog
 
@@ -172,11 +188,16 @@ class Machines:
             self.end(each)
         self.wait_ended(10)
         for job in self._jobs:
-            for path in (*Path("/tmp").glob(f"skymagic-*{job}-*"), *Path("/dev/shm").glob(f"skymagic-*{job}-*")):
+            for path in (
+                *Path("/tmp").glob(f"skymagic-*{job}-*"),
+                *Path("/dev/shm").glob(f"skymagic-*{job}-*"),
+            ):
                 shutil.rmtree(path, ignore_errors=True)
 
 
-def start_watchdog(script: str, host: Host, env: dict[str, str] | None = None) -> subprocess.Popen[bytes]:
+def start_watchdog(
+    script: str, host: Host, env: dict[str, str] | None = None
+) -> subprocess.Popen[bytes]:
     """Run a watchdog's script on a host. Its process ends, killed, when it would have shut the machine down."""
     programs = host.folder / "sbin"
     programs.mkdir(exist_ok=True)

@@ -71,7 +71,9 @@ class Parent:
                 return None
             assert self._channel is not None
             sys.audit("os.fork")  # tests/conftest.py counts what tests start
-            request = json.dumps({"argv": command[launcher + 2 :], "cwd": cwd, "env": dict(env)}).encode()
+            request = json.dumps(
+                {"argv": command[launcher + 2 :], "cwd": cwd, "env": dict(env)}
+            ).encode()
             socket.send_fds(self._channel, [request], [1, 2])
             return Kernel(int(self._channel.recv(64)))
 
@@ -106,7 +108,10 @@ PARENT = Parent()
 
 def namespaces() -> list[Path]:
     """Those of the thread that calls; it may have entered others."""
-    return [Path("/proc/thread-self/ns", name).readlink() for name in ("mnt", "net", "uts", "ipc", "user")]
+    return [
+        Path("/proc/thread-self/ns", name).readlink()
+        for name in ("mnt", "net", "uts", "ipc", "user")
+    ]
 
 
 HERE = namespaces()

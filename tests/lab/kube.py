@@ -108,7 +108,9 @@ def expanded(text: str, container: Json) -> str:
     """A word of a container's command as a kubelet hands it on: ``$$`` is ``$``, and ``$(NAME)`` a variable of the spec, if there is one."""
     variables = {f"$({one['name']})": str(one["value"]) for one in container.get("env", [])}
     return re.sub(
-        r"\$\$|\$\([^)]*\)", lambda found: "$" if found[0] == "$$" else variables.get(found[0], found[0]), text
+        r"\$\$|\$\([^)]*\)",
+        lambda found: "$" if found[0] == "$$" else variables.get(found[0], found[0]),
+        text,
     )
 
 
@@ -129,7 +131,16 @@ class ContainerSpace(Space):
             self.close()
             raise AssertionError("a pod could not be made")
         self.pid = psutil.Process(self._process.pid).children()[0].pid
-        self.enter = ["nsenter", "--target", str(self.pid), "--net", "--uts", "--ipc", "--pid", "--mount"]
+        self.enter = [
+            "nsenter",
+            "--target",
+            str(self.pid),
+            "--net",
+            "--uts",
+            "--ipc",
+            "--pid",
+            "--mount",
+        ]
 
     def go(self) -> None:
         """Start the container's own command."""
@@ -277,7 +288,10 @@ class Kube:
     def left(self) -> list[str]:
         """All that is there, in words."""
         with self._lock:
-            found = [*(f"job {one}" for one in self._jobs), *(f"service {one}" for one in self._services)]
+            found = [
+                *(f"job {one}" for one in self._jobs),
+                *(f"service {one}" for one in self._services),
+            ]
             return found + [f"pod {one.name} ({one.phase})" for one in self._pods.values()]
 
     def wait(self, over: Callable[[], object], seconds: float = DEADLINE) -> None:
@@ -307,11 +321,18 @@ class Kube:
             for one in list(self._pods.values()):
                 self._schedule(one)
 
-    def evict(self, name: str, reason: str = "EvictionByEvictionAPI", message: str = "Eviction API: evicting") -> None:
+    def evict(
+        self,
+        name: str,
+        reason: str = "EvictionByEvictionAPI",
+        message: str = "Eviction API: evicting",
+    ) -> None:
         """Take a pod away as a drain, or the scheduler, does."""
         with self._changed:
             pod = self._pods[name]
-            pod.body["status"].setdefault("conditions", []).append(_condition("DisruptionTarget", reason, message))
+            pod.body["status"].setdefault("conditions", []).append(
+                _condition("DisruptionTarget", reason, message)
+            )
             self._event(name, "Normal", "Preempted" if "Preempt" in reason else "Evicted", message)
             self._end(pod, "Completed")
 
@@ -341,7 +362,12 @@ class Kube:
     def processes(self) -> list[psutil.Process]:
         """All that runs in pods."""
         with self._lock:
-            return [process for pod in self._pods.values() if pod.space for process in pod.space.processes()]
+            return [
+                process
+                for pod in self._pods.values()
+                if pod.space
+                for process in pod.space.processes()
+            ]
 
     # -- objects -----------------------------------------------------------------------------------------------------------
 
@@ -365,8 +391,17 @@ class Kube:
             if name in self._jobs:
                 raise ApiError(409, "AlreadyExists", f'jobs.batch "{name}" already exists')
             spec = body["spec"]
-            body["metadata"] |= {"uid": str(uuid.uuid4()), "namespace": "lab", "creationTimestamp": _now()}
-            body["status"] = {"conditions": [], "startTime": _now(), "active": body["spec"]["completions"], "ready": 0}
+            body["metadata"] |= {
+                "uid": str(uuid.uuid4()),
+                "namespace": "lab",
+                "creationTimestamp": _now(),
+            }
+            body["status"] = {
+                "conditions": [],
+                "startTime": _now(),
+                "active": body["spec"]["completions"],
+                "ready": 0,
+            }
             self._jobs[name] = body
             if self.suspends:
                 spec["suspend"] = True
@@ -417,18 +452,26 @@ class Kube:
         if pod.phase != "Pending" or pod.space is not None:
             return
         wanted = _gpus(pod)
-        used = sum(_gpus(one) for one in self._pods.values() if one.space is not None and one.phase not in FINISHED)
+        used = sum(
+            _gpus(one)
+            for one in self._pods.values()
+            if one.space is not None and one.phase not in FINISHED
+        )
         status = pod.body["status"]
         if self.held or used + wanted > self.gpus:
             lacking = f"0/1 nodes are available: 1 Insufficient {'cpu' if self.held else 'nvidia.com/gpu'}."
-            status["conditions"] = [_condition("PodScheduled", "Unschedulable", lacking, status="False")]
+            status["conditions"] = [
+                _condition("PodScheduled", "Unschedulable", lacking, status="False")
+            ]
             self._event(pod.name, "Warning", "FailedScheduling", lacking)
             self._note("MODIFIED", pod.body)
             return
         status["conditions"] = [{"type": "PodScheduled", "status": "True"}]
         image, name = pod.container["image"], pod.container["name"]
         if image.partition(":")[0] not in self.images:
-            self._waits(pod, "ImagePullBackOff", message=f'Back-off pulling image "{image}": not found')
+            self._waits(
+                pod, "ImagePullBackOff", message=f'Back-off pulling image "{image}": not found'
+            )
             return
         if self.uid(pod) == 0 and self._security(pod, "runAsNonRoot"):
             message = f"container has runAsNonRoot and image will run as root (pod: {pod.name}, container: {name})"
@@ -436,7 +479,10 @@ class Kube:
             return
         self._waits(pod, "ContainerCreating")
         pod.space = self._start(pod)
-        status |= {"phase": "Running", "containerStatuses": [_state(pod, "running", startedAt=_now())]}
+        status |= {
+            "phase": "Running",
+            "containerStatuses": [_state(pod, "running", startedAt=_now())],
+        }
         self._note("MODIFIED", pod.body)
         thread = threading.Thread(target=self._watch, args=(pod, pod.space), daemon=True)
         self._threads.append(thread)
@@ -450,7 +496,9 @@ class Kube:
         address = f"{NETWORK}.{next(self._addresses)}"
         spec, hostname = pod.body["spec"], pod.body["spec"].get("hostname", pod.name)
         hosts = self.folder / f"{pod.name}.hosts"
-        hosts.write_text(f"127.0.0.1 localhost\n{address} {hostname}.{spec.get('subdomain', '')}.lab.svc {hostname}\n")
+        hosts.write_text(
+            f"127.0.0.1 localhost\n{address} {hostname}.{spec.get('subdomain', '')}.lab.svc {hostname}\n"
+        )
         volumes = {one["name"]: one for one in spec.get("volumes", [])}
         mounts = [("/dev/shm", "size=64m,mode=1777")]
         for one in pod.container.get("volumeMounts", []):
@@ -485,7 +533,12 @@ class Kube:
         asked = {one["name"]: one["value"] for one in pod.container.get("env", [])}
         path = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
         home = "/" if self.uid(pod) else "/tmp/root"
-        return {"PATH": path, "HOME": home, "HOSTNAME": pod.body["spec"].get("hostname", pod.name), **asked}
+        return {
+            "PATH": path,
+            "HOME": home,
+            "HOSTNAME": pod.body["spec"].get("hostname", pod.name),
+            **asked,
+        }
 
     def _watch(self, pod: Pod, space: ContainerSpace) -> None:
         """Kubelet's part: how a container has ended."""
@@ -508,7 +561,11 @@ class Kube:
     def _finish_jobs(self) -> None:
         for job in self._jobs.values():
             mine = [one for one in self._pods.values() if _owned(one.body, job)]
-            if mine and all(one.phase in FINISHED for one in mine) and not job["status"]["conditions"]:
+            if (
+                mine
+                and all(one.phase in FINISHED for one in mine)
+                and not job["status"]["conditions"]
+            ):
                 failed = any(one.phase == "Failed" for one in mine)
                 ending = _condition("Failed", "FailedIndexes") if failed else _condition("Complete")
                 job["status"]["conditions"] = [ending]
@@ -551,7 +608,9 @@ class Kube:
             if job is None:
                 raise ApiError(404, "NotFound", f'jobs.batch "{name}" not found')
             self._end_all(job)
-            self._services = {key: one for key, one in self._services.items() if not _owned(one, job)}
+            self._services = {
+                key: one for key, one in self._services.items() if not _owned(one, job)
+            }
             return {"kind": "Status", "apiVersion": "v1", "status": "Success"}
 
     def delete_pod(self, name: str) -> Json:
@@ -567,7 +626,9 @@ class Kube:
         with self._changed:
             owners = [one["uid"] for one in body["metadata"]["ownerReferences"]]
             body["metadata"] |= {"uid": str(uuid.uuid4()), "namespace": "lab"}
-            if any(job["metadata"]["uid"] in owners for job in self._jobs.values()):  # else it is collected at once
+            if any(
+                job["metadata"]["uid"] in owners for job in self._jobs.values()
+            ):  # else it is collected at once
                 self._services[body["metadata"]["name"]] = body
             return body
 
@@ -589,7 +650,11 @@ class Kube:
     def read(self, resource: str, name: str) -> Json:
         """As GET of one object."""
         with self._lock:
-            found = self._pods[name].body if resource == "pods" and name in self._pods else self._jobs.get(name)
+            found = (
+                self._pods[name].body
+                if resource == "pods" and name in self._pods
+                else self._jobs.get(name)
+            )
             if found is None or (resource == "jobs") != (found["kind"] == "Job"):
                 raise ApiError(404, "NotFound", f'{resource} "{name}" not found')
             return found
@@ -634,15 +699,25 @@ def _condition(kind: str, reason: str = "", message: str = "", status: str = "Tr
 
 def _reference(owner: Json) -> Json:
     about = owner["metadata"]
-    return {"apiVersion": owner["apiVersion"], "kind": owner["kind"], "name": about["name"], "uid": about["uid"]}
+    return {
+        "apiVersion": owner["apiVersion"],
+        "kind": owner["kind"],
+        "name": about["name"],
+        "uid": about["uid"],
+    }
 
 
 def _owned(body: Json, owner: Json) -> bool:
-    return any(one["uid"] == owner["metadata"]["uid"] for one in body["metadata"].get("ownerReferences", []))
+    return any(
+        one["uid"] == owner["metadata"]["uid"]
+        for one in body["metadata"].get("ownerReferences", [])
+    )
 
 
 def _index(body: Json) -> int:
-    return int(body["metadata"].get("annotations", {}).get("batch.kubernetes.io/job-completion-index", -1))
+    return int(
+        body["metadata"].get("annotations", {}).get("batch.kubernetes.io/job-completion-index", -1)
+    )
 
 
 def _gpus(pod: Pod) -> int:
@@ -651,7 +726,12 @@ def _gpus(pod: Pod) -> int:
 
 def _state(pod: Pod, kind: str, **fields: Any) -> Json:
     image = {"image": pod.container["image"], "imageID": "", "restartCount": 0}
-    return {"name": pod.container["name"], "ready": kind == "running", **image, "state": {kind: fields}}
+    return {
+        "name": pod.container["name"],
+        "ready": kind == "running",
+        **image,
+        "state": {kind: fields},
+    }
 
 
 def _selected(body: Json, labels: str, fields: str) -> bool:
@@ -686,7 +766,9 @@ class ApiHandler(tornado.web.RequestHandler):
         if not self.cluster.allows(verb, resource):
             what = f'resource "{resource}" in API group "{group}" in the namespace "lab"'
             kind = ".".join(filter(None, (resource.partition("/")[0], group)))
-            raise ApiError(403, "Forbidden", f'{kind} is forbidden: User "ann" cannot {verb} {what}')
+            raise ApiError(
+                403, "Forbidden", f'{kind} is forbidden: User "ann" cannot {verb} {what}'
+            )
 
     async def _answered(self, answer: Callable[[], Json], code: int = 200) -> None:
         try:
@@ -705,7 +787,9 @@ class VersionHandler(ApiHandler):
 
     async def get(self) -> None:
         major, minor = self.cluster.version
-        await self._answered(lambda: {"major": major, "minor": minor, "gitVersion": f"v{major}.{minor}.1"})
+        await self._answered(
+            lambda: {"major": major, "minor": minor, "gitVersion": f"v{major}.{minor}.1"}
+        )
 
 
 class ReviewHandler(ApiHandler):
@@ -727,7 +811,10 @@ class ObjectsHandler(ApiHandler):
     """Lists, watches, and what is made."""
 
     async def get(self, group: str, namespace: str, resource: str) -> None:
-        labels, fields = self.get_argument("labelSelector", ""), self.get_argument("fieldSelector", "")
+        labels, fields = (
+            self.get_argument("labelSelector", ""),
+            self.get_argument("fieldSelector", ""),
+        )
         if self.get_argument("watch", "") not in ("true", "True", "1"):
 
             def answer() -> Json:
@@ -747,7 +834,9 @@ class ObjectsHandler(ApiHandler):
         await self.flush()
         with contextlib.suppress(tornado.iostream.StreamClosedError):
             while (left := end - time.monotonic()) > 0:
-                for one in await asyncio.to_thread(self.cluster.changes, labels, since, min(left, 0.5)):
+                for one in await asyncio.to_thread(
+                    self.cluster.changes, labels, since, min(left, 0.5)
+                ):
                     since = one.pop("number")
                     self.write(json.dumps(one) + "\n")
                 await self.flush()
@@ -764,10 +853,18 @@ class ObjectsHandler(ApiHandler):
             self.check("create", group, resource)
             if namespace != "lab":
                 raise ApiError(404, "NotFound", f'namespaces "{namespace}" not found')
-            if wrong := [one for one in kube_rules.unknown_fields(body) if strict or not one.startswith("unknown")]:
-                raise ApiError(400, "BadRequest", f"{said}strict decoding error: {', '.join(wrong)}")
+            if wrong := [
+                one
+                for one in kube_rules.unknown_fields(body)
+                if strict or not one.startswith("unknown")
+            ]:
+                raise ApiError(
+                    400, "BadRequest", f"{said}strict decoding error: {', '.join(wrong)}"
+                )
             if wrong := kube_rules.mistakes(body):
-                name = f"{body['kind']}.{group or ''}".rstrip(".") + f' "{body["metadata"]["name"]}"'
+                name = (
+                    f"{body['kind']}.{group or ''}".rstrip(".") + f' "{body["metadata"]["name"]}"'
+                )
                 raise ApiError(422, "Invalid", f"{name} is invalid: {', '.join(wrong)}")
             return make(body)
 
@@ -834,15 +931,22 @@ class ExecHandler(tornado.websocket.WebSocketHandler):
             stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE, start_new_session=True,
         )  # fmt: skip
         self.cluster.execs.append(self)
-        self._tasks = [asyncio.create_task(self._run(self._program)), asyncio.create_task(self._listen())]
+        self._tasks = [
+            asyncio.create_task(self._run(self._program)),
+            asyncio.create_task(self._listen()),
+        ]
 
     async def _run(self, program: asyncio.subprocess.Process) -> None:
         assert program.stdout is not None
         assert program.stderr is not None
         with contextlib.suppress(tornado.websocket.WebSocketClosedError):
-            await asyncio.gather(self._pump(program.stdout, STDOUT), self._pump(program.stderr, STDERR))
+            await asyncio.gather(
+                self._pump(program.stdout, STDOUT), self._pump(program.stderr, STDERR)
+            )
             code = await program.wait()
-            await self.write_message(bytes([STATUS]) + json.dumps(_exec_status(code)).encode(), binary=True)
+            await self.write_message(
+                bytes([STATUS]) + json.dumps(_exec_status(code)).encode(), binary=True
+            )
             self.close(1000)
 
     async def _pump(self, stream: asyncio.StreamReader, channel: int) -> None:
@@ -864,7 +968,10 @@ class ExecHandler(tornado.websocket.WebSocketHandler):
         self._heard = time.monotonic()
         while self._program is None:
             await asyncio.sleep(0.001)  # a message may come while the program is started
-        data, stdin = message if isinstance(message, bytes) else message.encode(), self._program.stdin
+        data, stdin = (
+            message if isinstance(message, bytes) else message.encode(),
+            self._program.stdin,
+        )
         assert stdin is not None
         with contextlib.suppress(ConnectionError, BrokenPipeError):
             if data[0] == CLOSE and data[1] == STDIN:
@@ -884,7 +991,9 @@ class ExecHandler(tornado.websocket.WebSocketHandler):
             self.cluster.execs.remove(self)
         for one in self._tasks:
             one.cancel()
-        if self._program is not None and self._program.returncode is None:  # what runs there hears no more than this
+        if (
+            self._program is not None and self._program.returncode is None
+        ):  # what runs there hears no more than this
             transport = self._program._transport  # type: ignore[attr-defined]
             for number in (0, 1, 2):
                 if pipe := transport.get_pipe_transport(number):
@@ -896,7 +1005,12 @@ def _exec_status(code: int) -> Json:
         return {"metadata": {}, "status": "Success"}
     causes = [{"reason": "ExitCode", "message": str(code if code > 0 else 128 - code)}]
     message = f"command terminated with non-zero exit code: exit status {code}"
-    failure = {"status": "Failure", "reason": "NonZeroExitCode", "message": message, "details": {"causes": causes}}
+    failure = {
+        "status": "Failure",
+        "reason": "NonZeroExitCode",
+        "message": message,
+        "details": {"causes": causes},
+    }
     return {"metadata": {}, **failure}
 
 

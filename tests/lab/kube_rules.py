@@ -11,10 +11,19 @@ from collections.abc import Iterator
 from typing import Any
 
 Json = dict[str, Any]
-SIMPLE = {"str": (str,), "int": (int,), "bool": (bool,), "float": (int, float), "datetime": (str,), "object": (object,)}
+SIMPLE = {
+    "str": (str,),
+    "int": (int,),
+    "bool": (bool,),
+    "float": (int, float),
+    "datetime": (str,),
+    "object": (object,),
+}
 LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 """RFC 1123; a Service's name begins with a letter besides (RFC 1035)."""
-SUBDOMAIN = re.compile(r"(?=.{1,253}$)[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
+SUBDOMAIN = re.compile(
+    r"(?=.{1,253}$)[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*"
+)
 VALUE = re.compile(r"([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?")
 QUANTITY = re.compile(r"([0-9]+(?:\.[0-9]*)?)(m|[kMGTPE]|[KMGTPE]i|e[0-9]+)?")
 UNITS = {"": 1.0, "m": 1e-3} | {unit: 1000.0**n for n, unit in enumerate("_kMGTPE")}
@@ -40,7 +49,9 @@ def _decoded(kind: str, value: Any, path: str) -> Iterator[str]:
             quantity = path.endswith((".requests", ".limits")) and isinstance(one, int)
             yield from () if quantity else _decoded(inner[1], one, f"{path}.{key}")
     elif simple := SIMPLE.get(kind):
-        if not isinstance(value, simple) or (isinstance(value, bool) and bool not in simple and object not in simple):
+        if not isinstance(value, simple) or (
+            isinstance(value, bool) and bool not in simple and object not in simple
+        ):
             yield f"json: cannot unmarshal {value!r} into {path.lstrip('.')} of type {kind}"
     elif not isinstance(value, dict):
         yield f"json: cannot unmarshal {value!r} into {path.lstrip('.')} of type {kind}"
@@ -63,7 +74,11 @@ def _metadata(metadata: Json, path: str) -> Iterator[str]:
     for kind in ("labels", "annotations"):
         for key, value in metadata.get(kind, {}).items():
             prefix, _, name = key.rpartition("/")
-            if not VALUE.fullmatch(name) or not name or (prefix and not SUBDOMAIN.fullmatch(prefix)):
+            if (
+                not VALUE.fullmatch(name)
+                or not name
+                or (prefix and not SUBDOMAIN.fullmatch(prefix))
+            ):
                 yield f"{path}.{kind}: Invalid value: {key!r}: name part must consist of alphanumeric characters, '-', '_' or '.'"
             if kind == "labels" and not VALUE.fullmatch(value):
                 yield f"{path}.{kind}: Invalid value: {value!r}: a valid label must be an empty string or consist of alphanumeric characters"
@@ -167,7 +182,9 @@ def _container(one: Json, path: str, volumes: list[str]) -> Iterator[str]:
 def _number(amount: object) -> float:
     found = QUANTITY.fullmatch(str(amount))
     assert found is not None
-    return float(found[1]) * (UNITS[unit] if (unit := found[2] or "") in UNITS else float(f"1{unit}"))
+    return float(found[1]) * (
+        UNITS[unit] if (unit := found[2] or "") in UNITS else float(f"1{unit}")
+    )
 
 
 def restricted(spec: Json) -> str:
@@ -184,12 +201,26 @@ def restricted(spec: Json) -> str:
                 f'unrestricted capabilities (container "{name}" must set securityContext.capabilities.drop=["ALL"])'
             )
         if own.get("runAsNonRoot", pod.get("runAsNonRoot")) is not True:
-            told.append(f'runAsNonRoot != true (pod or container "{name}" must set securityContext.runAsNonRoot=true)')
-        if own.get("seccompProfile", pod.get("seccompProfile", {})).get("type") not in ("RuntimeDefault", "Localhost"):
+            told.append(
+                f'runAsNonRoot != true (pod or container "{name}" must set securityContext.runAsNonRoot=true)'
+            )
+        if own.get("seccompProfile", pod.get("seccompProfile", {})).get("type") not in (
+            "RuntimeDefault",
+            "Localhost",
+        ):
             told.append(
                 f'seccompProfile (pod or container "{name}" must set securityContext.seccompProfile.type to "RuntimeDefault" or "Localhost")'
             )
-    kinds = {"configMap", "csi", "downwardAPI", "emptyDir", "ephemeral", "persistentVolumeClaim", "projected", "secret"}
+    kinds = {
+        "configMap",
+        "csi",
+        "downwardAPI",
+        "emptyDir",
+        "ephemeral",
+        "persistentVolumeClaim",
+        "projected",
+        "secret",
+    }
     if barred := [one["name"] for one in spec.get("volumes", []) if not kinds & one.keys()]:
         told.append(f"restricted volume types (volumes {barred} use restricted volume types)")
     if spec.get("hostNetwork") or spec.get("hostPID") or spec.get("hostIPC"):

@@ -74,7 +74,11 @@ class Space:
     """A network namespace, with a process table and a hostname of its own when it has a name."""
 
     def __init__(self, name: str = "", etc_hosts: str = "", first: int = 0) -> None:
-        apart = ["--uts", "--ipc", "--pid", "--mount", "--mount-proc", "--fork", "--kill-child"] if name else []
+        apart = (
+            ["--uts", "--ipc", "--pid", "--mount", "--mount-proc", "--fork", "--kill-child"]
+            if name
+            else []
+        )
         self._process = subprocess.Popen(
             ["unshare", "--net", *apart, sys.executable, "-c", FIRST, name, etc_hosts, str(first)],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True,
@@ -95,7 +99,19 @@ class Space:
 
     def cable(self, mine: str, other: Space, theirs: str) -> None:
         """Join it to another one."""
-        self.ip("link", "add", "name", mine, "type", "veth", "peer", "name", theirs, "netns", str(other.pid))
+        self.ip(
+            "link",
+            "add",
+            "name",
+            mine,
+            "type",
+            "veth",
+            "peer",
+            "name",
+            theirs,
+            "netns",
+            str(other.pid),
+        )
         self.ip("link", "set", mine, "up")
         other.ip("link", "set", theirs, "up")
 
@@ -296,7 +312,12 @@ class Machines(Hosts):
 
 @contextmanager
 def machines(
-    folder: Path, count: int = 2, *, env: dict[str, str] | None = None, options: Sequence[str] = (), **wan: float
+    folder: Path,
+    count: int = 2,
+    *,
+    env: dict[str, str] | None = None,
+    options: Sequence[str] = (),
+    **wan: float,
 ) -> Iterator[Machines]:
     """So many machines; mark the test ``needs("sshd", "namespaces")``. At the end nothing may run on them any more.
 
@@ -318,7 +339,9 @@ def machines(
         stack.enter_context(closing(made))
         for number in range(1, count + 1):
             name = f"h{number}"
-            machine = Machine(name, f"{NETWORK}.{number}", folder / name, Path(f"{key}.pub"), env or {}, options)
+            machine = Machine(
+                name, f"{NETWORK}.{number}", folder / name, Path(f"{key}.pub"), env or {}, options
+            )
             machine.boot(switch, number)
             made.append(machine)
         hosts = Machines(folder, made, key)

@@ -61,7 +61,9 @@ def metadata() -> Iterator[Metadata]:
             if self.headers["X-aws-ec2-metadata-token"] not in service.tokens:
                 self._answer(401, "")
             else:
-                self._answer(200 if self.path in service.said else 404, service.said.get(self.path, ""))
+                self._answer(
+                    200 if self.path in service.said else 404, service.said.get(self.path, "")
+                )
 
         def _answer(self, status: int, body: str) -> None:
             self.send_response(status)
@@ -74,7 +76,9 @@ def metadata() -> Iterator[Metadata]:
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     server.daemon_threads = True
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
+    thread = threading.Thread(
+        target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True
+    )
     thread.start()
     service.port = server.server_port
     try:

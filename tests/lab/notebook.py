@@ -62,7 +62,9 @@ class Shown:
     _clear: bool = False
 
     def _text(self, *names: str) -> str:
-        return "".join(o["text"] for o in self.outputs if o["kind"] == "stream" and o["name"] in names)
+        return "".join(
+            o["text"] for o in self.outputs if o["kind"] == "stream" and o["name"] in names
+        )
 
     @property
     def failure(self) -> Failed:
@@ -86,7 +88,10 @@ class Shown:
     @property
     def said(self) -> str:
         """All that stands on the screen as plain text: what took longer was a display that changed."""
-        plain = (o["text"] if o["kind"] == "stream" else o.get("data", {}).get("text/plain", "") for o in self.outputs)
+        plain = (
+            o["text"] if o["kind"] == "stream" else o.get("data", {}).get("text/plain", "")
+            for o in self.outputs
+        )
         return "\n".join(filter(None, (text.rstrip("\n") for text in plain)))
 
     @property
@@ -116,13 +121,23 @@ class Shown:
             last["text"] += content["text"]
         elif kind == "update_display_data":
             for output in self.outputs:
-                if output.get("transient", {}).get("display_id") == content["transient"]["display_id"]:
+                if (
+                    output.get("transient", {}).get("display_id")
+                    == content["transient"]["display_id"]
+                ):
                     output["data"] = content["data"]
         else:
             self.outputs.append({"kind": kind, **content})
 
 
-OUTPUTS = {"stream", "display_data", "update_display_data", "execute_result", "clear_output", "error"}
+OUTPUTS = {
+    "stream",
+    "display_data",
+    "update_display_data",
+    "execute_result",
+    "clear_output",
+    "error",
+}
 
 
 class ForkedProvisioner(LocalProvisioner):
@@ -190,7 +205,9 @@ class Notebook:
         ]
         own = {"PYTHONPATH": path, "PYTHONFAULTHANDLER": "1", **own_folders(folder), **(env or {})}
         own_interpreter = fresh or bool(kernels.at_birth(env or {}))
-        self._launch = partial(_launched, str(folder), {**os.environ, **own}, options, own_interpreter)
+        self._launch = partial(
+            _launched, str(folder), {**os.environ, **own}, options, own_interpreter
+        )
         self._manager, self._client = self._launch()
         self._ended = False
         self._cells: dict[str, Shown] = {}
@@ -240,7 +257,9 @@ class Notebook:
         """Wait until a cell shows what is asked for; fails when it has failed, or nothing new comes for DEADLINE seconds."""
         try:
             while not until(shown):
-                assert not (shown.done and self._has_failed(shown)), f"it has failed:\n{shown.text}\n{shown.error}"
+                assert not (shown.done and self._has_failed(shown)), (
+                    f"it has failed:\n{shown.text}\n{shown.error}"
+                )
                 self._take(self._client.get_iopub_msg(timeout=DEADLINE))
         except Empty:
             if not shown.done:
@@ -295,7 +314,9 @@ class Notebook:
         """Wait for the end of a cell, and look whether it failed."""
         self.watch(shown, lambda cell: cell.done)
         reply = self._reply_to(shown)
-        if reply["status"] == "error" and shown.error is None:  # misuse is a line of stderr, not a traceback
+        if (
+            reply["status"] == "error" and shown.error is None
+        ):  # misuse is a line of stderr, not a traceback
             shown.error = Failed(reply["ename"], reply["evalue"], shown.stderr)
         assert reply["status"] == ("ok" if shown.error is None else "error")
         return shown
@@ -309,7 +330,9 @@ class Notebook:
 
     def _reply(self, number: str) -> dict[str, Any]:
         """The kernel's reply to a request; all are kept."""
-        assert not self._ended or number in self._replies, "its kernel hung in an earlier cell, and was ended"
+        assert not self._ended or number in self._replies, (
+            "its kernel hung in an earlier cell, and was ended"
+        )
         deadline = time.monotonic() + DEADLINE
         while number not in self._replies:
             try:
@@ -416,7 +439,9 @@ def own_folders(folder: Path) -> dict[str, str]:
 
 
 @contextmanager
-def opened(folder: Path, *cells: str, env: dict[str, str] | None = None, **options: Any) -> Iterator[Notebook]:
+def opened(
+    folder: Path, *cells: str, env: dict[str, str] | None = None, **options: Any
+) -> Iterator[Notebook]:
     """A notebook with skymagic loaded and these cells run; closed at the end. `options` are those of `Notebook`."""
     with CLOCK.starting():
         notebook = Notebook(folder, env, **options)

@@ -35,7 +35,9 @@ def pooled(place: str, folder: Path, env: Mapping[str, str] | None = None) -> It
         with opened(folder / "notebook", LOCAL, env=dict(env or {})) as notebook:
             yield notebook
         return
-    with (loopback if place == "ssh" else machines)(folder / "hosts", 2, env=pip_settings()) as hosts:
+    with (loopback if place == "ssh" else machines)(
+        folder / "hosts", 2, env=pip_settings()
+    ) as hosts:
         settings = {"HOME": str(home_that_knows(hosts, folder / "client")), **(env or {})}
         with opened(folder / "notebook", ON_HOSTS, env=settings) as notebook:
             yield notebook

@@ -42,7 +42,9 @@ class Pools:
         self._lent: set[str] = set()
 
     @contextmanager
-    def lent(self, shape: str, *cells: str, view_after: float = 600.0, watched: bool = False) -> Iterator[Notebook]:
+    def lent(
+        self, shape: str, *cells: str, view_after: float = 600.0, watched: bool = False
+    ) -> Iterator[Notebook]:
         """A notebook with a pool of this shape, empty but for what these cells do.
 
         Args:
@@ -50,7 +52,9 @@ class Pools:
             view_after: ``SkyMagic.view_after``, as for `Notebook`.
             watched: whether somebody could be asked something, as for `Notebook`.
         """
-        assert shape not in self._lent, f"{shape} is lent already: a second one beside it is its test's own"
+        assert shape not in self._lent, (
+            f"{shape} is lent already: a second one beside it is its test's own"
+        )
         with CLOCK.starting():
             notebook = self.emptied(shape) or self._opened(shape)
         self._lent.add(shape)
@@ -74,7 +78,9 @@ class Pools:
             self._close(shape)
 
     def _opened(self, shape: str) -> Notebook:
-        for other in [each for each in self._kept if each not in self._lent][: max(0, len(self._kept) - MOST + 1)]:
+        for other in [each for each in self._kept if each not in self._lent][
+            : max(0, len(self._kept) - MOST + 1)
+        ]:
             self._close(other)
         Pools.started += 1
         folder = self._folder / str(Pools.started)
@@ -128,7 +134,9 @@ def shared_pools(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pools]:
     pools.close()
 
 
-def borrowed(shape: str, *cells: str, scope: Literal["module", "function"] = "module", **options: Any) -> Any:
+def borrowed(
+    shape: str, *cells: str, scope: Literal["module", "function"] = "module", **options: Any
+) -> Any:
     """A fixture for a test file: a notebook with a shared pool. The arguments are those of `Pools.lent`."""
 
     @pytest.fixture(scope=scope)

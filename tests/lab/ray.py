@@ -72,7 +72,9 @@ class Cluster:
     def left(self) -> list[str]:
         """What is left of pools, once there is nothing or the time is over: actors, groups, and processes on nodes."""
         deadline = time.monotonic() + DEADLINE
-        while (found := [*self("actors"), *self("groups"), *processes()]) and time.monotonic() < deadline:
+        while (
+            found := [*self("actors"), *self("groups"), *processes()]
+        ) and time.monotonic() < deadline:
             time.sleep(0.2)  # Ray tells of nothing by itself
         return found
 
@@ -83,7 +85,9 @@ class Cluster:
         try:
             self._program.wait(DEADLINE)
         finally:
-            with contextlib.suppress(ProcessLookupError):  # also what a head that did not start has left
+            with contextlib.suppress(
+                ProcessLookupError
+            ):  # also what a head that did not start has left
                 os.killpg(self._program.pid, signal.SIGKILL)
             self._program.wait()
             assert self._program.stdout is not None
@@ -140,7 +144,9 @@ class Commands:
     def add(self, gpus: int = 0) -> str:
         """One more node: its Ray id."""
         kind = {"accelerator_type:A100": 1} if gpus else {}
-        return str(again(lambda: self.cluster.add_node(num_cpus=4, num_gpus=gpus, resources=kind)).node_id)
+        return str(
+            again(lambda: self.cluster.add_node(num_cpus=4, num_gpus=gpus, resources=kind)).node_id
+        )
 
     def actors(self) -> list[str]:
         """Names of pools' actors that are not dead; Ray Data and Train have some of their own."""
@@ -150,7 +156,11 @@ class Commands:
     def groups(self) -> list[str]:
         """Names of pools' placement groups that are not removed."""
         rows = self._ray().util.placement_group_table().values()
-        return [each["name"] for each in rows if each["state"] != "REMOVED" and each["name"].startswith("skymagic-")]
+        return [
+            each["name"]
+            for each in rows
+            if each["state"] != "REMOVED" and each["name"].startswith("skymagic-")
+        ]
 
     def count(self) -> int:
         """How many nodes there are, besides the head."""
@@ -159,7 +169,9 @@ class Commands:
     def lose(self, index: int) -> str:
         """Kill the node that holds a pool's node of this number, and with it what runs there: its Ray id; "" where no pool has nodes."""
         rows = self._ray().util.placement_group_table().values()
-        given = [each["bundles_to_node_id"].get(index) for each in rows if each["state"] != "REMOVED"]
+        given = [
+            each["bundles_to_node_id"].get(index) for each in rows if each["state"] != "REMOVED"
+        ]
         for node in [one for one in self.cluster.worker_nodes if one.node_id in given]:
             self.cluster.remove_node(node, allow_graceful=False)
             return str(node.node_id)
@@ -180,7 +192,12 @@ class Commands:
         self._ray()
         key, namespace = b"CLUSTER_METADATA", b"cluster"
         told = json.loads(_internal_kv_get(key, namespace=namespace))
-        _internal_kv_put(key, json.dumps({**told, "ray_version": text}).encode(), overwrite=True, namespace=namespace)
+        _internal_kv_put(
+            key,
+            json.dumps({**told, "ray_version": text}).encode(),
+            overwrite=True,
+            namespace=namespace,
+        )
         return str(told["ray_version"])
 
     def _ray(self) -> Any:

@@ -60,7 +60,9 @@ EFFECTS: dict[str, Effect] = {
     "unknown": _only("TerminateInstances", error("InvalidInstanceID.NotFound")),
     "in use": _only("DeleteSecurityGroup", error("DependencyViolation")),
     "still in it": _only("DeletePlacementGroup", error("InvalidPlacementGroup.InUse")),
-    "not near": _only("RunInstances", error("InsufficientInstanceCapacity", "not into Placement Group 'x'")),
+    "not near": _only(
+        "RunInstances", error("InsufficientInstanceCapacity", "not into Placement Group 'x'")
+    ),
     "ended": _only("RunInstances", lab.state("terminated", "Server.InsufficientInstanceCapacity")),
     "pending": _only("RunInstances", lab.state("pending")),
 }
@@ -87,7 +89,9 @@ class History:
 
 def histories() -> st.SearchStrategy[History]:
     """Random ones; most calls go well, and a run of the same fault is likely."""
-    runs = st.tuples(st.sampled_from(["", "", *EFFECTS]), st.integers(1, 6)).map(lambda run: [run[0]] * run[1])
+    runs = st.tuples(st.sampled_from(["", "", *EFFECTS]), st.integers(1, 6)).map(
+        lambda run: [run[0]] * run[1]
+    )
     effects = st.lists(runs, max_size=12).map(lambda found: [each for run in found for each in run])
     call = st.none() | st.integers(1, 45)
     return st.builds(
@@ -112,7 +116,9 @@ class Mortal(AwsClients):
         history = self.history
         dies = history.dies is not None and self.made >= history.dies
         stops = self.acquiring and self.made == history.interrupted
-        if (dies and not (history.after and self.made == history.dies)) or (stops and not history.after):
+        if (dies and not (history.after and self.made == history.dies)) or (
+            stops and not history.after
+        ):
             raise Killed if dies else KeyboardInterrupt
         answer = super()._once(*arguments)
         if dies or stops:
@@ -175,7 +181,9 @@ class Life:
         self.client, self.history = client, client.history
         owner = "arn:aws:sts::123456789012:user/moto"
         self.label = Label("history", job, owner, "ann@laptop", time.time() + 86400)
-        self.user_data = boot.cloud_config(boot.make_keys(job), job, "ubuntu", 22, WatchdogBounds(1800, 86400))
+        self.user_data = boot.cloud_config(
+            boot.make_keys(job), job, "ubuntu", 22, WatchdogBounds(1800, 86400)
+        )
         self.lease = Lease(self.client, SETTINGS, self.label, self.user_data, lambda text: None)
 
     def acquire(self) -> None:
@@ -198,7 +206,9 @@ def bounded() -> None:
             assert one.instance_initiated_shutdown_behavior == "terminate"
             config = json.loads(b64decode(str(one.user_data)).decode().partition("\n")[2])
             assert boot.WATCHDOG_PATH in [each["path"] for each in config["write_files"]]
-            assert ["systemctl", "enable", "--now", boot.WATCHDOG_UNIT] in config["runcmd"], "at each boot"
+            assert ["systemctl", "enable", "--now", boot.WATCHDOG_UNIT] in config["runcmd"], (
+                "at each boot"
+            )
             assert config["bootcmd"][0][0] == "systemd-run"
 
 
@@ -212,6 +222,10 @@ def found_and_ended(cloud: EC2, shared: AwsClients) -> None:
         for one in lab.instances(region):
             if one.state == "pending":
                 lab.set_state(one, "running")
-        problems = sweep.Release(patient, region, mine).run() if sweep.inventory(patient, region, mine) else []
+        problems = (
+            sweep.Release(patient, region, mine).run()
+            if sweep.inventory(patient, region, mine)
+            else []
+        )
         assert problems == []
     assert lab.left(*REGIONS) == {}

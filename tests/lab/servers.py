@@ -43,7 +43,9 @@ class Served:
         """What it answers to a request over HTTP: GET without a body, POST with one."""
         headers = {"Authorization": f"token {self.token}", "Content-Type": "application/json"}
         data = None if body is None else json.dumps(body).encode()
-        with urllib.request.urlopen(urllib.request.Request(self.url + path, data, headers)) as answer:
+        with urllib.request.urlopen(
+            urllib.request.Request(self.url + path, data, headers)
+        ) as answer:
             return json.loads(answer.read() or "null")
 
     def new_kernel(self) -> None:
@@ -52,12 +54,16 @@ class Served:
 
     def begin(self, source: str) -> str:
         """Have the kernel execute a cell: where its outputs will be."""
-        return str(self.call(f"api/kernels/{self.kernel}/execute", {"code": source})["request_url"]).lstrip("/")
+        return str(
+            self.call(f"api/kernels/{self.kernel}/execute", {"code": source})["request_url"]
+        ).lstrip("/")
 
     def outputs(self, request: str) -> Outputs | None:
         """What a cell has shown; None while it goes on."""
         answer = self.call(request)
-        return None if "outputs" not in answer or answer.get("pending") else _parsed(answer["outputs"])
+        return (
+            None if "outputs" not in answer or answer.get("pending") else _parsed(answer["outputs"])
+        )
 
     def so_far(self, request: str) -> Outputs:
         """What a cell has shown that goes on, or whose kernel has ended."""
@@ -88,7 +94,12 @@ def server(folder: Path, env: Mapping[str, str]) -> Iterator[Served]:
     """A server in a folder, with a kernel. Its kernels get this environment."""
     runtime = folder / "runtime"
     path = os.pathsep.join(filter(None, [env.get("PYTHONPATH", ""), str(SERVED)]))
-    env = {**env, "PYTHONPATH": path, "JUPYTER_RUNTIME_DIR": str(runtime), "JUPYTER_CONFIG_DIR": str(folder / "config")}
+    env = {
+        **env,
+        "PYTHONPATH": path,
+        "JUPYTER_RUNTIME_DIR": str(runtime),
+        "JUPYTER_CONFIG_DIR": str(folder / "config"),
+    }
     options = (
         "--allow-root", "--no-browser", "--ServerApp.ip=127.0.0.1", "--ServerApp.port=0", "--ServerApp.terminals_enabled=False",
         f"--ServerApp.root_dir={folder}", "--ServerApp.jpserver_extensions={'jupyter_server_nbmodel': True}",

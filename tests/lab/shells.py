@@ -30,7 +30,9 @@ from tests.conftest import MARK
 from tests.lab.hosts import share_code
 
 MINOR = f"{sys.version_info.major}.{sys.version_info.minor}"
-PATH = os.pathsep.join([str(Path(getattr(sys, "_base_executable", sys.executable)).parent), os.defpath])
+PATH = os.pathsep.join(
+    [str(Path(getattr(sys, "_base_executable", sys.executable)).parent), os.defpath]
+)
 """The interpreter that made this one's environment, and the system's programs; a version manager's shims, which are scripts, cost a probe 0.3 s."""
 SMALL = Requirements(python=MINOR, minor=MINOR, code=wheel.running()[0])
 """An environment without packages."""
@@ -55,7 +57,11 @@ class ShellHost:
         return {"PATH": PATH, **marked, **pip_settings(), "HOME": str(self.home), **self.env}
 
     def run(
-        self, script: str, *, lines: Callable[[str], None] | None = None, timeout: float | None = None
+        self,
+        script: str,
+        *,
+        lines: Callable[[str], None] | None = None,
+        timeout: float | None = None,
     ) -> ScriptResult:
         """Run it to its end. When `lines` raises, nobody reads what it prints any more, as when a connection is lost."""
         self.runs += 1
@@ -80,7 +86,14 @@ class ShellHost:
 
     def upload(self, path: str, chunks: Iterable[memoryview], nbytes: int) -> None:
         """Write the file."""
-        command = [*self.wrapper, "/bin/sh", "-c", 'umask 077; mkdir -p "$(dirname "$1")" && cat >"$1"', "sh", path]
+        command = [
+            *self.wrapper,
+            "/bin/sh",
+            "-c",
+            'umask 077; mkdir -p "$(dirname "$1")" && cat >"$1"',
+            "sh",
+            path,
+        ]
         data = b"".join(chunks)
         assert len(data) == nbytes
         subprocess.run(command, input=data, env=self.environment(), check=True, capture_output=True)

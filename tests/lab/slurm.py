@@ -98,7 +98,9 @@ class Cluster:
 
     def __call__(self, *words: str, check: bool = True) -> str:
         """One of Slurm's programs: its output."""
-        done = subprocess.run(words, env={**os.environ, **self.env}, capture_output=True, text=True, timeout=DEADLINE)
+        done = subprocess.run(
+            words, env={**os.environ, **self.env}, capture_output=True, text=True, timeout=DEADLINE
+        )
         assert not check or done.returncode == 0, f"{words}: {done.stderr}"
         return done.stdout
 
@@ -145,7 +147,10 @@ class Cluster:
         munge.mkdir(mode=0o755)
         (munge / "key").write_bytes(os.urandom(1024))
         (munge / "key").chmod(0o600)
-        files = [f"--{name}={munge}/{name}" for name in ("key-file", "pid-file", "log-file", "seed-file", "socket")]
+        files = [
+            f"--{name}={munge}/{name}"
+            for name in ("key-file", "pid-file", "log-file", "seed-file", "socket")
+        ]
         files[0] = f"--key-file={munge}/key"
         self._daemon("munged", "--force", *files)
         self._daemon("slurmctld", "-c")
@@ -155,7 +160,12 @@ class Cluster:
 
     def _daemon(self, *command: str) -> None:
         done = subprocess.run(
-            command, env={**os.environ, **self.env}, capture_output=True, text=True, timeout=DEADLINE, close_fds=True
+            command,
+            env={**os.environ, **self.env},
+            capture_output=True,
+            text=True,
+            timeout=DEADLINE,
+            close_fds=True,
         )
         assert done.returncode == 0, f"{command}: {done.stderr}"
 
@@ -174,7 +184,9 @@ class Cluster:
     def instead_of(self, program: str, script: str) -> dict[str, str]:
         """A notebook's environment in which one of Slurm's programs is this script of sh, which finds the real one as ``$REAL``."""
         folder = Path(tempfile.mkdtemp(dir=self.folder))
-        (folder / program).write_text(f"#!/bin/sh\nREAL={shutil.which(program, path=SBIN)}\n{script}\n")
+        (folder / program).write_text(
+            f"#!/bin/sh\nREAL={shutil.which(program, path=SBIN)}\n{script}\n"
+        )
         (folder / program).chmod(0o755)
         return {**self.env, "PATH": f"{folder}:{self.env['PATH']}"}
 
@@ -192,10 +204,14 @@ class Cluster:
         for daemon in daemons:
             daemon.terminate()
         deadline = time.monotonic() + DEADLINE
-        while any(daemon.is_running() and daemon.status() != psutil.STATUS_ZOMBIE for daemon in daemons):
+        while any(
+            daemon.is_running() and daemon.status() != psutil.STATUS_ZOMBIE for daemon in daemons
+        ):
             assert time.monotonic() < deadline, daemons
             time.sleep(0.05)  # they are no children of this process
-        for process in psutil.process_iter():  # the step of a node that was lost would tell its controller for ever
+        for process in (
+            psutil.process_iter()
+        ):  # the step of a node that was lost would tell its controller for ever
             with contextlib.suppress(psutil.Error):
                 if process.name() == "slurmstepd" and process.cwd() == str(self.folder):
                     process.kill()
@@ -203,7 +219,12 @@ class Cluster:
 
 @contextmanager
 def cluster(
-    folder: Path, count: int = 2, *, proctrack: str = "linuxproc", more: str = "", within: tuple[str, ...] = ()
+    folder: Path,
+    count: int = 2,
+    *,
+    proctrack: str = "linuxproc",
+    more: str = "",
+    within: tuple[str, ...] = (),
 ) -> Iterator[Cluster]:
     """Nodes n1, n2, … with 8 CPUs and two devices each that Slurm takes for GPUs, in two partitions, of which one preempts the other.
 
@@ -217,14 +238,19 @@ def cluster(
     for name in ("state", "run", *(f"spool/n{number}" for number in range(1, count + 1))):
         (folder / name).mkdir(parents=True)
     host = socket.gethostname().partition(".")[0]
-    nodes = "\n".join(NODE.format(n=number, host=host, port=free_port("127.0.0.1")) for number in range(1, count + 1))
+    nodes = "\n".join(
+        NODE.format(n=number, host=host, port=free_port("127.0.0.1"))
+        for number in range(1, count + 1)
+    )
     conf = CONF.format(
         host=host, port=free_port("127.0.0.1"), folder=folder, nodes=nodes, count=count, proctrack=proctrack, more=more,
         # a cgroup has a job's number in its name, and other clusters here have some too; a socket has it in its path of 108 characters at most
         first=random.randrange(1, 900),
     )  # fmt: skip
     (folder / "slurm.conf").write_text(conf)
-    (folder / "gres.conf").write_text(f"NodeName=n[1-{count}] Name=gpu Type=a100 File=/dev/null,/dev/zero\n")
+    (folder / "gres.conf").write_text(
+        f"NodeName=n[1-{count}] Name=gpu Type=a100 File=/dev/null,/dev/zero\n"
+    )
     (folder / "cgroup.conf").write_text(CGROUP)
     made = Cluster(folder, count, {"SLURM_CONF": str(folder / "slurm.conf"), "PATH": SBIN}, within)
     try:
@@ -235,7 +261,10 @@ def cluster(
         made.stop()
         end(made.processes)
         for name in made._names:
-            for path in (*Path("/tmp").glob(f"skymagic*{name}*"), *Path("/dev/shm").glob(f"skymagic*{name}*")):
+            for path in (
+                *Path("/tmp").glob(f"skymagic*{name}*"),
+                *Path("/dev/shm").glob(f"skymagic*{name}*"),
+            ):
                 shutil.rmtree(path, ignore_errors=True)
         shutil.rmtree(folder, ignore_errors=True)
         for number in range(1, count + 1) if proctrack == "cgroup" else ():

@@ -9,7 +9,9 @@ CHANGES = "os.environ['LEFT'] = 'x'; sys.path.insert(0, 'left')"
 
 
 def test_nothing_of_the_last_borrower_is_there(shared_pools: Pools) -> None:
-    with shared_pools.lent(SHAPE, "mine = 1", "%config SkyMagic.grace = 9.0", "import os, sys") as notebook:
+    with shared_pools.lent(
+        SHAPE, "mine = 1", "%config SkyMagic.grace = 9.0", "import os, sys"
+    ) as notebook:
         first = notebook.pid
         notebook.run("%sky_pool other --ranks 1")
         notebook.run(f"%%sky_broadcast --pool main\nimport os, sys\nthere = mine\n{CHANGES}")

@@ -18,9 +18,13 @@ def make_wheel(folder: Path, name: str, version: str, requires: Sequence[str] = 
     module = name.replace("-", "_")
     path = folder / f"{module}-{version}-py3-none-any.whl"
     files = {f"{module}.py": f"__version__ = {version!r}\n", **dist_info(name, version, requires)}
-    files[f"{module}-{version}.dist-info/WHEEL"] = "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+    files[f"{module}-{version}.dist-info/WHEEL"] = (
+        "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+    )
     record = "".join(f"{each},,\n" for each in files)
-    files[f"{module}-{version}.dist-info/RECORD"] = f"{record}{module}-{version}.dist-info/RECORD,,\n"
+    files[f"{module}-{version}.dist-info/RECORD"] = (
+        f"{record}{module}-{version}.dist-info/RECORD,,\n"
+    )
     with zipfile.ZipFile(path, "w") as archive:
         for each, text in files.items():
             archive.writestr(each, text)
@@ -62,7 +66,9 @@ def served(
                 self.answer(401, b"", "text/plain")
             elif part[0] == "simple":
                 files = [
-                    path.name for path in folder.glob("*.whl") if path.name.split("-")[0] == part[1].replace("-", "_")
+                    path.name
+                    for path in folder.glob("*.whl")
+                    if path.name.split("-")[0] == part[1].replace("-", "_")
                 ]
                 links = "".join(
                     f'<a href="/files/{name.replace("+", "%2B")}" data-core-metadata="true"'
@@ -70,14 +76,22 @@ def served(
                     for name in files
                 )
                 self.answer(
-                    200 if files else 404, f"<!DOCTYPE html><html><body>{links}</body></html>".encode(), "text/html"
+                    200 if files else 404,
+                    f"<!DOCTYPE html><html><body>{links}</body></html>".encode(),
+                    "text/html",
                 )
             elif part[1].endswith(".metadata"):
-                self.answer(200, metadata_of(folder / unquote(part[1]).removesuffix(".metadata")), "text/plain")
+                self.answer(
+                    200,
+                    metadata_of(folder / unquote(part[1]).removesuffix(".metadata")),
+                    "text/plain",
+                )
             else:
                 if asked is not None and self.command == "GET":
                     asked.append(unquote(part[1]))
-                self.answer(200, (folder / unquote(part[1])).read_bytes(), "application/octet-stream")
+                self.answer(
+                    200, (folder / unquote(part[1])).read_bytes(), "application/octet-stream"
+                )
 
         def answer(self, status: int, body: bytes, kind: str) -> None:
             self.send_response(status)
@@ -93,9 +107,7 @@ def served(
             pass
 
     class Server(ThreadingHTTPServer):
-        request_queue_size = (
-            256  # uv asks for many things at once; whoever is turned away comes again after 1, 3, 7 … s
-        )
+        request_queue_size = 256  # uv asks for many things at once; whoever is turned away comes again after 1, 3, 7 … s
         daemon_threads = True  # connections that are kept alive are not waited for
 
     with Server(at, Index) as server:
@@ -111,7 +123,9 @@ def served(
 def metadata_of(path: Path) -> bytes:
     """What a wheel says of itself (PEP 658)."""
     with zipfile.ZipFile(path) as archive:
-        return archive.read(next(name for name in archive.namelist() if name.endswith(".dist-info/METADATA")))
+        return archive.read(
+            next(name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
+        )
 
 
 @contextmanager

@@ -50,7 +50,14 @@ from skymagic.magics.arguments.options import MAGICS
 from skymagic.magics.arguments.reading import Token, split
 from skymagic.magics.config import SkyMagic
 from skymagic.plan.accelerators import Accelerator
-from skymagic.plan.requests import Defaults, PluginSpec, PoolRequest, RunRequest, ShellRequest, plugin_specs
+from skymagic.plan.requests import (
+    Defaults,
+    PluginSpec,
+    PoolRequest,
+    RunRequest,
+    ShellRequest,
+    plugin_specs,
+)
 from skymagic.plan.suggest import LazyNames
 from skymagic.plan.units import AtLeast, Selection
 
@@ -59,7 +66,9 @@ parse_restart, parse_stacks, parse_vars = (
 )
 parse_push, parse_pull = partial(parse_names, "sky_push"), partial(parse_names, "sky_pull")
 parse_put, parse_get = partial(parse_files, "sky_put"), partial(parse_files, "sky_get")
-PARSERS: dict[str, Callable[[str], Any]] = {name: globals()[name.replace("sky_", "parse_")] for name in MAGICS}
+PARSERS: dict[str, Callable[[str], Any]] = {
+    name: globals()[name.replace("sky_", "parse_")] for name in MAGICS
+}
 
 
 def parse_pool_toml(body: str) -> PoolRequest:
@@ -189,7 +198,10 @@ def test_ranks_of_this_machine_are_one_node() -> None:
     assert parse_pool("--ranks 2 --gpu all").procs_per_node == 2
     assert parse_pool("--ranks 2").given() == {"nodes", "procs_per_node"}
     assert parse_pool("", body="ranks = 3").procs_per_node == 3
-    assert "ranks counts ranks of this machine" in mistakes(parse_pool, "--provider ssh", body="ranks = 3")[0]
+    assert (
+        "ranks counts ranks of this machine"
+        in mistakes(parse_pool, "--provider ssh", body="ranks = 3")[0]
+    )
 
 
 def test_a_run_may_describe_its_pool() -> None:
@@ -197,7 +209,9 @@ def test_a_run_may_describe_its_pool() -> None:
     assert request.pool.given() == {"nodes", "gpu"}
     assert request.pool.name is None
     assert request.output == "results"
-    assert parse_broadcast("--pool train").pool.given() == frozenset(), "a name alone describes nothing"
+    assert parse_broadcast("--pool train").pool.given() == frozenset(), (
+        "a name alone describes nothing"
+    )
     assert parse_broadcast("--procs-per-node auto").pool.given() == {"procs_per_node"}
     assert parse_broadcast("--dry-run").pool.dry_run
 
@@ -210,7 +224,9 @@ WAYS: list[tuple[str, dict[str, object], str]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("fields", "lines"), [way[1:] for way in WAYS], ids=[way[0] for way in WAYS])
+@pytest.mark.parametrize(
+    ("fields", "lines"), [way[1:] for way in WAYS], ids=[way[0] for way in WAYS]
+)
 def test_ways_to_write(fields: dict[str, object], lines: str) -> None:
     for line in lines.split("|"):
         request = parse_broadcast(line)
@@ -219,9 +235,16 @@ def test_ways_to_write(fields: dict[str, object], lines: str) -> None:
 
 def test_plugins_in_one_list_or_several() -> None:
     expected = (PluginSpec("torch", {"backend": "gloo"}), PluginSpec("jax"))
-    for line in "torch:backend=gloo,jax|torch:backend=gloo --plugin jax|'torch:backend=gloo, jax'".split("|"):
+    for (
+        line
+    ) in "torch:backend=gloo,jax|torch:backend=gloo --plugin jax|'torch:backend=gloo, jax'".split(
+        "|"
+    ):
         assert parse_broadcast(f"--plugin {line}").pool.plugins == expected
-    assert parse_broadcast("--plugins torch, jax").pool.plugins == (PluginSpec("torch"), PluginSpec("jax"))
+    assert parse_broadcast("--plugins torch, jax").pool.plugins == (
+        PluginSpec("torch"),
+        PluginSpec("jax"),
+    )
 
 
 def test_one_host_may_be_two_nodes() -> None:
@@ -241,7 +264,9 @@ def test_values_that_look_like_something_else() -> None:
 def test_nothing_is_evaluated() -> None:
     assert "is not a whole number" in mistake("--nodes 1+1")
     assert "is not a whole number" in mistake("--nodes {n}")
-    assert parse_broadcast("--env 'A=$HOME $(id) `id` {1+1}'").pool.env == (("A", "$HOME $(id) `id` {1+1}"),)
+    assert parse_broadcast("--env 'A=$HOME $(id) `id` {1+1}'").pool.env == (
+        ("A", "$HOME $(id) `id` {1+1}"),
+    )
 
 
 # ------------------------------------------------------------------------------------------------------ mistakes
@@ -283,7 +308,10 @@ def test_nothing_is_evaluated() -> None:
         ("--pool 'a b'", "--pool: 'a b' is not a name for a pool"),
         ("--pool ../x", "is not a name for a pool"),
         ("--region 'eu; rm'", "is not a region"),
-        ("--image-id=ami-1", "--image-id: a setting for all pools: %config SkyMagic.aws = {'image_id'"),
+        (
+            "--image-id=ami-1",
+            "--image-id: a setting for all pools: %config SkyMagic.aws = {'image_id'",
+        ),
         ("--hosts a;b", "--hosts: 'a;b' is not a host"),
         ("--hosts '-oProxyCommand=id'", "is not a host"),
         ("--hosts a,-F", "--hosts: '-F' is not a host"),
@@ -298,13 +326,22 @@ def test_nothing_is_evaluated() -> None:
         ("--provider slrm", "--provider: no provider is called 'slrm'; did you mean 'slurm'?"),
         ("--provider slurm --partition=''", "--partition"),
         ("--ranks 0", "--ranks: must be at least 1"),
-        ("--ranks 2 --nodes 2", "--ranks is one node of so many ranks, and --nodes 2 makes several: keep one of them"),
+        (
+            "--ranks 2 --nodes 2",
+            "--ranks is one node of so many ranks, and --nodes 2 makes several: keep one of them",
+        ),
         (
             "--ranks 2 --provider ssh --hosts a,b",
             "of --provider ssh is counted in nodes: write --nodes, and --procs-per-node",
         ),
-        ("--ranks 2 --hosts a,b", "a pool of hosts is counted in nodes: write --nodes, and --procs-per-node"),
-        ("--ranks 4 --procs-per-node 2", "--ranks and --procs-per-node are the same option (4 and 2)"),
+        (
+            "--ranks 2 --hosts a,b",
+            "a pool of hosts is counted in nodes: write --nodes, and --procs-per-node",
+        ),
+        (
+            "--ranks 4 --procs-per-node 2",
+            "--ranks and --procs-per-node are the same option (4 and 2)",
+        ),
         ("--node 2", "--node: no such option; did you mean '--nodes'?"),
         ("--num_nodes 2", "did you mean '--num-nodes'?"),
         ("-output x", "-output: no such option; did you mean '--output'?"),
@@ -338,7 +375,9 @@ def test_one_clear_line(line: str, told: str) -> None:
 def test_all_mistakes_at_once() -> None:
     line = "--nodes two --gpu a1oo:0 -o 1x --wat 5 --plugin toch,backend --timeout 0 --env X --only z --provider asw --head"
     found = mistakes(parse_broadcast, line)
-    for part in "'two'|'a1oo'|'0' is not a number|'1x'|--wat|'toch'|'backend'|--timeout|--env|'z'|'asw'".split("|"):
+    for part in "'two'|'a1oo'|'0' is not a number|'1x'|--wat|'toch'|'backend'|--timeout|--env|'z'|'asw'".split(
+        "|"
+    ):
         assert sum(part in one for one in found) == 1, part
     assert str(RequestError(found)).count("\n") == 0, "one line"
 
@@ -349,7 +388,8 @@ def test_a_mistake_does_not_bring_another() -> None:
 
 
 @pytest.mark.parametrize(
-    "line", ["--head -o x", "--head -g x", "-o x --only 0", "-a --timeout 1m -o x", "--no-push --push a"]
+    "line",
+    ["--head -o x", "--head -g x", "-o x --only 0", "-a --timeout 1m -o x", "--no-push --push a"],
 )
 def test_options_that_go_together(line: str) -> None:
     assert parse_broadcast(line)
@@ -359,7 +399,10 @@ def test_names_that_exist_come_from_outside() -> None:
     assert parse_pool("--plugin mine", plugins=["mine"]).plugins == (PluginSpec("mine"),)
     assert parse_pool("--provider mine", providers=["mine"]).provider == "mine"
     assert parse_pool("--provider auto", providers=["auto", "mine"]).provider == "auto"
-    assert "available: auto, mine" in mistakes(parse_pool, "--provider zzz", providers=["auto", "mine"])[0]
+    assert (
+        "available: auto, mine"
+        in mistakes(parse_pool, "--provider zzz", providers=["auto", "mine"])[0]
+    )
     assert "no plugin is called 'torch'" in mistakes(parse_pool, "--plugin torch", plugins=[])[0]
 
 
@@ -396,7 +439,9 @@ def test_defaults_fill_what_is_not_said() -> None:
 
 
 def test_a_line_overrides_defaults() -> None:
-    request = parse_broadcast("--only head --timeout none --plugin jax --idle none --provider auto", CONFIGURED)
+    request = parse_broadcast(
+        "--only head --timeout none --plugin jax --idle none --provider auto", CONFIGURED
+    )
     assert (request.only, request.timeout, request.pool.idle) == (Selection("head"), None, None)
     assert request.pool.plugins == (PluginSpec("jax"),)
     assert request.pool.given() == {"plugins", "idle", "provider"}
@@ -405,17 +450,26 @@ def test_a_line_overrides_defaults() -> None:
 
 
 def test_a_misspelt_default_names_its_place() -> None:
-    assert mistakes(parse_pool, "", Defaults(plugins=plugin_specs("toch")))[0].startswith("%config SkyMagic.plugins: ")
-    assert mistakes(parse_pool, "", Defaults(provider="asw"))[0].startswith("%config SkyMagic.provider: ")
+    assert mistakes(parse_pool, "", Defaults(plugins=plugin_specs("toch")))[0].startswith(
+        "%config SkyMagic.plugins: "
+    )
+    assert mistakes(parse_pool, "", Defaults(provider="asw"))[0].startswith(
+        "%config SkyMagic.provider: "
+    )
 
 
 def test_configuration_is_checked_when_it_is_set() -> None:
     settings = SkyMagic()
     assert settings.defaults() == Defaults()
-    settings.update_config(Config({"SkyMagic": {"only": "all", "idle": "30m", "plugins": ["torch:backend=gloo,jax"]}}))
+    settings.update_config(
+        Config({"SkyMagic": {"only": "all", "idle": "30m", "plugins": ["torch:backend=gloo,jax"]}})
+    )
     settings.timeout = 90
     assert settings.defaults() == Defaults(
-        only=Selection("all"), idle=1800.0, timeout=90.0, plugins=plugin_specs("torch:backend=gloo,jax")
+        only=Selection("all"),
+        idle=1800.0,
+        timeout=90.0,
+        plugins=plugin_specs("torch:backend=gloo,jax"),
     )
     settings.only = [0, 2]
     assert settings.defaults().only == Selection("0,2")
@@ -468,11 +522,17 @@ def test_a_pools_name_stands_alone_or_after_pool(magic: str) -> None:
     assert "train" in repr(alone)
 
 
-@pytest.mark.parametrize("magic", ["logs", "stacks", "vars", "shell", "push", "pull", "restart", "broadcast", "run"])
+@pytest.mark.parametrize(
+    "magic", ["logs", "stacks", "vars", "shell", "push", "pull", "restart", "broadcast", "run"]
+)
 def test_ranks_have_one_selector_and_its_older_spelling(magic: str) -> None:
     words = {"shell": "hostname", "push": "x", "pull": "x"}.get(magic, "")
     chosen = PARSERS[f"sky_{magic}"](f"-t 1 {words}")
-    assert chosen == PARSERS[f"sky_{magic}"](f"--targets 1 {words}") == PARSERS[f"sky_{magic}"](f"--rank 1 {words}")
+    assert (
+        chosen
+        == PARSERS[f"sky_{magic}"](f"--targets 1 {words}")
+        == PARSERS[f"sky_{magic}"](f"--rank 1 {words}")
+    )
     if magic in ("broadcast", "run"):
         assert parse_broadcast("--ranks 2").pool.procs_per_node == 2, "there it is a size"
     else:
@@ -563,7 +623,11 @@ def test_toml_adds_to_the_line() -> None:
     assert (request.name, request.nodes, request.idle) == ("train", 2, 1800.0)
     assert request.env == (("A", "1"), ("B", "2"))
     assert parse_pool("train", body='name = "train"').name == "train"
-    assert parse_pool("train", body="") == parse_pool("train") == parse_pool("train", body="\n# nothing\n")
+    assert (
+        parse_pool("train", body="")
+        == parse_pool("train")
+        == parse_pool("train", body="\n# nothing\n")
+    )
 
 
 @pytest.mark.parametrize(
@@ -600,11 +664,11 @@ def test_toml_mistakes_name_the_key(body: str, told: str) -> None:
 
 
 def test_mistakes_of_line_and_body_come_together() -> None:
-    found = mistakes(parse_pool, "a --nodes 2 --idle soon", body='name = "b"\nnodes = 3\nwat = 1\nenv = "X"')
+    found = mistakes(
+        parse_pool, "a --nodes 2 --idle soon", body='name = "b"\nnodes = 3\nwat = 1\nenv = "X"'
+    )
     told = "\n".join(found)
-    for (
-        part
-    ) in "('a', 'b')|--nodes and nodes are the same option (2 and 3)|--idle: 'soon'|wat: no such key|env: 'X'".split(
+    for part in "('a', 'b')|--nodes and nodes are the same option (2 and 3)|--idle: 'soon'|wat: no such key|env: 'X'".split(
         "|"
     ):
         assert part in told, part
@@ -640,15 +704,24 @@ def test_attach() -> None:
 
 def test_what_becomes_of_a_cell_while_another_is_at_work() -> None:
     assert parse_broadcast("").busy == "wait"
-    assert parse_broadcast("", Defaults(busy="refuse")).busy == parse_run("--busy refuse").busy == "refuse"
+    assert (
+        parse_broadcast("", Defaults(busy="refuse")).busy
+        == parse_run("--busy refuse").busy
+        == "refuse"
+    )
     assert parse_sh("--busy wait", Defaults(busy="refuse")).busy == "wait"
     assert "'skip' is not one of wait, refuse" in mistakes(parse_broadcast, "--busy skip")[0]
 
 
 def test_shell() -> None:
     assert parse_sh("") == ShellRequest()
-    assert parse_sh("--workdir 'my folder' --detach --pool p") == ShellRequest("my folder", True, "p")
-    assert (parse_sh("", CONFIGURED).only, parse_sh("", CONFIGURED).timeout) == (Selection("all"), 60.0)
+    assert parse_sh("--workdir 'my folder' --detach --pool p") == ShellRequest(
+        "my folder", True, "p"
+    )
+    assert (parse_sh("", CONFIGURED).only, parse_sh("", CONFIGURED).timeout) == (
+        Selection("all"),
+        60.0,
+    )
     request = parse_sh("--only head --timeout none", CONFIGURED)
     assert (request.only, request.timeout) == (Selection("head"), None)
     assert parse_sh("--detach; # on its own").only == Selection("head")
@@ -679,10 +752,14 @@ def test_everything_of_a_shell() -> None:
 
 def test_all_mistakes_of_a_shell_at_once() -> None:
     found = mistakes(
-        parse_sh, "train.sh --env X --secret 1 --timeout soon -t z --only 1.5 -o class --wat -g loss --nodes 2"
+        parse_sh,
+        "train.sh --env X --secret 1 --timeout soon -t z --only 1.5 -o class --wat -g loss --nodes 2",
     )
     assert len(found) == 10
-    for line, told in (("-a=1", "-a takes no value"), ("--env A=1 --secret A", "A is both an --env and a --secret")):
+    for line, told in (
+        ("-a=1", "-a takes no value"),
+        ("--env A=1 --secret A", "A is both an --env and a --secret"),
+    ):
         assert mistakes(parse_sh, line)[0].startswith(told)
 
 
@@ -690,7 +767,9 @@ def test_logs() -> None:
     assert parse_logs("") == LogsRequest()
     assert parse_logs("--rank 1 -n 20 -f --pool p") == LogsRequest(Selection("1"), 20, True, "p")
     assert parse_logs("-n20").lines == 20
-    assert parse_logs("--run 3 --cell 5 --grep 'loss|nan'") == LogsRequest(run=3, cell=5, grep="loss|nan")
+    assert parse_logs("--run 3 --cell 5 --grep 'loss|nan'") == LogsRequest(
+        run=3, cell=5, grep="loss|nan"
+    )
     assert len(mistakes(parse_logs, "-n many --rank x --run 0 --cell five")) == 4
 
 
@@ -716,24 +795,40 @@ def test_files() -> None:
 
 def test_forward() -> None:
     assert parse_forward("6006") == ForwardRequest((6006,))
-    assert parse_forward("6006 8265 6006 --node 1 --pool p") == ForwardRequest((6006, 8265), Selection("1"), "p")
+    assert parse_forward("6006 8265 6006 --node 1 --pool p") == ForwardRequest(
+        (6006, 8265), Selection("1"), "p"
+    )
     assert "needs a port" in mistakes(parse_forward, "")[0]
     found = mistakes(parse_forward, "0 65536 http --hosts a")
-    assert [word for word in ("0", "65536", "http") if not any(f"{word} is not a port" in one for one in found)] == []
+    assert [
+        word
+        for word in ("0", "65536", "http")
+        if not any(f"{word} is not a port" in one for one in found)
+    ] == []
     assert any("no such option" in one for one in found)
 
 
 def test_pip() -> None:
     assert parse_pip("list") == PipRequest()
-    assert parse_pip("install pandas 'pillow>=12' --pool p") == PipRequest(("pandas", "pillow>=12"), "p")
+    assert parse_pip("install pandas 'pillow>=12' --pool p") == PipRequest(
+        ("pandas", "pillow>=12"), "p"
+    )
     assert parse_pip("install pandas --all").all
-    for wrong in "|pandas|install|list pandas|install x --index-url=x|install ;|list --all --pool p".split("|"):
+    for (
+        wrong
+    ) in "|pandas|install|list pandas|install x --index-url=x|install ;|list --all --pool p".split(
+        "|"
+    ):
         assert len(mistakes(parse_pip, wrong)) == 1, wrong
 
 
 def test_lifecycle() -> None:
-    assert parse_clone("2 --from 0 model, optimizer") == CloneRequest(Selection("2"), 0, ("model", "optimizer"))
-    assert parse_clone("1: --from=0 a b --pool p") == CloneRequest(Selection("1:"), 0, ("a", "b"), "p")
+    assert parse_clone("2 --from 0 model, optimizer") == CloneRequest(
+        Selection("2"), 0, ("model", "optimizer")
+    )
+    assert parse_clone("1: --from=0 a b --pool p") == CloneRequest(
+        Selection("1:"), 0, ("a", "b"), "p"
+    )
     assert mistakes(parse_clone, "model") == [
         "say which rank has the variables: --from 0",
         "name the rank that gets the variables first: %sky_clone 2 --from 0 model",
@@ -758,7 +853,10 @@ def test_lifecycle() -> None:
 
 
 def test_looking() -> None:
-    assert (parse_status("# all"), parse_status("train")) == (StatusRequest(), StatusRequest("train"))
+    assert (parse_status("# all"), parse_status("train")) == (
+        StatusRequest(),
+        StatusRequest("train"),
+    )
     assert parse_status("lab --hosts gpu1,gpu2") == StatusRequest("lab", ("gpu1", "gpu2"))
     assert parse_status("--hosts gpu[1-2] --disk") == StatusRequest(None, ("gpu[1-2]",), True)
     assert parse_status("lab --provider aws") == StatusRequest("lab", provider="aws")
@@ -770,7 +868,10 @@ def test_looking() -> None:
     assert mistakes(parse_clean, "--all") == ["say where: %sky_clean --hosts gpu1,gpu2"]
     assert len(mistakes(parse_status, "lab --disk")) == 2
     assert parse_cost("") is None
-    assert (parse_gpus(""), parse_gpus("a100-80gb")) == (GpusRequest(), GpusRequest(Accelerator("A100-80GB")))
+    assert (parse_gpus(""), parse_gpus("a100-80gb")) == (
+        GpusRequest(),
+        GpusRequest(Accelerator("A100-80GB")),
+    )
     asked = GpusRequest(Accelerator("A100", 8), nodes=4, region="us-east-1,us-west-2", spot=True)
     assert parse_gpus("a100:8 --nodes 4 --region us-east-1,us-west-2 --spot") == asked
     assert mistakes(parse_gpus, "--spot") == ["name the GPU to rent: %sky_gpus A100:8 --spot"]
@@ -795,7 +896,9 @@ def test_help_shows_every_option_and_a_line_that_works(magic: str) -> None:
     text = help_text(magic)
     assert text.startswith(MAGICS[magic].summary)
     for option in MAGICS[magic].options:
-        assert all(name in text for name in option.names) is option.common or option.names[-1] in text
+        assert (
+            all(name in text for name in option.names) is option.common or option.names[-1] in text
+        )
         assert (option.help in text) is option.common
     for example_ in MAGICS[magic].examples:
         head, _, body = example_.partition("\n")
@@ -811,7 +914,9 @@ def test_every_option_has_help_and_a_name_of_its_own() -> None:
     for face in MAGICS.values():
         names = [name for option in face.accepted for name in option.spellings]
         assert len(names) == len(set(names))
-        assert all(option.help and (option.metavar or option.read is None) for option in face.options)
+        assert all(
+            option.help and (option.metavar or option.read is None) for option in face.options
+        )
 
 
 NOW = CompletionNames(
@@ -866,7 +971,9 @@ _PIECES = st.sampled_from(
     + "-- 1 0:4 A100:8 torch a none 8+ \u00fc A=1".split()
 )
 LINES = (
-    st.text(max_size=40) | st.lists(_PIECES, max_size=10).map(" ".join) | st.lists(_PIECES, max_size=10).map("".join)
+    st.text(max_size=40)
+    | st.lists(_PIECES, max_size=10).map(" ".join)
+    | st.lists(_PIECES, max_size=10).map("".join)
 )
 
 
@@ -887,7 +994,24 @@ def test_any_line_is_a_request_or_refused_in_words_and_completes(magic: str, lin
 @given(
     body=st.text(max_size=60)
     | st.lists(
-        st.sampled_from(["nodes", "=", "2", "'x'", "[", "]", "env", "plugins", ".", "\n", "torch", "true", "{", "}"]),
+        st.sampled_from(
+            [
+                "nodes",
+                "=",
+                "2",
+                "'x'",
+                "[",
+                "]",
+                "env",
+                "plugins",
+                ".",
+                "\n",
+                "torch",
+                "true",
+                "{",
+                "}",
+            ]
+        ),
         max_size=12,
     ).map(" ".join)
 )
@@ -901,9 +1025,12 @@ def test_any_body_is_a_request_or_refused_in_words(body: str) -> None:
 @settings(deadline=None)
 @given(
     nodes=st.none() | st.integers(1, 999),
-    gpu=st.none() | st.builds(Accelerator, st.sampled_from(["A100", "L4", "A100-80GB"]), st.integers(1, 16)),
+    gpu=st.none()
+    | st.builds(Accelerator, st.sampled_from(["A100", "L4", "A100-80GB"]), st.integers(1, 16)),
     idle=st.none() | st.integers(1, 10**6),
-    env=st.dictionaries(st.from_regex(r"[A-Z_][A-Z0-9_]{0,5}", fullmatch=True), st.text(max_size=10), max_size=3),
+    env=st.dictionaries(
+        st.from_regex(r"[A-Z_][A-Z0-9_]{0,5}", fullmatch=True), st.text(max_size=10), max_size=3
+    ),
     only=st.sampled_from(["head", "all", "0,2", "1:", "::2"]),
 )
 def test_what_is_written_is_what_is_read(
@@ -917,5 +1044,6 @@ def test_what_is_written_is_what_is_read(
         words.append('--env "' + f"{name}={value}".replace("\\", "\\\\").replace('"', '\\"') + '"')
     request = parse_broadcast(" ".join(words) + "  # and a comment")
     assert request == RunRequest(
-        pool=PoolRequest(nodes=nodes, gpu=gpu, idle=idle, env=tuple(env.items())), only=Selection(only)
+        pool=PoolRequest(nodes=nodes, gpu=gpu, idle=idle, env=tuple(env.items())),
+        only=Selection(only),
     )

@@ -17,7 +17,9 @@ def test_a_plain_cell_runs_on_the_ranks_and_says_so(notebook: Notebook) -> None:
 
 
 def test_magics_and_cells_marked_local_run_in_the_notebook(notebook: Notebook) -> None:
-    assert notebook.run("%%sky_broadcast -t 1\nprint('typed')").lines == ["typed"], "what is typed needs no line"
+    assert notebook.run("%%sky_broadcast -t 1\nprint('typed')").lines == ["typed"], (
+        "what is typed needs no line"
+    )
     assert notebook.run("%time here = 1").stdout.startswith("CPU times")
     assert notebook.value("here") == 1
     shown = notebook.run("%%local\nthere = 2\nprint('local')\nthere")
@@ -27,7 +29,9 @@ def test_magics_and_cells_marked_local_run_in_the_notebook(notebook: Notebook) -
     assert notebook.value("there") == 2
 
 
-def test_it_is_switched_off_and_stays_as_it_is_when_the_extension_is_loaded_anew(notebook: Notebook) -> None:
+def test_it_is_switched_off_and_stays_as_it_is_when_the_extension_is_loaded_anew(
+    notebook: Notebook,
+) -> None:
     notebook.run("%sky_auto on\n%sky_auto off")
     assert notebook.run("print('here')").lines == ["here"]
     assert notebook.run("%%local\nprint('still')").lines == ["still"]

@@ -15,7 +15,8 @@ from tests.lab.notebook import Notebook
 from tests.lab.pools import KERNEL, Pools, borrowed
 
 notebook = borrowed(
-    "--ranks 2 --plugin torch", "%%sky_broadcast\nimport os, sys, threading\nrank = int(os.environ['RANK']);"
+    "--ranks 2 --plugin torch",
+    "%%sky_broadcast\nimport os, sys, threading\nrank = int(os.environ['RANK']);",
 )
 
 
@@ -49,7 +50,9 @@ def test_a_cell_without_a_body_is_one_line_of_ipython(notebook: Notebook) -> Non
         ("'''never\nclosed", 2),
     ],
 )
-def test_syntax_error_is_said_once_and_nothing_is_sent(notebook: Notebook, body: str, line: int) -> None:
+def test_syntax_error_is_said_once_and_nothing_is_sent(
+    notebook: Notebook, body: str, line: int
+) -> None:
     notebook.run("import threading\nunsendable = threading.Lock()")
     shown = notebook.finish(notebook.start(f"%%sky_broadcast\n{body}\nunsendable"))
     assert shown.failure.ename == "CellSyntaxError"
@@ -89,7 +92,9 @@ def test_cells_of_two_megabytes(notebook: Notebook) -> None:
 
 def test_unicode_in_names_strings_and_comments(notebook: Notebook) -> None:
     notebook.run("größe = '漢字🤖'\ndef füge_an(x): return x + '…'")
-    notebook.run("%%sky_broadcast -o ergebnis -g μ\n# Kommentar: 🤖\nμ = füge_an(größe)\nμ + '\\N{BULLET}'")
+    notebook.run(
+        "%%sky_broadcast -o ergebnis -g μ\n# Kommentar: 🤖\nμ = füge_an(größe)\nμ + '\\N{BULLET}'"
+    )
     assert notebook.value("ergebnis, μ") == (["漢字🤖…•"] * 2, ["漢字🤖…"] * 2)
 
 
@@ -134,7 +139,9 @@ def test_ipython_and_its_own_names_stay_here(notebook: Notebook) -> None:
 
 
 def test_mistakes_of_the_line_are_one_line_before_anything_runs(notebook: Notebook) -> None:
-    shown = notebook.finish(notebook.start("%%sky_broadcast --timeout soon --nodse 3 -o 1x\nprint('it ran')"))
+    shown = notebook.finish(
+        notebook.start("%%sky_broadcast --timeout soon --nodse 3 -o 1x\nprint('it ran')")
+    )
     assert shown.failure.ename == "UsageError"
     assert shown.stdout == ""
     assert len(shown.stderr.splitlines()) == 1
@@ -164,7 +171,9 @@ def test_error_in_a_loop_stops_the_loop(notebook: Notebook) -> None:
 
 
 def test_within_a_cell_magic_of_the_notebook(notebook: Notebook) -> None:
-    notebook.run("%%capture held\nget_ipython().run_cell_magic('sky_broadcast', '-o r', 'print(\"captured\")\\nrank')")
+    notebook.run(
+        "%%capture held\nget_ipython().run_cell_magic('sky_broadcast', '-o r', 'print(\"captured\")\\nrank')"
+    )
     assert notebook.value("held.stdout, r") == ("captured\n", [0, 1])
 
 
@@ -178,7 +187,10 @@ def test_from_a_thread_of_the_notebook(notebook: Notebook) -> None:
 
 @pytest.mark.parametrize(
     "line",
-    ["get_ipython().run_cell_magic('sky_broadcast', '', '1')", "import skymagic as sky; sky.Compute(nodes=2).start()"],
+    [
+        "get_ipython().run_cell_magic('sky_broadcast', '', '1')",
+        "import skymagic as sky; sky.Compute(nodes=2).start()",
+    ],
 )
 def test_a_rank_has_no_pool_of_its_own(notebook: Notebook, line: str) -> None:
     assert "belongs in a cell of the notebook" in notebook.fail(f"%%sky_broadcast\n{line}").text
@@ -189,7 +201,9 @@ def test_user_code_that_breaks_what_ours_uses(notebook: Notebook) -> None:
         "%%sky_broadcast -o r\nprint = None; json = 'mine'; sys.modules['json'].mine = 1; input = 5; len = 'mine'; list = dict = None\nrank"
     )
     assert notebook.value("r") == [0, 1]
-    notebook.run("%%sky_broadcast -o r\ndel print, input, len, list, dict\nprint('again')\nlen([1])")
+    notebook.run(
+        "%%sky_broadcast -o r\ndel print, input, len, list, dict\nprint('again')\nlen([1])"
+    )
     assert notebook.value("r") == [1, 1]
 
 
@@ -269,7 +283,9 @@ def counts(notebook: Notebook) -> dict[str, int]:
     for rank, figures in enumerate(notebook.value("there")):
         found |= {f"rank {rank}'s {what}": number for what, number in figures.items()}
     family = psutil.Process(notebook.pid).children(recursive=True)
-    folder = notebook.value("__import__('sys').modules['skymagic.pool.registry'].pool_named().agents.started[0].store")
+    folder = notebook.value(
+        "__import__('sys').modules['skymagic.pool.registry'].pool_named().agents.started[0].store"
+    )
     return found | {
         "processes": len(family),
         "all threads": sum(process.num_threads() for process in family),
@@ -283,7 +299,9 @@ def grown(notebook: Notebook, before: dict[str, int]) -> dict[str, tuple[int, in
     deadline = time.monotonic() + 10
     while True:
         after = counts(notebook)
-        found = {what: (before[what], number) for what, number in after.items() if number > before[what]}
+        found = {
+            what: (before[what], number) for what, number in after.items() if number > before[what]
+        }
         if not found or time.monotonic() > deadline:
             return found
 
@@ -306,7 +324,9 @@ def test_the_controller_forgets_runs_that_are_over(notebook: Notebook) -> None:
     remembered = "len(__import__('sys').modules['skymagic.pool.registry'].pool_named().resources.engine._client.db_query({}, ['msg_id']))"
     notebook.run("from skymagic.run import engine\nlimits = engine.PURGE_AFTER, engine.PURGE_BYTES")
     notebook.run("engine.PURGE_AFTER, engine.PURGE_BYTES = 10, 100_000")
-    notebook.run("for _ in range(15):\n    get_ipython().run_cell_magic('sky_broadcast', '', 'pass')")
+    notebook.run(
+        "for _ in range(15):\n    get_ipython().run_cell_magic('sky_broadcast', '', 'pass')"
+    )
     assert 0 < notebook.value(remembered) <= 10 + 4
     notebook.run(f"%%sky_broadcast\n# {'x' * 100_000}\npass")
     notebook.run("%%sky_broadcast\npass")
@@ -341,7 +361,9 @@ def test_pools_that_come_and_go_leave_nothing(shared_pools: Pools) -> None:
             one.run("%%sky_broadcast -o r\n1")
             one.run("%sky_down passing")
             one.run(f"{COUNT}\nhere = count()")
-            figures.append((one.value("here"), len(psutil.Process(one.pid).children(recursive=True))))
+            figures.append(
+                (one.value("here"), len(psutil.Process(one.pid).children(recursive=True)))
+            )
         assert figures[1:] == figures[:1]
 
 

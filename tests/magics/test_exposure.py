@@ -74,7 +74,12 @@ def printed(manager: KernelManager, code: str) -> str:
         def hear(message: dict[str, dict[str, str]]) -> None:
             texts.append(message["content"].get("text", ""))
 
-        assert client.execute_interactive(code, output_hook=hear, timeout=DEADLINE)["content"]["status"] == "ok"
+        assert (
+            client.execute_interactive(code, output_hook=hear, timeout=DEADLINE)["content"][
+                "status"
+            ]
+            == "ok"
+        )
         return "".join(texts)
     finally:
         client.stop_channels()
@@ -83,7 +88,11 @@ def printed(manager: KernelManager, code: str) -> str:
 def heard_by_another_user(manager: KernelManager, *, waits: bool) -> bool:
     """Whether another user reads at the kernel's own port what it prints; where he will, it may take a while."""
     listening = subprocess.Popen(
-        [sys.executable, "-c", LISTEN], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd="/"
+        [sys.executable, "-c", LISTEN],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd="/",
     )
     with listening:
         assert listening.stdin is not None
@@ -103,10 +112,14 @@ def heard_by_another_user(manager: KernelManager, *, waits: bool) -> bool:
 
 
 @pytest.mark.needs("root")
-def test_where_other_users_are_they_read_a_kernels_own_port_and_the_note_is_shown_once(short_path: Path) -> None:
+def test_where_other_users_are_they_read_a_kernels_own_port_and_the_note_is_shown_once(
+    short_path: Path,
+) -> None:
     """Jupyter's default lets everybody on the machine read; the line that the note shows does not."""
     load = "%reload_ext skymagic"
-    with subprocess.Popen(["cat"], stdin=subprocess.PIPE, user=ANOTHER) as other:  # is there until this block ends
+    with subprocess.Popen(
+        ["cat"], stdin=subprocess.PIPE, user=ANOTHER
+    ) as other:  # is there until this block ends
         with kernel(short_path, exposure.LINE) as manager:
             assert exposure.LINE not in printed(manager, load)
             assert not heard_by_another_user(manager, waits=False)
@@ -125,7 +138,14 @@ def test_who_else_is_here(tmp_path: Path) -> None:
     (tmp_path / "meminfo").mkdir()
     assert not exposure.others_are_here(tmp_path)
     if os.geteuid() == 0:
-        for uid, counts in [(0, False), (33, False), (61_500, False), (NOBODY, False), (1000, True), (1_200_345, True)]:
+        for uid, counts in [
+            (0, False),
+            (33, False),
+            (61_500, False),
+            (NOBODY, False),
+            (1000, True),
+            (1_200_345, True),
+        ]:
             os.chown(tmp_path / "1", uid, -1)
             assert exposure.others_are_here(tmp_path) is counts, uid
         os.chown(tmp_path / "1", 0, -1)

@@ -28,7 +28,19 @@ def notebook(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Notebook]:
 
 def test_the_common_options_come_first() -> None:
     offered = complete("sky_broadcast", "-")
-    common = ["-o", "--output", "--only", "-g", "--gather", "--head", "-t", "--targets", "--timeout", "-a", "--noblock"]
+    common = [
+        "-o",
+        "--output",
+        "--only",
+        "-g",
+        "--gather",
+        "--head",
+        "-t",
+        "--targets",
+        "--timeout",
+        "-a",
+        "--noblock",
+    ]
     assert offered[: len(common)] == common
     assert complete("sky_pool", "--pro")[:2] == ["--provider", "--procs-per-node"]
 
@@ -97,7 +109,9 @@ NEEDED = {
     ("sky_clean", ""): "--hosts gpu1",
     ("sky_clean", "--hosts"): "",
     ("sky_attach", "--take-over"): "lab",
-    **{(magic, "--login"): "--provider slurm" for magic in ("sky_attach", "sky_down", "sky_status")},
+    **{
+        (magic, "--login"): "--provider slurm" for magic in ("sky_attach", "sky_down", "sky_status")
+    },
     ("sky_attach", "--provider"): "--login cluster",
 }
 """(magic or any, option or any other) → what stands beside it."""
@@ -105,7 +119,11 @@ NEEDED = {
 
 def line_with(magic: str, option: Option, name: str, value: str = "") -> str:
     """A line on which an option has this value, or one that is right, and what it cannot be without."""
-    wanted = "" if option.read is None else value or VALUES.get(option.metavar) or VALUES.get(option.field, "model")
+    wanted = (
+        ""
+        if option.read is None
+        else value or VALUES.get(option.metavar) or VALUES.get(option.field, "model")
+    )
     beside = NEEDED.get((magic, name), NEEDED.get((magic, ""), NEEDED.get(("", name), "")))
     return f"{name} {wanted} {beside}"
 
@@ -122,7 +140,9 @@ def test_every_completion_is_accepted(magic: str) -> None:
     for name, option in known.items():
         for value in complete(magic, f"{name} ", NAMES) if option.read is not None else ():
             PARSERS[magic](f"{line_with(magic, option, name, value)} {words}")
-            assert complete(magic, f"{name} {value}", NAMES)[0] == value, "and it stays when more is typed"
+            assert complete(magic, f"{name} {value}", NAMES)[0] == value, (
+                "and it stays when more is typed"
+            )
     for word in complete(magic, "", NAMES):
         PARSERS[magic](f"{word} pandas" if word == "install" else word)
     if magic == "sky_clone":
@@ -148,7 +168,10 @@ def test_names_that_complete_when_nobody_says_what_exists_do_exist() -> None:
         ("%sky_pool --procs-per-node a", ["auto"]),
         ("%sky_pool --secret SKY_MAG", ["SKY_MAGICAL_TOKEN"]),
         ("%sky_push weig", ["weights"]),
-        ("%sky_status -", ["--disk", "--hosts", "--login", "--output", "--pool", "--provider", "-o"]),
+        (
+            "%sky_status -",
+            ["--disk", "--hosts", "--login", "--output", "--pool", "--provider", "-o"],
+        ),
         ("%sky_auto o", ["off", "on"]),
         ("%%sky_broadcast --timeout 10m -g wei", ["weighed", "weights"]),
         ("%%sky_broadcast -g weighed,lo", ["loss"]),
@@ -162,16 +185,18 @@ def test_the_shell_completes_with_tab(notebook: Notebook, line: str, offered: li
     config.write_text("Host gpu1 gpu2\n  User me\nHost gpu-* *\n  Port 22\n")
     config.chmod(0o600)
     cell = f"{line}\nimport torch\nweighed, loss = weights * 2, 0.0"
-    found = f"sorted(one.text for one in get_ipython().Completer.completions({cell!r}, {len(line)}))"
+    found = (
+        f"sorted(one.text for one in get_ipython().Completer.completions({cell!r}, {len(line)}))"
+    )
     assert notebook.value(found) == offered
 
 
 def test_names_that_a_cell_sets_complete_before_it_is_whole() -> None:
-    whole = (
-        "import numpy as np\nfrom a import b\nfor step in range(3):\n    total += step\ndef train(x):\n    inner = 1\n"
-    )
+    whole = "import numpy as np\nfrom a import b\nfor step in range(3):\n    total += step\ndef train(x):\n    inner = 1\n"
     assert assigned(whole) == {"step", "total", "train"}
-    assert assigned(f"{whole}loss: float = 1\na, best = 1, 2\nif loss == best\n    _hidden = (") >= {
+    assert assigned(
+        f"{whole}loss: float = 1\na, best = 1, 2\nif loss == best\n    _hidden = ("
+    ) >= {
         "loss",
         "a",
         "best",
@@ -181,12 +206,19 @@ def test_names_that_a_cell_sets_complete_before_it_is_whole() -> None:
 
 @pytest.mark.parametrize(
     ("cell", "nearest"),
-    [("%sky_staus", "sky_status"), ("%%sky_brodcast -o r\n1", "sky_broadcast"), ("%skypool --nodes 2", "sky_pool")],
+    [
+        ("%sky_staus", "sky_status"),
+        ("%%sky_brodcast -o r\n1", "sky_broadcast"),
+        ("%skypool --nodes 2", "sky_pool"),
+    ],
 )
 def test_a_magic_that_is_spelt_wrong_suggests(notebook: Notebook, cell: str, nearest: str) -> None:
     failed = notebook.finish(notebook.start(cell))
     assert failed.error is not None
-    assert failed.text == f"UsageError: there is no magic {cell.split()[0]}; did you mean {nearest!r}?\n"
+    assert (
+        failed.text
+        == f"UsageError: there is no magic {cell.split()[0]}; did you mean {nearest!r}?\n"
+    )
     state = "get_ipython().check_complete('%sky_staus')[0]"
     assert notebook.value(state) == "complete", "what is being typed raises nothing"
 
@@ -202,7 +234,9 @@ def test_a_magic_that_is_spelt_wrong_suggests(notebook: Notebook, cell: str, nea
         ("%sky_auto onn", "on"),
     ],
 )
-def test_a_value_or_an_option_that_is_spelt_wrong_suggests(notebook: Notebook, line: str, nearest: str) -> None:
+def test_a_value_or_an_option_that_is_spelt_wrong_suggests(
+    notebook: Notebook, line: str, nearest: str
+) -> None:
     assert f"did you mean {nearest!r}?" in notebook.finish(notebook.start(line)).text
 
 
@@ -231,7 +265,12 @@ def test_every_magic_tells_its_help_and_does_nothing_else(notebook: Notebook, ma
 
 
 @pytest.mark.parametrize(
-    "cell", ["%%sky_broadcast\nx = '--help'", "%%sky_sh\ntorchrun --help", "%%sky_broadcast -o r # --help\n1"]
+    "cell",
+    [
+        "%%sky_broadcast\nx = '--help'",
+        "%%sky_sh\ntorchrun --help",
+        "%%sky_broadcast -o r # --help\n1",
+    ],
 )
 def test_help_of_something_else_is_none_of_ours(cell: str) -> None:
     lines = cell.splitlines(keepends=True)
@@ -252,7 +291,9 @@ def test_gpus_says_first_what_is_here(notebook: Notebook) -> None:
     assert any(line.startswith("A100 ") for line in rest)
 
 
-def test_far_too_many_ranks_are_refused_or_asked_about_before_anything_starts(notebook: Notebook) -> None:
+def test_far_too_many_ranks_are_refused_or_asked_about_before_anything_starts(
+    notebook: Notebook,
+) -> None:
     cores = notebook.value("len(__import__('os').sched_getaffinity(0))")
     many = 33 * cores
     for cell in (f"%sky_pool --ranks {many}", f"%%sky_broadcast --nodes {many}\nprint('it ran')"):
@@ -262,7 +303,9 @@ def test_far_too_many_ranks_are_refused_or_asked_about_before_anything_starts(no
         assert f"{many} ranks on " in shown.stderr
         assert len(shown.stderr.splitlines()) == 1
     plan = notebook.run("%sky_pool --dry-run --ranks " + str(many))
-    assert re.search(r"^  asks .* 33 for each, .*add -y if you mean that$", plan.stdout, re.MULTILINE)
+    assert re.search(
+        r"^  asks .* 33 for each, .*add -y if you mean that$", plan.stdout, re.MULTILINE
+    )
     assert "-y" not in notebook.run(f"%sky_pool --dry-run -y --ranks {many}").stdout
     assert "this machine need" in notebook.fail("%sky_pool -y --dry-run --ranks 1000000").text
     assert notebook.run("%sky_status").stdout.startswith("no pool is running")

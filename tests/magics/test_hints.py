@@ -24,7 +24,9 @@ notebook = borrowed("--ranks 2")
 )
 def test_code_that_would_not_run_on_the_ranks_is_refused(cell: str, magic: str) -> None:
     refusal = misplaced(cell.splitlines(keepends=True))
-    assert refusal == f"did you mean %%{magic}, on the cell's first line? Nothing of this cell has run"
+    assert (
+        refusal == f"did you mean %%{magic}, on the cell's first line? Nothing of this cell has run"
+    )
 
 
 @pytest.mark.parametrize(

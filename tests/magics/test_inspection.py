@@ -87,7 +87,9 @@ def test_stacks_of_idle_ranks(notebook: Notebook) -> None:
 
 def test_ranks_that_cannot_be_asked() -> None:
     waiting = {"busy": True, "frames": [{"cell": 3, "line": 2, "name": "<module>", "code": "x()"}]}
-    text = inspection.stacks({0: waiting, 1: None, 2: {"busy": True, "frames": []}}, {3: "starting", 4: "starting"})
+    text = inspection.stacks(
+        {0: waiting, 1: None, 2: {"busy": True, "frames": []}}, {3: "starting", 4: "starting"}
+    )
     assert text.splitlines() == [
         "rank 0 at line 2",
         "    cell 3, line 2  x()",
@@ -136,7 +138,11 @@ def test_variables_and_which_differ(notebook: Notebook) -> None:
 
 def test_variables_while_a_cell_runs(notebook: Notebook) -> None:
     file = gate(notebook, "changing")
-    cell = beside(notebook, "step = 7\nif dist.get_rank() == 0:\n    print('there')\n    open({gate!r}).read()\n", file)
+    cell = beside(
+        notebook,
+        "step = 7\nif dist.get_rank() == 0:\n    print('there')\n    open({gate!r}).read()\n",
+        file,
+    )
     shown = rows(notebook.run("%sky_vars --rank 0"))
     file.write_text("go")
     notebook.watch(cell, lambda shown: "done" in shown.said)

@@ -22,20 +22,30 @@ from tests.lab.notebook import Notebook, opened
 
 @pytest.fixture(scope="module")
 def notebook(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Notebook]:
-    with opened(tmp_path_factory.mktemp("terminal"), "%sky_pool --ranks 2 --env GREETING=hello") as one:
+    with opened(
+        tmp_path_factory.mktemp("terminal"), "%sky_pool --ranks 2 --env GREETING=hello"
+    ) as one:
         yield one
 
 
 def test_what_stands_behind_the_options_is_the_command() -> None:
     request = parse_shell("--rank 1 --pool lab ls --rank -l 'a  b'")
-    assert (str(request.ranks), request.pool, request.command) == ("1", "lab", "ls --rank -l 'a  b'")
+    assert (str(request.ranks), request.pool, request.command) == (
+        "1",
+        "lab",
+        "ls --rank -l 'a  b'",
+    )
     assert parse_shell("--rank=3").command == ""
     with pytest.raises(RequestError, match="--rnk"):
         parse_shell("--rnk 3 ls")
 
 
-def test_a_command_has_the_ranks_environment_and_folder_and_its_exit_code_is_said(notebook: Notebook) -> None:
-    notebook.run("%%sky_broadcast\nimport os\nos.makedirs('below', exist_ok=True)\nos.chdir('below')")
+def test_a_command_has_the_ranks_environment_and_folder_and_its_exit_code_is_said(
+    notebook: Notebook,
+) -> None:
+    notebook.run(
+        "%%sky_broadcast\nimport os\nos.makedirs('below', exist_ok=True)\nos.chdir('below')"
+    )
     shown = notebook.run(
         "%sky_shell --rank 1 echo $RANK $LOCAL_RANK of $WORLD_SIZE $GREETING; pwd; which python; exit 3"
     )
@@ -47,7 +57,9 @@ def test_a_command_has_the_ranks_environment_and_folder_and_its_exit_code_is_sai
 
 
 def test_it_runs_beside_a_cell_and_the_stop_button_ends_it_on_the_node(notebook: Notebook) -> None:
-    cell = notebook.start("%%sky_broadcast -a\nimport time\nwhile not os.path.exists('enough'): time.sleep(0.01)")
+    cell = notebook.start(
+        "%%sky_broadcast -a\nimport time\nwhile not os.path.exists('enough'): time.sleep(0.01)"
+    )
     notebook.finish(cell)
     shown = notebook.start("%sky_shell --rank 0 echo $$; exec sleep 600")
     notebook.watch(shown, lambda one: "\n" in one.stdout)
@@ -76,7 +88,9 @@ def test_wrong_ranks_and_no_command_are_refused(notebook: Notebook) -> None:
     assert "%sky_shell -t 1 nvidia-smi; for a prompt use a terminal of this machine" in refused
 
 
-def test_a_stop_that_comes_just_before_the_wait_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stop_that_comes_just_before_the_wait_is_not_lost(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """`interrupt_main` notes a signal as one that comes then: its handler is to run, and nothing ends the wait."""
 
     class Node:
@@ -94,7 +108,9 @@ def test_a_stop_that_comes_just_before_the_wait_is_not_lost(monkeypatch: pytest.
 
     ended, node = threading.Event(), Node()
     rank: Any = SimpleNamespace(pid=1, info={})
-    agents: Any = SimpleNamespace(specs={0: (0, rank)}, nodes=[node], ranks={0: rank}, environment=lambda rank: {})
+    agents: Any = SimpleNamespace(
+        specs={0: (0, rank)}, nodes=[node], ranks={0: rank}, environment=lambda rank: {}
+    )
     monkeypatch.setattr(rank_command, "INTERRUPT_TIMEOUT", 0.1)
     command = rank_command.RankCommand(agents, 0, "sleep 600")
     before = signal.signal(signal.SIGINT, lambda *_: command.interrupt())

@@ -73,13 +73,21 @@ def test_a_gpu_that_is_not_here_is_looked_for_where_aws_is_set_up(notebook: Note
     asked = notebook.fail("%sky_pool train --gpu A100:8 --nodes 2").text
     assert "2 × p4d.24xlarge (8 × A100)" in asked
     assert "add -y" in asked
-    assert "this machine has no A100" in notebook.fail("%sky_pool train --provider local --gpu A100:8").text
+    assert (
+        "this machine has no A100"
+        in notebook.fail("%sky_pool train --provider local --gpu A100:8").text
+    )
     assert "add -y" in notebook.fail("%%sky_broadcast --nodes 2 --gpu A100:8 --spot\n1").text
 
 
-def test_a_pool_that_is_declared_is_asked_for_at_its_first_cell(notebook: Notebook, cloud: EC2) -> None:
+def test_a_pool_that_is_declared_is_asked_for_at_its_first_cell(
+    notebook: Notebook, cloud: EC2
+) -> None:
     said = notebook.run("%sky_pool later --gpu A100:8 --nodes 2 --provider aws --lazy").said
-    assert "pool 'later' is declared: its next cell starts 2 nodes × 8 ranks on 2 × p4d.24xlarge" in said
+    assert (
+        "pool 'later' is declared: its next cell starts 2 nodes × 8 ranks on 2 × p4d.24xlarge"
+        in said
+    )
     assert "$43.92 per hour" in said
     asked = notebook.fail("%%sky_broadcast\n1").text
     assert "2 × p4d.24xlarge (8 × A100)" in asked
@@ -116,11 +124,13 @@ def test_a_question_is_asked_in_a_notebook_and_no_is_no(notebook: Notebook) -> N
 
 
 @pytest.mark.parametrize(
-    ("answer", "value"), [("y", True), ("YES ", True), ("", False), ("n", False), ("yep", False), ("да", False)]
+    ("answer", "value"),
+    [("y", True), ("YES ", True), ("", False), ("n", False), ("yep", False), ("да", False)],
 )
 def test_only_yes_is_yes(notebook: Notebook, answer: str, value: bool) -> None:
     questions, _ = notebook.answering(
-        "from skymagic.display.live import confirmed\nsaid = confirmed('4 machines: $87.83 per hour')", answer
+        "from skymagic.display.live import confirmed\nsaid = confirmed('4 machines: $87.83 per hour')",
+        answer,
     )
     assert questions == ["4 machines: $87.83 per hour. Go ahead? [y/N] "]
     assert notebook.value("said") is value
@@ -147,9 +157,13 @@ ASK = "from skymagic.display.live import confirmed; print('said', confirmed('?')
 
 @pytest.mark.parametrize("stdin", [subprocess.DEVNULL, subprocess.PIPE])
 def test_a_program_without_a_terminal_is_not_asked(stdin: int) -> None:
-    ended = subprocess.Popen([sys.executable, "-c", ASK], stdin=stdin, stdout=subprocess.PIPE, text=True)
+    ended = subprocess.Popen(
+        [sys.executable, "-c", ASK], stdin=stdin, stdout=subprocess.PIPE, text=True
+    )
     assert ended.stdout is not None
-    assert ended.stdout.read() == "said False\n", "a pipe that never says anything is not waited for"
+    assert ended.stdout.read() == "said False\n", (
+        "a pipe that never says anything is not waited for"
+    )
     ended.stdout.close()
     if ended.stdin is not None:
         ended.stdin.close()
@@ -159,7 +173,9 @@ def test_a_program_without_a_terminal_is_not_asked(stdin: int) -> None:
 def test_a_terminal_is_asked() -> None:
     ours, theirs = pty.openpty()
     os.write(ours, b"y\n")
-    ended = subprocess.run([sys.executable, "-c", ASK], stdin=theirs, capture_output=True, text=True, timeout=60)
+    ended = subprocess.run(
+        [sys.executable, "-c", ASK], stdin=theirs, capture_output=True, text=True, timeout=60
+    )
     os.close(ours)
     os.close(theirs)
     assert ended.stdout == "?. Go ahead? [y/N] said True\n"

@@ -35,12 +35,21 @@ def test_a_name_that_some_ranks_have_comes_from_those(notebook: Notebook) -> Non
     failed = notebook.fail(
         "%%sky_broadcast -g half,whole\nimport os\nwhole = 1\nif os.environ['RANK'] == '0':\n    half = 2"
     )
-    assert failed.text == "ResultError: half is not defined on rank 1\nresults that arrived are in half, whole"
-    assert notebook.value("(half[0], repr(half[1]), whole)") == (2, "<unavailable: rank 1: is not defined>", [1, 1])
+    assert (
+        failed.text
+        == "ResultError: half is not defined on rank 1\nresults that arrived are in half, whole"
+    )
+    assert notebook.value("(half[0], repr(half[1]), whole)") == (
+        2,
+        "<unavailable: rank 1: is not defined>",
+        [1, 1],
+    )
 
 
 @pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed")
-@pytest.mark.parametrize("use", ["torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(1, 1))", "dist.barrier()"])
+@pytest.mark.parametrize(
+    "use", ["torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(1, 1))", "dist.barrier()"]
+)
 def test_a_group_that_is_not_there_hints_at_the_plugin(notebook: Notebook, use: str) -> None:
     failed = notebook.fail(f"%%sky_broadcast -t 0\nimport torch, torch.distributed as dist\n{use}")
     assert "end it (%sky_down), and make it with --plugin torch" in failed.text.splitlines()[-2]
@@ -66,10 +75,18 @@ def test_logs_have_cells_and_times_and_outlive_the_pool(notebook: Notebook) -> N
     )
     notebook.run("%%sky_broadcast\nsilent = 1")
     notebook.run("%%sky_broadcast --only all\nimport sys\nprint('more', file=sys.stderr)")
-    expected = [f"── cell {number}, run R, T ──", "step 39", "over", f"── cell {number + 2}, run R, T ──", "more"]
+    expected = [
+        f"── cell {number}, run R, T ──",
+        "step 39",
+        "over",
+        f"── cell {number + 2}, run R, T ──",
+        "more",
+    ]
 
     def logged(line: str) -> list[str]:
-        return [re.sub(r"run \d+, \d\d:\d\d:\d\d", "run R, T", one) for one in notebook.run(line).lines]
+        return [
+            re.sub(r"run \d+, \d\d:\d\d:\d\d", "run R, T", one) for one in notebook.run(line).lines
+        ]
 
     assert logged("%sky_logs --rank 1 -n 5") == expected
     assert logged("%sky_logs -n 5") == [f"[{rank}] {line}" for rank in (0, 1) for line in expected]

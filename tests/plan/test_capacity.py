@@ -36,7 +36,9 @@ def test_too_few_open_files_are_refused_also_with_yes() -> None:
         "1000 ranks on this machine need 7130 open files in one process, and 1024 are allowed (ulimit -Hn): there is room for 127",
     )
     assert limits.refusal(100_000, None, "here") == []
-    assert local.descriptors() == min(resource.getrlimit(resource.RLIMIT_NOFILE)[1], limits.MOST_DESCRIPTORS)
+    assert local.descriptors() == min(
+        resource.getrlimit(resource.RLIMIT_NOFILE)[1], limits.MOST_DESCRIPTORS
+    )
 
 
 def test_hosts_with_too_few_descriptors_are_refused_by_name() -> None:

@@ -12,7 +12,14 @@ import pytest
 from skymagic.data.capture import installed
 from skymagic.data.capture.code import code_names
 from skymagic.data.capture.imports import required_names
-from skymagic.plan.distributions import Distribution, Environment, canonical, differs, distributions, lacks
+from skymagic.plan.distributions import (
+    Distribution,
+    Environment,
+    canonical,
+    differs,
+    distributions,
+    lacks,
+)
 
 HERE = Environment(
     {"pyyaml": "6.0", "scikit-learn": "1.7", "opencv-python": "4.9", "google-auth": "2.0", "google-cloud-storage": "3.1", "ipython": "9.0"},
@@ -57,7 +64,9 @@ def test_a_name_that_nobody_knows(imported: str) -> None:
         ({}, ["sklearn"], False, ""),  # from elsewhere: conda, PYTHONPATH
     ],
 )
-def test_what_a_node_lacks(versions: dict[str, str], modules: list[str], missing: bool, other: str) -> None:
+def test_what_a_node_lacks(
+    versions: dict[str, str], modules: list[str], missing: bool, other: str
+) -> None:
     node = Environment(versions, dict.fromkeys(modules, ()))
     needed = Distribution("scikit-learn", "1.7", "sklearn")
     assert lacks(needed, node) == missing
@@ -85,7 +94,9 @@ def test_imports_that_code_cannot_do_without(body: str) -> None:
     indented = "".join(f" {line}\n" for line in body.splitlines())
     made: dict[str, FunctionType] = {}
     exec(f"def f():\n{indented}", made)
-    assert code_names(made["f"].__code__).required == BODIES[body] | ({"a"} if "else" in body else set())
+    assert code_names(made["f"].__code__).required == BODIES[body] | (
+        {"a"} if "else" in body else set()
+    )
 
 
 @pytest.mark.parametrize(
@@ -133,11 +144,15 @@ def test_this_environment_tells_what_it_has(monkeypatch: pytest.MonkeyPatch) -> 
     installed._read.cache_clear()
     here, present = installed.here(), installed.present()
     assert len(set(map(id, parsed))) <= 3, "editable ones alone"
-    assert {name: metadata.version(name) for name in ("numpy", "ipython")}.items() <= here.versions.items()
+    assert {
+        name: metadata.version(name) for name in ("numpy", "ipython")
+    }.items() <= here.versions.items()
     assert here.versions["pytest"] == pytest.__version__
     assert [one.name for one in distributions(["yaml", "PIL"], here)[0]] == ["PyYAML", "pillow"]
     known = {name for name in here.versions if name in present.versions}
-    assert {name: present.versions[name] for name in known} == {name: here.versions[name] for name in known}
+    assert {name: present.versions[name] for name in known} == {
+        name: here.versions[name] for name in known
+    }
     assert known == set(here.versions)
     assert "pytest" in present.modules
     assert canonical("Py.YAML_x") == "py-yaml-x"

@@ -27,10 +27,14 @@ H200 = "NVIDIA H200"
 
 
 def there(count: int, **options: Any) -> tuple[gpus.GpuDevice, ...]:
-    return tuple(gpus.GpuDevice(uuid_of(number), H200, number, 150.8, **options) for number in range(count))
+    return tuple(
+        gpus.GpuDevice(uuid_of(number), H200, number, 150.8, **options) for number in range(count)
+    )
 
 
-def machine(devices: tuple[gpus.GpuDevice, ...] | int, name: str = "box", **options: Any) -> Inventory:
+def machine(
+    devices: tuple[gpus.GpuDevice, ...] | int, name: str = "box", **options: Any
+) -> Inventory:
     found = there(devices) if isinstance(devices, int) else devices
     return Inventory(name, 64, 512.0, found, "3.11", **options)
 
@@ -43,7 +47,9 @@ def ranks(made: Plan) -> list[str]:
         seen = devices_environment(made, rank).get("CUDA_VISIBLE_DEVICES")
         node = made.devices[shape.node_of(rank)] if made.devices else ()
         info = InstanceInfo(
-            accelerators=len(node), local_rank=shape.local_rank(rank), local_world_size=shape.procs_per_node
+            accelerators=len(node),
+            local_rank=shape.local_rank(rank),
+            local_world_size=shape.procs_per_node,
         )
         mine = [seen.split(",")[number] for number in info.gpus_of_rank()] if seen else []
         assert mine == [one.word for one in made.devices_of(rank)], "one number serves all"
@@ -62,20 +68,50 @@ def refused(call: Any, *arguments: Any) -> str:
 TABLE = {  # line → for 0, 1, 2, 4 and 8 GPUs: nodes × ranks, and the GPUs of each rank
     "--plugin torch": ("1×1 -", "1×1 0", "1×2 0 1", "1×4 0 1 2 3", "1×8 0 1 2 3 4 5 6 7"),
     "--plugin jax": ("1×1 -", "1×1 0", "1×2 0 1", "1×4 0 1 2 3", "1×8 0 1 2 3 4 5 6 7"),
-    "--plugin keras:backend=torch": ("1×1 -", "1×1 0", "1×2 0 1", "1×4 0 1 2 3", "1×8 0 1 2 3 4 5 6 7"),
+    "--plugin keras:backend=torch": (
+        "1×1 -",
+        "1×1 0",
+        "1×2 0 1",
+        "1×4 0 1 2 3",
+        "1×8 0 1 2 3 4 5 6 7",
+    ),
     "--plugin accelerate": ("1×1 -", "1×1 0", "1×2 0 1", "1×4 0 1 2 3", "1×8 0 1 2 3 4 5 6 7"),
     "--plugin joblib": ("1×1 -", "1×1 -", "1×1 -", "1×1 -", "1×1 -"),
     "--plugin torch --ranks 1": ("1×1 -", "1×1 0", "1×1 01", "1×1 0123", "1×1 01234567"),
     "--plugin torch --ranks 2": ("1×2 - -", "1×2 0 0", "1×2 0 1", "1×2 01 23", "1×2 0123 4567"),
     "--plugin torch --ranks 3": ("1×3 - - -", "1×3 0 0 0", "1×3 0 0 1", "1×3 0 1 2", "1×3 0 1 2"),
-    "--plugin torch --ranks 4": ("1×4 - - - -", "1×4 0 0 0 0", "1×4 0 0 1 1", "1×4 0 1 2 3", "1×4 01 23 45 67"),
-    "--plugin torch --nodes 2": ("2×1 - -", "2×1 0 0", "2×1 0 1", "2×2 0 1 2 3", "2×4 0 1 2 3 4 5 6 7"),
-    "--plugin torch --nodes 2 --procs-per-node 1": ("2×1 - -", "2×1 0 0", "2×1 0 1", "2×1 01 23", "2×1 0123 4567"),
+    "--plugin torch --ranks 4": (
+        "1×4 - - - -",
+        "1×4 0 0 0 0",
+        "1×4 0 0 1 1",
+        "1×4 0 1 2 3",
+        "1×4 01 23 45 67",
+    ),
+    "--plugin torch --nodes 2": (
+        "2×1 - -",
+        "2×1 0 0",
+        "2×1 0 1",
+        "2×2 0 1 2 3",
+        "2×4 0 1 2 3 4 5 6 7",
+    ),
+    "--plugin torch --nodes 2 --procs-per-node 1": (
+        "2×1 - -",
+        "2×1 0 0",
+        "2×1 0 1",
+        "2×1 01 23",
+        "2×1 0123 4567",
+    ),
     "--plugin torch --gpu none": ("1×1 -", "1×1 -", "1×1 -", "1×1 -", "1×1 -"),
     "--gpu all": ("no GPU", "1×1 0", "1×2 0 1", "1×4 0 1 2 3", "1×8 0 1 2 3 4 5 6 7"),
     "--gpu 2": ("no GPU", "1 GPU of 2", "1×2 0 1", "1×2 0 1", "1×2 0 1"),
     "--gpu H200": ("no H200", "1×1 0", "1×1 0", "1×1 0", "1×1 0"),
-    "--gpu H200:2 --nodes 2": ("no H200", "1 H200 of 4", "2 H200 of 4", "2×2 0 1 2 3", "2×2 0 1 2 3"),
+    "--gpu H200:2 --nodes 2": (
+        "no H200",
+        "1 H200 of 4",
+        "2 H200 of 4",
+        "2×2 0 1 2 3",
+        "2×2 0 1 2 3",
+    ),
     "--gpu A100": ("no A100",) * 5,
     "--gpu 1,0": ("no GPU 1, 0", "no GPU 1", "1×2 1 0", "1×2 1 0", "1×2 1 0"),
     "--gpu GPU-00000001": ("no GPU GPU-00000001", "no GPU GPU-00000001", "1×1 1", "1×1 1", "1×1 1"),
@@ -89,7 +125,11 @@ def test_the_gpus_of_each_rank(line: str) -> None:
         if "×" not in expected:
             said = refused(plan, request, machine(number))
             assert expected in said
-            has = f"(it has: {gpus.table(there(number))})" if number else "%sky_pool --ranks 2 runs on its CPU"
+            has = (
+                f"(it has: {gpus.table(there(number))})"
+                if number
+                else "%sky_pool --ranks 2 runs on its CPU"
+            )
             assert has in said, "a refusal lists what is there"
             continue
         made = plan(request, machine(number))
@@ -107,7 +147,10 @@ def test_what_is_said_of_it() -> None:
     assert words("--plugin torch", 8) == "8 ranks, one per GPU (8 × H200); --ranks 1 for one"
     assert words("--plugin torch --ranks 4", 4) == "GPUs 0–3 (4 × H200)"
     assert words("--plugin torch", 1) == "GPU 0 (H200)"
-    assert words("--plugin torch --ranks 2", 1) == "2 ranks share 1 GPU (H200): collectives by gloo, NCCL refuses that"
+    assert (
+        words("--plugin torch --ranks 2", 1)
+        == "2 ranks share 1 GPU (H200): collectives by gloo, NCCL refuses that"
+    )
     assert words("--plugin torch", 0) == ""
     made = plan(parse_pool("--plugin torch"), machine(8))
     assert "one per GPU" in made.text()
@@ -119,7 +162,9 @@ def test_what_is_said_of_it() -> None:
 
 def test_a_hidden_gpu_is_hidden_from_cuda() -> None:
     made = plan(parse_pool("--plugin torch --gpu none --ranks 2"), machine(2))
-    assert [devices_environment(made, rank) for rank in (0, 1)] == [{"CUDA_VISIBLE_DEVICES": ""}] * 2
+    assert [devices_environment(made, rank) for rank in (0, 1)] == [
+        {"CUDA_VISIBLE_DEVICES": ""}
+    ] * 2
 
 
 # ------------------------------------------------------------------------------------------------ those of others
@@ -131,31 +176,48 @@ def test_gpus_that_others_use_are_left_out_and_named() -> None:
     taken = replace(second, held=("job-1", "main"))
     made = plan(parse_pool("--plugin torch"), machine((busy, taken, *others)))
     assert ranks(made) == ["2", "3"]
-    assert made.gpu_words[1] == "left out: GPU 0 in use by process 77 (python, 12.0 GB); GPU 1 taken by pool 'main'"
+    assert (
+        made.gpu_words[1]
+        == "left out: GPU 0 in use by process 77 (python, 12.0 GB); GPU 1 taken by pool 'main'"
+    )
     # somebody else's process does not keep one from a GPU that is asked for by name, or is the only one; a pool does
     one = plan(parse_pool("--plugin torch"), machine((busy,)))
-    assert (ranks(one), one.gpu_words[1]) == (["0"], "shared with others: GPU 0 in use by process 77 (python, 12.0 GB)")
+    assert (ranks(one), one.gpu_words[1]) == (
+        ["0"],
+        "shared with others: GPU 0 in use by process 77 (python, 12.0 GB)",
+    )
     assert ranks(plan(parse_pool("--gpu 0,"), machine((busy, taken)))) == ["0"]
     said = refused(plan, parse_pool("--gpu 1,"), machine((busy, taken)))
     assert "GPU 1 taken by pool 'main'" in said
     assert "--gpu none" in refused(plan, parse_pool("--plugin torch"), machine((taken,)))
     mine = replace(parse_pool("--plugin torch"), resizes="job-1")
-    assert ranks(plan(mine, machine((taken,)))) == ["1"], "a pool that gets another size keeps its own"
+    assert ranks(plan(mine, machine((taken,)))) == ["1"], (
+        "a pool that gets another size keeps its own"
+    )
 
 
 def test_compute_modes() -> None:
     alone, closed = there(2)
     alone, closed = replace(alone, mode="Exclusive_Process"), replace(closed, mode="Prohibited")
     made = plan(parse_pool("--plugin torch"), machine((alone, closed)))
-    assert (ranks(made), made.gpu_words[1]) == (["0"], "left out: GPU 1 closed to all (compute mode Prohibited)")
-    assert "serves one process at a time" in refused(plan, parse_pool("--plugin torch --ranks 2"), machine((alone,)))
+    assert (ranks(made), made.gpu_words[1]) == (
+        ["0"],
+        "left out: GPU 1 closed to all (compute mode Prohibited)",
+    )
+    assert "serves one process at a time" in refused(
+        plan, parse_pool("--plugin torch --ranks 2"), machine((alone,))
+    )
 
 
 def test_what_cannot_be_used_is_said() -> None:
     silent = machine(0, unusable="NVIDIA's driver does not answer (nvidia-smi took more than 20 s)")
     made = plan(parse_pool("--plugin torch"), silent)
-    assert made.gpu_words == ("NVIDIA's driver does not answer (nvidia-smi took more than 20 s): ranks on CPUs",)
-    assert "--gpu all: NVIDIA's driver does not answer" in refused(plan, parse_pool("--gpu all"), silent)
+    assert made.gpu_words == (
+        "NVIDIA's driver does not answer (nvidia-smi took more than 20 s): ranks on CPUs",
+    )
+    assert "--gpu all: NVIDIA's driver does not answer" in refused(
+        plan, parse_pool("--gpu all"), silent
+    )
 
 
 # ----------------------------------------------------------------------------------------------------- the driver
@@ -163,7 +225,11 @@ def test_what_cannot_be_used_is_said() -> None:
 
 def smi(about: Gpus, *arguments: str) -> list[str]:
     done = subprocess.run(
-        ["nvidia-smi", *arguments], env={**about.environment()}, capture_output=True, text=True, check=True
+        ["nvidia-smi", *arguments],
+        env={**about.environment()},
+        capture_output=True,
+        text=True,
+        check=True,
     )
     return done.stdout.splitlines()
 
@@ -171,7 +237,9 @@ def smi(about: Gpus, *arguments: str) -> list[str]:
 def listed(about: Gpus, **options: Any) -> tuple[gpus.GpuDevice, ...]:
     table = "--format=csv,noheader,nounits"
     users = smi(about, f"--query-compute-apps={gpus.APPLICATIONS}", table)
-    return gpus.listed(smi(about, f"--query-gpu={gpus.FIELDS}", table), smi(about, "-L"), users, **options)
+    return gpus.listed(
+        smi(about, f"--query-gpu={gpus.FIELDS}", table), smi(about, "-L"), users, **options
+    )
 
 
 @pytest.fixture(scope="module")
@@ -190,7 +258,12 @@ def mixed(tmp_path_factory: pytest.TempPathFactory) -> Gpus:
 def test_the_inventory_of_a_machine(mixed: Gpus) -> None:
     held = [f"{gpus.HOLD}{uuid_of(0)}", f"{gpus.HOLD}{uuid_of(0)}/job-1/main"]
     first, second, *parts = listed(mixed, held=held, own=(78,))
-    assert (first.uuid, first.kind, first.memory_gb, first.held) == (uuid_of(0), "H200", 150.8, ("job-1", "main"))
+    assert (first.uuid, first.kind, first.memory_gb, first.held) == (
+        uuid_of(0),
+        "H200",
+        150.8,
+        ("job-1", "main"),
+    )
     assert second.users == ("process 77 (python, 2.0 GB)",), "the notebook's own does not count"
     assert [(one.uuid, one.index, one.kind) for one in parts] == [
         (mig_uuid(2, 0), 2, "MIG 1g.10gb of A100-80GB"),
@@ -200,16 +273,26 @@ def test_the_inventory_of_a_machine(mixed: Gpus) -> None:
 
 @pytest.mark.parametrize(
     "said",
-    [None, "", f"{mig_uuid(2, 1)}", " 1 , 0 ", *"0 1,0 0,5,1 GPU-00000001 GPU-0 0,0 -1 NoDevFiles 0,x,1".split()],
+    [
+        None,
+        "",
+        f"{mig_uuid(2, 1)}",
+        " 1 , 0 ",
+        *"0 1,0 0,5,1 GPU-00000001 GPU-0 0,0 -1 NoDevFiles 0,x,1".split(),
+    ],
 )
 def test_visible_devices_are_those_that_cuda_shows(mixed: Gpus, said: str | None) -> None:
     whole = [one for one in listed(mixed) if not one.part or (said or "").startswith("MIG")]
-    about = {"gpus": [{"uuid": uuid_of(number), "mig": gpu.mig} for number, gpu in enumerate(mixed.gpus)]}
+    about = {
+        "gpus": [{"uuid": uuid_of(number), "mig": gpu.mig} for number, gpu in enumerate(mixed.gpus)]
+    }
     expected = visible(about, {} if said is None else {"CUDA_VISIBLE_DEVICES": said})
     assert [one.uuid for one in gpus.visible(whole, said)] == [uuid for uuid, _ in expected]
 
 
-def test_parts_of_gpus_are_shown_to_each_rank_alone(mixed: Gpus, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_parts_of_gpus_are_shown_to_each_rank_alone(
+    mixed: Gpus, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Of parts CUDA shows a process the first alone."""
     made = plan(parse_pool(f"--gpu {mig_uuid(2, 0)},{mig_uuid(2, 1)}"), machine(listed(mixed)))
     shown = [devices_environment(made, rank)["CUDA_VISIBLE_DEVICES"] for rank in (0, 1)]
@@ -239,11 +322,21 @@ def _rented(line: str) -> None:
 
 
 def test_hosts_give_all_of_their_gpus() -> None:
-    made = plan_over(parse_pool("--plugin torch --hosts h1,h2"), [machine(4, "h1"), machine(4, "h2")], "ssh")
-    assert (made.topology.nodes, made.topology.procs_per_node, ranks(made)) == (2, 4, ["0", "1", "2", "3"] * 2)
-    cpus = plan_over(parse_pool("--plugin torch --hosts h1,h2"), [machine(0, "h1"), machine(0, "h2")], "ssh")
+    made = plan_over(
+        parse_pool("--plugin torch --hosts h1,h2"), [machine(4, "h1"), machine(4, "h2")], "ssh"
+    )
+    assert (made.topology.nodes, made.topology.procs_per_node, ranks(made)) == (
+        2,
+        4,
+        ["0", "1", "2", "3"] * 2,
+    )
+    cpus = plan_over(
+        parse_pool("--plugin torch --hosts h1,h2"), [machine(0, "h1"), machine(0, "h2")], "ssh"
+    )
     assert (cpus.topology.world_size, cpus.devices) == (2, ())
-    some = plan_over(parse_pool("--gpu 2 --hosts h1,h2"), [machine(4, "h1"), machine(2, "h2")], "ssh")
+    some = plan_over(
+        parse_pool("--gpu 2 --hosts h1,h2"), [machine(4, "h1"), machine(2, "h2")], "ssh"
+    )
     assert ranks(some) == ["0", "1"] * 2
 
 
@@ -264,10 +357,14 @@ def test_a_probe_tells_of_gpus() -> None:
     )
     (one,) = parse(said).inventory().gpus
     assert (one.uuid, one.held) == ("GPU-b", ("job", "lab"))
-    silent = parse("@sky system Linux\n@sky hostname h1\n@sky gpu_complaint it failed\n@sky end\n").inventory()
+    silent = parse(
+        "@sky system Linux\n@sky hostname h1\n@sky gpu_complaint it failed\n@sky end\n"
+    ).inventory()
     assert silent.unusable == "the driver of h1 does not answer (it failed)"
     amd = parse("@sky system Linux\n@sky hostname h1\n@sky rocm\n@sky end\n").inventory()
-    assert "AMD's GPUs (ROCm)" in refused(plan_over, parse_pool("--gpu all --hosts h1"), [amd], "ssh")
+    assert "AMD's GPUs (ROCm)" in refused(
+        plan_over, parse_pool("--gpu all --hosts h1"), [amd], "ssh"
+    )
 
 
 # ------------------------------------------------------------------------------------------------------- builds
@@ -280,7 +377,10 @@ def test_jax_and_torch_have_one_major_of_cuda() -> None:
     assert for_gpus(packages, replace(host, driver="550.1"), "auto")[0] == "jax[cuda12]==0.10.2"
     assert for_gpus(("jax[cuda12]",), host, "cu130") == ("jax[cuda13]",)
     assert for_gpus(("jax[cuda12]",), host, "cu126") == ("jax[cuda12]",)
-    assert for_gpus(("jax[cuda12]==1", "jax"), replace(host, gpus=(), driver=""), "cpu") == ("jax==1", "jax")
+    assert for_gpus(("jax[cuda12]==1", "jax"), replace(host, gpus=(), driver=""), "cpu") == (
+        "jax==1",
+        "jax",
+    )
 
 
 # ------------------------------------------------------------------------------------------------------ networks
@@ -353,7 +453,9 @@ def test_drivers_names(line: str) -> None:
     sizes = {name, name.removesuffix("-80GB").removesuffix("-32GB")} & {*accelerators.NAMES}
     for driver in drivers.split(" | "):
         assert known_as(driver) == name
-        assert {one for one in accelerators.NAMES if matches(one, driver)} == sizes, "a GPU is taken for another"
+        assert {one for one in accelerators.NAMES if matches(one, driver)} == sizes, (
+            "a GPU is taken for another"
+        )
 
 
 @pytest.mark.parametrize("driver", NOBODYS)

@@ -55,7 +55,9 @@ def test_replace_as_plugins_use_it() -> None:
     image = image.replace(pip=(*image.pip, "torch==2.3.0"), env={**image.env, "B": "2"})
     assert image.pip == ("numpy", "torch==2.3.0")
     assert image.env == {"A": "1", "B": "2"}
-    with pytest.raises(RequestError, match=r"torch cannot be all of torch==2\.3\.0, torch==2\.4\.0"):
+    with pytest.raises(
+        RequestError, match=r"torch cannot be all of torch==2\.3\.0, torch==2\.4\.0"
+    ):
         image.replace(pip=(*image.pip, "torch==2.4.0"))
 
 
@@ -99,13 +101,24 @@ def test_all_mistakes_at_once() -> None:
         apt=("--allow", "git"),
         env={"1A": "x", "B": 3, "C": "a\0b"},
     )
-    for part in ("'three'", "'torch=2.3'", "'-r requirements.txt'", "a==1, a==2", "'--allow'", "'1A'", " B ", " C "):
+    for part in (
+        "'three'",
+        "'torch=2.3'",
+        "'-r requirements.txt'",
+        "a==1, a==2",
+        "'--allow'",
+        "'1A'",
+        " B ",
+        " C ",
+    ):
         assert part in told
 
 
 def test_disagreeing_images_name_what_and_keep_values_of_variables_to_themselves() -> None:
     with pytest.raises(RequestError) as refused:
-        Image(python="3.11", env={"TOKEN": "s3cret"}).merge(Image(python="3.12", env={"TOKEN": "other"}))
+        Image(python="3.11", env={"TOKEN": "s3cret"}).merge(
+            Image(python="3.12", env={"TOKEN": "other"})
+        )
     told = str(refused.value)
     assert "python is set to '3.11' and '3.12'" in told
     assert "environment variable TOKEN is set to 2 values" in told
@@ -126,7 +139,9 @@ def test_slips_of_the_keyboard() -> None:
     assert Image(python="/opt/conda envs/x/bin/python").python == "/opt/conda envs/x/bin/python"
 
 
-@pytest.mark.parametrize("text", ["a\nb", "", "torch>", "torch==", "to rch", "torch\x1b[31m", "-e .", "ü"])
+@pytest.mark.parametrize(
+    "text", ["a\nb", "", "torch>", "torch==", "to rch", "torch\x1b[31m", "-e .", "ü"]
+)
 def test_no_requirement(text: str) -> None:
     assert "is not a requirement" in mistakes(pip=[text])
 
@@ -159,17 +174,22 @@ def test_nothing_is_missing() -> None:
 
 
 def test_what_is_missing_is_said_with_how_to_install_it() -> None:
-    image = Image(pip=("torch==2.99", "numpy", "left-pad"), pip_indexes=("https://example.org/whl/cpu",))
+    image = Image(
+        pip=("torch==2.99", "numpy", "left-pad"), pip_indexes=("https://example.org/whl/cpu",)
+    )
     sentences = missing(image, {"torch": "2.13.0+cpu", "numpy": "2.4.6"})
     assert len(sentences) == 2
     assert "torch==2.99 is needed and torch 2.13.0+cpu is installed here" in sentences[0]
-    assert "`%pip install torch==2.99 --extra-index-url https://example.org/whl/cpu`" in sentences[0]
+    assert (
+        "`%pip install torch==2.99 --extra-index-url https://example.org/whl/cpu`" in sentences[0]
+    )
     assert "left-pad is not installed here" in sentences[1]
     assert "`%pip install left-pad " in sentences[1]
 
 
 @pytest.mark.parametrize(
-    "place", ["torch @ https://me:s3cret@example.org/t.whl", "./local.whl", "git+https://example.org/x.git"]
+    "place",
+    ["torch @ https://me:s3cret@example.org/t.whl", "./local.whl", "git+https://example.org/x.git"],
 )
 def test_where_a_package_comes_from_nobody_can_tell(place: str) -> None:
     (sentence,) = missing(Image(pip=(place,)), {"torch": "2.13.0"})
@@ -181,7 +201,10 @@ def test_where_a_package_comes_from_nobody_can_tell(place: str) -> None:
 
 def test_a_package_from_a_url_that_is_not_installed_at_all() -> None:
     (sentence,) = missing(Image(pip=("torch @ https://example.org/torch",)), {})
-    assert re.match(r'torch is not installed here: run `%pip install "torch ?@ https://example.org/torch"`', sentence)
+    assert re.match(
+        r'torch is not installed here: run `%pip install "torch ?@ https://example.org/torch"`',
+        sentence,
+    )
 
 
 def test_what_a_shell_would_eat_is_quoted() -> None:
@@ -214,7 +237,12 @@ def test_any_text_is_taken_or_refused_in_words(text: str) -> None:
     assert all(isinstance(sentence, str) for sentence in missing(image, {}))
 
 
-@given(st.lists(st.tuples(st.sampled_from("abc"), st.sampled_from(["==1", "==2", ">=2", "<2", ""])), max_size=5))
+@given(
+    st.lists(
+        st.tuples(st.sampled_from("abc"), st.sampled_from(["==1", "==2", ">=2", "<2", ""])),
+        max_size=5,
+    )
+)
 def test_what_is_accepted_has_a_version_for_each_pin(parts: list[tuple[str, str]]) -> None:
     pip = tuple(name + constraint for name, constraint in parts)
     try:
@@ -232,15 +260,22 @@ def test_an_image_without_packages_does_not_import_packaging() -> None:
         "import sys; from skymagic.plan.image import Image; Image(env={'A': '1'}).merge(Image());"
         "print('packaging' in sys.modules)"
     )
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT
+    )
     assert result.stdout == "False\n"
 
 
 def test_an_index_for_certain_packages() -> None:
     scoped = PipIndex("https://me:hidden@example.org/whl/cpu", packages=["Torch", "torch.vision"])
-    image = Image(pip=("torch==2.99", "numpy"), pip_indexes=(scoped, PipIndex(" https://a "), "https://b"))
+    image = Image(
+        pip=("torch==2.99", "numpy"), pip_indexes=(scoped, PipIndex(" https://a "), "https://b")
+    )
     assert image.pip_indexes == (scoped, "https://a", "https://b")
-    assert image.merge(Image(pip_indexes=(scoped, "https://c"))).pip_indexes == (*image.pip_indexes, "https://c")
+    assert image.merge(Image(pip_indexes=(scoped, "https://c"))).pip_indexes == (
+        *image.pip_indexes,
+        "https://c",
+    )
     assert scoped.serves("torch>=2")
     assert scoped.serves("Torch-Vision")
     assert not scoped.serves("numpy")

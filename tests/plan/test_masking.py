@@ -46,21 +46,36 @@ def test_other_words_stay() -> None:
 
 
 def test_values_of_variables() -> None:
-    variables = {"HF_TOKEN": "a", "aws_secret_access_key": "b", "PLAIN": "c", "MINE": "d", "PATH": "e"}
+    variables = {
+        "HF_TOKEN": "a",
+        "aws_secret_access_key": "b",
+        "PLAIN": "c",
+        "MINE": "d",
+        "PATH": "e",
+    }
     assert secret_values(["MINE"], variables) == {"a", "b", "d"}
 
 
 def test_a_repr_and_a_plan_hold_none() -> None:
     image = Image(pip=(PRIVATE, "numpy"), pip_indexes=(URL,), env={"WANDB": "s3cret"})
     request = PoolRequest(
-        image=image, env=(("A", "s3cret"),), plugins=(PluginSpec("huggingface", {"token": "s3cret"}),), pip=("x",)
+        image=image,
+        env=(("A", "s3cret"),),
+        plugins=(PluginSpec("huggingface", {"token": "s3cret"}),),
+        pip=("x",),
     )
     assert repr(image) == (
         "Image(pip=('tool @ https://****@example.org/tool-1.0.tar.gz', 'numpy'), "
         "pip_indexes=('https://****@pypi.example/simple',), env={'WANDB': '****'})"
     )
     made = plan(request, Inventory("here", 8, 16.0))
-    for text in (repr(request), str(request), repr(made), made.text(), repr(ShellRequest(env=(("A", "s3cret"),)))):
+    for text in (
+        repr(request),
+        str(request),
+        repr(made),
+        made.text(),
+        repr(ShellRequest(env=(("A", "s3cret"),))),
+    ):
         assert "s3cret" not in text
     assert request.secret_values({}) == {"s3cret"}
 

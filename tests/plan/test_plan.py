@@ -29,7 +29,9 @@ from skymagic.plan.units import AtLeast, Selection, at_least, count, duration, d
 
 ROOT = Path(__file__).resolve().parents[2]
 SMALL = Inventory("laptop", cpus=4, memory_gb=16.0, python="3.11")
-BIG = Inventory("box", cpus=64, memory_gb=512.0, gpus=named(*["NVIDIA A100-SXM4-80GB"] * 8), python="3.11")
+BIG = Inventory(
+    "box", cpus=64, memory_gb=512.0, gpus=named(*["NVIDIA A100-SXM4-80GB"] * 8), python="3.11"
+)
 
 
 def ranks(text: str, world_size: int) -> tuple[int, ...]:
@@ -60,7 +62,8 @@ def test_durations() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", " ", "9" * 400, "1h 30", *"soon 10x m 30m1h 1h1h -1 -5m 1e9 inf nan 1,5 ٣ 0x10".split()]
+    "text",
+    ["", " ", "9" * 400, "1h 30", *"soon 10x m 30m1h 1h1h -1 -5m 1e9 inf nan 1,5 ٣ 0x10".split()],
 )
 def test_no_duration(text: str) -> None:
     (mistake,) = refused(duration, text)
@@ -83,7 +86,12 @@ def test_seconds_and_their_fractions_survive_writing_and_reading(seconds: float)
 
 @pytest.mark.parametrize(
     ("text", "amount"),
-    [("8+", AtLeast(8, True)), ("8", AtLeast(8)), ("0.5", AtLeast(0.5)), (" 8 + ", AtLeast(8, True))],
+    [
+        ("8+", AtLeast(8, True)),
+        ("8", AtLeast(8)),
+        ("0.5", AtLeast(0.5)),
+        (" 8 + ", AtLeast(8, True)),
+    ],
 )
 def test_amounts(text: str, amount: AtLeast) -> None:
     assert at_least(text) == amount
@@ -95,7 +103,9 @@ def test_memory_in_gb(text: str) -> None:
     assert memory(text) == AtLeast(32, True)
 
 
-@pytest.mark.parametrize("text", ["", "+", "+8", "-8", "0", "0+", "lots", "8++", "8GB", "1e3", "inf"])
+@pytest.mark.parametrize(
+    "text", ["", "+", "+8", "-8", "0", "0+", "lots", "8++", "8GB", "1e3", "inf"]
+)
 def test_no_amount(text: str) -> None:
     assert "is not an amount" in refused(at_least, text)[0]
 
@@ -133,7 +143,8 @@ def test_slices_of_nothing() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "some", "1.5", "0;2", "0,", ",", "::0", "1:2:3:4", "0x1", "٣", "head,1", "--1", "9" * 50]
+    "text",
+    ["", "some", "1.5", "0;2", "0,", ",", "::0", "1:2:3:4", "0x1", "٣", "head,1", "--1", "9" * 50],
 )
 def test_no_ranks(text: str) -> None:
     assert "names no ranks" in refused(Selection, text)[0]
@@ -180,7 +191,9 @@ def test_any_text_names_ranks_or_is_refused(text: str, world: int) -> None:
 def test_who_takes_part_and_who_is_shown() -> None:
     assert RunRequest().who(3) == ((0, 1, 2), (0,))
     assert RunRequest(only=Selection("all")).who(3) == ((0, 1, 2), (0, 1, 2))
-    assert RunRequest(targets=Selection("1,2")).who(3) == ((1, 2), (1,)), "the head is the first that takes part"
+    assert RunRequest(targets=Selection("1,2")).who(3) == ((1, 2), (1,)), (
+        "the head is the first that takes part"
+    )
     assert RunRequest(targets=Selection("1,2"), only=Selection("0,2")).who(3) == ((1, 2), (2,))
     both = refused(RunRequest(targets=Selection("0:9"), only=Selection("7")).who, 4)
     assert [mistake.split(":")[0] for mistake in both] == ["--targets", "--only"]
@@ -225,7 +238,9 @@ def test_accelerators_as_constructors() -> None:
     assert accelerators.T4(count=2) == Accelerator("T4", 2)
     assert accelerators.A100_80GB(count=8) == Accelerator("A100-80GB", 8)
     assert "A100_80GB" in dir(accelerators)
-    assert all(getattr(accelerators, name.replace("-", "_"))() == Accelerator(name) for name in NAMES)
+    assert all(
+        getattr(accelerators, name.replace("-", "_"))() == Accelerator(name) for name in NAMES
+    )
     with pytest.raises(AttributeError, match="did you mean 'A100'"):
         _ = accelerators.A1000
     with pytest.raises(AttributeError, match="has no attribute 'nonsense'"):
@@ -258,7 +273,9 @@ def test_plugins_as_text() -> None:
         "torch:backend=gloo,cuda=cu124": [("torch", {"backend": "gloo", "cuda": "cu124"})],
         "torch:backend=gloo, jax": [gloo, ("jax", {})],
         "torch:backend=gloo,keras:backend=torch": [gloo, ("keras", {"backend": "torch"})],
-        "torch:version=>=2.3,<2.5,vision=latest": [("torch", {"version": ">=2.3,<2.5", "vision": "latest"})],
+        "torch:version=>=2.3,<2.5,vision=latest": [
+            ("torch", {"version": ">=2.3,<2.5", "vision": "latest"})
+        ],
         "torch:version=": [("torch", {"version": ""})],
         "my-own.plugin_2": [("my-own.plugin_2", {})],
     }
@@ -288,7 +305,12 @@ _option = _word.filter(lambda name: not re.search("token|secret|password|key", n
 
 @given(
     st.lists(
-        st.tuples(_word, st.dictionaries(_option, st.from_regex(r"[A-Za-z0-9./]{0,8}", fullmatch=True), max_size=3)),
+        st.tuples(
+            _word,
+            st.dictionaries(
+                _option, st.from_regex(r"[A-Za-z0-9./]{0,8}", fullmatch=True), max_size=3
+            ),
+        ),
         min_size=1,
         max_size=4,
     )
@@ -322,16 +344,23 @@ def test_what_was_given() -> None:
 
 def test_requests_are_values() -> None:
     request = PoolRequest(
-        nodes=2, gpu=Accelerator("A100", 8), plugins=plugin_specs("torch:backend=gloo"), env=(("A", "1"),)
+        nodes=2,
+        gpu=Accelerator("A100", 8),
+        plugins=plugin_specs("torch:backend=gloo"),
+        env=(("A", "1"),),
     )
     assert pickle.loads(pickle.dumps(request)) == request
     assert {request: 1}[replace(request)] == 1
     assert {RunRequest(pool=request): 1}
-    assert replace(request, stated=frozenset()) == request, "how it came about does not tell requests apart"
+    assert replace(request, stated=frozenset()) == request, (
+        "how it came about does not tell requests apart"
+    )
 
 
 def test_the_whole_image() -> None:
-    request = PoolRequest(image=Image(pip=("numpy",), env={"A": "1"}), pip=("torch==2.3",), env=(("B", "2"),))
+    request = PoolRequest(
+        image=Image(pip=("numpy",), env={"A": "1"}), pip=("torch==2.3",), env=(("B", "2"),)
+    )
     assert request.whole_image() == Image(pip=("numpy", "torch==2.3"), env={"A": "1", "B": "2"})
     clash = replace(request, image=Image(pip=("torch==2.4",)))
     assert "torch" in refused(clash.whole_image)[0]
@@ -361,9 +390,13 @@ def test_ranks_asked_for() -> None:
 
 
 def test_a_plan_for_this_machine() -> None:
-    request = PoolRequest(name="train", nodes=2, plugins=plugin_specs("torch"), pip=("numpy",), idle=1800.0)
+    request = PoolRequest(
+        name="train", nodes=2, plugins=plugin_specs("torch"), pip=("numpy",), idle=1800.0
+    )
     made = plan(request, SMALL)
-    assert made == Plan("local", request, Topology(2, 1), Image(pip=("numpy",)), ("laptop",), 4, 16.0)
+    assert made == Plan(
+        "local", request, Topology(2, 1), Image(pip=("numpy",)), ("laptop",), 4, 16.0
+    )
     assert made.price == 0.0
     assert made.devices_of(1) == ()
 
@@ -387,7 +420,9 @@ def test_gpus_that_are_not_here() -> None:
         "this machine has no A100: %sky_pool --ranks 2 runs on its CPU; add hosts with --provider ssh --hosts …, or set up AWS (aws configure) "
         "and rent them with --provider aws"
     )
-    (mistake,) = refused(plan, PoolRequest(gpu=Accelerator("H100")), replace(BIG, gpus=named("NVIDIA L4")))
+    (mistake,) = refused(
+        plan, PoolRequest(gpu=Accelerator("H100")), replace(BIG, gpus=named("NVIDIA L4"))
+    )
     assert "no H100 (it has: NVIDIA L4)" in mistake
     (mistake,) = refused(plan, PoolRequest(nodes=2, gpu=Accelerator("A100", 8)), BIG)
     assert "has 8 A100 of 16" in mistake
@@ -404,7 +439,15 @@ def test_everything_that_is_wrong_at_once() -> None:
         region="eu", spot=True, pip=("a==1", "a==2"), image=Image(python="3.9"),
     )  # fmt: skip
     told = "\n".join(refused(plan, request, SMALL))
-    said = ("no A100", "--cpus 4+ for each of 2 ranks", "--memory 32", "--hosts", "--region", "--spot", "a==1, a==2")
+    said = (
+        "no A100",
+        "--cpus 4+ for each of 2 ranks",
+        "--memory 32",
+        "--hosts",
+        "--region",
+        "--spot",
+        "a==1, a==2",
+    )
     assert [part for part in said if part not in told] == []
     assert "Python 3.9 is asked for and this notebook runs 3.11" in "\n".join(
         refused(plan, replace(request, pip=()), SMALL)
@@ -450,7 +493,9 @@ def test_the_plan_as_text() -> None:
         (2, 3, "6 ranks (2 nodes × 3 ranks)", "2 nodes × 3 ranks"),
     ],
 )
-def test_a_pool_of_this_machine_is_counted_in_ranks(nodes: int, procs: int, here: str, there: str) -> None:
+def test_a_pool_of_this_machine_is_counted_in_ranks(
+    nodes: int, procs: int, here: str, there: str
+) -> None:
     made = plan(PoolRequest(nodes=nodes, procs_per_node=procs), SMALL)
     assert made.size == here
     assert ("nodes" in made.text()) is (procs > 1)
@@ -458,11 +503,15 @@ def test_a_pool_of_this_machine_is_counted_in_ranks(nodes: int, procs: int, here
     assert "× " in replace(made, remote=True).text()
     if procs == 1:
         assert fits(PoolRequest(nodes=9), made) == [f"it has {count(nodes, 'rank')}, not 9"]
-        assert fits(PoolRequest(nodes=9), replace(made, remote=True)) == [f"it has {count(nodes, 'node')}, not 9"]
+        assert fits(PoolRequest(nodes=9), replace(made, remote=True)) == [
+            f"it has {count(nodes, 'node')}, not 9"
+        ]
 
 
 def test_a_limit_of_the_price_stands_beside_the_price() -> None:
-    assert plan(PoolRequest(max_price=12.5), SMALL).text().endswith("$0.00 per hour (at most $12.50)")
+    assert (
+        plan(PoolRequest(max_price=12.5), SMALL).text().endswith("$0.00 per hour (at most $12.50)")
+    )
 
 
 # ---------------------------------------------------------------------------------------------------------- fits
@@ -501,7 +550,10 @@ def test_a_pool_that_serves(request_: PoolRequest) -> None:
         ({"gpu": Accelerator("H100", 2)}, "it was made with A100:2, not H100:2"),
         ({"procs_per_node": 1}, "it has 2 ranks per node, not 1"),
         ({"plugins": plugin_specs("keras")}, "it was made without the plugin keras"),
-        ({"plugins": plugin_specs("torch:backend=nccl")}, "its plugin is torch:backend=gloo, not torch:backend=nccl"),
+        (
+            {"plugins": plugin_specs("torch:backend=nccl")},
+            "its plugin is torch:backend=gloo, not torch:backend=nccl",
+        ),
         ({"pip": ("pandas",)}, "it was made without the package pandas"),
         ({"image": Image(apt=("git",))}, "it was made without the system package git"),
         ({"env": (("A", "2"),)}, "it was made without this value of A"),
@@ -520,7 +572,10 @@ def test_a_pool_that_does_not_serve(changes: dict[str, Any], reason: str) -> Non
 
 
 def test_all_reasons_are_given() -> None:
-    assert len(fits(PoolRequest(nodes=3, procs_per_node=1, pip=("pandas",), secrets=("X",)), MADE)) == 4
+    assert (
+        len(fits(PoolRequest(nodes=3, procs_per_node=1, pip=("pandas",), secrets=("X",)), MADE))
+        == 4
+    )
 
 
 def test_plan_needs_the_standard_library_only() -> None:
@@ -530,5 +585,7 @@ def test_plan_needs_the_standard_library_only() -> None:
 def _loaded(statement: str) -> set[str]:
     """Top-level packages outside the standard library that a fresh Python has after `statement`."""
     code = f"import sys; {statement}\nprint(*sys.modules)"
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT
+    )
     return {name.split(".")[0] for name in result.stdout.split()} - sys.stdlib_module_names

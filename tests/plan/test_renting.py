@@ -74,7 +74,12 @@ def test_rented_machines_have_an_end_unless_the_user_wants_none() -> None:
     assert (bounded(REQUEST).idle, bounded(REQUEST).max_lifetime) == (1800.0, 86400.0)
     own = replace(REQUEST, idle=60.0, max_lifetime=3600.0)
     assert (bounded(own).idle, bounded(own).max_lifetime) == (60.0, 3600.0)
-    none = replace(REQUEST, idle=None, max_lifetime=None, stated=frozenset({"nodes", "gpu", "idle", "max_lifetime"}))
+    none = replace(
+        REQUEST,
+        idle=None,
+        max_lifetime=None,
+        stated=frozenset({"nodes", "gpu", "idle", "max_lifetime"}),
+    )
     assert (bounded(none).idle, bounded(none).max_lifetime) == (None, None)
     plan = plan_rented(none, RENTAL)
     assert plan.question.endswith("without an end")
@@ -90,7 +95,9 @@ def test_a_limit_that_was_only_assumed_is_not_what_the_user_stated() -> None:
 
 def test_gpus_that_are_paid_for_and_not_used_are_said() -> None:
     plan = plan_rented(replace(REQUEST, gpu=Accelerator("A100")), RENTAL)
-    assert "each machine has 8 A100 and 1 of them are asked for: --gpu A100:8 uses all" in plan.notes
+    assert (
+        "each machine has 8 A100 and 1 of them are asked for: --gpu A100:8 uses all" in plan.notes
+    )
     assert [[one.index for one in node] for node in plan.devices] == [[0]] * 4
 
 
@@ -99,31 +106,42 @@ def test_all_mistakes_at_once() -> None:
     with pytest.raises(RequestError) as refused:
         plan_rented(wrong, RENTAL)
     said = refused.value.mistakes
-    assert [any(word in one for one in said) for word in ("--hosts", "8 GPUs per node", "torch cannot be all of")] == [
-        True
-    ] * 3
+    assert [
+        any(word in one for one in said)
+        for word in ("--hosts", "8 GPUs per node", "torch cannot be all of")
+    ] == [True] * 3
 
 
 def test_a_running_pool_serves_who_asks_for_its_region_among_others() -> None:
     made = plan_rented(REQUEST, RENTAL)
     assert fits(replace(REQUEST, region="eu-west-1,us-east-1"), made) == []
-    assert fits(replace(REQUEST, region="eu-west-1"), made) == ["its region is us-east-1, not eu-west-1"]
-    assert fits(replace(REQUEST, max_price=50.0), made) == ["it costs $87.84 per hour, more than $50.00"]
+    assert fits(replace(REQUEST, region="eu-west-1"), made) == [
+        "its region is us-east-1, not eu-west-1"
+    ]
+    assert fits(replace(REQUEST, max_price=50.0), made) == [
+        "it costs $87.84 per hour, more than $50.00"
+    ]
     # a configured limit is for what is yet to be made
     assert fits(replace(REQUEST, max_price=50.0, stated=frozenset({"nodes"})), made) == []
 
 
-@pytest.mark.parametrize("name", ["trn1", "trn1.32xlarge", "TRN2", "inf2", "inf2.xlarge", "trainium1"])
+@pytest.mark.parametrize(
+    "name", ["trn1", "trn1.32xlarge", "TRN2", "inf2", "inf2.xlarge", "trainium1"]
+)
 def test_accelerators_of_aws_itself_are_named_as_not_supported(name: str) -> None:
     with pytest.raises(
-        RequestError, match=f"^{name} is not supported: it has AWS's own accelerators, and ranks run CUDA"
+        RequestError,
+        match=f"^{name} is not supported: it has AWS's own accelerators, and ranks run CUDA",
     ):
         canonical(name)
 
 
 @pytest.mark.parametrize(
-    ("name", "gpu"), [("p4d", "A100:8"), ("p4d.24xlarge", "A100:8"), ("g5", "A10G:1"), ("p6-b200", "B200:8")]
+    ("name", "gpu"),
+    [("p4d", "A100:8"), ("p4d.24xlarge", "A100:8"), ("g5", "A10G:1"), ("p6-b200", "B200:8")],
 )
 def test_a_type_of_machine_leads_to_its_gpu(name: str, gpu: str) -> None:
-    with pytest.raises(RequestError, match=f"is a type of machine: name its accelerators, as in --gpu {gpu}$"):
+    with pytest.raises(
+        RequestError, match=f"is a type of machine: name its accelerators, as in --gpu {gpu}$"
+    ):
         canonical(name)

@@ -14,7 +14,9 @@ from skymagic.plan.requests import PluginSpec
 from skymagic.plugins import Cluster, load, order, resolve
 from skymagic.plugins._accelerate import environment
 
-pytestmark = pytest.mark.skipif(find_spec("accelerate") is None, reason="not installed: pip install accelerate")
+pytestmark = pytest.mark.skipif(
+    find_spec("accelerate") is None, reason="not installed: pip install accelerate"
+)
 
 FSDP = {
     "sharding_strategy": "FULL_SHARD", "auto_wrap_policy": "TRANSFORMER_BASED_WRAP", "backward_prefetch": "BACKWARD_PRE",
@@ -30,8 +32,13 @@ def test_the_environment_is_that_of_its_own_launcher() -> None:
     from accelerate.commands.launch import launch_command_parser
     from accelerate.utils.launch import prepare_multi_gpu_env
 
-    flags = {name: str(value) for name, value in FSDP.items() if name != "ignored_modules"}  # it has no flag
-    options = [f"--fsdp_{name}={text.lower() if text in ('True', 'False') else text}" for name, text in flags.items()]
+    flags = {
+        name: str(value) for name, value in FSDP.items() if name != "ignored_modules"
+    }  # it has no flag
+    options = [
+        f"--fsdp_{name}={text.lower() if text in ('True', 'False') else text}"
+        for name, text in flags.items()
+    ]
     args = launch_command_parser().parse_args(
         ["--use_fsdp", "--mixed_precision=bf16", "--num_processes=2", "--num_machines=1", "--main_process_port=0", *options, "x.py"]
     )  # fmt: skip
@@ -40,7 +47,9 @@ def test_the_environment_is_that_of_its_own_launcher() -> None:
     theirs = prepare_multi_gpu_env(args)
     ours = environment({"mixed_precision": "bf16", "fsdp": FSDP})
     assert {name: theirs.get(name) for name in ours} == ours
-    assert {name for name in theirs if name.startswith("FSDP_")} == {name for name in ours if name.startswith("FSDP_")}
+    assert {name for name in theirs if name.startswith("FSDP_")} == {
+        name for name in ours if name.startswith("FSDP_")
+    }
     prefixed = {f"fsdp_{name}": value for name, value in FSDP.items()}
     assert environment({"mixed_precision": "bf16", "fsdp": prefixed}) == ours
 
@@ -54,7 +63,15 @@ def test_the_names_of_deepspeed_are_those_that_accelerate_reads() -> None:
 
     source = inspect.getsource(dataclasses)
     assert [name for name in DEEPSPEED.values() if f'"{name}"' not in source] == []
-    made = environment({"deepspeed": {"zero_stage": 3, "deepspeed_config_file": "ds.json", "gradient_clipping": 1.0}})
+    made = environment(
+        {
+            "deepspeed": {
+                "zero_stage": 3,
+                "deepspeed_config_file": "ds.json",
+                "gradient_clipping": 1.0,
+            }
+        }
+    )
     assert made == {
         "ACCELERATE_USE_DEEPSPEED": "true",
         "ACCELERATE_DEEPSPEED_ZERO_STAGE": "3",
@@ -81,7 +98,10 @@ def test_what_accelerate_does_not_have_is_refused(config: Any, words: str) -> No
 
 
 def test_torch_comes_with_it_and_before_it() -> None:
-    names = [plugin.name for plugin in resolve([load(PluginSpec("accelerate", {"mixed_precision": "bf16"}))])]
+    names = [
+        plugin.name
+        for plugin in resolve([load(PluginSpec("accelerate", {"mixed_precision": "bf16"}))])
+    ]
     assert names == ["torch", "accelerate"]
     both = [load(PluginSpec("accelerate")), load(PluginSpec("torch", {"backend": "gloo"}))]
     assert [plugin.name for plugin in resolve(both)] == ["torch", "accelerate"]
@@ -120,7 +140,9 @@ def train() -> dict[str, Any]:
 
 
 def test_a_training_uses_it() -> None:
-    with sky.Compute(nodes=2, plugins=[sky.plugins.accelerate(config={"mixed_precision": "bf16"})]) as pool:
+    with sky.Compute(
+        nodes=2, plugins=[sky.plugins.accelerate(config={"mixed_precision": "bf16"})]
+    ) as pool:
         one, other = train() @ pool
         assert (one["ranks"], one["precision"], one["batches"]) == (2, "bf16", 4)
         assert one["weight"] == other["weight"]

@@ -28,7 +28,9 @@ from tests.lab.hosts import loopback
 from tests.lab.notebook import ROOT, Notebook, opened
 from tests.lab.shells import pip_settings
 
-pytestmark = pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed: pip install torch")
+pytestmark = pytest.mark.skipif(
+    find_spec("torch") is None, reason="torch is not installed: pip install torch"
+)
 
 WHO = """%%sky_broadcast -o who
 import os, torch, torch.distributed as dist
@@ -58,18 +60,28 @@ def on(*gpus: str, machine: str = "a", cuda: str = "12.8") -> list[Posted]:
         ("gloo", on("GPU-0", "GPU-1"), "gloo"),
         ("nccl", on("GPU-0", "GPU-1"), "nccl"),
         ("cpu:gloo,cuda:gloo", on("GPU-0", "GPU-0"), "cpu:gloo,cuda:gloo"),
-        ("nccl", on("GPU-0", "GPU-1", "GPU-0"), "ranks 0, 2 share one GPU (H200 GPU-0), and NCCL refuses that"),
+        (
+            "nccl",
+            on("GPU-0", "GPU-1", "GPU-0"),
+            "ranks 0, 2 share one GPU (H200 GPU-0), and NCCL refuses that",
+        ),
         ("cpu:gloo,cuda:nccl", on("GPU-0", "GPU-0"), "ranks 0, 1 share one GPU"),
         (
             None,
             on("GPU-0", "", "GPU-1", ""),
             "ranks 0, 2 have a GPU and ranks 1, 3 have none: a process group cannot combine them",
         ),
-        (None, on("GPU-0") + on("", cuda=""), "rank 0 has a GPU and rank 1 has none (its torch is built without CUDA)"),
+        (
+            None,
+            on("GPU-0") + on("", cuda=""),
+            "rank 0 has a GPU and rank 1 has none (its torch is built without CUDA)",
+        ),
     ],
     ids=str,
 )
-def test_rank_0_decides_on_the_backend(asked: str | None, posted: list[Posted], backend: str) -> None:
+def test_rank_0_decides_on_the_backend(
+    asked: str | None, posted: list[Posted], backend: str
+) -> None:
     if " " not in backend:
         assert backends.choose(asked, posted) == backend
         return
@@ -101,7 +113,14 @@ def test_lightning_has_the_ranks_device() -> None:
     info = InstanceInfo(rank=1, local_rank=1, world_size=2, local_world_size=2, accelerators=8)
     assert place("auto", 1, "auto", info, True, 4)["devices"] == [0, 4]
     assert (
-        place("auto", 1, "auto", InstanceInfo(world_size=2, local_world_size=2, accelerators=2), True, 0)["devices"]
+        place(
+            "auto",
+            1,
+            "auto",
+            InstanceInfo(world_size=2, local_world_size=2, accelerators=2),
+            True,
+            0,
+        )["devices"]
         == 2
     )
 
@@ -172,7 +191,10 @@ def test_the_inventory_of_this_machine(gpus: Gpus, monkeypatch: pytest.MonkeyPat
 def test_a_driver_that_does_not_answer(gpus: Gpus, monkeypatch: pytest.MonkeyPatch) -> None:
     gpus.refuses = FAILED
     gpus.write()
-    assert f"NVIDIA's driver does not answer ({FAILED})" in local.inventory(parse_pool("--plugin torch")).unusable
+    assert (
+        f"NVIDIA's driver does not answer ({FAILED})"
+        in local.inventory(parse_pool("--plugin torch")).unusable
+    )
     gpus.refuses, gpus.hangs = "", True
     gpus.write()
     monkeypatch.setattr(local, "DRIVER_TIMEOUT", 0.5)
@@ -186,7 +208,9 @@ def test_builds_for_cpus_are_refused_in_words(gpus: Gpus) -> None:
     said = local.inventory(parse_pool("--gpu all --plugin torch,jax")).unusable
     for_cpus = "is built without CUDA (install one with: pip install torch --index-url" in said
     assert for_cpus == version("torch").endswith("+cpu")
-    assert re.search(r"jax [\d.]+ is installed without CUDA \(pip install 'jax\[cuda12\]' adds it\)", said)
+    assert re.search(
+        r"jax [\d.]+ is installed without CUDA \(pip install 'jax\[cuda12\]' adds it\)", said
+    )
 
 
 # ------------------------------------------------------------------------------------------------------- preloads
@@ -198,12 +222,17 @@ for name in sys.argv[1:]:
 """
 
 
-@pytest.mark.parametrize("line", ["torch,huggingface,accelerate,joblib,sklearn,jax,keras", "torch,keras:backend=torch"])
+@pytest.mark.parametrize(
+    "line", ["torch,huggingface,accelerate,joblib,sklearn,jax,keras", "torch,keras:backend=torch"]
+)
 def test_no_preload_touches_cuda(line: str, tmp_path: Path) -> None:
     """A process that has asked the driver for its devices forks ranks that cannot use them."""
     about = Gpus(tmp_path / "gpus", [Gpu()])
     modules = [
-        module for spec in plugin_specs(line) for module in load(spec).preload if find_spec(module.partition(".")[0])
+        module
+        for spec in plugin_specs(line)
+        for module in load(spec).preload
+        if find_spec(module.partition(".")[0])
     ]
     backend = "torch" if "=torch" in line else "jax"
     env = {**os.environ, **about.environment(), "KERAS_BACKEND": backend}
@@ -281,7 +310,9 @@ def test_ranks_that_share_gpus(four: tuple[Gpus, Notebook]) -> None:
     said = notebook.run("%sky_pool few --plugin torch --gpu 1, --ranks 2").said
     assert "2 ranks share 1 GPU (H200): collectives by gloo, NCCL refuses that" in said
     notebook.run(WHO)
-    assert notebook.value("who") == [["cpu:gloo,cuda:gloo", 0, f"{rank}/2", 2.0] for rank in range(2)]
+    assert notebook.value("who") == [
+        ["cpu:gloo,cuda:gloo", 0, f"{rank}/2", 2.0] for rank in range(2)
+    ]
     assert devices(about) == [(0, uuid_of(1)), (1, uuid_of(1))]
     # another pool takes others
     said = notebook.run("%sky_pool more --plugin torch --nodes 2 --procs-per-node 1").said
@@ -293,7 +324,9 @@ def test_ranks_that_share_gpus(four: tuple[Gpus, Notebook]) -> None:
 
 
 @pytest.mark.skipif(find_spec("jax") is None, reason="jax is not installed")
-def test_jax_takes_the_same_numbers_and_leaves_memory_to_others(four: tuple[Gpus, Notebook]) -> None:
+def test_jax_takes_the_same_numbers_and_leaves_memory_to_others(
+    four: tuple[Gpus, Notebook],
+) -> None:
     about, notebook = four
     about.forget()
     notebook.run("%sky_pool mesh --plugin jax --gpu 2,3")
@@ -318,7 +351,9 @@ def test_nccl_on_a_shared_gpu_is_refused_in_words(four: tuple[Gpus, Notebook]) -
 def test_hosts_give_their_gpus(tmp_path: Path) -> None:
     """Two hosts of two GPUs each; their sessions' CUDA_VISIBLE_DEVICES leaves one of the second's out, which is refused with a table."""
     machines = [
-        Gpus(tmp_path / f"gpus{host}", [Gpu(uuid=uuid_of(10 * host + number)) for number in range(2)])
+        Gpus(
+            tmp_path / f"gpus{host}", [Gpu(uuid=uuid_of(10 * host + number)) for number in range(2)]
+        )
         for host in (1, 2)
     ]
     with loopback(tmp_path / "hosts", 2, env=pip_settings()) as hosts:
@@ -335,9 +370,13 @@ def test_hosts_give_their_gpus(tmp_path: Path) -> None:
             notebook.run(f"%sky_pool lab {line}")
             notebook.run(WHO)
             found = notebook.value("who")
-            assert [row[1:] for row in found] == [[number, f"{number}/2", 4.0] for number in (0, 1, 0, 1)]
+            assert [row[1:] for row in found] == [
+                [number, f"{number}/2", 4.0] for number in (0, 1, 0, 1)
+            ]
             assert {row[0] for row in found} == {"cpu:gloo,cuda:nccl"}
-            assert [uuid for about in machines for _, uuid in devices(about)] == [uuid_of(n) for n in (10, 11, 20, 21)]
+            assert [uuid for about in machines for _, uuid in devices(about)] == [
+                uuid_of(n) for n in (10, 11, 20, 21)
+            ]
             assert "taken by pool 'lab'" in notebook.fail(f"%sky_pool other {line}").text
             notebook.run("%sky_down lab")
             hosts[1].env["CUDA_VISIBLE_DEVICES"] = "1"

@@ -17,7 +17,9 @@ from skymagic.plugins import Cluster
 
 NEEDED = ("torch", "transformers", "accelerate", "datasets", "tokenizers")
 missing = [name for name in NEEDED if find_spec(name) is None]
-needs_all = pytest.mark.skipif(bool(missing), reason=f"not installed: pip install {' '.join(missing)}")
+needs_all = pytest.mark.skipif(
+    bool(missing), reason=f"not installed: pip install {' '.join(missing)}"
+)
 TOKEN = "hf_tellnobodyaboutthis"
 
 
@@ -46,7 +48,9 @@ def pool() -> Iterator[Any]:
 def test_the_token_is_with_the_ranks_alone(pool: Any, capfd: pytest.CaptureFixture[str]) -> None:
     read = sky.function(lambda: os.environ["HF_TOKEN"])
     assert read() @ pool == [TOKEN] * 2
-    commands = subprocess.run(["ps", "axww", "-o", "args"], capture_output=True, text=True, check=True).stdout
+    commands = subprocess.run(
+        ["ps", "axww", "-o", "args"], capture_output=True, text=True, check=True
+    ).stdout
     assert TOKEN not in commands
     folder = Path(pool.agents.started[0].directory)
     files = [path for path in folder.rglob("*") if path.is_file()]
@@ -73,10 +77,16 @@ def finetune(folder: str) -> dict[str, Any]:
             tokens = torch.arange(index, index + 16) % 64
             return {"input_ids": tokens, "labels": tokens}
 
-    torch.manual_seed(sky.instance_info().rank)  # other weights on each rank: the group makes them equal
-    model = GPT2LMHeadModel(GPT2Config(vocab_size=64, n_positions=16, n_embd=16, n_layer=1, n_head=2))
+    torch.manual_seed(
+        sky.instance_info().rank
+    )  # other weights on each rank: the group makes them equal
+    model = GPT2LMHeadModel(
+        GPT2Config(vocab_size=64, n_positions=16, n_embd=16, n_layer=1, n_head=2)
+    )
     options = {"report_to": [], "disable_tqdm": True, "save_strategy": "no", "logging_steps": 2}
-    arguments = TrainingArguments(output_dir=folder, max_steps=4, per_device_train_batch_size=4, **options)
+    arguments = TrainingArguments(
+        output_dir=folder, max_steps=4, per_device_train_batch_size=4, **options
+    )
     trainer = Trainer(model=model, args=arguments, train_dataset=Counting())
     trainer.train()
     return {
@@ -93,7 +103,9 @@ def test_trainer_trains_one_model_on_all_ranks(pool: Any, tmp_path: Path) -> Non
     assert first["weights"] == second["weights"]
     reported = pool.metrics.loss.unstack()
     assert reported.index.tolist() == [1, 2, 3, 4], "Trainer's callback reports each step"
-    assert reported.notna().all(axis=1).tolist() == [False, True, False, True], "and what is logged, each second one"
+    assert reported.notna().all(axis=1).tolist() == [False, True, False, True], (
+        "and what is logged, each second one"
+    )
 
 
 @needs_all
@@ -103,7 +115,9 @@ def test_trainer_on_one_rank_of_the_group_says_who_takes_part(pool: Any, tmp_pat
 
 
 @needs_all
-def test_bars_of_the_libraries_end_at_100_percent(pool: Any, capfd: pytest.CaptureFixture[str]) -> None:
+def test_bars_of_the_libraries_end_at_100_percent(
+    pool: Any, capfd: pytest.CaptureFixture[str]
+) -> None:
     @sky.function
     def count() -> None:
         from tqdm.auto import tqdm  # type: ignore[import-untyped]  # as the hub and transformers have it

@@ -14,7 +14,9 @@ import skymagic as sky
 from skymagic.errors import RankDied
 from skymagic.plugins import Cluster
 
-pytestmark = pytest.mark.skipif(find_spec("jax") is None, reason="jax is not installed: pip install jax")
+pytestmark = pytest.mark.skipif(
+    find_spec("jax") is None, reason="jax is not installed: pip install jax"
+)
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +29,9 @@ def test_packages_follow_the_accelerator() -> None:
     gpu = Cluster(accelerator=sky.accelerators.A100())
     assert sky.plugins.jax().transform(sky.Image(pip=["flax"]), gpu).pip == ("flax", "jax[cuda12]")
     assert sky.plugins.jax().transform(sky.Image(), Cluster()).pip == ("jax",)
-    assert sky.plugins.jax(version="0.4.35").transform(sky.Image(), Cluster()).pip == ("jax==0.4.35",)
+    assert sky.plugins.jax(version="0.4.35").transform(sky.Image(), Cluster()).pip == (
+        "jax==0.4.35",
+    )
 
 
 @sky.function
@@ -41,10 +45,14 @@ def psum() -> list[float]:
     mesh = Mesh(np.array(jax.devices()), ("d",))
     mine = np.full((jax.local_device_count(), 4), sky.instance_info().rank + 1.0, np.float32)
     x = jax.make_array_from_process_local_data(NamedSharding(mesh, P("d")), mine)
-    mapped = jax.jit(jax.shard_map(lambda a: jax.lax.psum(a, "d"), mesh=mesh, in_specs=P("d"), out_specs=P()))(x)
+    mapped = jax.jit(
+        jax.shard_map(lambda a: jax.lax.psum(a, "d"), mesh=mesh, in_specs=P("d"), out_specs=P())
+    )(x)
     pmapped = jax.pmap(lambda a: jax.lax.psum(a, "i"), axis_name="i")(mine[:, 0])
     total = jax.jit(lambda a: (a * a).sum(), out_shardings=NamedSharding(mesh, P()))(x)
-    return [float(np.asarray(each.addressable_data(0)).ravel()[0]) for each in (mapped, pmapped, total)]
+    return [
+        float(np.asarray(each.addressable_data(0)).ravel()[0]) for each in (mapped, pmapped, total)
+    ]
 
 
 def test_psum_over_all_processes_in_three_ways(pool: Any) -> None:
@@ -87,7 +95,14 @@ def test_the_mesh_and_its_variables(pool: Any) -> None:
         address, port = os.environ["JAX_COORDINATOR_ADDRESS"].rsplit(":", 1)
         names = ("JAX_NUM_PROCESSES", "JAX_PROCESS_ID", "JAX_LOCAL_DEVICE_COUNT")
         told = [int(os.environ[name]) for name in names]
-        return jax.device_count(), jax.local_device_count(), jax.process_index(), told, address, int(port) > 0
+        return (
+            jax.device_count(),
+            jax.local_device_count(),
+            jax.process_index(),
+            told,
+            address,
+            int(port) > 0,
+        )
 
     assert where() @ pool == [(2, 1, rank, [2, rank, 1], "127.0.0.1", True) for rank in range(2)]
 
@@ -115,10 +130,14 @@ def fail(how: str) -> None:
 
 
 @pytest.mark.parametrize(("how", "error"), [("raise", ValueError), ("die", RankDied)])
-def test_a_failure_while_others_wait_in_a_collective(pool: Any, how: str, error: type[Exception]) -> None:
+def test_a_failure_while_others_wait_in_a_collective(
+    pool: Any, how: str, error: type[Exception]
+) -> None:
     with pytest.raises(error) as caught:
         fail(how) @ pool
-    assert "all ranks are being restarted" in "\n".join([str(caught.value), *getattr(caught.value, "__notes__", ())])
+    assert "all ranks are being restarted" in "\n".join(
+        [str(caught.value), *getattr(caught.value, "__notes__", ())]
+    )
     assert psum() @ pool == [[3.0, 3.0, 20.0]] * 2
 
 

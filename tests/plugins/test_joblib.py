@@ -14,7 +14,9 @@ import pytest
 import skymagic as sky
 from skymagic.plugins import Cluster
 
-pytestmark = pytest.mark.skipif(find_spec("joblib") is None, reason="joblib is not installed: pip install joblib")
+pytestmark = pytest.mark.skipif(
+    find_spec("joblib") is None, reason="joblib is not installed: pip install joblib"
+)
 needs_sklearn = pytest.mark.skipif(
     find_spec("sklearn") is None, reason="scikit-learn is not installed: pip install scikit-learn"
 )
@@ -37,15 +39,23 @@ def where(item: int) -> tuple[int, int]:
 def in_parallel(function: Any, items: Any, **options: Any) -> list[Any]:
     from joblib import Parallel, delayed
 
-    found: list[Any] = Parallel(**{"n_jobs": -1, **options})(delayed(function)(item) for item in items)
+    found: list[Any] = Parallel(**{"n_jobs": -1, **options})(
+        delayed(function)(item) for item in items
+    )
     return found
 
 
-def test_tasks_run_on_the_ranks_of_pools_that_end_in_any_order_and_joblib_is_as_before_afterwards() -> None:
+def test_tasks_run_on_the_ranks_of_pools_that_end_in_any_order_and_joblib_is_as_before_afterwards() -> (
+    None
+):
     from joblib import parallel
 
     def state() -> tuple[Any, ...]:
-        return dict(parallel.BACKENDS), type(parallel.get_active_backend()[0]), parallel.get_active_backend()[1]
+        return (
+            dict(parallel.BACKENDS),
+            type(parallel.get_active_backend()[0]),
+            parallel.get_active_backend()[1],
+        )
 
     before = state()
     first, second = (sky.Compute(nodes=n, plugins=["joblib"]).start() for n in (1, 2))
@@ -54,7 +64,9 @@ def test_tasks_run_on_the_ranks_of_pools_that_end_in_any_order_and_joblib_is_as_
         assert parallel.effective_n_jobs(-1) == 2
         assert second.runs > 0
         for options in ({"n_jobs": 1}, {"backend": "threading"}, {"require": "sharedmem"}):
-            assert in_parallel(where, range(3), **options) == [(3 * n, 1) for n in range(3)], "not on the ranks"
+            assert in_parallel(where, range(3), **options) == [(3 * n, 1) for n in range(3)], (
+                "not on the ranks"
+            )
         second.stop()
         assert in_parallel(where, range(2), n_jobs=2)[0][1] == 1
         assert os.getpid() not in in_parallel(lambda _: os.getpid(), range(2)), (

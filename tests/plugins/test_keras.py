@@ -14,9 +14,15 @@ import skymagic as sky
 from skymagic.errors import RequestError
 from skymagic.plugins import Cluster, resolve
 
-needs_keras = pytest.mark.skipif(find_spec("keras") is None, reason="keras is not installed: pip install keras")
-needs_jax = pytest.mark.skipif(find_spec("jax") is None, reason="jax is not installed: pip install jax")
-needs_torch = pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed: pip install torch")
+needs_keras = pytest.mark.skipif(
+    find_spec("keras") is None, reason="keras is not installed: pip install keras"
+)
+needs_jax = pytest.mark.skipif(
+    find_spec("jax") is None, reason="jax is not installed: pip install jax"
+)
+needs_torch = pytest.mark.skipif(
+    find_spec("torch") is None, reason="torch is not installed: pip install torch"
+)
 
 
 # ------------------------------------------------------------------------------------------------------ plans
@@ -27,8 +33,14 @@ def test_packages_and_the_variable() -> None:
     assert made.pip == ("torch==2.3.0", "keras>=3")
     assert made.env == {"KERAS_BACKEND": "torch"}
     gpu = Cluster(accelerator=sky.accelerators.A100())
-    assert sky.plugins.keras(backend="jax").transform(sky.Image(), gpu).pip == ("keras>=3", "jax[cuda12]")
-    assert sky.plugins.keras(backend="tensorflow").transform(sky.Image(), gpu).pip == ("keras>=3", "tensorflow")
+    assert sky.plugins.keras(backend="jax").transform(sky.Image(), gpu).pip == (
+        "keras>=3",
+        "jax[cuda12]",
+    )
+    assert sky.plugins.keras(backend="tensorflow").transform(sky.Image(), gpu).pip == (
+        "keras>=3",
+        "tensorflow",
+    )
 
 
 def test_jax_is_set_up_first_whatever_the_order() -> None:
@@ -40,7 +52,9 @@ def test_what_is_refused() -> None:
     with pytest.raises(RequestError, match="no backend 'theano'; it has jax, torch, tensorflow"):
         sky.plugins.keras(backend="theano")
     with pytest.raises(RequestError, match="KERAS_BACKEND is 'jax'"):
-        sky.plugins.keras(backend="torch").transform(sky.Image(env={"KERAS_BACKEND": "jax"}), Cluster())
+        sky.plugins.keras(backend="torch").transform(
+            sky.Image(env={"KERAS_BACKEND": "jax"}), Cluster()
+        )
 
 
 # --------------------------------------------------------------------------------------------------- training
@@ -80,7 +94,9 @@ def on_torch() -> Iterator[Any]:
 @needs_keras
 @needs_torch
 def test_together_on_torch_is_refused(on_torch: Any) -> None:
-    with pytest.raises(RuntimeError, match="averages no gradients over ranks.*backend=jax.*sync=false"):
+    with pytest.raises(
+        RuntimeError, match="averages no gradients over ranks.*backend=jax.*sync=false"
+    ):
         train([24, 24]) @ on_torch
     assert (train([16] * 2) >> on_torch)["epochs"] == 3
 
@@ -100,7 +116,9 @@ def test_a_model_that_was_used_is_no_other_one(on_torch: Any) -> None:
         def look() -> str:
             return contents_hash(model, pickling.reducer({}), form_for, lambda _: None)
 
-        model = keras.Sequential([keras.layers.Input((8,)), keras.layers.Dropout(0.1), keras.layers.Dense(1)])
+        model = keras.Sequential(
+            [keras.layers.Input((8,)), keras.layers.Dropout(0.1), keras.layers.Dense(1)]
+        )
         model.compile("adam", "mse")
         first = look()
         model.predict(np.ones((8, 8)), verbose=0)
@@ -137,7 +155,9 @@ with sky.plugins.keras(backend="torch", sync=False).around_app(runtime.InstanceI
 @needs_keras
 @needs_torch
 def test_apart_without_a_word_where_that_is_asked_for() -> None:
-    done = subprocess.run([sys.executable, "-c", APART], capture_output=True, text=True, check=True, timeout=250)
+    done = subprocess.run(
+        [sys.executable, "-c", APART], capture_output=True, text=True, check=True, timeout=250
+    )
     assert done.stdout == "1\n"
     assert "separately" not in done.stderr
 
@@ -157,7 +177,9 @@ def test_jax_trains_one_model(on_jax: Any, norm: bool) -> None:
     assert equal(results)
     if not norm:
         reported = on_jax.metrics.loss.unstack()
-        assert reported.index.tolist() == [3, 6, 9], "without a bar of its own, each epoch's end is reported"
+        assert reported.index.tolist() == [3, 6, 9], (
+            "without a bar of its own, each epoch's end is reported"
+        )
         assert reported.notna().all(axis=None)
 
 

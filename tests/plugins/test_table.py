@@ -47,7 +47,9 @@ def third_party(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Non
     (tmp_path / "skymagic_thirdparty.py").write_text(THIRD_PARTY)
     metadata = tmp_path / "skymagic_thirdparty-1.0.dist-info"
     metadata.mkdir()
-    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: skymagic-thirdparty\nVersion: 1.0\n")
+    (metadata / "METADATA").write_text(
+        "Metadata-Version: 2.1\nName: skymagic-thirdparty\nVersion: 1.0\n"
+    )
     (metadata / "entry_points.txt").write_text(
         "[skymagic.plugins]\n"
         "tracker = skymagic_thirdparty:tracker\n"
@@ -90,12 +92,16 @@ def test_a_factory_is_an_attribute_even_after_its_module_is_imported() -> None:
 def test_asking_for_a_plugin_loads_no_framework() -> None:
     code = "import sys, skymagic as sky; sky.plugins.torch(); dir(sky.plugins); print('torch' in sys.modules)"
     root = Path(plugins.__file__).parent.parent.parent
-    child = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=root)
+    child = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=root
+    )
     assert child.stdout.strip() == "False"
 
 
 def test_unknown_plugins_name_the_nearest() -> None:
-    assert mistakes_of(PluginSpec("torhc")) == ("no plugin is called 'torhc'; did you mean 'torch'?",)
+    assert mistakes_of(PluginSpec("torhc")) == (
+        "no plugin is called 'torhc'; did you mean 'torch'?",
+    )
     assert "available: accelerate, huggingface, jax" in mistakes_of(PluginSpec("zzzz"))[0]
     with pytest.raises(AttributeError, match="did you mean 'torch'"):
         _ = sky.plugins.torhc
@@ -164,10 +170,15 @@ def test_a_plan_reads_no_package_but_what_its_plugins_need(monkeypatch: pytest.M
 
 
 @pytest.mark.usefixtures("third_party")
-def test_a_plugin_from_the_working_folder_is_named_as_such(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_plugin_from_the_working_folder_is_named_as_such(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert plugins.beside({"tracker", "jax"}, tmp_path / "elsewhere") == ()
     (said,) = plugins.beside({"tracker", "jax"}, tmp_path)
-    assert said == f"the plugin 'tracker' is code of this folder: skymagic_thirdparty:tracker in {tmp_path}"
+    assert (
+        said
+        == f"the plugin 'tracker' is code of this folder: skymagic_thirdparty:tracker in {tmp_path}"
+    )
     monkeypatch.chdir(tmp_path)
     told: list[str] = []
     with pytest.raises(RequestError):
@@ -204,8 +215,13 @@ def test_wrong_values_and_missing_ones() -> None:
 @pytest.mark.usefixtures("third_party")
 def test_broken_plugins_say_so_when_asked_for() -> None:
     assert "'gone' cannot be loaded: ModuleNotFoundError" in mistakes_of(PluginSpec("gone"))[0]
-    assert "'wrong' is broken: its factory returns 3, not a Plugin" in mistakes_of(PluginSpec("wrong"))[0]
-    assert mistakes_of(PluginSpec("fragile")) == ("the plugin 'fragile' cannot be made: RuntimeError: no licence",)
+    assert (
+        "'wrong' is broken: its factory returns 3, not a Plugin"
+        in mistakes_of(PluginSpec("wrong"))[0]
+    )
+    assert mistakes_of(PluginSpec("fragile")) == (
+        "the plugin 'fragile' cannot be made: RuntimeError: no licence",
+    )
     with pytest.raises(AttributeError, match="cannot be loaded"):
         _ = sky.plugins.gone
 
@@ -250,7 +266,9 @@ def test_a_cluster_says_whether_there_is_cuda() -> None:
 
 
 def test_the_same_plugin_twice_is_a_mistake() -> None:
-    found = mistakes_of(PluginSpec("torch"), sky.plugins.torch(backend="gloo"), Plugin("mine"), Plugin("mine"))
+    found = mistakes_of(
+        PluginSpec("torch"), sky.plugins.torch(backend="gloo"), Plugin("mine"), Plugin("mine")
+    )
     assert found == (
         "the plugin 'torch' is asked for twice: write it once, with all its options",
         "the plugin 'mine' is asked for twice: write it once, with all its options",

@@ -18,7 +18,9 @@ import skymagic as sky
 from skymagic.errors import ProvisionError, RequestError
 from skymagic.plugins import Cluster
 
-pytestmark = pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed: pip install torch")
+pytestmark = pytest.mark.skipif(
+    find_spec("torch") is None, reason="torch is not installed: pip install torch"
+)
 
 CPU = Cluster(nodes=2)
 GPU = Cluster(nodes=2, accelerator=sky.accelerators.A100(count=8))
@@ -67,12 +69,16 @@ def test_packages(options: dict[str, str], packages: tuple[str, ...]) -> None:
     ],
     ids=str,
 )
-def test_the_index_follows_the_accelerator(cluster: Cluster, options: dict[str, str], index: str) -> None:
+def test_the_index_follows_the_accelerator(
+    cluster: Cluster, options: dict[str, str], index: str
+) -> None:
     assert image(cluster, **options).pip_indexes == (INDEX + index,)
 
 
 def test_what_the_image_had_stays_before_it() -> None:
-    before = sky.Image(pip=["numpy", "einops"], pip_indexes=["https://example.org/simple"], env={"A": "b"})
+    before = sky.Image(
+        pip=["numpy", "einops"], pip_indexes=["https://example.org/simple"], env={"A": "b"}
+    )
     after = image(CPU, before)
     assert after.pip == ("numpy", "einops", "torch")
     assert after.pip_indexes == ("https://example.org/simple", INDEX + "cpu")
@@ -81,7 +87,9 @@ def test_what_the_image_had_stays_before_it() -> None:
 
 def test_versions_that_contradict_the_image() -> None:
     with pytest.raises(RequestError, match="torch cannot be all of"):
-        sky.Compute(image=sky.Image(pip=["torch==2.3.0"]), plugins=[sky.plugins.torch(version="2.4.0")]).start()
+        sky.Compute(
+            image=sky.Image(pip=["torch==2.3.0"]), plugins=[sky.plugins.torch(version="2.4.0")]
+        ).start()
 
 
 # ------------------------------------------------------------------------------------------------- the group
@@ -129,7 +137,9 @@ def test_the_group_is_there_before_the_first_cell(pool: Any) -> None:
     assert reduced() @ pool == [3.0] * 2
 
 
-def test_a_world_of_one_has_a_group_too_which_is_destroyed_when_the_pool_ends(tmp_path: Path) -> None:
+def test_a_world_of_one_has_a_group_too_which_is_destroyed_when_the_pool_ends(
+    tmp_path: Path,
+) -> None:
     @sky.function
     def watch(folder: str) -> None:
         import torch.distributed as dist
@@ -166,9 +176,15 @@ def test_wrapped_functions_take_their_arguments_by_keyword(pool: Any) -> None:
         from torch.nn.parallel import DistributedDataParallel as DDP
 
         group = dist.new_group(
-            ranks=[0, 1], timeout=None, backend=None, pg_options=None, use_local_synchronization=False
+            ranks=[0, 1],
+            timeout=None,
+            backend=None,
+            pg_options=None,
+            use_local_synchronization=False,
         )
-        model = DDP(module=torch.nn.Linear(2, 1), device_ids=None, output_device=None, process_group=group)
+        model = DDP(
+            module=torch.nn.Linear(2, 1), device_ids=None, output_device=None, process_group=group
+        )
         model(input=torch.ones(1, 2)).sum().backward()
         values, gathered = torch.ones(2), [torch.zeros(2) for _ in range(2)]
         dist.all_reduce(tensor=values, op=dist.ReduceOp.SUM, group=group, async_op=False)
@@ -204,14 +220,25 @@ def workers_of_torchrun(folder: Path) -> list[dict[str, str]]:
     command = f"-m torch.distributed.run --nnodes=2 --nproc_per_node=1 --master_addr=127.0.0.1 --master_port={port} --no_python"
     started = [
         subprocess.Popen(
-            [sys.executable, *command.split(), f"--node_rank={node}", sys.executable, "-c", TELL, folder],
+            [
+                sys.executable,
+                *command.split(),
+                f"--node_rank={node}",
+                sys.executable,
+                "-c",
+                TELL,
+                folder,
+            ],
             stderr=subprocess.DEVNULL,
         )
         for node in range(2)
     ]
     assert [process.wait(timeout=60) for process in started] == [0, 0]
     told = [json.loads((folder / str(rank)).read_text()) for rank in range(2)]
-    return [{name: value for name, value in env.items() if os.environ.get(name) != value} for env in told]
+    return [
+        {name: value for name, value in env.items() if os.environ.get(name) != value}
+        for env in told
+    ]
 
 
 def test_the_environment_is_that_of_torchruns_workers(pool: Any, tmp_path: Path) -> None:
@@ -223,7 +250,9 @@ def test_the_environment_is_that_of_torchruns_workers(pool: Any, tmp_path: Path)
     for rank, worker in zip(environment() @ pool, workers, strict=True):
         differing = {name for name, value in worker.items() if rank.get(name) != value}
         assert differing - set(DIFFERENCES) == set(), differing
-    assert set(DIFFERENCES) <= {name for worker in workers for name in worker}, "a difference that is none any more"
+    assert set(DIFFERENCES) <= {name for worker in workers for name in worker}, (
+        "a difference that is none any more"
+    )
 
 
 # ------------------------------------------------------------------------------------------ who takes part

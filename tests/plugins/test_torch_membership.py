@@ -12,7 +12,9 @@ import pytest
 
 from tests.lab.notebook import ROOT, opened
 
-pytestmark = pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed: pip install torch")
+pytestmark = pytest.mark.skipif(
+    find_spec("torch") is None, reason="torch is not installed: pip install torch"
+)
 
 MEMBERS = """
 import os, sys, torch.distributed as dist
@@ -48,7 +50,9 @@ def test_members_tell_each_other_and_a_stranger_is_seen_by_all(tmp_path: Path) -
         assert (tmp_path / f"s,s,s-{rank}").read_text() == "told [False, True, True] [0, 1, 2]\n"
     first, stranger, last = ((tmp_path / f"s,guessed,s-{rank}").read_text() for rank in range(3))
     for said in (first, last):
-        assert said.startswith("refused the process group has an unknown process in place of rank 1: it joined")
+        assert said.startswith(
+            "refused the process group has an unknown process in place of rank 1: it joined"
+        )
     assert "rank 0, 2" in stranger
 
 
@@ -73,12 +77,17 @@ def test_a_rank_fails_where_there_is_no_numpy(tmp_path: Path) -> None:
     """torch does not require it, and a pool's own environment may have none."""
     hidden = tmp_path / "hidden"
     hidden.mkdir()
-    (hidden / "numpy.py").write_text("raise ModuleNotFoundError('there is no numpy here', name='numpy')\n")
+    (hidden / "numpy.py").write_text(
+        "raise ModuleNotFoundError('there is no numpy here', name='numpy')\n"
+    )
     cells = ("%sky_pool --nodes 2 --plugin torch", "FAIL = False", TRAINING, "FAIL = True")
     with opened(tmp_path, *cells, env={"PYTHONPATH": f"{hidden}{os.pathsep}{ROOT}"}) as notebook:
         before = notebook.value("[pid for _, pid in losses]")
         failed = notebook.fail(TRAINING)
-        assert (failed.ename, failed.evalue.partition("\n")[0][:11]) == ("ValueError", "a bad batch")
+        assert (failed.ename, failed.evalue.partition("\n")[0][:11]) == (
+            "ValueError",
+            "a bad batch",
+        )
         notebook.run("FAIL = False")
         notebook.run(TRAINING)
         assert notebook.value("[pid for _, pid in losses]") == before
@@ -117,5 +126,9 @@ finally:
 
 def test_a_group_that_a_stranger_has_joined_is_not_used() -> None:
     """What a rank sends is unpickled by the others' `broadcast_object_list`: none may begin before all have shown the secret."""
-    done = subprocess.run([sys.executable, "-c", JOINED], check=True, timeout=60, capture_output=True, text=True)
-    assert done.stdout.startswith("refused the process group has an unknown process in place of rank 1"), done.stdout
+    done = subprocess.run(
+        [sys.executable, "-c", JOINED], check=True, timeout=60, capture_output=True, text=True
+    )
+    assert done.stdout.startswith(
+        "refused the process group has an unknown process in place of rank 1"
+    ), done.stdout

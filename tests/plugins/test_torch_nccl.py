@@ -21,7 +21,13 @@ from skymagic.runtime.info import InstanceInfo  # noqa: E402
 class Communicator:
     """Notes what is done to it, and on which thread."""
 
-    def __init__(self, name: str, events: list[str], fails: bool = False, until: threading.Event | None = None) -> None:
+    def __init__(
+        self,
+        name: str,
+        events: list[str],
+        fails: bool = False,
+        until: threading.Event | None = None,
+    ) -> None:
         self.name, self.events, self.fails, self.until = name, events, fails, until
 
     def _group_start(self) -> None:
@@ -44,7 +50,9 @@ def test_all_communicators_are_aborted_as_one_operation() -> None:
     assert events == ["start", "abort a", "abort b", "end"]
 
 
-def test_an_abort_is_first_and_nobody_waits_for_it_but_who_forms_groups(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_abort_is_first_and_nobody_waits_for_it_but_who_forms_groups(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     events: list[str] = []
     done = threading.Event()
     monkeypatch.setattr(unblock, "_backends", lambda: [Communicator("a", events, until=done)])
@@ -56,7 +64,9 @@ def test_an_abort_is_first_and_nobody_waits_for_it_but_who_forms_groups(monkeypa
         return started()
 
     monkeypatch.setattr(group._aborts, "begin", begin)
-    monkeypatch.setattr(group._connections, "shut_down", lambda: len(events.__iadd__(["sockets"])[:2]))
+    monkeypatch.setattr(
+        group._connections, "shut_down", lambda: len(events.__iadd__(["sockets"])[:2])
+    )
     assert group.free() == 3
     assert group.free() == 3
     ours = [event for event in events if event in ("begin", "sockets")]
@@ -122,7 +132,10 @@ def test_where_a_rank_waits_for_a_collective_on_its_gpu(monkeypatch: pytest.Monk
     def dump(includeCollectives: bool, onlyActive: bool) -> str:
         return json.dumps({"entries": entries})
 
-    stack = {"busy": True, "frames": [{"cell": 3, "line": 5, "name": "<module>", "code": "loss.item()"}]}
+    stack = {
+        "busy": True,
+        "frames": [{"cell": 3, "line": 5, "name": "<module>", "code": "loss.item()"}],
+    }
     assert gpu.with_collective(stack) == stack
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     monkeypatch.setattr(torch._C._distributed_c10d, gpu.RECORDED, dump, raising=False)

@@ -63,7 +63,10 @@ def trouble(place):
             raise ValueError('planted')
         {others}
 step(1)"""
-OTHERS = {"compute": "while True: sum(range(1000)); time.sleep(0.001)", "wait": "dist.all_reduce(torch.ones(1 << 16))"}
+OTHERS = {
+    "compute": "while True: sum(range(1000)); time.sleep(0.001)",
+    "wait": "dist.all_reduce(torch.ones(1 << 16))",
+}
 GO_ON = "trouble = quiet\nfor number in (1, 2, 3):\n    step(number)\nweights(model)"
 IDENTITY = "[id(mark), id(dist.group.WORLD)]"
 PLACES = ["forward", "backward", "behind"]
@@ -91,7 +94,9 @@ def failed(notebook: Notebook, kind: str, place: str, others: str) -> str:
     after = seen(notebook, IDENTITY)
     assert [mark for mark, _ in after] == [mark for mark, _ in before]
     # only ranks that wait in a collective cost the group
-    assert ([group for _, group in after] == [group for _, group in before]) == (others == "compute")
+    assert ([group for _, group in after] == [group for _, group in before]) == (
+        others == "compute"
+    )
     return error.text + shown
 
 
@@ -130,7 +135,9 @@ USED = """wrapped(torch.ones(1, 4)).sum().backward()
 def test_groups_of_the_users_own_are_made_again(notebook: Notebook) -> None:
     notebook.run(GROUPS)
     for waits in ("dist.barrier()", "dist.barrier(group=mine)"):
-        error = notebook.fail(f"%%sky_broadcast\nif rank == 2:\n    raise ValueError('planted')\n{waits}")
+        error = notebook.fail(
+            f"%%sky_broadcast\nif rank == 2:\n    raise ValueError('planted')\n{waits}"
+        )
         shown = notebook.run("%%sky_broadcast\nnothing = None").text
         assert "make it again" not in error.text + shown
         assert "wrap it again" not in error.text + shown

@@ -11,7 +11,9 @@ import pytest
 import skymagic as sky
 from skymagic.errors import ResultError
 
-pytestmark = pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed: pip install torch")
+pytestmark = pytest.mark.skipif(
+    find_spec("torch") is None, reason="torch is not installed: pip install torch"
+)
 
 if find_spec("torch"):
     import torch
@@ -59,12 +61,20 @@ def sharded(kind: str) -> Any:
     if kind == "fully_shard":
         fully_shard(net.first)
         return stepped(fully_shard(net))
-    net.first = FullyShardedDataParallel(net.first, device_id=torch.device("cpu"), use_orig_params=kind == "original")
-    return stepped(FullyShardedDataParallel(net, device_id=torch.device("cpu"), use_orig_params=kind == "original"))
+    net.first = FullyShardedDataParallel(
+        net.first, device_id=torch.device("cpu"), use_orig_params=kind == "original"
+    )
+    return stepped(
+        FullyShardedDataParallel(
+            net, device_id=torch.device("cpu"), use_orig_params=kind == "original"
+        )
+    )
 
 
 def alike(one: Any, other: Any) -> bool:
-    return one.keys() == other.keys() and all(torch.allclose(one[name], other[name]) for name in one)
+    return one.keys() == other.keys() and all(
+        torch.allclose(one[name], other[name]) for name in one
+    )
 
 
 def test_a_module_of_fully_shard_comes_as_the_users_own_class(pool: Any) -> None:
@@ -168,7 +178,9 @@ def row() -> Any:
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.tensor import DTensor, Shard
 
-    return DTensor.from_local(torch.ones(1, 2), DeviceMesh("cpu", [0, 1]), [Shard(0)], run_check=False)
+    return DTensor.from_local(
+        torch.ones(1, 2), DeviceMesh("cpu", [0, 1]), [Shard(0)], run_check=False
+    )
 
 
 def refused(pool: Any, call: Any, words: str, one: bool = False) -> None:
@@ -218,7 +230,9 @@ def of_the_ranks(what: str) -> Any:
         ("original", "get_optimizer_state_dict"),
     ],
 )
-def test_what_lives_on_the_ranks_alone_is_refused_in_words(pool: Any, what: str, words: str) -> None:
+def test_what_lives_on_the_ranks_alone_is_refused_in_words(
+    pool: Any, what: str, words: str
+) -> None:
     refused(pool, of_the_ranks(what), words)
 
 

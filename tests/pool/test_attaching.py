@@ -59,7 +59,11 @@ def test_a_run_goes_on_in_another_notebook_and_no_line_is_lost(desk: Desk) -> No
         # the pool is as any other
         third.run("%%sky_broadcast -o after\ntotal + rank")
         third.run("%sky_pull total -o pulled")
-        assert third.value("after, pulled, 'pulled' in globals()") == ([44850, 44851], [44850, 44850], True)
+        assert third.value("after, pulled, 'pulled' in globals()") == (
+            [44850, 44851],
+            [44850, 44850],
+            True,
+        )
         third.run("%sky_down lab")
 
 
@@ -97,19 +101,27 @@ def test_the_first_cell_after_it_shows_all_that_it_prints(desk: Desk) -> None:
         second.run("%sky_down lab")
 
 
-def test_what_has_ended_meanwhile_waits_and_a_kernel_that_is_shut_down_leaves_what_goes_on(desk: Desk) -> None:
+def test_what_has_ended_meanwhile_waits_and_a_kernel_that_is_shut_down_leaves_what_goes_on(
+    desk: Desk,
+) -> None:
     with desk.notebook(desk.made) as notebook:
-        desk.left_alone(notebook, GATED + "print('after')\nname = [1.5] * 200_000 + [rank]\nlen(name)")
+        desk.left_alone(
+            notebook, GATED + "print('after')\nname = [1.5] * 200_000 + [rank]\nlen(name)"
+        )
     with desk.notebook() as notebook:
         shown = notebook.run("%sky_attach lab")
         assert "[cell 3 on ranks 0, 1 " in shown.stdout
         assert shown.stdout.count("after") == 1
         lists = [(200_001, 0), (200_001, 1)]
-        assert notebook.value("value, [(len(each), each[-1]) for each in name]") == ([200_001] * 2, lists)
+        assert notebook.value("value, [(len(each), each[-1]) for each in name]") == (
+            [200_001] * 2,
+            lists,
+        )
         # a death and a script wait too
         desk.left_alone(
             notebook,
-            GATED + "import signal, time\nif rank == 0: os.kill(os.getpid(), signal.SIGKILL)\ntime.sleep(1000)",
+            GATED
+            + "import signal, time\nif rank == 0: os.kill(os.getpid(), signal.SIGKILL)\ntime.sleep(1000)",
         )
     with desk.notebook() as notebook:  # what its user has had is not shown again
         shown = notebook.finish(notebook.start("%sky_attach lab"))
@@ -118,14 +130,22 @@ def test_what_has_ended_meanwhile_waits_and_a_kernel_that_is_shut_down_leaves_wh
         assert notebook.value("'value' in globals()") is False
         notebook.run("%%sky_broadcast -o ranks\nimport os\nos.environ['RANK']")
         assert notebook.value("ranks") == ["0", "1"]
-        desk.left_alone(notebook, "%%sky_sh -t 0 -o ends\necho before\ncat {way}\ntouch {over}\necho after\nexit 3")
+        desk.left_alone(
+            notebook,
+            "%%sky_sh -t 0 -o ends\necho before\ncat {way}\ntouch {over}\necho after\nexit 3",
+        )
     with desk.notebook() as notebook:
         cell = notebook.finish(notebook.start("%sky_attach lab"))
         assert cell.failure.ename == "ScriptError"
         assert cell.stdout.count("after") == 1
-        assert notebook.value("[(end.status, end.tail) for end in ends]") == [(3, "before\ngoafter")]
+        assert notebook.value("[(end.status, end.tail) for end in ends]") == [
+            (3, "before\ngoafter")
+        ]
         gate = desk.gate()
-        beside = GATED.replace("-o", "-a -o").format(way=repr(str(gate)), over=repr(os.devnull)) + "name = rank\nrank"
+        beside = (
+            GATED.replace("-o", "-a -o").format(way=repr(str(gate)), over=repr(os.devnull))
+            + "name = rank\nrank"
+        )
         shown = notebook.run(beside)
         notebook.watch(shown, lambda seen: "before" in seen.stdout)
     with desk.notebook() as notebook:  # the last one's kernel was shut down, and left what goes on
@@ -139,14 +159,21 @@ def test_what_has_ended_meanwhile_waits_and_a_kernel_that_is_shut_down_leaves_wh
         assert "no pool 'lab' was left" in notebook.fail("%sky_attach lab").evalue
 
 
-def test_a_notebook_that_is_alive_keeps_its_pool_unless_it_is_taken_away_also_by_another_machine(desk: Desk) -> None:
+def test_a_notebook_that_is_alive_keeps_its_pool_unless_it_is_taken_away_also_by_another_machine(
+    desk: Desk,
+) -> None:
     with desk.notebook(desk.made) as first, desk.notebook() as second:
-        assert "no pool 'other' was left from here; available: lab" in second.fail("%sky_attach other").evalue
+        assert (
+            "no pool 'other' was left from here; available: lab"
+            in second.fail("%sky_attach other").evalue
+        )
         assert "already belongs to this notebook" in first.fail("%sky_attach lab").evalue
         assert "%sky_attach lab --take-over" in second.run("%sky_attach lab").text
         assert "there is no pool yet" in second.fail("%%sky_broadcast\n1").evalue
         first.run("%%sky_broadcast\nkept = 5")
-        cell = first.start("%%sky_broadcast\nimport time\nprint('begun', flush=True)\nwhile True: time.sleep(0.05)")
+        cell = first.start(
+            "%%sky_broadcast\nimport time\nprint('begun', flush=True)\nwhile True: time.sleep(0.05)"
+        )
         first.watch(cell, lambda seen: "begun" in seen.stdout)
         taking = second.start("%sky_attach lab --take-over")
         second.watch(taking, lambda seen: "is still running" in seen.stdout)
@@ -167,7 +194,10 @@ def test_a_notebook_that_is_alive_keeps_its_pool_unless_it_is_taken_away_also_by
 def taken_by_another_machine(desk: Desk, first: Notebook) -> None:
     """Another machine that was given the pool's key continues with it."""
     gate = desk.gate()
-    cell = first.start(GATED.format(way=repr(str(gate)), over=repr(os.devnull)) + "name = [rank]\nprint('after')\nrank")
+    cell = first.start(
+        GATED.format(way=repr(str(gate)), over=repr(os.devnull))
+        + "name = [rank]\nprint('after')\nrank"
+    )
     first.watch(cell, lambda seen: "before" in seen.stdout)
     laptop = desk.elsewhere()
     for shown in laptop.records.glob("*.shown"):
@@ -193,7 +223,9 @@ def taken_by_another_machine(desk: Desk, first: Notebook) -> None:
     assert [*laptop.records.iterdir()] == []
 
 
-def test_a_cell_that_nobody_comes_back_for_is_stopped_and_a_pool_that_is_gone_is_told(desk: Desk) -> None:
+def test_a_cell_that_nobody_comes_back_for_is_stopped_and_a_pool_that_is_gone_is_told(
+    desk: Desk,
+) -> None:
     said = desk.folder / "said"
     body = f"""%%sky_broadcast
 import os, time
@@ -228,9 +260,14 @@ def cannot_be_attached(desk: Desk, key: Path) -> None:
         assert "was made by skymagic 0.0." in second.fail("%sky_attach lab").evalue
         head, _, secret = text.partition(b"\n")
         assert head.decode().split(" ", 3)[3] == f"{platform.python_version()} {sys.executable}"
-        key.write_bytes(b"%s 3.9.18 /opt/the lab/bin/python\n%s" % (b" ".join(head.split()[:3]), secret))
+        key.write_bytes(
+            b"%s 3.9.18 /opt/the lab/bin/python\n%s" % (b" ".join(head.split()[:3]), secret)
+        )
         refused = second.fail("%sky_attach lab").evalue  # and nobody has looked whether it is there
-        assert f"run Python 3.9.18, and this is Python {platform.python_version()}: attach with Python 3.9" in refused
+        assert (
+            f"run Python 3.9.18, and this is Python {platform.python_version()}: attach with Python 3.9"
+            in refused
+        )
         assert "as /opt/the lab/bin/python is" in refused
         code, _, said = desk.ran("attach", "lab")
         assert (code, refused in said) == (1, True), "a reader is refused too"

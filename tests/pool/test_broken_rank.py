@@ -23,9 +23,7 @@ if 'kept' in globals():
     (threading.Thread, threading.Timer), (socket.socket, socket.create_server) = threads, sockets
     time.time, time.monotonic, time.sleep = clocks
     os.environ.update(environ)"""
-GOOD = (
-    "import torch, torch.distributed as dist\nt = torch.ones(1)\ndist.all_reduce(t)\n(t.item(), globals().get('kept'))"
-)
+GOOD = "import torch, torch.distributed as dist\nt = torch.ones(1)\ndist.all_reduce(t)\n(t.item(), globals().get('kept'))"
 BROKEN = {
     "open": "builtins.open = None",
     "socket": "socket.socket = socket.create_server = None",
@@ -71,7 +69,9 @@ def broken(notebook: Notebook, code: str, faulty: int) -> str:
 
 @pytest.mark.parametrize("faulty", [0, 1])
 @pytest.mark.parametrize("how", BROKEN)
-def test_only_the_rank_that_is_broken_loses_its_variables(notebook: Notebook, how: str, faulty: int) -> None:
+def test_only_the_rank_that_is_broken_loses_its_variables(
+    notebook: Notebook, how: str, faulty: int
+) -> None:
     assert "no answer within" not in broken(notebook, BROKEN[how], faulty)
 
 
@@ -101,10 +101,17 @@ dist.barrier()""")
     assert notebook.value("found") == [(3.0, 0), (3.0, None), (3.0, 2)], shown
 
 
-@pytest.mark.parametrize("name", ["dist.all_gather", "dist.all_reduce", "dist.all_gather_object", "builtins.open"])
-def test_a_function_that_rank_0_has_replaced_costs_nobody_anything(notebook: Notebook, name: str) -> None:
+@pytest.mark.parametrize(
+    "name", ["dist.all_gather", "dist.all_reduce", "dist.all_gather_object", "builtins.open"]
+)
+def test_a_function_that_rank_0_has_replaced_costs_nobody_anything(
+    notebook: Notebook, name: str
+) -> None:
     notebook.run(f"{SETUP}\nplain = {name}")
     failing = f"{name} = None\n    raise ValueError('planted')"
-    assert "planted" in notebook.fail(f"%%sky_broadcast\nif rank == 0:\n    {failing}\ndist.barrier()").text
+    assert (
+        "planted"
+        in notebook.fail(f"%%sky_broadcast\nif rank == 0:\n    {failing}\ndist.barrier()").text
+    )
     notebook.run(f"%%sky_broadcast -o found\n{name} = plain\n{GOOD}")
     assert notebook.value("found") == [(3.0, rank) for rank in range(3)]

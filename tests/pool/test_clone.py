@@ -10,7 +10,9 @@ import pytest
 from tests.lab.notebook import Notebook
 from tests.lab.pools import Pools
 
-needs_torch = pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed: pip install torch")
+needs_torch = pytest.mark.skipif(
+    find_spec("torch") is None, reason="torch is not installed: pip install torch"
+)
 
 SETUP = """%%sky_broadcast
 import os, torch, torch.distributed as dist
@@ -87,7 +89,10 @@ def test_model_and_optimizer_by_name(notebook: Notebook) -> None:
     kill(notebook, 1)
     cell = "%%sky_broadcast -o found\nmodel(torch.ones(2, 8)).sum().backward()\noptimizer.step()\noptimizer.zero_grad()"
     error = notebook.fail(cell)
-    assert "rank 1 was replaced and has no model: %sky_clone 1 --from 0 model torch optimizer" in error.text
+    assert (
+        "rank 1 was replaced and has no model: %sky_clone 1 --from 0 model torch optimizer"
+        in error.text
+    )
     shown = notebook.run("%sky_clone 1 --from 0 model torch optimizer")
     assert "model, torch, optimizer: copied from rank 0 to rank 1" in shown.text
     notebook.run(cell)
@@ -111,7 +116,9 @@ def test_values_that_are_not_torch_and_what_their_functions_use(notebook: Notebo
     error = notebook.fail("%%sky_broadcast\nuse()")
     assert "rank 0 was replaced and has no use: %sky_clone 0 --from 1 use" in error.text
     notebook.run("%sky_clone 0 --from 1 use, big np")
-    notebook.run("%%sky_broadcast -o found\nbig[0] = 1.0\nfloat(use()), np.shares_memory(view, big)")
+    notebook.run(
+        "%%sky_broadcast -o found\nbig[0] = 1.0\nfloat(use()), np.shares_memory(view, big)"
+    )
     assert notebook.value("found") == [(69.0, True)] * 3
 
 
@@ -133,7 +140,9 @@ def test_a_name_of_which_the_notebook_has_an_older_value(notebook: Notebook) -> 
 
 
 def test_a_class_of_a_module_beside_the_notebook(notebook: Notebook) -> None:
-    (notebook.folder / "shapes.py").write_text("class Square:\n    def __init__(self, a): self.a = a\n")
+    (notebook.folder / "shapes.py").write_text(
+        "class Square:\n    def __init__(self, a): self.a = a\n"
+    )
     notebook.run("%%sky_broadcast\nimport shapes\nsquare = shapes.Square(3)")
     kill(notebook, 2)
     notebook.run("%sky_clone 2 --from 1 square")
@@ -168,8 +177,9 @@ def test_what_is_refused_changes_nothing(notebook: Notebook) -> None:
 def test_a_name_that_one_rank_alone_has(notebook: Notebook) -> None:
     notebook.run("%%sky_broadcast\nimport os\nif os.environ['RANK'] != '1':\n    only_there = 5")
     error = notebook.fail("%%sky_broadcast\nonly_there")
-    assert "rank 1 has no only_there, which rank 0 has: %sky_clone 1 --from 0 only_there" in error.text or (
-        "rank 1 was replaced and has no only_there" in error.text
+    assert (
+        "rank 1 has no only_there, which rank 0 has: %sky_clone 1 --from 0 only_there" in error.text
+        or ("rank 1 was replaced and has no only_there" in error.text)
     )
     notebook.run("%sky_clone 1 --from 0 only_there")
     notebook.run("%%sky_broadcast -o found\nonly_there")
@@ -182,9 +192,14 @@ def test_a_name_that_no_rank_has_is_a_plain_error(notebook: Notebook) -> None:
 
 def test_as_python(notebook: Notebook) -> None:
     notebook.run("import skymagic as sky\npool = sky.find('main')")
-    notebook.run("%%sky_broadcast\nimport os\nshared = [int(os.environ['RANK'])]\nother = {'same': shared}")
+    notebook.run(
+        "%%sky_broadcast\nimport os\nshared = [int(os.environ['RANK'])]\nother = {'same': shared}"
+    )
     assert notebook.value("pool.clone('1:', ['shared', 'other'], source=0)") == ("shared", "other")
     notebook.run("%%sky_broadcast -o found\nshared, other['same'] is shared")
     assert notebook.value("found") == [([0], True)] * 3
-    assert "rank 0 cannot get names from itself" in notebook.fail("pool.clone(0, 'shared', source=0)").text
+    assert (
+        "rank 0 cannot get names from itself"
+        in notebook.fail("pool.clone(0, 'shared', source=0)").text
+    )
     assert "there is no rank 5" in notebook.fail("pool.clone(5, 'shared', source=0)").text

@@ -63,7 +63,9 @@ def desk(tmp_path: Path) -> Iterator[Desk]:
 def test_a_pool_of_this_machine_goes_on_without_its_notebook(desk: Desk) -> None:
     gone, gate = desk.folder / "gone", desk.folder / "gate"
     with desk.notebook(desk.made) as first:
-        cell = first.start(REPORTS.replace("FIRST", repr(str(gone))).replace("GATE", repr(str(gate))))
+        cell = first.start(
+            REPORTS.replace("FIRST", repr(str(gone))).replace("GATE", repr(str(gate)))
+        )
         first.watch(cell, lambda seen: "before" in seen.stdout)
         killed(first)
     gone.write_text("")
@@ -78,7 +80,14 @@ def test_a_pool_of_this_machine_goes_on_without_its_notebook(desk: Desk) -> None
         assert cell.error is None, cell.error
         assert cell.stdout.count("after") == 1
         reported = second.value("__import__('skymagic').find().metrics.loss.to_dict()")
-        assert reported == {(0, 0): 0, (1, 0): 0.5, (2, 0): 0.25, (0, 1): 1, (1, 1): 1.5, (2, 1): 1.25}
+        assert reported == {
+            (0, 0): 0,
+            (1, 0): 0.5,
+            (2, 0): 0.25,
+            (0, 1): 1,
+            (1, 1): 1.5,
+            (2, 1): 1.25,
+        }
         second.run("%%sky_broadcast -o kept\nvalue = [3] * 200_000\nlen(value)")
         assert second.value("value, kept") == ([0, 1], [200_000, 200_000])
         killed(second)
@@ -89,7 +98,10 @@ def test_a_pool_of_this_machine_goes_on_without_its_notebook(desk: Desk) -> None
     assert (found[0]["job_id"], len(ranks)) == (pool["job_id"], 2)
     assert f"to end it: %sky_down {desk.pool}" in desk.ran("status", desk.pool)[1].splitlines()
     with desk.notebook() as third:
-        assert f"pool {desk.pool!r} ({pool['job_id']}) is down on" in third.run(f"%sky_down {desk.pool}").stdout
+        assert (
+            f"pool {desk.pool!r} ({pool['job_id']}) is down on"
+            in third.run(f"%sky_down {desk.pool}").stdout
+        )
         assert still_there(ranks) == []
         until(lambda: not answers(f"{pool['job_id']}-0"))  # its daemon goes last
         assert left not in third.run("%sky_status").text
@@ -104,7 +116,9 @@ def restarted_amid_a_cell(notebook: Notebook, gate: Path) -> list[psutil.Process
     notebook.run("%%sky_broadcast -o pids\nkept = 7\nos.getpid()")
     ranks = [psutil.Process(pid) for pid in notebook.value("pids")]
     cell = notebook.start(WAITS.replace("GATE", repr(str(gate))))
-    notebook.watch(cell, lambda seen: "before" in seen.stdout and bool(seen.rich))  # its line is there, and moves
+    notebook.watch(
+        cell, lambda seen: "before" in seen.stdout and bool(seen.rich)
+    )  # its line is there, and moves
     notebook.restart()
     gate.write_text("")
     return ranks
@@ -120,7 +134,9 @@ def test_a_kernel_that_is_restarted_amid_a_cell_ends_its_pool_and_makes_another(
         gone = "pool 'brief' was on this machine and ended with its kernel; %sky_pool brief … --detach starts one that outlives it"
         assert gone in notebook.fail("%sky_attach brief").evalue
         notebook.run("%sky_pool brief --ranks 2")
-        assert "again" in (said := notebook.run("%%sky_broadcast\nprint('again')")).lines, said.outputs
+        assert "again" in (said := notebook.run("%%sky_broadcast\nprint('again')")).lines, (
+            said.outputs
+        )
 
 
 def test_a_kernel_that_is_restarted_amid_a_cell_attaches_to_its_detached_pool_and_one_that_is_shut_down_leaves_its_script(
@@ -155,14 +171,18 @@ def test_a_kernel_that_is_restarted_amid_a_cell_attaches_to_its_detached_pool_an
         second.finish(cell)
         assert cell.failure.ename == "ScriptError"
         assert cell.stdout.count("after") == 1
-        assert second.value("[(end.status, end.tail) for end in ends]") == [(3, "before\nafter")] * 2
+        assert (
+            second.value("[(end.status, end.tail) for end in ends]") == [(3, "before\nafter")] * 2
+        )
         second.run(f"%sky_down {desk.pool}")
 
 
 def test_it_ends_when_nobody_comes_back(desk: Desk) -> None:
     with desk.notebook("%config SkyMagic.away = '1s'", desk.made) as first:
         found = json.loads(desk.ran("status", desk.pool, "--json")[1])["pools"]
-        ranks = [psutil.Process(pid) for node in found[0]["nodes"] for pid in node["ranks"].values()]
+        ranks = [
+            psutil.Process(pid) for node in found[0]["nodes"] for pid in node["ranks"].values()
+        ]
         killed(first)
     assert still_there(ranks, 30.0) == []
     for daemon in daemons(found[0]["job_id"]):
@@ -170,7 +190,10 @@ def test_it_ends_when_nobody_comes_back(desk: Desk) -> None:
             daemon.terminate()  # it would wait for a notebook that asks why
         assert still_there([daemon]) == []
     with desk.notebook() as second:
-        assert f"no pool {desk.pool!r} was left from here" in second.fail(f"%sky_attach {desk.pool}").evalue
+        assert (
+            f"no pool {desk.pool!r} was left from here"
+            in second.fail(f"%sky_attach {desk.pool}").evalue
+        )
         assert "was left" not in second.run("%sky_status").text
 
 
@@ -178,7 +201,9 @@ def test_one_that_ends_with_its_notebook_does_not_fit() -> None:
     here = Inventory("laptop", 8, 16.0)
     stays, goes = plan(PoolRequest(nodes=2, detached=True), here), plan(PoolRequest(nodes=2), here)
     assert (stays.outlives, goes.outlives) == (True, False)
-    assert fits(PoolRequest(detached=True), goes) == ["it ends with its notebook: it was started without --detach"]
+    assert fits(PoolRequest(detached=True), goes) == [
+        "it ends with its notebook: it was started without --detach"
+    ]
     assert fits(PoolRequest(detached=True), stays) == fits(PoolRequest(), stays) == []
     assert "some time after the notebook" in stays.text()
     assert "with the notebook" in goes.text()
@@ -187,7 +212,9 @@ def test_one_that_ends_with_its_notebook_does_not_fit() -> None:
 
 def test_how_it_is_ended_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-    gone = PoolRecord("lab", "lab-0a1b2c3d", "local", ("laptop",), "/home/ann", process="1 1 long-ago")
+    gone = PoolRecord(
+        "lab", "lab-0a1b2c3d", "local", ("laptop",), "/home/ann", process="1 1 long-ago"
+    )
     assert records.reminders([gone]) == [
         "pool 'lab' was left on laptop by a notebook that is gone: %sky_attach lab continues with it, %sky_down lab-0a1b2c3d ends it"
     ]
@@ -198,12 +225,18 @@ def test_how_it_is_ended_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 def test_what_may_have_been_seen_is_shown_again_and_said(desk: Desk) -> None:
     gate = desk.folder / "gate"
-    with desk.notebook(desk.made) as first:  # as if it were killed before it knows that something has left it
-        first.run("from skymagic.pool.keys import DisplayRecord\nDisplayRecord.mark = lambda *_: None")
+    with desk.notebook(
+        desk.made
+    ) as first:  # as if it were killed before it knows that something has left it
+        first.run(
+            "from skymagic.pool.keys import DisplayRecord\nDisplayRecord.mark = lambda *_: None"
+        )
         seen = first.start(WAITS.replace("GATE", repr(str(gate))))
         first.watch(seen, lambda seen: "before" in seen.stdout)
         killed(first)
-    with desk.notebook(DIES_AMIDST) as second:  # killed between that line and what it announces: which is not lost
+    with desk.notebook(
+        DIES_AMIDST
+    ) as second:  # killed between that line and what it announces: which is not lost
         second.start(f"%sky_attach {desk.pool}")
         assert still_there([psutil.Process(second.pid)], 60.0) == []
     with desk.notebook() as third:

@@ -39,11 +39,18 @@ def test_what_lives_is_taken_up_and_what_is_lost_is_said(desk: Desk) -> None:
     with desk.notebook() as notebook:  # its cell has ended meanwhile
         shown = notebook.finish(notebook.start("%sky_attach lab"))
         assert shown.stdout.count("after") == 1
-        assert "rank 1 and its variables are lost; rank 0 keeps its variables (-t 0 runs cells there" in shown.stdout
+        assert (
+            "rank 1 and its variables are lost; rank 0 keeps its variables (-t 0 runs cells there"
+            in shown.stdout
+        )
         assert shown.failure.ename == "ResultError"
         assert "rank 1 cannot be reached: " in shown.failure.text
         assert "results that arrived are in " in shown.failure.text
-        assert notebook.value("value[0], name[0], type(value[1]).__name__") == (1, 40, "Unavailable")
+        assert notebook.value("value[0], name[0], type(value[1]).__name__") == (
+            1,
+            40,
+            "Unavailable",
+        )
         notebook.run("%%sky_broadcast -t 0 -o there\nname")
         assert notebook.value("there") == [40]
         second.start()
@@ -71,7 +78,10 @@ def test_what_lives_is_taken_up_and_what_is_lost_is_said(desk: Desk) -> None:
     with desk.notebook() as notebook:
         gone = notebook.fail("%sky_attach lab").evalue
         assert "h1" in gone
-        assert f"%sky_down {record.stem} --hosts h2 ends what is left on h2; recreate the pool with %sky_pool" in gone
+        assert (
+            f"%sky_down {record.stem} --hosts h2 ends what is left on h2; recreate the pool with %sky_pool"
+            in gone
+        )
         assert "is down on h2" in notebook.run(f"%sky_down {record.stem} --hosts h2").stdout
     left = rundir.find(f"{record.stem}-0")  # a machine that is started anew has an empty /tmp
     assert left is not None

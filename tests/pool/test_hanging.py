@@ -15,14 +15,18 @@ ASLEEP = (("S", 1.0), ("S", 1.0))
 """What an agent says at the first look and at a later one: state of the main thread, processor time."""
 
 
-def hanging(usage: tuple[Any, Any], joining: Any, *, others: Any = WAITS, seconds: float = HANG_DEADLINE) -> list[int]:
+def hanging(
+    usage: tuple[Any, Any], joining: Any, *, others: Any = WAITS, seconds: float = HANG_DEADLINE
+) -> list[int]:
     """The ranks that hang, when rank 1 is seen like this twice, and rank 0 is like the others."""
     signs, said = SignsOfLife(), {0: others, 1: joining}
     looks = zip((0.0, seconds), usage, strict=True)
     return [signs.hanging(at, {0: ("S", 1.0), 1: seen}, said) for at, seen in looks][-1]
 
 
-@pytest.mark.parametrize("joining", [WORKS, None, {}], ids=["answers", "is too broken to answer", "says nothing"])
+@pytest.mark.parametrize(
+    "joining", [WORKS, None, {}], ids=["answers", "is too broken to answer", "says nothing"]
+)
 def test_a_rank_that_sleeps_where_it_waits_for_nobody_hangs(joining: Any) -> None:
     assert hanging(ASLEEP, joining) == [1]
 

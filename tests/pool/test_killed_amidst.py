@@ -13,12 +13,18 @@ from tests.lab.notebook import Notebook
 from tests.lab.waiting import until
 
 HERE = pytest.mark.parametrize("desk", ["detached"], indirect=True)
-NO_LOCKS = "import fcntl\ndef flock(*_): raise OSError(95, 'Operation not supported')\nfcntl.flock = flock"
+NO_LOCKS = (
+    "import fcntl\ndef flock(*_): raise OSError(95, 'Operation not supported')\nfcntl.flock = flock"
+)
 """As a file system that has none, such as NFS without lockd."""
 
 
-@pytest.fixture(scope="module", params=["detached", pytest.param("ssh", marks=pytest.mark.needs("sshd"))])
-def desk(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Desk]:
+@pytest.fixture(
+    scope="module", params=["detached", pytest.param("ssh", marks=pytest.mark.needs("sshd"))]
+)
+def desk(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Desk]:
     folder = tmp_path_factory.mktemp("amidst")
     with local_desk(folder) if request.param == "detached" else ssh_desk(folder) as desk:
         with desk.notebook(desk.made) as notebook:
@@ -46,12 +52,16 @@ def attached(desk: Desk, notebook: Notebook) -> None:
 
 def test_while_it_ships(first: Notebook) -> None:
     first.run("import os\nlarge = os.urandom(50_000_000)")
-    shown = first.start("print('begun', flush=True)\nget_ipython().run_cell_magic('sky_broadcast', '', 'len(large)')")
+    shown = first.start(
+        "print('begun', flush=True)\nget_ipython().run_cell_magic('sky_broadcast', '', 'len(large)')"
+    )
     first.watch(shown, lambda seen: "begun" in seen.stdout)
     killed(first)
 
 
-def test_before_the_first_output_and_while_it_attaches_and_gathers(desk: Desk, first: Notebook) -> None:
+def test_before_the_first_output_and_while_it_attaches_and_gathers(
+    desk: Desk, first: Notebook
+) -> None:
     begun, gate = desk.folder / "begun", desk.folder / "gate"
     begun.mkdir()
     cell = f"""%%sky_broadcast -o sizes -g large
@@ -116,15 +126,23 @@ def both_attach(desk: Desk, *before: str, rounds: int = 1) -> None:
     """Two notebooks at the same moment: one has the pool, the other hears that, and who has it, with one of its first cells."""
     with desk.notebook(*before) as one, desk.notebook(*before) as other:
         both = [(notebook, notebook.start(f"%sky_attach {desk.pool}")) for notebook in (one, other)]
-        for notebook, shown in both:  # a cell of the first might be over before the other takes the pool
+        for (
+            notebook,
+            shown,
+        ) in both:  # a cell of the first might be over before the other takes the pool
             notebook.finish(shown)
         ran = (
-            [notebook.finish(notebook.start("%%sky_broadcast\nrank")) for notebook, _ in both] for _ in range(rounds)
+            [notebook.finish(notebook.start("%%sky_broadcast\nrank")) for notebook, _ in both]
+            for _ in range(rounds)
         )
         cells = next((each for each in ran if any(cell.error for cell in each)), [])
         assert sorted(cell.error is None for cell in cells) == [False, True]
         # one that was through before the other came hears it with its next cell
-        (loser,) = ((shown, cell) for (_, shown), cell in zip(both, cells, strict=True) if cell.error is not None)
+        (loser,) = (
+            (shown, cell)
+            for (_, shown), cell in zip(both, cells, strict=True)
+            if cell.error is not None
+        )
         said = "".join(one.text + (one.error.text if one.error else "") for one in loser)
         assert "--take-over" in said or "another notebook has attached" in said, said
         killed(one)
@@ -137,4 +155,6 @@ def test_two_attach_at_the_same_moment(desk: Desk) -> None:
 
 @HERE
 def test_two_attach_where_nobody_can_lock(desk: Desk) -> None:
-    both_attach(desk, NO_LOCKS, rounds=50)  # the agent's news of the other may come after some short cells
+    both_attach(
+        desk, NO_LOCKS, rounds=50
+    )  # the agent's news of the other may come after some short cells

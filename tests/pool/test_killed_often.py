@@ -16,7 +16,9 @@ import pytest
 from tests.lab.desk import ANNOUNCED, Desk, killed, local_desk, ssh_desk, steps, without_repeats
 from tests.lab.notebook import Notebook, Shown
 
-pytestmark = pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed: pip install torch")
+pytestmark = pytest.mark.skipif(
+    find_spec("torch") is None, reason="torch is not installed: pip install torch"
+)
 
 KILLS = 4
 SEED = 20261122
@@ -72,7 +74,9 @@ def test_a_run_whose_notebooks_are_killed_again_and_again(desk: Desk) -> None:
         shown.append(watched_and_killed(first, first.start(cell), moments))
         for _ in range(KILLS - 1):
             notebook = next(notebooks)
-            shown.append(watched_and_killed(notebook, notebook.start(f"%sky_attach {desk.pool}"), moments))
+            shown.append(
+                watched_and_killed(notebook, notebook.start(f"%sky_attach {desk.pool}"), moments)
+            )
         last = next(notebooks)
         again = last.start(f"%sky_attach {desk.pool}")
         last.watch(again, lambda seen: len(steps(seen.lines)) >= MOST_STEPS)

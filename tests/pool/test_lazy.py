@@ -15,7 +15,9 @@ def test_made_at_the_first_cell_and_again_after_it_has_ended(notebook: Notebook)
     )
     assert notebook.run("%sky_pool train --ranks 1 --lazy --idle 5s").error is None, "twice is safe"
     assert "declared" in notebook.run("%sky_status").said
-    assert "the pool is declared" in notebook.fail("%sky_restart").text.replace("pool 'train'", "the pool")
+    assert "the pool is declared" in notebook.fail("%sky_restart").text.replace(
+        "pool 'train'", "the pool"
+    )
     notebook.run("%%sky_broadcast -o first\nkept = 7")
     ended = "import time\nfrom skymagic.pool import registry\nwhile registry.pools():\n    time.sleep(0.05)"
     notebook.run(ended)

@@ -113,7 +113,9 @@ def notebook(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Notebook]:
     (folder / "site/two.py").write_text(PROVIDER)
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: two\nVersion: 1.0\n")
     (info / "entry_points.txt").write_text("[skymagic.providers]\ntwo = two:Two\n")
-    with opened(folder, env={"PYTHONPATH": os.pathsep.join([str(ROOT), str(folder / "site")])}) as one:
+    with opened(
+        folder, env={"PYTHONPATH": os.pathsep.join([str(ROOT), str(folder / "site")])}
+    ) as one:
         yield one
 
 
@@ -130,15 +132,26 @@ def test_an_idle_pool_ends_is_told_and_made_anew(notebook: Notebook) -> None:
     notebook.run(f"import skymagic as sky\npool = {line}")
     wait_until_ended(notebook, but=others)
     text = "pool 'short' ended after 1s without a cell (--idle 1s): recreate it with %sky_pool"
-    for cell in ("%%sky_broadcast\n1", "%%sky_broadcast --pool short\n1", "%sky_pull x", "%sky_restart"):
+    for cell in (
+        "%%sky_broadcast\n1",
+        "%%sky_broadcast --pool short\n1",
+        "%sky_pull x",
+        "%sky_restart",
+    ):
         failed = notebook.fail(cell)  # also where another pool could run it
         assert (failed.ename, failed.evalue) == ("PoolStateError", text)
-    assert "ended after 1s" in notebook.fail("@sky.function\ndef one():\n    return 1\none() >> pool").evalue
+    assert (
+        "ended after 1s"
+        in notebook.fail("@sky.function\ndef one():\n    return 1\none() >> pool").evalue
+    )
     notebook.run("%%sky_broadcast --pool other\n1")
     notebook.run("%sky_down other")
     assert notebook.run("%sky_status").lines == [text]
     shown = notebook.run(line)
-    assert shown.lines[0] == "pool 'short' ended after 1s without a cell (--idle 1s), and its variables are gone"
+    assert (
+        shown.lines[0]
+        == "pool 'short' ended after 1s without a cell (--idle 1s), and its variables are gone"
+    )
     wait_until_ended(notebook)
     assert notebook.run("%sky_down").lines == ["pool 'short' is down"]
     assert "there is no pool yet" in notebook.fail("%%sky_broadcast\n1").evalue
@@ -162,18 +175,25 @@ def test_ranks_at_work_are_not_idle_on_any_node(notebook: Notebook, provider: st
         notebook.run("%sky_down --all")
 
 
-def test_a_cell_that_reaches_the_end_of_the_pools_life_fails_with_that_reason(notebook: Notebook) -> None:
+def test_a_cell_that_reaches_the_end_of_the_pools_life_fails_with_that_reason(
+    notebook: Notebook,
+) -> None:
     notebook.run("%sky_pool --ranks 1 --max-lifetime 20s")
     failed = notebook.fail("%%sky_broadcast\nimport threading\nthreading.Event().wait()")
     assert failed.ename == "RunError"
-    assert failed.evalue == "pool 'main' ended after 20s (--max-lifetime 20s): recreate it with %sky_pool"
+    assert (
+        failed.evalue
+        == "pool 'main' ended after 20s (--max-lifetime 20s): recreate it with %sky_pool"
+    )
     wait_until_ended(notebook)
     assert "pool 'main' ended after 20s" in notebook.fail("%%sky_broadcast\n1").evalue
     notebook.run("%sky_down --all")
 
 
 def test_a_pool_that_is_lost_after_its_time_has_ended_as_it_was_to(notebook: Notebook) -> None:
-    notebook.run("import time\npool = get_ipython().run_line_magic('sky_pool', '--nodes 1 --idle 4s')")
+    notebook.run(
+        "import time\npool = get_ipython().run_line_magic('sky_pool', '--nodes 1 --idle 4s')"
+    )
     agent = psutil.Process(notebook.pid).children()[0]
     agent.suspend()  # as a node that cannot be heard
     notebook.run("time.sleep(4)")

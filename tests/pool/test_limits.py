@@ -105,7 +105,9 @@ print("came back:", [float(each.sum()) for each in shell.user_ns["back"]])
 cell("%sky_down")
 """
     home = shlex.quote(str(tmp_path / "home"))
-    before = f"mount --bind {home} {home}; mount -o remount,ro,bind {home} {home}; export HOME={home}"
+    before = (
+        f"mount --bind {home} {home}; mount -o remount,ro,bind {home} {home}; export HOME={home}"
+    )
     said = script(tmp_path, body, "mount -t tmpfs -o size=64m none /dev/shm", before, apart=True)
     assert "came back: [12000004.0, 12000004.0]" in said
     assert "96 MB do not fit in /dev/shm: kept on disk" in said

@@ -20,7 +20,9 @@ notebook = borrowed("--ranks 2", "pool = %sky_pool --ranks 2", "big = list(range
 @pytest.fixture(autouse=True)
 def every_rank_goes_on(notebook: Notebook) -> Iterator[None]:
     yield
-    notebook.run("%%sky_broadcast -o seen\nimport skymagic\n(skymagic.instance_info().rank, len(big))")
+    notebook.run(
+        "%%sky_broadcast -o seen\nimport skymagic\n(skymagic.instance_info().rank, len(big))"
+    )
     assert notebook.value("seen") == [(0, 400_000), (1, 400_000)]
 
 

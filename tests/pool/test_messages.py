@@ -25,7 +25,9 @@ def test_what_is_left_without_some_ranks(lost: tuple[int, ...], world_size: int,
 
 def test_what_becomes_of_variables() -> None:
     assert variables_then(1, 2, []) == "rank 0 keeps its variables, rank 1 has none"
-    assert variables_then(4, 2, []) == "ranks 0, 1 keep their variables, those of ranks 2, 3 are gone"
+    assert (
+        variables_then(4, 2, []) == "ranks 0, 1 keep their variables, those of ranks 2, 3 are gone"
+    )
 
 
 def failed(rank: int, *, freed: bool = False, ename: str = "KeyboardInterrupt") -> RankFailure:
@@ -48,4 +50,6 @@ def test_ranks_that_were_only_stopped_have_not_failed_alike() -> None:
 def test_a_colour_is_not_cut_in_half() -> None:
     cause = failed(0, ename="ValueError")
     other = RankFailure(1, "here", "OSError", "\x1b[31m" + 60 * "\x1b[1mx\x1b[0m" + "\x1b[0m")
-    assert summary(cause, [cause, other], 2) == "[rank 0 of 2 on here]\nrank 1: OSError: " + 60 * "x"
+    assert (
+        summary(cause, [cause, other], 2) == "[rank 0 of 2 on here]\nrank 1: OSError: " + 60 * "x"
+    )

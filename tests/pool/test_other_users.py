@@ -55,7 +55,12 @@ notebook = borrowed("--ranks 2")
 def ports(notebook: Notebook) -> dict[int, str]:
     """Ports on which processes of the pool listen, with the address."""
     family = psutil.Process(notebook.pid).children(recursive=True)
-    found = [each for process in family for each in process.net_connections("tcp") if each.status == psutil.CONN_LISTEN]
+    found = [
+        each
+        for process in family
+        for each in process.net_connections("tcp")
+        if each.status == psutil.CONN_LISTEN
+    ]
     return {each.laddr.port: each.laddr.ip for each in found}
 
 
@@ -78,7 +83,9 @@ def test_every_port_is_on_loopback_and_needs_a_key(notebook: Notebook) -> None:
             }:
                 assert monitor.poll(5000), f"port {port} neither let in nor refused"
                 seen.add(recv_monitor_message(monitor)["event"])
-                assert zmq.EVENT_HANDSHAKE_SUCCEEDED not in seen, f"port {port} lets in whoever comes"
+                assert zmq.EVENT_HANDSHAKE_SUCCEEDED not in seen, (
+                    f"port {port} lets in whoever comes"
+                )
             asking.disable_monitor()
             monitor.close(linger=0)
             asking.close()
@@ -88,7 +95,9 @@ def test_every_port_is_on_loopback_and_needs_a_key(notebook: Notebook) -> None:
 
 def test_no_port_makes_room_for_a_strangers_frame(notebook: Notebook) -> None:
     """A command of ZMTP, before the handshake: its length is all that is needed to refuse it."""
-    greeting = b"\xff" + bytes(7) + b"\x01\x7f" + b"\x03\x01" + b"CURVE".ljust(20, b"\0") + bytes(32)
+    greeting = (
+        b"\xff" + bytes(7) + b"\x01\x7f" + b"\x03\x01" + b"CURVE".ljust(20, b"\0") + bytes(32)
+    )
     for port in ports(notebook):
         with socket.create_connection(("127.0.0.1", port), 5.0) as stranger:
             stranger.sendall(greeting)
@@ -116,10 +125,16 @@ def test_nobody_reads_or_takes_orders_or_disturbs(notebook: Notebook) -> None:
                     if kind == zmq.DEALER:
                         asking.send_multipart(NOISE, zmq.DONTWAIT)
                     sockets.append(asking)
-        notebook.run("%%sky_broadcast -o sky_pids\nimport os\nprint('my token is hf_123456')\nos.getpid();")
+        notebook.run(
+            "%%sky_broadcast -o sky_pids\nimport os\nprint('my token is hf_123456')\nos.getpid();"
+        )
         pids = notebook.value("sky_pids")
-        os.kill(pids[1], 9)  # orders to a rank that is started anew went to whoever called himself so
-        notebook.finish(notebook.start("%%sky_broadcast\n1;"))  # fails where the death is not known yet
+        os.kill(
+            pids[1], 9
+        )  # orders to a rank that is started anew went to whoever called himself so
+        notebook.finish(
+            notebook.start("%%sky_broadcast\n1;")
+        )  # fails where the death is not known yet
         notebook.run("%%sky_broadcast -o sky_pids --timeout 60\nimport os\nos.getpid();")
         assert notebook.value("sky_pids")[0] == pids[0]
         assert not [asking for asking in sockets if asking.type != zmq.ROUTER and asking.poll(0)]

@@ -103,14 +103,18 @@ def gone(processes: list[psutil.Process]) -> list[psutil.Process]:
 HEAVY = {"debugpy", "tqdm", "numpy", "torch", "pandas", "matplotlib", "jedi"}
 
 
-def test_a_cell_with_options_makes_a_pool_which_is_used_again_and_not_for_another_shape(notebook: Notebook) -> None:
+def test_a_cell_with_options_makes_a_pool_which_is_used_again_and_not_for_another_shape(
+    notebook: Notebook,
+) -> None:
     first = notebook.run(
         f"%%sky_broadcast --nodes 2 -o pids\nimport os, sys\nos.getpid(), sorted({HEAVY!r} & sys.modules.keys())"
     )
     assert "starting 2 ranks" in first.said
     pids = [pid for pid, _ in notebook.value("pids")]
     assert len(set(pids)) == 2
-    assert notebook.value("[loaded for _, loaded in pids]") == [[], []], "nothing that the cell did not ask for"
+    assert notebook.value("[loaded for _, loaded in pids]") == [[], []], (
+        "nothing that the cell did not ask for"
+    )
     again = notebook.run("%%sky_broadcast --nodes 2 -o again\nos.getpid()")
     assert again.stdout == ""
     assert notebook.value("again") == pids
@@ -118,7 +122,11 @@ def test_a_cell_with_options_makes_a_pool_which_is_used_again_and_not_for_anothe
     notebook.run("%sky_pool main --nodes 2")
     notebook.run("%sky_pool main")
     before = {process.pid for process in family(notebook)}
-    for line in ("%%sky_broadcast --nodes 3\n1", "%sky_pool main --plugin torch", "%sky_pool main --env A=1"):
+    for line in (
+        "%%sky_broadcast --nodes 3\n1",
+        "%sky_pool main --plugin torch",
+        "%sky_pool main --env A=1",
+    ):
         error = notebook.fail(line)
         assert error.ename == "UsageError"
         assert "'main' is already running" in error.text
@@ -154,7 +162,9 @@ def test_dry_run_prints_the_plan_and_starts_nothing(notebook: Notebook) -> None:
 
 
 def test_what_this_machine_has_not_is_said_at_once(notebook: Notebook) -> None:
-    error = notebook.fail("%sky_pool --gpu A100:64 --memory 99999 --cpus 9999+ --pip there-is-no-such-package-7391")
+    error = notebook.fail(
+        "%sky_pool --gpu A100:64 --memory 99999 --cpus 9999+ --pip there-is-no-such-package-7391"
+    )
     assert error.ename == "UsageError"
     for words in (
         "A100",
@@ -201,7 +211,9 @@ def test_a_plugin_that_fails_on_one_rank(notebook: Notebook, where: str, words: 
 
 
 def test_interrupt_while_a_pool_starts(notebook: Notebook) -> None:
-    shown = notebook.start(f"%sky_pool --nodes 2 --plugin failing:where=hang,folder={notebook.folder}")
+    shown = notebook.start(
+        f"%sky_pool --nodes 2 --plugin failing:where=hang,folder={notebook.folder}"
+    )
     until((notebook.folder / "hangs").exists)  # the kernel is busy: nobody can say when
     notebook.interrupt()
     notebook.finish(shown)
@@ -212,10 +224,14 @@ def test_interrupt_while_a_pool_starts(notebook: Notebook) -> None:
     assert notebook.value("r") == [1, 1]
 
 
-def test_third_party_plugin_is_entered_once_for_each_process_and_left(notebook: Notebook, tmp_path: Path) -> None:
+def test_third_party_plugin_is_entered_once_for_each_process_and_left(
+    notebook: Notebook, tmp_path: Path
+) -> None:
     """With the pool ends what a rank has started."""
     notebook.run(f"%sky_pool --nodes 2 --plugin counting:folder={tmp_path}")
-    notebook.run("%%sky_broadcast -o found\nimport os, subprocess\nos.getpid(), subprocess.Popen(['sleep', '600']).pid")
+    notebook.run(
+        "%%sky_broadcast -o found\nimport os, subprocess\nos.getpid(), subprocess.Popen(['sleep', '600']).pid"
+    )
     pids, started = zip(*notebook.value("found"), strict=True)
     children = [psutil.Process(pid) for pid in started]
     notebook.run("%%sky_broadcast\npass")
@@ -259,8 +275,14 @@ def test_every_rank_of_two_nodes_with_two_ranks_knows_its_place(notebook: Notebo
             "GROUP_RANK": node,
         }
         expected |= {"GROUP_WORLD_SIZE": 2, "ROLE_RANK": rank, "ROLE_WORLD_SIZE": 4}
-        expected |= {"SKYPILOT_NUM_NODES": 2, "SKYPILOT_NODE_RANK": node, "SKYPILOT_NUM_GPUS_PER_NODE": 0}
-        assert {name: env[name] for name in expected} == {name: str(value) for name, value in expected.items()}
+        expected |= {
+            "SKYPILOT_NUM_NODES": 2,
+            "SKYPILOT_NODE_RANK": node,
+            "SKYPILOT_NUM_GPUS_PER_NODE": 0,
+        }
+        assert {name: env[name] for name in expected} == {
+            name: str(value) for name, value in expected.items()
+        }
         assert [name for name in NAMES if not env[name]] == []
         assert env["GIVEN"] == "with blank"
         assert (torch_rank, total, secret) == (rank, 4.0, "hush-7391")
@@ -281,17 +303,26 @@ def test_every_rank_of_two_nodes_with_two_ranks_knows_its_place(notebook: Notebo
         ports.add(env["MASTER_PORT"])
     assert len(ports) == 1
     head = psutil.Process(int(notebook.run("%sky_status").said.splitlines()[2].split()[3]))
-    assert int(ports.pop()) in {c.laddr.port for c in head.net_connections("tcp") if c.status == "LISTEN"}
+    assert int(ports.pop()) in {
+        c.laddr.port for c in head.net_connections("tcp") if c.status == "LISTEN"
+    }
     listening = [
-        c.laddr.ip for process in family(notebook) for c in process.net_connections("inet") if c.status == "LISTEN"
+        c.laddr.ip
+        for process in family(notebook)
+        for c in process.net_connections("inet")
+        if c.status == "LISTEN"
     ]
-    assert {address for address in listening if not address.startswith("127.")} <= {"::1"}, "no public address"
+    assert {address for address in listening if not address.startswith("127.")} <= {"::1"}, (
+        "no public address"
+    )
 
 
 @pytest.mark.parametrize("options", ["--dry-run", "", "--cpus 9999"])
 def test_a_secret_that_is_not_there_is_refused(notebook: Notebook, options: str) -> None:
     refused = notebook.fail(f"%sky_pool unset --nodes 1 --secret NOT_SET_ANYWHERE {options}")
-    assert "--secret NOT_SET_ANYWHERE: the notebook's environment has no such variable" in refused.text
+    assert (
+        "--secret NOT_SET_ANYWHERE: the notebook's environment has no such variable" in refused.text
+    )
     assert ("9999" in refused.text) == ("9999" in options)  # all mistakes at once
 
 
@@ -333,7 +364,9 @@ def test_two_notebooks_do_not_disturb_each_other_and_nothing_is_left_of_one_that
         ports = set()
         for number, (one, shown) in enumerate([(one, one.start(cell)) for one in both], 1):
             assert one.finish(shown).error is None
-            assert sorted(shown.lines) == [f"[{rank}] of notebook {number}" for rank in (0, 1) for _ in range(50)]
+            assert sorted(shown.lines) == [
+                f"[{rank}] of notebook {number}" for rank in (0, 1) for _ in range(50)
+            ]
             assert {word for _, word in one.value("r")} == {f"of notebook {number}"}
             ports |= {port for port, _ in one.value("r")}
         assert len(ports) == 2, "ranks of each meet at a port of their own"
@@ -424,7 +457,9 @@ def test_extension_is_loaded_again_and_unloaded(notebook: Notebook, tmp_path: Pa
     assert gone(processes) == []
 
 
-def test_a_start_beside_files_with_names_of_pythons_own_of_ranks_that_registered_unheard(notebook: Notebook) -> None:
+def test_a_start_beside_files_with_names_of_pythons_own_of_ranks_that_registered_unheard(
+    notebook: Notebook,
+) -> None:
     """What starts the ranks uses Python's `selectors`; ranks find what lies beside the notebook, as the notebook does.
 
     Far away, ranks can be there before the client's subscription has reached the controller: then they are asked for.
@@ -433,7 +468,9 @@ def test_a_start_beside_files_with_names_of_pythons_own_of_ranks_that_registered
     wrong.write_text("raise RuntimeError('the wrong one')")
     (notebook.folder / "mine.py").write_text("word = 'here'")
     client = "skymagic.run.engine._Client._register_engine"
-    notebook.run(f"import skymagic.run.engine\nheard = {client}\n{client} = lambda client, message: None")
+    notebook.run(
+        f"import skymagic.run.engine\nheard = {client}\n{client} = lambda client, message: None"
+    )
     try:
         notebook.run("%sky_pool --nodes 2")
         shown = notebook.run("%%sky_broadcast --only all\nimport mine\nprint(mine.word)")
@@ -449,7 +486,9 @@ if "skymagic.kernels.agent.agent" in sys.orig_argv:
 """
 
 
-def test_a_rank_that_is_ready_before_its_forkserver_has_told_of_it(notebook: Notebook, tmp_path: Path) -> None:
+def test_a_rank_that_is_ready_before_its_forkserver_has_told_of_it(
+    notebook: Notebook, tmp_path: Path
+) -> None:
     """As on a busy machine: its first cell found no engine of it (KeyError)."""
     (tmp_path / "sitecustomize.py").write_text(SLOW_FORK)
     notebook.run(

@@ -39,7 +39,9 @@ class Room:
 def room(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Room]:
     folder = tmp_path_factory.mktemp("reading")
     with ssh_desk(folder) as desk, desk.notebook(desk.made) as holder, desk.notebook() as second:
-        holder.run("%%sky_broadcast\nimport os, time\nrank = int(os.environ['RANK'])\nheld = [1, 2, 3]")
+        holder.run(
+            "%%sky_broadcast\nimport os, time\nrank = int(os.environ['RANK'])\nheld = [1, 2, 3]"
+        )
         yield Room(desk, holder, second)
 
 
@@ -51,7 +53,9 @@ def test_a_second_notebook_follows_and_runs_nothing(room: Room) -> None:
     gate = room.gate()
     room.begin(waiting(gate))
     following = room.second.start("%sky_attach lab")
-    room.second.watch(following, lambda seen: {"[0] before 0", "[1] before 1", "[1] after 1"} <= {*seen.lines})
+    room.second.watch(
+        following, lambda seen: {"[0] before 0", "[1] before 1", "[1] after 1"} <= {*seen.lines}
+    )
     room.second.interrupt()  # which leaves the run as it is
     assert room.second.finish(following).error is None
     assert f"(process {room.holder.pid} on " in following.text
@@ -116,7 +120,9 @@ def test_programs_read_logs(room: Room) -> None:
     )
     code, out, err = room.ran("logs", "lab", "--rank", "7", "--run", "999", "--grep", "(")
     assert (code, out) == (2, "")
-    assert all(part in err for part in ("there is no rank 7", "no run 999", "not a regular expression"))
+    assert all(
+        part in err for part in ("there is no rank 7", "no run 999", "not a regular expression")
+    )
     code, out, err = room.ran("attach", "other")
     assert (code, out) == (1, "")
     assert "available: lab" in err
@@ -136,5 +142,8 @@ def test_taking_over_and_what_stays(room: Room) -> None:
     out, _ = process.communicate(timeout=60)
     assert (process.returncode, json.loads(out.splitlines()[-1])["status"]) == (5, "lost")
     code, out, _ = room.ran("logs", "lab", "--json", "--grep", "^after", "-n", "1")
-    assert (code, json.loads(out)) == (0, {"pool": "lab", "ended": True, "ranks": {"0": ["after 0"]}})
+    assert (code, json.loads(out)) == (
+        0,
+        {"pool": "lab", "ended": True, "ranks": {"0": ["after 0"]}},
+    )
     assert room.ran("attach", "lab")[0] == 1

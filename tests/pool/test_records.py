@@ -48,7 +48,9 @@ def record(job: str = "lab-0a1b2c3d", **changes: object) -> PoolRecord:
 def of_the_dead() -> str:
     """The identity of a process that has ended."""
     code = "from skymagic.wire.record import identity; print(identity())"
-    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
+    return subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    ).stdout.strip()
 
 
 def test_written_read_and_removed(state: Path) -> None:
@@ -66,8 +68,12 @@ def test_written_read_and_removed(state: Path) -> None:
 def test_damaged_records_and_those_of_other_versions(state: Path) -> None:
     records.write(record())
     values = json.loads((state / "lab-0a1b2c3d.json").read_text())
-    (state / "lab-00000002.json").write_text(json.dumps({**values, "job_id": "lab-00000002", "colour": "red"}))
-    for number, text in enumerate(["", "{", "[]", '{"name": "x"}', json.dumps({**values, "hosts": 3})]):
+    (state / "lab-00000002.json").write_text(
+        json.dumps({**values, "job_id": "lab-00000002", "colour": "red"})
+    )
+    for number, text in enumerate(
+        ["", "{", "[]", '{"name": "x"}', json.dumps({**values, "hosts": 3})]
+    ):
         (state / f"damaged-{number}.json").write_text(text)
     assert [one.job_id for one in records.every()] == ["lab-0a1b2c3d", "lab-00000002"]
 
@@ -94,9 +100,15 @@ def test_only_pools_whose_notebook_is_gone_are_told() -> None:
     gone = of_the_dead()
     pid, ticks, boot = record().process.split()
     there = [record(), record(process=gone, machine="another")]
-    left = [record(process=gone), record(process=f"{pid} {ticks} before-the-boot"), record(process="nonsense")]
+    left = [
+        record(process=gone),
+        record(process=f"{pid} {ticks} before-the-boot"),
+        record(process="nonsense"),
+    ]
     if sys.platform == "linux":
-        left.append(record(process=f"{pid} {int(ticks) - 1} {boot}"))  # an earlier process of the same number
+        left.append(
+            record(process=f"{pid} {int(ticks) - 1} {boot}")
+        )  # an earlier process of the same number
     assert records.reminders(there) == []
     assert len(records.reminders([*there, *left])) == len(left)
     assert records.reminders(left[:1]) == [
@@ -105,7 +117,9 @@ def test_only_pools_whose_notebook_is_gone_are_told() -> None:
     ]
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="the system does not tell a process from a later one")
+@pytest.mark.skipif(
+    sys.platform != "linux", reason="the system does not tell a process from a later one"
+)
 def test_a_notebook_that_its_server_has_not_waited_for_is_gone() -> None:
     with subprocess.Popen(["cat"], stdin=subprocess.PIPE) as process:
         one = record(process=identity(process.pid))
@@ -141,7 +155,10 @@ while True:
 def test_two_notebooks_write_at_once_and_are_killed_amidst_it(state: Path) -> None:
     """A record is there as one of them has written it, whole."""
     for _ in range(2):
-        writers = [subprocess.Popen([sys.executable, "-c", WRITES], stdout=subprocess.PIPE) for _ in range(2)]
+        writers = [
+            subprocess.Popen([sys.executable, "-c", WRITES], stdout=subprocess.PIPE)
+            for _ in range(2)
+        ]
         for writer in writers:
             assert writer.stdout is not None
             writer.stdout.readline()
@@ -158,7 +175,10 @@ def test_two_notebooks_write_at_once_and_are_killed_amidst_it(state: Path) -> No
 
 def test_what_its_hosts_do_not_run_is_forgotten() -> None:
     left = record(process=of_the_dead())
-    alive, elsewhere = record("lab-00000002"), record("lab-00000003", process=left.process, hosts=("gpu1", "gpu3"))
+    alive, elsewhere = (
+        record("lab-00000002"),
+        record("lab-00000003", process=left.process, hosts=("gpu1", "gpu3")),
+    )
     for one in (left, alive, elsewhere):
         records.write(one)
     records.forget(["gpu1", "gpu2"], ["lab-0a1b2c3d"])
@@ -172,7 +192,9 @@ def test_of_two_notebooks_at_once_one_rents() -> None:
         subprocess.Popen([sys.executable, "-c", CLAIMS, str(each)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         for each in (1, 2)
     ]  # fmt: skip
-    pipes = [(one.stdin, one.stdout) for one in both if one.stdin is not None if one.stdout is not None]
+    pipes = [
+        (one.stdin, one.stdout) for one in both if one.stdin is not None if one.stdout is not None
+    ]
     assert [answers.readline() for _, answers in pipes] == ["ready\n"] * 2
 
     def go(orders: IO[str]) -> None:

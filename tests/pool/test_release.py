@@ -52,7 +52,9 @@ def test_what_a_provider_cannot_release_is_named(broken: tuple[Pool, Broken]) ->
     pool, survey = broken
     pool.start(print)
     agent = Path(pool.agents.started[0].directory)
-    with pytest.raises(PoolError, match="pool 'main' is stopped, but this was not released") as caught:
+    with pytest.raises(
+        PoolError, match="pool 'main' is stopped, but this was not released"
+    ) as caught:
         pool.close()
     assert "the plugin 'innotebook'" in str(caught.value)
     assert "ValueError: the dashboard hangs" in str(caught.value)

@@ -39,7 +39,9 @@ def kept(notebook: Notebook) -> list[object]:
     return notebook.value("[place[-1] for place in places]")
 
 
-def test_nodes_are_added_and_released_and_the_others_keep_what_they_have(notebook: Notebook) -> None:
+def test_nodes_are_added_and_released_and_the_others_keep_what_they_have(
+    notebook: Notebook,
+) -> None:
     notebook.run("%sky_pool --nodes 2 --procs-per-node 2 --env A=1")
     notebook.run("shipped = [1, 2]")
     notebook.run("%%sky_broadcast\nkept = len(shipped)")
@@ -93,7 +95,9 @@ model.module.weight.grad.item();"""
     notebook.run("%sky_pool --nodes 3")
     notebook.run(reduce)
     assert notebook.value("sums") == [(3, 6.0)] * 3
-    failed = notebook.fail("%%sky_broadcast\nif dist.get_rank() == 2:\n    raise ValueError('planted')\ndist.barrier()")
+    failed = notebook.fail(
+        "%%sky_broadcast\nif dist.get_rank() == 2:\n    raise ValueError('planted')\ndist.barrier()"
+    )
     assert "planted" in failed.text
     notebook.run(reduce)
     assert notebook.value("sums") == [(3, 6.0)] * 3
@@ -131,7 +135,9 @@ def test_what_cannot_be_leaves_the_pool_as_it_was_runs_wait_for_it_and_the_stop_
     ):
         assert notebook.fail(line).ename == "UsageError"
         assert pids(notebook) == before
-    shown = notebook.watch(notebook.start("%sky_pool --nodes 4"), lambda shown: "gets 4 ranks" in shown.stdout)
+    shown = notebook.watch(
+        notebook.start("%sky_pool --nodes 4"), lambda shown: "gets 4 ranks" in shown.stdout
+    )
     notebook.interrupt()
     notebook.finish(shown)
     notebook.run("%sky_pool --nodes 4")

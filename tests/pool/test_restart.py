@@ -14,7 +14,9 @@ import pytest
 from tests.lab.notebook import Notebook
 from tests.lab.pools import borrowed
 
-pytestmark = pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed: pip install torch")
+pytestmark = pytest.mark.skipif(
+    find_spec("torch") is None, reason="torch is not installed: pip install torch"
+)
 
 MEET = "%%sky_broadcast -o met\nimport os, torch, torch.distributed as dist\ndist.all_reduce(one := torch.ones(1))\none.item()"
 ENDS = {
@@ -55,7 +57,10 @@ def test_a_restart_beside_a_recovery_is_the_only_one(notebook: Notebook, end: st
         else:
             stopped(notebook)
         begun = time.monotonic()
-        assert notebook.run("%sky_restart").said == "ranks 0, 1 of pool 'main' restarted without variables"
+        assert (
+            notebook.run("%sky_restart").said
+            == "ranks 0, 1 of pool 'main' restarted without variables"
+        )
         shown = notebook.run(MEET)
         times.append(time.monotonic() - begun)
         print(f"{number + 1}: {times[-1]:.2f} s")
@@ -83,7 +88,9 @@ agents.respawn, recovery._replace = held, asks"""
 """A recovery that starts ranks only once somebody has asked for a restart."""
 
 
-def test_a_restart_that_comes_while_a_recovery_starts_ranks_starts_each_once(notebook: Notebook) -> None:
+def test_a_restart_that_comes_while_a_recovery_starts_ranks_starts_each_once(
+    notebook: Notebook,
+) -> None:
     notebook.run(HELD)
     notebook.fail(f"%%sky_broadcast\n{ENDS['all are killed']}")
     assert notebook.value("holding.wait(60)")

@@ -38,7 +38,9 @@ def test_a_reservation_waits_for_those_before_it_that_share_a_rank() -> None:
     scheduler = Scheduler()
     with scheduler.request([0, 1]):
         second = Waiting(scheduler, scheduler.request([1, 2]))
-        third = Waiting(scheduler, scheduler.request([2]))  # free, but asked for before by one that waits
+        third = Waiting(
+            scheduler, scheduler.request([2])
+        )  # free, but asked for before by one that waits
         with scheduler.request([3]):
             assert not second.came.is_set()
             assert not third.came.is_set()
@@ -72,7 +74,9 @@ def test_a_reservation_that_is_given_up_is_in_nobodys_way() -> None:
         pass
 
 
-def test_an_interrupt_while_waiting_gives_the_reservation_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupt_while_waiting_gives_the_reservation_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     scheduler = Scheduler()
 
     def pressed(timeout: float | None = None) -> None:

@@ -30,19 +30,39 @@ def test_secrets_are_shown_nowhere(tmp_path: Path) -> None:
     with opened(tmp_path, "import skymagic", env={"SWORD": "swordfish-value"}) as notebook:
         shown = [notebook.finish(notebook.start(cell)) for cell in CELLS]
         texts = [
-            json.dumps(each.outputs) + each.text + (each.error.text + each.error.evalue if each.error else "")
+            json.dumps(each.outputs)
+            + each.text
+            + (each.error.text + each.error.evalue if each.error else "")
             for each in shown
         ]
         folders = notebook.value(
             "[pool.pool.resources.agents.started[0].directory, pool.pool.resources.agents.started[0].store]"
         )
-        assert [Path(folder).stat().st_mode & 0o777 for folder in folders] == [0o700, 0o700], "the user's alone"
+        assert [Path(folder).stat().st_mode & 0o777 for folder in folders] == [0o700, 0o700], (
+            "the user's alone"
+        )
         files = [path for folder in folders for path in Path(folder).rglob("*") if path.is_file()]
         assert files
-        assert not [path for path in files if any(word.encode() in path.read_bytes() for word in WORDS)]
-        arguments = [" ".join(process.cmdline()) for process in psutil.Process(notebook.pid).children(recursive=True)]
+        assert not [
+            path for path in files if any(word.encode() in path.read_bytes() for word in WORDS)
+        ]
+        arguments = [
+            " ".join(process.cmdline())
+            for process in psutil.Process(notebook.pid).children(recursive=True)
+        ]
         failed = [each.error.ename if each.error else "" for each in shown]
-    assert failed == ["", "", "", "", "", "", "ZeroDivisionError", "ScriptError", "", "RequestError"]
+    assert failed == [
+        "",
+        "",
+        "",
+        "",
+        "",
+        "",
+        "ZeroDivisionError",
+        "ScriptError",
+        "",
+        "RequestError",
+    ]
     assert "extra-index-url https://****@pypi.example" in texts[-1]
     assert len(arguments) > 2
     for text in [*texts, *arguments]:

@@ -25,7 +25,10 @@ def shown(outputs: Outputs) -> Shown:
     """The outputs that a server keeps, as a person sees them."""
     seen = Shown()
     for one in outputs:
-        seen.add(one["output_type"], {name: value for name, value in one.items() if name != "output_type"})
+        seen.add(
+            one["output_type"],
+            {name: value for name, value in one.items() if name != "output_type"},
+        )
     return seen
 
 
@@ -35,7 +38,9 @@ def test_a_kernel_is_killed_and_another_attaches(tmp_path: Path) -> None:
     folder.mkdir()
     with (
         local_desk(tmp_path) as desk,
-        server(folder, {**os.environ, **own_folders(folder), **desk.env, "PYTHONPATH": str(ROOT)}) as served,
+        server(
+            folder, {**os.environ, **own_folders(folder), **desk.env, "PYTHONPATH": str(ROOT)}
+        ) as served,
     ):
         process = int(shown(served.run("import os\nprint(os.getpid())")).stdout)
         served.run(f"%load_ext skymagic\n{desk.made}")
@@ -47,6 +52,8 @@ def test_a_kernel_is_killed_and_another_attaches(tmp_path: Path) -> None:
         assert f"pool '{desk.pool}' was left on" in shown(served.run("%load_ext skymagic")).stdout
         attached = shown(served.run(f"%sky_attach {desk.pool}"))
         both = without_repeats([shown(served.so_far(going)), attached])
-        assert [line for line in both if line.startswith("step ")] == [f"step {step}" for step in range(STEPS)]
+        assert [line for line in both if line.startswith("step ")] == [
+            f"step {step}" for step in range(STEPS)
+        ]
         taken = served.run(f"print((values, [len(each) for each in name]))\n%sky_down {desk.pool}")
         assert shown(taken).lines[0] == f"({[STEPS - 1, STEPS]}, [1000, 1000])"

@@ -79,7 +79,9 @@ def test_another_number_of_nodes_is_a_resize_where_that_is_asked_for() -> None:
     wanted = replace(main.plan.request, nodes=4, resizes="main-1")
     assert start_plan(asked(nodes=4), [main], resize=True) == Resize(main, wanted)
     assert isinstance(start_plan(asked(nodes=4), [main]), Refuse)
-    ranks = start_plan(asked(nodes=1, procs_per_node=4), [own("main", nodes=1, procs_per_node=2)], resize=True)
+    ranks = start_plan(
+        asked(nodes=1, procs_per_node=4), [own("main", nodes=1, procs_per_node=2)], resize=True
+    )
     assert isinstance(ranks, Resize)
     assert ranks.wanted.procs_per_node == 4
 
@@ -90,7 +92,9 @@ def test_another_pool_of_the_name_is_in_the_way() -> None:
     assert str(step.error()).startswith("pool 'main' is already running and it has 2 ranks, not 4")
     assert isinstance(step.error(), RequestError)
     assert "end it first (%sky_down main)" in step.mistakes[-1]
-    assert isinstance(start_plan(RENT, [own("main")], [rented("lab")]), Refuse), "whatever was left elsewhere"
+    assert isinstance(start_plan(RENT, [own("main")], [rented("lab")]), Refuse), (
+        "whatever was left elsewhere"
+    )
 
 
 def test_a_lazy_request_is_declared_and_made_by_what_needs_it() -> None:
@@ -99,7 +103,9 @@ def test_a_lazy_request_is_declared_and_made_by_what_needs_it() -> None:
     assert start_plan(lazy, [], start=True) == Make("main", lazy)
     declared = own("train", declared=True, lazy=True)
     made = start_plan(asked(nodes=2), [declared])
-    assert made == Make("train", replace(declared.plan.request, name="train")), "not another pool beside it"
+    assert made == Make("train", replace(declared.plan.request, name="train")), (
+        "not another pool beside it"
+    )
     assert start_plan(asked(nodes=3), [declared]) == Make("main", asked(nodes=3))
 
 
@@ -107,9 +113,15 @@ def test_a_rented_pool_that_was_left_and_fits_is_attached() -> None:
     lab = rented("lab")
     named = replace(RENT, name="lab")
     assert start_plan(named, [], [lab]) == Attach(lab.record, named)
-    assert start_plan(RENT, [], [lab]) == Attach(lab.record, RENT), "a line without a name takes any that fits"
-    assert start_plan(replace(RENT, name="other"), [], [lab]) == Make("other", replace(RENT, name="other"))
-    assert start_plan(LAZY, [], [lab]) == Attach(lab.record, LAZY), "it runs, and costs nothing more"
+    assert start_plan(RENT, [], [lab]) == Attach(lab.record, RENT), (
+        "a line without a name takes any that fits"
+    )
+    assert start_plan(replace(RENT, name="other"), [], [lab]) == Make(
+        "other", replace(RENT, name="other")
+    )
+    assert start_plan(LAZY, [], [lab]) == Attach(lab.record, LAZY), (
+        "it runs, and costs nothing more"
+    )
 
 
 def test_where_nothing_is_said_of_the_provider_the_one_that_serves_it_counts() -> None:
@@ -129,12 +141,16 @@ def test_where_nothing_is_said_of_the_provider_the_one_that_serves_it_counts() -
     ],
     ids=["another one", "of a notebook that lives", "never ready"],
 )  # fmt: skip
-def test_a_rented_pool_of_the_name_is_in_the_way(recorded: RecordedPool, kind: type[Exception], words: str) -> None:
+def test_a_rented_pool_of_the_name_is_in_the_way(
+    recorded: RecordedPool, kind: type[Exception], words: str
+) -> None:
     step = start_plan(replace(RENT, name="lab"), [], [recorded])
     assert isinstance(step, Refuse)
     with pytest.raises(kind, match=words):
         raise step.error()
-    assert start_plan(RENT, [], [recorded]) == Make("main", RENT), "without its name it is passed over"
+    assert start_plan(RENT, [], [recorded]) == Make("main", RENT), (
+        "without its name it is passed over"
+    )
 
 
 def test_what_follows_where_the_cloud_knows_better() -> None:

@@ -17,7 +17,10 @@ from skymagic.pool.status import MOVES, PoolEvent, State, allowed_events, state_
         ("NEW START STARTED RUN", State.RUNNING),
         ("NEW START STARTED RUN DONE", State.READY),
         ("NEW START STARTED STOP STOPPED", State.STOPPED),
-        *[(f"{before} RECOVER", State.RECOVERING) for before in ("READY", "RUNNING", "DEGRADED", "LOST", "RECOVERING")],
+        *[
+            (f"{before} RECOVER", State.RECOVERING)
+            for before in ("READY", "RUNNING", "DEGRADED", "LOST", "RECOVERING")
+        ],
         ("RECOVERING RECOVERED", State.READY),
         # a run that ends while ranks are replaced does not make them ready
         *[(f"{before} DONE", State[before]) for before in ("RECOVERING", "LOST", "DEGRADED")],
@@ -80,7 +83,9 @@ def test_every_state_has_a_sentence_and_a_way_in() -> None:
 
 
 @given(st.lists(st.sampled_from(PoolEvent)))
-def test_any_sequence_is_refused_or_followed_and_can_always_be_stopped(events: list[PoolEvent]) -> None:
+def test_any_sequence_is_refused_or_followed_and_can_always_be_stopped(
+    events: list[PoolEvent],
+) -> None:
     state = State.NEW
     for event in events:
         try:

@@ -12,9 +12,12 @@ from skymagic.pool import messages
 from skymagic.pool.status import PoolEvent, SharedStatus
 
 
-def status(*events: PoolEvent, hosts: tuple[str, ...] = ("h1", "h2"), **plan: object) -> SharedStatus:
+def status(
+    *events: PoolEvent, hosts: tuple[str, ...] = ("h1", "h2"), **plan: object
+) -> SharedStatus:
     """A pool of two nodes with two ranks each, to which this has happened."""
-    made = Plan("ssh", PoolRequest(), Topology(2, 2), Image(), hosts, 2, 4.0, **{"remote": True, **plan})  # type: ignore[arg-type]
+    options: dict[str, object] = {"remote": True, **plan}
+    made = Plan("ssh", PoolRequest(), Topology(2, 2), Image(), hosts, 2, 4.0, **options)  # type: ignore[arg-type]
     pool = SharedStatus("lab", made, Defaults())
     for event in events:
         pool.move(event)
@@ -22,7 +25,10 @@ def status(*events: PoolEvent, hosts: tuple[str, ...] = ("h1", "h2"), **plan: ob
 
 
 def rows(*states: str, host: str = "") -> list[tuple[object, ...]]:
-    return [(rank, rank // 2, host or f"h{rank // 2 + 1}", 100, state) for rank, state in enumerate(states)]
+    return [
+        (rank, rank // 2, host or f"h{rank // 2 + 1}", 100, state)
+        for rank, state in enumerate(states)
+    ]
 
 
 def test_hosts_are_set_up_before_there_are_ranks() -> None:
@@ -37,10 +43,17 @@ def test_hosts_are_set_up_before_there_are_ranks() -> None:
 
 def test_rented_machines_are_requested_and_have_names_then() -> None:
     pool = status(PoolEvent.START, hosts=("2 × g5.xlarge",), region="us-east-1")
-    asked, given = StartStep("asking …", "requested"), StartStep("i-1, i-2 run …", "booting", ("i-1", "i-2"))
+    asked, given = (
+        StartStep("asking …", "requested"),
+        StartStep("i-1, i-2 run …", "booting", ("i-1", "i-2")),
+    )
     steps = {UNNAMED: asked}
-    assert messages.node_views(pool, [], steps) == (NodeView("2 × g5.xlarge", (), "requested", "asking …"),)
-    steps |= dict.fromkeys(given.nodes, given) | {"i-2": StartStep("waiting …", "connecting", ("i-2",))}
+    assert messages.node_views(pool, [], steps) == (
+        NodeView("2 × g5.xlarge", (), "requested", "asking …"),
+    )
+    steps |= dict.fromkeys(given.nodes, given) | {
+        "i-2": StartStep("waiting …", "connecting", ("i-2",))
+    }
     assert [(node.name, node.phase) for node in messages.node_views(pool, [], steps)] == [
         ("i-1", "booting"),
         ("i-2", "connecting"),
@@ -51,10 +64,15 @@ def test_ranks_come_up() -> None:
     shown = messages.starting_view(
         status(PoolEvent.START), rows("starting", "starting", "starting", "starting"), 0.0, {}
     )
-    assert [(node.phase, node.step, node.share) for node in shown.nodes] == [("starting", "0 of 2 ranks", 0.0)] * 2
+    assert [(node.phase, node.step, node.share) for node in shown.nodes] == [
+        ("starting", "0 of 2 ranks", 0.0)
+    ] * 2
     pool = status(PoolEvent.START)
     shown = messages.starting_view(
-        pool, rows("ready", "ready", "starting", "ready"), 0.0, {"h2": environment_step("h2", "installing packages")}
+        pool,
+        rows("ready", "ready", "starting", "ready"),
+        0.0,
+        {"h2": environment_step("h2", "installing packages")},
     )
     assert [(node.step, node.ranks) for node in shown.nodes] == [
         ("", ((0, "ready"), (1, "ready"))),
@@ -64,10 +82,16 @@ def test_ranks_come_up() -> None:
 
 @pytest.mark.parametrize(
     ("event", "words"),
-    [(PoolEvent.STARTED, "ready in 2.5 s"), (PoolEvent.STOP, "not started"), (PoolEvent.LOSE, "not started")],
+    [
+        (PoolEvent.STARTED, "ready in 2.5 s"),
+        (PoolEvent.STOP, "not started"),
+        (PoolEvent.LOSE, "not started"),
+    ],
 )
 def test_a_start_that_is_over_is_one_line(event: PoolEvent, words: str) -> None:
-    shown = messages.starting_view(status(PoolEvent.START, event), rows("ready", "ready", "ready", "ready"), 2.5, {})
+    shown = messages.starting_view(
+        status(PoolEvent.START, event), rows("ready", "ready", "ready", "ready"), 2.5, {}
+    )
     assert (shown.state, shown.nodes, shown.ended) == (words, (), True)
 
 
@@ -80,4 +104,7 @@ def test_nodes_of_this_machine_are_one() -> None:
 def test_what_costs_and_many_hosts_are_told_in_a_word() -> None:
     pool = status(hosts=tuple(f"gpu{number}" for number in range(8)), price=12.5)
     assert messages.about(pool) == ("ssh", "2 nodes × 2 ranks on gpu0 … gpu7", "$12.50 per hour")
-    assert messages.pool_view(pool, [], seconds=1800.0).about[-1] == "$12.50 per hour, about $6.25 so far"
+    assert (
+        messages.pool_view(pool, [], seconds=1800.0).about[-1]
+        == "$12.50 per hour, about $6.25 so far"
+    )

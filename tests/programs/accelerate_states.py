@@ -7,9 +7,15 @@ state = PartialState()
 with state.main_process_first():
     examples = list(range(8))
 accelerator = Accelerator()
-model, optimizer = accelerator.prepare(net := torch.nn.Linear(4, 1), torch.optim.SGD(net.parameters(), lr=0.1))
+model, optimizer = accelerator.prepare(
+    net := torch.nn.Linear(4, 1), torch.optim.SGD(net.parameters(), lr=0.1)
+)
 with state.split_between_processes(examples) as mine:
     accelerator.backward(model(torch.randn(len(mine), 4)).pow(2).mean())
 optimizer.step()
 accelerator.end_training()
-{"world": (state.num_processes, accelerator.num_processes), "mine": mine, "weights": net.weight.sum().item()}
+{
+    "world": (state.num_processes, accelerator.num_processes),
+    "mine": mine,
+    "weights": net.weight.sum().item(),
+}

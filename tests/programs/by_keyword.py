@@ -63,4 +63,8 @@ model = DistributedDataParallel(module=torch.nn.Linear(2, 1), **{**every, "proce
 model(input=torch.ones(1, 2)).sum().backward()
 dist.destroy_process_group(group=group)
 dist.destroy_process_group(group=None)
-{"called": sorted(calls), "left_out": {name: names for name, names in left_out.items() if names}, "one": one.item()}
+{
+    "called": sorted(calls),
+    "left_out": {name: names for name, names in left_out.items() if names},
+    "one": one.item(),
+}

@@ -23,9 +23,17 @@ for line in asked.hostfile.read_text().splitlines():
 counts = list(slots.values())
 workers = []
 for local in range(counts[asked.node_rank]):
-    place = {"RANK": sum(counts[: asked.node_rank]) + local, "LOCAL_RANK": local, "WORLD_SIZE": sum(counts)}
+    place = {
+        "RANK": sum(counts[: asked.node_rank]) + local,
+        "LOCAL_RANK": local,
+        "WORLD_SIZE": sum(counts),
+    }
     place |= {"MASTER_ADDR": asked.master_addr, "MASTER_PORT": asked.master_port}
     env = {**os.environ, **{key: str(value) for key, value in place.items()}}
     script, *arguments = asked.script
-    workers.append(subprocess.Popen([sys.executable, "-u", script, f"--local_rank={local}", *arguments], env=env))
+    workers.append(
+        subprocess.Popen(
+            [sys.executable, "-u", script, f"--local_rank={local}", *arguments], env=env
+        )
+    )
 sys.exit(max(worker.wait() for worker in workers))

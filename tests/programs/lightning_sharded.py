@@ -11,7 +11,9 @@ class Sharded(L.LightningModule):
     def __init__(self):
         super().__init__()
         torch.manual_seed(0)
-        self.net = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 1))
+        self.net = torch.nn.Sequential(
+            torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 1)
+        )
 
     def configure_model(self):
         fully_shard(self.net, mesh=self.device_mesh["data_parallel"])

@@ -22,8 +22,12 @@ class Line(L.LightningModule):
 
 torch.manual_seed(0)
 inputs = torch.randn(64, 4)
-data = DataLoader(dataset=TensorDataset(inputs, inputs.sum(dim=1, keepdim=True)), batch_size=8, shuffle=True)
-torch.manual_seed(int(__import__("os").environ["RANK"]))  # other weights on each rank: the group makes them equal
+data = DataLoader(
+    dataset=TensorDataset(inputs, inputs.sum(dim=1, keepdim=True)), batch_size=8, shuffle=True
+)
+torch.manual_seed(
+    int(__import__("os").environ["RANK"])
+)  # other weights on each rank: the group makes them equal
 model = Line()
 quiet = {"enable_model_summary": False, "default_root_dir": "checkpoints", "log_every_n_steps": 1}
 first = L.Trainer(max_epochs=2, logger=False, **quiet)
@@ -32,7 +36,9 @@ kept = first.checkpoint_callback.best_model_path
 again = L.Trainer(max_epochs=4, strategy="ddp", logger=False, enable_checkpointing=False, **quiet)
 again.fit(model=model, train_dataloaders=data, ckpt_path=kept)
 {
-    "world": [(one.world_size, one.global_rank, one.num_devices, one.num_nodes) for one in (first, again)],
+    "world": [
+        (one.world_size, one.global_rank, one.num_devices, one.num_nodes) for one in (first, again)
+    ],
     "strategy": type(first.strategy).__name__,
     "steps": [first.global_step, again.global_step],
     "batches": again.num_training_batches,

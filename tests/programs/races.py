@@ -6,7 +6,10 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 torch.manual_seed(0)
-wrapped, sharded = DistributedDataParallel(torch.nn.Linear(4, 4)), fully_shard(torch.nn.Linear(4, 4))
+wrapped, sharded = (
+    DistributedDataParallel(torch.nn.Linear(4, 4)),
+    fully_shard(torch.nn.Linear(4, 4)),
+)
 optimizer = torch.optim.SGD([*wrapped.parameters(), *sharded.parameters()], lr=0.01)
 
 
@@ -48,4 +51,7 @@ def step(fails=False):
     while fails:
         sum(range(1000))
     optimizer.step()
-    return [round(wrapped.module.weight.sum().item(), 5), round(sharded.weight.full_tensor().sum().item(), 5)]
+    return [
+        round(wrapped.module.weight.sum().item(), 5),
+        round(sharded.weight.full_tensor().sum().item(), 5),
+    ]

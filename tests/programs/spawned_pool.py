@@ -44,15 +44,22 @@ for method in ("spawn", "forkserver"):
     context = multiprocessing.get_context(method)
     with context.Pool(processes=1) as pool:
         found[method] = pool.map(prepared, [Example(1), Example(2)])
-with ProcessPoolExecutor(max_workers=1, mp_context=multiprocessing.get_context("spawn")) as executor:
+with ProcessPoolExecutor(
+    max_workers=1, mp_context=multiprocessing.get_context("spawn")
+) as executor:
     found["executor"] = [executor.submit(prepared, Example(3)).result()]
 answers = multiprocessing.get_context("spawn").SimpleQueue()
 worker = Worker(answers)
 worker.start()
 found["subclass"] = [answers.get()]
 worker.join()
-multiprocessing.set_start_method("spawn", force=True)  # such a method is the default since Python 3.14
+multiprocessing.set_start_method(
+    "spawn", force=True
+)  # such a method is the default since Python 3.14
 (batch,) = torch.utils.data.DataLoader(Numbers(), batch_size=4, num_workers=1)
 multiprocessing.set_start_method(None, force=True)
 assert all(isinstance(example, Example) for examples in found.values() for example in examples)
-{**{name: [example.number for example in examples] for name, examples in found.items()}, "loader": batch.tolist()}
+{
+    **{name: [example.number for example in examples] for name, examples in found.items()},
+    "loader": batch.tolist(),
+}

@@ -16,12 +16,20 @@ from tests.lab.notebook import ROOT, Notebook, opened
 
 HERE = Path(__file__).parent
 EXAMPLES = dict(
-    re.findall(r"<!-- tested: (.*?) -->\n```python\n(.*?)```", (ROOT / "docs/how-to/shell.md").read_text(), re.DOTALL)
+    re.findall(
+        r"<!-- tested: (.*?) -->\n```python\n(.*?)```",
+        (ROOT / "docs/how-to/shell.md").read_text(),
+        re.DOTALL,
+    )
 )
 NEEDS = {"accelerate": "accelerate", "trainer": "transformers"}
-LAUNCHED = [name for name in EXAMPLES if name != ("torchrun" if find_spec("transformers") else "trainer")]
+LAUNCHED = [
+    name for name in EXAMPLES if name != ("torchrun" if find_spec("transformers") else "trainer")
+]
 """torchrun launches both of these alike: the script that shows more stands for the other, for each launch has torch to import four times."""
-pytestmark = pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed: pip install torch")
+pytestmark = pytest.mark.skipif(
+    find_spec("torch") is None, reason="torch is not installed: pip install torch"
+)
 
 
 def deepspeed(folder: Path) -> Path:
@@ -39,13 +47,19 @@ def notebook(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Notebook]:
     folder = tmp_path_factory.mktemp("launchers")
     for name in ("train", "train_accelerate", "run_trainer"):
         shutil.copy(HERE / f"{name}.py", folder)
-    env = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "PATH": f"{deepspeed(folder)}:{os.environ['PATH']}"}
+    env = {
+        "HF_HUB_OFFLINE": "1",
+        "TRANSFORMERS_OFFLINE": "1",
+        "PATH": f"{deepspeed(folder)}:{os.environ['PATH']}",
+    }
     with opened(folder, "%sky_pool --nodes 2", env=env) as one:
         yield one
 
 
 def test_one_line_launches_a_script_of_any_kind() -> None:
-    torchrun, trainer = (EXAMPLES[name].splitlines()[1].split()[:1] for name in ("torchrun", "trainer"))
+    torchrun, trainer = (
+        EXAMPLES[name].splitlines()[1].split()[:1] for name in ("torchrun", "trainer")
+    )
     assert torchrun == trainer == ["torchrun"]
     assert len(EXAMPLES) == len(LAUNCHED) + 1
 

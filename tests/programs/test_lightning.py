@@ -42,7 +42,9 @@ def test_trainer_trains_twice_over_all_ranks_and_keeps_a_checkpoint(notebook: No
     assert first["loss"] < 0.5
     steps = "__import__('skymagic').find().metrics.reset_index()"
     assert (
-        notebook.value(f"{steps}.groupby('rank').step.agg(lambda found: sorted(set(map(int, found)))).tolist()")
+        notebook.value(
+            f"{steps}.groupby('rank').step.agg(lambda found: sorted(set(map(int, found)))).tolist()"
+        )
         == [[*range(1, 17)]] * 2
     )
     assert notebook.value(f"{steps}[{steps}.step == 16].loss.notna().tolist()") == [True, True]
@@ -50,22 +52,20 @@ def test_trainer_trains_twice_over_all_ranks_and_keeps_a_checkpoint(notebook: No
 
 @needs_lightning
 def test_its_progress_bar_ends_at_100_percent(notebook: Notebook) -> None:
-    cell = (
-        "L.Trainer(max_epochs=1, logger=False, enable_checkpointing=False, enable_model_summary=False).fit(model, data)"
-    )
+    cell = "L.Trainer(max_epochs=1, logger=False, enable_checkpointing=False, enable_model_summary=False).fit(model, data)"
     shown = notebook.run(f"%%sky_broadcast\n{cell}")
     assert "Epoch 0: 100%" in shown.text
     assert "\x1b[1A" not in shown.text, "nothing moves a terminal's cursor"
 
 
 @needs_lightning
-def test_ranks_outlive_native_code_that_holds_the_interpreter_after_a_fit(notebook: Notebook) -> None:
+def test_ranks_outlive_native_code_that_holds_the_interpreter_after_a_fit(
+    notebook: Notebook,
+) -> None:
     """Lightning gives all signals the handlers that Python knows of: that of skymagic's looks at stacks is set in C."""
     ran(notebook, "lightning_trainer")
     holds = "ctypes.PyDLL(None).poll(None, 0, 3_000)"
-    fit = (
-        "L.Trainer(max_epochs=1, logger=False, enable_checkpointing=False, enable_model_summary=False).fit(model, data)"
-    )
+    fit = "L.Trainer(max_epochs=1, logger=False, enable_checkpointing=False, enable_model_summary=False).fit(model, data)"
     for cell in (f"import ctypes, os\nkept = os.getpid()\n{holds}", f"{fit}\n{holds}"):
         notebook.run(f"%%sky_broadcast\n{cell}")
         assert seen(notebook, "kept == os.getpid()") == [True] * 2
@@ -94,7 +94,9 @@ def test_a_model_sharded_with_torchs_fully_shard(notebook: Notebook) -> None:
 
 @needs_lightning
 def test_its_own_fsdp_wants_gpus_and_says_so(notebook: Notebook) -> None:
-    failed = notebook.fail("%%sky_broadcast\nL.Trainer(strategy='fsdp', accelerator='cpu', logger=False)")
+    failed = notebook.fail(
+        "%%sky_broadcast\nL.Trainer(strategy='fsdp', accelerator='cpu', logger=False)"
+    )
     assert "requires a GPU accelerator" in failed.evalue
     assert "ModelParallelStrategy" in failed.text
 
@@ -134,7 +136,11 @@ ALONE = InstanceInfo()
     ],
 )
 def test_what_is_filled_in(
-    asked: tuple[Any, int, str], info: InstanceInfo, together: bool, gpu: int | None, expected: dict[str, Any]
+    asked: tuple[Any, int, str],
+    info: InstanceInfo,
+    together: bool,
+    gpu: int | None,
+    expected: dict[str, Any],
 ) -> None:
     assert place(*asked, info, together, gpu) == expected
 

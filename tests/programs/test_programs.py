@@ -13,8 +13,12 @@ import pytest
 from tests.lab.notebook import Notebook, opened, seen
 
 HERE = Path(__file__).parent
-pytestmark = pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed: pip install torch")
-needs_accelerate = pytest.mark.skipif(find_spec("accelerate") is None, reason="accelerate is not installed")
+pytestmark = pytest.mark.skipif(
+    find_spec("torch") is None, reason="torch is not installed: pip install torch"
+)
+needs_accelerate = pytest.mark.skipif(
+    find_spec("accelerate") is None, reason="accelerate is not installed"
+)
 
 
 def program(name: str) -> str:
@@ -47,9 +51,13 @@ def test_a_state_that_is_made_before_the_accelerator(notebook: Notebook) -> None
 
 
 @needs_accelerate
-def test_what_would_start_processes_on_each_rank_is_refused_with_what_to_write(notebook: Notebook) -> None:
+def test_what_would_start_processes_on_each_rank_is_refused_with_what_to_write(
+    notebook: Notebook,
+) -> None:
     failed = notebook.fail(f"%%sky_broadcast\n{program('launched_from_a_cell')}")
-    assert failed.evalue.startswith("notebook_launcher() would start processes on each of the 2 ranks")
+    assert failed.evalue.startswith(
+        "notebook_launcher() would start processes on each of the 2 ranks"
+    )
     assert "call train(…) itself" in failed.evalue
     shown = notebook.run("%%sky_broadcast --only all\nnotebook_launcher(train, (0.2,), 1)")
     assert shown.text.count("trained at 0.2") == 2, "one process is the rank itself"
@@ -76,12 +84,20 @@ def test_a_sharded_model_comes_whole_in_each_way(notebook: Notebook) -> None:
     whole = "[[type(one).__name__ for one in (net[0].up.weight, rows)], round(net[0].up.weight.sum().item(), 5), rows.sum().item()]"
     for brings in ("%sky_pull model rows --head", "%%sky_broadcast -g model,rows --head\npass"):
         notebook.run(brings)
-        assert notebook.value(f"(lambda net: {whole})(model)") == [["Parameter", "Tensor"], total, 28.0]
+        assert notebook.value(f"(lambda net: {whole})(model)") == [
+            ["Parameter", "Tensor"],
+            total,
+            28.0,
+        ]
     notebook.run("%%sky_broadcast -o brought --head\n[model, optimizer]")
-    assert notebook.value("brought[1].param_groups[0]['params'][0] is next(brought[0].parameters())")
+    assert notebook.value(
+        "brought[1].param_groups[0]['params'][0] is next(brought[0].parameters())"
+    )
 
 
-def test_processes_that_are_started_afresh_know_the_cells_functions_and_classes(notebook: Notebook) -> None:
+def test_processes_that_are_started_afresh_know_the_cells_functions_and_classes(
+    notebook: Notebook,
+) -> None:
     notebook.run(f"%%sky_broadcast -t 0 -o made\n{program('spawned_pool')}")
     (made,) = notebook.value("made")
     assert made == {
@@ -113,7 +129,9 @@ def test_a_program_that_sets_every_signals_handler_outlives_a_look_at_its_stack(
     notebook: Notebook, handler: str
 ) -> None:
     """Lightning restores all handlers after a fit, and those that were set in C are then the system's own: deadly."""
-    places = "signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP, signal.SIGINT, signal.SIGCHLD}"
+    places = (
+        "signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP, signal.SIGINT, signal.SIGCHLD}"
+    )
     restored = f"for number in {places}:\n    signal.signal(number, {handler} or signal.SIG_DFL)"
     notebook.run("%%sky_broadcast\nimport ctypes, signal\nkept = 7")
     within = held_interpreter(notebook, restored)

@@ -13,7 +13,9 @@ import pytest
 
 import skymagic as sky
 
-needs_torch = pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed: pip install torch")
+needs_torch = pytest.mark.skipif(
+    find_spec("torch") is None, reason="torch is not installed: pip install torch"
+)
 
 
 # ---------------------------------------------------------------------- streaming: out, in, and both ways
@@ -75,7 +77,9 @@ def where() -> sky.InstanceInfo:
 
 
 def test_parallel_execution_on_slots() -> None:
-    with sky.Compute(provider=sky.Local(), procs_per_node=2, vcpus=1, memory_gb=0.1, nodes=1, console=False) as compute:
+    with sky.Compute(
+        provider=sky.Local(), procs_per_node=2, vcpus=1, memory_gb=0.1, nodes=1, console=False
+    ) as compute:
         results = sky.gather(*(burn(i) for i in range(12)), stream=True)
         found = [r["task"] for r in (results >> compute)]
         assert found == list(range(12))
@@ -108,7 +112,9 @@ def test_a_model_there_and_back(compute: Any) -> None:
             return self.head(self.features(x))
 
     @sky.function
-    def fit(model: nn.Module, x: torch.Tensor, y: torch.Tensor, epochs: int, lr: float) -> nn.Module:
+    def fit(
+        model: nn.Module, x: torch.Tensor, y: torch.Tensor, epochs: int, lr: float
+    ) -> nn.Module:
         optimizer = torch.optim.Adam(model.parameters(), lr=lr)
         for _ in range(epochs):
             optimizer.zero_grad()

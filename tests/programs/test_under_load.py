@@ -13,7 +13,9 @@ import pytest
 from tests.lab.notebook import Notebook, opened, seen
 from tests.programs.test_programs import program
 
-pytestmark = pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed: pip install torch")
+pytestmark = pytest.mark.skipif(
+    find_spec("torch") is None, reason="torch is not installed: pip install torch"
+)
 REPETITIONS = int(os.environ.get("SKYMAGIC_REPETITIONS", "3"))
 """`make soak` has more of them."""
 
@@ -23,7 +25,10 @@ def notebook(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Notebook]:
     """On a pool that is ready, beside two processes for each core that never rest."""
     with opened(tmp_path_factory.mktemp("races"), "%sky_pool --nodes 2 --plugin torch") as one:
         one.run(f"%%sky_broadcast\n{program('races')}")
-        busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(2 * (os.cpu_count() or 1))]
+        busy = [
+            subprocess.Popen([sys.executable, "-c", "while True: pass"])
+            for _ in range(2 * (os.cpu_count() or 1))
+        ]
         try:
             yield one
         finally:
@@ -33,7 +38,9 @@ def notebook(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Notebook]:
 
 
 @pytest.mark.parametrize("name", ["tutorial", "accelerated"])
-def test_a_program_that_destroys_the_group_while_its_model_is_alive(notebook: Notebook, name: str) -> None:
+def test_a_program_that_destroys_the_group_while_its_model_is_alive(
+    notebook: Notebook, name: str
+) -> None:
     if name == "accelerated" and find_spec("accelerate") is None:
         pytest.skip("accelerate is not installed")
     groups = seen(notebook, "id(dist.group.WORLD)")
@@ -72,7 +79,9 @@ PROGRAMS = {
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_a_program_that_meets_forks_or_restores_signals_by_itself(notebook: Notebook, name: str) -> None:
+def test_a_program_that_meets_forks_or_restores_signals_by_itself(
+    notebook: Notebook, name: str
+) -> None:
     cell, values = PROGRAMS[name]
     groups = seen(notebook, "import os; first_pid = os.getpid()\nid(dist.group.WORLD)")
     for _ in range(REPETITIONS):

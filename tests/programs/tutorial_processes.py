@@ -35,7 +35,10 @@ def free_port():
 def trained_by(method, size):
     context, port = mp.get_context(method), free_port()
     answers = context.Queue()
-    processes = [context.Process(target=init_process, args=(rank, size, port, answers, run)) for rank in range(size)]
+    processes = [
+        context.Process(target=init_process, args=(rank, size, port, answers, run))
+        for rank in range(size)
+    ]
     for process in processes:
         process.start()
     trained = sorted(answers.get(timeout=60) for _ in processes)
@@ -46,7 +49,9 @@ def trained_by(method, size):
 
 trained = [trained_by("fork", 3)]
 answers, port = mp.get_context("fork").SimpleQueue(), free_port()
-mp.start_processes(lambda rank: init_process(rank, 2, port, answers, run), nprocs=2, start_method="fork")
+mp.start_processes(
+    lambda rank: init_process(rank, 2, port, answers, run), nprocs=2, start_method="fork"
+)
 trained.append(sorted(answers.get() for _ in range(2)))
 dist.all_reduce(own := torch.ones(1))
 trained, own.item()

@@ -21,7 +21,13 @@ from skymagic.providers.aws.errors import ErrorKind, Where
 from tests.lab import ec2 as lab
 from tests.lab.ec2 import EC2, REGION, ec2, error
 
-LAUNCH = {"ImageId": lab.IMAGE, "InstanceType": "m5.large", "MinCount": 2, "MaxCount": 2, "ClientToken": "one"}
+LAUNCH = {
+    "ImageId": lab.IMAGE,
+    "InstanceType": "m5.large",
+    "MinCount": 2,
+    "MaxCount": 2,
+    "ClientToken": "one",
+}
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +53,9 @@ def test_a_lost_answer_buys_nothing_twice(cloud: EC2, clients: AwsClients) -> No
     cloud.on("RunInstances", lab.lost)
     answer = clients.call("ec2", REGION, "RunInstances", **LAUNCH)
     assert cloud.actions() == ["ec2:RunInstances"] * 2
-    assert {each["InstanceId"] for each in answer["Instances"]} == {each.id for each in lab.instances()}
+    assert {each["InstanceId"] for each in answer["Instances"]} == {
+        each.id for each in lab.instances()
+    }
     assert len(lab.instances()) == 2
 
 
@@ -70,14 +78,18 @@ def test_throttling_for_a_minute_is_waited_out(cloud: EC2, monkeypatch: pytest.M
     shortest = itertools.accumulate([0.25, 0.5, 1.0, 2.0, 4.0, *[5.0] * 20])
     calls = sum(1 for waited in shortest if waited < 60.0) + 1
     cloud.on("DescribeRegions", error("RequestLimitExceeded", status=503), times=calls)
-    assert AwsClients(endpoint_url=cloud.url, deadline_factor=0.0001).call("ec2", REGION, "DescribeRegions")["Regions"]
+    assert AwsClients(endpoint_url=cloud.url, deadline_factor=0.0001).call(
+        "ec2", REGION, "DescribeRegions"
+    )["Regions"]
     assert len(cloud.calls) == calls + 1
 
 
 @pytest.mark.parametrize(
     "effect", [error("InternalError", status=500), lab.unreached, error("Unavailable", status=503)]
 )
-def test_what_fails_for_too_long_is_told(cloud: EC2, clients: AwsClients, effect: lab.Effect) -> None:
+def test_what_fails_for_too_long_is_told(
+    cloud: EC2, clients: AwsClients, effect: lab.Effect
+) -> None:
     cloud.on("DescribeRegions", effect, times=1000)
     with pytest.raises(CloudError) as failed:
         clients.call("ec2", REGION, "DescribeRegions")
@@ -87,7 +99,9 @@ def test_what_fails_for_too_long_is_told(cloud: EC2, clients: AwsClients, effect
 
 
 @pytest.mark.parametrize("status", [400, 500, 503])
-def test_missing_capacity_is_never_asked_for_again(cloud: EC2, clients: AwsClients, status: int) -> None:
+def test_missing_capacity_is_never_asked_for_again(
+    cloud: EC2, clients: AwsClients, status: int
+) -> None:
     """botocore retries it by itself where it comes with a 500."""
     cloud.on("RunInstances", error("InsufficientInstanceCapacity", "not there", status), times=10)
     with pytest.raises(CloudError) as failed:
@@ -103,13 +117,17 @@ def test_pages(cloud: EC2, clients: AwsClients) -> None:
     assert len(found) == 3
 
 
-@pytest.mark.parametrize("name", ["UnauthorizedSSOTokenError", "SSOTokenLoadError", "TokenRetrievalError"])
+@pytest.mark.parametrize(
+    "name", ["UnauthorizedSSOTokenError", "SSOTokenLoadError", "TokenRetrievalError"]
+)
 def test_an_sso_session_that_is_over(name: str) -> None:
     """botocore's own errors, before any call, as it raises them."""
     kind = getattr(botocore.exceptions, name)
     words = str(kind(profile_name="work", error_msg="expired", provider="sso"))
     problem = errors.failed(
-        tuple(each.__name__ for each in kind.__mro__), words, Where("ec2:DescribeRegions", REGION, "work")
+        tuple(each.__name__ for each in kind.__mro__),
+        words,
+        Where("ec2:DescribeRegions", REGION, "work"),
     )
     assert problem.kind == "credentials"
     assert "aws sso login --profile work" in str(problem)
@@ -118,7 +136,9 @@ def test_an_sso_session_that_is_over(name: str) -> None:
 def page(status: int) -> lab.Effect:
     """What a proxy, or a network that wants a login, answers in the place of AWS."""
     html = b"<!DOCTYPE html><html><body>Log in<br></body></html>"
-    return lambda call, carry_out: lab.Answer(status, html, {"Content-Type": "text/html; charset=utf-8"})
+    return lambda call, carry_out: lab.Answer(
+        status, html, {"Content-Type": "text/html; charset=utf-8"}
+    )
 
 
 @pytest.mark.parametrize("status", [200, 302, 403, 502])
@@ -132,13 +152,20 @@ def page(status: int) -> lab.Effect:
     ids=["ec2", "sts", "ssm"],
 )
 def test_a_page_is_no_answer(
-    cloud: EC2, clients: AwsClients, service: str, action: str, parameters: dict[str, str], status: int
+    cloud: EC2,
+    clients: AwsClients,
+    service: str,
+    action: str,
+    parameters: dict[str, str],
+    status: int,
 ) -> None:
     """Of services that speak XML, and of those that speak JSON: botocore takes a page for an empty answer there."""
     cloud.on(action, page(status), times=2)
     assert clients.call(service, REGION, action, **parameters), "it may be of the moment"
     cloud.on(action, page(status), times=1000)
-    with pytest.raises(CloudError, match=r"the answer is not from AWS \(.*\)\n.*HTTPS_PROXY") as failed:
+    with pytest.raises(
+        CloudError, match=r"the answer is not from AWS \(.*\)\n.*HTTPS_PROXY"
+    ) as failed:
         clients.call(service, REGION, action, **parameters)
     assert failed.value.kind == "unreachable"
     assert "<" not in str(failed.value)
@@ -167,9 +194,13 @@ def test_ways_that_lead_nowhere(cloud: EC2, monkeypatch: pytest.MonkeyPatch) -> 
         }
         for url, words in ways.items():
             with pytest.raises(CloudError, match=f"{words} .*\n"):
-                AwsClients(endpoint_url=url, deadline_factor=0.0001).call("ec2", REGION, "DescribeRegions")
+                AwsClients(endpoint_url=url, deadline_factor=0.0001).call(
+                    "ec2", REGION, "DescribeRegions"
+                )
         monkeypatch.setenv("HTTPS_PROXY", f"http://ann:secret@{nobody}")
-        with pytest.raises(CloudError, match="the proxy to AWS cannot be reached .*\n.*HTTPS_PROXY") as failed:
+        with pytest.raises(
+            CloudError, match="the proxy to AWS cannot be reached .*\n.*HTTPS_PROXY"
+        ) as failed:
             AwsClients(deadline_factor=0.0001).call("ec2", REGION, "DescribeRegions")
     assert "secret" not in str(failed.value)
     assert cloud.calls == []
@@ -186,17 +217,23 @@ def test_ways_that_lead_nowhere(cloud: EC2, monkeypatch: pytest.MonkeyPatch) -> 
 def test_silence_of_the_network(name: str, words: str) -> None:
     kind = getattr(botocore.exceptions, name)
     text = str(kind(endpoint_url="https://ec2.us-east-1.amazonaws.com/"))
-    problem = errors.failed(tuple(each.__name__ for each in kind.__mro__), text, Where("ec2:DescribeRegions", REGION))
+    problem = errors.failed(
+        tuple(each.__name__ for each in kind.__mro__), text, Where("ec2:DescribeRegions", REGION)
+    )
     assert problem.kind == "unreachable"
     assert words in str(problem)
 
 
-@pytest.mark.skipif(Version(boto3.__version__) < Version("1.42"), reason="an older boto3 knows fewer regions")
+@pytest.mark.skipif(
+    Version(boto3.__version__) < Version("1.42"), reason="an older boto3 knows fewer regions"
+)
 def test_regions_that_complete_are_there() -> None:
     assert not {*REGIONS} - AwsClients().known_regions()
 
 
-def test_a_configuration_that_cannot_be_read(cloud: EC2, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_configuration_that_cannot_be_read(
+    cloud: EC2, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     (tmp_path / "config").write_text("[default\nregion = us-east-1\n")
     monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
     with pytest.raises(CloudError, match="the AWS configuration cannot be read .*config"):
@@ -208,7 +245,9 @@ def test_without_credentials(monkeypatch: pytest.MonkeyPatch, cloud: EC2) -> Non
         monkeypatch.delenv(name.upper())
     with pytest.raises(CloudError, match=r"there are no AWS credentials .*\n  aws configure"):
         AwsClients(endpoint_url=cloud.url).call("ec2", REGION, "DescribeRegions")
-    with pytest.raises(CloudError, match="no such AWS profile.*nobody.*\n  aws configure list-profiles"):
+    with pytest.raises(
+        CloudError, match="no such AWS profile.*nobody.*\n  aws configure list-profiles"
+    ):
         _ = AwsClients(profile="nobody").region
 
 
@@ -234,17 +273,37 @@ DENIED = (
             ErrorKind.QUOTA,
             ["vCPU quota", "used up in us-east-1", "ask for more"],
         ),
-        ("MaxSpotInstanceCountExceeded", "…", ErrorKind.QUOTA, ["Spot Instance Requests", "Service Quotas"]),
+        (
+            "MaxSpotInstanceCountExceeded",
+            "…",
+            ErrorKind.QUOTA,
+            ["Spot Instance Requests", "Service Quotas"],
+        ),
         ("SecurityGroupLimitExceeded", "…", ErrorKind.QUOTA, ["VPC security groups per Region"]),
-        ("UnauthorizedOperation", DENIED, ErrorKind.PERMISSION, ["ec2:CreateTags", "user/ann", "docs/how-to/aws.md"]),
-        ("UnauthorizedOperation", "You are not authorized.", ErrorKind.PERMISSION, ["ec2:RunInstances"]),
+        (
+            "UnauthorizedOperation",
+            DENIED,
+            ErrorKind.PERMISSION,
+            ["ec2:CreateTags", "user/ann", "docs/how-to/aws.md"],
+        ),
+        (
+            "UnauthorizedOperation",
+            "You are not authorized.",
+            ErrorKind.PERMISSION,
+            ["ec2:RunInstances"],
+        ),
         (
             "UnauthorizedOperation",
             "… with an explicit deny in a service control policy",
             ErrorKind.PERMISSION,
             ["service control policy"],
         ),
-        ("ExpiredToken", "The security token … is expired", ErrorKind.CREDENTIALS, ["aws sso login --profile work"]),
+        (
+            "ExpiredToken",
+            "The security token … is expired",
+            ErrorKind.CREDENTIALS,
+            ["aws sso login --profile work"],
+        ),
         (
             "AuthFailure",
             "AWS was not able to validate",
@@ -261,11 +320,26 @@ DENIED = (
         ("PendingVerification", "…", ErrorKind.ACCOUNT, ["still verifying", "takes hours"]),
         ("OptInRequired", "…", ErrorKind.ACCOUNT, ["enable the region"]),
         ("SpotMaxPriceTooLow", "…", ErrorKind.PRICE, ["raise --max-price"]),
-        ("Unsupported", "Your requested instance type is not supported in …", ErrorKind.PLACE, ["not supported in"]),
+        (
+            "Unsupported",
+            "Your requested instance type is not supported in …",
+            ErrorKind.PLACE,
+            ["not supported in"],
+        ),
         ("InternalError", "An internal error", ErrorKind.INTERNAL, ["not a lack of capacity"]),
         ("InvalidInstanceID.NotFound", "…", ErrorKind.MISSING, ["InvalidInstanceID.NotFound"]),
-        ("DependencyViolation", "resource sg-1 has a dependent object", ErrorKind.IN_USE, ["dependent object"]),
-        ("InvalidParameterValue", "User data is limited to 16384 bytes", ErrorKind.INVALID, ["16384"]),
+        (
+            "DependencyViolation",
+            "resource sg-1 has a dependent object",
+            ErrorKind.IN_USE,
+            ["dependent object"],
+        ),
+        (
+            "InvalidParameterValue",
+            "User data is limited to 16384 bytes",
+            ErrorKind.INVALID,
+            ["16384"],
+        ),
         ("SomethingNew", "?", ErrorKind.INVALID, ["SomethingNew: ?"]),
     ],
 )
@@ -284,11 +358,16 @@ def test_every_kind_is_reached() -> None:
 
 
 @pytest.mark.parametrize(
-    ("service", "code"), [("ec2", "UnauthorizedOperation"), ("ssm", "AccessDeniedException"), ("sts", "AccessDenied")]
+    ("service", "code"),
+    [("ec2", "UnauthorizedOperation"), ("ssm", "AccessDeniedException"), ("sts", "AccessDenied")],
 )
-def test_each_service_has_errors_of_its_own(cloud: EC2, clients: AwsClients, service: str, code: str) -> None:
+def test_each_service_has_errors_of_its_own(
+    cloud: EC2, clients: AwsClients, service: str, code: str
+) -> None:
     action = {"ec2": "DescribeRegions", "ssm": "GetParameter", "sts": "GetCallerIdentity"}[service]
     cloud.on(action, error(code, "not authorized", 403))
     with pytest.raises(CloudError, match=f"may not call {service}:{action}") as failed:
-        clients.call(service, REGION, action, **({"Name": "/aws/service/x"} if service == "ssm" else {}))
+        clients.call(
+            service, REGION, action, **({"Name": "/aws/service/x"} if service == "ssm" else {})
+        )
     assert failed.value.kind == "permission"

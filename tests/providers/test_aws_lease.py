@@ -53,10 +53,14 @@ def cloud(server: tuple[EC2, AwsClients], monkeypatch: pytest.MonkeyPatch, tmp_p
 class Case:
     """A lease, and what it has said."""
 
-    def __init__(self, clients: AwsClients, job: str = "train-1234", settings: CloudSettings = SETTINGS) -> None:
+    def __init__(
+        self, clients: AwsClients, job: str = "train-1234", settings: CloudSettings = SETTINGS
+    ) -> None:
         self.said: list[str] = []
         self.keys = boot.make_keys(job)
-        text = boot.cloud_config(self.keys, job, settings.user, settings.ssh_port, WatchdogBounds(1800, 86400))
+        text = boot.cloud_config(
+            self.keys, job, settings.user, settings.ssh_port, WatchdogBounds(1800, 86400)
+        )
         label = Label("train", job, sweep.owner_of(clients), "ann@laptop", time.time() + 86400)
         self.lease = Lease(clients, settings, label, text, self.said.append)
 
@@ -89,7 +93,11 @@ def test_all_machines_in_one_zone_and_safe(cloud: EC2, case: Case) -> None:
     assert "skymagic:owner" in tags
     assert "skymagic:ends" in tags
     [call] = launched(cloud)
-    assert (call.fields["MinCount"], call.fields["MaxCount"], call.fields["ClientToken"]) == ("3", "3", "train-1234-1")
+    assert (call.fields["MinCount"], call.fields["MaxCount"], call.fields["ClientToken"]) == (
+        "3",
+        "3",
+        "train-1234-1",
+    )
     case.lease.release()
     assert lab.left() == {}
     assert {one.state for one in there} == {"terminated"}
@@ -98,7 +106,9 @@ def test_all_machines_in_one_zone_and_safe(cloud: EC2, case: Case) -> None:
 def test_the_group_lets_in_ssh_from_the_caller_and_the_pool_itself(cloud: EC2, case: Case) -> None:
     case.lease.acquire([A], 1)
     filters = tags.filters(job="train-1234")
-    [group] = case.lease.clients.call("ec2", REGION, "DescribeSecurityGroups", Filters=filters)["SecurityGroups"]
+    [group] = case.lease.clients.call("ec2", REGION, "DescribeSecurityGroups", Filters=filters)[
+        "SecurityGroups"
+    ]
     within = [group["GroupId"]]
 
     def rules(direction: str) -> list[tuple[object, ...]]:
@@ -117,14 +127,24 @@ def test_the_group_lets_in_ssh_from_the_caller_and_the_pool_itself(cloud: EC2, c
 
 
 def test_failover_says_why(cloud: EC2, case: Case) -> None:
-    cloud.on("RunInstances", error("InsufficientInstanceCapacity", "none of m5.large"), when=zone("us-east-1a"))
-    cloud.on("RunInstances", error("InsufficientInstanceCapacity", "none here either", 500), when=zone("us-east-1b"))
+    cloud.on(
+        "RunInstances",
+        error("InsufficientInstanceCapacity", "none of m5.large"),
+        when=zone("us-east-1a"),
+    )
+    cloud.on(
+        "RunInstances",
+        error("InsufficientInstanceCapacity", "none here either", 500),
+        when=zone("us-east-1b"),
+    )
     dearer = replace(WEST, price=0.2)
     offer, instances = case.lease.acquire([replace(A, price=0.1), B, dearer], 2)
     assert offer is dearer
     assert len(instances) == 2
     (rented,) = ledger.every()
-    assert (rented.machines, rented.price, rented.ended) == (2, 0.4, None), "the price of what was taken"
+    assert (rented.machines, rented.price, rented.ended) == (2, 0.4, None), (
+        "the price of what was taken"
+    )
     assert [line for line in case.said if "none of m5.large" in line]
     assert [line for line in case.said if "none here either" in line]
     assert len(launched(cloud)) == 3
@@ -135,7 +155,9 @@ def test_failover_says_why(cloud: EC2, case: Case) -> None:
 
 def test_nowhere(cloud: EC2, case: Case) -> None:
     cloud.on("RunInstances", error("InsufficientInstanceCapacity", "no"), times=9)
-    with pytest.raises(CloudError, match=r"no capacity for 2 machines:\n.*us-east-1a.*\n.*us-east-1b") as failed:
+    with pytest.raises(
+        CloudError, match=r"no capacity for 2 machines:\n.*us-east-1a.*\n.*us-east-1b"
+    ) as failed:
         case.lease.acquire([A, B], 2)
     assert failed.value.kind == "capacity"
 
@@ -155,7 +177,9 @@ def test_a_quota_is_asked_once_in_a_region(cloud: EC2, case: Case) -> None:
         ("InternalError", "not a lack"),
     ],
 )
-def test_what_no_other_zone_mends_is_told_at_once(cloud: EC2, case: Case, code: str, words: str) -> None:
+def test_what_no_other_zone_mends_is_told_at_once(
+    cloud: EC2, case: Case, code: str, words: str
+) -> None:
     cloud.on("RunInstances", error(code, "no", 500 if code == "InternalError" else 403), times=99)
     with pytest.raises(CloudError, match=words):
         case.lease.acquire([A, B], 2)
@@ -189,7 +213,11 @@ def test_not_shown_yet_is_not_gone(cloud: EC2, case: Case) -> None:
 
 
 def test_ended_while_pending(cloud: EC2, case: Case) -> None:
-    cloud.on("RunInstances", lab.state("terminated", "Server.InsufficientInstanceCapacity"), when=zone("us-east-1a"))
+    cloud.on(
+        "RunInstances",
+        lab.state("terminated", "Server.InsufficientInstanceCapacity"),
+        when=zone("us-east-1a"),
+    )
     offer, _ = case.lease.acquire([A, B], 2)
     assert offer is B
     assert [line for line in case.said if "has ended while it was starting" in line]
@@ -206,7 +234,8 @@ def test_what_cannot_be_ended_is_named(cloud: EC2, case: Case) -> None:
     _, instances = case.lease.acquire([A], 1)
     cloud.on("TerminateInstances", error("UnauthorizedOperation", "no", 403))
     with pytest.raises(
-        CloudError, match=rf"(?s){instances[0].id}.*ec2:TerminateInstances.*skymagic down --all.*20\d\d-"
+        CloudError,
+        match=rf"(?s){instances[0].id}.*ec2:TerminateInstances.*skymagic down --all.*20\d\d-",
     ) as failed:
         case.lease.release()
     assert "end themselves at" in str(failed.value)
@@ -226,10 +255,16 @@ def test_machines_that_nobody_may_look_at_are_ended_all_the_same(cloud: EC2, cas
 
 def test_fifty_machines_are_one_launch(cloud: EC2, case: Case) -> None:
     """Also where the first zone has room for fewer: none of them stays."""
-    cloud.on("RunInstances", error("InsufficientInstanceCapacity", "49 of 50", 500), when=zone("us-east-1a"))
+    cloud.on(
+        "RunInstances",
+        error("InsufficientInstanceCapacity", "49 of 50", 500),
+        when=zone("us-east-1a"),
+    )
     offer, instances = case.lease.acquire([A, B], 50)
     assert (offer, len(instances), len({one.private for one in instances})) == (B, 50, 50)
-    assert [(call.fields["MinCount"], call.fields["MaxCount"]) for call in launched(cloud)] == [("50", "50")] * 2
+    assert [(call.fields["MinCount"], call.fields["MaxCount"]) for call in launched(cloud)] == [
+        ("50", "50")
+    ] * 2
     case.lease.release()
     assert lab.left() == {}
     assert {one.state for one in lab.instances()} == {"terminated"}
@@ -238,7 +273,10 @@ def test_fifty_machines_are_one_launch(cloud: EC2, case: Case) -> None:
 def test_keys_are_this_users_alone_and_go_with_the_pool(case: Case) -> None:
     folder = case.keys.folder
     assert folder.stat().st_mode & 0o777 == 0o700
-    assert {each.name: each.stat().st_mode & 0o777 for each in folder.iterdir()} == {"key": 0o600, "known_hosts": 0o600}
+    assert {each.name: each.stat().st_mode & 0o777 for each in folder.iterdir()} == {
+        "key": 0o600,
+        "known_hosts": 0o600,
+    }
     assert case.keys.user.private not in repr(case.keys)
     case.lease.acquire([A], 1)
     case.lease.release()
@@ -257,7 +295,11 @@ def test_user_data_has_no_credential(cloud: EC2, case: Case) -> None:
     assert not [value for value in lab.CREDENTIALS.values() if value in text]
     assert ["systemd-run", "--on-active=86400s", "systemctl", "poweroff"] in config["bootcmd"]
     assert (config["package_update"], config["package_upgrade"]) == (False, False)
-    assert [each for each in config["bootcmd"] if "apt-daily-upgrade.timer" in each[-1] and "mask --now" in each[-1]]
+    assert [
+        each
+        for each in config["bootcmd"]
+        if "apt-daily-upgrade.timer" in each[-1] and "mask --now" in each[-1]
+    ]
     assert len(text) < boot.MOST_BYTES
 
 
@@ -268,18 +310,31 @@ def test_the_image_is_the_one_of_its_makers_parameter_unless_it_is_named(
     large = replace(SETTINGS, disk=250)
     for number, (offer, settings, asked) in enumerate(
         [
-            (A, SETTINGS, "/aws/service/canonical/ubuntu/server/24.04/stable/current/amd64/hvm/ebs-gp3/ami-id"),
-            (GPUS, large, "/aws/service/deeplearning/ami/x86_64/base-oss-nvidia-driver-gpu-ubuntu-22.04/latest/ami-id"),
+            (
+                A,
+                SETTINGS,
+                "/aws/service/canonical/ubuntu/server/24.04/stable/current/amd64/hvm/ebs-gp3/ami-id",
+            ),
+            (
+                GPUS,
+                large,
+                "/aws/service/deeplearning/ami/x86_64/base-oss-nvidia-driver-gpu-ubuntu-22.04/latest/ami-id",
+            ),
             (GPUS, replace(SETTINGS, image_id=lab.IMAGE), ""),
         ]
     ):
         cloud.calls.clear()
         case = Case(server[1], f"train-{number}", settings)
         case.lease.acquire([offer], 1)
-        assert [call.fields["Name"] for call in cloud.calls if call.action == "GetParameter"] == [asked] * bool(asked)
+        assert [call.fields["Name"] for call in cloud.calls if call.action == "GetParameter"] == [
+            asked
+        ] * bool(asked)
         fields = launched(cloud)[0].fields
         assert fields["ImageId"] == lab.IMAGE
-        disk = {name: fields[f"BlockDeviceMapping.1.Ebs.{name}"] for name in ("VolumeSize", "VolumeType")}
+        disk = {
+            name: fields[f"BlockDeviceMapping.1.Ebs.{name}"]
+            for name in ("VolumeSize", "VolumeType")
+        }
         assert disk == {"VolumeSize": str(settings.disk), "VolumeType": "gp3"}
         assert fields["BlockDeviceMapping.1.Ebs.DeleteOnTermination"] == "true"
         case.lease.release()
@@ -289,7 +344,8 @@ def test_the_image_is_the_one_of_its_makers_parameter_unless_it_is_named(
 def test_an_image_that_is_not_to_be_had(cloud: EC2, server: tuple[EC2, AwsClients]) -> None:
     cloud.on("GetParameter", error("AccessDeniedException", "not authorized", 403))
     with pytest.raises(
-        CloudError, match=r"(?s)image for m5.large could not be found.*ssm:GetParameter.*image_id='ami-"
+        CloudError,
+        match=r"(?s)image for m5.large could not be found.*ssm:GetParameter.*image_id='ami-",
     ):
         Case(server[1]).lease.acquire([A], 1)
     unknown = Case(server[1], "train-2", replace(SETTINGS, image_id="ami-0123456789abcdef0"))
@@ -304,9 +360,13 @@ def test_user_data_that_is_too_large(case: Case, monkeypatch: pytest.MonkeyPatch
         boot.cloud_config(case.keys, "train-1234", "ubuntu", 22, WatchdogBounds(1, 1))
 
 
-def test_several_network_cards_take_one_address_on_the_head(cloud: EC2, server: tuple[EC2, AwsClients]) -> None:
+def test_several_network_cards_take_one_address_on_the_head(
+    cloud: EC2, server: tuple[EC2, AwsClients]
+) -> None:
     case = Case(server[1])
-    large = MachineOffer(REGION, "us-east-1a", "p4d.24xlarge", gpu="A100", gpus=8, cards=4, efa=True)
+    large = MachineOffer(
+        REGION, "us-east-1a", "p4d.24xlarge", gpu="A100", gpus=8, cards=4, efa=True
+    )
     _, instances = case.lease.acquire([large], 2)
     assert [bool(one.public) for one in instances] == [True, False]
     assert launched(cloud)[0].fields["NetworkInterface.4.NetworkCardIndex"] == "3"
@@ -327,7 +387,9 @@ def test_gpu_machines_are_near_each_other(cloud: EC2, case: Case) -> None:
 
 
 @pytest.mark.parametrize(("offer", "count"), [(GPUS, 1), (A, 2)])
-def test_others_are_wherever_there_is_room(cloud: EC2, case: Case, offer: MachineOffer, count: int) -> None:
+def test_others_are_wherever_there_is_room(
+    cloud: EC2, case: Case, offer: MachineOffer, count: int
+) -> None:
     case.lease.acquire([offer], count)
     assert "CreatePlacementGroup" not in [call.action for call in cloud.calls]
 
@@ -364,16 +426,26 @@ def test_a_machine_is_replaced(cloud: EC2, case: Case) -> None:
         with contextlib.suppress(CloudError):
             [other] = case.lease.replace(offer, [instances[1].id])
     states = {one.id: one.state for one in lab.instances()}
-    assert states == {instances[0].id: "running", instances[1].id: "terminated", other.id: "running"}
+    assert states == {
+        instances[0].id: "running",
+        instances[1].id: "terminated",
+        other.id: "running",
+    }
     kept = [
-        (one.number, one.machines, one.runs(time.time())) for one in ledger.every() if one.job == case.lease.label.job
+        (one.number, one.machines, one.runs(time.time()))
+        for one in ledger.every()
+        if one.job == case.lease.label.job
     ]
-    assert sorted(kept) == [(1, 1, False), (1, 1, True), (3, 1, True)], "the machine that is gone is not counted on"
+    assert sorted(kept) == [(1, 1, False), (1, 1, True), (3, 1, True)], (
+        "the machine that is gone is not counted on"
+    )
     assert case.lease.alive(REGION, other.id) is True
     assert case.lease.alive(REGION, instances[1].id) is False
     case.lease.release()
     assert lab.left() == {}
-    with pytest.raises(CloudError, match="released"):  # on a thread that has waited for capacity meanwhile
+    with pytest.raises(
+        CloudError, match="released"
+    ):  # on a thread that has waited for capacity meanwhile
         case.lease.replace(offer, [other.id])
 
 
@@ -416,7 +488,9 @@ def test_everything_is_found_by_tag_alone(cloud: EC2, server: tuple[EC2, AwsClie
     others.lease.release()
 
 
-def test_pools_are_listed_and_ended_one_by_one_by_their_tags(cloud: EC2, server: tuple[EC2, AwsClients]) -> None:
+def test_pools_are_listed_and_ended_one_by_one_by_their_tags(
+    cloud: EC2, server: tuple[EC2, AwsClients]
+) -> None:
     """From a process that has forgotten all: in two regions, stopped ones too; what is another's is not seen."""
     clients = server[1]
     cloud.on("DescribeRegions", lab.regions("eu-west-1", REGION, "us-west-2"), times=1 << 30)
@@ -450,31 +524,45 @@ def test_pools_are_listed_and_ended_one_by_one_by_their_tags(cloud: EC2, server:
     assert "pool 'train' (one-1) in us-east-1, rented by ann@laptop" in text
     assert text.count("to end it: %sky_down train\n") == 1, "this notebook's own"
     assert "at the latest\nto end it: %sky_down two-2 --provider aws" in text
-    assert [each["job_id"] for each in places.look(replace(request, name="two-2"), settings).plain()["pools"]] == [
-        "two-2"
-    ]
+    assert [
+        each["job_id"]
+        for each in places.look(replace(request, name="two-2"), settings).plain()["pools"]
+    ] == ["two-2"]
 
-    with pytest.raises(RequestError, match=r"you have 2 pools on EC2: .* one-1 \(ann@laptop\), two-2 \(ann@laptop\)"):
+    with pytest.raises(
+        RequestError,
+        match=r"you have 2 pools on EC2: .* one-1 \(ann@laptop\), two-2 \(ann@laptop\)",
+    ):
         places.end_rented("train", lambda text: None, settings)
-    with pytest.raises(CloudError, match="you have no pool 'hers-3' on EC2 where it could be asked: eu-west-1"):
+    with pytest.raises(
+        CloudError, match="you have no pool 'hers-3' on EC2 where it could be asked: eu-west-1"
+    ):
         places.end_rented("hers-3", lambda text: None, settings)
     with pytest.raises(RequestError, match="of this notebook; %sky_down train ends it"):
         places.end_rented("one-1", lambda text: None, settings, ["one-1"])
-    assert places.end_rented("two-2", lambda text: None, settings) == ["pool 'train' (two-2) is down"]
+    assert places.end_rented("two-2", lambda text: None, settings) == [
+        "pool 'train' (two-2) is down"
+    ]
     assert lab.left("us-west-2") == {}
-    assert places.end_rented(None, lambda text: None, settings) == ["pool 'train' (one-1) is down"], "the only one"
+    assert places.end_rented(None, lambda text: None, settings) == [
+        "pool 'train' (one-1) is down"
+    ], "the only one"
     with pytest.raises(RequestError, match="you have no pool on EC2$"):
         places.end_rented(None, lambda text: None, settings)
     others.lease.release()
     assert lab.left(REGION, "us-west-2") == {}
 
 
-def test_a_pool_whose_machines_are_gone_is_not_attached_to_and_nothing_of_it_stays(cloud: EC2, case: Case) -> None:
+def test_a_pool_whose_machines_are_gone_is_not_attached_to_and_nothing_of_it_stays(
+    cloud: EC2, case: Case
+) -> None:
     _, instances = case.lease.acquire([A], 2)
     request = PoolRequest(provider="aws", cloud=replace(SETTINGS, endpoint_url=cloud.url))
     plan = plan_rented(request, Rental("aws", "m5.large", "us-east-1a", REGION, 2, 8.0))
     nothing: Any = None
-    accesses = [RentedAccess(nothing, nothing, REGION, one.id, case.lease.label, A) for one in instances]
+    accesses = [
+        RentedAccess(nothing, nothing, REGION, one.id, case.lease.label, A) for one in instances
+    ]
     for one in lab.instances():
         lab.set_state(one, "terminated", "Client.InstanceInitiatedShutdown")
     with pytest.raises(CloudError, match="its machines are terminated") as failed:
@@ -484,7 +572,9 @@ def test_a_pool_whose_machines_are_gone_is_not_attached_to_and_nothing_of_it_sta
     assert not case.keys.folder.exists()
 
 
-def test_machines_that_somebody_has_stopped_are_not_ended_by_attaching(cloud: EC2, case: Case) -> None:
+def test_machines_that_somebody_has_stopped_are_not_ended_by_attaching(
+    cloud: EC2, case: Case
+) -> None:
     """In EC2's console; attaching ends what is left of pools that are gone, and these are not."""
     _, instances = case.lease.acquire([A], 2)
     for one in lab.instances():
@@ -492,13 +582,17 @@ def test_machines_that_somebody_has_stopped_are_not_ended_by_attaching(cloud: EC
     request = PoolRequest(provider="aws", cloud=replace(SETTINGS, endpoint_url=cloud.url))
     plan = plan_rented(request, Rental("aws", "m5.large", "us-east-1a", REGION, 2, 8.0))
     nothing: Any = None
-    accesses = [RentedAccess(nothing, nothing, REGION, one.id, case.lease.label, A) for one in instances]
+    accesses = [
+        RentedAccess(nothing, nothing, REGION, one.id, case.lease.label, A) for one in instances
+    ]
     with pytest.raises(CloudError, match="its machines are stopped; %sky_down train ends them"):
         AWS().attach(plan, accesses)
     assert {one.state for one in lab.instances()} == {"stopped"}
 
 
-def test_one_pool_of_several_is_given_back_by_its_job(cloud: EC2, server: tuple[EC2, AwsClients]) -> None:
+def test_one_pool_of_several_is_given_back_by_its_job(
+    cloud: EC2, server: tuple[EC2, AwsClients]
+) -> None:
     Case(server[1], "one-1").lease.acquire([A], 1)
     two = Case(server[1], "two-2")
     two.lease.acquire([A], 1)

@@ -49,7 +49,9 @@ def written(folder: Path, *cells: str) -> str:
     return str(path)
 
 
-def test_it_is_executed_there_and_between_its_cells_the_machines_are_in_use(rented: tuple[Desk, Machines]) -> None:
+def test_it_is_executed_there_and_between_its_cells_the_machines_are_in_use(
+    rented: tuple[Desk, Machines],
+) -> None:
     desk, _ = rented
     (key,) = desk.records.glob("*.key")
     broadcast = "%%sky_broadcast -o ranks\nimport os\nint(os.environ['RANK'])"
@@ -59,12 +61,16 @@ def test_it_is_executed_there_and_between_its_cells_the_machines_are_in_use(rent
     assert {"in use between cells [True, True]", "[0, 1]"} <= {*out.splitlines()}
     assert "keep it until they terminate, 30m after its last cell or " in err
     assert "train.ipynb has finished" in err
-    assert len(nbformat.read(desk.folder / "train.executed.ipynb", as_version=4).cells) == len(cells)
+    assert len(nbformat.read(desk.folder / "train.executed.ipynb", as_version=4).cells) == len(
+        cells
+    )
 
 
 def test_what_went_with_its_machines_is_said_once(rented: tuple[Desk, Machines]) -> None:
     desk, machines = rented
-    code, _, err = desk.ran("run", written(desk.folder, "print('kept there')"), "--pool", desk.pool, "--detach")
+    code, _, err = desk.ran(
+        "run", written(desk.folder, "print('kept there')"), "--pool", desk.pool, "--detach"
+    )
     assert code == 0, err
     assert "keep it until they terminate" in err
     for one in lab.instances():

@@ -79,7 +79,9 @@ def told(found: Market) -> list[tuple[str, str, float | None, str]]:
     return [(one.instance_type, one.zone, one.price, one.priced) for one in found.offers]
 
 
-def test_offers_in_each_zone_with_the_price_list(there: EC2Market, clients: AwsClients, kept: Cache) -> None:
+def test_offers_in_each_zone_with_the_price_list(
+    there: EC2Market, clients: AwsClients, kept: Cache
+) -> None:
     found = market.survey(EIGHT, clients, kept)
     date = "price list of 2026-11-18"
     assert told(found) == [
@@ -92,9 +94,16 @@ def test_offers_in_each_zone_with_the_price_list(there: EC2Market, clients: AwsC
     assert find(EIGHT, clients, kept)[0] == best
 
 
-def test_spot_prices_are_the_latest_of_linux_in_each_zone(there: EC2Market, clients: AwsClients, kept: Cache) -> None:
-    found = market.survey(PoolRequest(nodes=2, gpu=Accelerator("A100", 8), spot=True), clients, kept)
-    assert [(one.zone, one.price) for one in found.offers if one.price] == [("us-east-1d", 8.90), ("us-east-1b", 9.10)]
+def test_spot_prices_are_the_latest_of_linux_in_each_zone(
+    there: EC2Market, clients: AwsClients, kept: Cache
+) -> None:
+    found = market.survey(
+        PoolRequest(nodes=2, gpu=Accelerator("A100", 8), spot=True), clients, kept
+    )
+    assert [(one.zone, one.price) for one in found.offers if one.price] == [
+        ("us-east-1d", 8.90),
+        ("us-east-1b", 9.10),
+    ]
     assert all(one.spot for one in found.offers)
     chosen = find(PoolRequest(nodes=2, gpu=Accelerator("A100", 8), spot=True), clients, kept)
     assert [one.zone for one in chosen] == ["us-east-1d", "us-east-1b"], (
@@ -105,9 +114,13 @@ def test_spot_prices_are_the_latest_of_linux_in_each_zone(there: EC2Market, clie
 def test_several_regions_are_one_table(there: EC2Market, clients: AwsClients, kept: Cache) -> None:
     request = PoolRequest(nodes=2, gpu=Accelerator("A100", 8), region="us-west-2,us-east-1")
     found = market.survey(request, clients, kept)
-    assert [one.region for one in found.offers][0] == "us-west-2", "at one price the region that was named first"
+    assert [one.region for one in found.offers][0] == "us-west-2", (
+        "at one price the region that was named first"
+    )
     assert {one.region for one in found.offers} == {"us-west-2", "us-east-1"}
-    assert {call.region for call in there.cloud.calls if call.action == "GetProducts"} == {"us-east-1"}
+    assert {call.region for call in there.cloud.calls if call.action == "GetProducts"} == {
+        "us-east-1"
+    }
 
 
 def test_without_permission_for_the_price_list_an_estimate_with_its_date(
@@ -115,27 +128,40 @@ def test_without_permission_for_the_price_list_an_estimate_with_its_date(
 ) -> None:
     there.refuse("GetProducts", "AccessDeniedException")
     found = market.survey(EIGHT, clients, kept)
-    assert told(found)[0] == ("p4d.24xlarge", "us-east-1a", 21.957642, "estimate of 2025-07-01 for us-east-1")
+    assert told(found)[0] == (
+        "p4d.24xlarge",
+        "us-east-1a",
+        21.957642,
+        "estimate of 2025-07-01 for us-east-1",
+    )
     assert found.notes == ("pricing:GetProducts: no permission",)
 
 
-def test_what_no_estimate_knows_has_no_price(there: EC2Market, clients: AwsClients, kept: Cache) -> None:
+def test_what_no_estimate_knows_has_no_price(
+    there: EC2Market, clients: AwsClients, kept: Cache
+) -> None:
     there.refuse("GetProducts", "AccessDeniedException")
     found = market.survey(PoolRequest(cpus=at_least("2")), clients, kept)
     assert told(found)[0][0] == "m7i.large"
     assert told(found)[-1][2:] == (None, "")
 
 
-def test_without_permission_for_spot_prices_spot_has_none(there: EC2Market, clients: AwsClients, kept: Cache) -> None:
+def test_without_permission_for_spot_prices_spot_has_none(
+    there: EC2Market, clients: AwsClients, kept: Cache
+) -> None:
     there.refuse("DescribeSpotPriceHistory", "UnauthorizedOperation", 403)
     request = PoolRequest(nodes=2, gpu=Accelerator("A100", 8), spot=True)
     found = market.survey(request, clients, kept)
     assert {one.price for one in found.offers} == {None}
     assert found.notes == ("ec2:DescribeSpotPriceHistory: no permission",)
-    assert len(find(request, clients, kept)) == len(found.offers), "and can be had for who does not mind"
+    assert len(find(request, clients, kept)) == len(found.offers), (
+        "and can be had for who does not mind"
+    )
 
 
-def test_without_permission_for_anything_a_built_in_list(there: EC2Market, clients: AwsClients, kept: Cache) -> None:
+def test_without_permission_for_anything_a_built_in_list(
+    there: EC2Market, clients: AwsClients, kept: Cache
+) -> None:
     for action in ("DescribeInstanceTypes", "DescribeInstanceTypeOfferings"):
         there.refuse(action, "UnauthorizedOperation", 403)
     there.refuse("GetProducts", "AccessDeniedException")
@@ -151,7 +177,9 @@ def test_without_permission_for_anything_a_built_in_list(there: EC2Market, clien
     )
 
 
-def test_a_price_list_that_does_not_answer(there: EC2Market, clients: AwsClients, kept: Cache) -> None:
+def test_a_price_list_that_does_not_answer(
+    there: EC2Market, clients: AwsClients, kept: Cache
+) -> None:
     there.does("GetProducts", unreached)
     assert market.survey(EIGHT, clients, kept).notes == ("pricing:GetProducts: it does not answer",)
 
@@ -172,7 +200,9 @@ def test_a_region_that_is_not_there_is_refused_with_the_nearest(
 ) -> None:
     cloud.on("DescribeRegions", lab.regions("us-east-1", "us-west-2"))
     with pytest.raises(RequestError) as refused:
-        market.survey(PoolRequest(gpu=Accelerator("T4"), region="us-esat-1,us-east-1,moon-1"), clients, kept)
+        market.survey(
+            PoolRequest(gpu=Accelerator("T4"), region="us-esat-1,us-east-1,moon-1"), clients, kept
+        )
     assert refused.value.mistakes == (
         "AWS has no region 'us-esat-1'; did you mean 'us-east-1'?",
         "AWS has no region 'moon-1'",
@@ -188,11 +218,17 @@ def asked(cloud: EC2) -> list[str]:
     return said
 
 
-def test_answers_are_kept_with_their_date(there: EC2Market, clients: AwsClients, tmp_path: Path) -> None:
+def test_answers_are_kept_with_their_date(
+    there: EC2Market, clients: AwsClients, tmp_path: Path
+) -> None:
     clock = Clock()
     kept = Cache(tmp_path, clock)
     first = market.survey(EIGHT, clients, kept)
-    assert asked(there.cloud) == ["DescribeInstanceTypeOfferings", "DescribeInstanceTypes", "GetProducts"]
+    assert asked(there.cloud) == [
+        "DescribeInstanceTypeOfferings",
+        "DescribeInstanceTypes",
+        "GetProducts",
+    ]
     clock.now += 2 * HOUR
     assert market.survey(EIGHT, clients, Cache(tmp_path, clock)) == first
     assert asked(there.cloud) == []
@@ -202,10 +238,14 @@ def test_answers_are_kept_with_their_date(there: EC2Market, clients: AwsClients,
     there.refuse("GetProducts", "AccessDeniedException")
     clock.now += 300 * HOUR
     old = market.survey(EIGHT, clients, kept)
-    assert told(old)[0][3] == "price list of 2026-11-18", "an old price with its date is better than an estimate"
+    assert told(old)[0][3] == "price list of 2026-11-18", (
+        "an old price with its date is better than an estimate"
+    )
 
 
-def test_spot_prices_are_kept_for_minutes(there: EC2Market, clients: AwsClients, tmp_path: Path) -> None:
+def test_spot_prices_are_kept_for_minutes(
+    there: EC2Market, clients: AwsClients, tmp_path: Path
+) -> None:
     clock = Clock()
     request = PoolRequest(gpu=Accelerator("A100", 8), spot=True)
     for after, again in ((0.0, True), (500.0, False), (200.0, True)):
@@ -249,9 +289,16 @@ def test_names_that_are_no_file_names_stay_apart(tmp_path: Path) -> None:
 def test_regions_profiles_and_endpoints_have_files_of_their_own(
     there: EC2Market, clients: AwsClients, tmp_path: Path
 ) -> None:
-    market.survey(PoolRequest(gpu=Accelerator("T4"), region="us-east-1,eu-west-1"), clients, Cache(tmp_path, Clock()))
+    market.survey(
+        PoolRequest(gpu=Accelerator("T4"), region="us-east-1,eu-west-1"),
+        clients,
+        Cache(tmp_path, Clock()),
+    )
     named = sorted(path.name for path in tmp_path.iterdir() if path.name.startswith("types"))
-    assert [name.partition("-127.0.0.1")[0] for name in named] == ["types-eu-west-1", "types-us-east-1"]
+    assert [name.partition("-127.0.0.1")[0] for name in named] == [
+        "types-eu-west-1",
+        "types-us-east-1",
+    ]
 
 
 def test_a_preview_without_credentials_shows_the_plan_of_the_built_in_list(

@@ -54,7 +54,9 @@ def rented(cloud: EC2, folder: Path) -> Iterator[tuple[Machines, Notebook]]:
 
 
 @pytest.fixture(scope="module")
-def both(server: EC2, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Machines, Notebook]]:
+def both(
+    server: EC2, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[Machines, Notebook]]:
     with rented(server, tmp_path_factory.mktemp("aws")) as made:
         yield made
 
@@ -89,7 +91,9 @@ def test_from_a_line_to_terminated(aws: tuple[Machines, Notebook]) -> None:
     homes = [str(host.home) for host in list(machines.hosts.values())[-2:]]
     assert [value for value, _ in found] == [0, 3]
     assert [home for _, home in found] == homes, "ranks are in the order of the machines"
-    assert not notebook.value("[name for _, _, env in found for name in env if name.startswith('AWS_')]")
+    assert not notebook.value(
+        "[name for _, _, env in found for name in env if name.startswith('AWS_')]"
+    )
     # the connection was verified by the key that was put there: nobody was asked, and no file of the user's has it
     assert not list((Path(notebook.value("__import__('os').environ['HOME']"))).glob(".ssh/*"))
     ticker = notebook.run("%sky_status").rich[0]["text/html"]
@@ -101,7 +105,9 @@ def test_from_a_line_to_terminated(aws: tuple[Machines, Notebook]) -> None:
     notebook.run("%sky_down")
     assert lab.instances()
     assert lab.left() == {}
-    assert not notebook.value("list(__import__('pathlib').Path.home().rglob('skymagic/keys/*/key'))")
+    assert not notebook.value(
+        "list(__import__('pathlib').Path.home().rglob('skymagic/keys/*/key'))"
+    )
     assert set(cloud.actions()) <= lab.permitted(), "docs/how-to/aws.md lacks a permission"
 
 
@@ -133,7 +139,9 @@ esac
 """
 
 
-def test_a_broken_machine_is_named_and_replaced(aws: tuple[Machines, Notebook], tmp_path: Path) -> None:
+def test_a_broken_machine_is_named_and_replaced(
+    aws: tuple[Machines, Notebook], tmp_path: Path
+) -> None:
     machines, notebook = aws
     program = tmp_path / "nvidia-smi"
     program.write_text(SMI.format(folder=tmp_path))
@@ -170,7 +178,9 @@ exec /bin/mv "$@"
 """
 
 
-def test_machines_are_checked_while_packages_are_installed(aws: tuple[Machines, Notebook], tmp_path: Path) -> None:
+def test_machines_are_checked_while_packages_are_installed(
+    aws: tuple[Machines, Notebook], tmp_path: Path
+) -> None:
     """Their environments are not ready before each of them was looked at."""
     machines, notebook = aws
     for name, text in {"nvidia-smi": ASKED, "mv": MOVE}.items():
@@ -188,7 +198,10 @@ def test_machines_are_checked_while_packages_are_installed(aws: tuple[Machines, 
     assert [(home / "asked").exists() for home in homes] == [True]
     assert not [home for home in homes if (home / "late").exists()]
     notebook.run("%%sky_broadcast -o found\nimport sys\nsys.executable")
-    assert all(f"{home}/.skymagic/env/" in path for home, path in zip(homes, notebook.value("found"), strict=True))
+    assert all(
+        f"{home}/.skymagic/env/" in path
+        for home, path in zip(homes, notebook.value("found"), strict=True)
+    )
     notebook.run("%sky_down fresh")
 
 
@@ -212,7 +225,9 @@ def test_a_machine_that_ends_before_it_is_reached(aws: tuple[Machines, Notebook]
     run = notebook.start(f"{POOL} -y")
     ids = launched(machines.cloud)
     lab.set_state(
-        next(one for one in lab.instances() if one.id == ids[1]), "terminated", "Server.SpotInstanceTermination"
+        next(one for one in lab.instances() if one.id == ids[1]),
+        "terminated",
+        "Server.SpotInstanceTermination",
     )
     shown = notebook.finish(run)
     assert "has ended while it was starting" in shown.failure.text
@@ -238,13 +253,17 @@ def test_what_is_denied_is_named(aws: tuple[Machines, Notebook]) -> None:
     assert lab.left() == {}
 
 
-def test_a_lazy_pool_is_rented_by_its_first_cell_and_ends_after_it(aws: tuple[Machines, Notebook]) -> None:
+def test_a_lazy_pool_is_rented_by_its_first_cell_and_ends_after_it(
+    aws: tuple[Machines, Notebook],
+) -> None:
     machines, notebook = aws
     line = POOL.replace("lab", "later").replace("--nodes 2", "--nodes 1")
     assert "pool 'later' is declared" in notebook.run(f"{line} --lazy --idle 4s -y").said
     assert "RunInstances" not in [call.action for call in machines.cloud.calls]
     notebook.run("%%sky_broadcast\nkept = 7")
-    notebook.run("import time\nfrom skymagic.pool import registry\npool = registry.pool_named('later', ended=True)")
+    notebook.run(
+        "import time\nfrom skymagic.pool import registry\npool = registry.pool_named('later', ended=True)"
+    )
     notebook.run("while pool.state.value != 'stopped':\n    time.sleep(0.05)")
     assert lab.left() == {}, "nothing is paid for between two cells"
     notebook.run("%sky_down later")
@@ -264,19 +283,27 @@ def test_machines_end_themselves_and_ec2_terminates_them(
         text = boot.cloud_config(boot.make_keys(job), job, machines.user, machines.port, bounds)
         label = Label("alone", job, "me", "ann@laptop", time.time())
         lease = Lease(
-            AwsClients(endpoint_url=server.url, deadline_factor=0.05), settings, label, text, lambda said: None
+            AwsClients(endpoint_url=server.url, deadline_factor=0.05),
+            settings,
+            label,
+            text,
+            lambda said: None,
         )
         lease.acquire([MachineOffer(REGION, f"{REGION}a", "m5.large")], 2)
         server.calls.clear()
         machines.wait_ended(60)
         assert {one.state for one in lab.instances()} == {"terminated"}
-        assert {one.state_reason.code for one in lab.instances()} == {"Client.InstanceInitiatedShutdown"}
+        assert {one.state_reason.code for one in lab.instances()} == {
+            "Client.InstanceInitiatedShutdown"
+        }
         assert server.calls == []
         lease.release()
     assert lab.left() == {}
 
 
-def test_listed_and_ended_from_another_machine_without_local_state(server: EC2, tmp_path: Path) -> None:
+def test_listed_and_ended_from_another_machine_without_local_state(
+    server: EC2, tmp_path: Path
+) -> None:
     """The notebook is killed; a machine that knows nothing of it lists what it has left by its tags, and ends it."""
     other = tmp_path / "other"
     other.mkdir()
@@ -300,7 +327,9 @@ def test_listed_and_ended_from_another_machine_without_local_state(server: EC2, 
         assert code == 0, err
         (pool,) = json.loads(out)["pools"]
         assert (pool["name"], pool["region"]) == ("lab", REGION)
-        assert {(one["id"], one["state"]) for one in pool["machines"]} == {(one, "running") for one in machines.hosts}
+        assert {(one["id"], one["state"]) for one in pool["machines"]} == {
+            (one, "running") for one in machines.hosts
+        }
         code, out, err = command("down", "train", "--provider", "aws")
         assert (code, out) == (2, "")
         assert "you have no pool 'train' on EC2; available: lab" in err

@@ -36,7 +36,11 @@ class Desk:
         self.notebooks += 1
         folder = self.folder / f"notebook-{self.notebooks}"
         folder.mkdir()
-        env = {**lab.environment(), "HOME": str(self.folder), "XDG_STATE_HOME": str(self.folder / state)}
+        env = {
+            **lab.environment(),
+            "HOME": str(self.folder),
+            "XDG_STATE_HOME": str(self.folder / state),
+        }
         with opened(folder, self.machines.settings, env=env) as one:
             yield one
 
@@ -80,17 +84,24 @@ def test_the_same_line_finds_the_pool_and_a_second_notebook_is_told(desk: Desk) 
         killed(second)
     with desk.notebook() as fourth:
         fourth.run(f"%%sky_broadcast {REQUEST} -o found\nkept")
-        assert fourth.value("found") == [41, 42], "a cell's own line finds it too, whatever it is called"
+        assert fourth.value("found") == [41, 42], (
+            "a cell's own line finds it too, whatever it is called"
+        )
         assert desk.launches == 1
         running = fourth.run("%sky_cost").stdout
         fourth.run("%sky_down")
         assert lab.left() == {}
         assert [line.split()[0] for line in running.splitlines()] == ["pool", "lab"]
     with desk.notebook() as fifth:
-        assert fifth.run("%sky_cost lab").stdout.splitlines()[1].split()[:2] == ["lab", "nothing"], "kept over restarts"
+        assert fifth.run("%sky_cost lab").stdout.splitlines()[1].split()[:2] == [
+            "lab",
+            "nothing",
+        ], "kept over restarts"
 
 
-def test_a_pool_that_has_ended_meanwhile_is_rented_anew_and_one_that_is_left_is_ended_by_name(desk: Desk) -> None:
+def test_a_pool_that_has_ended_meanwhile_is_rented_anew_and_one_that_is_left_is_ended_by_name(
+    desk: Desk,
+) -> None:
     with desk.notebook() as first:
         first.run(f"{POOL} -y")
         ids = [one.id for one in lab.instances() if one.state == "running"]
@@ -102,7 +113,9 @@ def test_a_pool_that_has_ended_meanwhile_is_rented_anew_and_one_that_is_left_is_
                 desk.machines.end(one.id)
         assert f"1 of its 2 machines no longer run ({ids[0]})" in second.fail(POOL).text
         second.run("%sky_pool another --ranks 1 --lazy")
-        assert second.run("%sky_down").stdout == "pool 'another' is down\n", "its own, and not what was left"
+        assert second.run("%sky_down").stdout == "pool 'another' is down\n", (
+            "its own, and not what was left"
+        )
         assert "pool 'lab' is down" in second.run("%sky_down").text, "the only one that was left"
         assert lab.left() == {}
         assert "add -y" in second.fail(POOL).text, "nothing is known of it any more"

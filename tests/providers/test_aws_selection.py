@@ -18,10 +18,19 @@ from skymagic.providers.aws.catalogue import Catalogue, InstanceType, gpu_name, 
 from skymagic.providers.aws.listing import OfferTable
 from skymagic.providers.aws.market import DEARER, Market, choice
 from skymagic.providers.aws.prices import Prices, chunks
-from skymagic.providers.aws.selection import MachineOffer, by_price, offers_of, per_hour, serves, wanted
+from skymagic.providers.aws.selection import (
+    MachineOffer,
+    by_price,
+    offers_of,
+    per_hour,
+    serves,
+    wanted,
+)
 from tests.lab import ec2_prices as lab
 
-TYPE_NAMES = st.deferred(lambda: st.sampled_from(sorted(lab.types())))  # moto reads them for a second
+TYPE_NAMES = st.deferred(
+    lambda: st.sampled_from(sorted(lab.types()))
+)  # moto reads them for a second
 
 
 @cache
@@ -45,11 +54,17 @@ def test_a_type_as_ec2_tells_it() -> None:
         "p4d.24xlarge", "x86_64", 96, 1152.0, gpu="A100", gpus=8, gpu_memory=40.0, network=400.0, cards=4, efa=True
     )  # fmt: skip
     assert types()["g6.xlarge"].gpu_memory == 24.0, "EC2 says 22888 MiB"
-    assert types()["t3.large"].general is False, "its processor is held back once its credits are used up"
+    assert types()["t3.large"].general is False, (
+        "its processor is held back once its credits are used up"
+    )
     assert types()["m7i-flex.large"].general is False
     assert types()["trn1.2xlarge"].accelerated
-    assert (types()["g6f.large"].gpu, types()["g6f.large"].accelerated) == (None, True), "an eighth of a GPU is none"
-    assert instance_type({"InstanceType": "m1.odd"}) == InstanceType("m1.odd", "x86_64", 0, 0.0, spot=False)
+    assert (types()["g6f.large"].gpu, types()["g6f.large"].accelerated) == (None, True), (
+        "an eighth of a GPU is none"
+    )
+    assert instance_type({"InstanceType": "m1.odd"}) == InstanceType(
+        "m1.odd", "x86_64", 0, 0.0, spot=False
+    )
 
 
 @pytest.mark.parametrize(
@@ -145,20 +160,28 @@ def test_what_no_machine_has(request_: PoolRequest, words: str) -> None:
 
 @pytest.mark.parametrize(
     ("asked", "words"),
-    [("Trainium", "ranks run CUDA programs"), ("Gaudi", "is not supported"), ("T4G", "ARM processors")],
+    [
+        ("Trainium", "ranks run CUDA programs"),
+        ("Gaudi", "is not supported"),
+        ("T4G", "ARM processors"),
+    ],
 )
 def test_accelerators_that_ec2_has_and_ranks_cannot_use(asked: str, words: str) -> None:
     with pytest.raises(RequestError, match=words):
         selection.check_served(gpu(asked))
 
 
-amounts = st.none() | st.builds(AtLeast, st.sampled_from([1.0, 2.0, 4.0, 8.0, 16.0, 48.0, 96.0, 192.0]), st.booleans())
+amounts = st.none() | st.builds(
+    AtLeast, st.sampled_from([1.0, 2.0, 4.0, 8.0, 16.0, 48.0, 96.0, 192.0]), st.booleans()
+)
 requests = st.builds(
     PoolRequest,
     nodes=st.none() | st.integers(1, 64),
     gpu=st.none()
     | st.builds(
-        Accelerator, st.sampled_from(["T4", "L4", "A10G", "L40S", "A100", "A100-80GB", "H100"]), st.integers(1, 9)
+        Accelerator,
+        st.sampled_from(["T4", "L4", "A10G", "L40S", "A100", "A100-80GB", "H100"]),
+        st.integers(1, 9),
     ),
     cpus=amounts,
     memory=amounts,
@@ -177,7 +200,9 @@ prices = st.builds(
 
 
 @given(requests)
-def test_each_machine_has_what_was_asked_for_and_no_smaller_one_was_left_out(request_: PoolRequest) -> None:
+def test_each_machine_has_what_was_asked_for_and_no_smaller_one_was_left_out(
+    request_: PoolRequest,
+) -> None:
     found = wanted(request_, types().values())
     for one in found:
         assert one.architecture == "x86_64"
@@ -201,16 +226,22 @@ def test_each_machine_has_what_was_asked_for_and_no_smaller_one_was_left_out(req
         if exact and request_.cpus is request_.memory is None:
             assert found[0].gpus == request_.accelerator.count
     else:
-        assert found == sorted(found, key=lambda one: (one.vcpus, one.memory, -one.generation, one.name))
+        assert found == sorted(
+            found, key=lambda one: (one.vcpus, one.memory, -one.generation, one.name)
+        )
 
 
 @given(requests, prices)
-def test_the_cheapest_come_first_and_those_without_a_price_last(request_: PoolRequest, costs: Prices) -> None:
+def test_the_cheapest_come_first_and_those_without_a_price_last(
+    request_: PoolRequest, costs: Prices
+) -> None:
     found = by_price(offers_of(request_, here(), costs))
     known = [one.price for one in found if one.price is not None]
     assert known == sorted(known)
     assert [one.price for one in found[len(known) :]] == [None] * (len(found) - len(known))
-    assert sorted(found, key=repr) == sorted(offers_of(request_, here(), costs), key=repr), "none is lost"
+    assert sorted(found, key=repr) == sorted(offers_of(request_, here(), costs), key=repr), (
+        "none is lost"
+    )
     assert all(bool(one.priced) == (one.price is not None) for one in found)
     if request_.spot:
         assert not [one for one in found if "estimate" in one.priced], "spot is never estimated"
@@ -225,7 +256,8 @@ def test_what_is_chosen_is_within_the_limits(request_: PoolRequest, costs: Price
     except RequestError:
         most = request_.max_price
         assert not found or (
-            most is not None and not [one for one in found if (p := per_hour(one, nodes)) is not None and p <= most]
+            most is not None
+            and not [one for one in found if (p := per_hour(one, nodes)) is not None and p <= most]
         )
         return
     first = per_hour(chosen[0], nodes)
@@ -253,7 +285,14 @@ A100 = MachineOffer(
     gpu_memory=40.0, vcpus=96, memory=1152.0, network=400.0, cards=4, efa=True,
 )  # fmt: skip
 CPU = MachineOffer(
-    "eu-west-1", "", "m6a.large", spot=True, price=0.0003, priced="spot price of 2026-11-22", vcpus=2, memory=8.0
+    "eu-west-1",
+    "",
+    "m6a.large",
+    spot=True,
+    price=0.0003,
+    priced="spot price of 2026-11-22",
+    vcpus=2,
+    memory=8.0,
 )
 TABLE = """\
 per hour  machine         GPUs           GPU memory  CPUs  memory   network     where          price from
@@ -265,8 +304,13 @@ unknown: pricing:GetProducts: no permission"""
 
 
 def test_the_table() -> None:
-    unpriced = replace(A100, instance_type="p4de.24xlarge", gpu="A100-80GB", gpu_memory=80.0, price=None, priced="")
-    market = Market((CPU, A100, replace(A100, zone="us-east-1d"), unpriced), ("pricing:GetProducts: no permission",))
+    unpriced = replace(
+        A100, instance_type="p4de.24xlarge", gpu="A100-80GB", gpu_memory=80.0, price=None, priced=""
+    )
+    market = Market(
+        (CPU, A100, replace(A100, zone="us-east-1d"), unpriced),
+        ("pricing:GetProducts: no permission",),
+    )
     table = OfferTable(market, nodes=4)
     assert table.text() == TABLE
     assert repr(table) == TABLE
@@ -275,7 +319,11 @@ def test_the_table() -> None:
     assert "<td>8 × A100-80GB</td>" in html
     assert "<p>unknown: pricing:GetProducts: no permission</p>" in html
     assert "and 2 more, which cost more" in OfferTable(market, most=1).text()
-    assert list(table) == table._ipython_key_completions_() == ["m6a.large", "p4d.24xlarge", "p4de.24xlarge"]
+    assert (
+        list(table)
+        == table._ipython_key_completions_()
+        == ["m6a.large", "p4d.24xlarge", "p4de.24xlarge"]
+    )
     assert [one.zone for one in table["p4d.24xlarge"]] == [A100.zone, "us-east-1d"]
     with pytest.raises(KeyError):
         table["p5.48xlarge"]
@@ -288,14 +336,20 @@ def test_nothing_in_a_table_is_taken_for_html() -> None:
 
 
 def test_a_price_over_the_limit_in_words() -> None:
-    for stated, name in ((frozenset({"max_price"}), "--max-price"), (frozenset[str](), "%config SkyMagic.max_price")):
+    for stated, name in (
+        (frozenset({"max_price"}), "--max-price"),
+        (frozenset[str](), "%config SkyMagic.max_price"),
+    ):
         with pytest.raises(RequestError) as refused:
             choice(PoolRequest(nodes=4, max_price=40.0, stated=stated), Market((A100,)))
         assert (
             str(refused.value)
             == f"the cheapest are 4 × p4d.24xlarge in us-east-1 for $87.83 per hour, and {name} is $40.00"
         )
-    with pytest.raises(RequestError, match="the price of 1 × p4d.24xlarge in us-east-1 is unknown, and --max-price is"):
+    with pytest.raises(
+        RequestError,
+        match="the price of 1 × p4d.24xlarge in us-east-1 is unknown, and --max-price is",
+    ):
         choice(PoolRequest(max_price=40.0), Market((replace(A100, price=None),)))
 
 

@@ -46,7 +46,11 @@ while not saved:
 def both(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Machines, Metadata, Notebook]]:
     folder = tmp_path_factory.mktemp("spot")
     (home := folder / "home").mkdir()
-    with ec2() as cloud, metadata() as service, booting(cloud, folder / "machines", service) as machines:
+    with (
+        ec2() as cloud,
+        metadata() as service,
+        booting(cloud, folder / "machines", service) as machines,
+    ):
         with opened(folder, env={**lab.environment(), "HOME": str(home)}) as notebook:
             notebook.run(machines.settings)
             yield machines, service, notebook
@@ -71,7 +75,9 @@ def counted(notebook: Notebook) -> int:
     return int(notebook.value(count))
 
 
-def test_a_machine_is_taken_back_and_replaced(both: tuple[Machines, Metadata, Notebook], tmp_path: Path) -> None:
+def test_a_machine_is_taken_back_and_replaced(
+    both: tuple[Machines, Metadata, Notebook], tmp_path: Path
+) -> None:
     machines, service, notebook = both
     plan = notebook.run(f"{POOL} --dry-run").text
     assert "replaced without asking" in plan
@@ -88,14 +94,21 @@ def test_a_machine_is_taken_back_and_replaced(both: tuple[Machines, Metadata, No
     assert f"node 1 ({second}): EC2 is reclaiming this spot machine (terminate) in 1" in said
     assert "rank 1 is lost then" in said
     assert (tmp_path / "checkpoint-1").read_text() == "True (1,) True"
-    assert (tmp_path / "checkpoint-0").read_text() == "False (1,) True", "the others may have what is worth keeping"
+    assert (tmp_path / "checkpoint-0").read_text() == "False (1,) True", (
+        "the others may have what is worth keeping"
+    )
     assert "reclaimed" in notebook.run("%sky_status").said
     assert machines.cloud.calls == [], "nobody asks EC2 while a pool runs"
 
     machines.cloud._rules.insert(
-        0, lab.Rule("RunInstances", error("InsufficientInstanceCapacity", "none left"), 2, lab.any_call)
+        0,
+        lab.Rule(
+            "RunInstances", error("InsufficientInstanceCapacity", "none left"), 2, lab.any_call
+        ),
     )
-    hangs = notebook.start("%%sky_broadcast\nimport time\nprint('hangs')\nwhile True:\n    time.sleep(0.01)")
+    hangs = notebook.start(
+        "%%sky_broadcast\nimport time\nprint('hangs')\nwhile True:\n    time.sleep(0.01)"
+    )
     notebook.watch(hangs, lambda shown: "hangs" in shown.text)
     taken(machines, second)
     failed = notebook.finish(hangs).error
@@ -103,11 +116,18 @@ def test_a_machine_is_taken_back_and_replaced(both: tuple[Machines, Metadata, No
     assert f"{second} is terminated" in failed.text
     assert "rank 0 keeps its variables" in failed.text
     assert "a replacement is requested" in failed.text
-    shown = notebook.run("%%sky_broadcast -o found\nimport os\n(os.environ['HOME'], 'kept' in globals())")
+    shown = notebook.run(
+        "%%sky_broadcast -o found\nimport os\n(os.environ['HOME'], 'kept' in globals())"
+    )
     third = running()[-1]
-    assert "waits for a replacement of node 1" in shown.text or f"node 1 is {third} now" in shown.text
+    assert (
+        "waits for a replacement of node 1" in shown.text or f"node 1 is {third} now" in shown.text
+    )
     homes = notebook.value("found")
-    assert [(Path(home).parent.name, kept) for home, kept in homes] == [(first, True), (third, False)]
+    assert [(Path(home).parent.name, kept) for home, kept in homes] == [
+        (first, True),
+        (third, False),
+    ]
     assert "rank 1 has restarted without variables" in shown.text
     assert counted(notebook) == 2, "the machine that was taken is not counted on"
 
@@ -116,7 +136,10 @@ def test_a_machine_is_taken_back_and_replaced(both: tuple[Machines, Metadata, No
     assert f"{first} is terminated" in shown.failure.text
     notebook.run("%%sky_broadcast -o found\nimport os\n(os.environ['HOME'], 'kept' in globals())")
     homes = notebook.value("found")
-    assert [(Path(home).parent.name, kept) for home, kept in homes] == [(running()[-1], False), (third, False)]
+    assert [(Path(home).parent.name, kept) for home, kept in homes] == [
+        (running()[-1], False),
+        (third, False),
+    ]
     notebook.run("%sky_down")
     assert lab.left() == {}
     assert set(machines.cloud.actions()) <= lab.permitted(), "docs/how-to/aws.md lacks a permission"
@@ -126,7 +149,9 @@ def test_spot_machines_that_are_missing_are_never_rented_on_demand_instead(
     both: tuple[Machines, Metadata, Notebook],
 ) -> None:
     machines, _, notebook = both
-    none = lab.Rule("RunInstances", error("InsufficientInstanceCapacity", "none"), 1 << 30, lab.any_call)
+    none = lab.Rule(
+        "RunInstances", error("InsufficientInstanceCapacity", "none"), 1 << 30, lab.any_call
+    )
     machines.cloud._rules.insert(0, none)
     try:
         refused = notebook.fail(f"{POOL} -y".replace("lab", "dear")).text
@@ -145,10 +170,20 @@ def test_a_first_try_with_an_account_keeps_its_limit_and_leaves_nothing(tmp_path
             "subnet": machines.subnet, "use_private_ips": True, "ssh_port": machines.port, "user": machines.user,
             "endpoint_url": cloud.url, "deadline_factor": 0.05,
         }  # fmt: skip
-        given = ("--region", REGION, "--python", sys.executable, "--settings", json.dumps(settings), *argv)
+        given = (
+            "--region",
+            REGION,
+            "--python",
+            sys.executable,
+            "--settings",
+            json.dumps(settings),
+            *argv,
+        )
         env = {**os.environ, **lab.environment(), "HOME": str(tmp_path)}
         command = [sys.executable, str(ROOT / "benchmarks/try_aws.py"), *given]
-        return subprocess.run(command, env=env, capture_output=True, text=True, timeout=100, check=False)
+        return subprocess.run(
+            command, env=env, capture_output=True, text=True, timeout=100, check=False
+        )
 
     with ec2() as cloud, booting(cloud, tmp_path / "machines") as machines:
         EC2Market(cloud, {"m6a.large": 0.0864})

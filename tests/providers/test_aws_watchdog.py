@@ -31,7 +31,9 @@ class Watched:
 
     def __init__(self, host: Host) -> None:
         self.host, self.job = host, f"dog-{uuid.uuid4().hex[:8]}"
-        self.user = os.environ.get("USER") or subprocess.check_output(["id", "-un"], text=True).strip()
+        self.user = (
+            os.environ.get("USER") or subprocess.check_output(["id", "-un"], text=True).strip()
+        )
         self._dogs: list[subprocess.Popen[bytes]] = []
         self._agents: list[subprocess.Popen[bytes]] = []
         self.directory = make(f"{self.job}-0")
@@ -49,7 +51,20 @@ class Watched:
         return process
 
     def record(self, pid: int, busy_since: float = 0.0, idle_since: float = 0.0) -> None:
-        record = AgentRecord("1", "train", self.job, 0, 1, "ann@laptop", "h", "boot", pid, 1.0, busy_since, idle_since)
+        record = AgentRecord(
+            "1",
+            "train",
+            self.job,
+            0,
+            1,
+            "ann@laptop",
+            "h",
+            "boot",
+            pid,
+            1.0,
+            busy_since,
+            idle_since,
+        )
         path = Path(self.directory.record)
         part = path.with_suffix(".part")
         part.write_bytes(f"{identity(pid)}\n".encode() + RECORD.encode(record))
@@ -146,7 +161,9 @@ def test_time_goes_on_when_the_script_is_started_anew(watched: Watched) -> None:
     dog.wait()
     state = watched.host.folder / "watchdog"
     begun = (state / "begun").read_text()
-    again = start_watchdog(boot.watchdog_script(watched.job, watched.user, replace(NEVER, lifetime=3)), watched.host)
+    again = start_watchdog(
+        boot.watchdog_script(watched.job, watched.user, replace(NEVER, lifetime=3)), watched.host
+    )
     try:
         again.wait(END)
     finally:
@@ -164,13 +181,19 @@ def test_all_limits_count_anew_from_a_second_boot(watched: Watched) -> None:
     shutil.rmtree(watched.host.folder / "watchdog")
     again = watched.start(replace(NEVER, lifetime=30, bootstrap=3, gone=1))
     again.wait(END)
-    assert "no agent within 3 s" in watched.reason(), "neither what the first boot saw counts nor its time"
+    assert "no agent within 3 s" in watched.reason(), (
+        "neither what the first boot saw counts nor its time"
+    )
 
 
-def test_the_unit_is_enabled_and_the_timer_is_of_each_boot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_unit_is_enabled_and_the_timer_is_of_each_boot(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """cloud-init carries out ``runcmd`` at the first boot alone, and ``bootcmd`` at each."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-    text = boot.cloud_config(boot.make_keys("boots-1"), "boots-1", "ubuntu", 22, WatchdogBounds(1800, 7200))
+    text = boot.cloud_config(
+        boot.make_keys("boots-1"), "boots-1", "ubuntu", 22, WatchdogBounds(1800, 7200)
+    )
     config = json.loads(text.partition("\n")[2])
     assert ["systemctl", "enable", "--now", boot.WATCHDOG_UNIT] in config["runcmd"]
     assert "[Install]\nWantedBy=multi-user.target\n" in boot.watchdog_unit()

@@ -28,11 +28,15 @@ POOL = f"%sky_pool lab --provider aws --region {REGION} --nodes 1 --python {sys.
 
 
 @contextmanager
-def apart(folder: Path, env: dict[str, str], **settings: str) -> Iterator[tuple[Machines, Notebook]]:
+def apart(
+    folder: Path, env: dict[str, str], **settings: str
+) -> Iterator[tuple[Machines, Notebook]]:
     """A notebook, and machines that it reaches only as `settings` say."""
     (folder / "notebook").mkdir()
     with ec2() as cloud, booting(cloud, folder / "machines") as machines:
-        with opened(folder / "notebook", env={**lab.environment(), "HOME": str(folder), **env}) as notebook:
+        with opened(
+            folder / "notebook", env={**lab.environment(), "HOME": str(folder), **env}
+        ) as notebook:
             known = {
                 "subnet": machines.subnet, "ssh_port": machines.port, "user": machines.user, "endpoint_url": cloud.url,
                 "deadline_factor": 0.05, **settings,
@@ -60,7 +64,9 @@ def test_through_a_jump_host(tmp_path: Path) -> None:
         shutil.copy(jumps.config, tmp_path / ".ssh/config")
         with apart(tmp_path, {}, via="bastion") as (machines, notebook):
             assert "say its address as they see it" in notebook.fail(POOL).text
-            notebook.run("settings |= {'ssh_from': '127.0.0.2/32'}\n%config SkyMagic.aws = settings")
+            notebook.run(
+                "settings |= {'ssh_from': '127.0.0.2/32'}\n%config SkyMagic.aws = settings"
+            )
             jumps[0].stop()
             assert "bastion" in notebook.fail(POOL).text
             assert rented(machines) == []
@@ -70,7 +76,10 @@ def test_through_a_jump_host(tmp_path: Path) -> None:
             (launch,) = rented(machines)
             assert launch.fields["NetworkInterface.1.AssociatePublicIpAddress"] == "false"
             sources = {
-                value for call in machines.cloud.calls for key, value in call.fields.items() if key.endswith("CidrIp")
+                value
+                for call in machines.cloud.calls
+                for key, value in call.fields.items()
+                if key.endswith("CidrIp")
             }
             assert sources == {"127.0.0.2/32"}
 
@@ -80,7 +89,10 @@ def test_machines_without_a_public_address_are_reached_through_the_head(
 ) -> None:
     """Those with several network cards: the head has an Elastic IP, and the others none."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-    both = [RunningInstance("i-1", REGION, "10.0.0.4", "198.51.100.7"), RunningInstance("i-2", REGION, "10.0.0.5")]
+    both = [
+        RunningInstance("i-1", REGION, "10.0.0.4", "198.51.100.7"),
+        RunningInstance("i-2", REGION, "10.0.0.5"),
+    ]
     head, other = reaching.endpoints(both, boot.make_keys("train-1"), CloudSettings())
     assert (head.hostname, head.proxy_jump) == ("198.51.100.7", ())
     assert (other.hostname, other.proxy_jump) == ("10.0.0.5", (head,))
@@ -93,12 +105,21 @@ def test_a_jump_host_needs_an_address_that_may_connect() -> None:
     assert reaching.jump(CloudSettings()) == ()
     with pytest.raises(RequestError, match="ssh_from="):
         reaching.jump(CloudSettings(via="bastion"))
-    assert [one.hostname for one in reaching.jump(CloudSettings(via="ann@b:2222", ssh_from="10.0.0.5/32"))] == ["b"]
+    assert [
+        one.hostname
+        for one in reaching.jump(CloudSettings(via="ann@b:2222", ssh_from="10.0.0.5/32"))
+    ] == ["b"]
 
 
 def test_one_that_never_opens_ssh(tmp_path: Path) -> None:
     one = RunningInstance("i-1", REGION, "127.0.0.9")
-    reached = Endpoint(one.id, one.private, free_port(one.private), "ubuntu", known_hosts=(str(tmp_path / "none"),))
-    with pytest.raises(HostError, match=r"no SSH within 0 s of its start: .*\n.*internet gateway") as failed:
-        reaching.connect(AwsClients(deadline_factor=0.05), [one], [reached], lambda text: None, seconds=0.2)
+    reached = Endpoint(
+        one.id, one.private, free_port(one.private), "ubuntu", known_hosts=(str(tmp_path / "none"),)
+    )
+    with pytest.raises(
+        HostError, match=r"no SSH within 0 s of its start: .*\n.*internet gateway"
+    ) as failed:
+        reaching.connect(
+            AwsClients(deadline_factor=0.05), [one], [reached], lambda text: None, seconds=0.2
+        )
     assert failed.value.host == "i-1"

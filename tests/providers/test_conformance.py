@@ -56,7 +56,10 @@ def hosts_of_ssh(folder: Path, client: str = "paramiko") -> Iterator[Place]:
 
         def lose() -> None:
             job_ids = {
-                one for process in hosts[1].processes() for word in cmdline(process) for one in JOB_ID.findall(word)
+                one
+                for process in hosts[1].processes()
+                for word in cmdline(process)
+                for one in JOB_ID.findall(word)
             }
             hosts[1].power_cut()
             for job_id in job_ids:  # a machine without power does not tidy up
@@ -64,7 +67,9 @@ def hosts_of_ssh(folder: Path, client: str = "paramiko") -> Iterator[Place]:
                     shutil.rmtree(path)
 
         options = f"--provider ssh --hosts h[1-2] --ssh {client} --python {sys.executable}"
-        yield Place(options, env, lose, lambda: [str(one) for one in still_there(hosts[0].processes())])
+        yield Place(
+            options, env, lose, lambda: [str(one) for one in still_there(hosts[0].processes())]
+        )
 
 
 @contextmanager
@@ -74,9 +79,15 @@ def nodes_of_slurm(folder: Path) -> Iterator[Place]:
 
         def left() -> list[str]:
             slurm.wait_empty()
-            return [" ".join(one.cmdline()) for one in slurm.processes() if "ipykernel_launcher" not in one.cmdline()]
+            return [
+                " ".join(one.cmdline())
+                for one in slurm.processes()
+                if "ipykernel_launcher" not in one.cmdline()
+            ]
 
-        yield Place(options, slurm.env, lambda: slurm.lose("n2"), left, lost="Slurm has taken it from job")
+        yield Place(
+            options, slurm.env, lambda: slurm.lose("n2"), left, lost="Slurm has taken it from job"
+        )
 
 
 @contextmanager
@@ -89,7 +100,9 @@ def pods_of_kubernetes(folder: Path) -> Iterator[Place]:
 
         options = f"--provider kubernetes --nodes 2 --python {sys.executable}"
         lost = "its node is gone (DeletionByPodGC"
-        yield Place(options, cluster.env, lambda: cluster.power_cut(cluster.pod(1).name), left, lost=lost)
+        yield Place(
+            options, cluster.env, lambda: cluster.power_cut(cluster.pod(1).name), left, lost=lost
+        )
 
 
 @contextmanager
@@ -107,7 +120,9 @@ def nodes_of_slurm_elsewhere(folder: Path, client: str = "paramiko") -> Iterator
     (folder / "bin" / "ssh").symlink_to(shutil.which("ssh") or "")
     with (
         nodes_of_slurm(folder) as there,
-        loopback(folder / "hosts", 1, env={**pip_settings(), **there.env}, names=["login"]) as hosts,
+        loopback(
+            folder / "hosts", 1, env={**pip_settings(), **there.env}, names=["login"]
+        ) as hosts,
         masters(hosts) as env,
     ):
         there.options += f" --login login --ssh {client}"
@@ -138,12 +153,16 @@ def machines_of_ec2(folder: Path) -> Iterator[Place]:
 PROVIDERS = {
     "aws": pytest.param(machines_of_ec2, marks=pytest.mark.needs("sshd"), id="aws"),
     "ssh": pytest.param(hosts_of_ssh, marks=pytest.mark.needs("sshd"), id="ssh"),
-    "openssh": pytest.param(partial(hosts_of_ssh, client="openssh"), marks=pytest.mark.needs("sshd"), id="openssh"),
+    "openssh": pytest.param(
+        partial(hosts_of_ssh, client="openssh"), marks=pytest.mark.needs("sshd"), id="openssh"
+    ),
     "slurm-login": pytest.param(
         nodes_of_slurm_elsewhere, marks=pytest.mark.needs("slurm", "root", "sshd"), id="slurm-login"
     ),
     "slurm": pytest.param(nodes_of_slurm, marks=pytest.mark.needs("slurm", "root"), id="slurm"),
-    "kubernetes": pytest.param(pods_of_kubernetes, marks=pytest.mark.needs("namespaces", "root"), id="kubernetes"),
+    "kubernetes": pytest.param(
+        pods_of_kubernetes, marks=pytest.mark.needs("namespaces", "root"), id="kubernetes"
+    ),
     "ray": pytest.param(nodes_of_ray, marks=pytest.mark.needs("ray"), id="ray"),
 }
 
@@ -162,7 +181,9 @@ def test_a_pool_from_its_start_to_its_end(
         assert seen(notebook, cell) == [(0, 0, 2, [1, 2]), (1, 1, 2, [1, 2])]
 
         # one rank's failure is its own exception, and frees the others
-        failure = notebook.fail("%%sky_broadcast\nimport time\nif me.rank: raise KeyError('mine')\ntime.sleep(600)")
+        failure = notebook.fail(
+            "%%sky_broadcast\nimport time\nif me.rank: raise KeyError('mine')\ntime.sleep(600)"
+        )
         assert (failure.ename, "rank 1" in failure.text) == ("KeyError", True)
 
         # stop, and all go on with what they hold

@@ -20,14 +20,18 @@ from tests.lab.shells import pip_settings
 
 pytestmark = pytest.mark.needs("sshd", "namespaces")
 POOL = f"%sky_pool lab --provider ssh --hosts h[1-2] --procs-per-node 2 --python {sys.executable}"
-FOREVER = "%%sky_broadcast\nimport time\nprint('begun', flush=True)\nwhile True:\n    time.sleep(0.1)"
+FOREVER = (
+    "%%sky_broadcast\nimport time\nprint('begun', flush=True)\nwhile True:\n    time.sleep(0.1)"
+)
 
 
 def command(home: Path, *line: str) -> subprocess.CompletedProcess[str]:
     """The console command, on a machine that knows the hosts' names and nothing else."""
     env = {**os.environ, "HOME": str(home), "XDG_STATE_HOME": str(home / "state")}
     code = "import sys; from skymagic.api.command import main; sys.exit(main())"
-    return subprocess.run([sys.executable, "-c", code, *line], env=env, capture_output=True, text=True, timeout=60)
+    return subprocess.run(
+        [sys.executable, "-c", code, *line], env=env, capture_output=True, text=True, timeout=60
+    )
 
 
 def test_a_cell_that_never_ends_is_found_and_ended_from_a_third_machine(tmp_path: Path) -> None:
@@ -43,7 +47,10 @@ def test_a_cell_that_never_ends_is_found_and_ended_from_a_third_machine(tmp_path
             own = notebook.run("%sky_status --hosts h1,h2").stdout
             assert "of this notebook" in own
             assert "to end it" not in own
-            assert "of this notebook; %sky_down lab ends it" in notebook.fail("%sky_down --hosts h1,h2").text
+            assert (
+                "of this notebook; %sky_down lab ends it"
+                in notebook.fail("%sky_down --hosts h1,h2").text
+            )
             notebook.watch(notebook.start(FOREVER), lambda cell: "begun" in cell.text)
             killed(notebook)
 
@@ -63,12 +70,17 @@ def test_a_cell_that_never_ends_is_found_and_ended_from_a_third_machine(tmp_path
         assert len(ranks) > 4
 
         kept = command(other, "clean", "--hosts", "h1,h2", "--all")
-        assert kept.stdout == "h1: nothing removed\nh2: nothing removed\n", kept.stderr  # a pool uses it
+        assert kept.stdout == "h1: nothing removed\nh2: nothing removed\n", (
+            kept.stderr
+        )  # a pool uses it
 
         # the next notebook here is told of it; one elsewhere sees it all the same, and ends it
         with opened(tmp_path / "again", env=mine) as notebook:
             told = notebook.run("%reload_ext skymagic").text
-            assert "pool 'lab' was left on h1, h2 by a notebook that is gone: %sky_attach lab continues with it" in told
+            assert (
+                "pool 'lab' was left on h1, h2 by a notebook that is gone: %sky_attach lab continues with it"
+                in told
+            )
         text = command(other, "status", "--hosts", "h1,h2,h9").stdout
         assert "a cell runs for" in text
         assert "h9: " in text
@@ -83,9 +95,15 @@ def test_a_cell_that_never_ends_is_found_and_ended_from_a_third_machine(tmp_path
 
         disk = command(other, "status", "--hosts", "h1", "--disk").stdout
         assert re.search(r"^skymagic's code +\d.* ago$", disk, re.MULTILINE), disk
-        assert "skymagic's code (" in command(other, "clean", "--hosts", "h1", "--all", "--dry-run").stdout
+        assert (
+            "skymagic's code ("
+            in command(other, "clean", "--hosts", "h1", "--all", "--dry-run").stdout
+        )
         with opened(tmp_path / "again", env=mine) as notebook:
-            assert re.match(r"h1: skymagic's code \(.*\) removed$", notebook.run("%sky_clean --hosts h1 --all").stdout)
+            assert re.match(
+                r"h1: skymagic's code \(.*\) removed$",
+                notebook.run("%sky_clean --hosts h1 --all").stdout,
+            )
             assert "h1: nothing in /" in notebook.run("%sky_status --hosts h1 --disk").stdout
             assert "you have no pool there" in notebook.run("%sky_status --hosts h[1-2]").stdout
             assert "was left" not in notebook.run("%reload_ext skymagic").text

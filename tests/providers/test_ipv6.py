@@ -38,7 +38,9 @@ def test_ipv6_alone(tmp_path: Path) -> None:
     scratch.mkdir()
     if not Path("/proc/net/if_inet6").exists():
         pytest.skip("this kernel has no IPv6")
-    with machines(tmp_path / "machines", 2, env={**pip_settings(), "TMPDIR": str(scratch)}) as hosts:
+    with machines(
+        tmp_path / "machines", 2, env={**pip_settings(), "TMPDIR": str(scratch)}
+    ) as hosts:
         renumber_all(hosts)
         home = home_that_knows(hosts, tmp_path / "client")
         (tmp_path / "notebook").mkdir()

@@ -24,7 +24,9 @@ def manifest(
     job_id: str = "train-1a2b3c4d", template: Any = None, image: str = "python:3.12-slim", options: str = "--gpu A100:8 --memory 64"
 ) -> Any:  # fmt: skip
     """A Job that an API server takes, as well as the Service that goes with it."""
-    resources = kubernetes._resources(parse_pool(f"--provider kubernetes --nodes 4 {options}"), template or {})
+    resources = kubernetes._resources(
+        parse_pool(f"--provider kubernetes --nodes 4 {options}"), template or {}
+    )
     made = kubernetes_api.job_manifest(job_id, 4, 3600, resources, image, template or {})
     for each in (made, kubernetes_api.service_of(made, "uid")):
         assert kube_rules.unknown_fields(each) + kube_rules.mistakes(each) == []
@@ -33,24 +35,37 @@ def manifest(
 
 def template_of(**container: Any) -> Any:
     volumes = [{"name": one["name"], "emptyDir": {}} for one in container.get("volumeMounts", [])]
-    return {"spec": {"volumes": volumes, "containers": [{"name": "main", "image": "torch:2", **container}]}}
+    return {
+        "spec": {
+            "volumes": volumes,
+            "containers": [{"name": "main", "image": "torch:2", **container}],
+        }
+    }
 
 
 @pytest.mark.parametrize(
-    "job_id", ["2024-train-1a2b3c4d", "A_1-1a2b3c4d", "x" * 40 + "-1a2b3c4d", "1" * 40 + "-1a2b3c4d"]
+    "job_id",
+    ["2024-train-1a2b3c4d", "A_1-1a2b3c4d", "x" * 40 + "-1a2b3c4d", "1" * 40 + "-1a2b3c4d"],
 )
 def test_an_api_server_takes_the_objects_of_every_name(job_id: str) -> None:
     manifest(job_id)
 
 
 def test_a_template_with_its_own_shared_memory_keeps_it() -> None:
-    pod = manifest(template=template_of(volumeMounts=[{"name": "dshm", "mountPath": "/dev/shm/"}]))["spec"]["template"]
+    pod = manifest(template=template_of(volumeMounts=[{"name": "dshm", "mountPath": "/dev/shm/"}]))[
+        "spec"
+    ]["template"]
     assert [one["name"] for one in pod["spec"]["volumes"]] == ["dshm"]
 
 
 def test_a_template_whose_fields_have_nothing_below_them() -> None:
     container = {"name": "main", "image": "torch:2", "resources": None, "volumeMounts": None}
-    manifest(template={"metadata": {"labels": None}, "spec": {"volumes": None, "containers": [container]}})
+    manifest(
+        template={
+            "metadata": {"labels": None},
+            "spec": {"volumes": None, "containers": [container]},
+        }
+    )
     manifest(template={"spec": {"containers": None}})
 
 
@@ -61,16 +76,29 @@ def test_gpus_replace_those_of_a_template_and_its_cpus_stay_unless_others_are_as
         made = manifest(template=template_of(resources=kept), options=options)
         return made["spec"]["template"]["spec"]["containers"][0]["resources"]
 
-    assert resources("--gpu 8") == {"requests": {"cpu": "16", "nvidia.com/gpu": "8"}, "limits": {"nvidia.com/gpu": "8"}}
-    assert resources("--cpus 4 --memory 0.5")["requests"] == {"cpu": "4", "memory": "0.5G", "nvidia.com/gpu": 4}
+    assert resources("--gpu 8") == {
+        "requests": {"cpu": "16", "nvidia.com/gpu": "8"},
+        "limits": {"nvidia.com/gpu": "8"},
+    }
+    assert resources("--cpus 4 --memory 0.5")["requests"] == {
+        "cpu": "4",
+        "memory": "0.5G",
+        "nvidia.com/gpu": 4,
+    }
 
 
 @pytest.mark.parametrize(
     ("change", "told"),
     [
-        ({"resources": {"limits": {"memory": "1Gi"}}}, "must be less than or equal to memory limit of 1Gi"),
+        (
+            {"resources": {"limits": {"memory": "1Gi"}}},
+            "must be less than or equal to memory limit of 1Gi",
+        ),
         ({"volumeMounts": [{"name": "gone", "mountPath": "/x"}]}, "Not found: 'gone'"),
-        ({"imagePullPolice": "Always"}, 'unknown field "spec.template.spec.containers[0].imagePullPolice"'),
+        (
+            {"imagePullPolice": "Always"},
+            'unknown field "spec.template.spec.containers[0].imagePullPolice"',
+        ),
         ({"name": "Main_1"}, "RFC 1123 label"),
         ({"env": [{"name": "A", "value": 1}]}, "cannot unmarshal 1"),
     ],
@@ -83,12 +111,17 @@ def test_the_imitation_refuses_what_a_server_does(change: Any, told: str) -> Non
     assert told in "; ".join(kube_rules.unknown_fields(made) or kube_rules.mistakes(made))
 
 
-RESTRICTED = re.findall(r"```yaml\n(spec:.*?)```", (ROOT / "docs/how-to/kubernetes.md").read_text(), re.DOTALL)
+RESTRICTED = re.findall(
+    r"```yaml\n(spec:.*?)```", (ROOT / "docs/how-to/kubernetes.md").read_text(), re.DOTALL
+)
 
 
 def test_the_template_of_the_docs_is_for_restricted_namespaces() -> None:
     (text,) = RESTRICTED
-    assert kube_rules.restricted(manifest(template=yaml.safe_load(text))["spec"]["template"]["spec"]) == ""
+    assert (
+        kube_rules.restricted(manifest(template=yaml.safe_load(text))["spec"]["template"]["spec"])
+        == ""
+    )
     words = kube_rules.restricted(manifest()["spec"]["template"]["spec"])
     for part in ("allowPrivilegeEscalation", "capabilities", "runAsNonRoot", "seccompProfile"):
         assert part in words
@@ -110,7 +143,11 @@ contexts: [{name: lab, context: {cluster: c, user: u}}, {name: production, conte
     [
         (CONFIG, "prodction", "the kubeconfig has no context 'prodction'.*production"),
         (CONFIG, "nowhere", "no context 'nowhere'; available: lab, production"),
-        (CONFIG.replace("current-context: lab\n", ""), "", "no cluster is configured here: .*current-context"),
+        (
+            CONFIG.replace("current-context: lab\n", ""),
+            "",
+            "no cluster is configured here: .*current-context",
+        ),
         ("{", "", "no cluster is configured here: "),
         ("", "", "no cluster is configured here: "),
     ],
@@ -128,13 +165,20 @@ def test_a_context_has_its_own_namespace(tmp_path: Path, monkeypatch: pytest.Mon
     (tmp_path / "config").write_text(CONFIG)
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "config"))
     found = [kubernetes_api.KubernetesCluster(context) for context in ("", "production")]
-    assert [(one.context, one.namespace) for one in found] == [("lab", "default"), ("production", "ml")]
+    assert [(one.context, one.namespace) for one in found] == [
+        ("lab", "default"),
+        ("production", "ml"),
+    ]
 
 
 def test_a_job_says_what_is_asked_for() -> None:
     made = manifest()
     spec = made["spec"]
-    assert (made["metadata"]["name"], spec["completions"], spec["parallelism"]) == ("train-1a2b3c4d", 4, 4)
+    assert (made["metadata"]["name"], spec["completions"], spec["parallelism"]) == (
+        "train-1a2b3c4d",
+        4,
+        4,
+    )
     assert (spec["completionMode"], spec["activeDeadlineSeconds"]) == ("Indexed", 3600)
     assert (spec["backoffLimitPerIndex"], spec["podReplacementPolicy"]) == (0, "Failed"), (
         "a pod that is lost is no other's"
@@ -142,7 +186,10 @@ def test_a_job_says_what_is_asked_for() -> None:
     pod = spec["template"]["spec"]
     (container,) = pod["containers"]
     gpus = {"nvidia.com/gpu": "8"}
-    assert container["resources"] == {"requests": {"cpu": "8", "memory": "64G", **gpus}, "limits": gpus}
+    assert container["resources"] == {
+        "requests": {"cpu": "8", "memory": "64G", **gpus},
+        "limits": gpus,
+    }
     assert container["volumeMounts"] == [{"name": "skymagic-shm", "mountPath": "/dev/shm"}]
     assert pod["volumes"] == [{"name": "skymagic-shm", "emptyDir": {"medium": "Memory"}}]
     assert pod["automountServiceAccountToken"] is False, "cells have no rights in the cluster"
@@ -199,7 +246,10 @@ def test_objects_have_names_that_kubernetes_takes(job_id: str, name: str) -> Non
     [
         ("--gpu all", "--gpu all: the cluster chooses the GPUs: write how many, as in --gpu 8"),
         ("--gpu 0,2", "the cluster chooses the GPUs"),
-        ("--hosts a --spot", "--spot is for rented machines: write --provider aws, or leave it out"),
+        (
+            "--hosts a --spot",
+            "--spot is for rented machines: write --provider aws, or leave it out",
+        ),
         ("--address auto", "--address is for Ray"),
         ("--pod-template /nowhere.yaml", "--pod-template /nowhere.yaml: [Errno 2]"),
         ("--pods app=train --image torch", "--image: --pods uses pods as they are"),
@@ -223,7 +273,10 @@ def pending(reason: str = "Unschedulable", message: str = UNSCHEDULABLE) -> Any:
 
 
 def container(kind: str, phase: str = "Pending", **fields: Any) -> Any:
-    return {"metadata": {"name": "p"}, "status": {"phase": phase, "containerStatuses": [{"state": {kind: fields}}]}}
+    return {
+        "metadata": {"name": "p"},
+        "status": {"phase": phase, "containerStatuses": [{"state": {kind: fields}}]},
+    }
 
 
 RUNNING = container("running", "Running")
@@ -232,7 +285,9 @@ RUNNING = container("running", "Running")
 def test_why_pods_wait() -> None:
     words = kubernetes_api.waiting_words([pending(), pending(), RUNNING], 3, [], False)
     assert words == f"2 pods: no node has room for it; {UNSCHEDULABLE} (Unschedulable)"
-    pulled = container("waiting", reason="ImagePullBackOff", message='Back-off pulling image "nothing"')
+    pulled = container(
+        "waiting", reason="ImagePullBackOff", message='Back-off pulling image "nothing"'
+    )
     assert kubernetes_api.waiting_words([pulled], 1, [], False) == (
         '1 pod: its image cannot be pulled; Back-off pulling image "nothing" (ImagePullBackOff)'
     )
@@ -244,7 +299,10 @@ def test_why_pods_wait() -> None:
     assert kubernetes_api.waiting_words([RUNNING], 3, quota, False) == "2 pods: exceeded quota: lab"
     assert "a queue such as Kueue starts it" in kubernetes_api.waiting_words([], 2, [], True)
     assert kubernetes_api.waiting_words([], 2, [], False) == "2 pods: they are not made yet"
-    assert kubernetes_api.waiting_words([pending("Odd", "")], 1, [], False) == "1 pod: nobody says why (Odd)"
+    assert (
+        kubernetes_api.waiting_words([pending("Odd", "")], 1, [], False)
+        == "1 pod: nobody says why (Odd)"
+    )
     assert kubernetes_api.waiting_words([RUNNING], 1, [], False) == ""
     creating = container("waiting", reason="ContainerCreating")
     of_pod = [
@@ -255,16 +313,33 @@ def test_why_pods_wait() -> None:
         '2 pods: its container is made; Pulling image "large" (ContainerCreating)'
     )
     of_pod.append({"type": "Warning", "reason": "FailedMount", "message": "no such volume"})
-    assert "its container is made; no such volume" in kubernetes_api.waiting_words([creating], 1, [], False, of_pod)
+    assert "its container is made; no such volume" in kubernetes_api.waiting_words(
+        [creating], 1, [], False, of_pod
+    )
 
 
 def test_why_a_pod_is_gone() -> None:
     def disrupted(reason: str, message: str) -> Any:
-        condition = {"type": "DisruptionTarget", "status": "True", "reason": reason, "message": message}
-        return {"metadata": {"deletionTimestamp": "now"}, "status": {"phase": "Running", "conditions": [condition]}}
+        condition = {
+            "type": "DisruptionTarget",
+            "status": "True",
+            "reason": reason,
+            "message": message,
+        }
+        return {
+            "metadata": {"deletionTimestamp": "now"},
+            "status": {"phase": "Running", "conditions": [condition]},
+        }
 
-    deadline = {"status": {"conditions": [{"type": "Failed", "status": "True", "reason": "DeadlineExceeded"}]}}
-    evicted = {"metadata": {}, "status": {"phase": "Failed", "reason": "Evicted", "message": "low on memory"}}
+    deadline = {
+        "status": {
+            "conditions": [{"type": "Failed", "status": "True", "reason": "DeadlineExceeded"}]
+        }
+    }
+    evicted = {
+        "metadata": {},
+        "status": {"phase": "Failed", "reason": "Evicted", "message": "low on memory"},
+    }
     told: list[tuple[str, Any, Any, Any]] = [
         ("", RUNNING, {}, []),
         ("it was preempted by a pod of higher priority (PreemptionByScheduler: m)", disrupted("PreemptionByScheduler", "m"), {}, []),
@@ -286,7 +361,10 @@ def test_why_a_pod_is_gone() -> None:
     ("said", "status"),
     [
         ({"status": "Success"}, (0, "")),
-        ({"status": "Failure", "details": {"causes": [{"reason": "ExitCode", "message": "3"}]}}, (3, "")),
+        (
+            {"status": "Failure", "details": {"causes": [{"reason": "ExitCode", "message": "3"}]}},
+            (3, ""),
+        ),
         ({"status": "Failure", "message": "container not found"}, (-1, "container not found")),
         (None, (-1, "")),
     ],

@@ -59,7 +59,9 @@ def started(api: KubernetesCluster, cluster: Kube) -> ChannelConnection:
     """A job of one pod, and a connection to it."""
     api.create(kubernetes_api.job_manifest("lab-1a2b3c4d", 1, 600, NOTHING, "python:3.12", {}))
     name = cluster.pod(0).name
-    return PodPlace(name, "lab-1a2b3c4d", api.context, api.namespace, "skymagic", holder=True).connection()
+    return PodPlace(
+        name, "lab-1a2b3c4d", api.context, api.namespace, "skymagic", holder=True
+    ).connection()
 
 
 def ended(api: KubernetesCluster, cluster: Kube, connection: ChannelConnection) -> None:
@@ -84,13 +86,18 @@ def test_pods_are_nodes_that_outlive_connections_logins_and_notebooks(
     (name,) = cluster.jobs()
     assert seen(notebook, here) == [(f"{name}-{index}", "a secret", True) for index in (0, 1)]
     assert cluster.job()["spec"]["activeDeadlineSeconds"] == 3660
-    notebook.run(f"from skymagic.pool import keys\nfound = [one.secret for one in keys.read({name!r}).accesses]")
+    notebook.run(
+        f"from skymagic.pool import keys\nfound = [one.secret for one in keys.read({name!r}).accesses]"
+    )
     secrets = ["a secret", cluster.token, *notebook.value("found")]
     assert len(set(secrets)) == 4
     assert [one for one in secrets if any(one in unquote_plus(each) for each in cluster.sent)] == []
     assert sum("/exec?" in each for each in cluster.sent) > 2, "audit logs have the command lines"
     assert cluster.left()[1] == f"service {name}"
-    assert re.search(r"kubernetes · 2 nodes × 1 rank .* (59m|1h)", notebook.run("%sky_status").rich[-1]["text/html"])
+    assert re.search(
+        r"kubernetes · 2 nodes × 1 rank .* (59m|1h)",
+        notebook.run("%sky_status").rich[-1]["text/html"],
+    )
 
     # a cell goes on when exec is cut
     gate = "/dev/shm/gate"
@@ -117,16 +124,24 @@ def test_pods_are_nodes_that_outlive_connections_logins_and_notebooks(
         token = cluster.token
         cluster.expire()
         assert seen(notebook, "7") == [7, 7]
-        assert "your login has expired or is not valid: log in again" in notebook.fail("%sky_down").text
+        assert (
+            "your login has expired or is not valid: log in again"
+            in notebook.fail("%sky_down").text
+        )
         cluster.token = token
         job_id = cluster.job()["metadata"]["labels"]["skymagic/job"]
         listed = other.run("%sky_status --provider kubernetes").text
         assert re.search(rf"{job_id} .*Kubernetes job {job_id} in namespace lab", listed)
-        assert f"pool 'lab' ({job_id}) is ended" in other.run("%sky_down lab --provider kubernetes").text
+        assert (
+            f"pool 'lab' ({job_id}) is ended"
+            in other.run("%sky_down lab --provider kubernetes").text
+        )
     cluster.wait(lambda: not cluster.left())
 
 
-def test_a_start_that_waits_says_why_and_is_ended(cluster: Kube, notebook: Notebook, tmp_path: Path) -> None:
+def test_a_start_that_waits_says_why_and_is_ended(
+    cluster: Kube, notebook: Notebook, tmp_path: Path
+) -> None:
     cluster.held = True
     words = "2 pods: no node has room for it; 0/1 nodes are available: 1 Insufficient cpu. (Unschedulable)"
     running = waiting(cluster, notebook, f" waits: {words}")
@@ -160,7 +175,9 @@ def test_what_cannot_start_is_said_and_leaves_nothing(cluster: Kube, notebook: N
         cluster.wait(lambda: not cluster.left())
 
 
-def test_eviction_is_an_interruption_and_a_pod_without_memory_says_so(cluster: Kube, notebook: Notebook) -> None:
+def test_eviction_is_an_interruption_and_a_pod_without_memory_says_so(
+    cluster: Kube, notebook: Notebook
+) -> None:
     notebook.run(POOL)
     with TemporaryDirectory(dir="/var/tmp") as shared:  # pods have a /tmp of their own
         notebook.run(
@@ -172,9 +189,9 @@ def test_eviction_is_an_interruption_and_a_pod_without_memory_says_so(cluster: K
         failure = notebook.finish(running).failure.text
         cluster.wait(lambda: len(cluster.pods()) == 1)
         assert sorted(path.name for path in Path(shared).iterdir()) == ["0 False", "1 True"]
-    assert re.search(r"it was evicted: its node is drained \(EvictionBy|its node evicted it \(Evicted", failure), (
-        failure
-    )
+    assert re.search(
+        r"it was evicted: its node is drained \(EvictionBy|its node evicted it \(Evicted", failure
+    ), failure
     notebook.run("%%sky_broadcast -t 0 -o left\nkept")
     assert notebook.value("left") == [7]
     running = at_work(notebook, 1, "-t 0")
@@ -199,8 +216,17 @@ def test_pods_that_are_there_are_used_and_stay(cluster: Kube, notebook: Notebook
 
 
 def test_the_first_try_on_a_real_cluster_comes_to_its_end(cluster: Kube) -> None:
-    command = [sys.executable, str(ROOT / "benchmarks/try_kubernetes.py"), "--silence", "1", "--python", sys.executable]
-    done = subprocess.run(command, env={**os.environ, **cluster.env}, capture_output=True, text=True)
+    command = [
+        sys.executable,
+        str(ROOT / "benchmarks/try_kubernetes.py"),
+        "--silence",
+        "1",
+        "--python",
+        sys.executable,
+    ]
+    done = subprocess.run(
+        command, env={**os.environ, **cluster.env}, capture_output=True, text=True
+    )
     assert "all of it went well" in done.stdout, done.stdout + done.stderr
     cluster.wait(lambda: not cluster.left())
 
@@ -208,12 +234,17 @@ def test_the_first_try_on_a_real_cluster_comes_to_its_end(cluster: Kube) -> None
 # ------------------------------------------------------------------------------------ the API, without a notebook
 
 
-def test_each_right_that_is_missing_is_named_before_anything_is_made(cluster: Kube, api: KubernetesCluster) -> None:
+def test_each_right_that_is_missing_is_named_before_anything_is_made(
+    cluster: Kube, api: KubernetesCluster
+) -> None:
     for _, resource, sub, verbs in kubernetes_api.RIGHTS:
         for verb in verbs:
             what = "/".join(filter(None, (resource, sub)))
             cluster.denied = {(what, verb)}
-            assert api.mistakes(attaching=False) == [f"you may not {verb} {what} in namespace lab", kubernetes_api.ROLE]
+            assert api.mistakes(attaching=False) == [
+                f"you may not {verb} {what} in namespace lab",
+                kubernetes_api.ROLE,
+            ]
     cluster.denied = set()
     assert api.mistakes(attaching=False) == []
 
@@ -221,11 +252,14 @@ def test_each_right_that_is_missing_is_named_before_anything_is_made(cluster: Ku
 def test_a_refusal_on_the_way_is_the_servers_own(cluster: Kube, api: KubernetesCluster) -> None:
     cluster.deny("jobs", "create")
     with pytest.raises(
-        ProvisionError, match='cannot create resource "jobs" in API group "batch" in the namespace "lab"'
+        ProvisionError,
+        match='cannot create resource "jobs" in API group "batch" in the namespace "lab"',
     ):
         api.create(kubernetes_api.job_manifest("lab-1a2b3c4d", 1, 600, NOTHING, "python", {}))
     cluster.expire()
-    with pytest.raises(ProvisionError, match="your login has expired or is not valid: log in again"):
+    with pytest.raises(
+        ProvisionError, match="your login has expired or is not valid: log in again"
+    ):
         api.jobs()
 
 
@@ -263,7 +297,9 @@ def test_a_shell_by_exec(cluster: Kube, api: KubernetesCluster) -> None:
     got = b"".join(iter(process.read, b""))
     assert (got == 3 * sent, process.finish(10)) == (True, 0)
     process.close()
-    with pytest.raises(HostError, match='pods "nosuch" not found'):  # the client fails over such an answer by itself
+    with pytest.raises(
+        HostError, match='pods "nosuch" not found'
+    ):  # the client fails over such an answer by itself
         api.exec("nosuch", "skymagic", ["true"])
     ended(api, cluster, connection)
 
@@ -307,7 +343,9 @@ def test_the_signal_that_ends_a_pod_goes_to_agents(cluster: Kube, api: Kubernete
     ended(api, cluster, connection)
 
 
-def test_a_user_without_a_name_or_home_has_both(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_user_without_a_name_or_home_has_both(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with kube(tmp_path / "kube", user=54321) as cluster:
         monkeypatch.setenv("KUBECONFIG", cluster.env["KUBECONFIG"])
         api = KubernetesCluster()
@@ -319,7 +357,9 @@ def test_a_user_without_a_name_or_home_has_both(tmp_path: Path, monkeypatch: pyt
         ended(api, cluster, connection)
 
 
-def test_a_pool_in_a_namespace_that_is_restricted(cluster: Kube, notebook: Notebook, tmp_path: Path) -> None:
+def test_a_pool_in_a_namespace_that_is_restricted(
+    cluster: Kube, notebook: Notebook, tmp_path: Path
+) -> None:
     """Its pods are made only with the docs' template, and run as a user without a home, a name and rights."""
     cluster.restricted = True
     told = notebook.fail(ONE).text
@@ -331,7 +371,9 @@ def test_a_pool_in_a_namespace_that_is_restricted(cluster: Kube, notebook: Noteb
     (tmp_path / "pod.yaml").write_text(RESTRICTED[0])
     notebook.run(f"{ONE} --pod-template {tmp_path}/pod.yaml")
     here = "(os.getuid(), str(pathlib.Path.home()), os.access('/dev/shm', os.W_OK), os.access('/etc', os.W_OK))"
-    assert seen(notebook, f"import os, pathlib\n{here}") == [(1000, "/tmp/skymagic-home-1000", True, False)]
+    assert seen(notebook, f"import os, pathlib\n{here}") == [
+        (1000, "/tmp/skymagic-home-1000", True, False)
+    ]
     notebook.run("%sky_down")
     cluster.wait(lambda: not cluster.left())
 
@@ -344,7 +386,9 @@ def test_what_the_server_refuses_is_said_and_leaves_nothing(
         f"--pod-template {tmp_path}/pod.yaml": r'unknown field "spec.template.spec.nodeSelectr"',
         "--namespace labb": r'namespaces "labb" not found',
     }.items():
-        survey = Kubernetes().plan(parse_pool(f"--provider kubernetes {options} --python {sys.executable}"), print)
+        survey = Kubernetes().plan(
+            parse_pool(f"--provider kubernetes {options} --python {sys.executable}"), print
+        )
         with pytest.raises(ProvisionError, match=told):
             Kubernetes().acquire(survey, "lab-1a2b3c4d", print)
         survey.close()
@@ -364,7 +408,9 @@ def test_pings_keep_a_connection_that_says_nothing(
     ended(api, cluster, connection)
 
 
-def test_a_holder_without_a_daemon_is_ended_by_its_deadline(cluster: Kube, api: KubernetesCluster) -> None:
+def test_a_holder_without_a_daemon_is_ended_by_its_deadline(
+    cluster: Kube, api: KubernetesCluster
+) -> None:
     """A notebook that was killed right after it has made its job."""
     api.create(kubernetes_api.job_manifest("lab-1a2b3c4d", 2, 1, NOTHING, "python", {}))
     cluster.wait(lambda: not cluster.pods())
@@ -377,7 +423,9 @@ def test_a_holder_without_a_daemon_is_ended_by_its_deadline(cluster: Kube, api: 
 def test_in_a_pod_the_service_account_is_used(cluster: Kube) -> None:
     """In mounts of its own, where the account's files are where Kubernetes puts them."""
     config = yaml.safe_load(Path(cluster.env["KUBECONFIG"]).read_text())
-    host, _, port = config["clusters"][0]["cluster"]["server"].removeprefix("https://").partition(":")
+    host, _, port = (
+        config["clusters"][0]["cluster"]["server"].removeprefix("https://").partition(":")
+    )
     account = "/run/secrets/kubernetes.io/serviceaccount"
     script = f"""mount -t tmpfs run /run && mkdir -p {account} && cd {account} || exit
 printf %s "$TOKEN" > token; printf %s lab > namespace; printf %s "$CA" | base64 -d > ca.crt

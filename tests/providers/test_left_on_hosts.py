@@ -32,14 +32,23 @@ def one(tmp_path: Path) -> Iterator[tuple[Hosts, Notebook]]:
 def agent_of(host: Host) -> tuple[psutil.Process, list[Path]]:
     """(A host's agent, its folders): it holds the locks that are in them."""
     for process in host.processes():
-        if found := [Path(each.path).parent for each in process.open_files() if each.path.endswith(f"/{LOCK}")]:
+        if found := [
+            Path(each.path).parent
+            for each in process.open_files()
+            if each.path.endswith(f"/{LOCK}")
+        ]:
             return process, found
     raise AssertionError(f"no agent runs on {host.name}")
 
 
 def kill_agent(host: Host, notebook: Notebook) -> list[Path]:
     agent, folders = agent_of(host)
-    assert any(each.stat().st_size >= 3_000_000 for folder in folders for each in folder.iterdir() if each.is_file())
+    assert any(
+        each.stat().st_size >= 3_000_000
+        for folder in folders
+        for each in folder.iterdir()
+        if each.is_file()
+    )
     agent.send_signal(signal.SIGKILL)
     assert "%sky_restart" in notebook.fail("%%sky_broadcast\nlen(big)").text
     return folders

@@ -45,14 +45,20 @@ def test_a_code_is_asked_for_once(tmp_path: Path) -> None:
         notebook.run(f"sign = {str(sign)!r}")
         running = notebook.start(WORKING)
         notebook.watch(running, lambda cell: "at work" in cell.text)
-        (master,) = [path for path in Path(env["XDG_RUNTIME_DIR"]).glob("skymagic-ssh-*/*") if path.suffix != ".lock"]
+        (master,) = [
+            path
+            for path in Path(env["XDG_RUNTIME_DIR"]).glob("skymagic-ssh-*/*")
+            if path.suffix != ".lock"
+        ]
         hosts[0].kill_sessions()
         askpass = tmp_path / "askpass"
         askpass.write_text("#!/bin/sh\necho 314159\n")
         askpass.chmod(0o700)
         asked = {**os.environ, "SSH_ASKPASS": str(askpass), "SSH_ASKPASS_REQUIRE": "force"}
         config = Path(env["HOME"]) / ".ssh" / "config"
-        subprocess.run(["ssh", "-F", str(config), "-fNM", "-S", str(master), "h1"], check=True, env=asked)
+        subprocess.run(
+            ["ssh", "-F", str(config), "-fNM", "-S", str(master), "h1"], check=True, env=asked
+        )
         sign.touch()
         assert notebook.finish(running).lines == ["at work", "on"]
         notebook.run("%%sky_broadcast -o seen\nmine")

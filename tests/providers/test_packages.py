@@ -22,11 +22,15 @@ pytestmark = pytest.mark.needs("sshd")
 
 
 @pytest.fixture(scope="module")
-def lab(tmp_path_factory: pytest.TempPathFactory, bootstrapped_home: Path) -> Iterator[tuple[Hosts, Notebook, Shelf]]:
+def lab(
+    tmp_path_factory: pytest.TempPathFactory, bootstrapped_home: Path
+) -> Iterator[tuple[Hosts, Notebook, Shelf]]:
     """Two hosts with an environment of their own each, and a notebook that has packages which they lack."""
     folder = tmp_path_factory.mktemp("packages")
     shelf = Shelf(folder / "shelf")
-    shelf.add("tiny-data", "1.2", {"tinydata.py": "class Frame:\n    def __init__(self, n): self.n = n\n"})
+    shelf.add(
+        "tiny-data", "1.2", {"tinydata.py": "class Frame:\n    def __init__(self, n): self.n = n\n"}
+    )
     shelf.add("tiny-data", "1.3", {"tinydata.py": "newer = True\n"}, here=False)
     shelf.add("tiny-models", "2.0", {"tinymodels/__init__.py": "def fit(): return 'fitted'\n"})
     shelf.add("tiny-optional", "3.0", {"tinyoptional.py": ""})
@@ -40,7 +44,9 @@ def lab(tmp_path_factory: pytest.TempPathFactory, bootstrapped_home: Path) -> It
         shutil.copy(hosts.config, folder / "client/.ssh/config")
         (folder / "notebook").mkdir()
         env = {"HOME": str(folder / "client"), **shelf.of_notebook}
-        with opened(folder / "notebook", "%sky_pool lab --provider ssh --hosts gpu[1-2]", env=env) as notebook:
+        with opened(
+            folder / "notebook", "%sky_pool lab --provider ssh --hosts gpu[1-2]", env=env
+        ) as notebook:
             yield hosts, notebook, shelf
 
 
@@ -75,7 +81,9 @@ def test_arrays_bring_numpy_along(lab: tuple[Hosts, Notebook, Shelf]) -> None:
     assert f"installing numpy {version('numpy')} on gpu1, gpu2" in said(shown)
 
 
-def test_a_module_beside_the_notebook_brings_what_it_imports(lab: tuple[Hosts, Notebook, Shelf]) -> None:
+def test_a_module_beside_the_notebook_brings_what_it_imports(
+    lab: tuple[Hosts, Notebook, Shelf],
+) -> None:
     """Not what it can do without, and not what only its functions import."""
     hosts, notebook, _ = lab
     (notebook.folder / "helper.py").write_text(
@@ -83,13 +91,17 @@ def test_a_module_beside_the_notebook_brings_what_it_imports(lab: tuple[Hosts, N
         "try:\n    import tinyoptional\nexcept ImportError:\n    tinyoptional = None\n"
         "def later():\n    import tinyspace.two\n"
     )
-    shown = notebook.run("%%sky_broadcast -o seen\nimport helper\nhelper.fit(), helper.tinyoptional")
+    shown = notebook.run(
+        "%%sky_broadcast -o seen\nimport helper\nhelper.fit(), helper.tinyoptional"
+    )
     assert notebook.value("seen") == [("fitted", None)] * 2
     assert "installing tiny_models 2.0 on gpu1, gpu2" in said(shown)
     assert not any(there(host, name) for host in hosts for name in ("tiny_optional", "tiny_space"))
 
 
-def test_a_function_brings_what_it_imports_when_it_is_called(lab: tuple[Hosts, Notebook, Shelf]) -> None:
+def test_a_function_brings_what_it_imports_when_it_is_called(
+    lab: tuple[Hosts, Notebook, Shelf],
+) -> None:
     """Of a namespace package that part alone."""
     hosts, notebook, _ = lab
     notebook.run("def one():\n    from tinyspace.one import number\n    return number")
@@ -122,7 +134,9 @@ def test_who_wants_to_be_asked_gets_the_command(lab: tuple[Hosts, Notebook, Shel
     assert seen(notebook, "import tinyspace.two\ntinyspace.two.number") == [2, 2]
 
 
-def test_packages_are_installed_by_hand_and_seen_at_once(lab: tuple[Hosts, Notebook, Shelf]) -> None:
+def test_packages_are_installed_by_hand_and_seen_at_once(
+    lab: tuple[Hosts, Notebook, Shelf],
+) -> None:
     hosts, notebook, _ = lab
     failed = notebook.fail("%%sky_broadcast\nimport tinyplots")
     assert failed.ename == "ModuleNotFoundError"
@@ -136,12 +150,17 @@ def test_packages_are_installed_by_hand_and_seen_at_once(lab: tuple[Hosts, Noteb
     assert re.search(r"^tiny-plots +0\.1 +-$", table, re.MULTILINE)
 
 
-def test_a_version_that_is_imported_already_needs_a_restart(lab: tuple[Hosts, Notebook, Shelf]) -> None:
+def test_a_version_that_is_imported_already_needs_a_restart(
+    lab: tuple[Hosts, Notebook, Shelf],
+) -> None:
     _, notebook, _ = lab
     notebook.run("import tinydata\nframe = tinydata.Frame(4)")
     notebook.run("%%sky_broadcast\nframe")
     shown = notebook.run("%sky_pip install tiny_data==1.3")
-    assert "tiny-data 1.2 is imported on the ranks already: 1.3 takes effect after %sky_restart" in shown.text
+    assert (
+        "tiny-data 1.2 is imported on the ranks already: 1.3 takes effect after %sky_restart"
+        in shown.text
+    )
     notebook.run("%sky_restart")
     shown = notebook.run("%%sky_broadcast -o seen\nimport tinydata\ntinydata.newer")
     assert notebook.value("seen") == [True, True]
@@ -156,7 +175,9 @@ def test_what_cannot_be_had_is_said(lab: tuple[Hosts, Notebook, Shelf]) -> None:
     failed = notebook.fail("%%sky_broadcast\nimport tinyprivate")
     assert failed.ename == "PackagesError"
     assert "nothing was sent" in failed.text
-    assert all(word in failed.text for word in ("tiny_private", "gpu1", "gpu2", "No solution found"))
+    assert all(
+        word in failed.text for word in ("tiny_private", "gpu1", "gpu2", "No solution found")
+    )
     failed = notebook.fail("%sky_pip install no_such_thing_anywhere")
     assert "no_such_thing_anywhere" in failed.text.replace("-", "_")
 
@@ -187,7 +208,10 @@ def test_what_a_folder_holds_comes_from_no_index(lab: tuple[Hosts, Notebook, She
     assert notebook.value("seen") == [True, True]
     assert "installing tiny-own 1.0 on gpu1, gpu2" in said(shown)
     failed = notebook.fail("%%sky_broadcast --pool lab\nimport tinylost")
-    assert "tiny_lost 1.0 is installed here from /src, which no longer contains a project" in failed.text
+    assert (
+        "tiny_lost 1.0 is installed here from /src, which no longer contains a project"
+        in failed.text
+    )
     assert not any(there(host, "tiny_lost") for host in hosts)
     notebook.run(f"%sky_pip install {shelf.links}/tiny_lost-1.0-py3-none-any.whl --pool lab")
     notebook.run("%%sky_broadcast --pool lab -o seen\nimport tinylost\ntinylost.mine")
@@ -195,17 +219,26 @@ def test_what_a_folder_holds_comes_from_no_index(lab: tuple[Hosts, Notebook, She
     assert "is not a file here" in notebook.fail("%sky_pip install ./none.whl --pool lab").text
 
 
-def test_a_pool_of_this_machine_has_the_notebooks_packages(lab: tuple[Hosts, Notebook, Shelf]) -> None:
+def test_a_pool_of_this_machine_has_the_notebooks_packages(
+    lab: tuple[Hosts, Notebook, Shelf],
+) -> None:
     _, notebook, _ = lab
     notebook.run("%sky_pool here --ranks 1")
     assert "%pip install tiny_late" in notebook.fail("%sky_pip install tiny_late --pool here").text
-    assert "%pip install tinyplots" in notebook.fail("%%sky_broadcast --pool here\nimport tinyplots").text
+    assert (
+        "%pip install tinyplots"
+        in notebook.fail("%%sky_broadcast --pool here\nimport tinyplots").text
+    )
     notebook.run("%sky_down here")
 
 
-def test_a_node_that_does_not_say_what_it_has_is_not_taken_for_complete(lab: tuple[Hosts, Notebook, Shelf]) -> None:
+def test_a_node_that_does_not_say_what_it_has_is_not_taken_for_complete(
+    lab: tuple[Hosts, Notebook, Shelf],
+) -> None:
     _, notebook, _ = lab
-    notebook.run("import skymagic.pool.packages as p; before, p.ANSWER_TIMEOUT = p.ANSWER_TIMEOUT, 1.0")
+    notebook.run(
+        "import skymagic.pool.packages as p; before, p.ANSWER_TIMEOUT = p.ANSWER_TIMEOUT, 1.0"
+    )
     notebook.run("pool = %sky_pool lab --provider ssh --hosts gpu[1-2]")
     notebook.run("known = pool.pool.packages; known._nodes.clear(); known._settled.clear()")
     os.mkfifo(gate := notebook.folder / "gate")
@@ -216,6 +249,8 @@ def test_a_node_that_does_not_say_what_it_has_is_not_taken_for_complete(lab: tup
     gate.write_text("go")
     notebook.watch(cell, lambda shown: "done" in shown.said)
     assert failed.ename == "PackagesError"
-    assert failed.evalue.startswith("gpu2 has not reported within 2 s what is installed there; nothing was sent.")
+    assert failed.evalue.startswith(
+        "gpu2 has not reported within 2 s what is installed there; nothing was sent."
+    )
     notebook.run("p.ANSWER_TIMEOUT = before")
     notebook.run("%%sky_broadcast -t 0\nimport tinydata")

@@ -19,27 +19,46 @@ def test_a_start_brings_what_the_notebook_uses(tmp_path: Path) -> None:
     """From an empty home; what the notebook has as editable or from a folder too, and again when its source changes."""
     shelf = Shelf(tmp_path / "shelf")
     for version in ("1.2", "9.0"):
-        shelf.add("tiny-data", version, {"tinydata.py": f"version = {version!r}\n"}, here=version == "1.2")
+        shelf.add(
+            "tiny-data", version, {"tinydata.py": f"version = {version!r}\n"}, here=version == "1.2"
+        )
     shelf.add("tiny-models", "2.0", {"tinymodels.py": ""})
     shelf.add("tiny-unused", "2.0", {"tinyunused.py": ""})
     shelf.add("tiny-own", "1.0", {"tinyown.py": "mine = True\n"})
-    (shelf.site / "tiny_own-1.0.dist-info/direct_url.json").write_text('{"url": "file:///src", "dir_info": {}}')
-    shelf.editable("tiny-base", "0.5", {"tinybase.py": "from tinydata import version\n"}, ["tiny-data"])
-    project = shelf.editable("tiny-edited", "1.0", {"tinyedited/__init__.py": "state = 1\n"}, ["tiny-base"])
+    (shelf.site / "tiny_own-1.0.dist-info/direct_url.json").write_text(
+        '{"url": "file:///src", "dir_info": {}}'
+    )
+    shelf.editable(
+        "tiny-base", "0.5", {"tinybase.py": "from tinydata import version\n"}, ["tiny-data"]
+    )
+    project = shelf.editable(
+        "tiny-edited", "1.0", {"tinyedited/__init__.py": "state = 1\n"}, ["tiny-base"]
+    )
     for name in ("tiny-own", "tiny-edited"):  # an index may have something else of these names
-        shelf.add(name, "1.0", {f"{name.replace('-', '')}.py": "raise SystemExit('another')\n"}, here=False)
-    with loopback(tmp_path / "hosts", env={**shelf.of_hosts, "PIP_NO_INDEX": ""}, names=("gpu1",)) as hosts:
+        shelf.add(
+            name,
+            "1.0",
+            {f"{name.replace('-', '')}.py": "raise SystemExit('another')\n"},
+            here=False,
+        )
+    with loopback(
+        tmp_path / "hosts", env={**shelf.of_hosts, "PIP_NO_INDEX": ""}, names=("gpu1",)
+    ) as hosts:
         (tmp_path / "client/.ssh").mkdir(parents=True)
         shutil.copy(hosts.config, tmp_path / "client/.ssh/config")
         (tmp_path / "notebook").mkdir()
         (tmp_path / "notebook/helper.py").write_text("import tinymodels\n")
         env = {"HOME": str(tmp_path / "client"), **shelf.of_notebook}
-        with opened(tmp_path / "notebook", "import tinydata, tinyown, tinyedited, helper", env=env) as notebook:
+        with opened(
+            tmp_path / "notebook", "import tinydata, tinyown, tinyedited, helper", env=env
+        ) as notebook:
             plan = notebook.run("%sky_pool lab --provider ssh --hosts gpu1 --dry-run").text
             assert "tiny_data, tiny_models" in plan
             assert f"from {project} here" in plan
             notebook.run("%sky_pool lab --provider ssh --hosts gpu1")
-            packages = hosts[0].home.glob(".skymagic/env/*/lib/python*/site-packages/tiny_*.dist-info")
+            packages = hosts[0].home.glob(
+                ".skymagic/env/*/lib/python*/site-packages/tiny_*.dist-info"
+            )
             assert sorted(path.name.removesuffix(".dist-info") for path in packages) == [
                 "tiny_base-0.5", "tiny_data-1.2", "tiny_edited-1.0", "tiny_models-2.0", "tiny_own-1.0",
             ]  # fmt: skip
@@ -50,7 +69,9 @@ def test_a_start_brings_what_the_notebook_uses(tmp_path: Path) -> None:
             notebook.run("%sky_down lab")
             notebook.run("%sky_pool lab --provider ssh --hosts gpu1")
             assert seen(notebook, cell) == [(3, "1.2", True)]
-            assert len(list(hosts[0].home.glob(".skymagic/env/*/.ready"))) == 1, "an edit makes no new environment"
+            assert len(list(hosts[0].home.glob(".skymagic/env/*/.ready"))) == 1, (
+                "an edit makes no new environment"
+            )
     assert shelf.builds("tiny-edited").read_text().count("built") == 3
 
 
@@ -59,7 +80,10 @@ def follows(notebook: Notebook, shelf: Shelf, project: Path, cell: str) -> None:
     (project / "src/tinyedited/__init__.py").write_text("state = 2\n")
     shown = notebook.run(f"%%sky_broadcast -o now\n{cell}")
     assert "installing tiny-edited 1.0 on gpu1 …" in said(shown)
-    assert "tiny-edited has changed since the ranks imported it: %sky_restart loads the new version" in shown.text
+    assert (
+        "tiny-edited has changed since the ranks imported it: %sky_restart loads the new version"
+        in shown.text
+    )
     notebook.run("%sky_restart")
     shown = notebook.run(f"%%sky_broadcast -o now\n{cell}")
     assert notebook.value("now") == [(2, "1.2", True)]
@@ -68,7 +92,9 @@ def follows(notebook: Notebook, shelf: Shelf, project: Path, cell: str) -> None:
 
 def test_modules_behind_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Imported ones, those of values, and those that functions of the notebook need; a module beside it stands for its own."""
-    (tmp_path / "beside_it.py").write_text("import yaml\ntry:\n    import bleach\nexcept ImportError:\n    pass\n")
+    (tmp_path / "beside_it.py").write_text(
+        "import yaml\ntry:\n    import bleach\nexcept ImportError:\n    pass\n"
+    )
     monkeypatch.syspath_prepend(str(tmp_path))
     space: dict[str, object] = {"__name__": "__main__"}
     exec(

@@ -33,11 +33,16 @@ def test_a_fresh_host_has_what_the_notebook_has(tmp_path: Path) -> None:
     (tmp_path / "notebook/helper.py").write_text("from pandas import DataFrame\n")
     try:
         with loopback(tmp_path / "hosts", env=pip_settings(), names=("gpu1",)) as hosts:
-            env = {"HOME": str(home_that_knows(hosts, tmp_path / "client", fresh=True)), **shelf.of_notebook}
+            env = {
+                "HOME": str(home_that_knows(hosts, tmp_path / "client", fresh=True)),
+                **shelf.of_notebook,
+            }
             with opened(tmp_path / "notebook", env=env) as notebook:
                 notebook.run("%sky_pool lab --provider ssh --hosts gpu1 --plugin torch")
                 notebook.run(HERE)
-                assert seen(notebook, THERE) == [(12.0, 1, False, [metadata.version(name) for name in NAMES])]
+                assert seen(notebook, THERE) == [
+                    (12.0, 1, False, [metadata.version(name) for name in NAMES])
+                ]
             packages = hosts[0].home.glob(".skymagic/env/*/lib/python*/site-packages/*")
             assert not [path.name for path in packages if path.name.startswith(("nvidia", "cuda"))]
     finally:

@@ -65,10 +65,17 @@ def test_which_hosts_pass_on() -> None:
     wanted = replace(SMALL, packages=("numpy==2",))
     large = (BuildOffer("numpy", "2", nbytes=70_000_000, source="https://pypi.org/simple"),)
 
-    def grouped(*hosts: Facts, requirements: Requirements = wanted, alone: bool = False) -> list[list[str]]:
+    def grouped(
+        *hosts: Facts, requirements: Requirements = wanted, alone: bool = False
+    ) -> list[list[str]]:
         pythons = ("".join(python.path for python in each.pythons[:1]) for each in hosts)
-        targets = [Target(str(n), None, *each) for n, each in enumerate(zip(hosts, pythons, strict=True))]  # type: ignore[arg-type]
-        found = [[each.name for each in group] for group in groups(targets, requirements, alone=alone)]
+        targets = [
+            Target(str(n), None, *each)  # type: ignore[arg-type]
+            for n, each in enumerate(zip(hosts, pythons, strict=True))
+        ]
+        found = [
+            [each.name for each in group] for group in groups(targets, requirements, alone=alone)
+        ]
         assert sorted(sum(found, [])) == [str(n) for n in range(len(hosts))]
         return [group for group in found if len(group) > 1]
 
@@ -78,12 +85,17 @@ def test_which_hosts_pass_on() -> None:
     assert grouped(good) == []
     assert grouped(HOST, HOST) == [], "nothing large is known to be downloaded"
     arm = replace(good, machine="aarch64")
-    assert grouped(good, arm, good, arm, replace(good, machine="riscv64")) == [["0", "2"], ["1", "3"]]
+    assert grouped(good, arm, good, arm, replace(good, machine="riscv64")) == [
+        ["0", "2"],
+        ["1", "3"],
+    ]
     assert grouped(good, replace(good, env="elsewhere"), good) == [["0", "2"]]
     assert grouped(good, replace(good, ready=True), good) == [["0", "2"]]
     without = replace(good, indexes=0)
     assert grouped(good, without, good, without, alone=False) == [["0", "2"], ["1", "3"]]
-    assert grouped(good, without, good, without, alone=True) == [["1", "3"]], "the notebook's link is always shared"
+    assert grouped(good, without, good, without, alone=True) == [["1", "3"]], (
+        "the notebook's link is always shared"
+    )
     assert grouped(good, replace(good, pythons=()), good) == [["0", "2"]]
     assert grouped(good, replace(good, disk_kb=250_000), good) == [["0", "2"]]
     far = replace(good, boot="c", addresses=(("eth0", "8.8.8.8"),))
@@ -135,7 +147,11 @@ class Lab:
 
     def shown(self, told: Iterable[str]) -> list[str]:
         """Where the password stands: in what was said, on command lines, in what the hosts keep."""
-        commands = [each.decode(errors="replace") for each in self.login.commands if self.login.shown_in(each)]
+        commands = [
+            each.decode(errors="replace")
+            for each in self.login.commands
+            if self.login.shown_in(each)
+        ]
         files = (path for host in self.hosts for path in host.home.rglob("*") if path.is_file())
         kept = [str(path) for path in files if self.login.shown_in(path.read_bytes())]
         return [*commands, *kept, *(line for line in told if self.login.shown_in(line.encode()))]
@@ -149,7 +165,9 @@ class Lab:
             for part in (".cache/uv", ".skymagic/env", *more):
                 shutil.rmtree(host.home / part, ignore_errors=True)
 
-    def set_up(self, told: list[str], *facts: Facts, wanted: Requirements | None = None) -> list[Machine]:
+    def set_up(
+        self, told: list[str], *facts: Facts, wanted: Requirements | None = None
+    ) -> list[Machine]:
         """A start of the first hosts, which are as `facts` say."""
         known = zip(self.endpoints, self.connections, facts or self.facts, strict=False)
         machines = [Machine(*each) for each in known]
@@ -157,7 +175,13 @@ class Lab:
         return machines
 
     def has(self, number: int, name: str) -> bool:
-        return bool([*self.hosts[number].home.glob(f".skymagic/env/*/lib/python*/site-packages/{name}-*.dist-info")])
+        return bool(
+            [
+                *self.hosts[number].home.glob(
+                    f".skymagic/env/*/lib/python*/site-packages/{name}-*.dist-info"
+                )
+            ]
+        )
 
 
 @pytest.fixture(scope="module")
@@ -180,9 +204,17 @@ def lab(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config) -
         patches.setenv("XDG_CACHE_HOME", str(kept_folder(pytestconfig, "uv")))
         here = os.uname()
         program = gzip.decompress(uv_for(replace(HOST, system=here.sysname, machine=here.machine)))
-        url, more = (login.to(stack.enter_context(served(each, asked, admits=login))) for each in (index, private))
+        url, more = (
+            login.to(stack.enter_context(served(each, asked, admits=login)))
+            for each in (index, private)
+        )
         wanted = replace(SMALL, packages=("tiny-large==1.0",), indexes=(more,))
-        env = {"PIP_CONFIG_FILE": "/dev/null", "PIP_INDEX_URL": url, "PIP_FIND_LINKS": "", "PIP_EXTRA_INDEX_URL": ""}
+        env = {
+            "PIP_CONFIG_FILE": "/dev/null",
+            "PIP_INDEX_URL": url,
+            "PIP_FIND_LINKS": "",
+            "PIP_EXTRA_INDEX_URL": "",
+        }
         hosts = stack.enter_context(loopback(folder / "hosts", 3, env=env))
         for host in hosts:
             (host.home / ".local/bin").mkdir(parents=True)
@@ -200,7 +232,9 @@ def lab(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config) -
 
 
 @pytest.mark.needs("sshd")
-def test_one_host_fetches_and_the_others_get_it_from_there(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_host_fetches_and_the_others_get_it_from_there(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Each wheel is asked of the index once, for three hosts; their environments are as if each had downloaded."""
     told: list[str] = []
     uploads: list[tuple[str, str]] = []
@@ -212,9 +246,13 @@ def test_one_host_fetches_and_the_others_get_it_from_there(lab: Lab, monkeypatch
 
     monkeypatch.setattr(HostConnection, "upload", counted)
     made = lab.set_up(told)
-    assert uploads == [("h1", wheel.running()[1])], f"the code comes once, and goes on from host to host: {told}"
+    assert uploads == [("h1", wheel.running()[1])], (
+        f"the code comes once, and goes on from host to host: {told}"
+    )
     known = [probe(each, lab.wanted) for each in lab.connections]
-    assert [each.without_index for each in known] == [False] * 3, "later packages come from their index"
+    assert [each.without_index for each in known] == [False] * 3, (
+        "later packages come from their index"
+    )
     assert [(each.ready, each.code) for each in known] == [(True, True)] * 3
     assert sorted(lab.asked) == lab.wheels()
     assert all(lab.has(n, name) for n in range(3) for name in ("tiny_large", "tiny_more", "pip"))
@@ -223,8 +261,12 @@ def test_one_host_fetches_and_the_others_get_it_from_there(lab: Lab, monkeypatch
     for each, host in zip(made, lab.hosts, strict=True):
         say = "import sys, tiny_large; from pip import main; print(sys.prefix, tiny_large.__version__)"
         python = f"{host.home}/.skymagic/env/{each.facts.env}/bin/python"
-        done = lab.connections[made.index(each)].run(f"{python} -c {shlex.quote(say)}; {python[:-6]}pip --version")
-        assert done.out.startswith(f"{host.home}/.skymagic/env/{each.facts.env} 1.0\npip "), done.err
+        done = lab.connections[made.index(each)].run(
+            f"{python} -c {shlex.quote(say)}; {python[:-6]}pip --version"
+        )
+        assert done.out.startswith(f"{host.home}/.skymagic/env/{each.facts.env} 1.0\npip "), (
+            done.err
+        )
         assert f" from {host.home}/" in done.out
     assert lab.shown(told) == []
     assert any(b"pip\0install" in each for each in lab.login.commands), "somebody has looked"
@@ -269,7 +311,9 @@ def test_an_interrupt_leaves_nothing(lab: Lab, monkeypatch: pytest.MonkeyPatch) 
     for step in ("copying.program", "_answer", "Chain.discard"):
         called, once = attrgetter(step)(passing), threading.Semaphore(1)
 
-        def pressed(*args: object, called: Callable[..., object] = called, once: threading.Semaphore = once) -> object:
+        def pressed(
+            *args: object, called: Callable[..., object] = called, once: threading.Semaphore = once
+        ) -> object:
             if once.acquire(blocking=False):
                 signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
             return called(*args)
@@ -300,7 +344,10 @@ def test_hosts_that_share_a_home(lab: Lab) -> None:
     """What one of them has made the others have."""
     lab.forget(".skymagic/code")
     told: list[str] = []
-    machines = [Machine(replace(lab.endpoints[0], label=name), lab.connections[0], lab.facts[0]) for name in ("a", "b")]
+    machines = [
+        Machine(replace(lab.endpoints[0], label=name), lab.connections[0], lab.facts[0])
+        for name in ("a", "b")
+    ]
     set_up(machines, lab.wanted, told.append)
     assert lab.has(0, "tiny_large")
     assert lab.leftovers() == []

@@ -13,7 +13,11 @@ from skymagic.providers import ray
 from skymagic.providers.local import Local
 from skymagic.wire.threads import start_all
 
-NODES = [{"CPU": 8.0}, {"CPU": 64.0, "GPU": 8.0, "accelerator_type:A100": 1.0}, {"CPU": 4.0, "GPU": 1.0}]
+NODES = [
+    {"CPU": 8.0},
+    {"CPU": 64.0, "GPU": 8.0, "accelerator_type:A100": 1.0},
+    {"CPU": 4.0, "GPU": 1.0},
+]
 MISMATCH = (
     "Version mismatch: The cluster was started with:\n    Ray: 2.9.0\n    Python: 3.10.4\n"
     "This process on node 10.0.0.1:6379 was started with:\n    Ray: 2.60.0\n    Python: 3.11.7\n"
@@ -29,7 +33,11 @@ def test_a_bundle_has_what_is_asked_for_and_nothing_else() -> None:
     assert bundle("--procs-per-node 4") == {"CPU": 4}
     assert bundle("--cpus 16+ --memory 64") == {"CPU": 16, "memory": 64e9}
     assert bundle("--gpu A100:4") == {"CPU": 4, "GPU": 4, "accelerator_type:A100": 0.001}
-    assert bundle("--gpu H100:2") == {"CPU": 2, "GPU": 2, "accelerator_type:H100": 0.001}  # an autoscaler may have it
+    assert bundle("--gpu H100:2") == {
+        "CPU": 2,
+        "GPU": 2,
+        "accelerator_type:H100": 0.001,
+    }  # an autoscaler may have it
     assert bundle("--gpu 2")["GPU"] == 2
     assert bundle("--gpu all")["GPU"] == 8
     assert "GPU" not in bundle("--gpu none")
@@ -45,9 +53,13 @@ def test_addresses(address: str) -> None:
     assert parse_pool(f"--provider ray --address {address}").address == address
 
 
-@pytest.mark.parametrize("address", ["head", "http://head:8265", "ray://head", "a b:1", "head:6379;rm"])
+@pytest.mark.parametrize(
+    "address", ["head", "http://head:8265", "ray://head", "a b:1", "head:6379;rm"]
+)
 def test_what_is_no_address(address: str) -> None:
-    with pytest.raises(RequestError, match="--address: .* write auto, HOST:6379 or ray://HOST:10001"):
+    with pytest.raises(
+        RequestError, match="--address: .* write auto, HOST:6379 or ray://HOST:10001"
+    ):
         parse_pool(f"--provider ray --address '{address}'")
 
 
@@ -60,7 +72,11 @@ def test_options_of_others() -> None:
     pytest.importorskip("ray")
     with pytest.raises(RequestError) as refused:
         ray.Ray().plan(parse_pool("--provider ray --spot --hosts gpu1 --partition long"), print)
-    assert [one.partition(" ")[0] for one in refused.value.mistakes] == ["--hosts", "--spot", "--partition"]
+    assert [one.partition(" ")[0] for one in refused.value.mistakes] == [
+        "--hosts",
+        "--spot",
+        "--partition",
+    ]
 
 
 def test_versions_that_differ_are_named_with_the_remedy() -> None:
@@ -72,14 +88,17 @@ def test_versions_that_differ_are_named_with_the_remedy() -> None:
 
 def test_a_client_that_rays_server_has_lost() -> None:
     said = ray.refusal(
-        "ray://head:10001", "Starting Ray client server failed. See ray_client_server_23000.err for detailed logs."
+        "ray://head:10001",
+        "Starting Ray client server failed. See ray_client_server_23000.err for detailed logs.",
     )
     assert "lets nobody in: Starting Ray client server failed" in said
     assert "try again, or start the head with GRPC_ENABLE_FORK_SUPPORT=0" in said
 
 
 def test_no_cluster_here() -> None:
-    assert "write --address HOST:PORT" in ray.refusal("auto", "Could not find any running Ray instance. Please …")
+    assert "write --address HOST:PORT" in ray.refusal(
+        "auto", "Could not find any running Ray instance. Please …"
+    )
 
 
 def test_what_is_not_ray_is_refused_at_once() -> None:
@@ -93,25 +112,34 @@ def test_what_is_not_ray_is_refused_at_once() -> None:
 
         (answered,) = start_all([dashboard])
         address = f"127.0.0.1:{server.getsockname()[1]}"
-        with pytest.raises(ProvisionError, match=f"no Ray cluster answers at {address}: what listens there is not Ray"):
+        with pytest.raises(
+            ProvisionError,
+            match=f"no Ray cluster answers at {address}: what listens there is not Ray",
+        ):
             next(ray.RayLink(address).ask({"do": "nodes"}))
         answered.result()
 
 
-def test_a_driver_that_ends_without_an_answer_is_a_lost_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_driver_that_ends_without_an_answer_is_a_lost_connection(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Ray ends the process that is connected to it when the head is gone: that is not "nothing is left"."""
 
     def send(link: ray.RayLink, request: object, sockets: object) -> None:
         pass  # the sockets are closed
 
     monkeypatch.setattr(ray.RayLink, "send", send)
-    with pytest.raises(ProvisionError, match="the connection to the Ray cluster at head:6379 is lost"):
+    with pytest.raises(
+        ProvisionError, match="the connection to the Ray cluster at head:6379 is lost"
+    ):
         ray._end(ray.RayLink("head:6379"), "lab-1a2b3c4d")
 
 
 def test_nodes_are_called_by_their_hosts_unless_two_are_on_one() -> None:
     def names(*hosts: str) -> list[str]:
-        return ray._names([{"host": host, "ray": f"{number}23456789"} for number, host in enumerate(hosts)])
+        return ray._names(
+            [{"host": host, "ray": f"{number}23456789"} for number, host in enumerate(hosts)]
+        )
 
     assert names("a", "b") == ["a", "b"]
     assert names("a", "b", "a") == ["a-023456", "b", "a-223456"]

@@ -62,13 +62,18 @@ def test_no_cluster_at_the_address(notebook: Notebook) -> None:
     assert "no Ray cluster answers at 127.0.0.1:1: Connection refused" in failure.text
 
 
-def test_versions_that_differ_are_refused_before_anything_starts(ray: Cluster, notebook: Notebook) -> None:
+def test_versions_that_differ_are_refused_before_anything_starts(
+    ray: Cluster, notebook: Notebook
+) -> None:
     own = ray("version", "2.9.0")
     try:
         failure = notebook.fail(pool(ray))
     finally:
         ray("version", own)
-    assert f"has Ray 2.9.0 and Python {sys.version.split()[0]}, this notebook Ray {own}" in failure.text
+    assert (
+        f"has Ray 2.9.0 and Python {sys.version.split()[0]}, this notebook Ray {own}"
+        in failure.text
+    )
     assert "pip install ray==2.9.0" in failure.text
 
 

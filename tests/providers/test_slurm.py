@@ -65,7 +65,9 @@ def test_a_script_says_what_is_asked_for_and_nothing_else() -> None:
 
 
 def test_each_directive_of_ours_can_be_changed_or_left_out() -> None:
-    asked = directives("--slurm output=job.log,no-kill=none,signal=none,mem=0 --exclusive --partition big", "big")
+    asked = directives(
+        "--slurm output=job.log,no-kill=none,signal=none,mem=0 --exclusive --partition big", "big"
+    )
     assert (asked["output"], asked["mem"], asked["exclusive"]) == ("job.log", "0", "")
     assert "no-kill" not in asked
     assert "signal" not in asked
@@ -86,7 +88,9 @@ def test_each_directive_of_ours_can_be_changed_or_left_out() -> None:
     ],
 )
 def test_hostile_values_stay_values(value: str, written: str) -> None:
-    assert slurm_jobs.script({"comment": value}, "j").splitlines()[2] == f"#SBATCH --comment={written}"
+    assert (
+        slurm_jobs.script({"comment": value}, "j").splitlines()[2] == f"#SBATCH --comment={written}"
+    )
 
 
 @pytest.mark.parametrize(
@@ -100,7 +104,9 @@ def test_hostile_values_stay_values(value: str, written: str) -> None:
         ((("time", "forever"),), "write 4h, 90m, or 1-12:00:00"),
     ],
 )
-def test_what_cannot_be_a_directive_is_refused(options: tuple[tuple[str, str], ...], told: str) -> None:
+def test_what_cannot_be_a_directive_is_refused(
+    options: tuple[tuple[str, str], ...], told: str
+) -> None:
     with pytest.raises(RequestError, match="\\S") as refused:
         slurm_jobs.asked_directives(options, {})
     assert told in str(refused.value)
@@ -130,14 +136,21 @@ def test_gpus_have_the_names_of_the_site(gpu: str, partition: str, word: str) ->
         ("0,2", "gpu", "Slurm chooses the GPUs: write how many, as in --gpu 2"),
     ],
 )
-def test_gpus_that_are_not_there_are_refused_with_those_that_are(gpu: str, partition: str, told: str) -> None:
+def test_gpus_that_are_not_there_are_refused_with_those_that_are(
+    gpu: str, partition: str, told: str
+) -> None:
     with pytest.raises(RequestError) as refused:
         slurm_jobs.gres_word(read_gpus(gpu), in_partition(partition))
     assert told in str(refused.value)
 
 
 def test_partitions_that_are_down_are_not_there() -> None:
-    assert [(one.name, one.nodes) for one in HERE] == [("gpu", 4), ("big", 2), ("old", 9), ("cpu", 100)]
+    assert [(one.name, one.nodes) for one in HERE] == [
+        ("gpu", 4),
+        ("big", 2),
+        ("old", 9),
+        ("cpu", 100),
+    ]
     with pytest.raises(RequestError, match="no partition 'shut'"):
         in_partition("shut")
 
@@ -151,7 +164,11 @@ def test_jobs_hear_nothing_of_the_notebooks_environment() -> None:
         "SLURM_CONF": "/c",
         "SBATCH_ACCOUNT": "a",
     }
-    assert Programs("sbatch", slurm_jobs.KEPT).variables(environ) == {"HOME": "/h", "PATH": "/bin", "SLURM_CONF": "/c"}
+    assert Programs("sbatch", slurm_jobs.KEPT).variables(environ) == {
+        "HOME": "/h",
+        "PATH": "/bin",
+        "SLURM_CONF": "/c",
+    }
 
 
 def test_a_job_that_waits_says_why() -> None:
@@ -166,9 +183,18 @@ def test_a_job_that_waits_says_why() -> None:
     assert rows["8"].ends
     assert (rows["7"].pool, rows["8"].pool) == ("lab-1", ""), "jobs of the user's own are no pools"
     for reason, words in (
-        ("(ReqNodeNotAvail, UnavailableNodes:n1)", "a node that it needs is down, drained or reserved"),
-        ("Nodes_required_for_job_are_DOWN,_DRAINED_or_reserved", "a node that it needs is down, drained or reserved"),
-        ("QOSMaxJobsPerUserLimit", "you, or your group, use as much as you may (QOSMaxJobsPerUserLimit)"),
+        (
+            "(ReqNodeNotAvail, UnavailableNodes:n1)",
+            "a node that it needs is down, drained or reserved",
+        ),
+        (
+            "Nodes_required_for_job_are_DOWN,_DRAINED_or_reserved",
+            "a node that it needs is down, drained or reserved",
+        ),
+        (
+            "QOSMaxJobsPerUserLimit",
+            "you, or your group, use as much as you may (QOSMaxJobsPerUserLimit)",
+        ),
         ("AssocGrpGRES", "you, or your group, use as much as you may (AssocGrpGRES)"),
         ("PartitionTimeLimit", "that does not change by itself"),
         ("SomethingNew", "SomethingNew"),
@@ -178,7 +204,9 @@ def test_a_job_that_waits_says_why() -> None:
 
 
 # what Slurm 22.05 with slurmdbd and AccountingStorageEnforce=associations,limits,qos prints
-NO_ACCOUNT = "Batch job submission failed: Invalid account or account/partition combination specified"
+NO_ACCOUNT = (
+    "Batch job submission failed: Invalid account or account/partition combination specified"
+)
 NO_QOS = "Batch job submission failed: Invalid qos specification"
 ASSOCIATIONS = "nlp-lab|long,normal|\nphysics|normal|\nvision|normal,gold|urgent\n"
 
@@ -199,7 +227,9 @@ ASSOCIATIONS = "nlp-lab|long,normal|\nphysics|normal|\nvision|normal,gold|urgent
         ),
     ],
 )  # fmt: skip
-def test_a_refusal_says_what_to_try(problem: str, asked: dict[str, str], associations: str, told: str) -> None:
+def test_a_refusal_says_what_to_try(
+    problem: str, asked: dict[str, str], associations: str, told: str
+) -> None:
     def asking(*words: str) -> subprocess.CompletedProcess[str]:
         return subprocess.CompletedProcess(words, 0, associations, "")
 
@@ -209,9 +239,7 @@ def test_a_refusal_says_what_to_try(problem: str, asked: dict[str, str], associa
 
 # fields and their order are those of Slurm's sources, from the oldest version that has `srun --overlap` to the newest
 BEFORE = "JobId=7 JobName=lab-1 UserId=me(1) GroupId=me(1) MCS_label=N/A Priority=42 Nice=0 Account=(null) QOS=normal "
-SUBMITTED = (
-    "TimeMin=N/A SubmitTime=2026-11-24T10:00:00 EligibleTime=2026-11-24T10:00:00 AccrueTime=2026-11-24T10:00:00 "
-)
+SUBMITTED = "TimeMin=N/A SubmitTime=2026-11-24T10:00:00 EligibleTime=2026-11-24T10:00:00 AccrueTime=2026-11-24T10:00:00 "
 VERSIONS = {
     "20.11": BEFORE + "JobState=RUNNING Reason=None Dependency=(null) Requeue=0 Restarts=1 BatchFlag=1 Reboot=0 ExitCode=0:0 "
     "RunTime=00:00:05 TimeLimit=00:10:00 " + SUBMITTED + "StartTime=2026-11-24T10:00:05 EndTime=2026-11-24T10:10:05 Deadline=N/A "
@@ -239,8 +267,14 @@ def test_a_job_reads_the_same_in_every_version(version: str) -> None:
 
 
 def test_states_that_new_versions_have_are_known() -> None:
-    assert all(SlurmJob(state).waits for state in ("EXPEDITING", "REQUEUE_FED", "RESV_DEL_HOLD", "CONFIGURING"))
-    assert not any(SlurmJob(state).over or SlurmJob(state).waits for state in ("SUSPENDED", "STAGE_OUT", "RESIZING"))
+    assert all(
+        SlurmJob(state).waits
+        for state in ("EXPEDITING", "REQUEUE_FED", "RESV_DEL_HOLD", "CONFIGURING")
+    )
+    assert not any(
+        SlurmJob(state).over or SlurmJob(state).waits
+        for state in ("SUSPENDED", "STAGE_OUT", "RESIZING")
+    )
     assert SlurmJob("REVOKED").over
 
 
@@ -289,8 +323,6 @@ def test_no_answer_is_no_end() -> None:
     ended = queue.end("7")
     assert ended is not None
     assert ended.over
-    there.known = (
-        "JobId=7 JobState=RUNNING Reason=None StartTime=x EndTime=2026-11-24T11:00:00 ReqNodeList=(null) NodeList=n1"
-    )
+    there.known = "JobId=7 JobState=RUNNING Reason=None StartTime=x EndTime=2026-11-24T11:00:00 ReqNodeList=(null) NodeList=n1"
     assert queue.now("7") == slurm_jobs.jobs_of("7|RUNNING|None|x|2026-11-24T11:00:00|n1||")["7"]
     assert slurm_jobs.end_words("7", ended) == "Slurm job 7 has reached its time limit (--time)"

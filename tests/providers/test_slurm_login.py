@@ -43,9 +43,15 @@ def test_what_is_asked_for() -> None:
     there = sky.Slurm(login="me@cluster", client="openssh")
     assert dict(there.fields) == {"login": "me@cluster", "ssh": "openssh"}
     assert slurm._elsewhere(PoolRequest(provider="slurm", login="me@cluster", ssh="openssh")) == []
-    assert "name that with --login" in slurm._elsewhere(PoolRequest(provider="slurm", ssh="openssh"))[0]
+    assert (
+        "name that with --login"
+        in slurm._elsewhere(PoolRequest(provider="slurm", ssh="openssh"))[0]
+    )
     request = PoolRequest(login="me@cluster", ssh="openssh")
-    assert [mistake.partition(" is for")[0] for mistake in planning._elsewhere(request)] == ["--ssh", "--login"]
+    assert [mistake.partition(" is for")[0] for mistake in planning._elsewhere(request)] == [
+        "--ssh",
+        "--login",
+    ]
     with pytest.raises(RequestError, match="through one login node"):
         HostPrograms("login[1-2]", "auto", "sbatch", "")
 
@@ -72,7 +78,9 @@ def hosts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hosts]:
         "SLURM_CONF": "/etc/here.conf",
     }
     with (
-        loopback(tmp_path / "hosts", 1, env=env, options=["MaxSessions 2"], names=["login"]) as made,
+        loopback(
+            tmp_path / "hosts", 1, env=env, options=["MaxSessions 2"], names=["login"]
+        ) as made,
         masters(made) as client,
     ):
         for name, value in client.items():
@@ -82,7 +90,9 @@ def hosts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hosts]:
 
 @pytest.fixture
 def login(hosts: Hosts, tmp_path: Path) -> Iterator[HostPrograms]:
-    (hosts[0].home / ".profile").write_text(f"echo welcome; export PATH={tmp_path}/opt/slurm:$PATH\n")
+    (hosts[0].home / ".profile").write_text(
+        f"echo welcome; export PATH={tmp_path}/opt/slurm:$PATH\n"
+    )
     made = HostPrograms("login", "auto", "sbatch", slurm_jobs.KEPT)
     made.open(None)
     yield made
@@ -93,7 +103,9 @@ def login(hosts: Hosts, tmp_path: Path) -> Iterator[HostPrograms]:
 def test_a_login_shell_knows_where_they_are(login: HostPrograms, tmp_path: Path) -> None:
     text = "#!/bin/sh\n#SBATCH --comment='a \"b\" $HOME `c`'\n"
     done = login.run("sbatch", "--comment=a 'b' $HOME", text=text)
-    assert done.stdout == f"{tmp_path}/opt/slurm/sbatch --comment=a 'b' $HOME\n0\n{text}\n"  # no token reaches a job
+    assert (
+        done.stdout == f"{tmp_path}/opt/slurm/sbatch --comment=a 'b' $HOME\n0\n{text}\n"
+    )  # no token reaches a job
     assert "/etc/here.conf" in login.run("sh", "-c", "echo $SLURM_CONF").stdout
 
 
@@ -118,7 +130,14 @@ def test_connections_are_opened_as_they_are_needed(hosts: Hosts, login: HostProg
     words = ["sh", "-c", 'exec /bin/sh -c "$0"']
     variables = {"MINE": "it's $HOME"}
     running = [
-        Process(login.channel(words, variables, 5.0), "n1", 'echo "$MINE"; cat', lambda pid: None, lambda: True, "")
+        Process(
+            login.channel(words, variables, 5.0),
+            "n1",
+            'echo "$MINE"; cat',
+            lambda pid: None,
+            lambda: True,
+            "",
+        )
         for _ in range(5)
     ]
     assert [one.read() for one in running] == [b"it's $HOME\n"] * 5
@@ -141,7 +160,9 @@ def test_connections_are_opened_as_they_are_needed(hosts: Hosts, login: HostProg
 
 
 @pytest.mark.needs("sshd")
-def test_salloc_outlives_the_connection_that_it_was_asked_by(hosts: Hosts, login: HostPrograms) -> None:
+def test_salloc_outlives_the_connection_that_it_was_asked_by(
+    hosts: Hosts, login: HostPrograms
+) -> None:
     words = slurm_jobs.allocation({"nodes": "2", "output": "/dev/null"}, "lab-1")
     assert LoginNode(login).submit(words, "", "lab-1") == "77"
     salloc = psutil.Process(int((hosts[0].home / "pid").read_text()))
@@ -155,7 +176,9 @@ def test_salloc_outlives_the_connection_that_it_was_asked_by(hosts: Hosts, login
 
 
 @pytest.mark.needs("slurm", "root", "sshd")
-def test_a_pool_that_the_login_node_knows_is_found_attached_to_and_ended_from_elsewhere(tmp_path: Path) -> None:
+def test_a_pool_that_the_login_node_knows_is_found_attached_to_and_ended_from_elsewhere(
+    tmp_path: Path,
+) -> None:
     for folder in ("slurm", "there", "here"):
         (tmp_path / folder).mkdir()
     (tmp_path / "bin").mkdir()
@@ -166,7 +189,11 @@ def test_a_pool_that_the_login_node_knows_is_found_attached_to_and_ended_from_el
         masters(hosts) as client,
     ):
         home = {"HOME": str(hosts[0].home), "XDG_STATE_HOME": ""}
-        laptop = {**client, "PATH": str(tmp_path / "bin"), "XDG_STATE_HOME": str(tmp_path / "state")}
+        laptop = {
+            **client,
+            "PATH": str(tmp_path / "bin"),
+            "XDG_STATE_HOME": str(tmp_path / "state"),
+        }
         with (
             opened(tmp_path / "there", env={**slurm.env, **home}) as there,
             opened(tmp_path / "here", env=laptop) as notebook,
@@ -175,7 +202,9 @@ def test_a_pool_that_the_login_node_knows_is_found_attached_to_and_ended_from_el
             there.run("%%sky_broadcast\nkept = 7")
             ((number, _, job_id),) = slurm.jobs()
             place = "--provider slurm --login login"
-            assert re.search(rf"lab +{job_id} +Slurm job {number} on", notebook.run(f"%sky_status {place}").text)
+            assert re.search(
+                rf"lab +{job_id} +Slurm job {number} on", notebook.run(f"%sky_status {place}").text
+            )
             assert "--take-over" in notebook.fail(f"%sky_attach lab {place}").text
             there.restart()
             assert "attached to pool 'lab' on n1" in notebook.run(f"%sky_attach {place}").text

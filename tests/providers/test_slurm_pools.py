@@ -23,7 +23,9 @@ pytestmark = pytest.mark.needs("slurm", "root")
 POOL = f"%sky_pool lab --provider slurm --nodes 2 --time 10m --python {sys.executable}"
 ONE = POOL.replace("--nodes 2", "--nodes 1")
 NODES = "%%sky_broadcast --only all\nimport os\nprint(os.environ['SLURMD_NODENAME'])"
-WHERE = "import os\n{k: v for k, v in os.environ.items() if k.startswith(('SLURM_', 'CUDA_V', 'OWN_'))}"
+WHERE = (
+    "import os\n{k: v for k, v in os.environ.items() if k.startswith(('SLURM_', 'CUDA_V', 'OWN_'))}"
+)
 CANCELLED = "Slurm job {} was cancelled, and not from this notebook"
 
 
@@ -35,7 +37,9 @@ def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 @pytest.fixture(scope="module")
 def kernel(slurm: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Notebook]:
-    with opened(tmp_path_factory.mktemp("notebook"), env={**slurm.env, "OWN_TOKEN": "a secret"}) as made:
+    with opened(
+        tmp_path_factory.mktemp("notebook"), env={**slurm.env, "OWN_TOKEN": "a secret"}
+    ) as made:
         yield made
 
 
@@ -70,7 +74,9 @@ def instead_of(slurm: Cluster, notebook: Notebook, program: str, script: str) ->
 @contextmanager
 def busy(slurm: Cluster) -> Iterator[str]:
     """Another job has all nodes meanwhile; its number."""
-    number = slurm("sbatch", "--parsable", "-N2", "--exclusive", "-o", "/dev/null", "--wrap", "exec sleep 600").strip()
+    number = slurm(
+        "sbatch", "--parsable", "-N2", "--exclusive", "-o", "/dev/null", "--wrap", "exec sleep 600"
+    ).strip()
     try:
         slurm.wait(lambda: ("RUNNING", "wrap") in [one[1:] for one in slurm.jobs()])
         yield number
@@ -117,7 +123,9 @@ def test_a_job_from_its_start_to_its_cancellation(slurm: Cluster, notebook: Note
     # another kernel is told of it, and has its ranks with their variables
     notebook.restart()
     told = notebook.run("%load_ext skymagic").text
-    assert f"%sky_attach lab continues with it, %sky_down {job_id} ends it" in " ".join(told.split())
+    assert f"%sky_attach lab continues with it, %sky_down {job_id} ends it" in " ".join(
+        told.split()
+    )
     assert "attached to pool 'lab' on n1, n2" in notebook.run("%sky_attach lab").text
     with slurm.without_controller():
         assert seen(notebook, "kept") == [7, 7]
@@ -125,27 +133,37 @@ def test_a_job_from_its_start_to_its_cancellation(slurm: Cluster, notebook: Note
     notebook.run("%%sky_sh\necho here")
 
     # Slurm's own signal, which it sends some time before the time limit, here without the wait
-    notebook.run("%%sky_broadcast\nimport skymagic as sky\nheard = []\nsky.on_interruption(heard.append)")
+    notebook.run(
+        "%%sky_broadcast\nimport skymagic as sky\nheard = []\nsky.on_interruption(heard.append)"
+    )
     running = at_work(notebook)
     slurm("scancel", "--signal=URG", number)
     notebook.watch(running, lambda cell: cell.text.count("on_interruption hook has run") == 4)
-    assert re.search(r"node 1 \(n2\): Slurm ends the job at its time limit in (60|59) s", running.text)
+    assert re.search(
+        r"node 1 \(n2\): Slurm ends the job at its time limit in (60|59) s", running.text
+    )
     notebook.interrupt()
     notebook.finish(running)
-    assert [sorted(each) for each in seen(notebook, "[one.mine for one in heard]")] == [[False, True]] * 2
+    assert [sorted(each) for each in seen(notebook, "[one.mine for one in heard]")] == [
+        [False, True]
+    ] * 2
 
     running = at_work(notebook)
     slurm("scancel", number)
     told_by(notebook.finish(running).failure.text, number)
 
 
-def test_a_start_that_is_stopped_or_whose_job_is_cancelled(slurm: Cluster, notebook: Notebook) -> None:
+def test_a_start_that_is_stopped_or_whose_job_is_cancelled(
+    slurm: Cluster, notebook: Notebook
+) -> None:
     with busy(slurm) as other:
         running = notebook.start(f"{POOL} --exclusive")
         notebook.watch(running, shows(" waits: "))
         notebook.interrupt()
         shown = notebook.finish(running).text
-        (number,) = {*re.findall(r"Slurm job (\d+) waits: \D+ \((?:Priority|Resources|None)\)", shown)}
+        (number,) = {
+            *re.findall(r"Slurm job (\d+) waits: \D+ \((?:Priority|Resources|None)\)", shown)
+        }
         assert f"[Slurm job {number} is cancelled]" in shown
         assert [one[0] for one in slurm.jobs()] == [other]
         running = notebook.start(f"{POOL} --exclusive")
@@ -172,34 +190,56 @@ def test_a_job_that_there_is_already_is_used_and_stays(slurm: Cluster, notebook:
     slurm("scancel", number)
 
 
-def test_what_slurm_refuses_is_refused_with_what_there_is(slurm: Cluster, notebook: Notebook) -> None:
+def test_what_slurm_refuses_is_refused_with_what_there_is(
+    slurm: Cluster, notebook: Notebook
+) -> None:
     for options, told in (
         ("--partition gpuu", "--partition: Slurm has no partition 'gpuu'; did you mean 'gpu'?"),
         ("--gpu H100:2", "--gpu H100:2: no node there has that (GPUs per node: a100:2)"),
         ("--nodes 3", "--nodes 3 is more than the partition has (2)"),
-        ("--time 2h", "Slurm refused the job: Batch job submission failed: Requested time limit is invalid"),
+        (
+            "--time 2h",
+            "Slurm refused the job: Batch job submission failed: Requested time limit is invalid",
+        ),
         (
             "--gres gpu:h200:1",
             "Slurm refused the job: Batch job submission failed: Requested node configuration is not",
         ),
-        ("--constraint rack9", "Slurm refused the job: Batch job submission failed: Invalid feature specification"),
-        ("--reservation mine", "Slurm refused the job: Batch job submission failed: Requested reservation is invalid"),
+        (
+            "--constraint rack9",
+            "Slurm refused the job: Batch job submission failed: Invalid feature specification",
+        ),
+        (
+            "--reservation mine",
+            "Slurm refused the job: Batch job submission failed: Requested reservation is invalid",
+        ),
         ("--hosts a", "--hosts is for machines reached over SSH"),
     ):
-        said = notebook.fail(f"%sky_pool wrong --provider slurm --python {sys.executable} {options}").text
+        said = notebook.fail(
+            f"%sky_pool wrong --provider slurm --python {sys.executable} {options}"
+        ).text
         assert told in said, said
     assert slurm.jobs() == []
 
 
 def test_a_preview_shows_the_script_and_what_slurm_says(slurm: Cluster, notebook: Notebook) -> None:
     shown = notebook.run(f"{POOL} --gpu A100:2 --account me --dry-run").text
-    for line in ("#SBATCH --nodes=2", "#SBATCH --gres=gpu:a100:2", "#SBATCH --time=10", "#SBATCH --account=me"):
+    for line in (
+        "#SBATCH --nodes=2",
+        "#SBATCH --gres=gpu:a100:2",
+        "#SBATCH --time=10",
+        "#SBATCH --account=me",
+    ):
         assert f"{line}\n" in shown
-    assert re.search(r"Slurm says: Job \d+ to start at .* on nodes n\[1-2\] in partition gpu", shown)
+    assert re.search(
+        r"Slurm says: Job \d+ to start at .* on nodes n\[1-2\] in partition gpu", shown
+    )
     assert slurm.jobs() == []
 
 
-def test_a_job_whose_answer_is_lost_is_found_by_its_name(slurm: Cluster, notebook: Notebook) -> None:
+def test_a_job_whose_answer_is_lost_is_found_by_its_name(
+    slurm: Cluster, notebook: Notebook
+) -> None:
     """The controller takes the job a while after sbatch has given up, as a busy one does."""
     late = '(sleep 1; "$REAL" "$@" <"$0.$$"; rm "$0.$$") >/dev/null 2>&1 </dev/null &'
     script = f'cat >"$0.$$"; {late}\necho "sbatch: error: Batch job submission failed: Socket timed out on send/recv operation" >&2; exit 1'
@@ -235,7 +275,16 @@ def test_a_second_stop_leaves_no_job_either(slurm: Cluster, notebook: Notebook) 
 def test_a_pool_of_a_notebook_that_is_gone_is_found_by_its_job_and_ended(
     slurm: Cluster, notebook: Notebook, tmp_path: Path
 ) -> None:
-    own = slurm("sbatch", "--parsable", "-N1", "-o", "/dev/null", "--job-name=own-12345678", "--wrap", "sleep 600")
+    own = slurm(
+        "sbatch",
+        "--parsable",
+        "-N1",
+        "-o",
+        "/dev/null",
+        "--job-name=own-12345678",
+        "--wrap",
+        "sleep 600",
+    )
     with opened(tmp_path, env=slurm.env) as elsewhere:
         notebook.run(ONE)
         ((number, _, job_id),) = [one for one in slurm.jobs() if one[0] != own.strip()]
@@ -251,12 +300,26 @@ def test_a_pool_of_a_notebook_that_is_gone_is_found_by_its_job_and_ended(
         slurm("scancel", own.strip())
 
 
-def test_a_pool_goes_on_in_the_job_that_was_queued_after_its_own(slurm: Cluster, notebook: Notebook) -> None:
+def test_a_pool_goes_on_in_the_job_that_was_queued_after_its_own(
+    slurm: Cluster, notebook: Notebook
+) -> None:
     """At the time limit, and after a job of higher priority; the hook for a checkpoint has run before. Not once it was cancelled."""
-    urgent = ("sbatch", "-N2", "--exclusive", "-p", "urgent", "-o", "/dev/null", "--wrap", "sleep 1")
+    urgent = (
+        "sbatch",
+        "-N2",
+        "--exclusive",
+        "-p",
+        "urgent",
+        "-o",
+        "/dev/null",
+        "--wrap",
+        "sleep 1",
+    )
     notebook.run(f"{POOL} --renew")
     for told in ("has reached its time limit", "was preempted"):
-        notebook.run("%%sky_broadcast\nimport skymagic as sky\nkept = 7\nsky.on_interruption(lambda notice: None)")
+        notebook.run(
+            "%%sky_broadcast\nimport skymagic as sky\nkept = 7\nsky.on_interruption(lambda notice: None)"
+        )
         number = slurm.running()
         assert len(slurm.jobs()) == 2
         running = at_work(notebook)
@@ -264,12 +327,19 @@ def test_a_pool_goes_on_in_the_job_that_was_queued_after_its_own(slurm: Cluster,
             slurm(*urgent)
         else:
             slurm("scancel", "--signal=URG", number)
-            notebook.watch(running, lambda cell: cell.text.count("on_interruption hook has run") == 2)
+            notebook.watch(
+                running, lambda cell: cell.text.count("on_interruption hook has run") == 2
+            )
             slurm("scontrol", "update", f"jobid={number}", "EndTime=now")
         assert f"Slurm job {number} {told}" in notebook.finish(running).failure.text
-        shown = notebook.run("%%sky_broadcast -o left\nimport os\nglobals().get('kept'), os.environ['SLURMD_NODENAME']")
+        shown = notebook.run(
+            "%%sky_broadcast -o left\nimport os\nglobals().get('kept'), os.environ['SLURMD_NODENAME']"
+        )
         assert notebook.value("left") == [(None, "n1"), (None, "n2")]
-        assert "have restarted without variables" in notebook.run("%sky_status").text + shown.text + running.text
+        assert (
+            "have restarted without variables"
+            in notebook.run("%sky_status").text + shown.text + running.text
+        )
         assert slurm.running() != number
     number = slurm.running()
     slurm("scancel", number)
@@ -287,7 +357,9 @@ def test_a_job_that_is_put_back_into_the_queue(slurm: Cluster, notebook: Noteboo
     running = at_work(notebook, 1)
     number = slurm.running()
     slurm("scontrol", "requeue", number)
-    assert f"Slurm job {number} was put back into the queue" in notebook.finish(running).failure.text
+    assert (
+        f"Slurm job {number} was put back into the queue" in notebook.finish(running).failure.text
+    )
 
 
 def test_where_scripts_are_refused_salloc_asks(slurm: Cluster, notebook: Notebook) -> None:
@@ -309,13 +381,19 @@ def test_where_scripts_are_refused_salloc_asks(slurm: Cluster, notebook: Noteboo
     nothing_left(slurm)
 
 
-def test_what_a_site_needs_first_is_kept_for_its_cluster(slurm: Cluster, notebook: Notebook, tmp_path: Path) -> None:
+def test_what_a_site_needs_first_is_kept_for_its_cluster(
+    slurm: Cluster, notebook: Notebook, tmp_path: Path
+) -> None:
     file = tmp_path / "skymagic" / "slurm" / "lab.sh"
     file.mkdir(parents=True)
     notebook.run(f"os.environ['XDG_CONFIG_HOME'] = {str(tmp_path)!r}")
-    assert f"{file}, which jobs of this cluster begin with, cannot be read" in notebook.fail(POOL).text
+    assert (
+        f"{file}, which jobs of this cluster begin with, cannot be read" in notebook.fail(POOL).text
+    )
     file.rmdir()
-    file.write_text("echo loud\nexport OWN_SITE='a \"b\" $HOME' OWN_JOB=$SLURM_JOB_ID PATH=/opt/own/bin:$PATH\n")
+    file.write_text(
+        "echo loud\nexport OWN_SITE='a \"b\" $HOME' OWN_JOB=$SLURM_JOB_ID PATH=/opt/own/bin:$PATH\n"
+    )
     assert "OWN_SITE" in notebook.run(f"{ONE} --dry-run").text
     notebook.run(ONE)
     (variables,) = seen(notebook, WHERE)
@@ -357,7 +435,9 @@ def test_a_home_that_nodes_do_not_see_is_told_and_another_folder_serves(tmp_path
     hidden = f'mount -t tmpfs -o ro none {home.parent} && exec "$@"'
     (tmp_path / "slurm").mkdir()
     with (
-        cluster(tmp_path / "slurm", 1, within=("unshare", "--mount", "sh", "-c", hidden, "sh")) as slurm,
+        cluster(
+            tmp_path / "slurm", 1, within=("unshare", "--mount", "sh", "-c", hidden, "sh")
+        ) as slurm,
         opened(tmp_path, env={**slurm.env, "HOME": str(home)}) as notebook,
     ):
         failure = notebook.fail(ONE).text

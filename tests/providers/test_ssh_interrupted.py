@@ -100,7 +100,9 @@ def test_the_end_is_interrupted_after_all_that(two: tuple[Hosts, Notebook]) -> N
     assert nothing_runs(hosts)
 
 
-def test_jupyter_loses_its_patience_with_a_notebook_that_is_closed(two: tuple[Hosts, Notebook]) -> None:
+def test_jupyter_loses_its_patience_with_a_notebook_that_is_closed(
+    two: tuple[Hosts, Notebook],
+) -> None:
     """SIGTERM comes 2.5 s after the request to end; here before the agents have heard of the end. The last one: it takes the notebook of all."""
     hosts, notebook = two
     notebook.run(POOL)

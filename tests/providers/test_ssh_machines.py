@@ -35,7 +35,9 @@ def lab(folder: Path, count: int = 2, **wan: Any) -> Iterator[tuple[Machines, No
     """Machines, and a notebook on the network from which they are reached."""
     scratch = folder / "tmp"  # a machine without power does not tidy up
     scratch.mkdir()
-    with machines(folder / "machines", count, env={**pip_settings(), "TMPDIR": str(scratch)}, **wan) as hosts:
+    with machines(
+        folder / "machines", count, env={**pip_settings(), "TMPDIR": str(scratch)}, **wan
+    ) as hosts:
         home = home_that_knows(hosts, folder / "client")
         (folder / "notebook").mkdir()
         with opened(folder / "notebook", env={"HOME": str(home)}) as notebook:
@@ -82,10 +84,14 @@ def test_nothing_listens_everywhere(two: tuple[Machines, Notebook]) -> None:
     notebook.run("%%sky_broadcast\ndist.barrier()")
     for host in hosts:
         assert isinstance(host, Machine)
-        shown = subprocess.run([*host.space.enter, "ss", "-ltnH"], capture_output=True, text=True, check=True)
+        shown = subprocess.run(
+            [*host.space.enter, "ss", "-ltnH"], capture_output=True, text=True, check=True
+        )
         places = [line.split()[3] for line in shown.stdout.splitlines()]
         assert places
-        assert [place for place in places if not place.startswith(("127.", f"{host.address}:", "[::1]"))] == []
+        assert [
+            place for place in places if not place.startswith(("127.", f"{host.address}:", "[::1]"))
+        ] == []
 
 
 def test_values_go_from_node_to_node(two: tuple[Machines, Notebook]) -> None:
@@ -155,7 +161,9 @@ def test_the_first_machine_loses_its_power(two: tuple[Machines, Notebook]) -> No
     hosts, notebook = two
     hosts[0].power_cut()
     assert "%sky_restart restarts all ranks" in notebook.fail("%%sky_broadcast\n1").text
-    notebook.run("from skymagic.cluster import agents\npatience, agents.REVIVE_TIMEOUT = agents.REVIVE_TIMEOUT, 2.0")
+    notebook.run(
+        "from skymagic.cluster import agents\npatience, agents.REVIVE_TIMEOUT = agents.REVIVE_TIMEOUT, 2.0"
+    )
     assert "the agent on h1 did not come up within 2 s" in notebook.fail("%sky_restart").text
     notebook.run("agents.REVIVE_TIMEOUT = patience")
     assert "lost" in notebook.run("%sky_status").said
@@ -172,7 +180,9 @@ def test_a_machine_that_is_cut_off(two: tuple[Machines, Notebook]) -> None:
     notebook.run("%sky_down")
     notebook.run(f"{POOL} --idle 15s")  # a busy machine may take seconds from its start to the cell
     notebook.run(NAMES)
-    running = notebook.start("%%sky_broadcast\nprint('begun', flush=True)\ntime.sleep(1000 if rank < 2 else 8)")
+    running = notebook.start(
+        "%%sky_broadcast\nprint('begun', flush=True)\ntime.sleep(1000 if rank < 2 else 8)"
+    )
     notebook.watch(running, lambda shown: "begun" in shown.text)
     hosts[1].cut()
     error = notebook.finish(running).failure

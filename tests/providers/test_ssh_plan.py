@@ -24,7 +24,9 @@ def test_what_is_installed_is_listed_before_anything_happens(tmp_path: Path) -> 
     for name, version in (("sky-more", "1.0"), ("sky-needed", "3.0"), ("torch", "2.13.0+cpu")):
         installed(site, name, version, ["sky-needed"] if name == "sky-more" else ())
     make_wheel(links, "torch", "2.13.0", ["nvidia-libs"])
-    with loopback(tmp_path / "hosts", env={"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(links)}) as hosts:
+    with loopback(
+        tmp_path / "hosts", env={"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(links)}
+    ) as hosts:
         home = home_that_knows(hosts, tmp_path / "client", fresh=True)
         with opened(tmp_path / "client", env={"HOME": str(home)}) as notebook:
             notebook.run(f"import sys; sys.path.insert(0, {str(site)!r})")
@@ -33,7 +35,10 @@ def test_what_is_installed_is_listed_before_anything_happens(tmp_path: Path) -> 
             assert f"sky-more 1.0, {size} bytes, from {links}\n" in plan
             assert "sky-needed 3.0" in plan
             question = "h1 has no GPU, and its indexes have only a build for CUDA of torch 2.13.0"
-            assert f"{question} ({(links / 'torch-2.13.0-py3-none-any.whl').stat().st_size} bytes" in plan
+            assert (
+                f"{question} ({(links / 'torch-2.13.0-py3-none-any.whl').stat().st_size} bytes"
+                in plan
+            )
             assert "torch 2.13.0, CUDA build, " in plan
             assert question in notebook.fail(POOL).text
             assert list(hosts[0].home.iterdir()) == []
@@ -47,7 +52,11 @@ def test_what_is_installed_is_listed_before_anything_happens(tmp_path: Path) -> 
 
 def test_a_python_that_hosts_lack_and_cannot_fetch(tmp_path: Path) -> None:
     """All such hosts are named with what they have and the way out, before anything is made on the others."""
-    env = {"PIP_CONFIG_FILE": "/dev/null", "PIP_NO_INDEX": "1", "UV_PYTHON_INSTALL_MIRROR": "http://127.0.0.1:9/"}
+    env = {
+        "PIP_CONFIG_FILE": "/dev/null",
+        "PIP_NO_INDEX": "1",
+        "UV_PYTHON_INSTALL_MIRROR": "http://127.0.0.1:9/",
+    }
     with loopback(tmp_path / "hosts", 3, env=env) as hosts:
         home = home_that_knows(hosts, tmp_path / "client", fresh=True)
         other = hosts[0].home / ".local/bin/python3.99"
@@ -57,12 +66,21 @@ def test_a_python_that_hosts_lack_and_cannot_fetch(tmp_path: Path) -> None:
         with opened(tmp_path / "client", env={"HOME": str(home)}) as notebook:
             start = "%sky_pool lab --provider ssh --hosts h1,h2,h3 --python 3.99"
             plan = notebook.run(f"{start} --dry-run").text
-            assert re.search("an environment with Python 3.99 is made .*on h1; h2, h3 cannot be set up", plan), plan
+            assert re.search(
+                "an environment with Python 3.99 is made .*on h1; h2, h3 cannot be set up", plan
+            ), plan
             assert "h2, h3 cannot be set up: it needs Python 3.99, has /" in plan
             said = " ".join(notebook.fail(start).text.split())
             for name in ("h2", "h3"):
                 assert f"{name}: it cannot be set up: it needs Python 3.99, has /" in said
             assert f"python{sys.version_info[0]}" in said
-            assert "and reaches no place to fetch one from (127.0.0.1): install Python 3.99 there" in said
+            assert (
+                "and reaches no place to fetch one from (127.0.0.1): install Python 3.99 there"
+                in said
+            )
             assert "h1: " not in said
-        assert [[path.name for path in host.home.iterdir()] for host in hosts] == [[".local"], [], []]
+        assert [[path.name for path in host.home.iterdir()] for host in hosts] == [
+            [".local"],
+            [],
+            [],
+        ]

@@ -69,7 +69,9 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Hosts, Noteb
 def test_values_go_to_all_hosts_and_from_one_to_another(two: tuple[Hosts, Notebook]) -> None:
     hosts, notebook = two
     notebook.run("import numpy as np\nscale = np.full(300_000, 2.0)")
-    notebook.run("mapped = np.memmap('mapped.dat', dtype='f4', mode='w+', shape=(4,)); mapped[:] = 2")
+    notebook.run(
+        "mapped = np.memmap('mapped.dat', dtype='f4', mode='w+', shape=(4,)); mapped[:] = 2"
+    )
     shown = notebook.run(
         "%%sky_broadcast -o found\n"
         "print('for the log of', rank)\n"
@@ -78,16 +80,28 @@ def test_values_go_to_all_hosts_and_from_one_to_another(two: tuple[Hosts, Notebo
         "rank, *node, float(scale.sum()), type(mapped).__name__, mapped.tolist()"
     )
     assert notebook.value("found") == [
-        (rank, str(hosts[rank // 2].home), str(rank // 2), str(rank % 2), 600_000.0, "ndarray", [2.0] * 4)
+        (
+            rank,
+            str(hosts[rank // 2].home),
+            str(rank // 2),
+            str(rank % 2),
+            600_000.0,
+            "ndarray",
+            [2.0] * 4,
+        )
         for rank in range(4)
     ]
     said = r"mapped: its contents are sent as an array, because it maps .*/mapped\.dat, which is on this machine"
     assert re.search(said, shown.text)
-    assert "for the log of 3" in notebook.run("%sky_logs --rank 3").lines, "a log is read from its host"
+    assert "for the log of 3" in notebook.run("%sky_logs --rank 3").lines, (
+        "a log is read from its host"
+    )
 
     notebook.run("%sky_clone 0,2 --from 3 lent view small")
     notebook.run("%%sky_broadcast -o found\nlent[0] = 9.0\n(view[:2].tolist(), len(lent), small)")
-    assert notebook.value("found") == [([9.0, float(each)], 300_000, [each]) for each in (3, 1, 3, 3)]
+    assert notebook.value("found") == [
+        ([9.0, float(each)], 300_000, [each]) for each in (3, 1, 3, 3)
+    ]
 
 
 def test_a_command_runs_beside_a_rank_on_its_host(two: tuple[Hosts, Notebook]) -> None:
@@ -109,7 +123,9 @@ def test_a_command_runs_beside_a_rank_on_its_host(two: tuple[Hosts, Notebook]) -
 
 def test_a_rank_that_dies_is_replaced_on_its_host(two: tuple[Hosts, Notebook]) -> None:
     hosts, notebook = two
-    failed = notebook.fail("%%sky_broadcast\nif rank == 2:\n    os.kill(os.getpid(), 9)\ntime.sleep(1000)")
+    failed = notebook.fail(
+        "%%sky_broadcast\nif rank == 2:\n    os.kill(os.getpid(), 9)\ntime.sleep(1000)"
+    )
     assert "rank 2 on h2" in failed.text
     assert "SIGKILL" in failed.text
     notebook.run(NAMES)
@@ -135,7 +151,9 @@ def test_files_go_to_all_hosts_and_come_back(two: tuple[Hosts, Notebook]) -> Non
     (folder / "data/sub").mkdir(parents=True)
     (folder / "data/sub/a.txt").write_text("a")
     (folder / "data/big.bin").write_bytes(os.urandom(3_000_000))
-    assert notebook.run("%sky_put data ~/copied").said.startswith("2 files (3.0 MB) to 2 nodes each in ")
+    assert notebook.run("%sky_put data ~/copied").said.startswith(
+        "2 files (3.0 MB) to 2 nodes each in "
+    )
     again = notebook.run("%sky_put data/ copied")
     assert again.said == "0 files (0 bytes) to 2 nodes each; 2 files there already"
     for host in hosts:
@@ -162,14 +180,20 @@ def test_a_port_of_a_host_is_a_link_here(two: tuple[Hosts, Notebook]) -> None:
             notebook.run(f"%sky_forward {there} --node 0").rich[0]["text/plain"],
             notebook.run(f"%sky_forward {other} --node 1").rich[0]["text/plain"],
         )
-        assert re.fullmatch(rf"port {there} of node 0 \(\S+\): (http://127\.0\.0\.1:\d+/)\s*", first), first
+        assert re.fullmatch(
+            rf"port {there} of node 0 \(\S+\): (http://127\.0\.0\.1:\d+/)\s*", first
+        ), first
         for rank, text in ((0, first), (2, second)):
             page = f"import urllib.request\nprint(urllib.request.urlopen({text.split()[-1]!r}).read().decode())"
             assert notebook.run(page).text == f"rank {rank}\n"
-        assert notebook.run(f"%sky_forward {there}").rich[0]["text/plain"] == first, "what is forwarded is kept"
+        assert notebook.run(f"%sky_forward {there}").rich[0]["text/plain"] == first, (
+            "what is forwarded is kept"
+        )
     finally:
         notebook.run("%%sky_broadcast -t 0,2\nserver.shutdown(); server.server_close()")
-    assert "nothing listens there yet" in notebook.run(f"%sky_forward {there}").rich[0]["text/plain"]
+    assert (
+        "nothing listens there yet" in notebook.run(f"%sky_forward {there}").rich[0]["text/plain"]
+    )
     assert "there is no node 2" in notebook.fail("%sky_forward 6006 --node 2").text
 
 
@@ -184,11 +208,15 @@ def test_stopping_a_copy_leaves_nothing_on_any_host(two: tuple[Hosts, Notebook])
         assert "KeyboardInterrupt" in str(notebook.finish(copying).error)
         assert not file_processes(hosts)
         for place in [notebook.folder, *(host.home for host in hosts)]:
-            left = [path.name for path in place.rglob("*") if path.name.endswith((".copy", ".part"))]
+            left = [
+                path.name for path in place.rglob("*") if path.name.endswith((".copy", ".part"))
+            ]
             assert [name for name in left if not (place / name).is_dir()] == []
 
 
-def test_a_copy_that_loses_its_connection_says_so_and_can_go_on(two: tuple[Hosts, Notebook]) -> None:
+def test_a_copy_that_loses_its_connection_says_so_and_can_go_on(
+    two: tuple[Hosts, Notebook],
+) -> None:
     hosts, notebook = two
     folder = notebook.folder / "lossy"
     folder.mkdir()
@@ -196,15 +224,17 @@ def test_a_copy_that_loses_its_connection_says_so_and_can_go_on(two: tuple[Hosts
     sparse(folder / "large", 1 << 28)
     there = hosts[1].home / "lossy"
     copying = notebook.start("%sky_put lossy lossy")
-    until((there / "a.txt").exists)  # the first batch is written there, and seconds of the large file are still to come
+    until(
+        (there / "a.txt").exists
+    )  # the first batch is written there, and seconds of the large file are still to come
     hosts[1].kill_sessions()
     error = notebook.finish(copying).failure
     assert "not all was copied: node 1 (h2): the connection was lost" in error.text
     assert (hosts[0].home / "lossy/large").stat().st_size == 1 << 28
     assert not file_processes(hosts)
-    assert [path.name for path in there.iterdir() if not path.name.startswith(".skymagic-")] == ["a.txt"], (
-        "half a file has no name"
-    )
+    assert [path.name for path in there.iterdir() if not path.name.startswith(".skymagic-")] == [
+        "a.txt"
+    ], "half a file has no name"
     sparse(folder / "large", 1 << 20)
     shown = notebook.run("%sky_put lossy lossy")
     assert shown.said.startswith("1 file (1.0 MB) to 2 nodes each")
@@ -216,36 +246,55 @@ def test_a_scripts_folder_goes_along_and_is_kept_in_step(two: tuple[Hosts, Noteb
     hosts, notebook = two
     project = notebook.folder / "project"
     project.mkdir()
-    for name, text in {"say.py": "print('first')", "unused.py": "", "x.log": "", ".gitignore": "*.log"}.items():
+    for name, text in {
+        "say.py": "print('first')",
+        "unused.py": "",
+        "x.log": "",
+        ".gitignore": "*.log",
+    }.items():
         (project / name).write_text(text)
     cell = "%%sky_sh --workdir project --only all\npython3 say.py && ls && touch made.there"
 
     def said() -> list[str]:
         """What the cell shows; that it took long to send it is not the point."""
-        return [line for line in notebook.run(cell).said.splitlines() if not line.startswith("[shipped ")]
+        return [
+            line
+            for line in notebook.run(cell).said.splitlines()
+            if not line.startswith("[shipped ")
+        ]
 
     copied, *lines = said()
     assert copied.startswith("[project: 3 files (")
-    assert sorted(lines) == sorted(f"[{node}] {line}" for node in (0, 1) for line in ("first", "say.py", "unused.py"))
+    assert sorted(lines) == sorted(
+        f"[{node}] {line}" for node in (0, 1) for line in ("first", "say.py", "unused.py")
+    )
     (project / "say.py").write_text("print('then')")
     (project / "unused.py").unlink()
     copied, *lines = said()
     assert "1 file there already; 1 file removed" in copied
-    assert sorted(lines) == sorted(f"[{node}] {line}" for node in (0, 1) for line in ("then", "made.there", "say.py"))
+    assert sorted(lines) == sorted(
+        f"[{node}] {line}" for node in (0, 1) for line in ("then", "made.there", "say.py")
+    )
     assert "project:" not in notebook.run(cell).text
 
 
-def test_a_plan_says_what_is_there_and_mistakes_are_told_before_anything_starts(two: tuple[Hosts, Notebook]) -> None:
+def test_a_plan_says_what_is_there_and_mistakes_are_told_before_anything_starts(
+    two: tuple[Hosts, Notebook],
+) -> None:
     _, notebook = two
     new = POOL.partition(" --hosts")[0].replace("lab", "new")
-    shown = notebook.run(f"{POOL.replace('lab', 'new').replace('h[1-2]', 'h1,h1,h2')} --dry-run").text
+    shown = notebook.run(
+        f"{POOL.replace('lab', 'new').replace('h[1-2]', 'h1,h1,h2')} --dry-run"
+    ).text
     assert "ssh: h1, h1, h2" in shown
     assert "6 (3 × 2" in shown
     assert "nothing to do on h1, h1, h2" in shown
     assert "some time after the notebook" in shown
     assert "needs --hosts" in notebook.fail(new).text
     assert "as many hosts" in notebook.fail(f"{new} --hosts h1 --nodes 3").text
-    assert "nowhere.invalid" in notebook.fail(f"{new} --hosts h1,nowhere.invalid,h2 --gpu A100").text
+    assert (
+        "nowhere.invalid" in notebook.fail(f"{new} --hosts h1,nowhere.invalid,h2 --gpu A100").text
+    )
     lacking = notebook.fail(f"{new} --hosts h[1-2] --gpu A100 --python {sys.executable}").text
     assert "h1 has no A100" in lacking
     assert "h2 has no A100" in lacking
@@ -274,7 +323,9 @@ def counting(notebook: Notebook, rounds: int) -> Shown:
 
 def passed(notebook: Notebook, running: Shown, number: int) -> None:
     """Wait until ranks of both hosts have been heard to print this number."""
-    notebook.watch(running, lambda shown: all(f"] {rank} {number}\n" in shown.text for rank in (0, 2)))
+    notebook.watch(
+        running, lambda shown: all(f"] {rank} {number}\n" in shown.text for rank in (0, 2))
+    )
 
 
 def all_came(notebook: Notebook, running: Shown, rounds: int) -> bool:
@@ -318,7 +369,9 @@ def test_a_connection_that_is_silent_is_made_anew(two: tuple[Hosts, Notebook]) -
         process.resume()
 
 
-def test_a_second_press_of_stop_does_not_wait_for_a_host_that_is_away(two: tuple[Hosts, Notebook]) -> None:
+def test_a_second_press_of_stop_does_not_wait_for_a_host_that_is_away(
+    two: tuple[Hosts, Notebook],
+) -> None:
     hosts, notebook = two
     running = notebook.start("%%sky_broadcast -t 2,3\nprint('begun', flush=True)\ntime.sleep(1000)")
     notebook.watch(running, lambda shown: "begun" in shown.text)
@@ -340,12 +393,16 @@ def test_a_second_press_of_stop_does_not_wait_for_a_host_that_is_away(two: tuple
 # ------------------------------------------------------------------------------------------ the end
 
 
-def test_nothing_is_left_when_a_pool_ends_or_its_notebook_was_killed_a_while_ago(two: tuple[Hosts, Notebook]) -> None:
+def test_nothing_is_left_when_a_pool_ends_or_its_notebook_was_killed_a_while_ago(
+    two: tuple[Hosts, Notebook],
+) -> None:
     """The last one here: it takes the notebook of all."""
     hosts, notebook = two
     assert all(host.processes() for host in hosts)
     notebook.run("%sky_down lab")
-    assert [process.cmdline() for host in hosts for process in host.processes()] == [], "gone as soon as it says so"
+    assert [process.cmdline() for host in hosts for process in host.processes()] == [], (
+        "gone as soon as it says so"
+    )
     notebook.run("%config SkyMagic.away = 4")
     notebook.run(POOL)
     notebook.run("%%sky_broadcast\n1")

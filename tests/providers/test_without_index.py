@@ -50,7 +50,11 @@ def test_a_pool_of_hosts_without_an_index(tmp_path: Path) -> None:
     """From empty homes; a later cell brings its package over the same way. No index is waited for, and it is said."""
     shelf = Shelf(tmp_path / "shelf")
     shelf.add("tiny-data", "1.2", {"tinydata.py": "version = '1.2'\n"})
-    shelf.add("tiny-late", "3.0", {"tinylate.py": f"late = True\nnoise = {os.urandom(4_000_000).hex()!r}\n"})
+    shelf.add(
+        "tiny-late",
+        "3.0",
+        {"tinylate.py": f"late = True\nnoise = {os.urandom(4_000_000).hex()!r}\n"},
+    )
     shelf.editable("tiny-own", "1.0", {"tinyown.py": "import tinydata\n"}, ["tiny-data"])
     settings = pip_settings()
     links = f"{settings.get('PIP_FIND_LINKS', '')} {shelf.links}".strip()
@@ -65,10 +69,16 @@ def test_a_pool_of_hosts_without_an_index(tmp_path: Path) -> None:
         with opened(tmp_path / "notebook", "import tinyown", env=env) as notebook:
             start = "%sky_pool lab --provider ssh --hosts gpu1,gpu2"
             plan = notebook.run(f"{start} --dry-run").text
-            assert "packages that the notebook fetches and sends, for no index can be reached from there" in plan
+            assert (
+                "packages that the notebook fetches and sends, for no index can be reached from there"
+                in plan
+            )
             notebook.run(COUNT_UPLOADS)
             shown = notebook.run(start).said
-            assert "gpu1, gpu2: no package index can be reached from there; the packages are fetched here" in shown
+            assert (
+                "gpu1, gpu2: no package index can be reached from there; the packages are fetched here"
+                in shown
+            )
             assert "gpu1 passes its environment on to gpu2" in shown
             assert "from here" not in shown
             once, never = notebook.value("[sent['gpu1'], sent['gpu2']]")
@@ -78,26 +88,36 @@ def test_a_pool_of_hosts_without_an_index(tmp_path: Path) -> None:
             assert seen(notebook, f"{cell}") == ["1.2", "1.2"]
             before = notebook.value("sum(sent.values())")
             assert seen(notebook, "import tinylate\ntinylate.late") == [True, True]
-            assert 4_000_000 < notebook.value("sum(sent.values())") - before < 6_000_000  # once for both
+            assert (
+                4_000_000 < notebook.value("sum(sent.values())") - before < 6_000_000
+            )  # once for both
         for host in hosts:
             assert list(host.home.glob(".skymagic/incoming/*")) == []
 
 
 @pytest.mark.needs("sshd")
-def test_what_cannot_be_had_here_either_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_cannot_be_had_here_either_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("PIP_CACHE_DIR", str(Path.home() / ".cache/pip"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     with loopback(tmp_path / "hosts", 1, env=CUT_OFF) as hosts:
-        wanted: Requirements = replace(requirements_of(Image()), packages=("no-such-thing-anywhere==9",))
+        wanted: Requirements = replace(
+            requirements_of(Image()), packages=("no-such-thing-anywhere==9",)
+        )
         endpoint = SshConfig(hosts.config).endpoint(HostSpec("h1", "h1"))
         connection = connect(endpoint)
         machine = Machine(endpoint, connection, probe(connection, wanted))
-        with pytest.raises(HostError, match="(?s)could not be fetched here either.*no-such-thing-anywhere"):
+        with pytest.raises(
+            HostError, match="(?s)could not be fetched here either.*no-such-thing-anywhere"
+        ):
             set_up([machine], wanted, print)
         connection.close()
 
 
-HOST = Facts(system="Linux", machine="x86_64", hostname="n", home="/h", folder="/h/s", libc="glibc 2.36")
+HOST = Facts(
+    system="Linux", machine="x86_64", hostname="n", home="/h", folder="/h/s", libc="glibc 2.36"
+)
 
 
 def test_addresses_by_which_hosts_meet() -> None:
@@ -128,7 +148,9 @@ def test_a_disk_that_will_not_hold_it() -> None:
     assert shortage_of(100_000_000, replace(HOST, disk_kb=None)) == ""
     assert shortage_of(100_000_000, replace(HOST, disk_kb=500_000)) == ""
     said = shortage_of(100_000_000, replace(HOST, disk_kb=300_000))
-    assert said == "its disk will not hold the packages: about 400.0 MB needed, 307.2 MB free at /h/s"
+    assert (
+        said == "its disk will not hold the packages: about 400.0 MB needed, 307.2 MB free at /h/s"
+    )
     wanted = replace(SMALL, packages=("numpy==2.4.6",))
     known = replace(HOST, offers=(BuildOffer("numpy", "2.4.6", "cpu", 200_000_000),))
     assert refusals(replace(known, disk_kb=900_000), wanted) == []

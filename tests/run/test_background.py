@@ -25,7 +25,11 @@ def written(rank: int, steps: int = 10) -> str:
 
 def test_the_handle_of_a_run(notebook: Notebook) -> None:
     way = gate(notebook.folder)
-    begin(notebook, f"{TEN}\nif rank == 0:\n    open({str(way)!r}).read()\nprint('over')\nrank * 2;", "-o twice")
+    begin(
+        notebook,
+        f"{TEN}\nif rank == 0:\n    open({str(way)!r}).read()\nprint('over')\nrank * 2;",
+        "-o twice",
+    )
     notebook.run("while '9 of rank 0' not in run.output(): run.wait(0.01)")
     assert notebook.value("run.status, run.done(), run.wait(0.0), 'twice' in globals()") == (
         "running",
@@ -37,10 +41,17 @@ def test_the_handle_of_a_run(notebook: Notebook) -> None:
     assert "the cell is still running" in notebook.fail("run.result(0.0)").evalue
     assert "rank 7 does not take part in it: ranks 0, 1 do" in notebook.fail("run.output(7)").evalue
     way.write_text("go")
-    assert notebook.value("run.wait(60), run.status, run.result(), twice") == (True, "done", [0, 2], [0, 2])
+    assert notebook.value("run.wait(60), run.status, run.result(), twice") == (
+        True,
+        "done",
+        [0, 2],
+        [0, 2],
+    )
     # complete, of a rank that was not shown too; and another run's output is not its
     notebook.run("%%sky_broadcast\nprint('of a later cell')")
-    assert notebook.value("[run.output(rank) for rank in (0, 1)]") == [f"{written(rank)}over\n" for rank in (0, 1)]
+    assert notebook.value("[run.output(rank) for rank in (0, 1)]") == [
+        f"{written(rank)}over\n" for rank in (0, 1)
+    ]
 
 
 def test_a_result_has_the_last_values_without_an_output(notebook: Notebook) -> None:
@@ -68,7 +79,9 @@ def test_what_a_run_takes_is_taken_before_it_returns(notebook: Notebook) -> None
     assert notebook.value("sums") == [(0.0, -1.0, 1, 0.0, {ord("x")})] * 2
 
 
-def test_what_a_run_with_options_of_its_pool_takes_is_taken_before_it_returns(notebook: Notebook) -> None:
+def test_what_a_run_with_options_of_its_pool_takes_is_taken_before_it_returns(
+    notebook: Notebook,
+) -> None:
     notebook.run("import numpy as np\na = np.zeros(20_000_000)")
     notebook.run(
         "handle = get_ipython().run_cell_magic('sky_broadcast', '-a --ranks 2 -o sums', 'float(a[0]), float(a[-1])')\na += 1"
@@ -80,7 +93,9 @@ def test_what_a_run_with_options_of_its_pool_takes_is_taken_before_it_returns(no
 def test_a_long_output_comes_in_pieces_and_none_is_none(notebook: Notebook) -> None:
     begin(notebook, "for i in range(100_000): print('täglich', i)", "-t 1")
     notebook.run("run.wait(60)")
-    assert notebook.value("run.output() == ''.join(f'täglich {i}\\n' for i in range(100_000))") is True
+    assert (
+        notebook.value("run.output() == ''.join(f'täglich {i}\\n' for i in range(100_000))") is True
+    )
     begin(notebook, "None")
     notebook.run("run.wait(60)")
     assert notebook.value("run.output(0)") == ""
@@ -91,7 +106,9 @@ def test_a_run_is_awaited(notebook: Notebook) -> None:
     begin(notebook, f"open({str(way)!r}).read()\n'late'", "-t 1 -o late")
     cell = notebook.start("import asyncio\nbeats = 0\nasync def beat():\n    global beats\n    while True:\n        beats += 1\n        print('beat', flush=True)\n        await asyncio.sleep(0.05)\n"
                           "beating = asyncio.ensure_future(beat())\nvalue = await run\nbeating.cancel();")  # fmt: skip
-    notebook.watch(cell, lambda shown: shown.text.count("beat") > 3)  # the event loop goes on meanwhile
+    notebook.watch(
+        cell, lambda shown: shown.text.count("beat") > 3
+    )  # the event loop goes on meanwhile
     way.write_text("go")
     notebook.finish(cell)
     assert notebook.value("value, run.status") == (["late"], "done")
@@ -108,7 +125,9 @@ def test_a_run_that_fails_raises_where_it_is_awaited(notebook: Notebook) -> None
 def test_a_wait_that_is_cancelled_leaves_the_run(notebook: Notebook) -> None:
     way = gate(notebook.folder)
     begin(notebook, f"open({str(way)!r}).read()", "-t 0")
-    waits = "import asyncio\nasync def waits(): return await run\nawait asyncio.wait_for(waits(), 0.05)"
+    waits = (
+        "import asyncio\nasync def waits(): return await run\nawait asyncio.wait_for(waits(), 0.05)"
+    )
     assert notebook.fail(waits).ename == "TimeoutError"
     assert notebook.value("run.status") == "running"
     way.write_text("go")
@@ -118,7 +137,12 @@ def test_a_wait_that_is_cancelled_leaves_the_run(notebook: Notebook) -> None:
 def test_a_run_that_is_cancelled(notebook: Notebook) -> None:
     begin(notebook, "import time\nprint('begun', flush=True)\ntime.sleep(1000)")
     notebook.run("while 'begun' not in run.output(1): run.wait(0.01)")
-    assert notebook.value("run.cancel(), run.wait(60), run.status, run.cancel()") == (True, True, "stopped", False)
+    assert notebook.value("run.cancel(), run.wait(60), run.status, run.cancel()") == (
+        True,
+        True,
+        "stopped",
+        False,
+    )
 
 
 def test_a_cell_that_is_not_to_wait_is_refused(notebook: Notebook) -> None:

@@ -43,7 +43,9 @@ def caught(notebook: Notebook, body: str, expression: str, options: str = "") ->
 
 def internal(error: Failed) -> list[str]:
     """Lines of a traceback that tell of the machinery instead of the user's code."""
-    return [line for line in error.text.splitlines() if "skymagic" in line or "interactiveshell" in line]
+    return [
+        line for line in error.text.splitlines() if "skymagic" in line or "interactiveshell" in line
+    ]
 
 
 # ------------------------------------------------------------------------------------------ what is raised
@@ -60,8 +62,16 @@ def test_the_error_says_what_happened_and_where(notebook: Notebook) -> None:
 
 def test_the_error_has_rank_host_name_traceback_and_cause(notebook: Notebook) -> None:
     body = "if rank == 2:\n    {}['missing']"
-    assert caught(notebook, body, "e.rank, e.hostname, e.ename, e.evalue") == (2, HOST, "KeyError", "'missing'")
-    assert notebook.value("type(e.__cause__).__name__, e.__cause__.args") == ("KeyError", ("missing",))
+    assert caught(notebook, body, "e.rank, e.hostname, e.ename, e.evalue") == (
+        2,
+        HOST,
+        "KeyError",
+        "'missing'",
+    )
+    assert notebook.value("type(e.__cause__).__name__, e.__cause__.args") == (
+        "KeyError",
+        ("missing",),
+    )
     assert "missing" in notebook.value("'\\n'.join(e.traceback)")
     assert notebook.value("len(e.failures), e.failures[0].rank") == (1, 2)
 
@@ -81,7 +91,9 @@ def test_different_errors_are_summed_up_under_the_first(patient: Notebook) -> No
     assert error.text.count("Traceback") == 1
     assert error.text.startswith(f"[rank 1 of 3 on {HOST}]\n")
     assert error.text.endswith("\nrank 2: KeyError: 'key'\nZeroDivisionError: division by zero")
-    assert caught(patient, "raise ValueError(rank)", "[(f.rank, f.evalue) for f in e.failures]") == [
+    assert caught(
+        patient, "raise ValueError(rank)", "[(f.rank, f.evalue) for f in e.failures]"
+    ) == [
         (0, "0"),
         (1, "1"),
         (2, "2"),
@@ -92,24 +104,33 @@ def test_ranks_that_fail_alike_share_a_line(patient: Notebook) -> None:
     error = patient.fail("%%sky_broadcast\nif rank:\n    {}['key']\n1 / 0")
     assert error.text.endswith("\nranks 1, 2: KeyError: 'key'\nZeroDivisionError: division by zero")
     error = patient.fail("%%sky_broadcast -o r\n(i for i in ())")
-    assert "\nranks 0–2: the value of the last expression: TypeError: cannot pickle 'generator'" in f"\n{error.evalue}"
+    assert (
+        "\nranks 0–2: the value of the last expression: TypeError: cannot pickle 'generator'"
+        in f"\n{error.evalue}"
+    )
 
 
 def test_a_name_that_is_misspelt_gets_the_nearest(notebook: Notebook) -> None:
     notebook.run("%%sky_broadcast\nbatches = 3")
     lines = notebook.fail("%%sky_broadcast\nbacthes + 1").text.splitlines()
     assert lines[-2:] == ["did you mean 'batches'?", "NameError: name 'bacthes' is not defined"]
-    assert "is not defined on ranks 0–2; did you mean 'batches'?" in notebook.fail("%sky_pull bathces").evalue
+    assert (
+        "is not defined on ranks 0–2; did you mean 'batches'?"
+        in notebook.fail("%sky_pull bathces").evalue
+    )
     lines = notebook.fail("%%sky_broadcast\nbatch = statistics.mean([1])").text.splitlines()
-    assert lines[-2:] == ["did you forget to import 'statistics'?", "NameError: name 'statistics' is not defined"]
+    assert lines[-2:] == [
+        "did you forget to import 'statistics'?",
+        "NameError: name 'statistics' is not defined",
+    ]
     notebook.run("weights = 1")
     assert "has this name; did you mean 'weights'?" in notebook.fail("%sky_push wieghts").evalue
 
 
-def test_ranks_that_fail_a_little_later_by_themselves_say_nothing_of_interrupts(notebook: Notebook) -> None:
-    body = (
-        "import json, time\ntime.sleep(0.095 * (rank > 0))\njson.loads('{' * 5)"  # others are interrupted after 0.1 s
-    )
+def test_ranks_that_fail_a_little_later_by_themselves_say_nothing_of_interrupts(
+    notebook: Notebook,
+) -> None:
+    body = "import json, time\ntime.sleep(0.095 * (rank > 0))\njson.loads('{' * 5)"  # others are interrupted after 0.1 s
     for _ in range(3):
         shown = notebook.finish(notebook.start(f"%%sky_broadcast --only all\n{body}"))
         assert shown.failure.ename == "JSONDecodeError"
@@ -141,7 +162,9 @@ def test_an_exception_of_any_kind_fails_the_cell(notebook: Notebook, kind: str) 
     assert f"{ename}" in error.text
     assert text in error.text
     # any rank may be the first, for some errors take long to be formatted
-    assert f" of 3 on {HOST}] and the same on rank" in error.text  # one of them may be stopped before it fails
+    assert (
+        f" of 3 on {HOST}] and the same on rank" in error.text
+    )  # one of them may be stopped before it fails
     notebook.run("e = sys.last_value")
     assert notebook.value("e.ename, type(e.__cause__).__name__") == (ename, ename)
 
@@ -152,7 +175,9 @@ def test_exception_that_raises_when_it_is_rebuilt(notebook: Notebook) -> None:
 
 
 def test_exception_that_cannot_say_itself(notebook: Notebook) -> None:
-    error = notebook.fail("%%sky_broadcast\nclass Mute(Exception):\n    def __str__(self): return 1 / 0\nraise Mute")
+    error = notebook.fail(
+        "%%sky_broadcast\nclass Mute(Exception):\n    def __str__(self): return 1 / 0\nraise Mute"
+    )
     assert "----> 4 raise Mute" in error.text
     notebook.run("e = sys.last_value")
     assert notebook.value("e.ename") == "Mute"
@@ -160,7 +185,9 @@ def test_exception_that_cannot_say_itself(notebook: Notebook) -> None:
 
 def test_exception_group(notebook: Notebook) -> None:
     shown = notebook.finish(
-        notebook.start("%%sky_broadcast\nx = 1\nraise ExceptionGroup('several', [ValueError('a'), TypeError('b')])")
+        notebook.start(
+            "%%sky_broadcast\nx = 1\nraise ExceptionGroup('several', [ValueError('a'), TypeError('b')])"
+        )
     )
     assert shown.text == "", "the traceback is the error's, not text beside it"
     assert "line 3" in shown.failure.text
@@ -187,7 +214,9 @@ def test_a_shell_without_colours_shows_none(notebook: Notebook) -> None:
 def test_the_error_survives_pickling(notebook: Notebook) -> None:
     notebook.fail("%%sky_broadcast\n1 / 0")
     notebook.run("import pickle\ncopy = pickle.loads(pickle.dumps(sys.last_value))")
-    assert notebook.value("copy.rank, copy.ename, copy.evalue, str(copy) == str(sys.last_value)") == (
+    assert notebook.value(
+        "copy.rank, copy.ename, copy.evalue, str(copy) == str(sys.last_value)"
+    ) == (
         0,
         "ZeroDivisionError",
         "division by zero",
@@ -200,7 +229,14 @@ def test_the_error_survives_pickling(notebook: Notebook) -> None:
 
 def test_leaving_ends_the_cell_and_not_the_rank(notebook: Notebook) -> None:
     notebook.run("%%sky_broadcast -o before\nos.getpid()")
-    for leave in ("sys.exit()", "sys.exit(3)", "sys.exit('words')", "exit()", "quit()", "raise SystemExit"):
+    for leave in (
+        "sys.exit()",
+        "sys.exit(3)",
+        "sys.exit('words')",
+        "exit()",
+        "quit()",
+        "raise SystemExit",
+    ):
         shown = notebook.finish(notebook.start(f"%%sky_broadcast --only all\nx = 1\n{leave}"))
         assert shown.text == "", "no advice of IPython's how to leave"
         assert f"----> 3 {leave}" in shown.failure.text
@@ -212,7 +248,9 @@ def test_leaving_ends_the_cell_and_not_the_rank(notebook: Notebook) -> None:
 
 def test_hard_exit_of_a_rank(notebook: Notebook) -> None:
     notebook.run("%%sky_broadcast\nonly_there = rank\nprint('of an earlier cell')")
-    error = notebook.fail("%%sky_broadcast\nif rank == 1:\n    print('the last word')\n    os._exit(3)")
+    error = notebook.fail(
+        "%%sky_broadcast\nif rank == 1:\n    print('the last word')\n    os._exit(3)"
+    )
     assert error.ename == "RankDied"
     assert f"rank 1 on {HOST} died: exit code 3" in error.text
     assert "restarted" in error.text

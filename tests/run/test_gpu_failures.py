@@ -88,7 +88,9 @@ step()"""
     assert values(notebook, "Cuda.emptied > 0") == [True, True]
 
 
-def test_frames_of_stopped_ranks_are_freed_before_groups_are_formed_again(notebook: Notebook) -> None:
+def test_frames_of_stopped_ranks_are_freed_before_groups_are_formed_again(
+    notebook: Notebook,
+) -> None:
     """A rank's own errors stay for %debug."""
     prepare = """
 plain = dist.init_process_group

@@ -34,7 +34,9 @@ def of(*batches: tuple[int, tuple[dict[str, Any], ...]], cell: int = 1) -> Metri
     return made
 
 
-def loop(names: str, steps: range, total: float = NAN, rate: float = 10.0) -> tuple[dict[str, Any], ...]:
+def loop(
+    names: str, steps: range, total: float = NAN, rate: float = 10.0
+) -> tuple[dict[str, Any], ...]:
     """A loop that reports its step as each number."""
     count = len(names.split())
     return batch(names, *((step / rate, step, total, *[float(step)] * count) for step in steps))
@@ -44,7 +46,11 @@ def loop(names: str, steps: range, total: float = NAN, rate: float = 10.0) -> tu
 
 
 def test_a_row_for_each_step_of_each_rank() -> None:
-    run = of((1, batch("loss", (0.1, 0, 2, 0.5), (0.2, 1, 2, NAN))), (0, batch("loss", (0.1, 0, 2, 0.25))), cell=7)
+    run = of(
+        (1, batch("loss", (0.1, 0, 2, 0.5), (0.2, 1, 2, NAN))),
+        (0, batch("loss", (0.1, 0, 2, 0.25))),
+        cell=7,
+    )
     found = records([run])
     assert found[:2] == [
         {"step": 0, "rank": 0, "cell": 7, "seconds": 0.1, "loss": 0.25},
@@ -54,12 +60,19 @@ def test_a_row_for_each_step_of_each_rank() -> None:
 
 
 def test_numbers_of_one_step_stand_together_and_the_newer_counts() -> None:
-    run = of((0, batch("loss", (1, 5, NAN, 0.5), (2, 5, NAN, 0.4))), (0, batch("accuracy lr", (3, 5, NAN, 0.9, 0.1))))
-    assert records([run]) == [{"step": 5, "rank": 0, "cell": 1, "seconds": 3, "loss": 0.4, "accuracy": 0.9, "lr": 0.1}]
+    run = of(
+        (0, batch("loss", (1, 5, NAN, 0.5), (2, 5, NAN, 0.4))),
+        (0, batch("accuracy lr", (3, 5, NAN, 0.9, 0.1))),
+    )
+    assert records([run]) == [
+        {"step": 5, "rank": 0, "cell": 1, "seconds": 3, "loss": 0.4, "accuracy": 0.9, "lr": 0.1}
+    ]
 
 
 def test_steps_that_begin_again_are_counted_on() -> None:
-    epochs = of((0, loop("loss", range(3))), (0, loop("loss", range(3))), (0, loop("accuracy", range(2))))
+    epochs = of(
+        (0, loop("loss", range(3))), (0, loop("loss", range(3))), (0, loop("accuracy", range(2)))
+    )
     again = of((0, loop("loss", range(1, 3))), cell=2)
     found = records([epochs, again])
     assert [(row["step"], row.get("loss"), row.get("accuracy")) for row in found] == [
@@ -70,7 +83,9 @@ def test_steps_that_begin_again_are_counted_on() -> None:
 
 def test_a_data_frame_that_one_line_plots() -> None:
     pandas = pytest.importorskip("pandas")
-    run = of((0, loop("loss", range(3))), (1, loop("loss", range(3))), (0, batch("lr", (0, 2, NAN, 0.1))))
+    run = of(
+        (0, loop("loss", range(3))), (1, loop("loss", range(3))), (0, batch("lr", (0, 2, NAN, 0.1)))
+    )
     frame = table([run])
     assert list(frame.index.names) == ["step", "rank"]
     assert list(frame.columns) == ["cell", "seconds", "loss", "lr"]
@@ -107,7 +122,10 @@ def progress_of(run: Metrics) -> Progress:
 
 @pytest.mark.parametrize("first", [0, 1])
 def test_percent_rate_and_time_left(first: int) -> None:
-    run = of((0, loop("loss", range(first, first + 5), 20)), (0, loop("loss", range(first + 5, first + 10), 20)))
+    run = of(
+        (0, loop("loss", range(first, first + 5), 20)),
+        (0, loop("loss", range(first + 5, first + 10), 20)),
+    )
     progress = progress_of(run)
     assert (progress.done, progress.share) == (10, 0.5)
     assert progress.rate == pytest.approx(10)
@@ -145,7 +163,13 @@ def test_a_total_that_nobody_knows() -> None:
 def test_numbers_are_the_mean_and_range_of_ranks() -> None:
     run = of((0, loop("loss", range(4))), (1, loop("loss", range(3))))
     (loss,) = run.numbers()
-    assert (loss.name, loss.value, loss.low, loss.high, loss.history) == ("loss", 2.5, 2, 3, (0, 1, 2, 3))
+    assert (loss.name, loss.value, loss.low, loss.high, loss.history) == (
+        "loss",
+        2.5,
+        2,
+        3,
+        (0, 1, 2, 3),
+    )
 
 
 # ------------------------------------------------------------------------------------------ who lags
@@ -191,7 +215,9 @@ def test_every_fourth_row_is_left_and_the_newest(count: int, kept: list[int]) ->
     assert list(before.rows[1::4]) == list(meanwhile.rows[1::4]) == kept
 
 
-def test_what_is_kept_is_bounded_and_spans_all_steps_evenly(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_kept_is_bounded_and_spans_all_steps_evenly(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(kept_by_agent, "MAX_NUMBERS_BYTES", 32_000)
     numbers, steps = KeptNumbers(), 10_000
     for start in range(0, steps, 100):
@@ -227,9 +253,10 @@ def test_on_return_the_notebook_gets_what_was_kept(tmp_path: Path) -> None:
     finally:
         output.close()
     assert [content["kind"] for content in sent] == ["numbers", "numbers", "end"]
-    assert [(row["step"], row["loss"]) for row in records([of(*((3, one["batches"]) for one in sent[:2]))])] == [
-        (step, step) for step in range(4)
-    ]
+    assert [
+        (row["step"], row["loss"])
+        for row in records([of(*((3, one["batches"]) for one in sent[:2]))])
+    ] == [(step, step) for step in range(4)]
 
 
 def test_another_notebook_gets_all_that_was_reported(tmp_path: Path) -> None:
@@ -239,11 +266,15 @@ def test_another_notebook_gets_all_that_was_reported(tmp_path: Path) -> None:
         output.begin(BeginOutput(3, {"msg_id": "1"}, False, 100), 0.0)
         output.screen.report(Reported(3, loop("loss", range(9))))
         output.begin(BeginOutput(3, {"msg_id": "2"}, False, 100), 1.0)
-        output.screen.report(Reported(3, loop("loss", range(1))))  # while the first notebook was there
+        output.screen.report(
+            Reported(3, loop("loss", range(1)))
+        )  # while the first notebook was there
         output.screen.detach()
         output.screen.report(Reported(3, loop("loss", range(1, 2))))
         output.screen.replaced()
-        output.screen.report(Reported(3, loop("loss", range(2, 3))))  # as the second has not asked yet
+        output.screen.report(
+            Reported(3, loop("loss", range(2, 3)))
+        )  # as the second has not asked yet
         output.screen.follow(0, lambda content: None)  # it is killed
         output.screen.detach()
         output.screen.report(Reported(3, loop("loss", range(3, 4))))
@@ -257,5 +288,7 @@ def test_another_notebook_gets_all_that_was_reported(tmp_path: Path) -> None:
         output.close()
     for contents in (sent[:told], sent[told:]):
         assert contents[-1]["kind"] == "end"
-        found = records([of(*((3, one["batches"]) for one in contents if one["kind"] == "numbers"))])
+        found = records(
+            [of(*((3, one["batches"]) for one in contents if one["kind"] == "numbers"))]
+        )
         assert [(row["step"], row["loss"]) for row in found] == [(step, step) for step in range(5)]

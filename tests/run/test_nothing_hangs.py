@@ -29,7 +29,9 @@ WAITS = "dist.all_reduce(torch.ones(1 << 16))"
 
 @pytest.fixture(scope="module")
 def module_notebook(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Notebook]:
-    with opened(tmp_path_factory.mktemp("hangs"), PATIENT, "%sky_pool --nodes 4 --plugin torch", SETUP) as one:
+    with opened(
+        tmp_path_factory.mktemp("hangs"), PATIENT, "%sky_pool --nodes 4 --plugin torch", SETUP
+    ) as one:
         yield one
 
 
@@ -54,7 +56,9 @@ def kept(notebook: Notebook) -> list[object]:
 
 def pids(notebook: Notebook) -> list[int]:
     return list(
-        notebook.value("[row[3] for row in __import__('sys').modules['skymagic.pool.registry'].pool_named().status()]")
+        notebook.value(
+            "[row[3] for row in __import__('sys').modules['skymagic.pool.registry'].pool_named().status()]"
+        )
     )
 
 
@@ -80,7 +84,9 @@ def fail(notebook: Notebook, body: str, options: str = "") -> Failed:
 )
 def test_others_are_freed_in_place(notebook: Notebook, collective: str) -> None:
     before = pids(notebook)
-    error = fail(notebook, f"if dist.get_rank() == 2:\n    raise ValueError('planted')\n{collective}")
+    error = fail(
+        notebook, f"if dist.get_rank() == 2:\n    raise ValueError('planted')\n{collective}"
+    )
     assert error.ename == "ValueError"
     assert "planted" in error.text
     assert "rank 2 of 4" in error.text
@@ -111,14 +117,22 @@ def test_ddp_goes_on_training(notebook: Notebook) -> None:
         "def step():\n    optimizer.zero_grad(); model(torch.randn(4, 8)).pow(2).mean().backward(); optimizer.step()\n"
         "step(); step()"
     )
-    error = fail(notebook, "step()\nif dist.get_rank() == 3:\n    raise RuntimeError('half way')\nstep()")
+    error = fail(
+        notebook, "step()\nif dist.get_rank() == 3:\n    raise RuntimeError('half way')\nstep()"
+    )
     assert "half way" in error.text
-    notebook.run("%%sky_broadcast -o sums\nstep(); step()\nsum(p.double().sum().item() for p in model.parameters())")
+    notebook.run(
+        "%%sky_broadcast -o sums\nstep(); step()\nsum(p.double().sum().item() for p in model.parameters())"
+    )
     assert len(set(notebook.value("sums"))) == 1
 
 
-def test_groups_that_were_replaced_leave_nothing_open(tmp_path_factory: pytest.TempPathFactory) -> None:
-    with opened(tmp_path_factory.mktemp("open"), "%sky_pool --nodes 2 --plugin torch", SETUP) as notebook:
+def test_groups_that_were_replaced_leave_nothing_open(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    with opened(
+        tmp_path_factory.mktemp("open"), "%sky_pool --nodes 2 --plugin torch", SETUP
+    ) as notebook:
         # the first wrapper imports much of torch, where functions may hold the group of that time, as this one does
         notebook.run(
             f"%%sky_broadcast\n{SETUP}\nmodel = DDP(torch.nn.Linear(8, 8))\ndef total(x, group=dist.group.WORLD): ..."
@@ -194,7 +208,9 @@ def test_a_rank_that_holds_the_interpreter_is_replaced(notebook: Notebook) -> No
     ],
 )
 def test_a_rank_that_dies_is_replaced(notebook: Notebook, death: str, words: str) -> None:
-    error = fail(notebook, f"if dist.get_rank() == 2:\n    print('last words')\n    {death}\n{WAITS}")
+    error = fail(
+        notebook, f"if dist.get_rank() == 2:\n    print('last words')\n    {death}\n{WAITS}"
+    )
     assert error.ename == "RankDied"
     assert "rank 2" in error.text
     assert words in error.text
@@ -205,7 +221,8 @@ def test_a_rank_that_dies_is_replaced(notebook: Notebook, death: str, words: str
 
 def test_a_crash_is_shown_down_to_the_cell(notebook: Notebook) -> None:
     error = fail(
-        notebook, "def crash():\n    ctypes.string_at(0)\nif dist.get_rank() == 2:\n    crash()\ndist.barrier()"
+        notebook,
+        "def crash():\n    ctypes.string_at(0)\nif dist.get_rank() == 2:\n    crash()\ndist.barrier()",
     )
     assert "line 3 of the cell, in crash" in error.text
     assert "line 5 of the cell" not in error.text.split("in crash")[0]
@@ -234,7 +251,10 @@ def test_children_of_a_dead_rank_go_with_it(notebook: Notebook) -> None:
         "%%sky_broadcast -o child -t 1 --head\nimport subprocess\nchild = subprocess.Popen(['sleep', '300'])\nchild.pid"
     )
     child = psutil.Process(notebook.value("child"))
-    assert fail(notebook, "if dist.get_rank() == 1:\n    os._exit(9)\ndist.barrier()").ename == "RankDied"
+    assert (
+        fail(notebook, "if dist.get_rank() == 1:\n    os._exit(9)\ndist.barrier()").ename
+        == "RankDied"
+    )
     psutil.wait_procs([child], timeout=10)
     assert not child.is_running() or child.status() == psutil.STATUS_ZOMBIE
 
@@ -351,7 +371,9 @@ def test_pressed_twice_while_values_come_back(notebook: Notebook) -> None:
 def test_a_press_at_the_end_of_a_cell_stays_out_of_the_next(notebook: Notebook) -> None:
     notebook.run("import os, signal\nnotebook_pid = os.getpid()")
     for _ in range(10):
-        cell = notebook.start("%%sky_broadcast\nif dist.get_rank() == 2:\n    os.kill(notebook_pid, signal.SIGINT)")
+        cell = notebook.start(
+            "%%sky_broadcast\nif dist.get_rank() == 2:\n    os.kill(notebook_pid, signal.SIGINT)"
+        )
         notebook.finish(cell)
         assert cell.error is None or cell.error.ename == "RunInterrupted"
         notebook.run("%%sky_broadcast\ntime.sleep(0.1)")
@@ -361,7 +383,9 @@ def test_an_import_is_not_torn(notebook: Notebook) -> None:
     """What was imported by half could not be imported again."""
     path = notebook.folder / "slow_to_import.py"
     path.write_text("import time\nprint('importing', flush=True)\ntime.sleep(0.6)\nwhole = True\n")
-    cell = notebook.start("%%sky_broadcast --only all\nimport slow_to_import\nnever = 1\ntime.sleep(300)")
+    cell = notebook.start(
+        "%%sky_broadcast --only all\nimport slow_to_import\nnever = 1\ntime.sleep(300)"
+    )
     notebook.watch(cell, lambda shown: shown.text.count("importing") == 4)
     notebook.interrupt()
     notebook.finish(cell)
@@ -461,7 +485,9 @@ def test_a_rank_that_works_alone_is_left_alone(notebook: Notebook) -> None:
 
 
 def test_init_process_group_in_a_cell(notebook: Notebook) -> None:
-    shown = notebook.run("%%sky_broadcast -o r\ndist.init_process_group('gloo')\ndist.get_world_size()")
+    shown = notebook.run(
+        "%%sky_broadcast -o r\ndist.init_process_group('gloo')\ndist.get_world_size()"
+    )
     assert notebook.value("r") == [4] * 4
     assert "has formed the process group already" in shown.stderr
 
@@ -495,7 +521,9 @@ def test_a_subgroup_can_be_destroyed(notebook: Notebook) -> None:
     works(notebook)
 
 
-@pytest.mark.parametrize(("context", "ranks"), [("fork", 4), ("spawn", 1)])  # each spawned one imports torch
+@pytest.mark.parametrize(
+    ("context", "ranks"), [("fork", 4), ("spawn", 1)]
+)  # each spawned one imports torch
 def test_data_loader_workers(notebook: Notebook, context: str, ranks: int) -> None:
     notebook.run(
         f"%%sky_broadcast -o r -t 0:{ranks}\nfrom torch.utils.data import DataLoader, TensorDataset\n"
@@ -536,7 +564,9 @@ def test_restart_of_all_while_a_cell_runs(notebook: Notebook) -> None:
 
 def test_a_notebook_that_was_suspended_goes_on(notebook: Notebook) -> None:
     kernel = psutil.Process(notebook.pid)
-    cell = notebook.start("%%sky_broadcast -o r\nfor i in range(40):\n    print(i, flush=True); time.sleep(0.05)\ni")
+    cell = notebook.start(
+        "%%sky_broadcast -o r\nfor i in range(40):\n    print(i, flush=True); time.sleep(0.05)\ni"
+    )
     notebook.watch(cell, lambda shown: "3" in shown.text)
     kernel.send_signal(signal.SIGSTOP)
     try:
@@ -560,7 +590,9 @@ def test_a_controller_that_dies_is_told(plain: Notebook) -> None:
     cell = plain.start("%%sky_broadcast\nprint('begun', flush=True)\nimport time; time.sleep(300)")
     plain.watch(cell, lambda shown: "begun" in shown.text)
     for process in psutil.Process(plain.pid).children(recursive=True):
-        with contextlib.suppress(psutil.NoSuchProcess):  # its heartbeat, a process too, ends with it
+        with contextlib.suppress(
+            psutil.NoSuchProcess
+        ):  # its heartbeat, a process too, ends with it
             if "skymagic.kernels.agent.controller" in process.cmdline():
                 process.kill()
     plain.finish(cell)
@@ -591,7 +623,9 @@ def test_an_agent_that_hangs_is_given_up(plain: Notebook) -> None:
     assert plain.value("r") == [2, 2]
 
 
-def test_the_error_is_shown_while_groups_are_formed_again_and_the_next_cell_waits(notebook: Notebook) -> None:
+def test_the_error_is_shown_while_groups_are_formed_again_and_the_next_cell_waits(
+    notebook: Notebook,
+) -> None:
     way = gate(notebook.folder)
     notebook.run(
         "%%sky_broadcast\nfrom skymagic.plugins._torch.groups import Group\nform = Group.form\ndef slow(self, info):\n"

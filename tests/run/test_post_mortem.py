@@ -37,7 +37,18 @@ def typed(notebook: Notebook, *lines: str) -> str:
 def test_frames_of_the_rank_that_failed(notebook: Notebook) -> None:
     assert notebook.fail(FAILS).ename == "ZeroDivisionError"
     shown = typed(
-        notebook, "p parts", "up", "n", "batch.shape", "locals", "list", "where", "print(n * 2)", "down", "total", "q"
+        notebook,
+        "p parts",
+        "up",
+        "n",
+        "batch.shape",
+        "locals",
+        "list",
+        "where",
+        "print(n * 2)",
+        "down",
+        "total",
+        "q",
     )
     assert "line 4 in share\n-> return total / parts" in shown
     assert "\n0\n" in shown, "p parts"

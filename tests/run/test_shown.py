@@ -59,7 +59,10 @@ def test_bars_of_several_ranks_move_in_their_place(notebook: Notebook) -> None:
         "%%sky_broadcast --only 0,1\nfrom tqdm import tqdm\n"
         f"for i in tqdm(range(8), desc='train', mininterval=0):\n    if i == 4:\n        {waiting(half)}"
     )
-    notebook.watch(shown, lambda cell: len(plain(cell)) == 2 and all("train:  50%" in line for line in plain(cell)))
+    notebook.watch(
+        shown,
+        lambda cell: len(plain(cell)) == 2 and all("train:  50%" in line for line in plain(cell)),
+    )
     assert [line[:10] for line in plain(shown)] == ["[0] train:", "[1] train:"]
     half.touch()
     notebook.finish(shown)
@@ -77,8 +80,16 @@ def test_nested_bars_of_several_ranks(notebook: Notebook) -> None:
         "    print('loss', epoch)"
     )
     for number, one in enumerate(gates):
-        notebook.watch(shown, lambda cell, n=number: sum("steps:  50%" in line for line in plain(cell)) == 2)  # type: ignore[misc]
-        assert [line[:11] for line in plain(shown)] == ["[0] epochs:", "[0] steps: ", "[1] epochs:", "[1] steps: "]
+        notebook.watch(
+            shown,
+            lambda cell, n=number: sum("steps:  50%" in line for line in plain(cell)) == 2,  # type: ignore[misc]
+        )
+        assert [line[:11] for line in plain(shown)] == [
+            "[0] epochs:",
+            "[0] steps: ",
+            "[1] epochs:",
+            "[1] steps: ",
+        ]
         one.touch()
     notebook.finish(shown)
     assert [line[:17] for line in plain(shown)] == ["[0] epochs: 100%|", "[1] epochs: 100%|"]
@@ -111,7 +122,10 @@ def test_a_bar_for_each_epoch_stands_above_what_follows_it(notebook: Notebook) -
         "    print('loss', epoch)"
     )
     for number, one in enumerate(gates):
-        notebook.watch(shown, lambda cell, n=number: sum(f"epoch {n}:   0%" in line for line in plain(cell)) == 2)  # type: ignore[misc]
+        notebook.watch(
+            shown,
+            lambda cell, n=number: sum(f"epoch {n}:   0%" in line for line in plain(cell)) == 2,  # type: ignore[misc]
+        )
         one.touch()
     notebook.finish(shown)
     assert [line[:17] for line in plain(shown)] == [
@@ -121,7 +135,9 @@ def test_a_bar_for_each_epoch_stands_above_what_follows_it(notebook: Notebook) -
 
 
 def test_lines_that_end_at_once_are_plain_text(notebook: Notebook) -> None:
-    shown = notebook.run("%%sky_broadcast --only all\nfor i in range(50):\n    print(i, end=' ')\n    print('whole')")
+    shown = notebook.run(
+        "%%sky_broadcast --only all\nfor i in range(50):\n    print(i, end=' ')\n    print('whole')"
+    )
     assert set(shown.kinds) == {"stdout"}
     assert len(shown.lines) == 100
 
@@ -154,7 +170,9 @@ def test_code_of_a_notebook_cell_is_shown_as_that_cell(notebook: Notebook) -> No
 
 
 def test_a_generator_expression_shows_its_own_line(notebook: Notebook) -> None:
-    error = notebook.fail("%%sky_broadcast\nitems = [1, 0]\ntotal = sum(\n    1 / item\n    for item in items\n)")
+    error = notebook.fail(
+        "%%sky_broadcast\nitems = [1, 0]\ntotal = sum(\n    1 / item\n    for item in items\n)"
+    )
     outer, inner = error.text.split("Cell In")[1:]
     assert "----> 3 total = sum(" in outer
     assert "----> 4     1 / item" in inner
@@ -162,7 +180,9 @@ def test_a_generator_expression_shows_its_own_line(notebook: Notebook) -> None:
 
 
 def test_each_of_chained_exceptions_shows_the_line_that_raised_it(notebook: Notebook) -> None:
-    error = notebook.fail("%%sky_broadcast\ntry:\n    {}['a']\nexcept KeyError as e:\n    raise ValueError('b') from e")
+    error = notebook.fail(
+        "%%sky_broadcast\ntry:\n    {}['a']\nexcept KeyError as e:\n    raise ValueError('b') from e"
+    )
     assert "----> 3     {}['a']" in error.text
     assert "----> 5     raise ValueError('b') from e" in error.text
 
@@ -182,17 +202,25 @@ def test_no_frame_of_the_product_is_shown(notebook: Notebook, body: str) -> None
     error = notebook.fail(f"%%sky_broadcast\n{body}")
     shown = error.text.replace("import skymagic as sky", "")
     assert "Cell In" in shown
-    assert not [line for line in shown.splitlines() if "skymagic" in line or "ipykernel" in line or "IPython/" in line]
+    assert not [
+        line
+        for line in shown.splitlines()
+        if "skymagic" in line or "ipykernel" in line or "IPython/" in line
+    ]
 
 
 @pytest.mark.parametrize("kind", ["def", "async def"])
 def test_a_call_of_a_function_shows_the_functions_own_lines(notebook: Notebook, kind: str) -> None:
     defined = number_of(notebook)
-    notebook.run(f"import skymagic as sky\n@sky.function\n{kind} ratio(x):\n    print('called')\n    return 1 / x")
+    notebook.run(
+        f"import skymagic as sky\n@sky.function\n{kind} ratio(x):\n    print('called')\n    return 1 / x"
+    )
     error = notebook.fail("ratio(0) @ sky.find('main')")
     assert frames(error) == [f"Cell In[{defined}], line 5, in ratio(x)"]
     assert "_sky" not in error.text
-    called = number_of(notebook)  # of a call that fails, a rank may be stopped before it has printed anything
+    called = number_of(
+        notebook
+    )  # of a call that fails, a rank may be stopped before it has printed anything
     notebook.run("ratio(1) @ sky.find('main')")
     assert f"── cell {called}, " in notebook.run("%sky_logs --rank 1 -n 2").stdout
 
@@ -200,7 +228,9 @@ def test_a_call_of_a_function_shows_the_functions_own_lines(notebook: Notebook, 
 def test_torchs_call_wrappers_fold(notebook: Notebook) -> None:
     body = "import torch\nnet = torch.nn.Sequential(torch.nn.Linear(2, 2))\nnet(torch.ones(3, 3))"
     error = notebook.fail(f"%%sky_broadcast -t 0\n{body}")
-    assert [line.rpartition("in ")[2] for line in frames(error)[1:]] == ["Linear.forward(self, input)"]
+    assert [line.rpartition("in ")[2] for line in frames(error)[1:]] == [
+        "Linear.forward(self, input)"
+    ]
 
 
 def test_of_libraries_the_frame_that_raised_is_shown_alone(notebook: Notebook) -> None:
@@ -212,8 +242,13 @@ def test_of_libraries_the_frame_that_raised_is_shown_alone(notebook: Notebook) -
     *_, hidden, last = error.text.splitlines()
     assert hidden == "[2 frames of libraries not shown; %debug has all]"
     assert last.startswith("JSONDecodeError: ")
-    error = notebook.fail("%%sky_broadcast -t 0\ndef mine(value):\n    return 1 / 0\njson.dumps({1}, default=mine)")
-    assert frames(error) == [f"Cell In[{called + 1}], line 4", f"Cell In[{called + 1}], line 3, in mine(value)"]
+    error = notebook.fail(
+        "%%sky_broadcast -t 0\ndef mine(value):\n    return 1 / 0\njson.dumps({1}, default=mine)"
+    )
+    assert frames(error) == [
+        f"Cell In[{called + 1}], line 4",
+        f"Cell In[{called + 1}], line 3, in mine(value)",
+    ]
     assert "of libraries not shown" in error.text
 
 
@@ -231,7 +266,9 @@ def test_shipping_that_nobody_watches_is_said_once(notebook: Notebook) -> None:
     again = notebook.run("%%sky_broadcast\nassert len(columns) + len(rows) + len(little)")
     notebook.run("ShippingProgress.DELAY = before")
     [line] = shown.lines
-    assert re.fullmatch(r"\[shipped rows \(4\.0 MB\), columns \(800\.\d KB\) and 1 more in \d\.\d s\]", line)
+    assert re.fullmatch(
+        r"\[shipped rows \(4\.0 MB\), columns \(800\.\d KB\) and 1 more in \d\.\d s\]", line
+    )
     assert shown.kinds == ["stdout"]
     assert again.outputs == []
 
@@ -261,7 +298,10 @@ def test_nested_notebook_bars_of_several_ranks(notebook: Notebook) -> None:
         "%%sky_broadcast --only all\nfrom tqdm.notebook import trange\nfor epoch in trange(2, desc='epochs'):\n"
         "    for i in trange(3, desc='steps', leave=False):\n        pass"
     )
-    assert sorted(line[:16] for line in plain(shown) if line.strip("[01] ")) == ["[0] epochs: 100%", "[1] epochs: 100%"]
+    assert sorted(line[:16] for line in plain(shown) if line.strip("[01] ")) == [
+        "[0] epochs: 100%",
+        "[1] epochs: 100%",
+    ]
     assert shown.text == ""
 
 

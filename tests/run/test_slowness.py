@@ -21,12 +21,17 @@ from tests.lab.pools import Pools
 
 def loader(share: float, seconds: int = 12, step: float = 1.0) -> list[Usage]:
     """A rank that waits for batches so much of its steps."""
-    return [Usage(float(second), 0, share * step * second, step * second) for second in range(1, seconds)]
+    return [
+        Usage(float(second), 0, share * step * second, step * second)
+        for second in range(1, seconds)
+    ]
 
 
 def gpus(use: Sequence[float], memory: float = 0.5) -> list[Usage]:
     """A rank with a GPU, a sample each second."""
-    return [Usage(float(second), gpu_memory=memory, gpu_use=share) for second, share in enumerate(use)]
+    return [
+        Usage(float(second), gpu_memory=memory, gpu_use=share) for second, share in enumerate(use)
+    ]
 
 
 @pytest.mark.parametrize(
@@ -126,7 +131,9 @@ for batch in DataLoader(Images(), batch_size=2):
         notebook.finish(shown)
     assert said is not None
     assert 40 < int(said[1]) < 100, "75 on a machine that is at rest"
-    assert re.fullmatch(r"2 ranks · \d+\.\d s · rank 1 spent \d\d% of its steps loading data", line(shown))
+    assert re.fullmatch(
+        r"2 ranks · \d+\.\d s · rank 1 spent \d\d% of its steps loading data", line(shown)
+    )
 
 
 # ------------------------------------------------------------------------------------------ always last in a collective
@@ -158,9 +165,14 @@ def test_a_rank_for_which_the_others_wait_each_time_is_always_last() -> None:
     assert last_of([sample(10 * n, 2) for n in range(1, LAST_SAMPLES + 2)]) == [2]
     assert last_of([sample(10 * n, 2) for n in range(1, LAST_SAMPLES)]) == [], "not for long enough"
     assert last_of([sample(10 * n, n % 4) for n in range(1, 12)]) == [], "each time another"
-    assert last_of([sample(10 * n, 2 if n != 9 else None) for n in range(1, 12)]) == [], "not each time"
+    assert last_of([sample(10 * n, 2 if n != 9 else None) for n in range(1, 12)]) == [], (
+        "not each time"
+    )
     assert last_of([sample(10, 2) for _ in range(11)]) == [], "it does not go on: that is a stall"
-    busy = [{rank: {**one, "frames": [{"cell": 3}]} for rank, one in sample(10 * n, 2).items()} for n in range(1, 12)]
+    busy = [
+        {rank: {**one, "frames": [{"cell": 3}]} for rank, one in sample(10 * n, 2).items()}
+        for n in range(1, 12)
+    ]
     assert last_of(busy) == [], "the others work too"
 
 
@@ -182,13 +194,17 @@ while True:
         break
 """
     setting = "%config SkyMagic.stall_after = 2.0"  # five looks in it
-    with shared_pools.lent("--ranks 2 --plugin torch", setting, view_after=0.2, watched=True) as notebook:
+    with shared_pools.lent(
+        "--ranks 2 --plugin torch", setting, view_after=0.2, watched=True
+    ) as notebook:
         shown = notebook.start(cell)
         notebook.watch(shown, lambda one: "last in every collective" in line(one))
         assert "rank 1 is last in every collective" in line(shown)
         stop.touch()
         notebook.finish(shown)
-    assert re.fullmatch(r"2 ranks · \d+\.\d s · (?:shipped .* · )?rank 1 was last in every collective", line(shown))
+    assert re.fullmatch(
+        r"2 ranks · \d+\.\d s · (?:shipped .* · )?rank 1 was last in every collective", line(shown)
+    )
 
 
 # ------------------------------------------------------------------------------------------ ranks that others have left
@@ -210,15 +226,22 @@ def test_a_rank_in_a_collective_that_another_has_left_is_named_soon() -> None:
 
 
 def test_ranks_that_wait_for_those_that_have_ended_in_words() -> None:
-    assert deserted_words({"all_reduce": [0]}, [1]) == "rank 0 waits in all_reduce, rank 1 has ended"
-    assert deserted_words({"barrier": [0, 2, 3]}, [1, 4]) == "ranks 0, 2, 3 wait in barrier, ranks 1, 4 have ended"
+    assert (
+        deserted_words({"all_reduce": [0]}, [1]) == "rank 0 waits in all_reduce, rank 1 has ended"
+    )
+    assert (
+        deserted_words({"barrier": [0, 2, 3]}, [1, 4])
+        == "ranks 0, 2, 3 wait in barrier, ranks 1, 4 have ended"
+    )
     assert deserted_words({"barrier": [0]}, [0, 1]) == ""
     assert deserted_words({}, [1]) == ""
 
 
 def test_a_rank_that_waits_for_one_that_has_ended_is_in_the_line(shared_pools: Pools) -> None:
     pytest.importorskip("torch")
-    cell = "%%sky_broadcast\nimport torch.distributed as dist\nif dist.get_rank() == 0: dist.barrier()"
+    cell = (
+        "%%sky_broadcast\nimport torch.distributed as dist\nif dist.get_rank() == 0: dist.barrier()"
+    )
     with shared_pools.lent("--ranks 2 --plugin torch", view_after=0.2, watched=True) as notebook:
         shown = notebook.start(cell)
         notebook.watch(shown, lambda one: "has ended" in line(one))
@@ -234,7 +257,9 @@ def outcome(**said: object) -> dict[str, object]:
 def test_ranks_that_failed_by_themselves_are_told_from_those_that_were_stopped() -> None:
     ranks = {
         0: RankRun(outcome=outcome()),
-        1: RankRun(outcome=outcome(), stopped=True),  # its own error was on its way when it was interrupted
+        1: RankRun(
+            outcome=outcome(), stopped=True
+        ),  # its own error was on its way when it was interrupted
         2: RankRun(outcome=outcome(interrupted=True), stopped=True),
         3: RankRun(outcome=outcome(freed=True), stopped=True),
         4: RankRun(outcome={"status": "ok"}),

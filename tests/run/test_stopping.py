@@ -38,7 +38,11 @@ def notebook(module_notebook: Notebook) -> Iterator[Notebook]:
     yield module_notebook
     module_notebook.run(ALIVE)
     after = module_notebook.value("found")
-    assert [row[:2] for row in after] == [row[:2] for row in before] == [(3.0, pid) for _, pid, _ in before]
+    assert (
+        [row[:2] for row in after]
+        == [row[:2] for row in before]
+        == [(3.0, pid) for _, pid, _ in before]
+    )
     assert all(row[2] is not None for row in after)
 
 
@@ -91,7 +95,9 @@ def test_a_collective_that_hangs_is_left_without_grace(notebook: Notebook, name:
     notebook.run("%%sky_broadcast\nmodel = DDP(torch.nn.Linear(8, 8))")
     cell = begun(notebook, f"begin()\nif dist.get_rank() == 2:\n    time.sleep(300)\n{HANGS[name]}")
     error = stopped(notebook, cell)
-    assert re.search("rank 2 (at line 4|in get_rank, line 3)", error.evalue)  # it may still be on its way there
+    assert re.search(
+        "rank 2 (at line 4|in get_rank, line 3)", error.evalue
+    )  # it may still be on its way there
     assert "line 5" in error.evalue  # as one of the others may
     assert kept(notebook) == [0, 1, 2]
     notebook.run("%%sky_broadcast\ndel model")
@@ -101,7 +107,9 @@ def test_an_interrupt_that_falls_into_an_import_frees_the_rank_from_the_collecti
     notebook: Notebook, tmp_path: Path
 ) -> None:
     """DDP's first step imports modules: an interrupt then is sent again when the import is over, and the rank waits in native code."""
-    (tmp_path / "imported_slowly.py").write_text("import time\nprint('begun', flush=True)\ntime.sleep(0.5)\n")
+    (tmp_path / "imported_slowly.py").write_text(
+        "import time\nprint('begun', flush=True)\ntime.sleep(0.5)\n"
+    )
     cell = begun(
         notebook,
         f"import sys\nsys.path.insert(0, {str(tmp_path)!r})\nif dist.get_rank() == 2:\n    begin()\n    time.sleep(300)\n"
@@ -113,7 +121,9 @@ def test_an_interrupt_that_falls_into_an_import_frees_the_rank_from_the_collecti
 
 # what is waited for in the cell's own line raises that the connection closed, before Python takes the interrupt
 @pytest.mark.parametrize("name", [name for name in HANGS if name != "asynchronous"])
-def test_what_the_cell_does_upon_the_interrupt_is_done_after_a_collective_too(notebook: Notebook, name: str) -> None:
+def test_what_the_cell_does_upon_the_interrupt_is_done_after_a_collective_too(
+    notebook: Notebook, name: str
+) -> None:
     notebook.run("%%sky_broadcast\nmodel = DDP(torch.nn.Linear(8, 8))")
     cell = begun(
         notebook,
@@ -127,7 +137,9 @@ def test_what_the_cell_does_upon_the_interrupt_is_done_after_a_collective_too(no
     notebook.run("%%sky_broadcast\ndel model")
 
 
-def test_a_collective_that_one_rank_has_begun_does_not_keep_the_next_waiting(notebook: Notebook) -> None:
+def test_a_collective_that_one_rank_has_begun_does_not_keep_the_next_waiting(
+    notebook: Notebook,
+) -> None:
     """All leave their cells in Python and nothing was shut down, but the collective would take the next one's place."""
     cell = begun(
         notebook,
@@ -150,7 +162,9 @@ def test_ranks_that_tidy_up_are_not_let_out_of_their_collectives(notebook: Noteb
         "    total = torch.ones(1)\n    dist.all_reduce(total)\n    kept = total.item()",
     )
     notebook.interrupt()
-    notebook.watch(cell, lambda shown: "press again to kill" in shown.text)  # several looks at who waits later
+    notebook.watch(
+        cell, lambda shown: "press again to kill" in shown.text
+    )  # several looks at who waits later
     go.touch()
     notebook.finish(cell)
     assert "ranks 0–2 at line 4" in cell.failure.evalue
@@ -198,10 +212,13 @@ def test_a_cell_that_awaits_is_stopped(notebook: Notebook) -> None:
 
 
 @pytest.mark.parametrize(
-    "body", ["time.sleep(300)", "while True: pass", "dist.get_rank() and dist.barrier()\ntime.sleep(300)"]
+    "body",
+    ["time.sleep(300)", "while True: pass", "dist.get_rank() and dist.barrier()\ntime.sleep(300)"],
 )
 def test_what_does_not_await_in_a_cell_that_does_is_stopped(notebook: Notebook, body: str) -> None:
-    error = stopped(notebook, begun(notebook, f"import asyncio\nawait asyncio.sleep(0)\nbegin()\n{body}"))
+    error = stopped(
+        notebook, begun(notebook, f"import asyncio\nawait asyncio.sleep(0)\nbegin()\n{body}")
+    )
     assert "line 5" in error.evalue
 
 

@@ -7,13 +7,20 @@ from typing import Any
 from skymagic.run.submission import JOINED_CHARS, Repeated, Submission
 
 
-def shown(submission: Submission, rank: int, text: str, seq: int, name: str = "stdout", **more: Any) -> None:
-    submission.put("output", rank, {"kind": "stream", "name": name, "text": text, "seq": seq, **more})
+def shown(
+    submission: Submission, rank: int, text: str, seq: int, name: str = "stdout", **more: Any
+) -> None:
+    submission.put(
+        "output", rank, {"kind": "stream", "name": name, "text": text, "seq": seq, **more}
+    )
 
 
 def read(submission: Submission) -> list[tuple[int, str, int]]:
     """(Rank, text or kind, number) of each event."""
-    return [(one.rank, one.content.get("text", one.kind), one.content.get("seq", 0)) for one in submission.news()]
+    return [
+        (one.rank, one.content.get("text", one.kind), one.content.get("seq", 0))
+        for one in submission.news()
+    ]
 
 
 def test_text_of_a_stream_that_has_come_is_one() -> None:
@@ -41,7 +48,9 @@ def test_what_is_announced_stays_by_itself() -> None:
 
 def test_what_may_have_been_seen_is_announced_once() -> None:
     repeated = Repeated({0: 3})
-    come = [{"kind": "stream", "name": "stdout", "text": f"{seq}\n", "seq": seq} for seq in range(1, 5)]
+    come = [
+        {"kind": "stream", "name": "stdout", "text": f"{seq}\n", "seq": seq} for seq in range(1, 5)
+    ]
     assert [repeated.take(0, content) for content in come[:2]] == [[], []]
     [announced] = repeated.take(0, come[2])
     assert (announced["text"], announced["seq"], announced["maybe_seen"]) == ("1\n2\n3\n", 3, True)

@@ -14,7 +14,16 @@ import pytest
 from nbclient import NotebookClient
 
 from skymagic.display.labels import Labels
-from skymagic.display.run_line import Number, Progress, RunState, RunSummary, as_html, end_line, line, sparkline
+from skymagic.display.run_line import (
+    Number,
+    Progress,
+    RunState,
+    RunSummary,
+    as_html,
+    end_line,
+    line,
+    sparkline,
+)
 from skymagic.display.terminal import ERASE, HIDE, UNHIDE, Bars, Terminal, bar
 from tests.lab.notebook import ROOT, WIDGET_VIEW, Notebook, Shown, buttons, has_buttons
 from tests.lab.pools import Pools
@@ -88,7 +97,9 @@ def test_a_loop_of_tqdm_is_progress() -> None:
     tqdm = pytest.importorskip("tqdm")
 
     def loop(stream: io.StringIO) -> None:
-        for i in tqdm.tqdm(range(40), file=stream, mininterval=0, miniters=1, desc="train", postfix={"loss": 0.5}):
+        for i in tqdm.tqdm(
+            range(40), file=stream, mininterval=0, miniters=1, desc="train", postfix={"loss": 0.5}
+        ):
             if i == 10:
                 raise StopIteration
 
@@ -186,7 +197,13 @@ def test_bars_of_rich_stay_one_drawing_below_what_is_printed(size: int) -> None:
         terminal.feed(text[number : number + size], float(number))
         ended += terminal.take()
         ended += terminal.take(all=True) if terminal.waiting else []
-    assert [line.rstrip() for line in ended] == ["epoch 0", "epoch 1", "outer 100%", "inner 100%", "done"]
+    assert [line.rstrip() for line in ended] == [
+        "epoch 0",
+        "epoch 1",
+        "outer 100%",
+        "inner 100%",
+        "done",
+    ]
     assert terminal.open == []
 
 
@@ -211,7 +228,9 @@ def test_a_line_where_a_bar_was_wiped_away_stands_below_what_was_written_before_
     labels.text(0, "stderr", "fit stopped\n")
     labels.text(0, "stdout", end + "after fit\n")
     labels.finish()
-    assert [line.strip() for line in capsys.readouterr().out.splitlines()] == ["train 2"], "the block's last state"
+    assert [line.strip() for line in capsys.readouterr().out.splitlines()] == ["train 2"], (
+        "the block's last state"
+    )
     assert written == ["fit stopped\n", "after fit\n"]
 
 
@@ -236,7 +255,9 @@ def notebook(shared_pools: Pools) -> Iterator[Notebook]:
 
 def view(shown: Shown) -> str:
     """The cell's line as it is now; "" where it has none."""
-    lines = [data["text/plain"] for data in shown.rich if re.match(r"\d+ ranks? · ", data["text/plain"])]
+    lines = [
+        data["text/plain"] for data in shown.rich if re.match(r"\d+ ranks? · ", data["text/plain"])
+    ]
     assert len(lines) <= 1
     return lines[0] if lines else ""
 
@@ -252,7 +273,9 @@ def test_a_loop_moves_the_line_and_one_line_stays(notebook: Notebook) -> None:
     assert "left" not in view(cell) or "0:0" in view(cell)
     half.touch()
     notebook.finish(cell)
-    assert re.fullmatch(r"2 ranks · \d+\.\d s · loss 0\.1 [▁-█]+ · results → `found`, `out`", view(cell))
+    assert re.fullmatch(
+        r"2 ranks · \d+\.\d s · loss 0\.1 [▁-█]+ · results → `found`, `out`", view(cell)
+    )
     (bundle,) = cell.rich
     assert bundle.keys() == {"text/plain", "text/html"}
     assert "<progress" not in bundle["text/html"]
@@ -261,7 +284,9 @@ def test_a_loop_moves_the_line_and_one_line_stays(notebook: Notebook) -> None:
 
 def test_all_that_was_reported_is_a_table(notebook: Notebook) -> None:
     pytest.importorskip("pandas")
-    notebook.run("%%sky_broadcast\nfor step in range(3000):\n    sky.report(step=step, total=3000, number=step + rank)")
+    notebook.run(
+        "%%sky_broadcast\nfor step in range(3000):\n    sky.report(step=step, total=3000, number=step + rank)"
+    )
     frame = "pool.metrics.dropna(subset=['number'])"
     assert notebook.value(f"{frame}.shape[0]") == 6000
     assert notebook.value(f"{frame}.number.unstack().diff(axis=1)[1].unique().tolist()") == [1]
@@ -299,14 +324,18 @@ def test_a_loop_of_tqdm_moves_the_line_and_no_bar_stays_above_it(notebook: Noteb
     notebook.watch(cell, lambda shown: "50%" in view(shown))
     half.touch()
     notebook.finish(cell)
-    assert sorted(cell.kinds) == ["display_data", "display_data", "stdout"], "the line, and the bar below it"
+    assert sorted(cell.kinds) == ["display_data", "display_data", "stdout"], (
+        "the line, and the bar below it"
+    )
     assert "20/20" in cell.rich[-1]["text/plain"]
     assert re.fullmatch(r"2 ranks · \d+\.\d s", view(cell))
 
 
 def test_a_rank_that_fails_is_in_the_line_that_stays(notebook: Notebook) -> None:
     late = gate(notebook)
-    cell = notebook.start(f"%%sky_broadcast\n{waiting(late)}\nif rank == 1: raise ValueError('no')\ntime.sleep(600)")
+    cell = notebook.start(
+        f"%%sky_broadcast\n{waiting(late)}\nif rank == 1: raise ValueError('no')\ntime.sleep(600)"
+    )
     notebook.watch(cell, lambda shown: view(shown) != "")
     late.touch()
     notebook.finish(cell)
@@ -319,7 +348,12 @@ def test_buttons_are_heard_while_the_cell_holds_the_main_thread(notebook: Notebo
     cell = notebook.start("%%sky_broadcast\ntime.sleep(600)")
     found = buttons(notebook, cell)
     notebook.click(found["where is it?"])
-    notebook.watch(cell, lambda _: any("ranks 0, 1 at line 2" in w.get("value", "") for w in notebook.widgets.values()))
+    notebook.watch(
+        cell,
+        lambda _: any(
+            "ranks 0, 1 at line 2" in w.get("value", "") for w in notebook.widgets.values()
+        ),
+    )
     notebook.click(found["stop"])
     notebook.finish(cell)
     assert cell.failure.ename == "RunInterrupted"
@@ -333,13 +367,17 @@ def test_buttons_are_heard_while_the_cell_holds_the_main_thread(notebook: Notebo
     assert notebook.run("%%sky_broadcast\nprint(rank)").stdout == "0\n"
 
 
-def test_a_page_that_was_opened_again_amid_a_cell_learns_where_all_of_its_output_is(notebook: Notebook) -> None:
+def test_a_page_that_was_opened_again_amid_a_cell_learns_where_all_of_its_output_is(
+    notebook: Notebook,
+) -> None:
     cell = notebook.start("%%sky_broadcast\ntime.sleep(600)")
     found = buttons(notebook, cell)
     notebook.page_opened()
     notebook.click(found["stop"])
     notebook.finish(cell)
-    assert re.fullmatch(r".* · interrupted · not all output is shown: %sky_logs --cell \d+", view(cell))
+    assert re.fullmatch(
+        r".* · interrupted · not all output is shown: %sky_logs --cell \d+", view(cell)
+    )
     cell = notebook.start("%%sky_broadcast\ntime.sleep(600)")
     notebook.click(buttons(notebook, cell)["stop"])
     notebook.finish(cell)
@@ -348,9 +386,15 @@ def test_a_page_that_was_opened_again_amid_a_cell_learns_where_all_of_its_output
 
 def test_what_ranks_use_is_shown_for_a_while(notebook: Notebook) -> None:
     def panels() -> list[str]:
-        return [text for each in notebook.widgets.values() if "CPU" in (text := str(each.get("value", "")))]
+        return [
+            text
+            for each in notebook.widgets.values()
+            if "CPU" in (text := str(each.get("value", "")))
+        ]
 
-    notebook.run("from skymagic.display import controls\ncontrols.RANKS_INTERVAL, controls.RANKS_SECONDS = 0.1, 1.0")
+    notebook.run(
+        "from skymagic.display import controls\ncontrols.RANKS_INTERVAL, controls.RANKS_SECONDS = 0.1, 1.0"
+    )
     cell = notebook.start("%%sky_broadcast\ntime.sleep(600)")
     found = buttons(notebook, cell)
     notebook.click(found["ranks"])
@@ -395,7 +439,9 @@ def test_a_line_without_buttons_is_whole_at_every_moment(notebook: Notebook) -> 
 
 def test_a_script_has_its_line_and_its_button(notebook: Notebook) -> None:
     cell = notebook.start("%%sky_sh\nsleep 600")
-    notebook.watch(cell, lambda shown: any("1 node · " in data["text/plain"] for data in shown.rich))
+    notebook.watch(
+        cell, lambda shown: any("1 node · " in data["text/plain"] for data in shown.rich)
+    )
     found = buttons(notebook, cell)
     assert list(found) == ["stop"]
     notebook.click(found["stop"])
@@ -406,7 +452,9 @@ def test_a_script_has_its_line_and_its_button(notebook: Notebook) -> None:
 
 
 def test_a_call_has_its_line(notebook: Notebook) -> None:
-    notebook.run("import time\nimport skymagic as sky\n@sky.function\ndef slow():\n    time.sleep(600)")
+    notebook.run(
+        "import time\nimport skymagic as sky\n@sky.function\ndef slow():\n    time.sleep(600)"
+    )
     cell = notebook.start("slow() @ pool")
     found = buttons(notebook, cell)
     notebook.click(found["stop"])
@@ -416,22 +464,30 @@ def test_a_call_has_its_line(notebook: Notebook) -> None:
 
 def test_a_cell_beside_the_notebook_is_looked_into_and_its_numbers_stay(notebook: Notebook) -> None:
     end = gate(notebook)
-    cell = notebook.start(f"%%sky_broadcast -a\nsky.report(step=4, total=10, loss=0.5)\n{waiting(end)}")
+    cell = notebook.start(
+        f"%%sky_broadcast -a\nsky.report(step=4, total=10, loss=0.5)\n{waiting(end)}"
+    )
     notebook.finish(cell)
     found = buttons(notebook, cell)
 
     def said(words: str) -> bool:
         return any(words in str(widget.get("value", "")) for widget in notebook.widgets.values())
 
-    notebook.watch(cell, lambda _: said("loss 0.5"))  # pressed before, the button would say that it has not begun
+    notebook.watch(
+        cell, lambda _: said("loss 0.5")
+    )  # pressed before, the button would say that it has not begun
     notebook.click(found["where is it?"])
     notebook.watch(cell, lambda _: said("at line 3"))
     end.touch()
-    notebook.watch(cell, lambda shown: any("done after" in data["text/plain"] for data in shown.rich))
+    notebook.watch(
+        cell, lambda shown: any("done after" in data["text/plain"] for data in shown.rich)
+    )
     assert re.search(r"done after \d+\.\d s> · loss 0\.5$", cell.rich[0]["text/plain"])
 
 
-def test_its_button_stops_a_cell_beside_the_notebook_and_earlier_lines_are_let_go(notebook: Notebook) -> None:
+def test_its_button_stops_a_cell_beside_the_notebook_and_earlier_lines_are_let_go(
+    notebook: Notebook,
+) -> None:
     notebook.run("from skymagic.display import controls\ncontrols.MAX_ENDED = 0")
     cell = notebook.finish(notebook.start("%%sky_broadcast -a\ntime.sleep(600)"))
     notebook.click(buttons(notebook, cell)["stop"])
@@ -465,7 +521,9 @@ def test_a_value_that_is_refused_fails_the_cell_at_its_line(notebook: Notebook) 
 def test_a_cell_that_nobody_watches_has_its_line_at_the_end_alone(tmp_path: Path) -> None:
     kernel = nbformat.v4.new_notebook(
         cells=[
-            nbformat.v4.new_code_cell("%load_ext skymagic\n%config SkyMagic.view_after = 0.1\n%sky_pool --ranks 2"),
+            nbformat.v4.new_code_cell(
+                "%load_ext skymagic\n%config SkyMagic.view_after = 0.1\n%sky_pool --ranks 2"
+            ),
             nbformat.v4.new_code_cell(
                 "%%sky_broadcast -o r\nimport sys, time\nimport skymagic as sky\n"
                 "for step in range(4):\n    print('.', end='', file=sys.stderr)\n    time.sleep(0.1)\n"
@@ -475,7 +533,9 @@ def test_a_cell_that_nobody_watches_has_its_line_at_the_end_alone(tmp_path: Path
         ]
     )
     env = {**os.environ, "PYTHONPATH": str(ROOT), "IPYTHONDIR": str(tmp_path / ".ipython")}
-    NotebookClient(kernel, timeout=60, resources={"metadata": {"path": str(tmp_path)}}).execute(env=env)
+    NotebookClient(kernel, timeout=60, resources={"metadata": {"path": str(tmp_path)}}).execute(
+        env=env
+    )
     outputs = kernel.cells[1].outputs
     *streams, last = outputs
     assert {output.output_type for output in streams} == {"stream"}

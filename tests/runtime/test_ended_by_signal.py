@@ -74,7 +74,9 @@ def test_one_that_all_processes_get_and_live_on(notebook: Notebook, tmp_path: Pa
 
 
 @pytest.mark.parametrize("signals", [[], ["SIGTERM"]], ids=["a hook", "a hook of that signal"])
-def test_an_agent_that_is_ended_has_hooks_called_first(notebook: Notebook, tmp_path: Path, signals: list[str]) -> None:
+def test_an_agent_that_is_ended_has_hooks_called_first(
+    notebook: Notebook, tmp_path: Path, signals: list[str]
+) -> None:
     notebook.run(f"signals = {signals}")
     notebook.run("%sky_pool lab --ranks 2")
     run = at_work(notebook)
@@ -90,7 +92,11 @@ def test_the_end_of_a_whole_job(notebook: Notebook, tmp_path: Path) -> None:
     at_work(notebook)
     # an agent that hears it much later than its notebook has ended by then
     first = agent(notebook)
-    processes = [first, psutil.Process(notebook.pid), *(one for one in job(notebook) if one != first)]
+    processes = [
+        first,
+        psutil.Process(notebook.pid),
+        *(one for one in job(notebook) if one != first),
+    ]
     for one in processes:
         with suppress(psutil.NoSuchProcess):
             one.terminate()
@@ -101,7 +107,9 @@ def test_the_end_of_a_whole_job(notebook: Notebook, tmp_path: Path) -> None:
 
 def test_without_hooks_an_agent_ends_at_once(notebook: Notebook) -> None:
     notebook.run("%sky_pool lab --ranks 2")
-    run = notebook.start("%%sky_broadcast\nimport time\nprint('at work')\nwhile True:\n    time.sleep(0.01)")
+    run = notebook.start(
+        "%%sky_broadcast\nimport time\nprint('at work')\nwhile True:\n    time.sleep(0.01)"
+    )
     notebook.watch(run, lambda shown: "at work" in shown.text)
     agent(notebook).terminate()
     shown = notebook.finish(run)

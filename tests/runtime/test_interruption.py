@@ -25,7 +25,9 @@ def tell(): threading.Thread(target=interruption.notify, args=(notice,)).start()
 def said(body: str) -> list[str]:
     """What a process that has attached prints."""
     program = START + textwrap.dedent(body)
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()
 

@@ -45,7 +45,10 @@ def test_rows_by_their_names(sent: list[Rows]) -> None:
     sky.report(step=0, total=2, loss=0.5)
     sky.report(step=1, total=2, loss=1)
     sky.report(step=1, accuracy=0.25, lr=1e-3)
-    assert rows(sent) == {("loss",): [(0, 2, 0.5), (1, 2, 1)], ("accuracy", "lr"): [(1, None, 0.25, 1e-3)]}
+    assert rows(sent) == {
+        ("loss",): [(0, 2, 0.5), (1, 2, 1)],
+        ("accuracy", "lr"): [(1, None, 0.25, 1e-3)],
+    }
     reporting.flush()
     assert len(sent) == 1, "what was sent is not sent again"
 
@@ -65,7 +68,14 @@ def test_one_number_of_whatever_kind(sent: list[Rows]) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         weight = torch.ones(1, requires_grad=True)
-        sky.report(step=np.int64(3), a=np.float32(0.5), b=np.array([2.0]), c=weight.sum() * 3, d=True, e=math.inf)
+        sky.report(
+            step=np.int64(3),
+            a=np.float32(0.5),
+            b=np.array([2.0]),
+            c=weight.sum() * 3,
+            d=True,
+            e=math.inf,
+        )
     assert rows(sent) == {("a", "b", "c", "d", "e"): [(3, None, 0.5, 2, 3, 1, math.inf)]}
 
 
@@ -155,10 +165,14 @@ def test_many_threads_lose_nothing(sent: list[Rows]) -> None:
     going.set()
     taker.join()
     found = rows(sent)["loss",]
-    assert sorted((loss, step) for step, _, loss in found) == [(n, i) for n in range(4) for i in range(2000)]
+    assert sorted((loss, step) for step, _, loss in found) == [
+        (n, i) for n in range(4) for i in range(2000)
+    ]
 
 
-def test_the_end_of_a_cell_waits_for_what_another_thread_sends(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_end_of_a_cell_waits_for_what_another_thread_sends(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     overtaken = Overtaken()
     monkeypatch.setattr(reporting, "_send", overtaken.send)
     sky.report(loss=1.0)
@@ -170,5 +184,7 @@ def test_the_end_of_a_cell_waits_for_what_another_thread_sends(monkeypatch: pyte
 def test_importing_it_imports_nothing_heavy() -> None:
     code = "import sys, skymagic as sky; sky.report; print(*(m for m in ('numpy', 'pandas', 'torch', 'IPython') if m in sys.modules))"
     env = {**os.environ, "PYTHONWARNINGS": "error"}
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=env)
+    found = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=env
+    )
     assert found.stdout.split() == []

@@ -47,7 +47,11 @@ def said(body: str, *, rank: int = 0, cwd: Path = ROOT) -> tuple[list[str], list
     environment = {**os.environ, "COMPUTE_POOL": info.to_json(), "PYTHONPATH": str(ROOT)}
     environment.pop("PYTHONUNBUFFERED", None)  # buffers are where text goes astray
     result = subprocess.run(
-        [sys.executable, "-c", header + textwrap.dedent(body)], capture_output=True, text=True, cwd=cwd, env=environment
+        [sys.executable, "-c", header + textwrap.dedent(body)],
+        capture_output=True,
+        text=True,
+        cwd=cwd,
+        env=environment,
     )
     assert result.returncode == 0, result.stderr
     return result.stdout.splitlines(), result.stderr.splitlines()
@@ -85,8 +89,12 @@ def test_enter_reaches_child_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COMPUTE_POOL", "")
     runtime.enter(THIRD)
     assert sky.instance_info() == THIRD
-    code = "import skymagic as sky; info = sky.instance_info(); print(info.rank, info.peers[1].addr)"
-    child = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    code = (
+        "import skymagic as sky; info = sky.instance_info(); print(info.rank, info.peers[1].addr)"
+    )
+    child = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT
+    )
     assert child.stdout == "2 10.0.0.2\n"
 
 
@@ -122,7 +130,10 @@ HEARD = {
 
 
 def test_only() -> None:
-    body = "".join(f"@sky.stdout(only={only})\ndef f(): print({number})\nf()\n" for number, only in enumerate(HEARD))
+    body = "".join(
+        f"@sky.stdout(only={only})\ndef f(): print({number})\nf()\n"
+        for number, only in enumerate(HEARD)
+    )
     found = [[int(line) for line in said(body, rank=rank)[0]] for rank in range(3)]
     heard = [[rank for rank in range(3) if number in found[rank]] for number in range(len(HEARD))]
     assert dict(zip(HEARD, heard, strict=True)) == HEARD
@@ -137,7 +148,9 @@ def test_only() -> None:
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("control", [sky.stdout, sky.stderr], ids=["stdout", "stderr"])
-def test_wrong_only_is_refused_where_it_is_written(control: Any, only: Any, error: type[Exception]) -> None:
+def test_wrong_only_is_refused_where_it_is_written(
+    control: Any, only: Any, error: type[Exception]
+) -> None:
     with pytest.raises(error, match=r"sky\.std"):
         control(only=only)
 
@@ -188,7 +201,9 @@ def complaints(word: str) -> set[tuple[str, str]]:
 
 
 def test_stdout_down_to_the_descriptor_and_stderr_left_alone() -> None:
-    out, err = said(f"{LOUD}\nloud('before')\nsky.stdout(only='head')(loud)('during')\nloud('after')", rank=1)
+    out, err = said(
+        f"{LOUD}\nloud('before')\nsky.stdout(only='head')(loud)('during')\nloud('after')", rank=1
+    )
     assert words(out) == everything("before") | everything("after")
     assert words(err) == complaints("before") | complaints("during") | complaints("after")
 
@@ -370,7 +385,9 @@ def test_in_memory_streams_are_silenced_too(capsys: pytest.CaptureFixture[str]) 
     with sky.silent:
         print("hidden")
         print("hidden", file=sys.stderr)
-        assert (sys.stdout.encoding, sys.stdout.isatty(), sys.stdout.getvalue()) == ("utf-8", False, "before\n")  # type: ignore[union-attr]
+        assert sys.stdout.encoding == "utf-8"
+        assert not sys.stdout.isatty()
+        assert sys.stdout.getvalue() == "before\n"  # type: ignore[union-attr]
     print("after")
     assert tuple(capsys.readouterr()) == ("before\nafter\n", "")
 
@@ -396,7 +413,10 @@ def test_in_a_notebook_without_a_pool() -> None:
         ),
     ]
     NotebookClient(notebook, timeout=60, resources={"metadata": {"path": str(ROOT)}}).execute()
-    assert [output["text"] for cell in notebook.cells for output in cell.outputs] == ["before\n", "after\n"]
+    assert [output["text"] for cell in notebook.cells for output in cell.outputs] == [
+        "before\n",
+        "after\n",
+    ]
 
 
 # ------------------------------------------------------------------------------------------ ports

@@ -54,8 +54,12 @@ def test_parts_are_a_partition(size: int, world: int, shuffle: bool, seed: int) 
     assert lengths == sorted(lengths, reverse=True)
 
 
-@given(size=sizes, world=worlds, shuffle=st.booleans(), seed=st.integers(0, 3), drop_last=st.booleans())
-def test_the_rule_is_the_documented_one(size: int, world: int, shuffle: bool, seed: int, drop_last: bool) -> None:
+@given(
+    size=sizes, world=worlds, shuffle=st.booleans(), seed=st.integers(0, 3), drop_last=st.booleans()
+)
+def test_the_rule_is_the_documented_one(
+    size: int, world: int, shuffle: bool, seed: int, drop_last: bool
+) -> None:
     indices = list(range(size))
     if shuffle:
         random.Random(seed).shuffle(indices)
@@ -66,12 +70,27 @@ def test_the_rule_is_the_documented_one(size: int, world: int, shuffle: bool, se
 
 
 @given(size=sizes, world=worlds, shuffle=st.booleans(), drop_last=st.booleans())
-def test_arrays_stay_aligned_whatever_their_types(size: int, world: int, shuffle: bool, drop_last: bool) -> None:
+def test_arrays_stay_aligned_whatever_their_types(
+    size: int, world: int, shuffle: bool, drop_last: bool
+) -> None:
     numbers = np.arange(size)
-    data = (list(range(size)), numbers, torch.arange(size), pd.Series(numbers), {"x": numbers, "y": numbers.tolist()})
+    data = (
+        list(range(size)),
+        numbers,
+        torch.arange(size),
+        pd.Series(numbers),
+        {"x": numbers, "y": numbers.tolist()},
+    )
     for part in parts(world, *data, shuffle=shuffle, drop_last=drop_last):
         plain, array, tensor, series, named = part
-        assert plain == array.tolist() == tensor.tolist() == series.tolist() == named["x"].tolist() == named["y"]
+        assert (
+            plain
+            == array.tolist()
+            == tensor.tolist()
+            == series.tolist()
+            == named["x"].tolist()
+            == named["y"]
+        )
 
 
 def test_another_seed_another_order() -> None:
@@ -152,7 +171,11 @@ KINDS: dict[str, tuple[Callable[[], Any], type, Callable[[Any], list[Any]]]] = {
         lambda x: list(x["a"]),
     ),
     "arrow array": (lambda: pa.array([0, 1, 4, 9, 16]), pa.Int64Array, lambda x: x.to_pylist()),
-    "arrow table": (lambda: pa.table({"a": [0, 1, 4, 9, 16]}), pa.Table, lambda x: x["a"].to_pylist()),
+    "arrow table": (
+        lambda: pa.table({"a": [0, 1, 4, 9, 16]}),
+        pa.Table,
+        lambda x: x["a"].to_pylist(),
+    ),
     "sparse": (
         lambda: scipy.sparse.csr_array(np.arange(5)[:, None] ** 2),
         scipy.sparse.csr_array,
@@ -178,7 +201,9 @@ def test_types_are_kept(kind: str, shuffle: bool) -> None:
     assert values(last) == []
 
 
-@pytest.mark.parametrize("empty", [[], (), np.zeros((0, 3)), torch.zeros(0, 2), pd.DataFrame({"a": []})], ids=str)
+@pytest.mark.parametrize(
+    "empty", [[], (), np.zeros((0, 3)), torch.zeros(0, 2), pd.DataFrame({"a": []})], ids=str
+)
 def test_empty_data_stays_what_it_is(empty: Any) -> None:
     for part in parts(2, empty, shuffle=True):
         assert type(part) is type(empty)
@@ -287,7 +312,9 @@ def test_nothing_at_all() -> None:
         sky.shard()
 
 
-@pytest.mark.parametrize("data", [([1, 2], [1, 2, 3]), (np.zeros((3, 2)), [1, 2]), ({"a": [1, 2], "b": [1, 2, 3]},)])
+@pytest.mark.parametrize(
+    "data", [([1, 2], [1, 2, 3]), (np.zeros((3, 2)), [1, 2]), ({"a": [1, 2], "b": [1, 2, 3]},)]
+)
 def test_unequal_lengths_are_refused_everywhere(data: Any) -> None:
     with pytest.raises(ValueError, match=r"must be equally long; these have \d, \d items"):
         sky.shard(*data)

@@ -41,7 +41,11 @@ def nothing_stays() -> Iterator[None]:
     """Neither threads nor sockets nor child processes."""
     before = len(psutil.Process().net_connections("tcp"))
     yield
-    assert [t.name for t in threading.enumerate() if "skymagic" in t.name or "paramiko" in type(t).__module__] == []
+    assert [
+        t.name
+        for t in threading.enumerate()
+        if "skymagic" in t.name or "paramiko" in type(t).__module__
+    ] == []
     assert len(psutil.Process().net_connections("tcp")) == before
 
 
@@ -72,7 +76,9 @@ def reached(endpoint: Endpoint, ask=None) -> str:
 
 def test_an_unknown_host_key_is_shown_and_not_accepted(hosts: Hosts) -> None:
     hosts.known_hosts.write_text("")
-    shown = subprocess.run(["ssh-keygen", "-lf", f"{hosts[0].hostkey}.pub"], capture_output=True, text=True, check=True)
+    shown = subprocess.run(
+        ["ssh-keygen", "-lf", f"{hosts[0].hostkey}.pub"], capture_output=True, text=True, check=True
+    )
     failure = failing(configured(hosts))
     assert failure.reason == f"its host key is not known: ssh-ed25519 {shown.stdout.split()[1]}"
     assert failure.remedy == "if that is the host's key, accept it once in a terminal: ssh h1"
@@ -94,7 +100,9 @@ def test_a_changed_host_key_is_refused(hosts: Hosts) -> None:
     assert "its host key has CHANGED: it shows ssh-ed25519 SHA256:" in failure.reason
     assert f"{hosts.known_hosts} line 2" in failure.reason
     assert f"ssh-keygen -R '{place}' -f {hosts.known_hosts}, then once: ssh h1" in failure.remedy
-    subprocess.run(["ssh-keygen", "-R", place, "-f", str(hosts.known_hosts)], check=True, capture_output=True)
+    subprocess.run(
+        ["ssh-keygen", "-R", place, "-f", str(hosts.known_hosts)], check=True, capture_output=True
+    )
     assert "is not known" in failing(configured(hosts)).reason
 
 
@@ -128,7 +136,9 @@ def bare(hosts: Hosts, *lines: str) -> Endpoint:
     """The first host, with no key but those given."""
     own = f'IdentityFile "{hosts.key}"'
     assert own in hosts.config.read_text()
-    hosts.config.write_text(hosts.config.read_text().replace(own, "").replace("IdentityAgent none", ""))
+    hosts.config.write_text(
+        hosts.config.read_text().replace(own, "").replace("IdentityAgent none", "")
+    )
     return configured(hosts, *lines)
 
 
@@ -136,7 +146,11 @@ def test_wrong_keys_are_named(hosts: Hosts) -> None:
     other = keygen(hosts.folder / "other")
     (hosts.folder / "text").write_text("no key")
     failure = failing(
-        bare(hosts, "IdentityAgent none", *(f"IdentityFile {p}" for p in (other, "/none/key", hosts.folder / "text")))
+        bare(
+            hosts,
+            "IdentityAgent none",
+            *(f"IdentityFile {p}" for p in (other, "/none/key", hosts.folder / "text")),
+        )
     )
     assert f"@127.0.0.2 accepts none of your keys (tried: {other})" in failure.reason
     assert "/none/key (there is no such file)" in failure.reason
@@ -163,7 +177,9 @@ def test_a_passphrase_is_asked_for_once(hosts: Hosts) -> None:
     hosts[0].authorized.write_text(Path(f"{key}.pub").read_text())
     endpoint = bare(hosts, "IdentityAgent none", f"IdentityFile {key}")
     failure = failing(endpoint)
-    assert f"{key} (it has a passphrase, and there is no prompt here: ssh-add {key})" in failure.reason
+    assert (
+        f"{key} (it has a passphrase, and there is no prompt here: ssh-add {key})" in failure.reason
+    )
     asked: list[str] = []
 
     def ask(question: str) -> str:
@@ -200,7 +216,9 @@ def test_a_passphrase_that_nobody_gives(hosts: Hosts) -> None:
 def agent(folder: Path, *keys: Path) -> Iterator[str]:
     """An ssh-agent that holds these keys; its socket."""
     place = folder / "agent"
-    process = subprocess.Popen(["ssh-agent", "-D", "-a", str(place)], stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        ["ssh-agent", "-D", "-a", str(place)], stdout=subprocess.PIPE, text=True
+    )
     try:
         assert process.stdout is not None
         process.stdout.readline()
@@ -217,7 +235,14 @@ def test_the_agents_keys(hosts: Hosts, monkeypatch: pytest.MonkeyPatch) -> None:
     wrong = keygen(hosts.folder / "wrong")
     with agent(hosts.folder, wrong, hosts.key) as place:
         endpoint = bare(hosts, "IdentitiesOnly no", "IdentityFile none")
-        assert reached(configured(hosts, f"IdentityAgent {place}", "IdentitiesOnly no", "IdentityFile none")) == "h1"
+        assert (
+            reached(
+                configured(
+                    hosts, f"IdentityAgent {place}", "IdentitiesOnly no", "IdentityFile none"
+                )
+            )
+            == "h1"
+        )
         monkeypatch.setenv("SSH_AUTH_SOCK", place)
         assert reached(endpoint) == "h1"
         only = failing(configured(hosts, "IdentitiesOnly yes", f"IdentityFile {wrong}"))
@@ -237,7 +262,9 @@ def test_a_host_that_takes_no_keys(tmp_path: Path) -> None:
 
 
 def test_a_name_that_is_not_known(hosts: Hosts) -> None:
-    failure = failing(SshConfig(hosts.config).endpoint(HostSpec("nowhere.invalid", "nowhere.invalid")))
+    failure = failing(
+        SshConfig(hosts.config).endpoint(HostSpec("nowhere.invalid", "nowhere.invalid"))
+    )
     assert failure.reason == "the name 'nowhere.invalid' is not known"
 
 
@@ -316,10 +343,15 @@ def test_a_jump_host_that_fails(hosts: Hosts) -> None:
     endpoint = configured(hosts, "Host h2", "ProxyJump h1", "Host *", name="h2")
     port = hosts[1].port
     hosts[1].stop()
-    assert failing(endpoint).reason.startswith(f"the jump host h1 cannot connect to 127.0.0.3 port {port}: ")
+    assert failing(endpoint).reason.startswith(
+        f"the jump host h1 cannot connect to 127.0.0.3 port {port}: "
+    )
     hosts[0].stop()
     failure = failing(endpoint)
-    assert failure.reason == f"its jump host h1 cannot be used: 127.0.0.2 port {hosts[0].port} refused the connection"
+    assert (
+        failure.reason
+        == f"its jump host h1 cannot be used: 127.0.0.2 port {hosts[0].port} refused the connection"
+    )
 
 
 @pytest.mark.parametrize(("unknown", "said"), [(0, "its jump host h1 cannot be used: "), (1, "")])
@@ -339,7 +371,10 @@ def test_a_jump_host_that_forbids_it(tmp_path: Path) -> None:
 
 def test_over_a_command(hosts: Hosts) -> None:
     command = f"ssh -F {hosts.config} -W %h:%p h1"
-    assert reached(configured(hosts, "Host h2", f"ProxyCommand {command}", "Host *", name="h2")) == "h2"
+    assert (
+        reached(configured(hosts, "Host h2", f"ProxyCommand {command}", "Host *", name="h2"))
+        == "h2"
+    )
     assert any("Accepted publickey" in line for line in hosts[0].log)
 
 
@@ -348,7 +383,9 @@ def test_a_command_that_talks_is_not_to_blame(hosts: Hosts) -> None:
     command = f"sh -c 'echo hello >&2; exec ssh -o StrictHostKeyChecking=no -o UserKnownHostsFile=/dev/null -F {hosts.config} -W %h:%p h1'"
     assert (
         "its host key is not known"
-        in failing(configured(hosts, "Host h2", f"ProxyCommand {command}", "Host *", name="h2")).reason
+        in failing(
+            configured(hosts, "Host h2", f"ProxyCommand {command}", "Host *", name="h2")
+        ).reason
     )
 
 
@@ -405,10 +442,14 @@ def test_an_interrupt_leaves_nothing(hosts: Hosts) -> None:
         thread = threading.Thread(target=press)
         thread.start()
         silent = at(listening, hosts, "ConnectTimeout 60")
-        jumped = configured(hosts, "Host h2", "ProxyJump h1", "Host *", "ConnectTimeout 60", name="h2")
+        jumped = configured(
+            hosts, "Host h2", "ProxyJump h1", "Host *", "ConnectTimeout 60", name="h2"
+        )
         hosts[1].freeze()
         with pytest.raises(KeyboardInterrupt):
-            connect_all([silent, jumped, configured(hosts)], progress=lambda endpoint, state: ready.set())
+            connect_all(
+                [silent, jumped, configured(hosts)], progress=lambda endpoint, state: ready.set()
+            )
         thread.join(timeout=20)
         assert not thread.is_alive()
     hosts[1].thaw()
@@ -425,7 +466,9 @@ def test_no_further_process(tmp_path: Path) -> None:
     with loopback(tmp_path / "hosts", 1, options=["MaxSessions 2"]) as hosts:
         connection = connect(configured(hosts))
         first, second = connection.open("exec cat"), connection.open("exec cat")
-        with pytest.raises(HostError, match=r"sshd allows no more processes on this connection.*\n.*MaxSessions"):
+        with pytest.raises(
+            HostError, match=r"sshd allows no more processes on this connection.*\n.*MaxSessions"
+        ):
             connection.open("true")
         first.close()
         assert connection.run("echo on").out == "on\n"

@@ -55,9 +55,19 @@ def forced(command: str) -> list[str]:
     ("options", "files"),
     [
         ([], {}),
-        (["Banner {folder}/banner", "PrintMotd yes"], {"../../banner": "Authorised use only!\n" * 20}),
-        (forced('. {folder}/noise; exec /bin/sh -c "$SSH_ORIGINAL_COMMAND"'), {"../../noise": NOISE, ".bashrc": NOISE}),
-        pytest.param([login_shell("fish")], {".config/fish/config.fish": NOISE}, marks=pytest.mark.needs("fish")),
+        (
+            ["Banner {folder}/banner", "PrintMotd yes"],
+            {"../../banner": "Authorised use only!\n" * 20},
+        ),
+        (
+            forced('. {folder}/noise; exec /bin/sh -c "$SSH_ORIGINAL_COMMAND"'),
+            {"../../noise": NOISE, ".bashrc": NOISE},
+        ),
+        pytest.param(
+            [login_shell("fish")],
+            {".config/fish/config.fish": NOISE},
+            marks=pytest.mark.needs("fish"),
+        ),
         pytest.param(
             [login_shell("csh")],
             {".cshrc": "echo welcome; set path = ($path /nowhere)\n"},
@@ -68,7 +78,9 @@ def forced(command: str) -> list[str]:
 )
 def test_everything_works(options: list[str], files: dict[str, str], tmp_path: Path) -> None:
     lines = [line.replace("{folder}", f"{tmp_path}/hosts") for line in options]
-    with loopback(tmp_path / "hosts", options=lines, home="home" if options else "my 'own' $HOME") as hosts:
+    with loopback(
+        tmp_path / "hosts", options=lines, home="home" if options else "my 'own' $HOME"
+    ) as hosts:
         for name, text in files.items():
             path = hosts[0].home / name
             path.parent.mkdir(parents=True, exist_ok=True)

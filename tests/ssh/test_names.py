@@ -52,13 +52,31 @@ def test_user_and_port() -> None:
 def test_a_file_of_hosts(tmp_path: Path) -> None:
     path = tmp_path / "hosts.txt"
     path.write_text("# the rack\ngpu[1-2]   # old\n\nme@gpu3 gpu4,gpu5\n")
-    assert [s.text for s in expand([f"@{path}", "gpu6"])] == ["gpu1", "gpu2", "me@gpu3", "gpu4", "gpu5", "gpu6"]
+    assert [s.text for s in expand([f"@{path}", "gpu6"])] == [
+        "gpu1",
+        "gpu2",
+        "me@gpu3",
+        "gpu4",
+        "gpu5",
+        "gpu6",
+    ]
 
 
 def test_all_mistakes_at_once(tmp_path: Path) -> None:
     path = tmp_path / "hosts.txt"
     path.write_text("ok\nbad:port\n@other\n")
-    words = ["gpu[3-1]", "a b", "-oProxyCommand=x", "x@-y", "h:0", "fe80::1", "n[1-99999]", f"@{path}", "@/none", "z["]
+    words = [
+        "gpu[3-1]",
+        "a b",
+        "-oProxyCommand=x",
+        "x@-y",
+        "h:0",
+        "fe80::1",
+        "n[1-99999]",
+        f"@{path}",
+        "@/none",
+        "z[",
+    ]
     with pytest.raises(RequestError) as refused:
         expand(words)
     mistakes = refused.value.mistakes
@@ -171,7 +189,10 @@ def test_settings_are_those_of_openssh(tmp_path: Path, word: str) -> None:
     text = CONFIG.replace("more/", f"{tmp_path}/more/")
     found = settle(tmp_path, text, word)
     shown = subprocess.run(
-        ["ssh", "-G", "-F", str(tmp_path / "config"), word], capture_output=True, text=True, check=True
+        ["ssh", "-G", "-F", str(tmp_path / "config"), word],
+        capture_output=True,
+        text=True,
+        check=True,
     ).stdout
     lines = [line.partition(" ")[::2] for line in shown.splitlines()]
     wanted = dict(lines)
@@ -186,7 +207,9 @@ def test_settings_are_those_of_openssh(tmp_path: Path, word: str) -> None:
     assert list(found.identities) == expanded
     assert found.identities_only is (wanted["identitiesonly"] == "yes")
     assert f"{found.timeout:.0f}" == wanted["connecttimeout"].replace("none", "15")
-    assert [jump.label for jump in found.proxy_jump] == ([wanted["proxyjump"]] if "proxyjump" in wanted else [])
+    assert [jump.label for jump in found.proxy_jump] == (
+        [wanted["proxyjump"]] if "proxyjump" in wanted else []
+    )
 
 
 def test_what_is_written_comes_before_what_is_configured(tmp_path: Path) -> None:
@@ -243,12 +266,20 @@ def test_the_first_proxy_counts(tmp_path: Path, text: str, jumps: int, command: 
 
 def test_files_of_known_hosts(tmp_path: Path) -> None:
     text = 'Host a\n UserKnownHostsFile ~/.ssh/%h "/with space/k"\n GlobalKnownHostsFile none\n'
-    assert settle(tmp_path, text, "a").known_hosts == (str(Path.home() / ".ssh" / "a"), "/with space/k")
+    assert settle(tmp_path, text, "a").known_hosts == (
+        str(Path.home() / ".ssh" / "a"),
+        "/with space/k",
+    )
 
 
 def test_without_a_configuration(tmp_path: Path) -> None:
     found = SshConfig(tmp_path / "none").endpoint(HostSpec("10.0.0.1", "10.0.0.1"))
-    assert (found.hostname, found.port, found.proxy_jump, found.identities_given) == ("10.0.0.1", 22, (), False)
+    assert (found.hostname, found.port, found.proxy_jump, found.identities_given) == (
+        "10.0.0.1",
+        22,
+        (),
+        False,
+    )
     assert f"{Path.home()}/.ssh/id_ed25519" in found.identities
     assert f"{Path.home()}/.ssh/known_hosts" in found.known_hosts
 
@@ -260,7 +291,11 @@ KEY, OTHER = "AAAAC3NzaC1lZDI1NTE5AAAAIKey", "AAAAC3NzaC1lZDI1NTE5AAAAIOther"
 
 def judged(tmp_path: Path, lines: str, name: str = "gpu1", key: str = KEY) -> str:
     (tmp_path / "known").write_text(lines)
-    return KnownHosts([str(tmp_path / "none"), str(tmp_path / "known")]).check((name,), "ssh-ed25519", key).state
+    return (
+        KnownHosts([str(tmp_path / "none"), str(tmp_path / "known")])
+        .check((name,), "ssh-ed25519", key)
+        .state
+    )
 
 
 @pytest.mark.parametrize(
@@ -277,7 +312,10 @@ def judged(tmp_path: Path, lines: str, name: str = "gpu1", key: str = KEY) -> st
         (f"gpu1 ssh-ed25519 {OTHER}\ngpu1 ssh-ed25519 {KEY}\n", "known"),
         (f"gpu1 ssh-ed25519 {KEY}\n@revoked * ssh-ed25519 {KEY}\n", "revoked"),
         (f"@cert-authority * ssh-ed25519 {KEY}\n", "unknown"),
-        (f"# gpu1 ssh-ed25519 {KEY}\n\ngpu1\n|1|x|y ssh-ed25519 {KEY}\n|2|a ssh-ed25519 {KEY}\n", "unknown"),
+        (
+            f"# gpu1 ssh-ed25519 {KEY}\n\ngpu1\n|1|x|y ssh-ed25519 {KEY}\n|2|a ssh-ed25519 {KEY}\n",
+            "unknown",
+        ),
         ("", "unknown"),
     ],
 )
@@ -290,13 +328,17 @@ def test_hashed_names_and_fingerprints_are_those_of_openssh(tmp_path: Path) -> N
     public = Path(f"{keygen(tmp_path / 'key')}.pub")
     kind, key = public.read_text().split()[:2]
     (tmp_path / "known").write_text(f"[gpu1]:2222 {kind} {key}\ngpu2 {kind} {key}\n")
-    subprocess.run(["ssh-keygen", "-q", "-H", "-f", str(tmp_path / "known")], check=True, capture_output=True)
+    subprocess.run(
+        ["ssh-keygen", "-q", "-H", "-f", str(tmp_path / "known")], check=True, capture_output=True
+    )
     assert "gpu" not in (tmp_path / "known").read_text()
     known = KnownHosts([str(tmp_path / "known")])
     assert known.check((known_hosts_name("GPU1", 2222),), kind, key).state == "known"
     assert known.check((known_hosts_name("gpu2", 22),), kind, key).state == "known"
     assert known.check((known_hosts_name("gpu1", 22),), kind, key).state == "unknown"
-    shown = subprocess.run(["ssh-keygen", "-lf", str(public)], capture_output=True, text=True, check=True).stdout
+    shown = subprocess.run(
+        ["ssh-keygen", "-lf", str(public)], capture_output=True, text=True, check=True
+    ).stdout
     import base64
 
     assert shown.split()[1] == fingerprint(base64.b64decode(key))

@@ -67,7 +67,11 @@ def asked_for(
 def processes(hosts: Hosts) -> list[psutil.Process]:
     """OpenSSH's clients that this test has started."""
     mine = os.environ["XDG_RUNTIME_DIR"]
-    return [one for one in psutil.process_iter() if mine in " ".join(cmdline(one)) and cmdline(one)[0] == "ssh"]
+    return [
+        one
+        for one in psutil.process_iter()
+        if mine in " ".join(cmdline(one)) and cmdline(one)[0] == "ssh"
+    ]
 
 
 def prepend(*lines: str) -> None:
@@ -117,7 +121,9 @@ def test_a_master_that_died_and_left_its_socket(hosts: Hosts) -> None:
     assert (process.finish(5.0), first.alive) == (-1, False)
     process.close()
     first.close()
-    assert len(list(Path(os.environ["XDG_RUNTIME_DIR"]).glob("skymagic-ssh-*/*"))) == 2  # its socket, and the lock
+    assert (
+        len(list(Path(os.environ["XDG_RUNTIME_DIR"]).glob("skymagic-ssh-*/*"))) == 2
+    )  # its socket, and the lock
     assert asked_for().run("echo on").out == "on\n"
 
 
@@ -129,13 +135,16 @@ def test_a_configuration_that_a_channel_must_not_follow(hosts: Hosts) -> None:
     connection = asked_for()
     assert [connection.run("echo on").out for _ in range(3)] == ["on\n"] * 3
     assert not (hosts.folder / "ran").exists()
-    assert (hosts.folder / "matched").read_text() == "x\n" * 2  # once to see where a master is, once to open it
+    assert (
+        hosts.folder / "matched"
+    ).read_text() == "x\n" * 2  # once to see where a master is, once to open it
 
 
 def test_no_program(hosts: Hosts, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(hosts.folder))
     with pytest.raises(
-        HostError, match=r"--ssh openssh does not work here: there is no program ssh on the PATH\n.*paramiko"
+        HostError,
+        match=r"--ssh openssh does not work here: there is no program ssh on the PATH\n.*paramiko",
     ):
         asked_for()
 
@@ -153,7 +162,9 @@ def test_a_folder_of_another_user(hosts: Hosts, monkeypatch: pytest.MonkeyPatch)
 
 def test_a_changed_host_key(hosts: Hosts) -> None:
     other = Path(f"{keygen(hosts.folder / 'other')}.pub").read_text()
-    hosts.known_hosts.write_text(f"{hosts.known_hosts.read_text().split()[0]} {' '.join(other.split()[:2])}\n")
+    hosts.known_hosts.write_text(
+        f"{hosts.known_hosts.read_text().split()[0]} {' '.join(other.split()[:2])}\n"
+    )
     with pytest.raises(
         HostError, match="(?s)REMOTE HOST IDENTIFICATION HAS CHANGED.*Host key verification failed"
     ) as failed:
@@ -188,7 +199,9 @@ def test_revoked_host_keys(hosts: Hosts) -> None:
     revoked.write_text("# none\n")
     connection = asked_for(client="auto")
     assert isinstance(connection, OpenSSHConnection)
-    subprocess.run(["ssh", "-S", connection.path, "-O", "exit", "h1"], check=True, capture_output=True)
+    subprocess.run(
+        ["ssh", "-S", connection.path, "-O", "exit", "h1"], check=True, capture_output=True
+    )
     key = Path(f"{hosts[0].hostkey}.pub")
     subprocess.run(["ssh-keygen", "-q", "-k", "-f", str(revoked), str(key)], check=True)
     for _ in range(2):
@@ -208,7 +221,11 @@ out.sendmsg([b"x"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [so
 def test_a_proxy_that_hands_its_socket_over(hosts: Hosts) -> None:
     """ProxyUseFdpass: paramiko has no such thing, so that OpenSSH is taken by itself."""
     (hosts.folder / "passes").write_text(PASSES)
-    prepend("Host h1", f"  ProxyCommand {sys.executable} {hosts.folder}/passes %h %p", "  ProxyUseFdpass yes")
+    prepend(
+        "Host h1",
+        f"  ProxyCommand {sys.executable} {hosts.folder}/passes %h %p",
+        "  ProxyUseFdpass yes",
+    )
     with pytest.raises(RequestError, match="what only --ssh openssh follows: proxyusefdpass"):
         endpoints(["h1"], "paramiko")
     connection = asked_for(client="auto")
@@ -237,7 +254,9 @@ def test_a_proxy_command_that_fails(hosts: Hosts) -> None:
         asked_for()
 
 
-@pytest.mark.parametrize("line", ["Match tagged mine", "Match localnetwork 10.0.0.0/8", "Match exec false"])
+@pytest.mark.parametrize(
+    "line", ["Match tagged mine", "Match localnetwork 10.0.0.0/8", "Match exec false"]
+)
 def test_a_match_that_paramiko_would_take_for_everybody(hosts: Hosts, line: str) -> None:
     prepend('Match host "the version"', "  Compression no", "Host *")
     (endpoint,) = endpoints(["h1"])
@@ -251,7 +270,9 @@ def test_a_match_that_paramiko_would_take_for_everybody(hosts: Hosts, line: str)
 
 
 @contextmanager
-def asking(folder: Path, monkeypatch: pytest.MonkeyPatch, accepted: Sequence[str]) -> Iterator[Hosts]:
+def asking(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, accepted: Sequence[str]
+) -> Iterator[Hosts]:
     """A host that wants a key and a one-time code, each of which it takes once."""
     with (
         codes(folder / "codes", accepted) as more,
@@ -272,7 +293,9 @@ def test_a_one_time_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, client
             assert threading.current_thread() is threading.main_thread()
             prompts.append(prompt)
             for one in psutil.Process().children(recursive=True):
-                with contextlib.suppress(psutil.NoSuchProcess):  # it has ended, and shows nothing any more
+                with contextlib.suppress(
+                    psutil.NoSuchProcess
+                ):  # it has ended, and shows nothing any more
                     assert "271828" not in " ".join(one.cmdline()) + str(one.environ())
             return next(answers)
 
@@ -297,7 +320,9 @@ def test_nobody_there_to_be_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     with asking(tmp_path, monkeypatch, ["271828"]) as hosts:
         with pytest.raises(HostError, match=r"OpenSSH cannot log in: nobody could be asked"):
             asked_for(ask=lambda prompt: "")
-        with pytest.raises(HostError, match=r"Permission denied \(keyboard-interactive\)") as failed:
+        with pytest.raises(
+            HostError, match=r"Permission denied \(keyboard-interactive\)"
+        ) as failed:
             asked_for()
         assert not processes(hosts)
         # what the error says opens a master that is used from then on
@@ -311,7 +336,9 @@ def test_nobody_there_to_be_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.needs("root", "namespaces")
-def test_an_interrupt_while_it_waits_for_a_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupt_while_it_waits_for_a_code(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with asking(tmp_path, monkeypatch, ["271828"]) as hosts:
 
         def stop(prompt: str) -> str:
@@ -330,12 +357,16 @@ def test_an_interrupt_while_it_waits_for_a_code(tmp_path: Path, monkeypatch: pyt
 
 
 @pytest.mark.needs("root", "namespaces")
-def test_a_master_that_died_asks_nobody_in_the_background(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_master_that_died_asks_nobody_in_the_background(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with asking(tmp_path, monkeypatch, ["271828"]) as hosts:
         asked_for(ask=lambda prompt: "271828")
         hosts[0].kill_sessions()
         for _ in range(3):
-            with pytest.raises(HostError, match=r"(?s)nobody could be asked.*log in once in a terminal"):
+            with pytest.raises(
+                HostError, match=r"(?s)nobody could be asked.*log in once in a terminal"
+            ):
                 asked_for()
         # the host has seen one more login, and not three
         assert len([line for line in hosts[0].log if "Partial publickey" in line]) == 2
@@ -349,6 +380,11 @@ def test_a_key_that_waits_for_a_touch(hosts: Hosts) -> None:
         told.append(prompt)
         return ""
 
-    script = 'SSH_ASKPASS_PROMPT=none "$SSH_ASKPASS" "Confirm user presence for key x"; echo touched'
+    script = (
+        'SSH_ASKPASS_PROMPT=none "$SSH_ASKPASS" "Confirm user presence for key x"; echo touched'
+    )
     said = openssh._ran("h1", ["/bin/sh", "-c", script], Cancellation(), ask, "")
-    assert (said, told) == ("touched\n", ["Confirm user presence for key x (then press Enter here) "])
+    assert (said, told) == (
+        "touched\n",
+        ["Confirm user presence for key x (then press Enter here) "],
+    )

@@ -35,7 +35,9 @@ def hosts(module_hosts: Hosts, tmp_path: Path) -> Iterator[Hosts]:
 
 
 @pytest.fixture(params=["paramiko", "openssh"], autouse=True)
-def client(request: pytest.FixtureRequest, hosts: Hosts, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+def client(
+    request: pytest.FixtureRequest, hosts: Hosts, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[str]:
     """Who speaks SSH."""
     with masters(hosts) as env:
         for name, value in env.items():
@@ -64,7 +66,11 @@ def endpoint(hosts: Hosts, name: str) -> Endpoint:
 
 def ours() -> list[str]:
     """Threads that connections have left."""
-    return [t.name for t in threading.enumerate() if "skymagic" in t.name or "paramiko" in type(t).__module__]
+    return [
+        t.name
+        for t in threading.enumerate()
+        if "skymagic" in t.name or "paramiko" in type(t).__module__
+    ]
 
 
 # ------------------------------------------------------------------------------------------------------- scripts
@@ -110,7 +116,9 @@ def test_lines_come_as_they_are_printed(hosts: Hosts, connection: HostConnection
         seen.append(line)
         (hosts[0].home / "go").touch()  # it prints the rest only now
 
-    done = connection.run("echo one; until [ -e go ]; do sleep 0.01; done; echo two; printf three", lines=hear)
+    done = connection.run(
+        "echo one; until [ -e go ]; do sleep 0.01; done; echo two; printf three", lines=hear
+    )
     assert seen == ["one", "two", "three"]
     assert done.out == "one\ntwo\nthree"
 
@@ -121,7 +129,9 @@ def test_much_output(connection: HostConnection) -> None:
     assert done.err.endswith("end\n")
 
 
-def test_a_timeout_ends_the_script_with_all_that_it_started(hosts: Hosts, connection: HostConnection) -> None:
+def test_a_timeout_ends_the_script_with_all_that_it_started(
+    hosts: Hosts, connection: HostConnection
+) -> None:
     with pytest.raises(HostError, match="h1: a step took longer than 1 s"):
         connection.run("sleep 1000 & trap '' TERM; while :; do sleep 1000; done", timeout=1.0)
     assert still_there(hosts[0].processes()) == []
@@ -174,7 +184,9 @@ def test_a_process_that_ends_while_it_is_fed(connection: HostConnection) -> None
         process.close()
 
 
-def test_closing_ends_a_process_that_does_not_listen(hosts: Hosts, connection: HostConnection) -> None:
+def test_closing_ends_a_process_that_does_not_listen(
+    hosts: Hosts, connection: HostConnection
+) -> None:
     process = connection.open("trap '' HUP PIPE; while :; do sleep 1000; done")
     process.kill()
     assert still_there(hosts[0].processes()) == []
@@ -238,8 +250,16 @@ def test_all_hosts_at_once(tmp_path: Path) -> None:
         endpoints = [endpoint(hosts, name) for name in ("h3", "h1", "h2", "h1")]
         made = connect_all(endpoints, progress=lambda each, state: told.append((each.label, state)))
         assert [each.label for each in made] == ["h3", "h1", "h2", "h1"]
-        assert [each.run("echo $HOME").out.strip() for each in made][:2] == [str(hosts[2].home), str(hosts[0].home)]
-        assert sorted(told) == [("h1", "connected"), ("h1", "connected"), ("h2", "connected"), ("h3", "connected")]
+        assert [each.run("echo $HOME").out.strip() for each in made][:2] == [
+            str(hosts[2].home),
+            str(hosts[0].home),
+        ]
+        assert sorted(told) == [
+            ("h1", "connected"),
+            ("h1", "connected"),
+            ("h2", "connected"),
+            ("h3", "connected"),
+        ]
         for each in made:
             each.close()
             each.close()
@@ -266,7 +286,9 @@ def test_closing_a_connection_ends_its_scripts(hosts: Hosts) -> None:
 
     def work() -> None:
         try:
-            connection.run("trap '' HUP PIPE; echo begun; sleep 1000", lines=lambda line: begun.set())
+            connection.run(
+                "trap '' HUP PIPE; echo begun; sleep 1000", lines=lambda line: begun.set()
+            )
         except HostError as failure:
             failures.append(failure)
 
@@ -278,7 +300,9 @@ def test_closing_a_connection_ends_its_scripts(hosts: Hosts) -> None:
     thread.join(timeout=20)
     assert not thread.is_alive()
     assert still_there(running) == []
-    assert [failure.reason for failure in failures] == ["the connection was closed while a step ran"]
+    assert [failure.reason for failure in failures] == [
+        "the connection was closed while a step ran"
+    ]
     assert not ours()
 
 
@@ -295,7 +319,10 @@ def test_closing_a_connection_frees_who_waits_on_a_frozen_host(hosts: Hosts) -> 
         except OSError as problem:
             raised.append(problem)
 
-    threads = [threading.Thread(target=lambda: heard.append(reading.read())), threading.Thread(target=write)]
+    threads = [
+        threading.Thread(target=lambda: heard.append(reading.read())),
+        threading.Thread(target=write),
+    ]
     hosts[0].freeze()
     for thread in threads:
         thread.start()

@@ -25,5 +25,7 @@ def test_a_configuration_that_others_can_write(
     monkeypatch.setenv("HOME", str(tmp_path))
     assert SshConfig().endpoint(HostSpec("h1", "h1")).hostname == "127.0.0.9"
     (folder / name).chmod(mode)
-    with pytest.raises(RequestError, match=f"others may write {re.escape(str(folder / name))}, .* chmod go-w"):
+    with pytest.raises(
+        RequestError, match=f"others may write {re.escape(str(folder / name))}, .* chmod go-w"
+    ):
         SshConfig()

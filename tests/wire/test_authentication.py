@@ -39,7 +39,9 @@ for sock in accepted(listener):
 
 
 def test_an_accept_without_a_descriptor_is_tried_again() -> None:
-    done = subprocess.run([sys.executable, "-c", WITHOUT_DESCRIPTORS], capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_DESCRIPTORS], capture_output=True, text=True, timeout=60
+    )
     assert done.stdout == "True\n", done.stderr
 
 
@@ -65,7 +67,9 @@ print(accept_ready(listener).getpeername() == client.getsockname())
 
 def test_a_loop_does_not_spin_where_no_descriptor_is_left() -> None:
     """The selector announces the connection again and again: that took a whole core."""
-    done = subprocess.run([sys.executable, "-c", ANNOUNCED], capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", ANNOUNCED], capture_output=True, text=True, timeout=60
+    )
     assert done.stdout.split() == ["None", "True", "True"], done.stderr
 
 
@@ -100,7 +104,9 @@ def test_who_has_the_certificate_is_displaced_by_nobody() -> None:
         there = stack.enter_context(served.get(timeout=DEADLINE))
         strangers = []
         for _ in range(3):
-            strangers.append(stack.enter_context(socket.create_connection(listener.getsockname(), DEADLINE)))
+            strangers.append(
+                stack.enter_context(socket.create_connection(listener.getsockname(), DEADLINE))
+            )
             door.accept()
         assert strangers[0].recv(1) == b""
         there.sendall(b"x")
@@ -108,9 +114,12 @@ def test_who_has_the_certificate_is_displaced_by_nobody() -> None:
 
 
 @pytest.mark.parametrize(
-    ("secret", "purpose", "is_known"), [("s", "p", True), ("t", "p", False), ("s", "q", False), ("", "", False)]
+    ("secret", "purpose", "is_known"),
+    [("s", "p", True), ("t", "p", False), ("s", "q", False), ("", "", False)],
 )
-def test_a_proof_is_of_one_secret_for_one_purpose(secret: str, purpose: str, is_known: bool) -> None:
+def test_a_proof_is_of_one_secret_for_one_purpose(
+    secret: str, purpose: str, is_known: bool
+) -> None:
     here, there = socket.socketpair()
     with here, there:
 

@@ -43,7 +43,9 @@ def test_what_was_sent_comes_back(sent: list[tuple[Any, bytes]], step: int) -> N
     whole = b"".join(CODEC.encode(*one) for one in sent)
     pieces = iter([*(whole[n : n + step] for n in range(0, len(whole), step)), b""])
     messages = CODEC.messages(lambda: next(pieces))
-    assert [(message, bytes(payload)) for message, payload in (next(messages) for _ in sent)] == sent
+    assert [
+        (message, bytes(payload)) for message, payload in (next(messages) for _ in sent)
+    ] == sent
     with pytest.raises(EOFError):
         next(messages)
 
@@ -77,7 +79,9 @@ def test_noise_is_skipped_before_the_first_message_only() -> None:
         list(CODEC.decoder(noise=True).feed(whole + b"late\n"))
     with pytest.raises(ValueError, match="no answer, but 'Welcome"):
         CODEC.first(b"Welcome\n" * 4000, noise=True)
-    with pytest.raises(ValueError, match="not a message"):  # of another version: told, and not waited for
+    with pytest.raises(
+        ValueError, match="not a message"
+    ):  # of another version: told, and not waited for
         CODEC.first(b'noise\n["Plain",{"new":1}]\n', noise=True)
 
 
@@ -87,7 +91,9 @@ def test_names_of_a_store_lead_nowhere_else() -> None:
         store.decode(line)
 
 
-@pytest.mark.parametrize("codec", [agent.CODEC, files.CODEC, store.CODEC], ids=["agent", "files", "store"])
+@pytest.mark.parametrize(
+    "codec", [agent.CODEC, files.CODEC, store.CODEC], ids=["agent", "files", "store"]
+)
 def test_tuples_come_back_as_tuples(codec: Codec[Any]) -> None:
     for names in codec._tuples.values():
         assert set(names) <= {"ranks", "preload", "plugins", "devices", "gpus", "batches"}

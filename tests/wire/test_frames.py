@@ -13,7 +13,13 @@ MESSAGES = st.lists(st.binary(max_size=40), max_size=6)
 # Each step: what either end puts, how many bytes the connection carries each way, and whether it breaks then.
 STEPS = st.lists(
     st.tuples(
-        MESSAGES, MESSAGES, st.integers(1, 200), st.integers(0, 150), st.integers(0, 150), st.booleans(), st.booleans()
+        MESSAGES,
+        MESSAGES,
+        st.integers(1, 200),
+        st.integers(0, 150),
+        st.integers(0, 150),
+        st.booleans(),
+        st.booleans(),
     ),
     max_size=30,
 )

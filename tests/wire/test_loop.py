@@ -17,7 +17,10 @@ from skymagic.wire.session.loop import BATCH, SessionLoop
 
 # What happens next: a write of so many bytes to a stream (0 ends it) at one end, turns of the loops, or a loss.
 WRITES = st.tuples(
-    st.just("write"), st.integers(0, 1), st.integers(0, 1), st.sampled_from([0, 1, 1000, 70_000, 500_000, 3_000_000])
+    st.just("write"),
+    st.integers(0, 1),
+    st.integers(0, 1),
+    st.sampled_from([0, 1, 1000, 70_000, 500_000, 3_000_000]),
 )
 TURNS = st.tuples(st.just("turn"), st.integers(0, 1), st.integers(1, 20), st.just(0))
 LOSSES = st.tuples(st.just("lose"), st.integers(0, 1), st.just(0), st.just(0))
@@ -29,7 +32,9 @@ class Ends:
     def __init__(self) -> None:
         self.lost: list[str] = []
         self.heard: list[list[Frame]] = [[], []]
-        self.loops = tuple(SessionLoop(Session(), self.heard[end].append, self.lost.append) for end in range(2))
+        self.loops = tuple(
+            SessionLoop(Session(), self.heard[end].append, self.lost.append) for end in range(2)
+        )
         self.programs: list[list[socket.socket]] = [[], []]
         self.written = [[bytearray(), bytearray()], [bytearray(), bytearray()]]
         self.read = [[bytearray(), bytearray()], [bytearray(), bytearray()]]
@@ -84,7 +89,9 @@ class Ends:
     def arrived(self) -> bool:
         """Whether each program has all that the one at the other end has written."""
         return all(
-            len(self.read[end][index]) >= len(self.written[1 - end][index]) for end in range(2) for index in range(2)
+            len(self.read[end][index]) >= len(self.written[1 - end][index])
+            for end in range(2)
+            for index in range(2)
         )
 
     def close(self) -> None:

@@ -21,7 +21,9 @@ from skymagic.kernels.daemon import rundir
 from skymagic.kernels.store.server import LOCK, exclusive
 from skymagic.wire import processes
 
-pytestmark = pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="start times and pidfds are Linux's")
+pytestmark = pytest.mark.skipif(
+    not hasattr(os, "pidfd_open"), reason="start times and pidfds are Linux's"
+)
 SLEEP = [sys.executable, "-c", "print('up', flush=True); import time; time.sleep(100)"]
 
 
@@ -53,7 +55,9 @@ def lives(process: subprocess.Popen[bytes]) -> bool:
     return process.wait() == -signal.SIGTERM
 
 
-def test_a_later_process_of_the_same_number_gets_no_signal(stranger: subprocess.Popen[bytes]) -> None:
+def test_a_later_process_of_the_same_number_gets_no_signal(
+    stranger: subprocess.Popen[bytes],
+) -> None:
     begun = processes.started(stranger.pid)
     assert begun > processes.started(1) >= 0
     assert not processes.send_signal(stranger.pid, begun - 1, signal.SIGKILL)
@@ -76,9 +80,13 @@ def test_a_rank_that_has_ended(stranger: subprocess.Popen[bytes]) -> None:
 
 
 @pytest.mark.parametrize("difference", [0, -1], ids=["itself", "its number"])
-def test_an_earlier_value_server(stranger: subprocess.Popen[bytes], tmp_path: Path, difference: int) -> None:
+def test_an_earlier_value_server(
+    stranger: subprocess.Popen[bytes], tmp_path: Path, difference: int
+) -> None:
     """On a file system without locks too: the file alone tells of an earlier server."""
-    (tmp_path / LOCK).write_text(f"{stranger.pid} {processes.started(stranger.pid) + difference}".ljust(40))
+    (tmp_path / LOCK).write_text(
+        f"{stranger.pid} {processes.started(stranger.pid) + difference}".ljust(40)
+    )
     with without_locks(), exclusive(tmp_path):
         assert (stranger.wait() == -signal.SIGKILL) if difference == 0 else lives(stranger)
     assert not (tmp_path / LOCK).exists()
@@ -96,7 +104,9 @@ def test_an_earlier_value_server_that_holds_the_lock(tmp_path: Path) -> None:
             "import sys; from pathlib import Path; from skymagic.kernels.store.server import exclusive\n"
             "print('begun', flush=True)\nwith exclusive(Path(sys.argv[1])): print('held', flush=True)"
         )
-        with subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE) as server:
+        with subprocess.Popen(
+            [sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE
+        ) as server:
             assert server.stdout is not None
             assert server.stdout.readline() == b"begun\n"
             assert not select.select([server.stdout], [], [], 0.2)[0]
@@ -105,7 +115,9 @@ def test_an_earlier_value_server_that_holds_the_lock(tmp_path: Path) -> None:
         assert lives(before)
 
 
-def test_a_daemons_folder_where_there_are_no_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_daemons_folder_where_there_are_no_locks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(rundir, "candidates", lambda name: [str(tmp_path / name)])
     directory = rundir.make("a")
     with without_locks(), directory.locked():

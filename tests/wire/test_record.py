@@ -89,7 +89,18 @@ def test_a_daemon_answers(daemon: tuple[str, Path]) -> None:
 
 
 def test_what_a_host_says_cannot_command_a_terminal() -> None:
-    told = AgentRecord("1", "tr\x1b[2Jain", "job", 0, 1, "ann\x1b]0;owned\x07@laptop\nroot@prod", "h\x9bm", "b", 1, 1.0)
+    told = AgentRecord(
+        "1",
+        "tr\x1b[2Jain",
+        "job",
+        0,
+        1,
+        "ann\x1b]0;owned\x07@laptop\nroot@prod",
+        "h\x9bm",
+        "b",
+        1,
+        1.0,
+    )
     found = record.read(RECORD.encode(told).decode())
     assert found is not None
     assert (found.pool, found.hostname) == ("tr\\x1b[2Jain", "h\\x9bm")

@@ -27,14 +27,19 @@ def read(data: bytes, cuts: list[int]) -> list[tuple[str, bytes]]:
 
 
 @given(
-    some.lists(some.tuples(some.sampled_from(["stdout", "stderr"]), some.binary(min_size=1, max_size=40))), some.data()
+    some.lists(
+        some.tuples(some.sampled_from(["stdout", "stderr"]), some.binary(min_size=1, max_size=40))
+    ),
+    some.data(),
 )
 def test_the_order_is_kept(written: list[tuple[str, bytes]], data: some.DataObject) -> None:
     written = [(name, text.replace(MARK, b"")) for name, text in written]
     whole = b"".join(text if name == "stdout" else frame(text) for name, text in written)
     cuts = sorted(data.draw(some.lists(some.integers(0, len(whole)), max_size=8)))
     expected = groupby([part for part in written if part[1]], key=lambda part: part[0])
-    assert read(whole, cuts) == [(name, b"".join(text for _, text in each)) for name, each in expected]
+    assert read(whole, cuts) == [
+        (name, b"".join(text for _, text in each)) for name, each in expected
+    ]
 
 
 @given(some.lists(TEXT))
@@ -42,8 +47,12 @@ def test_nothing_is_lost_of_what_only_looks_like_a_frame(texts: list[bytes]) -> 
     whole = b"".join(texts)
     found = read(whole, [])
     framed = sum(name == "stderr" for name, _ in found)
-    assert sum(len(text) for _, text in found) >= len(whole) - HEADER_BYTES * (framed + whole.count(MARK))
-    assert b"".join(text for _, text in read(whole.replace(b"\x1b", b""), [])) == whole.replace(b"\x1b", b"")
+    assert sum(len(text) for _, text in found) >= len(whole) - HEADER_BYTES * (
+        framed + whole.count(MARK)
+    )
+    assert b"".join(text for _, text in read(whole.replace(b"\x1b", b""), [])) == whole.replace(
+        b"\x1b", b""
+    )
 
 
 def test_a_frame_is_written_at_once() -> None:
@@ -53,7 +62,11 @@ def test_a_frame_is_written_at_once() -> None:
 @pytest.mark.parametrize("cut", range(1, HEADER_BYTES + 3))
 def test_a_frame_is_known_wherever_it_is_cut(cut: int) -> None:
     whole = b"out" + frame("größe\r".encode()) + b"after"
-    assert read(whole, [cut]) == [("stdout", b"out"), ("stderr", "größe\r".encode()), ("stdout", b"after")]
+    assert read(whole, [cut]) == [
+        ("stdout", b"out"),
+        ("stderr", "größe\r".encode()),
+        ("stdout", b"after"),
+    ]
 
 
 def test_a_text_that_ends_like_a_frame_begins_comes_at_the_end() -> None:

@@ -31,7 +31,9 @@ class Assignments:
         self.now = 0  # the number of the last assignment
         self._last: dict[str, int] = {}
         self._typed: dict[str, int] = {}
-        self.on_modules: dict[str, str] = {}  # what cells have set in modules: ``"cfg.lr"`` → the module
+        self.on_modules: dict[
+            str, str
+        ] = {}  # what cells have set in modules: ``"cfg.lr"`` → the module
         self._before: dict[str, int] | None = None
         self._looked = False
 
@@ -69,14 +71,22 @@ class Assignments:
             rebound = self._rebound()
             # of these nobody can say whether they came before what has run on the ranks meanwhile, or after it
             certain = names.certain if completed and not self._looked else frozenset()
-            read = {each.id for each in ast.walk(tree) if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Load)}
-            self._note({*rebound, *(certain & self.namespace.keys())}, names.certain - (names.loads & read))
+            read = {
+                each.id
+                for each in ast.walk(tree)
+                if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Load)
+            }
+            self._note(
+                {*rebound, *(certain & self.namespace.keys())}, names.certain - (names.loads & read)
+            )
         self._before = None
 
     def brought(self, names: Iterable[str]) -> None:
         """These names have just been bound to values of the ranks: the cell itself has not assigned them."""
         if self._before is not None:
-            self._before.update({name: id(self.namespace[name]) for name in names if name in self.namespace})
+            self._before.update(
+                {name: id(self.namespace[name]) for name in names if name in self.namespace}
+            )
 
     def _identities(self) -> dict[str, int]:
         """Name → identity of its object, of all names; threads of the notebook may bind others meanwhile."""
@@ -109,7 +119,9 @@ def set_on_modules(tree: ast.AST, namespace: Mapping[str, object]) -> dict[str, 
         for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
             path = _path(target)
             module, depth = namespace.get(path[0]) if path else None, 1
-            while depth < len(path) and isinstance(inner := getattr(module, path[depth], None), types.ModuleType):
+            while depth < len(path) and isinstance(
+                inner := getattr(module, path[depth], None), types.ModuleType
+            ):
                 module, depth = inner, depth + 1
             if isinstance(module, types.ModuleType) and depth < len(path):
                 found[f"{module.__name__}.{path[depth]}"] = module.__name__
@@ -120,7 +132,9 @@ def _path(target: ast.expr) -> list[str]:
     """``["cfg", "lr"]`` for ``cfg.lr`` and for ``cfg.lr[0].x``; nothing for what does not begin with a name."""
     names: list[str] = []
     while isinstance(target, ast.Attribute | ast.Subscript):
-        names = [target.attr, *names] if isinstance(target, ast.Attribute) else []  # of an item: in what it is
+        names = (
+            [target.attr, *names] if isinstance(target, ast.Attribute) else []
+        )  # of an item: in what it is
         target = target.value
     return [target.id, *names] if isinstance(target, ast.Name) else []
 

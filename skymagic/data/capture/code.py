@@ -71,10 +71,17 @@ def code_names(code: types.CodeType) -> CodeNames:
             elif step.opname == "IMPORT_FROM":
                 imports.add(f"{module}.{step.argval}")
                 required.update([f"{module}.{step.argval}"] if surely else ())
-        inner = [code_names(constant) for constant in code.co_consts if isinstance(constant, types.CodeType)]
+        inner = [
+            code_names(constant)
+            for constant in code.co_consts
+            if isinstance(constant, types.CodeType)
+        ]
         texts = [constant for constant in code.co_consts if isinstance(constant, str)]
         names = _known[code] = CodeNames(
-            frozenset(loads).union(mentioned_names(code.co_names, texts), *(each.loads for each in inner)) - _OWN,
+            frozenset(loads).union(
+                mentioned_names(code.co_names, texts), *(each.loads for each in inner)
+            )
+            - _OWN,
             frozenset(imports).union(*(each.imports for each in inner)),
             frozenset(code.co_names).union(*(each.attributes for each in inner)),
             frozenset(stores).union(*(each.sets for each in inner)),
@@ -102,8 +109,19 @@ def _handles(handler: list[str]) -> bool:
     if handler[0] == "COPY":
         return True
     asked = handler.index("CHECK_EXC_MATCH") if "CHECK_EXC_MATCH" in handler else len(handler)
-    named = {"PUSH_EXC_INFO", "LOAD_GLOBAL", "LOAD_NAME", "LOAD_ATTR", "BUILD_TUPLE", "LOAD_FAST", "NOP", "CACHE"}
-    return handler[:2] == ["PUSH_EXC_INFO", "POP_TOP"] or (asked < len(handler) and named.issuperset(handler[:asked]))
+    named = {
+        "PUSH_EXC_INFO",
+        "LOAD_GLOBAL",
+        "LOAD_NAME",
+        "LOAD_ATTR",
+        "BUILD_TUPLE",
+        "LOAD_FAST",
+        "NOP",
+        "CACHE",
+    }
+    return handler[:2] == ["PUSH_EXC_INFO", "POP_TOP"] or (
+        asked < len(handler) and named.issuperset(handler[:asked])
+    )
 
 
 Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Lambda
@@ -128,9 +146,16 @@ def header_names(definition: Definition, *, postponed: bool = False) -> CodeName
 def body_names(function: ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda) -> CodeNames:
     """What the body of a function takes from the global names and binds in them, without what `header_names` says."""
     name = "<lambda>" if isinstance(function, ast.Lambda) else function.name
-    own = (name, f"<generic parameters of {name}>")  # PEP 695: the function is made in a scope of its parameters
+    own = (
+        name,
+        f"<generic parameters of {name}>",
+    )  # PEP 695: the function is made in a scope of its parameters
     inner = _compiled(function, postponed=False).co_consts
-    names = [code_names(each) for each in inner if isinstance(each, types.CodeType) and each.co_name in own]
+    names = [
+        code_names(each)
+        for each in inner
+        if isinstance(each, types.CodeType) and each.co_name in own
+    ]
     return CodeNames(
         loads=frozenset().union(*(each.loads for each in names)),
         imports=frozenset(),
@@ -142,7 +167,9 @@ def body_names(function: ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda) ->
 def _compiled(node: ast.stmt | ast.expr, postponed: bool) -> types.CodeType:
     whole = ast.Expression(node) if isinstance(node, ast.expr) else ast.Module([node], [])
     mode = "eval" if isinstance(node, ast.expr) else "exec"
-    flags = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT | (__future__.annotations.compiler_flag if postponed else 0)
+    flags = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT | (
+        __future__.annotations.compiler_flag if postponed else 0
+    )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the ranks will say it
         code: types.CodeType = compile(whole, "<cell>", mode, flags, dont_inherit=True)
@@ -153,7 +180,9 @@ def _compiled(node: ast.stmt | ast.expr, postponed: bool) -> types.CodeType:
 
 _EXPANDING = frozenset({"system", "getoutput", "run_line_magic", "run_cell_magic"})
 """What IPython makes of ``!``, ``%`` and ``%%``."""
-_CODE_MAGICS = frozenset({"time", "timeit", "prun", "memit", "mprun", "lprun", "capture", "pyinstrument"})
+_CODE_MAGICS = frozenset(
+    {"time", "timeit", "prun", "memit", "mprun", "lprun", "capture", "pyinstrument"}
+)
 _QUERIES = frozenset({"query", "eval"})
 """Methods of data frames."""
 # IPython's own: a dollar inside single quotes belongs to the shell, and $$ is a dollar.
@@ -169,13 +198,18 @@ def mentioned_names(methods: Collection[str], texts: Sequence[str]) -> set[str]:
     if not _EXPANDING.isdisjoint(methods):
         names.update(name for text in texts for name in _expanded(text))
         if not _CODE_MAGICS.isdisjoint(texts):
-            names.update(name for text in texts for name in _magic_names(text) if text not in _CODE_MAGICS)
+            names.update(
+                name for text in texts for name in _magic_names(text) if text not in _CODE_MAGICS
+            )
     return names
 
 
 def call_names(call: ast.Call) -> set[str]:
     """Names that a literal argument of a call mentions; none where it is no call of IPython's or of a data frame's."""
-    method, texts = call.func.attr if isinstance(call.func, ast.Attribute) else "", literal_arguments(call)
+    method, texts = (
+        call.func.attr if isinstance(call.func, ast.Attribute) else "",
+        literal_arguments(call),
+    )
     if method == "run_cell_magic" and _CODE_MAGICS.isdisjoint(texts[:1]):
         texts = texts[:2]  # the body of another magic is not expanded
     return mentioned_names({method}, texts)
@@ -183,7 +217,11 @@ def call_names(call: ast.Call) -> set[str]:
 
 def literal_arguments(call: ast.Call) -> list[str]:
     """The arguments of a call that are literal strings."""
-    return [arg.value for arg in call.args if isinstance(arg, ast.Constant) and isinstance(arg.value, str)]
+    return [
+        arg.value
+        for arg in call.args
+        if isinstance(arg, ast.Constant) and isinstance(arg.value, str)
+    ]
 
 
 def _expanded(text: str) -> set[str]:
@@ -195,7 +233,11 @@ def _expanded(text: str) -> set[str]:
         fields = []
     for expression in fields:
         names |= _source_names(expression.strip(), "eval")
-    names.update(match[2].partition(".")[0] for match in _DOLLAR.finditer(text) if not match[2].startswith("$"))
+    names.update(
+        match[2].partition(".")[0]
+        for match in _DOLLAR.finditer(text)
+        if not match[2].startswith("$")
+    )
     return {name for name in names if name.isidentifier()}
 
 
@@ -211,7 +253,9 @@ def _source_names(source: str, mode: str) -> set[str]:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the ranks will say it
-            code = compile(source, "<string>", mode, ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True)
+            code = compile(
+                source, "<string>", mode, ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True
+            )
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return set()
     names = code_names(code)
@@ -224,13 +268,27 @@ def namespace_keys(tree: ast.AST) -> set[str]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Subscript) and _is_namespace(node.value):
             keys.append(node.slice)
-        elif isinstance(node, ast.Subscript) and isinstance(node.value, ast.Name) and node.value.id in ("Out", "_oh"):
-            keys.append(ast.Constant(f"_{ast.unparse(node.slice)}" if isinstance(node.slice, ast.Constant) else None))
-        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and _is_namespace(node.func.value):
+        elif (
+            isinstance(node, ast.Subscript)
+            and isinstance(node.value, ast.Name)
+            and node.value.id in ("Out", "_oh")
+        ):
+            keys.append(
+                ast.Constant(
+                    f"_{ast.unparse(node.slice)}" if isinstance(node.slice, ast.Constant) else None
+                )
+            )
+        elif (
+            isinstance(node, ast.Call)
+            and isinstance(node.func, ast.Attribute)
+            and _is_namespace(node.func.value)
+        ):
             keys += node.args[:1]
         elif isinstance(node, ast.Compare) and any(map(_is_namespace, node.comparators)):
             keys.append(node.left)
-    return {key.value for key in keys if isinstance(key, ast.Constant) and isinstance(key.value, str)}
+    return {
+        key.value for key in keys if isinstance(key, ast.Constant) and isinstance(key.value, str)
+    }
 
 
 def _is_namespace(node: ast.expr) -> bool:
@@ -257,7 +315,9 @@ def annotated_names(tree: ast.AST, postponed: bool) -> set[str]:
         inner = {text for node in _without_literals(annotation) for text in _strings(node)}
         names |= {name for text in inner for name in text_names(text)}
         if postponed:
-            names |= {node.id for node in _without_literals(annotation) if isinstance(node, ast.Name)}
+            names |= {
+                node.id for node in _without_literals(annotation) if isinstance(node, ast.Name)
+            }
     return names
 
 
@@ -280,7 +340,9 @@ def own_annotations(value: Any) -> Any:
             return get_annotations(value)
         except Exception:
             return get_annotations(value, format=Format.STRING)
-    return vars(value).get("__annotations__", {}) if isinstance(value, type) else value.__annotations__
+    return (
+        vars(value).get("__annotations__", {}) if isinstance(value, type) else value.__annotations__
+    )
 
 
 def is_type(value: object) -> bool:
@@ -313,9 +375,12 @@ def _without_literals(tree: ast.AST) -> Iterator[ast.AST]:
     """All nodes, but of ``Literal[…]`` the name alone."""
     yield tree
     literal = (
-        isinstance(tree, ast.Subscript) and getattr(tree.value, "attr", getattr(tree.value, "id", "")) in _NOT_NAMES
+        isinstance(tree, ast.Subscript)
+        and getattr(tree.value, "attr", getattr(tree.value, "id", "")) in _NOT_NAMES
     )
-    for child in [tree.value] if isinstance(tree, ast.Subscript) and literal else ast.iter_child_nodes(tree):
+    for child in (
+        [tree.value] if isinstance(tree, ast.Subscript) and literal else ast.iter_child_nodes(tree)
+    ):
         yield from _without_literals(child)
 
 
@@ -329,6 +394,8 @@ def _forward(annotation: object) -> Iterator[str]:
         yield annotation
     elif isinstance(text := getattr(annotation, "__forward_arg__", None), str):
         yield text
-    elif getattr(annotation, "__origin__", None) is not None or isinstance(annotation, types.UnionType):
+    elif getattr(annotation, "__origin__", None) is not None or isinstance(
+        annotation, types.UnionType
+    ):
         for each in getattr(annotation, "__args__", ()):
             yield from _forward(each)

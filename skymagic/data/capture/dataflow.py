@@ -38,11 +38,15 @@ class Flow(ast.NodeVisitor):
     def __init__(self, *, postponed: bool = False) -> None:
         self.postponed = postponed
         self.defined: set[str] = set()
-        self.reached = True  # False where no path arrives: after ``raise``, ``break`` or ``continue``
+        self.reached = (
+            True  # False where no path arrives: after ``raise``, ``break`` or ``continue``
+        )
         self.loads: set[str] = set()
         self.stores: set[str] = set()
         self.scripts: list[Script] = []
-        self._waiting: dict[str, set[str]] = {}  # function, or class → names that count as loaded when it is
+        self._waiting: dict[
+            str, set[str]
+        ] = {}  # function, or class → names that count as loaded when it is
 
     # names
 
@@ -152,7 +156,9 @@ class Flow(ast.NodeVisitor):
         if (file := run_file(node)) is not None:
             self.scripts.append(Script(*file, frozenset(self.defined)))
 
-    def _scope(self, node: ast.Lambda | ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp) -> None:
+    def _scope(
+        self, node: ast.Lambda | ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp
+    ) -> None:
         self.take(compiled_names(node))
 
     visit_Lambda = visit_ListComp = visit_SetComp = visit_DictComp = visit_GeneratorExp = _scope
@@ -161,7 +167,11 @@ class Flow(ast.NodeVisitor):
 
     def visit_Assign(self, node: ast.Assign) -> None:
         target = node.targets[0]
-        if len(node.targets) == 1 and isinstance(target, ast.Name) and isinstance(node.value, ast.Lambda):
+        if (
+            len(node.targets) == 1
+            and isinstance(target, ast.Name)
+            and isinstance(node.value, ast.Lambda)
+        ):
             self.take(header_names(node.value))
             self.define(target.id, body_names(node.value).loads, used=False)
             return
@@ -194,7 +204,9 @@ class Flow(ast.NodeVisitor):
 
     def visit_ImportFrom(self, node: ast.ImportFrom) -> None:
         for alias in node.names:
-            if alias.name != "*" and node.module != "__future__":  # a star binds names that nobody can know
+            if (
+                alias.name != "*" and node.module != "__future__"
+            ):  # a star binds names that nobody can know
                 self.store(alias.asname or alias.name)
 
     def _jump(self, node: ast.Raise | ast.Break | ast.Continue) -> None:
@@ -218,7 +230,11 @@ class Flow(ast.NodeVisitor):
         parameters = {each.name for each in getattr(node, "type_params", ())}
         inner = _ClassBody(self, parameters)
         inner.block(node.body)
-        self.define(node.name, set().union(*inner._waiting.values()) - parameters, used=bool(node.decorator_list))
+        self.define(
+            node.name,
+            set().union(*inner._waiting.values()) - parameters,
+            used=bool(node.decorator_list),
+        )
 
     # compound statements
 
@@ -247,8 +263,12 @@ class Flow(ast.NodeVisitor):
             self.block(node.body)
             self.block(node.orelse)
 
-        self.maybe(lambda: self.block(node.finalbody))  # on its way out, when anything may be missing
-        self.branches(undisturbed, *(lambda each=each: self._handler(each) for each in node.handlers))
+        self.maybe(
+            lambda: self.block(node.finalbody)
+        )  # on its way out, when anything may be missing
+        self.branches(
+            undisturbed, *(lambda each=each: self._handler(each) for each in node.handlers)
+        )
         self.block(node.finalbody)
 
     visit_TryStar = visit_Try
@@ -268,7 +288,9 @@ class Flow(ast.NodeVisitor):
                 self.visit(item)
             self.block(node.body)
 
-        self.maybe(inside) if any(_suppresses(item.context_expr) for item in node.items) else inside()
+        self.maybe(inside) if any(
+            _suppresses(item.context_expr) for item in node.items
+        ) else inside()
 
     visit_AsyncWith = visit_With
 
@@ -313,7 +335,9 @@ class _ClassBody(Flow):
 
 def _suppresses(context: ast.expr) -> bool:
     called = context.func if isinstance(context, ast.Call) else None
-    return (called.attr if isinstance(called, ast.Attribute) else getattr(called, "id", "")) == "suppress"
+    return (
+        called.attr if isinstance(called, ast.Attribute) else getattr(called, "id", "")
+    ) == "suppress"
 
 
 def _captures(pattern: ast.pattern) -> Iterator[str]:
@@ -325,13 +349,19 @@ def _captures(pattern: ast.pattern) -> Iterator[str]:
 
 
 def _irrefutable(pattern: ast.pattern) -> bool:
-    return isinstance(pattern, ast.MatchAs) and (pattern.pattern is None or _irrefutable(pattern.pattern))
+    return isinstance(pattern, ast.MatchAs) and (
+        pattern.pattern is None or _irrefutable(pattern.pattern)
+    )
 
 
 def run_file(call: ast.Call) -> tuple[str, bool] | None:
     """File of a ``%run`` line, and whether it runs among the notebook's variables (``-i``); None for any other call."""
     texts = literal_arguments(call)
-    if not isinstance(call.func, ast.Attribute) or call.func.attr != "run_line_magic" or texts[:1] != ["run"]:
+    if (
+        not isinstance(call.func, ast.Attribute)
+        or call.func.attr != "run_line_magic"
+        or texts[:1] != ["run"]
+    ):
         return None
     options, words = "", texts[1].split() if len(texts) > 1 else []
     while words and words[0].startswith("-"):

@@ -5,7 +5,16 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterable, Iterator
 
-_LOADERS = {"import_module", "__import__", "files", "get_data", "read_text", "read_binary", "open_text", "open_binary"}
+_LOADERS = {
+    "import_module",
+    "__import__",
+    "files",
+    "get_data",
+    "read_text",
+    "read_binary",
+    "open_text",
+    "open_binary",
+}
 _GUARDS = frozenset({"TYPE_CHECKING", "find_spec", "version_info", "platform", "suppress"})
 """What an ``if``, or a ``with``, names that asks whether to import at all."""
 
@@ -86,6 +95,10 @@ def _imported_by_call(call: ast.Call) -> str:
     """The module that a call imports by a literal name: ``import_module("a.b")``, ``importlib.resources.files("a")``."""
     name = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
     first = call.args[0] if call.args else None
-    if name not in _LOADERS or not isinstance(first, ast.Constant) or not isinstance(first.value, str):
+    if (
+        name not in _LOADERS
+        or not isinstance(first, ast.Constant)
+        or not isinstance(first.value, str)
+    ):
         return ""
     return first.value if all(part.isidentifier() for part in first.value.split(".")) else ""

@@ -35,7 +35,9 @@ def present() -> Environment:
         for match in filter(None, map(_FOLDER.fullmatch, entries)):
             versions.setdefault(canonical(match["name"]), match["version"])
     importable = (module.name for module in pkgutil.iter_modules(sys.path))
-    return Environment(versions, {name: () for name in importable if name not in sys.stdlib_module_names})
+    return Environment(
+        versions, {name: () for name in importable if name not in sys.stdlib_module_names}
+    )
 
 
 def version(package: str) -> str:
@@ -73,13 +75,21 @@ def _tops(distribution: importlib.metadata.Distribution) -> set[str]:
     if declared := distribution.read_text("top_level.txt"):
         return set(declared.split())
     parts = {path.partition("/")[:2] for path in _recorded(distribution)}
-    return {top for first, slash in parts if (top := first if slash else getmodulename(first)) and "." not in top}
+    return {
+        top
+        for first, slash in parts
+        if (top := first if slash else getmodulename(first)) and "." not in top
+    }
 
 
 def _recorded(distribution: importlib.metadata.Distribution) -> Iterable[str]:
     """Its files; `Distribution.files` makes a path of each, and since Python 3.12 looks for it on the disk."""
     record = distribution.read_text("RECORD")
-    return (row[0] for row in csv.reader(record.splitlines()) if row) if record else map(str, distribution.files or ())
+    return (
+        (row[0] for row in csv.reader(record.splitlines()) if row)
+        if record
+        else map(str, distribution.files or ())
+    )
 
 
 @lru_cache(maxsize=1)
@@ -130,20 +140,33 @@ def _linked(distribution: importlib.metadata.Distribution) -> list[str]:
     """Folders that an editable distribution adds to ``sys.path``: few of them list the modules that are in there."""
     try:
         said = json.loads(distribution.read_text("direct_url.json") or "{}")
-        editable = said.get("dir_info", {}).get("editable") and distribution.name and distribution.version
+        editable = (
+            said.get("dir_info", {}).get("editable") and distribution.name and distribution.version
+        )
     except (ValueError, AttributeError):
         return []
     if not editable:
         return []
-    files = [Path(str(distribution.locate_file(path))) for path in _recorded(distribution) if path.endswith(".pth")]
-    lines = [line for file in files if file.is_file() for line in file.read_text(errors="replace").splitlines()]
+    files = [
+        Path(str(distribution.locate_file(path)))
+        for path in _recorded(distribution)
+        if path.endswith(".pth")
+    ]
+    lines = [
+        line
+        for file in files
+        if file.is_file()
+        for line in file.read_text(errors="replace").splitlines()
+    ]
     return [line.strip() for line in lines if Path(line.strip()).is_dir() and line.strip()]
 
 
 def _modules_of(distribution: str, top: str) -> set[str]:
     """The packages and modules below a name that a distribution holds, dotted; the highest of each branch."""
     found: set[str] = set()
-    for *folders, file in (path.split("/") for path in _recorded(importlib.metadata.distribution(distribution))):
+    for *folders, file in (
+        path.split("/") for path in _recorded(importlib.metadata.distribution(distribution))
+    ):
         stem, _, suffix = file.partition(".")
         if (folders or [stem])[0].partition(".")[0] == top and (suffix == "py" or ".so" in file):
             found.add(".".join((folders if stem == "__init__" else [*folders, stem])[:DEPTH]))

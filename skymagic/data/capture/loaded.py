@@ -69,7 +69,10 @@ class ImportedTexts:
                 continue
             seen = self._seen.get(source.name)
             if seen is None or seen[0] is not spec:
-                seen = self._seen[source.name] = (spec, _EARLIER if _compiled_earlier(source.origin) else source.hash)
+                seen = self._seen[source.name] = (
+                    spec,
+                    _EARLIER if _compiled_earlier(source.origin) else source.hash,
+                )
             if seen[1] != source.hash and runs(sys.modules[source.name], source.source):
                 seen = self._seen[source.name] = (
                     spec,
@@ -100,7 +103,11 @@ def _holds(space: Mapping[str, Any], node: ast.stmt, defined: Mapping[str, types
         own = inspect.unwrap(space.get(node.name))  # type: ignore[arg-type]
         return getattr(own, "__code__", None) == defined.get(node.name)
     if isinstance(node, ast.ClassDef):
-        inner = {each.co_name: each for each in defined[node.name].co_consts if isinstance(each, types.CodeType)}
+        inner = {
+            each.co_name: each
+            for each in defined[node.name].co_consts
+            if isinstance(each, types.CodeType)
+        }
         return all(_holds(vars(space.get(node.name, object)), each, inner) for each in node.body)
     if isinstance(node, ast.Expr):
         return isinstance(node.value, ast.Constant)
@@ -108,7 +115,10 @@ def _holds(space: Mapping[str, Any], node: ast.stmt, defined: Mapping[str, types
         names = [each.id for each in node.targets if isinstance(each, ast.Name)]
         with contextlib.suppress(ValueError):
             value = ast.literal_eval(node.value)
-            return all(name in space and type(space[name]) is type(value) and space[name] == value for name in names)
+            return all(
+                name in space and type(space[name]) is type(value) and space[name] == value
+                for name in names
+            )
     return False
 
 

@@ -168,7 +168,9 @@ def _parse(data: bytes, path: str, name: str, package: bool) -> _Parsed | str:
     try:
         source = importlib.util.decode_source(data)
         tree = ast.parse(source, path)
-        compile(tree, path, "exec", dont_inherit=True)  # `return` outside of a function is an error of this step
+        compile(
+            tree, path, "exec", dont_inherit=True
+        )  # `return` outside of a function is an error of this step
     except SyntaxError as wrong:
         return f"{path}, line {wrong.lineno or 1}: {wrong.msg}"
     except (ValueError, RecursionError, MemoryError) as wrong:
@@ -191,14 +193,22 @@ def is_own(path: str, top: str, folder: str) -> bool:
     if not entries:  # most often; and every path is resolved link by link
         return False
     real = os.path.realpath(path)
-    return any(_first_part(real, entry) in (top, f"{top}.py") and inside(path, entry) for entry in entries)
+    return any(
+        _first_part(real, entry) in (top, f"{top}.py") and inside(path, entry) for entry in entries
+    )
 
 
 @lru_cache(maxsize=4)
 def added(path: tuple[str, ...], pythonpath: str, cwd: str) -> list[str]:
     """Entries of ``sys.path`` that came after Python's start: not its own, of ``PYTHONPATH``, or of an installation (``.pth``)."""
-    entries = (os.path.realpath(os.path.join(cwd, entry)) for entry in path if entry and not entry.endswith(".zip"))
-    return [entry for entry in entries if entry not in _startup(pythonpath) and not _in_packages(entry)]
+    entries = (
+        os.path.realpath(os.path.join(cwd, entry))
+        for entry in path
+        if entry and not entry.endswith(".zip")
+    )
+    return [
+        entry for entry in entries if entry not in _startup(pythonpath) and not _in_packages(entry)
+    ]
 
 
 def inside(path: str, folder: str) -> bool:
@@ -207,7 +217,9 @@ def inside(path: str, folder: str) -> bool:
     root = os.path.realpath(folder)
     if not _under(real, root):
         return False
-    return not any(_under(real, place) for place in _installed(root)) and not _in_packages(real[len(root) :])
+    return not any(_under(real, place) for place in _installed(root)) and not _in_packages(
+        real[len(root) :]
+    )
 
 
 def _first_part(path: str, root: str) -> str:
@@ -227,8 +239,12 @@ def _installed(root: str) -> tuple[str, ...]:
     """Directories of installed code."""
     paths = [*_environment()]
     # A prefix such as /usr may hold the notebook's folder itself: only one that lies in the folder is excluded.
-    paths += [prefix for prefix in (sys.prefix, sys.base_prefix) if _under(os.path.realpath(prefix), root)]
-    return tuple(os.path.realpath(path) for path in paths if path and os.path.realpath(path) != root)
+    paths += [
+        prefix for prefix in (sys.prefix, sys.base_prefix) if _under(os.path.realpath(prefix), root)
+    ]
+    return tuple(
+        os.path.realpath(path) for path in paths if path and os.path.realpath(path) != root
+    )
 
 
 def _environment() -> Iterator[str]:
@@ -281,7 +297,9 @@ def packed_data(folder: Path, files: list[Path]) -> str:
     with zipfile.ZipFile(out, "w") as archive:
         for path in files:
             archive.writestr(
-                zipfile.ZipInfo(path.relative_to(folder).as_posix()), path.read_bytes(), zipfile.ZIP_DEFLATED
+                zipfile.ZipInfo(path.relative_to(folder).as_posix()),
+                path.read_bytes(),
+                zipfile.ZIP_DEFLATED,
             )
     return base64.b64encode(out.getvalue()).decode()
 

@@ -75,7 +75,11 @@ def cell_names(source: str, compiler_flags: int = 0) -> CellNames:
         flow.block(tree.body)
         certain = frozenset(flow.defined)
         flow.finish()
-        attributes = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)} if "." in source else ()
+        attributes = (
+            {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+            if "." in source
+            else ()
+        )
         imports = imported_names(tree) if _MAY_IMPORT.search(source) else frozenset()
         keys = namespace_keys(tree) if _NAMESPACE.search(source) else set()
         hints = annotated_names(tree, flow.postponed) if ":" in source or "->" in source else set()
@@ -83,7 +87,9 @@ def cell_names(source: str, compiler_flags: int = 0) -> CellNames:
         # Expressions nested deeper than this visitor can go: the order is lost, the names are not.
         names = code_names(code)
         stores = frozenset(code.co_names)
-        return CellNames(names.loads, stores, frozenset(), names.imports, names.required, names.attributes)
+        return CellNames(
+            names.loads, stores, frozenset(), names.imports, names.required, names.attributes
+        )
     required = required_names(tree) if imports else frozenset()
     return CellNames(
         loads=frozenset(flow.loads), stores=frozenset(flow.stores), certain=certain, imports=imports, required=required,
@@ -163,7 +169,11 @@ def interactive(name: str, value: object) -> bool:
 def last_shown(names: Iterable[str], namespace: Mapping[str, object]) -> list[str]:
     """``_``, ``__`` and ``___`` among the names, those that are what IPython has shown, and not what a cell has assigned."""
     found, shown = sorted({*LAST_SHOWN}.intersection(names)), namespace.get("_oh")
-    values = {id(value) for value in list(shown.values())} if found and isinstance(shown, dict) else set()
+    values = (
+        {id(value) for value in list(shown.values())}
+        if found and isinstance(shown, dict)
+        else set()
+    )
     return [name for name in found if id(namespace.get(name)) in values]
 
 

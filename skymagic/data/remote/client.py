@@ -64,7 +64,11 @@ class IncomingFile:
         rest = len(self.memory) - self.received if self.memory is not None else 0
         # one byte more shows that it is too long; 0 would be no limit
         plain = zlib.decompressobj().decompress(data, rest + 1) if piece.deflated else data
-        if self.memory is None or len(plain) > rest or xxhash.xxh3_64_hexdigest(plain) != piece.checksum:
+        if (
+            self.memory is None
+            or len(plain) > rest
+            or xxhash.xxh3_64_hexdigest(plain) != piece.checksum
+        ):
             self.problem = OSError("a file was damaged in transit from the node")
             return
         self.memory[self.received : self.received + len(plain)] = plain
@@ -147,12 +151,17 @@ class StoreClient:
         if self.closed:
             raise self._lost()
         threading.Thread(
-            target=self._receive, args=(transport,), name=f"skymagic-values-{self.number}", daemon=True
+            target=self._receive,
+            args=(transport,),
+            name=f"skymagic-values-{self.number}",
+            daemon=True,
         ).start()
         with contextlib.suppress(OSError):  # the receiving thread finds out, and why
             transport.write(store.encode(self._settings))
         if not self._wait_for(lambda: self._ready, transport, START_TIMEOUT):
-            raise ConnectionLost(f"the value server on {self.node.name} does not start{self._why()}")
+            raise ConnectionLost(
+                f"the value server on {self.node.name} does not start{self._why()}"
+            )
 
     def send(self, message: StoreMessage, data: memoryview | None = None) -> None:
         """Send a message, and the raw bytes behind it.
@@ -224,7 +233,9 @@ class StoreClient:
 
     # -- receiving ----------------------------------------------------------------------------------------------------
 
-    def _wait_for(self, done: Callable[[], bool], transport: Transport | None, timeout: float = float("inf")) -> bool:
+    def _wait_for(
+        self, done: Callable[[], bool], transport: Transport | None, timeout: float = float("inf")
+    ) -> bool:
         """Wait for what comes on this transport; False when it is lost or the time is over."""
         end = time.monotonic() + timeout
         while True:
@@ -285,7 +296,9 @@ class StoreClient:
             self._transport, self._ready = None, False
             self._changed.notify_all()
             # Closing may take a while, and nobody needs to wait for it.
-            self._closing = threading.Thread(target=transport.close, name="skymagic-values-close", daemon=True)
+            self._closing = threading.Thread(
+                target=transport.close, name="skymagic-values-close", daemon=True
+            )
             self._closing.start()
         self._on_message(self.number, None)
 

@@ -41,9 +41,14 @@ class StoreClients:
         silence_timeout: float,
     ) -> None:
         self._settings = settings
-        self.all = [StoreClient(node, start, settings(node), self._received, silence_timeout) for node in nodes]
+        self.all = [
+            StoreClient(node, start, settings(node), self._received, silence_timeout)
+            for node in nodes
+        ]
         self.lost: set[int] = set()  # nodes that are gone: nothing is sent to them
-        self.on_message: Callable[[int, store.StoreMessage | None], None] = lambda node, message: None
+        self.on_message: Callable[[int, store.StoreMessage | None], None] = lambda node, message: (
+            None
+        )
         """Called on the clients' threads with a node's number and what its server says of values; with None when the
         connection is lost."""
         self._notify = notify
@@ -58,7 +63,11 @@ class StoreClients:
 
     def connected(self) -> list[int]:
         """Nodes that can be sent to."""
-        return [client.number for client in self.all if client.connected and client.number not in self.lost]
+        return [
+            client.number
+            for client in self.all
+            if client.connected and client.number not in self.lost
+        ]
 
     def connect(self, nodes: Iterable[int] | None = None) -> None:
         """Open the connections that are down, all at once; their servers say first what those that were lost have kept.
@@ -86,7 +95,9 @@ class StoreClients:
                 if time.monotonic() - begun > self._retry_timeout or client.closed:
                     raise _unreachable(client, problem) from None
                 if pause == _FIRST_PAUSE:
-                    self._notify(f"{client.node.name} cannot be reached at present ({problem}); trying again")
+                    self._notify(
+                        f"{client.node.name} cannot be reached at present ({problem}); trying again"
+                    )
             time.sleep(pause)
             pause = min(_LONGEST_PAUSE, pause * 1.6)
 
@@ -127,7 +138,10 @@ class StoreClients:
     def close(self, names: Iterable[str]) -> None:
         """Unlink these files on the nodes that are connected, and end all value servers; twice is safe."""
         names = set(names)
-        run_all([functools.partial(self._close, client, names) for client in self.all], timeout=_CLOSE_TIMEOUT)
+        run_all(
+            [functools.partial(self._close, client, names) for client in self.all],
+            timeout=_CLOSE_TIMEOUT,
+        )
 
     def _close(self, client: StoreClient, names: set[str]) -> None:
         if client.connected and not client.drop_if_silent():

@@ -67,7 +67,9 @@ def cut_into_pieces(data: Buffer) -> list[memoryview]:
     return [view[start : start + PIECE] for start in range(0, view.nbytes, PIECE)]
 
 
-def recipe(lengths: Iterable[int], places: Iterable[tuple[str, int] | None], rest: str) -> list[Slice]:
+def recipe(
+    lengths: Iterable[int], places: Iterable[tuple[str, int] | None], rest: str
+) -> list[Slice]:
     """What a file consists of, as slices of other files, as few as can be; pure.
 
     Args:
@@ -113,7 +115,9 @@ class Prefetch:
                 queues.setdefault(file[1], []).insert(0, file)
         for queue in queues.values():
             for _ in range(min(FILES_PER_NODE, len(queue))):
-                threading.Thread(target=self._work, args=(queue,), name="skymagic-prefetch", daemon=True).start()
+                threading.Thread(
+                    target=self._work, args=(queue,), name="skymagic-prefetch", daemon=True
+                ).start()
 
     def take(self, name: str, node: int) -> memoryview:
         """A file's bytes. Raises what `fetch` raises."""
@@ -191,7 +195,9 @@ class RemoteStore(Store):
         def settings(node: Node) -> store.Settings:
             return store.Settings(node.address if several else "", pem, share)
 
-        self._clients = StoreClients(nodes, start, settings, self._notify, retry_timeout, silence_timeout)
+        self._clients = StoreClients(
+            nodes, start, settings, self._notify, retry_timeout, silence_timeout
+        )
         self._replication = Replication(self._clients, self._notify)
         self._prefetch = Prefetch(self._fetch)
         self._files: dict[str, ReplicatedFile] = {}
@@ -207,10 +213,16 @@ class RemoteStore(Store):
         return sum(len(piece) for piece, place in found if place is None)
 
     def put(
-        self, key: str | None, pieces: Iterable[Content], nbytes: int, progress: Callable[[int], None] | None = None
+        self,
+        key: str | None,
+        pieces: Iterable[Content],
+        nbytes: int,
+        progress: Callable[[int], None] | None = None,
     ) -> str:
         # in host memory: they are read several times, and kept until all nodes have them
-        parts: list[Buffer] = [each.read() if isinstance(each, DeviceBytes) else each for each in pieces]
+        parts: list[Buffer] = [
+            each.read() if isinstance(each, DeviceBytes) else each for each in pieces
+        ]
         key = key or digest(parts)
         with self._sending:
             if not self.missing([key]):
@@ -247,7 +259,9 @@ class RemoteStore(Store):
         rest = ""
         self.pin(bases)
         try:
-            rest = self.put(None, lacking, sum(map(len, lacking)), progress) if lacking else min(bases)
+            rest = (
+                self.put(None, lacking, sum(map(len, lacking)), progress) if lacking else min(bases)
+            )
             self._replication.settle()
             places = [place and (self.name(place[0]), place[1]) for place in found]
             self._replication.assemble(file, recipe(map(len, cut), places, self.name(rest)))
@@ -281,7 +295,9 @@ class RemoteStore(Store):
 
     def _fetch(self, name: str, node: int, unwanted: threading.Event) -> memoryview:
         download = IncomingFile(unwanted)
-        while not download.complete:  # a download that a lost connection has cut resumes where it was
+        while (
+            not download.complete
+        ):  # a download that a lost connection has cut resumes where it was
             if node in self._clients.lost:
                 raise PoolError(f"{self._clients.all[node].node.name} is lost, and a value with it")
             if unwanted.is_set():
@@ -306,7 +322,11 @@ class RemoteStore(Store):
         self._clients.move(node)
         self._replication.regain(node.index)
         with self._lock:
-            lost = [key for key, file in self._files.items() if file.pieces is None and not file.placement.here]
+            lost = [
+                key
+                for key, file in self._files.items()
+                if file.pieces is None and not file.placement.here
+            ]
         self.drop(lost)
 
     def close(self) -> None:
@@ -316,7 +336,9 @@ class RemoteStore(Store):
     def _make_room(self, nbytes: int) -> None:
         """Evict files that nobody needs, if that lets a value fit on every node."""
         with self._lock:
-            room = min((self._clients.all[node].room for node in self._clients.connected()), default=0)
+            room = min(
+                (self._clients.all[node].room for node in self._clients.connected()), default=0
+            )
             evicted = self._victims(self._files, room, nbytes) or []
             freed = sum(self._files[key].nbytes for key in evicted)
         self.drop(evicted)

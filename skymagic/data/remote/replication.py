@@ -51,7 +51,11 @@ class Placement:
     def upstream(self, node: int) -> list[int]:
         """The node, its source, the source of that one…"""
         chain = [node]
-        while (source := self.sources.get(chain[-1])) is not None and source >= 0 and source not in chain:
+        while (
+            (source := self.sources.get(chain[-1])) is not None
+            and source >= 0
+            and source not in chain
+        ):
             chain.append(source)
         return chain
 
@@ -138,8 +142,12 @@ class Replication:
         """Held for moments, while what follows and the files themselves change."""
         self._notify = notify
         self._files: dict[str, ReplicatedFile] = {}
-        self._unverified: set[int] = set()  # nodes whose connection was lost: what they have is unknown
-        self._regained: set[int] = set()  # nodes that were gone, are there again, and were not connected to since
+        self._unverified: set[int] = (
+            set()
+        )  # nodes whose connection was lost: what they have is unknown
+        self._regained: set[int] = (
+            set()
+        )  # nodes that were gone, are there again, and were not connected to since
         self._replan = False
         """Whether a node may need another source: set by the clients' threads, cleared by the one that sends."""
         clients.on_message = self._received
@@ -168,13 +176,19 @@ class Replication:
         """Files that were put and that some node still lacks; lets go of the memory of the others."""
         with self.changed:
             nodes = self.clients.nodes
-            put = [file for file in self._files.values() if file.pieces is not None or file.replicated]
+            put = [
+                file for file in self._files.values() if file.pieces is not None or file.replicated
+            ]
             for file in put:
                 if not nodes - file.placement.here:
                     file.replicated, file.pieces = True, None
             # What a node has kept is heard of when its connection is needed; nothing is done for that alone.
             verified = nodes - self._unverified
-            return [file for file in put if (verified if file.pieces is None else nodes) - file.placement.here]
+            return [
+                file
+                for file in put
+                if (verified if file.pieces is None else nodes) - file.placement.here
+            ]
 
     def settle(self) -> None:
         """Wait until all nodes have all files.
@@ -253,7 +267,9 @@ class Replication:
             file.placement.stopped(node)
             self._replan = True
         if message.note:
-            self._notify(f"{client.node.name}: {file.nbytes / 1e6:,.0f} MB do not fit in memory: {message.note}")
+            self._notify(
+                f"{client.node.name}: {file.nbytes / 1e6:,.0f} MB do not fit in memory: {message.note}"
+            )
 
     def _failed(self, node: int, message: StoreFailed) -> None:
         file = self._files.get(message.name)
@@ -265,11 +281,15 @@ class Replication:
         if message.errno in _HOPELESS_ERRNOS:
             file.problem = OSError(message.errno, f"{message.reason}, on {where}")
         elif len(file.placement.failed.get(node, ())) > RETRIES + len(self.clients.all):
-            file.problem = PoolError(f"a value could not be sent to {where}: {message.reason}; run the cell again")
+            file.problem = PoolError(
+                f"a value could not be sent to {where}: {message.reason}; run the cell again"
+            )
 
     # -- sending -----------------------------------------------------------------------------------------------------
 
-    def replicate(self, file: ReplicatedFile, progress: Progress = None, *, only_followers: bool = False) -> None:
+    def replicate(
+        self, file: ReplicatedFile, progress: Progress = None, *, only_followers: bool = False
+    ) -> None:
         """Give each node that is not getting a file yet a source for it, and send it to those whose source is the notebook.
 
         Args:

@@ -99,7 +99,13 @@ class Bindings:
         self._readers: tuple[frozenset[str], NameReaders] = frozenset(), NOBODY
         """The readers of these digests, as they were asked for last."""
 
-    def bound(self, manifest: Manifest, rank: int, rebound: Mapping[str, str | None], deleted: Iterable[str]) -> None:
+    def bound(
+        self,
+        manifest: Manifest,
+        rank: int,
+        rebound: Mapping[str, str | None],
+        deleted: Iterable[str],
+    ) -> None:
         """A rank has bound a manifest's names and run its cell.
 
         Args:
@@ -112,10 +118,14 @@ class Bindings:
                 state.rebound.difference_update(bundle["names"])
         self._drop(state, manifest.unbound)  # before the cell, which may have bound them itself
         state.fingerprints.update(manifest.fingerprints)
-        state.fingerprints.update({name: value for name, value in rebound.items() if value is not None})
+        state.fingerprints.update(
+            {name: value for name, value in rebound.items() if value is not None}
+        )
         state.rebound.update(rebound)
         self._drop(state, deleted)
-        state.sources.update({each["name"]: each["hash"] for each in manifest.orders.get("modules", ())})
+        state.sources.update(
+            {each["name"]: each["hash"] for each in manifest.orders.get("modules", ())}
+        )
         state.sources.update(dict.fromkeys(manifest.orders.get("sources", ()), ""))
         state.environ.update(manifest.orders.get("environ", {}))
 
@@ -128,10 +138,16 @@ class Bindings:
         """A rank keeps its own bindings as long as the notebook's values have these fingerprints."""
         self._ranks[rank].fingerprints.update(fingerprints)
 
-    def lacking_environ(self, changed: Mapping[str, str | None], ranks: Iterable[int]) -> dict[str, str | None]:
+    def lacking_environ(
+        self, changed: Mapping[str, str | None], ranks: Iterable[int]
+    ) -> dict[str, str | None]:
         """Variables of the notebook's environment that some of these ranks have not got."""
         held = [self._ranks[rank].environ for rank in ranks]
-        return {name: value for name, value in changed.items() if any(each.get(name, _NEVER) != value for each in held)}
+        return {
+            name: value
+            for name, value in changed.items()
+            if any(each.get(name, _NEVER) != value for each in held)
+        }
 
     def set_reads(self, rank: int, digest: str, names: Mapping[str, Sequence[str]] | None) -> None:
         """What a rank's functions and classes read; None where the digest is known."""
@@ -139,7 +155,9 @@ class Bindings:
             self._reads[digest] = names
             self._readers = frozenset(), NOBODY
         self._ranks[rank].reads = digest
-        used = {state.reads for state in list(self._ranks.values())}  # others may ask for a rank meanwhile
+        used = {
+            state.reads for state in list(self._ranks.values())
+        }  # others may ask for a rank meanwhile
         self._reads = {each: names for each, names in self._reads.items() if each in used}
 
     def known_reads(self) -> list[str]:
@@ -154,8 +172,15 @@ class Bindings:
             for digest in digests:
                 for function, names in self._reads.get(digest, {}).items():
                     found.setdefault(function, set()).update(names)
-            first = {name: function for function in sorted(found, reverse=True) for name in found[function]}
-            self._readers = digests, NameReaders({each: frozenset(names) for each, names in found.items()}, first)
+            first = {
+                name: function
+                for function in sorted(found, reverse=True)
+                for name in found[function]
+            }
+            self._readers = (
+                digests,
+                NameReaders({each: frozenset(names) for each, names in found.items()}, first),
+            )
         return self._readers[1]
 
     def forget(self, ranks: Iterable[int]) -> None:
@@ -169,8 +194,12 @@ class Bindings:
         names, origin = set(names), self._ranks[source]
         for rank in ranks:
             state = self._ranks[rank]
-            state.fingerprints = {name: each for name, each in state.fingerprints.items() if name not in names}
-            state.fingerprints |= {name: each for name, each in origin.fingerprints.items() if name in names}
+            state.fingerprints = {
+                name: each for name, each in state.fingerprints.items() if name not in names
+            }
+            state.fingerprints |= {
+                name: each for name, each in origin.fingerprints.items() if name in names
+            }
             state.rebound |= names
 
     def names(self, rank: int) -> frozenset[str]:
@@ -207,7 +236,10 @@ class Bindings:
             fingerprints: None where the value was never seen before.
             fresh: names that all ranks get anyhow.
         """
-        lacking = {name: [*ranks] if wanted is None or name in fresh else [] for name, wanted in fingerprints.items()}
+        lacking = {
+            name: [*ranks] if wanted is None or name in fresh else []
+            for name, wanted in fingerprints.items()
+        }
         for rank in ranks:
             held = self.fingerprints(rank)
             if [*map(held.get, fingerprints)] == [*fingerprints.values()]:
@@ -243,7 +275,12 @@ class Sources:
         self._too_large: set[str] = set()
 
     def find(
-        self, names: Iterable[str], ranks: Sequence[int], *, dry_run: bool = False, note: Note | None = None
+        self,
+        names: Iterable[str],
+        ranks: Sequence[int],
+        *,
+        dry_run: bool = False,
+        note: Note | None = None,
     ) -> dict[str, ModuleSource]:
         """The modules among these names, with what they import.
 
@@ -276,7 +313,9 @@ class Sources:
             return {name: self._with_data(source, note) for name, source in found.sources.items()}
         return found.sources
 
-    def lacking(self, sources: Mapping[str, ModuleSource], ranks: Sequence[int]) -> list[dict[str, Any]]:
+    def lacking(
+        self, sources: Mapping[str, ModuleSource], ranks: Sequence[int]
+    ) -> list[dict[str, Any]]:
         """What a run's orders say of the modules that some rank has not got."""
         found = []
         for name, module in sources.items():

@@ -11,7 +11,15 @@ from typing import Any
 
 from skymagic.data.capture import installed
 from skymagic.data.store.base import Buffer
-from skymagic.data.store.bundle import INLINE, ContentIndex, FileExtent, Location, Part, inline, part_fields
+from skymagic.data.store.bundle import (
+    INLINE,
+    ContentIndex,
+    FileExtent,
+    Location,
+    Part,
+    inline,
+    part_fields,
+)
 from skymagic.data.store.store import LARGE, digest
 from skymagic.data.values import pickling
 from skymagic.data.values.pickled import FIXED_TYPES, LISTED, ROOT, Pickled, Ref
@@ -80,7 +88,10 @@ def parts_of(pickled: Pickled) -> list[Part]:
 
 def groups(values: Sequence[Variable]) -> list[list[Variable]]:
     """Values that share an object or memory, grouped; in the order given."""
-    return [[values[index] for index in group] for group in pickling.together([value.pickled for value in values])]
+    return [
+        [values[index] for index in group]
+        for group in pickling.together([value.pickled for value in values])
+    ]
 
 
 def merge_plain(
@@ -105,7 +116,9 @@ def merge_plain(
     return [*found, *plain.values()]
 
 
-def in_rebuild_order(shared: list[list[Variable]], values: Mapping[str, Variable]) -> list[list[Variable]]:
+def in_rebuild_order(
+    shared: list[list[Variable]], values: Mapping[str, Variable]
+) -> list[list[Variable]]:
     """Groups, and the values in each, so that the code which rebuilds a value finds what it uses.
 
     Args:
@@ -116,7 +129,9 @@ def in_rebuild_order(shared: list[list[Variable]], values: Mapping[str, Variable
     uses = {name: value.pickled.uses for name, value in values.items()}
     sorted_groups = []
     for group in shared:
-        order = rebuild_order([[value.name] for value in group], [value.pickled.active for value in group], uses)
+        order = rebuild_order(
+            [[value.name] for value in group], [value.pickled.active for value in group], uses
+        )
         sorted_groups.append([group[index] for index in order])
     names = [[value.name for value in group] for group in sorted_groups]
     active = [any(value.pickled.active for value in group) for group in sorted_groups]
@@ -188,7 +203,11 @@ class BundleWriter:
         self.index.expect(part for bundle in bundles for part in bundle.parts)
         if self._progress is not None:
             for bundle in bundles:
-                weight = sum(part.nbytes for part in bundle.parts if not (part.blob and self.index.find(part)))
+                weight = sum(
+                    part.nbytes
+                    for part in bundle.parts
+                    if not (part.blob and self.index.find(part))
+                )
                 if weight:
                     self._weights[" + ".join(bundle.names)] = weight
 
@@ -246,7 +265,11 @@ class BundleWriter:
 
 def submodules(values: Iterable[object], attributes: frozenset[str]) -> list[str]:
     """Submodules that are loaded here and that code with these attributes may reach through a package."""
-    packages = [value for value in values if isinstance(value, types.ModuleType) and hasattr(value, "__path__")]
+    packages = [
+        value
+        for value in values
+        if isinstance(value, types.ModuleType) and hasattr(value, "__path__")
+    ]
     prefixes = tuple(f"{package.__name__}." for package in packages)
     if not prefixes:
         return []
@@ -275,7 +298,10 @@ def rebuild_order(
         active: for each, whether it may run code of the notebook.
         uses: name → names that its code uses, also of names that do not travel.
     """
-    return sorted(range(len(units)), key=lambda index: len(_reached(units[index], uses)) if active[index] else 0)
+    return sorted(
+        range(len(units)),
+        key=lambda index: len(_reached(units[index], uses)) if active[index] else 0,
+    )
 
 
 def _reached(names: Iterable[str], uses: Mapping[str, Iterable[str]]) -> set[str]:

@@ -47,7 +47,11 @@ class ShippingRequest:
     @property
     def wanted(self) -> set[str]:
         """Names that must travel."""
-        return {*(() if self.no_push else self.names.loads), *self.push, *self.temporary} - self.kept
+        return {
+            *(() if self.no_push else self.names.loads),
+            *self.push,
+            *self.temporary,
+        } - self.kept
 
     @property
     def hints(self) -> set[str]:
@@ -112,7 +116,9 @@ class Collector:
         self._immutables: dict[str, Variable] = {}
         self._unpicklable: dict[str, tuple[object, str]] = {}
 
-    def collect(self, request: ShippingRequest, read: Mapping[str, str] = MappingProxyType({})) -> Needs:
+    def collect(
+        self, request: ShippingRequest, read: Mapping[str, str] = MappingProxyType({})
+    ) -> Needs:
         """Pickle the names that a cell needs, and follow the functions in them to further names.
 
         Args:
@@ -142,7 +148,10 @@ class Collector:
             if name in needed:
                 needed.update(found)
             if annotated:
-                found = {**{each: f"an annotation of {where}" for each, where in annotated.items()}, **found}
+                found = {
+                    **{each: f"an annotation of {where}" for each, where in annotated.items()},
+                    **found,
+                }
             return {used: where for used, where in found.items() if used not in request.kept}
 
         why = reach(request.wanted | request.hints, request.space, uses, read)
@@ -152,7 +161,11 @@ class Collector:
             for name, problem in failed.items()
             if name in needed
         ]
-        refusals += [Refusal.missing(name, self.namespace) for name in request.push if name not in self.namespace]
+        refusals += [
+            Refusal.missing(name, self.namespace)
+            for name in request.push
+            if name not in self.namespace
+        ]
         failed.clear()  # the tracebacks hold the values
         if refusals:
             raise CaptureError(message(refusals))
@@ -166,7 +179,9 @@ class Collector:
         """
         try:
             names = CellNames(loads=frozenset(related))
-            more = self.collect(ShippingRequest(names, request.ranks, self.namespace, kept=request.kept))
+            more = self.collect(
+                ShippingRequest(names, request.ranks, self.namespace, kept=request.kept)
+            )
         except CaptureError:  # the cell did not ask for them
             return False
         new = more.values.keys() - needs.values.keys()
@@ -178,15 +193,29 @@ class Collector:
     def related(self, request: ShippingRequest, needs: Needs, links: SentLinks) -> dict[str, str]:
         """Names of which ranks hold something that values refer to which are about to travel: name → one that does."""
         moved = [
-            value for value in needs.moved if not value.fixed and value.name not in request.temporary | request.kept
+            value
+            for value in needs.moved
+            if not value.fixed and value.name not in request.temporary | request.kept
         ]
         if not moved:
             return {}
         ranks = request.ranks
-        held = set().union(*(self.bindings.fingerprints(rank) for rank in ranks)) - needs.values.keys() - request.kept
+        held = (
+            set().union(*(self.bindings.fingerprints(rank) for rank in ranks))
+            - needs.values.keys()
+            - request.kept
+        )
         # what the ranks have shown themselves is theirs: their `_5` has nothing to do with the notebook's
-        held -= {name for name in held if is_output(name) and any(self.bindings.has_rebound(r, name) for r in ranks)}
-        names = [name for name in sorted(held & self.namespace.keys()) if type(self.namespace[name]) not in FIXED_TYPES]
+        held -= {
+            name
+            for name in held
+            if is_output(name) and any(self.bindings.has_rebound(r, name) for r in ranks)
+        }
+        names = [
+            name
+            for name in sorted(held & self.namespace.keys())
+            if type(self.namespace[name]) not in FIXED_TYPES
+        ]
 
         def open(name: str) -> Variable | None:
             try:

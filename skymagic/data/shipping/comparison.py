@@ -109,7 +109,9 @@ class Fingerprints:
         variable.same_object = holds
         otherwise = stream if isinstance(stream, str) else digest([stream])
         variable.fingerprint = self._contents(variable, otherwise, modules)
-        self.known[variable.name] = Known(stream, variable.fingerprint, _reference(value), pickled.nbytes)
+        self.known[variable.name] = Known(
+            stream, variable.fingerprint, _reference(value), pickled.nbytes
+        )
         return variable.fingerprint
 
     def _stream(self, variable: Variable, modules: Mapping[str, str]) -> str:
@@ -186,7 +188,12 @@ class Comparison:
     """Takes fingerprints of the notebook's values, and compares them with those of the ranks' bindings."""
 
     def __init__(
-        self, collector: Collector, index: ContentIndex, sources: Sources, notes: Notes, assigned: Assignments
+        self,
+        collector: Collector,
+        index: ContentIndex,
+        sources: Sources,
+        notes: Notes,
+        assigned: Assignments,
     ) -> None:
         self._namespace = collector.namespace
         self._folder = collector.folder
@@ -219,7 +226,11 @@ class Comparison:
             seen |= new
             todo += sorted(new)
         if request.names.runs and not request.fresh:
-            every = any(self._bindings.has_rebound(rank, name) for rank in request.ranks for name in request.wanted)
+            every = any(
+                self._bindings.has_rebound(rank, name)
+                for rank in request.ranks
+                for name in request.wanted
+            )
             held = [self._bindings.fingerprints(rank) for rank in request.ranks]
             others = (readers.first.keys() & self._namespace.keys()) - seen.union(request.gather)
             sent: set[str] = set()
@@ -235,25 +246,45 @@ class Comparison:
         """Find which ranks lack which of the values, and the modules that are needed."""
         values, ranks = needs.values, request.ranks
         pickles = [value.pickled for value in values.values() if not value.pickled.plain]
-        imported = request.names.imports.union(*(each.modules | (each.packages & DATA_READERS) for each in pickles))
-        needs.sources = self._sources.find(imported, ranks, dry_run=request.dry_run, note=request.note)
+        imported = request.names.imports.union(
+            *(each.modules | (each.packages & DATA_READERS) for each in pickles)
+        )
+        needs.sources = self._sources.find(
+            imported, ranks, dry_run=request.dry_run, note=request.note
+        )
         note = None if request.dry_run else request.note
         self._identify(request, needs)
-        pulled = {name for name in self._pulled.keys() & values.keys() if self._is_pulled(name, values[name].value)}
+        pulled = {
+            name
+            for name in self._pulled.keys() & values.keys()
+            if self._is_pulled(name, values[name].value)
+        }
         pulled -= request.temporary
         unstable = set() if request.fresh else self._unstable(request, needs)
-        always = values if request.fresh else {*request.temporary, *((pulled | unstable) & set(request.push))}
-        fingerprints = {name: self._marked(name, value.fingerprint) for name, value in values.items()}
+        always = (
+            values
+            if request.fresh
+            else {*request.temporary, *((pulled | unstable) & set(request.push))}
+        )
+        fingerprints = {
+            name: self._marked(name, value.fingerprint) for name, value in values.items()
+        }
         lacking = self._bindings.ranks_without_value(fingerprints, ranks, always)
         for name in unstable.difference(always):
-            lacking[name] = [rank for rank in lacking[name] if name not in self._bindings.fingerprints(rank)]
+            lacking[name] = [
+                rank for rank in lacking[name] if name not in self._bindings.fingerprints(rank)
+            ]
         if note is not None:
             self._notes.unstable(unstable.difference(always), note)
         staying = {name for name in pulled.difference(always) if lacking[name]}
         for name in sorted(staying):  # what came from the ranks does not go back by itself
             if note is not None and not self._pulled[name].noted:
                 self._pulled[name].noted = True
-                note(self._pulled[name].stays(name, any(name in self._bindings.names(rank) for rank in ranks)))
+                note(
+                    self._pulled[name].stays(
+                        name, any(name in self._bindings.names(rank) for rank in ranks)
+                    )
+                )
             lacking[name] = []
         needs.lacking, needs.staying = lacking, frozenset(staying)
 
@@ -285,7 +316,9 @@ class Comparison:
                 if variable.fingerprint is None:
                     self._index.identify(variable.parts)
                     local = modules.search(variable.pickled.modules, self._folder).sources
-                    self._fingerprints.take(variable, {each: module.hash for each, module in local.items()})
+                    self._fingerprints.take(
+                        variable, {each: module.hash for each, module in local.items()}
+                    )
                 fingerprints[name] = self._marked(name, variable.fingerprint or "")
             except Exception:  # it cannot travel, so its identity must do
                 fingerprints[name] = self._collector.identity(name, value)
@@ -294,7 +327,9 @@ class Comparison:
     def gathered(self, types: Mapping[str, str]) -> None:
         """The notebook's present values of these names came from the ranks: name → type there."""
         now = self._assigned.now
-        self._pulled.update({name: Pulled.of(self._namespace[name], kind, now) for name, kind in types.items()})
+        self._pulled.update(
+            {name: Pulled.of(self._namespace[name], kind, now) for name, kind in types.items()}
+        )
 
     def shadowed(self, ranks: Sequence[int]) -> frozenset[str]:
         """Names of Python's own that the notebook has taken back, and ranks have from it: `list` after ``list = 5; del list``."""
@@ -307,7 +342,11 @@ class Comparison:
 
     def modules(self, request: ShippingRequest, needs: Needs) -> frozenset[str]:
         """Dotted names of the modules that a cell uses."""
-        values = (value.value.__name__ for value in needs.values.values() if isinstance(value.value, ModuleType))
+        values = (
+            value.value.__name__
+            for value in needs.values.values()
+            if isinstance(value.value, ModuleType)
+        )
         return request.names.imports.union(needs.sources, values)
 
     def deleted(self, request: ShippingRequest) -> frozenset[str]:
@@ -328,7 +367,9 @@ class Comparison:
         for name, value in needs.values.items():
             if value.fingerprint is not None or name in request.temporary:
                 continue
-            if value.pickled.plain or self._index.identify(value.parts, lazily=not any(name in each for each in held)):
+            if value.pickled.plain or self._index.identify(
+                value.parts, lazily=not any(name in each for each in held)
+            ):
                 self._fingerprints.take(value, hashes)
 
     def _unstable(self, request: ShippingRequest, needs: Needs) -> set[str]:
@@ -339,7 +380,10 @@ class Comparison:
             for name, value in needs.values.items()
             if value.same_object
             and name not in request.temporary
-            and any(self._differs(known.get(name), self._marked(name, value.fingerprint)) for known in held)
+            and any(
+                self._differs(known.get(name), self._marked(name, value.fingerprint))
+                for known in held
+            )
             and self._fingerprints.is_unstable(value, needs.hashes)
         }
 

@@ -119,7 +119,9 @@ class SentLinks:
                     handle, region = by_object[key]
                     start = region.start + place.shift
                     length = region.stop - region.start if place.length is None else place.length
-                    found.memory.storages.setdefault(handle, MemoryRegion(region.stands, start, start + length))
+                    found.memory.storages.setdefault(
+                        handle, MemoryRegion(region.stands, start, start + length)
+                    )
             arrays = pickling.array_regions(contents.pickled)
             found.memory.arrays += [each for each in arrays if id(each.stands) in found.objects]
         return found
@@ -127,7 +129,10 @@ class SentLinks:
     # -- what refers to what -----------------------------------------------------------------------------------------
 
     def related(
-        self, moved: Sequence[Variable], names: Iterable[str], open: Callable[[str], Variable | None]
+        self,
+        moved: Sequence[Variable],
+        names: Iterable[str],
+        open: Callable[[str], Variable | None],
     ) -> dict[str, str]:
         """Names that have something in common with values that are about to travel: name → one of those.
 
@@ -161,7 +166,11 @@ class SentLinks:
     def share(self, one: Variable, other: Variable) -> bool:
         """Whether two values refer to one object or memory; one that is in the other is so also where a class lists its instances."""
         inside = id(one.value) in other.numbers or id(other.value) in one.numbers
-        return inside or bool(self.common(one, other)) or _overlap(one.pickled.spans, other.pickled.spans)
+        return (
+            inside
+            or bool(self.common(one, other))
+            or _overlap(one.pickled.spans, other.pickled.spans)
+        )
 
     def common(self, one: Variable, other: Variable) -> set[int]:
         """Identities of the objects in both of two values, without what is in the classes of their instances."""
@@ -174,7 +183,9 @@ class SentLinks:
 
     def see(self, variable: Variable) -> None:
         """Remember what is in a value."""
-        self._seen[variable.name] = _Seen(id(variable.value), variable.objects, variable.pickled.spans)
+        self._seen[variable.name] = _Seen(
+            id(variable.value), variable.objects, variable.pickled.spans
+        )
 
     def forget_names(self, namespace: Container[str]) -> None:
         """Forget names that the notebook has lost."""
@@ -183,7 +194,9 @@ class SentLinks:
 
     # -- what is sent ------------------------------------------------------------------------------------------------
 
-    def sent(self, group: Sequence[Variable], pickled: Pickled, links: PickleLinks | None) -> dict[str, SentValue]:
+    def sent(
+        self, group: Sequence[Variable], pickled: Pickled, links: PickleLinks | None
+    ) -> dict[str, SentValue]:
         """How values are sent in one pickle; empty where nothing can refer to them."""
         table = next(self._tables)
         if len(group) == 1 and links is None:
@@ -200,9 +213,15 @@ class SentLinks:
                 elif each.numbers:
                     nested.append((-1 - index, each))
         if nested:
-            inside, regions, links = pickling.numbers(pickled), pickling.storages(pickled), links or PickleLinks()
+            inside, regions, links = (
+                pickling.numbers(pickled),
+                pickling.storages(pickled),
+                links or PickleLinks(),
+            )
             for root, each in nested:
-                found[each.name] = SentValue(each.stream, table, _places(each, inside, root, regions, table, links))
+                found[each.name] = SentValue(
+                    each.stream, table, _places(each, inside, root, regions, table, links)
+                )
         return found
 
 
@@ -233,7 +252,9 @@ def _places(
         elif handle in regions and id(regions[handle].stands) in inside:
             region = regions[handle]
             places[number] = _Place(
-                (table, inside[id(region.stands)]), region.start - own.start, region.stop - region.start
+                (table, inside[id(region.stands)]),
+                region.start - own.start,
+                region.stop - region.start,
             )
     return places
 

@@ -31,7 +31,9 @@ class Notes:
     """Sentences about names and values, and which of them were said."""
 
     def __init__(self) -> None:
-        self._said: defaultdict[str, set[Any]] = defaultdict(set)  # by kind of sentence, what it was said of
+        self._said: defaultdict[str, set[Any]] = defaultdict(
+            set
+        )  # by kind of sentence, what it was said of
 
     def _new(self, kind: str, found: Iterable[T]) -> list[T]:
         """What this was not said of, sorted; it counts as said from now on."""
@@ -44,10 +46,14 @@ class Notes:
         for name in self._new("deleted", names):
             note(f"{name} is deleted here, the ranks still hold it")
 
-    def set_on_modules(self, attributes: Mapping[str, str], used: Iterable[str], note: Note) -> None:
+    def set_on_modules(
+        self, attributes: Mapping[str, str], used: Iterable[str], note: Note
+    ) -> None:
         """The notebook has set these attributes of modules (attribute → module); the cell uses the modules `used`."""
         prefixes = tuple(f"{each}." for each in used)
-        if names := self._new("set", (name for name, where in attributes.items() if f"{where}.".startswith(prefixes))):
+        if names := self._new(
+            "set", (name for name, where in attributes.items() if f"{where}.".startswith(prefixes))
+        ):
             listed = ", ".join(names)
             note(
                 f"{listed}: set in the notebook only, because modules are sent without later changes; set it in a broadcast cell too"
@@ -76,7 +82,9 @@ class Notes:
                 f"{each.name} in a broadcast cell, or send both with --fresh"
             )
 
-    def maps(self, values: Mapping[str, Variable], lacking: Mapping[str, Sequence[int]], note: Note) -> None:
+    def maps(
+        self, values: Mapping[str, Variable], lacking: Mapping[str, Sequence[int]], note: Note
+    ) -> None:
         """Say which values that travel are maps of files, and arrive as something else."""
         for name, value in values.items():
             if lacking[name] and (why := arrays.why_as_array(value.value)):
@@ -133,7 +141,9 @@ class Refusal:
         return f"{self.name} ({self.type}, {place}): {self.reason}; {self.remedy}"
 
 
-def refusal(name: str, value: object, why: str, problem: BaseException, attempt: Callable[[object], object]) -> Refusal:
+def refusal(
+    name: str, value: object, why: str, problem: BaseException, attempt: Callable[[object], object]
+) -> Refusal:
     """Describe why ``value`` could not be pickled.
 
     Args:
@@ -144,10 +154,20 @@ def refusal(name: str, value: object, why: str, problem: BaseException, attempt:
     # cloudpickle raises its own of it
     if "recursion" in str(problem) and (code := _own_code(problem.__cause__ or problem)):
         reason = f"its {code} recurses without end"
-        return Refusal(name, type_name(value), why, reason, "let it raise AttributeError for names it does not know")
+        return Refusal(
+            name,
+            type_name(value),
+            why,
+            reason,
+            "let it raise AttributeError for names it does not know",
+        )
     if isinstance(problem, RecursionError) or "recursion" in str(problem):
         return Refusal(
-            name, type_name(value), why, "it is nested too deep to pickle", "flatten it, or make it in the cell"
+            name,
+            type_name(value),
+            why,
+            "it is nested too deep to pickle",
+            "flatten it, or make it in the cell",
         )
     reason, remedy = explain(culprit, problem)
     if path:
@@ -214,7 +234,13 @@ _KINDS: tuple[tuple[tuple[str, ...], str, str], ...] = (
     ),
     (("coroutine",), "is a coroutine", "await it here, or call its function in the cell"),
     (
-        ("io.TextIOWrapper", "io.BufferedReader", "io.BufferedWriter", "io.BufferedRandom", "io.FileIO"),
+        (
+            "io.TextIOWrapper",
+            "io.BufferedReader",
+            "io.BufferedWriter",
+            "io.BufferedRandom",
+            "io.FileIO",
+        ),
         "is an open file",
         "open it in the cell, or pass its contents",
     ),
@@ -225,9 +251,17 @@ _KINDS: tuple[tuple[tuple[str, ...], str, str], ...] = (
         "start it in the cell",
     ),
     (("mmap.mmap",), "is a mapping of this process", "map the file in the cell, or pass bytes"),
-    (("frame", "traceback"), "belongs to a running program", "keep its text instead: traceback.format_exc()"),
+    (
+        ("frame", "traceback"),
+        "belongs to a running program",
+        "keep its text instead: traceback.format_exc()",
+    ),
     (("weakref", "weakref.ReferenceType"), "is a weak reference", "pass what it refers to"),
-    (("contextvars.ContextVar", "contextvars.Context"), "is state of this thread", "make it in the cell"),
+    (
+        ("contextvars.ContextVar", "contextvars.Context"),
+        "is state of this thread",
+        "make it in the cell",
+    ),
 )
 
 
@@ -238,8 +272,15 @@ def explain(culprit: object, problem: BaseException) -> tuple[str, str]:
         return known
     if made_by := _computation(culprit):
         return f"is part of a computation ({made_by}), which does not travel", _LEAF
-    text = f"{type(problem).__name__}: {problem}".strip().splitlines()[0] if str(problem) else type(problem).__name__
-    return f"cannot be pickled: {text}", "make it in the cell, or leave it out with --no-push {name}"
+    text = (
+        f"{type(problem).__name__}: {problem}".strip().splitlines()[0]
+        if str(problem)
+        else type(problem).__name__
+    )
+    return (
+        f"cannot be pickled: {text}",
+        "make it in the cell, or leave it out with --no-push {name}",
+    )
 
 
 def _computation(value: object) -> str:
@@ -250,8 +291,13 @@ def _computation(value: object) -> str:
 
 def _known(value: object) -> tuple[str, str] | None:
     """Reason and remedy for the kinds of objects that never travel."""
-    names = {type_name(value), *(f"{kind.__module__.lstrip('_')}.{kind.__qualname__}" for kind in type(value).__mro__)}
-    return next(((reason, remedy) for kinds, reason, remedy in _KINDS if not names.isdisjoint(kinds)), None)
+    names = {
+        type_name(value),
+        *(f"{kind.__module__.lstrip('_')}.{kind.__qualname__}" for kind in type(value).__mro__),
+    }
+    return next(
+        ((reason, remedy) for kinds, reason, remedy in _KINDS if not names.isdisjoint(kinds)), None
+    )
 
 
 def find(value: object, attempt: Callable[[object], object]) -> tuple[str, object]:
@@ -291,12 +337,18 @@ def parts(value: object) -> Iterator[tuple[str, object]]:
             except ValueError:
                 continue
         yield from ((".<default>", item) for item in value.__defaults__ or ())
-        yield from ((f".<default>.{key}", item) for key, item in (value.__kwdefaults__ or {}).items())
+        yield from (
+            (f".<default>.{key}", item) for key, item in (value.__kwdefaults__ or {}).items()
+        )
         yield from ((f".{key}", item) for key, item in vars(value).items())
     elif isinstance(value, types.MethodType):
         yield ".__self__", value.__self__
     elif isinstance(value, type):
         hidden = (types.GetSetDescriptorType, types.MemberDescriptorType)
-        yield from ((f".{key}", item) for key, item in vars(value).items() if not isinstance(item, hidden))
-    elif not hasattr(type(value), "__getstate__") or type(value).__getstate__ is object.__getstate__:
+        yield from (
+            (f".{key}", item) for key, item in vars(value).items() if not isinstance(item, hidden)
+        )
+    elif (
+        not hasattr(type(value), "__getstate__") or type(value).__getstate__ is object.__getstate__
+    ):
         yield from ((f".{key}", item) for key, item in getattr(value, "__dict__", {}).items())

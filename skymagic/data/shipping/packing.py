@@ -9,7 +9,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from skymagic.data.shipping.bindings import Sources
-from skymagic.data.shipping.bundles import Bundle, Variable, groups, in_rebuild_order, merge_plain, parts_of, submodules
+from skymagic.data.shipping.bundles import (
+    Bundle,
+    Variable,
+    groups,
+    in_rebuild_order,
+    merge_plain,
+    parts_of,
+    submodules,
+)
 from skymagic.data.shipping.collecting import Needs, ShippingRequest
 from skymagic.data.shipping.links import SentLinks, SentValue
 from skymagic.data.shipping.notes import SplitReference
@@ -62,7 +70,9 @@ class Packer:
         for group in shared if held else ():
             if found := self._related(group, held):
                 related[group[0].name] = found
-        for group in in_rebuild_order(merge_plain(shared, self.needs.lacking, related), self.needs.values):
+        for group in in_rebuild_order(
+            merge_plain(shared, self.needs.lacking, related), self.needs.values
+        ):
             found = next((related[value.name] for value in group if value.name in related), [])
             self._add(group, found)
         return self.packed
@@ -73,7 +83,11 @@ class Packer:
             return []
         mine = [value for value in group if not value.fixed]
         names = {each.name for each in mine}
-        return [each for each in held if each.name not in names and any(self.links.share(each, one) for one in mine)]
+        return [
+            each
+            for each in held
+            if each.name not in names and any(self.links.share(each, one) for one in mine)
+        ]
 
     def _add(self, group: list[Variable], related: list[Variable]) -> None:
         """A bundle for the ranks that lack the same of these values, and hold the same of what they refer to."""
@@ -82,16 +96,30 @@ class Packer:
         for rank in self.request.ranks:
             lacks = frozenset(each.name for each in group if rank in self.needs.lacking[each.name])
             if lacks:
-                there = [each for each in everything.values() if rank not in self.needs.lacking[each.name]]
+                there = [
+                    each
+                    for each in everything.values()
+                    if rank not in self.needs.lacking[each.name]
+                ]
                 linked = frozenset(each.name for each in there if self.links.holds(rank, each))
                 own = frozenset(each.name for each in there) - linked
-                alike.setdefault((lacks, linked, own, self.links.view(rank, linked) if linked else ()), []).append(rank)
+                alike.setdefault(
+                    (lacks, linked, own, self.links.view(rank, linked) if linked else ()), []
+                ).append(rank)
         for (lacks, linked, own, _), ranks in alike.items():
-            links = self.links.links(ranks[0], [everything[name] for name in sorted(linked)]) if linked else None
+            links = (
+                self.links.links(ranks[0], [everything[name] for name in sorted(linked)])
+                if linked
+                else None
+            )
             mine = [each for each in group if each.name in lacks]
             self._bundle(mine, ranks, links)
             if own and not self.request.temporary.intersection(lacks):
-                self._note([each for each in everything.values() if each.name in own], mine, links or PickleLinks())
+                self._note(
+                    [each for each in everything.values() if each.name in own],
+                    mine,
+                    links or PickleLinks(),
+                )
 
     def _note(self, own: Sequence[Variable], group: Sequence[Variable], links: PickleLinks) -> None:
         """Note what refers to a name's value of the notebook where the ranks have their own: the name that has most of it."""
@@ -121,7 +149,11 @@ class Packer:
             self.index.identify(parts, lazily=True)
         names = [each.name for each in group]
         kept = [each for each in group if not each.fixed]
-        sent = {} if self.request.temporary.intersection(names) or not kept else self.links.sent(group, pickled, links)
+        sent = (
+            {}
+            if self.request.temporary.intersection(names) or not kept
+            else self.links.sent(group, pickled, links)
+        )
         self.packed.sent.append((ranks, sent))
         self.packed.bundles.append(
             Bundle(
@@ -169,7 +201,12 @@ def _together(group: Sequence[Variable]) -> object:
 
 @contextlib.contextmanager
 def orders_for_lent(
-    sources: Sources, store: Store, lent: Mapping[str, Any], ranks: Sequence[int], *, same_node: bool
+    sources: Sources,
+    store: Store,
+    lent: Mapping[str, Any],
+    ranks: Sequence[int],
+    *,
+    same_node: bool,
 ) -> Iterator[dict[str, Any]]:
     """For ``Namespace.bind`` on these ranks; inside, what the orders refer to is in their nodes' stores.
 

@@ -11,7 +11,13 @@ from typing import Any
 
 from skymagic.data.capture import assignments
 from skymagic.data.capture.imports import ModulesNeeded
-from skymagic.data.capture.names import cell_names, cell_numbers, cell_sources, last_shown, with_scripts
+from skymagic.data.capture.names import (
+    cell_names,
+    cell_numbers,
+    cell_sources,
+    last_shown,
+    with_scripts,
+)
 from skymagic.data.shipping.bindings import Bindings, Manifest, Sources
 from skymagic.data.shipping.bundles import BundleWriter, Progress
 from skymagic.data.shipping.collecting import Collector, Needs, ShippingRequest
@@ -71,7 +77,9 @@ class Unpacking:
         """Unlink the file of a value that ``Namespace.pack`` packed and that nobody wants; twice is safe."""
         with self._lock:
             if "group" in ref:
-                group = self._groups.setdefault(ref["group"], _PackedGroup(set(range(ref["count"]))))
+                group = self._groups.setdefault(
+                    ref["group"], _PackedGroup(set(range(ref["count"])))
+                )
                 self._leave(ref, group)
                 if group.waiting or group.values is not None:
                     return
@@ -84,7 +92,9 @@ class Unpacking:
             self._groups.pop(ref["group"], None)
 
     def _open(self, ref: Mapping[str, Any]) -> Any:
-        header, buffers = read_parts(ref, lambda _: self.store.take(ref["file"], ref.get("node", 0)))
+        header, buffers = read_parts(
+            ref, lambda _: self.store.take(ref["file"], ref.get("node", 0))
+        )
         return pickling.loads(header, buffers, self.namespace)
 
 
@@ -124,7 +134,9 @@ class Shipper(Unpacking):
         self.links = SentLinks(namespace)
         self.notes = Notes()
         self.collector = Collector(namespace, folder, self.bindings)
-        self.comparison = Comparison(self.collector, self.index, self.sources, self.notes, self.assigned)
+        self.comparison = Comparison(
+            self.collector, self.index, self.sources, self.notes, self.assigned
+        )
 
     def prepare(
         self,
@@ -191,12 +203,17 @@ class Shipper(Unpacking):
             if dry_run:
                 return Manifest({}, 0, needs.items(needs.values.values()), names=names)
             if unsettled is not None:
-                required = (self.sources.required, *(value.pickled.required for value in needs.moved))
+                required = (
+                    self.sources.required,
+                    *(value.pickled.required for value in needs.moved),
+                )
                 if needed := unsettled(request.names.required.union(*required)):
                     raise ModulesNeeded(needed, frozenset(needs.sources))
             if note is not None:
                 self.notes.deleted(self.comparison.deleted(request), note)
-                self.notes.set_on_modules(self.assigned.on_modules, self.comparison.modules(request, needs), note)
+                self.notes.set_on_modules(
+                    self.assigned.on_modules, self.comparison.modules(request, needs), note
+                )
             with pickling.collection_paused():
                 packed = Packer(self.links, self.index, self.folder, request, needs).pack()
             if note is not None:
@@ -224,9 +241,13 @@ class Shipper(Unpacking):
         with self._lock:
             # once for all ranks: it looks at all bytes of the notebook's values
             manifest.stored.update(
-                self.comparison.present(names - manifest.fingerprints.keys() - manifest.stored.keys())
+                self.comparison.present(
+                    names - manifest.fingerprints.keys() - manifest.stored.keys()
+                )
             )
-            known = {name: manifest.fingerprints.get(name, manifest.stored.get(name)) for name in names}
+            known = {
+                name: manifest.fingerprints.get(name, manifest.stored.get(name)) for name in names
+            }
             self.bindings.bound(manifest, rank, known, deleted)
             for bound_ranks, sent in manifest.sent:
                 if rank in bound_ranks:
@@ -249,7 +270,9 @@ class Shipper(Unpacking):
         """Names that the ranks hold, as far as is known."""
         with self._lock:
             ranks = self.bindings.known()
-            return frozenset(name for rank in ranks for name in self.bindings.names(rank) if name[:1] != "_")
+            return frozenset(
+                name for rank in ranks for name in self.bindings.names(rank) if name[:1] != "_"
+            )
 
     def cloned(self, names: Iterable[str], source: int, ranks: Iterable[int]) -> None:
         """Note that these ranks have got a rank's own values of these names."""
@@ -301,7 +324,11 @@ class Shipper(Unpacking):
             fingerprints = self.comparison.finish(request, needs)
             stored = self.comparison.present(request.names.stores - needs.values.keys())
             files = frozenset().union(*(value.pickled.files for value in needs.moved))
-            texts = cell_sources(name for name in files if self.bindings.ranks_without_source(name, "", request.ranks))
+            texts = cell_sources(
+                name
+                for name in files
+                if self.bindings.ranks_without_source(name, "", request.ranks)
+            )
             orders = {
                 "python": platform.python_version(),
                 "files": writer.files,
@@ -320,11 +347,17 @@ class Shipper(Unpacking):
             self.store.unpin(writer.keys)
             self.index.sweep()
             if isinstance(problem, OSError):
-                raise CaptureError(no_room(problem, [(item.name, item.nbytes) for item in items])) from problem
+                raise CaptureError(
+                    no_room(problem, [(item.name, item.nbytes) for item in items])
+                ) from problem
             raise
-        for name in needs.staying:  # the ranks have not seen it: something equal that is assigned is new to them
+        for name in (
+            needs.staying
+        ):  # the ranks have not seen it: something equal that is assigned is new to them
             fingerprints.pop(name, None)
-        manifest = Manifest(orders, writer.nbytes, items, fingerprints, stored, request.names, unbound, packed.sent)
+        manifest = Manifest(
+            orders, writer.nbytes, items, fingerprints, stored, request.names, unbound, packed.sent
+        )
         weakref.finalize(manifest, self.store.unpin, writer.keys).atexit = False
         self.index.set_needs(writer.needs, {*self.namespace, *request.temporary})
         for each in (self.collector, self.comparison, self.notes, self.links):
@@ -337,4 +370,6 @@ class Shipper(Unpacking):
         secret = {name for name in changed if assignments.is_secret_variable(name)}
         if request.note is not None:
             self.notes.secret(secret, request.note)
-        return self.bindings.lacking_environ({n: v for n, v in changed.items() if n not in secret}, request.ranks)
+        return self.bindings.lacking_environ(
+            {n: v for n, v in changed.items() if n not in secret}, request.ranks
+        )

@@ -34,7 +34,11 @@ class Store(ABC):
 
     @abstractmethod
     def put(
-        self, key: str | None, pieces: Iterable[Content], nbytes: int, progress: Callable[[int], None] | None = None
+        self,
+        key: str | None,
+        pieces: Iterable[Content],
+        nbytes: int,
+        progress: Callable[[int], None] | None = None,
     ) -> str:
         """Write one file from pieces that follow one another; what is here already is not written again.
 
@@ -135,7 +139,9 @@ class Store(ABC):
             nbytes: bytes that are needed.
         """
         victims = []
-        for key in sorted((key for key in keys if not self.pinned(key)), key=lambda key: self._files[key].used):
+        for key in sorted(
+            (key for key in keys if not self.pinned(key)), key=lambda key: self._files[key].used
+        ):
             if room >= nbytes:
                 break
             victims.append(key)

@@ -68,7 +68,8 @@ def write_parts(
     name = give(pieces, nbytes) if filed else None
     rest = iter(offsets)
     return name, [
-        inline(part) if is_short else [0, next(rest), len(part)] for part, is_short in zip(parts, short, strict=True)
+        inline(part) if is_short else [0, next(rest), len(part)]
+        for part, is_short in zip(parts, short, strict=True)
     ]
 
 
@@ -77,7 +78,9 @@ def part_fields(locations: Sequence[Location], header_parts: int) -> dict[str, A
     return {"header": list(locations[:header_parts]), "buffers": list(locations[header_parts:])}
 
 
-def read_parts(bundle: Mapping[str, Any], open_file: Callable[[int], memoryview]) -> tuple[list[Buffer], list[Buffer]]:
+def read_parts(
+    bundle: Mapping[str, Any], open_file: Callable[[int], memoryview]
+) -> tuple[list[Buffer], list[Buffer]]:
     """Header and buffers of a bundle.
 
     Args:
@@ -189,7 +192,11 @@ class ContentIndex:
 
     def to_send(self, parts: Iterable[Part]) -> dict[str, Part]:
         """Content and part of the large parts that must be sent, after they were expected."""
-        return {part.hash: part for part in parts if part.hash and part.nbytes >= LARGE and self.find(part) is None}
+        return {
+            part.hash: part
+            for part in parts
+            if part.hash and part.nbytes >= LARGE and self.find(part) is None
+        }
 
     def find(self, part: Part) -> FileExtent | None:
         """Where a part with this content lies, if it is here."""
@@ -198,7 +205,9 @@ class ContentIndex:
 
     def put(self, part: Part, progress: Callable[[int], None] | None = None) -> FileExtent:
         """Write a large part as a file of its own; its hash becomes that of the bytes that were written."""
-        mark = part.data.mark if isinstance(part.data, DeviceBytes) else None  # before its bytes are read
+        mark = (
+            part.data.mark if isinstance(part.data, DeviceBytes) else None
+        )  # before its bytes are read
         key = self.store.put(part.hash, [part.data], part.nbytes, progress)
         part.hash = key
         if isinstance(part.data, DeviceBytes):
@@ -213,9 +222,15 @@ class ContentIndex:
         parts = list(parts)
         pieces, offsets, nbytes = align([part.data for part in parts])
         key = self.store.put(None, pieces, nbytes)
-        extents = [FileExtent(key, start, part.nbytes) for start, part in zip(offsets, parts, strict=True)]
+        extents = [
+            FileExtent(key, start, part.nbytes) for start, part in zip(offsets, parts, strict=True)
+        ]
         self._extents.update(
-            {part.hash: extent for part, extent in zip(parts, extents, strict=True) if part.blob and part.hash}
+            {
+                part.hash: extent
+                for part, extent in zip(parts, extents, strict=True)
+                if part.blob and part.hash
+            }
         )
         return extents
 
@@ -242,8 +257,12 @@ class ContentIndex:
         if unneeded := [key for key in here - needed if not self.store.pinned(key)]:
             self.store.drop(unneeded)
         here = self.store.keys()
-        self._extents = {content: extent for content, extent in self._extents.items() if extent.key in here}
-        self._devices = {place: known for place, known in self._devices.items() if known[1] in self._extents}
+        self._extents = {
+            content: extent for content, extent in self._extents.items() if extent.key in here
+        }
+        self._devices = {
+            place: known for place, known in self._devices.items() if known[1] in self._extents
+        }
 
 
 def _sample(data: Buffer) -> bytes:

@@ -67,7 +67,9 @@ class DeviceBytes:
         if None in self.versions or words < 4 or offset % 8:
             return None
         width = math.isqrt(words)
-        square = self.memory[: words * 8].view(torch.int64)[: words // width * width].view(-1, width)
+        square = (
+            self.memory[: words * 8].view(torch.int64)[: words // width * width].view(-1, width)
+        )
         rest = self.memory[square.numel() * 8 :].to(torch.int64)
         sums = torch.cat([square.sum(0), square.sum(1), rest]).cpu()
         address = sums.data_ptr()
@@ -92,7 +94,9 @@ def behind(buffer: memoryview) -> DeviceBytes | None:
     return buffer.obj.of if isinstance(buffer.obj, _StandIn) else None
 
 
-def host_pieces(pieces: Iterable[bytes | bytearray | memoryview | DeviceBytes]) -> Iterator[memoryview]:
+def host_pieces(
+    pieces: Iterable[bytes | bytearray | memoryview | DeviceBytes],
+) -> Iterator[memoryview]:
     """All pieces as memory of the host; a piece of a device's is valid until the next one is asked for.
 
     A chunk's copy begins before the chunk ahead of it is handed out, so that two buffers suffice.
@@ -145,7 +149,11 @@ class _Staging:
         self._turn = 1 - self._turn
         nbytes = chunk.numel()
         target = self._buffer(nbytes)[:nbytes]
-        with self._torch.cuda.stream(self._stream) if self._stream is not None else contextlib.nullcontext():
+        with (
+            self._torch.cuda.stream(self._stream)
+            if self._stream is not None
+            else contextlib.nullcontext()
+        ):
             target.copy_(chunk, non_blocking=self._pinned)
             event = self._stream.record_event() if self._stream is not None else None
 
@@ -165,5 +173,7 @@ class _Staging:
         """This turn's buffer; torch keeps pinned memory that is let go of, and gives it again."""
         if self._buffers[self._turn] is None or self._buffers[self._turn].numel() < nbytes:
             size = min(STAGE, 1 << max(nbytes - 1, 1).bit_length())
-            self._buffers[self._turn] = self._torch.empty(size, dtype=self._torch.uint8, pin_memory=self._pinned)
+            self._buffers[self._turn] = self._torch.empty(
+                size, dtype=self._torch.uint8, pin_memory=self._pinned
+            )
         return self._buffers[self._turn]

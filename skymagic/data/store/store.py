@@ -114,7 +114,11 @@ class NodeStore(Store):
     remote = False
 
     def __init__(
-        self, directory: str | os.PathLike[str], *, share: float = SHARE, notify: Callable[[str], None] | None = None
+        self,
+        directory: str | os.PathLike[str],
+        *,
+        share: float = SHARE,
+        notify: Callable[[str], None] | None = None,
     ) -> None:
         super().__init__(notify)
         self.directory = Path(directory)
@@ -124,7 +128,11 @@ class NodeStore(Store):
         private(self.directory)
 
     def put(
-        self, key: str | None, pieces: Iterable[Content], nbytes: int, progress: Callable[[int], None] | None = None
+        self,
+        key: str | None,
+        pieces: Iterable[Content],
+        nbytes: int,
+        progress: Callable[[int], None] | None = None,
     ) -> str:
         if key is not None and not self.missing([key]):
             return key
@@ -214,7 +222,9 @@ class NodeStore(Store):
     def _room(self, directory: Path, nbytes: int) -> bool:
         """Whether a file fits, after evicting the files that were not asked for the longest."""
         with self._lock:
-            here = {key: file for key, file in self._files.items() if (directory / file.name).exists()}
+            here = {
+                key: file for key, file in self._files.items() if (directory / file.name).exists()
+            }
             ours = sum(file.nbytes for file in here.values())
             room = (available(directory) + ours) * self.share - ours
             evicted = self._victims(here, room, nbytes)
@@ -232,7 +242,11 @@ def private(directory: Path) -> None:
     """Make the directory for this user alone, or make sure that it is."""
     directory.mkdir(mode=0o700, parents=False, exist_ok=True)
     status = directory.lstat()
-    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or stat.S_IMODE(status.st_mode) & 0o077:
+    if (
+        not stat.S_ISDIR(status.st_mode)
+        or status.st_uid != os.getuid()
+        or stat.S_IMODE(status.st_mode) & 0o077
+    ):
         raise PermissionError(f"{directory} is not private to this user; remove it and try again")
 
 
@@ -345,7 +359,14 @@ def _libc() -> ctypes.CDLL:
     # Before Python 3.13 a mmap object keeps a duplicate of the descriptor: a rank with a thousand arrays would run out.
     libc = ctypes.CDLL(None, use_errno=True)
     libc.mmap.restype = ctypes.c_void_p
-    libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
+    libc.mmap.argtypes = [
+        ctypes.c_void_p,
+        ctypes.c_size_t,
+        ctypes.c_int,
+        ctypes.c_int,
+        ctypes.c_int,
+        ctypes.c_long,
+    ]
     libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
     return libc
 

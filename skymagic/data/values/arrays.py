@@ -13,7 +13,16 @@ from typing import Any
 
 from skymagic.data.values import tensors
 from skymagic.data.values.kinds import is_a
-from skymagic.data.values.memory import SMALL, MemoryBlock, Reduced, Span, Storage, Tracker, memory, writable
+from skymagic.data.values.memory import (
+    SMALL,
+    MemoryBlock,
+    Reduced,
+    Span,
+    Storage,
+    Tracker,
+    memory,
+    writable,
+)
 from skymagic.data.values.rebuild import here
 
 _MODES = {"r": "r", "r+": "r+", "w+": "r+"}
@@ -34,7 +43,14 @@ def reduce_map(array: Any) -> tuple[Any, ...] | None:
 
 
 def again(
-    path: str, device: int, inode: int, dtype: Any, mode: Any, offset: int, shape: tuple[int, ...], order: Any
+    path: str,
+    device: int,
+    inode: int,
+    dtype: Any,
+    mode: Any,
+    offset: int,
+    shape: tuple[int, ...],
+    order: Any,
 ) -> Any:
     """Map a file.
 
@@ -45,7 +61,9 @@ def again(
 
     found = Path(path).stat()
     if (found.st_dev, found.st_ino) != (device, inode):
-        raise FileNotFoundError(f"{path} was mapped into memory in the notebook, and has been replaced since")
+        raise FileNotFoundError(
+            f"{path} was mapped into memory in the notebook, and has been replaced since"
+        )
     return numpy.memmap(path, dtype=dtype, mode=mode, offset=offset, shape=shape, order=order)
 
 
@@ -62,7 +80,9 @@ def why_as_array(value: object) -> str:
     if not here.same_files:
         return f"it maps {path}, which is on this machine"
     mode = getattr(value, "mode", None)
-    return "" if mode not in _MODES or reduce_map(value) else f"it maps {path}, which no longer exists"
+    return (
+        "" if mode not in _MODES or reduce_map(value) else f"it maps {path}, which no longer exists"
+    )
 
 
 # -- numpy's arrays and pandas' frames -------------------------------------------------------------
@@ -129,7 +149,11 @@ def reduce_array(tracker: Tracker, array: Any) -> Reduced:
             return _view, (block, *described, array.strides, _address(array) - block.start)
     if array.flags.c_contiguous or array.flags.f_contiguous:
         flat = array.view(numpy.ndarray).reshape(-1, order="A").view(numpy.uint8)
-        return _array, (pickle.PickleBuffer(flat.data), *described, "C" if array.flags.c_contiguous else "F")
+        return _array, (
+            pickle.PickleBuffer(flat.data),
+            *described,
+            "C" if array.flags.c_contiguous else "F",
+        )
     if stop - start <= array.nbytes * 1.25:
         return _view, (memory(start, stop), *described, array.strides, _address(array) - start)
     packed = numpy.ascontiguousarray(array).reshape(-1).view(numpy.uint8)
@@ -140,12 +164,19 @@ def _reduce_small(tracker: Tracker, array: Any) -> Reduced | None:
     """The short way for the many small arrays of a model's state, 5 µs each; None for what is not so simple."""
     import numpy
 
-    if type(array) is not numpy.ndarray or not 0 < array.nbytes < SMALL or not array.flags.c_contiguous:
+    if (
+        type(array) is not numpy.ndarray
+        or not 0 < array.nbytes < SMALL
+        or not array.flags.c_contiguous
+    ):
         return None
     if tracker.layout is not None or tracker.linked.arrays or array.dtype not in plain_dtypes():
         return None
     start, facts = array.__array_interface__["data"][0], tracker.facts
-    name, shape = facts.setdefault(array.dtype.num, array.dtype.str), facts.setdefault(array.shape, array.shape)
+    name, shape = (
+        facts.setdefault(array.dtype.num, array.dtype.str),
+        facts.setdefault(array.shape, array.shape),
+    )
     if id(array) not in tracker.private:
         tracker.spans.append(Span(start, start + array.nbytes, id(array)))
     tracker.leaves[id(array)] = start, start + array.nbytes, ("small array", shape, name)
@@ -164,7 +195,10 @@ def _reduce_subclass(array: Any) -> Reduced:
     import numpy
 
     kind = type(array)
-    if any(getattr(kind, name) is not getattr(numpy.ndarray, name) for name in ("__reduce__", "__reduce_ex__")):
+    if any(
+        getattr(kind, name) is not getattr(numpy.ndarray, name)
+        for name in ("__reduce__", "__reduce_ex__")
+    ):
         return NotImplemented
     attributes = getattr(array, "__dict__", None)
     if issubclass(kind, numpy.memmap):  # its own are of the mapping, which stays here
@@ -191,7 +225,11 @@ def _address(array: Any) -> int:
 
 def _dtype(dtype: Any) -> Any:
     """The dtype, or its short name where that says everything: it pickles ten times faster."""
-    return dtype.str if dtype.kind in "biufcmMSU" and dtype.metadata is None and dtype.isbuiltin in (0, 1) else dtype
+    return (
+        dtype.str
+        if dtype.kind in "biufcmMSU" and dtype.metadata is None and dtype.isbuiltin in (0, 1)
+        else dtype
+    )
 
 
 def _array(buffer: Any, dtype: Any, shape: tuple[int, ...], order: Any) -> Any:
@@ -200,7 +238,9 @@ def _array(buffer: Any, dtype: Any, shape: tuple[int, ...], order: Any) -> Any:
     return numpy.ndarray(shape, dtype, buffer=writable(buffer), order=order)
 
 
-def _view(buffer: Any, dtype: Any, shape: tuple[int, ...], strides: tuple[int, ...], offset: int) -> Any:
+def _view(
+    buffer: Any, dtype: Any, shape: tuple[int, ...], strides: tuple[int, ...], offset: int
+) -> Any:
     import numpy
 
     view = numpy.ndarray(shape, dtype, buffer=writable(buffer), strides=strides, offset=offset)
@@ -209,7 +249,9 @@ def _view(buffer: Any, dtype: Any, shape: tuple[int, ...], strides: tuple[int, .
     return view
 
 
-def _part(whole: Any, dtype: Any, shape: tuple[int, ...], strides: tuple[int, ...], offset: int) -> Any:
+def _part(
+    whole: Any, dtype: Any, shape: tuple[int, ...], strides: tuple[int, ...], offset: int
+) -> Any:
     """A view of an array that was there before."""
     import numpy
 

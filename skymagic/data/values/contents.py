@@ -28,7 +28,9 @@ from skymagic.data.values.memory import Leaf, Span, clusters, overlap
 
 _ATOMS = frozenset((int, float, complex, str, bytes, bool, type(None), type(...)))
 _NESTED = frozenset((list, dict, tuple, set, frozenset))
-_MOST_OBJECTS = 100_000  # objects that are looked at one by one; what has more of them is left to its pickle
+_MOST_OBJECTS = (
+    100_000  # objects that are looked at one by one; what has more of them is left to its pickle
+)
 _CACHES = {
     "pandas": frozenset(("_cache", "_readonly")),
     "scipy": frozenset(("_has_sorted_indices", "_has_canonical_format")),
@@ -139,7 +141,9 @@ class Contents:
     def sequence(self, values: Sequence[Any]) -> None:
         """Add values in their order."""
         kinds = set(map(type, values))
-        large = bytes in kinds and any(type(each) is bytes and len(each) >= LARGE for each in values)
+        large = bytes in kinds and any(
+            type(each) is bytes and len(each) >= LARGE for each in values
+        )
         if kinds <= _ATOMS and not large:
             self._state.update(marshal.dumps(values if type(values) is tuple else list(values), 2))
             return
@@ -163,7 +167,10 @@ class Contents:
         self._numbers.update(numbers)
         self._keep += values
         if self._spans is not None:
-            self._spans += [Span(start, stop, at) for at, (start, stop, _) in enumerate(leaves, len(self._spans))]
+            self._spans += [
+                Span(start, stop, at)
+                for at, (start, stop, _) in enumerate(leaves, len(self._spans))
+            ]
         said = [(*facts, ctypes.string_at(start, stop - start)) for start, stop, facts in leaves]
         self._state.update(b"".join([b"!" + marshal.dumps(facts, 2) for facts in said]))
         return True
@@ -221,8 +228,15 @@ class Contents:
         if isinstance(state, dict) and setter is None:
             if not self.again(state):
                 self.attributes(value, state)
-        elif setter is None and isinstance(state, tuple) and len(state) == 2 and isinstance(state[1], dict):
-            self.attributes(value, {**(state[0] if isinstance(state[0], dict) else {"": state[0]}), **state[1]})
+        elif (
+            setter is None
+            and isinstance(state, tuple)
+            and len(state) == 2
+            and isinstance(state[1], dict)
+        ):
+            self.attributes(
+                value, {**(state[0] if isinstance(state[0], dict) else {"": state[0]}), **state[1]}
+            )
         else:
             self.add(state)
         if items is not None:
@@ -251,7 +265,9 @@ class Contents:
         groups = []
         for cluster in clusters(self._spans or []):
             if len(cluster) > 1:
-                groups.append(sorted((span.owner, span.start - cluster[0].start) for span in cluster))
+                groups.append(
+                    sorted((span.owner, span.start - cluster[0].start) for span in cluster)
+                )
         for group in sorted(groups):
             self.say("shared", *group)
 
@@ -333,15 +349,30 @@ def _buffer(contents: Contents, value: pickle.PickleBuffer) -> None:
 
 def _code(contents: Contents, code: types.CodeType) -> None:
     """What it does: not where it stands, so that comments do not matter."""
-    contents.say(code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount, code.co_flags, code.co_code)
-    contents.say(code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars, code.co_name, code.co_qualname)
+    contents.say(
+        code.co_argcount,
+        code.co_posonlyargcount,
+        code.co_kwonlyargcount,
+        code.co_flags,
+        code.co_code,
+    )
+    contents.say(
+        code.co_names,
+        code.co_varnames,
+        code.co_freevars,
+        code.co_cellvars,
+        code.co_name,
+        code.co_qualname,
+    )
     contents.say(code.co_exceptiontable)
     contents.sequence(code.co_consts)
 
 
 def _function(contents: Contents, function: types.FunctionType) -> None:
     if function.__globals__ is vars(functools):  # what it has dispatched before is no content
-        for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        for name, cell in zip(
+            function.__code__.co_freevars, function.__closure__ or (), strict=True
+        ):
             if name in ("dispatch_cache", "cache_token") and not contents.again(cell):
                 contents.again(cell.cell_contents)
     contents.take_apart(function)
@@ -351,7 +382,12 @@ _PLAIN = _ATOMS | _NESTED
 _CHANGING = frozenset((list, dict, set))
 _DEEP = 500
 _WIDE = 3_000_000
-_VALUES = (("numpy", "generic"), ("datetime", "date"), ("datetime", "timedelta"), ("pandas", "Index"))
+_VALUES = (
+    ("numpy", "generic"),
+    ("datetime", "date"),
+    ("datetime", "timedelta"),
+    ("pandas", "Index"),
+)
 """Types whose objects cannot change, with their subclasses."""
 
 _OWN: dict[type, Form] = {

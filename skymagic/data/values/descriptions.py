@@ -79,7 +79,9 @@ def _number(value: Any, budget: _Budget) -> Description:
 
 def _text(value: str, budget: _Budget) -> Description:
     shown = (
-        repr(value) if len(value) <= SHOWN_CHARACTERS else f"{value[:SHOWN_CHARACTERS]!r} … {len(value):,} characters"
+        repr(value)
+        if len(value) <= SHOWN_CHARACTERS
+        else f"{value[:SHOWN_CHARACTERS]!r} … {len(value):,} characters"
     )
     return {"is": shown, "checksum": budget.checksum(value.encode(errors="surrogatepass"))}
 
@@ -103,7 +105,10 @@ def _tensor(value: Any, budget: _Budget) -> Description:
     """On a GPU it is not read: that would wait for what runs there."""
     where = "" if value.device.type == "cpu" else f" on {value.device}"
     about = {"is": f"{_shape(value.shape)} {str(value.dtype).removeprefix('torch.')}{where}"}
-    plain = type(value).__module__ in ("torch", "torch.nn.parameter")  # another's may have no memory of its own
+    plain = type(value).__module__ in (
+        "torch",
+        "torch.nn.parameter",
+    )  # another's may have no memory of its own
     if plain and not where and value.is_contiguous() and value.nbytes <= budget.left:
         flat = value.detach().reshape(-1).view(sys.modules["torch"].uint8)
         about["checksum"] = budget.checksum(memoryview(flat.numpy()))

@@ -24,8 +24,15 @@ def reduce_exception(problem: BaseException) -> Reduced:
     kind = type(problem)
     if _reduces_itself(kind):
         reduced = problem.__reduce_ex__(5)
-        more = {"__notes__": problem.__notes__} if hasattr(problem, "__notes__") else {}, chain_of(problem)
-        if isinstance(reduced, tuple) and len(reduced) in (2, 3) and more != ({}, (None, None, False)):
+        more = (
+            {"__notes__": problem.__notes__} if hasattr(problem, "__notes__") else {},
+            chain_of(problem),
+        )
+        if (
+            isinstance(reduced, tuple)
+            and len(reduced) in (2, 3)
+            and more != ({}, (None, None, False))
+        ):
             own = reduced[2] if len(reduced) == 3 else None
             return (*reduced[:2], (own, *more), None, None, fill_own)
         return reduced
@@ -38,7 +45,9 @@ def reduce_exception(problem: BaseException) -> Reduced:
 
 def _reduces_itself(kind: type[BaseException]) -> bool:
     own = (kind.__reduce__, kind.__reduce_ex__, getattr(kind, "__setstate__", None))
-    return kind in copyreg.dispatch_table or not all(isinstance(each, types.MethodDescriptorType) for each in own)
+    return kind in copyreg.dispatch_table or not all(
+        isinstance(each, types.MethodDescriptorType) for each in own
+    )
 
 
 def bare(kind: type[BaseException], group: tuple[Any, ...] = ()) -> BaseException:
@@ -48,14 +57,21 @@ def bare(kind: type[BaseException], group: tuple[Any, ...] = ()) -> BaseExceptio
         group: message and exceptions, which a group can be given only now.
     """
     # of a class with several of Python's own as bases, the one that says how it lies in memory makes it
-    inner = max((each for each in kind.__mro__ if each.__module__ == "builtins"), key=lambda each: each.__basicsize__)
+    inner = max(
+        (each for each in kind.__mro__ if each.__module__ == "builtins"),
+        key=lambda each: each.__basicsize__,
+    )
     made: BaseException = inner.__new__(kind, *group)
     return made
 
 
 def members(problem: BaseException) -> tuple[Any, ...]:
     """Message and exceptions of a group; nothing of others."""
-    return (problem.message, list(problem.exceptions)) if isinstance(problem, BaseExceptionGroup) else ()
+    return (
+        (problem.message, list(problem.exceptions))
+        if isinstance(problem, BaseExceptionGroup)
+        else ()
+    )
 
 
 def state_of(problem: BaseException) -> State:
@@ -104,7 +120,9 @@ def fill_own(problem: Any, state: tuple[Any, dict[str, Any], Chain]) -> None:
 
 
 def _set_chain(problem: BaseException, chain: Chain) -> None:
-    for name, value in zip(("__cause__", "__context__", "__suppress_context__"), chain, strict=True):
+    for name, value in zip(
+        ("__cause__", "__context__", "__suppress_context__"), chain, strict=True
+    ):
         object.__setattr__(problem, name, value)  # in this order: a cause hides the context
 
 
@@ -126,8 +144,15 @@ def without_locals(problem: BaseException, travels: Callable[[object], bool]) ->
         group = (inner[0], [copied(each) for each in inner[1]]) if inner else ()
         made = copies[id(original)] = bare(type(original), group)
         args, fields, attributes = state_of(original)
-        kept = tuple({name: value for name, value in each.items() if travels(value)} for each in (fields, attributes))
-        chain = (copied(original.__cause__), copied(original.__context__), original.__suppress_context__)
+        kept = tuple(
+            {name: value for name, value in each.items() if travels(value)}
+            for each in (fields, attributes)
+        )
+        chain = (
+            copied(original.__cause__),
+            copied(original.__context__),
+            original.__suppress_context__,
+        )
         fill(made, ((tuple(map(part, args)), kept[0], kept[1]), chain))
         return made
 

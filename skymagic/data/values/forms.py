@@ -29,7 +29,10 @@ _VIRTUAL = 4
 def form_for(kind: type) -> Form | None:
     """How objects of this type are added; None when they are taken apart as for a pickle."""
     numpy, torch, pandas = (sys.modules.get(name) for name in ("numpy", "torch", "pandas"))
-    if numpy is not None and kind in (getattr(numpy, "ndarray", None), getattr(numpy, "memmap", None)):
+    if numpy is not None and kind in (
+        getattr(numpy, "ndarray", None),
+        getattr(numpy, "memmap", None),
+    ):
         return _array
     if torch is not None and issubclass(kind, getattr(torch, "Tensor", ())):
         return _tensor
@@ -65,7 +68,9 @@ def _array(contents: Contents, array: Any) -> None:
         return
     contents.say("array", array.shape)
     contents.add(type(array))
-    contents.add(dtype.str if dtype.names is None and dtype.metadata is None and dtype.kind != "V" else dtype)
+    contents.add(
+        dtype.str if dtype.names is None and dtype.metadata is None and dtype.kind != "V" else dtype
+    )
     if not array.size:
         return
     start, stop = bounds(array)
@@ -90,8 +95,13 @@ def _in_order(array: Any) -> str:
     import numpy
 
     state = xxhash.xxh3_128()
-    options: dict[str, Any] = {"flags": ["external_loop", "buffered"], "op_flags": [["readonly", "contig"]]}
-    parts: Iterable[Any] = numpy.nditer(array.view(numpy.ndarray), order="C", buffersize=_BLOCK, **options)
+    options: dict[str, Any] = {
+        "flags": ["external_loop", "buffered"],
+        "op_flags": [["readonly", "contig"]],
+    }
+    parts: Iterable[Any] = numpy.nditer(
+        array.view(numpy.ndarray), order="C", buffersize=_BLOCK, **options
+    )
     for part in parts:
         state.update(part.view(numpy.uint8).data)
     return str(state.hexdigest())
@@ -140,7 +150,9 @@ def _small_tensor(contents: Contents, tensor: Any) -> None:
         data = tensor.detach().contiguous()
         stop = start + extent_of(tensor.size(), tensor.stride()) * tensor.itemsize
     contents.span(start, stop, tensor)
-    facts = small_tensor(type(tensor).__name__, tensor.dtype, tuple(tensor.size()), tensor.requires_grad)
+    facts = small_tensor(
+        type(tensor).__name__, tensor.dtype, tuple(tensor.size()), tensor.requires_grad
+    )
     contents.say(*facts, ctypes.string_at(data.data_ptr(), tensor.nbytes))
 
 
@@ -233,4 +245,6 @@ def _keras_model(contents: Contents, model: Any) -> None:
     contents.add(model.get_compile_config() if model.compiled else None)
     optimizer = model.optimizer if model.compiled else None
     contents.sequence([variable.trainable for variable in model.variables])
-    contents.sequence([variable.numpy() for variable in (*model.variables, *getattr(optimizer, "variables", ()))])
+    contents.sequence(
+        [variable.numpy() for variable in (*model.variables, *getattr(optimizer, "variables", ()))]
+    )

@@ -50,10 +50,16 @@ _FIXED_NAMES = {
 
 def changeable(kind: type) -> bool:
     """Whether objects of a type can change, so that it matters whether two names hold the same one."""
-    if issubclass(kind, _FIXED) or is_a(kind, "numpy", "dtype") or kind.__name__ == "cython_function_or_method":
+    if (
+        issubclass(kind, _FIXED)
+        or is_a(kind, "numpy", "dtype")
+        or kind.__name__ == "cython_function_or_method"
+    ):
         return False
     top = kind.__module__.partition(".")[0]
-    if top == "pyarrow" or (top == "pandas" and (is_a(kind, top, "Index") or is_a(kind, top, "ExtensionDtype"))):
+    if top == "pyarrow" or (
+        top == "pandas" and (is_a(kind, top, "Index") or is_a(kind, top, "ExtensionDtype"))
+    ):
         return False
     return (kind.__module__, kind.__name__) not in _FIXED_NAMES
 
@@ -61,7 +67,8 @@ def changeable(kind: type) -> bool:
 def is_a(kind: type, module: str, name: str) -> bool:
     """Whether a type or a base of it has this name, in this module or one inside it; nothing is imported."""
     return any(
-        base.__name__ == name and (base.__module__ == module or base.__module__.startswith(f"{module}."))
+        base.__name__ == name
+        and (base.__module__ == module or base.__module__.startswith(f"{module}."))
         for base in kind.__mro__
     )
 
@@ -74,11 +81,15 @@ def type_name(value: object) -> str:
 def kind_name(kind: type) -> str:
     """A type as a user knows it: without ``builtins`` and ``__main__``."""
     module = kind.__module__.lstrip("_")
-    return kind.__qualname__ if module in ("builtins", "main__") else f"{module}.{kind.__qualname__}"
+    return (
+        kind.__qualname__ if module in ("builtins", "main__") else f"{module}.{kind.__qualname__}"
+    )
 
 
 def made_by_python(name: str, value: object, cls: type) -> bool:
     """Whether a class has this member from its slots, or got it when somebody looked."""
     if isinstance(value, types.MemberDescriptorType):
         return value.__objclass__ is cls
-    return name in ("__slotnames__", "__annotations_cache__") or (name == "__annotations__" and not value)
+    return name in ("__slotnames__", "__annotations_cache__") or (
+        name == "__annotations__" and not value
+    )

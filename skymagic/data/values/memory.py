@@ -78,7 +78,9 @@ def layout(spans: Iterable[Span], apart: frozenset[int] | set[int] = frozenset()
         if span.owner in apart:
             continue
         known = owners.get(span.owner, span)
-        owners[span.owner] = Span(min(known.start, span.start), max(known.stop, span.stop), span.owner, span.whole)
+        owners[span.owner] = Span(
+            min(known.start, span.start), max(known.stop, span.stop), span.owner, span.whole
+        )
     blocks = []
     for cluster in clusters(list(owners.values())):
         start, stop = cluster[0].start // _ALIGN * _ALIGN, max(span.stop for span in cluster)
@@ -93,7 +95,9 @@ def _separate(spans: Sequence[Span]) -> bool:
         return False
     if overlap(spans):
         return False
-    large = (span for span in spans if span.whole is not None and span.whole[1] - span.whole[0] > SMALL)
+    large = (
+        span for span in spans if span.whole is not None and span.whole[1] - span.whole[0] > SMALL
+    )
     return not any(_wasteful(span, span.stop - span.start // _ALIGN * _ALIGN) for span in large)
 
 
@@ -151,7 +155,9 @@ class LinkedMemory:
 
     def array(self, start: int, stop: int) -> Any:
         """The array that has these addresses; None when there is none."""
-        return next((each.stands for each in self.arrays if each.start <= start and stop <= each.stop), None)
+        return next(
+            (each.stands for each in self.arrays if each.start <= start and stop <= each.stop), None
+        )
 
 
 Leaf = tuple[int, int, tuple[Any, ...]]
@@ -185,7 +191,9 @@ class Tracker:
         self.storages: dict[int, Any] = {}
         self.facts: dict[Any, Any] = {}
         """Shapes, strides and names of dtypes, each as one object: the pickle has it once."""
-        self.leaves: dict[int, Leaf] = {}  # by identity: small arrays and tensors without gaps and gradients
+        self.leaves: dict[
+            int, Leaf
+        ] = {}  # by identity: small arrays and tensors without gaps and gradients
         self.versions: dict[int, list[int | None]] = {}
         """By the handle of a storage: torch's version counters of the tensors in it."""
 

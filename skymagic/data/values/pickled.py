@@ -158,7 +158,9 @@ def groups(pickles: Sequence[Pickled], marks: Sequence[frozenset[int]]) -> list[
     Args:
         marks: the identities of each one's changeable objects.
     """
-    if not any(pickled.spans for pickled in pickles) and len(frozenset().union(*marks)) == sum(map(len, marks)):
+    if not any(pickled.spans for pickled in pickles) and len(frozenset().union(*marks)) == sum(
+        map(len, marks)
+    ):
         return [[index] for index in range(len(pickles))]  # a thousand small values
     parent = list(range(len(pickles)))
 
@@ -174,7 +176,11 @@ def groups(pickles: Sequence[Pickled], marks: Sequence[frozenset[int]]) -> list[
             if other != index:
                 parent[root(index)] = root(other)
     reach, last = -1, 0
-    spans = [(span.start, span.stop, index) for index, pickled in enumerate(pickles) for span in pickled.spans]
+    spans = [
+        (span.start, span.stop, index)
+        for index, pickled in enumerate(pickles)
+        for span in pickled.spans
+    ]
     for start, stop, index in sorted(spans):
         if start < reach:
             parent[root(index)] = root(last)
@@ -266,7 +272,9 @@ def containers_in(value: object) -> frozenset[int]:
         return frozenset()
     if is_flat(value):
         return frozenset((id(value),)) if type(value) in CONTAINERS else frozenset()
-    return frozenset(number for number, (_, each) in plain_memo(value).items() if type(each) in CONTAINERS)
+    return frozenset(
+        number for number, (_, each) in plain_memo(value).items() if type(each) in CONTAINERS
+    )
 
 
 def containers_of(value: object, leaves: Container[int]) -> set[int] | None:
@@ -278,7 +286,9 @@ def containers_of(value: object, leaves: Container[int]) -> set[int] | None:
             return None
         seen.update((id(each), each) for each in todo)
         inner = gc.get_referents(*todo)
-        new = {id(each): each for each in inner if type(each) not in _FIXED and id(each) not in leaves}
+        new = {
+            id(each): each for each in inner if type(each) not in _FIXED and id(each) not in leaves
+        }
         todo = [new[key] for key in new.keys() - seen.keys()]
     return {key for key, each in seen.items() if type(each) in CONTAINERS}
 

@@ -53,7 +53,11 @@ class ValuePickler(cloudpickle.Pickler):  # type: ignore[misc]
     def result(self, value: object) -> Pickled:
         pieces = self._out.pieces()
         self._listed = sum(len(piece) for piece in pieces) < MANY
-        local = {name for name in self.referred if self.folder is not None and locate(name, self.folder) is not None}
+        local = {
+            name
+            for name in self.referred
+            if self.folder is not None and locate(name, self.folder) is not None
+        }
         if self.tracker.between_ranks:
             local = self.referred
         return Pickled(
@@ -102,7 +106,9 @@ class ValuePickler(cloudpickle.Pickler):  # type: ignore[misc]
         if own is not None:
             return own
         memory = arrays.reducer_for(kind)
-        if changeable(kind) and (memory is None or kind.__module__.partition(".")[0] not in ("numpy", "torch")):
+        if changeable(kind) and (
+            memory is None or kind.__module__.partition(".")[0] not in ("numpy", "torch")
+        ):
             self.steady = False
         reduce = reducers.reducer_for(kind)
         if reduce is not None:
@@ -115,9 +121,13 @@ class ValuePickler(cloudpickle.Pickler):  # type: ignore[misc]
         if is_a(kind, "IPython", "InteractiveShell"):
             return lambda pickler, obj: (rebuild.shell, ())
         self._need(kind)
-        if self.tracker.between_ranks and is_a(kind, "torch.nn.parallel", "DistributedDataParallel"):
+        if self.tracker.between_ranks and is_a(
+            kind, "torch.nn.parallel", "DistributedDataParallel"
+        ):
             return ValuePickler._wrapper
-        if self.tracker.between_ranks and is_a(kind, "torch.distributed.fsdp", "FullyShardedDataParallel"):
+        if self.tracker.between_ranks and is_a(
+            kind, "torch.distributed.fsdp", "FullyShardedDataParallel"
+        ):
             return ValuePickler._shard
         if self.tracker.between_ranks and is_a(kind, "torch.distributed.fsdp", "FSDPModule"):
             return ValuePickler._shard
@@ -151,12 +161,16 @@ class ValuePickler(cloudpickle.Pickler):  # type: ignore[misc]
         return NotImplemented
 
     def _frame(self, obj: Any) -> Any:
-        self.tracker.private.add(id(getattr(type(obj), "_metadata", None)))  # one list for all frames of a class
+        self.tracker.private.add(
+            id(getattr(type(obj), "_metadata", None))
+        )  # one list for all frames of a class
         return self._instance(obj)
 
     def _single(self, obj: Any) -> Any:
         reduced = reducers.reduce_sentinel(obj)
-        return self._instance(obj) if reduced is NotImplemented and changeable(type(obj)) else reduced
+        return (
+            self._instance(obj) if reduced is NotImplemented and changeable(type(obj)) else reduced
+        )
 
     def _part(self, reduced: Any, obj: Any) -> Any:
         self.active = True
@@ -169,7 +183,9 @@ class ValuePickler(cloudpickle.Pickler):  # type: ignore[misc]
         return self._instance(obj)
 
     def _shard(self, obj: Any) -> Any:
-        raise pickle.PicklingError("an FSDP module holds this rank's own part of the model: make it again on all ranks")
+        raise pickle.PicklingError(
+            "an FSDP module holds this rank's own part of the model: make it again on all ranks"
+        )
 
     def _refer(self, module: str | None) -> None:
         if module and not module.startswith("skymagic."):
@@ -194,8 +210,12 @@ class ValuePickler(cloudpickle.Pickler):  # type: ignore[misc]
         if cls.__module__ == self.namespace.get("__name__"):
             self._annotated(cls)
         _, args, (members, slots), *_ = reduced
-        members = {name: value for name, value in members.items() if not made_by_python(name, value, cls)}
-        if "__annotate_func__" in vars(cls):  # cloudpickle leaves it out: the class's namespace is in its closure
+        members = {
+            name: value for name, value in members.items() if not made_by_python(name, value, cls)
+        }
+        if "__annotate_func__" in vars(
+            cls
+        ):  # cloudpickle leaves it out: the class's namespace is in its closure
             members["__annotations_cache__"] = own_annotations(cls)
         state = (members, slots)
         if issubclass(cls, enum.Enum):
@@ -203,7 +223,14 @@ class ValuePickler(cloudpickle.Pickler):  # type: ignore[misc]
         meta, name, bases, first, tracker, _ = args
         if "__slots__" in vars(cls) and not issubclass(cls, tuple):
             first = {**first, "__slots__": _slots(cls)}
-        return rebuild.new_class, (tracker, meta, name, bases, first), state, None, None, rebuild.fill_class
+        return (
+            rebuild.new_class,
+            (tracker, meta, name, bases, first),
+            state,
+            None,
+            None,
+            rebuild.fill_class,
+        )
 
     def _annotated(self, value: types.FunctionType | type) -> None:
         for name in sorted(value_names(value, self.namespace)):
@@ -248,12 +275,18 @@ class ValuePickler(cloudpickle.Pickler):  # type: ignore[misc]
         """A function of ``triton.jit``: its source, compiled anew on the other side; compiled kernels are a device's own."""
         function = kernel.fn
         module = sys.modules.get(function.__module__)
-        if function.__globals__ is not self.namespace and getattr(module, function.__qualname__, None) is kernel:
+        if (
+            function.__globals__ is not self.namespace
+            and getattr(module, function.__qualname__, None) is kernel
+        ):
             return getattr, (module, function.__qualname__)
         self.marks.add(id(kernel))
         self._refer("triton")
         options = {name: getattr(kernel, each, None) for name, each in rebuild.TRITON.items()}
-        return rebuild.triton_kernel, (function, {name: value for name, value in options.items() if value is not None})
+        return rebuild.triton_kernel, (
+            function,
+            {name: value for name, value in options.items() if value is not None},
+        )
 
     def _cached(self, function: Any) -> Any:
         module = sys.modules.get(function.__module__)
@@ -266,7 +299,9 @@ class ValuePickler(cloudpickle.Pickler):  # type: ignore[misc]
 class _LinkedPickler(ValuePickler):
     """Refers to what the other side has already."""
 
-    def __init__(self, namespace: dict[str, Any], folder: str | None, tracker: Tracker, links: PickleLinks) -> None:
+    def __init__(
+        self, namespace: dict[str, Any], folder: str | None, tracker: Tracker, links: PickleLinks
+    ) -> None:
         super().__init__(namespace, folder, tracker)
         self.links = links
 
@@ -275,10 +310,16 @@ class _LinkedPickler(ValuePickler):
 
 
 def pickler_for(
-    namespace: dict[str, Any], folder: str | None, links: PickleLinks | None, shared: Layout | None, between_ranks: bool
+    namespace: dict[str, Any],
+    folder: str | None,
+    links: PickleLinks | None,
+    shared: Layout | None,
+    between_ranks: bool,
 ) -> ValuePickler:
     memory = links.memory if links is not None else None
-    tracker = Tracker(shared, between_ranks=between_ranks, leaves_only=folder is not None, linked=memory)
+    tracker = Tracker(
+        shared, between_ranks=between_ranks, leaves_only=folder is not None, linked=memory
+    )
     if links is None:
         return ValuePickler(namespace, folder, tracker)
     links.used.clear()

@@ -170,10 +170,15 @@ def loads(
 
 
 def _load(
-    header: Sequence[Buffer], buffers: Iterable[Buffer], links: Sequence[object], memo: dict[int, object] | None
+    header: Sequence[Buffer],
+    buffers: Iterable[Buffer],
+    links: Sequence[object],
+    memo: dict[int, object] | None,
 ) -> Any:
     stream = io.BytesIO(header[0]) if len(header) == 1 else Rope(header)
-    unpickler = _Linking(stream, buffers, links) if links else pickle.Unpickler(stream, buffers=buffers)
+    unpickler = (
+        _Linking(stream, buffers, links) if links else pickle.Unpickler(stream, buffers=buffers)
+    )
     value = unpickler.load()
     if memo is not None:
         memo.update(unpickler.memo.copy())
@@ -187,7 +192,9 @@ class _Linking(pickle.Unpickler):
         super().__init__(stream, buffers=buffers)
         self._links = links
 
-    def persistent_load(self, number: int) -> object:  # Python 3.13.0 refuses one that is set on an instance
+    def persistent_load(
+        self, number: int
+    ) -> object:  # Python 3.13.0 refuses one that is set on an instance
         return self._links[number]
 
 
@@ -305,7 +312,9 @@ def _memo(pickled: Pickled) -> Mapping[int, tuple[int, object]]:
 def _pickler(pickled: Pickled) -> ValuePickler | None:
     """The pickler of a value that is not plain."""
     keep = pickled.keep
-    return keep[0] if isinstance(keep, tuple) and keep and isinstance(keep[0], ValuePickler) else None
+    return (
+        keep[0] if isinstance(keep, tuple) and keep and isinstance(keep[0], ValuePickler) else None
+    )
 
 
 # -- values that have their names before others are rebuilt ----------------------------------------
@@ -328,7 +337,9 @@ class Accompanied:
         self.names, self.value = names, value
 
     def __reduce__(self) -> Any:
-        return rebuild.accompanied, tuple(_Lent(*each) for each in self.names.items()) + (self.value,)
+        return rebuild.accompanied, tuple(_Lent(*each) for each in self.names.items()) + (
+            self.value,
+        )
 
 
 class _Lent(Named):

@@ -43,7 +43,9 @@ here = RebuildContext()
 def namespace() -> dict[str, Any]:
     """The global names of this side."""
     if here.namespace is None:
-        raise RuntimeError("a function of a notebook is rebuilt by skymagic.data.values.pickling.loads only")
+        raise RuntimeError(
+            "a function of a notebook is rebuilt by skymagic.data.values.pickling.loads only"
+        )
     return here.namespace
 
 
@@ -53,7 +55,14 @@ def module(name: str) -> types.ModuleType:
     return sys.modules[name]
 
 
-_SAME = ("version", "do_not_specialize", "do_not_specialize_on_alignment", "debug", "noinline", "launch_metadata")
+_SAME = (
+    "version",
+    "do_not_specialize",
+    "do_not_specialize_on_alignment",
+    "debug",
+    "noinline",
+    "launch_metadata",
+)
 TRITON = {**dict(zip(_SAME, _SAME, strict=True)), "repr": "_repr"}
 """What `triton.jit` is called with → attributes of what it makes."""
 
@@ -98,7 +107,9 @@ ANNOTATIONS = "__annotate__" if sys.version_info >= (3, 14) else "__annotations_
 """What has a function's annotations: since Python 3.14 a function that evaluates them, for they may name what does not exist yet."""
 
 
-def function(code: types.CodeType, where: str | None, name: str, closure: Any) -> types.FunctionType:
+def function(
+    code: types.CodeType, where: str | None, name: str, closure: Any
+) -> types.FunctionType:
     """A function without its state, with the globals of a module, or of this side's notebook."""
     space = namespace() if where is None else vars(module(where))
     if where is None:
@@ -133,7 +144,9 @@ def imports(names: Iterable[str], space: dict[str, Any]) -> dict[str, tuple[str,
         elif not (isinstance(where, str) and isinstance(what, str) and what.isidentifier()):
             continue
         known = sys.modules.get(where)
-        if known is value or (what and vars(known or object).get(what) is value and vars(known) is not space):
+        if known is value or (
+            what and vars(known or object).get(what) is value and vars(known) is not space
+        ):
             found[name] = (where, what)
     return found
 
@@ -196,7 +209,9 @@ def enum_class(tracker: str, args: tuple[Any, ...]) -> type:
     return known_class(tracker) or _track(_cloud._make_skeleton_enum(*args))
 
 
-def new_class(tracker: str, meta: type, name: str, bases: tuple[Any, ...], members: dict[str, Any]) -> type:
+def new_class(
+    tracker: str, meta: type, name: str, bases: tuple[Any, ...], members: dict[str, Any]
+) -> type:
     """A class without its members; one that is known stays as it is.
 
     ``__init_subclass__`` and the metaclass ran where the class was defined, and left their traces in what follows as
@@ -211,7 +226,9 @@ def new_class(tracker: str, meta: type, name: str, bases: tuple[Any, ...], membe
             inner = next(each for each in meta.__mro__ if not _dynamic(each))
             cls: type = inner.__new__(meta, name, resolved, members)
         else:
-            cls = types.new_class(name, bases, {"metaclass": meta}, lambda space: space.update(members))
+            cls = types.new_class(
+                name, bases, {"metaclass": meta}, lambda space: space.update(members)
+            )
     return _track(_cloud._lookup_class_or_track(tracker, cls))
 
 
@@ -251,7 +268,11 @@ def _dynamic(cls: type) -> bool:
 def _quiet(bases: Sequence[Any]) -> Iterator[None]:
     """Let the notebook's own ``__init_subclass__`` do nothing."""
     classes = {each for base in bases for each in getattr(base, "__mro__", ())}
-    hooks = [(each, vars(each)["__init_subclass__"]) for each in classes if "__init_subclass__" in vars(each)]
+    hooks = [
+        (each, vars(each)["__init_subclass__"])
+        for each in classes
+        if "__init_subclass__" in vars(each)
+    ]
     hooks = [(each, hook) for each, hook in hooks if _dynamic(each)]
     for each, _ in hooks:
         type.__setattr__(each, "__init_subclass__", classmethod(lambda cls, **options: None))
@@ -282,7 +303,10 @@ def type_parameter(tracker: str, kind: Any, name: str, module: str, bound: Any) 
 def weak(kind: Callable[[Any], Any], contents: Any) -> Any:
     """A collection with weak references to its keys, values or members, which live until the whole value is there."""
     made = kind(contents)
-    here.weak = [*here.weak, (made, list(made.values() if kind is weakref.WeakValueDictionary else made))]
+    here.weak = [
+        *here.weak,
+        (made, list(made.values() if kind is weakref.WeakValueDictionary else made)),
+    ]
     contents.clear()  # the unpickler holds it
     return made
 
@@ -295,7 +319,11 @@ def hold(numbered: bool) -> None:
     """
     alone = _references([object()])[0] + numbered
     for made, members in here.weak:
-        kept = [each for each, count in zip(members, _references(members), strict=True) if count <= alone]
+        kept = [
+            each
+            for each, count in zip(members, _references(members), strict=True)
+            if count <= alone
+        ]
         members.clear()
         if kept:
             weakref.finalize(made, kept.clear).atexit = False
@@ -347,7 +375,9 @@ def fill_scheduler(scheduler: Any, parts: tuple[Any, bool | None]) -> None:
     optimizer._opt_called = stepped or getattr(optimizer, "_opt_called", False)
 
 
-def part(whole: Any, offset: int, nbytes: int, format: str, shape: tuple[int, ...], readonly: bool) -> memoryview:
+def part(
+    whole: Any, offset: int, nbytes: int, format: str, shape: tuple[int, ...], readonly: bool
+) -> memoryview:
     """A view of a part of a bytearray or an array of Python's."""
     made = view(memoryview(whole).cast("B")[offset : offset + nbytes], format, shape)
     return made.toreadonly() if readonly else made

@@ -77,21 +77,31 @@ def _offset(view: memoryview) -> int | None:
             return 0
         if view.readonly or not view.nbytes:
             return None
-        return ctypes.addressof(ctypes.c_char.from_buffer(view)) - ctypes.addressof(ctypes.c_char.from_buffer(whole))
+        return ctypes.addressof(ctypes.c_char.from_buffer(view)) - ctypes.addressof(
+            ctypes.c_char.from_buffer(whole)
+        )
 
 
 def _weak(container: Any) -> Any:
-    return rebuild.weak, (type(container), (list if isinstance(container, weakref.WeakSet) else dict)(container))
+    return rebuild.weak, (
+        type(container),
+        (list if isinstance(container, weakref.WeakSet) else dict)(container),
+    )
 
 
 def _new_type(kind: Any) -> Any:
-    return _by_name(kind) or (rebuild.new_type, (kind.__qualname__, kind.__supertype__, kind.__module__))
+    return _by_name(kind) or (
+        rebuild.new_type,
+        (kind.__qualname__, kind.__supertype__, kind.__module__),
+    )
 
 
 def _by_name(value: Any) -> tuple[Any, ...] | None:
     """How what an importable module holds under its own name is found there; None for others."""
     module, name = sys.modules.get(value.__module__), value.__name__
-    found = module is not None and value.__module__ != "__main__" and vars(module).get(name) is value
+    found = (
+        module is not None and value.__module__ != "__main__" and vars(module).get(name) is value
+    )
     return (getattr, (module, name)) if found else None
 
 
@@ -99,7 +109,12 @@ def _type_parameter(parameter: Any) -> Any:
     """``ParamSpec`` and ``TypeVarTuple``; one is one object also where it travels with several functions."""
     if (known := _by_name(parameter)) is not None:
         return known
-    facts = (type(parameter), parameter.__name__, parameter.__module__, getattr(parameter, "__bound__", None))
+    facts = (
+        type(parameter),
+        parameter.__name__,
+        parameter.__module__,
+        getattr(parameter, "__bound__", None),
+    )
     return rebuild.type_parameter, (_cloud._get_or_create_tracker_id(parameter), *facts)
 
 
@@ -110,7 +125,9 @@ def _fills_itself(kind: type) -> bool:
     """Whether items of a dict or list go through code of its class, which may change them once more, or need its attributes."""
     if not issubclass(kind, dict | list) or not _default(kind, "__reduce_ex__", "__reduce__"):
         return False
-    return not _default(kind, *(("__setitem__",) if issubclass(kind, dict) else ("append", "extend")))
+    return not _default(
+        kind, *(("__setitem__",) if issubclass(kind, dict) else ("append", "extend"))
+    )
 
 
 def _default(kind: type, *methods: str) -> bool:
@@ -130,19 +147,30 @@ def _instance(value: Any) -> Any:
     if isinstance(reduced, str) or len(reduced) > 5:
         return reduced
     function, args, state, items, pairs = (*reduced, None, None, None)[:5]
-    return function, args, (state, list(items or ()), dict(pairs or ())), None, None, rebuild.fill_instance
+    return (
+        function,
+        args,
+        (state, list(items or ()), dict(pairs or ())),
+        None,
+        None,
+        rebuild.fill_instance,
+    )
 
 
 def _scheduler(value: Any) -> Any:
     """One of torch's schedulers has marked its optimizer, to tell whether that has made a step; no pickle of the optimizer has it."""
     function, args, state, *_ = value.__reduce_ex__(5)
-    stepped = getattr(value.optimizer, "_opt_called", False) if hasattr(value, "optimizer") else None
+    stepped = (
+        getattr(value.optimizer, "_opt_called", False) if hasattr(value, "optimizer") else None
+    )
     return function, args, (state, stepped), None, None, rebuild.fill_scheduler
 
 
 # -- sentinels ---------------------------------------------------------------------------------------------------------
 
-_SENTINEL = re.compile("sentinel|missing|undefined|unset|nothing|not_?given|no_?value|no_?default", re.IGNORECASE)
+_SENTINEL = re.compile(
+    "sentinel|missing|undefined|unset|nothing|not_?given|no_?value|no_?default", re.IGNORECASE
+)
 """Names of classes whose objects say that there is nothing."""
 _places: weakref.WeakKeyDictionary[type, tuple[int, dict[int, tuple[types.ModuleType, str]]]]
 _places = weakref.WeakKeyDictionary()
@@ -153,8 +181,13 @@ def may_be_sentinel(kind: type) -> bool:
     """Whether objects of a type have neither contents nor a way to travel of their own, so that only which one it is can matter."""
     if kind is object:
         return True
-    plain = _default(kind, "__reduce_ex__", "__reduce__", "__getstate__") and kind not in copyreg.dispatch_table
-    known = ("__reduce_ex__" in vars(base) or "__reduce__" in vars(base) for base in kind.__mro__[:-1])
+    plain = (
+        _default(kind, "__reduce_ex__", "__reduce__", "__getstate__")
+        and kind not in copyreg.dispatch_table
+    )
+    known = (
+        "__reduce_ex__" in vars(base) or "__reduce__" in vars(base) for base in kind.__mro__[:-1]
+    )
     return plain and kind.__module__ != "__main__" and not any(known)
 
 
@@ -167,7 +200,9 @@ def reduce_sentinel(value: Any) -> Any:
     module, name = _named(kind).get(id(value), (None, ""))
     if module is None or vars(module).get(name) is not value:
         return NotImplemented
-    reduced = value.__reduce_ex__(5)  # raises for a lock, and all else that C gives contents which nobody can read
+    reduced = value.__reduce_ex__(
+        5
+    )  # raises for a lock, and all else that C gives contents which nobody can read
     state = reduced[2] if len(reduced) > 2 else None
     texts = isinstance(state, dict) and all(isinstance(each, str | None) for each in state.values())
     return (getattr, (module, name)) if not state or texts else reduced
@@ -182,7 +217,9 @@ def _named(kind: type) -> dict[int, tuple[types.ModuleType, str]]:
     modules = [
         module
         for name, module in list(sys.modules.items())
-        if name != "__main__" and isinstance(module, types.ModuleType) and package in ("", name.partition(".")[0])
+        if name != "__main__"
+        and isinstance(module, types.ModuleType)
+        and package in ("", name.partition(".")[0])
     ]
     found = {}
     for module in sorted(modules, key=lambda module: module.__name__ != kind.__module__):
@@ -238,7 +275,9 @@ def recognise(cls: type) -> None:
     with _cloud._DYNAMIC_CLASS_TRACKER_LOCK:
         if cls in _cloud._DYNAMIC_CLASS_TRACKER_BY_CLASS:
             return
-        digest = blake2b("\n".join(_facts(cls)).encode(errors="surrogateescape"), digest_size=16).hexdigest()
+        digest = blake2b(
+            "\n".join(_facts(cls)).encode(errors="surrogateescape"), digest_size=16
+        ).hexdigest()
         number = 0
         while f"{digest}-{number}" in _cloud._DYNAMIC_CLASS_TRACKER_BY_ID:
             number += 1
@@ -268,7 +307,9 @@ def _described(value: Any) -> str:
 def _constant(value: Any) -> str:
     if isinstance(value, types.CodeType):
         return _code(value)
-    return str(sorted(map(repr, value))) if isinstance(value, frozenset) else repr(value)  # sets have no order
+    return (
+        str(sorted(map(repr, value))) if isinstance(value, frozenset) else repr(value)
+    )  # sets have no order
 
 
 def _code(code: types.CodeType) -> str:

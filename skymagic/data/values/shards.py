@@ -90,7 +90,11 @@ class Search(Shards):
         """The ranks that hold parts of what this one has a part of."""
         dist = sys.modules["torch.distributed"]
         ranks = {rank for each in self.tensors for rank in each.device_mesh.mesh.flatten().tolist()}
-        return sorted(ranks.union(*(dist.get_process_group_ranks(each.process_group) for each in self.wrappers)))
+        return sorted(
+            ranks.union(
+                *(dist.get_process_group_ranks(each.process_group) for each in self.wrappers)
+            )
+        )
 
 
 @dataclass
@@ -118,10 +122,14 @@ def reducer(kind: type) -> Callable[[Any, Shards], Any] | None:
     if is_a(kind, "torch.distributed.fsdp", "FullyShardedDataParallel"):
         return lambda obj, shards: shards.wrapper(obj)
     if is_a(kind, "torch.nn", "Module"):
-        return lambda obj, shards: _plain_module(obj) if "_is_fsdp_managed_module" in vars(obj) else NotImplemented
+        return lambda obj, shards: (
+            _plain_module(obj) if "_is_fsdp_managed_module" in vars(obj) else NotImplemented
+        )
     if is_a(kind, "torch.optim", "Optimizer"):
         return lambda obj, shards: _optimizer(obj)
-    if is_a(kind, "torch.distributed", "ProcessGroup") or is_a(kind, "torch._C._distributed_c10d", "ProcessGroup"):
+    if is_a(kind, "torch.distributed", "ProcessGroup") or is_a(
+        kind, "torch._C._distributed_c10d", "ProcessGroup"
+    ):
         return lambda obj, shards: _refuse(GROUP)
     if is_a(kind, "torch.distributed.device_mesh", "DeviceMesh"):
         return lambda obj, shards: _refuse(MESH)
@@ -144,7 +152,9 @@ def whole(
         yield REFUSED
         return
     searched = values.items() if sys.modules.keys() & set(MODULES) else ()
-    found = {name: each for name, value in searched if (each := _searched(value, search)) is not None}
+    found = {
+        name: each for name, value in searched if (each := _searched(value, search)) is not None
+    }
     if not found and len(info.participants()) == 1:
         yield REFUSED
         return
@@ -155,7 +165,9 @@ def whole(
             for module in found[name].wrappers:
                 if id(module) not in gathered.wrappers:
                     summoned = type(module).summon_full_params
-                    grads = module._use_orig_params  # the others' parameters are made for the moment, without
+                    grads = (
+                        module._use_orig_params
+                    )  # the others' parameters are made for the moment, without
                     stack.enter_context(summoned(module, writeback=False, with_grads=grads))
                     inner = (each for each in module.modules() if isinstance(each, type(module)))
                     gathered.wrappers.update(map(id, inner))
@@ -183,18 +195,32 @@ def _agreed(found: Mapping[str, Search]) -> tuple[list[str], dict[str, str]]:
     if not found:
         return [], {}  # the others may wait for what this rank has put
     theirs = {each: rendezvous.get(f"{key}/{each}", WAIT) for each in ranks}
-    problems = {name: _problem(name, theirs) for name in dict.fromkeys(n for each in theirs.values() for n in each)}
-    return [name for name in found if not problems[name]], {n: why for n, why in problems.items() if why}
+    problems = {
+        name: _problem(name, theirs)
+        for name in dict.fromkeys(n for each in theirs.values() for n in each)
+    }
+    return [name for name in found if not problems[name]], {
+        n: why for n, why in problems.items() if why
+    }
 
 
 def _problem(name: str, found: Mapping[int, Mapping[str, Any]]) -> str:
     """Why the parts of a value cannot be gathered; empty where they can."""
-    for rank, (signature, holders) in ((rank, each[name]) for rank, each in found.items() if name in each):
+    for rank, (signature, holders) in (
+        (rank, each[name]) for rank, each in found.items() if name in each
+    ):
         absent = [each for each in holders if each not in found]
         if absent:
             there = ", ".join(map(str, holders))
             return f"its parts lie on ranks {there}, and rank {absent[0]} does not take part in this run: {ALL_RANKS}"
-        other = next((each for each in holders if name not in found[each] or found[each][name][0] != signature), None)
+        other = next(
+            (
+                each
+                for each in holders
+                if name not in found[each] or found[each][name][0] != signature
+            ),
+            None,
+        )
         if other is not None:
             return f"its parts on rank {rank} and rank {other} are not of one value: make it on all ranks alike"
     return ""
@@ -211,13 +237,17 @@ def _gather(parts: Sequence[Any], into: dict[int, Any], *, keep: bool) -> None:
     done: set[int] = set()
     for part in parts:
         if id(part) not in done:
-            done.add(id(part))  # on all ranks alike: what was gathered for another name is gathered again
+            done.add(
+                id(part)
+            )  # on all ranks alike: what was gathered for another name is gathered again
             gathered = part.detach().full_tensor()
             if keep and id(part) not in into:
                 into[id(part)] = on_host(gathered)
             del gathered  # before the next one is made
     for part in parts if keep else ():
-        if isinstance(part, torch.nn.Parameter) and not isinstance(into[id(part)], torch.nn.Parameter):
+        if isinstance(part, torch.nn.Parameter) and not isinstance(
+            into[id(part)], torch.nn.Parameter
+        ):
             parameter = torch.nn.Parameter(into[id(part)], requires_grad=part.requires_grad)
             if part.grad is not None:
                 parameter.grad = into[id(part.grad)]
@@ -228,13 +258,23 @@ def _plain_module(module: Any) -> Any:
     """A module that FSDP manages, without its hooks; one that `fully_shard` was called on is of its own class again."""
     own = type(module)
     if is_a(own, "torch.distributed.fsdp", "FSDPModule"):
-        own = next(base for base in own.__mro__[1:] if not is_a(base, "torch.distributed.fsdp", "FSDPModule"))
+        own = next(
+            base
+            for base in own.__mro__[1:]
+            if not is_a(base, "torch.distributed.fsdp", "FSDPModule")
+        )
     state = dict(module.__getstate__())
-    for name in [name for name in state if name.startswith(("__composable_api", "_is_fsdp_managed", "_fsdp_"))]:
+    for name in [
+        name
+        for name in state
+        if name.startswith(("__composable_api", "_is_fsdp_managed", "_fsdp_"))
+    ]:
         del state[name]
     for name, hooks in state.items():
         if name.endswith("_hooks") and isinstance(hooks, dict):
-            state[name] = type(hooks)((key, hook) for key, hook in hooks.items() if not _of_torch(hook))
+            state[name] = type(hooks)(
+                (key, hook) for key, hook in hooks.items() if not _of_torch(hook)
+            )
     return _blank, (own,), state
 
 

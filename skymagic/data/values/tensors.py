@@ -31,7 +31,9 @@ def reduce_tensor(tracker: Tracker, tensor: Any) -> Reduced:
     if not tensor.is_leaf:
         if tracker.leaves_only:
             made_by = type(tensor.grad_fn).__name__
-            raise pickle.PicklingError(f"a tensor in it is part of a computation ({made_by}): pass tensor.detach()")
+            raise pickle.PicklingError(
+                f"a tensor in it is part of a computation ({made_by}): pass tensor.detach()"
+            )
         tensor = tensor.detach()
     reduced = _reduce(tracker, tensor)
     if tensor.requires_grad and tensor.grad is not None and len(reduced) == 2:
@@ -46,14 +48,21 @@ def _set_grad(tensor: Any, grad: Any) -> None:
 
 def _reduce(tracker: Tracker, tensor: Any) -> Reduced:
     """A tensor as a view of its storage; every kind that torch rebuilds otherwise is left to torch."""
-    if is_plain(tensor) and tracker.layout is None and not tracker.linked.storages and tensor.numel():
+    if (
+        is_plain(tensor)
+        and tracker.layout is None
+        and not tracker.linked.storages
+        and tensor.numel()
+    ):
         return _reduce_plain(tracker, tensor)
     torch = sys.modules["torch"]
     reduced = tensor.__reduce_ex__(5)
     if reduced[0] is torch._utils._rebuild_tensor_v2:
         typed, offset, size, stride, *rest = reduced[1]
         rebuild, dtype, untyped = _tensor, typed.dtype, typed._untyped_storage
-    elif reduced[0] is torch._utils._rebuild_tensor_v3:  # of a dtype that no typed storage has: uint16, float8, …
+    elif (
+        reduced[0] is torch._utils._rebuild_tensor_v3
+    ):  # of a dtype that no typed storage has: uint16, float8, …
         untyped, offset, size, stride, requires_grad, hooks, dtype, *metadata = reduced[1]
         rebuild, rest = _untyped_tensor, [requires_grad, hooks, dtype, *metadata]
     else:
@@ -67,7 +76,14 @@ def _reduce(tracker: Tracker, tensor: Any) -> Reduced:
         stop = first + extent_of(size, stride) * tensor.element_size()
         there, start, end = tracker.linked.storages.get(storage._cdata, (None, 0, 0))
         if there is not None and start <= first and stop <= end:
-            return rebuild, (there, dtype, (first - start) // tensor.element_size(), tuple(size), tuple(stride), *rest)
+            return rebuild, (
+                there,
+                dtype,
+                (first - start) // tensor.element_size(),
+                tuple(size),
+                tuple(stride),
+                *rest,
+            )
         full = (storage.data_ptr(), storage.data_ptr() + storage.nbytes())
         tracker.spans.append(Span(first, stop, storage._cdata, full))
         block = tracker.layout.find(first, stop) if tracker.layout is not None else None
@@ -95,16 +111,37 @@ def _of_torch() -> tuple[Any, ...]:
     """Kinds of tensors, their layout, dtypes, and who tells whether dimensions have names: none from torch 2.13 on."""
     import torch
 
-    names = ("float64", "float32", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint8", "bool")
+    names = (
+        "float64",
+        "float32",
+        "float16",
+        "bfloat16",
+        "int64",
+        "int32",
+        "int16",
+        "int8",
+        "uint8",
+        "bool",
+    )
     dtypes = frozenset(getattr(torch, name) for name in (*names, "complex64", "complex128"))
-    return (torch.Tensor, torch.nn.Parameter), torch.strided, dtypes, getattr(torch.Tensor, "has_names", None)
+    return (
+        (torch.Tensor, torch.nn.Parameter),
+        torch.strided,
+        dtypes,
+        getattr(torch.Tensor, "has_names", None),
+    )
 
 
 def _reduce_plain(tracker: Tracker, tensor: Any) -> Reduced:
     """The same without torch's ``__reduce_ex__``: a model's state has thousands of them."""
     storage, facts = tensor.untyped_storage(), tracker.facts
     storage = tracker.storages.setdefault(storage._cdata, storage)
-    offset, dtype, itemsize, kind = tensor.storage_offset(), tensor.dtype, tensor.itemsize, type(tensor).__name__
+    offset, dtype, itemsize, kind = (
+        tensor.storage_offset(),
+        tensor.dtype,
+        tensor.itemsize,
+        type(tensor).__name__,
+    )
     size, stride, requires_grad = tuple(tensor.size()), tensor.stride(), tensor.requires_grad
     size, stride = facts.setdefault(size, size), facts.setdefault(stride, stride)
     start = storage.data_ptr()
@@ -118,7 +155,9 @@ def _reduce_plain(tracker: Tracker, tensor: Any) -> Reduced:
     return rebuild, (storage, dtype, offset, size, stride, requires_grad)
 
 
-def small_tensor(kind: str, dtype: Any, size: tuple[int, ...], requires_grad: bool) -> tuple[Any, ...]:
+def small_tensor(
+    kind: str, dtype: Any, size: tuple[int, ...], requires_grad: bool
+) -> tuple[Any, ...]:
     """What the contents of a small tensor are called, beside its elements."""
     return "small tensor", kind, _dtype_name(dtype), size, requires_grad
 
@@ -131,19 +170,27 @@ def extent_of(size: Any, stride: Any) -> int:
     return int(sum((count - 1) * step for count, step in zip(size, stride, strict=True)) + 1)
 
 
-def _plain_tensor(storage: Any, dtype: Any, offset: int, size: Any, stride: Any, requires_grad: bool) -> Any:
+def _plain_tensor(
+    storage: Any, dtype: Any, offset: int, size: Any, stride: Any, requires_grad: bool
+) -> Any:
     import torch
 
-    tensor = torch.empty((0,), dtype=dtype, device=storage.device).set_(storage, offset, size, stride)
+    tensor = torch.empty((0,), dtype=dtype, device=storage.device).set_(
+        storage, offset, size, stride
+    )
     if requires_grad:
         tensor.requires_grad = True
     return tensor
 
 
-def _plain_parameter(storage: Any, dtype: Any, offset: int, size: Any, stride: Any, requires_grad: bool) -> Any:
+def _plain_parameter(
+    storage: Any, dtype: Any, offset: int, size: Any, stride: Any, requires_grad: bool
+) -> Any:
     import torch
 
-    return torch.nn.Parameter(_plain_tensor(storage, dtype, offset, size, stride, False), requires_grad)
+    return torch.nn.Parameter(
+        _plain_tensor(storage, dtype, offset, size, stride, False), requires_grad
+    )
 
 
 def reduce_typed(tracker: Tracker, storage: Any) -> Reduced:
@@ -159,7 +206,9 @@ def reduce_block(tracker: Tracker, block: MemoryBlock) -> Reduced:
     if storage is None or storage.device.type == "cpu":
         return writable, (memory(block.start, block.stop),)
     first = storage.data_ptr()
-    return writable, (_on_its_device(tracker, storage, max(block.start - first, 0), block.stop - first),)
+    return writable, (
+        _on_its_device(tracker, storage, max(block.start - first, 0), block.stop - first),
+    )
 
 
 def reduce_untyped(tracker: Tracker, storage: Any) -> Reduced:
@@ -169,18 +218,26 @@ def reduce_untyped(tracker: Tracker, storage: Any) -> Reduced:
         return same, (known,)
     if storage.device.type != "cpu":
         buffer = _on_its_device(tracker, storage, 0, storage.nbytes()) if storage.nbytes() else b""
-        return (_device_storage, (buffer, storage.device.type)) if tracker.between_ranks else (_storage, (buffer,))
+        return (
+            (_device_storage, (buffer, storage.device.type))
+            if tracker.between_ranks
+            else (_storage, (buffer,))
+        )
     if not storage.nbytes():
         return _storage, (b"",)
     start, nbytes = storage.data_ptr(), storage.nbytes()
-    return _storage, (ctypes.string_at(start, nbytes) if nbytes < SMALL else memory(start, start + nbytes),)
+    return _storage, (
+        ctypes.string_at(start, nbytes) if nbytes < SMALL else memory(start, start + nbytes),
+    )
 
 
 def _on_its_device(tracker: Tracker, storage: Any, start: int, stop: int) -> pickle.PickleBuffer:
     """Bytes of a device's storage: the pickle refers to them, and whoever writes it copies them."""
     torch = sys.modules["torch"]
     whole = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
-    return out_of_band(DeviceBytes(whole[start:stop], tracker.versions.setdefault(storage._cdata, [])))
+    return out_of_band(
+        DeviceBytes(whole[start:stop], tracker.versions.setdefault(storage._cdata, []))
+    )
 
 
 def on_host(tensor: Any) -> Any:
@@ -221,7 +278,9 @@ def regions(tracker: Tracker) -> dict[int, MemoryRegion]:
             block = planned[handle].block
             found[handle] = MemoryRegion(planned[handle], block.start, block.stop)
         elif hasattr(storage, "_cdata") and storage._cdata == handle and storage.nbytes():
-            found[handle] = MemoryRegion(storage, storage.data_ptr(), storage.data_ptr() + storage.nbytes())
+            found[handle] = MemoryRegion(
+                storage, storage.data_ptr(), storage.data_ptr() + storage.nbytes()
+            )
     return found
 
 
@@ -229,7 +288,11 @@ def _storage(buffer: Any) -> Any:
     import torch
 
     view = writable(buffer)
-    return torch.frombuffer(view, dtype=torch.uint8).untyped_storage() if view.nbytes else torch.UntypedStorage(0)
+    return (
+        torch.frombuffer(view, dtype=torch.uint8).untyped_storage()
+        if view.nbytes
+        else torch.UntypedStorage(0)
+    )
 
 
 def _device_storage(buffer: Any, kind: str) -> Any:

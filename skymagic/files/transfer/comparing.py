@@ -28,7 +28,9 @@ class FolderComparison:
 
     def __init__(self, base: str, entries: Sequence[Entry]) -> None:
         self.base, self.entries = base, list(entries)
-        self.unsafe = unsafe(self.entries)  # A sentence for each entry that would leave the base folder
+        self.unsafe = unsafe(
+            self.entries
+        )  # A sentence for each entry that would leave the base folder
         self._folders = Folders(base)
 
     def path(self, entry: Entry) -> str:
@@ -36,7 +38,12 @@ class FolderComparison:
         return os.path.join(self.base, *entry.path.split("/"))
 
     def compare(
-        self, origin: str, tops: Sequence[Top], stopped: Callable[[], bool] = lambda: False, *, contents: bool
+        self,
+        origin: str,
+        tops: Sequence[Top],
+        stopped: Callable[[], bool] = lambda: False,
+        *,
+        contents: bool,
     ) -> CompareReply:
         """What differs here; `origin`, a machine, and `tops` there say where it all comes from."""
         found = CompareReply([], [], [], list(self.unsafe))
@@ -75,7 +82,11 @@ class FolderComparison:
         return left
 
     def _onto_itself(self, tops: Sequence[Top], contents: bool) -> list[str]:
-        goals = {self.base} if contents else {self.path(each) for each in self.entries if "/" not in each.path}
+        goals = (
+            {self.base}
+            if contents
+            else {self.path(each) for each in self.entries if "/" not in each.path}
+        )
         for top, goal in itertools.product(tops, sorted(goals)):
             with contextlib.suppress(OSError):
                 state = os.stat(goal)
@@ -101,7 +112,9 @@ class FolderComparison:
         if entry.kind == FOLDER and not is_folder:
             found.problems.append(f"{path} is a file here, but a folder would be copied there")
         elif entry.kind != FOLDER and is_folder:
-            found.problems.append(f"{path} is a folder here, but a {entry.kind} would be copied there")
+            found.problems.append(
+                f"{path} is a folder here, but a {entry.kind} would be copied there"
+            )
         elif entry.kind == FILE:
             regular = stat.S_ISREG(state.st_mode)
             if not regular or state.st_size != entry.size:
@@ -113,7 +126,11 @@ class FolderComparison:
 
     def _unwritable(self, found: CompareReply) -> list[str]:
         """Folders in which something is to be written and may not."""
-        missing = [entry for entry in self.entries if entry.kind != FILE and not os.path.lexists(self.path(entry))]
+        missing = [
+            entry
+            for entry in self.entries
+            if entry.kind != FILE and not os.path.lexists(self.path(entry))
+        ]
         touched = [*(self.entries[number] for number in (*found.want, *found.ask)), *missing]
         folders = {_nearest_existing(os.path.dirname(self.path(entry))) for entry in touched}
         if not self.entries:
@@ -127,7 +144,12 @@ class FolderComparison:
     def _no_room(self, found: CompareReply, sizes: dict[int, int], left: int) -> list[str]:
         """A file lies beside the old one until it is whole; over what was `left` of it."""
         old = [sizes.get(number, 0) for number in found.want]
-        need = sum(self.entries[number].size for number in found.want) - sum(old) + max(old, default=0) - left
+        need = (
+            sum(self.entries[number].size for number in found.want)
+            - sum(old)
+            + max(old, default=0)
+            - left
+        )
         folder = _nearest_existing(self.base)
         free = shutil.disk_usage(folder).free
         if need <= free:

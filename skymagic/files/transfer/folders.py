@@ -115,7 +115,9 @@ class Folders:
 
     def __init__(self, base: str, expected: Identity | None = None) -> None:
         self._base, self._expected = base, expected
-        self._open: list[tuple[str, int]] = []  # names and descriptors from the base down; the base's own name is empty
+        self._open: list[
+            tuple[str, int]
+        ] = []  # names and descriptors from the base down; the base's own name is empty
 
     def parent(self, path: str, *, make: bool = False) -> tuple[int, str]:
         """Where an entry is: ``dir_fd`` and the name of the functions in `os`; valid until another folder is asked for.
@@ -136,11 +138,16 @@ class Folders:
                 self.close()
                 raise ReplacedError(self._base)
         common = 0
-        while common < min(len(names), len(self._open) - 1) and names[common] == self._open[common + 1][0]:
+        while (
+            common < min(len(names), len(self._open) - 1)
+            and names[common] == self._open[common + 1][0]
+        ):
             common += 1
         self._close_below(common + 1)
         for depth in range(common, len(names)):
-            self._open.append((names[depth], self._enter(self._open[-1][1], names[: depth + 1], make)))
+            self._open.append(
+                (names[depth], self._enter(self._open[-1][1], names[: depth + 1], make))
+            )
         return self._open[-1][1], name
 
     def enter(self, path: str) -> tuple[int, str]:

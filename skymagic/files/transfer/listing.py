@@ -82,7 +82,9 @@ def unsafe(entries: Sequence[Entry]) -> list[str]:
         if not all(map(_is_name, parts)) or entry.kind not in (FILE, FOLDER, LINK) or above & links:
             wrong.append(f"{entry.path!r} is refused: it points outside the destination folder")
         elif entry.kind == LINK and not stays_inside(entry.path, entry.target):
-            wrong.append(f"{entry.path!r} is refused: it is a link that points outside, to {entry.target!r}")
+            wrong.append(
+                f"{entry.path!r} is refused: it is a link that points outside, to {entry.target!r}"
+            )
     return wrong
 
 
@@ -138,12 +140,19 @@ class Listing:
     @classmethod
     def of(cls, plain: dict[str, Any]) -> Listing:
         """A listing from elsewhere."""
-        entries, tops = [Entry(*entry) for entry in plain["entries"]], [Top(**top) for top in plain["tops"]]
+        entries, tops = (
+            [Entry(*entry) for entry in plain["entries"]],
+            [Top(**top) for top in plain["tops"]],
+        )
         return cls(**{**plain, "entries": entries, "tops": tops})
 
 
 def listing(
-    source: str, root: str = "", stopped: Callable[[], bool] = lambda: False, *, follow: bool = False
+    source: str,
+    root: str = "",
+    stopped: Callable[[], bool] = lambda: False,
+    *,
+    follow: bool = False,
 ) -> Listing:
     """What `source` holds.
 
@@ -175,7 +184,9 @@ def listing(
 def absolute(path: str, root: str = "") -> str:
     """A path as users write it, in full. Raises LookupError for the home of a user whom nobody knows."""
     if path.startswith("~") and os.path.expanduser(path) == path:
-        raise LookupError(f"there is no user {path.split('/')[0][1:]!r}; a file of that name is ./{path}")
+        raise LookupError(
+            f"there is no user {path.split('/')[0][1:]!r}; a file of that name is ./{path}"
+        )
     return os.path.abspath(os.path.join(os.path.expanduser(root or "."), os.path.expanduser(path)))
 
 
@@ -206,7 +217,13 @@ class Walk:
         follow: bool = False,
         remedy: str = "--follow copies what it leads to",
     ) -> None:
-        self._found, self._stopped, self._skip, self._follow, self._remedy = found, stopped, skip, follow, remedy
+        self._found, self._stopped, self._skip, self._follow, self._remedy = (
+            found,
+            stopped,
+            skip,
+            follow,
+            remedy,
+        )
         self._above: list[Identity] = []  # folders that are being walked
 
     def add_top(self, path: str, *, contents: bool, name: str | None = None) -> None:
@@ -226,7 +243,9 @@ class Walk:
             prefix = own if name is None else name
             self._add(path, prefix, prefix, state, None)
 
-    def _add(self, path: str, name: str, region: str, state: os.stat_result, within: Within | None) -> None:
+    def _add(
+        self, path: str, name: str, region: str, state: os.stat_result, within: Within | None
+    ) -> None:
         """Add a file, or a folder with all that is in it.
 
         Args:
@@ -253,7 +272,9 @@ class Walk:
         self._found.entries.append(entry)
         self._found.places.append(place)
 
-    def _folder(self, path: str, name: str, region: str, state: os.stat_result, within: Within | None) -> None:
+    def _folder(
+        self, path: str, name: str, region: str, state: os.stat_result, within: Within | None
+    ) -> None:
         """What is in a folder; links may lead to all that is below `region`."""
         if self._stopped():
             return
@@ -265,13 +286,21 @@ class Walk:
                 for one in inside:
                     below = f"{name}/{one.name}" if name else one.name
                     if not one.name.startswith(OWN_PREFIX) and not self._skip(below, one.is_dir()):
-                        self._one(one, os.path.join(path, one.name), below, region, Within(root, descriptor))
+                        self._one(
+                            one,
+                            os.path.join(path, one.name),
+                            below,
+                            region,
+                            Within(root, descriptor),
+                        )
         except OSError as problem:
             self._found.problems.append(error_text(path, problem))
         finally:
             self._above.pop()
 
-    def _one(self, one: os.DirEntry[str], path: str, name: str, region: str, within: Within) -> None:
+    def _one(
+        self, one: os.DirEntry[str], path: str, name: str, region: str, within: Within
+    ) -> None:
         is_link = one.is_symlink()
         try:
             if is_link and (target := self._inner_target(path, name, region)) is not None:
@@ -280,13 +309,17 @@ class Walk:
             # race: what was no link when the names were read may be one by now
             state = one.stat(follow_symlinks=is_link)
             if identity(state) in self._above:
-                self._found.notes.append(f"{path} is skipped: it is a link to a folder that it is in")
+                self._found.notes.append(
+                    f"{path} is skipped: it is a link to a folder that it is in"
+                )
             elif not is_link:
                 self._add(path, name, region, state, within)
             else:
                 real = os.path.realpath(path)
                 leads = f"{path} is a link that points outside, to {real}"
-                self._found.notes.append(f"{leads}, which is copied" if self._follow else f"{leads}: {self._remedy}")
+                self._found.notes.append(
+                    f"{leads}, which is copied" if self._follow else f"{leads}: {self._remedy}"
+                )
                 if self._follow:
                     self._add(real, name, region, state, None)
         except FileNotFoundError:

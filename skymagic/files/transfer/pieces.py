@@ -18,7 +18,15 @@ from types import MappingProxyType
 
 from skymagic.files.transfer.folders import OWN_PREFIX, FilePlace, Folders, ListedFiles
 from skymagic.files.transfer.listing import Entry, error_text
-from skymagic.wire.files import CHUNK, EndOfFiles, FileChunk, FileFailed, FilePiece, FileStart, encode
+from skymagic.wire.files import (
+    CHUNK,
+    EndOfFiles,
+    FileChunk,
+    FileFailed,
+    FilePiece,
+    FileStart,
+    encode,
+)
 
 PIECE = CHUNK
 """Bytes of a piece; the last one of a file is shorter. A message holds one."""
@@ -54,7 +62,9 @@ class PresentPieces:
 
     def __init__(self, folders: Folders, path: str) -> None:
         self._descriptors: list[int] = []
-        self._places: list[tuple[str, int, int]] = []  # file name, descriptor and offset of each piece
+        self._places: list[
+            tuple[str, int, int]
+        ] = []  # file name, descriptor and offset of each piece
         self.left = 0  # bytes of what came earlier
         above, part = path[: len(path) - len(path.rpartition("/")[2])], part_name(path)
         for name in (path.rpartition("/")[2], part):
@@ -62,11 +72,16 @@ class PresentPieces:
                 descriptor = folders.open(above + name, os.O_RDONLY)
                 self._descriptors.append(descriptor)
                 # others may write the same file at this moment, from here or from another machine: theirs is left out
-                if name == part and not (lock(descriptor, fcntl.LOCK_SH) and lock(descriptor, fcntl.LOCK_UN)):
+                if name == part and not (
+                    lock(descriptor, fcntl.LOCK_SH) and lock(descriptor, fcntl.LOCK_UN)
+                ):
                     continue
                 state = os.fstat(descriptor)
                 if stat.S_ISREG(state.st_mode):
-                    self._places += ((name, descriptor, offset) for offset in range(0, max(state.st_size, 1), PIECE))
+                    self._places += (
+                        (name, descriptor, offset)
+                        for offset in range(0, max(state.st_size, 1), PIECE)
+                    )
                     self.left = state.st_size if name == part else 0
 
     def digests(self, stopped: Callable[[], bool] = lambda: False) -> str:
@@ -113,7 +128,9 @@ def _digests(places: Iterable[tuple[int, int]], stopped: Callable[[], bool]) -> 
     return "".join(found)
 
 
-def listed_digests(places: Iterable[FilePlace], stopped: Callable[[], bool] = lambda: False) -> list[str]:
+def listed_digests(
+    places: Iterable[FilePlace], stopped: Callable[[], bool] = lambda: False
+) -> list[str]:
     """The digest of each listed file; "" for one that cannot be read."""
     found = []
     with closing(ListedFiles()) as listed:
@@ -121,7 +138,9 @@ def listed_digests(places: Iterable[FilePlace], stopped: Callable[[], bool] = la
             text = ""
             with contextlib.suppress(OSError), open(listed.open(place), "rb", buffering=0) as file:
                 size = os.fstat(file.fileno()).st_size
-                text = _digests(((file.fileno(), offset) for offset in range(0, max(size, 1), PIECE)), stopped)
+                text = _digests(
+                    ((file.fileno(), offset) for offset in range(0, max(size, 1), PIECE)), stopped
+                )
             found.append(text)
     return found
 
@@ -134,13 +153,18 @@ def equal(mine: str, theirs: str) -> bool:
 def numbered(text: str) -> dict[bytes, int]:
     """Digest → number of a piece, of what `PresentPieces` said of a file; pure."""
     digests = bytes.fromhex(text)
-    return {digests[start : start + _DIGEST]: start // _DIGEST for start in range(0, len(digests), _DIGEST)}
+    return {
+        digests[start : start + _DIGEST]: start // _DIGEST
+        for start in range(0, len(digests), _DIGEST)
+    }
 
 
 def common(texts: Collection[str]) -> str:
     """What `PresentPieces` said of one file on several nodes, where they say the same; zeros stand for the rest. Pure."""
     step = 2 * _DIGEST
-    columns = zip_longest(*([text[start : start + step] for start in range(0, len(text), step)] for text in texts))
+    columns = zip_longest(
+        *([text[start : start + step] for start in range(0, len(text), step)] for text in texts)
+    )
     return "".join(column[0] if len(set(column)) == 1 else "0" * step for column in columns)
 
 
@@ -180,7 +204,10 @@ def encoded_files(
                         left = left - len(piece) if piece else 0
                         last, nbytes = left == 0, len(piece)
                         start = FileStart(number, state.st_mtime_ns, state.st_size, last, nbytes)
-                        if known and (found := known.get(digest := xxh3_128_digest(piece))) is not None:
+                        if (
+                            known
+                            and (found := known.get(digest := xxh3_128_digest(piece))) is not None
+                        ):
                             yield encode(FilePiece(found, digest.hex(), last))
                         else:
                             yield encode(FileChunk(last, nbytes) if begun else start, piece)

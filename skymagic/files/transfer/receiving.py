@@ -13,7 +13,15 @@ from dataclasses import replace
 from typing import Any
 
 from skymagic.files.transfer.comparing import FolderComparison, os_error_text
-from skymagic.files.transfer.folders import NEW_FILE, NOFOLLOW, OWN_PREFIX, Folders, identity, new_name, rename
+from skymagic.files.transfer.folders import (
+    NEW_FILE,
+    NOFOLLOW,
+    OWN_PREFIX,
+    Folders,
+    identity,
+    new_name,
+    rename,
+)
 from skymagic.files.transfer.listing import FOLDER, LINK, Entry, unsafe
 from skymagic.files.transfer.pieces import LARGE, PresentPieces, lock, part_name
 from skymagic.wire.codec import write_all
@@ -41,7 +49,9 @@ class PartFile:
     def __init__(self, folders: Folders, entry: Entry, nbytes: int) -> None:
         self._entry, self._rest = entry, nbytes
         self._folder, self._goal = folders.parent(entry.path, make=True)
-        present = PresentPieces(folders, entry.path) if entry.size >= LARGE else None  # before the lock
+        present = (
+            PresentPieces(folders, entry.path) if entry.size >= LARGE else None
+        )  # before the lock
         self._name = part_name(entry.path)
         self._descriptor = self._resumed()
         if self._descriptor < 0:
@@ -52,9 +62,13 @@ class PartFile:
     def _resumed(self) -> int:
         """What was left of the file, or a new one of that name; -1 if somebody else writes it, or has made it."""
         with contextlib.suppress(OSError):
-            descriptor = os.open(self._name, os.O_RDWR | os.O_CREAT | NOFOLLOW, 0o600, dir_fd=self._folder)
+            descriptor = os.open(
+                self._name, os.O_RDWR | os.O_CREAT | NOFOLLOW, 0o600, dir_fd=self._folder
+            )
             state = os.fstat(descriptor)
-            own = stat.S_ISREG(state.st_mode) and state.st_nlink == 1 and state.st_uid == os.geteuid()
+            own = (
+                stat.S_ISREG(state.st_mode) and state.st_nlink == 1 and state.st_uid == os.geteuid()
+            )
             # race: whoever had the lock before may have given the file its final name meanwhile
             if own and lock(descriptor, fcntl.LOCK_EX) and self._is_called(state):
                 return descriptor
@@ -198,7 +212,9 @@ class Receiver:
             raise ValueError("a file that was not requested")
         self._current, entry = message, self._entries[message.number]
         if message.size > MAX_GROWTH + 2 * entry.size:
-            raise OSError(f"it grew from {entry.size:,} to {message.size:,} bytes since it was listed: copy it again")
+            raise OSError(
+                f"it grew from {entry.size:,} to {message.size:,} bytes since it was listed: copy it again"
+            )
         if not self.disk_full:
             self._part = PartFile(self._folders, entry, message.size)
 
@@ -295,7 +311,9 @@ def remove_old(folders: Folders, entries: Sequence[Entry]) -> int:
     """Remove what the record names, is not wanted, and nobody has changed since, and folders that are empty then; how many files."""
     wanted = {entry.path for entry in entries}
     old = [entry for entry in _record(folders) if entry.path not in wanted]
-    return sum(_remove(folders, entry) for entry in sorted(old, key=lambda one: one.path, reverse=True))
+    return sum(
+        _remove(folders, entry) for entry in sorted(old, key=lambda one: one.path, reverse=True)
+    )
 
 
 def _remove(folders: Folders, entry: Entry) -> bool:
@@ -325,7 +343,11 @@ def write_record(folders: Folders, entries: Sequence[Entry]) -> None:
     for entry in entries:
         folder, name = folders.parent(entry.path)
         state = os.lstat(name, dir_fd=folder)
-        noted.append(Entry(entry.path, entry.kind, state.st_size, state.st_mtime_ns, target=entry.target).plain())
+        noted.append(
+            Entry(
+                entry.path, entry.kind, state.st_size, state.st_mtime_ns, target=entry.target
+            ).plain()
+        )
     folder, name = folders.parent(RECORD)
     temporary = new_name()
     with open(os.open(temporary, NEW_FILE, 0o600, dir_fd=folder), "w", encoding="utf-8") as file:

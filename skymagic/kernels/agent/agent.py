@@ -51,14 +51,22 @@ LAST_LINES = 40
 TOUCH_SECONDS = 3600.0
 """Between two times that the files of the node are made young; cleaners of temporary folders take those of ten days, or of one."""
 
-LISTENING_TIMEOUT = 1.0  # seconds for which the end of an agent waits for a notebook that does not listen
+LISTENING_TIMEOUT = (
+    1.0  # seconds for which the end of an agent waits for a notebook that does not listen
+)
 
 
 class Agent:
     """Carries out what the notebook asks; owns the link, the node's directories, and all that it starts."""
 
     def __init__(
-        self, spec: wire.AgentSpec, woken: int, link_in: int, link_out: int, errors: int, record: str | None = None
+        self,
+        spec: wire.AgentSpec,
+        woken: int,
+        link_in: int,
+        link_out: int,
+        errors: int,
+        record: str | None = None,
     ) -> None:
         self.spec, self._woken = spec, woken
         self._record = RecordFile(record, spec)
@@ -68,10 +76,16 @@ class Agent:
         self._loop = EventLoop(self._survive)
         self._decoder = wire.decoder()
         self._lifetime = Lifetime(
-            spec.idle_timeout, spec.max_lifetime, time.monotonic(), spec.detached_timeout, spec.max_away
+            spec.idle_timeout,
+            spec.max_lifetime,
+            time.monotonic(),
+            spec.detached_timeout,
+            spec.max_away,
         )
         self._candidates = Candidates(self._loop)
-        self._ranks = Ranks(self._loop, spec.job_id, self.directories, spec.log_limit, self._lifetime, self._send)
+        self._ranks = Ranks(
+            self._loop, spec.job_id, self.directories, spec.log_limit, self._lifetime, self._send
+        )
         self._requests = RankRequests(self._loop, self._ranks, self._send)
         self._audience = RankAudience(self._ranks, self._send)
         self._unattended = UnattendedRuns(
@@ -83,7 +97,9 @@ class Agent:
         self._readers: NodeReaders | None = None
         self._notices: NoticeWatch | None = None
         self._ending: SignalledEnd | None = None
-        self._interrupted: dict[int, wire.InterruptionNotice] = {}  # by node: the last that was heard of its end
+        self._interrupted: dict[
+            int, wire.InterruptionNotice
+        ] = {}  # by node: the last that was heard of its end
         self._told: dict[type[wire.AgentMessage], wire.AgentMessage] = {}
         """What each notebook must know of this node, by kind."""
         self._stop_at: float | None = None
@@ -116,9 +132,15 @@ class Agent:
             socket_path = self._record.path.with_name(READERS)
 
             def told() -> list[wire.AgentMessage]:
-                return [message for message in self._told.values() if isinstance(message, wire.AgentStarted)]
+                return [
+                    message
+                    for message in self._told.values()
+                    if isinstance(message, wire.AgentStarted)
+                ]
 
-            self._readers = NodeReaders(self._loop, str(socket_path), self._ranks, self._requests, self._audience, told)
+            self._readers = NodeReaders(
+                self._loop, str(socket_path), self._ranks, self._requests, self._audience, told
+            )
         if self.spec.notices.startswith(SLURM):
             self._ending.warn(float(self.spec.notices.removeprefix(SLURM)), self._on_notice)
         elif self.spec.notices:
@@ -127,11 +149,17 @@ class Agent:
         self._loop.call_later(TOUCH_SECONDS, self._touch)
         if self.spec.head and self.spec.address is None:
             self._candidates.listen(discovery.private_addresses())
-        name, folder, store = socket.gethostname(), str(self._directory), str(self.directories.store)
+        name, folder, store = (
+            socket.gethostname(),
+            str(self._directory),
+            str(self.directories.store),
+        )
         port = rendezvous.free_port(self.spec.address or "") if self.spec.head else 0
         candidates = self._candidates
         self._send(
-            wire.AgentStarted(name, discovery.machine(), folder, store, candidates.ports, port, candidates.secret)
+            wire.AgentStarted(
+                name, discovery.machine(), folder, store, candidates.ports, port, candidates.secret
+            )
         )
 
     def _touch(self) -> None:
@@ -139,7 +167,9 @@ class Agent:
         self._loop.call_later(TOUCH_SECONDS, self._touch)
 
     def _start_controller(self, address: str) -> None:
-        self._controller = Controller(self._loop, self._directory, address, self._ranks.connect, self._send)
+        self._controller = Controller(
+            self._loop, self._directory, address, self._ranks.connect, self._send
+        )
 
     def _watch_parent(self) -> None:
         """End with the parent: the link does not close while a process that it has forked holds the other end."""
@@ -156,7 +186,13 @@ class Agent:
             while self._stop_at is None or (self._ranks and time.monotonic() < self._stop_at):
                 ends = self._lifetime.due if self._stop_at is None else self._stop_at
                 signalled = None if self._ending is None else self._ending.due
-                times = (ends, self._ranks.flush_due, self._record.due, self._unattended.due, signalled)
+                times = (
+                    ends,
+                    self._ranks.flush_due,
+                    self._record.due,
+                    self._unattended.due,
+                    signalled,
+                )
                 due = [when for when in times if when is not None]
                 self._loop.run_once(min(due, default=None))
                 now = time.monotonic()
@@ -178,14 +214,18 @@ class Agent:
         """Tell why it ends: over the link, and to the standard error that it was started with, for its log is deleted next."""
         if isinstance(problem, SystemExit):
             number = int(problem.code or 0) - SIGNALLED
-            self._send(wire.AgentFailed(f"the agent was killed from outside ({signal_name(number)})"))
+            self._send(
+                wire.AgentFailed(f"the agent was killed from outside ({signal_name(number)})")
+            )
             return
         traceback.print_exception(problem)
         log = logs.last(str(self._directory / "agent.log"), LAST_LINES)["text"]
         with contextlib.suppress(OSError):
             write_all(self._errors, log.encode())
         self._send(
-            wire.AgentFailed(f"the agent failed: {traceback.format_exception_only(problem)[-1].strip()}\n{log}".strip())
+            wire.AgentFailed(
+                f"the agent failed: {traceback.format_exception_only(problem)[-1].strip()}\n{log}".strip()
+            )
         )
 
     def _send(self, message: wire.AgentMessage) -> None:
@@ -230,13 +270,17 @@ class Agent:
         """Log and tell what one message or event has led to; all others are served on."""
         traceback.print_exception(problem)
         words = f"{type(problem).__name__}: {problem}"
-        self._send(wire.AgentProblem(f"the agent could not run {what}: {words}; its log has the traceback"))
+        self._send(
+            wire.AgentProblem(f"the agent could not run {what}: {words}; its log has the traceback")
+        )
 
     def _on_message(self, message: wire.AgentMessage) -> None:
         match message:
             case wire.Spawn():
                 try:
-                    self._gpus.take(uuid for values in message.ranks for uuid in values.get("gpus", ()))
+                    self._gpus.take(
+                        uuid for values in message.ranks for uuid in values.get("gpus", ())
+                    )
                 except PoolError as taken:
                     self._send(wire.AgentFailed(str(taken)))
                     return
@@ -278,14 +322,18 @@ class Agent:
 
     def _on_notice(self, notice: Notice) -> None:
         """Note that this machine will be taken away, or may be."""
-        message = wire.InterruptionNotice(self.spec.node, tuple(sorted(self._ranks.pids())), notice.reason, notice.at)
+        message = wire.InterruptionNotice(
+            self.spec.node, tuple(sorted(self._ranks.pids())), notice.reason, notice.at
+        )
         self._interrupt(message)
         self._send(message)
 
     def _on_signal(self, reason: str, at: float) -> None:
         """End this agent, as a signal has asked."""
         self._stop_at = None
-        message = wire.InterruptionNotice(self.spec.node, tuple(sorted(self._ranks.pids())), reason, at)
+        message = wire.InterruptionNotice(
+            self.spec.node, tuple(sorted(self._ranks.pids())), reason, at
+        )
         self._interrupt(message)
         self._send(message)
 

@@ -36,16 +36,32 @@ class Controller:
     """
 
     def __init__(
-        self, loop: EventLoop, directory: Path, address: str, on_listening: Callable[[dict[str, Any]], None], send: Sink
+        self,
+        loop: EventLoop,
+        directory: Path,
+        address: str,
+        on_listening: Callable[[dict[str, Any]], None],
+        send: Sink,
     ) -> None:
         self._loop = loop
         self._directory = directory
         self._security = directory / "profile" / "security"
         self._on_listening, self._send = on_listening, send
         self._listening = False
-        command = [sys.executable, *(["-P"] if sys.flags.safe_path else []), "-m", processes.CONTROLLER]
-        command += [f"--profile-dir={directory / 'profile'}", f"--ip={address}", "--IPController.enable_curve=True"]
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, process_group=0)
+        command = [
+            sys.executable,
+            *(["-P"] if sys.flags.safe_path else []),
+            "-m",
+            processes.CONTROLLER,
+        ]
+        command += [
+            f"--profile-dir={directory / 'profile'}",
+            f"--ip={address}",
+            "--IPController.enable_curve=True",
+        ]
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, process_group=0
+        )
         assert self._process.stdin is not None and self._process.stdout is not None
         self.stdin, self._stdout = self._process.stdin, self._process.stdout
         loop.watch(self._stdout, self._on_output)
@@ -65,7 +81,9 @@ class Controller:
             self._ended()
         elif b"listening" in line and not self._listening:
             self._listening = True
-            client, engine = (self._security / f"ipcontroller-{whose}.json" for whose in ("client", "engine"))
+            client, engine = (
+                self._security / f"ipcontroller-{whose}.json" for whose in ("client", "engine")
+            )
             info = json.loads(engine.read_text())
             self._send(wire.ControllerUp(json.loads(client.read_text()), info))
             self._on_listening(info)
@@ -105,7 +123,12 @@ class Forkserver:
     """
 
     def __init__(
-        self, loop: EventLoop, preload: Iterable[str], foreign: set[int], on_message: Sink, send: Sink
+        self,
+        loop: EventLoop,
+        preload: Iterable[str],
+        foreign: set[int],
+        on_message: Sink,
+        send: Sink,
     ) -> None:
         self._loop, self._on_message, self._send = loop, on_message, send
         self._decoder = wire.decoder()

@@ -105,7 +105,9 @@ def _locked_folder(name: str, parent: str | Path) -> tuple[Path, int]:
 
 def _lock(folder: Path) -> int:
     descriptor = os.open(folder / LOCK, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600)
-    with contextlib.suppress(OSError):  # a file system without locks: its folders are not swept by others either
+    with contextlib.suppress(
+        OSError
+    ):  # a file system without locks: its folders are not swept by others either
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     return descriptor
 
@@ -129,7 +131,9 @@ class RecordFile:
         self._identity = identity()
         self._written_at = float("-inf")
         self._state: tuple[bool, bool, Mapping[int, int]] = (False, False, {})
-        self.due: float | None = None  # when it is to be written again (monotonic seconds); None while it is up to date
+        self.due: float | None = (
+            None  # when it is to be written again (monotonic seconds); None while it is up to date
+        )
         now = time.time()
         self._record = AgentRecord(
             version=spec.version, pool=spec.pool, job_id=spec.job_id, node=spec.node, nodes=spec.nodes, client=spec.client,
@@ -149,7 +153,9 @@ class RecordFile:
             was_busy, was_away, _ = self._state
             record = replace(self._record, ranks={str(rank): pid for rank, pid in ranks.items()})
             if busy != was_busy:
-                record = replace(record, busy_since=now if busy else 0.0, idle_since=0.0 if busy else now)
+                record = replace(
+                    record, busy_since=now if busy else 0.0, idle_since=0.0 if busy else now
+                )
             if away != was_away:
                 record = replace(record, away_since=now if away else 0.0)
             self._record = record

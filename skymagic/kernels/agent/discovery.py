@@ -47,7 +47,10 @@ def private_addresses() -> list[str]:
     """This machine's private IPv4 addresses other than loopback; public ones are no place to listen."""
     found = set(interface_addresses().values())
     with contextlib.suppress(OSError):  # its name may lead nowhere
-        found |= {str(entry[4][0]) for entry in socket.getaddrinfo(socket.gethostname(), None, socket.AF_INET)}
+        found |= {
+            str(entry[4][0])
+            for entry in socket.getaddrinfo(socket.gethostname(), None, socket.AF_INET)
+        }
     found = set(filter(_private, found))
     return sorted(found, key=ipaddress.IPv4Address)
 
@@ -80,9 +83,13 @@ class Candidates:
         for address in addresses:
             with contextlib.suppress(OSError):
                 listener = socket.create_server((address, 0))
-                listener.setblocking(False)  # race: who connects may be gone again before the accept
+                listener.setblocking(
+                    False
+                )  # race: who connects may be gone again before the accept
                 self._listeners.append(listener)
-                self._loop.watch(listener, Door(listener, self._answer, None, MAX_PROBES, TIMEOUT).accept)
+                self._loop.watch(
+                    listener, Door(listener, self._answer, None, MAX_PROBES, TIMEOUT).accept
+                )
 
     def _answer(self, peer: socket.socket) -> None:
         with peer:
@@ -92,7 +99,9 @@ class Candidates:
 
     def close(self, but: str = "") -> None:
         """Stop listening, but at this address; twice is safe."""
-        kept = [listener for listener in self._listeners if but and listener.getsockname()[0] == but]
+        kept = [
+            listener for listener in self._listeners if but and listener.getsockname()[0] == but
+        ]
         for listener in self._listeners:
             if listener not in kept:
                 self._loop.unwatch(listener)
@@ -106,7 +115,10 @@ def _purpose(address: str, port: int) -> str:
 
 
 def probe(
-    loop: EventLoop, candidates: Mapping[str, int], secret: str, on_result: Callable[[dict[str, str]], None]
+    loop: EventLoop,
+    candidates: Mapping[str, int],
+    secret: str,
+    on_result: Callable[[dict[str, str]], None],
 ) -> None:
     """Probe beside the event loop, for a candidate that drops packets takes its time; call back on the loop."""
     ours, theirs = socket.socketpair()
@@ -126,7 +138,10 @@ def probe(
 
 def answering(candidates: Mapping[str, int], secret: str) -> dict[str, str]:
     """The candidates (address → port) that prove to have the secret, each with the address that this machine has on the way there."""
-    probes = [functools.partial(_own_address, address, port, secret) for address, port in candidates.items()]
+    probes = [
+        functools.partial(_own_address, address, port, secret)
+        for address, port in candidates.items()
+    ]
     found = zip(candidates, run_all(probes, timeout=2 * TIMEOUT), strict=True)
     return {address: own for address, own in found if isinstance(own, str)}
 

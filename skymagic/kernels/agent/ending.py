@@ -63,7 +63,11 @@ class SignalledEnd:
     """
 
     def __init__(
-        self, loop: EventLoop, woken: int, hooks: Callable[[], dict[int, int]], notify: Callable[[str, float], None]
+        self,
+        loop: EventLoop,
+        woken: int,
+        hooks: Callable[[], dict[int, int]],
+        notify: Callable[[str, float], None],
     ) -> None:
         self._woken, self._hooks, self._notify = woken, hooks, notify
         self._number = 0  # number of the signal
@@ -126,7 +130,11 @@ class UnattendedRuns:
     """
 
     def __init__(
-        self, lifetime: Lifetime, limit: float, note: Callable[[int, str], None], send: Callable[[int, int], None]
+        self,
+        lifetime: Lifetime,
+        limit: float,
+        note: Callable[[int, str], None],
+        send: Callable[[int, int], None],
     ) -> None:
         self._lifetime, self._limit, self._note, self._send = lifetime, limit, note, send
         self._interrupted: dict[int, float] = {}
@@ -136,7 +144,9 @@ class UnattendedRuns:
     def due(self) -> float | None:
         """When something is to be done next (monotonic seconds)."""
         if self._interrupted:
-            return min((when for when in self._interrupted.values() if when < math.inf), default=None)
+            return min(
+                (when for when in self._interrupted.values() if when < math.inf), default=None
+            )
         return self._lifetime.runs_end
 
     def stop_if_due(self, now: float) -> None:
@@ -145,7 +155,9 @@ class UnattendedRuns:
         if end is None:
             self._interrupted.clear()
             return
-        self._interrupted = {rank: when for rank, when in self._interrupted.items() if rank in working}
+        self._interrupted = {
+            rank: when for rank, when in self._interrupted.items() if rank in working
+        }
         if not self._interrupted and now >= end:
             self._interrupted = dict.fromkeys(working, now + GRACE)
             for rank in working:
@@ -188,7 +200,9 @@ def action(body: str) -> Notice:
 def rebalance(body: str) -> Notice:
     """The notice in a recommendation."""
     _seconds(json.loads(body)["noticeTime"])
-    return Notice("EC2 recommends leaving this spot machine: it is at elevated risk of being reclaimed")
+    return Notice(
+        "EC2 recommends leaving this spot machine: it is at elevated risk of being reclaimed"
+    )
 
 
 def _seconds(text: str) -> float:
@@ -209,7 +223,11 @@ class Metadata:
         from urllib.parse import urlsplit
 
         parts = urlsplit(endpoint)
-        self._host, self._port, self._prefix = parts.hostname or "", parts.port or 80, parts.path.rstrip("/")
+        self._host, self._port, self._prefix = (
+            parts.hostname or "",
+            parts.port or 80,
+            parts.path.rstrip("/"),
+        )
         self._token = ""
 
     def get(self, path: str) -> str | None:
@@ -225,9 +243,13 @@ class Metadata:
         return None
 
     def _request(self, method: str, path: str, headers: dict[str, str]) -> tuple[int, str]:
-        from http.client import HTTPConnection  # not urllib's opener: it would go through the user's proxy
+        from http.client import (
+            HTTPConnection,
+        )  # not urllib's opener: it would go through the user's proxy
 
-        with contextlib.closing(HTTPConnection(self._host, self._port, timeout=METADATA_TIMEOUT)) as connection:
+        with contextlib.closing(
+            HTTPConnection(self._host, self._port, timeout=METADATA_TIMEOUT)
+        ) as connection:
             connection.request(method, self._prefix + path, headers=headers)
             answer = connection.getresponse()
             return answer.status, answer.read(4096).decode(errors="replace")
@@ -243,7 +265,9 @@ class NoticeWatch:
         self._ours, self._theirs = socket.socketpair()
         loop.watch(self._ours, self._on_notice)
         metadata = Metadata(os.environ.get(VARIABLE) or ENDPOINT)
-        self._thread = threading.Thread(target=self._run, args=(metadata,), name="skymagic-notices", daemon=True)
+        self._thread = threading.Thread(
+            target=self._run, args=(metadata,), name="skymagic-notices", daemon=True
+        )
         self._thread.start()
 
     def _run(self, metadata: Metadata) -> None:

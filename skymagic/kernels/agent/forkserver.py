@@ -122,7 +122,10 @@ class Forks:
                         self._fork(*request)
                 self._reap()
                 self._send()
-                ready.modify(self._channel, selectors.EVENT_READ | (selectors.EVENT_WRITE if self._unsent else 0))
+                ready.modify(
+                    self._channel,
+                    selectors.EVENT_READ | (selectors.EVENT_WRITE if self._unsent else 0),
+                )
 
     def _fork(self, spec: RankSpec, fds: list[int]) -> None:
         def rank() -> object:
@@ -174,7 +177,9 @@ UNREADABLE = 2.0
 """Seconds after a rank's end in which that is done; later they are taken for processes without an environment."""
 TRACKER_POLL = 0.02
 
-SUPPORTED = sys.platform == "linux" and os.path.exists(f"/proc/{os.getpid()}/task/{os.getpid()}/children")
+SUPPORTED = sys.platform == "linux" and os.path.exists(
+    f"/proc/{os.getpid()}/task/{os.getpid()}/children"
+)
 """Whether the system tells a process's children, and lets it adopt theirs; else a rank ends with its process group alone."""
 
 
@@ -212,7 +217,9 @@ def held(pid: int | str) -> set[str]:
 def end(pids: Iterable[int]) -> list[int]:
     """SIGKILL these, but not those that ask to be kept, nor those that are another user's by now; returns the others."""
     ended = []
-    own = environment(os.getpid()).get(KEEP)  # what this process itself was started with is nobody's wish here
+    own = environment(os.getpid()).get(
+        KEEP
+    )  # what this process itself was started with is nobody's wish here
     for pid in pids:
         if environment(pid).get(KEEP, b"") in (b"", b"0", own):
             with contextlib.suppress(OSError):
@@ -247,7 +254,9 @@ class Owner:
     def __init__(self, pid: int, ident: str, descriptors: Iterable[int]) -> None:
         self.pid = pid
         self.ident = ident.encode()
-        self.pipes = {os.readlink(f"/proc/self/fd/{fd}") for fd in descriptors} if SUPPORTED else set()
+        self.pipes = (
+            {os.readlink(f"/proc/self/fd/{fd}") for fd in descriptors} if SUPPORTED else set()
+        )
         self.started = started(pid)
         self.lives = True
 
@@ -288,7 +297,9 @@ class Orphans:
         if not adopted:
             self._owners = [one for one in self._owners if one.lives]
         fresh = now < self._ended + UNREADABLE
-        self.look_again = LOOK_AGAIN if trackers or fresh and not all(map(environment, others)) else None
+        self.look_again = (
+            LOOK_AGAIN if trackers or fresh and not all(map(environment, others)) else None
+        )
 
     def _owned(self, pid: int) -> bool:
         """Whether it belongs to a rank that lives."""

@@ -38,7 +38,11 @@ class KeptOutput:
         content = {**content, "seq": self._count}
         if content["kind"] == "end":
             self.end = content
-        nbytes = len(content["text"]) if content["kind"] == "stream" else len(json.dumps(content, default=str))
+        nbytes = (
+            len(content["text"])
+            if content["kind"] == "stream"
+            else len(json.dumps(content, default=str))
+        )
         if not self._last and nbytes <= self._room:
             self._first.append(content)
             self._room -= nbytes
@@ -59,7 +63,12 @@ class KeptOutput:
         for content in filter(lambda one: one["seq"] > shown, kept):
             if gap := content["seq"] - before - 1:  # some of what was dropped may have been shown
                 nbytes = self._dropped_bytes * gap // self._dropped
-                yield {"rank": self._rank, "kind": "held_back", "nbytes": nbytes, "seq": content["seq"] - 1}
+                yield {
+                    "rank": self._rank,
+                    "kind": "held_back",
+                    "nbytes": nbytes,
+                    "seq": content["seq"] - 1,
+                }
             before = content["seq"]
             yield _shown_anew(content, displays)
 
@@ -87,8 +96,12 @@ class KeptDisplays:
     """
 
     def __init__(self) -> None:
-        self._kept: list[tuple[str, dict[str, Any], int]] = []  # (display id or "", content, bytes), the oldest first
-        self._unknown: set[str] = set()  # ids of displays that were left out: the notebook does not know them
+        self._kept: list[
+            tuple[str, dict[str, Any], int]
+        ] = []  # (display id or "", content, bytes), the oldest first
+        self._unknown: set[str] = (
+            set()
+        )  # ids of displays that were left out: the notebook does not know them
         self.missed = 0
 
     def add(self, content: dict[str, Any]) -> None:
@@ -123,7 +136,10 @@ class Sampled:
 
     def __init__(self, names: metrics.Names) -> None:
         self._width = metrics.FIXED + len(names)
-        self._rows, self._newest = array("d"), array("d")  # rows that are kept; the newest, where it is not among them
+        self._rows, self._newest = (
+            array("d"),
+            array("d"),
+        )  # rows that are kept; the newest, where it is not among them
         self._count = 0  # rows that came
         self.every = 1  # the first of this many rows is kept
 
@@ -183,7 +199,9 @@ class KeptNumbers:
     def kept(self) -> tuple[int, tuple[dict[str, Any], ...]]:
         """(one row of how many is kept at least, all that is kept)."""
         every = max((one.every for one in self._sampled.values()), default=1)
-        return every, metrics.packed({names: one.rows for names, one in self._sampled.items()} | self._usage)
+        return every, metrics.packed(
+            {names: one.rows for names, one in self._sampled.items()} | self._usage
+        )
 
     def take(self) -> tuple[int, tuple[dict[str, Any], ...]]:
         """What `kept` gives, which is forgotten here."""

@@ -76,7 +76,9 @@ def last(path: str, lines: int) -> dict[str, Any]:
                 length = min(end - begin, 4 * length)
     except FileNotFoundError:
         return {"text": "", "end": 0}
-    text = b"\n".join(found.split(b"\n")[-lines - found.endswith(b"\n") :])  # a bar's states are one line
+    text = b"\n".join(
+        found.split(b"\n")[-lines - found.endswith(b"\n") :]
+    )  # a bar's states are one line
     return {"text": text.decode(errors="replace"), "end": end}
 
 
@@ -179,7 +181,9 @@ class RankLog:
         tell: called with a sentence for the user: it cannot be written.
     """
 
-    def __init__(self, rank: int, path: Path, spans: Spans, limit: int | None, tell: Callable[[str], None]) -> None:
+    def __init__(
+        self, rank: int, path: Path, spans: Spans, limit: int | None, tell: Callable[[str], None]
+    ) -> None:
         self.path, self._rank, self._spans, self._tell = path, rank, spans, tell
         fd = os.open(path, os.O_CREAT | os.O_APPEND | os.O_RDWR, 0o600)
         self._file: BinaryIO = open(fd, "r+b", buffering=0)  # noqa: SIM115  # close() closes it
@@ -234,7 +238,9 @@ class RankLog:
             if not self._fails:
                 self._fails = True
                 why = f"{self.path} cannot be written: {problem.strerror}"
-                self._tell(f"what rank {self._rank} prints is not kept, and only the screen has what it shows: {why}")
+                self._tell(
+                    f"what rank {self._rank} prints is not kept, and only the screen has what it shows: {why}"
+                )
 
     def trim(self) -> None:
         """Keep it within its limit, also of what the rank itself has written there."""
@@ -300,4 +306,6 @@ class RankLogs:
 
     def forget(self, asker: int) -> None:
         """Who asked is gone; twice is safe."""
-        self._followers = {key: request for key, request in self._followers.items() if key[1] != asker}
+        self._followers = {
+            key: request for key, request in self._followers.items() if key[1] != asker
+        }

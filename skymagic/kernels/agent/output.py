@@ -46,9 +46,13 @@ class TokenBucket:
 
     def admit(self, size: int, now: float) -> bool:
         """Whether `size` more bytes may be shown at this time (seconds, monotonic)."""
-        self.tokens = min(self.limit, self.tokens + (now - self.refilled_at) * self.limit * REFILL_SHARE)
+        self.tokens = min(
+            self.limit, self.tokens + (now - self.refilled_at) * self.limit * REFILL_SHARE
+        )
         self.refilled_at = now
-        refilling = self.held_back and self.tokens < self.limit * REFILL_SHARE  # not one line here, one line there
+        refilling = (
+            self.held_back and self.tokens < self.limit * REFILL_SHARE
+        )  # not one line here, one line there
         if refilling or size > self.tokens:
             self.held_back += size
             return False
@@ -62,7 +66,9 @@ class Pipe:
     def __init__(self, name: str, fd: int) -> None:
         self.name = name
         self.fd = fd
-        self._decoders = {each: codecs.getincrementaldecoder("utf-8")("replace") for each in ("stdout", "stderr")}
+        self._decoders = {
+            each: codecs.getincrementaldecoder("utf-8")("replace") for each in ("stdout", "stderr")
+        }
         self._frames = FrameReader()
         os.set_blocking(fd, False)
 
@@ -86,7 +92,10 @@ class Pipe:
     def end(self) -> list[tuple[str, str]]:
         """What was kept back, for nothing follows it: (stream's name, text)."""
         rest = [(name, self.decoded(name, data)) for name, data in self._frames.end()]
-        return [*rest, *((name, one.decode(b"", final=True)) for name, one in self._decoders.items())]
+        return [
+            *rest,
+            *((name, one.decode(b"", final=True)) for name, one in self._decoders.items()),
+        ]
 
 
 class RankScreen:
@@ -108,7 +117,9 @@ class RankScreen:
         """What the present request has reported, or the one before, for another notebook that takes over."""
         self._kept = KeptOutput(rank)
         """What the present request has shown, or the one before, for another notebook that takes over."""
-        self._follower: Watcher | None = None  # who gets it in the place of the notebook that made the request
+        self._follower: Watcher | None = (
+            None  # who gets it in the place of the notebook that made the request
+        )
 
     def begin(self, message: BeginOutput) -> None:
         """Another request shows what comes from now on."""
@@ -213,7 +224,9 @@ class OutputFilter:
         self.log, self.screen = log, screen
         self.pipes = [Pipe(name, fd) for name, fd in pipes.items()]
         self._bucket: TokenBucket | None = None
-        self.due: float | None = None  # when text that waits for company must leave (monotonic seconds)
+        self.due: float | None = (
+            None  # when text that waits for company must leave (monotonic seconds)
+        )
         self._last_sent = 0.0
         self._waiting: list[tuple[str, str]] = []
         """Text that waits for company, by its stream's name, in the order in which it came."""
@@ -233,7 +246,9 @@ class OutputFilter:
             self.log.write_heading()
             return
         plain = message.content.get("data", {}).get("text/plain", "")
-        if message.kind == "update_display_data":  # of what moves, the log has the first state and the last
+        if (
+            message.kind == "update_display_data"
+        ):  # of what moves, the log has the first state and the last
             self._updated[(message.content.get("transient") or {}).get("display_id", "")] = plain
         elif plain:
             self.log.write(f"{plain}\n".encode(errors="replace"))
@@ -243,7 +258,11 @@ class OutputFilter:
     def end(self, now: float) -> None:
         """All text of the request has been written: show it, and say that it was all."""
         self.drain(now, last=True)
-        self.log.write("".join(f"{plain}\n" for plain in self._updated.values() if plain).encode(errors="replace"))
+        self.log.write(
+            "".join(f"{plain}\n" for plain in self._updated.values() if plain).encode(
+                errors="replace"
+            )
+        )
         self._updated.clear()
         self.log.end()
         if self.screen.parent is not None:
@@ -281,7 +300,9 @@ class OutputFilter:
         for name, some in groupby(waiting, key=itemgetter(0)):
             self._last_sent = now
             if self.screen.parent is not None:
-                self.screen.show("stream", {"name": name, "text": "".join(text for _, text in some)})
+                self.screen.show(
+                    "stream", {"name": name, "text": "".join(text for _, text in some)}
+                )
 
     def close(self) -> None:
         """Close the log and the pipes; twice is safe."""
@@ -339,7 +360,9 @@ class Iopub:
 
         engine = self._engine
         scheme, packer, unpacker = (engine[name] for name in ("signature_scheme", "pack", "unpack"))
-        self._session = Session(key=engine["key"].encode(), signature_scheme=scheme, packer=packer, unpacker=unpacker)
+        self._session = Session(
+            key=engine["key"].encode(), signature_scheme=scheme, packer=packer, unpacker=unpacker
+        )
         socket = zmq.Context().socket(zmq.XPUB)
         socket.sndhwm = 0
         socket.linger = 2000  # milliseconds for the last words of ranks when the agent ends
@@ -355,5 +378,10 @@ class Iopub:
         if not self._subscribed:
             self._subscribed = bool(self._socket.poll(5000)) and bool(self._socket.recv())
         self._session.send(
-            self._socket, "sky_output", content, parent=parent, ident=ident.encode(), metadata={"engine": ident}
+            self._socket,
+            "sky_output",
+            content,
+            parent=parent,
+            ident=ident.encode(),
+            metadata={"engine": ident},
         )

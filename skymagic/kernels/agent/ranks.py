@@ -32,7 +32,9 @@ TAIL_LINES = 200
 class Rank:
     """One running rank; owns its control socket, its log and the read ends of its pipes."""
 
-    def __init__(self, number: int, ident: str, control: socket.socket, output: OutputFilter) -> None:
+    def __init__(
+        self, number: int, ident: str, control: socket.socket, output: OutputFilter
+    ) -> None:
         self.number = number
         self.ident = ident
         self.control = control
@@ -42,7 +44,9 @@ class Rank:
         self.started = 0  # when its process was, which tells it from a later one of that number
         self.ready = False  # whether it has run its plugins' hooks
         self.expected = False  # whether its end was asked for
-        self.hook: int | None = None  # how many times its `on_interruption` hook has ended; None while it has none
+        self.hook: int | None = (
+            None  # how many times its `on_interruption` hook has ended; None while it has none
+        )
 
     def send(self, message: wire.AgentMessage) -> None:
         """Send to its control thread; to a rank that is gone nothing is sent."""
@@ -103,18 +107,26 @@ class Ranks:
         self.running: dict[int, Rank] = {}  # by number
         self.dead: dict[int, tuple[wire.RankExited, OutputFilter]] = {}
         """By rank: how it ended, and what it had shown, while it is not started anew."""
-        self._replaced: dict[int, Rank] = {}  # by pid: ranks that were replaced and have not ended yet
+        self._replaced: dict[
+            int, Rank
+        ] = {}  # by pid: ranks that were replaced and have not ended yet
         self._waiting: list[wire.Spawn] = []  # ranks asked for before the controller listened
         self._engine_file = directories.work / "engine.json"
         self._iopub: Iopub | None = None
-        self._connection: dict[str, Any] | None = None  # the controller's connection information, for ranks
-        self.values: dict[str, wire.RendezvousKey] = {}  # by key: what ranks have put, for those that start later
+        self._connection: dict[str, Any] | None = (
+            None  # the controller's connection information, for ranks
+        )
+        self.values: dict[
+            str, wire.RendezvousKey
+        ] = {}  # by key: what ranks have put, for those that start later
         self._spawned = 0
         # an agent that is started in the place of one that was lost must make other identities
         self._nonce = os.urandom(4).hex()
         self._oom_kills = oom_kills()
         self.away = False  # whether the notebook is
-        self.watchers: dict[int, Watcher] = {}  # by reader: who gets what the ranks show, beside the notebook
+        self.watchers: dict[
+            int, Watcher
+        ] = {}  # by reader: who gets what the ranks show, beside the notebook
 
     def __len__(self) -> int:
         return len(self.running)
@@ -135,7 +147,9 @@ class Ranks:
 
     def spawn(self, request: wire.Spawn) -> None:
         """Start ranks, or remember to when the controller listens."""
-        if request.connection is not None and request.connection != self._connection:  # the head may have a new agent
+        if (
+            request.connection is not None and request.connection != self._connection
+        ):  # the head may have a new agent
             self.connect(request.connection)
         if self._iopub is None:
             self._waiting.append(request)
@@ -150,7 +164,9 @@ class Ranks:
             self._tell(f"{folder} was deleted while the pool was running; it is created again")
         self._profile.mkdir(exist_ok=True)
         if not self._engine_file.exists():
-            with open(os.open(self._engine_file, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o600), "w") as file:
+            with open(
+                os.open(self._engine_file, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o600), "w"
+            ) as file:
                 json.dump(self._connection, file)
 
     def _spawn(self, spec: wire.RankSpec, iopub: Iopub) -> None:
@@ -165,14 +181,31 @@ class Ranks:
         pipes = {name: os.pipe() for name in ("stdout", "stderr")}
         for reader, _ in pipes.values():
             enlarge(reader)
-        log = RankLog(spec.rank, self.logs.path(spec.rank), self.logs.spans(spec.rank), self._log_limit, self._tell)
-        screen = RankScreen(spec.rank, lambda parent, content: iopub.send(ident, parent, content), self.watchers)
+        log = RankLog(
+            spec.rank,
+            self.logs.path(spec.rank),
+            self.logs.spans(spec.rank),
+            self._log_limit,
+            self._tell,
+        )
+        screen = RankScreen(
+            spec.rank, lambda parent, content: iopub.send(ident, parent, content), self.watchers
+        )
         output = OutputFilter(log, screen, {name: reader for name, (reader, _) in pipes.items()})
         rank = self.running[spec.rank] = Rank(spec.rank, ident, ours, output)
         self._lifetime.begin(spec.rank)
-        env, store, profile = {**spec.env, "SKYMAGIC_IDENT": ident}, str(self._directories.store), str(self._profile)
+        env, store, profile = (
+            {**spec.env, "SKYMAGIC_IDENT": ident},
+            str(self._directories.store),
+            str(self._profile),
+        )
         full = replace(
-            spec, env=env, engine_file=str(self._engine_file), store=store, profile=profile, log=str(log.path)
+            spec,
+            env=env,
+            engine_file=str(self._engine_file),
+            store=store,
+            profile=profile,
+            log=str(log.path),
         )
         self.forkserver.fork(full, [theirs.detach(), *(writer for _, writer in pipes.values())])
         self._loop.watch(ours, self._guarded(rank, lambda: self._on_control(rank)))
@@ -265,7 +298,9 @@ class Ranks:
             case wire.RankReady():
                 rank.ready = True
                 self._lifetime.end(rank.number, now)
-                if rank.pid is not None:  # else `on_forkserver` does: the notebook hears first who it is
+                if (
+                    rank.pid is not None
+                ):  # else `on_forkserver` does: the notebook hears first who it is
                     self._send(message)
                 if self._iopub is not None and all(one.ready for one in self.running.values()):
                     self._iopub.open()
@@ -309,7 +344,9 @@ class Ranks:
         self._lifetime.end(rank.number, time.monotonic())
         before, self._oom_kills = self._oom_kills, oom_kills()
         oom = status == -signal.SIGKILL and not rank.expected and self._oom_kills > before
-        exited = wire.RankExited(rank.number, pid, status, rank.expected, oom, rank.output.log.tail(TAIL_LINES))
+        exited = wire.RankExited(
+            rank.number, pid, status, rank.expected, oom, rank.output.log.tail(TAIL_LINES)
+        )
         self.dead[rank.number] = exited, rank.output
         self._send(exited)
         del self.running[rank.number]

@@ -26,7 +26,9 @@ from skymagic.kernels.fork import EventLoop
 from skymagic.wire import agent as wire
 from skymagic.wire.authentication import accept_ready
 
-MAX_QUEUED = 16 << 20  # bytes that may wait for a reader which does not read; then its connection is closed
+MAX_QUEUED = (
+    16 << 20
+)  # bytes that may wait for a reader which does not read; then its connection is closed
 MAX_ASKED = 1000
 """Questions of all readers that may be open."""
 STACK_DUMP_TIMEOUT = 0.1
@@ -52,7 +54,11 @@ class RankRequests:
 
     def hooks(self) -> dict[int, int]:
         """Rank → how many times its hook has ended, of the ranks that have one."""
-        return {number: rank.hook for number, rank in list(self._ranks.running.items()) if rank.hook is not None}
+        return {
+            number: rank.hook
+            for number, rank in list(self._ranks.running.items())
+            if rank.hook is not None
+        }
 
     def note(self, number: int, text: str) -> None:
         """Say something beside what a rank shows, to the notebook that takes its run up."""
@@ -66,7 +72,11 @@ class RankRequests:
                 self._dump_stack(number, message.number)
             elif message.method == "usage":
                 rank = self._ranks.running.get(number)
-                self._send(wire.RankReply(number, message.number, rank.usage() if rank is not None else None))
+                self._send(
+                    wire.RankReply(
+                        number, message.number, rank.usage() if rank is not None else None
+                    )
+                )
             elif number in self._ranks.running:
                 self._ranks.running[number].send(message)
 
@@ -133,7 +143,9 @@ class RankAudience:
         outputs = self._outputs()
         for number, shown in message.shown.items():
             if (output := outputs.get(int(number))) is not None:
-                output.screen.follow(shown, lambda content: self._send(wire.FollowedOutput(content["rank"], content)))
+                output.screen.follow(
+                    shown, lambda content: self._send(wire.FollowedOutput(content["rank"], content))
+                )
 
     def _outputs(self) -> dict[int, OutputFilter]:
         outputs = {number: output for number, (_, output) in self._ranks.dead.items()}
@@ -215,7 +227,9 @@ class NodeReaders:
         self._told = told
         self._numbers = itertools.count(1)
         self._readers: dict[int, NodeReader] = {}
-        self._asked: dict[int, tuple[int, int]] = {}  # number of a question here, below 0 → (reader, its own number)
+        self._asked: dict[
+            int, tuple[int, int]
+        ] = {}  # number of a question here, below 0 → (reader, its own number)
         self._questions = itertools.count(-1, -1)
         self._listener: socket.socket | None = None
         with contextlib.suppress(OSError):  # then nobody reads, and all else works

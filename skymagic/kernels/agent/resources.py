@@ -52,7 +52,9 @@ class Measurements:
                 ranks[str(rank)] = [*found, *of_devices(devices.get(rank, ()), gpus)]
         memory = min((limit for limit, _ in usage.memory_limits()), default=0)
         return wire.RankReply(
-            message.ranks[0], message.number, {"at": time.monotonic(), "memory": memory, "ranks": ranks}
+            message.ranks[0],
+            message.number,
+            {"at": time.monotonic(), "memory": memory, "ranks": ranks},
         )
 
     def _asked(self, devices: Iterable[str]) -> dict[str, tuple[float, float, float]]:
@@ -77,7 +79,9 @@ def process_use(pid: int) -> tuple[float, float] | None:
     return processor_seconds(fields), int(fields[RSS]) * PAGE
 
 
-def of_devices(devices: Sequence[str], gpus: Mapping[str, tuple[float, float, float]]) -> list[float]:
+def of_devices(
+    devices: Sequence[str], gpus: Mapping[str, tuple[float, float, float]]
+) -> list[float]:
     """Several GPUs of one rank as one: the mean of their use, the sums of their memory."""
     known = [gpus[device] for device in devices if device in gpus]
     if not known:
@@ -108,7 +112,9 @@ class HeldGpus:
             try:
                 mine[0].bind(f"\0{HOLD}{uuid}")
             except OSError as problem:
-                raise PoolError(f"another pool has taken {uuid} just now: start this one again") from problem
+                raise PoolError(
+                    f"another pool has taken {uuid} just now: start this one again"
+                ) from problem
             mine[1].bind(f"\0{HOLD}{uuid}/{self._label}")
 
     def close(self) -> None:
@@ -150,7 +156,11 @@ class Gpus:
             pynvml.nvmlInit()
             while self._asked.wait() and not self._over:
                 self._asked.clear()
-                found = {device: known for device in sorted(self._wanted) if (known := _look(pynvml, device))}
+                found = {
+                    device: known
+                    for device in sorted(self._wanted)
+                    if (known := _look(pynvml, device))
+                }
                 self._found = found, time.monotonic()
 
 
@@ -158,9 +168,17 @@ def _look(nvml: Any, device: str) -> tuple[float, float, float] | None:
     """One GPU, by its UUID or the number that its machine counts it by; None where it does not tell, as parts of a GPU do not."""
     try:
         by_number = device.isdigit()
-        handle = nvml.nvmlDeviceGetHandleByIndex(int(device)) if by_number else nvml.nvmlDeviceGetHandleByUUID(device)
+        handle = (
+            nvml.nvmlDeviceGetHandleByIndex(int(device))
+            if by_number
+            else nvml.nvmlDeviceGetHandleByUUID(device)
+        )
         memory = nvml.nvmlDeviceGetMemoryInfo(handle)
-        return nvml.nvmlDeviceGetUtilizationRates(handle).gpu / 100, float(memory.used), float(memory.total)
+        return (
+            nvml.nvmlDeviceGetUtilizationRates(handle).gpu / 100,
+            float(memory.used),
+            float(memory.total),
+        )
     except nvml.NVMLError:
         return None
 
@@ -191,10 +209,18 @@ def gpus_in_use(visible: str) -> str:
     program = shutil.which("nvidia-smi")
     if program is None:
         return ""
-    command = [program, "--query-gpu=index,memory.used,memory.total", "--format=csv,noheader,nounits"]
+    command = [
+        program,
+        "--query-gpu=index,memory.used,memory.total",
+        "--format=csv,noheader,nounits",
+    ]
     try:
-        answer = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout
-        rows = [[int(cell) for cell in line.split(",")] for line in answer.splitlines() if line.strip()]
+        answer = subprocess.run(
+            command, capture_output=True, text=True, timeout=10, check=True
+        ).stdout
+        rows = [
+            [int(cell) for cell in line.split(",")] for line in answer.splitlines() if line.strip()
+        ]
     except (OSError, ValueError, subprocess.SubprocessError):
         return ""
     chosen = {int(index) for index in visible.split(",") if index.strip().isdigit()}

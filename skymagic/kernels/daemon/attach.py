@@ -23,7 +23,12 @@ from skymagic.kernels.daemon.rundir import RunDirectory, RunDirectoryError
 from skymagic.kernels.fork import close_from, fork, held, holder
 from skymagic.wire.codec import read_line, write_all
 from skymagic.wire.processes import ATTACH, READERS_ONLY, boot_id
-from skymagic.wire.session.frames import HANDSHAKE_REPLY, HANDSHAKE_REQUEST, HandshakeReply, HandshakeRequest
+from skymagic.wire.session.frames import (
+    HANDSHAKE_REPLY,
+    HANDSHAKE_REQUEST,
+    HandshakeReply,
+    HandshakeRequest,
+)
 
 DAEMON_VANISHED = (
     "its daemon is gone: it was killed from outside (out of memory, an administrator, or systemd with "
@@ -64,7 +69,9 @@ def _refuse(reason: str, gone: bool) -> int:
 def _attach(name: str, command: list[str], request: HandshakeRequest) -> socket.socket | None:
     if not request.resume:
         directory = rundir.make(name)
-        signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # the job ends before its daemon has begun
+        signal.signal(
+            signal.SIGTERM, lambda *_: sys.exit(1)
+        )  # the job ends before its daemon has begun
         try:
             with directory.locked():
                 return directory.connect() or _start(directory, command, request.secret)
@@ -101,7 +108,9 @@ def _held(path: str, *command: str) -> int:
     return 0
 
 
-def _serve(directory: RunDirectory, listener: socket.socket, command: Sequence[str], secret: str) -> None:
+def _serve(
+    directory: RunDirectory, listener: socket.socket, command: Sequence[str], secret: str
+) -> None:
     daemonize(directory, listener)
     from skymagic.kernels.daemon.daemon import Daemon
 

@@ -52,7 +52,9 @@ class AgentInput:
         self._stdin: IO[bytes] | None = None
         self._partial = bytearray()  # the beginning of a line, whose end has not come
         self._pending = bytearray()  # whole lines that the agent has not read
-        self.configured = False  # whether the agent has got a line: only then it knows `NotebookDetached`
+        self.configured = (
+            False  # whether the agent has got a line: only then it knows `NotebookDetached`
+        )
         self.closing = False  # whether the input ends after the lines that wait
 
     def open(self, stdin: IO[bytes]) -> None:
@@ -122,11 +124,15 @@ class Daemon:
         secret: what a notebook must know.
     """
 
-    def __init__(self, listener: socket.socket, directory: RunDirectory, command: Sequence[str], secret: str) -> None:
+    def __init__(
+        self, listener: socket.socket, directory: RunDirectory, command: Sequence[str], secret: str
+    ) -> None:
         self.directory = directory
         self.secret = secret
         self.session = Session()
-        self.loop = SessionLoop(self.session, self._on_frame, lambda _: self.input.notify(wire.NotebookDetached()))
+        self.loop = SessionLoop(
+            self.session, self._on_frame, lambda _: self.input.notify(wire.NotebookDetached())
+        )
         self.input = AgentInput(self.loop)
         self.client = ""  # the notebook that it serves
         self.attempt = 0
@@ -157,7 +163,9 @@ class Daemon:
         ):  # for hooks of ranks: Slurm sends them to all processes of a job
             signal.signal(number, signal.SIG_IGN)
         self.loop.watch(woken, lambda _: self._on_signal(woken))
-        with open(os.open(self.directory.errors, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o600), "wb") as errors:
+        with open(
+            os.open(self.directory.errors, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o600), "wb"
+        ) as errors:
             try:
                 agent = (
                     _run(command, errors.fileno())
@@ -191,7 +199,9 @@ class Daemon:
 
     def _finished(self) -> bool:
         orphaned = self.deadline is not None and self.deadline <= time.monotonic()
-        return self.status is not None and (self.session.settled or self.exit_with_agent or orphaned)
+        return self.status is not None and (
+            self.session.settled or self.exit_with_agent or orphaned
+        )
 
     def _check_deadlines(self) -> None:
         now = time.monotonic()
@@ -255,19 +265,27 @@ class Daemon:
         elif request.attempt <= self.attempt:
             self._refuse(sock, "a newer connection has taken its place", gone=False)
         else:
-            self._serve(sock, request, rest, None if self.loop.attached else wire.NotebookAttached())
+            self._serve(
+                sock, request, rest, None if self.loop.attached else wire.NotebookAttached()
+            )
 
     def _take_over(self, request: HandshakeRequest) -> None:
         """Forget the notebook before, with all that it was to get and had begun to say."""
         self.session = Session()
         self.loop.restart(self.session)
         self.input.forget_partial()
-        self.skipping = self.mid_line  # the other notebook decodes lines, and must begin with a whole one
+        self.skipping = (
+            self.mid_line
+        )  # the other notebook decodes lines, and must begin with a whole one
         if self.exit_data:
             self.session.put(frames.EXIT, 0, self.exit_data)
 
     def _serve(
-        self, sock: socket.socket, request: HandshakeRequest, rest: bytes, news: wire.AgentMessage | None
+        self,
+        sock: socket.socket,
+        request: HandshakeRequest,
+        rest: bytes,
+        news: wire.AgentMessage | None,
     ) -> None:
         """Go on with this notebook over this connection; `news` is what the agent hears of it."""
         self.client, self.attempt = request.client, request.attempt
@@ -315,7 +333,11 @@ class Daemon:
             if signal.SIGTERM in os.read(woken, 4096):
                 self.exit_with_agent = True
                 self._close_input()
-        if self.status is None and self.agent is not None and (status := self.agent.poll()) is not None:
+        if (
+            self.status is None
+            and self.agent is not None
+            and (status := self.agent.poll()) is not None
+        ):
             self._ended(status)
 
     def _ended(self, status: int) -> None:

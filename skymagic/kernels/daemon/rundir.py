@@ -33,7 +33,9 @@ class RunDirectory:
         self.socket = os.path.join(path, SOCKET)
         self.errors = os.path.join(path, "agent.err")
         self.log = os.path.join(path, "daemon.log")
-        self.record = os.path.join(path, FILE)  # what the agent tells others on this machine of itself
+        self.record = os.path.join(
+            path, FILE
+        )  # what the agent tells others on this machine of itself
         self.readers = os.path.join(path, READERS)  # where the agent serves those who only read
 
     def connect(self) -> socket.socket | None:
@@ -83,7 +85,9 @@ class RunDirectory:
 def candidates(name: str) -> list[str]:
     """Where a daemon's run directory may lie, the best first."""
     if not NAME_PATTERN.fullmatch(name):
-        raise RunDirectoryError(f"{name!r} cannot name a daemon: letters, digits, '.', '_' and '-' only, 80 at most")
+        raise RunDirectoryError(
+            f"{name!r} cannot name a daemon: letters, digits, '.', '_' and '-' only, 80 at most"
+        )
     return folders(name)
 
 
@@ -123,7 +127,11 @@ def sweep(own_directory: RunDirectory, now: float) -> None:
     prefix = own[: own.index("-", len("skymagic-daemon-")) + 1]
     for path in [entry.path for entry in os.scandir(parent) if entry.name.startswith(prefix)]:
         with contextlib.suppress(OSError):
-            if path == own_directory.path or why_unsafe(path) is not None or os.stat(path).st_mtime > now - STALE_AFTER:
+            if (
+                path == own_directory.path
+                or why_unsafe(path) is not None
+                or os.stat(path).st_mtime > now - STALE_AFTER
+            ):
                 continue
             other = RunDirectory(path)
             with other.locked():

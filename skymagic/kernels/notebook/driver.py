@@ -45,9 +45,18 @@ class Driver:
     """
 
     def __init__(
-        self, directory: RunDirectory, listener: socket.socket, order: wire.ExecuteNotebook, folder: str
+        self,
+        directory: RunDirectory,
+        listener: socket.socket,
+        order: wire.ExecuteNotebook,
+        folder: str,
     ) -> None:
-        self._directory, self._listener, self._order, self._folder = directory, listener, order, folder
+        self._directory, self._listener, self._order, self._folder = (
+            directory,
+            listener,
+            order,
+            folder,
+        )
         self._journal = Journal(order.job_id)
         self._notebook = order.notebook
         self._outputs: list[Outputs] = []
@@ -68,7 +77,9 @@ class Driver:
             threading.Thread(target=target, daemon=True).start()
         try:
             status, problem = self._executed()
-        except Exception as failure:  # a full disk, say: whoever follows hears of it, if anything can be told
+        except (
+            Exception
+        ) as failure:  # a full disk, say: whoever follows hears of it, if anything can be told
             status, problem = "lost", f"{type(failure).__name__}: {failure}"
         finally:
             if self._kernel is not None:
@@ -83,7 +94,9 @@ class Driver:
         path = os.pathsep.join(filter(None, [_code(), os.environ.get("PYTHONPATH", "")]))
         env = {**os.environ, **self._order.env, "PYTHONPATH": path}
         try:
-            self._kernel = Kernel(self._directory.path, str(self._journal.folder / "kernel.log"), self._folder, env)
+            self._kernel = Kernel(
+                self._directory.path, str(self._journal.folder / "kernel.log"), self._folder, env
+            )
             reply = self._kernel.execute(f"{NOTEBOOK}.enter({str(file)!r})")
             if reply["status"] != "ok":
                 return "lost", f"{reply['ename']}: {reply['evalue']}"
@@ -114,13 +127,19 @@ class Driver:
                 expected = "raises-exception" in (cell.get("metadata") or {}).get("tags", ())
                 if not expected:
                     trace = "\n".join(reply.get("traceback") or ())
-                    self._journal.tell(wire.CellFailed(number, reply.get("ename", ""), reply.get("evalue", ""), trace))
+                    self._journal.tell(
+                        wire.CellFailed(
+                            number, reply.get("ename", ""), reply.get("evalue", ""), trace
+                        )
+                    )
                     return True
             if self._stops:
                 return True
         return False
 
-    def _cell(self, kernel: Kernel, number: int, cell: dict[str, Any], source: str) -> dict[str, Any]:
+    def _cell(
+        self, kernel: Kernel, number: int, cell: dict[str, Any], source: str
+    ) -> dict[str, Any]:
         outputs = Outputs(cell["outputs"])
         self._outputs.append(outputs)
 
@@ -138,7 +157,10 @@ class Driver:
         try:
             reply = kernel.execute(source, hear)
         except KernelDied as problem:
-            outputs.take("error", {"ename": "KernelDied", "evalue": str(problem), "traceback": [str(problem)]})
+            outputs.take(
+                "error",
+                {"ename": "KernelDied", "evalue": str(problem), "traceback": [str(problem)]},
+            )
             raise
         cell["execution_count"] = reply.get("execution_count")
         return reply
@@ -182,7 +204,11 @@ class Driver:
         while not self._journal.over:
             time.sleep(POLL)
             since = (since or time.monotonic()) if self._pool_ended() else None
-            if since is not None and time.monotonic() - since > GONE_AFTER and self._kernel is not None:
+            if (
+                since is not None
+                and time.monotonic() - since > GONE_AFTER
+                and self._kernel is not None
+            ):
                 self._kernel.signal(signal.SIGKILL if self._pool_gone else signal.SIGINT)
                 self._pool_gone, since = True, time.monotonic()
 

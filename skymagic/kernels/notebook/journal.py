@@ -20,7 +20,14 @@ from skymagic.kernels.daemon import rundir
 from skymagic.kernels.daemon.attach import relay
 from skymagic.wire import atomic
 from skymagic.wire.codec import write_all
-from skymagic.wire.notebook import CODEC, CellOutput, Executed, NotebookEnded, NotebookMessage, Refused
+from skymagic.wire.notebook import (
+    CODEC,
+    CellOutput,
+    Executed,
+    NotebookEnded,
+    NotebookMessage,
+    Refused,
+)
 
 TOLD_BYTES = 1 << 20  # bytes of each cell's output that are told; the executed notebook has all
 KEPT_SECONDS = 30 * 86400.0
@@ -70,7 +77,11 @@ class Journal:
             if told - len(message.text) > TOLD_BYTES:
                 return
             if told > TOLD_BYTES:
-                message = CellOutput(message.cell, "note", "[what else this cell shows is in the executed notebook]\n")
+                message = CellOutput(
+                    message.cell,
+                    "note",
+                    "[what else this cell shows is in the executed notebook]\n",
+                )
         line = CODEC.encode(message)
         with self._changed:
             write_all(self._file, line)
@@ -115,7 +126,9 @@ def left(job_id: str) -> Iterator[bytes]:
         yield CODEC.encode(Refused("nothing is kept here of a notebook that was executed"))
         return
     if not last.startswith(b'["NotebookEnded"'):
-        yield CODEC.encode(NotebookEnded("lost", "the process that executed it was killed, or its machine was"))
+        yield CODEC.encode(
+            NotebookEnded("lost", "the process that executed it was killed, or its machine was")
+        )
     yield _executed(place)
 
 

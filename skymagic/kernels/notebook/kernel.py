@@ -27,7 +27,9 @@ class Outputs:
 
     def __init__(self, kept: list[dict[str, Any]]) -> None:
         self._kept = kept
-        self._ids: dict[str, list[dict[str, Any]]] = {}  # outputs that may be replaced, by their display's id
+        self._ids: dict[
+            str, list[dict[str, Any]]
+        ] = {}  # outputs that may be replaced, by their display's id
         self._clear = False
 
     def take(self, kind: str, content: Mapping[str, Any]) -> None:
@@ -111,7 +113,9 @@ class Kernel:
         from jupyter_client.blocking.client import BlockingKernelClient
         from jupyter_client.connect import write_connection_file
 
-        file, _ = write_connection_file(f"{folder}/kernel.json", ip=f"{folder}/kernel", transport="ipc")
+        file, _ = write_connection_file(
+            f"{folder}/kernel.json", ip=f"{folder}/kernel", transport="ipc"
+        )
         with open(os.open(log, os.O_CREAT | os.O_WRONLY | os.O_APPEND, 0o600), "wb") as output:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "ipykernel_launcher", "-f", file],
@@ -142,7 +146,11 @@ class Kernel:
             KernelDied: it has ended.
         """
         number = self._client.execute(
-            source, silent=hearer is None, store_history=hearer is not None, allow_stdin=False, stop_on_error=False
+            source,
+            silent=hearer is None,
+            store_history=hearer is not None,
+            allow_stdin=False,
+            stop_on_error=False,
         )
         if hearer is not None:
             self._hearers[number] = hearer
@@ -154,7 +162,11 @@ class Kernel:
                 self._check()
                 continue
             of, kind = message["parent_header"].get("msg_id", ""), message["msg_type"]
-            idle = of == number and kind == "status" and message["content"]["execution_state"] == "idle"
+            idle = (
+                of == number
+                and kind == "status"
+                and message["content"]["execution_state"] == "idle"
+            )
             if of in self._hearers:
                 self._hearers[of](kind, message["content"])
         while True:

@@ -70,7 +70,9 @@ def _begun(name: str, order: ExecuteNotebook) -> str:
     return ""
 
 
-def _drive(directory: RunDirectory, listener: socket.socket, order: ExecuteNotebook, folder: str) -> None:
+def _drive(
+    directory: RunDirectory, listener: socket.socket, order: ExecuteNotebook, folder: str
+) -> None:
     daemonize(directory, listener)
     from skymagic.kernels.notebook.driver import Driver
 

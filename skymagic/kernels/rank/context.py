@@ -131,7 +131,9 @@ class AgentControl:
                     f"rank {self.rank} waited {timeout:.0f} s for {key!r}, which another rank should have sent"
                 )
             if key not in self._values:
-                raise ConnectionAbortedError(f"rank {self.rank} no longer waits for {key!r}: another rank has failed")
+                raise ConnectionAbortedError(
+                    f"rank {self.rank} no longer waits for {key!r}: another rank has failed"
+                )
             return self._values[key]
 
     def cancel(self, cancelled: bool = True) -> None:
@@ -214,27 +216,40 @@ class Hooks:
         """Free the main thread from a blocked collective; called on the control thread. Returns what was shut down."""
         count = 0
         for plugin in self.plugins:
-            with contextlib.suppress(Exception):  # the others' connections must be freed all the same
+            with contextlib.suppress(
+                Exception
+            ):  # the others' connections must be freed all the same
                 count += plugin.release()
         return count
 
     def rejoin(self, generation: int) -> list[str]:
         """Form new process groups with all ranks; what could not be carried over, in words."""
         rendezvous.set_generation(generation)
-        return [note for plugin in self.plugins if plugin.rejoin is not None for note in plugin.rejoin(self.info)]
+        return [
+            note
+            for plugin in self.plugins
+            if plugin.rejoin is not None
+            for note in plugin.rejoin(self.info)
+        ]
 
     def settle(self) -> list[str]:
         """Put in order what a failed cell has left half-done, with all ranks; what the user must know, in words."""
-        return [note for plugin in self.plugins if plugin.settle is not None for note in plugin.settle()]
+        return [
+            note for plugin in self.plugins if plugin.settle is not None for note in plugin.settle()
+        ]
 
     def sequence(self) -> dict[str, int]:
         """By group, how many collectives this rank has begun."""
         found: dict[str, int] = {}
         for plugin in self.plugins:
             try:
-                found |= {f"{plugin.name} {name}": count for name, count in plugin.sequence().items()}
+                found |= {
+                    f"{plugin.name} {name}": count for name, count in plugin.sequence().items()
+                }
             except Exception:  # a cell has broken what it needs
-                found[f"{plugin.name} groups"] = -1  # differs from the others' count, so that groups are formed anew
+                found[
+                    f"{plugin.name} groups"
+                ] = -1  # differs from the others' count, so that groups are formed anew
         return found
 
     def joined(self) -> bool:

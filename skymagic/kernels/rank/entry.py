@@ -41,7 +41,11 @@ from skymagic.wire.streams import MOST, frame
 engine_app.Kernel = RankKernel
 
 # What each rank would import as it starts.
-for _late in ("tornado.platform.asyncio", "IPython.core.completerlib", "IPython.extensions.storemagic"):
+for _late in (
+    "tornado.platform.asyncio",
+    "IPython.core.completerlib",
+    "IPython.extensions.storemagic",
+):
     importlib.import_module(_late)
 
 # ipykernel imports debugpy, in half of a rank's start, for the front end's debugger, which cannot reach a rank.
@@ -71,7 +75,9 @@ class RankEngineApp(engine_app.IPEngine):  # type: ignore[misc]  # untyped base
             waits=kernel.interrupts.waits,
             joining=kernel.interrupts.joining,
             stacks=lambda: gpu.with_collective(stacks.of_main_thread(kernel)),
-            variables=lambda: descriptions.described(kernel.shell.user_ns, kernel.shell.user_ns_hidden),
+            variables=lambda: descriptions.described(
+                kernel.shell.user_ns, kernel.shell.user_ns_hidden
+            ),
             installed=importer.installed_packages,
             rescan=importer.rescan_packages,
             recall=kernel.runs.recall,
@@ -110,7 +116,9 @@ def main(spec: wire.RankSpec, fds: list[int]) -> int:
     faulthandler.enable(all_threads=False)
     if (numpy := sys.modules.get("numpy")) is not None:
         numpy.random.seed()  # ranks are forked from one process, and would all draw the same numbers; Python reseeds its own
-    warnings.filterwarnings("ignore", "To exit: use", UserWarning)  # IPython's advice to who calls sys.exit()
+    warnings.filterwarnings(
+        "ignore", "To exit: use", UserWarning
+    )  # IPython's advice to who calls sys.exit()
     runtime.enter(info)
     sys.argv = ["ipykernel_launcher.py"]  # as in a notebook: usage lines of argparse begin so
     # what user code silences (``@sky.silent``) is not shown, and is in the log all the same
@@ -142,7 +150,9 @@ def main(spec: wire.RankSpec, fds: list[int]) -> int:
 def _report_failure(control: AgentControl, problem: BaseException) -> None:
     tb = tracebacks.telling(problem.__traceback__, contextlib.__file__)
     text = "".join(traceback.format_exception(type(problem), problem, tb))
-    control.send(wire.RankFailed(control.rank, type(problem).__name__, tracebacks.message(problem), text))
+    control.send(
+        wire.RankFailed(control.rank, type(problem).__name__, tracebacks.message(problem), text)
+    )
 
 
 def _run_engine(spec: wire.RankSpec) -> None:
@@ -211,7 +221,9 @@ class StderrWriter(io.BufferedIOBase):
             if any(_place(fd) != place for fd, place in self._places):
                 os.write(2, piece)
             else:
-                with contextlib.suppress(Exception):  # a line of standard output that has no end yet comes first
+                with contextlib.suppress(
+                    Exception
+                ):  # a line of standard output that has no end yet comes first
                     self._output.flush()
                 os.write(self._pipe, frame(piece))
         return len(data)
@@ -221,7 +233,9 @@ def open_streams() -> None:
     """Make Python's own streams of descriptors 1 and 2."""
     sys.stdout = text_stream(1)
     writer = StderrWriter(sys.stdout)
-    sys.stderr = io.TextIOWrapper(writer, encoding="utf-8", errors="backslashreplace", line_buffering=True)
+    sys.stderr = io.TextIOWrapper(
+        writer, encoding="utf-8", errors="backslashreplace", line_buffering=True
+    )
 
 
 def _place(fd: int) -> tuple[int, int] | None:

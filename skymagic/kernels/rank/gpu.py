@@ -12,7 +12,9 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-LOST = "CUDA cannot be used in this process any more: the rank is replaced, and its variables are lost"
+LOST = (
+    "CUDA cannot be used in this process any more: the rank is replaced, and its variables are lost"
+)
 RECORDED = "_dump_nccl_trace_json"
 NCCL = "torch/distributed/nccl"
 """Stands for a file in frames of collectives on GPUs, whose line is their number."""
@@ -72,14 +74,23 @@ def with_collective(stack: dict[str, Any]) -> dict[str, Any]:
 
     The main thread has only launched it, and waits for the GPU at some later line. By torch's flight recorder, which the plugin turns on.
     """
-    dump = getattr(getattr(getattr(sys.modules.get("torch"), "_C", None), "_distributed_c10d", None), RECORDED, None)
+    dump = getattr(
+        getattr(getattr(sys.modules.get("torch"), "_C", None), "_distributed_c10d", None),
+        RECORDED,
+        None,
+    )
     if dump is None or not stack["busy"] or _cuda() is None:
         return stack
     with contextlib.suppress(Exception):  # another version of torch writes another text
         entries = json.loads(dump(includeCollectives=True, onlyActive=True))["entries"]
         oldest = next(each for each in entries if each["state"] != "completed")
         name = str(oldest["profiling_name"]).rpartition(":")[2]
-        frame = {"file": NCCL, "line": int(oldest["collective_seq_id"]), "name": name, "library": True}
+        frame = {
+            "file": NCCL,
+            "line": int(oldest["collective_seq_id"]),
+            "name": name,
+            "library": True,
+        }
         return {**stack, "frames": [*stack["frames"], frame]}
     return stack
 
@@ -88,7 +99,9 @@ def _is_cuda_error(torch: Any, problem: BaseException | None) -> bool:
     if problem is None or isinstance(problem, torch.OutOfMemoryError):
         return False
     kinds = getattr(torch, "AcceleratorError", ())
-    return isinstance(problem, kinds) or (isinstance(problem, RuntimeError) and "CUDA error" in str(problem))
+    return isinstance(problem, kinds) or (
+        isinstance(problem, RuntimeError) and "CUDA error" in str(problem)
+    )
 
 
 def _whose_memory(cuda: Any, variables: Mapping[str, Any]) -> str:
@@ -99,10 +112,16 @@ def _whose_memory(cuda: Any, variables: Mapping[str, Any]) -> str:
         f"of this GPU's {_gb(total)}, this rank's tensors have {_gb(tensors)}, torch keeps {_gb(reserved - tensors)} for more, "
         f"other processes and CUDA itself have {_gb(others)}, {_gb(free)} are free"
     )
-    sizes = {name: size for name, value in variables.items() if not name.startswith("_") and (size := _nbytes(value))}
+    sizes = {
+        name: size
+        for name, value in variables.items()
+        if not name.startswith("_") and (size := _nbytes(value))
+    }
     largest = sorted(sizes, key=lambda name: -sizes[name])[:LARGEST]
     return (
-        f"{text}; largest variables: {', '.join(f'{name} {_gb(sizes[name])}' for name in largest)}" if largest else text
+        f"{text}; largest variables: {', '.join(f'{name} {_gb(sizes[name])}' for name in largest)}"
+        if largest
+        else text
     )
 
 
@@ -112,9 +131,18 @@ def _nbytes(value: Any) -> int:
     if isinstance(value, torch.Tensor):
         tensors = [value, value.grad if value.is_leaf else None]
     elif isinstance(value, torch.nn.Module):
-        tensors = [*value.parameters(), *value.buffers(), *(each.grad for each in value.parameters())]
+        tensors = [
+            *value.parameters(),
+            *value.buffers(),
+            *(each.grad for each in value.parameters()),
+        ]
     elif isinstance(value, torch.optim.Optimizer):
-        tensors = [each for state in value.state.values() for each in state.values() if isinstance(each, torch.Tensor)]
+        tensors = [
+            each
+            for state in value.state.values()
+            for each in state.values()
+            if isinstance(each, torch.Tensor)
+        ]
     elif isinstance(value, list | tuple | dict) and len(value) <= 10_000:
         values = value.values() if isinstance(value, dict) else value
         tensors = [each for each in values if isinstance(each, torch.Tensor)]

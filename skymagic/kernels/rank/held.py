@@ -51,7 +51,9 @@ class _Table:
     def sweep(self) -> list[int]:
         """Let go of what nothing else holds, and then of what was in that."""
         lost: list[int] = []
-        while gone := [number for number in self.strong if sys.getrefcount(self.strong[number]) <= _ALONE]:
+        while gone := [
+            number for number in self.strong if sys.getrefcount(self.strong[number]) <= _ALONE
+        ]:
             for number in gone:
                 del self.strong[number]
             lost += gone
@@ -76,7 +78,9 @@ class HeldObjects:
         found = weak() if weak is not None else None
         return GONE if found is None else found
 
-    def keep(self, bundle: Mapping[str, Any], values: Mapping[str, object], memo: dict[int, object]) -> None:
+    def keep(
+        self, bundle: Mapping[str, Any], values: Mapping[str, object], memo: dict[int, object]
+    ) -> None:
         """List what a bundle has made: `values` by the names that it binds, and in `memo` all objects by their numbers."""
         for table in self._tables.values():
             table.users.difference_update(values)
@@ -84,7 +88,9 @@ class HeldObjects:
             if number in self._tables:
                 self._tables[number].users.update(values)
         if bundle["table"] is not None:
-            self._roots.update({name: value for name, value in values.items() if type(value) not in FIXED_TYPES})
+            self._roots.update(
+                {name: value for name, value in values.items() if type(value) not in FIXED_TYPES}
+            )
             memo.update({-1 - index: value for index, value in enumerate(values.values())})
             self._tables[bundle["table"]] = self._listed(bundle["table"], memo, set(values))
         self._forget_unused()
@@ -100,7 +106,9 @@ class HeldObjects:
         Returns:
             ``{"unlinked": names that no longer hold what was sent, "lost": places of objects that are gone}``.
         """
-        unlinked = [name for name, root in self._roots.items() if not holds(variables.get(name), root)]
+        unlinked = [
+            name for name, root in self._roots.items() if not holds(variables.get(name), root)
+        ]
         for name in unlinked:
             del self._roots[name]
             for table in self._tables.values():
@@ -154,7 +162,11 @@ def holds(value: object, root: object, depth: int = _WRAPPERS) -> bool:
     if value is root:
         return True
     parts = getattr(value, "_modules", None)
-    return depth > 0 and isinstance(parts, dict) and any(holds(each, root, depth - 1) for each in parts.values())
+    return (
+        depth > 0
+        and isinstance(parts, dict)
+        and any(holds(each, root, depth - 1) for each in parts.values())
+    )
 
 
 class CodeReads:
@@ -176,7 +188,11 @@ class CodeReads:
         if id(code) not in self._codes:
             names = code_names(code).loads
             gone = functools.partial(self._forget, id(code))
-            self._codes[id(code)] = weakref.ref(code, gone), code.co_qualname.partition(".")[0], names
+            self._codes[id(code)] = (
+                weakref.ref(code, gone),
+                code.co_qualname.partition(".")[0],
+                names,
+            )
             self._report = None
             self.compiled(code)
 

@@ -31,7 +31,9 @@ class RemoteImporter(importlib.abc.MetaPathFinder, importlib.abc.InspectLoader):
     def __init__(self) -> None:
         self._sources: dict[str, ModuleSource] = {}
         self._imports: dict[str, frozenset[str]] = {}
-        self._executed: dict[str, str] = {}  # the hash of each module's source as it was executed last
+        self._executed: dict[
+            str, str
+        ] = {}  # the hash of each module's source as it was executed last
 
     def install(self, modules: Iterable[Mapping[str, Any] | ModuleSource]) -> None:
         """Take sources in, and execute again what has changed and what depends on it.
@@ -63,12 +65,16 @@ class RemoteImporter(importlib.abc.MetaPathFinder, importlib.abc.InspectLoader):
         module = self._sources.get(fullname)
         if module is None:
             return None
-        spec = importlib.machinery.ModuleSpec(fullname, self, origin=module.origin, is_package=module.package)
+        spec = importlib.machinery.ModuleSpec(
+            fullname, self, origin=module.origin, is_package=module.package
+        )
         spec.has_location = bool(module.source) or not os.path.isdir(module.origin)
         if module.package:
             # The real directory stays searchable: compiled parts and data files are the node's own.
             is_file = module.origin.endswith(".py")
-            spec.submodule_search_locations = [os.path.dirname(module.origin) if is_file else module.origin]
+            spec.submodule_search_locations = [
+                os.path.dirname(module.origin) if is_file else module.origin
+            ]
         return spec
 
     def exec_module(self, module: types.ModuleType) -> None:
@@ -80,7 +86,9 @@ class RemoteImporter(importlib.abc.MetaPathFinder, importlib.abc.InspectLoader):
         module = self._sources.get(fullname)
         return None if module is None else module.source
 
-    def get_resource_reader(self, fullname: str) -> importlib.resources.abc.TraversableResources | None:
+    def get_resource_reader(
+        self, fullname: str
+    ) -> importlib.resources.abc.TraversableResources | None:
         """For ``importlib.resources``: the package's folder, or what was sent of it."""
         module = self._sources.get(fullname)
         return PackageData(module) if module is not None and module.package else None
@@ -124,7 +132,11 @@ class RemoteImporter(importlib.abc.MetaPathFinder, importlib.abc.InspectLoader):
         importlib.reload(module)
         for name, old in before.items():
             new = vars(module).get(name)
-            if new is not old and getattr(new, "__module__", None) == module.__name__ and update_in_place(old, new):
+            if (
+                new is not old
+                and getattr(new, "__module__", None) == module.__name__
+                and update_in_place(old, new)
+            ):
                 setattr(module, name, old)
 
 
@@ -152,7 +164,11 @@ def update_in_place(old: object, new: object) -> bool:
 
 
 def _update_function(old: types.FunctionType, new: types.FunctionType) -> bool:
-    if old.__closure__ is not None or new.__closure__ is not None or old.__module__ != new.__module__:
+    if (
+        old.__closure__ is not None
+        or new.__closure__ is not None
+        or old.__module__ != new.__module__
+    ):
         return False
     for name in ("__code__", "__defaults__", "__kwdefaults__", "__doc__", ANNOTATIONS):
         setattr(old, name, getattr(new, name))
@@ -170,7 +186,9 @@ def _update_class(old: type, new: type) -> bool:
         return False
     if old.__module__ != new.__module__ or "__slots__" in vars(old) or "__slots__" in vars(new):
         return False
-    if type(old) is not type:  # a metaclass may keep books of its classes: enumerations, fields, tables
+    if (
+        type(old) is not type
+    ):  # a metaclass may keep books of its classes: enumerations, fields, tables
         return False
     for name in vars(old).keys() - vars(new).keys() - _CLASS_INTERNALS:
         delattr(old, name)
@@ -183,16 +201,23 @@ def _update_class(old: type, new: type) -> bool:
 
 def _rebind_class_cell(member: object, new: type, old: type) -> None:
     """Let ``super()`` in a method mean the class that the method now belongs to."""
-    for part in (member, *(getattr(member, name, None) for name in ("__func__", "fget", "fset", "fdel", "func"))):
+    for part in (
+        member,
+        *(getattr(member, name, None) for name in ("__func__", "fget", "fset", "fdel", "func")),
+    ):
         if isinstance(part, types.FunctionType):
-            for variable, cell in zip(part.__code__.co_freevars, part.__closure__ or (), strict=True):
+            for variable, cell in zip(
+                part.__code__.co_freevars, part.__closure__ or (), strict=True
+            ):
                 if variable == "__class__" and cell.cell_contents is new:
                     cell.cell_contents = old
 
 
 def installed_packages() -> dict[str, Any]:
     """Distributions with their versions, and the names of modules, as `data.capture.installed.present` finds them."""
-    from skymagic.data.capture.installed import present  # a rank imports what reads the environment when it is asked
+    from skymagic.data.capture.installed import (
+        present,
+    )  # a rank imports what reads the environment when it is asked
 
     found = present()
     return {"versions": dict(found.versions), "modules": sorted(found.modules)}
@@ -210,4 +235,8 @@ def rescan_packages() -> list[str]:
     added = [folder for folder in sys.path if folder not in before]
     sys.path[:] = [*before, *added]
     importlib.invalidate_caches()
-    return sorted(name for name in list(sys.modules) if "." not in name and name not in sys.stdlib_module_names)
+    return sorted(
+        name
+        for name in list(sys.modules)
+        if "." not in name and name not in sys.stdlib_module_names
+    )

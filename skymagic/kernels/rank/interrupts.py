@@ -27,7 +27,9 @@ IMPORT_RETRY_SECONDS = 0.05
 def importing(frame: FrameType | None) -> bool:
     """Whether this stack is inside an import."""
     while frame is not None:
-        if frame.f_code.co_name == "_find_and_load" and frame.f_code.co_filename.startswith("<frozen importlib"):
+        if frame.f_code.co_name == "_find_and_load" and frame.f_code.co_filename.startswith(
+            "<frozen importlib"
+        ):
             return True
         frame = frame.f_back
     return False
@@ -44,7 +46,9 @@ class Interrupts:
         self.awaited: asyncio.Task[Any] | None = None  # the cell that runs, if it awaits something
         self._heard = self._repeated = False
         """Whether an interrupt of this order has come to Python, and whether it was sent once more to a rank that waits."""
-        self._order_count = 0  # counts orders, so that what belongs to one does not fall into the next
+        self._order_count = (
+            0  # counts orders, so that what belongs to one does not fall into the next
+        )
 
     def begin(self) -> None:
         """Note that another order is carried out."""
@@ -58,7 +62,9 @@ class Interrupts:
             # a module that is torn while it is imported can never be imported again (torch._dynamo is one); it counts as not heard:
             # when it is sent again, the rank may wait in a collective, where only a release reaches it (DDP's first step imports)
             count = self._order_count
-            threading.Timer(IMPORT_RETRY_SECONDS, lambda: count == self._order_count and self.again()).start()
+            threading.Timer(
+                IMPORT_RETRY_SECONDS, lambda: count == self._order_count and self.again()
+            ).start()
             return
         self._heard = True
         if not self.allowed:
@@ -124,7 +130,10 @@ class Interrupts:
     def joining(self) -> dict[str, bool]:
         """While groups are formed: whether the main thread waits for other ranks, and whether it is in code
         of the user's, which has taken the place of something that forming a group needs."""
-        in_cell = any("cell" in one for one in stacks.plain_frames(self._kernel, stacks.walk(stacks.main_frame())))
+        in_cell = any(
+            "cell" in one
+            for one in stacks.plain_frames(self._kernel, stacks.walk(stacks.main_frame()))
+        )
         return {"waits": rendezvous.waits(), "in_cell": in_cell}
 
     def again(self) -> bool:
@@ -141,7 +150,9 @@ SAMPLE_INTERVAL = 0.05
 WAKE_INTERVAL = 0.001  # seconds between looks at a thread that a signal has woken: no event tells that it sleeps again
 QUICK_SWITCHES = 2.5
 """After so many of the interpreter's switch intervals (5 ms) a thread that waits for the interpreter has woken up to ask for it."""
-WAITING_STATES = "SD"  # states of a Linux thread that sleeps; one that waits for its turn on a busy machine is R
+WAITING_STATES = (
+    "SD"  # states of a Linux thread that sleeps; one that waits for its turn on a busy machine is R
+)
 
 
 @dataclass(frozen=True)
@@ -164,7 +175,9 @@ def sample() -> MainThreadSample | None:
     if main is None or frame is None:
         return None
     state, switches = scheduled()
-    return MainThreadSample((id(frame), frame.f_lasti), stacks.processor_time(main), state in WAITING_STATES, switches)
+    return MainThreadSample(
+        (id(frame), frame.f_lasti), stacks.processor_time(main), state in WAITING_STATES, switches
+    )
 
 
 def scheduled() -> tuple[str, int | None]:
@@ -197,10 +210,18 @@ def waits_in_native_code() -> bool:
     """
     first, begun = sample(), time.monotonic()
     cpu = 0.0
-    for interval in (min(QUICK_SWITCHES * sys.getswitchinterval(), SAMPLE_INTERVAL), SAMPLE_INTERVAL):
+    for interval in (
+        min(QUICK_SWITCHES * sys.getswitchinterval(), SAMPLE_INTERVAL),
+        SAMPLE_INTERVAL,
+    ):
         time.sleep(max(0.0, begun + interval - time.monotonic()))
         last = sample()
-        if first is None or last is None or first.place != last.place or not (first.asleep and last.asleep):
+        if (
+            first is None
+            or last is None
+            or first.place != last.place
+            or not (first.asleep and last.asleep)
+        ):
             return False
         if first.switches is not None and first.switches == last.switches:
             return True

@@ -33,7 +33,18 @@ from skymagic.kernels.rank.tracking import Tracking, tracked
 from skymagic.runtime import info as runtime
 from skymagic.runtime import rendezvous, reporting, silence, usage
 from skymagic.wire import agent as wire
-from skymagic.wire.order import LAST_VALUE, NOT_DEFINED, PREFIX, PROFILE, Debug, Lend, Order, Rejoin, RunCell, decode
+from skymagic.wire.order import (
+    LAST_VALUE,
+    NOT_DEFINED,
+    PREFIX,
+    PROFILE,
+    Debug,
+    Lend,
+    Order,
+    Rejoin,
+    RunCell,
+    decode,
+)
 from skymagic.wire.processes import UNFIT
 
 
@@ -61,7 +72,9 @@ class RunMemory:
 
     def __init__(self) -> None:
         self._last: dict[str, Any] = {"order": None, "outcome": None}
-        self._ended: dict[str, dict[str, Any]] = {}  # by number: readers may ask when the next one has begun
+        self._ended: dict[
+            str, dict[str, Any]
+        ] = {}  # by number: readers may ask when the next one has begun
 
     def begin(self, order: RunCell) -> None:
         """A run begins: its number, and what was asked."""
@@ -113,7 +126,10 @@ class RankKernel(IPythonParallelKernel):
         self.shell.displayhook.do_full_cache = False
         self._context = context.current()
         self._namespace = Namespace(
-            self.shell.user_ns, self._context.store, self._context.info.rank, self._context.info.node
+            self.shell.user_ns,
+            self._context.store,
+            self._context.info.rank,
+            self._context.info.node,
         )
         self.shell.compile.compiled = self._namespace.reads.compiled
         self._stdio = Stdio()
@@ -128,7 +144,9 @@ class RankKernel(IPythonParallelKernel):
         self.runs = RunMemory()
         self._tracking: Tracking | None = None  # of the present cell
         self._answered_count = 0  # counts the requests that were replied to
-        self._unanswered: BaseException | None = None  # what has kept the kernel from replying to one
+        self._unanswered: BaseException | None = (
+            None  # what has kept the kernel from replying to one
+        )
         self.shell.events.register("post_run_cell", self._keep_result)
         refuse_debuggers()
         refuse_launchers()
@@ -137,7 +155,9 @@ class RankKernel(IPythonParallelKernel):
     def _keep_result(self, result: Any) -> None:
         self._result = result
 
-    def _publish_execute_input(self, code: str, parent: dict[str, Any], execution_count: int) -> None:
+    def _publish_execute_input(
+        self, code: str, parent: dict[str, Any], execution_count: int
+    ) -> None:
         """The notebook has the cell already."""
 
     def _publish_status(self, status: str, channel: str, parent: Any = None) -> None:
@@ -173,7 +193,9 @@ class RankKernel(IPythonParallelKernel):
         else:
             self._answered_count += 1
 
-    async def do_execute(self, code: str, silent: bool, *args: Any, **kwargs: Any) -> dict[str, Any]:
+    async def do_execute(
+        self, code: str, silent: bool, *args: Any, **kwargs: Any
+    ) -> dict[str, Any]:
         if not code.startswith(PREFIX):
             reply: dict[str, Any] = await super().do_execute(code, silent, *args, **kwargs)
             return reply
@@ -182,14 +204,22 @@ class RankKernel(IPythonParallelKernel):
             outcome = await self._serve(order, source)
         except BaseException as problem:
             outcome = self._failure(problem)
-        return {"status": "ok", "execution_count": 0, "user_expressions": {}, "payload": [], "sky": outcome}
+        return {
+            "status": "ok",
+            "execution_count": 0,
+            "user_expressions": {},
+            "payload": [],
+            "sky": outcome,
+        }
 
     async def _serve(self, order: Order, source: str) -> dict[str, Any]:
         header = {key: str(value) for key, value in self.get_parent("shell")["header"].items()}
         rank = self._context.info.rank
         cell = order.execution_count if isinstance(order, RunCell) else 0
         visible = rank in order.visible_ranks
-        self._context.control.send(wire.BeginOutput(rank, header, visible, order.screen_limit, cell, order.run))
+        self._context.control.send(
+            wire.BeginOutput(rank, header, visible, order.screen_limit, cell, order.run)
+        )
         self._context.freed, self.busy = False, True
         self._context.control.cancel(False)
         self.interrupts.begin()
@@ -202,7 +232,9 @@ class RankKernel(IPythonParallelKernel):
                 runtime.taking_part(order.ranks, order.run),
                 self._context.hooks.around_run(),
                 self._flusher,
-                _parent_thread_known(self),  # an interrupt may not tear it: no later order would be heard
+                _parent_thread_known(
+                    self
+                ),  # an interrupt may not tear it: no later order would be heard
             ):
                 try:
                     self.interrupts.allowed = isinstance(order, RunCell | Debug)
@@ -224,7 +256,9 @@ class RankKernel(IPythonParallelKernel):
             self._tracking = None
         if isinstance(order, RunCell):
             self.runs.end(order, outcome)
-        self._context.control.send(wire.EndOutput(rank))  # after all that shows something: the agent closes the request
+        self._context.control.send(
+            wire.EndOutput(rank)
+        )  # after all that shows something: the agent closes the request
         return outcome
 
     def pre_handler_hook(self) -> None:
@@ -249,15 +283,22 @@ class RankKernel(IPythonParallelKernel):
     async def _carry_out(self, order: Order, source: str) -> dict[str, Any]:
         if isinstance(order, Rejoin):
             self._forget_failure()
-            if not order.form:  # else the plugin frees it: not before it has aborted what runs on the GPU
+            if (
+                not order.form
+            ):  # else the plugin frees it: not before it has aborted what runs on the GPU
                 gpu.free_memory()
             if (info := order.infos.get(str(self._context.info.rank))) is not None:
                 # the pool has another number of nodes: this rank's place in it
-                self._context.info = self._context.hooks.info = runtime.InstanceInfo.from_plain(info)
+                self._context.info = self._context.hooks.info = runtime.InstanceInfo.from_plain(
+                    info
+                )
                 os.environ.update(network.environment(self._context.info))
                 runtime.enter(self._context.info)
             hooks = self._context.hooks
-            return {"status": "ok", "notes": hooks.rejoin(order.generation) if order.form else hooks.settle()}
+            return {
+                "status": "ok",
+                "notes": hooks.rejoin(order.generation) if order.form else hooks.settle(),
+            }
         if isinstance(order, Lend):
             return {"status": "ok", **lend(self._namespace, order.names, order.held)}
         if isinstance(order, Debug):
@@ -265,13 +306,17 @@ class RankKernel(IPythonParallelKernel):
                 self._post_mortem.command(order.command)
             return {"status": "ok", "kept": self._post_mortem is not None}
         outcome: dict[str, Any] = {"status": "ok", "bound": False, "joined": True}
-        if self._post_mortem is not None:  # nobody can look any more at what the frames of the last cell's error hold
+        if (
+            self._post_mortem is not None
+        ):  # nobody can look any more at what the frames of the last cell's error hold
             tracebacks.clear_frames(self._post_mortem.problem)
             self._post_mortem = None
             gpu.free_memory()
         self.shell.displayhook.bound = ()
         try:
-            self.shell.compile._filename_map.update(order.manifest.get("cells", {}))  # tracebacks name these cells
+            self.shell.compile._filename_map.update(
+                order.manifest.get("cells", {})
+            )  # tracebacks name these cells
             self._namespace.bind(order.manifest)
             self.shell.displayhook.know_shown(order.manifest.get("shown", ()))
             outcome["bound"] = True
@@ -315,7 +360,9 @@ class RankKernel(IPythonParallelKernel):
         result = self._result
         error = result.error_before_exec or result.error_in_exec if result is not None else None
         if reply["status"] != "ok" or error is not None:
-            outcome.update(self._failure(error, lines=reply.get("traceback") or [], ename=reply.get("ename")))
+            outcome.update(
+                self._failure(error, lines=reply.get("traceback") or [], ename=reply.get("ename"))
+            )
             if rank in order.profile:
                 outcome["values"] = self._namespace.pack({PROFILE: profile})
             # one that was stopped because of another rank has nothing to tell; its frames may hold the broken group
@@ -338,9 +385,13 @@ class RankKernel(IPythonParallelKernel):
         senders = {**dict.fromkeys(order.gather, order.gather_ranks), **returned}
         mine = {name for name, ranks in senders.items() if rank in ranks}
         with self._namespace.gathered(names, mine) as parts:
-            outcome["values"] = self._namespace.pack({name: names[name] for name in names if name in mine}, parts)
+            outcome["values"] = self._namespace.pack(
+                {name: names[name] for name in names if name in mine}, parts
+            )
         missing = [name for name in order.gather if name in mine and name not in names]
-        outcome["values"].update({name: {"error": NOT_DEFINED, "type": "NameError"} for name in missing})
+        outcome["values"].update(
+            {name: {"error": NOT_DEFINED, "type": "NameError"} for name in missing}
+        )
         shell.displayhook.value = None
 
     def _failure(
@@ -367,5 +418,6 @@ class RankKernel(IPythonParallelKernel):
             "freed": self._context.freed,
             "cause_timeout": getattr(problem, "cause_timeout", 0.0),
             # an error that came after an interrupt comes of it
-            "interrupted": self.interrupts.fallen or isinstance(problem, (KeyboardInterrupt, asyncio.CancelledError)),
+            "interrupted": self.interrupts.fallen
+            or isinstance(problem, (KeyboardInterrupt, asyncio.CancelledError)),
         }

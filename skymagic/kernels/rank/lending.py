@@ -50,7 +50,9 @@ def lend(namespace: Namespace, names: Iterable[str], held: Container[str]) -> di
             continue
         chosen[name] = value
         todo += [
-            each for each in uses if each in variables and each not in held and not interactive(each, variables[each])
+            each
+            for each in uses
+            if each in variables and each not in held and not interactive(each, variables[each])
         ]
     if missing or refused:
         return {"missing": missing, "refused": refused}
@@ -90,7 +92,10 @@ def define_in_children(variables: dict[str, Any]) -> None:
         reduced: Any = object.__reduce_ex__(process, protocol)
         make, args, *rest = reduced
         # multiprocessing.Process has no method of its own; that of the process is forkserver by default since Python 3.14
-        if get_spawning_popen() is None or (process._start_method or get_start_method()) not in METHODS:
+        if (
+            get_spawning_popen() is None
+            or (process._start_method or get_start_method()) not in METHODS
+        ):
             return (make, args, *rest)
         # the first argument is rebuilt before the others, which refer to what it defines
         return (_made, (_Definitions(definitions(variables)), make, *args), *rest)
@@ -105,7 +110,9 @@ def definitions(variables: dict[str, Any]) -> dict[str, Definition]:
         if is_own_code(value, variables) and not name.startswith("__"):
             with contextlib.suppress(Exception):
                 pickled = pickling.dumps(Named(name, value), variables)
-                found[name] = Definition(pickled.header, tuple(map(bytes, pickled.buffers)), tuple(pickled.uses))
+                found[name] = Definition(
+                    pickled.header, tuple(map(bytes, pickled.buffers)), tuple(pickled.uses)
+                )
     return found
 
 
@@ -121,7 +128,9 @@ class _Definitions:
 
 def _define(found: dict[str, Definition]) -> None:
     """Let the main module have these names; each is made when it is asked for, for it may import what is large."""
-    os.environ.pop("TORCHELASTIC_USE_AGENT_STORE", None)  # nobody else serves the store of a group of such processes
+    os.environ.pop(
+        "TORCHELASTIC_USE_AGENT_STORE", None
+    )  # nobody else serves the store of a group of such processes
     space = vars(sys.modules["__main__"])
 
     def made(name: str) -> Any:

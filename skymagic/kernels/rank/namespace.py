@@ -59,7 +59,9 @@ class Namespace:
         node: the node that it is on.
     """
 
-    def __init__(self, variables: dict[str, Any], store_directory: str, rank: int, node: int = 0) -> None:
+    def __init__(
+        self, variables: dict[str, Any], store_directory: str, rank: int, node: int = 0
+    ) -> None:
         self.variables = variables
         self.rank = rank
         self.node = node
@@ -116,7 +118,9 @@ class Namespace:
         problems: list[BindError] = []
         opened: list[_Opened] = []
         # all that bundles refer to is found before anything changes
-        linked = [(bundle, [self.held.find(link[:2]) for link in bundle["links"]]) for bundle in bundles]
+        linked = [
+            (bundle, [self.held.find(link[:2]) for link in bundle["links"]]) for bundle in bundles
+        ]
         for bundle, links in linked:
             try:
                 opened.append(self._open(bundle, links, orders))
@@ -150,14 +154,21 @@ class Namespace:
         before, self._before = self._before, {}
         unknown = object()
         rebound = [
-            name for name, value in self.variables.items() if before.get(name, unknown) is not value or name in bound
+            name
+            for name, value in self.variables.items()
+            if before.get(name, unknown) is not value or name in bound
         ]
         deleted = [name for name in before if name not in self.variables]
         self._shipped.difference_update(rebound, deleted)
         before.clear()  # what nothing else holds is gone
         self.reads.bound(self.variables[name] for name in rebound)
         reads = self.reads.report(self._known_reads)
-        return {"rebound": rebound, "deleted": deleted, **self.held.report(self.variables), "reads": reads}
+        return {
+            "rebound": rebound,
+            "deleted": deleted,
+            **self.held.report(self.variables),
+            "reads": reads,
+        }
 
     def missing(self, problem: BaseException | None) -> str:
         """The name that the cell has missed here, and has not deleted itself; empty if it failed for another reason."""
@@ -172,7 +183,9 @@ class Namespace:
         ) as parts:
             yield parts
 
-    def pack(self, values: Mapping[str, object], parts: Shards = REFUSED) -> dict[str, dict[str, Any]]:
+    def pack(
+        self, values: Mapping[str, object], parts: Shards = REFUSED
+    ) -> dict[str, dict[str, Any]]:
         """Pickle values for the notebook: small ones into the reference itself, others into a file of the store.
 
         Args:
@@ -200,7 +213,9 @@ class Namespace:
         packed = self.pack({"exception": problem})["exception"]
         if "error" in packed:
             with contextlib.suppress(Exception):
-                packed = self.pack({"exception": without_locals(problem, self._travels)})["exception"]
+                packed = self.pack({"exception": without_locals(problem, self._travels)})[
+                    "exception"
+                ]
         return packed
 
     def _travels(self, value: object) -> bool:
@@ -216,44 +231,73 @@ class Namespace:
     def _modules(self, orders: Mapping[str, Any]) -> None:
         mine = [each for each in orders.get("modules", ()) if self._is_for_this_rank(each)]
         try:
-            self.importer.install({key: each[key] for key in each if key != "ranks"} for each in mine)
+            self.importer.install(
+                {key: each[key] for key in each if key != "ranks"} for each in mine
+            )
         except Exception as problem:
             names = ", ".join(each["name"] for each in mine)
-            raise BindError(names, f"the module's code raised {type(problem).__name__}: {problem}") from problem
+            raise BindError(
+                names, f"the module's code raised {type(problem).__name__}: {problem}"
+            ) from problem
 
-    def _spare(self, bundle: Mapping[str, Any], links: list[object], orders: Mapping[str, Any]) -> list[object]:
+    def _spare(
+        self, bundle: Mapping[str, Any], links: list[object], orders: Mapping[str, Any]
+    ) -> list[object]:
         """The objects that a bundle refers to, with a copy of each that is gone from here."""
         if all(each is not GONE for each in links):
             return links
         made: dict[int, object] = {}
         if bundle["spare"] is not None:
-            header, buffers = read_parts(bundle["spare"], lambda number: self.store.map(orders["files"][number]))
+            header, buffers = read_parts(
+                bundle["spare"], lambda number: self.store.map(orders["files"][number])
+            )
             value = pickling.loads(header, buffers, self.variables, memo=made)
-            made.update({-1 - index: each for index, each in enumerate(_by_name(bundle, value).values())})
+            made.update(
+                {-1 - index: each for index, each in enumerate(_by_name(bundle, value).values())}
+            )
         numbers = [number for *_, number in bundle["links"]]
-        if any(each is GONE and number not in made for each, number in zip(links, numbers, strict=True)):
-            raise LookupError("the rank has just dropped an object that it refers to; run the cell again")
-        return [made[number] if each is GONE else each for each, number in zip(links, numbers, strict=True)]
+        if any(
+            each is GONE and number not in made for each, number in zip(links, numbers, strict=True)
+        ):
+            raise LookupError(
+                "the rank has just dropped an object that it refers to; run the cell again"
+            )
+        return [
+            made[number] if each is GONE else each
+            for each, number in zip(links, numbers, strict=True)
+        ]
 
-    def _open(self, bundle: Mapping[str, Any], links: list[object], orders: Mapping[str, Any]) -> _Opened:
+    def _open(
+        self, bundle: Mapping[str, Any], links: list[object], orders: Mapping[str, Any]
+    ) -> _Opened:
         names = list(bundle["names"])
         memo: dict[int, object] | None = {} if bundle["table"] is not None else None
         try:
             theirs, ours = orders["python"], platform.python_version()
-            if bundle["code"] and theirs.split(".")[:2] != ours.split(".")[:2]:  # it would crash this interpreter
+            if (
+                bundle["code"] and theirs.split(".")[:2] != ours.split(".")[:2]
+            ):  # it would crash this interpreter
                 raise _OtherPython(
                     f"functions and classes of a notebook travel between equal versions of Python only: {theirs} there, {ours} here"
                 )
             for module in bundle["imports"]:
                 importlib.import_module(module)
-            header, buffers = read_parts(bundle, lambda number: self.store.map(orders["files"][number]))
-            value = pickling.loads(header, buffers, self.variables, links=self._spare(bundle, links, orders), memo=memo)
+            header, buffers = read_parts(
+                bundle, lambda number: self.store.map(orders["files"][number])
+            )
+            value = pickling.loads(
+                header, buffers, self.variables, links=self._spare(bundle, links, orders), memo=memo
+            )
         except Exception as problem:
             raise self._bind_error(names, problem, bundle, orders) from problem
         return _Opened(bundle, _by_name(bundle, value), memo or {})
 
     def _bind_error(
-        self, names: list[str], problem: Exception, bundle: Mapping[str, Any], orders: Mapping[str, Any]
+        self,
+        names: list[str],
+        problem: Exception,
+        bundle: Mapping[str, Any],
+        orders: Mapping[str, Any],
     ) -> BindError:
         name = ", ".join(names)
         if isinstance(problem, _OtherPython):
@@ -262,8 +306,12 @@ class Namespace:
             package = problem.name.partition(".")[0]
             theirs = bundle["versions"].get(package) or ""
             wanted = f"{package} {theirs}".strip()
-            return BindError(name, f"{package} is not installed here; the notebook has {wanted}", package)
-        from skymagic.data.capture.installed import version  # a rank imports what reads the environment when it must
+            return BindError(
+                name, f"{package} is not installed here; the notebook has {wanted}", package
+            )
+        from skymagic.data.capture.installed import (
+            version,
+        )  # a rank imports what reads the environment when it must
 
         skew = [
             (package, theirs, version(package))
@@ -272,12 +320,18 @@ class Namespace:
         ]
         text = f"{type(problem).__name__}: {problem}"
         if skew:
-            versions = ", ".join(f"{name} {theirs} there and {ours or 'none'} here" for name, theirs, ours in skew)
+            versions = ", ".join(
+                f"{name} {theirs} there and {ours or 'none'} here" for name, theirs, ours in skew
+            )
             return BindError(name, f"{text} (versions differ: {versions})", skew[0][0])
         return BindError(name, text)
 
     def _pack(
-        self, names: list[str], values: Mapping[str, object], pickles: Mapping[str, Pickled], parts: Shards
+        self,
+        names: list[str],
+        values: Mapping[str, object],
+        pickles: Mapping[str, Pickled],
+        parts: Shards,
     ) -> dict[str, dict[str, Any]]:
         """References to values that share something: to one pickle of them all."""
         pickled = pickles[names[0]]
@@ -286,14 +340,18 @@ class Namespace:
             used = self._used_to_rebuild([pickles[name] for name in names])
             if len(names) > 1 or used:
                 value = together if len(names) > 1 else together[0]
-                pickled = pickling.dumps(Accompanied(used, value) if used else value, self.variables, parts=parts)
+                pickled = pickling.dumps(
+                    Accompanied(used, value) if used else value, self.variables, parts=parts
+                )
             ref = self.write(pickled)
         except Exception as problem:
             return {name: {"error": f"{type(problem).__name__}: {problem}"} for name in names}
         if len(names) == 1:
             return {names[0]: ref}
         ref["group"] = secrets.token_hex(8)
-        return {name: {**ref, "index": index, "count": len(names)} for index, name in enumerate(names)}
+        return {
+            name: {**ref, "index": index, "count": len(names)} for index, name in enumerate(names)
+        }
 
     def _used_to_rebuild(self, pickles: list[Pickled]) -> dict[str, object]:
         """Functions, classes and constants of this rank's own cells that rebuilding these values may use."""
@@ -304,7 +362,12 @@ class Namespace:
             name = todo.pop()
             value = self.variables.get(name)
             from_notebook = name in self._shipped and self._before.get(name) is value
-            if name in found or name in active or from_notebook or not is_own_code(value, self.variables):
+            if (
+                name in found
+                or name in active
+                or from_notebook
+                or not is_own_code(value, self.variables)
+            ):
                 continue
             try:
                 pickled = pickling.dumps(value, self.variables)
@@ -325,14 +388,21 @@ def _words(name: str, problem: Exception, parts: Shards) -> str:
     """Why a value cannot be pickled; a refusal of our own is a sentence by itself."""
     if isinstance(parts, shards.Whole) and name in parts.problems:
         return parts.problems[name]
-    return str(problem) if isinstance(problem, shards.PartlyElsewhere) else f"{type(problem).__name__}: {problem}"
+    return (
+        str(problem)
+        if isinstance(problem, shards.PartlyElsewhere)
+        else f"{type(problem).__name__}: {problem}"
+    )
 
 
 def is_own_code(value: object, variables: Mapping[str, Any]) -> bool:
     """Whether a value is code of a cell, or small and plain."""
     if isinstance(value, types.FunctionType | type):
         return value.__module__ == variables.get("__name__")
-    return isinstance(value, (int, float, complex, str, bytes)) and sys.getsizeof(value) < _SMALL_CONSTANT
+    return (
+        isinstance(value, (int, float, complex, str, bytes))
+        and sys.getsizeof(value) < _SMALL_CONSTANT
+    )
 
 
 class _Opened(NamedTuple):

@@ -28,12 +28,17 @@ def profiled(wanted: bool, rank: int) -> Iterator[dict[str, Any]]:
         yield found
         return
     if importlib.util.find_spec("torch") is None:
-        raise RuntimeError(f"--profile is torch's profiler, and rank {rank} has no torch: %sky_pip install torch")
+        raise RuntimeError(
+            f"--profile is torch's profiler, and rank {rank} has no torch: %sky_pip install torch"
+        )
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # else it prints its own doings into the cell
     import torch
     from torch.profiler import ProfilerActivity, profile
 
-    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if torch.cuda.is_available() else [])]
+    activities = [
+        ProfilerActivity.CPU,
+        *([ProfilerActivity.CUDA] if torch.cuda.is_available() else []),
+    ]
     with profile(activities=activities) as profiler:
         yield found
     found.update(_summary(profiler, on_gpu=len(activities) > 1))
@@ -53,7 +58,9 @@ def _summary(profiler: Any, *, on_gpu: bool) -> dict[str, Any]:
     operations = sorted(profiler.key_averages(), key=seconds, reverse=True)
     return {
         "trace": trace,
-        "operations": [(each.key, each.count, seconds(each)) for each in operations[:LONGEST_OPERATIONS]],
+        "operations": [
+            (each.key, each.count, seconds(each)) for each in operations[:LONGEST_OPERATIONS]
+        ],
         "seconds": sum(map(seconds, operations)),
         "collectives": sum(map(_in_collectives, operations)),
     }

@@ -16,11 +16,11 @@ from IPython.core.error import UsageError
 from skymagic.runtime import info as runtime
 from skymagic.runtime.on_import import when_imported
 
-INPUT_REFUSED = (
-    "input() cannot ask from a rank: ask in a plain cell of the notebook, and use the variable in the broadcast cell"
-)
+INPUT_REFUSED = "input() cannot ask from a rank: ask in a plain cell of the notebook, and use the variable in the broadcast cell"
 DEBUGGER_REFUSED = "{what} cannot ask from a rank: print what you want to see, or get the variables (-g name) and debug in a plain cell of the notebook"
-OURS_REFUSED = "{what} belongs in a cell of the notebook: this one already runs on the ranks of a pool"
+OURS_REFUSED = (
+    "{what} belongs in a cell of the notebook: this one already runs on the ranks of a pool"
+)
 LAUNCHER_REFUSED = (
     "{what} would start processes on each of the {ranks}, which are the processes already: call {name}({arguments}) itself; "
     "ranks of a pool with --plugin torch have their process group"
@@ -63,7 +63,9 @@ def refuse_debuggers() -> None:
     pdb.Pdb.interaction = refusal("a debugger")  # type: ignore[method-assign]
 
 
-def refusal(what: str, kind: type[Exception] = RuntimeError, words: str = DEBUGGER_REFUSED) -> Callable[..., NoReturn]:
+def refusal(
+    what: str, kind: type[Exception] = RuntimeError, words: str = DEBUGGER_REFUSED
+) -> Callable[..., NoReturn]:
     """A function that refuses."""
 
     def refused(*args: Any, **kwargs: Any) -> NoReturn:
@@ -74,13 +76,19 @@ def refusal(what: str, kind: type[Exception] = RuntimeError, words: str = DEBUGG
 
 def refuse_launchers() -> None:
     """From now on what would start a training's processes from a cell is refused, with what to write instead."""
-    when_imported("accelerate.launchers", functools.partial(_refuse_launcher, name="notebook_launcher", many=_several))
     when_imported(
-        "torch.multiprocessing.spawn", functools.partial(_refuse_launcher, name="start_processes", many=_fresh)
+        "accelerate.launchers",
+        functools.partial(_refuse_launcher, name="notebook_launcher", many=_several),
+    )
+    when_imported(
+        "torch.multiprocessing.spawn",
+        functools.partial(_refuse_launcher, name="start_processes", many=_fresh),
     )
 
 
-def _refuse_launcher(module: types.ModuleType, name: str, many: Callable[[dict[str, Any]], str]) -> None:
+def _refuse_launcher(
+    module: types.ModuleType, name: str, many: Callable[[dict[str, Any]], str]
+) -> None:
     """Refuse calls of a module's launcher; `many` says from the arguments what it would do, empty for a call that is let through."""
     launch = getattr(module, name)
     signature = inspect.signature(launch)

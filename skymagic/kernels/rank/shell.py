@@ -81,7 +81,9 @@ class RankDisplayHook(DisplayHook):
 
     start_displayhook = write_output_prompt = finish_displayhook = check_for_underscore
 
-    def write_format_data(self, format_dict: dict[str, Any], md_dict: dict[str, Any] | None = None) -> None:
+    def write_format_data(
+        self, format_dict: dict[str, Any], md_dict: dict[str, Any] | None = None
+    ) -> None:
         """Publish all representations of the value."""
         publish("execute_result", {"data": format_dict, "metadata": md_dict or {}})
 
@@ -154,14 +156,22 @@ class RankShell(ZMQInteractiveShell):
     def showtraceback(self, exc_tuple: Any = None, *args: Any, **kwargs: Any) -> None:
         """Format the error: whole also for SystemExit, and of groups, whose tracebacks IPython would print."""
         kind, problem, tb = exc_tuple or sys.exc_info()
-        if problem is not None and not current().freed and (note := gpu.explain(problem, self.user_ns)):
+        if (
+            problem is not None
+            and not current().freed
+            and (note := gpu.explain(problem, self.user_ns))
+        ):
             problem.add_note(note)
         try:
             self._format(kind, problem, tb, *args, **kwargs)
         except Exception:  # a cell has broken what that takes: its own error is told all the same
-            self._last_traceback = [f"{getattr(kind, '__name__', kind)}: {tracebacks.message(problem)}"]
+            self._last_traceback = [
+                f"{getattr(kind, '__name__', kind)}: {tracebacks.message(problem)}"
+            ]
 
-    def _format(self, kind: Any, problem: BaseException | None, tb: Any, *args: Any, **kwargs: Any) -> None:
+    def _format(
+        self, kind: Any, problem: BaseException | None, tb: Any, *args: Any, **kwargs: Any
+    ) -> None:
         if problem is None or current().freed or isinstance(problem, KeyboardInterrupt):
             # a consequence of something else; reading all sources may take seconds
             self._last_traceback = traceback.format_exception_only(kind, problem)
@@ -177,7 +187,9 @@ class RankShell(ZMQInteractiveShell):
             if left and self._last_traceback:
                 self._last_traceback.insert(-1, tracebacks.left_out(left))
 
-    def _showtraceback(self, etype: type[BaseException], evalue: BaseException, stb: list[str]) -> None:
+    def _showtraceback(
+        self, etype: type[BaseException], evalue: BaseException, stb: list[str]
+    ) -> None:
         self._last_traceback = stb
 
     def init_traceback_handlers(self, custom_exceptions: Any) -> None:

@@ -40,7 +40,9 @@ def shortened(text: str) -> str:
     """Beginning and end of a text that is too long to be shown."""
     if not too_long(text):
         return text
-    left_out = f"{len(text) - HEAD - TAIL:,} characters are left out here; the rank's log has all of them"
+    left_out = (
+        f"{len(text) - HEAD - TAIL:,} characters are left out here; the rank's log has all of them"
+    )
     return f"{text[:HEAD]}\n[… {left_out} …]\n{text[-TAIL:]}"
 
 
@@ -83,13 +85,18 @@ def walk(tb: TracebackType | None) -> Iterator[TracebackType]:
 def telling(tb: TracebackType | None, *others: str) -> TracebackType | None:
     """The traceback without frames of the machinery, of torch's call wrappers, of calls' own lines, and of the files `others`."""
     folders = tuple(
-        os.path.join(os.path.dirname(sys.modules[name].__file__ or ""), "") for name in MACHINERY if name in sys.modules
+        os.path.join(os.path.dirname(sys.modules[name].__file__ or ""), "")
+        for name in MACHINERY
+        if name in sys.modules
     )
     kept: TracebackType | None = None
     for link in reversed(list(walk(tb))):
         code = link.tb_frame.f_code
         file = code.co_filename
-        wrapper = code.co_name in WRAPPERS and link.tb_frame.f_globals.get("__name__") == "torch.nn.modules.module"
+        wrapper = (
+            code.co_name in WRAPPERS
+            and link.tb_frame.f_globals.get("__name__") == "torch.nn.modules.module"
+        )
         call = code.co_name == "<module>" and FUNCTION_NAME in code.co_names
         if not (file.startswith(folders) or file in others or wrapper or call):
             kept = TracebackType(kept, link.tb_frame, link.tb_lasti, link.tb_lineno)
@@ -110,7 +117,9 @@ def own(tb: TracebackType | None) -> TracebackType | None:
 
 def left_out(frames: int) -> str:
     """The line on frames of libraries that are not shown."""
-    return f"[{frames} {'frame' if frames == 1 else 'frames'} of libraries not shown; %debug has all]"
+    return (
+        f"[{frames} {'frame' if frames == 1 else 'frames'} of libraries not shown; %debug has all]"
+    )
 
 
 @contextlib.contextmanager
@@ -121,7 +130,9 @@ def own_chain(problem: BaseException) -> Iterator[int]:
     for each, tb in before.values():
         shown = own(tb)
         left += len(list(walk(telling(tb) or tb))) - len(list(walk(shown)))
-        BaseException.with_traceback(each, shown)  # not by assignment, which a frozen dataclass refuses
+        BaseException.with_traceback(
+            each, shown
+        )  # not by assignment, which a frozen dataclass refuses
     try:
         yield left
     finally:
@@ -164,7 +175,10 @@ def is_group(problem: BaseException) -> bool:
 
 def of_group(problem: BaseException, cells: Mapping[str, int]) -> list[str]:
     """Python's own traceback from the cell on; `cells` are file names of cells with their numbers."""
-    top = next((link for link in walk(problem.__traceback__) if link.tb_frame.f_code.co_filename in cells), None)
+    top = next(
+        (link for link in walk(problem.__traceback__) if link.tb_frame.f_code.co_filename in cells),
+        None,
+    )
     text = "".join(traceback.format_exception(type(problem), problem, top or problem.__traceback__))
     for name, number in cells.items():
         text = text.replace(f'File "{name}", line', f"Cell In[{number}], line")
@@ -194,7 +208,9 @@ def _candidate(problem: BaseException, variables: dict[str, Any]) -> str:
         return found[1] if found else ""
     if isinstance(problem, KeyError):
         key = problem.args[0] if problem.args else None
-        return key if isinstance(key, str) and not _READERS.isdisjoint(own[-1].f_code.co_names) else ""
+        return (
+            key if isinstance(key, str) and not _READERS.isdisjoint(own[-1].f_code.co_names) else ""
+        )
     if isinstance(problem, AttributeError) and problem.obj is sys.modules.get("__main__"):
         return problem.name or ""
     return ""
@@ -221,7 +237,11 @@ class PostMortem(pdb.Pdb):
         self.problem = problem
         self._cells = cells
         self.setup(None, telling(problem.__traceback__) or problem.__traceback__)
-        own = [at for at, (frame, _) in enumerate(self.stack) if not stacks.is_library(frame.f_code.co_filename)]
+        own = [
+            at
+            for at, (frame, _) in enumerate(self.stack)
+            if not stacks.is_library(frame.f_code.co_filename)
+        ]
         if own and own[-1] != self.curindex:
             self.stdout = io.StringIO()  # pdb prints the frame that it goes to
             self._select_frame(own[-1])  # pdb's own way for `up` and `down`
@@ -262,6 +282,10 @@ class PostMortem(pdb.Pdb):
         """A frame as tracebacks name it."""
         frame, line = frame_lineno
         file, name = frame.f_code.co_filename, frame.f_code.co_name
-        where = f"Cell In[{self._cells[file]}], line {line}" if file in self._cells else f"{file}:{line}"
+        where = (
+            f"Cell In[{self._cells[file]}], line {line}"
+            if file in self._cells
+            else f"{file}:{line}"
+        )
         inside = "" if name == "<module>" else f" in {name}"
         return f"{where}{inside}{lprefix}{linecache.getline(file, line).strip()}"

@@ -64,7 +64,9 @@ def _mlflow(name: str) -> TrackerRun:
 
     def write(steps: Sequence[TrackedStep]) -> None:
         metrics = [
-            Metric(tag, value, int(one.when * 1000), one.step) for one in steps for tag, value in one.numbers.items()
+            Metric(tag, value, int(one.when * 1000), one.step)
+            for one in steps
+            for tag, value in one.numbers.items()
         ]
         for first in range(0, len(metrics), 1000):  # as many as one call takes
             client.log_batch(ident, metrics=metrics[first : first + 1000])
@@ -91,7 +93,11 @@ def _wandb(name: str) -> TrackerRun:
     return TrackerRun(write, close)
 
 
-TRACKERS: Mapping[str, Callable[[str], TrackerRun]] = {"tensorboard": _tensorboard, "mlflow": _mlflow, "wandb": _wandb}
+TRACKERS: Mapping[str, Callable[[str], TrackerRun]] = {
+    "tensorboard": _tensorboard,
+    "mlflow": _mlflow,
+    "wandb": _wandb,
+}
 """By the value of ``SkyMagic.tracker``, which is also the package's name."""
 
 
@@ -100,7 +106,9 @@ def _installed(package: str) -> bool:
         spec = importlib.util.find_spec(package)
     except ValueError:  # a module of this name was put into the package's place
         return False
-    return spec is not None and spec.origin is not None  # a folder of this name, such as wandb's own, is no package
+    return (
+        spec is not None and spec.origin is not None
+    )  # a folder of this name, such as wandb's own, is no package
 
 
 class Tracking:
@@ -156,8 +164,13 @@ class Tracking:
         for names, flat in rows.items():
             width = FIXED + len(names)
             for first in range(0, len(flat) if names else 0, width):
-                seconds, numbers = flat[first], dict(zip(names, flat[first + FIXED : first + width], strict=True))
-                yield TrackedStep(self._counted(names, int(flat[first + STEP])), self._began + seconds, numbers)
+                seconds, numbers = (
+                    flat[first],
+                    dict(zip(names, flat[first + FIXED : first + width], strict=True)),
+                )
+                yield TrackedStep(
+                    self._counted(names, int(flat[first + STEP])), self._began + seconds, numbers
+                )
 
     def _counted(self, names: Names, step: int) -> int:
         """The step in a series that only grows: where a loop's steps begin again, as each epoch's do, it counts on."""

@@ -23,7 +23,10 @@ MIME = "application/vnd.jupyter.widget-view+json"
 TAG = re.compile(r"<[^>]+>")
 LONGEST = 110
 """Characters of a widget's repr."""
-MOST, DROPPED = 200, 50  # views that are kept up to date; of more, so many of the oldest stay as they are
+MOST, DROPPED = (
+    200,
+    50,
+)  # views that are kept up to date; of more, so many of the oldest stay as they are
 
 
 def install() -> None:
@@ -105,7 +108,11 @@ class Views:
 
 def as_text(name: str, text: str) -> dict[str, Any]:
     """A display message of text that stands in a line of the rank's output."""
-    return {"data": {"text/plain": text}, "metadata": {IN_LINE: True}, "transient": {"display_id": name}}
+    return {
+        "data": {"text/plain": text},
+        "metadata": {IN_LINE: True},
+        "transient": {"display_id": name},
+    }
 
 
 def text_of(widget: Any) -> str:
@@ -113,12 +120,16 @@ def text_of(widget: Any) -> str:
     kind = type(widget)
     if widget.comm is None:
         return ""
-    if not kind.__module__.startswith("ipywidgets.") and hasattr(widget, "_repr_pretty_"):  # better text than ours
+    if not kind.__module__.startswith("ipywidgets.") and hasattr(
+        widget, "_repr_pretty_"
+    ):  # better text than ours
         from IPython.lib.pretty import pretty
 
         try:
             return str(pretty(widget))  # tqdm's
-        except ReferenceError:  # its loop is over, and the bar is gone: what stays of it are its parts
+        except (
+            ReferenceError
+        ):  # its loop is over, and the bar is gone: what stays of it are its parts
             left, bar, right = map(text_of, widget.children)
             return f"{left}{bar[bar.find('|') : bar.rfind('|') + 1]} {right}".replace("\u2007", " ")
     if hasattr(widget, "children"):
@@ -137,7 +148,10 @@ def text_of(widget: Any) -> str:
 
 def _output_text(output: dict[str, Any]) -> str:
     """One of the outputs of an ipywidgets.Output."""
-    return str(output.get("text") or f"{output.get('data', {}).get('text/plain', output.get('evalue', ''))}\n")
+    return str(
+        output.get("text")
+        or f"{output.get('data', {}).get('text/plain', output.get('evalue', ''))}\n"
+    )
 
 
 def progress(description: str, done: float, total: float) -> str:

@@ -44,7 +44,12 @@ def cluster_of(info: InstanceInfo, nodes: Sequence[int], task: str, port: int) -
 
 
 def environment(
-    base: Mapping[str, str], cluster: InstanceInfo, processes: int, own: Mapping[str, str], error_file: str, text: str
+    base: Mapping[str, str],
+    cluster: InstanceInfo,
+    processes: int,
+    own: Mapping[str, str],
+    error_file: str,
+    text: str,
 ) -> dict[str, str]:
     """All variables of a script.
 
@@ -65,7 +70,9 @@ def environment(
         "TASK_ID": cluster.job_id,
     }
     cluster_variables = {
-        f"{whose}_{name}": str(value) for whose in ("SKYPILOT", "SKYMAGIC") for name, value in described.items()
+        f"{whose}_{name}": str(value)
+        for whose in ("SKYPILOT", "SKYMAGIC")
+        for name, value in described.items()
     }
     return {
         "PYTHONUNBUFFERED": "1",
@@ -98,7 +105,9 @@ def torchrun(cluster: InstanceInfo, text: str) -> dict[str, str]:
     elif cluster.is_head and not on_one_machine:
         defaults["PET_RDZV_CONF"] = "is_host=1"
     elif not on_one_machine and not resolves(socket.gethostname()):
-        defaults["PET_RDZV_CONF"] = "is_host=0"  # torchrun fails over such a name, unless it need not look
+        defaults["PET_RDZV_CONF"] = (
+            "is_host=0"  # torchrun fails over such a name, unless it need not look
+        )
     return defaults
 
 
@@ -113,7 +122,10 @@ def launch(cluster: InstanceInfo, processes: int, text: str) -> dict[str, str]:
     if cluster.total_nodes > 1:  # one node alone meets at a port of torchrun's own choice
         defaults["NNODES"] = cluster.total_nodes
         if C10D_RENDEZVOUS.search(text):
-            defaults |= {"RDZV_ENDPOINT": f"{cluster.head_addr}:{cluster.head_port}", "RDZV_ID": cluster.job_id}
+            defaults |= {
+                "RDZV_ENDPOINT": f"{cluster.head_addr}:{cluster.head_port}",
+                "RDZV_ID": cluster.job_id,
+            }
         else:
             defaults |= {
                 "NODE_RANK": cluster.node, "MASTER_ADDR": cluster.head_addr, "MASTER_PORT": cluster.head_port,

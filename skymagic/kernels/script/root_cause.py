@@ -15,7 +15,9 @@ TRACEBACK_HEAD = "Traceback (most recent call last):"
 EXCEPTION_LINE = re.compile(r"^([A-Za-z_][\w.]*)(?:: (.*))?$")
 LAUNCHER_ERRORS = ("ChildFailedError", "SignalException")
 """What torchrun raises because a worker has failed, or it was told to stop."""
-LAUNCHER_FRAME = re.compile(r'^  File "[^"]*(bin/torchrun|torch/distributed/(run\.py|launcher/|elastic/)[^"]*)", line ')
+LAUNCHER_FRAME = re.compile(
+    r'^  File "[^"]*(bin/torchrun|torch/distributed/(run\.py|launcher/|elastic/)[^"]*)", line '
+)
 LOG_LINE = re.compile(r"^[IWEF]\d{4} [\d:.]+ +\d+ torch/distributed/")
 RULER = re.compile(r"^=+$")
 ROOT_CAUSE = re.compile(
@@ -59,7 +61,9 @@ def root_cause(error_file: str, tail: str) -> Cause | None:
     """
     worker, died = of_launcher(tail)
     text = without_frames(recorded(error_file))
-    if not text and died:  # a worker that was killed has no traceback; those that are there came after
+    if (
+        not text and died
+    ):  # a worker that was killed has no traceback; those that are there came after
         return Cause(died, died, worker)
     text = text or without_frames(traceback_in(tail))
     if not text:
@@ -104,7 +108,10 @@ def of_launcher(tail: str) -> tuple[str, str]:
 
 def named(found: re.Match[str]) -> tuple[str, str]:
     """(which worker, how it was killed) of one that torchrun lists; empty where no signal has ended it."""
-    worker, code = f"torchrun's rank {found['rank']} (local rank {found['local']})", int(found["code"])
+    worker, code = (
+        f"torchrun's rank {found['rank']} (local rank {found['local']})",
+        int(found["code"]),
+    )
     if code >= 0:
         return worker, ""
     return worker, f"{worker}, process {found['pid']}, was ended by {signal_name(-code)}"
@@ -152,7 +159,11 @@ def without_launcher(tail: str) -> list[str]:
 
 def traceback_in(tail: str) -> str:
     """The last traceback that is a cause: none of the launcher's own, and rather not of a process that lost its peer."""
-    found = [text for text in tracebacks(tail) if not text.rpartition("\n")[2].split(":")[0].endswith(LAUNCHER_ERRORS)]
+    found = [
+        text
+        for text in tracebacks(tail)
+        if not text.rpartition("\n")[2].split(":")[0].endswith(LAUNCHER_ERRORS)
+    ]
     causes = [text for text in found if not PEER_LOST.search(text.rpartition("\n")[2])]
     return (causes or found or [""])[-1]
 

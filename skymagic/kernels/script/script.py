@@ -94,7 +94,9 @@ def run(asked: Mapping[str, Any]) -> dict[str, Any]:
     current().outside_groups = True
     try:
         beside_log = os.path.dirname(current().log)
-        with tempfile.TemporaryDirectory(prefix="script-", dir=beside_log, ignore_cleanup_errors=True) as folder:
+        with tempfile.TemporaryDirectory(
+            prefix="script-", dir=beside_log, ignore_cleanup_errors=True
+        ) as folder:
             error_file = os.path.join(folder, "error.json")
             order = _order(asked, folder, error_file)
             end = _carry_out(order, _written(), error_file)
@@ -111,21 +113,30 @@ def run(asked: Mapping[str, Any]) -> dict[str, Any]:
 def _order(asked: Mapping[str, Any], folder: str, error_file: str) -> dict[str, Any]:
     """How the script is started. The text goes into a file: in a command line everyone could read it."""
     path = os.path.join(folder, NAME)
-    with open(os.open(path, os.O_CREAT | os.O_WRONLY, 0o600), "w", encoding="utf-8", errors="surrogateescape") as file:
+    with open(
+        os.open(path, os.O_CREAT | os.O_WRONLY, 0o600),
+        "w",
+        encoding="utf-8",
+        errors="surrogateescape",
+    ) as file:
         file.write(f"{asked['text']}\n")
     info = current().info
     ranks = runtime.participants()
     nodes = sorted({rank // info.local_world_size for rank in ranks})
     task = f"{info.job_id}-{runtime.run_number()}"
     cluster = environment.cluster_of(info, nodes, task, _port(nodes))
-    base = {name: value for name, value in current().base_env.items() if name not in asked["without"]}
+    base = {
+        name: value for name, value in current().base_env.items() if name not in asked["without"]
+    }
     processes = info.accelerators or info.local_world_size
     hostfile = os.path.join(folder, "hostfile")
     with open(hostfile, "w", encoding="utf-8") as file:
         file.write(environment.hostfile(cluster, processes))
     own = {environment.HOSTFILE: hostfile, **asked["env"], MARK: f"{task}-{info.node}"}
     env = environment.environment(base, cluster, processes, own, error_file, asked["text"])
-    shell = shutil.which("bash", path=env["PATH"]) or shutil.which("sh", path=env["PATH"]) or "/bin/sh"
+    shell = (
+        shutil.which("bash", path=env["PATH"]) or shutil.which("sh", path=env["PATH"]) or "/bin/sh"
+    )
     return {
         "argv": [shell, path],
         "cwd": os.path.expanduser(asked["workdir"]) or os.getcwd(),
@@ -140,7 +151,9 @@ def _port(nodes: list[int]) -> int:
     if nodes[0] == current().info.node:
         rendezvous.delete(f"script {current().last_script_run}")
         current().last_script_run = run
-        port = rendezvous.free_port({peer.node: peer.addr for peer in current().info.peers}[nodes[0]])
+        port = rendezvous.free_port(
+            {peer.node: peer.addr for peer in current().info.peers}[nodes[0]]
+        )
         if len(nodes) > 1:
             rendezvous.put(f"script {run}", port)
         return port
@@ -178,7 +191,11 @@ class Command:
         self._since = int(proc.status("self")[19])  # when the first of it can have been started
         try:
             self._process = subprocess.Popen(
-                order["argv"], cwd=order["cwd"], env=order["env"], stdin=subprocess.DEVNULL, process_group=0
+                order["argv"],
+                cwd=order["cwd"],
+                env=order["env"],
+                stdin=subprocess.DEVNULL,
+                process_group=0,
             )
             self._since = int(proc.status(self._process.pid)[19])
         except (OSError, ValueError) as problem:
@@ -280,14 +297,19 @@ def _tail(begun: int) -> str:
         return log.read().decode(errors="replace")
 
 
-def _end(told: Mapping[str, Any], order: Mapping[str, Any], begun: int, error_file: str) -> dict[str, Any]:
+def _end(
+    told: Mapping[str, Any], order: Mapping[str, Any], begun: int, error_file: str
+) -> dict[str, Any]:
     """How the command ended, with the last lines, and the cause of a failure: an `End` as a dictionary."""
     tail = _tail(begun).replace(order["argv"][-1], NAME)
     status = told.get("status")
     cause = None
     if status != 0:
         recorded = ""
-        with contextlib.suppress(OSError), open(error_file, encoding="utf-8", errors="replace") as file:
+        with (
+            contextlib.suppress(OSError),
+            open(error_file, encoding="utf-8", errors="replace") as file,
+        ):
             recorded = file.read()
         cause = root_cause.root_cause(recorded, tail)
     lines = tail.splitlines()

@@ -47,7 +47,9 @@ class StoreFolder:
     def names(self) -> list[str]:
         """Names of all values that are here."""
         folders = filter(Path.is_dir, (self.directory, overflow(self.directory)))
-        return [entry.name for folder in folders for entry in os.scandir(folder) if is_name(entry.name)]
+        return [
+            entry.name for folder in folders for entry in os.scandir(folder) if is_name(entry.name)
+        ]
 
     def open(self, name: str) -> BinaryIO:
         """The file of that name, unbuffered. Raises FileNotFoundError."""
@@ -77,7 +79,9 @@ def _length(entry: os.DirEntry[str]) -> int:
 class IncomingValue:
     """A value that is being written, and may be read meanwhile; closed when it is complete or abandoned."""
 
-    def __init__(self, folder: StoreFolder, name: str, nbytes: int, on_progress: Callable[[], None]) -> None:
+    def __init__(
+        self, folder: StoreFolder, name: str, nbytes: int, on_progress: Callable[[], None]
+    ) -> None:
         self.name = name
         self.final: str | None = None  # the value's name in the store, once it is complete
         self._on_progress = on_progress
@@ -119,7 +123,9 @@ class IncomingValue:
             if not self._open:
                 raise OSError(errno.ECANCELED, "it was given up")
             if (found := self._partial.key()) != key:
-                raise OSError(errno.EBADMSG, f"it was damaged in transit: got {found}, expected {key}")
+                raise OSError(
+                    errno.EBADMSG, f"it was damaged in transit: got {found}, expected {key}"
+                )
             self.final = renamed(self.name, key)
             self._partial.finish(self.final)
             self._end()

@@ -111,14 +111,18 @@ class FileReader:
 
         self._sender.send(ReadReply(request.number, os.fstat(descriptor).st_size - request.offset))
         offset, count, busy = request.offset, 0, False
-        while request.number not in self._cancelled and (data := os.pread(descriptor, PIECE_BYTES, offset)):
+        while request.number not in self._cancelled and (
+            data := os.pread(descriptor, PIECE_BYTES, offset)
+        ):
             offset += len(data)
             count += 1
             busy = busy or self._sender.busy
             self._slow = busy or (self._slow and count < _FAST_AFTER_PIECES)
             sent = deflated(data) if self._slow else data
             check = xxhash.xxh3_64_hexdigest(data)
-            self._sender.send_piece(ReadChunk(request.number, len(sent), sent is not data, check), sent)
+            self._sender.send_piece(
+                ReadChunk(request.number, len(sent), sent is not data, check), sent
+            )
         self._cancelled.discard(request.number)
 
 

@@ -22,7 +22,14 @@ from collections.abc import Callable
 from skymagic.wire import tls
 from skymagic.wire.authentication import Door
 from skymagic.wire.codec import payload_size
-from skymagic.wire.store import PEER_CODEC, PIECE_BYTES, FollowValue, PeerMessage, Replicate, ValuePiece
+from skymagic.wire.store import (
+    PEER_CODEC,
+    PIECE_BYTES,
+    FollowValue,
+    PeerMessage,
+    Replicate,
+    ValuePiece,
+)
 
 HEARTBEAT_INTERVAL = 1.0
 """Seconds after which a server that has nothing to send says so."""
@@ -96,7 +103,9 @@ class PeerServer:
     def __init__(self, address: str, pem: str, read: ReadValue) -> None:
         self._read = read
         self._changed = threading.Condition()
-        self._version = 0  # counts the calls of `wake`: what came between two looks must not be slept through
+        self._version = (
+            0  # counts the calls of `wake`: what came between two looks must not be slept through
+        )
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
         listener = socket.create_server((address, 0), family=family)
         self.port: int = listener.getsockname()[1]
@@ -127,7 +136,9 @@ class PeerServer:
             version = self._version
             try:
                 data, key = self._read(name, offset, PIECE_BYTES)
-            except OSError:  # it is being unlinked; the follower gets another order from the notebook
+            except (
+                OSError
+            ):  # it is being unlinked; the follower gets another order from the notebook
                 data, key = b"", ""
             if data or key:
                 connection.send(ValuePiece(len(data), key), data)
@@ -196,7 +207,10 @@ class Follower:
             except Exception as problem:
                 if self._is_current(order):
                     self.abandon(order.name)
-                    self._fail(order.name, problem if isinstance(problem, OSError) else OSError(str(problem)))
+                    self._fail(
+                        order.name,
+                        problem if isinstance(problem, OSError) else OSError(str(problem)),
+                    )
 
     def _is_current(self, order: Replicate) -> bool:
         with self._changed:

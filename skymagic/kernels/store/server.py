@@ -70,7 +70,11 @@ class ValueServer:
 
             self._server = PeerServer(settings.address, settings.pem, self._read)
             self._follower = Follower(settings.pem, self._append, self._complete, self._fail)
-        sender.send(Ready(self._server.port if self._server else 0, self._folder.room(), self._folder.names()))
+        sender.send(
+            Ready(
+                self._server.port if self._server else 0, self._folder.room(), self._folder.names()
+            )
+        )
 
     def handle(self, message: Any) -> None:
         """Handle a message, or raw bytes that follow one."""
@@ -170,8 +174,12 @@ class ValueServer:
     def _follow(self, message: Replicate) -> None:
         if self._follower is None:
             self._fail(message.name, OSError(errno.ENOTCONN, "this node knows no other"))
-        elif self._folder.find(message.name) is not None:  # it was completed while the connection was down
-            self._sender.send(Stored(message.name, message.name.partition("-")[2], self._folder.room()))
+        elif (
+            self._folder.find(message.name) is not None
+        ):  # it was completed while the connection was down
+            self._sender.send(
+                Stored(message.name, message.name.partition("-")[2], self._folder.room())
+            )
         elif message.name in self._incoming or self._begin(message.name, message.nbytes):
             self._follower.follow(message)
 
@@ -200,7 +208,9 @@ class ValueServer:
     def _assemble(self, message: Assemble) -> None:
         try:
             # opened before the next message: it may unlink them
-            files = {name: self._folder.open(name) for name in {name for name, _, _ in message.slices}}
+            files = {
+                name: self._folder.open(name) for name in {name for name, _, _ in message.slices}
+            }
         except OSError as problem:
             self._fail(message.name, problem)
             return
@@ -208,7 +218,9 @@ class ValueServer:
             slices = [(files[name], offset, nbytes) for name, offset, nbytes in message.slices]
             # on a thread of its own: other nodes may follow meanwhile
             args = message.key, message.name, read_slices(slices)
-            threading.Thread(target=self._copy, args=args, name="values-assemble", daemon=True).start()
+            threading.Thread(
+                target=self._copy, args=args, name="values-assemble", daemon=True
+            ).start()
 
     def _copy(self, key: str, name: str, pieces: Iterator[memoryview]) -> None:
         try:
@@ -270,7 +282,9 @@ def exclusive(directory: Path) -> Iterator[None]:
             if path.exists() and os.path.samestat(os.fstat(descriptor), path.stat()):
                 break
         os.close(descriptor)
-    os.pwrite(descriptor, f"{os.getpid()} {processes.started(os.getpid())}".ljust(HOLDER).encode(), 0)
+    os.pwrite(
+        descriptor, f"{os.getpid()} {processes.started(os.getpid())}".ljust(HOLDER).encode(), 0
+    )
     try:
         yield
     finally:
@@ -288,7 +302,9 @@ def main(directory: str) -> None:
         signal.signal(number, _exit)
     woken = signal_pipe()
     out = os.dup(1)
-    os.dup2(2, 1)  # nothing else may write to the notebook: a library's print would break the protocol
+    os.dup2(
+        2, 1
+    )  # nothing else may write to the notebook: a library's print would break the protocol
     os.write(out, b"\n")  # after whatever a login shell has printed
     end = threading.Event()
     sender = Sender(out, lambda: os.kill(os.getpid(), signal.SIGTERM))

@@ -27,7 +27,16 @@ from skymagic.plan.suggest import did_you_mean
 from skymagic.plan.units import Selection
 
 NO_DEFAULTS = Defaults()
-SLURM_OPTIONS = ("account", "partition", "qos", "time", "constraint", "gres", "reservation", "exclusive")
+SLURM_OPTIONS = (
+    "account",
+    "partition",
+    "qos",
+    "time",
+    "constraint",
+    "gres",
+    "reservation",
+    "exclusive",
+)
 """Options of a pool that are sbatch's, under their own names; together they are one field of the request."""
 KUBERNETES_OPTIONS = {
     "container_image": "image",
@@ -62,24 +71,40 @@ def parse_pool(
 
 
 def pool_of(
-    line: ParsedLine, defaults: Defaults, plugins: Collection[str], providers: Collection[str], *, name: str | None
+    line: ParsedLine,
+    defaults: Defaults,
+    plugins: Collection[str],
+    providers: Collection[str],
+    *,
+    name: str | None,
 ) -> PoolRequest:
     """The pool of a line; what was said of it is checked against what is known, the rest is configured."""
-    configured = {key: getattr(defaults, key) for key in ("provider", "plugins", "idle", "max_lifetime", "max_price")}
+    configured = {
+        key: getattr(defaults, key)
+        for key in ("provider", "plugins", "idle", "max_lifetime", "max_price")
+    }
     stated = {key: value for key, value in line.values.items() if key in POOL_FIELDS}
-    labels = {key: line.labels.get(key, f"%config SkyMagic.{key}") for key in ("provider", "plugins")}
+    labels = {
+        key: line.labels.get(key, f"%config SkyMagic.{key}") for key in ("provider", "plugins")
+    }
     values = {**configured, **stated}
     if values["provider"] != AUTO and values["provider"] not in providers:
         line.mistakes.append(f"{labels['provider']}: {no_provider(values['provider'], providers)}")
     names = [spec.name for spec in values["plugins"]]
     line.mistakes += [f"{labels['plugins']}: {mistake}" for mistake in _unknown(names, plugins)]
-    line.mistakes += [f"{labels['plugins']}: {again} is given twice; keep one of them" for again in _repeated(names)]
+    line.mistakes += [
+        f"{labels['plugins']}: {again} is given twice; keep one of them"
+        for again in _repeated(names)
+    ]
     check_environment(line)
     if "pip" in values:
         try:
             Image(pip=values["pip"])
         except RequestError as wrong:
-            line.mistakes += [f"{line.labels['pip']}: {mistake.removeprefix('pip: ')}" for mistake in wrong.mistakes]
+            line.mistakes += [
+                f"{line.labels['pip']}: {mistake.removeprefix('pip: ')}"
+                for mistake in wrong.mistakes
+            ]
     if (told := [name for name in SLURM_OPTIONS if name in stated]) or stated.get("slurm"):
         options = [(name, "" if stated[name] is True else str(stated[name])) for name in told]
         values = {key: value for key, value in values.items() if key not in told}
@@ -88,10 +113,17 @@ def pool_of(
     if told := [name for name in KUBERNETES_OPTIONS if name in stated]:
         values = {key: value for key, value in values.items() if key not in told}
         values["kubernetes"] = tuple((KUBERNETES_OPTIONS[name], stated[name]) for name in told)
-        stated = {**{key: value for key, value in stated.items() if key not in told}, "kubernetes": ()}
+        stated = {
+            **{key: value for key, value in stated.items() if key not in told},
+            "kubernetes": (),
+        }
     dry_run = bool(line.values.get("dry_run"))
-    request = PoolRequest(**values, cloud=defaults.aws, name=name, dry_run=dry_run, stated=frozenset(stated))
-    if (label := line.labels.get("procs_per_node", "")).endswith("ranks") and request.provider in providers:
+    request = PoolRequest(
+        **values, cloud=defaults.aws, name=name, dry_run=dry_run, stated=frozenset(stated)
+    )
+    if (label := line.labels.get("procs_per_node", "")).endswith(
+        "ranks"
+    ) and request.provider in providers:
         line.mistakes += request.ranks_mistakes(label)
         request = replace(request, nodes=1, stated=request.given() | {"nodes"})
     return request
@@ -100,7 +132,10 @@ def pool_of(
 def check_environment(line: ParsedLine) -> None:
     """Note the variables of --env and --secret that have several values."""
     keys = [key for key, _ in line.values.get("env", ())]
-    line.mistakes += [f"{line.labels['env']}: {key} has several values; keep one of them" for key in _repeated(keys)]
+    line.mistakes += [
+        f"{line.labels['env']}: {key} has several values; keep one of them"
+        for key in _repeated(keys)
+    ]
     line.mistakes += [
         f"{key} is both an --env and a --secret; keep one of them"
         for key in dict.fromkeys(keys)
@@ -110,7 +145,8 @@ def check_environment(line: ParsedLine) -> None:
 
 def _unknown(names: Iterable[str], known: Collection[str]) -> list[str]:
     return [
-        f"no plugin is called {name!r}" + (did_you_mean(name, known) or f"; available: {', '.join(known)}")
+        f"no plugin is called {name!r}"
+        + (did_you_mean(name, known) or f"; available: {', '.join(known)}")
         for name in dict.fromkeys(names)
         if name not in known
     ]
@@ -138,7 +174,9 @@ def parse_broadcast(
         values.get("head") and not parsed.labels.keys() & {"output", "gather"},
         "--head keeps one value of -o or -g: add -o NAME or -g NAMES",
     )
-    return _run(parsed, pool, {"only": defaults.only, "timeout": defaults.timeout, "busy": defaults.busy})
+    return _run(
+        parsed, pool, {"only": defaults.only, "timeout": defaults.timeout, "busy": defaults.busy}
+    )
 
 
 def parse_run(line: str, defaults: Defaults = NO_DEFAULTS) -> RunRequest:
@@ -147,7 +185,10 @@ def parse_run(line: str, defaults: Defaults = NO_DEFAULTS) -> RunRequest:
     Raises RequestError with all mistakes.
     """
     request = parse_broadcast(line, replace(defaults, only=Selection("all")))
-    return replace(request, head=request.targets is None or re.fullmatch(r"-?\d+", request.targets.text) is not None)
+    return replace(
+        request,
+        head=request.targets is None or re.fullmatch(r"-?\d+", request.targets.text) is not None,
+    )
 
 
 def _run(line: ParsedLine, pool: PoolRequest, configured: Mapping[str, Any]) -> RunRequest:
@@ -156,15 +197,22 @@ def _run(line: ParsedLine, pool: PoolRequest, configured: Mapping[str, Any]) -> 
     push, held = values.get("push", ()), values.get("no_push", False)
     both = [name for name in push if isinstance(held, tuple) and name in held]
     line.check(both, f"{', '.join(both)}: named by --push and by --no-push; keep one of them")
-    line.check(values.get("fresh") and held is True and not push, "--fresh sends again what --no-push does not send")
-    line.check(values.get("noblock") and values.get("dry_run"), "--noblock has no meaning with --dry-run")
+    line.check(
+        values.get("fresh") and held is True and not push,
+        "--fresh sends again what --no-push does not send",
+    )
+    line.check(
+        values.get("noblock") and values.get("dry_run"), "--noblock has no meaning with --dry-run"
+    )
     line.check(
         values.get("output") in values.get("gather", ()),
         f"{values.get('output')}: -o and -g would both set it; choose another name for -o",
     )
     if values.get("profile") is True:
         values["profile"] = Selection("head")
-    line.check(values.get("profile") and values.get("noblock"), "--profile has no meaning with --noblock")
+    line.check(
+        values.get("profile") and values.get("noblock"), "--profile has no meaning with --noblock"
+    )
     line.done()
     return RunRequest(pool=pool, **{**configured, **values})
 
@@ -174,7 +222,12 @@ def parse_sh(line: str, defaults: Defaults = NO_DEFAULTS) -> ShellRequest:
     parsed = ParsedLine("sky_sh", line)
     check_environment(parsed)
     parsed.done()
-    values = {"only": defaults.only, "timeout": defaults.timeout, "busy": defaults.busy, **parsed.values}
+    values = {
+        "only": defaults.only,
+        "timeout": defaults.timeout,
+        "busy": defaults.busy,
+        **parsed.values,
+    }
     values["pool"] = values.pop("name", None)
     return ShellRequest(**values)
 
@@ -186,7 +239,10 @@ def scan_body(body: str) -> tuple[list[ParsedOption], list[str], list[str]]:
     """(options given, the pool's name if it stands there, mistakes) of a TOML body."""
     try:
         table = tomllib.loads(body)
-    except (ValueError, RecursionError) as wrong:  # a ValueError too where a number has thousands of digits
+    except (
+        ValueError,
+        RecursionError,
+    ) as wrong:  # a ValueError too where a number has thousands of digits
         return [], [], [f"the cell is not TOML: {wrong}"]
     known = {name.lstrip("-"): option for option in (*POOL, DRY_RUN) for name in option.spellings}
     given: list[ParsedOption] = []
@@ -216,7 +272,9 @@ def _entry(option: Option, key: str, value: object) -> list[ParsedOption]:
         return [ParsedOption(option, key, item) for item in value]
     if option.field in _TABLES and isinstance(value, dict):
         return [
-            ParsedOption(option, key, None, (_TABLES[option.field](f"{key}.{inner}", inner, value[inner]),))
+            ParsedOption(
+                option, key, None, (_TABLES[option.field](f"{key}.{inner}", inner, value[inner]),)
+            )
             for inner in value
         ]
     takes = "a string or a list of strings" if several else "a string or a number"
@@ -232,13 +290,18 @@ def _env_entry(label: str, name: str, value: object) -> tuple[str, str]:
 
 
 def _plugin_entry(label: str, name: str, value: object) -> PluginSpec:
-    options = {key: _scalar(inner) for key, inner in value.items()} if isinstance(value, dict) else None
+    options = (
+        {key: _scalar(inner) for key, inner in value.items()} if isinstance(value, dict) else None
+    )
     if options is None or None in options.values():
         raise RequestError(f"{label} takes a table of strings: [{label}]")
     return PluginSpec(name, {key: str(text) for key, text in options.items()})
 
 
-_TABLES: dict[str, Callable[[str, str, object], Any]] = {"env": _env_entry, "plugins": _plugin_entry}
+_TABLES: dict[str, Callable[[str, str, object], Any]] = {
+    "env": _env_entry,
+    "plugins": _plugin_entry,
+}
 
 
 def _scalar(value: object) -> str | None:
@@ -246,5 +309,7 @@ def _scalar(value: object) -> str | None:
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, int):
-        return f"{value}" if value.bit_length() <= 64 else None  # thousands of digits have no text in Python
+        return (
+            f"{value}" if value.bit_length() <= 64 else None
+        )  # thousands of digits have no text in Python
     return str(value) if isinstance(value, str | float) else None

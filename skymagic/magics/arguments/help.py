@@ -24,12 +24,20 @@ def help_text(magic: str) -> str:
         f"{mark}{magic} {' '.join(filter(None, (face.words, '[options]' * bool(face.options))))}".rstrip(),
     ]
     if face.examples:
-        lines += ["", "Examples:", *(f"    {line}" for example in face.examples for line in example.splitlines())]
+        lines += [
+            "",
+            "Examples:",
+            *(f"    {line}" for example in face.examples for line in example.splitlines()),
+        ]
     if options := [option for option in face.options if option.common]:
-        rows = [(f"{', '.join(option.names)} {option.metavar}".rstrip(), option.help) for option in options]
+        rows = [
+            (f"{', '.join(option.names)} {option.metavar}".rstrip(), option.help)
+            for option in options
+        ]
         lines += ["", "Options:"]
         lines += [
-            f"    {left:<32} {right}" if len(left) <= 32 else f"    {left}\n{'':37}{right}" for left, right in rows
+            f"    {left:<32} {right}" if len(left) <= 32 else f"    {left}\n{'':37}{right}"
+            for left, right in rows
         ]
     if more := [option.names[-1] for option in face.options if not option.common]:
         lines += [
@@ -54,7 +62,11 @@ def help_alone(lines: list[str]) -> list[str]:
     if found[1] == "%" and not MAGICS[found[2]].cell:
         return lines
     name = found[2]
-    call = f"cell_magic({name!r}, '--help', 'pass')" if MAGICS[name].cell else f"line_magic({name!r}, '--help')"
+    call = (
+        f"cell_magic({name!r}, '--help', 'pass')"
+        if MAGICS[name].cell
+        else f"line_magic({name!r}, '--help')"
+    )
     return [f"get_ipython().run_{call}\n"]
 
 
@@ -118,7 +130,11 @@ def complete(magic: str, text: str, names: CompletionNames | None = None) -> lis
     elif last.is_option or (option is None and word == "-"):
         used = {known[token.text].field for token in tokens if token.text in known}
         several = {item.field for item in face.accepted if item.takes != "one"}
-        left = (item for item in known if item in known[item].names and known[item].field not in used - several)
+        left = (
+            item
+            for item in known
+            if item in known[item].names and known[item].field not in used - several
+        )
         return [item for item in left if item.casefold().startswith(word.casefold())]
     if option is None and face.words.startswith("RANKS") and not tokens:
         return []  # ranks come first, and then names
@@ -135,7 +151,9 @@ def _completing(known: Mapping[str, Option], before: Sequence[Token]) -> Option 
         if token.is_option:
             option = known.get(token.text)
             one_only = option is not None and option.takes in ("one", "list")
-            return None if option is None or option.read is None or (distance and one_only) else option
+            return (
+                None if option is None or option.read is None or (distance and one_only) else option
+            )
     return None
 
 

@@ -168,7 +168,9 @@ def parse_shell(line: str) -> CommandRequest:
     command = line[end:].strip()
     if command.startswith("-"):  # an option that there is not, or one without its value
         end, command = len(line), ""
-    return CommandRequest(command=command, **_fields(ParsedLine("sky_shell", line[:end]), targets="ranks"))
+    return CommandRequest(
+        command=command, **_fields(ParsedLine("sky_shell", line[:end]), targets="ranks")
+    )
 
 
 def parse_names(magic: str, line: str) -> NamesRequest:
@@ -188,7 +190,9 @@ def parse_clone(line: str) -> CloneRequest:
     try:
         targets = Selection(parsed.words[0] if parsed.words else "")
     except RequestError:
-        parsed.mistakes.append("name the rank that gets the variables first: %sky_clone 2 --from 0 model")
+        parsed.mistakes.append(
+            "name the rank that gets the variables first: %sky_clone 2 --from 0 model"
+        )
     names = _identifiers(parsed, "sky_clone", parsed.words[1:])
     return CloneRequest(targets, names=names, **_fields(parsed))
 
@@ -209,7 +213,8 @@ def parse_forward(line: str) -> ForwardRequest:
     parsed.check(not parsed.words, "%sky_forward needs a port: %sky_forward 6006")
     for word in parsed.words:
         parsed.check(
-            not (word.isdecimal() and 0 < int(word) < 1 << 16), f"{word} is not a port: give a number from 1 to 65535"
+            not (word.isdecimal() and 0 < int(word) < 1 << 16),
+            f"{word} is not a port: give a number from 1 to 65535",
         )
     fields = _fields(parsed)
     return ForwardRequest(tuple(dict.fromkeys(map(int, parsed.words))), **fields)
@@ -219,10 +224,14 @@ def parse_status(line: str) -> StatusRequest:
     """``%sky_status [NAME] [-o NAME] [--hosts HOSTS [--disk] | --provider aws]``. Raises RequestError with all mistakes."""
     parsed = ParsedLine("sky_status", line)
     request = StatusRequest(**parsed.values)
-    parsed.check(request.disk and not request.hosts, "--disk says what is on hosts: name them with --hosts")
+    parsed.check(
+        request.disk and not request.hosts, "--disk says what is on hosts: name them with --hosts"
+    )
     for place in ("hosts", "provider"):
         kept_elsewhere = request.output and place in parsed.values
-        parsed.check(kept_elsewhere, f"-o keeps how this notebook's pools are: leave it out with --{place}")
+        parsed.check(
+            kept_elsewhere, f"-o keeps how this notebook's pools are: leave it out with --{place}"
+        )
     parsed.mistakes += request.mistakes()
     parsed.done()
     return request
@@ -240,10 +249,14 @@ def parse_pip(line: str) -> PipRequest:
     """``%sky_pip install NAMES``, ``%sky_pip list``, each with ``--pool NAME`` or ``--all``. Raises RequestError with all mistakes."""
     parsed = ParsedLine("sky_pip", line)
     word, wanted, found = (parsed.words or [""])[0], parsed.words[1:], tuple[str, ...]()
-    parsed.check(word not in ("install", "list"), "say what to do: %sky_pip install NAME or %sky_pip list")
+    parsed.check(
+        word not in ("install", "list"), "say what to do: %sky_pip install NAME or %sky_pip list"
+    )
     parsed.check(word == "install" and not wanted, "%sky_pip install needs the names of packages")
     parsed.check(word == "list" and wanted, f"%sky_pip list takes no names ({' '.join(wanted)})")
-    parsed.check(parsed.values.get("all") and parsed.values.get("name"), "say --pool NAME or --all, not both")
+    parsed.check(
+        parsed.values.get("all") and parsed.values.get("name"), "say --pool NAME or --all, not both"
+    )
     for text in wanted if word == "install" else ():
         with noted_in(parsed.mistakes):
             found += packages(text)
@@ -264,7 +277,9 @@ def parse_attach(line: str) -> AttachRequest:
     parsed = ParsedLine("sky_attach", line)
     request = AttachRequest(**parsed.values)
     parsed.check(request.take_over and request.name is None, "--take-over: say which pool")
-    parsed.check(request.provider and not request.login, "--provider slurm: name the login node with --login")
+    parsed.check(
+        request.provider and not request.login, "--provider slurm: name the login node with --login"
+    )
     parsed.mistakes += place_mistakes((), request.provider, request.login)
     parsed.done()
     return request
@@ -292,4 +307,6 @@ def _identifiers(parsed: ParsedLine, magic: str, words: Sequence[str]) -> tuple[
 def _fields(parsed: ParsedLine, **renamed: str) -> dict[str, Any]:
     """The fields of a request that options fill; what ``--pool`` names is its `pool`. Raises RequestError with all mistakes."""
     parsed.done()
-    return {{"name": "pool", **renamed}.get(key, key): value for key, value in parsed.values.items()}
+    return {
+        {"name": "pool", **renamed}.get(key, key): value for key, value in parsed.values.items()
+    }

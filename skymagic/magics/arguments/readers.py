@@ -41,7 +41,9 @@ def limit(text: str) -> float | None:
 def dollars(text: str) -> float:
     """A price per hour above 0, with or without ``$``."""
     if not re.fullmatch(r"\$?[0-9]{1,9}(\.[0-9]{1,9})?", text) or not float(text.lstrip("$")):
-        raise RequestError(f"{text!r} is not a price: write dollars per hour for the whole pool, as in 12.50")
+        raise RequestError(
+            f"{text!r} is not a price: write dollars per hour for the whole pool, as in 12.50"
+        )
     return float(text.lstrip("$"))
 
 
@@ -64,13 +66,16 @@ def matching(pattern: str, refusal: str) -> Reader:
 
 
 pool_name = matching(
-    r"[A-Za-z0-9][A-Za-z0-9_-]{0,39}", "is not a name for a pool: use letters, digits, - and _, at most 40"
+    r"[A-Za-z0-9][A-Za-z0-9_-]{0,39}",
+    "is not a name for a pool: use letters, digits, - and _, at most 40",
 )
 """The name of a pool, which is also part of file names."""
 _region = matching(r"[A-Za-z0-9][A-Za-z0-9-]{0,39}", "is not a region: write one like eu-central-1")
 path = matching(r"[^\0]+", "is not a path")  # it need not exist
 variable = matching(r"[A-Za-z_][A-Za-z0-9_]*", "is not a name for an environment variable")
-host = matching(r"(?!-)(@\S+|[\w.@:%\[\],-]+)", "is not a host: write NAME, USER@NAME:PORT, NAME[1-8] or @FILE")
+host = matching(
+    r"(?!-)(@\S+|[\w.@:%\[\],-]+)", "is not a host: write NAME, USER@NAME:PORT, NAME[1-8] or @FILE"
+)
 """A host, a range of them or a file of them; never what a command would take for an option."""
 
 
@@ -84,7 +89,9 @@ def pair(text: str) -> tuple[tuple[str, str], ...]:
     """``NAME=value``, as a list of one pair."""
     name, equals, value = text.partition("=")
     if not equals:
-        raise RequestError(f"{text!r} has no value: write NAME=value, or --secret {text} for the notebook's own")
+        raise RequestError(
+            f"{text!r} has no value: write NAME=value, or --secret {text} for the notebook's own"
+        )
     return ((variable(name), value),)
 
 
@@ -131,7 +138,9 @@ def cluster(text: str) -> str:
     """The address of a Ray cluster: ``auto``, ``HOST:PORT``, ``ray://HOST:PORT``."""
     if text == "auto" or re.fullmatch(r"(ray://)?([\w.-]+|\[[0-9A-Fa-f:.]+\]):\d{1,5}", text):
         return text
-    raise RequestError(f"{text!r} is no address of a Ray cluster: write auto, HOST:6379 or ray://HOST:10001")
+    raise RequestError(
+        f"{text!r} is no address of a Ray cluster: write auto, HOST:6379 or ray://HOST:10001"
+    )
 
 
 def directive(text: str) -> str:
@@ -149,7 +158,9 @@ def directives(text: str) -> tuple[tuple[str, str], ...]:
         if found and not equals and not re.fullmatch(r"[a-z][a-z-]+", name):
             found[-1] = (found[-1][0], f"{found[-1][1]},{piece}")
         else:
-            found.append((name.strip().removeprefix("--"), directive(value.strip()) if equals else ""))
+            found.append(
+                (name.strip().removeprefix("--"), directive(value.strip()) if equals else "")
+            )
     return tuple(found)
 
 
@@ -158,7 +169,9 @@ def one_of(*words: str) -> Reader:
 
     def read(text: str) -> str:
         if text not in words:
-            raise RequestError(f"{text!r} is not one of {', '.join(words)}{did_you_mean(text, words)}")
+            raise RequestError(
+                f"{text!r} is not one of {', '.join(words)}{did_you_mean(text, words)}"
+            )
         return text
 
     return read

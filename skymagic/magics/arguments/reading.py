@@ -55,7 +55,12 @@ def _token(line: str, position: int) -> tuple[Token | None, int]:
     quoted = line[position] in "'\""
     while position < len(line):
         here, following = line[position], line[position + 1 : position + 2]
-        if here == "\\" and opened != "'" and following and (following in "\"'\\#" or following.isspace()):
+        if (
+            here == "\\"
+            and opened != "'"
+            and following
+            and (following in "\"'\\#" or following.isspace())
+        ):
             text, position = text + following, position + 1
         elif opened:
             text, opened = (text, "") if here == opened else (text + here, opened)
@@ -96,8 +101,15 @@ def scan(magic: Magic, tokens: Sequence[Token]) -> tuple[list[ParsedOption], lis
             continue
         option, label, text = _match(token.text, known)
         if option is None:
-            mistakes.append(f"{label}: {REFUSED.get(label) or f'no such option{did_you_mean(label, known)}'}")
-            if rest and not rest[0].is_option and text is None and (not magic.words or magic.takes_pool):
+            mistakes.append(
+                f"{label}: {REFUSED.get(label) or f'no such option{did_you_mean(label, known)}'}"
+            )
+            if (
+                rest
+                and not rest[0].is_option
+                and text is None
+                and (not magic.words or magic.takes_pool)
+            ):
                 rest.pop(0)  # most likely its value, and not a mistake of its own
             continue
         if option.read is None and text is not None:
@@ -105,7 +117,9 @@ def scan(magic: Magic, tokens: Sequence[Token]) -> tuple[list[ParsedOption], lis
         elif option.read is not None:
             text = _value_of(option, text, rest)
             if text is None and option.takes != "maybe":
-                after = f"; {rest[0].text!r} after it is an option, unless you quote it" if rest else ""
+                after = (
+                    f"; {rest[0].text!r} after it is an option, unless you quote it" if rest else ""
+                )
                 mistakes.append(f"{label} needs {option.metavar}{after}")
                 continue
         given.append(ParsedOption(option, label, text))
@@ -116,7 +130,12 @@ def _match(text: str, known: Mapping[str, Option]) -> tuple[Option | None, str, 
     """(option or None, its name as written, value in the same token)."""
     name, equals, value = text.partition("=")
     short = known.get(text[:2])
-    if name not in known and f"-{name}" not in known and short is not None and short.read is not None:
+    if (
+        name not in known
+        and f"-{name}" not in known
+        and short is not None
+        and short.read is not None
+    ):
         return short, text[:2], text[2:].removeprefix("=")
     return known.get(name), name, value if equals else None
 
@@ -126,14 +145,21 @@ def _value_of(option: Option, text: str | None, rest: list[Token]) -> str | None
     parts = [] if text is None else [text]
     while rest and not rest[0].is_option:
         all_of_them = option.takes in ("names", "maybe") and text is None
-        comma = option.takes != "one" and parts and (parts[-1].endswith(",") or rest[0].text.startswith(","))
+        comma = (
+            option.takes != "one"
+            and parts
+            and (parts[-1].endswith(",") or rest[0].text.startswith(","))
+        )
         if parts and not all_of_them and not comma:
             break
         parts.append(rest.pop(0).text)
     return " ".join(parts) if parts else None
 
 
-_REPEATABLE = ("hosts", "plugins")  # one host may be two nodes; a plugin given twice is a mistake, met later
+_REPEATABLE = (
+    "hosts",
+    "plugins",
+)  # one host may be two nodes; a plugin given twice is a mistake, met later
 
 
 def read(given: Iterable[ParsedOption], mistakes: list[str]) -> dict[str, Any]:
@@ -166,7 +192,9 @@ def read(given: Iterable[ParsedOption], mistakes: list[str]) -> dict[str, Any]:
 class ParsedLine:
     """A line on its way to a request: values read, words left, mistakes met."""
 
-    def __init__(self, magic: str, line: str, more: Iterable[ParsedOption] = (), words: Iterable[str] = ()) -> None:
+    def __init__(
+        self, magic: str, line: str, more: Iterable[ParsedOption] = (), words: Iterable[str] = ()
+    ) -> None:
         tokens, self.mistakes = split(line)
         given, self.words, unknown = scan(MAGICS[magic], tokens)
         self.words += [word for word in words if word not in self.words]
@@ -183,7 +211,9 @@ class ParsedLine:
         """A pool's name stands alone or after ``--pool``: it fills the field `name` either way."""
         name = self.word("name of a pool", pool_name)
         if name is not None and self.values.setdefault("name", name) != name:
-            self.mistakes.append(f"{name} and --pool {self.values['name']} are two pools; keep one of them")
+            self.mistakes.append(
+                f"{name} and --pool {self.values['name']} are two pools; keep one of them"
+            )
 
     def check(self, wrong: object, mistake: str) -> None:
         """Note a mistake when `wrong`."""
@@ -193,7 +223,9 @@ class ParsedLine:
     def word(self, what: str, reader: Reader) -> Any:
         """The one word that may stand without an option, or None."""
         if len(self.words) > 1:
-            self.mistakes.append(f"one {what}, not {len(self.words)} ({', '.join(map(repr, self.words))})")
+            self.mistakes.append(
+                f"one {what}, not {len(self.words)} ({', '.join(map(repr, self.words))})"
+            )
         elif self.words:
             try:
                 return reader(self.words[0])

@@ -75,7 +75,9 @@ def legs(backend: str) -> dict[str, str]:
     """Device → backend: of ``"cpu:gloo,cuda:nccl"``; a name alone serves what torch lets it serve."""
     if ":" in backend:
         return dict(pair.strip().split(":", 1) for pair in backend.lower().split(","))
-    return {"nccl": {"cuda": "nccl"}}.get(backend.lower(), dict.fromkeys(("cpu", "cuda"), backend.lower()))
+    return {"nccl": {"cuda": "nccl"}}.get(
+        backend.lower(), dict.fromkeys(("cpu", "cuda"), backend.lower())
+    )
 
 
 def device_for_talk(legs_of_group: Mapping[str, str]) -> str:

@@ -38,7 +38,9 @@ def rebind(new: Any, before: list[Any], made: Mapping[int, Any]) -> None:
         return made.get(id(value), new if value.group_desc == DEFAULT else value)
 
     def update(names: dict[Any, Any]) -> None:
-        names.update({name: now(value) for name, value in list(names.items()) if now(value) is not value})
+        names.update(
+            {name: now(value) for name, value in list(names.items()) if now(value) is not value}
+        )
 
     # some 100,000, so few words for each; their tuples are not known to gc where all that is in them is groups
     for function in [each for each in gc.get_objects() if type(each) is FunctionType]:
@@ -97,7 +99,10 @@ def variables() -> dict[str, Any]:
 
 def name_of(value: object) -> str:
     """The variable that holds a value, or its type."""
-    return next((name for name, held in variables().items() if held is value and name[:1] != "_"), type(value).__name__)
+    return next(
+        (name for name, held in variables().items() if held is value and name[:1] != "_"),
+        type(value).__name__,
+    )
 
 
 def lost_groups(variables: Mapping[str, Any]) -> list[str]:
@@ -108,7 +113,9 @@ def lost_groups(variables: Mapping[str, Any]) -> list[str]:
     return [
         f"{name}: this process group is gone; make it again with dist.new_group"
         for name, value in sorted(variables.items(), key=lambda item: item[0])
-        if isinstance(value, ProcessGroup) and value not in c10d._world.pg_map and not name.startswith("_")
+        if isinstance(value, ProcessGroup)
+        and value not in c10d._world.pg_map
+        and not name.startswith("_")
     ]
 
 
@@ -123,17 +130,27 @@ def differing(wrappers: list[Any]) -> list[str]:
     def fingerprint(wrapper: Any) -> str:
         totals: dict[Any, Any] = {}
         for parameter in wrapper.parameters():
-            total = totals.setdefault(parameter.device, torch.zeros(2, dtype=torch.float64, device=parameter.device))
+            total = totals.setdefault(
+                parameter.device, torch.zeros(2, dtype=torch.float64, device=parameter.device)
+            )
             for piece in parameter.detach().contiguous().view(-1).split(PIECE):
                 values = piece.double()
                 total += torch.stack([values.sum(), values.dot(values)])
-        return repr([total.tolist() for total in totals.values()])  # as text, for two NaN are the same here
+        return repr(
+            [total.tolist() for total in totals.values()]
+        )  # as text, for two NaN are the same here
 
     with torch.no_grad():
         mine = {name_of(wrapper): fingerprint(wrapper) for wrapper in wrappers}
     everyone = membership.tell_all(list(mine.items()))
-    told = {name: (membership.digest(name), membership.digest(value)) for name, value in mine.items()}
-    unequal = sorted(name for name, (key, value) in told.items() if any(o.get(key, value) != value for o in everyone))
+    told = {
+        name: (membership.digest(name), membership.digest(value)) for name, value in mine.items()
+    }
+    unequal = sorted(
+        name
+        for name, (key, value) in told.items()
+        if any(o.get(key, value) != value for o in everyone)
+    )
     why = "its parameters differ between ranks, because only some had stepped; take rank 0's on all"
     return [f"{name}: {why}: {SYNC.format(name=name)}" for name in unequal]
 
@@ -158,7 +175,9 @@ def reset_steps(*, waits: bool) -> None:
                 if (whole := getattr(parameter, "_unsharded_param", None)) is not None:
                     whole.grad = None
         if state._is_root:
-            with contextlib.suppress(Exception):  # another version of torch, or more is broken: it is named as lost
+            with contextlib.suppress(
+                Exception
+            ):  # another version of torch, or more is broken: it is named as lost
                 state._reset_iter_state()
 
 
@@ -169,7 +188,9 @@ def _fsdp2_states() -> list[Any]:
     return [one for one in gc.get_objects() if issubclass(type(one), module.FSDPState)]
 
 
-def lost_shards(variables: dict[str, Any], alive: Collection[int], world_size: int | None) -> list[str]:
+def lost_shards(
+    variables: dict[str, Any], alive: Collection[int], world_size: int | None
+) -> list[str]:
     """What is sharded and cannot go on, in sentences.
 
     Args:
@@ -186,17 +207,27 @@ def lost_shards(variables: dict[str, Any], alive: Collection[int], world_size: i
             found.append(f"{name}: {what} whose process group is gone; make it again")
         elif what and (gone := sorted(set(ranks or ()) - set(alive))):
             where = ", ".join(map(str, gone))
-            found.append(f"{name}: {what} has lost its part on rank {where}; make it again, from a checkpoint")
+            found.append(
+                f"{name}: {what} has lost its part on rank {where}; make it again, from a checkpoint"
+            )
         elif what and world_size is not None:
-            found.append(f"{name}: {what} is sharded over another number of ranks than {world_size}; make it again")
+            found.append(
+                f"{name}: {what} is sharded over another number of ranks than {world_size}; make it again"
+            )
         elif what and _torn(value):
-            found.append(f"{name}: {what} was interrupted within a step and cannot be carried over; make it again")
+            found.append(
+                f"{name}: {what} was interrupted within a step and cannot be carried over; make it again"
+            )
     return found
 
 
 def _kind(value: Any) -> str:
     """What a sharded value is, in words; empty for others."""
-    names = {kind.__name__ for kind in type(value).__mro__ if kind.__module__.startswith("torch.distributed")}
+    names = {
+        kind.__name__
+        for kind in type(value).__mro__
+        if kind.__module__.startswith("torch.distributed")
+    }
     words = {
         "FullyShardedDataParallel": "an FSDP module",
         "FSDPModule": "an FSDP module",
@@ -218,8 +249,12 @@ def _ranks(value: Any) -> list[int] | None:
         elif hasattr(value, "device_mesh"):
             meshes = [value.device_mesh]
         else:
-            states = [getattr(module, "_get_fsdp_state", lambda: None)() for module in value.modules()]
-            groups = [group for state in states if state is not None for group in state._fsdp_param_groups]
+            states = [
+                getattr(module, "_get_fsdp_state", lambda: None)() for module in value.modules()
+            ]
+            groups = [
+                group for state in states if state is not None for group in state._fsdp_param_groups
+            ]
             meshes = [group.mesh_info.mesh for group in groups]
         for mesh in meshes:
             for group in mesh.get_all_groups():
@@ -237,5 +272,8 @@ def _torn(value: Any) -> bool:
             parts += [module.training_state, module._handle._training_state]
         with contextlib.suppress(AttributeError):
             state = module._get_fsdp_state()
-            parts += [state._training_state, *(group._training_state for group in state._fsdp_param_groups)]
+            parts += [
+                state._training_state,
+                *(group._training_state for group in state._fsdp_param_groups),
+            ]
     return any(part.name != "IDLE" for part in parts)

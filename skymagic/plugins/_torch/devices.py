@@ -95,7 +95,9 @@ def _loaders(module: types.ModuleType) -> None:
             step(waited, begun - since)
         batch = plain(self)
         # of the first batch its workers' start is a part: the second step begins the count
-        self._skymagic_step = (clock() - begun, begun) if last is not None or not self._num_workers else (0.0, begun)
+        self._skymagic_step = (
+            (clock() - begun, begun) if last is not None or not self._num_workers else (0.0, begun)
+        )
         return batch
 
     iterator.__next__ = timed

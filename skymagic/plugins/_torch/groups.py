@@ -39,7 +39,10 @@ class Group:
     """
 
     def __init__(
-        self, backend: str | None, timeout: timedelta | None = None, posted: backends.Posted | None = None
+        self,
+        backend: str | None,
+        timeout: timedelta | None = None,
+        posted: backends.Posted | None = None,
     ) -> None:
         self.backend = backend
         self.timeout = timeout
@@ -47,13 +50,19 @@ class Group:
         self._connections = Connections()
         self._aborts = unblock.Aborts()
         self._wrappers: weakref.WeakSet[Any] = weakref.WeakSet()
-        self._on_default: weakref.WeakSet[Any] = weakref.WeakSet()  # wrappers that use the default group
+        self._on_default: weakref.WeakSet[Any] = (
+            weakref.WeakSet()
+        )  # wrappers that use the default group
         self._store: Any = None
         self._ours = False
-        self._reported: set[tuple[str, int]] = set()  # notes, each with the variable that it is about
+        self._reported: set[tuple[str, int]] = (
+            set()
+        )  # notes, each with the variable that it is about
         self._size = 0  # number of ranks in the default group
         self._before: list[membership.Subgroup] = []
-        self._defaults: list[Any] = []  # groups that are gone, while others are formed in their place
+        self._defaults: list[
+            Any
+        ] = []  # groups that are gone, while others are formed in their place
 
     def join(self, info: InstanceInfo) -> None:
         """Form the group at a process's start; a rank that replaces another also takes part in what the others agree on."""
@@ -78,7 +87,11 @@ class Group:
             try:
                 with rendezvous.waiting():
                     dist.init_process_group(
-                        backend, store=prefix, rank=info.rank, world_size=info.world_size, timeout=self.timeout
+                        backend,
+                        store=prefix,
+                        rank=info.rank,
+                        world_size=info.world_size,
+                        timeout=self.timeout,
                     )
             finally:
                 self._ours = False
@@ -94,7 +107,10 @@ class Group:
         store.set(str(info.rank), json.dumps(asdict(self.posted)))
         with rendezvous.waiting():
             if info.rank == 0:
-                posted = [backends.Posted(**json.loads(store.get(str(rank)))) for rank in range(info.world_size)]
+                posted = [
+                    backends.Posted(**json.loads(store.get(str(rank))))
+                    for rank in range(info.world_size)
+                ]
                 try:
                     store.set("chosen", f"+{backends.choose(self.backend, posted)}")
                 except ValueError as refused:
@@ -104,7 +120,9 @@ class Group:
             raise ValueError(chosen[1:])
         for name in dict.fromkeys(backends.legs(chosen[1:]).values()):
             if not dist.is_backend_available(name):
-                raise ValueError(f"this PyTorch ({torch.__version__}) is built without the backend {name!r}")
+                raise ValueError(
+                    f"this PyTorch ({torch.__version__}) is built without the backend {name!r}"
+                )
         return str(chosen[1:])
 
     def leave(self) -> None:
@@ -118,7 +136,9 @@ class Group:
                 dist.destroy_process_group()
             finally:
                 self._ours = False
-        c10d._world.group_count = 0  # names of groups are made of it, and must be the same on all ranks
+        c10d._world.group_count = (
+            0  # names of groups are made of it, and must be the same on all ranks
+        )
         self._connections.forget()
 
     def free(self) -> int:
@@ -133,7 +153,9 @@ class Group:
         self.free()  # asynchronous work may be pending without anybody waiting for it
         self._aborts.wait()
         # after an attempt that failed, what variables hold is still of the time before it
-        self._before = list({one.key: one for one in (*membership.existing(), *self._before)}.values())
+        self._before = list(
+            {one.key: one for one in (*membership.existing(), *self._before)}.values()
+        )
         self._defaults += [dist.group.WORLD]
         self.leave()
         gc.collect()  # errors hold frames, and frames the old groups with their connections and threads
@@ -176,7 +198,9 @@ class Group:
                 wrapper.process_group = dist.group.WORLD
                 wrapper.__setstate__(wrapper.__getstate__())
             except Exception as problem:
-                lost.append(f"{carryover.name_of(wrapper)}: wrap it in DistributedDataParallel again ({problem})")
+                lost.append(
+                    f"{carryover.name_of(wrapper)}: wrap it in DistributedDataParallel again ({problem})"
+                )
         for wrapper in [one for one in self._wrappers if one not in self._on_default]:
             with contextlib.suppress(Exception):  # its group is gone
                 dist.get_process_group_ranks(wrapper.process_group)
@@ -244,7 +268,9 @@ class Group:
                 )
                 return
             # torch keys what it stores by this number, so that a second group on one store does not meet the first one's
-            os.environ["TORCHELASTIC_RESTART_COUNT"] = str(int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "-1")) + 1)
+            os.environ["TORCHELASTIC_RESTART_COUNT"] = str(
+                int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "-1")) + 1
+            )
             init(*args, **kwargs)
 
         @functools.wraps(destroy)
@@ -278,14 +304,18 @@ class Group:
                 return helper(*args, **kwargs)
 
         @functools.wraps(wrap)
-        def ddp_init(wrapper: Any, /, *args: Any, **kwargs: Any) -> None:  # DDP(module=…) is an argument of its own
+        def ddp_init(
+            wrapper: Any, /, *args: Any, **kwargs: Any
+        ) -> None:  # DDP(module=…) is an argument of its own
             wrap(wrapper, *args, **kwargs)
             self._wrappers.add(wrapper)
             if wrapper.process_group is dist.group.WORLD:
                 self._on_default.add(wrapper)
 
         @functools.wraps(rebuild)
-        def ddp_setstate(wrapper: Any, state: dict[str, Any]) -> None:  # a copy, or one that comes from another rank
+        def ddp_setstate(
+            wrapper: Any, state: dict[str, Any]
+        ) -> None:  # a copy, or one that comes from another rank
             rebuild(wrapper, carryover.on_own_device(state))
             carryover.complete(wrapper)
             self._wrappers.add(wrapper)
@@ -334,7 +364,13 @@ def open_store(info: InstanceInfo) -> tuple[Any, str]:
     import torch.distributed as dist
 
     size = info.world_size
-    make = partial(dist.TCPStore, info.head_addr, world_size=size, timeout=STORE_TIMEOUT, wait_for_workers=False)
+    make = partial(
+        dist.TCPStore,
+        info.head_addr,
+        world_size=size,
+        timeout=STORE_TIMEOUT,
+        wait_for_workers=False,
+    )
     if info.rank == 0:
         listener = socket.create_server((info.head_addr, 0))
         port = listener.getsockname()[1]

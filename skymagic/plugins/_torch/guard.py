@@ -62,7 +62,9 @@ def installed() -> Iterator[None]:
         patches.put(DDP, "__init__", guarded_ddp(DDP.__init__, "DistributedDataParallel"))
         if hasattr(DDP, "_pre_forward"):  # called by forward, and out of the sight of torch.compile
             patches.put(
-                DDP, "_pre_forward", guarded_ddp(DDP._pre_forward, "the forward pass of DistributedDataParallel")
+                DDP,
+                "_pre_forward",
+                guarded_ddp(DDP._pre_forward, "the forward pass of DistributedDataParallel"),
             )
         yield
 
@@ -92,7 +94,9 @@ def guarded_ddp(method: Callable[..., Any], what: str) -> Callable[..., Any]:
     signature = inspect.signature(method)
 
     @functools.wraps(method)
-    def guarded(wrapper: Any, /, *args: Any, **kwargs: Any) -> Any:  # DDP(module=…) is an argument of its own
+    def guarded(
+        wrapper: Any, /, *args: Any, **kwargs: Any
+    ) -> Any:  # DDP(module=…) is an argument of its own
         __tracebackhide__ = True
         if not info.everyone():
             given = signature.bind_partial(wrapper, *args, **kwargs).arguments

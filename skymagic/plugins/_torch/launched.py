@@ -61,7 +61,9 @@ def adapt_libraries() -> None:
     when_imported("accelerate.state", _partial_state)
     for module, name in CONNECTORS.items():
         when_imported(module, functools.partial(_connector, name=name))
-    for module in INTERACTIVE:  # a rank starts no processes, which is what Lightning cannot do from a notebook
+    for module in (
+        INTERACTIVE
+    ):  # a rank starts no processes, which is what Lightning cannot do from a notebook
         when_imported(module, lambda found: setattr(found, "_IS_INTERACTIVE", False))
     # tqdm's bar, not rich's, which moves a terminal's cursor: a cell would show each step below the last
     for module in CALLBACKS:
@@ -93,7 +95,11 @@ def _partial_state(module: types.ModuleType) -> None:
 
     @functools.wraps(make)
     def init(state: Any, cpu: bool = False, **kwargs: Any) -> None:
-        make(state, cpu or os.environ.get("ACCELERATE_USE_CPU", "").lower() in ("1", "true"), **kwargs)
+        make(
+            state,
+            cpu or os.environ.get("ACCELERATE_USE_CPU", "").lower() in ("1", "true"),
+            **kwargs,
+        )
 
     module.PartialState.__init__ = init
 
@@ -114,7 +120,14 @@ def placed(choose: Callable[..., None]) -> Callable[..., None]:
         asked = given.arguments
         info, together = runtime.instance_info(), runtime.everyone()
         asked.update(
-            place(asked["devices"], asked["num_nodes"], asked["strategy"], info, together, devices_of_rank.number())
+            place(
+                asked["devices"],
+                asked["num_nodes"],
+                asked["strategy"],
+                info,
+                together,
+                devices_of_rank.number(),
+            )
         )
         choose(*given.args, **given.kwargs)
         alone = type(connector.strategy).__name__ == "SingleDeviceStrategy"
@@ -144,7 +157,9 @@ def place(
         return {} if named else {"devices": 1 if gpu is None else [gpu]}
     chosen: dict[str, Any] = {} if named else {"devices": _on_node(info, gpu)}
     parallel = not (isinstance(strategy, str) and strategy == AUTO)
-    if num_nodes == 1 and (parallel or not named):  # a strategy of several ranks on one node alone cannot be meant
+    if num_nodes == 1 and (
+        parallel or not named
+    ):  # a strategy of several ranks on one node alone cannot be meant
         chosen["num_nodes"] = info.total_nodes
     return chosen
 
@@ -153,4 +168,8 @@ def _on_node(info: InstanceInfo, gpu: int | None) -> int | list[int]:
     """Lightning takes the entry at LOCAL_RANK for a rank's device: that must be the one that the rank has."""
     places = range(info.local_world_size)
     first = [place * info.accelerators // info.local_world_size for place in places]
-    return first if gpu is not None and first != [*places] and len({*first}) == len(first) else info.local_world_size
+    return (
+        first
+        if gpu is not None and first != [*places] and len({*first}) == len(first)
+        else info.local_world_size
+    )

@@ -44,7 +44,10 @@ def tell_all(pairs: Sequence[tuple[str, str]]) -> list[dict[int, int]]:
     """What each rank of the default group tells: name → value, both as digests. Each rank takes part, also with no pairs."""
     numbers = [number for name, value in pairs for number in (digest(name), digest(value))]
     rows = gathered(numbers + [-1] * (2 * highest(len(pairs)) - len(numbers)))
-    return [{name: value for name, value in zip(row[::2], row[1::2], strict=True) if name >= 0} for row in rows]
+    return [
+        {name: value for name, value in zip(row[::2], row[1::2], strict=True) if name >= 0}
+        for row in rows
+    ]
 
 
 def gathered(row: list[int], dtype: str = "int64") -> list[list[int]]:
@@ -93,7 +96,9 @@ def digest(text: str) -> int:
 
 
 def _proof(secret: str, rank: int) -> list[int]:
-    return list(blake2b(f"rank {rank}".encode(), key=secret.encode()[:64], digest_size=PROOF_BYTES).digest())
+    return list(
+        blake2b(f"rank {rank}".encode(), key=secret.encode()[:64], digest_size=PROOF_BYTES).digest()
+    )
 
 
 def device_of_collectives() -> Any:
@@ -143,13 +148,21 @@ def existing() -> list[Subgroup]:
 
     world = c10d._world
     return [
-        Subgroup(group, world.pg_names[group], tuple(world.pg_group_ranks[group]), str(backend), group.group_desc)
+        Subgroup(
+            group,
+            world.pg_names[group],
+            tuple(world.pg_group_ranks[group]),
+            str(backend),
+            group.group_desc,
+        )
         for group, (backend, _) in world.pg_map.items()
         if group is not c10d.GroupMember.WORLD and group in world.pg_group_ranks
     ]
 
 
-def form_again(before: Sequence[Subgroup], *, alive: bool, timeout: timedelta | None = None) -> Formed:
+def form_again(
+    before: Sequence[Subgroup], *, alive: bool, timeout: timedelta | None = None
+) -> Formed:
     """Make groups again that the default group's end has taken along; each rank takes part, also one without any.
 
     Args:
@@ -161,7 +174,9 @@ def form_again(before: Sequence[Subgroup], *, alive: bool, timeout: timedelta | 
     told = tell_all([(LIVES, ""), *((one.key, "") for one in before)] if alive else [])
     living = frozenset(rank for rank, table in enumerate(told) if digest(LIVES) in table)
     # a default group's number of groups made so far names the next one, and must be the same on all ranks
-    count = highest(max([c10d._world.group_count, *(int(g.name) + 1 for g in before if g.name.isdigit())]))
+    count = highest(
+        max([c10d._world.group_count, *(int(g.name) + 1 for g in before if g.name.isdigit())])
+    )
     made = {}
     # in one order on all ranks, for its members wait for each other
     for one in sorted(before, key=lambda one: one.key):

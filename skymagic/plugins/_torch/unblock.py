@@ -57,7 +57,9 @@ class Connections:
         Safe on any thread, and twice: a descriptor that was closed and used again has another inode.
         """
         count = 0
-        forming = [self._opened_since(before) for before in self._before[:1]]  # a group may be forming just now
+        forming = [
+            self._opened_since(before) for before in self._before[:1]
+        ]  # a group may be forming just now
         for fd, name in ChainMap(self._open, *forming).copy().items():
             with contextlib.suppress(OSError):
                 if os.readlink(f"/proc/self/fd/{fd}") != name:

@@ -54,7 +54,9 @@ class PoolKeys:
     user: KeyPair
     host: KeyPair
 
-    def endpoint(self, label: str, address: str, port: int, user: str, jump: tuple[Endpoint, ...] = ()) -> Endpoint:
+    def endpoint(
+        self, label: str, address: str, port: int, user: str, jump: tuple[Endpoint, ...] = ()
+    ) -> Endpoint:
         """How a machine is reached: with this key, and only if it shows that host key."""
         return Endpoint(
             label, address, port, user,
@@ -97,7 +99,12 @@ def kept_keys(job: str) -> PoolKeys:
     private = (at / "key").read_text()
     key = forms.load_ssh_private_key(private.encode(), None)
     public = key.public_key().public_bytes(forms.Encoding.OpenSSH, forms.PublicFormat.OpenSSH)
-    made = PoolKeys(at, job.lower(), KeyPair(private, f"{public.decode()} skymagic"), generate_key("skymagic host"))
+    made = PoolKeys(
+        at,
+        job.lower(),
+        KeyPair(private, f"{public.decode()} skymagic"),
+        generate_key("skymagic host"),
+    )
     with (at / "known_hosts").open("a") as file:
         file.write(f"{made.alias} {made.host.public}\n")
     return made
@@ -109,7 +116,9 @@ def generate_key(comment: str) -> KeyPair:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
     key = Ed25519PrivateKey.generate()
-    private = key.private_bytes(forms.Encoding.PEM, forms.PrivateFormat.OpenSSH, forms.NoEncryption())
+    private = key.private_bytes(
+        forms.Encoding.PEM, forms.PrivateFormat.OpenSSH, forms.NoEncryption()
+    )
     public = key.public_key().public_bytes(forms.Encoding.OpenSSH, forms.PublicFormat.OpenSSH)
     return KeyPair(private.decode(), f"{public.decode()} {comment}")
 
@@ -266,19 +275,29 @@ def cloud_config(keys: PoolKeys, job: str, user: str, ssh_port: int, bounds: Wat
         "package_upgrade": False,
         "bootcmd": _at_boot(bounds),
         "write_files": [
-            {"path": WATCHDOG_PATH, "permissions": "0755", "content": watchdog_script(job, user, bounds)},
+            {
+                "path": WATCHDOG_PATH,
+                "permissions": "0755",
+                "content": watchdog_script(job, user, bounds),
+            },
             {"path": f"/etc/systemd/system/{WATCHDOG_UNIT}.service", "content": watchdog_unit()},
             *([{"path": SSHD_PORT, "content": f"Port {ssh_port}\n"}] if ssh_port != 22 else []),
         ],
         "runcmd": [
             ["systemctl", "daemon-reload"],
             ["systemctl", "enable", "--now", WATCHDOG_UNIT],
-            *([["sh", "-c", "systemctl restart ssh.socket ssh sshd || true"]] if ssh_port != 22 else []),
+            *(
+                [["sh", "-c", "systemctl restart ssh.socket ssh sshd || true"]]
+                if ssh_port != 22
+                else []
+            ),
         ],
     }
     text = f"#cloud-config\n{json.dumps(config, indent=1)}\n"
     if len(text.encode()) > MOST_BYTES:
-        raise RequestError(f"the user data has {len(text.encode())} bytes, and EC2 takes {MOST_BYTES}")
+        raise RequestError(
+            f"the user data has {len(text.encode())} bytes, and EC2 takes {MOST_BYTES}"
+        )
     return text
 
 

@@ -18,7 +18,11 @@ from skymagic.wire import atomic
 
 T = TypeVar("T")
 
-_WORDS = {"permission": "no permission", "throttled": "asked too often just now", "unreachable": "it does not answer"}
+_WORDS = {
+    "permission": "no permission",
+    "throttled": "asked too often just now",
+    "unreachable": "it does not answer",
+}
 # After these every further question fails too: they are not about the one question.
 _OF_ALL = ("credentials", "account")
 

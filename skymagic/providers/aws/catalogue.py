@@ -60,14 +60,18 @@ class InstanceType:
 
 def instance_type(info: Mapping[str, Any]) -> InstanceType:
     """One entry of DescribeInstanceTypes; what it leaves out counts as none."""
-    network, usage = info.get("NetworkInfo") or {}, info.get("SupportedUsageClasses") or ["on-demand"]
+    network, usage = (
+        info.get("NetworkInfo") or {},
+        info.get("SupportedUsageClasses") or ["on-demand"],
+    )
     name, architectures = (
         str(info["InstanceType"]),
         (info.get("ProcessorInfo") or {}).get("SupportedArchitectures") or [],
     )
     whole, device, memory, parted = _gpus(info)
     special = any(
-        info.get(key) for key in ("NeuronInfo", "InferenceAcceleratorInfo", "FpgaInfo", "MediaAcceleratorInfo")
+        info.get(key)
+        for key in ("NeuronInfo", "InferenceAcceleratorInfo", "FpgaInfo", "MediaAcceleratorInfo")
     )
     odd = info.get("BurstablePerformanceSupported") or info.get("BareMetal") or "-flex." in name
     return InstanceType(
@@ -94,7 +98,10 @@ def _gpus(info: Mapping[str, Any]) -> tuple[int, str | None, float, bool]:
     if not listed:
         return 0, None, 0.0, False
     first = listed[0]
-    count, mib = int(first.get("Count") or 0), float((first.get("MemoryInfo") or {}).get("SizeInMiB") or 0)
+    count, mib = (
+        int(first.get("Count") or 0),
+        float((first.get("MemoryInfo") or {}).get("SizeInMiB") or 0),
+    )
     if len(listed) > 1 or not count:  # g6f: an eighth of an L4 has a count of 0
         return 0, None, 0.0, True
     name = gpu_name(str(first.get("Name") or ""), mib)
@@ -224,13 +231,19 @@ def check_regions(names: Sequence[str], clients: AwsClients) -> None:
         there = _described(clients, every=True)
     except CloudError:  # whatever needs it asks again, and says what is wrong
         return
-    mistakes = [f"AWS has no region {name!r}{did_you_mean(name, there)}" for name in unknown if name not in there]
+    mistakes = [
+        f"AWS has no region {name!r}{did_you_mean(name, there)}"
+        for name in unknown
+        if name not in there
+    ]
     if mistakes:
         raise RequestError(mistakes)
 
 
 def _described(clients: AwsClients, *, every: bool) -> list[str]:
-    answer = clients.call("ec2", clients.region or DEFAULT_REGION, "DescribeRegions", AllRegions=every)
+    answer = clients.call(
+        "ec2", clients.region or DEFAULT_REGION, "DescribeRegions", AllRegions=every
+    )
     return sorted(each["RegionName"] for each in answer["Regions"])
 
 
@@ -265,7 +278,9 @@ def catalogue_of(clients: AwsClients, region: str, cache: Cache) -> Catalogue:
     notes: list[str] = []
     label = cache_label(clients, region)
     types = optional(
-        lambda: cache.fresh(f"types-{label}", DAY, lambda: _types(clients, region)), "ec2:DescribeInstanceTypes", notes
+        lambda: cache.fresh(f"types-{label}", DAY, lambda: _types(clients, region)),
+        "ec2:DescribeInstanceTypes",
+        notes,
     )
     if types is None:
         notes[0] += f"; types are those of a built-in list of {ESTIMATED}"
@@ -291,13 +306,17 @@ def cache_label(clients: AwsClients, region: str) -> str:
 
 def _types(clients: AwsClients, region: str) -> list[dict[str, Any]]:
     virtual = [{"Name": "bare-metal", "Values": ["false"]}]
-    pages = clients.pages("ec2", region, "DescribeInstanceTypes", "InstanceTypes", Filters=virtual, MaxResults=100)
+    pages = clients.pages(
+        "ec2", region, "DescribeInstanceTypes", "InstanceTypes", Filters=virtual, MaxResults=100
+    )
     return [asdict(instance_type(info)) for info in pages]
 
 
 def _zones(clients: AwsClients, region: str) -> dict[str, list[str]]:
     offered: dict[str, list[str]] = {}
     by_zone = {"LocationType": "availability-zone", "MaxResults": 1000}
-    for one in clients.pages("ec2", region, "DescribeInstanceTypeOfferings", "InstanceTypeOfferings", **by_zone):
+    for one in clients.pages(
+        "ec2", region, "DescribeInstanceTypeOfferings", "InstanceTypeOfferings", **by_zone
+    ):
         offered.setdefault(one["InstanceType"], []).append(one["Location"])
     return {name: sorted(where) for name, where in offered.items()}

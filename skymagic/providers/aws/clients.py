@@ -23,7 +23,11 @@ if TYPE_CHECKING:
 
 
 T = TypeVar("T")
-RETRY_SECONDS: Mapping[str, float] = {ErrorKind.THROTTLED: 90.0, ErrorKind.INTERNAL: 20.0, ErrorKind.UNREACHABLE: 15.0}
+RETRY_SECONDS: Mapping[str, float] = {
+    ErrorKind.THROTTLED: 90.0,
+    ErrorKind.INTERNAL: 20.0,
+    ErrorKind.UNREACHABLE: 15.0,
+}
 """For how many seconds of pauses the same call is made again, by the kind of its error. Nothing else is retried: a lack of capacity never is, for
 another zone is asked at once instead."""
 FIRST_PAUSE, LONGEST_PAUSE = 0.5, 10.0
@@ -48,9 +52,16 @@ class AwsClients:
     """
 
     def __init__(
-        self, profile: str | None = None, endpoint_url: str | None = None, deadline_factor: float = 1.0
+        self,
+        profile: str | None = None,
+        endpoint_url: str | None = None,
+        deadline_factor: float = 1.0,
     ) -> None:
-        self.profile, self.endpoint_url, self.deadline_factor = profile, endpoint_url, deadline_factor
+        self.profile, self.endpoint_url, self.deadline_factor = (
+            profile,
+            endpoint_url,
+            deadline_factor,
+        )
         self._lock = threading.Lock()
         self._session: boto3.Session | None = None
         self._clients: dict[tuple[str, str], Any] = {}
@@ -71,7 +82,9 @@ class AwsClients:
         with self._lock, _in_words(Where("the AWS configuration", profile=self.profile or "")):
             session = self._made_session()
             partitions = session.get_available_partitions()
-            return {name for each in partitions for name in session.get_available_regions("ec2", each)}
+            return {
+                name for each in partitions for name in session.get_available_regions("ec2", each)
+            }
 
     def hurried(self) -> AwsClients:
         """The same for questions whose answers are not needed, and not waited for as long as others."""
@@ -79,7 +92,9 @@ class AwsClients:
         same.deadline_factor *= OPTIONAL_DEADLINES
         return same
 
-    def until_settled(self, call: Callable[[], T], seconds: float, passes: Callable[[CloudError], bool]) -> T:
+    def until_settled(
+        self, call: Callable[[], T], seconds: float, passes: Callable[[CloudError], bool]
+    ) -> T:
         """What a call answers that is made again while not all of EC2 knows what was done a moment ago.
 
         Args:
@@ -113,7 +128,9 @@ class AwsClients:
         where = Where(f"{service}:{operation}", region, self.profile or "")
         return self._retried(lambda: self._once(where, service, operation, parameters))
 
-    def pages(self, service: str, region: str, operation: str, result: str, **parameters: Any) -> Iterator[Any]:
+    def pages(
+        self, service: str, region: str, operation: str, result: str, **parameters: Any
+    ) -> Iterator[Any]:
         """The items under `result` of all pages of a call. Raises as `call`."""
         token: dict[str, Any] = {}
         while True:
@@ -136,7 +153,9 @@ class AwsClients:
             time.sleep(seconds * self.deadline_factor)
             waited, pause = waited + seconds, min(2 * pause, LONGEST_PAUSE)
 
-    def _once(self, where: Where, service: str, operation: str, parameters: Mapping[str, Any]) -> dict[str, Any]:
+    def _once(
+        self, where: Where, service: str, operation: str, parameters: Mapping[str, Any]
+    ) -> dict[str, Any]:
         from botocore import xform_name
 
         with _in_words(where):
@@ -181,7 +200,9 @@ def _in_words(where: Where) -> Iterator[None]:
         said, status = refusal.response.get("Error", {}), _status(refusal.response)
         if _is_page(refusal.response):
             raise errors.page(status, where) from refusal
-        raise errors.refused(said.get("Code", ""), said.get("Message", ""), where, status) from refusal
+        raise errors.refused(
+            said.get("Code", ""), said.get("Message", ""), where, status
+        ) from refusal
     except (BotoCoreError, ResponseParserError) as problem:
         names = tuple(each.__name__ for each in type(problem).__mro__)
         raise errors.failed(names, str(problem), where) from problem
@@ -197,7 +218,9 @@ def _status(answer: Mapping[str, Any]) -> int:
 
 def _is_page(answer: Mapping[str, Any]) -> bool:
     """Whether an answer is HTML: a proxy's page, or a network's login. AWS answers in XML and JSON."""
-    return "html" in answer.get("ResponseMetadata", {}).get("HTTPHeaders", {}).get("content-type", "")
+    return "html" in answer.get("ResponseMetadata", {}).get("HTTPHeaders", {}).get(
+        "content-type", ""
+    )
 
 
 @functools.cache

@@ -107,12 +107,19 @@ def _refusal(kind: ErrorKind, code: str, message: str, where: Where) -> tuple[st
     there = f" in {where.region}" if where.region else ""
     said = f"{code}: {_plain(message)}" if message else code
     if kind is ErrorKind.PERMISSION:
-        return f"these AWS credentials may not call {_permission(message, where)}{there} ({_denied_by(message)})", (
-            f"have {_permission(message, where)} added to the policy of {_principal(message, where)}; docs/how-to/aws.md has the whole of it"
+        return (
+            f"these AWS credentials may not call {_permission(message, where)}{there} ({_denied_by(message)})",
+            (
+                f"have {_permission(message, where)} added to the policy of {_principal(message, where)}; docs/how-to/aws.md has the whole of it"
+            ),
         )
     if kind is ErrorKind.QUOTA:
         quota = _QUOTAS.get(code.removeprefix("Client."), "a quota of the account")
-        console = f"https://{where.region}.console.aws.amazon.com/servicequotas" if where.region else "Service Quotas"
+        console = (
+            f"https://{where.region}.console.aws.amazon.com/servicequotas"
+            if where.region
+            else "Service Quotas"
+        )
         return (
             f"{quota} is used up{there} ({said})",
             f"ask for more of it at {console}, or for fewer or smaller machines",
@@ -128,9 +135,15 @@ def _refusal(kind: ErrorKind, code: str, message: str, where: Where) -> tuple[st
 
 
 _PLAIN: Mapping[ErrorKind, tuple[str, str]] = {
-    ErrorKind.CAPACITY: ("EC2 has no capacity", "other zones, types or regions may have; so may this one later"),
+    ErrorKind.CAPACITY: (
+        "EC2 has no capacity",
+        "other zones, types or regions may have; so may this one later",
+    ),
     ErrorKind.PRICE: ("spot costs more than asked for", "raise --max-price, or leave --spot out"),
-    ErrorKind.THROTTLED: ("AWS throttles {call}", "others in the account call it often; try again later"),
+    ErrorKind.THROTTLED: (
+        "AWS throttles {call}",
+        "others in the account call it often; try again later",
+    ),
     ErrorKind.INTERNAL: (
         "EC2 had an internal error at {call}",
         "this is not a lack of capacity; health.aws.amazon.com may know",
@@ -148,14 +161,21 @@ def _account(code: str, said: str, there: str) -> tuple[str, str]:
             f"AWS is still verifying the account{there} ({said})",
             "this takes hours; AWS sends a mail when it is done",
         )
-    return f"AWS has blocked the account ({said})", "AWS support says why; this is not a lack of capacity"
+    return (
+        f"AWS has blocked the account ({said})",
+        "AWS support says why; this is not a lack of capacity",
+    )
 
 
 def _credentials_remedy(code: str, where: Where) -> str:
     profile = f" --profile {where.profile}" if where.profile else ""
     if "Expired" in code:
         again = f"log in again (aws sso login{profile}), or renew the session's credentials"
-        return f"{again}; and see whether this machine's clock is right" if code == "RequestExpired" else again
+        return (
+            f"{again}; and see whether this machine's clock is right"
+            if code == "RequestExpired"
+            else again
+        )
     if code == "SignatureDoesNotMatch":
         return "see whether the secret key is whole, and this machine's clock is right"
     return f"check: aws sts get-caller-identity{profile}"
@@ -169,19 +189,31 @@ def _permission(message: str, where: Where) -> str:
 
 def _principal(message: str, where: Where) -> str:
     found = re.search(r"User: (arn:[^\s]+)", message)
-    return found[1] if found else f"the profile {where.profile}" if where.profile else "these credentials"
+    return (
+        found[1]
+        if found
+        else f"the profile {where.profile}"
+        if where.profile
+        else "these credentials"
+    )
 
 
 def _denied_by(message: str) -> str:
     explicit = re.search(r"with an explicit deny in an? ([\w -]+?) ?(?:policy|$|:|\.)", message)
     if explicit:
         return f"an explicit deny in a {explicit[1]} policy"
-    return "no policy allows it" if "no " in message and "policy allows" in message else "UnauthorizedOperation"
+    return (
+        "no policy allows it"
+        if "no " in message and "policy allows" in message
+        else "UnauthorizedOperation"
+    )
 
 
 def _plain(message: str) -> str:
     """Without what only decode-authorization-message can read."""
-    return re.sub(r"\s*Encoded authorization failure message:.*", "", message, flags=re.DOTALL).strip()
+    return re.sub(
+        r"\s*Encoded authorization failure message:.*", "", message, flags=re.DOTALL
+    ).strip()
 
 
 _LOGIN = "aws sso login{profile}"
@@ -191,7 +223,10 @@ _CLIENT_SIDE: Mapping[ErrorKind, Mapping[str, tuple[str, str]]] = {
             "there are no AWS credentials",
             "aws configure, or aws sso login, or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY; with several profiles AWS_PROFILE",
         ),
-        "PartialCredentialsError": ("the AWS credentials are incomplete", "aws configure shows what is missing"),
+        "PartialCredentialsError": (
+            "the AWS credentials are incomplete",
+            "aws configure shows what is missing",
+        ),
         "CredentialRetrievalError": (
             "could not load AWS credentials",
             "the profile's credential_process or role says why",
@@ -210,17 +245,29 @@ _CLIENT_SIDE: Mapping[ErrorKind, Mapping[str, tuple[str, str]]] = {
             "the AWS credentials need a new code from your MFA device",
             "aws sts get-session-token, or a profile of AWS SSO",
         ),
-        "ProfileNotFound": ("there is no such AWS profile", "aws configure list-profiles lists them"),
+        "ProfileNotFound": (
+            "there is no such AWS profile",
+            "aws configure list-profiles lists them",
+        ),
     },
     ErrorKind.UNREACHABLE: {
-        "EndpointConnectionError": ("AWS cannot be reached", "is the region's name right, and is there a network?"),
-        "ConnectTimeoutError": ("AWS cannot be reached", "is there a network, or a proxy (HTTPS_PROXY)?"),
+        "EndpointConnectionError": (
+            "AWS cannot be reached",
+            "is the region's name right, and is there a network?",
+        ),
+        "ConnectTimeoutError": (
+            "AWS cannot be reached",
+            "is there a network, or a proxy (HTTPS_PROXY)?",
+        ),
         "HTTPClientError": ("AWS cannot be reached", "is there a network?"),
         "ProxyConnectionError": (
             "the proxy to AWS cannot be reached",
             "HTTPS_PROXY names it, with user and password where it asks for them",
         ),
-        "SSLError": ("the connection to AWS is not trusted", "AWS_CA_BUNDLE names a proxy's own certificate"),
+        "SSLError": (
+            "the connection to AWS is not trusted",
+            "AWS_CA_BUNDLE names a proxy's own certificate",
+        ),
         "ReadTimeoutError": ("AWS did not answer", "try again"),
         "ConnectionClosedError": ("the connection to AWS was lost", "try again"),
         "ResponseParserError": (
@@ -229,18 +276,29 @@ _CLIENT_SIDE: Mapping[ErrorKind, Mapping[str, tuple[str, str]]] = {
         ),
     },
     ErrorKind.INVALID: {
-        "NoRegionError": ("no AWS region is set", "--region us-east-1, or AWS_REGION, or aws configure"),
+        "NoRegionError": (
+            "no AWS region is set",
+            "--region us-east-1, or AWS_REGION, or aws configure",
+        ),
         "InvalidRegionError": (
             "that is not an AWS region",
             "--region us-east-1 is one; aws ec2 describe-regions names all",
         ),
         "InvalidProxiesConfigError": ("the AWS proxy is not an address", "HTTPS_PROXY names it"),
-        "InvalidEndpoint": ("that is not an address of an AWS service", "endpoint_url, or AWS_ENDPOINT_URL, names it"),
-        "ConfigParseError": ("the AWS configuration cannot be read", "aws configure list reads it too"),
+        "InvalidEndpoint": (
+            "that is not an address of an AWS service",
+            "endpoint_url, or AWS_ENDPOINT_URL, names it",
+        ),
+        "ConfigParseError": (
+            "the AWS configuration cannot be read",
+            "aws configure list reads it too",
+        ),
         "ParamValidationError": ("boto3 does not take this request", ""),
     },
 }
-CLIENT_SIDE = {name: (kind, *words) for kind, listed in _CLIENT_SIDE.items() for name, words in listed.items()}
+CLIENT_SIDE = {
+    name: (kind, *words) for kind, listed in _CLIENT_SIDE.items() for name, words in listed.items()
+}
 """By the name of botocore's class: kind, what happened, what to do."""
 
 
@@ -258,5 +316,9 @@ def failed(names: tuple[str, ...], message: str, where: Where) -> CloudError:
     found = next((CLIENT_SIDE[name] for name in names if name in CLIENT_SIDE), None)
     kind, what, remedy = found or (ErrorKind.INVALID, f"{where.operation} could not be called", "")
     profile = f" --profile {where.profile}" if where.profile else ""
-    first, *_ = _plain(message).splitlines() or [""]  # below it botocore shows the whole of what it could not read
-    return CloudError(kind, names[0], f"{what} ({first.rstrip(':')})", remedy.format(profile=profile))
+    first, *_ = _plain(message).splitlines() or [
+        ""
+    ]  # below it botocore shows the whole of what it could not read
+    return CloudError(
+        kind, names[0], f"{what} ({first.rstrip(':')})", remedy.format(profile=profile)
+    )

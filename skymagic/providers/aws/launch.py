@@ -24,7 +24,9 @@ from skymagic.providers.aws.tags import Label
 
 UBUNTU = "/aws/service/canonical/ubuntu/server/24.04/stable/current/{arch}/hvm/ebs-gp3/ami-id"
 """Canonical's; documented at documentation.ubuntu.com/aws, "Find Ubuntu images on AWS"."""
-DRIVER = "/aws/service/deeplearning/ami/{arch}/base-oss-nvidia-driver-gpu-ubuntu-22.04/latest/ami-id"
+DRIVER = (
+    "/aws/service/deeplearning/ami/{arch}/base-oss-nvidia-driver-gpu-ubuntu-22.04/latest/ami-id"
+)
 """AWS Deep Learning Base AMI: Ubuntu with NVIDIA's driver, EFA and no framework; from the release notes of the DLAMI."""
 
 
@@ -54,14 +56,20 @@ def image_for(clients: AwsClients, offer: MachineOffer, settings: CloudSettings)
     if named is None:
         name = image_parameter(offer)
         try:
-            named = str(clients.call("ssm", offer.region, "GetParameter", Name=name)["Parameter"]["Value"])
+            named = str(
+                clients.call("ssm", offer.region, "GetParameter", Name=name)["Parameter"]["Value"]
+            )
         except CloudError as problem:
             remedy = f"{problem.remedy + '; or ' if problem.remedy else ''}name an image: sky.AWS(image_id='ami-…')"
-            words = f"the image for {offer.instance_type} could not be found ({name}): {problem.reason}"
+            words = (
+                f"the image for {offer.instance_type} could not be found ({name}): {problem.reason}"
+            )
             raise CloudError(problem.kind, problem.code, words, remedy) from problem
     found = clients.call("ec2", offer.region, "DescribeImages", ImageIds=[named])["Images"]
     if not found:
-        raise CloudError("missing", "InvalidAMIID.NotFound", f"there is no image {named} in {offer.region}")
+        raise CloudError(
+            "missing", "InvalidAMIID.NotFound", f"there is no image {named} in {offer.region}"
+        )
     device = found[0].get("RootDeviceName") or "/dev/sda1"
     sizes = [
         each.get("Ebs", {}).get("VolumeSize", 0)
@@ -112,11 +120,19 @@ def parameters(
         "ClientToken": token,
         "UserData": user_data,
         "InstanceInitiatedShutdownBehavior": "terminate",
-        "MetadataOptions": {"HttpTokens": "required", "HttpEndpoint": "enabled", "HttpPutResponseHopLimit": 1},
+        "MetadataOptions": {
+            "HttpTokens": "required",
+            "HttpEndpoint": "enabled",
+            "HttpPutResponseHopLimit": 1,
+        },
         "BlockDeviceMappings": [
             {
                 "DeviceName": image.device,
-                "Ebs": {"VolumeSize": max(settings.disk, image.disk), "VolumeType": "gp3", "DeleteOnTermination": True},
+                "Ebs": {
+                    "VolumeSize": max(settings.disk, image.disk),
+                    "VolumeType": "gp3",
+                    "DeleteOnTermination": True,
+                },
             }
         ],
         "NetworkInterfaces": interfaces(offer, place, settings),
@@ -133,14 +149,28 @@ def _market(offer: MachineOffer) -> dict[str, Any]:
     return {"InstanceMarketOptions": {"MarketType": "spot", "SpotOptions": options}}
 
 
-def interfaces(offer: MachineOffer, place: NetworkPlace, settings: CloudSettings) -> list[dict[str, Any]]:
+def interfaces(
+    offer: MachineOffer, place: NetworkPlace, settings: CloudSettings
+) -> list[dict[str, Any]]:
     """The network cards of each machine; pure. EC2 gives one with several of them no public address by itself."""
-    each: dict[str, Any] = {"SubnetId": place.subnet, "Groups": [place.group], "DeleteOnTermination": True}
+    each: dict[str, Any] = {
+        "SubnetId": place.subnet,
+        "Groups": [place.group],
+        "DeleteOnTermination": True,
+    }
     kind = {"InterfaceType": "efa"} if offer.efa else {}
     if offer.cards == 1:
-        return [{**each, **kind, "DeviceIndex": 0, "AssociatePublicIpAddress": not settings.use_private_ips}]
+        return [
+            {
+                **each,
+                **kind,
+                "DeviceIndex": 0,
+                "AssociatePublicIpAddress": not settings.use_private_ips,
+            }
+        ]
     return [
-        {**each, **kind, "DeviceIndex": 0 if card == 0 else 1, "NetworkCardIndex": card} for card in range(offer.cards)
+        {**each, **kind, "DeviceIndex": 0 if card == 0 else 1, "NetworkCardIndex": card}
+        for card in range(offer.cards)
     ]
 
 
@@ -168,13 +198,19 @@ def wait_running(clients: AwsClients, region: str, ids: Sequence[str]) -> list[R
     while True:
         found = describe(clients, region, ids)
         check_running(found.values(), region)
-        if len(found) == len(ids) and all(each["State"]["Name"] == "running" for each in found.values()):
+        if len(found) == len(ids) and all(
+            each["State"]["Name"] == "running" for each in found.values()
+        ):
             return [_instance(found[one], region) for one in ids]
         if time.monotonic() >= end:
-            states = {one: found[one]["State"]["Name"] if one in found else "not known" for one in ids}
+            states = {
+                one: found[one]["State"]["Name"] if one in found else "not known" for one in ids
+            }
             told = ", ".join(f"{one} {state}" for one, state in states.items())
             raise CloudError(
-                "internal", "", f"EC2 has not started the machines within {RUNNING_SECONDS:.0f} s ({told})"
+                "internal",
+                "",
+                f"EC2 has not started the machines within {RUNNING_SECONDS:.0f} s ({told})",
             )
         time.sleep(POLL_SECONDS * clients.deadline_factor)
 
@@ -182,7 +218,9 @@ def wait_running(clients: AwsClients, region: str, ids: Sequence[str]) -> list[R
 def describe(clients: AwsClients, region: str, ids: Sequence[str]) -> dict[str, dict[str, Any]]:
     """What EC2 says of instances, those that it knows, by id. Raises CloudError."""
     filters = [{"Name": "instance-id", "Values": list(ids)}]  # by filter: unknown ids are no error
-    reservations = clients.pages("ec2", region, "DescribeInstances", "Reservations", Filters=filters)
+    reservations = clients.pages(
+        "ec2", region, "DescribeInstances", "Reservations", Filters=filters
+    )
     return {each["InstanceId"]: each for one in reservations for each in one["Instances"]}
 
 
@@ -191,15 +229,17 @@ def check_running(found: Any, region: str) -> None:
     for each in found:
         if each["State"]["Name"] not in ("pending", "running"):
             reason = each.get("StateReason", {})
-            message = (
-                f"{each['InstanceId']} has ended while it was starting: {reason.get('Message', 'no reason is given')}"
+            message = f"{each['InstanceId']} has ended while it was starting: {reason.get('Message', 'no reason is given')}"
+            raise errors.refused(
+                reason.get("Code") or "Ended", message, Where("ec2:RunInstances", region)
             )
-            raise errors.refused(reason.get("Code") or "Ended", message, Where("ec2:RunInstances", region))
 
 
 def _instance(said: Mapping[str, Any], region: str) -> RunningInstance:
     cards = said.get("NetworkInterfaces", ())
-    first: Mapping[str, Any] = next((one for one in cards if one.get("Attachment", {}).get("DeviceIndex") == 0), {})
+    first: Mapping[str, Any] = next(
+        (one for one in cards if one.get("Attachment", {}).get("DeviceIndex") == 0), {}
+    )
     return RunningInstance(
         said["InstanceId"],
         region,

@@ -42,15 +42,24 @@ class RegionLaunches:
 class Lease:
     """The rented machines of one pool, with all that was made for them, until `release` gives it back."""
 
-    def __init__(self, clients: AwsClients, settings: CloudSettings, label: Label, user_data: str, say: Say) -> None:
-        self.clients, self.settings, self.label, self.user_data = clients, settings, label, user_data
+    def __init__(
+        self, clients: AwsClients, settings: CloudSettings, label: Label, user_data: str, say: Say
+    ) -> None:
+        self.clients, self.settings, self.label, self.user_data = (
+            clients,
+            settings,
+            label,
+            user_data,
+        )
         self._say = say
         self._regions: dict[str, RegionLaunches] = {}
         self._launches = 0
         self._released = self._closing = False
         self._ended: set[str] = set()  # machines that were ended before the others
         self._looked = -math.inf  # when EC2 was last asked whether the machines run
-        self._runs: dict[str, bool | None] = {}  # what it said, by machine; None where it did not say
+        self._runs: dict[
+            str, bool | None
+        ] = {}  # what it said, by machine; None where it did not say
         self._asked: dict[str, float] = {}  # when somebody wanted to know it
         self._looking = threading.Lock()
 
@@ -59,7 +68,9 @@ class Lease:
         self._regions[region] = RegionLaunches(set(ids))
         self._launches = ledger.launches(self.label.job)  # the token of the next one must be new
 
-    def acquire(self, offers: Sequence[MachineOffer], count: int) -> tuple[MachineOffer, list[RunningInstance]]:
+    def acquire(
+        self, offers: Sequence[MachineOffer], count: int
+    ) -> tuple[MachineOffer, list[RunningInstance]]:
         """So many machines of the first offer that gives them all: in one zone, of one type.
 
         Raises:
@@ -94,7 +105,9 @@ class Lease:
             remedy = last.remedy
         elif offers[0].spot:
             remedy = f"the same without --spot rents them on demand; or {remedy}"
-        raise CloudError(last.kind, last.code, f"no capacity for {count} machines:\n  {listed}", remedy) from last
+        raise CloudError(
+            last.kind, last.code, f"no capacity for {count} machines:\n  {listed}", remedy
+        ) from last
 
     def replace(self, offer: MachineOffer, gone: Collection[str]) -> list[RunningInstance]:
         """Other machines of the same offer in the place of these, which are ended.
@@ -138,29 +151,38 @@ class Lease:
         except CloudError:
             found = {}
         self._runs |= {
-            one: found[one]["State"]["Name"] in ("pending", "running") if one in found else None for one in ids
+            one: found[one]["State"]["Name"] in ("pending", "running") if one in found else None
+            for one in ids
         }
 
     def _of(self, offer: MachineOffer, count: int, *, head: bool = True) -> list[RunningInstance]:
         """Machines of an offer; several with GPUs near each other, where that is possible."""
         if offer.gpus and count > 1:
             try:
-                near = network.placement_group(self.clients, offer.region, self.label, self._launches + 1)
+                near = network.placement_group(
+                    self.clients, offer.region, self.label, self._launches + 1
+                )
                 return self._launched(offer, count, head, near)
             except CloudError as problem:
                 if not network.placement_at_fault(problem):
                     raise
                 self._end_launch(offer.region)
-                self._say(f"without a placement group, so not near each other in the network: {problem.reason}")
+                self._say(
+                    f"without a placement group, so not near each other in the network: {problem.reason}"
+                )
         return self._launched(offer, count, head, "")
 
-    def _launched(self, offer: MachineOffer, count: int, head: bool, near: str) -> list[RunningInstance]:
+    def _launched(
+        self, offer: MachineOffer, count: int, head: bool, near: str
+    ) -> list[RunningInstance]:
         self._check_wanted()
         clients, region = self.clients, self._regions[offer.region]
         image = launch.image_for(clients, offer, self.settings)
         subnet = network.subnet(clients, offer.region, offer.zone, self.settings)
         source = network.caller_range(subnet, self.settings)
-        group = network.security_group(clients, offer.region, subnet.vpc, source, self.settings, self.label)
+        group = network.security_group(
+            clients, offer.region, subnet.vpc, source, self.settings, self.label
+        )
         self._launches += 1
         asked = launch.parameters(
             offer, count, image, network.NetworkPlace(subnet.id, group), self.user_data, self.settings, self.label,
@@ -194,7 +216,9 @@ class Lease:
         """End what is left of a launch that has failed, before the next one; that it is over is waited for at the end."""
         there = self._regions[region]
         if there.known:
-            Release(self.clients, region, filters(job=self.label.job), there.known).terminate(there.known)
+            Release(self.clients, region, filters(job=self.label.job), there.known).terminate(
+                there.known
+            )
 
     def release(self, *, exact: bool = True) -> None:
         """Give everything back, and wait until EC2 says so. An interrupt is heard when it is done; a second one at once.
@@ -226,7 +250,9 @@ class Lease:
         return [
             problem
             for name, there in self._regions.items()
-            for problem in Release(self.clients, name, filters(job=self.label.job), there.known, there.uncertain).run()
+            for problem in Release(
+                self.clients, name, filters(job=self.label.job), there.known, there.uncertain
+            ).run()
         ]
 
 
@@ -240,7 +266,9 @@ def uninterrupted(call: Callable[[], None]) -> None:
         except BaseException as problem:
             raised.append(problem)
 
-    thread = threading.Thread(target=run, name="skymagic-release")  # no daemon: the interpreter waits for it too
+    thread = threading.Thread(
+        target=run, name="skymagic-release"
+    )  # no daemon: the interpreter waits for it too
     thread.start()
     interrupt: KeyboardInterrupt | None = None
     while thread.is_alive():

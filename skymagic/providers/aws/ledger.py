@@ -15,7 +15,9 @@ from skymagic.providers.aws.tags import Label
 from skymagic.wire import atomic
 
 KEPT_SECONDS = 31 * 86400.0
-DISK_PRICE = 0.08 / 730  # dollars per GB and hour of a gp3 disk, about: 0.08 a month in us-east-1 (2026-11)
+DISK_PRICE = (
+    0.08 / 730
+)  # dollars per GB and hour of a gp3 disk, about: 0.08 a month in us-east-1 (2026-11)
 ADDRESS_PRICE = 0.005
 """Dollars per hour of a public address."""
 
@@ -55,7 +57,14 @@ class Rent:
         return self.ended is None and now < self.bound
 
 
-def rent(offer: MachineOffer, count: int, settings: CloudSettings, label: Label, number: int, disks: float) -> Rent:
+def rent(
+    offer: MachineOffer,
+    count: int,
+    settings: CloudSettings,
+    label: Label,
+    number: int,
+    disks: float,
+) -> Rent:
     """What machines cost that run from now on.
 
     Args:
@@ -81,7 +90,10 @@ def write(one: Rent) -> None:
 
 
 def _path(one: Rent) -> Path:
-    return atomic.state_folder("costs") / f"{one.job}-{one.number}{f'.{one.part}' if one.part else ''}.json"
+    return (
+        atomic.state_folder("costs")
+        / f"{one.job}-{one.number}{f'.{one.part}' if one.part else ''}.json"
+    )
 
 
 def lose(job: str, count: int) -> None:
@@ -119,7 +131,9 @@ def end(job: str, *, exact: bool = True) -> None:
 def every() -> list[Rent]:
     """All that are kept, the oldest first; those that ended long ago are removed."""
     found = sorted(_read(), key=lambda one: one.started)
-    old = {one for one in found if one.seconds(time.time()) + one.started < time.time() - KEPT_SECONDS}
+    old = {
+        one for one in found if one.seconds(time.time()) + one.started < time.time() - KEPT_SECONDS
+    }
     for one in old:
         with contextlib.suppress(OSError):
             _path(one).unlink(missing_ok=True)

@@ -13,7 +13,17 @@ from skymagic.providers.aws.market import Market
 from skymagic.providers.aws.selection import MachineOffer, per_hour
 
 MOST_ROWS = 12
-HEADINGS = ("per hour", "machine", "GPUs", "GPU memory", "CPUs", "memory", "network", "where", "price from")
+HEADINGS = (
+    "per hour",
+    "machine",
+    "GPUs",
+    "GPU memory",
+    "CPUs",
+    "memory",
+    "network",
+    "where",
+    "price from",
+)
 SHOWN_ELSEWHERE = 4
 LEAST_DOLLARS = 0.005  # below this a price is shown with more digits, for it would be $0.00
 
@@ -48,7 +58,10 @@ class OfferTable(Keyed[str, tuple[MachineOffer, ...]]):
         rows = self.rows()
         shown = rows[: self.most]
         return "\n".join(
-            [table([HEADINGS, *shown]) if rows else "nothing is offered", *self._below(len(rows) - len(shown))]
+            [
+                table([HEADINGS, *shown]) if rows else "nothing is offered",
+                *self._below(len(rows) - len(shown)),
+            ]
         )
 
     def html(self) -> str:
@@ -74,7 +87,9 @@ def grouped(offers: Iterable[MachineOffer]) -> list[list[MachineOffer]]:
     """Offers that differ in their zone alone, in the order of the first of each."""
     groups: dict[tuple[object, ...], list[MachineOffer]] = {}
     for one in offers:
-        groups.setdefault((one.region, one.instance_type, one.spot, one.price, one.priced), []).append(one)
+        groups.setdefault(
+            (one.region, one.instance_type, one.spot, one.price, one.priced), []
+        ).append(one)
     return list(groups.values())
 
 
@@ -82,7 +97,11 @@ def _row(group: Sequence[MachineOffer], nodes: int) -> tuple[str, ...]:
     one = group[0]
     price = per_hour(one, nodes)
     return (
-        "unknown" if price is None else f"${price:.2f}" if price >= LEAST_DOLLARS else f"${price:.4f}",
+        "unknown"
+        if price is None
+        else f"${price:.2f}"
+        if price >= LEAST_DOLLARS
+        else f"${price:.4f}",
         one.instance_type + (" spot" if one.spot else ""),
         f"{one.gpus} × {one.gpu}" if one.gpu else "-",
         f"{one.gpu_memory:.12g} GB" if one.gpu else "-",

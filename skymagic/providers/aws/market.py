@@ -56,11 +56,19 @@ def survey(request: PoolRequest, clients: AwsClients, cache: Cache | None = None
     kept = cache or Cache()
     names = request.regions or (clients.region or DEFAULT_REGION,)
     catalogue.check_regions(names, clients)
-    there = dict(zip(names, _all([partial(catalogue.catalogue_of, clients, one, kept) for one in names]), strict=True))
+    there = dict(
+        zip(
+            names,
+            _all([partial(catalogue.catalogue_of, clients, one, kept) for one in names]),
+            strict=True,
+        )
+    )
     if not any(selection.wanted(request, one.types.values()) for one in there.values()):
         raise RequestError(selection.nothing(request, there))
     # what is not needed is not waited for as long as what is
-    parts = _all([partial(_region, request, clients.hurried(), one, kept) for one in there.values()])
+    parts = _all(
+        [partial(_region, request, clients.hurried(), one, kept) for one in there.values()]
+    )
     found = selection.by_price((one for part in parts for one in part.offers), names)
     return Market(tuple(found), tuple(dict.fromkeys(note for part in parts for note in part.notes)))
 
@@ -70,7 +78,8 @@ def estimated(request: PoolRequest, clients: AwsClients, reason: str) -> Market:
     names = request.regions or (clients.region or DEFAULT_REGION,)
     there = {one: Catalogue(one, catalogue.TYPES, {}) for one in names}
     found = selection.by_price(
-        (offer for one in there.values() for offer in selection.offers_of(request, one, Prices())), names
+        (offer for one in there.values() for offer in selection.offers_of(request, one, Prices())),
+        names,
     )
     if not found:
         raise RequestError(selection.nothing(request, there))
@@ -86,15 +95,26 @@ def _region(request: PoolRequest, clients: AwsClients, there: Catalogue, cache: 
 
 
 def _prices(
-    request: PoolRequest, clients: AwsClients, region: str, names: Sequence[str], cache: Cache, notes: list[str]
+    request: PoolRequest,
+    clients: AwsClients,
+    region: str,
+    names: Sequence[str],
+    cache: Cache,
+    notes: list[str],
 ) -> Prices:
     if request.spot:
-        said = optional(partial(prices.spot, clients, region, names, cache), "ec2:DescribeSpotPriceHistory", notes)
+        said = optional(
+            partial(prices.spot, clients, region, names, cache),
+            "ec2:DescribeSpotPriceHistory",
+            notes,
+        )
         spot = {(name, zone): price for name, zone, price in said.value} if said else {}
         return Prices(spot=spot, of_spot=said.date if said else "")
     if region.startswith(OTHER_PARTITIONS):
         return Prices()
-    listed = optional(partial(prices.on_demand, clients, region, names, cache), "pricing:GetProducts", notes)
+    listed = optional(
+        partial(prices.on_demand, clients, region, names, cache), "pricing:GetProducts", notes
+    )
     return Prices(listed.value, of_list=listed.date) if listed else Prices()
 
 
@@ -117,13 +137,19 @@ def choice(request: PoolRequest, market: Market) -> tuple[MachineOffer, ...]:
     """
     nodes = request.nodes or 1
     if not market.offers:
-        raise RequestError(["no zone of these regions offers such machines now: name others with --region"])
+        raise RequestError(
+            ["no zone of these regions offers such machines now: name others with --region"]
+        )
     first = selection.per_hour(market.offers[0], nodes)
     limit = request.max_price
     if first is None and limit is None:
         return market.offers
     most = limit if limit is not None else DEARER * (first or 0.0)
-    within = [one for one in market.offers if (price := selection.per_hour(one, nodes)) is not None and price <= most]
+    within = [
+        one
+        for one in market.offers
+        if (price := selection.per_hour(one, nodes)) is not None and price <= most
+    ]
     if not within:
         raise RequestError([_too_dear(request, most, market.offers[0], nodes)])
     return tuple(within)
@@ -132,7 +158,9 @@ def choice(request: PoolRequest, market: Market) -> tuple[MachineOffer, ...]:
 def _too_dear(request: PoolRequest, limit: float, cheapest: MachineOffer, nodes: int) -> str:
     name = "--max-price" if "max_price" in request.given() else "%config SkyMagic.max_price"
     price = selection.per_hour(cheapest, nodes)
-    machines = f"{nodes} × {cheapest.instance_type} in {cheapest.region}" + (", spot," if cheapest.spot else "")
+    machines = f"{nodes} × {cheapest.instance_type} in {cheapest.region}" + (
+        ", spot," if cheapest.spot else ""
+    )
     if price is None:
         return (
             f"the price of {machines} is unknown, and {name} is ${limit:.2f} per hour: "

@@ -46,15 +46,25 @@ def subnet(clients: AwsClients, region: str, zone: str, settings: CloudSettings)
         CloudError: it is in another zone, or there is none; of kind "place", for another zone may do.
     """
     if settings.subnet:
-        found = clients.call("ec2", region, "DescribeSubnets", SubnetIds=[settings.subnet])["Subnets"]
+        found = clients.call("ec2", region, "DescribeSubnets", SubnetIds=[settings.subnet])[
+            "Subnets"
+        ]
         if found and found[0]["AvailabilityZone"] != zone:
             raise CloudError("place", "", f"{settings.subnet} is in {found[0]['AvailabilityZone']}")
     else:
-        default = [{"Name": "default-for-az", "Values": ["true"]}, {"Name": "availability-zone", "Values": [zone]}]
+        default = [
+            {"Name": "default-for-az", "Values": ["true"]},
+            {"Name": "availability-zone", "Values": [zone]},
+        ]
         found = clients.call("ec2", region, "DescribeSubnets", Filters=default)["Subnets"]
     if not found:
         words = f"there is no default subnet in {zone}"
-        raise CloudError("place", "", words, "name one: sky.AWS(subnet='subnet-…'), or aws ec2 create-default-subnet")
+        raise CloudError(
+            "place",
+            "",
+            words,
+            "name one: sky.AWS(subnet='subnet-…'), or aws ec2 create-default-subnet",
+        )
     each = found[0]
     return Subnet(each["SubnetId"], each["VpcId"], each["CidrBlock"])
 
@@ -80,7 +90,10 @@ def _address_towards(at: Subnet) -> str:
             return str(probe.getsockname()[0])
     except OSError as problem:
         raise CloudError(
-            "unreachable", "", f"there is no route to {at.cidr} ({problem.strerror})", "is the VPN up?"
+            "unreachable",
+            "",
+            f"there is no route to {at.cidr} ({problem.strerror})",
+            "is the VPN up?",
         ) from problem
 
 
@@ -112,7 +125,9 @@ def security_group(
     except CloudError as problem:
         if problem.code != "InvalidGroup.Duplicate":  # made by a call whose answer was lost
             raise
-        found = clients.call("ec2", region, "DescribeSecurityGroups", Filters=filters(job=label.job))["SecurityGroups"]
+        found = clients.call(
+            "ec2", region, "DescribeSecurityGroups", Filters=filters(job=label.job)
+        )["SecurityGroups"]
         made = next(each["GroupId"] for each in found if each["VpcId"] == vpc)
     within: dict[str, Any] = {"IpProtocol": "-1", "UserIdGroupPairs": [{"GroupId": made}]}
     ssh: dict[str, Any] = {
@@ -121,18 +136,27 @@ def security_group(
         "ToPort": settings.ssh_port,
         "IpRanges": [{"CidrIp": source}],
     }
-    for operation, rules in (("Ingress", [ssh, within]), ("Egress", [within])):  # EFA wants the egress rule too
+    for operation, rules in (
+        ("Ingress", [ssh, within]),
+        ("Egress", [within]),
+    ):  # EFA wants the egress rule too
         for rule in rules:
             _allow(clients, region, operation, made, rule)
     return str(made)
 
 
-def _allow(clients: AwsClients, region: str, direction: str, to: str, rule: Mapping[str, Any]) -> None:
+def _allow(
+    clients: AwsClients, region: str, direction: str, to: str, rule: Mapping[str, Any]
+) -> None:
     def once() -> object:
-        return clients.call("ec2", region, f"AuthorizeSecurityGroup{direction}", GroupId=to, IpPermissions=[rule])
+        return clients.call(
+            "ec2", region, f"AuthorizeSecurityGroup{direction}", GroupId=to, IpPermissions=[rule]
+        )
 
     try:
-        clients.until_settled(once, SETTLE_SECONDS, lambda problem: problem.kind == "missing")  # made a moment ago
+        clients.until_settled(
+            once, SETTLE_SECONDS, lambda problem: problem.kind == "missing"
+        )  # made a moment ago
     except CloudError as problem:
         if problem.code != "InvalidPermission.Duplicate":
             raise
@@ -147,7 +171,13 @@ def head_address(clients: AwsClients, region: str, interface: str, label: Label)
     made = clients.call(
         "ec2", region, "AllocateAddress", Domain="vpc", TagSpecifications=label.specifications("elastic-ip")
     )  # fmt: skip
-    clients.call("ec2", region, "AssociateAddress", AllocationId=made["AllocationId"], NetworkInterfaceId=interface)
+    clients.call(
+        "ec2",
+        region,
+        "AssociateAddress",
+        AllocationId=made["AllocationId"],
+        NetworkInterfaceId=interface,
+    )
     return str(made["PublicIp"])
 
 
@@ -160,11 +190,16 @@ def placement_group(clients: AwsClients, region: str, label: Label, launch: int)
             TagSpecifications=label.specifications("placement-group"),
         )  # fmt: skip
     except CloudError as problem:
-        if problem.code != "InvalidPlacementGroup.Duplicate":  # made by a call whose answer was lost
+        if (
+            problem.code != "InvalidPlacementGroup.Duplicate"
+        ):  # made by a call whose answer was lost
             raise
     return name
 
 
 def placement_at_fault(problem: CloudError) -> bool:
     """Whether a launch failed for its placement group, or that could not be made: there may be room apart from each other. Pure."""
-    return problem.kind not in UNCERTAIN and re.search("placement ?group", problem.reason, re.IGNORECASE) is not None
+    return (
+        problem.kind not in UNCERTAIN
+        and re.search("placement ?group", problem.reason, re.IGNORECASE) is not None
+    )

@@ -47,7 +47,11 @@ class Prices:
     def price(self, name: str, zone: str, spot: bool) -> tuple[float | None, str]:
         """(dollars per hour, where that is from); (None, "") where nobody knows. Spot is never estimated."""
         if spot:
-            here = [price for (one, where), price in self.spot.items() if one == name and zone in ("", where)]
+            here = [
+                price
+                for (one, where), price in self.spot.items()
+                if one == name and zone in ("", where)
+            ]
             # which zone it will be is not known then: the dearest of them
             return (max(here), f"spot price of {self.of_spot}") if here else (None, "")
         if name in self.listed:
@@ -64,7 +68,9 @@ def on_demand(clients: AwsClients, region: str, names: Sequence[str], cache: Cac
     oldest = 0.0
     for some in chunks(sorted(names)):
         # each list is kept by what was asked for: few requests ask for other types
-        kept = cache.fresh(f"list-{label}-{some}", LIST_SECONDS, partial(_listed, clients, region, some))
+        kept = cache.fresh(
+            f"list-{label}-{some}", LIST_SECONDS, partial(_listed, clients, region, some)
+        )
         found |= kept.value
         oldest = min(oldest or kept.at, kept.at)
     return Dated(found, oldest)
@@ -91,11 +97,14 @@ def chunks(names: Iterable[str]) -> Iterator[str]:
 
 def _listed(clients: AwsClients, region: str, names: str) -> dict[str, float]:
     terms = [
-        {"Type": "TERM_MATCH", "Field": key, "Value": value} for key, value in {**LINUX, "regionCode": region}.items()
+        {"Type": "TERM_MATCH", "Field": key, "Value": value}
+        for key, value in {**LINUX, "regionCode": region}.items()
     ]
     asked: Any = [*terms, {"Type": "ANY_OF", "Field": "instanceType", "Value": names}]
     prices: dict[str, float] = {}
-    for text in clients.pages("pricing", HOME, "GetProducts", "PriceList", ServiceCode="AmazonEC2", Filters=asked):
+    for text in clients.pages(
+        "pricing", HOME, "GetProducts", "PriceList", ServiceCode="AmazonEC2", Filters=asked
+    ):
         name, price = product(json.loads(text))
         if price is not None:
             prices[name] = min(price, prices.get(name, price))
@@ -110,14 +119,22 @@ def product(listed: Mapping[str, Any]) -> tuple[str, float | None]:
         for dimension in term["priceDimensions"].values()
         if dimension.get("unit") == "Hrs"
     ]
-    return str(listed["product"]["attributes"]["instanceType"]), min((one for one in dollars if one > 0), default=None)
+    return str(listed["product"]["attributes"]["instanceType"]), min(
+        (one for one in dollars if one > 0), default=None
+    )
 
 
 def _spot(clients: AwsClients, region: str, names: Sequence[str]) -> list[list[Any]]:
     """The latest price by type and zone: a history that begins now has it alone, and EC2 may send older ones all the same."""
     latest: dict[tuple[str, str], tuple[datetime, float]] = {}
-    asked: Any = {"InstanceTypes": list(names), "ProductDescriptions": list(PRODUCTS), "StartTime": datetime.now(UTC)}
-    for one in clients.pages("ec2", region, "DescribeSpotPriceHistory", "SpotPriceHistory", **asked, MaxResults=1000):
+    asked: Any = {
+        "InstanceTypes": list(names),
+        "ProductDescriptions": list(PRODUCTS),
+        "StartTime": datetime.now(UTC),
+    }
+    for one in clients.pages(
+        "ec2", region, "DescribeSpotPriceHistory", "SpotPriceHistory", **asked, MaxResults=1000
+    ):
         where, said = (
             (str(one["InstanceType"]), str(one["AvailabilityZone"])),
             (one["Timestamp"], float(one["SpotPrice"])),

@@ -72,11 +72,15 @@ class AWS:
         check(plan, held.machines, survey.requirements)
         return rented.nodes_of(held.machines, offer, held.lease)
 
-    def replace(self, survey: RentedSurvey, lost: Sequence[int], say: Say, stop: threading.Event) -> Mapping[int, Node]:
+    def replace(
+        self, survey: RentedSurvey, lost: Sequence[int], say: Say, stop: threading.Event
+    ) -> Mapping[int, Node]:
         """Others in the place of machines that are gone, of the same type and in the same zone, as soon as EC2 has them."""
         return replacing.lost_replaced(survey, lost, bounds(survey.plan.request), say, stop)
 
-    def attach(self, plan: Plan, accesses: Sequence[RentedAccess]) -> tuple[RentedSurvey, Sequence[Node]]:
+    def attach(
+        self, plan: Plan, accesses: Sequence[RentedAccess]
+    ) -> tuple[RentedSurvey, Sequence[Node]]:
         """The machines of a pool that another notebook has rented from this plan; nothing is rented, or connected to yet."""
         settings, first = plan.request.cloud, accesses[0]
         clients = AwsClients.of(settings)
@@ -96,7 +100,9 @@ def needs(request: PoolRequest, shape: Topology, say: Say) -> tuple[Image, Requi
     image, requirements = ssh.needs(request, shape, say)
     if not image.apt:
         return image, requirements
-    return image, replace(requirements, commands=(install_system_packages(image.apt), *requirements.commands))
+    return image, replace(
+        requirements, commands=(install_system_packages(image.apt), *requirements.commands)
+    )
 
 
 def install_system_packages(names: Sequence[str]) -> str:
@@ -141,7 +147,9 @@ def check(plan: Plan, machines: Sequence[ssh.Machine], requirements: Requirement
 
 def _label(survey: RentedSurvey, job: str, limits: WatchdogBounds) -> Label:
     pool = job.rpartition("-")[0] or job
-    return Label(pool, job, sweep.owner_of(survey.clients), _client(), time.time() + limits.lifetime)
+    return Label(
+        pool, job, sweep.owner_of(survey.clients), _client(), time.time() + limits.lifetime
+    )
 
 
 def _client() -> str:

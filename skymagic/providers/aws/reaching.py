@@ -58,7 +58,10 @@ Say = Callable[[str], None]
 
 
 def endpoints(
-    instances: Sequence[RunningInstance], keys: PoolKeys, settings: CloudSettings, head: Endpoint | None = None
+    instances: Sequence[RunningInstance],
+    keys: PoolKeys,
+    settings: CloudSettings,
+    head: Endpoint | None = None,
 ) -> list[Endpoint]:
     """How the machines of a pool are reached. Those without a public address are reached through the head.
 
@@ -67,10 +70,15 @@ def endpoints(
     """
     if settings.use_private_ips:
         return [
-            replace(keys.endpoint(one.id, one.private, settings.ssh_port, settings.user), proxy_jump=jump(settings))
+            replace(
+                keys.endpoint(one.id, one.private, settings.ssh_port, settings.user),
+                proxy_jump=jump(settings),
+            )
             for one in instances
         ]
-    first = head or keys.endpoint(instances[0].id, instances[0].public, settings.ssh_port, settings.user)
+    first = head or keys.endpoint(
+        instances[0].id, instances[0].public, settings.ssh_port, settings.user
+    )
     return [
         first if head is None and one is instances[0]
         else keys.endpoint(one.id, one.public or one.private, settings.ssh_port, settings.user, () if one.public else (first,))
@@ -107,7 +115,9 @@ def connect(
             hosts = [one.host for one in failed]
             say(StartStep(f"waiting for sshd on {', '.join(hosts)} …", "connecting", hosts))
             region = instances[0].region
-            launch.check_running(launch.describe(clients, region, [one.id for one in instances]).values(), region)
+            launch.check_running(
+                launch.describe(clients, region, [one.id for one in instances]).values(), region
+            )
         time.sleep(POLL_SECONDS * clients.deadline_factor)
 
 
@@ -124,4 +134,6 @@ def _silent(failures: Sequence[HostError], seconds: float) -> HostError:
         "is the subnet routed to where this notebook runs (an internet gateway; or use_private_ips=True and a VPN), does its network "
         "ACL let SSH in, and is the image's user the right one (user=…)?"
     )
-    return HostError(first.host, f"no SSH within {seconds:.0f} s of its start: {first.reason}{more}", remedy)
+    return HostError(
+        first.host, f"no SSH within {seconds:.0f} s of its start: {first.reason}{more}", remedy
+    )

@@ -65,17 +65,27 @@ def nodes_of(
     return [
         replace(
             node,
-            access=RentedAccess(node.access, one.endpoint, offer.region, one.name, lease.label, offer),
+            access=RentedAccess(
+                node.access, one.endpoint, offer.region, one.name, lease.label, offer
+            ),
             alive=partial(lease.alive, offer.region, one.name),
         )
         for node, one in zip(made, machines, strict=True)
     ]
 
 
-def taken_up(accesses: Sequence[RentedAccess], lease: Lease) -> tuple[list[ssh.Machine], list[Node]]:
+def taken_up(
+    accesses: Sequence[RentedAccess], lease: Lease
+) -> tuple[list[ssh.Machine], list[Node]]:
     """Machines that run already, as the provider and as a pool see them; nothing is connected to yet."""
     machines = [
-        ssh.Machine(one.endpoint, None, one.agent.installation.facts, one.agent.secret, one.agent.installation)
+        ssh.Machine(
+            one.endpoint,
+            None,
+            one.agent.installation.facts,
+            one.agent.secret,
+            one.agent.installation,
+        )
         for one in accesses
     ]
     made = [one.node(index, accesses[index].agent.daemon) for index, one in enumerate(machines)]
@@ -90,7 +100,9 @@ def ended_instances(clients: AwsClients, accesses: Sequence[RentedAccess]) -> li
     ids = [one.instance for one in accesses]
     found = launch.describe(clients, accesses[0].region, ids)
     states = {one: found[one]["State"]["Name"] if one in found else "terminated" for one in ids}
-    if any(state in ("stopped", "stopping") for state in states.values()):  # somebody has stopped them in the console
+    if any(
+        state in ("stopped", "stopping") for state in states.values()
+    ):  # somebody has stopped them in the console
         words = f"its machines are stopped; %sky_down {accesses[0].label.pool} ends them"
         raise CloudError("stopped", "", words, "start them in EC2's console")
     return [one for one in ids if states[one] not in ("pending", "running")]
@@ -100,7 +112,9 @@ def gone_error(ids: Sequence[str], of: int) -> CloudError:
     """The error for machines that run no more."""
     if len(ids) == of:
         return CloudError("missing", "", "its machines are terminated")
-    return CloudError("ended", "", f"{len(ids)} of its {of} machines no longer run ({', '.join(ids)})")
+    return CloudError(
+        "ended", "", f"{len(ids)} of its {of} machines no longer run ({', '.join(ids)})"
+    )
 
 
 @dataclass

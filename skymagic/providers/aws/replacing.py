@@ -43,7 +43,9 @@ def acquired(survey: RentedSurvey, instances: Sequence[RunningInstance], say: Sa
     if not found.broken:
         return
     if 0 in found.broken and _through_head(survey):
-        raise ProvisionError(f"{broken(found)}; the other machines are reached through it: start again")
+        raise ProvisionError(
+            f"{broken(found)}; the other machines are reached through it: start again"
+        )
     agree_to_replace(survey, found)
     others = lease.replace(offer, [running[index].id for index in found.broken])
     news, _ = ready(survey, others, say, None if 0 in found.broken else held.machines[0].endpoint)
@@ -57,7 +59,10 @@ def acquired(survey: RentedSurvey, instances: Sequence[RunningInstance], say: Sa
 
 
 def ready(
-    survey: RentedSurvey, instances: Sequence[RunningInstance], say: Say, head: Endpoint | None = None
+    survey: RentedSurvey,
+    instances: Sequence[RunningInstance],
+    say: Say,
+    head: Endpoint | None = None,
 ) -> tuple[list[ssh.Machine], Findings]:
     """Machines that run, reached, set up side by side, and checked meanwhile.
 
@@ -75,13 +80,20 @@ def ready(
     def check_beside() -> Findings | None:
         for one in machines:
             one.runnable.wait()
-        return check_machines(survey, machines, instances, say) if all(one.runs for one in machines) else None
+        return (
+            check_machines(survey, machines, instances, say)
+            if all(one.runs for one in machines)
+            else None
+        )
 
     try:
         _, found = ssh.side_by_side(
-            lambda job: job(), [lambda: ssh.set_up(machines, survey.requirements, say, alone=True), check_beside]
+            lambda job: job(),
+            [lambda: ssh.set_up(machines, survey.requirements, say, alone=True), check_beside],
         )
-        if found is None or found.may_pass:  # what may have been the installation's own doing: again after it
+        if (
+            found is None or found.may_pass
+        ):  # what may have been the installation's own doing: again after it
             found = check_machines(survey, machines, instances, say)
     except BaseException:
         ssh.side_by_side(ssh.Machine.close, machines)
@@ -91,7 +103,10 @@ def ready(
 
 
 def check_machines(
-    survey: RentedSurvey, machines: Sequence[ssh.Machine], instances: Sequence[RunningInstance], say: Say
+    survey: RentedSurvey,
+    machines: Sequence[ssh.Machine],
+    instances: Sequence[RunningInstance],
+    say: Say,
 ) -> Findings:
     """Check machines, in the order of their instances; they need not have met."""
     _, offer = survey.held.taken
@@ -105,14 +120,18 @@ def check_machines(
 def print_findings(found: Findings) -> None:
     """Say what is worth knowing of machines, on the thread of a cell."""
     for one in found.verdicts:
-        print_note(f"[{found.nodes[one.node].name}: {one.words}]")  # it stays when the start's own display has ended
+        print_note(
+            f"[{found.nodes[one.node].name}: {one.words}]"
+        )  # it stays when the start's own display has ended
 
 
 def agree_to_replace(survey: RentedSurvey, found: Findings) -> None:
     """Go on to replace the machines that are broken, or end the start. Raises ProvisionError where nobody agrees."""
     _, offer = survey.held.taken
     words, many = broken(found), len(found.broken)
-    cost = "at an unknown price" if offer.price is None else f"for ${many * offer.price:.2f} per hour"
+    cost = (
+        "at an unknown price" if offer.price is None else f"for ${many * offer.price:.2f} per hour"
+    )
     place = f"in {agreeing(many, 'its', 'their')} place"
     others = f"{many} × {offer.instance_type} {place} {cost}, once {agreeing(many, 'it is', 'they are')} ended"
     if not (survey.plan.request.yes or confirmed(f"{words}: {others}")):
@@ -121,11 +140,17 @@ def agree_to_replace(survey: RentedSurvey, found: Findings) -> None:
 
 def broken(found: Findings) -> str:
     """The machines that cannot be worked with, each with the reason."""
-    return "; ".join(f"{found.nodes[one.node].name}: {one.words}" for one in found.verdicts if one.broken)
+    return "; ".join(
+        f"{found.nodes[one.node].name}: {one.words}" for one in found.verdicts if one.broken
+    )
 
 
 def lost_replaced(
-    survey: RentedSurvey, lost: Sequence[int], limits: WatchdogBounds, say: Say, stop: threading.Event
+    survey: RentedSurvey,
+    lost: Sequence[int],
+    limits: WatchdogBounds,
+    say: Say,
+    stop: threading.Event,
 ) -> Mapping[int, Node]:
     """Others in the place of machines that are gone, of the same offer, as soon as EC2 has them (`provider.Replaceable`)."""
     held = survey.held
@@ -154,7 +179,11 @@ def lost_replaced(
 
 
 def _rented(
-    survey: RentedSurvey, gone: Sequence[str], limits: WatchdogBounds, say: Say, stop: threading.Event
+    survey: RentedSurvey,
+    gone: Sequence[str],
+    limits: WatchdogBounds,
+    say: Say,
+    stop: threading.Event,
 ) -> list[RunningInstance] | None:
     """Machines that run, as soon as there are some; None once nobody wants them any more."""
     lease, offer = survey.held.taken
@@ -165,7 +194,9 @@ def _rented(
         if left < LEAST_SECONDS:
             raise ProvisionError("the pool's lifetime is nearly over (--max-lifetime)")
         bounds = replace(limits, lifetime=left)  # it ends with the others
-        lease.user_data = boot.cloud_config(survey.held.keys, lease.label.job, settings.user, settings.ssh_port, bounds)
+        lease.user_data = boot.cloud_config(
+            survey.held.keys, lease.label.job, settings.user, settings.ssh_port, bounds
+        )
         try:
             return lease.replace(offer, gone)
         except CloudError as problem:
@@ -173,7 +204,9 @@ def _rented(
                 raise
             spot = offer.spot and problem.kind == ErrorKind.CAPACITY
             hint = "; %sky_pool without --spot rents them on demand" if spot else ""
-            say(f"no replacement for {', '.join(gone)} yet ({problem.reason}); asking again every minute{hint}")
+            say(
+                f"no replacement for {', '.join(gone)} yet ({problem.reason}); asking again every minute{hint}"
+            )
         stop.wait(RETRY_SECONDS * survey.clients.deadline_factor)
     return None
 
@@ -181,4 +214,8 @@ def _rented(
 def _through_head(survey: RentedSurvey) -> bool:
     """Whether other machines are reached through the first one."""
     _, offer = survey.held.taken
-    return offer.cards > 1 and survey.plan.topology.nodes > 1 and not survey.plan.request.cloud.use_private_ips
+    return (
+        offer.cards > 1
+        and survey.plan.topology.nodes > 1
+        and not survey.plan.request.cloud.use_private_ips
+    )

@@ -70,7 +70,9 @@ def wanted(request: PoolRequest, types: Iterable[InstanceType]) -> list[Instance
         # x and u7 have the most memory, and a price to match: only where nothing else has as much
         common = [one for one in plain if re.match(r"[cmr]\d", one.name)]
         large = [one for one in plain if re.match(r"x\d|u7", one.name)]
-        return sorted(common or large, key=lambda one: (one.vcpus, one.memory, -one.generation, one.name))[:MOST_TYPES]
+        return sorted(
+            common or large, key=lambda one: (one.vcpus, one.memory, -one.generation, one.name)
+        )[:MOST_TYPES]
     name, count = request.accelerator.name, request.accelerator.count
     having = [one for one in usable if one.gpu and one.gpus >= count and _is(name, one.gpu)]
     fewest = min((one.gpus for one in having), default=0)
@@ -83,7 +85,11 @@ def _is(asked: str, gpu: str) -> bool:
 
 
 def _had(request: PoolRequest, one: InstanceType) -> bool:
-    return one.architecture == ARCHITECTURE and not one.accelerated and (one.spot if request.spot else one.on_demand)
+    return (
+        one.architecture == ARCHITECTURE
+        and not one.accelerated
+        and (one.spot if request.spot else one.on_demand)
+    )
 
 
 def _enough(request: PoolRequest, one: InstanceType) -> bool:
@@ -99,7 +105,9 @@ def serves(asked: AtLeast | None, has: float) -> bool:
     if asked is None:
         return True
     return (
-        has >= asked.amount * (1 - _ROUNDING) if asked.or_more else abs(has - asked.amount) <= asked.amount * _ROUNDING
+        has >= asked.amount * (1 - _ROUNDING)
+        if asked.or_more
+        else abs(has - asked.amount) <= asked.amount * _ROUNDING
     )
 
 
@@ -115,7 +123,17 @@ def offers_of(request: PoolRequest, there: Catalogue, prices: Prices) -> list[Ma
 def offer(region: str, zone: str, one: InstanceType, spot: bool, prices: Prices) -> MachineOffer:
     """Machines of a type in a zone."""
     price, priced = prices.price(one.name, zone, spot)
-    same = ["gpu", "gpus", "gpu_memory", "vcpus", "memory", "network", "cards", "efa", "architecture"]
+    same = [
+        "gpu",
+        "gpus",
+        "gpu_memory",
+        "vcpus",
+        "memory",
+        "network",
+        "cards",
+        "efa",
+        "architecture",
+    ]
     values = {name: getattr(one, name) for name in same}
     return MachineOffer(region, zone, one.name, spot=spot, price=price, priced=priced, **values)
 
@@ -162,7 +180,12 @@ def check_served(request: PoolRequest) -> None:
 def nothing(request: PoolRequest, there: Mapping[str, Catalogue]) -> list[str]:
     """Why no type in any of these regions serves a request, with what comes near."""
     regions = " or ".join(there)
-    types = [one for catalogue in there.values() for one in catalogue.types.values() if _had(request, one)]
+    types = [
+        one
+        for catalogue in there.values()
+        for one in catalogue.types.values()
+        if _had(request, one)
+    ]
     how = " on spot" if request.spot else ""
     gpu = request.accelerator
     if gpu is None:
@@ -187,8 +210,12 @@ def nothing(request: PoolRequest, there: Mapping[str, Catalogue]) -> list[str]:
             if one.gpu and _is(gpu.name, one.gpu) and one.gpus >= gpu.count
         }
     )
-    words = "; ".join(f"{name} has {vcpus} CPUs and {memory:.12g} GB" for vcpus, memory, name in has[:4])
-    return [f"no machine in {regions} has {gpu} and {' and '.join(_amounts(request))}{how}: {words}"]
+    words = "; ".join(
+        f"{name} has {vcpus} CPUs and {memory:.12g} GB" for vcpus, memory, name in has[:4]
+    )
+    return [
+        f"no machine in {regions} has {gpu} and {' and '.join(_amounts(request))}{how}: {words}"
+    ]
 
 
 def _amounts(request: PoolRequest) -> Iterator[str]:

@@ -56,7 +56,9 @@ def instances(
 def inventory(clients: AwsClients, region: str, filters: Filters) -> RegionInventory:
     """What there is with these tags. Raises CloudError."""
     found = instances(clients, region, filters)
-    groups = clients.pages("ec2", region, "DescribeSecurityGroups", "SecurityGroups", Filters=list(filters))
+    groups = clients.pages(
+        "ec2", region, "DescribeSecurityGroups", "SecurityGroups", Filters=list(filters)
+    )
     addresses = clients.call("ec2", region, "DescribeAddresses", Filters=list(filters))["Addresses"]
     return RegionInventory(
         region,
@@ -70,7 +72,9 @@ def inventory(clients: AwsClients, region: str, filters: Filters) -> RegionInven
 def _placements(clients: AwsClients, region: str, filters: Filters) -> tuple[str, ...]:
     """Names of placement groups; none where they may not be seen, for then none can be made either."""
     try:
-        found = clients.call("ec2", region, "DescribePlacementGroups", Filters=list(filters))["PlacementGroups"]
+        found = clients.call("ec2", region, "DescribePlacementGroups", Filters=list(filters))[
+            "PlacementGroups"
+        ]
     except CloudError as problem:
         if problem.kind == "permission":
             return ()
@@ -87,7 +91,12 @@ class Release:
     """
 
     def __init__(
-        self, clients: AwsClients, region: str, filters: Filters, known: Collection[str] = (), uncertain: bool = False
+        self,
+        clients: AwsClients,
+        region: str,
+        filters: Filters,
+        known: Collection[str] = (),
+        uncertain: bool = False,
     ) -> None:
         self.clients, self.region, self.filters = clients, region, filters
         self.known, self.uncertain = set(known), uncertain
@@ -108,7 +117,9 @@ class Release:
             if not left and not (unseen and now < settled):
                 break
             if now >= end:
-                self.problems += [f"instance {each} in {self.region}: not terminated yet" for each in sorted(left)]
+                self.problems += [
+                    f"instance {each} in {self.region}: not terminated yet" for each in sorted(left)
+                ]
                 break
             time.sleep(POLL_SECONDS * factor)
         else:
@@ -123,17 +134,23 @@ class Release:
                 self.clients.call("ec2", self.region, "TerminateInstances", InstanceIds=[each])
                 self._asked.add(each)
             except CloudError as problem:
-                if problem.kind != "missing":  # right after its launch not all of EC2 knows an instance
+                if (
+                    problem.kind != "missing"
+                ):  # right after its launch not all of EC2 knows an instance
                     self._refused.add(each)
                     self.problems.append(f"instance {each} in {self.region}: {problem.reason}")
 
     def _alive(self) -> set[str] | None:
         """What EC2 shows and does not call terminated; None where it does not say."""
         try:
-            return {each["InstanceId"] for each in instances(self.clients, self.region, self.filters)}
+            return {
+                each["InstanceId"] for each in instances(self.clients, self.region, self.filters)
+            }
         except CloudError as problem:
             unseen = f", {', '.join(sorted(self.known))} among it" if self.known else ""
-            self.problems.append(f"{self.region}: could not list what is there{unseen}: {problem.reason}")
+            self.problems.append(
+                f"{self.region}: could not list what is there{unseen}: {problem.reason}"
+            )
             return None
 
     def _rest(self) -> None:
@@ -143,9 +160,17 @@ class Release:
         except CloudError as problem:
             self.problems.append(f"{self.region}: could not list what is there: {problem.reason}")
             return
-        self._each("address", found.addresses, partial(self._delete, "ReleaseAddress", "AllocationId"))
-        self._each("security group", found.groups, partial(self._delete, "DeleteSecurityGroup", "GroupId"))
-        self._each("placement group", found.placements, partial(self._delete, "DeletePlacementGroup", "GroupName"))
+        self._each(
+            "address", found.addresses, partial(self._delete, "ReleaseAddress", "AllocationId")
+        )
+        self._each(
+            "security group", found.groups, partial(self._delete, "DeleteSecurityGroup", "GroupId")
+        )
+        self._each(
+            "placement group",
+            found.placements,
+            partial(self._delete, "DeletePlacementGroup", "GroupName"),
+        )
 
     def _each(self, what: str, ids: Iterable[str], release: Callable[[str], object]) -> None:
         for each in sorted(ids):
@@ -160,7 +185,9 @@ class Release:
             lambda: self.clients.call("ec2", self.region, operation, **{parameter: named}),
             # with machines in it that could not be ended there is nothing to wait for
             0.0 if self.problems else SETTLE_SECONDS,
-            lambda problem: problem.kind == "in_use",  # the network cards of a terminated machine go a little later
+            lambda problem: (
+                problem.kind == "in_use"
+            ),  # the network cards of a terminated machine go a little later
         )
 
 
@@ -173,11 +200,17 @@ def owner_of(clients: AwsClients) -> str:
 def everything(clients: AwsClients) -> tuple[list[RegionInventory], list[str]]:
     """(What the caller has rented, in all regions; why some could not be asked.) Raises CloudError where none can be asked."""
     mine = tags.filters(owner=owner_of(clients))
-    found, unseen = in_regions(catalogue.used_regions(clients), lambda name: inventory(clients, name, mine))
-    return [each for each in found.values() if each], [f"{name}: {why}" for name, why in unseen.items()]
+    found, unseen = in_regions(
+        catalogue.used_regions(clients), lambda name: inventory(clients, name, mine)
+    )
+    return [each for each in found.values() if each], [
+        f"{name}: {why}" for name, why in unseen.items()
+    ]
 
 
-def in_regions(names: Sequence[str], ask: Callable[[str], T]) -> tuple[dict[str, T], dict[str, str]]:
+def in_regions(
+    names: Sequence[str], ask: Callable[[str], T]
+) -> tuple[dict[str, T], dict[str, str]]:
     """(Region → what `ask` gives there, several at once; region → why it could not be asked)."""
     found: dict[str, T] = {}
     unseen: dict[str, str] = {}
@@ -220,7 +253,9 @@ def _released(releases: Sequence[Release]) -> list[str]:
     """Carry them out side by side; what could not be given back."""
     problems: list[str] = []
     for release, outcome in zip(releases, run_all([one.run for one in releases]), strict=True):
-        problems += [f"{release.region}: {outcome}"] if isinstance(outcome, BaseException) else outcome
+        problems += (
+            [f"{release.region}: {outcome}"] if isinstance(outcome, BaseException) else outcome
+        )
     return problems
 
 
@@ -302,7 +337,11 @@ def _pool(region: str, job: str, listed: Sequence[dict[str, Any]]) -> TaggedPool
 def _machine(one: dict[str, Any]) -> TaggedMachine:
     zone = one.get("Placement", {}).get("AvailabilityZone", "")
     return TaggedMachine(
-        one["InstanceId"], one["InstanceType"], zone, one["State"]["Name"], one["LaunchTime"].timestamp()
+        one["InstanceId"],
+        one["InstanceType"],
+        zone,
+        one["State"]["Name"],
+        one["LaunchTime"].timestamp(),
     )
 
 
@@ -318,7 +357,9 @@ def chosen_pool(found: Tagged, name: str | None) -> TaggedPool:
         return next(iter(pools.values()))
     if pools:
         listed = ", ".join(f"{one.job_id} ({one.client})" for one in pools.values())
-        raise RequestError(f"you have {len(pools)} pools on EC2: name one of them, or use --all: {listed}")
+        raise RequestError(
+            f"you have {len(pools)} pools on EC2: name one of them, or use --all: {listed}"
+        )
     missing = f"you have no pool {f'{name!r} ' if name else ''}on EC2"
     if found.unreached:
         unreached = "; ".join(f"{region}: {reason}" for region, reason in found.unreached.items())

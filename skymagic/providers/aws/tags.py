@@ -7,7 +7,9 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-POOL, JOB, OWNER, CLIENT, ENDS = (f"skymagic:{name}" for name in ("pool", "job", "owner", "client", "ends"))
+POOL, JOB, OWNER, CLIENT, ENDS = (
+    f"skymagic:{name}" for name in ("pool", "job", "owner", "client", "ends")
+)
 
 
 @dataclass(frozen=True)
@@ -45,7 +47,9 @@ def moment(seconds: float) -> str:
 
 def filters(**values: str) -> list[dict[str, Any]]:
     """What has these tags, as EC2's calls take it: ``filters(owner=…, pool="train")``."""
-    return [{"Name": f"tag:skymagic:{name}", "Values": [value[:256]]} for name, value in values.items()]
+    return [
+        {"Name": f"tag:skymagic:{name}", "Values": [value[:256]]} for name, value in values.items()
+    ]
 
 
 def tag(resource: dict[str, Any], key: str) -> str:
@@ -55,5 +59,7 @@ def tag(resource: dict[str, Any], key: str) -> str:
 
 def owner(arn: str) -> str:
     """The user behind the ARN of a caller, the same one tomorrow: sessions of a role that the SDK has named are one owner."""
-    role = re.fullmatch(r"(arn:[\w-]+:sts::\d+:assumed-role/[^/]+)/(botocore-session-\d+|i-[0-9a-f]+)", arn)
+    role = re.fullmatch(
+        r"(arn:[\w-]+:sts::\d+:assumed-role/[^/]+)/(botocore-session-\d+|i-[0-9a-f]+)", arn
+    )
     return role[1] if role else arn

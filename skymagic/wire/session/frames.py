@@ -139,7 +139,9 @@ class Session:
             start = body + length
             if kind == ACK:
                 if number > self._sent:
-                    raise ProtocolError(f"frame {number} was acknowledged, and {self._sent} were sent")
+                    raise ProtocolError(
+                        f"frame {number} was acknowledged, and {self._sent} were sent"
+                    )
                 self._acknowledge(number)
             elif kind == GONE:
                 frames.append(Frame(kind, channel))

@@ -37,7 +37,9 @@ class ChannelSocket:
         self.sock = sock
         self.connecting = connecting
         self.credit = WINDOW  # bytes that may still be sent to the other end
-        self.unreported = 0  # bytes written here for which the other end was not granted new credit yet
+        self.unreported = (
+            0  # bytes written here for which the other end was not granted new credit yet
+        )
         self.out = bytearray()
         self.reading = True  # whether more can come from the socket
         self.finishing = False  # whether the other end has no more bytes
@@ -84,7 +86,9 @@ class Channels:
         stream.sock.close()
 
     def _update_interest(self, stream: ChannelSocket) -> None:
-        read = stream.reading and stream.credit > 0 and not self._congested and not stream.connecting
+        read = (
+            stream.reading and stream.credit > 0 and not self._congested and not stream.connecting
+        )
         write = stream.connecting or bool(stream.out)
         mask = (READABLE if read else 0) | (WRITABLE if write else 0)
         if mask != stream.mask:
@@ -125,7 +129,9 @@ class Channels:
             del stream.out[:sent]
             stream.unreported += sent
             if stream.unreported >= WINDOW // 4:
-                self._session.put(frames.WINDOW, stream.channel, stream.unreported.to_bytes(4, "big"))
+                self._session.put(
+                    frames.WINDOW, stream.channel, stream.unreported.to_bytes(4, "big")
+                )
                 stream.unreported = 0
 
     def _close_or_update(self, stream: ChannelSocket) -> None:
@@ -180,7 +186,9 @@ class SessionLoop:
         on_detach: called with a reason when the connection is lost.
     """
 
-    def __init__(self, session: Session, on_frame: Callable[[Frame], None], on_detach: Callable[[str], None]) -> None:
+    def __init__(
+        self, session: Session, on_frame: Callable[[Frame], None], on_detach: Callable[[str], None]
+    ) -> None:
         self.session = session
         self._on_frame, self._on_detach = on_frame, on_detach
         self._select = selectors.DefaultSelector()
@@ -231,7 +239,9 @@ class SessionLoop:
             self.detach(f"nothing was heard for {HEARTBEAT_TIMEOUT:.0f} s")
         elif not self._out:
             waiting = self.session.unacknowledged
-            due = waiting >= ACK_FRAMES or (waiting and self._ack_at is not None and self._ack_at <= now)
+            due = waiting >= ACK_FRAMES or (
+                waiting and self._ack_at is not None and self._ack_at <= now
+            )
             if due or now - self._last_out > HEARTBEAT_INTERVAL:
                 self._write(self.session.ack())
 
@@ -253,7 +263,9 @@ class SessionLoop:
         """Whether there is a connection."""
         return self._connection is not None
 
-    def attach(self, sock: socket.socket, received: int, first: bytes = b"", read: bytes = b"") -> None:
+    def attach(
+        self, sock: socket.socket, received: int, first: bytes = b"", read: bytes = b""
+    ) -> None:
         """Go on over this connection, in the place of the one before.
 
         Args:
