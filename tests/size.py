@@ -1,4 +1,4 @@
-"""How large the package is, as figures that may only become smaller: ``python -m tests.house`` prints them, ``tests/size.tsv`` keeps the ceilings.
+"""Print how large the package is: ``python -m tests.house``. The figures are information, not a gate.
 
 A plain cell is traced: which modules and functions of the package run in the notebook for one ``%%sky_broadcast`` on a pool that is ready.
 """
@@ -16,15 +16,6 @@ from pathlib import Path
 
 from tests.house import PACKAGE, ROOT
 
-CEILINGS = Path(__file__).with_name("size.tsv")
-GOALS = {
-    "lines": 54_000,
-    "modules": 350,
-    "modules of pool/": 15,
-    "modules of a plain cell": 50,
-    "classes over 20 methods": 0,
-}
-"""What the package shall come to."""
 LARGE = 20
 """Methods that a class may have."""
 TRACED = """\
@@ -65,8 +56,15 @@ def classes() -> Iterator[tuple[str, int]]:
     for path in modules():
         for node in ast.parse(path.read_text()).body:
             if isinstance(node, ast.ClassDef):
-                methods = [each.name for each in node.body if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef)]
-                yield node.name, len({name if not name.startswith("visit_") else "visit" for name in methods})
+                methods = [
+                    each.name
+                    for each in node.body
+                    if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef)
+                ]
+                yield (
+                    node.name,
+                    len({name if not name.startswith("visit_") else "visit" for name in methods}),
+                )
 
 
 def commented(source: str) -> int:
@@ -84,7 +82,9 @@ def figures() -> dict[str, int]:
         "modules": len(sources),
         "modules of pool/": len(list((PACKAGE / "pool").rglob("*.py"))),
         "classes over 20 methods": sum(methods > LARGE for _, methods in sizes),
-        "class names with two meanings": sum(count > 1 for count in Counter(name for name, _ in sizes).values()),
+        "class names with two meanings": sum(
+            count > 1 for count in Counter(name for name, _ in sizes).values()
+        ),
     }
 
 
@@ -102,7 +102,11 @@ def plain_cell(*options: str) -> tuple[int, int, str]:
     """
     source = TRACED.format(package=str(PACKAGE))
     done = subprocess.run(
-        [sys.executable, "-c", source, *options], cwd=ROOT, capture_output=True, text=True, timeout=120
+        [sys.executable, "-c", source, *options],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=120,
     )
     _, found, rest = done.stdout.rpartition("traced ")
     if done.returncode or not found:
@@ -111,24 +115,14 @@ def plain_cell(*options: str) -> tuple[int, int, str]:
     return int(count), int(functions), rest
 
 
-def ceilings() -> dict[str, int]:
-    """The figures that must not be exceeded."""
-    rows = (line.split("\t") for line in CEILINGS.read_text().splitlines() if line)
-    return {name: int(value) for value, name in rows}
-
-
-def lowered(now: dict[str, int]) -> dict[str, int]:
-    """Ceilings after a look: none goes up."""
-    kept = ceilings() if CEILINGS.exists() else {}
-    return {name: min(value, kept.get(name, value)) for name, value in now.items()}
-
-
 def main() -> None:
-    """Print the figures, and lower the ceilings to them."""
+    """Print the figures."""
     count, functions, _ = plain_cell()
-    now = {**figures(), "modules of a plain cell": count}
-    for name, value in now.items():
-        print(f"{value:7,}  {name}" + (f" (goal {GOALS[name]:,})" if name in GOALS else ""))
-    print(f"{functions:7,}  functions of a plain cell")
-    print(f"{share_of_comments():7.1f}  comments for a hundred lines")
-    CEILINGS.write_text("".join(f"{value}\t{name}\n" for name, value in sorted(lowered(now).items())))
+    figures_now = {
+        **figures(),
+        "modules of a plain cell": count,
+        "functions of a plain cell": functions,
+    }
+    for name, value in figures_now.items():
+        print(f"{value:7,}  {name}")
+    print(f"{share_of_comments():7.1f}  comment lines per 100 lines")
