@@ -42,10 +42,16 @@ def main() -> None:
     """Resolve for that Python, and download what is not there yet."""
     parser = argparse.ArgumentParser(description="wheels for make gpu")
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--python", default=f"{sys.version_info[0]}.{sys.version_info[1]}", metavar="VERSION")
+    parser.add_argument(
+        "--python", default=f"{sys.version_info[0]}.{sys.version_info[1]}", metavar="VERSION"
+    )
     parser.add_argument("--machine", default="x86_64", help="x86_64 or aarch64")
-    parser.add_argument("packages", nargs="*", help="more than skymagic needs: accelerate, lightning, transformers, …")
-    options = parser.parse_args()
+    parser.add_argument(
+        "packages",
+        nargs="*",
+        help="more than skymagic needs: accelerate, lightning, transformers, …",
+    )
+    options = parser.parse_intermixed_args()
     needed = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
     target = [
@@ -58,17 +64,32 @@ def main() -> None:
     ]
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.json"
-        resolve = [*pip, "install", "--quiet", "--dry-run", "--ignore-installed", "--report", str(report)]
-        subprocess.run([*resolve, "--target", folder, *target, *needed, *options.packages], check=True)
+        resolve = [
+            *pip,
+            "install",
+            "--quiet",
+            "--dry-run",
+            "--ignore-installed",
+            "--report",
+            str(report),
+        ]
+        subprocess.run(
+            [*resolve, "--target", folder, *target, *needed, *options.packages], check=True
+        )
         chosen = wanted(report.read_text())
     options.folder.mkdir(parents=True, exist_ok=True)
-    for wheel in options.folder.glob("*.whl"):  # of an earlier time: two versions of one package cannot be installed
+    for wheel in options.folder.glob(
+        "*.whl"
+    ):  # of an earlier time: two versions of one package cannot be installed
         wheel.unlink()
     subprocess.run(
-        [*pip, "download", "--quiet", "--no-deps", *target, "--dest", str(options.folder), *chosen], check=True
+        [*pip, "download", "--quiet", "--no-deps", *target, "--dest", str(options.folder), *chosen],
+        check=True,
     )
     size = sum(wheel.stat().st_size for wheel in options.folder.glob("*.whl"))
-    print(f"{len(chosen)} wheels for Python {options.python}, {size / 1e6:.0f} MB, in {options.folder}")
+    print(
+        f"{len(chosen)} wheels for Python {options.python}, {size / 1e6:.0f} MB, in {options.folder}"
+    )
 
 
 if __name__ == "__main__":
