@@ -240,7 +240,7 @@ def _gather(parts: Sequence[Any], into: dict[int, Any], *, keep: bool) -> None:
             done.add(
                 id(part)
             )  # on all ranks alike: what was gathered for another name is gathered again
-            gathered = part.detach().full_tensor()
+            gathered = full_tensor(part.detach())
             if keep and id(part) not in into:
                 into[id(part)] = on_host(gathered)
             del gathered  # before the next one is made
@@ -252,6 +252,44 @@ def _gather(parts: Sequence[Any], into: dict[int, Any], *, keep: bool) -> None:
             if part.grad is not None:
                 parameter.grad = into[id(part.grad)]
             into[id(part)] = parameter
+
+
+def full_tensor(part: Any) -> Any:
+    """Gather a DTensor from all ranks of its mesh: the whole tensor, on the mesh's device or in host memory.
+
+    Functional collectives crash the process (SIGSEGV) when gloo carries CUDA tensors, which it does where
+    ranks share a GPU; seen with torch 2.11 on an H100, under torchrun as well. Such parts are copied to
+    host memory first and gathered there.
+    """
+    if not _is_gpu_over_gloo(part.device_mesh):
+        return part.full_tensor()
+    host = _host_mesh(part.device_mesh)
+    local = part.to_local().cpu()
+    on_hosts = type(part).from_local(
+        local,
+        host,
+        part.placements,
+        run_check=False,
+        shape=part.shape,
+        stride=part.stride(),
+    )
+    return on_hosts.full_tensor()
+
+
+def _is_gpu_over_gloo(mesh: Any) -> bool:
+    """Return True if gloo carries the tensors of this mesh of GPUs."""
+    if mesh.device_type == "cpu":
+        return False
+    device = sys.modules["torch"].device(mesh.device_type)
+    return any(group._get_backend(device).name() == "gloo" for group in mesh.get_all_groups())
+
+
+def _host_mesh(mesh: Any) -> Any:
+    """Return the mesh of CPUs with the ranks, dimensions and process groups of a mesh."""
+    groups = mesh.get_all_groups()
+    if mesh.ndim == 1:
+        return type(mesh).from_group(groups[0], "cpu")
+    return type(mesh).from_group(groups, "cpu", mesh=mesh.mesh, mesh_dim_names=mesh.mesh_dim_names)
 
 
 def _plain_module(module: Any) -> Any:

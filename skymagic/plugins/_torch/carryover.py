@@ -85,6 +85,36 @@ def on_own_device(state: dict[str, Any]) -> dict[str, Any]:
     return {**state, "device_ids": [device.index], "output_device": device.index, "device": device}
 
 
+def with_existing_devices(
+    arguments: tuple[Any, ...], options: dict[str, Any], count: int
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return the arguments of `DistributedDataParallel` with device numbers that this process has.
+
+    accelerate, and transformers' Trainer with it, pass the local rank as the device. Where ranks share a
+    GPU that number may not exist: the device that the module is on takes its place.
+
+    Args:
+        arguments: positional arguments, as the caller wrote them.
+        options: keyword arguments.
+        count: the GPUs that this process sees.
+    """
+    names = ("module", "device_ids", "output_device")
+    given = {**dict(zip(names, arguments, strict=False)), **options}
+    device_ids = given.get("device_ids")
+    if not device_ids or len(device_ids) != 1:
+        return arguments, options
+    number = getattr(device_ids[0], "index", device_ids[0])
+    devices = {parameter.device for parameter in given["module"].parameters()}
+    device = devices.pop() if len(devices) == 1 else None
+    if not isinstance(number, int) or number < count or device is None or device.index is None:
+        return arguments, options
+    given |= {"device_ids": [device.index]}
+    if given.get("output_device") is not None:
+        given["output_device"] = device.index
+    positional = tuple(given.pop(name) for name in names[: len(arguments)])
+    return (*positional, *arguments[len(names) :]), given
+
+
 def namespace_of_rank() -> dict[str, Any]:
     """The rank's variables; empty outside a kernel."""
     module = sys.modules.get("IPython")

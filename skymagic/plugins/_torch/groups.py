@@ -196,7 +196,12 @@ class Group:
                 # A new reducer: a wrapper that comes to a replaced rank begins with the buckets that the model's order gives,
                 # and gradients meet in the right places only when all ranks begin so.
                 wrapper.process_group = dist.group.WORLD
-                wrapper.__setstate__(wrapper.__getstate__())
+                state = wrapper.__getstate__()
+                # A reducer owns gradient buckets as large as the model. The old one goes first: with both at
+                # once, a model that fills half of its GPU runs out of memory here.
+                wrapper.reducer = wrapper.logger = None
+                unblock.empty_cache()
+                wrapper.__setstate__(state)
             except Exception as problem:
                 lost.append(
                     f"{carryover.name_of(wrapper)}: wrap it in DistributedDataParallel again ({problem})"
@@ -239,6 +244,7 @@ class Group:
     @contextlib.contextmanager
     def patched(self) -> Iterator[None]:
         """Inside, connections of every group are known, also of groups that the user makes, and so is every DDP wrapper."""
+        import torch
         import torch.distributed as dist
         from torch.distributed import distributed_c10d as c10d
         from torch.nn.parallel import DistributedDataParallel as DDP
@@ -307,6 +313,8 @@ class Group:
         def ddp_init(
             wrapper: Any, /, *args: Any, **kwargs: Any
         ) -> None:  # DDP(module=…) is an argument of its own
+            if count := torch.cuda.device_count():
+                args, kwargs = carryover.with_existing_devices(args, kwargs, count)
             wrap(wrapper, *args, **kwargs)
             self._wrappers.add(wrapper)
             if wrapper.process_group is dist.group.WORLD:
