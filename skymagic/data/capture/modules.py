@@ -112,6 +112,13 @@ def locate(name: str, folder: str) -> tuple[str, bool] | None:
 
 def _from_module(module: types.ModuleType, top: str, folder: str) -> tuple[str, bool] | None:
     origin = getattr(module, "__file__", None)
+    # torch.ops says that it is "_ops.py", and makes a namespace of any other name that it is asked for
+    if (
+        isinstance(origin, str)
+        and not os.path.isabs(origin)
+        and type(module) is not types.ModuleType
+    ):
+        return None
     package = hasattr(module, "__path__")
     if origin is None and package:
         origin = next((entry for entry in module.__path__ if is_own(entry, top, folder)), None)

@@ -268,7 +268,8 @@ def submodules(values: Iterable[object], attributes: frozenset[str]) -> list[str
     packages = [
         value
         for value in values
-        if isinstance(value, types.ModuleType) and hasattr(value, "__path__")
+        # not hasattr: torch.ops makes a namespace of any name that it is asked for
+        if isinstance(value, types.ModuleType) and "__path__" in vars(value)
     ]
     prefixes = tuple(f"{package.__name__}." for package in packages)
     if not prefixes:

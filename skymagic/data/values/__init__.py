@@ -4,6 +4,7 @@ pickling    values as a pickle (protocol 5) and its out-of-band buffers, and bac
 pickler     cloudpickle, with functions, classes and memory done differently
 pickled     a pickled value, the short way to one, and which values share something or refer to each other
 reducers    Python's own types that pickle cannot take apart; one class on all ranks
+singletons  objects of which each process has one of its own: modules, torch's operators and constants, settings
 rebuild     what pickles call to make functions, classes and others again
 arrays      the memory of numpy's arrays and pandas' frames; memory maps of files
 tensors     the memory of torch's tensors

@@ -15,7 +15,7 @@ from cloudpickle import cloudpickle as _cloud
 
 from skymagic.data.capture.code import code_names, own_annotations, value_names
 from skymagic.data.capture.modules import locate
-from skymagic.data.values import arrays, rebuild, reducers, shards
+from skymagic.data.values import arrays, rebuild, reducers, shards, singletons
 from skymagic.data.values.exceptions import reduce_exception
 from skymagic.data.values.kinds import changeable, is_a, made_by_python
 from skymagic.data.values.memory import Layout, Tracker
@@ -105,6 +105,24 @@ class ValuePickler(cloudpickle.Pickler):  # type: ignore[misc]
         own = _REDUCERS.get(kind)
         if own is not None:
             return own
+        if issubclass(kind, types.ModuleType):
+            return ValuePickler._module
+        single = singletons.reducer_for(kind)
+        if single is None:
+            return self._plain_reducer(kind)
+        self._need(kind)
+        copied = self._plain_reducer(kind)
+
+        def reduce_single(pickler: ValuePickler, obj: Any) -> Any:
+            reduced = single(obj)
+            if reduced is NotImplemented and copied is not None:
+                return copied(pickler, obj)
+            return reduced
+
+        return reduce_single
+
+    def _plain_reducer(self, kind: type) -> Callable[[ValuePickler, Any], Any] | None:
+        """Return how objects are reduced of which a process may have any number."""
         memory = arrays.reducer_for(kind)
         if changeable(kind) and (
             memory is None or kind.__module__.partition(".")[0] not in ("numpy", "torch")
@@ -266,10 +284,14 @@ class ValuePickler(cloudpickle.Pickler):  # type: ignore[misc]
         return rebuild.function, args, state, None, None, rebuild.fill_function
 
     def _module(self, module: types.ModuleType) -> Any:
-        if not _cloud._should_pickle_by_reference(module):
-            return NotImplemented
-        self._refer(module.__name__)
-        return rebuild.module, (module.__name__,)
+        path = rebuild.module_path(module)
+        if path is None or _cloud._is_registered_pickle_by_value(module):
+            if type(module) is types.ModuleType:
+                return NotImplemented
+            return self._part(singletons.reduce_module(module), module)
+        where, attribute = path
+        self._refer(where)
+        return (rebuild.attribute, path) if attribute else (rebuild.module, (where,))
 
     def _triton(self, kernel: Any) -> Any:
         """A function of ``triton.jit``: its source, compiled anew on the other side; compiled kernels are a device's own."""

@@ -55,6 +55,62 @@ def module(name: str) -> types.ModuleType:
     return sys.modules[name]
 
 
+def attribute(where: str, path: str) -> Any:
+    """Return what a dotted path leads to in a module, which is imported for it."""
+    value: Any = module(where)
+    for name in path.split("."):
+        value = getattr(value, name)
+    return value
+
+
+def module_name(module: types.ModuleType) -> str:
+    """Return a module's name without running its own `__getattribute__`, which may import what it stands for."""
+    name = types.ModuleType.__getattribute__(module, "__dict__").get("__name__")
+    return name if isinstance(name, str) else ""
+
+
+def module_path(module: types.ModuleType) -> tuple[str, str] | None:
+    """Return an importable module, and the dotted attribute of it that is `module` (empty for the module itself).
+
+    Subclasses of `ModuleType` replace entries of `sys.modules` (`torch.backends.cudnn`, transformers), are registered
+    under a name that is not their `__name__`, or are attributes only (`torch.ops.aten`). None if it is none of these.
+    """
+    name = module_name(module)
+    if sys.modules.get(name) is module:
+        return (name, "") if name != "__main__" else None
+    if type(module) is not types.ModuleType:
+        for registered, other in list(sys.modules.items()):
+            if other is module and registered != "__main__":
+                return registered, ""
+        parent, _, path = name.rpartition(".")
+        while parent:
+            if parent in sys.modules and attribute_of(sys.modules[parent], path) is module:
+                return parent, path
+            parent, _, last = parent.rpartition(".")
+            path = f"{last}.{path}"
+    # an older object of a module that was imported again, or whose entry was replaced: the name is what is meant
+    return (name, "") if name in sys.modules and name != "__main__" else None
+
+
+def attribute_of(value: object, path: str) -> Any:
+    """Return what a dotted path leads to from an object, or None."""
+    for name in path.split("."):
+        value = getattr(value, name, None)
+    return value
+
+
+def new_module(kind: type[types.ModuleType], name: str) -> types.ModuleType:
+    """Return an empty module of this class, without a call of its own `__init__`."""
+    made = types.ModuleType.__new__(kind)
+    types.ModuleType.__init__(made, name)
+    return made
+
+
+def fill_module(module: types.ModuleType, state: dict[str, Any]) -> None:
+    """Set a module's attributes; separate, so that a module may hold itself."""
+    types.ModuleType.__getattribute__(module, "__dict__").update(state)
+
+
 _SAME = (
     "version",
     "do_not_specialize",
@@ -138,15 +194,15 @@ def imports(names: Iterable[str], space: dict[str, Any]) -> dict[str, tuple[str,
     found = {}
     for name in sorted(names):
         value = space.get(name)
-        where, what = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
         if isinstance(value, types.ModuleType):
-            where, what = value.__name__, ""
-        elif not (isinstance(where, str) and isinstance(what, str) and what.isidentifier()):
+            if (path := module_path(value)) is not None:
+                found[name] = path
+            continue
+        where, what = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
+        if not (isinstance(where, str) and isinstance(what, str) and what.isidentifier()):
             continue
         known = sys.modules.get(where)
-        if known is value or (
-            what and vars(known or object).get(what) is value and vars(known) is not space
-        ):
+        if vars(known or object).get(what) is value and vars(known) is not space:
             found[name] = (where, what)
     return found
 
@@ -156,7 +212,7 @@ def _import(space: dict[str, Any], found: dict[str, tuple[str, str]]) -> None:
     for name, (where, what) in found.items():
         if name not in space:
             with suppress(Exception):
-                space[name] = getattr(module(where), what) if what else module(where)
+                space[name] = attribute(where, what) if what else module(where)
 
 
 def fill_function(function: types.FunctionType, state: dict[str, Any]) -> None:
