@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from skymagic.data.shipping.bundles import Bundle, Variable
 from skymagic.data.store.bundle import ContentIndex
-from skymagic.data.values import arrays
+from skymagic.data.values import arrays, hooks
 from skymagic.data.values.kinds import is_a, type_name
 from skymagic.plan.suggest import did_you_mean
 
@@ -348,6 +348,9 @@ def parts(value: object) -> Iterator[tuple[str, object]]:
         yield from (
             (f".{key}", item) for key, item in vars(value).items() if not isinstance(item, hidden)
         )
+    elif is_a(type(value), "torch", "Tensor"):
+        for attribute, registered in hooks.tensor_hooks(value).items():
+            yield from ((f".{attribute}[{key}]", hook) for key, hook in registered.items())
     elif (
         not hasattr(type(value), "__getstate__") or type(value).__getstate__ is object.__getstate__
     ):

@@ -14,6 +14,7 @@ from typing import Any
 import xxhash
 
 from skymagic.data.store.device import DeviceBytes
+from skymagic.data.values import hooks
 from skymagic.data.values.arrays import bounds, plain_dtypes
 from skymagic.data.values.contents import Contents, Form
 from skymagic.data.values.kinds import is_a
@@ -111,22 +112,24 @@ def _in_order(array: Any) -> str:
 
 
 def _tensor(contents: Contents, tensor: Any) -> None:
-    """Elements in C order, from whatever device, and the gradient of a leaf."""
+    """Elements in C order, from whatever device, and the gradient and the hooks of a leaf."""
     torch = sys.modules["torch"]
     if tensor.is_leaf and tensor.grad is not None:
         contents.say("grad")
         contents.add(tensor.grad)
+    if tensor.is_leaf and (registered := hooks.tensor_hooks(tensor)):
+        contents.say("hooks")
+        contents.add(registered)
     if tensor.is_leaf and is_plain(tensor) and 0 < tensor.nbytes < SMALL:
         _small_tensor(contents, tensor)
         return
-    reduced = tensor.__reduce_ex__(5)
+    reduced = hooks.without_warning(tensor)
     plain = reduced[0] is torch._utils._rebuild_tensor_v2 and len(reduced) == 2
     if not plain or any(reduced[1][6:]) or not tensor.numel():
         contents.take_apart(tensor)
         return
-    size, stride, requires_grad, hooks = reduced[1][2:6]
+    size, stride, requires_grad = reduced[1][2:5]
     contents.say("tensor", str(tensor.dtype), tuple(size), bool(requires_grad))
-    contents.add(hooks)
     data = tensor.detach()
     start = data.data_ptr()
     stop = start + extent_of(size, stride) * data.element_size()

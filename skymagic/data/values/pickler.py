@@ -15,7 +15,7 @@ from cloudpickle import cloudpickle as _cloud
 
 from skymagic.data.capture.code import code_names, own_annotations, value_names
 from skymagic.data.capture.modules import locate
-from skymagic.data.values import arrays, rebuild, reducers, shards, singletons
+from skymagic.data.values import arrays, hooks, rebuild, reducers, shards, singletons
 from skymagic.data.values.exceptions import reduce_exception
 from skymagic.data.values.kinds import changeable, is_a, made_by_python
 from skymagic.data.values.memory import Layout, Tracker
@@ -153,7 +153,7 @@ class ValuePickler(cloudpickle.Pickler):  # type: ignore[misc]
             # The wrapper belongs to a process group; what it wraps is the user's.
             return lambda pickler, obj: (rebuild.same, (obj.module,))
         if not self.tracker.between_ranks and (sharded := shards.reducer(kind)) is not None:
-            return lambda pickler, obj: pickler._part(sharded(obj, pickler.parts), obj)
+            return lambda pickler, obj: pickler._sharded(sharded(obj, pickler.parts), obj)
         self.active = self.active or (memory is None and kind not in _INERT)
         if memory is not None:
             tracker = self.tracker
@@ -165,9 +165,21 @@ class ValuePickler(cloudpickle.Pickler):  # type: ignore[misc]
             return ValuePickler._compiled
         if is_a(kind, "pandas", "NDFrame"):
             return ValuePickler._frame
+        if hooks.reducer_for(kind) is not None:
+            return ValuePickler._hooked
         if reducers.may_be_sentinel(kind):
             return ValuePickler._single
         return ValuePickler._instance if changeable(kind) else None
+
+    def _sharded(self, reduced: Any, obj: Any) -> Any:
+        if reduced is NotImplemented and hooks.reducer_for(type(obj)) is not None:
+            return self._hooked(obj)
+        return self._part(reduced, obj)
+
+    def _hooked(self, obj: Any) -> Any:
+        reduce = hooks.reducer_for(type(obj))
+        reduced = NotImplemented if reduce is None else reduce(obj)
+        return self._instance(obj) if reduced is NotImplemented else self._part(reduced, obj)
 
     def _compiled(self, function: Any) -> Any:
         """A function of an extension module, by whose name it is found again: a table may rest on another package's."""

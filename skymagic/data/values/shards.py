@@ -14,11 +14,12 @@ from __future__ import annotations
 import contextlib
 import pickle
 import sys
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from skymagic.data.values import hooks
 from skymagic.data.values.kinds import is_a
 from skymagic.data.values.rebuild import same
 from skymagic.data.values.tensors import on_host
@@ -251,6 +252,9 @@ def _gather(parts: Sequence[Any], into: dict[int, Any], *, keep: bool) -> None:
             parameter = torch.nn.Parameter(into[id(part)], requires_grad=part.requires_grad)
             if part.grad is not None:
                 parameter.grad = into[id(part.grad)]
+            for name, registered in hooks.tensor_hooks(part).items():
+                own = {key: hook for key, hook in registered.items() if not _of_torch(hook)}
+                hooks.set_tensor_hooks(parameter, {name: OrderedDict(own)} if own else {})
             into[id(part)] = parameter
 
 
@@ -308,10 +312,10 @@ def _plain_module(module: Any) -> Any:
         if name.startswith(("__composable_api", "_is_fsdp_managed", "_fsdp_"))
     ]:
         del state[name]
-    for name, hooks in state.items():
-        if name.endswith("_hooks") and isinstance(hooks, dict):
-            state[name] = type(hooks)(
-                (key, hook) for key, hook in hooks.items() if not _of_torch(hook)
+    for name, registered in state.items():
+        if name.endswith("_hooks") and isinstance(registered, dict):
+            state[name] = type(registered)(
+                (key, hook) for key, hook in registered.items() if not _of_torch(hook)
             )
     return _blank, (own,), state
 

@@ -12,6 +12,7 @@ from functools import lru_cache
 from typing import Any
 
 from skymagic.data.store.device import DeviceBytes, out_of_band
+from skymagic.data.values import hooks
 from skymagic.data.values.memory import (
     SMALL,
     MemoryBlock,
@@ -27,7 +28,7 @@ from skymagic.data.values.rebuild import same
 
 
 def reduce_tensor(tracker: Tracker, tensor: Any) -> Reduced:
-    """A tensor with its gradient; one that is part of a computation has left it when it arrives, or is refused."""
+    """A tensor with its gradient and its hooks; one that is part of a computation has left it when it arrives, or is refused."""
     if not tensor.is_leaf:
         if tracker.leaves_only:
             made_by = type(tensor.grad_fn).__name__
@@ -36,14 +37,29 @@ def reduce_tensor(tracker: Tracker, tensor: Any) -> Reduced:
             )
         tensor = tensor.detach()
     reduced = _reduce(tracker, tensor)
-    if tensor.requires_grad and tensor.grad is not None and len(reduced) == 2:
-        tracker.leaves.pop(id(tensor), None)
-        return *reduced, tensor.grad, None, None, _set_grad
-    return reduced
+    grad = tensor.grad if tensor.requires_grad else None
+    registered = hooks.tensor_hooks(tensor)
+    if grad is None and not registered:
+        return reduced
+    if len(reduced) > 2:
+        if registered:
+            raise pickle.PicklingError(
+                f"a {type(tensor).__name__} in it has hooks, which cannot travel with it: register them in the cell"
+            )
+        return reduced
+    tracker.leaves.pop(id(tensor), None)
+    if registered:  # not among the arguments: a hook may refer to its tensor
+        return *reduced, (grad, registered), None, None, _set_grad_and_hooks
+    return *reduced, grad, None, None, _set_grad
 
 
 def _set_grad(tensor: Any, grad: Any) -> None:
     tensor.grad = grad
+
+
+def _set_grad_and_hooks(tensor: Any, parts: tuple[Any, dict[str, Any]]) -> None:
+    tensor.grad, registered = parts
+    hooks.set_tensor_hooks(tensor, registered)
 
 
 def _reduce(tracker: Tracker, tensor: Any) -> Reduced:
@@ -56,15 +72,15 @@ def _reduce(tracker: Tracker, tensor: Any) -> Reduced:
     ):
         return _reduce_plain(tracker, tensor)
     torch = sys.modules["torch"]
-    reduced = tensor.__reduce_ex__(5)
+    reduced = hooks.without_warning(tensor)
     if reduced[0] is torch._utils._rebuild_tensor_v2:
         typed, offset, size, stride, *rest = reduced[1]
         rebuild, dtype, untyped = _tensor, typed.dtype, typed._untyped_storage
     elif (
         reduced[0] is torch._utils._rebuild_tensor_v3
     ):  # of a dtype that no typed storage has: uint16, float8, …
-        untyped, offset, size, stride, requires_grad, hooks, dtype, *metadata = reduced[1]
-        rebuild, rest = _untyped_tensor, [requires_grad, hooks, dtype, *metadata]
+        untyped, offset, size, stride, requires_grad, no_hooks, dtype, *metadata = reduced[1]
+        rebuild, rest = _untyped_tensor, [requires_grad, no_hooks, dtype, *metadata]
     else:
         return reduced
     storage = _canonical(tracker, untyped)
@@ -94,14 +110,14 @@ def _reduce(tracker: Tracker, tensor: Any) -> Reduced:
 
 
 def is_plain(tensor: Any) -> bool:
-    """Whether a tensor is numbers in a strided CPU memory and nothing more: torch's own code that asks takes 30 µs."""
+    """Whether a tensor is numbers in a strided CPU memory, beside its gradient and hooks: torch's own code that asks takes 30 µs."""
     kinds, strided, dtypes, has_names = _of_torch()
     return (
         type(tensor) in kinds
         and tensor.is_cpu
         and tensor.layout is strided
         and tensor.dtype in dtypes
-        and not (tensor.__dict__ or tensor._backward_hooks or tensor.is_neg() or tensor.is_conj())
+        and not (tensor.__dict__ or tensor.is_neg() or tensor.is_conj())
         and not (has_names is not None and has_names(tensor))
     )
 

@@ -1,0 +1,111 @@
+"""Hooks of torch's tensors, modules and optimizers.
+
+torch pickles a tensor or an optimizer without its hooks. Here they travel, in the dicts that hold them, so that a
+`RemovableHandle` that travels too removes its hook on the other side. A hook that is marked with
+`torch.utils.hooks.unserializable_hook` stays where it is, as it asks.
+"""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from skymagic.data.values.kinds import is_a
+
+_OF_TENSORS = ("_backward_hooks", "_post_accumulate_grad_hooks")
+
+
+def tensor_hooks(tensor: Any) -> dict[str, Any]:
+    """Return the hooks of a tensor: attribute → dict of hooks by their ids; only those that are not empty."""
+    found = {}
+    for name in _OF_TENSORS:
+        hooks = getattr(tensor, name, None)
+        if hooks and (travelling := _travelling(hooks)):
+            found[name] = travelling
+    return found
+
+
+def _travelling(hooks: Mapping[int, Any]) -> Mapping[int, Any]:
+    """Return the same dict, or a copy where a hook in it asks to stay."""
+    if not any(hasattr(hook, "__torch_unserializable__") for hook in hooks.values()):
+        return hooks
+    kept = (pair for pair in hooks.items() if not hasattr(pair[1], "__torch_unserializable__"))
+    return OrderedDict(kept)
+
+
+def set_tensor_hooks(tensor: Any, hooks: Mapping[str, Any]) -> None:
+    """Give a tensor these hooks; torch calls them from now on."""
+    for name, registered in hooks.items():
+        setattr(tensor, name, registered)
+        reserve_ids(registered)
+
+
+def reserve_ids(hooks: Iterable[int]) -> None:
+    """Let hooks that are registered from now on have other ids: torch replaces a hook of the same id without a word."""
+    handle = sys.modules["torch"].utils.hooks.RemovableHandle
+    handle.next_id = max(handle.next_id, max(hooks, default=-1) + 1)
+
+
+def without_warning(tensor: Any) -> Any:
+    """Reduce a tensor as torch does, without torch's warning that its hooks are lost."""
+    if not getattr(tensor, "_backward_hooks", None):
+        return tensor.__reduce_ex__(5)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return tensor.__reduce_ex__(5)
+
+
+# -- modules and optimizers --------------------------------------------------------------------------------------------
+
+
+def reducer_for(kind: type) -> Callable[[Any], Any] | None:
+    """Return what reduces objects of this type, if they may have hooks; NotImplemented from it for those that have none."""
+    if is_a(kind, "torch.optim", "Optimizer"):
+        return _optimizer
+    return _module if is_a(kind, "torch.nn", "Module") else None
+
+
+def _registered(value: Any) -> dict[str, Mapping[int, Any]]:
+    return {
+        name: hooks
+        for name, hooks in vars(value).items()
+        if hooks and name.endswith("_hooks") and isinstance(hooks, dict)
+    }
+
+
+def _module(module: Any) -> Any:
+    hooks = _registered(module)
+    if not hooks:
+        return NotImplemented
+    return _with_hooks(module, hooks, in_state=True)
+
+
+def _optimizer(optimizer: Any) -> Any:
+    """Reduce an optimizer with its hooks: its `__getstate__` leaves them out."""
+    hooks = _registered(optimizer)
+    if not hooks:
+        return NotImplemented
+    return _with_hooks(optimizer, hooks, in_state=False)
+
+
+def _with_hooks(value: Any, hooks: dict[str, Mapping[int, Any]], *, in_state: bool) -> Any:
+    reduced = value.__reduce_ex__(5)
+    if isinstance(reduced, str) or len(reduced) < 3 or any(part for part in reduced[3:]):
+        return reduced  # its class knows itself how it is made again
+    function, args, state = reduced[:3]
+    last = max(max(each) for each in hooks.values())
+    return function, args, (state, {} if in_state else hooks, last), None, None, fill
+
+
+def fill(value: Any, parts: tuple[Any, dict[str, Any], int]) -> None:
+    """Set the state of a module or an optimizer and the hooks that are not in its state."""
+    state, hooks, last = parts
+    if hasattr(type(value), "__setstate__"):
+        value.__setstate__(state)
+    elif state:
+        vars(value).update(state)
+    vars(value).update(hooks)
+    reserve_ids((last,))
