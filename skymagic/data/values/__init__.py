@@ -8,7 +8,8 @@ singletons  objects of which each process has one of its own: modules, torch's o
 rebuild     what pickles call to make functions, classes and others again
 arrays      the memory of numpy's arrays and pandas' frames; memory maps of files
 tensors     the memory of torch's tensors
-hooks       hooks of torch's tensors, modules and optimizers
+hooks       torch's modules and optimizers, with their hooks and those of tensors
+parametrized  modules of torch whose parameters are computed from others: parametrizations, pruning, weight and spectral norm
 shards      values whose parts lie on several ranks, gathered
 contents    what a value contains, as one hash
 forms       what arrays, tensors, frames, figures and Keras models contain

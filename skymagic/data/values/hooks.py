@@ -1,4 +1,4 @@
-"""Hooks of torch's tensors, modules and optimizers.
+"""How torch's modules and optimizers travel, with their hooks and those of tensors.
 
 torch pickles a tensor or an optimizer without its hooks. Here they travel, in the dicts that hold them, so that a
 `RemovableHandle` that travels too removes its hook on the other side. A hook that is marked with
@@ -13,6 +13,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from skymagic.data.values import parametrized
 from skymagic.data.values.kinds import is_a
 
 _OF_TENSORS = ("_backward_hooks", "_post_accumulate_grad_hooks")
@@ -72,15 +73,49 @@ def _registered(value: Any) -> dict[str, Mapping[int, Any]]:
     return {
         name: hooks
         for name, hooks in vars(value).items()
-        if hooks and name.endswith("_hooks") and isinstance(hooks, dict)
+        if name.endswith("_hooks") and isinstance(hooks, dict) and hooks
     }
 
 
 def _module(module: Any) -> Any:
-    hooks = _registered(module)
-    if not hooks:
+    """Reduce a module with hooks, or with parameters that are computed from others."""
+    registered = _registered(module)
+    computed = parametrized.computed_by_hooks(module)
+    own = parametrized.own_class(type(module))
+    if own is not type(module):
+        function, args = _blank, (own,)
+        getstate: Callable[[Any], Any] = own.__getstate__  # type: ignore[assignment]
+        state = getstate(module)
+    elif registered:
+        reduced = module.__reduce_ex__(5)
+        if (
+            isinstance(reduced, str)
+            or len(reduced) < 3
+            or any(part is not None for part in reduced[3:])
+        ):
+            return reduced  # its class knows itself how it is made again
+        function, args, state = reduced[:3]
+    else:
         return NotImplemented
-    return _with_hooks(module, hooks, in_state=True)
+    if computed and isinstance(state, dict):
+        state = dict(state)
+        parametrized.without_computed(state, module, computed)
+    facts = own is not type(module), computed, _last(registered)
+    return function, args, (state, *facts), None, None, fill_module
+
+
+def _blank(kind: Any) -> Any:
+    return kind.__new__(kind)
+
+
+def fill_module(module: Any, parts: tuple[Any, bool, dict[str, Any], int]) -> None:
+    """Set a module's state, and what follows from it."""
+    state, is_parametrized, computed, last = parts
+    _set_state(module, state)
+    if is_parametrized:
+        parametrized.parametrize_again(module)
+    parametrized.compute_again(module, computed)
+    reserve_ids((last,))
 
 
 def _optimizer(optimizer: Any) -> Any:
@@ -88,24 +123,31 @@ def _optimizer(optimizer: Any) -> Any:
     hooks = _registered(optimizer)
     if not hooks:
         return NotImplemented
-    return _with_hooks(optimizer, hooks, in_state=False)
-
-
-def _with_hooks(value: Any, hooks: dict[str, Mapping[int, Any]], *, in_state: bool) -> Any:
-    reduced = value.__reduce_ex__(5)
-    if isinstance(reduced, str) or len(reduced) < 3 or any(part for part in reduced[3:]):
+    reduced = optimizer.__reduce_ex__(5)
+    if (
+        isinstance(reduced, str)
+        or len(reduced) < 3
+        or any(part is not None for part in reduced[3:])
+    ):
         return reduced  # its class knows itself how it is made again
-    function, args, state = reduced[:3]
-    last = max(max(each) for each in hooks.values())
-    return function, args, (state, {} if in_state else hooks, last), None, None, fill
+    return *reduced[:2], (reduced[2], hooks), None, None, fill_optimizer
 
 
-def fill(value: Any, parts: tuple[Any, dict[str, Any], int]) -> None:
-    """Set the state of a module or an optimizer and the hooks that are not in its state."""
-    state, hooks, last = parts
+def fill_optimizer(optimizer: Any, parts: tuple[Any, dict[str, Mapping[int, Any]]]) -> None:
+    """Set an optimizer's state and its hooks."""
+    state, hooks = parts
+    _set_state(optimizer, state)
+    vars(optimizer).update(hooks)
+    reserve_ids((_last(hooks),))
+
+
+def _last(hooks: Mapping[str, Mapping[int, Any]]) -> int:
+    """Return the highest id of hooks, or -1."""
+    return max((max(each) for each in hooks.values()), default=-1)
+
+
+def _set_state(value: Any, state: Any) -> None:
     if hasattr(type(value), "__setstate__"):
         value.__setstate__(state)
     elif state:
         vars(value).update(state)
-    vars(value).update(hooks)
-    reserve_ids((last,))

@@ -54,11 +54,30 @@ def _operator(operator: Any) -> Any:
     return rebuild.attribute, ("torch", f"ops.{path}")
 
 
+# -- torch's constants -------------------------------------------------------------------------------------------------
+
+_CONSTANTS = ("memory_format", "layout", "dtype", "qscheme")
+_LIMITS = ("finfo", "iinfo")
+
+
+def _constant(value: Any) -> Any:
+    """Reduce `torch.channels_last`, `torch.strided` and their like: torch pickles some by a name in the notebook, some not at all."""
+    name = str(value).removeprefix("torch.")
+    known = rebuild.attribute_of(sys.modules["torch"], name)
+    return (rebuild.attribute, ("torch", name)) if known is value else NotImplemented
+
+
+def _limits(value: Any) -> Any:
+    """Reduce `torch.finfo(torch.float16)`."""
+    return type(value), (getattr(sys.modules["torch"], value.dtype),)
+
+
 # -- settings ----------------------------------------------------------------------------------------------------------
 
 _SETTINGS: dict[tuple[str, str], tuple[str, str]] = {
     ("jax", "Config"): ("jax", "config"),
     ("matplotlib", "RcParams"): ("matplotlib", "rcParams"),
+    ("torch", "Generator"): ("torch", "default_generator"),
 }
 """Package and class → module and attribute that hold the settings which the library reads."""
 
@@ -92,6 +111,10 @@ def reducer_for(kind: type) -> Callable[[Any], Any] | None:
     """Return what reduces objects of this type to their names; NotImplemented from it for those that have none."""
     if any(is_a(kind, "torch", name) for name in _OPERATORS):
         return _operator
+    if kind.__module__ == "torch" and kind.__name__ in _CONSTANTS:
+        return _constant
+    if kind.__module__ == "torch" and kind.__name__ in _LIMITS:
+        return _limits
     if any(is_a(kind, *each) for each in _SETTINGS):
         return _setting
     if is_a(kind, "pandas", "DictWrapper"):
