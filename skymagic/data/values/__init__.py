@@ -5,6 +5,7 @@ pickler     cloudpickle, with functions, classes and memory done differently
 pickled     a pickled value, the short way to one, and which values share something or refer to each other
 reducers    Python's own types that pickle cannot take apart; one class on all ranks
 singletons  objects of which each process has one of its own: modules, torch's operators and constants, settings
+enums       enumerations: classes with their members, each one object on each side
 rebuild     what pickles call to make functions, classes and others again
 arrays      the memory of numpy's arrays and pandas' frames; memory maps of files
 tensors     the memory of torch's tensors

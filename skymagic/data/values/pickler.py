@@ -15,7 +15,7 @@ from cloudpickle import cloudpickle as _cloud
 
 from skymagic.data.capture.code import code_names, own_annotations, value_names
 from skymagic.data.capture.modules import locate
-from skymagic.data.values import arrays, hooks, rebuild, reducers, shards, singletons
+from skymagic.data.values import arrays, enums, hooks, rebuild, reducers, shards, singletons
 from skymagic.data.values.exceptions import reduce_exception
 from skymagic.data.values.kinds import changeable, is_a, made_by_python
 from skymagic.data.values.memory import Layout, Tracker
@@ -102,6 +102,9 @@ class ValuePickler(cloudpickle.Pickler):  # type: ignore[misc]
     def _reducer(self, kind: type) -> Callable[[ValuePickler, Any], Any] | None:
         if issubclass(kind, type):
             return ValuePickler._class
+        if issubclass(kind, enum.Enum) and not _cloud._should_pickle_by_reference(kind):
+            self.active = True
+            return lambda pickler, member: enums.reduce_member(member)
         own = _REDUCERS.get(kind)
         if own is not None:
             return own
@@ -231,7 +234,8 @@ class ValuePickler(cloudpickle.Pickler):  # type: ignore[misc]
     def _class(self, cls: type) -> Any:
         if self.folder is None and cls.__module__ == self.namespace.get("__name__"):
             recognise(cls)
-        reduced = _cloud._class_reduce(cls)
+        is_enum = issubclass(cls, enum.Enum) and not _cloud._should_pickle_by_reference(cls)
+        reduced = _enum_class(cls) if is_enum else _cloud._class_reduce(cls)
         if reduced is NotImplemented:
             self._refer(cls.__module__)
             return NotImplemented
@@ -248,8 +252,8 @@ class ValuePickler(cloudpickle.Pickler):  # type: ignore[misc]
         ):  # cloudpickle leaves it out: the class's namespace is in its closure
             members["__annotations_cache__"] = own_annotations(cls)
         state = (members, slots)
-        if issubclass(cls, enum.Enum):
-            return rebuild.enum_class, (args[-2], args), state, None, None, rebuild.fill_class
+        if is_enum:
+            return enums.new_enum, args, state, None, None, enums.fill_enum
         meta, name, bases, first, tracker, _ = args
         if "__slots__" in vars(cls) and not issubclass(cls, tuple):
             first = {**first, "__slots__": _slots(cls)}
@@ -360,6 +364,13 @@ def pickler_for(
     return _LinkedPickler(namespace, folder, tracker, links)
 
 
+def _enum_class(cls: type[enum.Enum]) -> tuple[Any, ...]:
+    """Take an enumeration apart in the manner of cloudpickle, with its members as they are."""
+    tracker = _cloud._get_or_create_tracker_id(cls)
+    arguments, state = enums.class_arguments(cls, tracker), enums.class_state(cls)
+    return enums.new_enum, arguments, state, None, None, enums.fill_enum
+
+
 def _code(pickler: ValuePickler, code: types.CodeType) -> Any:
     """A code object with its own file name, which leads tracebacks and `inspect` to the cell's lines."""
     make, values = _cloud._code_reduce(code)
@@ -371,6 +382,7 @@ _REDUCERS: dict[type, Callable[[ValuePickler, Any], Any]] = {
     types.CodeType: _code,
     types.FunctionType: ValuePickler._function,
     types.ModuleType: ValuePickler._module,
+    enum.property: lambda pickler, prop: enums.reduce_property(prop),
     functools._lru_cache_wrapper: ValuePickler._cached,
 }
 

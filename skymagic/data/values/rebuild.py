@@ -260,11 +260,6 @@ def known_class(tracker: str) -> type | None:
     return cast("type | None", _cloud._DYNAMIC_CLASS_TRACKER_BY_ID.get(tracker))
 
 
-def enum_class(tracker: str, args: tuple[Any, ...]) -> type:
-    """An enumeration with its members; one that is known stays as it is."""
-    return known_class(tracker) or _track(_cloud._make_skeleton_enum(*args))
-
-
 def new_class(
     tracker: str, meta: type, name: str, bases: tuple[Any, ...], members: dict[str, Any]
 ) -> type:
@@ -277,7 +272,7 @@ def new_class(
     if known is not None:
         return known
     resolved = types.resolve_bases(bases)
-    with _quiet(resolved):
+    with quiet(resolved):
         if _dynamic(meta):
             inner = next(each for each in meta.__mro__ if not _dynamic(each))
             cls: type = inner.__new__(meta, name, resolved, members)
@@ -285,10 +280,12 @@ def new_class(
             cls = types.new_class(
                 name, bases, {"metaclass": meta}, lambda space: space.update(members)
             )
-    return _track(_cloud._lookup_class_or_track(tracker, cls))
+    return track(_cloud._lookup_class_or_track(tracker, cls))
 
 
-def fill_class(cls: type, state: Any) -> None:
+def fill_class(
+    cls: type, state: Any, setter: Callable[[Any, Any], object] = _cloud._class_setstate
+) -> None:
     """Set a class's members, but not those of a class that was defined here and has come back.
 
     A class comes with each of its instances. What was changed in it here stays, until it is another one where it was defined.
@@ -299,12 +296,13 @@ def fill_class(cls: type, state: Any) -> None:
             return
         for name in known.members - now.members:  # deleted there
             if name in vars(cls):
-                delattr(cls, name)
+                type.__delattr__(cls, name)
         _arrived[cls] = now
-        _cloud._class_setstate(cls, state)
+        setter(cls, state)
 
 
-def _track(cls: type) -> type:
+def track(cls: type) -> type:
+    """Note that another process has defined this class."""
     _arrived[cls] = Arrived()
     return cls
 
@@ -321,7 +319,7 @@ def _dynamic(cls: type) -> bool:
 
 
 @contextmanager
-def _quiet(bases: Sequence[Any]) -> Iterator[None]:
+def quiet(bases: Sequence[Any]) -> Iterator[None]:
     """Let the notebook's own ``__init_subclass__`` do nothing."""
     classes = {each for base in bases for each in getattr(base, "__mro__", ())}
     hooks = [

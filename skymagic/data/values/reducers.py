@@ -9,6 +9,7 @@ from __future__ import annotations
 import array
 import copyreg
 import ctypes
+import enum
 import functools
 import io
 import pickle
@@ -293,6 +294,8 @@ def _facts(cls: type) -> Iterator[str]:
 
 
 def _described(value: Any) -> str:
+    if isinstance(value, enum.Enum):
+        return _described(value._value_)
     if isinstance(value, FIXED_TYPES):
         return repr(value)
     if isinstance(value, staticmethod | classmethod):

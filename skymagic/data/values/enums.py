@@ -1,0 +1,200 @@
+"""Enumerations that travel by value: the class as it is, and each member as one object.
+
+An enumeration cannot be made again from its members' values: the notebook's ``__new__`` and ``__init__`` may set attributes or count,
+aliases and composite flags are no values of their own, and what they do need not be possible twice. So the class is made empty, its
+members are made bare, and both get everything that they had where they were defined.
+
+The names in here stand in pickles.
+"""
+
+from __future__ import annotations
+
+import abc
+import enum
+import types
+from typing import Any
+
+from cloudpickle import cloudpickle as _cloud
+
+from skymagic.data.values import rebuild
+from skymagic.data.values.memory import Reduced
+
+_NOT_SENT = ("__dict__", "__weakref__", "_abc_impl", "_abc_cache", "__annotate_func__")
+_MAPS = ("_member_map_", "_value2member_map_")
+
+
+# -- taking apart ----------------------------------------------------------------------------------
+
+
+def class_arguments(cls: type[enum.Enum], tracker: str) -> tuple[Any, ...]:
+    """Return the arguments of `new_enum` that make this class without its contents."""
+    first = {"__module__": cls.__module__, "__qualname__": cls.__qualname__}
+    return tracker, type(cls), cls.__name__, cls.__bases__, first
+
+
+def class_state(cls: type[enum.Enum]) -> tuple[dict[str, Any], list[Any]]:
+    """Return a class's own attributes, and each member's attributes for `fill_enum`."""
+    inherited = cls.__mro__[1:]
+    found: dict[str, Any] = {}
+    for name, value in sorted(vars(cls).items()):
+        if name in _NOT_SENT or isinstance(value, types.MemberDescriptorType):
+            continue
+        base = next((vars(each)[name] for each in inherited if name in vars(each)), found)
+        if base is not value:
+            found[name] = value
+    members = list(dict.fromkeys(map(_Identity, cls._member_map_.values())))
+    own = {id(each.member) for each in members}
+    # Flag's operators add composite members when they are first used: looking is no change.
+    found["_value2member_map_"] = {
+        value: member for value, member in cls._value2member_map_.items() if id(member) in own
+    }
+    if isinstance(cls, abc.ABCMeta):
+        registered, *_ = abc._get_dump(cls)
+        found["_abc_impl"] = [each() for each in registered]
+    return found, [(each.member, member_state(each.member)) for each in members]
+
+
+class _Identity:
+    """Compares members by identity: their own ``__hash__`` may be the notebook's code."""
+
+    def __init__(self, member: enum.Enum) -> None:
+        self.member = member
+
+    def __hash__(self) -> int:
+        return id(self.member)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Identity) and other.member is self.member
+
+
+def reduce_member(member: enum.Enum) -> Reduced:
+    """Reduce a member to its class and name; one that operators have made, to its value."""
+    cls = type(member)
+    name = vars(member).get("_name_")
+    base, args = _bare(member)
+    if isinstance(name, str) and cls._member_map_.get(name) is member:
+        return new_member, (cls, name, base, args)
+    known = next((True for each in cls._value2member_map_.values() if each is member), False)
+    return composite_member, (cls, known, base, args, member_state(member))
+
+
+def reduce_property(prop: enum.property) -> Reduced:
+    """Reduce the descriptor by which a class finds a member or an attribute of members."""
+    parts = (prop.fget, prop.fset, prop.fdel, prop.__doc__)
+    return new_property, (type(prop), parts), vars(prop), None, None, fill_property
+
+
+def member_state(member: enum.Enum) -> dict[str, Any]:
+    """Return the attributes of a member, without what its operators have cached."""
+    state = dict(vars(member))
+    state.pop("_inverted_", None)  # set by the first ``~``; the class has None
+    for kind in type(member).__mro__:
+        for name, slot in vars(kind).items():
+            if isinstance(slot, types.MemberDescriptorType) and hasattr(member, name):
+                state.setdefault(name, slot.__get__(member))
+    return state
+
+
+def _bare(member: enum.Enum) -> tuple[type, tuple[Any, ...]]:
+    """Return the type that decides how a member lies in memory, and what makes a bare one."""
+    base: Any = next(
+        kind
+        for kind in type(member).__mro__
+        if isinstance(vars(kind).get("__new__"), types.BuiltinFunctionType)
+    )
+    if base is object:
+        return base, ()
+    if hasattr(base, "__getnewargs__"):  # int, str, float, tuple, …
+        return base, base.__getnewargs__(member)
+    reduced = base.__reduce__(member)  # datetime.date, decimal.Decimal, …
+    if isinstance(reduced, tuple) and reduced[0] is type(member):
+        return base, reduced[1]
+    return base, (member.value,)
+
+
+# -- making again ----------------------------------------------------------------------------------
+
+
+def new_enum(
+    tracker: str, meta: type, name: str, bases: tuple[type, ...], first: dict[str, Any]
+) -> type:
+    """Return the known class of this identity, or make it without members.
+
+    Its metaclass's ``__new__`` and the notebook's ``__init_subclass__`` ran where it was defined.
+    """
+    known = rebuild.known_class(tracker)
+    if known is not None:
+        return known
+    space = {**first, "_member_map_": {}, "_value2member_map_": {}}
+    with rebuild.quiet(bases):
+        cls: type = type.__new__(meta, name, bases, space)
+    if isinstance(cls, abc.ABCMeta):
+        abc._abc_init(cls)  # type: ignore[attr-defined]
+    return rebuild.track(_cloud._lookup_class_or_track(tracker, cls))
+
+
+def fill_enum(cls: type[enum.Enum], state: tuple[dict[str, Any], list[Any]]) -> None:
+    """Set what an enumeration and its members consist of."""
+    rebuild.fill_class(cls, state, _set_state)
+
+
+def _set_state(cls: type[enum.Enum], state: tuple[dict[str, Any], list[Any]]) -> None:
+    attributes, members = state
+    for member, inner in members:
+        _fill_member(member, inner)
+    composite = {
+        value: member
+        for value, member in cls._value2member_map_.items()
+        if member not in attributes["_member_map_"].values()
+    }
+    for name, value in attributes.items():
+        if name == "_abc_impl":
+            for each in value:
+                cls.register(each)  # type: ignore[attr-defined]
+        else:  # past the metaclass, which guards its members
+            type.__setattr__(cls, name, value)
+    for value, member in composite.items():
+        cls._value2member_map_.setdefault(value, member)
+
+
+def new_member(cls: type[enum.Enum], name: str, base: Any, args: tuple[Any, ...]) -> enum.Enum:
+    """Return the member of this name, or make it without attributes."""
+    member = cls._member_map_.get(name)
+    if member is None:
+        member = base.__new__(cls, *args)
+        object.__setattr__(member, "_name_", name)  # which is its hash
+        cls._member_map_[name] = member
+    return member
+
+
+def composite_member(
+    cls: type[enum.Enum], known: bool, base: Any, args: tuple[Any, ...], state: dict[str, Any]
+) -> enum.Enum:
+    """Return the unnamed member with this value, or make it.
+
+    Args:
+        known: whether its class finds it by its value.
+    """
+    value = state["_value_"]
+    member = cls._value2member_map_.get(value) if known else None
+    if member is None:
+        member = base.__new__(cls, *args)
+        _fill_member(member, state)
+        if known:
+            cls._value2member_map_[value] = member
+    return member
+
+
+def _fill_member(member: enum.Enum, state: dict[str, Any]) -> None:
+    for name, value in state.items():
+        object.__setattr__(member, name, value)  # of a frozen dataclass too
+
+
+def new_property(kind: type, parts: tuple[Any, ...]) -> Any:
+    """Make the descriptor without its attributes."""
+    return kind(*parts)
+
+
+def fill_property(prop: Any, state: dict[str, Any]) -> None:
+    """Set the attributes of a descriptor."""
+    vars(prop).update(state)
