@@ -103,7 +103,7 @@ def locate(name: str, folder: str) -> tuple[str, bool] | None:
     if top in ("skymagic", "__main__") or top in sys.builtin_module_names:
         return None
     module = sys.modules.get(name)
-    if module is not None:
+    if isinstance(module, types.ModuleType):
         return _from_module(module, top, folder)
     if top in sys.stdlib_module_names:
         return None

@@ -110,6 +110,8 @@ class ValuePickler(cloudpickle.Pickler):  # type: ignore[misc]
             return own
         if issubclass(kind, types.ModuleType):
             return ValuePickler._module
+        if singletons.replaces_module(kind):
+            return ValuePickler._module_replacement
         single = singletons.reducer_for(kind)
         if single is None:
             return self._plain_reducer(kind)
@@ -308,6 +310,14 @@ class ValuePickler(cloudpickle.Pickler):  # type: ignore[misc]
         where, attribute = path
         self._refer(where)
         return (rebuild.attribute, path) if attribute else (rebuild.module, (where,))
+
+    def _module_replacement(self, value: Any) -> Any:
+        reduced = singletons.reduce_replacement(value)
+        if reduced is not NotImplemented:
+            self._refer(reduced[1][0])
+            return reduced
+        reduce = self._plain_reducer(type(value))
+        return NotImplemented if reduce is None else reduce(self, value)
 
     def _triton(self, kernel: Any) -> Any:
         """A function of ``triton.jit``: its source, compiled anew on the other side; compiled kernels are a device's own."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 import types
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from skymagic.data.values import rebuild
@@ -37,6 +38,37 @@ def reduce_module(module: types.ModuleType) -> Any:
 _MADE_BY_THE_IMPORT_SYSTEM = frozenset(
     ("__builtins__", "__name__", "__loader__", "__spec__", "__package__")
 )
+
+
+def replaces_module(kind: type) -> bool:
+    """Return True if an object of this type, which is no module, stands in `sys.modules`, as that of `sh` or `py.path`."""
+    if _replacing.count != len(sys.modules):
+        kinds = frozenset(map(type, list(sys.modules.values())))
+        _replacing.kinds = frozenset(
+            each for each in kinds if not issubclass(each, types.ModuleType)
+        ) - {type(None)}
+        _replacing.count = len(sys.modules)
+    return kind in _replacing.kinds
+
+
+@dataclass
+class _Replacing:
+    """Types of the objects in `sys.modules` that are no modules, as of this count of entries."""
+
+    count: int = -1
+    kinds: frozenset[type] = frozenset()
+
+
+_replacing = _Replacing()
+
+
+def reduce_replacement(value: object) -> Any:
+    """Reduce an object in `sys.modules` to its name there; NotImplemented for others of its type."""
+    for name, known in list(sys.modules.items()):
+        if known is value and name != "__main__":
+            return rebuild.module, (name,)
+    return NotImplemented
+
 
 # -- torch's operators -------------------------------------------------------------------------------------------------
 
