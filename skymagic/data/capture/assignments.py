@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from skymagic.data.capture.names import CellNames, cell_names, interactive, is_output
+from skymagic.data.capture.registrations import registrations
 
 
 class Assignments:
@@ -34,6 +35,8 @@ class Assignments:
         self.on_modules: dict[
             str, str
         ] = {}  # what cells have set in modules: ``"cfg.lr"`` → the module
+        self.registered: dict[str, str] = {}
+        """What cells have registered with installed packages: the call → the module."""
         self._before: dict[str, int] | None = None
         self._looked = False
 
@@ -68,6 +71,7 @@ class Assignments:
                 text = source()
                 names, tree = cell_names(text), ast.parse(text)
             self.on_modules.update(set_on_modules(tree, self.namespace))
+            self.registered.update(registrations(tree, self.namespace))
             rebound = self._rebound()
             # of these nobody can say whether they came before what has run on the ranks meanwhile, or after it
             certain = names.certain if completed and not self._looked else frozenset()

@@ -59,6 +59,22 @@ class Notes:
                 f"{listed}: set in the notebook only, because modules are sent without later changes; set it in a broadcast cell too"
             )
 
+    def registered(
+        self, calls: Mapping[str, str], used: Iterable[str], source: str, note: Note
+    ) -> None:
+        """Name registrations with packages that the cell uses (call → module), unless it makes them itself."""
+        packages = {each.partition(".")[0] for each in used}
+        found = [
+            call
+            for call, module in calls.items()
+            if module.partition(".")[0] in packages and f"{call.rpartition('.')[2]}(" not in source
+        ]
+        if names := self._new("registered", found):
+            note(
+                f"{', '.join(names)}: called in the notebook only, and the ranks have not got what it has registered; "
+                "call it in a broadcast cell too"
+            )
+
     def secret(self, names: Iterable[str], note: Note) -> None:
         """Say which variables of the environment stay here."""
         for name in self._new("secret", names):

@@ -211,9 +211,13 @@ class Shipper(Unpacking):
                     raise ModulesNeeded(needed, frozenset(needs.sources))
             if note is not None:
                 self.notes.deleted(self.comparison.deleted(request), note)
-                self.notes.set_on_modules(
-                    self.assigned.on_modules, self.comparison.modules(request, needs), note
+                used = self.comparison.modules(request, needs)
+                self.notes.set_on_modules(self.assigned.on_modules, used, note)
+                packages = (
+                    value.pickled.packages | value.pickled.modules
+                    for value in needs.values.values()
                 )
+                self.notes.registered(self.assigned.registered, used.union(*packages), source, note)
             with pickling.collection_paused():
                 packed = Packer(self.links, self.index, self.folder, request, needs).pack()
             if note is not None:

@@ -15,7 +15,16 @@ from cloudpickle import cloudpickle as _cloud
 
 from skymagic.data.capture.code import code_names, own_annotations, value_names
 from skymagic.data.capture.modules import locate
-from skymagic.data.values import arrays, enums, hooks, rebuild, reducers, shards, singletons
+from skymagic.data.values import (
+    arrays,
+    enums,
+    hooks,
+    rebuild,
+    reducers,
+    registrations,
+    shards,
+    singletons,
+)
 from skymagic.data.values.exceptions import reduce_exception
 from skymagic.data.values.kinds import changeable, is_a, made_by_python
 from skymagic.data.values.memory import Layout, Tracker
@@ -112,6 +121,9 @@ class ValuePickler(cloudpickle.Pickler):  # type: ignore[misc]
             return ValuePickler._module
         if singletons.replaces_module(kind):
             return ValuePickler._module_replacement
+        if registrations.is_custom_op(kind):
+            self._refer("torch")
+            return lambda pickler, op: pickler._part(registrations.reduce_custom_op(op), op)
         single = singletons.reducer_for(kind)
         if single is None:
             return self._plain_reducer(kind)
@@ -253,7 +265,10 @@ class ValuePickler(cloudpickle.Pickler):  # type: ignore[misc]
             cls
         ):  # cloudpickle leaves it out: the class's namespace is in its closure
             members["__annotations_cache__"] = own_annotations(cls)
-        state = (members, slots)
+        registered = registrations.find(cls)
+        for _, _, arguments in registered:
+            self.active = self.active or bool(arguments)
+        state = (members, slots, registered) if registered else (members, slots)
         if is_enum:
             return enums.new_enum, args, state, None, None, enums.fill_enum
         meta, name, bases, first, tracker, _ = args

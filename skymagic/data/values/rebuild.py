@@ -18,6 +18,7 @@ from typing import Any, NamedTuple, cast
 
 from cloudpickle import cloudpickle as _cloud
 
+from skymagic.data.values import registrations
 from skymagic.data.values.memory import writable
 
 
@@ -283,9 +284,7 @@ def new_class(
     return track(_cloud._lookup_class_or_track(tracker, cls))
 
 
-def fill_class(
-    cls: type, state: Any, setter: Callable[[Any, Any], object] = _cloud._class_setstate
-) -> None:
+def fill_class(cls: type, state: Any, setter: Callable[[Any, Any], object] | None = None) -> None:
     """Set a class's members, but not those of a class that was defined here and has come back.
 
     A class comes with each of its instances. What was changed in it here stays, until it is another one where it was defined.
@@ -298,7 +297,8 @@ def fill_class(
             if name in vars(cls):
                 type.__delattr__(cls, name)
         _arrived[cls] = now
-        setter(cls, state)
+        (setter or _cloud._class_setstate)(cls, state[:2])
+        registrations.repeat(cls, state[2] if len(state) > 2 else [])
 
 
 def track(cls: type) -> type:
