@@ -5,6 +5,7 @@ dataflow     definite assignment analysis of a cell: which names it reads before
 code         names in code objects, in the strings that IPython and pandas expand, and in annotations; the cells of code
 assignments  what the notebook's cells change: the names that they assign, modules, the environment
 registrations  registrations in cells that no class takes along
+class_attributes  attributes that cells set on classes of packages
 imports      names of modules in source: all that it may import, and those that it cannot do without
 modules      the user's own modules, with those that they import and their data files
 loaded       modules that the notebook has loaded: behind its names, and edited since

@@ -16,6 +16,7 @@ import types
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from skymagic.data.capture.class_attributes import ClassAttribute, class_attributes
 from skymagic.data.capture.names import CellNames, cell_names, interactive, is_output
 from skymagic.data.capture.registrations import registrations
 
@@ -35,6 +36,8 @@ class Assignments:
         self.on_modules: dict[
             str, str
         ] = {}  # what cells have set in modules: ``"cfg.lr"`` → the module
+        self.on_classes: set[ClassAttribute] = set()
+        """What cells have set in classes of packages."""
         self.registered: dict[str, str] = {}
         """What cells have registered with installed packages: the call → the module."""
         self._before: dict[str, int] | None = None
@@ -71,6 +74,7 @@ class Assignments:
                 text = source()
                 names, tree = cell_names(text), ast.parse(text)
             self.on_modules.update(set_on_modules(tree, self.namespace))
+            self.on_classes |= class_attributes(tree, self.namespace)
             self.registered.update(registrations(tree, self.namespace))
             rebound = self._rebound()
             # of these nobody can say whether they came before what has run on the ranks meanwhile, or after it
@@ -128,6 +132,9 @@ def set_on_modules(tree: ast.AST, namespace: Mapping[str, object]) -> dict[str, 
             ):
                 module, depth = inner, depth + 1
             if isinstance(module, types.ModuleType) and depth < len(path):
+                inner = getattr(module, path[depth], None)
+                if isinstance(inner, type) and depth + 1 < len(path):
+                    continue  # `class_attributes`
                 found[f"{module.__name__}.{path[depth]}"] = module.__name__
     return found
 

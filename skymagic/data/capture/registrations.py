@@ -11,7 +11,7 @@ import sys
 import types
 from collections.abc import Iterator, Mapping
 
-_WITH_THE_CLASS = frozenset(
+_KNOWN = frozenset(
     (
         "register_pytree_node_class",
         "register_pytree_with_keys_class",
@@ -21,9 +21,13 @@ _WITH_THE_CLASS = frozenset(
         "register_static",
         "register_constant",
         "register_keras_serializable",
+        # attributes of pandas' classes: `class_attributes` names them
+        "register_dataframe_accessor",
+        "register_series_accessor",
+        "register_index_accessor",
     )
 )
-"""Registrations of classes that travel with them."""
+"""Registrations that travel with their classes, or are named otherwise."""
 _OF_THE_PROCESS = frozenset(("atexit", "signal", "faulthandler", "codecs", "IPython", "skymagic"))
 """Packages whose registrations concern the notebook's process alone, or are none of a cell's business."""
 
@@ -35,7 +39,7 @@ def registrations(tree: ast.AST, namespace: Mapping[str, object]) -> dict[str, s
         path = _path(call)
         if len(path) < 2 and not (path and path[0].startswith("register")):
             continue
-        if not path[-1].startswith("register") or path[-1] in _WITH_THE_CLASS:
+        if not path[-1].startswith("register") or path[-1] in _KNOWN:
             continue
         module = _module_of(path, namespace)
         if module is not None:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Container, Iterable, Iterator,
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
+from skymagic.data.capture.class_attributes import ClassAttribute
 from skymagic.data.shipping.bundles import Bundle, Variable
 from skymagic.data.store.bundle import ContentIndex
 from skymagic.data.values import arrays, hooks
@@ -60,19 +61,44 @@ class Notes:
             )
 
     def registered(
-        self, calls: Mapping[str, str], used: Iterable[str], source: str, note: Note
+        self,
+        calls: Mapping[str, str],
+        packages: Container[str],
+        repeated: Collection[str],
+        note: Note,
     ) -> None:
-        """Name registrations with packages that the cell uses (call → module), unless it makes them itself."""
-        packages = {each.partition(".")[0] for each in used}
-        found = [
-            call
-            for call, module in calls.items()
-            if module.partition(".")[0] in packages and f"{call.rpartition('.')[2]}(" not in source
-        ]
-        if names := self._new("registered", found):
+        """Name registrations of the notebook with packages that the cell uses.
+
+        Args:
+            calls: call → module.
+            repeated: the calls that the cell makes itself.
+        """
+        self._said["registered"].update(repeated)
+        used = (c for c, module in calls.items() if module.partition(".")[0] in packages)
+        if names := self._new("registered", used):
             note(
                 f"{', '.join(names)}: called in the notebook only, and the ranks have not got what it has registered; "
                 "call it in a broadcast cell too"
+            )
+
+    def set_on_classes(
+        self,
+        attributes: Iterable[ClassAttribute],
+        packages: Container[str],
+        repeated: Collection[ClassAttribute],
+        note: Note,
+    ) -> None:
+        """Name attributes that the notebook has set on classes of packages which the cell uses.
+
+        Args:
+            repeated: those that the cell sets itself.
+        """
+        self._said["classes"].update(repeated)
+        used = (each for each in attributes if each.package in packages)
+        if found := self._new("classes", used):
+            note(
+                f"{', '.join(map(str, found))}: set in the notebook only, because the ranks import the class; "
+                "set it in a broadcast cell too"
             )
 
     def secret(self, names: Iterable[str], note: Note) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import platform
 import threading
 import weakref
@@ -10,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from skymagic.data.capture import assignments
+from skymagic.data.capture.class_attributes import class_attributes
 from skymagic.data.capture.imports import ModulesNeeded
 from skymagic.data.capture.names import (
     cell_names,
@@ -18,6 +20,7 @@ from skymagic.data.capture.names import (
     last_shown,
     with_scripts,
 )
+from skymagic.data.capture.registrations import registrations
 from skymagic.data.shipping.bindings import Bindings, Manifest, Sources
 from skymagic.data.shipping.bundles import BundleWriter, Progress
 from skymagic.data.shipping.collecting import Collector, Needs, ShippingRequest
@@ -213,11 +216,7 @@ class Shipper(Unpacking):
                 self.notes.deleted(self.comparison.deleted(request), note)
                 used = self.comparison.modules(request, needs)
                 self.notes.set_on_modules(self.assigned.on_modules, used, note)
-                packages = (
-                    value.pickled.packages | value.pickled.modules
-                    for value in needs.values.values()
-                )
-                self.notes.registered(self.assigned.registered, used.union(*packages), source, note)
+                self._unsent(request, needs, used, source, note)
             with pickling.collection_paused():
                 packed = Packer(self.links, self.index, self.folder, request, needs).pack()
             if note is not None:
@@ -310,6 +309,26 @@ class Shipper(Unpacking):
                 break
             self.comparison.compare(request, needs)
         return needs
+
+    def _unsent(
+        self,
+        request: ShippingRequest,
+        needs: Needs,
+        modules: frozenset[str],
+        source: str,
+        note: Callable[[str], None],
+    ) -> None:
+        """Name what the notebook has changed in packages that the cell uses, and that no value brings along."""
+        pickles = [value.pickled for value in needs.values.values()]
+        used = modules.union(*(each.packages | each.modules for each in pickles))
+        packages = frozenset(each.partition(".")[0] for each in used)
+        attributes = request.names.attributes.union(*(each.attributes for each in pickles))
+        tree = ast.parse(source)
+        calls = registrations(tree, self.namespace)
+        self.notes.registered(self.assigned.registered, packages, calls, note)
+        changed = class_attributes(tree, self.namespace)
+        reached = {each for each in self.assigned.on_classes if each.name in attributes}
+        self.notes.set_on_classes(reached, packages, changed, note)
 
     def _load(self, request: ShippingRequest, needs: Needs, packed: Packed) -> Manifest:
         """Write what is lacking, and make the orders."""

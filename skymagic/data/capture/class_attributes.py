@@ -1,0 +1,78 @@
+"""Attributes that the notebook's cells set on classes of packages: `torch.Tensor.hello = …`, accessors of pandas.
+
+The class is imported on the ranks, so that these attributes are missing there; an instance of it does not show that.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+_ACCESSOR = re.compile("register_(dataframe|series|index)_accessor")
+_ACCESSOR_OWNERS = {"dataframe": "DataFrame", "series": "Series", "index": "Index"}
+
+
+class ClassAttribute(NamedTuple):
+    """An attribute that was set on a class of a package."""
+
+    owner: str
+    """The class with its module: ``"torch.Tensor"``."""
+    name: str
+
+    @property
+    def package(self) -> str:
+        """The top-level package of the class."""
+        return self.owner.partition(".")[0]
+
+    def __str__(self) -> str:
+        return f"{self.owner}.{self.name}"
+
+
+def class_attributes(tree: ast.AST, namespace: Mapping[str, object]) -> set[ClassAttribute]:
+    """Return the attributes that code sets on classes which it has not defined itself."""
+    found = set()
+    for target, name in _settings(tree):
+        owner = _value_of(target, namespace)
+        if isinstance(owner, type) and owner.__module__ not in ("__main__", "builtins"):
+            found.add(ClassAttribute(f"{owner.__module__}.{owner.__qualname__}", name))
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and (accessor := _accessor(node)):
+            found.add(accessor)
+    return found
+
+
+def _settings(tree: ast.AST) -> Iterator[tuple[ast.expr, str]]:
+    """Each attribute that is set, with the expression for its owner."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+            yield node.value, node.attr
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+            if node.func.id != "setattr" or len(node.args) != 3:
+                continue
+            owner, name, _ = node.args
+            if isinstance(name, ast.Constant) and isinstance(name.value, str):
+                yield owner, name.value
+
+
+def _value_of(node: ast.expr, namespace: Mapping[str, object]) -> Any:
+    """Return what a dotted name leads to, without running anything but attribute look-ups of modules and classes."""
+    names: list[str] = []
+    while isinstance(node, ast.Attribute):
+        names.insert(0, node.attr)
+        node = node.value
+    value: Any = namespace.get(node.id) if isinstance(node, ast.Name) else None
+    for name in names:
+        value = getattr(value, "__dict__", {}).get(name)
+    return value
+
+
+def _accessor(call: ast.Call) -> ClassAttribute | None:
+    """Return the attribute that one of pandas' decorators sets."""
+    func = call.func
+    called = func.attr if isinstance(func, ast.Attribute) else getattr(func, "id", "")
+    kind = _ACCESSOR.fullmatch(called)
+    if kind is None or not call.args or not isinstance(call.args[0], ast.Constant):
+        return None
+    return ClassAttribute(f"pandas.{_ACCESSOR_OWNERS[kind[1]]}", str(call.args[0].value))
