@@ -7,7 +7,7 @@
     ├── CellSyntaxError          a cell that is not Python, refused before anything is sent
     ├── CaptureError             names that cannot travel, or cannot be bound on a rank
     ├── PackagesError            packages that a cell needs are missing on nodes, and cannot be installed there
-    ├── PoolError                a pool cannot be made, found or used
+    ├── PoolError                a pool cannot be made, found or used, or was ended while something ran on it
     │   ├── ProvisionError       machines or ranks did not come up
     │   │   ├── HostError        a host could not be reached or used: which, why, and what to try
     │   │   ├── HostsError       several hosts at once; holds one HostError for each
@@ -83,7 +83,7 @@ class PackagesError(SkyError):
 
 
 class PoolError(SkyError):
-    """A pool cannot be made, found or used."""
+    """A pool cannot be made, found or used, or was ended while something ran on it."""
 
 
 class ProvisionError(PoolError):

@@ -90,6 +90,8 @@ class RunSummary:
     failed: tuple[int, ...] = ()
     interrupted: bool = False
     timed_out: bool = False
+    pool_ended: bool = False
+    """The pool was ended meanwhile."""
     shipped: int = 0
     """Bytes."""
     ship_seconds: float = 0.0
@@ -143,6 +145,8 @@ def end_parts(end: RunSummary) -> list[str]:
         if end.interrupted
         else ["stopped: time limit reached"]
         if end.timed_out
+        else ["ended with its pool"]
+        if end.pool_ended
         else []
     )
     if end.shipped >= SHOWN_BYTES or end.ship_seconds >= SHOWN_SECONDS:

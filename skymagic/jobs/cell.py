@@ -17,7 +17,7 @@ from typing import Any
 from skymagic.display.controls import Actions
 from skymagic.display.run_line import SHOWN_BYTES, RunState, RunSummary, RunView
 from skymagic.display.screen import NotebookScreen, Screen, print_note
-from skymagic.errors import CellSyntaxError, RequestError, ResultError
+from skymagic.errors import CellSyntaxError, PoolError, RequestError, ResultError
 from skymagic.jobs import inspection, profiles
 from skymagic.jobs.failures import failure
 from skymagic.plan.requests import RunRequest
@@ -360,9 +360,12 @@ def ended(
     told: Callable[[RunSummary], RunSummary] = lambda end: end,
 ) -> Iterator[RunEnding]:
     """Inside, a run goes on; at the end its line is the one that stays, whatever has happened; `told` makes it of the run's end."""
-    ending = RunEnding(view)
+    ending, pool_ended = RunEnding(view), False
     try:
         yield ending
+    except PoolError:
+        pool_ended = True
+        raise
     finally:
         if view is not None and ending.report is not None:
             gathered = (
@@ -370,7 +373,7 @@ def ended(
             )
             view.end(told(end_of(ending.report, view.seconds, names, gathered)))
         elif view is not None and view.shown:
-            view.end(RunSummary(0, view.seconds, interrupted=True))
+            view.end(RunSummary(0, view.seconds, interrupted=not pool_ended, pool_ended=pool_ended))
 
 
 def sent_bytes(report: Report) -> int:

@@ -104,6 +104,12 @@ class Scheduler:
                     reservations.remove(reservation)
             self._changed.notify_all()
 
+    def runs(self) -> list[RunSpec]:
+        """Runs that hold their ranks, then those that wait for them."""
+        with self._changed:
+            reservations = [*self._held, *self._queue]
+        return [reservation.run for reservation in reservations if reservation.run is not None]
+
     def least_loaded(self, world_size: int, count: int = 1) -> list[int]:
         """The `count` ranks that the fewest reservations hold or wait for; ties are broken round-robin."""
         with self._changed:
@@ -246,6 +252,8 @@ class Dispatch:
             with agents.busy(submission.ranks):
                 self._begin(submission, begin)
                 report = RunLoop(submission, agents, screen, limits, *marks).wait()
+            if report.closed:
+                self._status.check_ended()
         finally:
             self._status.lifetime.end(id(submission), now())
             with self._lock:
@@ -303,6 +311,19 @@ class Dispatch:
         """Refuse submissions from now on: the pool has ended by itself."""
         with self._lock:
             self._status.ended = reason
+
+    def close(self, reason: str) -> None:
+        """End all submissions with a PoolError and refuse new ones, because this notebook ends the pool; twice is safe.
+
+        Whoever waits for a submission would otherwise wait for outcomes that nobody sends any more. Submissions of a pool
+        that has ended by itself know it already: `end` and `ranks_lost` have told them.
+        """
+        with self._lock:
+            if self._status.ended is not None:
+                return
+            self._status.closed = self._status.closed or reason
+            for current in self._under_way:
+                current.put("closed", -1)
 
     def note(self, text: str) -> bool:
         """Have all runs show a line; whether there is one. Orders that are no runs show nothing."""

@@ -105,9 +105,11 @@ def planned(request: PoolRequest, *, resize: bool = False, start: bool = False) 
 
 def own_pools() -> list[OwnPool]:
     """The pools of this notebook that have not ended, the one used last at the end."""
+    # another thread may be ending one: it serves no request, and is no obstacle to another of its name
     return [
         OwnPool(one.name, one.job_id, one.plan, one.state is State.DECLARED)
         for one in registry.pools()
+        if one.state not in (State.STOPPING, State.STOPPED)
     ]
 
 
@@ -251,7 +253,7 @@ class Maker:
             self.tell(
                 f"pool {pool.name!r} is recreated with {nodes}: the ranks' variables are gone"
             )
-            pool.close()
+            pool.close(how=messages.WAS_RECREATED)
             return self._started(
                 Pool(pool.name, provider, survey, pool.namespace, pool.defaults, registry.drop)
             )

@@ -22,6 +22,14 @@ if TYPE_CHECKING:
     from skymagic.data.shipping.bindings import Bindings, Manifest
 
 
+WAS_ENDED = (
+    "was ended while this run was under way, and its variables are gone: recreate it with %sky_pool"
+)
+WAS_RECREATED = (
+    "was recreated while this run was under way, and its variables are gone: run it again"
+)
+
+
 def rows(topology: Topology, agents: Agents, state: State) -> list[tuple[object, ...]]:
     """A row for each rank: rank, node, host, process id, state."""
     of_all = "ready" if state is State.DEGRADED else state.value

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from skymagic.data.shipping.shipper import Shipper
     from skymagic.files.copy import Files
     from skymagic.providers import Provider, Survey
+    from skymagic.run.report import RunSpec
 
 
 def run_steps(done: str, steps: Sequence[Step]) -> None:
@@ -111,6 +112,8 @@ class Pool(SharedStatus):
         self.attached = False  # whether another notebook has made it
         self.started_at = 0.0
         self.start_seconds = 0.0
+        self.stopped_runs: tuple[RunSpec, ...] = ()
+        """After the end: runs that were under way, or waited for their ranks."""
         self._gone = gone
         self._folder = (
             "~" if survey.plan.remote else str(Path.cwd())
@@ -124,6 +127,7 @@ class Pool(SharedStatus):
         """What measures what its ranks use."""
         self.resources = PoolResources(self, provider, survey, namespace, defaults.away)
         dispatch = Dispatch(self, self.resources)
+        self._dispatch = dispatch
         self.recovery = Recovery(self, self.resources, self.scheduler, dispatch.send)
         replaces = survey.plan.request.replace and isinstance(provider, Replaceable)
         replace = partial(cast(Replaceable, provider).replace, survey) if replaces else None
@@ -220,11 +224,14 @@ class Pool(SharedStatus):
         except Exception as more:
             problem.add_note(str(more))
 
-    def close(self, *, keeps_name: bool = False) -> None:
+    def close(self, *, keeps_name: bool = False, how: str = messages.WAS_ENDED) -> None:
         """End all ranks and release all machines; legal in every state, twice is safe.
+
+        Runs that are under way, on whatever thread, end with a PoolError before anything is released.
 
         Args:
             keeps_name: it has ended by itself, and is known by its name until it is closed or made again.
+            how: what becomes of it and what to do, for the runs that are under way.
 
         Raises:
             PoolError: not all was released; says what.
@@ -235,6 +242,8 @@ class Pool(SharedStatus):
             if self.state is State.STOPPED:
                 return
             self.move(PoolEvent.STOP)
+            self.stopped_runs = tuple(self.runs.under_way())
+            self._dispatch.close(f"pool {self.name!r} {how}")
             plugins: list[Step] = [
                 (what, opened.close) for what, opened in reversed(self._plugin_contexts)
             ]

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from skymagic.cluster import Agents, Node
 from skymagic.data.capture.imports import ModulesNeeded
 from skymagic.display.screen import Screen, ShippingProgress, print_note
-from skymagic.errors import PoolStateError, ProvisionError, RunInterrupted
+from skymagic.errors import PoolError, PoolStateError, ProvisionError, RunInterrupted
 from skymagic.plan.units import agreeing, count, rank_words
 from skymagic.pool import messages
 from skymagic.pool.dispatch import Dispatch, RankReservation, Scheduler
@@ -72,14 +72,15 @@ class PoolRuns:
         Raises:
             CaptureError: names that cannot travel; nothing has run.
             PoolStateError: the pool is stopped or lost.
+            PoolError: the pool was ended meanwhile.
             RunInterrupted: it was stopped before it began.
         """
         bindings = self._resources.shipper.bindings
         if self._replacement.lost:
             self._replacement.wait(
-                spec.ranks, _stopped(stop), lambda text: screen.note(f"[{text}]\n")
+                spec.ranks, self._may_wait(stop), lambda text: screen.note(f"[{text}]\n")
             )
-        with self._reservation(spec, stop):
+        with self._ends_with_pool(), self._reservation(spec, stop):
             self.check(spec.ranks)
             for note in self._status.take_notes():
                 screen.note(f"[{note}]\n")
@@ -108,7 +109,7 @@ class PoolRuns:
         self, spec: RunSpec, run: int, screen: Screen, limits: Limits, stop: StopSignal
     ) -> Report:
         """Show what a run that another notebook began has not shown there, and what follows; wait for its ranks."""
-        with self._reservation(spec, stop), self.counted():
+        with self._ends_with_pool(), self._reservation(spec, stop), self.counted():
             submission = Submission(spec.ranks, run, self._metrics(spec))
             stop.attach(submission)
             with interrupt.deferred() as interrupts, interrupts.sent_to(submission):
@@ -121,11 +122,38 @@ class PoolRuns:
         """The run's place in the queue; one that is stopped leaves it."""
 
         reservation = self._scheduler.request(spec.ranks)
-        reservation.run, reservation.check = spec, _stopped(stop)
+        reservation.run, reservation.check = spec, self._may_wait(stop)
         reservation.on_wait = lambda others: _tell(
             spec, [one.run for one in others if one.run is not None]
         )
         return reservation
+
+    def _may_wait(self, stop: StopSignal) -> Callable[[], None]:
+        """Return what raises once a run that waits was stopped, or its pool was ended."""
+
+        def check() -> None:
+            if stop.sent:
+                raise RunInterrupted(STOPPED_WAITING)
+            self._status.check_ended()
+
+        return check
+
+    @contextlib.contextmanager
+    def _ends_with_pool(self) -> Iterator[None]:
+        """Raise PoolError for whatever fails inside because the pool was ended meanwhile: a store or an engine that is closed,
+        a state that allows nothing any more."""
+        try:
+            yield
+        except RunInterrupted:
+            raise
+        except Exception as problem:
+            if self._status.closed is None:
+                raise
+            raise PoolError(self._status.closed) from problem
+
+    def under_way(self) -> list[RunSpec]:
+        """Runs that have their ranks, then those that wait for them."""
+        return self._scheduler.runs()
 
     def check(self, ranks: Sequence[int]) -> None:
         """Raises PoolStateError if something cannot run on these ranks now."""
@@ -244,16 +272,6 @@ class PoolRuns:
         with self._lock:
             self.reported = [*kept(self.reported, MOST_NUMBERS), made]
         return made
-
-
-def _stopped(stop: StopSignal) -> Callable[[], None]:
-    """What raises RunInterrupted once a run was stopped."""
-
-    def check() -> None:
-        if stop.sent:
-            raise RunInterrupted(STOPPED_WAITING)
-
-    return check
 
 
 def _tell(spec: RunSpec, before: Sequence[RunSpec]) -> None:

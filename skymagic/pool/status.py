@@ -11,7 +11,7 @@ import time
 from enum import Enum
 
 from skymagic import plugins
-from skymagic.errors import PoolStateError
+from skymagic.errors import PoolError, PoolStateError
 from skymagic.plan.limits import Lifetime
 from skymagic.plan.plans import Plan
 from skymagic.plan.requests import Defaults
@@ -151,6 +151,8 @@ class SharedStatus:
         self.state = State.NEW  # where it is in its life
         self.ended: str | None = None
         """Why it has ended by itself; such a pool stays known until it is stopped or made anew."""
+        self.closed: str | None = None
+        """What runs are told that were under way when this notebook ended the pool; None until then."""
         self.lifetime = Lifetime(plan.request.idle, plan.request.max_lifetime, now())
         """What the agents know too, for the time when they are out of reach."""
         self.last_lines: dict[int, str] = {}
@@ -177,7 +179,14 @@ class SharedStatus:
         state_after(self.state, event, self.name)
 
     def check_ended(self) -> None:
-        """Raises PoolStateError if the pool has ended by itself, with the reason and what to do."""
+        """Raise PoolError if the pool has ended, with the reason and what to do.
+
+        Raises:
+            PoolStateError: it has ended by itself.
+            PoolError: this notebook has ended it.
+        """
+        if self.closed is not None:
+            raise PoolError(self.closed)
         if self.ended is not None:
             raise PoolStateError(f"{self.ended}: recreate it with %sky_pool")
 

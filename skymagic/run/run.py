@@ -102,10 +102,12 @@ class RunLoop:
         self.report = Report(ranks, submission.number, metrics=submission.metrics)
 
     def wait(self) -> Report:
-        """Until every rank has settled. What the user does with the stop button becomes part of the report."""
+        """Wait until every rank has settled, or the pool is ended. What the user does with the stop button becomes part of the report."""
         self._screen.progress(self._state)
         while not all(rank.settled for rank in self.report.ranks.values()):
             self._step()
+            if self.report.closed:
+                return self.report
         if killed := [
             number for number, rank in self.report.ranks.items() if rank.died and not rank.killed
         ]:
@@ -161,6 +163,9 @@ class RunLoop:
     def _handle(self, event: RunEvent) -> None:
         if event.kind == "stop":
             self._stop_requested()
+            return
+        if event.kind == "closed":
+            self.report.closed = True
             return
         if event.kind == "note":
             self._screen.note(f"[{event.content['text']}]\n")

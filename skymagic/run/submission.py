@@ -16,7 +16,8 @@ JOINED_CHARS = 64 << 10
 
 @dataclass(frozen=True)
 class RunEvent:
-    """Something that happened to a submission: kind is ``output``, ``outcome``, ``died``, or, of no rank (-1), ``stop`` or ``note``."""
+    """Something that happened to a submission: kind is ``output``, ``outcome``, ``died``, or, of no rank (-1), ``stop``, ``note`` or
+    ``closed`` (its pool was ended)."""
 
     kind: str
     rank: int
