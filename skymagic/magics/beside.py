@@ -164,13 +164,10 @@ class RunHandle:
         """``waiting`` for ranks that others use, ``running``, ``stopping``, ``stopped``, ``failed`` or ``done``."""
         if not self.done():
             return "stopping" if self.stop.sent else "running" if self.stop.attached else "waiting"
-        return (
-            "stopped"
-            if isinstance(self._problem, RunInterrupted)
-            else "failed"
-            if self._problem
-            else "done"
-        )
+        with_pool = isinstance(self._problem, PoolError) and self.pool and self.pool.closed
+        if with_pool or isinstance(self._problem, RunInterrupted):
+            return "stopped"
+        return "failed" if self._problem else "done"
 
     def __repr__(self) -> str:
         seconds = time.monotonic() - self._begun if self._seconds is None else self._seconds

@@ -45,7 +45,7 @@ from skymagic.magics.runs import ShellRuns, named, usage
 from skymagic.plan.requests import PoolRequest, RunRequest
 from skymagic.plan.suggest import LazyNames
 from skymagic.plan.units import Selection, rank_words
-from skymagic.pool import Pool, keys, making, records, registry
+from skymagic.pool import Pool, keys, making, messages, records, registry
 from skymagic.pool.status import now
 from skymagic.providers.aws.clients import set_up
 from skymagic.providers.local import driver
@@ -124,7 +124,9 @@ class SkyMagics(Magics):
 
     def _is_down(self, one: Pool) -> None:
         records.forget_local(one.name)
-        print(f"pool {one.name!r} is down{display.unreached(one.unreached, one.defaults.away)}")
+        stopped = messages.stopped_runs(one.stopped_runs)
+        unreached = display.unreached(one.unreached, one.defaults.away)
+        print(f"pool {one.name!r} is down{f'; {stopped}' if stopped else ''}{unreached}")
 
     @line_magic
     def sky_restart(self, line: str) -> None:

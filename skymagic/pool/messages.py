@@ -20,6 +20,7 @@ from skymagic.wire import agent as wire
 
 if TYPE_CHECKING:
     from skymagic.data.shipping.bindings import Bindings, Manifest
+    from skymagic.run.report import RunSpec
 
 
 WAS_ENDED = (
@@ -28,6 +29,19 @@ WAS_ENDED = (
 WAS_RECREATED = (
     "was recreated while this run was under way, and its variables are gone: run it again"
 )
+
+
+def stopped_runs(runs: Sequence[RunSpec]) -> str:
+    """Name the runs that ended with their pool, in a clause: "cell 3 on ranks 0, 1 was stopped"; "" for none.
+
+    The calls of one cell are named together.
+    """
+    ranks: dict[str, set[int]] = {}
+    for run in runs:
+        kind = "cell" if run.job == "cell" else f"the {run.job} of cell"
+        ranks.setdefault(f"{kind} {run.execution_count}", set()).update(run.ranks)
+    named = [f"{name} on {rank_words(sorted(where))}" for name, where in ranks.items()]
+    return f"{' and '.join(named)} {agreeing(len(named), 'was', 'were')} stopped" if named else ""
 
 
 def rows(topology: Topology, agents: Agents, state: State) -> list[tuple[object, ...]]:

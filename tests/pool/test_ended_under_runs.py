@@ -36,6 +36,7 @@ RUNS = {
     "script": "%%sky_sh\necho at work; sleep 1000",
     "python": f"sky.find('brief').run_cell({ENDLESS!r})",
     "calls": "@sky.function\ndef forever():\n    import time\n    while True: time.sleep(0.05)\n(forever() & forever() & forever()) >> sky.find('brief')",
+    "joblib": "from joblib import Parallel, delayed\ndef forever(x):\n    import time\n    while True: time.sleep(0.05)\nParallel()(delayed(forever)(x) for x in range(4))",
     "everywhere": "@sky.function\ndef forever():\n    import time\n    while True: time.sleep(0.05)\nforever() @ sky.find('brief')",
 }
 
@@ -59,9 +60,44 @@ def test_a_cell_ends_with_its_pool(notebook: Notebook, way: str) -> None:
 
 @pytest.mark.parametrize("run", [name for name in RUNS if name != "cell"])
 def test_whatever_runs_ends_with_its_pool(notebook: Notebook, run: str) -> None:
-    notebook.run("%sky_pool brief --ranks 2")
+    notebook.run(f"%sky_pool brief --ranks 2 {'--plugin joblib' if run == 'joblib' else ''}")
     notebook.run(ENDS_AT_WORK)
     notebook.run(f"ends({WAYS_TO_END['stop']})")
     cell = notebook.finish(notebook.start(RUNS[run]))
     assert cell.failure.ename == "PoolError"
     assert ENDED in cell.failure.evalue
+
+
+BACKGROUND = {
+    "cell": f"%%sky_broadcast -a\n{ENDLESS}",
+    "script": "%%sky_sh -a\necho at work; sleep 1000",
+    "waits": f"%%sky_broadcast -a\n{ENDLESS}",
+}
+
+
+@pytest.mark.parametrize("line", ["%sky_down", "%sky_down brief", "%sky_down --all"])
+@pytest.mark.parametrize("kind", BACKGROUND)
+def test_a_handle_ends_with_its_pool(notebook: Notebook, kind: str, line: str) -> None:
+    notebook.run("%sky_pool brief --ranks 2")
+    if kind == "waits":
+        notebook.watch(
+            notebook.start(f"%%sky_broadcast -a\n{ENDLESS}"), lambda seen: "at work" in seen.stdout
+        )
+    notebook.start(BACKGROUND[kind])
+    notebook.run("run = _")
+    expected = "waiting" if kind == "waits" else "running"
+    notebook.run(f"import time\nwhile run.status != {expected!r}: time.sleep(0.02)")
+    number = notebook.value("run.number")
+    down = notebook.run(line).stdout
+    stopped = {
+        "cell": f"cell {number} on ranks 0, 1 was stopped",
+        "script": f"the script of cell {number} on rank 0 was stopped",
+        "waits": f"cell {number - 1} on ranks 0, 1 and cell {number} on ranks 0, 1 were stopped",
+    }
+    assert f"pool 'brief' is down; {stopped[kind]}\n" in down
+    notebook.run("run.wait(30)")
+    assert notebook.value("run.done(), run.cancel(), run.status") == (True, False, "stopped")
+    failed = notebook.fail("run.result()")
+    assert failed.ename == "PoolError"
+    assert ENDED in failed.evalue
+    assert "cancel()" not in notebook.value("repr(run)")
