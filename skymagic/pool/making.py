@@ -17,7 +17,7 @@ from skymagic.display import panel
 from skymagic.display.live import confirmed
 from skymagic.display.panel import PoolView, StartStep
 from skymagic.display.screen import print_note
-from skymagic.errors import CloudError, PoolError, ProvisionError, RequestError
+from skymagic.errors import CloudError, PoolError, ProvisionError, RequestError, SkyError
 from skymagic.plan.plans import Plan, cost_words
 from skymagic.plan.requests import Defaults, PoolRequest, missing_secrets
 from skymagic.pool import Pool, keys, messages, records, registry
@@ -40,8 +40,9 @@ from skymagic.pool.start import (
     step_text,
 )
 from skymagic.pool.status import PoolEvent, State
-from skymagic.providers import Provider, Survey
+from skymagic.providers import Provider, Survey, found
 from skymagic.providers.provider import Attachable
+from skymagic.wire.record import answers, identity
 
 Tell = Callable[[str], None]
 """Gets a line on what is done."""
@@ -99,7 +100,13 @@ def ensure(
 def planned(request: PoolRequest, *, resize: bool = False, start: bool = False) -> StartPlan:
     """What a request becomes, by what runs and what is recorded now; the options are those of `ensure`."""
     return start_plan(
-        request, own_pools(), recorded_pools(), place=providers.placed, resize=resize, start=start
+        request,
+        own_pools(),
+        recorded_pools(),
+        place=providers.placed,
+        runs=still_runs,
+        resize=resize,
+        start=start,
     )
 
 
@@ -114,16 +121,38 @@ def own_pools() -> list[OwnPool]:
 
 
 def recorded_pools() -> Iterator[RecordedPool]:
-    """Rented pools of other notebooks, the newest first."""
+    """Pools of other notebooks to which one can attach, the newest first."""
     own = {pool.job_id for pool in [*registry.pools(), *registry.ended_pools()]}
     for record in reversed(records.every()):
-        if record.provider in RENTED and record.job_id not in own:
-            plan, problem = None, ""
-            try:
-                plan = keys.read(record.job_id).plan
-            except PoolError as unknown:
-                problem = str(unknown)
-            yield RecordedPool(record, records.left(record), plan, problem)
+        if record.job_id in own:
+            continue
+        if record.provider not in RENTED and record.process == identity():
+            continue  # this notebook has ended it, and could not reach all of its nodes
+        plan, problem = None, ""
+        try:
+            plan = keys.read(record.job_id).plan
+        except PoolError as unknown:
+            problem = str(unknown)
+        yield RecordedPool(record, records.left(record), plan, problem)
+
+
+def still_runs(record: PoolRecord) -> bool:
+    """Whether a pool that its notebook has left still runs, by its hosts or its scheduler; False where nobody can tell.
+
+    A record may outlive its pool, and must not keep a name from its user for ever.
+    """
+    try:
+        if record.provider == "local":
+            return answers(f"{record.job_id}-0")
+        if record.provider == "ssh":
+            return any(one.job_id == record.job_id for one in found.find(record.hosts).pools)
+        if record.provider in providers.LISTING:
+            login = keys.read(record.job_id).plan.request.login
+            listed = providers.listing(record.provider, login).pools()
+            return any(one.job_id == record.job_id for one in listed)
+    except SkyError:
+        return False
+    return False
 
 
 def preview(
@@ -264,13 +293,7 @@ class Maker:
     def _started(self, pool: Pool) -> Pool:
         """The pool with its ranks, recorded before its machines are asked for, and known to this notebook."""
         provider = pool.plan.request.provider if pool.plan.remote else pool.plan.provider
-        keep = (
-            records.claim
-            if provider in RENTED
-            else records.write
-            if pool.plan.outlives
-            else records.note_local
-        )
+        keep = records.claim if provider in RENTED or pool.plan.outlives else records.note_local
         if pool.plan.outlives or provider == "local":
             keep(PoolRecord(pool.name, pool.job_id, provider, pool.plan.hosts, str(Path.cwd())))
         before = registry.displace(pool.name)

@@ -111,16 +111,29 @@ def taken_words(record: PoolRecord) -> str:
     )
 
 
+def left_words(record: PoolRecord) -> str:
+    """Why a second pool is not started under the name of one that its notebook has left, and what to do."""
+    return (
+        f"{words(record)}, and it still runs: continue with it (%sky_attach {record.name}), "
+        f"end it (%sky_down {record.job_id}{_hosts_option(record)}), or give the new one another name (%sky_pool NAME …)"
+    )
+
+
 def claim(record: PoolRecord) -> None:
-    """Keep the record of a pool that is about to be rented; of two notebooks that do so at once, one is refused.
+    """Keep the record of a pool that is about to be made; of two notebooks that do so at once, one is refused.
 
     Raises:
-        PoolError: a notebook that is alive has a rented pool of this name.
+        PoolError: a notebook that is alive has a pool of this name to which others could attach.
     """
     with locked("rented"):
         for other in every():
-            rival = other.provider in RENTED and other.name == record.name
-            if rival and other.process != record.process and not left(other):
+            rival = (other.provider in RENTED) == (record.provider in RENTED)
+            if (
+                rival
+                and other.name == record.name
+                and other.process != record.process
+                and not left(other)
+            ):
                 raise PoolError(taken_words(other))
         write(record)
 
@@ -237,8 +250,13 @@ def _reminder(one: PoolRecord) -> str:
     was_left = f"pool {one.name!r} was left on {', '.join(one.hosts)} by a notebook that is gone"
     if one.provider == "aws":
         return f"{was_left}: %sky_attach {one.name} continues with it, %sky_down {one.name} ends it, and it ends itself at its --idle"
-    hosts = "" if one.provider != "ssh" else f" --hosts {','.join(one.hosts)}"
-    return f"{was_left}: %sky_attach {one.name} continues with it, %sky_down {one.job_id}{hosts} ends it"
+    ends = f"%sky_down {one.job_id}{_hosts_option(one)}"
+    return f"{was_left}: %sky_attach {one.name} continues with it, {ends} ends it"
+
+
+def _hosts_option(record: PoolRecord) -> str:
+    """The option that names a pool's hosts where a command must reach them; "" elsewhere."""
+    return f" --hosts {','.join(record.hosts)}" if record.provider == "ssh" else ""
 
 
 def forget(hosts: Collection[str], jobs: Collection[str]) -> None:

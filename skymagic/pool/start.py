@@ -125,6 +125,7 @@ def start_plan(
     recorded: Iterable[RecordedPool] = (),
     *,
     place: Callable[[PoolRequest], PoolRequest] = lambda request: request,
+    runs: Callable[[PoolRecord], bool] = lambda record: True,
     resize: bool = False,
     start: bool = False,
 ) -> StartPlan:
@@ -132,7 +133,8 @@ def start_plan(
 
     Args:
         own: the pools of this notebook, the one used last at the end.
-        recorded: rented pools of other notebooks, the newest first; read only where no own pool serves the request.
+        recorded: pools of other notebooks, the newest first; read only where no own pool serves the request.
+        runs: whether a pool that its notebook has left still runs; called only where its name is in the way, for it may ask hosts.
         place: gives a request the provider that serves it; called only then, for it looks at this machine.
         resize: a running pool that differs in its number of nodes alone gets the other number.
         start: make it now, also where the request is lazy.
@@ -142,11 +144,11 @@ def start_plan(
         declared = [pool for pool in own if pool.declared and not fits(request, pool.plan)]
         if declared:
             asked = replace(declared[-1].plan.request, name=declared[-1].name)
-            return start_plan(asked, own, recorded, place=place, start=True)
+            return start_plan(asked, own, recorded, place=place, runs=runs, start=True)
     name = request.name or DEFAULT_NAME
     if running is None:
         request = place(request)
-        return _from_elsewhere(request, name, recorded) or _new(request, name, start)
+        return _from_elsewhere(request, name, recorded, runs) or _new(request, name, start)
     differences = fits(request, running.plan)
     if not differences:
         return Reuse(running)
@@ -232,17 +234,44 @@ def _resized(request: PoolRequest, pool: OwnPool) -> PoolRequest:
 
 
 def _from_elsewhere(
-    request: PoolRequest, name: str, recorded: Iterable[RecordedPool]
+    request: PoolRequest,
+    name: str,
+    recorded: Iterable[RecordedPool],
+    runs: Callable[[PoolRecord], bool],
 ) -> Attach | Refuse | None:
-    """A rented pool of another notebook that serves a request; None where there is none.
+    """A rented pool of another notebook that serves a request, or one whose name is in the way; None where there is none.
 
     A request without a name takes any that fits, as it does of the pools of its own notebook.
     """
     if request.provider not in RENTED:
-        return None
-    candidates = [one for one in recorded if one.record.name == name or request.name is None]
+        return _name_in_the_way(request, name, recorded, runs)
+    candidates = [
+        one
+        for one in recorded
+        if one.record.provider in RENTED and (one.record.name == name or request.name is None)
+    ]
     steps = (_of_recorded(request, name, one) for one in candidates)
     return next((step for step in steps if step is not None), None)
+
+
+def _name_in_the_way(
+    request: PoolRequest,
+    name: str,
+    recorded: Iterable[RecordedPool],
+    runs: Callable[[PoolRecord], bool],
+) -> Refuse | None:
+    """Refuse a second pool of a name under which another notebook could attach; a pool that ends with its notebook has none."""
+    if request.here and not request.detached:
+        return None
+    for one in recorded:
+        record = one.record
+        if record.name != name or record.provider in RENTED:
+            continue
+        if not one.left:
+            return Refuse(request, (records.taken_words(record),), busy=True)
+        if runs(record):
+            return Refuse(request, (records.left_words(record),), busy=True)
+    return None
 
 
 def _of_recorded(request: PoolRequest, name: str, one: RecordedPool) -> Attach | Refuse | None:

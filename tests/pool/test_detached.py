@@ -270,3 +270,27 @@ def test_marks_of_what_was_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert third.read(8) == {0: (0, 1)}
     for one in (first, second, third):
         one.close()
+
+
+def test_a_second_pool_of_the_same_name_is_refused(desk: Desk) -> None:
+    name = desk.pool
+    with desk.notebook(desk.made) as first, desk.notebook() as second:
+        for line in (desk.made, f"{desk.made} --lazy", f"%sky_pool {name} --ranks 1 --detach"):
+            refused = second.fail(line)
+            assert refused.ename == "PoolError"
+            assert f"{name} ({name}-" in refused.evalue
+            assert f"process {first.pid} on " in refused.evalue
+            assert f"%sky_attach {name} --take-over" in refused.evalue
+            assert "give the new one another name" in refused.evalue
+        assert f"not made: {name} ({name}-" in second.run(f"{desk.made} --dry-run").stdout
+        # one that ends with its notebook is no obstacle to attaching
+        second.run(f"%sky_pool {name} --ranks 1")
+        second.run(f"%sky_down {name}")
+        killed(first)
+        refused = second.fail(desk.made)
+        assert f"continue with it (%sky_attach {name}), end it (%sky_down {name}-" in refused.evalue
+        ends = re.search(r"%sky_down \S+(?=\))", refused.evalue)
+        assert ends is not None
+        second.run(ends[0])
+        second.run(desk.made)  # which is free again
+        second.run(f"%sky_down {name}")
