@@ -140,9 +140,7 @@ def failure(report: Report, pool: Pool, limits: Limits, *, task: bool = False) -
     causes = [one for one in failures if not one.secondary]
     if pool.ended is not None and any(one.died == pool.ended for one in failures):
         before = [f"rank {one.rank}: {one.words}" for one in causes if one.died != pool.ended]
-        error: RunError = RunError(
-            "\n".join([f"{pool.ended}: recreate it with %sky_pool", *before])
-        )
+        error: RunError = RunError("\n".join([f"{pool.ended}: {pool.remedy}", *before]))
         error.failures = tuple(failures)
         return error
     if report.interrupted and not any(one.died for one in causes):
@@ -190,7 +188,7 @@ def lost_notes(report: Report, pool: Pool) -> list[str]:
     if not dead:
         return []
     if pool.ended is not None:
-        return [f"{pool.ended}: recreate it with %sky_pool"]
+        return [f"{pool.ended}: {pool.remedy}"]
     if pool.state is State.LOST and not pool.replacement.lost:
         return [messages.lost(pool.name)]
     if gone := range(len(pool.plan.hosts)) if pool.state is State.LOST else pool.agents.gone:

@@ -34,11 +34,7 @@ def pools(name: str | None, own_jobs: Iterable[str] = ()) -> PoolStatuses:
         own_jobs: job ids of this notebook's rented pools.
     """
     chosen = [registry.pool_named(name)] if name else registry.pools()
-    gone = (
-        []
-        if name
-        else [f"{one.ended}: recreate it with %sky_pool" for one in registry.ended_pools()]
-    )
+    gone = [] if name else [f"{one.ended}: {one.remedy}" for one in registry.ended_pools()]
     gone += [] if name else records.reminders(records.every())
     # at this moment; `skymagic cost` lists a month
     paid = [

@@ -123,6 +123,9 @@ class SkyMagics(Magics):
                 print(line)
 
     def _is_down(self, one: Pool) -> None:
+        if one.taken_over:
+            print(f"{one.ended}: this notebook ended nothing; {one.remedy}")
+            return
         records.forget_local(one.name)
         stopped = messages.stopped_runs(one.stopped_runs)
         unreached = display.unreached(one.unreached, one.defaults.away)

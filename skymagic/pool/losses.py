@@ -7,6 +7,7 @@ With ``--replace``::
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -15,7 +16,7 @@ from dataclasses import dataclass, field
 from skymagic.cluster import Agents, Node
 from skymagic.display.screen import print_note
 from skymagic.plan.units import agreeing, rank_words
-from skymagic.pool import messages
+from skymagic.pool import messages, records
 from skymagic.pool.dispatch import Dispatch
 from skymagic.pool.messages import without
 from skymagic.pool.recovery import Recovery
@@ -23,6 +24,10 @@ from skymagic.pool.resources import PoolResources
 from skymagic.pool.status import PoolEvent, SharedStatus, State, now
 from skymagic.wire import agent as wire
 from skymagic.wire.processes import describe
+from skymagic.wire.record import identity
+from skymagic.wire.session.frames import REPLACED
+
+logger = logging.getLogger(__name__)
 
 CLOSE_SECONDS = 30.0
 """How long the end of the pool waits for a launch that is under way; what it makes is found by its tags."""
@@ -160,6 +165,9 @@ class AgentEvents:
     _replacement: Replacement
     _close: Callable[[], None]
     """Ends the pool."""
+    _leave: Callable[[], None]
+    """Closes all connections to the pool, and leaves it to whoever has it."""
+    _taking: threading.Lock = field(default_factory=threading.Lock)
 
     def __post_init__(self) -> None:
         self._dispatch.on_late_death = self._died_between_runs
@@ -216,6 +224,9 @@ class AgentEvents:
         status = self._status
         if status.state in (State.STOPPING, State.STOPPED, State.STARTING, State.LOST):
             return
+        if REPLACED in reason:
+            self._taken_over()
+            return
         if limit := status.lifetime.reason(now()):  # it was over while the agents were out of reach
             self._limit_reached(limit)
             return
@@ -232,6 +243,36 @@ class AgentEvents:
             then = without(ranks, status.world_size, replaced=replaced)
             status.note(f"{reason}: {what}; {then}")
         self._dispatch.ranks_lost(ranks, reason)  # the next run says it where none is under way
+
+    def _taken_over(self) -> None:
+        """Another notebook has attached (``--take-over``): nothing has died, and nothing of the pool is this notebook's any more.
+
+        Each node's link tells of it: the first one counts.
+        """
+        status = self._status
+        with self._taking:
+            if status.taken_over:
+                return
+            status.taken_over = True
+        record = next((one for one in records.every() if one.job_id == status.job_id), None)
+        # where another machine's notebook has taken it, the record here still names this one
+        known = record is not None and record.process != identity()
+        who = records.holder(record) if record is not None and known else "another notebook"
+        text = f"pool {status.name!r} was taken over by {who}, and runs on there"
+        status.remedy = f"%sky_attach {status.name} --take-over takes it back"
+        logger.info("pool=%s job=%s was taken over", status.name, status.job_id)
+        self._dispatch.close(f"{text}: {status.remedy}")
+        self._dispatch.end(text)
+        # on a thread of its own, for closing waits for this one
+        threading.Thread(target=self._leave_taken, name="skymagic-leave", daemon=True).start()
+
+    def _leave_taken(self) -> None:
+        try:
+            self._leave()
+        except Exception:
+            logger.warning(
+                "pool=%s: not all connections were closed", self._status.name, exc_info=True
+            )
 
     def _limit_reached(self, reason: str) -> None:
         """The agents end everything: runs that wait are told at once, and what is held here is released."""

@@ -122,7 +122,8 @@ def own_pools() -> list[OwnPool]:
 
 def recorded_pools() -> Iterator[RecordedPool]:
     """Pools of other notebooks to which one can attach, the newest first."""
-    own = {pool.job_id for pool in [*registry.pools(), *registry.ended_pools()]}
+    pools = [*registry.pools(), *registry.ended_pools()]
+    own = {pool.job_id for pool in pools if not pool.taken_over}
     for record in reversed(records.every()):
         if record.job_id in own:
             continue
@@ -197,6 +198,8 @@ def ready(name: str | None, tell: Tell) -> Pool:
         RequestError: the user did not want to pay for it, or there was nobody to ask.
     """
     pool = registry.pool_named(name, ended=True)
+    if pool.taken_over:
+        pool.check_ended()
     if pool.plan.request.lazy and (pool.state is State.DECLARED or pool.ended is not None):
         if pool.ended is not None:
             tell(f"{pool.ended}, and the variables of its ranks are gone")
@@ -297,7 +300,9 @@ class Maker:
         if pool.plan.outlives or provider == "local":
             keep(PoolRecord(pool.name, pool.job_id, provider, pool.plan.hosts, str(Path.cwd())))
         before = registry.displace(pool.name)
-        if before is not None and before.ended is not None and not before.plan.request.lazy:
+        if before is None or before.taken_over:
+            pass
+        elif before.ended is not None and not before.plan.request.lazy:
             self.tell(f"{before.ended}, and its variables are gone")
         with panel.shown_start(
             self.tell, partial(_picture, pool), drawn=self.tell is print_note
@@ -406,7 +411,12 @@ def _attached(
     name: str, namespace: dict[str, Any], defaults: Defaults, take_over: bool
 ) -> tuple[Pool, list[UnfinishedRun]]:
     record = records.named(name)
-    if any(pool.job_id == record.job_id for pool in [*registry.pools(), *registry.ended_pools()]):
+    own = [*registry.pools(), *registry.ended_pools()]
+    lost = next((pool for pool in own if pool.taken_over and pool.name == record.name), None)
+    if lost is not None and lost.job_id == record.job_id:
+        lost.leave()
+        registry.forget(lost)
+    elif any(pool.job_id == record.job_id for pool in own):
         raise PoolError(f"pool {record.name!r} already belongs to this notebook")
     if registry.known(record.name):
         raise PoolError(
@@ -422,14 +432,19 @@ def _attached(
     try:
         survey, nodes = provider.attach(key.plan, key.accesses)
         pool = Pool(key.name, provider, survey, namespace, defaults, registry.drop, key.job_id)
-        found = pool.attach(nodes, key)
+        # before the other notebook loses its links, for it says who has taken the pool
+        records.write(records.taken(record))
+        try:
+            unfinished = pool.attach(nodes, key)
+        except BaseException:
+            records.write(record)
+            raise
     except (PoolError, ProvisionError) as problem:
         if isinstance(problem, CloudError) and problem.kind == "missing":
             records.remove(record.job_id)
         raise PoolError(f"pool {key.name!r} cannot be attached: {problem}") from problem
     registry.adopt(pool)
-    records.write(records.taken(record))
-    return pool, found
+    return pool, unfinished
 
 
 def attaching_provider(key: keys.PoolKey) -> Any:

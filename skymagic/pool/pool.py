@@ -141,6 +141,7 @@ class Pool(SharedStatus):
             self.recovery,
             self.replacement,
             partial(self.close, keeps_name=True),
+            self.leave,
         )
         self.packages = Packages(self, self.resources)
         self.runs = PoolRuns(

@@ -151,6 +151,10 @@ class SharedStatus:
         self.state = State.NEW  # where it is in its life
         self.ended: str | None = None
         """Why it has ended by itself; such a pool stays known until it is stopped or made anew."""
+        self.remedy = "recreate it with %sky_pool"
+        """What can be done when it has ended by itself, or another notebook has it."""
+        self.taken_over = False
+        """Another notebook has it now: it runs on, and nothing of it is this notebook's."""
         self.closed: str | None = None
         """What runs are told that were under way when this notebook ended the pool; None until then."""
         self.lifetime = Lifetime(plan.request.idle, plan.request.max_lifetime, now())
@@ -188,7 +192,7 @@ class SharedStatus:
         if self.closed is not None:
             raise PoolError(self.closed)
         if self.ended is not None:
-            raise PoolStateError(f"{self.ended}: recreate it with %sky_pool")
+            raise PoolStateError(f"{self.ended}: {self.remedy}")
 
     def missing(self) -> PoolStateError:
         """The error for what a pool in this state does not have."""

@@ -294,3 +294,45 @@ def test_a_second_pool_of_the_same_name_is_refused(desk: Desk) -> None:
         second.run(ends[0])
         second.run(desk.made)  # which is free again
         second.run(f"%sky_down {name}")
+
+
+def test_a_pool_that_was_taken_over_is_not_called_dead(desk: Desk) -> None:
+    name, gate = desk.pool, desk.folder / "gate"
+    with desk.notebook(desk.made) as first, desk.notebook() as second:
+        first.run("%%sky_broadcast\nkept = 5")
+        cell = first.start(WAITS.replace("GATE", repr(str(gate))))
+        first.watch(cell, lambda seen: "before" in seen.stdout)
+        taking = second.start(f"%sky_attach {name} --take-over")
+        second.watch(taking, lambda seen: "is still running" in seen.text)
+        failed = first.finish(cell).failure
+        who = f"the notebook in {second.folder} (process {second.pid} on "
+        back = f"%sky_attach {name} --take-over takes it back"
+        for said in (
+            f"{failed.ename}: {failed.evalue}",
+            first.fail("%sky_restart").text,
+            first.fail("%%sky_broadcast\n1").text,
+            first.run("%sky_status").text,
+            first.run("%sky_down").text,
+        ):
+            assert f"pool {name!r} was taken over by {who}" in said
+            assert " since " in said
+            assert back in said
+            assert "died" not in said.casefold()
+            assert "is down" not in said
+        assert failed.ename == "PoolError"
+        gate.write_text("")
+        second.finish(taking)
+        assert taking.error is None, taking.error
+        assert second.value("value") == [0, 1]
+        # and back again, also after %sky_down in the notebook that lost it
+        taking = first.start(f"%sky_attach {name} --take-over")
+        assert first.finish(taking).error is None, taking.error
+        first.run("%sky_pull kept")
+        assert first.value("kept") == [5, 5]
+        # this time without a %sky_down in between
+        until(lambda: "was taken over by" in second.run("%sky_status").text)
+        assert "was taken over by" in second.fail("%%sky_broadcast\n1").text
+        second.run(f"%sky_attach {name} --take-over")
+        second.run("%%sky_broadcast -o again\nkept")
+        assert second.value("again") == [5, 5]
+        second.run("%sky_down")
