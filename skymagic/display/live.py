@@ -61,6 +61,11 @@ def noninteractive() -> bool:
     return os.environ.get(NONINTERACTIVE, "0") not in ("", "0")
 
 
+def shutting_down() -> bool:
+    """Whether this process is a kernel that was asked to end, to be started again or for good."""
+    return getattr(own_kernel(), "_shutdown_message", None) is not None
+
+
 def restarting() -> bool:
     """Whether this process is a kernel that ends to be started again, as a front end's menu has asked for; asked at its end."""
     last = getattr(own_kernel(), "_shutdown_message", None) or {}

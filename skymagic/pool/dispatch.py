@@ -13,7 +13,9 @@ from functools import partial
 from typing import Any
 
 from skymagic.cluster.agents import Agents
+from skymagic.display import live
 from skymagic.display.screen import Screen
+from skymagic.errors import RunInterrupted
 from skymagic.pool.resources import PoolResources
 from skymagic.pool.status import SharedStatus, now
 from skymagic.run.report import Limits, Report, RunSpec
@@ -132,6 +134,10 @@ class Scheduler:
             return [other for other in before if not other.ranks.isdisjoint(reservation.ranks)]
 
 
+def _not_kept(rank: int, seq: int) -> None:
+    """Keep nothing of how far an order was shown that is no run."""
+
+
 UNSENT = {"status": "error", "ename": "CellNotSent", "evalue": _NOT_SENT, "traceback": [_NOT_SENT]}
 
 
@@ -246,14 +252,22 @@ class Dispatch:
     ) -> Report:
         agents = self._resources.agents
         shown, number = self._status.shown, submission.number
-        marks = (partial(shown.begin, number), partial(shown.mark, number)) if number else ()
+        begun = partial(shown.begin, number) if number else _not_kept
+        marked = partial(shown.mark, number) if number else _not_kept
         try:
             self._status.lifetime.begin(id(submission))
             with agents.busy(submission.ranks):
                 self._begin(submission, begin)
-                report = RunLoop(submission, agents, screen, limits, *marks).wait()
+                left = self._left if number and self._status.plan.outlives else None
+                loop = RunLoop(submission, agents, screen, limits, begun, marked, left)
+                report = loop.wait()
             if report.closed:
                 self._status.check_ended()
+            if report.left:
+                name = self._status.name
+                raise RunInterrupted(
+                    f"the kernel was shut down, and the ranks go on: %sky_attach {name} continues with this cell"
+                )
         finally:
             self._status.lifetime.end(id(submission), now())
             with self._lock:
@@ -264,6 +278,11 @@ class Dispatch:
             self._status.note(event.content["text"])
         self._resources.engine.purge(submission)
         return report
+
+    def _left(self) -> bool:
+        """Whether this kernel ends, and leaves the pool to the next one (`Pool.stays`)."""
+        stays = self._status.plan.request.detached or live.restarting()
+        return stays and live.shutting_down()
 
     def _begin(self, submission: Submission, begin: Callable[[], object]) -> None:
         # Registered before the ranks are looked at, so that a death in between is reported twice rather than never.

@@ -9,13 +9,14 @@ import contextlib
 import itertools
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from skymagic.cluster import Agents, Node
 from skymagic.data.capture.imports import ModulesNeeded
 from skymagic.display.screen import Screen, ShippingProgress, print_note
+from skymagic.display.text import places
 from skymagic.errors import PoolError, PoolStateError, ProvisionError, RunInterrupted
 from skymagic.plan.units import agreeing, count, rank_words
 from skymagic.pool import messages
@@ -377,6 +378,8 @@ class Attaching:
             for one in unfinished_runs(kept)
             if not (one.over and self._status.shown.delivered(one.run, one.spec.ranks))
         ]
+        for text in interrupted_runs(kept, {one.run for one in found}):
+            self._status.note(text)
         self._runs.numbers = itertools.count(1 + max(map(_number, kept.values()), default=0))
         self._recovery.generation = max((one["generation"] for one in kept.values()), default=0)
         followed = {
@@ -410,6 +413,40 @@ def unfinished_runs(kept: Mapping[int, Mapping[str, Any]]) -> list[UnfinishedRun
             UnfinishedRun(run, _spec_of(order), all(outcome is not None for outcome in outcomes))
         )
     return found
+
+
+def interrupted_runs(kept: Mapping[int, Mapping[str, Any]], followed: Collection[int]) -> list[str]:
+    """A line for each of the ranks' last runs that was interrupted and whose end was shown: which cell, when, and where.
+
+    A front end may interrupt a cell before it restarts the kernel: the next notebook would only find that its variables are
+    not there.
+
+    Args:
+        kept: as of `unfinished_runs`.
+        followed: runs that tell their end themselves.
+    """
+    ranks: dict[int, list[int]] = {}
+    for rank, one in sorted(kept.items()):
+        if one["order"] and (one["outcome"] or {}).get("interrupted"):
+            ranks.setdefault(_number(one), []).append(rank)
+    return [
+        _interrupted(kept[where[0]], where, {rank: kept[rank]["outcome"] for rank in where})
+        for run, where in sorted(ranks.items())
+        if run not in followed
+    ]
+
+
+def _interrupted(
+    one: Mapping[str, Any], ranks: list[int], outcomes: Mapping[int, Mapping[str, Any]]
+) -> str:
+    order = one["order"]
+    when = time.strftime("%H:%M:%S", time.localtime(one.get("ended_at", 0.0)))
+    step = f", after step {one['step']:g}" if one.get("step") is not None else ""
+    at = places({rank: outcome.get("stopped_at") or () for rank, outcome in outcomes.items()})
+    names = [name for name in (order["output"], *order["gather"]) if name]
+    unset = f": {', '.join(names)} {agreeing(len(names), 'was', 'were')} not set" if names else ""
+    where = f" ({at})" if at else ""
+    return f"cell {order['execution_count']} on {rank_words(ranks)} was interrupted at {when}{step}{where}{unset}"
 
 
 def _number(kept: Mapping[str, Any]) -> int:

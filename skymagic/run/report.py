@@ -134,6 +134,8 @@ class Report:
     """The pool's number of the run; 0 for what is none."""
     interrupted: bool = False
     timed_out: bool = False
+    left: bool = False
+    """This process ends, and its ranks carry the run on for the notebook that attaches next."""
     closed: bool = False
     """The pool was ended by this notebook: nothing more comes, whatever its ranks were doing."""
     stacks: Mapping[int, Mapping[str, Any] | None] = field(default_factory=dict)

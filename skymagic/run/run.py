@@ -59,6 +59,8 @@ END_TIMEOUT = 3.0
 """Seconds that ranks that were killed have to end, and an agent to say that it is there."""
 POLL_INTERVAL = 0.2
 """Longest wait: Python does not wake for a signal that comes just before it waits, or to another thread."""
+RESTART_TIMEOUT = 0.3
+"""Seconds after an interrupt in which a kernel hears that it is to end: Jupyter's menu interrupts a kernel first, and asks it then."""
 DRAIN_TIMEOUT = 5.0
 """Seconds to wait until what was sent to ranks that have ended their cells has reached them."""
 
@@ -69,6 +71,7 @@ class RunLoop:
     Args:
         begin: called with a rank and the number of a content before it is written to the screen.
         mark: called with the same when it counts as shown (`Settling`).
+        left: whether this process ends and leaves the run to its ranks; None where runs end with it.
     """
 
     def __init__(
@@ -79,17 +82,19 @@ class RunLoop:
         limits: Limits,
         begin: Callable[[int, int], None] = lambda rank, seq: None,
         mark: Callable[[int, int], None] = lambda rank, seq: None,
+        left: Callable[[], bool] | None = None,
     ) -> None:
         self._submission = submission
         self._begin, self._settling = begin, Settling(mark)
         self._agents = agents
+        self._left, self._held_stop = left, False
         self._screen = screen
         self._limits = limits
         self._stopping = False  # something went wrong, or the user pressed stop: the run is being brought to its end
         now = time.monotonic()
         steps = (
             RunLoop._stop_others, RunLoop._release_waiting, RunLoop._release, RunLoop._kill_stuck, RunLoop._show_kill_hint, RunLoop._interrupt_again,
-            RunLoop._give_up,
+            RunLoop._give_up, RunLoop._stop,
         )  # fmt: skip
         self._due: dict[Callable[[RunLoop], None], float | None] = dict.fromkeys(steps)
         """When each step is taken; None for never."""
@@ -106,7 +111,7 @@ class RunLoop:
         self._screen.progress(self._state)
         while not all(rank.settled for rank in self.report.ranks.values()):
             self._step()
-            if self.report.closed:
+            if self.report.closed or self.report.left:
                 return self.report
         if killed := [
             number for number, rank in self.report.ranks.items() if rank.died and not rank.killed
@@ -318,6 +323,24 @@ class RunLoop:
             return
         if self.report.interrupted:
             self._kill(open_ranks)
+            return
+        if self._left is not None and not self._held_stop:
+            self._held_stop = True
+            self._due[RunLoop._stop] = time.monotonic() + RESTART_TIMEOUT
+            return
+        self._stop()
+        if self._held_stop:  # the second press came before the first was passed on
+            self._stop_requested()
+
+    def _stop(self) -> None:
+        """Interrupt the ranks, because the user has pressed stop; unless it was the kernel's end that has interrupted it."""
+        self._due[RunLoop._stop] = None
+        if self._left is not None and self._left():
+            self.report.left = True
+            return
+        open_ranks = self.report.unfinished()
+        if not open_ranks:
+            self._submission.stop_was_late()
             return
         self.report.interrupted = self._stopping = True
         self._interrupt()

@@ -64,13 +64,15 @@ class Recorder:
         self._known: set[Names] = set()  # sets of names that were looked at
         self._names: set[str] = set()
         self._step = 0.0
+        self.last_step: float | None = None
+        """The step that the present cell has reported last, or None if it has reported none."""
         self._began = time.perf_counter()
         # reentrant: a signal handler of the user's may report while its thread does
         self._lock = threading.RLock()
 
     def begin(self) -> None:
         """A cell begins: steps that are not given, and seconds, are counted from here."""
-        self._step, self._began = 0.0, time.perf_counter()
+        self._step, self.last_step, self._began = 0.0, None, time.perf_counter()
 
     def add(self, step: Any, total: Any, numbers: dict[str, Any]) -> None:
         """Keep one row. Raises TypeError or ValueError for names and values that cannot be reported."""
@@ -89,7 +91,7 @@ class Recorder:
         elif type(total) is not int or total < 1:
             total = position("total", total)
         with self._lock:
-            self._step = step
+            self._step = self.last_step = step
             rows = self._rows.get(names)
             if rows is None:
                 rows = self._rows[names] = array("d")
@@ -121,6 +123,13 @@ class Recorder:
 
 
 _recorder = Recorder()
+
+
+def last_step() -> float | None:
+    """Return the step that the present cell has reported last, or None if it has reported none."""
+    return _recorder.last_step
+
+
 _sending = threading.RLock()
 _send: Callable[[Rows], None] | None = None
 """Where rows go; None outside a rank."""

@@ -41,12 +41,14 @@ class Example:
 
     Attributes:
         killed: its kernel is killed when it has shown so much; what follows on the page runs in another one.
+        restarted: its kernel is restarted then, as the menu does it.
     """
 
     source: str
     fails: str = ""
     shown: str = ""
     killed: bool = False
+    restarted: bool = False
 
 
 def examples(page: Path) -> list[Example]:
@@ -60,7 +62,11 @@ def examples(page: Path) -> list[Example]:
             continue
         if block["kind"] == "python" and mark != "not run":
             fails = mark.removeprefix("fails: ") if mark.startswith("fails: ") else ""
-            found.append(Example(block["text"], fails, killed=mark == "killed"))
+            found.append(
+                Example(
+                    block["text"], fails, killed=mark == "killed", restarted=mark == "restarted"
+                )
+            )
         elif block["kind"] == "text" and found and mark != "not compared":
             found[-1].shown = block["text"]
     return found
@@ -104,7 +110,7 @@ def test_recipe(name: str, recipes: Notebook) -> None:
 def test_page(page: Path, tmp_path: Path, shared_pools: Pools) -> None:
     """The README's in a kernel of its own, as are those that kill theirs; the others have torch imported in one once."""
     cells = examples(page)
-    outlives = any(cell.killed for cell in cells)
+    outlives = any(cell.killed or cell.restarted for cell in cells)
     kernel = opened(tmp_path) if outlives or page.name == "README.md" else shared_pools.lent(KERNEL)
     with (
         nothing_left(own_folders(tmp_path)) if outlives else contextlib.nullcontext(),
@@ -117,9 +123,10 @@ def test_page(page: Path, tmp_path: Path, shared_pools: Pools) -> None:
 def follow(notebook: Notebook, example: Example) -> str:
     """Run a cell, hold what it shows against the page, and tell it."""
     cell = notebook.start(example.source)
-    if example.killed:
+    if example.killed or example.restarted:
         notebook.watch(cell, lambda seen: seen.stdout.count("\n") >= example.shown.count("\n"))
-        killed(notebook)
+        if example.killed:
+            killed(notebook)
         notebook.restart()
     else:
         notebook.finish(cell)

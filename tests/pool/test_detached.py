@@ -336,3 +336,53 @@ def test_a_pool_that_was_taken_over_is_not_called_dead(desk: Desk) -> None:
         second.run("%%sky_broadcast -o again\nkept")
         assert second.value("again") == [5, 5]
         second.run("%sky_down")
+
+
+@pytest.mark.parametrize("how", ["restart", "restart-now", "shutdown"])
+def test_a_blocking_cell_survives_the_menus_restart(desk: Desk, how: str) -> None:
+    gate = desk.folder / "gate"
+    with desk.notebook(desk.made) as notebook:
+        cell = notebook.start(WAITS.replace("GATE", repr(str(gate))))
+        notebook.watch(cell, lambda seen: "before" in seen.stdout)
+        if how != "shutdown":
+            notebook._manager.restart_kernel(now=how == "restart-now")
+            notebook.wait_until_ready()
+            notebook.run("%load_ext skymagic")
+            attached_to_the_rest(desk, notebook, gate)
+    if how == "shutdown":
+        with desk.notebook() as notebook:
+            attached_to_the_rest(desk, notebook, gate)
+
+
+def attached_to_the_rest(desk: Desk, notebook: Notebook, gate: Path) -> None:
+    """Attach while the cell goes on, and let it come to its end."""
+    cell = notebook.start(f"%sky_attach {desk.pool}")
+    notebook.watch(cell, lambda seen: "is still running" in seen.text)
+    gate.write_text("")
+    notebook.finish(cell)
+    assert cell.error is None, cell.error
+    assert "after" in cell.stdout
+    assert notebook.value("value") == [0, 1]
+    # the stop button stops as ever
+    cell = notebook.start("%%sky_broadcast\nprint('x', flush=True)\n__import__('time').sleep(600)")
+    notebook.watch(cell, lambda seen: "x" in seen.stdout)
+    notebook.interrupt()
+    assert notebook.finish(cell).failure.ename == "RunInterrupted"
+    notebook.run(f"%sky_down {desk.pool}")
+
+
+def test_attaching_says_which_cell_was_interrupted(desk: Desk) -> None:
+    cell = REPORTS.replace("FIRST", "'/dev/null'").replace("GATE", repr(str(desk.folder / "gate")))
+    with desk.notebook(desk.made) as notebook:
+        shown = notebook.start(cell)
+        notebook.watch(shown, lambda seen: "before" in seen.stdout)
+        notebook.interrupt()
+        assert notebook.finish(shown).failure.ename == "RunInterrupted"
+        notebook.restart()
+        notebook.run("%load_ext skymagic")
+        said = notebook.run(f"%sky_attach {desk.pool}").said
+        assert re.search(
+            r"cell 3 on ranks 0, 1 was interrupted at \d\d:\d\d:\d\d, after step 1 .*line \d+.*: value was not set",
+            said,
+        ), said
+        notebook.run(f"%sky_down {desk.pool}")

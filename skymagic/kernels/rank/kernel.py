@@ -12,6 +12,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from os import EX_SOFTWARE, _exit, write
 from types import SimpleNamespace
@@ -88,7 +89,12 @@ class RunMemory:
         """How it ended."""
         if self._last["order"] is None:
             return
-        self._last = {**self._last, "outcome": outcome}
+        self._last = {
+            **self._last,
+            "outcome": outcome,
+            "ended_at": time.time(),
+            "step": reporting.last_step(),
+        }
         words = {
             "status": outcome["status"],
             "interrupted": bool(outcome.get("interrupted")),
