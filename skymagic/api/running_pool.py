@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
@@ -10,6 +11,7 @@ from IPython.core.inputtransformer2 import TransformerManager
 
 from skymagic.api.calls import Function
 from skymagic.api.logs import LogsRequest, collected
+from skymagic.display.live import in_notebook
 from skymagic.display.screen import Copying, print_note
 from skymagic.display.status import Logs
 from skymagic.files.changes import summary
@@ -189,7 +191,11 @@ def finish(pool: Pool, unfinished: UnfinishedRun, namespace: dict[str, Any]) -> 
     """Show the rest of a run that another notebook began, and set the variables that it asked for. Raises what the run raises."""
     print_note(unfinished.words)
     spec = unfinished.spec
-    limits = Limits(grace=pool.defaults.grace, stall_after=pool.defaults.stall_after)
+    limits = Limits(
+        grace=pool.defaults.grace,
+        stall_after=pool.defaults.stall_after,
+        view_after=pool.defaults.view_after if in_notebook() else math.inf,
+    )
     if spec.job == "script":
         outcome = script.follow(pool, spec, unfinished.run, limits)
         namespace.update({spec.output: outcome.value} if spec.output else {})

@@ -192,6 +192,7 @@ def follow(pool: Pool, spec: RunSpec, run: int, limits: Limits) -> Values:
         limits,
         lambda shown: pool.runs.follow(spec, run, shown, limits, stop),
         stop,
+        names=tuple(name for name in (spec.output, *spec.gather) if name),
         partly=True,
     )
 

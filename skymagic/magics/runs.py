@@ -212,7 +212,10 @@ class ShellRuns:
         """Show the rest of a run that another notebook began, and keep what it gives."""
         spec, defaults = unfinished.spec, self._settings.defaults()
         print_note(unfinished.words)
-        limits = Limits(grace=defaults.grace, stall_after=defaults.stall_after)
+        one.defaults = defaults
+        limits = Limits(
+            grace=defaults.grace, stall_after=defaults.stall_after, view_after=defaults.view_after
+        )
         if spec.job == "script":
             self._ended(script.follow(one, spec, unfinished.run, limits), spec.output)
             return

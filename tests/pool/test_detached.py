@@ -21,7 +21,7 @@ from skymagic.providers import Local
 from skymagic.wire.record import answers
 from tests.lab.desk import Desk, daemons, killed, local_desk
 from tests.lab.hosts import still_there
-from tests.lab.notebook import Notebook
+from tests.lab.notebook import Notebook, buttons
 from tests.lab.waiting import until
 
 WAITS = """%%sky_broadcast -o value
@@ -386,3 +386,42 @@ def test_attaching_says_which_cell_was_interrupted(desk: Desk) -> None:
             said,
         ), said
         notebook.run(f"%sky_down {desk.pool}")
+
+
+@pytest.mark.parametrize(
+    "attach", ["%sky_attach {}", "import skymagic as sky\npool = sky.attach({!r})"]
+)
+def test_a_followed_cell_has_its_line_and_buttons(desk: Desk, attach: str) -> None:
+    gate = desk.folder / "gate"
+    cell = f"""%%sky_broadcast -o value
+import os, time
+import skymagic as sky
+step = 0
+while not os.path.exists({str(gate)!r}):
+    sky.report(step=step, total=100_000, loss=0.5)
+    if not step: print('before', flush=True)
+    step += 1
+    time.sleep(0.05)
+step"""
+    with desk.notebook(desk.made) as first:
+        shown = first.start(cell)
+        first.watch(shown, lambda seen: "before" in seen.stdout)
+        killed(first)
+    with desk.notebook("%config SkyMagic.view_after = 0.0") as second:
+        second.watched = True
+        shown = second.start(attach.format(desk.pool))
+        found = buttons(second, shown)
+        assert {"stop", "where is it?", "ranks"} <= {*found}
+
+        def line() -> str:
+            return " ".join(str(one.get("value", "")) for one in second.widgets.values())
+
+        second.watch(shown, lambda _: "loss 0.5" in line() and " left" in line())
+        gate.write_text("")
+        second.finish(shown)
+        assert shown.error is None, shown.error
+        assert "results → `value`" in shown.said
+        shown = second.start("%%sky_broadcast\n__import__('time').sleep(600)")
+        second.click(buttons(second, shown)["stop"])
+        assert second.finish(shown).failure.ename == "RunInterrupted"
+        second.run(f"%sky_down {desk.pool}")
