@@ -15,7 +15,7 @@ from skymagic.data.capture.assignments import Assignments
 from skymagic.data.capture.modules import DATA_READERS
 from skymagic.data.capture.names import interactive, is_output
 from skymagic.data.shipping.bindings import NOBODY, Bindings, Sources
-from skymagic.data.shipping.bundles import Variable
+from skymagic.data.shipping.bundles import Variable, groups
 from skymagic.data.shipping.collecting import Collector, Needs, ShippingRequest
 from skymagic.data.shipping.notes import Notes
 from skymagic.data.store.base import Content
@@ -176,6 +176,20 @@ def _reference(value: object) -> Callable[[], object] | int:
         return id(value)
 
 
+def _pushed(request: ShippingRequest, needs: Needs) -> set[str]:
+    """Return the names given with ``--push``, and those whose values share objects with theirs.
+
+    These replace whatever the ranks have: the ranks may have bound the name or changed its value in place. What shares objects
+    with a pushed value goes along, so that a pushed model and its optimizer still belong together on the ranks.
+    """
+    pushed = set(request.push) & needs.values.keys()
+    if not pushed:
+        return pushed
+    together = groups([value for value in needs.values.values() if not value.fixed])
+    names = [{value.name for value in group} for group in together]
+    return pushed.union(*(group for group in names if not pushed.isdisjoint(group)))
+
+
 # -- the notebook's values beside what the ranks have ----------------------------------------------
 
 
@@ -261,11 +275,7 @@ class Comparison:
         }
         pulled -= request.temporary
         unstable = set() if request.fresh else self._unstable(request, needs)
-        always = (
-            values
-            if request.fresh
-            else {*request.temporary, *((pulled | unstable) & set(request.push))}
-        )
+        always = values if request.fresh else {*request.temporary, *_pushed(request, needs)}
         fingerprints = {
             name: self._marked(name, value.fingerprint) for name, value in values.items()
         }

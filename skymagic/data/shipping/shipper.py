@@ -163,7 +163,7 @@ class Shipper(Unpacking):
         Args:
             source: the cell as plain Python.
             ranks: where it will run.
-            push: names that travel though the cell does not load them.
+            push: names that travel though the cell does not load them; their values replace what the ranks have.
             gather: names that come back after it.
             no_push: True: nothing travels; or names that stay here.
             fresh: send everything again.
