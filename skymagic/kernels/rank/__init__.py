@@ -6,6 +6,7 @@ kernel        the kernel: carries out orders, between interrupts
 interrupts    what SIGINT does: it falls into cells alone, and not into a wait in native code
 shell         IPython's shell: displays go by way of the agent, errors are returned; what a cell has broken is put back
 namespace     the rank's variables: values are bound, and packed for the way back
+snapshot      which object each name had when a cell began, without keeping it alive
 held          the objects made of the notebook's values, and the global names that code of the rank reads
 lending       the rank's own values for other ranks, and for processes that a cell starts afresh
 importer      the remote importer: modules from sources that the notebook sent; what can be imported here

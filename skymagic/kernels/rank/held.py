@@ -9,11 +9,12 @@ code is listed as it is compiled, rebuilt or bound, by weak references: what not
 from __future__ import annotations
 
 import functools
+import gc
 import hashlib
 import sys
 import types
 import weakref
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import compress
@@ -51,8 +52,12 @@ class _Table:
     def sweep(self) -> list[int]:
         """Let go of what nothing else holds, and then of what was in that."""
         lost: list[int] = []
+        # a value that was bound is listed by its place in the pickle and as a root
+        listed = Counter(map(id, self.strong.values()))
         while gone := [
-            number for number in self.strong if sys.getrefcount(self.strong[number]) <= _ALONE
+            number
+            for number in self.strong
+            if sys.getrefcount(self.strong[number]) < _ALONE + listed[id(self.strong[number])]
         ]:
             for number in gone:
                 del self.strong[number]
@@ -65,8 +70,24 @@ class HeldObjects:
 
     def __init__(self) -> None:
         self._tables: dict[int, _Table] = {}
-        self._roots: dict[str, object] = {}
+        self._roots: dict[str, weakref.ref[Any] | int] = {}
+        """Name → what was sent under it, or its identity where it has no weak references."""
         self._died: deque[Ref] = deque()
+        self._in_cell = False
+        gc.callbacks.append(functools.partial(_sweep_before_collection, weakref.ref(self)))
+
+    def begin_cell(self) -> None:
+        """From now on a full garbage collection also frees what only these tables hold."""
+        self._in_cell = True
+
+    def end_cell(self) -> None:
+        """Leave the tables alone again until the next cell."""
+        self._in_cell = False
+
+    def before_collection(self) -> None:
+        """Let go of lists and dicts that nothing else holds, so that ``gc.collect()`` in a cell frees what is in them."""
+        if self._in_cell:
+            self.settle()
 
     def find(self, ref: Sequence[int]) -> object:
         """The object at a place; `GONE` where it is gone."""
@@ -89,7 +110,11 @@ class HeldObjects:
                 self._tables[number].users.update(values)
         if bundle["table"] is not None:
             self._roots.update(
-                {name: value for name, value in values.items() if type(value) not in FIXED_TYPES}
+                {
+                    name: weakref.ref(value) if type(value).__weakrefoffset__ else id(value)
+                    for name, value in values.items()
+                    if type(value) not in FIXED_TYPES
+                }
             )
             memo.update({-1 - index: value for index, value in enumerate(values.values())})
             self._tables[bundle["table"]] = self._listed(bundle["table"], memo, set(values))
@@ -107,7 +132,7 @@ class HeldObjects:
             ``{"unlinked": names that no longer hold what was sent, "lost": places of objects that are gone}``.
         """
         unlinked = [
-            name for name, root in self._roots.items() if not holds(variables.get(name), root)
+            name for name, root in self._roots.items() if not _is_held(variables.get(name), root)
         ]
         for name in unlinked:
             del self._roots[name]
@@ -155,6 +180,25 @@ def _inner_dicts(objects: Any) -> set[int]:
         return set()
     modules = [each for each in objects if isinstance(each, torch.nn.Module)]
     return {id(each) for module in modules for each in vars(module).values() if type(each) is dict}
+
+
+def _sweep_before_collection(
+    held: weakref.ref[HeldObjects], phase: str, info: Mapping[str, int]
+) -> None:
+    objects = held()
+    if objects is not None and phase == "start" and info["generation"] == _FULL_COLLECTION:
+        objects.before_collection()
+
+
+_FULL_COLLECTION = 2
+
+
+def _is_held(value: object, root: weakref.ref[Any] | int) -> bool:
+    """Return True if a name's value is still what was sent, or a module around it."""
+    if isinstance(root, int):
+        return id(value) == root
+    sent = root()
+    return sent is not None and holds(value, sent)
 
 
 def holds(value: object, root: object, depth: int = _WRAPPERS) -> bool:

@@ -352,7 +352,8 @@ class RankKernel(IPythonParallelKernel):
         shell = self.shell
         shell.execution_count = order.execution_count
         shell.compile.flags |= order.compiler_flags
-        shell.displayhook.value = self._result = None
+        # what an earlier cell has shown may be freed by this one
+        shell.displayhook.value = self._result = shell.last_execution_result = None
         shell.displayhook.cell = source
         shell._last_traceback = None
         rank = self._context.info.rank

@@ -24,6 +24,7 @@ from skymagic.data.values.pickling import Accompanied
 from skymagic.data.values.shards import REFUSED, Shards
 from skymagic.kernels.rank.held import GONE, CodeReads, HeldObjects
 from skymagic.kernels.rank.importer import RemoteImporter
+from skymagic.kernels.rank.snapshot import NameSnapshot
 from skymagic.kernels.rank.tracebacks import missing_name
 
 _SMALL_CONSTANT = 1 << 10
@@ -71,8 +72,8 @@ class Namespace:
         self.reads = CodeReads(variables)
         rebuild.here.function_made = self.reads.add
         self._known_reads: Sequence[str] = ()
-        self._before: dict[str, Any] = {}
-        """The variables as they were when the cell began."""
+        self._before = NameSnapshot()
+        """The names as the cell found them."""
         self._shipped: set[str] = set()
         """Names that the notebook has bound here, and no cell since."""
 
@@ -99,7 +100,8 @@ class Namespace:
         for name in orders.get("unbound", ()):
             self.variables.pop(name, None)
         self._known_reads = orders.get("reads", ())
-        self._before = dict(self.variables)
+        self._before = NameSnapshot(self.variables)
+        self.held.begin_cell()
 
     @contextlib.contextmanager
     def _all_or_none(self, names: list[str]) -> Iterator[None]:
@@ -151,16 +153,15 @@ class Namespace:
         Args:
             bound: names that it has bound, maybe to the objects that they had.
         """
-        before, self._before = self._before, {}
-        unknown = object()
+        self.held.end_cell()
+        before, self._before = self._before, NameSnapshot()
         rebound = [
             name
             for name, value in self.variables.items()
-            if before.get(name, unknown) is not value or name in bound
+            if name in bound or not before.has(name, value)
         ]
         deleted = [name for name in before if name not in self.variables]
         self._shipped.difference_update(rebound, deleted)
-        before.clear()  # what nothing else holds is gone
         self.reads.bound(self.variables[name] for name in rebound)
         reads = self.reads.report(self._known_reads)
         return {
@@ -361,7 +362,7 @@ class Namespace:
         while todo:
             name = todo.pop()
             value = self.variables.get(name)
-            from_notebook = name in self._shipped and self._before.get(name) is value
+            from_notebook = name in self._shipped and self._before.has(name, value)
             if (
                 name in found
                 or name in active

@@ -157,6 +157,9 @@ def clear_frames(problem: BaseException | None) -> None:
     """Let go of the local variables of the frames that an exception, and those that it followed from, have gone through."""
     for each in chain(problem) if problem is not None else ():
         traceback.clear_frames(each.__traceback__)
+        for frame, _ in traceback.walk_tb(each.__traceback__):
+            # before Python 3.13 a frame keeps the dict that `f_locals` was once; reading it again brings it up to date
+            frame.f_locals  # noqa: B018
 
 
 def line_count(frame: FrameType) -> int:

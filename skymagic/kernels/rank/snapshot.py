@@ -1,0 +1,55 @@
+"""The names of a rank as a cell finds them, without keeping their objects alive.
+
+After the cell the rank compares: a name that has another object was rebound. Holding the old objects meanwhile would keep
+``del model; gc.collect()`` from freeing anything before the cell ends, and ``model = None; model = Net()`` would hold two models.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator, Mapping
+
+from skymagic.data.values.pickled import FIXED_TYPES
+
+_SMALL = 1 << 10
+"""Length of a text below which it is held itself."""
+
+
+class NameSnapshot:
+    """Which object each name had, by weak reference where the object allows one.
+
+    Small constants are held, for their memory does not matter. Lists, dicts, and other objects without weak references are known
+    by their identity. If one of them is freed during the cell and the name's next object takes over its address, the two cannot
+    be told apart.
+    """
+
+    def __init__(self, variables: Mapping[str, object] | None = None) -> None:
+        self._marks: dict[str, object] = {}
+        self._identities: dict[str, int] = {}
+        for name, value in (variables or {}).items():
+            kind = type(value)
+            if kind in FIXED_TYPES and not (kind in (str, bytes) and len(value) > _SMALL):  # type: ignore[arg-type]
+                self._marks[name] = value
+            elif kind.__weakrefoffset__:
+                self._marks[name] = weakref.ref(value)
+            else:
+                self._identities[name] = id(value)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._marks or name in self._identities
+
+    def __iter__(self) -> Iterator[str]:
+        yield from self._marks
+        yield from self._identities
+
+    def has(self, name: str, value: object) -> bool:
+        """Return True if the name had this very object."""
+        if name in self._identities:
+            return self._identities[name] == id(value)
+        mark = self._marks.get(name, _NOTHING)
+        if type(mark) is weakref.ReferenceType:
+            return mark() is value
+        return mark is value
+
+
+_NOTHING = object()
