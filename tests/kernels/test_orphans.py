@@ -117,14 +117,14 @@ control.send(RankReady(0))
 def test_a_signal_handler_sends_while_its_own_thread_is_sending() -> None:
     """As the hook of a second node's notice does, while the first hook's end is being told: no line is torn, and the rank goes on."""
     code = """
-import signal, socket
+import signal, socket, threading
 from skymagic.kernels.rank.context import AgentControl
 from skymagic.wire.agent import RankReady, decoder
 class Interrupted(socket.socket):
     def sendall(self, data):
         self.send(data[:4])
         if not sent:
-            signal.raise_signal(signal.SIGURG)
+            signal.pthread_kill(threading.main_thread().ident, signal.SIGURG)
         super().sendall(data[4:])
 def handler(*_):
     sent.append(2)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -321,3 +322,47 @@ def test_a_cell_that_waits_for_its_turn_can_be_stopped_by_its_handle(notebook: N
     assert notebook.value("run.done(), run.cancel()") == (False, True)
     assert notebook.fail("run.result()").ename == "RunInterrupted"
     assert kept(notebook) == [0, 1, 2]
+
+
+# ------------------------------------------------------------------------------------ while a cell displays large values
+
+FIGURES = """%%sky_broadcast
+import random, signal, threading
+from IPython.display import Image, display
+figure = Image(data=random.randbytes(3 << 18), format="png")  # 1 MB as base64
+PRESSES_OF_A_CELL = 50
+
+def press_stop():
+    signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+
+def display_while_stop_is_pressed():
+    shown = stopped = 0
+    while stopped < PRESSES_OF_A_CELL:
+        timer = threading.Timer(random.uniform(0, 0.03), press_stop)
+        try:
+            timer.start()
+            for _ in range(4):
+                display(figure, display_id="figure", update=shown > 0)
+                shown += 1
+            timer.join()
+        except KeyboardInterrupt:
+            stopped += 1
+            timer.join()
+    return shown"""
+
+
+def has_displayed(least: int, shown: Shown) -> bool:
+    return len(shown.rich) >= least
+
+
+def test_stop_during_large_displays_keeps_ranks(notebook: Notebook) -> None:
+    """The interrupt comes at any moment of sending a figure, which is then sent as a whole or not at all."""
+    notebook.run(FIGURES)
+    for _ in range(4):
+        notebook.run("%%sky_broadcast\ndisplay_while_stop_is_pressed();")
+        assert kept(notebook) == [0, 1, 2]
+    for least in (0, 1, 2) * 2:
+        cell = begun(notebook, "begin()\nwhile True:\n    display(figure)")
+        notebook.watch(cell, partial(has_displayed, least))
+        stopped(notebook, cell)
+        assert kept(notebook) == [0, 1, 2]

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import queue
 import signal
 import socket
 import threading
@@ -60,8 +61,45 @@ def current() -> Context:
     return _contexts[0]
 
 
+class _Outgoing:
+    """A message on its way to the agent.
+
+    Attributes:
+        data: the encoded message.
+        awaits_reply: the agent acknowledges it; it is done when the acknowledgement has arrived, else when it is written.
+    """
+
+    def __init__(self, data: bytes, *, awaits_reply: bool) -> None:
+        self.data = data
+        self.awaits_reply = awaits_reply
+        self._done = False
+        # A bare lock: a KeyboardInterrupt inside threading.Event leaves the event's lock held now and then.
+        self._lock = threading.Lock()
+        self._lock.acquire()
+
+    def finish(self) -> None:
+        """Let the sender go on; called once, by the control threads."""
+        self._done = True
+        self._lock.release()
+
+    def wait(self) -> None:
+        """Wait until the message is done. Raises what a signal handler raised meanwhile, afterwards."""
+        raised: BaseException | None = None
+        while not self._done:
+            try:
+                self._lock.acquire()
+            except BaseException as problem:
+                raised = raised or problem
+        if raised is not None:
+            raise raised
+
+
 class AgentControl:
-    """The control socket of this rank. The rank ends when the socket does: nothing outlives its agent."""
+    """The control socket of this rank. The rank ends when the socket does: nothing outlives its agent.
+
+    A thread writes to the socket, and another one reads: Python runs signal handlers on the main thread alone, so that whatever
+    they raise there (KeyboardInterrupt, the TimeoutError of a hook) cannot cut a message in two.
+    """
 
     def __init__(self, connection: socket.socket, rank: int) -> None:
         self.rank = rank
@@ -70,48 +108,46 @@ class AgentControl:
         self.on_interruption: Callable[[wire.InterruptionNotice], None] = lambda message: None
         """Called on the control thread when a machine of the pool will be taken away."""
         self._socket = connection
-        self._outgoing: deque[bytes] = deque()
-        self._write_lock = threading.RLock()
-        self._writing = False
-        self._request_lock = threading.Lock()
-        self._acknowledged = threading.Semaphore(0)
+        # reentrant: a signal handler may send while the main thread does
+        self._outgoing: queue.SimpleQueue[_Outgoing] = queue.SimpleQueue()
+        self._unacknowledged: deque[_Outgoing] = deque()  # in the order of the acknowledgements
         self._values: dict[str, Any] = {}
         self._cancelled = False  # whether nobody shall wait for a value any more
         self._changed = threading.Condition()
         self._pid = os.getpid()
-        threading.Thread(target=self._receive, name="skymagic-control", daemon=True).start()
+        for run, name in (
+            (self._write, "skymagic-control-write"),
+            (self._receive, "skymagic-control"),
+        ):
+            threading.Thread(target=run, name=name, daemon=True).start()
 
     def send(self, message: wire.AgentMessage) -> None:
-        """Send a message that is not acknowledged; from a signal handler that interrupts this very call, it follows what is being sent."""
-        if os.getpid() != self._pid:  # a forked child of the rank has no business here
-            return
-        self._outgoing.append(wire.encode(message))
-        with self._write_lock:  # a line must not be torn by another thread's
-            while self._outgoing and not self._writing:
-                self._writing = True
-                try:
-                    self._socket.sendall(self._outgoing.popleft())
-                except (BrokenPipeError, ConnectionResetError):
-                    end_without_agent()
-                finally:
-                    self._writing = False
+        """Send a message that is not acknowledged; return when it is written. Safe in signal handlers."""
+        self._deliver(message, awaits_reply=False)
 
     def request(self, message: wire.Publish) -> None:
-        """Send a message and wait until the agent has acknowledged it."""
-        if os.getpid() != self._pid:
+        """Send a message and wait until the agent has acknowledged it. Safe in signal handlers."""
+        self._deliver(message, awaits_reply=True)
+
+    def _deliver(self, message: wire.AgentMessage, *, awaits_reply: bool) -> None:
+        if os.getpid() != self._pid:  # a forked child of the rank has no business here
             return
-        with self._request_lock:
-            self.send(message)
-            interrupt: KeyboardInterrupt | None = None
-            while True:
-                try:
-                    self._acknowledged.acquire()
-                    break
-                # the acknowledgement is on its way: left there, the next request would take it for its own
-                except KeyboardInterrupt as pressed:
-                    interrupt = pressed
-        if interrupt is not None:
-            raise interrupt
+        outgoing = _Outgoing(wire.encode(message), awaits_reply=awaits_reply)
+        self._outgoing.put(outgoing)
+        outgoing.wait()
+
+    def _write(self) -> None:
+        """Write messages one after another, each as a whole; runs on a thread of its own."""
+        while True:
+            outgoing = self._outgoing.get()
+            if outgoing.awaits_reply:
+                self._unacknowledged.append(outgoing)
+            try:
+                self._socket.sendall(outgoing.data)
+            except OSError:
+                end_without_agent()
+            if not outgoing.awaits_reply:
+                outgoing.finish()
 
     def put(self, key: str, value: Any) -> None:
         """Set a value of the rendezvous on all ranks; None deletes the key."""
@@ -165,7 +201,7 @@ class AgentControl:
     def _obey(self, message: wire.AgentMessage) -> None:
         match message:
             case wire.Published():
-                self._acknowledged.release()
+                self._unacknowledged.popleft().finish()
             case wire.RendezvousKey():
                 self._set(message.key, message.value)
             case wire.InterruptionNotice():
