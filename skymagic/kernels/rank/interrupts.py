@@ -42,6 +42,7 @@ class Interrupts:
         self._kernel = kernel
         self.allowed = False  # whether one may fall now: a cell runs
         self.fallen = False  # whether one has fallen into this order's cell
+        self.falls = 0  # how many have fallen into cells of this rank
         self.stopped_at: list[dict[str, Any]] = []  # where
         self.awaited: asyncio.Task[Any] | None = None  # the cell that runs, if it awaits something
         self._heard = self._repeated = False
@@ -70,6 +71,7 @@ class Interrupts:
         if not self.allowed:
             return
         self.fallen = True
+        self.falls += 1
         try:
             # a collective that has failed since, because another rank was released first, is where it stopped, not torch's report of it
             frames = stacks.plain_frames(self._kernel, stacks.walk_to_error(frame, sys.exception()))

@@ -6,6 +6,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import os
+import runpy
 import sys
 import threading
 import time
@@ -19,6 +20,7 @@ from IPython.core import page, ultratb
 from IPython.core.displayhook import DisplayHook
 from IPython.core.displaypub import DisplayPublisher
 from IPython.core.error import UsageError
+from IPython.core.interactiveshell import ExecutionResult
 from traitlets import Type
 
 from skymagic.data.capture.names import LAST_SHOWN
@@ -138,10 +140,67 @@ class RankShell(ZMQInteractiveShell):
     def __init__(self, **options: Any) -> None:
         super().__init__(**{**options, "compiler_class": RankCompiler})  # ipykernel passes its own
         self.user_ns["Out"] = self.user_ns["_oh"] = ShownResults(self.user_ns)
+        self._running_cells = 0  # more than one while a cell runs another (%%capture, run_cell)
+
+    # IPython prints the error of what a cell runs inside itself, and goes on with the cell. On a rank that would hide which rank has
+    # failed, and the others would wait for it in their next collective: the error is raised where the nested code was started.
+
+    def run_cell(self, *args: Any, **kwargs: Any) -> ExecutionResult:
+        """Run a cell's code. Inside another cell (``%%capture``, ``get_ipython().run_cell``) raise its error."""
+        nested = self._running_cells > 0
+        shown_before = getattr(self, "_last_traceback", None)
+        result = super().run_cell(*args, **kwargs)
+        if nested and not result.success:
+            self._last_traceback = (
+                shown_before  # the error is shown where it ends, if it is not caught
+            )
+            result.raise_error()
+        return result
+
+    def safe_execfile(
+        self, fname: Any, *where: Any, exit_ignore: bool = False, **options: Any
+    ) -> None:
+        """Run a script (``%run``) and raise its error; what it has defined until then is defined, as after its end."""
+        try:
+            super().safe_execfile(
+                fname, *where, exit_ignore=exit_ignore, **{**options, "raise_exceptions": True}
+            )
+        except BaseException as problem:
+            if exit_ignore and isinstance(problem, SystemExit):
+                return
+            if where and where[0] is self.user_ns:  # %run -i
+                self.user_ns["__name__"] = "__main__"
+            elif where:
+                self.user_ns.update(
+                    {name: value for name, value in where[0].items() if not _is_dunder(name)}
+                )
+            raise
+
+    def safe_run_module(self, mod_name: str, where: dict[str, Any]) -> None:
+        """Run a module as a program (``%run -m``) and raise its error."""
+        try:
+            where.update(runpy.run_module(str(mod_name), run_name="__main__", alter_sys=True))
+        except SystemExit as problem:
+            if problem.code:
+                raise
+
+    def system(self, cmd: str) -> None:
+        """Run a shell command (``!cmd``). A stop that ends it ends the cell too."""
+        falls = self._falls()
+        super().system(cmd)
+        if self._falls() > falls:
+            raise KeyboardInterrupt
+
+    def _falls(self) -> int:
+        return int(self.kernel.interrupts.falls)
 
     async def run_ast_nodes(self, *args: Any, **kwargs: Any) -> bool:
         """Run a cell, and wait for what it has left running on its GPU: its error is this cell's. Whether it failed."""
-        failed = bool(await super().run_ast_nodes(*args, **kwargs))
+        self._running_cells += 1
+        try:
+            failed = bool(await super().run_ast_nodes(*args, **kwargs))
+        finally:
+            self._running_cells -= 1
         if failed:
             return True
         try:
@@ -160,6 +219,7 @@ class RankShell(ZMQInteractiveShell):
             problem is not None
             and not current().freed
             and (note := gpu.explain(problem, self.user_ns))
+            and note not in getattr(problem, "__notes__", ())
         ):
             problem.add_note(note)
         try:
@@ -209,6 +269,10 @@ class RankShell(ZMQInteractiveShell):
     def ask_exit(self) -> None:
         """``exit`` in a cell ends the cell, not the rank."""
         raise SystemExit
+
+
+def _is_dunder(name: str) -> bool:
+    return name.startswith("__") and name.endswith("__")
 
 
 def publish(kind: str, content: dict[str, Any]) -> None:
