@@ -271,6 +271,11 @@ class RankShell(ZMQInteractiveShell):
         raise SystemExit
 
 
+# Libraries ask for a notebook by this name: get_ipython().__class__.__name__ == "ZMQInteractiveShell".
+RankShell.__name__ = RankShell.__qualname__ = ZMQInteractiveShell.__name__
+RankShell.__module__ = ZMQInteractiveShell.__module__
+
+
 def _is_dunder(name: str) -> bool:
     return name.startswith("__") and name.endswith("__")
 

@@ -35,6 +35,12 @@ def install() -> None:
 
     comms.BaseComm.publish_msg = lambda comm, msg_type, *args, **keys: None
     when_imported("ipywidgets.widgets.widget_output", _let_through)
+    when_imported("rich.console", _write_text)
+
+
+def _write_text(console: types.ModuleType) -> None:
+    """Have rich write text: in a notebook its bars clear the output of their cell, which here is that of all ranks."""
+    vars(console)["_is_jupyter"] = lambda: False
 
 
 def _let_through(module: types.ModuleType) -> None:
