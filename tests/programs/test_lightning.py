@@ -150,3 +150,30 @@ def test_a_pool_without_a_process_group_hints_at_the_plugin() -> None:
     failure = RankFailure(0, "host", ename="MisconfigurationException", evalue=words)
     assert "--plugin torch" in hints([failure], [])[0]
     assert hints([failure], ["torch"]) == []
+
+
+LAUNCHING = {
+    "ddp_notebook": "lightning.Trainer(strategy='ddp_notebook', **options)",
+    "ddp_spawn": "lightning.Trainer(strategy='ddp_spawn', **options)",
+    "ddp_fork": "lightning.Trainer(strategy='ddp_fork_find_unused_parameters_true', **options)",
+    "object": "lightning.Trainer(strategy=DDPStrategy(start_method='fork'), **options)",
+}
+
+
+@needs_lightning
+@pytest.mark.parametrize("name", LAUNCHING)
+def test_strategy_that_launches_processes_trains_on_the_ranks(
+    notebook: Notebook, name: str
+) -> None:
+    shown = notebook.run(
+        "%%sky_broadcast -o r --timeout 120s\nimport lightning, os, torch\n"
+        "from lightning.pytorch.strategies import DDPStrategy\n"
+        "from lightning.pytorch.demos.boring_classes import BoringModel\n"
+        "options = dict(max_steps=2, logger=False, enable_checkpointing=False, enable_progress_bar=False,\n"
+        "               enable_model_summary=False, accelerator='cpu')\n"
+        f"trainer = {LAUNCHING[name]}\ntrainer.fit(BoringModel())\n"
+        "trainer.world_size, trainer.global_step, type(trainer.strategy.launcher).__name__"
+    )
+    assert [row[:2] for row in notebook.value("r")] == [(2, 2)] * 2
+    assert "MultiProcessing" not in str(notebook.value("r"))
+    assert "would start processes on each rank" in shown.text

@@ -81,6 +81,20 @@ def refuse_launchers() -> None:
         functools.partial(_refuse_launcher, name="notebook_launcher", many=_several),
     )
     when_imported(
+        "accelerate.launchers",
+        functools.partial(
+            _refuse_launcher, name="debug_launcher", many=lambda given: "debug_launcher()"
+        ),
+    )
+    when_imported(
+        "torch_xla.distributed.xla_multiprocessing",
+        functools.partial(
+            _refuse_launcher,
+            name="spawn",
+            many=lambda given: "" if given["nprocs"] == 1 else "xla_multiprocessing.spawn()",
+        ),
+    )
+    when_imported(
         "torch.multiprocessing.spawn",
         functools.partial(_refuse_launcher, name="start_processes", many=_fresh),
     )

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import inspect
 import os
+import re
 import sys
 import types
 from collections.abc import Callable
@@ -34,6 +35,12 @@ CALLBACKS = (
 INTERACTIVE = ("lightning.fabric.utilities.imports", "lightning_fabric.utilities.imports")
 """Where Lightning looks for sys.ps1, which IPython sets on a rank as well."""
 AUTO = "auto"
+LAUNCHING_STRATEGY = re.compile(
+    r"ddp_(?:notebook|spawn|fork|forkserver)(?P<suffix>_find_unused_parameters_\w+)?"
+)
+"""Names of Lightning's strategies that start processes of their own."""
+LAUNCHING_METHODS = ("spawn", "fork", "forkserver")
+"""The start methods of such strategies; that of plain DDP is ``popen``, which starts none on a rank."""
 
 
 _served_port = ""
@@ -119,6 +126,7 @@ def placed(choose: Callable[..., None]) -> Callable[..., None]:
         given.apply_defaults()
         asked = given.arguments
         info, together = runtime.instance_info(), runtime.everyone()
+        asked["strategy"] = without_launcher(asked["strategy"], info, together)
         asked.update(
             place(
                 asked["devices"],
@@ -139,6 +147,31 @@ def placed(choose: Callable[..., None]) -> Callable[..., None]:
             )
 
     return init
+
+
+def without_launcher(strategy: Any, info: InstanceInfo, together: bool) -> Any:
+    """Return the strategy that trains on the pool's ranks in the place of one that would start processes on each of them.
+
+    Such processes would be forked from a rank with threads and a process group, and wait for each other for ever.
+    """
+    if isinstance(strategy, str):
+        match = LAUNCHING_STRATEGY.fullmatch(strategy)
+        if match is None:
+            return strategy
+        name, plain = strategy, f"ddp{match['suffix'] or ''}" if together else AUTO
+    else:
+        method = getattr(strategy, "_start_method", None)
+        if method not in LAUNCHING_METHODS:
+            return strategy
+        name, plain = f"{type(strategy).__name__}(start_method={method!r})", strategy
+        strategy._start_method = "popen"
+    if info.rank == 0:
+        print(
+            f"Lightning's {name} would start processes on each rank, which are the processes already: "
+            f"{'ddp trains' if together else 'it trains'} on the pool's ranks instead",
+            file=sys.stderr,
+        )
+    return plain
 
 
 def place(
