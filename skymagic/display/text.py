@@ -216,6 +216,9 @@ def place(frames: Sequence[Mapping[str, Any]]) -> str:
         name,
     ):  # its lines are of the cell that defined it, not of the one that runs
         line = f"{line} of {own['name']}"
+    if name.startswith("_") and name != own["name"] and own.get("code"):
+        # a library's internal function (_engine_run_backward) tells nothing: the user's own line does
+        return f"in {own['code']}, {line}"
     return f"at {line}" if name == "<module>" else f"in {name}, {line}"
 
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
 import sys
+import types
 from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from skymagic.data.capture.names import interactive
@@ -200,6 +203,46 @@ def lost_notes(report: Report, pool: Pool) -> list[str]:
             f"all ranks are being restarted, without variables: {names} cannot continue with some of them"
         ]
     others = "; the others keep theirs" if len(dead) < pool.world_size else ""
-    return [
-        f"{rank_words(dead)} {agreeing(len(dead), 'is', 'are')} being restarted without variables{others}"
-    ]
+    restarted = f"{rank_words(dead)} {agreeing(len(dead), 'is', 'are')} being restarted without variables{others}"
+    return [restarted, *clone_notes(dead, pool)]
+
+
+def _is_package(name: str) -> bool:
+    """Whether a name is that of an installed package, as ``import torch`` binds it: the next import brings it back."""
+    try:
+        spec = importlib.util.find_spec(name)
+    except (ImportError, ValueError):
+        return False
+    origin = Path(spec.origin or "") if spec is not None else Path()
+    return not {"site-packages", "dist-packages"}.isdisjoint(origin.parts)
+
+
+MOST_CLONED = 12
+"""Names in the line that copies what a rank has lost."""
+
+
+def clone_notes(dead: Sequence[int], pool: Pool) -> list[str]:
+    """A line with the command that copies from a rank that lives what the dead ranks had made."""
+    bindings = pool.shipper.bindings
+    lost = frozenset[str]().union(*(bindings.bound_by_cells(rank) for rank in dead))
+    space = pool.shipper.namespace
+    lost -= {
+        name
+        for name in lost
+        if name.startswith("_")
+        or name in sys.stdlib_module_names
+        or _is_package(name)
+        or isinstance(space.get(name), types.ModuleType)
+    }
+    held = {
+        rank: lost & bindings.bound_by_cells(rank)
+        for rank in range(pool.world_size)
+        if rank not in dead
+    }
+    source = max(held, key=lambda rank: (len(held[rank]), -rank), default=None)
+    if source is None or not held[source]:
+        return []
+    names = sorted(held[source])
+    more = f" (and {len(names) - MOST_CLONED} more names)" if len(names) > MOST_CLONED else ""
+    command = messages.clone_command(dead, source, names[:MOST_CLONED])
+    return [f"copy rank {source}'s variables to {rank_words(dead)}: {command}{more}"]

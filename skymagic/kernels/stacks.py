@@ -200,10 +200,7 @@ def plain(frame: FrameType, cells: dict[str, Any]) -> dict[str, Any]:
     """One frame as plain values."""
     file, line = frame.f_code.co_filename, frame.f_lineno
     where: dict[str, Any] = {"line": line, "name": frame.f_code.co_name}
-    if file in cells:
-        return {
-            **where,
-            "cell": cells[file],
-            "code": linecache.getline(file, line).strip()[:CODE_CHARACTERS],
-        }
-    return {**where, "file": file, **({"library": True} if is_library(file) else {})}
+    if file not in cells and is_library(file):
+        return {**where, "file": file, "library": True}
+    where["code"] = linecache.getline(file, line).strip()[:CODE_CHARACTERS]
+    return {**where, "cell": cells[file]} if file in cells else {**where, "file": file}

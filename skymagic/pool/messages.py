@@ -188,7 +188,7 @@ def _missing_name(name: str, ranks: list[int], bindings: Bindings, source: str) 
         what = f"{'was' if len(ranks) == 1 else 'were'} replaced and {have}"
     else:
         what = f"{have}, which rank {origin} has"
-    return f"{rank_words(ranks)} {what}: {_clone_command(ranks, origin, names)}"
+    return f"{rank_words(ranks)} {what}: {clone_command(ranks, origin, names)}"
 
 
 def sent_instead(manifest: Manifest, bindings: Bindings, ranks: Sequence[int]) -> list[str]:
@@ -212,11 +212,12 @@ def sent_instead(manifest: Manifest, bindings: Bindings, ranks: Sequence[int]) -
     get = "gets" if len(to) == 1 else "get"
     return [
         f"{rank_words(to)} {'was' if len(to) == 1 else 'were'} replaced and {get} the notebook's {', '.join(names)}, where "
-        f"rank {origin} has its own: {_clone_command(to, origin, names)}"
+        f"rank {origin} has its own: {clone_command(to, origin, names)}"
     ]
 
 
-def _clone_command(ranks: Iterable[int], source: int, names: Iterable[str]) -> str:
+def clone_command(ranks: Iterable[int], source: int, names: Iterable[str]) -> str:
+    """The line that copies a rank's variables to other ranks."""
     return f"%sky_clone {','.join(map(str, ranks))} --from {source} {' '.join(names)}"
 
 

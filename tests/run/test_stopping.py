@@ -366,3 +366,45 @@ def test_stop_during_large_displays_keeps_ranks(notebook: Notebook) -> None:
         notebook.watch(cell, partial(has_displayed, least))
         stopped(notebook, cell)
         assert kept(notebook) == [0, 1, 2]
+
+
+# ------------------------------------------------------------------------------------ what the errors name
+
+TRAIN = """%%sky_broadcast
+def train():
+    weight = torch.ones(1 << 12, requires_grad=True)
+    print('begun', flush=True)
+    while True:
+        loss = weight.sum()
+        for _ in range(2000):
+            loss = loss * 1.0
+        time.sleep(0)
+        loss.backward()"""
+
+
+def test_stop_inside_library_names_line_of_user(notebook: Notebook) -> None:
+    notebook.run(TRAIN)
+    found = ""
+    for _ in range(20):
+        cell = notebook.start("%%sky_broadcast --only all\ntrain()")
+        notebook.watch(cell, lambda shown: shown.text.count("begun") == 3)
+        found += stopped(notebook, cell).evalue
+        if "in loss.backward(), line 10 of train" in found:
+            break
+    assert "in loss.backward(), line 10 of train" in found
+    assert "_engine_run_backward" not in found
+
+
+def test_error_of_dead_rank_names_what_to_clone(module_notebook: Notebook) -> None:
+    module_notebook.run(f"%%sky_broadcast\n{SETUP}\nlayer, step = {{'a': 1}}, 5")
+    error = module_notebook.fail(
+        "%%sky_broadcast\nif dist.get_rank() == 1:\n    os.kill(os.getpid(), signal.SIGKILL)\ntime.sleep(60)"
+    )
+    (line,) = [line for line in error.text.splitlines() if "%sky_clone" in line]
+    command = line[line.index("%sky_clone") :]
+    assert command.startswith("%sky_clone 1 --from 0 ")
+    assert {"layer", "step"} <= {*command.split()}
+    assert not {"torch", "os", "time"} & {*command.split()}
+    module_notebook.run(command)
+    module_notebook.run("%%sky_broadcast -o r\nlayer, step")
+    assert module_notebook.value("r") == [({"a": 1}, 5)] * 3

@@ -94,6 +94,9 @@ class Bindings:
     def __init__(self) -> None:
         self._ranks: defaultdict[int, _RankBindings] = defaultdict(_RankBindings)
         self.replaced: set[int] = set()  # ranks that were started again
+        self._lost: dict[
+            int, frozenset[str]
+        ] = {}  # what cells had bound on ranks that are forgotten
         self._reads: dict[str, Mapping[str, Sequence[str]]] = {}
         """By digest: function or class → the global names that it reads."""
         self._readers: tuple[frozenset[str], NameReaders] = frozenset(), NOBODY
@@ -186,7 +189,9 @@ class Bindings:
     def forget(self, ranks: Iterable[int]) -> None:
         """Forget what these ranks held."""
         for rank in ranks:
-            self._ranks.pop(rank, None)
+            state = self._ranks.pop(rank, None)
+            if state is not None and state.rebound:
+                self._lost[rank] = frozenset(state.rebound)
             self.replaced.add(rank)
 
     def cloned(self, names: Iterable[str], source: int, ranks: Iterable[int]) -> None:
@@ -218,6 +223,12 @@ class Bindings:
     def has_rebound(self, rank: int, name: str) -> bool:
         """Whether a cell has bound the name since it was shipped."""
         return name in self._ranks[rank].rebound
+
+    def bound_by_cells(self, rank: int) -> frozenset[str]:
+        """Names that cells have bound on the rank; of a rank that is forgotten, those that it had."""
+        state = self._ranks.get(rank)
+        names = frozenset(state.rebound) if state is not None else frozenset()
+        return names or self._lost.get(rank, frozenset())
 
     def has_source(self, source: str, ranks: Sequence[int]) -> bool:
         """Whether one of the ranks has got a module or cell of this name, whatever its content."""
