@@ -10,7 +10,7 @@ half-close. What a shell starts may end with its channel; a daemon that must not
 command       a local program as a channel: srun, ssh, kubectl
 config        ~/.ssh/config evaluated for a host
 connecting    many hosts connected concurrently; a connection whose channels are paramiko's
-dial          streams to an sshd: TCP, ProxyJump, ProxyCommand; cancellation of connects under way, and login slots per sshd
+dial          streams to an sshd: TCP, ProxyJump; cancellation of connects under way, and login slots per sshd
 host          what leads to one host: scripts, processes, uploads, each over a channel
 hostlist      host names and ranges as users write them
 keys          the user's private keys (ssh-agent, files, passphrases), and the hosts' by known_hosts
@@ -18,4 +18,5 @@ login         over paramiko: SSH handshake, host key check, public-key authentic
 openssh       OpenSSH's own client: a master per host, found open or opened with a prompt
 process       a remote process over one channel
 programs      a scheduler's programs, on this machine or on its login node
+proxy_command a ProxyCommand: a child process whose input and output lead to an sshd
 """

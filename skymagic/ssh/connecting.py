@@ -17,6 +17,7 @@ from skymagic.ssh.config import Endpoint
 from skymagic.ssh.dial import Cancellation, ConnectCancelled
 from skymagic.ssh.host import HostConnection
 from skymagic.ssh.process import WINDOW_BYTES
+from skymagic.ssh.proxy_command import ProxyCommand
 
 if TYPE_CHECKING:
     import paramiko
@@ -193,11 +194,11 @@ def _open_transport(
         except HostError as failure:
             reason = f"its jump host {jump.label} cannot be used: {failure.reason}"
             raise HostError(endpoint.label, reason, failure.remedy) from failure
-    command = dial.ProxyCommand(endpoint) if endpoint.proxy_command and via is None else None
+    command = ProxyCommand(endpoint) if endpoint.proxy_command and via is None else None
     try:
         if command is not None:
             resources.callback(command.close)
-            stream: login.Stream = command.socket
+            stream: login.Stream = command.stream
         else:
             stream = (
                 dial.open_through(via[1], via[0], endpoint)

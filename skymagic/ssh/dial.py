@@ -1,4 +1,4 @@
-"""Streams to an sshd: TCP with a timeout and keepalive, ProxyJump, ProxyCommand; and the cancellation of connects under way."""
+"""Streams to an sshd: TCP with a timeout and keepalive, ProxyJump; and the cancellation of connects under way."""
 
 from __future__ import annotations
 
@@ -7,8 +7,6 @@ import errno
 import os
 import selectors
 import socket
-import subprocess
-import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -171,7 +169,7 @@ def _reason_and_remedy(problem: OSError, endpoint: Endpoint) -> tuple[str, str]:
     return f"{where} cannot be reached: {problem.strerror or problem}", f"try: ssh {endpoint.label}"
 
 
-# -- jump hosts and commands ----------------------------------------------------------------------------------------------
+# -- jump hosts ----------------------------------------------------------------------------------------------------------
 
 
 def open_through(jump: paramiko.Transport, via: Endpoint, endpoint: Endpoint) -> paramiko.Channel:
@@ -203,54 +201,3 @@ def open_through(jump: paramiko.Transport, via: Endpoint, endpoint: Endpoint) ->
         raise HostError(
             endpoint.label, reason, f"is the host up, and may {via.label} reach it?"
         ) from problem
-
-
-class ProxyCommand:
-    """A ProxyCommand: a child process whose input and output are the stream.
-
-    Args:
-        endpoint: has a `proxy_command`.
-
-    Raises:
-        HostError: it cannot be started.
-    """
-
-    def __init__(self, endpoint: Endpoint) -> None:
-        assert endpoint.proxy_command is not None
-        if os.name == "nt":
-            raise HostError(
-                endpoint.label, "ProxyCommand does not work on Windows", "ProxyJump does"
-            )
-        self._endpoint = endpoint
-        self._errors = tempfile.TemporaryFile()  # noqa: SIM115  # closed by close()
-        self.socket, theirs = socket.socketpair()
-        with theirs:
-            self._child = subprocess.Popen(
-                [os.environ.get("SHELL", "/bin/sh"), "-c", f"exec {endpoint.proxy_command}"],
-                stdin=theirs.fileno(), stdout=theirs.fileno(), stderr=self._errors,
-                start_new_session=True,  # a terminal's Ctrl-C is for the notebook
-            )  # fmt: skip
-
-    def with_output(self, failure: HostError) -> HostError:
-        """The failure, or the command's exit code and output when it has ended."""
-        try:
-            code = self._child.wait(timeout=1.0)
-        except subprocess.TimeoutExpired:
-            return failure
-        said = os.pread(self._errors.fileno(), 2000, 0).decode(errors="replace").strip()
-        words = f"its ProxyCommand {self._endpoint.proxy_command!r} ended with exit code {code}"
-        return HostError(
-            failure.host,
-            f"{words}: {said}" if said else words,
-            f"try it by hand: ssh {failure.host}",
-        )
-
-    def close(self) -> None:
-        """Kill the command; twice is safe."""
-        self.socket.close()
-        try:
-            self._child.wait(timeout=1.0)
-        except subprocess.TimeoutExpired:
-            self._child.kill()
-            self._child.wait()
-        self._errors.close()

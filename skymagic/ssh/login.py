@@ -24,10 +24,10 @@ from skymagic.ssh.keys import (
 
 if TYPE_CHECKING:
     import paramiko
-if TYPE_CHECKING:
-    import paramiko
 
-    Stream = socket.socket | paramiko.Channel
+    from skymagic.ssh.proxy_command import PipeStream
+
+    Stream = socket.socket | paramiko.Channel | PipeStream
 
 
 # -- channels that are closed ---------------------------------------------------------------------------------------------
@@ -100,7 +100,7 @@ def handshake(stream: Stream, endpoint: Endpoint, cancellation: Cancellation) ->
     import paramiko
 
     known = KnownHosts(endpoint.known_hosts).entries_for(_known_hosts_names(endpoint))
-    transport = paramiko.Transport(stream)
+    transport = paramiko.Transport(stream)  # type: ignore[arg-type]  # it calls what PipeStream has
     send_nothing_after_close(transport)
     try:
         _silence_log(transport)

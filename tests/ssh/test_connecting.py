@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import os
 import signal
 import socket
 import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -376,6 +378,64 @@ def test_over_a_command(hosts: Hosts) -> None:
         == "h2"
     )
     assert any("Accepted publickey" in line for line in hosts[0].log)
+
+
+ASYNCIO_PROXY = """
+import asyncio, sys
+
+async def copy(reader, writer):
+    while data := await reader.read(65536):
+        writer.write(data)
+        await writer.drain()
+    writer.close()
+
+async def main(host, port):
+    loop = asyncio.get_running_loop()
+    from_client = asyncio.StreamReader()
+    await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(from_client), sys.stdin)
+    transport, protocol = await loop.connect_write_pipe(asyncio.streams.FlowControlMixin, sys.stdout)
+    to_client = asyncio.StreamWriter(transport, protocol, None, loop)
+    from_server, to_server = await asyncio.open_connection(host, int(port))
+    await asyncio.gather(copy(from_client, to_server), copy(from_server, to_client))
+
+asyncio.run(main(*sys.argv[1:]))
+"""
+
+
+def test_over_a_command_built_on_asyncio(hosts: Hosts) -> None:
+    """asyncio watches its output for the end of the reader: it must not be the input as well."""
+    script = hosts.folder / "asyncio_proxy.py"
+    script.write_text(ASYNCIO_PROXY)
+    endpoint = configured(hosts, f"ProxyCommand {sys.executable} {script} %h %p")
+    connection = connect(endpoint)
+    try:
+        process = connection.open("cat")
+        sent = os.urandom(1 << 22)  # both directions at once, beyond the buffers of the pipes
+
+        def send() -> None:
+            process.write(sent)
+            process.end_input()
+
+        writer = threading.Thread(target=send)
+        writer.start()
+        received = b"".join(iter(process.read, b""))
+        writer.join()
+        process.close()
+    finally:
+        connection.close()
+    assert received == sent
+
+
+def test_a_connection_over_a_command_closes_while_it_is_silent(hosts: Hosts) -> None:
+    endpoint = configured(hosts, "ProxyCommand sleep 60")
+    endpoint = dataclasses.replace(endpoint, timeout=1.0)
+    assert "127.0.0.2" in failing(endpoint).reason
+
+
+def test_a_command_without_a_shell(hosts: Hosts, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SHELL", "/no/such/shell")
+    failure = failing(configured(hosts, "ProxyCommand nc %h %p"))
+    assert failure.reason.startswith("its ProxyCommand could not be started: ")
 
 
 def test_a_command_that_talks_is_not_to_blame(hosts: Hosts) -> None:
