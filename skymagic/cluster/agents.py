@@ -86,7 +86,9 @@ class Agents(AgentRequests):
         """
         self._node_specs = tuple(agents)
         self.read(ranks, timeout, partly=True)
-        return self.wait_controller(timeout)
+        controller = self.wait_controller(timeout)
+        self._routes.listen(range(len(self.nodes)))
+        return controller
 
     def read(
         self,
@@ -117,10 +119,12 @@ class Agents(AgentRequests):
         self.wait(lambda: len(self.started) == len(self.nodes), timeout, "the node agents")
         if all(node.address for node in self.nodes):
             self.nodes = tuple(replace(node, hostname=node.name) for node in self.nodes)
+            self._routes.listen(range(len(self.nodes)))
             return self.nodes
         addresses = self._routes.find(timeout)
         self._links[0].send(wire.StartController(addresses[0]))
         self._place(addresses)
+        self._routes.listen(range(len(self.nodes)))
         return self.nodes
 
     def order(self, specs: Mapping[int, tuple[int, wire.RankSpec]]) -> None:
@@ -272,6 +276,7 @@ class Agents(AgentRequests):
                 if self._node_specs[0].address is None:
                     self._links[0].send(wire.StartController(self.nodes[0].address))
                 self.wait_controller(timeout)
+            self._routes.listen(back)
         except BaseException:
             with self._changed:
                 self.gone = {**back, **self.gone}

@@ -23,6 +23,7 @@ class PendingCalls:
         self._changed = changed
         self._numbers = itertools.count(1)
         self._replies: dict[int, dict[int, Any]] = {}
+        self._kept: dict[int, tuple[int, dict[int, Any]]] = {}
 
     def number(self) -> int:
         """A number that no other request has."""
@@ -38,8 +39,17 @@ class PendingCalls:
         finally:
             self._replies.pop(number, None)
 
+    def keep(self, sender: int, replies: dict[int, Any]) -> int:
+        """Number a request whose only reply is put into `replies`, under its sender, whenever it comes."""
+        number = self.number()
+        self._kept[number] = sender, replies
+        return number
+
     def replied(self, number: int, sender: int, reply: Any) -> None:
         """A reply has come; one that nobody waits for any more is dropped."""
+        if (kept := self._kept.get(number)) is not None and kept[0] == sender:
+            kept[1][sender] = reply
+            del self._kept[number]
         self._replies.get(number, {})[sender] = reply
 
     def wait(self, enough: Callable[[], bool], timeout: float) -> None:
@@ -207,9 +217,8 @@ class Routes:
 
     def __init__(self, states: States, links: AgentLinks, calls: PendingCalls) -> None:
         self._states, self._links, self._calls = states, links, calls
-        self._probed: dict[
-            int, dict[str, int]
-        ] = {}  # where each node can be reached by the others: address → port
+        self._listening: dict[int, wire.ProbeReply] = {}
+        """By node: where it listens for probes, from when it has said so."""
 
     def find(self, timeout: float) -> list[str]:
         """Where the nodes reach each other, the head first.
@@ -220,20 +229,37 @@ class Routes:
         nodes, started = self._states.nodes, self._states.started
         if len({started[index].machine for index in range(len(nodes))}) == 1:
             return ["127.0.0.1"] * len(nodes)
-        places, others = self._probed.get(0) or started[0].addresses, range(1, len(nodes))
+        places, others = self._places(0) or started[0].addresses, range(1, len(nodes))
         with self._calls.call() as (number, answers):
             for index in others:
                 self._links[index].send(
-                    wire.ProbeAddresses(dict(places), started[0].secret, number, listen=True)
+                    wire.ProbeAddresses(dict(places), started[0].secret, number)
                 )
             self._states.wait(
                 lambda: len(answers) == len(others), timeout, "the way from node to node"
             )
             found: dict[int, wire.ProbeReply] = dict(answers)
-        self._probed = {index: found[index].addresses for index in others}
         chosen = common_address(nodes, places, {index: found[index].routes for index in others})
-        self._probed[0] = {chosen: places[chosen]}
         return [chosen, *(found[index].routes[chosen] for index in others)]
+
+    def listen(self, indices: Iterable[int]) -> None:
+        """Have these nodes listen where the others reach them, so that these can tell later whether one is dead.
+
+        Returns at once. Called whenever agents are new to this notebook: after the start, after attaching, and
+        after agents were started anew.
+        """
+        nodes = self._states.nodes
+        if len(nodes) < 2:
+            return
+        for index in indices:
+            if nodes[index].address and index not in self._states.gone:
+                number = self._calls.keep(index, self._listening)
+                self._links[index].send(wire.ListenForProbes(nodes[index].address, number))
+
+    def _places(self, index: int) -> dict[str, int]:
+        """Where a node listens for probes (address → port); empty while it has not said so."""
+        reply = self._listening.get(index)
+        return reply.addresses if reply is not None else {}
 
     def reached(self, index: int) -> bool | None:
         """Whether another node reaches this one, and it was not given back; None when nobody can tell."""
@@ -241,7 +267,7 @@ class Routes:
             return False
         states, probed, started = (
             self._states,
-            self._probed.get(index),
+            self._places(index),
             self._states.started.get(index),
         )
         others = [
@@ -260,7 +286,7 @@ class Routes:
 
     def forget(self, index: int) -> None:
         """A node has another agent, whose ports are others."""
-        self._probed.pop(index, None)
+        self._listening.pop(index, None)
 
 
 def common_address(

@@ -229,8 +229,11 @@ def _on_iopub(submission: Submission, future: Any, message: Mapping[str, Any]) -
 
 def _on_reply(submission: Submission, rank: int, future: Any) -> None:
     problem = future.exception()
-    if isinstance(problem, ipp.error.EngineError):
-        return  # its process has ended, of which the agent tells more
+    # ipyparallel makes this reply itself, when the hub has lost an engine, and wraps the error as a remote one
+    if isinstance(problem, ipp.error.EngineError) or (
+        isinstance(problem, ipp.error.RemoteError) and problem.ename == "EngineError"
+    ):
+        return  # its process or its node is gone, of which the agents tell more
     reply = None if problem is not None else future.result()
     outcome = getattr(reply, "_content", {}).get("sky")
     if outcome is None:  # the rank has not carried the order out: nothing more will come

@@ -107,8 +107,13 @@ class ProbeAddresses(AgentMessage):
     addresses: dict[str, int]
     secret: str = field(repr=False)
     number: int
-    listen: bool = False
-    """Listen for probes from now on, at this node's own addresses on the routes that were found."""
+
+
+class ListenForProbes(AgentMessage):
+    """Notebook → agent: listen for probes at this address from now on, and say at which port."""
+
+    address: str
+    number: int
 
 
 class ProbeReply(AgentMessage):
@@ -118,7 +123,7 @@ class ProbeReply(AgentMessage):
     routes: dict[str, str]
     """Address that answered → this node's own address on the way there."""
     addresses: dict[str, int] = field(default_factory=dict)
-    """Address → port at which this node listens for probes from now on, if it was to."""
+    """Address → port at which this node listens for probes, in reply to `ListenForProbes`."""
 
 
 class StartController(AgentMessage):

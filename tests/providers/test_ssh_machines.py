@@ -174,6 +174,24 @@ def test_the_first_machine_loses_its_power(two: tuple[Machines, Notebook]) -> No
     assert notebook.value("sums") == [(4.0, None)] * 4
 
 
+def test_a_machine_that_dies_after_attaching(two: tuple[Machines, Notebook]) -> None:
+    """The notebook that attached was not there when the nodes met; nor has it met agents that were started anew."""
+    hosts, notebook = two
+    notebook.restart()
+    notebook.run("%load_ext skymagic\n%sky_attach lab")
+    for _ in range(2):
+        running = notebook.start(
+            "%%sky_broadcast\nimport time\nprint('begun', flush=True)\ntime.sleep(1000)"
+        )
+        notebook.watch(running, lambda shown: "begun" in shown.text)
+        hosts[1].power_cut()
+        assert "h2 does not answer" in notebook.finish(running).failure.text
+        hosts[1].reboot()
+        notebook.run("%sky_restart")
+        notebook.run("%%sky_broadcast -o ranks\nint(__import__('os').environ['RANK'])")
+        assert notebook.value("ranks") == [0, 1, 2, 3]
+
+
 def test_a_machine_that_is_cut_off(two: tuple[Machines, Notebook]) -> None:
     """Neither the notebook nor the other machine reaches it; what runs there ends by itself."""
     hosts, notebook = two

@@ -298,6 +298,10 @@ class Agent:
                 self._ranks.put(message)
             case wire.ProbeAddresses():
                 self._probe(message)
+            case wire.ListenForProbes():
+                self._candidates.listen([message.address])
+                ports = self._candidates.ports
+                self._send(wire.ProbeReply(message.number, {}, ports))
             case wire.StartController():
                 self._candidates.close(but=message.address)
                 self._start_controller(message.address)
@@ -355,10 +359,7 @@ class Agent:
 
     def _probe(self, message: wire.ProbeAddresses) -> None:
         def result(routes: dict[str, str]) -> None:
-            if message.listen:
-                self._candidates.listen(set(routes.values()))
-            ports = self._candidates.ports if message.listen else {}
-            self._send(wire.ProbeReply(message.number, routes, ports))
+            self._send(wire.ProbeReply(message.number, routes))
 
         discovery.probe(self._loop, message.addresses, message.secret, result)
 

@@ -10,6 +10,7 @@ listener's secret (`wire.authentication`): in another network the same private a
     others   ← head      its HMAC with the secret; the head closes
     others   → notebook  ProbeReply: candidates that answered, each with this node's own address on the way there
     notebook → head      StartController: the chosen address
+    notebook → all       ListenForProbes: each listens at its own address, so that others can tell later whether it is dead
 """
 
 from __future__ import annotations
