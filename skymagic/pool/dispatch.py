@@ -30,6 +30,7 @@ OUTCOME_TIMEOUT = 10.0
 """Seconds in which a rank that has ended tells how."""
 LOOK_INTERVAL = 5.0
 """Seconds after which an order of a notebook that was killed is not on its way to a rank any more; and between further looks."""
+_UNREGISTERED = "it did not register with the controller: %sky_restart starts it again"
 _NOT_SENT = "this rank did not get the cell, for its notebook was killed while it sent it: run the cell again"
 
 
@@ -289,8 +290,12 @@ class Dispatch:
         with self._lock:
             self._status.check_ended()
             self._under_way.add(submission)
+        unbound = self._resources.engine.unbound(submission.ranks)
         for rank in submission.ranks:
-            exited = self._resources.agents.ranks[rank].exited
+            state = self._resources.agents.ranks[rank]
+            exited = state.exited
+            if exited is None and rank in unbound:
+                exited = wire.RankExited(rank, state.pid or 0, None, False, tail=_UNREGISTERED)
             if exited is not None:
                 submission.put("died", rank, {"exited": exited})
         begin()

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, cast
 import skymagic
 from skymagic.cluster import Agents, Node
 from skymagic.display.panel import passing_step
+from skymagic.errors import ProvisionError
 from skymagic.plan.plans import Plan
 from skymagic.plugins import table
 from skymagic.pool.status import SharedStatus
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
 
 START_TIMEOUT = 120.0
 """Seconds that each step of a start may take."""
+REGISTRATION_TIMEOUT = 10.0
+"""Seconds for which ranks that are up may fail to register with the controller, while no other one does either."""
 
 
 def node_environment(plan: Plan, environ: Mapping[str, str]) -> dict[str, str]:
@@ -231,9 +234,14 @@ class PoolResources:
     def take_up(self, ranks: Sequence[int]) -> None:
         """Wait for ranks that are starting, and bind them to the engine."""
         self.agents.wait_ready(START_TIMEOUT, ranks)
-        self.engine.bind(
-            {rank: str(self.agents.ranks[rank].ident) for rank in ranks}, START_TIMEOUT
-        )
+        try:
+            self.engine.bind(
+                {rank: str(self.agents.ranks[rank].ident) for rank in ranks}, REGISTRATION_TIMEOUT
+            )
+        except ProvisionError:
+            # no cell reaches them, so they must not pass for ready ones
+            self.agents.signal(self.engine.unbound(ranks), signal.SIGKILL)
+            raise
 
     def reshape(self) -> dict[int, Mapping[str, Any]]:
         """End the ranks that the pool's plan has no more; the new ones are not started yet.

@@ -19,6 +19,7 @@ from traitlets import observe
 from traitlets.log import get_logger
 
 from skymagic.errors import ProvisionError
+from skymagic.plan.units import rank_words
 from skymagic.run.submission import Submission
 from skymagic.wire.order import Order, encode
 
@@ -122,31 +123,46 @@ class RankEngine:
         self._unanswered: set[Any] = set()  # requests of runs that are over, to ranks that are gone
 
     def bind(self, idents: Mapping[int, str], timeout: float) -> None:
-        """Learn which engine serves each of these ranks.
+        """Learn which engine serves each of these ranks; those that have registered are known also after a failure.
+
+        Args:
+            timeout: seconds for which no further engine may register.
 
         Raises:
-            ProvisionError: an engine has not registered within `timeout` seconds.
+            ProvisionError: some have not registered.
         """
         end = time.monotonic() + timeout
-        client = self._client
+        client, before = self._client, len(idents)
         with client.changed:
             while True:
                 known = {ident: number for number, ident in list(client._engines.items())}
                 missing = [rank for rank, ident in idents.items() if ident not in known]
                 if not missing:
                     break
+                if len(missing) < before:  # many ranks on few cores register one after another
+                    before, end = len(missing), time.monotonic() + timeout
                 left = end - time.monotonic()
                 if left <= 0:
+                    self._engines.update(
+                        {rank: known[ident] for rank, ident in idents.items() if ident in known}
+                    )
                     raise ProvisionError(
-                        f"ranks {missing} have not registered within {timeout:.0f} s"
+                        f"{rank_words(missing)} did not register with the controller within {timeout:.0f} s: "
+                        "%sky_restart starts them again"
                     )
                 if not client.changed.wait(min(left, REGISTRATION_POLL)):
                     client.query_registrations()
         self._engines.update({rank: known[ident] for rank, ident in idents.items()})
 
+    def unbound(self, ranks: Iterable[int]) -> list[int]:
+        """Return those of these ranks that have no engine: they have not registered, or are gone."""
+        return [rank for rank in ranks if rank not in self._engines]
+
     def submit(self, submission: Submission, order: Order, source: str) -> None:
-        """Send an order to the submission's ranks; returns at once."""
-        ranks = submission.ranks
+        """Send an order to the submission's ranks, but those that are not bound; returns at once."""
+        ranks = [rank for rank in submission.ranks if rank in self._engines]
+        if not ranks:
+            return
         code = encode(order, source)
         submission.nbytes = len(code) * len(ranks)
         by_engine = {self._engines[rank]: rank for rank in ranks}

@@ -118,6 +118,9 @@ def main(argv: list[str]) -> None:
         app.holders = reserve(PORTS)
         app.ports = [holder.getsockname()[1] for holder in app.holders]
     app.initialize([*FLAGS, *argv])
+    # The hub writes its engines to this file amid each registration, for a controller that is started again. Ours never
+    # is; and where somebody has deleted the folder, the error would leave registrations half done.
+    app.hub.engine_state_file = ""
     app.log.setLevel(logging.CRITICAL)  # else each message makes records that no handler takes
     gc.freeze()
     gc.enable()
