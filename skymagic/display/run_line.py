@@ -220,6 +220,18 @@ def as_html(text: str, share: float | None = None) -> str:
     return f'<div style="{QUIET}; display: flex; align-items: baseline; gap: .6em">{bar} <span>{SEPARATOR.join(parts)}</span></div>'
 
 
+WITHDRAWN = "<span hidden></span>"
+"""HTML in the place of a note that is withdrawn; without any, a front end would show the text."""
+
+
+def folded(summary: str, details: str) -> str:
+    """A quiet line as HTML, which opens to show details."""
+    return (
+        f'<details style="{QUIET}"><summary style="cursor: pointer">{html.escape(summary)}</summary>'
+        f'<pre style="margin: .2em 0 0 1.2em; color: inherit">{html.escape(details)}</pre></details>'
+    )
+
+
 INTERVAL = 0.5
 """Seconds between two states of the line."""
 HINT = " · press ■ to stop"

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 from skymagic.display import text as display
 from skymagic.display.labels import Labels
 from skymagic.display.live import (
+    Area,
     StatusLine,
     in_ipython,
     in_notebook,
@@ -20,7 +21,7 @@ from skymagic.display.live import (
     together,
     write,
 )
-from skymagic.display.run_line import RunState, RunSummary, RunView
+from skymagic.display.run_line import WITHDRAWN, RunState, RunSummary, RunView, folded
 from skymagic.display.terminal import Bars
 from skymagic.plan.units import size
 from skymagic.wire.agent import IN_LINE
@@ -46,6 +47,9 @@ class Screen:
 
     def note(self, text: str) -> None:
         """A line of skymagic's own."""
+
+    def standstill(self, summary: str, places: str = "") -> None:
+        """Show that nothing changes on the ranks, and where they are; an empty summary withdraws it. Twice is safe."""
 
     def status(self, text: str, *, last: bool = False) -> None:
         """A line of skymagic's own that replaces the one before; `last` is its final state."""
@@ -74,6 +78,8 @@ class NotebookScreen(Screen):
         """How the run is, as soon as anybody knows."""
         self._labels = Labels(ranks, write, in_notebook(), noun)
         self._status = StatusLine()
+        self._standstill: Area | None = None
+        """Where it stands that nothing changes; None while something does, and where it cannot be withdrawn."""
         self._clearing = False
         """Whether a rank has asked that its next output takes the place of all that the cell shows."""
         self._moving: dict[tuple[int, str], str] = {}
@@ -133,6 +139,18 @@ class NotebookScreen(Screen):
         """A line of skymagic's own, beside the ranks' output."""
         self._labels.before_note()
         write("stderr", text)
+
+    def standstill(self, summary: str, places: str = "") -> None:
+        """Show a note that opens to tell where the ranks are; empty again once they go on. In a terminal it is printed."""
+        if summary and in_notebook():
+            self._labels.before_note()
+            self._standstill = self._standstill or Area()
+            self._standstill.draw(display.unfolded(summary, places), folded(summary, places))
+        elif summary:
+            self.note(f"{display.unfolded(summary, places)}\n")
+        elif self._standstill is not None:
+            self._standstill.draw("", WITHDRAWN)
+            self._standstill = None
 
     def status(self, text: str, *, last: bool = False) -> None:
         """What is under way, in the place of what was said before; `last` is how it ended."""

@@ -227,6 +227,11 @@ def in_cell(frame: Mapping[str, Any]) -> bool:
     return "cell" in frame or "ipykernel_" in str(frame.get("file"))
 
 
+def unfolded(summary: str, details: str) -> str:
+    """A line, and below it details, indented."""
+    return "\n".join([summary, *(f"  {line}" for line in details.splitlines())])
+
+
 def stacks(by_rank: Mapping[int, Mapping[str, Any] | None]) -> str:
     """Where ranks are, those at the same place together: "ranks 0, 1, 3: line 7, then …/distributed_c10d.py:1 in all_reduce"."""
     groups: dict[str, list[int]] = {}

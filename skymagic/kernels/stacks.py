@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
 from typing import IO, TYPE_CHECKING, Any
+from weakref import WeakSet
 
 from skymagic.kernels.proc import processor_seconds, status
 from skymagic.runtime import rendezvous
@@ -46,8 +47,8 @@ def main_frame() -> FrameType | None:
 
 def of_main_thread(kernel: Any) -> dict[str, Any]:
     """The stack of the main thread, outermost first: ``{"busy": …, "frames": [{"file", "line", "name"}, …]}``, with the
-    number of collectives begun (``"collectives"``), and in seconds the processor time of the thread (``"cpu"``) and of this
-    process with those that it has started (``"cpu_of_all"``).
+    number of collectives begun (``"collectives"``), the processor time in seconds of this process with those that it has
+    started (``"cpu"``), their process IDs (``"processes"``), and the bytes that all of them have read and written (``"io"``).
 
     Frames of cells have ``"cell": n`` in the place of a file name, and their line as ``"code"``; those of Python's own modules and
     of installed packages have ``"library": True``. Of a cell that awaits, the stack is that of what it awaits.
@@ -58,10 +59,15 @@ def of_main_thread(kernel: Any) -> dict[str, Any]:
         "cell" in one for one in frames
     ):  # the main thread is in the event loop
         frames = of_task(kernel, awaited)
+    started = descendants(os.getpid())
     return {
-        "busy": kernel.busy, "frames": frames, "collectives": collectives(),
-        "cpu": processor_time(threading.main_thread().ident), "cpu_of_all": processor_time_of_all(),
-    }  # fmt: skip
+        "busy": kernel.busy,
+        "frames": frames,
+        "collectives": collectives(),
+        "cpu": processor_time_of_all(started),
+        "processes": sorted(started),
+        "io": bytes_moved(started),
+    }
 
 
 def plain_frames(kernel: Any, stack: Sequence[FrameType]) -> list[dict[str, Any]]:
@@ -100,15 +106,20 @@ def collectives() -> int | None:
 
 SIGNAL = signal.SIGRTMAX - 3 if hasattr(signal, "SIGRTMAX") else signal.SIGUSR2
 """Makes a rank write its stack from the signal handler, in C, also while native code holds the interpreter."""
+_threads_before: WeakSet[threading.Thread] = WeakSet()
+"""Threads that ran before the present cell: ours, the kernel's and libraries', which exchange messages all the time."""
 FRAME = re.compile(r'^  File "(?P<file>[^"]*)", line (?P<line>\d+) in (?P<name>.*)$', re.MULTILINE)
 
 
 def on_signal(file: IO[bytes]) -> None:
     """Let this process write the stack of its main thread to a file, at its end, when `SIGNAL` comes; main thread only.
 
-    Called again before each cell: programs set the handlers of all signals (Lightning's Trainer does after each fit).
+    Called again before each cell, whose own threads are those that start later: programs set the handlers of all signals (Lightning's Trainer does after each fit).
     """
     faulthandler.unregister(SIGNAL)
+    _threads_before.clear()
+    _threads_before.update(threading.enumerate())
+    _threads_before.discard(threading.main_thread())
     # Python does not know faulthandler's handler: whoever restores what Python knows must not restore SIG_DFL, which kills
     signal.signal(SIGNAL, signal.SIG_IGN)
     faulthandler.register(SIGNAL, file=file, all_threads=False, chain=False)
@@ -141,24 +152,55 @@ def parse(text: str) -> dict[str, Any] | None:
 
 
 def processor_time(thread: int | None) -> float:
-    """Seconds that a thread has spent on the processor; 0.0 where the system does not tell."""
+    """Return the processor time of a thread in seconds; 0.0 where the system does not tell."""
     if thread is None or not hasattr(time, "pthread_getcpuclockid"):
         return 0.0
     return time.clock_gettime(time.pthread_getcpuclockid(thread))
 
 
-def processor_time_of_all() -> float:
-    """Seconds that this process and those that it has started, and those in turn, have spent on the processor.
-
-    Of others than this one as far as /proc tells.
-    """
-    used, waiting = time.process_time(), children(os.getpid())
-    while waiting:
-        pid = waiting.pop()
-        waiting += children(pid)
+def processor_time_of_all(started: Sequence[int]) -> float:
+    """Return the processor time in seconds of this process and of those that it has started, as far as /proc tells."""
+    used = time.process_time()
+    for pid in started:
         with contextlib.suppress(OSError):
             used += processor_seconds(status(pid))
     return used
+
+
+def bytes_moved(started: Sequence[int]) -> int:
+    """Return how many bytes the user's code has read and written by system calls; 0 where the system does not count them.
+
+    It counts files and what a rank prints, whether or not the notebook shows it, but not threads that ran before the cell.
+    """
+    files = [f"/proc/{pid}/io" for pid in started]
+    # the main thread's native_id is that of the forkserver: Python 3.11 does not renew it after a fork
+    threads = [os.getpid()]
+    threads += [
+        thread.native_id
+        for thread in threading.enumerate()
+        if thread.native_id is not None
+        and thread is not threading.main_thread()
+        and thread not in _threads_before
+        and not thread.name.startswith("skymagic")
+    ]
+    files += [f"/proc/self/task/{thread}/io" for thread in threads]
+    return sum(map(_bytes_in, files))
+
+
+def _bytes_in(file: str) -> int:
+    """Return the bytes read and written by the process or thread whose file of counters this is; 0 if it has ended."""
+    with contextlib.suppress(OSError, ValueError):
+        counters = dict(line.split(": ", 1) for line in Path(file).read_text().splitlines())
+        return int(counters["rchar"]) + int(counters["wchar"])
+    return 0
+
+
+def descendants(pid: int) -> list[int]:
+    """Return the processes that a process has started, and those that these have started in turn."""
+    found = children(pid)
+    for started in found:  # grows meanwhile
+        found += children(started)
+    return found
 
 
 def children(pid: int) -> list[int]:

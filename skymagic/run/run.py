@@ -22,6 +22,7 @@ more. A second press kills at once.
 
 from __future__ import annotations
 
+import logging
 import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -39,6 +40,8 @@ from skymagic.run.stall import Stall, stacks_of
 from skymagic.run.submission import RunEvent, Submission
 from skymagic.wire import agent as wire
 from skymagic.wire.order import ON_GPU
+
+logger = logging.getLogger(__name__)
 
 OTHERS_FAIL_TIME = 0.1
 """Seconds that other ranks have to fail by themselves, so that an error that all of them raise is told as such."""
@@ -61,6 +64,8 @@ POLL_INTERVAL = 0.2
 """Longest wait: Python does not wake for a signal that comes just before it waits, or to another thread."""
 RESTART_TIMEOUT = 0.3
 """Seconds after an interrupt in which a kernel hears that it is to end: Jupyter's menu interrupts a kernel first, and asks it then."""
+ACTIVITY = frozenset({"stream", "display_data", "update_display_data", "clear_output", "numbers"})
+"""Kinds of content that show that a rank goes on."""
 DRAIN_TIMEOUT = 5.0
 """Seconds to wait until what was sent to ranks that have ended their cells has reached them."""
 
@@ -120,6 +125,8 @@ class RunLoop:
                 self._agents.lose(node, f"{self._agents.nodes[node].name} is gone", fate)
                 for event in self._submission.news():
                     self._handle(event)
+        if not self._stopping:
+            self._screen.standstill("")
         if self._disturbed:
             # what is still on its way there must not fall into the next cell; the answer comes after it
             self._agents.ask(self._disturbed, "leaving", timeout=DRAIN_TIMEOUT)
@@ -200,6 +207,8 @@ class RunLoop:
 
     def _show(self, number: int, rank: RankRun, content: Mapping[str, Any]) -> None:
         kind = content["kind"]
+        if kind in ACTIVITY:
+            self._stall.moved()
         if kind == "numbers":
             self.report.metrics.add(number, content["batches"])
         rank.ended = rank.ended or kind == "end"
@@ -364,18 +373,23 @@ class RunLoop:
         self._stop_others()
 
     def _check_stall(self, now: float) -> None:
-        """Ranks that make no progress, or wait for others that make none: say once who waits where. Nothing is stopped."""
+        """Show who waits where while nothing changes on any rank, and withdraw that once something does. Nothing is stopped."""
         if self._stopping or self._stall.due is None or now < self._stall.due:
             return
         waiting = self.report.unfinished()
         if len(self.report.ranks) < 2 or not waiting:  # one rank alone waits as a plain cell does
             self._stall.due = None
+            self._screen.standstill("")
             return
         ended = [number for number in self.report.ranks if number not in waiting]
-        if note := self._stall.observe(
-            ended, stacks_of(self._agents, waiting, ANSWER_TIMEOUT), now
-        ):
-            self._screen.note(note)
+        before = self._stall.standing
+        self._stall.observe(ended, stacks_of(self._agents, waiting, ANSWER_TIMEOUT), now)
+        if (standing := self._stall.standing) is not before:
+            if standing is None:
+                self._screen.standstill("")
+            else:
+                logger.info("run=%d %s", self._submission.number, standing.summary)
+                self._screen.standstill(standing.summary, standing.places)
 
 
 def show_content(screen: Screen, rank: int, content: Mapping[str, Any]) -> None:

@@ -22,7 +22,7 @@ from typing import Any
 
 from skymagic.cluster import Agents
 from skymagic.display import text
-from skymagic.plan.units import rank_words
+from skymagic.plan.units import agreeing, rank_words
 from skymagic.wire.processes import describe
 
 Stacks = Mapping[int, Mapping[str, Any] | None]
@@ -56,6 +56,10 @@ def stacks_of(agents: Agents, ranks: Sequence[int], timeout: float) -> Stacks:
     answers = agents.ask(ranks, "stacks", timeout=timeout)
     if silent := [rank for rank in ranks if answers.get(rank) is None]:
         answers |= agents.ask(silent, "native", timeout=timeout)
+        # such a rank cannot tell how much it computes, but its agent can
+        for rank, used in agents.ask(silent, "usage", timeout=timeout).items():
+            if used and (stack := answers.get(rank)):
+                answers[rank] = {**stack, "cpu": used[1]}
     return {rank: answers.get(rank) for rank in ranks}
 
 
@@ -67,11 +71,27 @@ def variables_of(
     return {rank: names for rank, names in sorted(answers.items()) if names is not None}
 
 
+@dataclass(frozen=True)
+class Standstill:
+    """What to tell the user of ranks on which nothing changes.
+
+    Attributes:
+        summary: in one line, who stands still and for how long.
+        places: where each rank is, in a line each.
+    """
+
+    summary: str
+    places: str
+
+
 class Stall:
-    """A stall detector: samples stacks, and reports once that ranks make no progress. Pure: the caller brings stacks and time.
+    """Detector of ranks that stand still, from samples of their stacks. Pure: the caller brings stacks and time.
+
+    Attributes:
+        standing: what to tell the user while nothing changes on any rank; None as soon as something does.
 
     Args:
-        after: seconds without progress until it is told, once; infinite for never.
+        after: seconds without any change until it is told; infinite for never.
         now: monotonic seconds.
     """
 
@@ -83,6 +103,8 @@ class Stall:
         self._interval = after / self.SAMPLES
         self._last: Stacks = {}
         self._last_at = self._since = now
+        self._moved = False
+        self.standing: Standstill | None = None
         self.deserted: dict[str, list[int]] = {}
         """By a collective's name, ranks that were in the same one at the last two samples while others had ended."""
         self._behind: deque[frozenset[int]] = deque(maxlen=LAST_SAMPLES)
@@ -100,6 +122,12 @@ class Stall:
             if behind and rank not in behind and stack and waits(stack)
         ]
 
+    def moved(self) -> None:
+        """Note that a rank has shown or reported something since the last sample."""
+        self._moved = True
+        if self.standing is not None:
+            self.due = self._last_at  # withdraw it now
+
     def hasten(self, now: float) -> None:
         """A rank has ended: whether others wait for it is to be seen soon."""
         if self.due is not None:
@@ -112,8 +140,8 @@ class Stall:
             return []
         return sorted(frozenset.intersection(*self._behind))
 
-    def observe(self, ended: Sequence[int], stacks: Stacks, now: float) -> str | None:
-        """Take one sample; a line for the user when ranks have stood still for long enough.
+    def observe(self, ended: Sequence[int], stacks: Stacks, now: float) -> None:
+        """Take one sample.
 
         Args:
             ended: ranks whose cell is over.
@@ -134,35 +162,27 @@ class Stall:
             if went_on(before, stacks) and awaited(behind, stacks)
             else frozenset()
         )
-        # others may wait for who works alone; where all wait, processes that they have started may do the work
-        still = bool(before) and stand_still(
-            before, stacks, working, "cpu" if ended or behind else "cpu_of_all"
-        )
+        still = bool(before) and not self._moved and stand_still(before, stacks, working)
+        self._moved = False
         if not still:
-            self._since = now
-        elif now - self._since >= self._after:
-            self.due = None
-            return self._words(ended, behind, stacks)
-        self.due = min(
-            now + (min(FIRST_SAMPLE, self._interval) if inside else self._interval),
-            self._since + self._after,
-        )
-        return None
+            self._since, self.standing = now, None
+        elif self.standing is None and now - self._since >= self._after:
+            self.standing = self._standstill(ended, behind, stacks)
+        self.due = now + (min(FIRST_SAMPLE, self._interval) if inside else self._interval)
+        if still and self.standing is None:
+            self.due = min(self.due, self._since + self._after)
 
-    def _words(self, ended: Sequence[int], behind: Sequence[int], stacks: Stacks) -> str:
-        one = len(ended or behind) == 1
+    def _standstill(
+        self, ended: Sequence[int], behind: Sequence[int], stacks: Stacks
+    ) -> Standstill:
         who = rank_words(ended or behind or list(stacks))
-        how = (
-            "ended"
-            if ended
-            else "is behind"
-            if one
-            else "are behind"
-            if behind
-            else "not advancing"
-        )
-        first = f"[no progress for {self._after:g} s: {who} {how}]\n"
-        return first + "".join(f"[  {line}]\n" for line in text.stacks(stacks).splitlines())
+        if ended:
+            how = "ended"
+        else:
+            how = agreeing(len(behind or stacks), "is", "are") + (
+                " behind" if behind else " not advancing"
+            )
+        return Standstill(f"no progress for {self._after:g} s: {who} {how}", text.stacks(stacks))
 
 
 def those_behind(stacks: Stacks) -> list[int]:
@@ -209,20 +229,26 @@ def waits(stack: Mapping[str, Any]) -> bool:
     return any("distributed" in str(frame.get("file")) for frame in stack["frames"])
 
 
-def stand_still(before: Stacks, now: Stacks, working: float, measure: str = "cpu") -> bool:
-    """Whether no rank got on between two samples: the same frames, and no time on the processor but for waiting in a collective.
+def stand_still(before: Stacks, now: Stacks, working: float) -> bool:
+    """Whether nothing has changed on any rank between two samples.
+
+    A change is another frame, a collective, processor time, bytes read or written, a process that was started or has ended.
+    The processor time of a rank that waits in a collective does not count: it may poll.
 
     Args:
         working: seconds on the processor that count.
-        measure: whose: ``cpu`` for the main threads', ``cpu_of_all`` for those of the ranks with all that they have started.
     """
 
     def same(one: Mapping[str, Any] | None, two: Mapping[str, Any] | None) -> bool:
         if one is None or two is None:
             return one is two
-        if (one["frames"], one["collectives"]) != (two["frames"], two["collectives"]):
+        if any(one.get(part) != two.get(part) for part in ("frames", "collectives")):
             return False
-        return waits(two) or two.get(measure, 0.0) - one.get(measure, 0.0) < working
+        if waits(two):
+            return True
+        if any(one.get(part) != two.get(part) for part in ("processes", "io")):
+            return False
+        return bool(two.get("cpu", 0.0) - one.get("cpu", 0.0) < working)
 
     return before.keys() == now.keys() and all(same(before[rank], now[rank]) for rank in now)
 

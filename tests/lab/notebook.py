@@ -104,6 +104,12 @@ class Shown:
         return [o["data"] for o in self.outputs if o["kind"] in ("display_data", "execute_result")]
 
     @property
+    def standstill(self) -> str:
+        """The note that nothing changes on the ranks; "" where there is none or it was withdrawn."""
+        notes = [data.get("text/plain", "") for data in self.rich]
+        return next((note for note in notes if note.startswith("no progress")), "")
+
+    @property
     def kinds(self) -> list[str]:
         """The order of outputs on the screen: stdout, stderr, display_data, execute_result, error."""
         return [o["name"] if o["kind"] == "stream" else o["kind"] for o in self.outputs]

@@ -148,7 +148,6 @@ def sample(count: int, behind: int | None, ranks: int = 4) -> dict[int, dict[str
             "frames": [at_work] if rank == behind else [at_work, there],
             "collectives": count - (rank == behind),
             "cpu": float(count),
-            "cpu_of_all": float(count),
         }
         for rank in range(ranks)
     }
