@@ -83,15 +83,36 @@ def test_an_abort_is_first_and_nobody_waits_for_it_but_who_forms_groups(
 
 def test_variables_that_the_user_has_not_set() -> None:
     environment = {"TORCH_NCCL_ENABLE_MONITORING": "1", "NCCL_ASYNC_ERROR_HANDLING": "1"}
-    unblock.set_variables(environment)
+    unblock.set_variables(environment, "2.13.0+cpu")
     assert environment == {
         "TORCH_NCCL_ENABLE_MONITORING": "1",
         "NCCL_ASYNC_ERROR_HANDLING": "1",
-        "TORCH_NCCL_TRACE_BUFFER_SIZE": "2000",
+        "TORCH_FR_BUFFER_SIZE": "2000",
     }
     plain: dict[str, str] = {}
     unblock.set_variables(plain)
     assert plain["TORCH_NCCL_ASYNC_ERROR_HANDLING"] == "0"
+
+
+@pytest.mark.parametrize(
+    ("version", "name"),
+    [
+        ("2.13.0+cu126", "TORCH_FR_BUFFER_SIZE"),
+        ("2.11.0", "TORCH_FR_BUFFER_SIZE"),
+        ("3.0.0a0+git1a2b3c", "TORCH_FR_BUFFER_SIZE"),
+        ("2.10.1", "TORCH_NCCL_TRACE_BUFFER_SIZE"),
+        ("2.4.0+cpu", "TORCH_NCCL_TRACE_BUFFER_SIZE"),
+    ],
+)
+def test_flight_recorder_is_set_by_the_name_that_torch_reads(version: str, name: str) -> None:
+    environment: dict[str, str] = {}
+    unblock.set_variables(environment, version)
+    recorder = {key for key in environment if key.endswith("BUFFER_SIZE")}
+    assert recorder == {name}
+    for own in ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE"):
+        chosen = {own: "5"}
+        unblock.set_variables(chosen, version)
+        assert {key: value for key, value in chosen.items() if key.endswith("SIZE")} == {own: "5"}
 
 
 def test_the_interface_is_meant_whole() -> None:

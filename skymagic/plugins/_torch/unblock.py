@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import socket
 import sys
 import threading
 from collections import ChainMap
 from collections.abc import Iterable, Iterator, Mapping, MutableMapping
+from importlib.metadata import version
 from typing import Any
 
 from skymagic.runtime import rendezvous
@@ -80,22 +82,29 @@ VARIABLES = {
     "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
     # or the heartbeat monitor ends a rank that is being held
     "TORCH_NCCL_ENABLE_MONITORING": "0",
-    # the flight recorder: which collective each rank is in
-    "TORCH_NCCL_TRACE_BUFFER_SIZE": "2000",
 }
 """Read when a process group is made."""
-OTHER_NAMES = {
-    "TORCH_NCCL_ASYNC_ERROR_HANDLING": ("NCCL_ASYNC_ERROR_HANDLING",),
-    "TORCH_NCCL_TRACE_BUFFER_SIZE": ("TORCH_FR_BUFFER_SIZE",),
-}
+OTHER_NAMES = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "NCCL_ASYNC_ERROR_HANDLING"}
 """By which torch knows them, too."""
+RECORDER, RECORDER_BEFORE = "TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE"
+"""Entries of the flight recorder, which tells in which collective each rank is; and its name before torch 2.11."""
+RECORDER_ENTRIES = "2000"
+RENAMED_IN = (2, 11)
+"""The torch version that warns of the earlier name in each rank's log; those before it read no other."""
 
 
-def set_variables(environment: MutableMapping[str, str] = os.environ) -> None:
-    """Set what the user has not set."""
+def set_variables(
+    environment: MutableMapping[str, str] = os.environ, torch_version: str | None = None
+) -> None:
+    """Set what the user has not set, under the names that the torch version reads (default: the installed one's)."""
+    if torch_version is None:
+        torch_version = version("torch")
     for name, value in VARIABLES.items():
-        if not any(other in environment for other in (name, *OTHER_NAMES.get(name, ()))):
+        if name not in environment and OTHER_NAMES.get(name, name) not in environment:
             environment[name] = value
+    if RECORDER not in environment and RECORDER_BEFORE not in environment:
+        release = tuple(int(part) for part in re.findall(r"\d+", torch_version)[:2])
+        environment[RECORDER if release >= RENAMED_IN else RECORDER_BEFORE] = RECORDER_ENTRIES
 
 
 class Aborts:
