@@ -99,6 +99,8 @@ class RunSummary:
     gather_seconds: float = 0.0
     names: tuple[str, ...] = ()
     """The notebook's variables that hold what came back."""
+    progress: Progress | None = None
+    """How far it was when it ended before its time; None where it ended well, or nobody knows."""
     numbers: Sequence[Number] = ()
     lagged: str = ""
     unit: str = "rank"
@@ -149,6 +151,8 @@ def end_parts(end: RunSummary) -> list[str]:
         if end.pool_ended
         else []
     )
+    if end.progress is not None:
+        parts.append(progress_reached(end.progress))
     if end.shipped >= SHOWN_BYTES or end.ship_seconds >= SHOWN_SECONDS:
         parts.append(f"shipped {size(end.shipped)} in {end.ship_seconds:.1f} s")
     if end.gathered >= SHOWN_BYTES or end.gather_seconds >= SHOWN_SECONDS:
@@ -172,6 +176,13 @@ def progress_parts(progress: Progress) -> list[str]:
     return parts
 
 
+def progress_reached(progress: Progress) -> str:
+    """How far a run was when it was stopped: "45%, step 450 of 1000"."""
+    if progress.total is None or progress.share is None:
+        return f"step {progress.done:g}"
+    return f"{math.floor(100 * progress.share)}%, step {progress.done:g} of {progress.total:g}"
+
+
 def number_text(number: Number) -> str:
     """A number with its range over ranks, where they differ, and how it went: "loss 0.203 (0.19–0.21) ▇▅▃▂"."""
     low, high = short(number.low), short(number.high)
@@ -185,12 +196,17 @@ def number_text(number: Number) -> str:
 
 
 def sparkline(values: Sequence[float]) -> str:
-    """Values as bars between their least and their most; nothing for fewer than three, a blank for what is not finite."""
+    """Values as bars between their least and their most, a blank for what is not finite.
+
+    Nothing for fewer than three, and for values that are all the same: these would be a long line that says nothing.
+    """
     finite = [value for value in values if math.isfinite(value)]
     if len(finite) < 3:
         return ""
     low, high = min(finite), max(finite)
-    scale = (len(BARS) - 1) / (high - low) if high > low else 0.0
+    if low == high:
+        return ""
+    scale = (len(BARS) - 1) / (high - low)
     return "".join(
         BARS[round((value - low) * scale)] if math.isfinite(value) else " " for value in values
     )
@@ -308,6 +324,7 @@ class RunView:
     def __init__(self, after: float, actions: Actions | None = None) -> None:
         self._after = self._next = after
         self._begun = time.monotonic()
+        self._progress: Progress | None = None
         self._live = watched()
         self._page = page()
         self._line = LiveLine(actions, HINT)
@@ -347,6 +364,7 @@ class RunView:
         """Show this state."""
         self._next = self.seconds + INTERVAL
         self.shown = True
+        self._progress = state.progress
         share = state.progress.share if state.progress is not None else None
         self._line.draw(line(state), share, deaf=bool(state.activity))
 
@@ -371,7 +389,9 @@ class RunView:
         again = controls.opened is not None and controls.opened.heard_from_others(
             self._page, self._begun
         )
-        return replace(end, incomplete=end.incomplete or again)
+        stopped = end.failed or end.interrupted or end.timed_out
+        progress = end.progress or (self._progress if stopped else None)  # a bar's, else
+        return replace(end, incomplete=end.incomplete or again, progress=progress)
 
 
 class BesideView(RunView):
@@ -400,6 +420,7 @@ class BesideView(RunView):
         """Keep what is to be said of this state."""
         self._next = self.seconds + INTERVAL
         self.shown = True
+        self._progress = state.progress
         self.words = SEPARATOR.join(state_parts(state))
 
     def end(self, end: RunSummary) -> None:

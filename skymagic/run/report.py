@@ -251,6 +251,7 @@ def end_of(
         gathered=gathered[0],
         gather_seconds=gathered[1],
         names=tuple(names) if report.good else (),
+        progress=None if report.good else report.metrics.progress(),
         numbers=report.metrics.numbers(),
         lagged=SEPARATOR.join(filter(None, [report.lagged, *reasons_over(report.metrics.usage())])),
         cell=report.metrics.cell,

@@ -69,7 +69,9 @@ def test_without_ipywidgets_the_line_moves_says_what_stops_the_cell_and_stays(
     assert line(cell).endswith(" · press ■ to stop")
     without.interrupt()
     without.finish(cell)
-    assert re.fullmatch(r"2 ranks · \d+\.\d s · interrupted · loss 0\.25.*", line(cell))
+    assert re.fullmatch(
+        r"2 ranks · \d+\.\d s · interrupted · (?:\d+%, )?step \d+.* · loss 0\.25.*", line(cell)
+    )
     assert cell.kinds[-1] == "error"
     assert WIDGETS not in str(cell.rich)
 

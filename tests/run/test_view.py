@@ -68,6 +68,14 @@ def test_what_the_line_says(state: RunState, said: str) -> None:
         (RunSummary(2, 75.0, gathered=2_000_000, gather_seconds=0.31), "2 ranks · 1:15 · gathered 2.0 MB in 0.3 s"),
         (RunSummary(2, 3.0, shipped=999, ship_seconds=0.1, failed=(1,)), "2 ranks · 3.0 s · rank 1 failed"),
         (RunSummary(2, 3.0, interrupted=True), "2 ranks · 3.0 s · interrupted"),
+        (
+            RunSummary(2, 3.0, interrupted=True, progress=Progress(450, 1000, 12.5)),
+            "2 ranks · 3.0 s · interrupted · 45%, step 450 of 1000",
+        ),
+        (
+            RunSummary(2, 3.0, failed=(1,), progress=Progress(7)),
+            "2 ranks · 3.0 s · rank 1 failed · step 7",
+        ),
         (RunSummary(2, 3.0, timed_out=True, lagged="rank 3 was 9 steps behind"), "2 ranks · 3.0 s · stopped: time limit reached · rank 3 was 9 steps behind"),
         (RunSummary(2, 3.0, cell=5, incomplete=True), "2 ranks · 3.0 s · not all output is shown: %sky_logs --cell 5"),
         (RunSummary(2, 3.0, cell=5), "2 ranks · 3.0 s"),
@@ -79,7 +87,8 @@ def test_what_stays_of_it(end: RunSummary, said: str) -> None:
 
 def test_sparklines() -> None:
     assert sparkline([1, 2, 3, 4, 5, 6, 7, 8]) == "▁▂▃▄▅▆▇█"
-    assert sparkline([5, 5, 5]) == "▁▁▁"
+    assert sparkline([5, 5, 5]) == "", "a line at the bottom of the letters says nothing"
+    assert sparkline([0, math.nan, 0, 0]) == ""
     assert sparkline([1, math.nan, 2, math.inf, 3]) == "▁ ▅ █"
     assert sparkline([1, 2]) == ""
 
