@@ -318,7 +318,8 @@ class Pool(SharedStatus):
         """What ranks have reported with ``sky.report``, while they go on too: a DataFrame with the index (step, rank).
 
         Columns are ``cell``, ``seconds`` since the cell began on that rank, and the numbers. Where steps begin again, in another
-        epoch or another cell, they are counted on. Without pandas: a list of dicts. ``pool.metrics.loss.unstack().plot()``.
+        epoch or another cell, they are counted on. ``pool.metrics.loss.unstack().plot()``.
+        Without pandas: a list of dicts whose columns are read in the same way (``pool.metrics.loss.mean()``).
         """
         return table(self.runs.reported)
 

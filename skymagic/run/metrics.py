@@ -349,20 +349,84 @@ def _plain(step: float) -> float | int:
     return int(step) if step.is_integer() else step
 
 
+class Column(list[float]):
+    """One column of a `Table`, with the methods of a pandas Series that need no index; NaN is left out of all figures."""
+
+    def dropna(self) -> Column:
+        """Return the values that are not NaN."""
+        return Column(value for value in self if not math.isnan(value))
+
+    def min(self) -> float:
+        """Return the least value, or NaN if there is none."""
+        return min(self.dropna(), default=math.nan)
+
+    def max(self) -> float:
+        """Return the greatest value, or NaN if there is none."""
+        return max(self.dropna(), default=math.nan)
+
+    def sum(self) -> float:
+        """Return the sum."""
+        return sum(self.dropna())
+
+    def mean(self) -> float:
+        """Return the arithmetic mean, or NaN if there is no value."""
+        values = self.dropna()
+        return statistics.fmean(values) if values else math.nan
+
+    def tolist(self) -> list[float]:
+        """Return the values as a plain list."""
+        return list(self)
+
+
+class Table(list[dict[str, Any]]):
+    """What ranks have reported, where there is no pandas: a list of a dict for each step of each rank.
+
+    Columns are read as those of a DataFrame: ``table.loss`` or ``table["loss"]``, and ``table.columns`` names them.
+    """
+
+    @property
+    def columns(self) -> list[str]:
+        """Names of the columns; step and rank, which are a DataFrame's index, are not among them."""
+        return [name for name in _column_names(self) if name not in INDEX]
+
+    def __getattr__(self, name: str) -> Column:
+        if name not in _column_names(self):
+            known = ", ".join(self.columns)
+            raise AttributeError(
+                f"no column {name!r} (there are: {known}); a DataFrame's methods need pandas: pip install pandas"
+            )
+        return Column(row.get(name, math.nan) for row in self)
+
+    def __getitem__(self, key: Any) -> Any:
+        if not isinstance(key, str):
+            return super().__getitem__(key)
+        try:
+            return self.__getattr__(key)
+        except AttributeError as problem:
+            raise KeyError(str(problem)) from None
+
+    def __dir__(self) -> list[str]:
+        return [*super().__dir__(), *_column_names(self)]
+
+
+INDEX = ["step", "rank"]
+
+
+def _column_names(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The names that stand in any of these rows, in the order in which they appear."""
+    found = dict.fromkeys(name for row in rows for name in row)
+    return list(found) or [*INDEX, "cell", "seconds"]
+
+
 def table(runs: Sequence[Metrics]) -> Any:
-    """What runs have reported, as a DataFrame with the index (step, rank); without pandas the list of `records`."""
+    """What runs have reported, as a DataFrame with the index (step, rank); a `Table` of the same columns without pandas."""
     rows = records(runs)
     if find_spec("pandas") is None:
-        return rows
+        return Table(rows)
     import pandas
 
-    names = list(dict.fromkeys(name for row in rows for name in row)) or [
-        "step",
-        "rank",
-        "cell",
-        "seconds",
-    ]
-    return pandas.DataFrame(rows, columns=names).set_index(["step", "rank"])
+    names = _column_names(rows)
+    return pandas.DataFrame(rows, columns=names).set_index(INDEX)
 
 
 def kept(runs: Sequence[Metrics], doubles: int) -> Iterator[Metrics]:

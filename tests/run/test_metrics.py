@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import math
+import pickle
 from array import array
 from pathlib import Path
 from typing import Any
@@ -101,6 +103,42 @@ def test_without_pandas_it_is_a_list_of_dicts(monkeypatch: pytest.MonkeyPatch) -
     assert table([of((0, batch("loss", (0.5, 1, NAN, 2.0))))]) == [
         {"step": 1, "rank": 0, "cell": 1, "seconds": 0.5, "loss": 2.0}
     ]
+
+
+@pytest.mark.parametrize("pandas", [True, False])
+def test_columns_are_read_with_and_without_pandas(
+    monkeypatch: pytest.MonkeyPatch, pandas: bool
+) -> None:
+    if pandas:
+        pytest.importorskip("pandas")
+    else:
+        monkeypatch.setattr(module, "find_spec", lambda name: None)
+    run = of((0, loop("loss", range(1, 4))), (0, batch("min", (0, 2, NAN, 0.1))))
+    found = table([run])
+    assert len(found) == len(found.loss) == 3
+    assert found["loss"].tolist() == found.loss.tolist()
+    assert found.loss.mean() == pytest.approx(sum(found.loss) / 3)
+    assert (found.loss.min(), found.loss.max()) == (min(found.loss), max(found.loss))
+    assert found["min"].dropna().tolist() == [0.1]
+    assert list(found.columns) == ["cell", "seconds", "loss", "min"]
+    with pytest.raises(AttributeError):
+        _ = found.accuracy
+    with pytest.raises(KeyError):
+        _ = found["accuracy"]
+    assert len(table([])) == 0
+    assert table([]).cell.tolist() == []
+
+
+def test_a_missing_column_without_pandas_says_what_there_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "find_spec", lambda name: None)
+    found = table([of((0, loop("loss", range(3))))])
+    with pytest.raises(AttributeError, match=r"there are: cell, seconds, loss.*pip install pandas"):
+        _ = found.accuracy
+    assert "loss" in dir(found)
+    assert pickle.loads(pickle.dumps(found)) == found
+    assert copy.copy(found).loss == found.loss
 
 
 def test_the_oldest_runs_are_forgotten_when_there_is_too_much() -> None:
