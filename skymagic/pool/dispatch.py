@@ -267,7 +267,7 @@ class Dispatch:
             if report.left:
                 name = self._status.name
                 raise RunInterrupted(
-                    f"the kernel was shut down, and the ranks go on: %sky_attach {name} continues with this cell"
+                    f"the kernel was shut down, and the ranks keep running: %sky_attach {name} continues with this cell"
                 )
         finally:
             self._status.lifetime.end(id(submission), now())
