@@ -117,7 +117,8 @@ def _tensor(contents: Contents, tensor: Any) -> None:
     if tensor.is_leaf and tensor.grad is not None:
         contents.say("grad")
         contents.add(tensor.grad)
-    if tensor.is_leaf and (registered := hooks.tensor_hooks(tensor)):
+    has_hooks = tensor._backward_hooks or tensor._post_accumulate_grad_hooks
+    if has_hooks and tensor.is_leaf and (registered := hooks.tensor_hooks(tensor)):
         contents.say("hooks")
         contents.add(registered)
     if tensor.is_leaf and is_plain(tensor) and 0 < tensor.nbytes < SMALL:

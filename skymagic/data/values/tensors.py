@@ -38,7 +38,11 @@ def reduce_tensor(tracker: Tracker, tensor: Any) -> Reduced:
         tensor = tensor.detach()
     reduced = _reduce(tracker, tensor)
     grad = tensor.grad if tensor.requires_grad else None
-    registered = hooks.tensor_hooks(tensor)
+    # asked here, without a call: a model's state has thousands of tensors, and hardly any has hooks
+    has_hooks = tensor._backward_hooks or tensor._post_accumulate_grad_hooks
+    if grad is None and not has_hooks:
+        return reduced
+    registered = hooks.tensor_hooks(tensor) if has_hooks else {}
     if grad is None and not registered:
         return reduced
     if len(reduced) > 2:
