@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, TypeVar
 from skymagic.data.capture.class_attributes import ClassAttribute
 from skymagic.data.shipping.bundles import Bundle, Variable
 from skymagic.data.store.bundle import ContentIndex
-from skymagic.data.values import arrays, hooks
+from skymagic.data.values import arrays, hooks, worlds
 from skymagic.data.values.kinds import is_a, type_name
 from skymagic.plan.suggest import did_you_mean
 
@@ -214,7 +214,8 @@ def refusal(
     reason, remedy = explain(culprit, problem)
     if path:
         reason = f"{name}{path} ({named}) {reason}"
-        remedy = _LEAF if _computation(culprit) else _INSIDE if "<" in path else _NESTED
+        if not isinstance(problem, worlds.WorldError):
+            remedy = _LEAF if _computation(culprit) else _INSIDE if "<" in path else _NESTED
     return Refusal(name, type_name(value), why, reason, remedy.format(name=name, path=path))
 
 
@@ -312,6 +313,8 @@ def explain(culprit: object, problem: BaseException) -> tuple[str, str]:
     known = _known(culprit)
     if known is not None:
         return known
+    if isinstance(problem, worlds.WorldError):
+        return f"holds a {problem.type}, which {worlds.REASON}", worlds.REMEDY
     if made_by := _computation(culprit):
         return f"is part of a computation ({made_by}), which does not travel", _LEAF
     text = (
@@ -333,6 +336,8 @@ def _computation(value: object) -> str:
 
 def _known(value: object) -> tuple[str, str] | None:
     """Reason and remedy for the kinds of objects that never travel."""
+    if worlds.knows_world(value):
+        return worlds.REASON, worlds.REMEDY
     names = {
         type_name(value),
         *(f"{kind.__module__.lstrip('_')}.{kind.__qualname__}" for kind in type(value).__mro__),

@@ -7,6 +7,7 @@ reducers    Python's own types that pickle cannot take apart; one class on all r
 singletons  objects of which each process has one of its own: modules, torch's operators and constants, settings
 enums       enumerations: classes with their members, each one object on each side
 registrations  what libraries know of a class: pytree nodes, names for saving, virtual base classes
+worlds      objects that know rank and world size, and do not travel
 rebuild     what pickles call to make functions, classes and others again
 arrays      the memory of numpy's arrays and pandas' frames; memory maps of files
 tensors     the memory of torch's tensors

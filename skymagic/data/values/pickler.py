@@ -24,6 +24,7 @@ from skymagic.data.values import (
     registrations,
     shards,
     singletons,
+    worlds,
 )
 from skymagic.data.values.exceptions import reduce_exception
 from skymagic.data.values.kinds import changeable, is_a, made_by_python
@@ -119,6 +120,20 @@ class ValuePickler(cloudpickle.Pickler):  # type: ignore[misc]
             return own
         if issubclass(kind, types.ModuleType):
             return ValuePickler._module
+        knows_world = worlds.check_for(kind) if self.folder else None
+        if knows_world is None:
+            return self._reducer_of_process(kind)
+        plain = self._reducer_of_process(kind)
+
+        def reduce_checked(pickler: ValuePickler, obj: Any) -> Any:
+            if knows_world(obj):
+                raise worlds.WorldError(obj)
+            return NotImplemented if plain is None else plain(pickler, obj)
+
+        return reduce_checked
+
+    def _reducer_of_process(self, kind: type) -> Callable[[ValuePickler, Any], Any] | None:
+        """Return how objects are reduced, of which a process may have one of its own."""
         if singletons.replaces_module(kind):
             return ValuePickler._module_replacement
         if registrations.is_custom_op(kind):
