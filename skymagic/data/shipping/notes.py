@@ -7,7 +7,7 @@ import types
 from collections import defaultdict
 from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeGuard, TypeVar
 
 from skymagic.data.capture.class_attributes import ClassAttribute
 from skymagic.data.shipping.bundles import Bundle, Variable
@@ -299,6 +299,38 @@ _KINDS: tuple[tuple[tuple[str, ...], str, str], ...] = (
         "belongs to a running program",
         "keep its text instead: traceback.format_exc()",
     ),
+    (
+        (
+            "ctypes.Structure",
+            "ctypes.Union",
+            "ctypes.PyCStructType",
+            "ctypes.UnionType",
+            "ctypes.Array",
+        ),
+        "is a C structure, or an array of them, whose layout this process has made",
+        "define it in the cell, and pass bytes({name})",
+    ),
+    (
+        (
+            "ctypes._Pointer",
+            "ctypes.CFuncPtr",
+            "ctypes.CDLL",
+            "ctypes.PyCPointerType",
+            "ctypes.PyCFuncPtrType",
+        ),
+        "is an address in this process",
+        "make it in the cell",
+    ),
+    (
+        ("tqdm.notebook.tqdm_notebook",),
+        "is a progress bar of this page",
+        "make it in the cell, or pass what it iterates over",
+    ),
+    (
+        ("ipywidgets.widgets.widget.Widget",),
+        "is a widget of this page",
+        "make it in the cell, or pass its value",
+    ),
     (("weakref", "weakref.ReferenceType"), "is a weak reference", "pass what it refers to"),
     (
         ("contextvars.ContextVar", "contextvars.Context"),
@@ -373,11 +405,11 @@ def find(value: object, attempt: Callable[[object], object]) -> tuple[str, objec
 
 def parts(value: object) -> Iterator[tuple[str, object]]:
     """What a value consists of, each with how to get there from it."""
-    if isinstance(value, dict):
+    if _is(value, dict):
         yield from ((f"[{key!r}]", item) for key, item in list(value.items())[:_BUDGET])
-    elif isinstance(value, list | tuple | set | frozenset):
+    elif _is(value, list) or _is(value, tuple) or _is(value, set) or _is(value, frozenset):
         yield from ((f"[{index}]", item) for index, item in enumerate(list(value)[:_BUDGET]))
-    elif isinstance(value, types.FunctionType):
+    elif _is(value, types.FunctionType):
         for name, cell in zip(value.__code__.co_freevars, value.__closure__ or (), strict=False):
             try:
                 yield f".<closure>.{name}", cell.cell_contents
@@ -388,9 +420,9 @@ def parts(value: object) -> Iterator[tuple[str, object]]:
             (f".<default>.{key}", item) for key, item in (value.__kwdefaults__ or {}).items()
         )
         yield from ((f".{key}", item) for key, item in vars(value).items())
-    elif isinstance(value, types.MethodType):
+    elif _is(value, types.MethodType):
         yield ".__self__", value.__self__
-    elif isinstance(value, type):
+    elif _is(value, type):
         hidden = (types.GetSetDescriptorType, types.MemberDescriptorType)
         yield from (
             (f".{key}", item) for key, item in vars(value).items() if not isinstance(item, hidden)
@@ -401,4 +433,18 @@ def parts(value: object) -> Iterator[tuple[str, object]]:
     elif (
         not hasattr(type(value), "__getstate__") or type(value).__getstate__ is object.__getstate__
     ):
-        yield from ((f".{key}", item) for key, item in getattr(value, "__dict__", {}).items())
+        yield from ((f".{key}", item) for key, item in _attributes(value).items())
+
+
+def _is(value: object, kind: type[T]) -> TypeGuard[T]:
+    """Return True if a value is of this type, whatever its ``__class__`` says, as that of a proxy does."""
+    return issubclass(type(value), kind)
+
+
+def _attributes(value: object) -> dict[str, object]:
+    """Return an object's attributes without a call of its class's own code."""
+    try:
+        found = object.__getattribute__(value, "__dict__")
+    except AttributeError:  # slots
+        return {}
+    return found if type(found) is dict else {}

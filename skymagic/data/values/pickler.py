@@ -263,6 +263,10 @@ class ValuePickler(cloudpickle.Pickler):  # type: ignore[misc]
     def _class(self, cls: type) -> Any:
         if self.folder is None and cls.__module__ == self.namespace.get("__name__"):
             recognise(cls)
+        if not _cloud._should_pickle_by_reference(cls):
+            array = reducers.reduce_ctype(cls)
+            if array is not None:
+                return array
         is_enum = issubclass(cls, enum.Enum) and not _cloud._should_pickle_by_reference(cls)
         reduced = _enum_class(cls) if is_enum else _cloud._class_reduce(cls)
         if reduced is NotImplemented:

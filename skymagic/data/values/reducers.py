@@ -12,6 +12,7 @@ import ctypes
 import enum
 import functools
 import io
+import operator
 import pickle
 import re
 import sys
@@ -117,6 +118,21 @@ def _type_parameter(parameter: Any) -> Any:
         getattr(parameter, "__bound__", None),
     )
     return rebuild.type_parameter, (_cloud._get_or_create_tracker_id(parameter), *facts)
+
+
+def reduce_ctype(cls: type) -> Any:
+    """Reduce a type of ctypes' arrays, such as ``ctypes.c_int * 4``, to its elements' type and its length.
+
+    Return None for classes that are not made by ctypes.
+
+    Raises:
+        pickle.PicklingError: it is a structure, pointer or function type, which ctypes makes from this process's memory.
+    """
+    if type(cls).__module__ != "_ctypes":
+        return None
+    if issubclass(cls, ctypes.Array) and cls.__bases__ == (ctypes.Array,):
+        return operator.mul, (cls._type_, cls._length_)
+    raise pickle.PicklingError(f"cannot pickle {cls.__qualname__!r}, a C type of this process")
 
 
 # -- collections that fill themselves ----------------------------------------------------------------------------------
