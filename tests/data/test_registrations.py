@@ -114,7 +114,8 @@ def _(x: C): return "C"
         "torch",
         """
 import torch
-@torch.library.custom_op("skytest::double", mutates_args=())
+from torch import library
+@library.custom_op("skytest::double", mutates_args=())
 def C(x: torch.Tensor) -> torch.Tensor: return x * 2
 @C.register_fake
 def _(x): return torch.empty_like(x)

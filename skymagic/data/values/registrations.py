@@ -258,11 +258,11 @@ _READERS = (
     _virtual_bases,
 )
 
-# -- torch.library.custom_op -----------------------------------------------------------------------
+# -- torch operators of custom_op ----------------------------------------------------------------------
 
 
 def is_custom_op(kind: type) -> bool:
-    """Return True for what `torch.library.custom_op` makes."""
+    """Return True for what torch's `custom_op` makes."""
     return is_a(kind, "torch._library.custom_ops", "CustomOpDef")
 
 
