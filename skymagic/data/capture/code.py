@@ -284,6 +284,15 @@ def namespace_keys(tree: ast.AST) -> set[str]:
             and _is_namespace(node.func.value)
         ):
             keys += node.args[:1]
+            if node.func.attr == "update":
+                keys += [ast.Constant(each.arg) for each in node.keywords if each.arg]
+                keys += [
+                    key
+                    for each in node.args
+                    if isinstance(each, ast.Dict)
+                    for key in each.keys
+                    if key
+                ]
         elif isinstance(node, ast.Compare) and any(map(_is_namespace, node.comparators)):
             keys.append(node.left)
     return {

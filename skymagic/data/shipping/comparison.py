@@ -14,7 +14,7 @@ from skymagic.data.capture import modules
 from skymagic.data.capture.assignments import Assignments
 from skymagic.data.capture.modules import DATA_READERS
 from skymagic.data.capture.names import interactive, is_output
-from skymagic.data.shipping.bindings import NOBODY, Bindings, Sources
+from skymagic.data.shipping.bindings import Bindings, Sources
 from skymagic.data.shipping.bundles import Variable, groups
 from skymagic.data.shipping.collecting import Collector, Needs, ShippingRequest
 from skymagic.data.shipping.notes import Notes
@@ -224,13 +224,16 @@ class Comparison:
         """Names that functions on the ranks read and the cell may need, each with the reason.
 
         Those that the cell names may run, and so may what these read. Of others nobody can say: what a cell has bound on a rank may
-        hold any function, and hooks and callbacks run by themselves. So the names that the ranks have got are looked at again, with
-        all their bytes if the cell uses something that the ranks have bound.
+        hold any function, and hooks and callbacks run by themselves. So the names that the ranks have got are looked at again. If the
+        cell uses something that the ranks have bound, such as a dict that holds a function, all their bytes are looked at, and
+        names that the notebook defined after the function was made travel too.
         """
-        readers = NOBODY if request.no_push else self._bindings.readers(request.ranks)
-        if not readers.names:
+        if request.no_push:
             return {}
-        found: dict[str, str] = {}
+        found = self._bound_by_cell(request)
+        readers = self._bindings.readers(request.ranks)
+        if not readers.names:
+            return found
         todo = sorted(request.wanted)
         seen = set(todo)
         while todo:
@@ -245,16 +248,27 @@ class Comparison:
                 for rank in request.ranks
                 for name in request.wanted
             )
-            held = [self._bindings.fingerprints(rank) for rank in request.ranks]
-            others = (readers.first.keys() & self._namespace.keys()) - seen.union(request.gather)
-            sent: set[str] = set()
-            for each in held:
-                if len(sent) < len(others):  # the first rank has them all, nearly always
-                    sent |= each.keys() & others
+            names = (readers.first.keys() & self._namespace.keys()) - seen.union(request.gather)
             if not every:
-                sent = {name for name in sent if not self._settled(held, name)}
-            found.update({name: f"used by {readers.first[name]}" for name in sorted(sent)})
+                held = [self._bindings.fingerprints(rank) for rank in request.ranks]
+                sent = frozenset().union(*(each.keys() & names for each in held))
+                names = {name for name in sent if not self._settled(held, name)}
+            found.update({name: f"used by {readers.first[name]}" for name in sorted(names)})
         return {name: reason for name, reason in found.items() if name not in request.kept}
+
+    def _bound_by_cell(self, request: ShippingRequest) -> dict[str, str]:
+        """Return the constants that a cell may bind without reading them, and that ranks hold.
+
+        A rank tells by identity what a run has bound. It cannot see an assignment of the object that the name has already, such as
+        ``d = 1`` over 1 on a path that need not be taken. With the notebook's latest value on the rank this makes no difference.
+        """
+        names = request.names.stores - request.wanted - request.kept - self._pulled.keys()
+        held = frozenset().union(*(self._bindings.names(rank) for rank in request.ranks))
+        return {
+            name: "assigned in the cell"
+            for name in sorted(names & held)
+            if type(self._namespace.get(name, self)) in FIXED_TYPES
+        }
 
     def compare(self, request: ShippingRequest, needs: Needs) -> None:
         """Find which ranks lack which of the values, and the modules that are needed."""

@@ -326,6 +326,8 @@ class ValuePickler(cloudpickle.Pickler):  # type: ignore[misc]
             self.required |= names.required
             for name in sorted(names.loads):
                 self.uses.setdefault(name, function.__qualname__)
+            for name in sorted(names.sets - names.loads):
+                self.hints.setdefault(name, function.__qualname__)
             self._annotated(function)
         else:
             self._refer(where)

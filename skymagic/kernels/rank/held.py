@@ -230,7 +230,10 @@ class CodeReads:
     def add(self, code: types.CodeType) -> None:
         """There is a function of this code; functions in it may outlive it."""
         if id(code) not in self._codes:
-            names = code_names(code).loads
+            found = code_names(code)
+            # A name that it binds as well: unless the rank has the notebook's latest value, an assignment of the object
+            # that the rank has already could not be told from no assignment.
+            names = found.loads | found.sets
             gone = functools.partial(self._forget, id(code))
             self._codes[id(code)] = (
                 weakref.ref(code, gone),
