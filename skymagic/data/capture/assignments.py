@@ -135,6 +135,8 @@ def set_on_modules(tree: ast.AST, namespace: Mapping[str, object]) -> dict[str, 
                 inner = getattr(module, path[depth], None)
                 if isinstance(inner, type) and depth + 1 < len(path):
                     continue  # `class_attributes`
+                if inner is os.environ:
+                    continue  # the ranks get its changes
                 found[f"{module.__name__}.{path[depth]}"] = module.__name__
     return found
 
@@ -168,7 +170,19 @@ def of(namespace: dict[str, Any]) -> Assignments:
     return found
 
 
-_SECRET = re.compile(r"KEY|TOKEN|SECRET|PASSW|CREDENTIAL|AUTH", re.IGNORECASE)
+_WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
+_SECRET_WORDS = re.compile(
+    r"KEYS?|TOKENS?|SECRETS?|PASS|PASSPHRASE|PAT|CREDS|O?AUTH|AUTHORIZATION|AUTHENTICATION|BEARER"
+)
+_SECRET_PARTS = re.compile(r"PASSW|CREDENTIAL|OAUTH|(?:KEY|TOKEN|SECRET|AUTH)\d*$")
+"""In words without separators: OPENAIKEY, PGPASSWORD, GITHUBTOKEN."""
+_ORDINARY_WORDS = frozenset({"MONKEY", "TURKEY", "DONKEY", "HOCKEY", "JOCKEY", "WHISKEY"})
+_COUNTED_WORDS = frozenset({"KEY", "KEYS", "TOKEN", "TOKENS"})
+_COUNTING_WORDS = re.compile(
+    r"MAX|MIN|NUM|N|NUMBER|COUNT|LIMIT|TOTAL|PER|NEW|LENGTH|LEN|SIZE|BUDGET|CONTEXT|PROMPT|OUTPUT|INPUT|BATCH|TRAIN"
+    r"|PAD|EOS|BOS|UNK|SEP|CLS|MASK|STOP|SPECIAL|SORT|PRIMARY|FOREIGN|GROUP|PARTITION|DISABLE|IMPLICIT"
+)
+"""Beside one of these a key or token is a number, a symbol of a vocabulary, a column, or a switch: MAX_TOKENS, PAD_TOKEN, SORT_KEY."""
 _OF_THE_MACHINE = re.compile(
     r"PATH|HOME|PWD|OLDPWD|TMPDIR|USER|SHELL|TERM|COLUMNS|LINES|LD_\w+|PYTHON\w*|VIRTUAL_ENV|CONDA_\w+|SSH_\w+|DISPLAY|PYTEST_\w+"
     r"|(?:JPY|IPYTHON|JUPYTER|SKYMAGIC|SKYPILOT|COMPUTE_POOL|TORCHELASTIC|SLURM|RAY)\w*"
@@ -198,5 +212,16 @@ def environment_changes(now: Mapping[str, str], before: Mapping[str, str]) -> di
 
 
 def is_secret_variable(name: str) -> bool:
-    """Whether a variable's name says that its value is nobody's business."""
-    return _SECRET.search(name) is not None
+    """Return True if a variable's name says that its value is confidential.
+
+    Whole words of the name count: HF_TOKEN is a secret, TOKENIZERS_PARALLELISM, KEYBOARD and AUTHOR are not.
+    """
+    words = {word.upper() for word in _WORD.findall(name)}
+    found = {
+        word
+        for word in words - _ORDINARY_WORDS
+        if _SECRET_WORDS.fullmatch(word) or _SECRET_PARTS.search(word)
+    }
+    if any(_COUNTING_WORDS.fullmatch(word) for word in words):
+        found -= _COUNTED_WORDS
+    return bool(found)

@@ -141,6 +141,10 @@ class Bindings:
         """A rank keeps its own bindings as long as the notebook's values have these fingerprints."""
         self._ranks[rank].fingerprints.update(fingerprints)
 
+    def sent_environ(self, ranks: Iterable[int]) -> frozenset[str]:
+        """Return the environment variables that some of these ranks have from the notebook."""
+        return frozenset().union(*(self._ranks[rank].environ for rank in ranks))
+
     def lacking_environ(
         self, changed: Mapping[str, str | None], ranks: Iterable[int]
     ) -> dict[str, str | None]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import os
 import platform
 import threading
 import weakref
@@ -393,6 +394,10 @@ class Shipper(Unpacking):
         secret = {name for name in changed if assignments.is_secret_variable(name)}
         if request.note is not None:
             self.notes.secret(secret, request.note)
-        return self.bindings.lacking_environ(
-            {n: v for n, v in changed.items() if n not in secret}, request.ranks
-        )
+        # what was sent and is deleted, or again as it was when skymagic was loaded, is so on the ranks too
+        restored = self.bindings.sent_environ(request.ranks) - changed.keys()
+        wanted = {
+            **{name: value for name, value in changed.items() if name not in secret},
+            **{name: os.environ.get(name) for name in restored},
+        }
+        return self.bindings.lacking_environ(wanted, request.ranks)
