@@ -164,19 +164,19 @@ class Model:
         """A cell begins: what shadowed a name of Python's own goes where the notebook has it no more.
 
         A cell that runs something may run the rank's functions: what these read comes again where it has changed. Large values are
-        looked at where the cell uses something that the rank has bound, or where they were assigned again.
+        looked at where the cell uses something that the rank has bound, or where they were assigned again. In such a cell names
+        that the rank never had come too: what it has bound may hold any function.
         """
         for name in SHADOWED:
             if name not in self.namespace and name in self.seen and name not in self.own:
                 del self.seen[name]
                 self.names.pop(name, None)
-        for name in sorted(self.read & self.seen.keys() if runs else ()):
+        reached = bool(self.own.intersection(used))
+        for name in sorted(
+            self.read & (self.read if reached else self.seen.keys()) if runs else ()
+        ):
             large = getattr(self.namespace.get(name), "nbytes", 0) >= 1 << 20
-            if (
-                self.own.intersection(used)
-                or not large
-                or self.seen[name][1] != self.assigned.get(name, 0)
-            ):
+            if reached or not large or self.seen[name][1] != self.assigned.get(name, 0):
                 self.use(name)
 
     def use(self, name: str) -> bool:
