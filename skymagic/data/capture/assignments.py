@@ -13,7 +13,7 @@ import contextlib
 import os
 import re
 import types
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from skymagic.data.capture.class_attributes import ClassAttribute, class_attributes
@@ -119,9 +119,12 @@ class Assignments:
 
 
 def set_on_modules(tree: ast.AST, namespace: Mapping[str, object]) -> dict[str, str]:
-    """Attributes of modules that code assigns or changes an item of: ``"cfg.lr"`` → the module."""
+    """Attributes of modules that a cell assigns or changes an item of: ``"cfg.lr"`` → the module.
+
+    Statements in functions do not count: nobody can say whether the functions were called here.
+    """
     found = {}
-    for node in ast.walk(tree):
+    for node in _executed(tree):
         if not isinstance(node, ast.Assign | ast.AugAssign | ast.AnnAssign):
             continue
         for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
@@ -139,6 +142,14 @@ def set_on_modules(tree: ast.AST, namespace: Mapping[str, object]) -> dict[str, 
                     continue  # the ranks get its changes
                 found[f"{module.__name__}.{path[depth]}"] = module.__name__
     return found
+
+
+def _executed(tree: ast.AST) -> Iterator[ast.AST]:
+    """Yield the nodes of a cell that are not in the body of a function."""
+    yield tree
+    if not isinstance(tree, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+        for child in ast.iter_child_nodes(tree):
+            yield from _executed(child)
 
 
 def _path(target: ast.expr) -> list[str]:
