@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from skymagic.data.capture.class_attributes import ClassAttribute, class_attributes
+from skymagic.data.capture.modules import remember_relative_entries
 from skymagic.data.capture.names import CellNames, cell_names, interactive, is_output
 from skymagic.data.capture.registrations import registrations
 
@@ -68,6 +69,7 @@ class Assignments:
             source: makes the cell's plain Python.
             completed: whether it came to its end.
         """
+        remember_relative_entries()
         if self.watched and self._before is not None:
             names, tree = CellNames(), ast.Module([], [])
             with contextlib.suppress(SyntaxError, ValueError, RecursionError):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import base64
+import contextlib
 import importlib.machinery
 import importlib.util
 import io
@@ -196,13 +197,26 @@ def is_own(path: str, top: str, folder: str) -> bool:
     """
     if inside(path, folder):
         return True
-    entries = added(tuple(sys.path), os.environ.get("PYTHONPATH", ""), os.getcwd())
+    path_entries = (*sys.path, *_resolved_entries)
+    entries = added(path_entries, os.environ.get("PYTHONPATH", ""), os.getcwd())
     if not entries:  # most often; and every path is resolved link by link
         return False
     real = os.path.realpath(path)
     return any(
         _first_part(real, entry) in (top, f"{top}.py") and inside(path, entry) for entry in entries
     )
+
+
+_resolved_entries: dict[str, None] = {}
+"""Absolute paths that relative entries of ``sys.path`` had while the notebook could import from them."""
+
+
+def remember_relative_entries() -> None:
+    """Resolve relative entries of ``sys.path`` now; called after each cell, for a later cell may change the working directory."""
+    relative = [entry for entry in sys.path if entry and not os.path.isabs(entry)]
+    if relative:
+        with contextlib.suppress(OSError):  # the working directory was deleted
+            _resolved_entries.update(dict.fromkeys(os.path.abspath(entry) for entry in relative))
 
 
 @lru_cache(maxsize=4)
