@@ -229,7 +229,7 @@ def confirmed(question: str) -> bool:
         return False
     try:
         answer = input(f"{question}. Go ahead? [y/N] ")
-    except EOFError:
+    except (EOFError, KeyboardInterrupt):  # stop is an answer too
         return False
     return answer.strip().casefold() in YES
 

@@ -123,6 +123,19 @@ def test_a_question_is_asked_in_a_notebook_and_no_is_no(notebook: Notebook) -> N
     assert notebook.run("%sky_status").stdout.startswith("no pool is running")
 
 
+def test_stop_at_a_question_is_a_no_without_traceback(notebook: Notebook) -> None:
+    many = 33 * notebook.value("len(__import__('os').sched_getaffinity(0))")
+    cell = notebook.start(f"%sky_pool --ranks {many}", answering=True)
+    asked = notebook._client.get_stdin_msg(timeout=60)["content"]["prompt"]
+    assert asked.endswith("Go ahead? [y/N] ")
+    notebook.interrupt()
+    notebook.finish(cell)
+    assert "add -y if you mean that" in cell.text
+    assert "Traceback" not in cell.text + cell.failure.text
+    assert "live.py" not in cell.text + cell.failure.text
+    assert notebook.run("%sky_status").stdout.startswith("no pool is running")
+
+
 @pytest.mark.parametrize(
     ("answer", "value"),
     [("y", True), ("YES ", True), ("", False), ("n", False), ("yep", False), ("да", False)],

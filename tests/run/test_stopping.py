@@ -450,3 +450,34 @@ def test_error_of_dead_rank_names_what_to_clone(module_notebook: Notebook) -> No
     module_notebook.run(command)
     module_notebook.run("%%sky_broadcast -o r\nlayer, step")
     assert module_notebook.value("r") == [({"a": 1}, 5)] * 3
+
+
+LOST = """import traceback
+class Slow:
+    def __del__(self):
+        print('begun', flush=True)
+        time.sleep(1000)
+def work():
+    slow = Slow()
+    del slow
+    time.sleep(1000)
+try:
+    work()
+except KeyboardInterrupt:
+    traceback.print_exc()
+    print(traceback.format_exc())
+    raise"""
+
+
+def test_no_stop_prints_internal_frames(module_notebook: Notebook) -> None:
+    """The first press is lost in a destructor, of which Python prints; the second one is printed by the cell itself."""
+    module_notebook.run(f"%%sky_broadcast\n{SETUP}")
+    cell = module_notebook.start(f"%%sky_broadcast --only all\n{LOST}")
+    module_notebook.watch(cell, lambda shown: shown.text.count("begun") == 3)
+    module_notebook.interrupt()
+    module_notebook.watch(cell, lambda shown: shown.text.count("KeyboardInterrupt") >= 3)
+    module_notebook.interrupt()
+    module_notebook.finish(cell)
+    assert "Exception ignored in" in cell.text
+    for internal in ("interrupts.py", "in fall", "skymagic/"):
+        assert internal not in cell.text + cell.failure.text

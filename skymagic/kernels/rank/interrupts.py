@@ -10,14 +10,16 @@ import signal
 import sys
 import threading
 import time
+import traceback
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
+from types import FrameType, TracebackType
 from typing import Any
 
 from skymagic.kernels import stacks
 from skymagic.kernels.rank import gpu
-from skymagic.runtime import rendezvous
+from skymagic.runtime import interruption, rendezvous
 from skymagic.wire.order import ON_GPU
 
 IMPORT_RETRY_SECONDS = 0.05
@@ -145,6 +147,37 @@ class Interrupts:
             return False
         signal.pthread_kill(main, signal.SIGINT)
         return True
+
+
+HANDLERS = (Interrupts.fall.__code__, interruption._on_wake.__code__)
+"""Signal handlers that raise: their frames end the traceback of what they have raised, and tell a user nothing."""
+
+
+def hide_handler_frames() -> None:
+    """Leave the frames of our signal handlers out of all that this process prints of an exception."""
+    walk = traceback._walk_tb_with_full_positions  # type: ignore[attr-defined]  # of print_exc, logging and format_exception
+
+    def without_handlers(tb: TracebackType | None) -> Iterator[tuple[FrameType, Any]]:
+        return (each for each in walk(tb) if each[0].f_code not in HANDLERS)
+
+    traceback._walk_tb_with_full_positions = without_handlers  # type: ignore[attr-defined]
+    plain_hook = sys.unraisablehook
+
+    def unraisable(lost: Any) -> None:
+        """Python's own hook prints in C: an interrupt that has fallen into a ``__del__`` or a callback."""
+        tb = _without_handlers(lost.exc_traceback)
+        plain_hook(type(lost)((lost.exc_type, lost.exc_value, tb, lost.err_msg, lost.object)))
+
+    sys.unraisablehook = unraisable
+
+
+def _without_handlers(tb: TracebackType | None) -> TracebackType | None:
+    if tb is None:
+        return None
+    rest = _without_handlers(tb.tb_next)
+    if tb.tb_frame.f_code in HANDLERS:
+        return rest
+    return TracebackType(rest, tb.tb_frame, tb.tb_lasti, tb.tb_lineno)
 
 
 SAMPLE_INTERVAL = 0.05

@@ -23,7 +23,7 @@ from traitlets import Type
 
 from skymagic.kernels import network, stacks
 from skymagic.kernels.rank import context, gpu, tracebacks
-from skymagic.kernels.rank.interrupts import Interrupts
+from skymagic.kernels.rank.interrupts import Interrupts, hide_handler_frames
 from skymagic.kernels.rank.lending import define_in_children, lend
 from skymagic.kernels.rank.namespace import BindError, Namespace
 from skymagic.kernels.rank.profiling import profiled
@@ -154,6 +154,7 @@ class RankKernel(IPythonParallelKernel):
             None  # what has kept the kernel from replying to one
         )
         self.shell.events.register("post_run_cell", self._keep_result)
+        hide_handler_frames()
         refuse_debuggers()
         refuse_launchers()
         define_in_children(self.shell.user_ns)
