@@ -4,15 +4,20 @@ from __future__ import annotations
 import __future__
 
 import ast
+import builtins
 import contextlib
 import functools
 import math
 import operator
+import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from IPython.core.alias import default_aliases
+from IPython.core.getipython import get_ipython
 
 from skymagic.display.controls import Actions
 from skymagic.display.run_line import SHOWN_BYTES, RunState, RunSummary, RunView
@@ -109,8 +114,36 @@ def check_syntax(source: str, transform: Callable[[str], str]) -> str:
         plain = transform(source)
         compile(plain, "<cell>", "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True)
     except (SyntaxError, ValueError, OverflowError) as wrong:
-        raise CellSyntaxError(syntax_words(wrong)) from None
+        raise CellSyntaxError("\n".join([syntax_words(wrong), *notebook_syntax(wrong)])) from None
     return plain
+
+
+_FIRST_WORD = re.compile(r"\s*(\w+)\s+\S")
+
+
+def notebook_syntax(wrong: Exception) -> list[str]:
+    """Return a line on what only the notebook's prompt understands: magics without per cent sign, aliases, calls without brackets."""
+    shell = get_ipython()
+    match = _FIRST_WORD.match((wrong.text or "") if isinstance(wrong, SyntaxError) else "")
+    if shell is None or match is None:
+        return []
+    word = match[1]
+    magic = shell.magics_manager.magics["line"].get(word)
+    of_ipython = getattr(magic, "__module__", "").startswith(("IPython.", "ipykernel."))
+    if of_ipython and (not shell.alias_manager.is_alias(word) or word in BUILTIN_ALIASES):
+        return [f"automagic works in plain cells only: write %{word}"]
+    if magic is not None:
+        return [
+            f"{word} is a magic or an alias of the notebook, and these do not travel: define it in a %%sky_broadcast cell, and "
+            f"write %{word}"
+        ]
+    if shell.autocall and callable(shell.user_ns.get(word, getattr(builtins, word, None))):
+        return [f"autocall works in plain cells only: write {word}(…)"]
+    return []
+
+
+BUILTIN_ALIASES = frozenset(name for name, _ in default_aliases())
+"""Aliases that every IPython has, ranks too."""
 
 
 def syntax_words(wrong: Exception) -> str:

@@ -13,6 +13,7 @@ from typing import Any
 from skymagic.data.capture.names import interactive
 from skymagic.display import text
 from skymagic.errors import RunError, RunInterrupted, RunTimeout
+from skymagic.plan.masking import without_colours
 from skymagic.plan.suggest import did_you_mean
 from skymagic.plan.units import agreeing, rank_words
 from skymagic.pool import Pool, messages
@@ -73,6 +74,12 @@ def hints(
         return [
             f"did you forget to import {name!r}?" for name in forgotten
         ]  # as Python says from 3.12 on
+    if automagic := [
+        name
+        for name in missing
+        if name not in names and f"%{name}" in magics and _is_command(name, failures)
+    ]:
+        return [f"automagic works in plain cells only: write %{name}" for name in automagic]
     # what the notebook has under that very name is told by another line
     if nearest := [
         words for name in missing if name not in names and (words := did_you_mean(name, names))
@@ -93,6 +100,12 @@ def hints(
             "without GPUs, shard with torch's fully_shard in configure_model, and strategy=ModelParallelStrategy(…)"
         ]
     return []
+
+
+def _is_command(name: str, failures: Sequence[RankFailure]) -> bool:
+    """Whether the line that failed is like ``ls /tmp`` or ``cd -x``, which Python takes for a calculation."""
+    command = re.compile(rf"^-+> *\d+ +{re.escape(name)} +[-/.~]\S*$", re.MULTILINE)
+    return any(command.search(without_colours("\n".join(one.traceback))) for one in failures)
 
 
 def failures_of(report: Report, pool: Pool) -> list[RankFailure]:

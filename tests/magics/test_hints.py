@@ -97,3 +97,35 @@ def test_a_ddp_that_comes_back_says_once_that_module_is_gone(shared_pools: Pools
         words = "model: DDP unwrapped; what was model.module on the ranks is model here\n"
         assert [notebook.run(cell).stdout for _ in range(2)] == [words, ""]
         assert notebook.value("type(model).__name__") == "Linear"
+
+
+NOTEBOOK_ONLY = """from IPython.core.magic import register_line_magic, register_cell_magic
+@register_line_magic
+def mine(line): return 5
+@register_cell_magic
+def mine_of_cells(line, cell): return 5
+%alias greet echo hello %s"""
+SAYS = {
+    "%mine 3": "%mine is a magic of the notebook, and magics do not travel",
+    "x = %mine 3": "%mine is a magic of the notebook, and magics do not travel",
+    "%greet you": "%greet is a magic of the notebook, and magics do not travel",
+    "%%mine_of_cells\n1": "%%mine_of_cells is a magic of the notebook, and magics do not travel",
+    "mine 3": "mine is a magic or an alias of the notebook, and these do not travel",
+    "greet you": "greet is a magic or an alias of the notebook, and these do not travel",
+    "ls /tmp": "automagic works in plain cells only: write %ls",
+    "cd /tmp": "automagic works in plain cells only: write %cd",
+    "print 3": "autocall works in plain cells only: write print(…)",
+}
+
+
+@pytest.mark.parametrize("cell", SAYS)
+def test_magics_aliases_and_autocall_of_the_notebook_are_named(
+    notebook: Notebook, cell: str
+) -> None:
+    notebook.run(NOTEBOOK_ONLY + "\n%autocall 1")
+    try:
+        error = notebook.fail(f"%%sky_broadcast\n{cell}")
+    finally:
+        notebook.run("%autocall 0\n%unalias greet")
+    assert SAYS[cell] in error.text
+    assert error.text.count("do not travel") <= 1
