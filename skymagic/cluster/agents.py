@@ -13,8 +13,8 @@ from skymagic.cluster.requests import AgentRequests
 from skymagic.plan.units import count, duration_text
 from skymagic.wire import agent as wire
 
-REVIVE_TIMEOUT = 10.0
-"""Seconds that nodes which were gone have for their new agents' first words."""
+REVIVE_TIMEOUT = 30.0
+"""Seconds that nodes which were gone have for their new agents' first words; the agents before may have to end first."""
 
 
 class Agents(AgentRequests):
@@ -254,7 +254,7 @@ class Agents(AgentRequests):
         Raises:
             ProvisionError: one is not to be reached still.
         """
-        back = dict(self.gone)
+        back, unreachable = dict(self.gone), set(self._unreachable)
         if not back:
             return []
         self.nodes = tuple(machines.get(node.index, node) for node in self.nodes)
@@ -281,6 +281,7 @@ class Agents(AgentRequests):
             with self._changed:
                 self.gone = {**back, **self.gone}
                 self.started = {**before, **self.started}
+                self._unreachable |= unreachable
             self._links.retire(back, REVIVE_TIMEOUT)
             raise
         return (

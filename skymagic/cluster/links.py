@@ -98,7 +98,7 @@ class AgentLink:
         self._received(self.node, None)
 
     def drop(self) -> None:
-        """Close the link without ending the agent: it cannot be reached; twice is safe."""
+        """Close the link to an agent that cannot be reached, which ends once it is reached again; twice is safe."""
         self._transport.close()
 
     def retire(self) -> None:

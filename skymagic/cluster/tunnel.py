@@ -12,7 +12,7 @@ import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from skymagic.cluster.tunnel_ends import AgentEnd, TunnelConnection, how_ended
 from skymagic.wire.authentication import accept_ready
@@ -40,6 +40,12 @@ STOP_TIMEOUT = 10.0
 """Seconds that the agent has to end everything."""
 ABSENT_TIMEOUT = 5.0
 """Seconds to wait at the close for a node that is not connected."""
+LINGER_TIMEOUT = 86400.0
+"""Seconds for which a node that is out of reach is tried, to tell it that its pool has ended. Its own limits end it too."""
+LINGER_DELAY = 3.0
+"""Seconds between two such tries."""
+EVICTION_TIMEOUT = 15.0
+"""Seconds that a new agent waits for the end of the one that was given up."""
 EXIT_TIMEOUT = 5.0
 """Seconds that a daemon has to remove its folder, once its agent has ended."""
 GONE = "the daemon on the node is gone"
@@ -91,11 +97,14 @@ class Tunnel:
         )
         self._exit_deadline: float | None = None
         """Set when the agent has ended: until when the daemon may take to end too."""
+        self._linger_deadline: float | None = None
         self._ports: dict[tuple[str, int], int] = {}
         self._listeners: list[socket.socket] = []
         self._channel = 0
         self._calls: deque[Callable[[], None]] = deque()
         self._closed = False
+        self.lingering = False
+        """Whether the agent was asked to end everything while it was out of reach, and has not answered yet."""
         self._waker, self._woken = socket.socketpair()
         self._waker.setblocking(False)
         self._woken.setblocking(False)
@@ -138,9 +147,30 @@ class Tunnel:
 
         self._post(again)
 
-    def close(self) -> None:
-        """End the agent and everything that leads to it; twice is safe."""
+    def retry(self) -> None:
+        """Connect again now, where there is no connection: the node may be back."""
+
+        def again() -> None:
+            if not self._loop.attached and not self._closed:
+                self._drop_connection()
+                self._open_connection()
+
+        self._post(again)
+
+    def wait_over(self, timeout: float) -> bool:
+        """Whether nothing of it goes on within so many seconds."""
+        self._thread.join(timeout)
+        return not self._thread.is_alive()
+
+    def close(self, *, linger: bool = False) -> None:
+        """End the agent and everything that leads to it; twice is safe.
+
+        Args:
+            linger: where the node is out of reach, go on in the background until it has been told, `LINGER_TIMEOUT` at most.
+        """
         self.agent.close()
+        if linger and self.lingering:
+            return
         self._post(self._end)
         self._thread.join(STOP_TIMEOUT)
         end = time.monotonic() + STOP_TIMEOUT
@@ -171,9 +201,12 @@ class Tunnel:
         self._open_connection()
         try:
             while not self._closed:
-                self._loop.step(
-                    min(filter(None, (self._deadline, self._exit_deadline)), default=None)
-                )
+                deadlines = (self._deadline, self._exit_deadline, self._linger_deadline)
+                self._loop.step(min(filter(None, deadlines), default=None))
+                if self._linger_deadline is not None and (
+                    self._linger_deadline <= time.monotonic()
+                ):
+                    break
                 if self._exit_deadline is not None and self._exit_deadline <= time.monotonic():
                     break
                 if self._deadline is not None and self._deadline <= time.monotonic():
@@ -276,7 +309,8 @@ class Tunnel:
         if not self._boot_id and self._tries + 1 >= MAX_FIRST_ATTEMPTS:
             self._fail(why)
             return
-        self._deadline = time.monotonic() + RETRY_DELAYS[min(self._tries, len(RETRY_DELAYS) - 1)]
+        delay = RETRY_DELAYS[min(self._tries, len(RETRY_DELAYS) - 1)]
+        self._deadline = time.monotonic() + (max(delay, LINGER_DELAY) if self.lingering else delay)
         self._tries += 1
         if self._exit_deadline is None:
             self._set_state("reconnecting", why)
@@ -313,7 +347,10 @@ class Tunnel:
     # -- the end -----------------------------------------------------------------------------------------------------
 
     def _finish(self) -> None:
-        """Ask the agent to end everything, and wait; not long for a node that is not connected, which is then given up."""
+        """Ask the agent to end everything, and wait; not long for a node that is not connected.
+
+        Such a node is told as soon as it is back: what runs there must not stand in the way of a new agent, nor go on for long.
+        """
 
         def send_eof() -> None:
             self._session.put(frames.EOF, 0)
@@ -324,8 +361,20 @@ class Tunnel:
         if not self.agent.wait(ABSENT_TIMEOUT) and (
             self.state != "connected" or not self.agent.wait(STOP_TIMEOUT)
         ):
-            self._post(self._end)
+            self._post(self._linger)
             self.agent.wait(ABSENT_TIMEOUT)
+
+    def _linger(self) -> None:
+        """Nobody waits for the agent any more, and it still has to hear that it must end everything."""
+        if self._closed or self._exit_deadline is not None:
+            return
+        if not self._boot_id:  # it was never there: a daemon that nobody attaches to ends by itself
+            self._end()
+            return
+        self.lingering = True
+        self._on_state = lambda _: None
+        self._linger_deadline = time.monotonic() + LINGER_TIMEOUT
+        self.agent.ended(self.reason or "the node is out of reach")
 
     def _end(self) -> None:
         if self.state != "lost":
@@ -345,12 +394,25 @@ class AgentTunnel:
         self.takes_over = bool(secret)
         """Whether the next tunnel leads to an agent that is there already."""
         self._tunnel: Tunnel | None = None
+        self._given_up: list[Tunnel] = []
+        """To agents that were out of reach when they were to end, and are told so when they are back."""
 
     def open(self, connect: Callable[[], Transport], state: Callable[[str], None]) -> Transport:
         """The transport to an agent, after the end of the one before; the arguments are `Tunnel`'s."""
-        self.close()
+        self.close(linger=True)
+        if self._tunnel is not None and self._tunnel.lingering:
+            self._given_up.append(self._tunnel)
         takes_over, self.takes_over = self.takes_over, False
-        self._tunnel = Tunnel(connect, state=state, secret=self.secret, takes_over=takes_over)
+        self._given_up = [tunnel for tunnel in self._given_up if not tunnel.wait_over(0.0)]
+        before = tuple(self._given_up)
+
+        def connect_after_eviction() -> Transport:
+            _evict(before)
+            return connect()
+
+        self._tunnel = Tunnel(
+            connect_after_eviction, state=state, secret=self.secret, takes_over=takes_over
+        )
         return self._tunnel.agent
 
     def forward(self, address: str, port: int, wanted: int = 0) -> int:
@@ -368,7 +430,26 @@ class AgentTunnel:
         if self._tunnel is not None:
             self._tunnel.leave()
 
-    def close(self) -> None:
-        """End the agent and the tunnel; twice is safe."""
-        if self._tunnel is not None:
-            self._tunnel.close()
+    def close(self, *, linger: bool = False) -> None:
+        """End the agent and the tunnel; twice is safe.
+
+        Args:
+            linger: as of `Tunnel.close`.
+        """
+        tunnels = [*self._given_up, *([self._tunnel] if self._tunnel is not None else [])]
+        for tunnel in tunnels:
+            tunnel.close(linger=linger)
+
+
+def _evict(tunnels: Sequence[Tunnel]) -> None:
+    """Wait until agents that were given up have ended: their daemon has the name that a new one's shall have.
+
+    Raises:
+        TimeoutError: one is still out of reach.
+    """
+    end = time.monotonic() + EVICTION_TIMEOUT
+    for tunnel in tunnels:
+        tunnel.retry()
+    for tunnel in tunnels:
+        if not tunnel.wait_over(max(0.0, end - time.monotonic())):
+            raise TimeoutError("what ran there before could not be told to end")

@@ -30,9 +30,9 @@ def unreached(hosts: Sequence[str], away: float | None) -> str:
     if not hosts:
         return ""
     ends = (
-        f"ends by itself, {duration_text(away)} after its last cell"
+        f"ends as soon as this notebook reaches it again, or by itself, {duration_text(away)} after its last cell"
         if away
-        else "must be ended by hand"
+        else "ends as soon as this notebook reaches it again, or must be ended by hand"
     )
     return f"; {', '.join(hosts)} could not be reached: what runs there {ends}"
 

@@ -330,9 +330,12 @@ class HostMachine:
         self.tunnel.leave()
         self._disconnect()
 
+    lingers = False
+    """Whether a pool's end goes on in the background on a machine that is out of reach; not where a scheduler ends what runs there."""
+
     def close(self) -> None:
         """End the tunnel and all connections; twice is safe."""
-        self.tunnel.close()
+        self.tunnel.close(linger=self.lingers)
         self._disconnect()
 
     def _disconnect(self) -> None:
@@ -347,6 +350,8 @@ class Machine(HostMachine):
     Args:
         endpoint: how it is reached; the other arguments are `HostMachine`'s.
     """
+
+    lingers = True
 
     def __init__(
         self,

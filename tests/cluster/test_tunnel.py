@@ -19,7 +19,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from skymagic.cluster.tunnel import Tunnel
+from skymagic.cluster.tunnel import AgentTunnel, Tunnel
 from skymagic.kernels.daemon import rundir
 from skymagic.providers.local import ChildTransport
 
@@ -315,6 +315,52 @@ def test_closing_while_the_host_is_down(monkeypatch: pytest.MonkeyPatch) -> None
         )  # the limits of its agent end it; here a word from the machine does
         daemon.terminate()
         daemon.wait(20)
+        assert not one.folder().exists()
+
+
+def test_an_agent_out_of_reach_ends_when_it_is_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody waits for it any more; it has to hear of its end all the same."""
+    monkeypatch.setattr("skymagic.cluster.tunnel.ABSENT_TIMEOUT", 0.5)
+    monkeypatch.setattr("skymagic.cluster.tunnel.LINGER_DELAY", 0.2)
+    with node() as one:
+        one.agent.write(b"x\n")
+        one.lines(1)
+        daemon = one.daemon()
+        one.down.set()
+        one.cut()
+        one.wait("reconnecting")
+        one.agent.close()
+        one.tunnel.close(linger=True)
+        assert (one.tunnel.lingering, daemon.is_running()) == (True, True)
+        one.down.clear()
+        daemon.wait(30)
+        assert one.tunnel.wait_over(10)
+        assert not one.folder().exists()
+
+
+def test_a_new_agent_waits_for_the_end_of_one_that_was_given_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Both have one name on the node: the new notebook's end would be taken for another notebook."""
+    with node() as one:  # it gives the name and the connections; its own tunnel comes first
+        one.agent.write(b"x\n")
+        one.lines(1)
+        one.tunnel.close()
+        monkeypatch.setattr("skymagic.cluster.tunnel.ABSENT_TIMEOUT", 0.5)
+        tunnel, states = AgentTunnel(), queue.Queue[str]()
+        for down in (True, True, False):
+            agent = tunnel.open(one.connect, states.put)
+            agent.write(b"x\n")
+            assert agent.read() == b"x\n", agent.complaint()
+            if down:
+                one.down.set()
+                one.cut()
+                while states.get(timeout=30) != "reconnecting":
+                    pass
+                agent.close()
+                one.down.clear()
+        agent.close()
+        tunnel.close()
         assert not one.folder().exists()
 
 

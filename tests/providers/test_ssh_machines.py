@@ -192,6 +192,40 @@ def test_a_machine_that_dies_after_attaching(two: tuple[Machines, Notebook]) -> 
         assert notebook.value("ranks") == [0, 1, 2, 3]
 
 
+def test_a_machine_that_was_cut_off_comes_back(two: tuple[Machines, Notebook]) -> None:
+    """It was given up while it was away; what ran there makes room for new ranks."""
+    hosts, notebook = two
+    notebook.run("%%sky_broadcast\nkept = 1")
+    hosts[1].cut()
+    assert (
+        "h2 does not answer" in notebook.fail("%%sky_broadcast\nimport time\ntime.sleep(60)").text
+    )
+    hosts[1].mend()
+    notebook.run("%sky_restart --rank 2,3")
+    notebook.run("%%sky_broadcast -o kept\nglobals().get('kept')")
+    assert notebook.value("kept") == [1, 1, None, None]
+
+
+def test_a_pool_that_ends_while_a_machine_is_cut_off(two: tuple[Machines, Notebook]) -> None:
+    """It hears of the end when it is back, also after a restart that did not reach it."""
+    hosts, notebook = two
+    hosts[1].cut()
+    assert (
+        "h2 does not answer" in notebook.fail("%%sky_broadcast\nimport time\ntime.sleep(60)").text
+    )
+    notebook.run(
+        "from skymagic.cluster import agents\npatience, agents.REVIVE_TIMEOUT = agents.REVIVE_TIMEOUT, 2.0"
+    )
+    assert "the agent on h2 did not come up within 2 s" in notebook.fail("%sky_restart").text
+    notebook.run("agents.REVIVE_TIMEOUT = patience")
+    assert "h2 could not be reached" in notebook.run("%sky_down").text
+    assert hosts[1].processes()
+    hosts[1].mend()
+    gone, alive = psutil.wait_procs(hosts[1].processes(), timeout=40)
+    assert alive == []
+    notebook.run(f"{POOL} --plugin torch")
+
+
 def test_a_machine_that_is_cut_off(two: tuple[Machines, Notebook]) -> None:
     """Neither the notebook nor the other machine reaches it; what runs there ends by itself."""
     hosts, notebook = two
