@@ -27,7 +27,6 @@ RECIPES = (
     "batch-inference.md",
     "fsdp.md",
     "lora.md",
-    "tensorboard.md",
     "profiling.md",
     "jax.md",
 )
