@@ -33,6 +33,8 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
+from skymagic.wire.untrusted import sanitized, sanitized_line
+
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 
 
@@ -44,7 +46,14 @@ class SkyError(Exception):
         return [f"{type(self).__name__}: {self}"]
 
 
-class RequestError(SkyError):
+class _QuotingError(SkyError):
+    """Base of errors whose message may quote another machine: a login shell, a scheduler, a host's name."""
+
+    def __init__(self, *arguments: object) -> None:
+        super().__init__(*(sanitized(one) if isinstance(one, str) else one for one in arguments))
+
+
+class RequestError(_QuotingError):
     """A request that cannot be met as written.
 
     Args:
@@ -53,7 +62,7 @@ class RequestError(SkyError):
 
     def __init__(self, mistakes: Sequence[str] | str) -> None:
         self.mistakes: tuple[str, ...] = (
-            (mistakes,) if isinstance(mistakes, str) else tuple(mistakes)
+            (sanitized(mistakes),) if isinstance(mistakes, str) else tuple(map(sanitized, mistakes))
         )
         super().__init__("; ".join(self.mistakes))
 
@@ -78,11 +87,11 @@ class CaptureError(SkyError):
     """Variables that cannot travel to the ranks; the message names each with its type and a remedy."""
 
 
-class PackagesError(SkyError):
+class PackagesError(_QuotingError):
     """Packages are missing on nodes and were not installed there; the message says why, and how it is done. Nothing was sent."""
 
 
-class PoolError(SkyError):
+class PoolError(_QuotingError):
     """A pool cannot be made, found or used, or was ended while something ran on it."""
 
 
@@ -100,7 +109,8 @@ class HostError(ProvisionError):
     """
 
     def __init__(self, host: str, reason: str, remedy: str = "") -> None:
-        self.host, self.reason, self.remedy = host, reason, remedy
+        self.host = sanitized_line(host)
+        self.reason, self.remedy = sanitized(reason), sanitized(remedy)
         super().__init__(f"{host}: {reason}" + (f"\n  {remedy}" if remedy else ""))
 
     def __reduce__(self) -> tuple[type[HostError], tuple[str, str, str]]:
@@ -141,7 +151,8 @@ class CloudError(ProvisionError):
     """
 
     def __init__(self, kind: str, code: str, reason: str, remedy: str = "") -> None:
-        self.kind, self.code, self.reason, self.remedy = kind, code, reason, remedy
+        self.kind, self.code = kind, code
+        self.reason, self.remedy = sanitized(reason), sanitized(remedy)
         super().__init__(reason + (f"\n  {remedy}" if remedy else ""))
 
     def __reduce__(self) -> tuple[type[CloudError], tuple[str, str, str, str]]:
@@ -152,7 +163,7 @@ class PoolStateError(PoolError):
     """The pool's state does not allow what was asked."""
 
 
-class FilesError(SkyError):
+class FilesError(_QuotingError):
     """Files that could not be copied; the message names each, with its node and the reason."""
 
 

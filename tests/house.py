@@ -13,7 +13,7 @@ CONTRIBUTING = ROOT / "CONTRIBUTING.md"
 # A layer knows itself, what stands before it in its part, and what both sides share. `data`, `files` and `kernels` are counted
 # by their folders, for one part of them runs on a node and another in the notebook.
 BOTH = (
-    "errors", "wire", "plan", "runtime", "data", "data.store", "data.capture", "data.values", "files.transfer", "plugins",
+    "wire", "errors", "plan", "runtime", "data", "data.store", "data.capture", "data.values", "files.transfer", "plugins",
 )  # fmt: skip
 """What both sides share; `data.shipping`, `data.remote` and the rest of `files` are the notebook's end of it."""
 NOTEBOOK = (

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from skymagic.errors import RequestError, SkyError
+from skymagic.wire.untrusted import print_sanitized
 
 EXIT_CODES = {"done": 0, "nothing": 0, "failed": 3, "stopped": 4, "lost": 5}
 """Of ``attach`` and ``run``: how the run, or the notebook, has ended."""
@@ -24,10 +25,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         return int(line.call(line))
     except RequestError as refused:
-        print(f"skymagic {line.command}: {refused}", file=sys.stderr)
+        print_sanitized(f"skymagic {line.command}: {refused}", file=sys.stderr)
         return 2
     except SkyError as problem:
-        print(f"skymagic {line.command}: {problem}", file=sys.stderr)
+        print_sanitized(f"skymagic {line.command}: {problem}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         return 130
@@ -174,10 +175,12 @@ def _pools(line: argparse.Namespace) -> int:
     listed, runs = records.every(), keys.notebook_runs()
     if line.json:
         pools = [vars(one) | {"left": records.left(one)} for one in listed]
-        print(json.dumps({"pools": pools, "notebooks": [one.plain for one in runs]}))
+        print_sanitized(json.dumps({"pools": pools, "notebooks": [one.plain for one in runs]}))
     else:
         words = [*map(keys.pool_words, listed), *(one.words for one in runs)]
-        print("\n".join(words) or "no notebook on this machine has a pool that outlives it")
+        print_sanitized(
+            "\n".join(words) or "no notebook on this machine has a pool that outlives it"
+        )
     return 0
 
 
@@ -185,7 +188,7 @@ def _cost(line: argparse.Namespace) -> int:
     from skymagic.api import costs
 
     found = costs.costs((), line.name)
-    print(json.dumps(costs.plain(found)) if line.json else costs.text(found))
+    print_sanitized(json.dumps(costs.plain(found)) if line.json else costs.text(found))
     return 0
 
 
@@ -200,10 +203,10 @@ def _status(line: argparse.Namespace) -> int:
         raise RequestError(mistakes)
     if line.disk:
         disks = disk.look(line.hosts)
-        print(json.dumps(disk.plain(disks)) if line.json else disk.text(disks))
+        print_sanitized(json.dumps(disk.plain(disks)) if line.json else disk.text(disks))
         return 1 if disks[1] else 0
     found = places.look(request, CloudSettings())
-    print(json.dumps(found.plain()) if line.json else found.text())
+    print_sanitized(json.dumps(found.plain()) if line.json else found.text())
     return 1 if found.unreached else 0
 
 
@@ -226,12 +229,12 @@ def _down(line: argparse.Namespace) -> int:
         raise RequestError(
             "say which pool of this machine, or where: --hosts gpu1,gpu2; or --all for all that you have rented from EC2"
         )
-    print(json.dumps({"done": done}) if line.json else "\n".join(done))
+    print_sanitized(json.dumps({"done": done}) if line.json else "\n".join(done))
     return 0
 
 
 def _progress(text: str) -> None:
-    print(text, file=sys.stderr)
+    print_sanitized(text, file=sys.stderr)
 
 
 def _positive(text: str) -> int:
@@ -251,7 +254,7 @@ def _logs(line: argparse.Namespace) -> int:
         rank, line.lines, line.follow, line.pool, line.run, line.cell, line.grep
     )
     if line.json:
-        print(json.dumps(logs.plain(request)))
+        print_sanitized(json.dumps(logs.plain(request)))
     else:
         logs.show_from_outside(request, lambda text: print(text, end="", flush=True))
     return 0
@@ -268,9 +271,9 @@ def _run(line: argparse.Namespace) -> int:
     )
     run = notebooks.begin(request)
     if line.detach:
-        print(json.dumps(run.plain) if line.json else run.words)
+        print_sanitized(json.dumps(run.plain) if line.json else run.words)
         if run.ends:
-            print(run.ends, file=sys.stderr)
+            print_sanitized(run.ends, file=sys.stderr)
         return 0
     return EXIT_CODES[executing.shown(run, line.json)]
 
@@ -280,7 +283,7 @@ def _cancel(line: argparse.Namespace) -> int:
 
     notebooks.stop(line.pool)
     said = f"the notebook on pool {line.pool!r} is cancelled; `skymagic attach {line.pool}` fetches what it has done"
-    print(json.dumps({"done": [said]}) if line.json else said)
+    print_sanitized(json.dumps({"done": [said]}) if line.json else said)
     return 0
 
 
@@ -297,7 +300,9 @@ def _clean(line: argparse.Namespace) -> int:
     from skymagic.api import disk
 
     lines, problems = disk.clean(line.hosts, line.all, line.dry_run)
-    print(json.dumps({"done": lines, "problems": problems}) if line.json else "\n".join(lines))
+    print_sanitized(
+        json.dumps({"done": lines, "problems": problems}) if line.json else "\n".join(lines)
+    )
     for host, reason in problems.items():
-        print(f"skymagic clean: {host}: {reason}", file=sys.stderr)
+        print_sanitized(f"skymagic clean: {host}: {reason}", file=sys.stderr)
     return 1 if problems else 0

@@ -18,6 +18,7 @@ from skymagic.errors import RequestError, noted_in
 from skymagic.plan.units import Selection, rank_words
 from skymagic.pool import Pool, records, registry
 from skymagic.wire.agent import WHOLE_LOG
+from skymagic.wire.untrusted import sanitized
 
 HEADING = re.compile(r"── cell (?P<cell>\d+), (?:run (?P<run>\d+), )?[\d:]{8} ──")
 """What stands in a log above the first line of each run (`kernels.agent.output`)."""
@@ -138,7 +139,9 @@ def _collected(pool: Readable | None, texts: Mapping[int, str], request: LogsReq
         lines = {rank: _last(pool.agents, rank, chosen, request.lines)[0] for rank in chosen.ranks}
     else:
         lines = _lines_of(texts, request)[1]
-    return Logs({rank: [last_state(line) for line in found] for rank, found in lines.items()})
+    return Logs(
+        {rank: [sanitized(last_state(line)) for line in found] for rank, found in lines.items()}
+    )
 
 
 @contextlib.contextmanager
@@ -242,7 +245,8 @@ def _follow_run(agents: Agents, chosen: Chosen, ends: dict[int, int], write: Wri
 
 
 def _labelled(lines: Sequence[str], label: str) -> str:
-    return "".join(log_lines(f"{line}\n", label) for line in lines)
+    """Lines of a log as text that is safe to print: a log is read in a terminal as well, and holds what any program there wrote."""
+    return sanitized("".join(log_lines(f"{line}\n", label) for line in lines))
 
 
 # -- of a pool that has ended ----------------------------------------------------------------------------------------

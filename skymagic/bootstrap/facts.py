@@ -10,6 +10,10 @@ from skymagic.bootstrap.shell import MARK
 from skymagic.plan import gpus
 from skymagic.plan.gpus import GpuDevice
 from skymagic.plan.plans import Inventory
+from skymagic.wire.untrusted import sanitized_line
+
+PATHS = frozenset({"home", "folder", "env", "python", "uv", "own"})
+"""Facts that are paths on the host, or hold some."""
 
 
 @dataclass(frozen=True)
@@ -173,7 +177,9 @@ def parse(out: str) -> Facts:
     for line in out.splitlines():
         if line.startswith(MARK):
             name, _, value = line.removeprefix(MARK).partition(" ")
-            said.setdefault(name, []).append(value.strip())
+            # paths are used as they are; all else is shown
+            value = value.strip() if name in PATHS else sanitized_line(value.strip())
+            said.setdefault(name, []).append(value)
     if not {"system", "end"} <= set(said):
         raise ValueError("its shell did not run the probe to its end")
 

@@ -11,6 +11,7 @@ from skymagic.bootstrap.messages import InstallFailure
 from skymagic.bootstrap.shell import MARK
 from skymagic.plan.image import project
 from skymagic.plan.masking import masked_command, without_colours
+from skymagic.wire.untrusted import sanitized
 
 PIP = re.compile(r"\s*Downloading (?:\S*/)?([A-Za-z0-9._]+?)-\d[^\s/]*\.(?:whl|tar\.gz|zip)(?= |$)")
 """pip prints what it begins to download, one after the other: "  Downloading numpy-2.1.0-cp311-….whl (16.3 MB)"."""
@@ -110,7 +111,7 @@ class InstallProgress:
     def feed(self, line: str) -> None:
         """One line of the script's output."""
         if not line.startswith(MARK):
-            text = self._masked(without_colours(line).rstrip())
+            text = self._masked(line).rstrip()
             if text:
                 self._last.append(text)
                 self._words(text)
@@ -140,11 +141,11 @@ class InstallProgress:
             self.done = True
 
     def _masked(self, text: str) -> str:
-        return masked_command(text, self._hidden)
+        return sanitized(masked_command(without_colours(text), self._hidden))
 
     def failure(self, status: int | None, err: str, minor: str) -> InstallFailure:
         """What went wrong, when the script has ended and is not done."""
         if not self._last:
-            self._last.extend(self._masked(without_colours(err).strip()).splitlines())
+            self._last.extend(self._masked(err).strip().splitlines())
         code = status if self._status is None else self._status
         return InstallFailure(self._step, self._command, code, tuple(self._last), self._free, minor)

@@ -12,6 +12,7 @@ from skymagic.errors import ProvisionError
 from skymagic.wire import agent as wire
 from skymagic.wire.codec import Transport
 from skymagic.wire.processes import describe
+from skymagic.wire.untrusted import sanitized_line
 
 if TYPE_CHECKING:
     from skymagic.bootstrap.provision import Addition
@@ -211,7 +212,7 @@ class States:
         """Take over what a node's agent has sent, the lock held; the end of a rank, where it is news."""
         match message:
             case wire.AgentStarted():
-                self.started[index] = message
+                self.started[index] = replace(message, hostname=sanitized_line(message.hostname))
             case wire.AgentFailed():
                 self._trouble = f"{self.nodes[index].name}: {message.reason}"
             case wire.PoolEnded():

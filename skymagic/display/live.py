@@ -15,6 +15,8 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from skymagic.wire.untrusted import sanitized
+
 WIDGET_VIEW = "application/vnd.jupyter.widget-view+json"
 """The MIME type of a widget's display."""
 CELL_ID = "cellId"
@@ -195,6 +197,7 @@ class StatusLine:
 
     def show(self, text: str) -> None:
         """What is under way now; not where nobody looks."""
+        text = sanitized(text)
         if watched():
             self._area = self._area or Area()
             self._area.draw(text)
@@ -205,7 +208,7 @@ class StatusLine:
 
     def end(self, text: str) -> Area | None:
         """How it ended: in the place of what was shown, which is returned where it is a display."""
-        area = self._area
+        area, text = self._area, sanitized(text)
         if self._area is not None:
             self._area.draw(text)
         elif (stream := own_stream()) is not None:

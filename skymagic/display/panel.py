@@ -17,6 +17,7 @@ from html import escape
 
 from skymagic.display.live import Area, watched
 from skymagic.plan.units import count, size
+from skymagic.wire.untrusted import sanitized
 
 
 @dataclass(frozen=True)
@@ -301,9 +302,11 @@ class StartStep(str):
         *,
         passing: bool = False,
     ) -> StartStep:
+        text, step = sanitized(text), sanitized(step)
         line = super().__new__(cls, text)
         line.passing = passing
-        line.phase, line.nodes, line.share, line.step = phase, tuple(nodes), share, step or text
+        line.phase, line.nodes = phase, tuple(nodes)
+        line.share, line.step = share, step or text
         return line
 
 
@@ -341,7 +344,7 @@ class StartPanel:
     def say(self, line: str) -> None:
         """Take a line; safe on any thread but for the first, with which it appears."""
         if not is_passing(line):
-            self._lines.append(line)
+            self._lines.append(sanitized(line))
         if isinstance(line, StartStep):
             self._steps |= dict.fromkeys(line.nodes or [UNNAMED], line)
         if self._thread.ident is None:

@@ -25,6 +25,7 @@ from skymagic.display.run_line import WITHDRAWN, RunState, RunSummary, RunView, 
 from skymagic.display.terminal import Bars
 from skymagic.plan.units import size
 from skymagic.wire.agent import IN_LINE
+from skymagic.wire.untrusted import print_sanitized, sanitized
 
 SHIPPED = "[shipped"
 
@@ -138,7 +139,7 @@ class NotebookScreen(Screen):
     def note(self, text: str) -> None:
         """A line of skymagic's own, beside the ranks' output."""
         self._labels.before_note()
-        write("stderr", text)
+        write("stderr", sanitized(text))
 
     def standstill(self, summary: str, places: str = "") -> None:
         """Show a note that opens to tell where the ranks are; empty again once they go on. In a terminal it is printed."""
@@ -240,8 +241,8 @@ class Settling:
 
 
 def print_note(text: str) -> None:
-    """A line of skymagic's own."""
-    print(text, file=own_stream(), flush=True)
+    """Print a line of skymagic's own."""
+    print_sanitized(text, own_stream())
 
 
 def show_object(shown: Displayable, *, apart: bool = False) -> None:

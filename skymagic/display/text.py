@@ -11,6 +11,7 @@ from skymagic.plan import accelerators
 from skymagic.plan.distributions import Environment
 from skymagic.plan.gpus import GpuDevice
 from skymagic.plan.units import duration_text, ranges, rank_words, size
+from skymagic.wire.untrusted import sanitized_line
 
 MAX_STATUS_ROWS = 64
 """Ranks that have a row of their own."""
@@ -72,7 +73,7 @@ def thinned_out(rank: int, every: int) -> str:
 
 def table(rows: Iterable[Sequence[object]]) -> str:
     """Rows as aligned columns; the first is the heading."""
-    cells = [[str(value) for value in row] for row in rows]
+    cells = [[sanitized_line(str(value)) for value in row] for row in rows]
     widths = [max(len(row[i]) for row in cells) for i in range(len(cells[0]))]
     return "\n".join(
         "  ".join(value.ljust(width) for value, width in zip(row, widths, strict=True)).rstrip()

@@ -12,7 +12,7 @@ from skymagic.files.transfer.listing import FILE, Entry
 from skymagic.files.transfer.pieces import LARGE, equal
 from skymagic.plan.units import count, size
 from skymagic.wire import files as wire
-from skymagic.wire.codec import printable
+from skymagic.wire.untrusted import sanitized_line
 
 MAX_SENTENCES = 20
 """Most sentences of an error, and notes, that are shown."""
@@ -57,7 +57,7 @@ def summary(copied: Sequence[Copied], seconds: float, *, to_nodes: bool = True) 
         done += f" in {seconds:.1f} s{speed}"
     there = [f"{count(unchanged, 'file')} there already"] if unchanged else []
     gone = [f"{count(removed, 'file')} removed"] if removed else []
-    notes = dict.fromkeys(printable(note) for one in copied for note in one.notes)
+    notes = dict.fromkeys(sanitized_line(note) for one in copied for note in one.notes)
     return "\n".join(["; ".join([done, *there, *gone]), *_abridged(list(notes))])
 
 
@@ -71,7 +71,7 @@ def files_error(title: str, problems: Iterable[tuple[str, str]], nodes: int) -> 
     """
     places: dict[str, list[str]] = {}
     for where, sentence in problems:
-        places.setdefault(printable(sentence), []).append(where)
+        places.setdefault(sanitized_line(sentence), []).append(where)
     lines = []
     for sentence, at in places.items():
         label = (
@@ -115,7 +115,7 @@ class ByteCounter:
     def show(self) -> None:
         """Report the progress."""
         if self.total:
-            self._progress(printable(self._name), self._done, self.total)
+            self._progress(sanitized_line(self._name), self._done, self.total)
 
 
 def changes(difference: wire.CompareReply, known: Mapping[int, str]) -> wire.Write:

@@ -50,6 +50,7 @@ from skymagic.pool.status import now
 from skymagic.providers.aws.clients import set_up
 from skymagic.providers.local import driver
 from skymagic.run import interrupt
+from skymagic.wire.untrusted import print_sanitized
 
 # Other packages may bring more; looking for those takes longer than many a cell.
 EXISTING_NAMES = {
@@ -82,13 +83,12 @@ class SkyMagics(Magics):
             )
         )
         if request.dry_run:
-            print(
-                usage(
-                    lambda: making.preview(
-                        request, self.shell.user_ns, self.settings.defaults(), print_note
-                    )
+            plan = usage(
+                lambda: making.preview(
+                    request, self.shell.user_ns, self.settings.defaults(), print_note
                 )
             )
+            print_sanitized(str(plan))
             return None
         return Compute.of(self.runs.ensure(request, resize=True))
 
@@ -104,7 +104,7 @@ class SkyMagics(Magics):
         if done is None and not (meant or request.all):
             done = usage(lambda: ending.end_left(request.name, print_note))
         if done:
-            print("\n".join(done))
+            print_sanitized("\n".join(done))
             return
         chosen = (
             there
@@ -120,16 +120,16 @@ class SkyMagics(Magics):
             )
             left = (going_on.format(one.name, one.job_id) for one in records.left_here(None))
             for line in [*left, *ending.everything_rented_if_any(print_note, aws)]:
-                print(line)
+                print_sanitized(line)
 
     def _is_down(self, one: Pool) -> None:
         if one.taken_over:
-            print(f"{one.ended}: this notebook ended nothing; {one.remedy}")
+            print_sanitized(f"{one.ended}: this notebook ended nothing; {one.remedy}")
             return
         records.forget_local(one.name)
         stopped = messages.stopped_runs(one.stopped_runs)
         unreached = display.unreached(one.unreached, one.defaults.away)
-        print(f"pool {one.name!r} is down{f'; {stopped}' if stopped else ''}{unreached}")
+        print_sanitized(f"pool {one.name!r} is down{f'; {stopped}' if stopped else ''}{unreached}")
 
     @line_magic
     def sky_restart(self, line: str) -> None:
@@ -151,7 +151,7 @@ class SkyMagics(Magics):
                 *(one.words for one in keys.notebook_runs()),
             ]
             none = "no pool that outlives its notebook was started from here"
-            print("\n".join(listed) or records.ended_with_kernel() or none)
+            print_sanitized("\n".join(listed) or records.ended_with_kernel() or none)
             return None
         if not (request.take_over or request.login) and executing.elsewhere(request.name or ""):
             return None
@@ -196,11 +196,11 @@ class SkyMagics(Magics):
         request = usage(lambda: line_magics.parse_pip(line))
         for one in registry.pools() if request.all else [registry.pool_named(request.pool)]:
             if not request.packages:
-                print(display.packages(one.packages.listed(), installed.here()))
+                print_sanitized(display.packages(one.packages.listed(), installed.here()))
                 continue
             install = partial(one.packages.install, request.packages)
             for note in usage(
-                partial(install, lambda node, said: print(f"[{node}] {said}", flush=True))
+                partial(install, lambda node, said: print_sanitized(f"[{node}] {said}"))
             ):
                 print_note(note)
 
@@ -271,11 +271,11 @@ class InspectionMagics(Magics):
     def sky_status(self, line: str) -> None:
         request = usage(lambda: line_magics.parse_status(line))
         if request.disk:
-            print(disk.text(usage(lambda: disk.look(request.hosts))))
+            print_sanitized(disk.text(usage(lambda: disk.look(request.hosts))))
             return
         if request.hosts or request.provider:
             found = usage(lambda: places.look(request, self.settings.defaults().aws))
-            print(found.text(_own_jobs()))
+            print_sanitized(found.text(_own_jobs()))
             return
         status = inspection.pools(request.name, _own_jobs())
         show_object(status)
@@ -299,11 +299,15 @@ class InspectionMagics(Magics):
 
     @line_magic
     def sky_stacks(self, line: str) -> None:
-        print(usage(lambda: inspection.stacks(line_magics.parse_ranks("sky_stacks", line))))
+        print_sanitized(
+            usage(lambda: inspection.stacks(line_magics.parse_ranks("sky_stacks", line)))
+        )
 
     @line_magic
     def sky_vars(self, line: str) -> None:
-        print(usage(lambda: inspection.variables(line_magics.parse_ranks("sky_vars", line))))
+        print_sanitized(
+            usage(lambda: inspection.variables(line_magics.parse_ranks("sky_vars", line)))
+        )
 
     @no_var_expand  # $RANK is the rank's
     @line_magic
@@ -313,7 +317,7 @@ class InspectionMagics(Magics):
     @line_magic
     def sky_gpus(self, line: str) -> None:
         request = usage(lambda: line_magics.parse_gpus(line))
-        print(display.gpus(request.gpu.name if request.gpu else None, *driver()), flush=True)
+        print_sanitized(display.gpus(request.gpu.name if request.gpu else None, *driver()))
         settings = self.settings.defaults().aws
         asks = request.rented or request.output is not None
         if request.gpu is None or not (asks or set_up(settings)):
@@ -337,7 +341,7 @@ class InspectionMagics(Magics):
         free = [
             (one.name, now() - one.started_at) for one in registry.pools() if not one.plan.region
         ]
-        print(costs.text(costs.costs(free, name, _own_jobs())))
+        print_sanitized(costs.text(costs.costs(free, name, _own_jobs())))
 
     @line_magic
     def sky_check(self, line: str) -> None:
@@ -347,7 +351,7 @@ class InspectionMagics(Magics):
     def sky_clean(self, line: str) -> None:
         request = usage(lambda: line_magics.parse_clean(line))
         lines, problems = usage(lambda: disk.clean(request.hosts, request.all, request.dry_run))
-        print("\n".join(lines))
+        print_sanitized("\n".join(lines))
         if problems:
             raise PoolError("; ".join(f"{host}: {reason}" for host, reason in problems.items()))
 

@@ -40,6 +40,7 @@ from skymagic.ssh.command import SocketChannel
 from skymagic.ssh.host import ChannelConnection
 from skymagic.wire import atomic
 from skymagic.wire.threads import start_all
+from skymagic.wire.untrusted import sanitized_line
 
 DRIVER = Path(__file__).with_name("ray_driver.py")
 """What is connected to Ray, in a process of its own."""
@@ -469,7 +470,7 @@ def _placed(survey: RaySurvey, say: Say) -> list[dict[str, str]]:
 
 def _names(nodes: Sequence[Mapping[str, str]]) -> list[str]:
     """What nodes are called: by their hosts, and by Ray's number where two are on one."""
-    hosts = [each["host"] for each in nodes]
+    hosts = [sanitized_line(each["host"]) for each in nodes]
     return [
         host if hosts.count(host) == 1 else f"{host}-{each['ray'][:6]}"
         for host, each in zip(hosts, nodes, strict=True)

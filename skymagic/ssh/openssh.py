@@ -33,6 +33,7 @@ from skymagic.ssh.dial import POLL_INTERVAL, Cancellation
 from skymagic.ssh.host import ChannelConnection
 from skymagic.ssh.hostlist import expand
 from skymagic.ssh.login import PREFERRED_CIPHERS, preferred_first
+from skymagic.wire.untrusted import sanitized
 
 Ask = Callable[[str], str]
 LOGIN_SECONDS = 60.0
@@ -328,6 +329,7 @@ def _attended(
                 kind, _, prompt = (
                     client.makefile("rb").read().decode(errors="replace").partition("\0")
                 )
+                prompt = sanitized(prompt)  # the host may have written it
                 note = kind == "none"  # a hardware key waits for a touch, and ssh for no answer
                 answer = (
                     ask(f"{prompt} (then press Enter here) " if note else prompt) if ask else ""

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from skymagic.errors import HostError
+from skymagic.wire.untrusted import sanitized
 
 CHUNK_BYTES = 1 << 16
 WINDOW_BYTES = 1 << 24
@@ -181,8 +182,8 @@ class Process:
         return BrokenPipeError(f"{self.host}: {reason}")
 
     def complaint(self) -> str:
-        """The end of what it wrote to standard error."""
-        return self.errors()[-4000:].strip()
+        """The end of what it wrote to standard error, for messages."""
+        return sanitized(self.errors()[-4000:].strip())
 
     def close(self) -> None:
         """End its input, wait until it has ended, kill it when it does not; twice is safe."""

@@ -23,6 +23,7 @@ from skymagic.ssh import config, connecting
 from skymagic.ssh.command import CommandChannel
 from skymagic.ssh.host import HostConnection
 from skymagic.ssh.process import Channel
+from skymagic.wire.untrusted import sanitized
 
 SECONDS = 60.0
 """For which a program may take; a busy controller takes its time."""
@@ -49,10 +50,18 @@ class Programs:
             ProvisionError: there is no such program here.
         """
         try:
-            return subprocess.run(
-                words, input=text, capture_output=True, text=True, errors="replace", timeout=SECONDS, check=False,
-                env=self.variables(os.environ), start_new_session=True,
-            )  # fmt: skip
+            done = subprocess.run(
+                words,
+                input=text,
+                capture_output=True,
+                text=True,
+                errors="replace",
+                timeout=SECONDS,
+                check=False,
+                env=self.variables(os.environ),
+                start_new_session=True,
+            )
+            return _completed(words, done.returncode, done.stdout, done.stderr)
         except FileNotFoundError:
             raise ProvisionError(
                 f"{words[0]} is not on the PATH here: run the notebook on a login node, or name one with --login"
@@ -119,7 +128,7 @@ class HostPrograms(Programs):
         script = f"{shlex.join([*self._settings, *words])} <<'{mark}'\n{text}\n{mark}\n"
         try:
             done = self._connection().run(script, timeout=SECONDS)
-            return subprocess.CompletedProcess(words, done.status, done.out, done.err)
+            return _completed(words, done.status, done.out, done.err)
         except HostError as problem:
             return subprocess.CompletedProcess(
                 words, -1, "", f"{words[0]}: connection to {problem}"
@@ -154,6 +163,13 @@ class HostPrograms(Programs):
         with self._lock:
             self._connections = [one for one in self._connections if one.alive] + [connection]
         return connection
+
+
+def _completed(
+    words: Sequence[str], status: int, out: str, err: str
+) -> subprocess.CompletedProcess[str]:
+    """How a program ended. What a scheduler prints goes into plans, lists and errors: other users name jobs and nodes."""
+    return subprocess.CompletedProcess(words, status, sanitized(out), sanitized(err))
 
 
 class PassedChannel:

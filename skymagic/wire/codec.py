@@ -186,14 +186,6 @@ class Decoder(Generic[M]):
                 yield message
 
 
-def printable(text: str) -> str:
-    """A text from elsewhere (a file's name, what a host says) in one line that every screen can show: control characters are escaped."""
-    return "".join(
-        letter if letter.isprintable() else letter.encode("unicode_escape").decode()
-        for letter in text
-    )
-
-
 # -- what carries a protocol -----------------------------------------------------------------------
 
 

@@ -13,8 +13,9 @@ import struct
 from dataclasses import field, fields
 from pathlib import Path
 
-from skymagic.wire.codec import Codec, FrozenMessage, printable
+from skymagic.wire.codec import Codec, FrozenMessage
 from skymagic.wire.processes import boot_id, started
+from skymagic.wire.untrusted import sanitized_line
 
 FILE = "record"
 """The record's name in a daemon's run directory."""
@@ -132,7 +133,9 @@ def read(line: str) -> AgentRecord | None:
         kind, values = json.loads(line)
         known = {one.name for one in fields(AgentRecord)}
         texts = {
-            k: printable(v) if isinstance(v, str) else v for k, v in values.items() if k in known
+            k: sanitized_line(v) if isinstance(v, str) else v
+            for k, v in values.items()
+            if k in known
         }
         return RECORD.decode(json.dumps([kind, texts]).encode())
     except (ValueError, TypeError, AttributeError):
