@@ -17,7 +17,6 @@ import shlex
 import shutil
 import signal
 import socket
-import stat
 import subprocess
 import sys
 import tempfile
@@ -33,6 +32,7 @@ from skymagic.ssh.dial import POLL_INTERVAL, Cancellation
 from skymagic.ssh.host import ChannelConnection
 from skymagic.ssh.hostlist import expand
 from skymagic.ssh.login import PREFERRED_CIPHERS, preferred_first
+from skymagic.wire.record import why_unsafe
 from skymagic.wire.untrusted import sanitized
 
 Ask = Callable[[str], str]
@@ -190,19 +190,20 @@ def _ssh(endpoint: Endpoint, *options: str) -> list[str]:
 
 
 def _folder() -> Path:
-    """Where masters listen: a folder of this user's, for him alone; of this machine, for homes are shared, and sockets have short names."""
+    """Return the folder in which masters listen. It is on this machine, for homes are shared, and sockets need short names.
+
+    Another user can occupy the usual name in a shared place first. Then a folder with a random name is used, which later calls
+    and other processes find again, because it is this user's alone.
+    """
     runtime = Path(os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir())
-    folder = (runtime if runtime.is_dir() else Path("/tmp")) / f"skymagic-ssh-{os.getuid()}"
+    parent = runtime if runtime.is_dir() else Path("/tmp")
+    usual = parent / f"skymagic-ssh-{os.getuid()}"
     with contextlib.suppress(FileExistsError):
-        folder.mkdir(mode=0o700)
-    state = folder.lstat()
-    if (
-        not stat.S_ISDIR(state.st_mode)
-        or state.st_uid != os.getuid()
-        or stat.S_IMODE(state.st_mode) != 0o700
-    ):
-        raise HostError("ssh", f"{folder} is not a folder that only you can use", "remove it")
-    return folder
+        usual.mkdir(mode=0o700)
+    for folder in [usual, *sorted(parent.glob(f"{usual.name}-*"))]:
+        if why_unsafe(str(folder)) is None:
+            return folder
+    return Path(tempfile.mkdtemp(prefix=f"{usual.name}-", dir=parent))
 
 
 @contextlib.contextmanager

@@ -153,8 +153,12 @@ def test_a_folder_of_another_user(hosts: Hosts, monkeypatch: pytest.MonkeyPatch)
     folder = Path(os.environ["XDG_RUNTIME_DIR"]) / f"skymagic-ssh-{os.getuid()}"
     folder.mkdir()
     folder.chmod(0o770)
-    with pytest.raises(HostError, match="is not a folder that only you can use"):
-        asked_for()
+    asked_for().close()
+    assert not list(folder.iterdir())
+    (other,) = folder.parent.glob(f"{folder.name}-*")
+    assert other.stat().st_mode & 0o777 == 0o700
+    asked_for().close()
+    assert list(folder.parent.glob(f"{folder.name}-*")) == [other]
 
 
 # ------------------------------------------------------------------------------------------------- the way there
