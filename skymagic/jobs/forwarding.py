@@ -11,6 +11,10 @@ from skymagic.pool import Pool
 
 REFUSAL_SECONDS = 1.0
 """Seconds in which a node refuses a connection to a port on which nothing listens; what listens keeps it open."""
+WHO_CONNECTS = (
+    "every user of this machine can open these addresses, and every user of the node its port: "
+    "where others log in, start what listens there with a password or token"
+)
 
 
 @dataclass(frozen=True)
@@ -48,7 +52,7 @@ class ForwardedPorts:
     ports: tuple[ForwardedPort, ...]
 
     def __repr__(self) -> str:
-        return "\n".join(map(str, self.ports))
+        return "\n".join([*map(str, self.ports), WHO_CONNECTS])
 
     def _repr_html_(self) -> str:
         lines = [
@@ -56,7 +60,7 @@ class ForwardedPorts:
             f'<a href="http://{one.address}/" target="_blank" rel="noopener">http://{one.address}/</a>{html.escape(one._note)}'
             for one in self.ports
         ]
-        return "<br>".join(lines)
+        return "<br>".join([*lines, html.escape(WHO_CONNECTS)])
 
 
 def forward(pool: Pool, ports: Sequence[int], nodes: Sequence[int]) -> ForwardedPorts:

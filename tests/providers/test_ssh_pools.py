@@ -13,6 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from skymagic.jobs.forwarding import WHO_CONNECTS
 from tests.files.test_files import sparse
 from tests.lab.hosts import Hosts, loopback, still_there
 from tests.lab.notebook import Notebook, Shown, opened
@@ -181,10 +182,10 @@ def test_a_port_of_a_host_is_a_link_here(two: tuple[Hosts, Notebook]) -> None:
             notebook.run(f"%sky_forward {other} --node 1").rich[0]["text/plain"],
         )
         assert re.fullmatch(
-            rf"port {there} of node 0 \(\S+\): (http://127\.0\.0\.1:\d+/)\s*", first
+            rf"port {there} of node 0 \(\S+\): (http://127\.0\.0\.1:\d+/)\n{WHO_CONNECTS}", first
         ), first
         for rank, text in ((0, first), (2, second)):
-            page = f"import urllib.request\nprint(urllib.request.urlopen({text.split()[-1]!r}).read().decode())"
+            page = f"import urllib.request\nprint(urllib.request.urlopen({text.splitlines()[0].split()[-1]!r}).read().decode())"
             assert notebook.run(page).text == f"rank {rank}\n"
         assert notebook.run(f"%sky_forward {there}").rich[0]["text/plain"] == first, (
             "what is forwarded is kept"
