@@ -98,7 +98,12 @@ def ensure(
 
 
 def planned(request: PoolRequest, *, resize: bool = False, start: bool = False) -> StartPlan:
-    """What a request becomes, by what runs and what is recorded now; the options are those of `ensure`."""
+    """What a request becomes, by what runs and what is recorded now; the options are those of `ensure`.
+
+    Raises:
+        PoolError: the notebook's working folder was deleted.
+    """
+    check_folder()
     return start_plan(
         request,
         own_pools(),
@@ -108,6 +113,17 @@ def planned(request: PoolRequest, *, resize: bool = False, start: bool = False) 
         resize=resize,
         start=start,
     )
+
+
+def check_folder() -> None:
+    """Raise PoolError if this process's working folder was deleted: a pool is recorded with it, and modules are found from it."""
+    try:
+        Path.cwd()
+    except FileNotFoundError:
+        raise PoolError(
+            "the notebook's working folder was deleted: go to another one with %cd FOLDER, "
+            "then start the pool again"
+        ) from None
 
 
 def own_pools() -> list[OwnPool]:
