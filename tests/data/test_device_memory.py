@@ -5,6 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
@@ -196,6 +197,7 @@ class Part:
 
     made: ClassVar[list[weakref.ref[Any]]] = []
     most: ClassVar[int] = 0
+    device_mesh: ClassVar[Any] = SimpleNamespace(device_type="cuda", get_all_groups=list)
 
     def __init__(self, gpu: DeviceMemory, value: float) -> None:
         self.gpu, self.value, self.grad = gpu, value, None
