@@ -190,12 +190,12 @@ _SECRET_WORDS = re.compile(
 _SECRET_PARTS = re.compile(r"PASSW|CREDENTIAL|OAUTH|(?:KEY|TOKEN|SECRET|AUTH)\d*$")
 """In words without separators: OPENAIKEY, PGPASSWORD, GITHUBTOKEN."""
 _ORDINARY_WORDS = frozenset({"MONKEY", "TURKEY", "DONKEY", "HOCKEY", "JOCKEY", "WHISKEY"})
-_COUNTED_WORDS = frozenset({"KEY", "KEYS", "TOKEN", "TOKENS"})
 _COUNTING_WORDS = re.compile(
     r"MAX|MIN|NUM|N|NUMBER|COUNT|LIMIT|TOTAL|PER|NEW|LENGTH|LEN|SIZE|BUDGET|CONTEXT|PROMPT|OUTPUT|INPUT|BATCH|TRAIN"
-    r"|PAD|EOS|BOS|UNK|SEP|CLS|MASK|STOP|SPECIAL|SORT|PRIMARY|FOREIGN|GROUP|PARTITION|DISABLE|IMPLICIT"
 )
-"""Beside one of these a key or token is a number, a symbol of a vocabulary, a column, or a switch: MAX_TOKENS, PAD_TOKEN, SORT_KEY."""
+"""Beside one of these, TOKENS and KEYS are a number: MAX_TOKENS, NUM_KEYS."""
+_SYMBOL_WORDS = re.compile(r"PAD|EOS|BOS|UNK|SEP|CLS|MASK|SORT|DISABLE|IMPLICIT")
+"""Beside one of these, TOKEN and KEY are a symbol of a vocabulary, a column, or a switch: PAD_TOKEN, SORT_KEY."""
 _OF_THE_MACHINE = re.compile(
     r"PATH|HOME|PWD|OLDPWD|TMPDIR|USER|SHELL|TERM|COLUMNS|LINES|LD_\w+|PYTHON\w*|VIRTUAL_ENV|CONDA_\w+|SSH_\w+|DISPLAY|PYTEST_\w+"
     r"|(?:JPY|IPYTHON|JUPYTER|SKYMAGIC|SKYPILOT|COMPUTE_POOL|TORCHELASTIC|SLURM|RAY)\w*"
@@ -236,5 +236,7 @@ def is_secret_variable(name: str) -> bool:
         if _SECRET_WORDS.fullmatch(word) or _SECRET_PARTS.search(word)
     }
     if any(_COUNTING_WORDS.fullmatch(word) for word in words):
-        found -= _COUNTED_WORDS
+        found -= {"TOKENS", "KEYS"}
+    if any(_SYMBOL_WORDS.fullmatch(word) for word in words):
+        found -= {"TOKEN", "KEY"}
     return bool(found)
