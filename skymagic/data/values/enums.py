@@ -20,7 +20,8 @@ from skymagic.data.values import rebuild
 from skymagic.data.values.memory import Reduced
 
 _NOT_SENT = ("__dict__", "__weakref__", "_abc_impl", "_abc_cache", "__annotate_func__")
-_MAPS = ("_member_map_", "_value2member_map_")
+_REPEATED = "_repeated_"
+"""Key in a class's state: names under which the class holds what a base has under the same name."""
 
 
 # -- taking apart ----------------------------------------------------------------------------------
@@ -34,14 +35,17 @@ def class_arguments(cls: type[enum.Enum], tracker: str) -> tuple[Any, ...]:
 
 def class_state(cls: type[enum.Enum]) -> tuple[dict[str, Any], list[Any]]:
     """Return a class's own attributes, and each member's attributes for `fill_enum`."""
-    inherited = cls.__mro__[1:]
     found: dict[str, Any] = {}
+    repeated: list[str] = []
     for name, value in sorted(vars(cls).items()):
         if name in _NOT_SENT or isinstance(value, types.MemberDescriptorType):
             continue
-        base = next((vars(each)[name] for each in inherited if name in vars(each)), found)
-        if base is not value:
+        # EnumType copies parts of Enum into the class; some of them cannot be pickled
+        if _inherited(cls, name) is value:
+            repeated.append(name)
+        else:
             found[name] = value
+    found[_REPEATED] = tuple(repeated)
     members = list(dict.fromkeys(map(_Identity, cls._member_map_.values())))
     own = {id(each.member) for each in members}
     # Flag's operators add composite members when they are first used: looking is no change.
@@ -52,6 +56,14 @@ def class_state(cls: type[enum.Enum]) -> tuple[dict[str, Any], list[Any]]:
         registered, *_ = abc._get_dump(cls)
         found["_abc_impl"] = [each() for each in registered]
     return found, [(each.member, member_state(each.member)) for each in members]
+
+
+_ABSENT = object()
+
+
+def _inherited(cls: type, name: str) -> Any:
+    """Return what a class would have under a name of its own `vars` without it."""
+    return next((vars(base)[name] for base in cls.__mro__[1:] if name in vars(base)), _ABSENT)
 
 
 class _Identity:
@@ -151,6 +163,9 @@ def _set_state(cls: type[enum.Enum], state: tuple[dict[str, Any], list[Any]]) ->
         if name == "_abc_impl":
             for each in value:
                 cls.register(each)  # type: ignore[attr-defined]
+        elif name == _REPEATED:
+            for each in value:
+                type.__setattr__(cls, each, _inherited(cls, each))
         else:  # past the metaclass, which guards its members
             type.__setattr__(cls, name, value)
     for value, member in composite.items():
