@@ -76,6 +76,8 @@ class PoolRuns:
             PoolError: the pool was ended meanwhile.
             RunInterrupted: it was stopped before it began.
         """
+        if self._status.closed is not None:
+            raise self._status.missing()
         bindings = self._resources.shipper.bindings
         if self._replacement.lost:
             self._replacement.wait(

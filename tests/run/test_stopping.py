@@ -97,7 +97,7 @@ def test_a_collective_that_hangs_is_left_without_grace(notebook: Notebook, name:
     cell = begun(notebook, f"begin()\nif dist.get_rank() == 2:\n    time.sleep(300)\n{HANGS[name]}")
     error = stopped(notebook, cell)
     assert re.search(
-        "rank 2 (at line 4|in get_rank, line 3)", error.evalue
+        "rank 2 (at line 4|in get_rank, line 3|in begin, line 3)", error.evalue
     )  # it may still be on its way there
     assert "line 5" in error.evalue  # as one of the others may
     assert kept(notebook) == [0, 1, 2]
@@ -438,17 +438,18 @@ def test_stop_inside_library_names_line_of_user(notebook: Notebook) -> None:
 
 
 def test_error_of_dead_rank_names_what_to_clone(module_notebook: Notebook) -> None:
-    module_notebook.run(f"%%sky_broadcast\n{SETUP}\nlayer, step = {{'a': 1}}, 5")
+    # names that come first in the alphabet: the line has the first twelve
+    module_notebook.run(f"%%sky_broadcast\n{SETUP}\na_layer, a_step = {{'a': 1}}, 5")
     error = module_notebook.fail(
         "%%sky_broadcast\nif dist.get_rank() == 1:\n    os.kill(os.getpid(), signal.SIGKILL)\ntime.sleep(60)"
     )
     (line,) = [line for line in error.text.splitlines() if "%sky_clone" in line]
     command = line[line.index("%sky_clone") :]
     assert command.startswith("%sky_clone 1 --from 0 ")
-    assert {"layer", "step"} <= {*command.split()}
+    assert {"a_layer", "a_step"} <= {*command.split()}
     assert not {"torch", "os", "time"} & {*command.split()}
     module_notebook.run(command)
-    module_notebook.run("%%sky_broadcast -o r\nlayer, step")
+    module_notebook.run("%%sky_broadcast -o r\na_layer, a_step")
     assert module_notebook.value("r") == [({"a": 1}, 5)] * 3
 
 

@@ -14,6 +14,7 @@ import os
 import re
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 from skymagic.data.capture.class_attributes import ClassAttribute, class_attributes
@@ -138,12 +139,18 @@ def set_on_modules(tree: ast.AST, namespace: Mapping[str, object]) -> dict[str, 
                 module, depth = inner, depth + 1
             if isinstance(module, types.ModuleType) and depth < len(path):
                 inner = getattr(module, path[depth], None)
-                if isinstance(inner, type) and depth + 1 < len(path):
+                if isinstance(inner, type) and depth + 1 < len(path) and _is_installed(module):
                     continue  # `class_attributes`
                 if inner is os.environ:
                     continue  # the ranks get its changes
                 found[f"{module.__name__}.{path[depth]}"] = module.__name__
     return found
+
+
+def _is_installed(module: types.ModuleType) -> bool:
+    """Return True if ranks import a module from an installed package, and do not get its source."""
+    parts = Path(getattr(module, "__file__", None) or "").parts
+    return not {"site-packages", "dist-packages"}.isdisjoint(parts)
 
 
 def _executed(tree: ast.AST) -> Iterator[ast.AST]:

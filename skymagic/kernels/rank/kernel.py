@@ -12,9 +12,9 @@ import os
 import signal
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from os import EX_SOFTWARE, _exit, write
+from time import time as wall_clock
 from types import SimpleNamespace
 from typing import Any
 
@@ -92,7 +92,7 @@ class RunMemory:
         self._last = {
             **self._last,
             "outcome": outcome,
-            "ended_at": time.time(),
+            "ended_at": wall_clock(),
             "step": reporting.last_step(),
         }
         words = {
