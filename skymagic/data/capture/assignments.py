@@ -10,14 +10,18 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import inspect
 import os
 import re
+import sys
+import textwrap
 import types
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from skymagic.data.capture.class_attributes import ClassAttribute, class_attributes
+from skymagic.data.capture.loaded import remember_reloads
 from skymagic.data.capture.modules import remember_relative_entries
 from skymagic.data.capture.names import CellNames, cell_names, interactive, is_output
 from skymagic.data.capture.registrations import registrations
@@ -71,6 +75,7 @@ class Assignments:
             completed: whether it came to its end.
         """
         remember_relative_entries()
+        remember_reloads()
         if self.watched and self._before is not None:
             names, tree = CellNames(), ast.Module([], [])
             with contextlib.suppress(SyntaxError, ValueError, RecursionError):
@@ -124,33 +129,110 @@ class Assignments:
 def set_on_modules(tree: ast.AST, namespace: Mapping[str, object]) -> dict[str, str]:
     """Attributes of modules that a cell assigns or changes an item of: ``"cfg.lr"`` → the module.
 
-    Statements in functions do not count: nobody can say whether the functions were called here.
+    Statements in a function count where the cell calls the function by its name, or calls one that does.
     """
-    found = {}
-    for node in _executed(tree):
-        if not isinstance(node, ast.Assign | ast.AugAssign | ast.AnnAssign):
-            continue
-        for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
-            path = _path(target)
-            module, depth = namespace.get(path[0]) if path else None, 1
-            while depth < len(path) and isinstance(
-                inner := getattr(module, path[depth], None), types.ModuleType
-            ):
-                module, depth = inner, depth + 1
-            if isinstance(module, types.ModuleType) and depth < len(path):
-                inner = getattr(module, path[depth], None)
-                if isinstance(inner, type) and depth + 1 < len(path) and _is_installed(module):
-                    continue  # `class_attributes`
-                if inner is os.environ:
-                    continue  # the ranks get its changes
-                found[f"{module.__name__}.{path[depth]}"] = module.__name__
+    found: dict[str, str] = {}
+    followed: set[types.CodeType] = set()
+    todo: list[tuple[ast.AST, Mapping[str, object]]] = [(tree, namespace)]
+    while todo:
+        tree, names = todo.pop()
+        for node in _executed(tree):
+            found.update(_set_by(node, names))
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+                for function in _notebook_functions(names.get(node.func.id), namespace):
+                    if function.__code__ not in followed:
+                        followed.add(function.__code__)
+                        todo += _body(function, namespace)
     return found
+
+
+def _set_by(node: ast.AST, names: Mapping[str, object]) -> Iterator[tuple[str, str]]:
+    """Yield the attributes of modules that one statement sets, each with its module."""
+    if not isinstance(node, ast.Assign | ast.AugAssign | ast.AnnAssign):
+        return
+    for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
+        path = _path(target)
+        module, depth = names.get(path[0]) if path else None, 1
+        while depth < len(path) and isinstance(
+            inner := getattr(module, path[depth], None), types.ModuleType
+        ):
+            module, depth = inner, depth + 1
+        if isinstance(module, types.ModuleType) and depth < len(path):
+            inner = getattr(module, path[depth], None)
+            if isinstance(inner, type) and depth + 1 < len(path) and _is_installed(module):
+                continue  # `class_attributes`
+            if inner is os.environ:
+                continue  # the ranks get its changes
+            whole = isinstance(target, ast.Attribute) and depth + 1 == len(path)
+            if whole and _was_skipped(node, module, path[depth]):
+                continue
+            yield f"{module.__name__}.{path[depth]}", module.__name__
 
 
 def _is_installed(module: types.ModuleType) -> bool:
     """Return True if ranks import a module from an installed package, and do not get its source."""
     parts = Path(getattr(module, "__file__", None) or "").parts
     return not {"site-packages", "dist-packages"}.isdisjoint(parts)
+
+
+def _was_skipped(
+    node: ast.Assign | ast.AugAssign | ast.AnnAssign, module: types.ModuleType, name: str
+) -> bool:
+    """Return True if a module's attribute shows that an assignment to it has not run, as in a branch that was not taken."""
+    try:
+        value = getattr(module, name)
+    except AttributeError:
+        return True
+    if isinstance(node, ast.AugAssign) or not isinstance(node.value, ast.Constant):
+        return False
+    constant = node.value.value
+    plain = type(value) in (bool, int, float, str, bytes, type(None))
+    return plain and (type(value), value) != (type(constant), constant)
+
+
+def _notebook_functions(
+    value: object, namespace: Mapping[str, object]
+) -> Iterator[types.FunctionType]:
+    """Yield the notebook's function that a call runs, and those that it wraps by `functools.wraps`."""
+    while isinstance(value, types.FunctionType) and value.__globals__ is namespace:
+        if not value.__code__.co_flags & inspect.CO_GENERATOR:  # whose call runs nothing
+            yield value
+        value = vars(value).get("__wrapped__")
+
+
+def _body(
+    function: types.FunctionType, namespace: Mapping[str, object]
+) -> Iterator[tuple[ast.AST, Mapping[str, object]]]:
+    """Yield the body of a function of the notebook, with what the names in it mean."""
+    code = function.__code__
+    try:
+        source = textwrap.dedent(inspect.getsource(function))
+        definition = ast.parse(source).body[0]
+    except (OSError, TypeError, SyntaxError, ValueError, RecursionError, IndexError):
+        return  # made by `exec`, or a lambda amid an expression
+    if not isinstance(definition, ast.FunctionDef | ast.AsyncFunctionDef):
+        return
+    body = ast.Module(definition.body, [])
+    local = {*code.co_varnames, *code.co_cellvars, *code.co_freevars}
+    names = {name: value for name, value in namespace.items() if name not in local}
+    names.update(_imported_modules(body, local))
+    yield body, names
+
+
+def _imported_modules(body: ast.AST, local: Container[str]) -> Iterator[tuple[str, object]]:
+    """Yield the modules that a function's own imports bind to local names."""
+    for node in _executed(body):
+        if isinstance(node, ast.Import):
+            for each in node.names:
+                name = each.asname or each.name.partition(".")[0]
+                if name in local:
+                    yield name, sys.modules.get(each.name if each.asname else name)
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            for each in node.names:
+                name = each.asname or each.name
+                if name in local:
+                    parent = sys.modules.get(node.module)
+                    yield name, getattr(parent, each.name, None)
 
 
 def _executed(tree: ast.AST) -> Iterator[ast.AST]:

@@ -63,6 +63,7 @@ class ImportedTexts:
     def stale(self, sources: Iterable[ModuleSource]) -> list[ModuleSource]:
         """The modules of which the notebook has another text than the file; each text is reported once."""
         found = []
+        remember_reloads()
         for source in sources:
             spec = getattr(sys.modules.get(source.name), "__spec__", None)
             if spec is None or not source.source:
@@ -73,15 +74,60 @@ class ImportedTexts:
                     spec,
                     _EARLIER if _compiled_earlier(source.origin) else source.hash,
                 )
-            if seen[1] != source.hash and runs(sys.modules[source.name], source.source):
+            if seen[1] != source.hash and (
+                _was_reloaded(source) or runs(sys.modules[source.name], source.source)
+            ):
                 seen = self._seen[source.name] = (
                     spec,
                     source.hash,
-                )  # executed again without an import, or only touched
+                )  # executed again without an import, patched by %autoreload, or only touched
             if seen[1] != source.hash and self._noted.get(source.name) != source.hash:
                 self._noted[source.name] = source.hash
                 found.append(source)
         return found
+
+
+_reload_times: dict[str, float] = {}
+"""Module → modification time of the file that IPython's autoreload had recorded at the last look."""
+_reloaded: dict[str, float] = {}
+"""Module → modification time of the text that autoreload has executed in place of another."""
+
+
+def remember_reloads() -> None:
+    """Record what autoreload has reloaded since the last look; called after each cell.
+
+    It patches the module's functions one by one where it can, which leaves no trace in the module itself. The first time that it records
+    for a module is that of its file then, which the notebook may have imported earlier: only a later one means a reload.
+    """
+    reloader = _autoreloader()
+    times = getattr(reloader, "modules_mtimes", None)
+    if not isinstance(times, dict):
+        return
+    failed = getattr(reloader, "failed", {})
+    for name, time in times.items():
+        known = _reload_times.setdefault(name, time)
+        if known != time:
+            _reload_times[name] = time
+            module = sys.modules.get(name)
+            if failed.get(getattr(module, "__file__", None)) != time:
+                _reloaded[name] = time
+
+
+def _autoreloader() -> Any:
+    """Return the reloader of IPython's extension; None where it was not loaded."""
+    if "IPython.extensions.autoreload" not in sys.modules:
+        return None
+    shell = sys.modules["IPython"].get_ipython()
+    registry = getattr(getattr(shell, "magics_manager", None), "registry", {})
+    return getattr(registry.get("AutoreloadMagics"), "_reloader", None)
+
+
+def _was_reloaded(source: ModuleSource) -> bool:
+    """Return True if autoreload has executed the present text of a module's file."""
+    try:
+        return _reloaded.get(source.name) == Path(source.origin).stat().st_mtime
+    except OSError:
+        return False
 
 
 def runs(module: Any, text: str) -> bool:
@@ -101,7 +147,7 @@ def _holds(space: Mapping[str, Any], node: ast.stmt, defined: Mapping[str, types
         return True
     if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
         own = inspect.unwrap(space.get(node.name))  # type: ignore[arg-type]
-        return getattr(own, "__code__", None) == defined.get(node.name)
+        return _same_code(getattr(own, "__code__", None), defined.get(node.name))
     if isinstance(node, ast.ClassDef):
         inner = {
             each.co_name: each
@@ -111,8 +157,11 @@ def _holds(space: Mapping[str, Any], node: ast.stmt, defined: Mapping[str, types
         return all(_holds(vars(space.get(node.name, object)), each, inner) for each in node.body)
     if isinstance(node, ast.Expr):
         return isinstance(node.value, ast.Constant)
-    if isinstance(node, ast.Assign) and all(isinstance(each, ast.Name) for each in node.targets):
-        names = [each.id for each in node.targets if isinstance(each, ast.Name)]
+    if isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None:
+        targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+        names = [each.id for each in targets if isinstance(each, ast.Name)]
+        if len(names) != len(targets):
+            return False
         with contextlib.suppress(ValueError):
             value = ast.literal_eval(node.value)
             return all(
@@ -120,6 +169,35 @@ def _holds(space: Mapping[str, Any], node: ast.stmt, defined: Mapping[str, types
                 for name in names
             )
     return False
+
+
+_LANGUAGE_FLAGS = 0x3FF
+"""Flags of code objects that say what it is, such as a generator; those of ``from __future__ import`` lie above."""
+
+
+def _same_code(one: object, other: object) -> bool:
+    """Return True if two code objects do the same, wherever they stand in their files."""
+    if not isinstance(one, types.CodeType) or not isinstance(other, types.CodeType):
+        return type(one) is type(other) and one == other
+    return (
+        all(getattr(one, name) == getattr(other, name) for name in _CODE_ATTRIBUTES)
+        and one.co_flags & _LANGUAGE_FLAGS == other.co_flags & _LANGUAGE_FLAGS
+        and len(one.co_consts) == len(other.co_consts)
+        and all(map(_same_code, one.co_consts, other.co_consts))
+    )
+
+
+_CODE_ATTRIBUTES = (
+    "co_name",
+    "co_argcount",
+    "co_posonlyargcount",
+    "co_kwonlyargcount",
+    "co_code",
+    "co_names",
+    "co_varnames",
+    "co_freevars",
+    "co_cellvars",
+)
 
 
 def _compiled_earlier(path: str) -> bool:

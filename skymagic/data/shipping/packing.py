@@ -124,13 +124,12 @@ class Packer:
     def _note(self, own: Sequence[Variable], group: Sequence[Variable], links: PickleLinks) -> None:
         """Note what refers to a name's value of the notebook where the ranks have their own: the name that has most of it."""
         for each in group:
-            apart = {
-                other.name: len(
-                    self.links.common(other, each)
-                    - (set() if other.name in self.request.names.loads else links.objects.keys())
-                )
-                for other in own
-            }
+            apart = {}
+            for other in own:
+                common = self.links.common(other, each)
+                if other.name not in self.request.names.loads:
+                    common -= links.objects.keys()
+                apart[other.name] = len(pickling.with_state(each.pickled, common))
             most = max(apart, key=lambda name: apart[name], default=None)
             if most is not None and apart[most]:
                 self.packed.apart.append(SplitReference(each.name, most))

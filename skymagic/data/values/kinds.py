@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import datetime
 import enum
+import ipaddress
 import pickle
 import types
 
@@ -33,6 +35,10 @@ _FIXED = (
     classmethod,
     enum.Enum,
     pickle.PickleBuffer,
+    ipaddress.IPv4Address,
+    ipaddress.IPv6Address,
+    ipaddress.IPv4Network,
+    ipaddress.IPv6Network,
 )
 
 # By name, for their modules need not be imported.
@@ -46,6 +52,16 @@ _FIXED_NAMES = {
     ("re", "Pattern"),
     ("numpy", "ufunc"),
 }
+_PANDAS_SCALARS = (
+    "Index",
+    "ExtensionDtype",
+    "NaTType",
+    "Timestamp",
+    "Timedelta",
+    "Period",
+    "Interval",
+    "BaseOffset",
+)
 
 
 def changeable(kind: type) -> bool:
@@ -53,13 +69,16 @@ def changeable(kind: type) -> bool:
     if (
         issubclass(kind, _FIXED)
         or is_a(kind, "numpy", "dtype")
+        or (is_a(kind, "numpy", "generic") and not is_a(kind, "numpy", "void"))
         or kind.__name__ == "cython_function_or_method"
     ):
         return False
     top = kind.__module__.partition(".")[0]
     if top == "pyarrow" or (
-        top == "pandas" and (is_a(kind, top, "Index") or is_a(kind, top, "ExtensionDtype"))
+        top == "pandas" and any(is_a(kind, top, name) for name in _PANDAS_SCALARS)
     ):
+        return False
+    if issubclass(kind, datetime.tzinfo) and top != "__main__":
         return False
     return (kind.__module__, kind.__name__) not in _FIXED_NAMES
 

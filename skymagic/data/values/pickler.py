@@ -95,9 +95,9 @@ class ValuePickler(cloudpickle.Pickler):  # type: ignore[misc]
             objects = [each for _, each in self.memo.copy().values()]
             kinds = {kind for kind in set(map(type, objects)) if changeable(kind)}
             self.marks.update(id(each) for each in objects if type(each) in kinds)
-        self.marks -= self.tracker.private
         if changeable(type(value)):
             self.marks.add(id(value))
+        self.marks -= self.tracker.private
         self._listed = False
         return frozenset(self.marks)
 
@@ -147,9 +147,9 @@ class ValuePickler(cloudpickle.Pickler):  # type: ignore[misc]
 
         def reduce_single(pickler: ValuePickler, obj: Any) -> Any:
             reduced = single(obj)
-            if reduced is NotImplemented and copied is not None:
-                return copied(pickler, obj)
-            return reduced
+            if reduced is NotImplemented:
+                return NotImplemented if copied is None else copied(pickler, obj)
+            return pickler._named(reduced, obj)
 
         return reduce_single
 
@@ -195,13 +195,26 @@ class ValuePickler(cloudpickle.Pickler):  # type: ignore[misc]
             return lambda pickler, obj: pickler._part(special(obj), obj)
         if kind is types.BuiltinFunctionType or kind.__name__ == "cython_function_or_method":
             return ValuePickler._compiled
+        if is_a(kind, "numpy", "dtype"):
+            return ValuePickler._dtype
         if is_a(kind, "pandas", "NDFrame"):
             return ValuePickler._frame
         if hooks.reducer_for(kind) is not None:
             return ValuePickler._hooked
         if reducers.may_be_sentinel(kind):
             return ValuePickler._single
-        return ValuePickler._instance if changeable(kind) else None
+        if not changeable(kind):
+            return None
+        return ValuePickler._own_reduction if self._reduces_itself(kind) else ValuePickler._instance
+
+    def _reduces_itself(self, kind: type) -> bool:
+        """Return True if the pickler would call a method of the object's class to reduce it."""
+        if kind in self.dispatch_table:
+            return False
+        return any(
+            getattr(kind, method) is not getattr(object, method)
+            for method in ("__reduce_ex__", "__reduce__")
+        )
 
     def _sharded(self, reduced: Any, obj: Any) -> Any:
         if reduced is NotImplemented and hooks.reducer_for(type(obj)) is not None:
@@ -218,9 +231,29 @@ class ValuePickler(cloudpickle.Pickler):  # type: ignore[misc]
         self._refer(getattr(function, "__module__", None))
         return self._instance(function) if changeable(type(function)) else NotImplemented
 
+    def _own_reduction(self, obj: Any) -> Any:
+        """Reduce an object as its class says: to the name of a singleton, as `pandas.NA` does, or to its parts."""
+        reduced = obj.__reduce_ex__(pickle.HIGHEST_PROTOCOL)
+        if isinstance(reduced, str):
+            return self._named(reduced, obj)
+        self.marks.add(id(obj))
+        return reduced
+
+    def _named(self, reduced: Any, obj: Any) -> Any:
+        """Record that an object travels as the name of the rank's own: what holds it shares nothing with others that do."""
+        self.tracker.private.add(id(obj))
+        return reduced
+
     def _instance(self, obj: Any) -> Any:
         self.marks.add(id(obj))
         return NotImplemented
+
+    def _dtype(self, dtype: Any) -> Any:
+        """Reduce a dtype; the dict of a structured one's fields never changes, so that arrays do not share it as they share a value."""
+        reduced = dtype.__reduce__()
+        if isinstance(reduced, tuple) and len(reduced) > 2 and isinstance(reduced[2], tuple):
+            self.tracker.private.update(id(each) for each in reduced[2] if type(each) is dict)
+        return reduced
 
     def _frame(self, obj: Any) -> Any:
         self.tracker.private.add(
@@ -230,9 +263,9 @@ class ValuePickler(cloudpickle.Pickler):  # type: ignore[misc]
 
     def _single(self, obj: Any) -> Any:
         reduced = reducers.reduce_sentinel(obj)
-        return (
-            self._instance(obj) if reduced is NotImplemented and changeable(type(obj)) else reduced
-        )
+        if reduced is NotImplemented:
+            return self._instance(obj) if changeable(type(obj)) else NotImplemented
+        return self._named(reduced, obj) if reduced[0] is getattr else reduced
 
     def _part(self, reduced: Any, obj: Any) -> Any:
         self.active = True
@@ -351,7 +384,7 @@ class ValuePickler(cloudpickle.Pickler):  # type: ignore[misc]
         reduced = singletons.reduce_replacement(value)
         if reduced is not NotImplemented:
             self._refer(reduced[1][0])
-            return reduced
+            return self._named(reduced, value)
         reduce = self._plain_reducer(type(value))
         return NotImplemented if reduce is None else reduce(self, value)
 

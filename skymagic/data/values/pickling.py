@@ -238,13 +238,13 @@ def numbers(pickled: Pickled) -> dict[int, int]:
     """Identity → number of each linkable object."""
     pickler = _pickler(pickled)
     value = pickled.keep if pickler is None else pickled.keep[1]
-    found = {id(value): ROOT} if linkable(type(value)) else {}
+    private = pickler.tracker.private if pickler is not None else ()
+    found = {id(value): ROOT} if linkable(type(value)) and id(value) not in private else {}
     if pickler is None and is_flat(value):
         return found
     memo = _memo(pickled)
     kinds = linkable_kinds(type(each) for _, each in memo.values())
     functions = {types.FunctionType} & kinds
-    private = pickler.tracker.private if pickler is not None else ()
     for key, (number, each) in memo.items():
         if (
             type(each) in kinds
@@ -253,6 +253,23 @@ def numbers(pickled: Pickled) -> dict[int, int]:
         ):
             found.setdefault(key, number)
     return found
+
+
+def with_state(pickled: Pickled, keys: Set[int]) -> Set[int]:
+    """Return those of these objects in a pickle that can change: neither functions nor instances of frozen dataclasses.
+
+    What a function's closure or a frozen instance holds is listed by itself.
+    """
+    value = pickled.keep if _pickler(pickled) is None else pickled.keep[1]
+    found = {key: each for key, (_, each) in _memo(pickled).items() if key in keys}
+    found.setdefault(id(value), value)
+    constant = set()
+    for key, each in found.items():
+        if type(each) is types.FunctionType:
+            constant.add(key)
+        elif getattr(getattr(type(each), "__dataclass_params__", None), "frozen", False):
+            constant.update((key, id(getattr(each, "__dict__", None))))
+    return keys - constant
 
 
 def objects(pickled: Pickled) -> Set[int]:
