@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -200,13 +200,31 @@ def _pin(offer: BuildOffer, among: Iterable[BuildOffer]) -> str:
 
 
 def question(host: str, builds: Builds) -> str:
-    """What has to be confirmed before a host gets builds for GPUs that it does not have; "" for nothing."""
-    if not builds.only_cuda:
-        return ""
-    what = ", ".join(
-        f"{each.name} {each.version} ({size_words(each)})" for each in builds.only_cuda
-    )
-    return f"{host} has no GPU, and its indexes have only a build for CUDA of {what}"
+    """Return what must be confirmed before a host gets builds for GPUs that it does not have, or ""."""
+    return questions({host: builds})
+
+
+def questions(builds: Mapping[str, Builds]) -> str:
+    """Return what must be confirmed before hosts get builds for GPUs that they do not have, or "".
+
+    Args:
+        builds: what each host would get, by its name. Equal hosts share one sentence.
+    """
+    hosts_by_version: dict[tuple[tuple[str, str], ...], list[str]] = {}
+    for host, chosen in builds.items():
+        if chosen.only_cuda:
+            versions = tuple((offer.name, offer.version) for offer in chosen.only_cuda)
+            hosts_by_version.setdefault(versions, []).append(host)
+    sentences = []
+    for hosts in hosts_by_version.values():
+        alike = zip(*(builds[host].only_cuda for host in hosts), strict=True)
+        largest = [max(offers, key=lambda offer: offer.nbytes or 0) for offers in alike]
+        what = ", ".join(f"{offer.name} {offer.version} ({size_words(offer)})" for offer in largest)
+        verb, whose = ("have", "their") if len(hosts) > 1 else ("has", "its")
+        sentences.append(
+            f"{', '.join(hosts)} {verb} no GPU, and {whose} indexes have only a build for CUDA of {what}"
+        )
+    return "; ".join(sentences)
 
 
 def size_words(offer: BuildOffer) -> str:
@@ -315,31 +333,69 @@ def _torch(package: Package, offer: BuildOffer, backend: str, facts: Facts) -> P
     return Package(package.name, package.version, f"{kind.upper()} build", package.nbytes, source)
 
 
+NAMED_PACKAGES = 5
+"""How many packages a plan names of those that nobody has asked for."""
+
+
 def lines(requirements: Requirements, hosts: Mapping[str, Facts]) -> tuple[str, ...]:
-    """What is installed on hosts that are not ready: a line for each package that is asked for, one for what they need."""
-    asked, needed = dict[str, list[str]](), dict[tuple[Package, ...], list[str]]()
-    for host, facts in hosts.items():
-        every = packages(requirements, facts)
+    """Return what is installed on hosts that are not ready: a line per requested package, one for their dependencies.
+
+    Equal hosts share their lines, also where the index of only some of them has told a size in time.
+    """
+    requested: dict[str, list[str]] = {}
+    dependencies: dict[str, list[str]] = {}
+    for names, every in _equal_hosts(requirements, hosts):
         for package in every:
             if package.name in requirements.asked:
-                asked.setdefault(package.text, []).append(host)
-        needed.setdefault(
-            tuple(each for each in every if each.name not in requirements.asked), []
-        ).append(host)
-    everywhere = list(hosts)
-    found = [text + _on(where, everywhere) for text, where in asked.items()]
-    return (
-        *found,
-        *(_summary(rest) + _on(where, everywhere) for rest, where in needed.items() if rest),
+                requested.setdefault(package.text, []).extend(names)
+        if rest := [package for package in every if package.name not in requirements.asked]:
+            dependencies.setdefault(_summary(rest), []).extend(names)
+    return tuple(
+        text + _on(names, hosts) for text, names in (*requested.items(), *dependencies.items())
     )
 
 
-def _summary(rest: tuple[Package, ...]) -> str:
-    known = sum(each.nbytes or 0 for each in rest)
+def _equal_hosts(
+    requirements: Requirements, hosts: Mapping[str, Facts]
+) -> list[tuple[list[str], list[Package]]]:
+    """Group hosts of one platform that get the same versions and builds: their names, and the packages."""
+    groups: dict[object, list[tuple[str, tuple[Package, ...]]]] = {}
+    for host, facts in hosts.items():
+        every = packages(requirements, facts)
+        versions = tuple((package.name, package.version, package.build) for package in every)
+        key = (platforms(facts), facts.accelerated, versions)
+        groups.setdefault(key, []).append((host, every))
+    return [
+        (
+            [host for host, _ in group],
+            [_merged(alike) for alike in zip(*(every for _, every in group), strict=True)],
+        )
+        for group in groups.values()
+    ]
+
+
+def _merged(alike: Sequence[Package]) -> Package:
+    """One package as the indexes of several hosts describe it: what only some of them know, and the largest size."""
+    sources = dict.fromkeys(package.source for package in alike if package.source)
+    return replace(
+        alike[0],
+        nbytes=max(package.nbytes or 0 for package in alike) or None,
+        source=" or ".join(sources),
+    )
+
+
+def _summary(rest: Sequence[Package]) -> str:
+    """ "46 packages that these and the ranks need (76.1 MB): scipy 1.17.0, … and 41 more", the largest first."""
+    known = sum(package.nbytes or 0 for package in rest)
     total = f" ({size(known)})" if known else ""
-    names = ", ".join(f"{each.name} {each.version}".strip() for each in rest)
-    return f"{count(len(rest), 'package')} that these and the ranks need{total}: {names}"
+    largest = sorted(rest, key=lambda package: -(package.nbytes or 0))
+    shown = ", ".join(
+        f"{package.name} {package.version}".strip() for package in largest[:NAMED_PACKAGES]
+    )
+    more = f" and {len(rest) - NAMED_PACKAGES} more" if len(rest) > NAMED_PACKAGES else ""
+    return f"{count(len(rest), 'package')} that these and the ranks need{total}: {shown}{more}"
 
 
-def _on(hosts: list[str], everywhere: list[str]) -> str:
-    return "" if hosts == everywhere else f" (on {', '.join(hosts)})"
+def _on(names: Sequence[str], hosts: Mapping[str, Facts]) -> str:
+    """Say on which hosts, unless it is all of them."""
+    return "" if set(names) == set(hosts) else f" (on {', '.join(names)})"

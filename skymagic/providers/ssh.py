@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import TypeVar, cast
 
 from skymagic import plugins
-from skymagic.bootstrap.builds import choose, lines, question
+from skymagic.bootstrap.builds import choose, lines, questions
 from skymagic.bootstrap.facts import Facts
 from skymagic.bootstrap.messages import refusals
 from skymagic.bootstrap.provision import Addition, Supply, add, probe, refuse, setup
@@ -102,17 +102,14 @@ class SSH:
             if requirements.prepared
             else {each.name: each.facts for each in machines if not each.facts.ready}
         )
-        questions = (
-            ()
-            if request.yes
-            else (question(host, choose(requirements, facts)) for host, facts in fresh.items())
-        )
+        builds = {host: choose(requirements, facts) for host, facts in fresh.items()}
+        confirm = "" if request.yes else questions(builds)
         plan = replace(
             plan,
             image=image,
             set_up=_set_up_words(machines, requirements),
             installs=lines(requirements, fresh),
-            question="; ".join(filter(None, (plan.question, *questions))),
+            question="; ".join(filter(None, (plan.question, confirm))),
         )
         return Hosts(plan, machines, requirements)
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from skymagic.bootstrap.builds import choose, question
-from skymagic.bootstrap.facts import Facts
+from skymagic.bootstrap.builds import Builds, choose, lines, question, questions
+from skymagic.bootstrap.facts import BuildOffer, Facts
 from skymagic.bootstrap.provision import probe, setup
 from skymagic.bootstrap.remote import Installation
 from skymagic.bootstrap.requirements import Requirements, pinned, preferred, requirements_of
@@ -154,6 +154,56 @@ def test_a_build_for_cuda_alone_is_asked_about(
         "gpu1 has no GPU, and its indexes have only a build for CUDA of torch 2.13.0 ("
     )
     assert size((index / "torch-2.13.0-py3-none-any.whl").stat().st_size) in asked
+
+
+def test_equal_hosts_share_their_lines() -> None:
+    """Also where an index has told some sizes to only one of them; a host of another platform has its own."""
+    names = [f"needed-{number}" for number in range(61)]
+    wanted = replace(
+        SMALL,
+        packages=("pandas==3",),
+        preferences=tuple(f"{name}==1" for name in names),
+        asked=frozenset({"pandas"}),
+    )
+    index = "https://pypi.org/simple"
+    offers = [
+        BuildOffer(name, "1", nbytes=1_000_000 * (number + 1), source=index)
+        for number, name in enumerate(names)
+    ]
+    pandas = BuildOffer("pandas", "3", nbytes=12_400_000, source=index)
+    linux = Facts("Linux", "x86_64", "n", "/h", "/h/s", libc="glibc 2.36")
+    knows_all = replace(linux, offers=(pandas, *offers))
+    knows_some = replace(linux, hostname="m", offers=(replace(pandas, nbytes=None), *offers[:40]))
+    named = "needed-60 1, needed-59 1, needed-58 1, needed-57 1, needed-56 1 and 56 more"
+    expected = (
+        f"pandas 3, 12.4 MB, from {index}",
+        f"61 packages that these and the ranks need (1.9 GB): {named}",
+    )
+    for hosts in (
+        {"a": knows_all, "b": knows_some},
+        {"a": knows_some, "b": knows_all},
+        {"a": knows_all, "b": knows_all, "c": knows_some},
+    ):
+        assert lines(wanted, hosts) == expected
+    arm = replace(knows_all, machine="aarch64", offers=(pandas, *offers[:2]))
+    asked, *rest = lines(wanted, {"a": knows_all, "arm": arm, "b": knows_some})
+    assert asked == expected[0]
+    assert [line.rpartition(" (on ")[2] for line in rest] == ["a, b)", "arm)"]
+    assert " (3.0 MB): needed-1 1, needed-0 1, needed-2 1, needed-3 1, needed-4 1 and" in rest[1]
+
+
+def test_equal_hosts_are_asked_about_once() -> None:
+    small, large = (BuildOffer("torch", "2.13.0", "cuda", nbytes) for nbytes in (None, 800_000_000))
+    builds = {
+        "a": Builds("", only_cuda=(small,)),
+        "b": Builds("", only_cuda=(large,)),
+        "c": Builds("cpu"),
+    }
+    what = "a build for CUDA of torch 2.13.0 (800.0 MB, and the CUDA libraries that it needs)"
+    assert questions(builds) == f"a, b have no GPU, and their indexes have only {what}"
+    assert questions({"c": builds["c"]}) == ""
+    older = Builds("", only_cuda=(replace(large, version="2.12.0"),))
+    assert questions({"b": builds["b"], "d": older}).count("has no GPU") == 2
 
 
 @pytest.mark.parametrize("program", ["uv", "pip"])

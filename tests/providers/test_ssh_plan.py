@@ -47,7 +47,29 @@ def test_what_is_installed_is_listed_before_anything_happens(tmp_path: Path) -> 
             plan = notebook.run(f"{POOL} --dry-run").text
             assert "torch 2.13.0+cpu, CPU build, " in plan
             assert "add -y" not in plan
-            print(plan, file=sys.stderr)
+
+
+def test_equal_hosts_share_the_lines_of_a_plan(tmp_path: Path) -> None:
+    links = tmp_path / "links"
+    for number in range(8):
+        make_wheel(links, f"sky-needed-{number}", "3.0")
+    make_wheel(links, "sky-more", "1.0", [f"sky-needed-{number}" for number in range(8)])
+    site = tmp_path / "site"
+    installed(site, "sky-more", "1.0", [f"sky-needed-{number}" for number in range(8)])
+    for number in range(8):
+        installed(site, f"sky-needed-{number}", "3.0")
+    with loopback(
+        tmp_path / "hosts", 2, env={"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(links)}
+    ) as hosts:
+        home = home_that_knows(hosts, tmp_path / "client", fresh=True)
+        with opened(tmp_path / "client", env={"HOME": str(home)}) as notebook:
+            notebook.run(f"import sys; sys.path.insert(0, {str(site)!r})")
+            plan = notebook.run(
+                "%sky_pool lab --provider ssh --hosts h1,h2 --pip sky-more --dry-run"
+            ).text
+    assert plan.count("sky-more 1.0, ") == 1, plan
+    assert plan.count("packages that these and the ranks need") == 1, plan
+    assert re.search(r"need \(.*\): (sky-needed-\d 3.0(, )?){5} and \d+ more$", plan, re.M), plan
 
 
 def test_a_python_that_hosts_lack_and_cannot_fetch(tmp_path: Path) -> None:
