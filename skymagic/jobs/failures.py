@@ -256,6 +256,7 @@ def clone_notes(dead: Sequence[int], pool: Pool) -> list[str]:
     if source is None or not held[source]:
         return []
     names = sorted(held[source])
-    more = f" (and {len(names) - MOST_CLONED} more names)" if len(names) > MOST_CLONED else ""
     command = messages.clone_command(dead, source, names[:MOST_CLONED])
-    return [f"copy rank {source}'s variables to {rank_words(dead)}: {command}{more}"]
+    # the command ends the line, so that it can be copied
+    chosen = f" (the first {MOST_CLONED} of {len(names)})" if len(names) > MOST_CLONED else ""
+    return [f"copy rank {source}'s variables to {rank_words(dead)}{chosen}: {command}"]
