@@ -7,9 +7,9 @@ import re
 import sys
 import types
 from collections.abc import Collection, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
+from skymagic.data.capture.modules import in_packages
 from skymagic.data.capture.names import interactive
 from skymagic.display import text
 from skymagic.errors import RunError, RunInterrupted, RunTimeout
@@ -226,8 +226,7 @@ def _is_package(name: str) -> bool:
         spec = importlib.util.find_spec(name)
     except (ImportError, ValueError):
         return False
-    origin = Path(spec.origin or "") if spec is not None else Path()
-    return not {"site-packages", "dist-packages"}.isdisjoint(origin.parts)
+    return spec is not None and in_packages(spec.origin or "")
 
 
 MOST_CLONED = 12

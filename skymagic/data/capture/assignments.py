@@ -17,12 +17,11 @@ import sys
 import textwrap
 import types
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 from skymagic.data.capture.class_attributes import ClassAttribute, class_attributes
 from skymagic.data.capture.loaded import remember_reloads
-from skymagic.data.capture.modules import remember_relative_entries
+from skymagic.data.capture.modules import in_packages, remember_relative_entries
 from skymagic.data.capture.names import CellNames, cell_names, interactive, is_output
 from skymagic.data.capture.registrations import registrations
 
@@ -158,8 +157,8 @@ def _set_by(node: ast.AST, names: Mapping[str, object]) -> Iterator[tuple[str, s
         ):
             module, depth = inner, depth + 1
         if isinstance(module, types.ModuleType) and depth < len(path):
-            inner = getattr(module, path[depth], None)
-            if isinstance(inner, type) and depth + 1 < len(path) and _is_installed(module):
+            of_class = isinstance(inner, type) and depth + 1 < len(path)
+            if of_class and in_packages(getattr(module, "__file__", None) or ""):
                 continue  # `class_attributes`
             if inner is os.environ:
                 continue  # the ranks get its changes
@@ -167,12 +166,6 @@ def _set_by(node: ast.AST, names: Mapping[str, object]) -> Iterator[tuple[str, s
             if whole and _was_skipped(node, module, path[depth]):
                 continue
             yield f"{module.__name__}.{path[depth]}", module.__name__
-
-
-def _is_installed(module: types.ModuleType) -> bool:
-    """Return True if ranks import a module from an installed package, and do not get its source."""
-    parts = Path(getattr(module, "__file__", None) or "").parts
-    return not {"site-packages", "dist-packages"}.isdisjoint(parts)
 
 
 def _was_skipped(

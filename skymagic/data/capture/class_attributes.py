@@ -10,6 +10,8 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
+from skymagic.data.capture.registrations import dotted_path
+
 _ACCESSOR = re.compile("register_(dataframe|series|index)_accessor")
 _ACCESSOR_OWNERS = {"dataframe": "DataFrame", "series": "Series", "index": "Index"}
 
@@ -58,12 +60,9 @@ def _settings(tree: ast.AST) -> Iterator[tuple[ast.expr, str]]:
 
 def _value_of(node: ast.expr, namespace: Mapping[str, object]) -> Any:
     """Return what a dotted name leads to, without running anything but attribute look-ups of modules and classes."""
-    names: list[str] = []
-    while isinstance(node, ast.Attribute):
-        names.insert(0, node.attr)
-        node = node.value
-    value: Any = namespace.get(node.id) if isinstance(node, ast.Name) else None
-    for name in names:
+    path = dotted_path(node)
+    value: Any = namespace.get(path[0]) if path else None
+    for name in path[1:]:
         value = getattr(value, "__dict__", {}).get(name)
     return value
 

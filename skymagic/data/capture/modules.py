@@ -228,7 +228,7 @@ def added(path: tuple[str, ...], pythonpath: str, cwd: str) -> list[str]:
         if entry and not entry.endswith(".zip")
     )
     return [
-        entry for entry in entries if entry not in _startup(pythonpath) and not _in_packages(entry)
+        entry for entry in entries if entry not in _startup(pythonpath) and not in_packages(entry)
     ]
 
 
@@ -238,7 +238,7 @@ def inside(path: str, folder: str) -> bool:
     root = os.path.realpath(folder)
     if not _under(real, root):
         return False
-    return not any(_under(real, place) for place in _installed(root)) and not _in_packages(
+    return not any(_under(real, place) for place in _installed(root)) and not in_packages(
         real[len(root) :]
     )
 
@@ -251,7 +251,8 @@ def _under(path: str, root: str) -> bool:
     return path == root or path.startswith(root.rstrip(os.sep) + os.sep)
 
 
-def _in_packages(path: str) -> bool:
+def in_packages(path: str) -> bool:
+    """Return True if a file is in a folder of installed packages."""
     return not {"site-packages", "dist-packages", "node_modules"}.isdisjoint(Path(path).parts)
 
 

@@ -36,7 +36,7 @@ def registrations(tree: ast.AST, namespace: Mapping[str, object]) -> dict[str, s
     """Return the registrations in a cell that stay in the notebook: ``"OmegaConf.register_new_resolver"`` → the module of its owner."""
     found = {}
     for call in _calls(tree):
-        path = _path(call)
+        path = dotted_path(call)
         if len(path) < 2 and not (path and path[0].startswith("register")):
             continue
         if not path[-1].startswith("register") or path[-1] in _KNOWN:
@@ -63,7 +63,8 @@ def _calls(tree: ast.AST) -> Iterator[ast.expr]:
         todo.extend(ast.iter_child_nodes(node))
 
 
-def _path(node: ast.expr) -> list[str]:
+def dotted_path(node: ast.expr) -> list[str]:
+    """Return ``["cls", "method"]`` for ``cls.method``; nothing for what does not begin with a name."""
     names: list[str] = []
     while isinstance(node, ast.Attribute):
         names.insert(0, node.attr)

@@ -11,7 +11,7 @@ import sys
 import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, TypeGuard
 
 from skymagic.data.values import parametrized
 from skymagic.data.values.kinds import is_a
@@ -88,12 +88,8 @@ def _module(module: Any) -> Any:
         state = getstate(module)
     elif registered:
         reduced = module.__reduce_ex__(5)
-        if (
-            isinstance(reduced, str)
-            or len(reduced) < 3
-            or any(part is not None for part in reduced[3:])
-        ):
-            return reduced  # its class knows itself how it is made again
+        if not _has_plain_state(reduced):
+            return reduced
         function, args, state = reduced[:3]
     else:
         return NotImplemented
@@ -102,6 +98,13 @@ def _module(module: Any) -> Any:
         parametrized.without_computed(state, module, computed)
     facts = own is not type(module), computed, _last(registered)
     return function, args, (state, *facts), None, None, fill_module
+
+
+def _has_plain_state(reduced: str | tuple[Any, ...]) -> TypeGuard[tuple[Any, ...]]:
+    """Return False for what only a class's own reduction can make again: a name, or more than a state."""
+    if isinstance(reduced, str) or len(reduced) < 3:
+        return False
+    return all(part is None for part in reduced[3:])
 
 
 def _blank(kind: Any) -> Any:
@@ -124,12 +127,8 @@ def _optimizer(optimizer: Any) -> Any:
     if not hooks:
         return NotImplemented
     reduced = optimizer.__reduce_ex__(5)
-    if (
-        isinstance(reduced, str)
-        or len(reduced) < 3
-        or any(part is not None for part in reduced[3:])
-    ):
-        return reduced  # its class knows itself how it is made again
+    if not _has_plain_state(reduced):
+        return reduced
     return *reduced[:2], (reduced[2], hooks), None, None, fill_optimizer
 
 
