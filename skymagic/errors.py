@@ -320,7 +320,8 @@ class ResultError(RunError):
     """Values that could not come back; the others are kept in ``values``.
 
     Attributes:
-        values: the values that did come back, ``None`` in the place of the others.
+        values: what did come back: ``values.value`` by rank, and ``values.variables`` by name; in the place of what
+            did not stands an object that says why.
     """
 
     values: object = None

@@ -5,150 +5,23 @@ A provider of yours passes it too: give `place` what it needs (CONTRIBUTING.md, 
 
 from __future__ import annotations
 
-import shutil
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
 
 import pytest
 
-from tests.lab import ec2 as lab
-from tests.lab import ray
-from tests.lab.ec2 import REGION, ec2
-from tests.lab.ending import JOB_ID, cmdline
-from tests.lab.hosts import loopback, masters, share_code, still_there
-from tests.lab.instances import booting
-from tests.lab.kube import kube
 from tests.lab.notebook import at_work, opened, seen
-from tests.lab.shells import pip_settings
-from tests.lab.slurm import cluster
-
-
-@dataclass
-class Place:
-    """Where a provider's nodes are, as the suite needs it.
-
-    Attributes:
-        options: of ``%sky_pool``, for two nodes of one rank each.
-        env: what a notebook's environment needs besides.
-        lose: takes the second node away, with all that runs there.
-        left: what still runs there, in words; asked after the pool's end.
-    """
-
-    options: str
-    env: dict[str, str]
-    lose: Callable[[], object]
-    left: Callable[[], list[str]]
-    before: str = ""
-    """A cell that comes first."""
-    lost: str = "rank 1"
-    """What is said of the second node's end."""
-
-
-@contextmanager
-def hosts_of_ssh(folder: Path, client: str = "paramiko") -> Iterator[Place]:
-    with loopback(folder / "hosts", 2, env=pip_settings()) as hosts, masters(hosts) as env:
-        for host in hosts:
-            share_code(host.home)
-
-        def lose() -> None:
-            job_ids = {
-                one
-                for process in hosts[1].processes()
-                for word in cmdline(process)
-                for one in JOB_ID.findall(word)
-            }
-            hosts[1].power_cut()
-            for job_id in job_ids:  # a machine without power does not tidy up
-                for path in Path("/tmp").glob(f"skymagic-daemon-*{job_id}-1"):
-                    shutil.rmtree(path)
-
-        options = f"--provider ssh --hosts h[1-2] --ssh {client} --python {sys.executable}"
-        yield Place(
-            options, env, lose, lambda: [str(one) for one in still_there(hosts[0].processes())]
-        )
-
-
-@contextmanager
-def nodes_of_slurm(folder: Path) -> Iterator[Place]:
-    with cluster(folder / "slurm") as slurm:
-        options = f"--provider slurm --nodes 2 --time 10m --python {sys.executable}"
-
-        def left() -> list[str]:
-            slurm.wait_empty()
-            return [
-                " ".join(one.cmdline())
-                for one in slurm.processes()
-                if "ipykernel_launcher" not in one.cmdline()
-            ]
-
-        yield Place(
-            options, slurm.env, lambda: slurm.lose("n2"), left, lost="Slurm has taken it from job"
-        )
-
-
-@contextmanager
-def pods_of_kubernetes(folder: Path) -> Iterator[Place]:
-    with kube(folder / "kube") as cluster:
-
-        def left() -> list[str]:
-            cluster.wait(lambda: not cluster.left())
-            return [" ".join(one.cmdline()) for one in cluster.processes()]
-
-        options = f"--provider kubernetes --nodes 2 --python {sys.executable}"
-        lost = "its node is gone (DeletionByPodGC"
-        yield Place(
-            options, cluster.env, lambda: cluster.power_cut(cluster.pod(1).name), left, lost=lost
-        )
-
-
-@contextmanager
-def nodes_of_ray(folder: Path) -> Iterator[Place]:
-    with ray.cluster() as made:
-        options = f"--provider ray --address {made.address} --nodes 2 --python {sys.executable}"
-        lost = "Ray says: The actor died because its node has died"
-        yield Place(options, {}, lambda: made("lose", 1), made.left, lost=lost)
-
-
-@contextmanager
-def nodes_of_slurm_elsewhere(folder: Path, client: str = "paramiko") -> Iterator[Place]:
-    """The notebook's machine has no program of Slurm's: the login node has."""
-    (folder / "bin").mkdir()
-    (folder / "bin" / "ssh").symlink_to(shutil.which("ssh") or "")
-    with (
-        nodes_of_slurm(folder) as there,
-        loopback(
-            folder / "hosts", 1, env={**pip_settings(), **there.env}, names=["login"]
-        ) as hosts,
-        masters(hosts) as env,
-    ):
-        there.options += f" --login login --ssh {client}"
-        there.env = {**env, "PATH": str(folder / "bin")}
-        yield there
-
-
-@contextmanager
-def machines_of_ec2(folder: Path) -> Iterator[Place]:
-    (home := folder / "home").mkdir()
-    with ec2() as cloud, booting(cloud, folder / "machines") as machines:
-        settings = {
-            "subnet": machines.subnet, "use_private_ips": True, "ssh_port": machines.port, "user": machines.user,
-            "endpoint_url": cloud.url, "deadline_factor": 0.2,  # a busy machine is no reason to give up
-        }  # fmt: skip
-
-        def lose() -> None:
-            second = [one for one in lab.instances() if one.state == "running"][1]
-            lab.set_state(second, "terminated", "Server.InternalError")
-            machines.end(second.id)
-
-        options = f"--provider aws --region {REGION} --nodes 2 -y --python {sys.executable}"
-        env = {**lab.environment(), "HOME": str(home)}
-        yield Place(options, env, lose, lambda: [f"{kind}: {ids}" for kind, ids in lab.left().items()],
-                    f"%config SkyMagic.aws = {settings!r}")  # fmt: skip
-
+from tests.lab.sites import (
+    Place,
+    hosts_of_ssh,
+    machines_of_ec2,
+    nodes_of_ray,
+    nodes_of_slurm,
+    nodes_of_slurm_elsewhere,
+    pods_of_kubernetes,
+)
 
 PROVIDERS = {
     "aws": pytest.param(machines_of_ec2, marks=pytest.mark.needs("sshd"), id="aws"),

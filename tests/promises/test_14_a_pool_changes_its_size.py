@@ -1,0 +1,75 @@
+"""Promise 14, and the life of a pool: it shrinks, grows, restarts and ends; who stays keeps variables, and nothing is left."""
+
+from __future__ import annotations
+
+import psutil
+import pytest
+
+from tests.lab.notebook import Notebook, seen
+from tests.lab.sites import Site
+
+PIDS = "os.getpid()"
+
+
+def test_restart_makes_new_ranks_without_variables(pool: Notebook) -> None:
+    pool.run("from_notebook_14 = [4]")
+    pool.run("%%sky_broadcast\nlost_14 = 1; from_notebook_14")
+    before = seen(pool, PIDS)
+    pool.run("%sky_restart")
+    assert not set(seen(pool, f"import os\n{PIDS}")) & set(before)
+    assert seen(pool, "globals().get('lost_14')") == [None, None]
+    assert seen(pool, "from_notebook_14") == [[4], [4]]
+    assert seen(pool, "import torch.distributed as dist\ndist.get_world_size()") == [2, 2]
+
+
+def test_one_rank_is_restarted(pool: Notebook) -> None:
+    pool.run("%%sky_broadcast\nkept_14 = rank")
+    pool.run("%sky_restart -t 1")
+    assert seen(pool, "globals().get('kept_14')") == [0, None]
+
+
+def test_a_pool_that_fits_is_used_again(pool: Notebook, site: Site) -> None:
+    before = seen(pool, PIDS)
+    pool.run(f"%sky_pool lab {site.place.options} --plugin torch")
+    assert seen(pool, PIDS) == before
+
+
+def test_another_pool_lives_beside_the_first(pool: Notebook) -> None:
+    pool.run("%sky_pool beside --provider local --ranks 1")
+    try:
+        pool.run("%%sky_broadcast --pool beside -o alone\nimport os\nos.environ['WORLD_SIZE']")
+        pool.run("%%sky_broadcast --pool lab -o both\nos.environ['WORLD_SIZE']")
+        assert pool.value("alone, both") == (["1"], ["2", "2"])
+    finally:
+        pool.run("%sky_down beside")
+        pool.run("%sky_pool lab")
+
+
+def test_nodes_are_released_and_added(site: Site) -> None:
+    options = site.place.options
+    if "--nodes 2" not in options or "--provider" in options:
+        pytest.skip("this place's number of nodes is fixed by its options")
+    with site.another("%sky_pool sized --nodes 2") as notebook:
+        notebook.run("%%sky_broadcast\nimport os\nkept_14 = os.environ['RANK']")
+        notebook.run("%sky_pool sized --nodes 3")
+        assert seen(notebook, "globals().get('kept_14')") == ["0", "1", None]
+        notebook.run("%sky_pool sized --nodes 1")
+        assert seen(notebook, "kept_14, os.environ['WORLD_SIZE']") == [("0", "1")]
+
+
+def test_down_leaves_nothing(site: Site) -> None:
+    site.notebook.run("%sky_down --all")
+    with site.another(site.place.before, f"%sky_pool ended {site.place.options}") as notebook:
+        ranks = seen(notebook, "import os\nos.getpid()")
+        notebook.run("%sky_down")
+        gone = [pid for pid in ranks if psutil.pid_exists(pid)]
+        assert [pid for pid in gone if psutil.Process(pid).status() != psutil.STATUS_ZOMBIE] == []
+        assert site.place.left() == []
+        assert notebook.fail("%%sky_broadcast\n1").ename
+
+
+def test_a_kernel_that_ends_takes_its_pool_along(site: Site) -> None:
+    with site.another("%sky_pool ends --provider local --ranks 2") as notebook:
+        ranks = seen(notebook, "import os\nos.getpid()")
+    psutil.wait_procs([psutil.Process(pid) for pid in ranks if psutil.pid_exists(pid)], timeout=15)
+    assert [pid for pid in ranks if psutil.pid_exists(pid)] == []

@@ -1,0 +1,123 @@
+"""Promise 8: a run goes on when its notebook is gone, and `%sky_attach` continues with it: its output, results and errors."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.lab.notebook import Notebook, Shown, seen
+from tests.lab.sites import Site
+from tests.lab.waiting import until
+
+
+@contextmanager
+def own_pool(site: Site) -> Iterator[tuple[Notebook, str]]:
+    """Another notebook with a pool of its own that outlives it, and the pool's name."""
+    name = f"away{os.urandom(3).hex()}"
+    options = site.place.options
+    detach = "" if "--provider" in options else "--detach"
+    with site.another(site.place.before, f"%sky_pool {name} {options} {detach}") as notebook:
+        try:
+            yield notebook, name
+        finally:
+            with site.another() as last:
+                last.finish(last.start(f"%sky_attach {name} --take-over"))
+                last.finish(last.start("%sky_down --all"))
+
+
+def left_at_work(notebook: Notebook, gate: Path, cell: str = "") -> Shown:
+    """A cell that prints on until the gate is there; it is under way when this returns."""
+    body = (
+        "import os, time\nstep = 0\n"
+        f"while not os.path.exists({str(gate)!r}):\n"
+        "    print('step', step, flush=True); step += 1; time.sleep(0.02)\n"
+        f"print('over', flush=True)\n{cell}"
+    )
+    running = notebook.start(f"%%sky_broadcast -o value_8 -g step\n{body}")
+    return notebook.watch(running, lambda shown: "step 5\n" in shown.stdout)
+
+
+def kill(notebook: Notebook) -> None:
+    """End a kernel as the system does when memory runs out."""
+    process = psutil.Process(notebook.pid)
+    process.kill()
+    until(lambda: not process.is_running() or process.status() == psutil.STATUS_ZOMBIE)
+
+
+def test_output_and_results_come_to_the_next_notebook(site: Site, tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    with own_pool(site) as (first, name):
+        running = left_at_work(first, gate, "int(os.environ['RANK']) + 100")
+        kill(first)
+        first.rest(running)
+        with site.another() as second:
+            attaching = second.start(f"%sky_attach {name}")
+            second.watch(attaching, lambda shown: "step" in shown.stdout)
+            gate.touch()
+            shown = second.finish(attaching)
+            assert shown.error is None
+            assert second.value("value_8") == [100, 101]
+            numbers = [
+                int(line.removeprefix("step "))
+                for line in (running.stdout + shown.stdout).splitlines()
+                if line.startswith("step ")
+            ]
+            assert set(numbers) == set(range(second.value("step[0]"))), "no line is lost"
+            assert seen(second, "step > 0") == [True, True]
+
+
+def test_an_error_waits_for_the_next_notebook(site: Site, tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    with own_pool(site) as (first, name):
+        left_at_work(first, gate, "raise LookupError('while nobody looked')")
+        kill(first)
+        gate.touch()
+        with site.another() as second:
+            failure = second.fail(f"%sky_attach {name}")
+            assert failure.ename == "LookupError"
+            assert "while nobody looked" in failure.text
+
+
+def test_variables_stay_over_a_restart_of_the_kernel(site: Site) -> None:
+    with own_pool(site) as (notebook, name):
+        notebook.run("%%sky_broadcast\nimport os\nkept_8 = os.environ['RANK'] * 3")
+        notebook.restart()
+        notebook.run("%load_ext skymagic")
+        notebook.run(f"%sky_attach {name}")
+        assert seen(notebook, "kept_8") == ["000", "111"]
+
+
+def test_a_pool_of_a_live_notebook_is_refused_and_can_be_taken_over(site: Site) -> None:
+    with own_pool(site) as (first, name):
+        first.run("%%sky_broadcast\nkept_8 = 5")
+        with site.another() as second:
+            second.run(f"%sky_attach {name} --take-over")
+            assert seen(second, "kept_8") == [5, 5]
+            until(lambda: "taken over" in first.run("%sky_status").said)
+            failure = first.fail("%%sky_broadcast\nkept_8")
+            assert failure.ename in ("PoolError", "PoolStateError")
+
+
+def test_down_ends_it_for_good(site: Site) -> None:
+    with own_pool(site) as (notebook, name):
+        notebook.run(f"%sky_down {name}")
+        failure = notebook.fail("%%sky_broadcast\n1")
+        assert failure.ename in ("PoolError", "PoolStateError", "RequestError", "UsageError")
+        with site.another() as second:
+            assert second.fail(f"%sky_attach {name}").ename
+
+
+@pytest.mark.parametrize("magic", ["%sky_status", "%sky_logs -n 3"])
+def test_the_pool_can_be_looked_at_after_attaching(site: Site, magic: str) -> None:
+    with own_pool(site) as (notebook, name):
+        notebook.run("%%sky_broadcast\nprint('logged before')")
+        notebook.restart()
+        notebook.run("%load_ext skymagic")
+        notebook.run(f"%sky_attach {name}")
+        shown = notebook.run(magic)
+        assert (name in shown.said) or ("logged before" in shown.said)
