@@ -5,11 +5,10 @@ from __future__ import annotations
 import base64
 import contextlib
 import functools
-import os
 import shlex
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 
 from skymagic.cluster import Node
 from skymagic.display.live import asks_secrets
@@ -30,7 +29,6 @@ from skymagic.providers.cluster import (
 from skymagic.providers.provider import ListedPool, Say
 from skymagic.providers.slurm_jobs import JobQueue, LoginNode, SlurmJob, SlurmPartition
 from skymagic.ssh.host import ChannelConnection
-from skymagic.ssh.process import Channel
 from skymagic.ssh.programs import HostPrograms, Programs
 from skymagic.wire import processes
 
@@ -40,8 +38,6 @@ FIRST_LOOKS = 3
 """Looks at this job alone, before those at all jobs of the user, which several pools share."""
 RETRY_SECONDS = 30.0
 """For which a node that has just been given may refuse steps: its prologue runs."""
-STEP_SECONDS = 10.0
-"""For which the holders of a step may wait for what they hold."""
 HERE = LoginNode(Programs("sbatch", slurm_jobs.KEPT))
 CARRIED = r"""cd "${XDG_STATE_HOME:-$HOME/.local/state}/skymagic/pools" || exit
 [ -z "$1" ] || exec rm -f "$0".*
@@ -58,23 +54,15 @@ class SlurmSurvey(ClusterSurvey):
 
     Attributes:
         login: where Slurm's programs run. directives: of sbatch. prologue: the site's, which holders run first.
-        inside: number of the job that the notebook itself runs in; "" outside of one.
-        steps: the step that holds the nodes of that job, once there is one.
     """
 
     login: LoginNode
     directives: Mapping[str, str]
     prologue: str = ""
-    inside: str = ""
-    steps: list[Channel] = field(default_factory=list)
 
     def give_back(self) -> str:
-        """Cancel the job, or end the step in the notebook's own."""
+        """Cancel the job."""
         gang = self.gang
-        if self.inside:
-            for step in self.steps:
-                _end_step(self, step)
-            return ""
         if (
             gang.asked is not None and not gang.number
         ):  # it was interrupted, and the job has come all the same
@@ -128,15 +116,19 @@ class SlurmSurvey(ClusterSurvey):
         places = [
             JobNode(name, gang.job_id, login, gang.number) for name in login.hostnames(job.nodes)
         ]
-        known = {"ends": job.ends, "notice": 0 if self.inside else lead(self.directives)}
         return self.taken(
-            places, f"Slurm job {gang.number} has", say, patience=RETRY_SECONDS, **known
+            places,
+            f"Slurm job {gang.number} has",
+            say,
+            patience=RETRY_SECONDS,
+            ends=job.ends,
+            notice=lead(self.directives),
         )
 
 
 @dataclass(frozen=True)
 class Slurm:
-    """The provider of a Slurm cluster, on a login node, inside a job, or from elsewhere through a login node.
+    """The provider of a Slurm cluster, on a login node or from elsewhere through a login node.
 
     Attributes:
         login: through which pools are listed and ended; None where Slurm's programs are on this machine.
@@ -155,45 +147,32 @@ class Slurm:
 
     def _plan(self, request: PoolRequest, login: LoginNode, say: Say) -> SlurmSurvey:
         mistakes = _elsewhere(request)
-        inside = "" if request.login else os.environ.get("SLURM_JOB_ID", "")
-        there = tuple(login.hostnames(os.environ["SLURM_JOB_NODELIST"])) if inside else ()
-        if inside:
-            mistakes += _already(request, inside, there)
-            request = replace(request, nodes=request.nodes or len(there))
         shape = topology(request)
         with noted_in(mistakes):
-            directives, nodes = _asked(login, request, own=not inside)
+            directives, nodes = _asked(login, request)
             prologue = _prologue(login)
         if mistakes:
             raise RequestError(mistakes)
         image, requirements = ssh.needs(request, shape, say)
         names = ",".join(dict.fromkeys(one.name for one in nodes))
-        where = (
-            f"job {inside}, which this notebook runs in" if inside else f"Slurm (partition {names})"
-        )
         gpu = request.accelerator
         devices = (
             (gpus.named(*[gpu.name] * gpu.count),) * shape.nodes if gpu else ()
         )  # which ones, the nodes will say
         plan = Plan(
             provider="slurm", request=request, topology=shape, image=image,
-            hosts=there[: shape.nodes] or (f"{count(shape.nodes, 'node')} of {where}",),
+            hosts=(f"{count(shape.nodes, 'node')} of Slurm (partition {names})",),
             cpus=int(directives.get("cpus-per-task", 1)), memory_gb=min((one.memory_gb for one in nodes), default=0.0),
-            devices=devices, remote=True, notes=() if inside else _preview(login, request, directives, prologue),
+            devices=devices, remote=True, notes=_preview(login, request, directives, prologue),
         )  # fmt: skip
-        return SlurmSurvey(plan, requirements, login, directives, prologue, inside)
+        return SlurmSurvey(plan, requirements, login, directives, prologue)
 
     def acquire(self, survey: SlurmSurvey, job_id: str, say: Say) -> Sequence[Node]:
-        """Submit the job and wait for it, or use the one that there is; then set its nodes up side by side."""
+        """Submit the job, wait for it, and set its nodes up side by side."""
         gang, login = survey.gang, survey.login
         gang.job_id = job_id
-        if survey.inside:
-            gang.number, names = survey.inside, ",".join(survey.plan.hosts)
-            survey.steps.append(_step(survey, slurm_jobs.holder(job_id, survey.prologue)))
-            job = replace(login.queue.look(survey.inside) or SlurmJob("RUNNING"), nodes=names)
-        else:
-            gang.number = gang.ask(survey.submit)
-            job = wait_for(login.queue, gang.number, say)
+        gang.number = gang.ask(survey.submit)
+        job = wait_for(login.queue, gang.number, say)
         nodes = survey.given(job, say)
         gang.ask(survey.succeed)
         return nodes
@@ -204,7 +183,7 @@ class Slurm:
         """The nodes of the job that follows one which has ended, in the place of all of that one's (`provider.Replaceable`)."""
         gang, login = survey.gang, survey.login
         job = login.queue.now(gang.number)
-        if survey.inside or job is None or not (job.over or job.waits or job.state == "COMPLETING"):
+        if job is None or not (job.over or job.waits or job.state == "COMPLETING"):
             raise ProvisionError(f"Slurm job {gang.number} runs: --renew is for its end")
         # of a pool without its head no other node is missed; else the head is about to be
         if 0 not in lost or job.state == "COMPLETING":
@@ -304,26 +283,17 @@ def _elsewhere(request: PoolRequest) -> list[str]:
     return for_others(request, "slurm") + way * (request.ssh != "auto" and not request.login)
 
 
-def _already(request: PoolRequest, job: str, there: Sequence[str]) -> list[str]:
-    """What cannot be had inside a job, for that has what it has."""
-    own = f"this notebook runs in Slurm job {job}, whose nodes are used as they are"
-    mistakes = [f"--{name}: {own}" for name in (*dict(request.slurm), *["renew"] * request.replace)]
-    if (request.nodes or 0) > len(there):
-        mistakes.append(f"--nodes {request.nodes}: {own}, and it has {len(there)}")
-    return mistakes
-
-
 def _asked(
-    login: LoginNode, request: PoolRequest, own: bool = True
+    login: LoginNode, request: PoolRequest
 ) -> tuple[dict[str, str], Sequence[SlurmPartition]]:
-    """sbatch's options for a request, where it has a job of its own, and the nodes that it may have. Raises RequestError, ProvisionError."""
+    """Return sbatch's options for a request, and the nodes it may have. Raises RequestError, ProvisionError."""
     found = login.run(*slurm_jobs.SINFO)
     if found.returncode:
         raise ProvisionError(f"Slurm does not answer: {slurm_jobs.said(found).splitlines()[-1]}")
     nodes = slurm_jobs.fitting(
         slurm_jobs.partitions(found.stdout), dict(request.slurm).get("partition")
     )
-    return _directives(request, nodes) if own else {}, nodes
+    return _directives(request, nodes), nodes
 
 
 def _directives(request: PoolRequest, nodes: Sequence[SlurmPartition]) -> dict[str, str]:
@@ -432,35 +402,6 @@ def wait_for(
             say(
                 StartStep(f"Slurm job {number} waits: {words}", "requested", step=f"waits: {words}")
             )
-
-
-def _step(survey: SlurmSurvey, script: str) -> Channel:
-    """A step that runs a script of sh on the nodes of the job that the notebook runs in."""
-    nodes = survey.plan.hosts
-    program, *options = slurm_jobs.step_command("")[:-1]
-    words = [
-        program,
-        "--jobid",
-        survey.inside,
-        "--nodelist",
-        ",".join(nodes),
-        "--nodes",
-        str(len(nodes)),
-        *options,
-    ]
-    step = survey.login.channel(words, {}, STEP_SECONDS)
-    step.exec_command(f"exec >/dev/null 2>&1\n{script}")  # nobody reads it
-    return step
-
-
-def _end_step(survey: SlurmSurvey, step: Channel) -> None:
-    """End the step of holders. They end with the last that they hold; srun, when it is ended, kills them, and leaves their folders."""
-    left = not step.status_event.wait(STEP_SECONDS if survey.gang.ready else 0.0)
-    step.close()
-    if left:
-        sweep = _step(survey, f'rm -rf "{holder_folder(survey.gang.job_id, "$SLURMD_NODENAME")}"')
-        sweep.status_event.wait(STEP_SECONDS)
-        sweep.close()
 
 
 @dataclass(frozen=True)

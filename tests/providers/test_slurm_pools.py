@@ -178,16 +178,17 @@ def test_a_start_that_is_stopped_or_whose_job_is_cancelled(
     told_by(notebook.finish(running).failure.text, number)
 
 
-def test_a_job_that_there_is_already_is_used_and_stays(slurm: Cluster, notebook: Notebook) -> None:
-    slurm("salloc", "--no-shell", "-N2", "--time=10")
-    number = slurm.running()
-    inside = {"SLURM_JOB_ID": number, "SLURM_JOB_NODELIST": "n[1-2]", "SLURM_NTASKS": "1"}
+def test_pool_within_salloc_submits_its_own_job(slurm: Cluster, notebook: Notebook) -> None:
+    slurm("salloc", "--no-shell", "-N1", "--time=10")
+    outer = slurm.running()
+    inside = {"SLURM_JOB_ID": outer, "SLURM_JOB_NODELIST": "n1", "SLURM_NTASKS": "1"}
     notebook.run(f"os.environ.update({inside})")
-    notebook.run(f"%sky_pool lab --provider slurm --python {sys.executable}")
+    notebook.run(POOL)
     assert seen(notebook, "import os; os.environ['SLURMD_NODENAME']") == ["n1", "n2"]
+    assert len(slurm.jobs()) == 2
     notebook.run("%sky_down")
-    assert slurm.running() == number
-    slurm("scancel", number)
+    slurm.wait(lambda: [job[0] for job in slurm.jobs()] == [outer])
+    slurm("scancel", outer)
 
 
 def test_what_slurm_refuses_is_refused_with_what_there_is(
