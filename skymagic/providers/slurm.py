@@ -90,18 +90,12 @@ class SlurmSurvey(ClusterSurvey):
             ) from None
 
     def _submit(self, directives: Mapping[str, str]) -> str:
-        """Where the site takes no scripts, salloc asks."""
         job_id = self.gang.job_id
-        if slurm_jobs.ALLOCATED not in directives:
-            try:
-                script = slurm_jobs.script(directives, job_id, self.prologue)
-                return self.login.submit(["sbatch", "--parsable"], script, job_id)
-            except ProvisionError as refused:
-                if not slurm_jobs.NO_SCRIPTS.search(str(refused)):
-                    raise
-        return self.login.submit(
-            slurm_jobs.allocation(directives, job_id, self.prologue), "", job_id
-        )
+        if slurm_jobs.ALLOCATED in directives:
+            command = slurm_jobs.allocation(directives, job_id, self.prologue)
+            return self.login.submit(command, "", job_id)
+        script = slurm_jobs.script(directives, job_id, self.prologue)
+        return self.login.submit(["sbatch", "--parsable"], script, job_id)
 
     def succeed(self) -> None:
         """Queue a job that begins when this one has ended otherwise than by itself, where that is wanted."""

@@ -43,8 +43,6 @@ ALLOCATED = "salloc"
 """Among the directives: the job is asked for by salloc."""
 OF_SCRIPTS = (ALLOCATED, "output", "error", "open-mode", "requeue", "no-requeue", "export")
 """Directives that salloc has not."""
-NO_SCRIPTS = re.compile(r"(?i)\bsalloc\b|\binteractive\b|\bbatch jobs?\b(?! submission)")
-"""What sites say that refuse sbatch."""
 SALLOC = r"""said=$(mktemp) || exit
 setsid salloc "$@" >"$said" 2>&1 </dev/null &
 until grep -Eq 'allocation [0-9]|error:' "$said" || ! kill -0 $!; do sleep 0.2; done 2>/dev/null
@@ -182,7 +180,7 @@ def script(directives: Mapping[str, str], job_id: str, prologue: str = "") -> st
 
 
 def allocation(directives: Mapping[str, str], job_id: str, prologue: str = "") -> list[str]:
-    """The same job by salloc, for sites that take no scripts: it ends with salloc, which the login node keeps."""
+    """Return the command that asks for the same job by salloc, which runs on the login node until the job ends."""
     named = {
         "job-name": job_id,
         **{name: value for name, value in directives.items() if name not in OF_SCRIPTS},
@@ -244,6 +242,7 @@ def _time(value: str) -> str:
 # ------------------------------------------------------------------------------------ what it refuses
 
 REMEDIES = {
+    r"\bsalloc\b|\binteractive (job|use|session)|\bbatch jobs?\b(?! submission)": "if the site refuses sbatch, add --slurm salloc: the job is then asked for by salloc",
     r"policy|policies": "you, or your group, may not have so much at once: ask for fewer nodes, or a shorter --time",
     r"time limit": "--time is above the partition's limit, which `sinfo -o '%P %l'` lists",
     r"node configuration": "no node of the partition has such CPUs, memory, or GPUs: `sinfo -o '%P %c %m %G'` lists what they have",

@@ -225,6 +225,10 @@ ASSOCIATIONS = "nlp-lab|long,normal|\nphysics|normal|\nvision|normal,gold|urgent
             "Job violates accounting/QOS policy (job submit limit, user's size and/or time limits)",
             {}, "", "ask for fewer nodes, or a shorter --time",
         ),
+        ("this QOS takes no batch jobs", {}, "", "add --slurm salloc"),
+        ("only interactive jobs may run on this partition", {}, "", "add --slurm salloc"),
+        ("Batch job submission failed: use salloc instead", {}, "", "add --slurm salloc"),
+        ("Batch job submission failed: Requested time limit is invalid for interactive", {}, "", "`sinfo -o '%P %l'` lists"),
     ],
 )  # fmt: skip
 def test_a_refusal_says_what_to_try(

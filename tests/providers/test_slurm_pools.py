@@ -363,19 +363,21 @@ def test_a_job_that_is_put_back_into_the_queue(slurm: Cluster, notebook: Noteboo
     )
 
 
-def test_where_scripts_are_refused_salloc_asks(slurm: Cluster, notebook: Notebook) -> None:
+def test_salloc_asks_for_the_job(slurm: Cluster, notebook: Notebook) -> None:
     refusal = 'echo "sbatch: error: Batch job submission failed: this QOS takes no batch jobs: use salloc" >&2; exit 1'
     asked = instead_of(slurm, notebook, "sbatch", f'touch "$0.asked"; {refusal}')
-    for option, comes in (("--slurm salloc", False), ("", True)):
-        assert "allocate failed" in notebook.fail(f"{POOL} {option} --constraint nothere").text
-        with busy(slurm) as other:
-            running = notebook.start(f"{POOL} {option} --exclusive")
-            notebook.watch(running, shows(" waits: "))
-            notebook.interrupt()
-            notebook.finish(running)
-            assert [one[0] for one in slurm.jobs()] == [other]
-        assert asked.exists() is comes
-    notebook.run(f"{POOL} --gres gpu:a100:1")
+    pool = f"{POOL} --slurm salloc"
+    assert "allocate failed" in notebook.fail(f"{pool} --constraint nothere").text
+    with busy(slurm) as other:
+        running = notebook.start(f"{pool} --exclusive")
+        notebook.watch(running, shows(" waits: "))
+        notebook.interrupt()
+        notebook.finish(running)
+        assert [one[0] for one in slurm.jobs()] == [other]
+    assert not asked.exists()
+    assert "add --slurm salloc" in notebook.fail(POOL).text
+    assert asked.exists()
+    notebook.run(f"{pool} --gres gpu:a100:1")
     assert [one["CUDA_VISIBLE_DEVICES"] for one in seen(notebook, WHERE)] == ["0", "0"]
     assert "BatchFlag=0" in slurm("scontrol", "show", "job", "-o", slurm.running())
     assert notebook.run("%sky_down").text == "pool 'lab' is down\n"
