@@ -97,7 +97,7 @@ main() {
     unset PYTHONHOME PYTHONPATH PYTHONDONTWRITEBYTECODE VIRTUAL_ENV PIP_TARGET PIP_PREFIX UV_SYSTEM_PYTHON
     PIP_NO_INPUT=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_USER=0
     export PIP_NO_INPUT PIP_DISABLE_PIP_VERSION_CHECK PIP_USER
-    half= ticker= held= beside= bundled= drop=$folder/incoming/$incoming
+    half= ticker= beside= bundled= drop=$folder/incoming/$incoming
     trap 'leave 1' HUP INT TERM PIPE
     watch &
     ticker=$!
@@ -148,13 +148,12 @@ leave() {
     trap '' HUP INT TERM PIPE
     if [ -n "$beside" ]; then wait "$beside"; fi
     if [ -n "$half" ]; then rm -rf "$half"; fi
-    if [ -n "$held" ]; then rm -rf "$held"; fi
     rm -rf "$drop"
     if [ -n "$ticker" ]; then kill "$ticker" 2>/dev/null; fi
     exit "$1"
 }
 
-# One at a time makes this environment. Where flock is missing or its file system has none, a folder is the lock.
+# One pool at a time makes this environment. Without flock, or on a file system without locks, nobody waits.
 lock() {
     exec 9>>"$folder/env/$env.lock"
     told=
@@ -165,23 +164,8 @@ lock() {
     done
 }
 
-try_lock() {
-    if command -v flock >/dev/null 2>&1; then
-        flock -n 9 2>/dev/null
-        case $? in
-            0) return 0 ;;
-            1) return 1 ;;
-        esac
-    fi
-    if mkdir "$folder/env/$env.held" 2>/dev/null; then
-        held=$folder/env/$env.held
-        echo "$(uname -n) $$" >"$held/by"
-        return 0
-    fi
-    read -r host pid 2>/dev/null <"$folder/env/$env.held/by" || return 1
-    if [ "$host" = "$(uname -n)" ] && ! kill -0 "$pid" 2>/dev/null; then rm -rf "$folder/env/$env.held"; fi
-    return 1
-}
+# flock fails without a word only where another process has the lock; busybox exits with 1 for every failure.
+try_lock() { problem=$(flock -n 9 2>&1) || [ -n "$problem" ]; }
 """
 
 _INSTALL = r"""

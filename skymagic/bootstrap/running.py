@@ -158,7 +158,7 @@ _FOLDER = r"""
 folder=${SKYMAGIC_HOME:-"${HOME-}/.skymagic"}
 mtime() { stat -c %Y "$1" 2>/dev/null || stat -f %m "$1" 2>/dev/null || echo 0; }
 # a folder's name as skymagic makes them
-ours() { case $1 in *.held | *[!A-Za-z0-9._-]*) return 1 ;; esac; }
+ours() { case $1 in *[!A-Za-z0-9._-]*) return 1 ;; esac; }
 kb() { du -sk "$1" 2>/dev/null | sed 's/[^0-9].*//'; }
 """
 

@@ -61,7 +61,6 @@ def home(tmp_path: Path) -> Iterator[Path]:
     environment(home, "used", 50)
     environment(home, "half", 0.1, ready=False)
     environment(home, "cut-off", 60, ready=False)
-    (home / ".skymagic/env/new.held").mkdir()
     (home / ".skymagic/env/new.lock").touch()
     code(home, "c1", 31)
     code(home, "c2", 1)
@@ -112,7 +111,7 @@ def test_all_that_is_not_in_use_goes(home: Path) -> None:
     disk = parse_disk(sh(disk_script(), home))
     gone = parse_clean(sh(clean_script(removable(disk, every=True)), home))
     assert gone == {"env/old", "env/new", "env/cut-off", "code/c1", "code/c2"}
-    assert names(home) == {"env/used", "env/half", "env/new.held", "env/new.lock"}
+    assert names(home) == {"env/used", "env/half", "env/new.lock"}
 
 
 def test_an_empty_home(tmp_path: Path) -> None:

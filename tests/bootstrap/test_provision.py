@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import tomllib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
@@ -543,31 +543,17 @@ def test_a_shell_that_is_none(home: Path) -> None:
 # ------------------------------------------------------------------------------------------ ends and locks
 
 
-@contextmanager
-def locking(home: Path, flock: bool) -> Iterator[Callable[[], ShellHost]]:
-    """Makes connections to one host, which has flock, or has not."""
+NO_INDEX = {"PIP_NO_INDEX": "1"}
+
+
+def test_two_at_once_make_one_environment(home: Path, tmp_path: Path, uv: str) -> None:
     share_code(home)
-    env = {"PIP_NO_INDEX": "1"}
-    if flock:
-        yield lambda: ShellHost(home, env=env)
-        return
-    with apart(home, "mount --bind /dev/null $(command -v flock)") as host:
-        yield lambda: ShellHost(home, env=env, wrapper=host.wrapper)
-
-
-@pytest.mark.needs("mounts")
-@pytest.mark.parametrize("flock", [True, False])
-def test_two_at_once_make_one_environment(flock: bool, home: Path, tmp_path: Path, uv: str) -> None:
-    with locking(home, flock) as connected:
-        two_at_once(connected(), connected(), tmp_path / "go", uv)
-
-
-def two_at_once(one: ShellHost, other: ShellHost, go: Path, uv: str) -> None:
     begun, waits = threading.Event(), threading.Event()
+    go = tmp_path / "go"
     requirements = replace(
         SMALL, commands=(f"until [ -e {go} ]; do sleep 0.05; done; echo x >>$HOME/runs",)
     )
-    hosts = one, other
+    hosts = ShellHost(home, env=NO_INDEX), ShellHost(home, env=NO_INDEX)
     facts = [without_pip(host, requirements, uv) for host in hosts]
     with ThreadPoolExecutor() as pool:
 
@@ -591,18 +577,35 @@ def two_at_once(one: ShellHost, other: ShellHost, go: Path, uv: str) -> None:
 
 
 @pytest.mark.needs("mounts")
-@pytest.mark.parametrize(
-    ("what", "flock"),
-    [("all of it", True), ("its shell", True), ("its shell", False), ("nobody listens", False)],
-)
-def test_a_setup_that_ends_half_way_is_made_anew(
-    what: str, flock: bool, home: Path, tmp_path: Path, uv: str
+def test_setup_without_flock(home: Path, uv: str) -> None:
+    share_code(home)
+    with apart(home, "mount --bind /dev/null $(command -v flock)") as host:
+        host.env = NO_INDEX
+        ready = setup(host, SMALL, print, without_pip(host, SMALL, uv))
+        assert probe(host, SMALL).ready
+    assert Path(ready.python).exists()
+
+
+@pytest.mark.parametrize("status", [1, 69, 71], ids=["busybox", "ENOLCK", "other"])
+def test_setup_on_a_file_system_without_locks(
+    status: int, home: Path, tmp_path: Path, uv: str
 ) -> None:
-    with locking(home, flock) as connected:
-        half_way(connected(), what, tmp_path / "go", uv)
+    share_code(home)
+    (tmp_path / "bin").mkdir()
+    flock = tmp_path / "bin/flock"
+    flock.write_text(f"#!/bin/sh\necho flock: 9: No locks available >&2\nexit {status}\n")
+    flock.chmod(0o755)
+    host = ShellHost(home, env={**NO_INDEX, "PATH": f"{tmp_path}/bin:{os.environ['PATH']}"})
+    setup(host, SMALL, print, without_pip(host, SMALL, uv))
+    assert probe(host, SMALL).ready
 
 
-def half_way(host: ShellHost, what: str, go: Path, uv: str) -> None:
+@pytest.mark.parametrize("what", ["all of it", "its shell", "nobody listens"])
+def test_a_setup_that_ends_half_way_is_made_anew(
+    what: str, home: Path, tmp_path: Path, uv: str
+) -> None:
+    share_code(home)
+    host, go = ShellHost(home, env=NO_INDEX), tmp_path / "go"
     requirements = replace(
         SMALL, commands=(f'echo x >>"$VIRTUAL_ENV/half"; [ -e {go} ] || exec sleep 1000',)
     )
