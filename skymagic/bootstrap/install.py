@@ -13,7 +13,7 @@ from skymagic.bootstrap.builds import TORCH_INDEX, Builds, choose, for_gpus
 from skymagic.bootstrap.copying import COPIED
 from skymagic.bootstrap.facts import Facts
 from skymagic.bootstrap.requirements import Requirements
-from skymagic.bootstrap.shell import PACKAGES, PIP_SETTINGS, TELL, WHOLE, assignments
+from skymagic.bootstrap.shell import PACKAGES, PIP_SETTINGS, TELL, assignments
 
 UPLOADED = "uploaded"
 
@@ -112,26 +112,7 @@ _MAIN = r"""    if [ -n "$env" ]; then
     fi
     if [ -n "$wheel" ]; then code; fi
     tell done
-    synced
     leave 0
-}
-
-# What a power cut could take back must not be called ready. A sync takes as long as the disk needs for all of it (1 GB in 8 s on a small
-# volume of EC2), so it goes on when all else is done. Other machines see what is on a disk of the network, and must find it there.
-settle() {
-    case $(stat -f -c %T "$1" 2>/dev/null) in
-        ext2/ext3 | xfs | btrfs | zfs | f2fs | tmpfs | overlayfs) if [ -n "$(boot)" ]; then boot >"$1/.unsynced" && return; fi ;;
-    esac
-    rm -f "$1/.unsynced"
-    sync -f "$1" 2>/dev/null || sync
-}
-
-synced() {
-    for one in "$folder/env/$env" "$folder/code/$code"; do
-        if [ -f "$one/.unsynced" ]; then
-            (trap '' HUP && { sync -f "$one" || sync; } && rm -f "$one/.unsynced") </dev/null >/dev/null 2>&1 9>&- &
-        fi
-    done
 }
 """
 
@@ -171,7 +152,7 @@ try_lock() { problem=$(flock -n 9 2>&1) || [ -n "$problem" ]; }
 _INSTALL = r"""
 environment() {
     made=$folder/env/$env
-    if [ -f "$made/.ready" ] && whole "$made" && "$made/bin/python" -c '' 2>/dev/null; then
+    if [ -f "$made/.ready" ] && "$made/bin/python" -c '' 2>/dev/null; then
         python=$made/bin/python
         return
     fi
@@ -191,7 +172,6 @@ environment() {
     export PATH VIRTUAL_ENV
     commands
     own
-    settle "$made"
     if [ -n "$sent_mark" ]; then : >"$made/.sent"; fi
     step "marking it ready" finish
     half=
@@ -218,11 +198,9 @@ early() {
 finish() { : >"$made/.making" && mv "$made/.making" "$made/.ready"; }
 
 code() {
-    # in this order: another pool may place it between two looks
-    if [ -d "$folder/code/$code" ]; then whole "$folder/code/$code" && return || rm -rf "$folder/code/$code"; fi
+    if [ -d "$folder/code/$code" ]; then return; fi
     fresh=$drop/$copied/code/$code
     if [ ! -d "$fresh" ]; then unpack; fi
-    settle "$fresh"
     # another pool may have been faster; then theirs is as good
     [ -d "$folder/code/$code" ] || step "placing skymagic" mv "$fresh" "$folder/code/$code"
 }
@@ -287,7 +265,7 @@ def install_script(plan: InstallPlan, facts: Facts) -> str:
         "copied": COPIED if plan.copied else "",
     }
     functions = [
-        COMMON + OWN + WHOLE + BEGIN + _MAIN + WATCHED + _INSTALL + PIP_SETTINGS + PACKAGES,
+        COMMON + OWN + BEGIN + _MAIN + WATCHED + _INSTALL + PIP_SETTINGS + PACKAGES,
         requirements_function(plan, facts),
         _commands(plan),
     ]

@@ -7,7 +7,7 @@ from shlex import quote
 from skymagic.bootstrap.builds import TORCH_INDEX
 from skymagic.bootstrap.indexes import ANSWER_SECONDS, INDEX_PROBE
 from skymagic.bootstrap.requirements import Requirements
-from skymagic.bootstrap.shell import PIP_SETTINGS, TELL, WHOLE, assignments
+from skymagic.bootstrap.shell import PIP_SETTINGS, TELL, assignments
 from skymagic.plan import gpus
 from skymagic.plan.image import project
 
@@ -74,7 +74,7 @@ main() {
     tell user "$(id -un 2>/dev/null || id -u)"
     tell uid "$(id -u)"
     tell clock "$(date +%s)"
-    tell boot "$(boot)"
+    tell boot "$(cat /proc/sys/kernel/random/boot_id 2>/dev/null)"
     tell libc "$(libc)"
     tell cpus "$(nproc 2>/dev/null || getconf _NPROCESSORS_ONLN)"
     tell memory_kb "$(memory_kb)"
@@ -84,7 +84,7 @@ main() {
     if [ -d /dev/shm ] && [ -w /dev/shm ]; then tell shm_kb "$(free_kb /dev/shm)"; fi
     gpus
     addresses
-    if whole "$folder/code/$code"; then tell code "$code"; fi
+    if [ -d "$folder/code/$code" ]; then tell code "$code"; fi
     case $want in
         /*) prepared ;;
         *) environment ;;
@@ -167,7 +167,7 @@ prepared() {
 
 works() { made "$1" && "$folder/env/$1/bin/python" -c '' 2>/dev/null; }
 
-made() { [ -f "$folder/env/$1/.ready" ] && whole "$folder/env/$1"; }
+made() { [ -f "$folder/env/$1/.ready" ]; }
 
 environment() {
     env=$key-$(uname -s)-$(uname -m)
@@ -271,9 +271,4 @@ def probe_script(requirements: Requirements, sizes: bool = False) -> str:
         "gpu_users": gpus.APPLICATIONS,
         "gpu_hold": gpus.HOLD,
     }
-    return (
-        "\n".join([TELL, folder_line(requirements), *assignments(names)])
-        + WHOLE
-        + PIP_SETTINGS
-        + _BODY
-    )
+    return "\n".join([TELL, folder_line(requirements), *assignments(names)]) + PIP_SETTINGS + _BODY

@@ -12,14 +12,6 @@ MARK = "@sky "
 TELL = f"tell() {{ printf '{MARK}%s\\n' \"$*\"; }}"
 """A shell function that says such a line."""
 
-WHOLE = r"""
-# Whether a folder is whole: before a sync, which a power cut undoes, it is so in this boot alone. The mark may go at any moment: read it once.
-whole() { [ -d "$1" ] && { ! mark=$(cat "$1/.unsynced" 2>/dev/null) || [ "$mark" = "$(boot)" ]; }; }
-
-boot() { cat /proc/sys/kernel/random/boot_id 2>/dev/null; }
-"""
-"""Shell functions that tell whether an environment, or skymagic's code, is what it was when it was made."""
-
 _SAFE = re.compile(r"[A-Za-z0-9_./:=@%+-]+")
 _PLAIN = re.compile(r"[A-Za-z0-9_./:=@%+ ,~-]")
 
@@ -129,7 +121,7 @@ by_copy() {
     for one in "$made"/bin/python*; do
         if [ -L "$one" ]; then rm -f "$one"; fi  # a package's program may have such a name
     done
-    rm -rf "$made/pyvenv.cfg" "$made/.ready" "$made/.own" "$made/.sent" "$made/.unsynced"
+    rm -rf "$made/pyvenv.cfg" "$made/.ready" "$made/.own" "$made/.sent"
     attempt "making an environment with $python" "$python" -m venv --without-pip "$made" && begun
 }
 

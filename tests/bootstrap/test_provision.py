@@ -15,7 +15,6 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import psutil
@@ -52,7 +51,6 @@ from tests.lab.shells import (
     uv,
     without_pip,
 )
-from tests.lab.waiting import until
 from tests.lab.wheels import served
 
 __all__ = ["bootstrapped_home", "cache", "home", "used_home", "uv"]
@@ -230,51 +228,6 @@ def test_an_environment_whose_interpreter_is_another_machines_is_left_alone(home
     other = probe(host, SMALL)
     assert other.env == f"{first.env}-{first.hostname}"
     assert not other.ready
-
-
-def no_mark_is_left(*folders: Path) -> bool:
-    return not any((folder / ".unsynced").exists() for folder in folders)
-
-
-def test_what_was_not_synced_before_a_power_cut_is_made_again(home: Path, uv: str) -> None:
-    host = ShellHost(home, env={"PIP_NO_INDEX": "1"})
-    ready = setup(host, SMALL, print, without_pip(host, SMALL, uv))
-    made, code = Path(ready.python).parent.parent, home / ".skymagic/code" / SMALL.code
-    for folder, is_ready, has_code in ((made, False, True), (code, True, False)):
-        until(partial(no_mark_is_left, folder))
-        (folder / ".unsynced").write_text("another boot\n")
-        (folder / "half").touch()
-        facts = probe(host, SMALL)
-        assert (facts.env, facts.ready, facts.code) == (made.name, is_ready, has_code)
-        setup(host, SMALL, print, without_pip(host, SMALL, uv))
-        assert not (folder / "half").exists()
-        facts = probe(host, SMALL)
-        assert (facts.ready, facts.code) == (True, True)
-
-
-def test_a_disk_that_is_slow_to_sync_is_not_waited_for(home: Path, tmp_path: Path, uv: str) -> None:
-    """Nor is a start torn from its environment while that lasts."""
-    # where both wait, one line comes to one of them, and its end to both
-    waits = f"until read -r word <{tmp_path}/go; do :; done"
-    (tmp_path / "sync").write_text(f'#!/bin/sh\n{waits}; echo "$@" >>{tmp_path}/synced\n')
-    (tmp_path / "sync").chmod(0o755)
-    os.mkfifo(tmp_path / "go")
-    host = ShellHost(home, env={"PIP_NO_INDEX": "1", "PATH": f"{tmp_path}:{os.environ['PATH']}"})
-    ready = setup(host, SMALL, print, without_pip(host, SMALL, uv))
-    made, code = Path(ready.python).parent.parent, home / ".skymagic/code" / SMALL.code
-    marks = [folder / ".unsynced" for folder in (made, code)]
-    assert [mark.exists() for mark in marks] == [True, True]
-    facts = probe(host, SMALL)
-    assert (facts.ready, facts.code) == (True, True)
-    for _ in marks:
-        with (tmp_path / "go").open("w") as go:
-            go.write("go\n")
-    until(partial(no_mark_is_left, made, code))
-    assert sorted((tmp_path / "synced").read_text().split()) == sorted(
-        ["-f", str(made), "-f", str(code)]
-    )
-    facts = probe(host, SMALL)
-    assert (facts.ready, facts.code) == (True, True)
 
 
 def test_what_ranks_need_is_what_the_package_declares() -> None:

@@ -20,11 +20,6 @@ copied=''
 
 <OWN>
 
-# Whether a folder is whole: before a sync, which a power cut undoes, it is so in this boot alone. The mark may go at any moment: read it once.
-whole() { [ -d "$1" ] && { ! mark=$(cat "$1/.unsynced" 2>/dev/null) || [ "$mark" = "$(boot)" ]; }; }
-
-boot() { cat /proc/sys/kernel/random/boot_id 2>/dev/null; }
-
 <BEGIN>
 <_MAIN>
 <WATCHED>

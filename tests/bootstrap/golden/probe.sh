@@ -17,11 +17,6 @@ jax=''
 gpu_fields=index,uuid,name,memory.total,compute_mode,mig.mode.current
 gpu_users=gpu_uuid,pid,process_name,used_memory
 gpu_hold=skymagic/gpu/
-# Whether a folder is whole: before a sync, which a power cut undoes, it is so in this boot alone. The mark may go at any moment: read it once.
-whole() { [ -d "$1" ] && { ! mark=$(cat "$1/.unsynced" 2>/dev/null) || [ "$mark" = "$(boot)" ]; }; }
-
-boot() { cat /proc/sys/kernel/random/boot_id 2>/dev/null; }
-
 <PIP_SETTINGS>
 
 <_BODY>
