@@ -66,9 +66,12 @@ def missed(rank: int, count: int) -> str:
     )
 
 
-def thinned_out(rank: int, every: int) -> str:
-    """The line on numbers that were reported while the notebook was away, or before it attached, and were too many to be kept."""
-    return f"[rank {rank} reported while this notebook was away: one step of {every} is kept]\n"
+def numbers_dropped(rank: int, count: int) -> str:
+    """Return the line on reported numbers that the node could not keep while the notebook was away."""
+    rows = "1 row" if count == 1 else f"{count:,} rows"
+    return (
+        f"[the oldest {rows} that rank {rank} reported while this notebook was away are not kept]\n"
+    )
 
 
 def table(rows: Iterable[Sequence[object]]) -> str:

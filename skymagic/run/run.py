@@ -400,8 +400,8 @@ def show_content(screen: Screen, rank: int, content: Mapping[str, Any]) -> None:
     if kind == "stream":
         screen.text(rank, content["name"], content["text"])
     elif kind == "numbers":
-        if content["every"] > 1:
-            screen.note(display.thinned_out(rank, content["every"]))
+        if content["dropped"]:
+            screen.note(display.numbers_dropped(rank, content["dropped"]))
     elif kind == "held_back":
         screen.note(display.held_back(rank, content["nbytes"]))
     elif kind == "note":

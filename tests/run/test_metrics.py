@@ -8,14 +8,16 @@ import pickle
 from array import array
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
 from skymagic.display.run_line import Progress
 from skymagic.kernels.agent import kept as kept_by_agent
-from skymagic.kernels.agent.kept import KeptNumbers, Sampled
+from skymagic.kernels.agent.kept import KeptNumbers
 from skymagic.run import metrics as module
 from skymagic.run.metrics import Metrics, kept, records, table
+from skymagic.run.run import show_content
 from skymagic.wire.agent import BeginOutput, Reported
 from skymagic.wire.metrics import USAGE, packed, unpacked
 from tests.kernels.filters import output_filter
@@ -240,38 +242,37 @@ def test_the_head_alone_and_ranks_that_are_over_do_not_lag() -> None:
 # ------------------------------------------------------------------------------------------ while the notebook is away
 
 
-@pytest.mark.parametrize(("count", "kept"), [(5, [0, 4]), (7, [0, 4, 6]), (9, [0, 4, 8])])
-def test_every_fourth_row_is_left_and_the_newest(count: int, kept: list[int]) -> None:
-    before, meanwhile = Sampled(("loss",)), Sampled(("loss",))
-    for number in range(count):
-        for sampled in (before, meanwhile):
-            sampled.add(array("d", (0.0, number, NAN, number)))
-        if number in (2, 4):
-            meanwhile.thin()
-    before.thin()
-    before.thin()
-    assert list(before.rows[1::4]) == list(meanwhile.rows[1::4]) == kept
-
-
-def test_what_is_kept_is_bounded_and_spans_all_steps_evenly(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_newest_numbers_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kept_by_agent, "MAX_NUMBERS_BYTES", 32_000)
     numbers, steps = KeptNumbers(), 10_000
+    numbers.add(loop("accuracy", range(10)))  # of those that are few, none is lost
     for start in range(0, steps, 100):
         numbers.add(loop("loss", range(start, start + 100), steps))
-    numbers.add(loop("accuracy", range(10)))  # of those that are few, none is lost
-    numbers.add(loop(" ".join(USAGE), range(3)))
-    every, batches = numbers.kept
-    found = dict(unpacked(batches))
+        numbers.add(loop(" ".join(USAGE), range(3)))
+    found = dict(unpacked(numbers.batches))
     loss = list(found["loss",][1::4])
-    assert every == 16
-    assert loss == [*range(0, steps, every), steps - 1]
-    assert len(loss) <= 1000
+    assert loss == list(range(numbers.dropped, steps))
+    assert 900 < len(loss) <= 1000
     assert len(found["accuracy",]) == 40
     assert found[USAGE][-1] == 2
-    assert numbers.take() == (every, batches)
-    assert numbers.take() == (1, ())
+
+
+def test_names_that_change_each_step_are_bounded_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kept_by_agent, "MAX_NUMBERS_BYTES", 320)
+    numbers = KeptNumbers()
+    for step in range(100):
+        numbers.add(batch(f"loss{step}", (0.0, step, NAN, step)))
+    found = dict(unpacked(numbers.batches))
+    assert len(found) == 10
+    assert numbers.dropped == 90
+    assert ("loss99",) in found
+
+
+def test_row_larger_than_the_bound_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kept_by_agent, "MAX_NUMBERS_BYTES", 31)
+    numbers = KeptNumbers()
+    numbers.add(loop("loss", range(3)))
+    assert (numbers.batches, numbers.dropped) == ((), 3)
 
 
 def test_on_return_the_notebook_gets_what_was_kept(tmp_path: Path) -> None:
@@ -295,6 +296,26 @@ def test_on_return_the_notebook_gets_what_was_kept(tmp_path: Path) -> None:
         (row["step"], row["loss"])
         for row in records([of(*((3, one["batches"]) for one in sent[:2]))])
     ] == [(step, step) for step in range(4)]
+
+
+def test_dropped_numbers_are_counted_on_return(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kept_by_agent, "MAX_NUMBERS_BYTES", 3200)
+    sent: list[dict[str, Any]] = []
+    output = output_filter(3, tmp_path / "log", {}, lambda parent, content: sent.append(content))
+    try:
+        output.begin(BeginOutput(3, {"msg_id": "1"}, False, 100), 0.0)
+        output.screen.detach()
+        output.screen.report(Reported(3, loop("loss", range(1300))))
+        output.screen.attach()
+    finally:
+        output.close()
+    screen = Mock()
+    show_content(screen, 3, sent[0])
+    screen.note.assert_called_once_with(
+        "[the oldest 1,200 rows that rank 3 reported while this notebook was away are not kept]\n"
+    )
 
 
 def test_another_notebook_gets_all_that_was_reported(tmp_path: Path) -> None:

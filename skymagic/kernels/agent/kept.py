@@ -1,7 +1,7 @@
 """What a rank has shown and reported, kept for a notebook that is away or takes over; bounded.
 
 Of its last run the beginning and the end are kept. While the notebook is away, nobody takes what is displayed, and a live plot never ends: of
-displays the newest are kept. Numbers are thinned out when they are too many, so that what is kept spans all steps.
+displays and of reported numbers the newest are kept.
 """
 
 from __future__ import annotations
@@ -131,80 +131,41 @@ class KeptDisplays:
         return kept
 
 
-class Sampled:
-    """Rows under one set of names: all of them, or of too many every second, then every fourth, …, and the newest in any case."""
-
-    def __init__(self, names: metrics.Names) -> None:
-        self._width = metrics.FIXED + len(names)
-        self._rows, self._newest = (
-            array("d"),
-            array("d"),
-        )  # rows that are kept; the newest, where it is not among them
-        self._count = 0  # rows that came
-        self.every = 1  # the first of this many rows is kept
-
-    def __len__(self) -> int:
-        """Rows that are kept."""
-        return len(self._rows) // self._width
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all rows."""
-        return self._rows.itemsize * len(self._rows)
-
-    @property
-    def rows(self) -> array[float]:
-        """Rows that are kept, the newest last."""
-        return self._rows + self._newest
-
-    def add(self, rows: array[float]) -> None:
-        """Take the rows of a batch."""
-        self._take(rows, -self._count % self.every, self.every)
-        self._count += len(rows) // self._width
-        self._newest = rows[-self._width :] if (self._count - 1) % self.every else array("d")
-
-    def thin(self) -> None:
-        """Keep every second one of what is kept, and of what comes."""
-        rows, newest = self._rows, self.rows[-self._width :]
-        self._rows, self.every = array("d"), 2 * self.every
-        self._take(rows, 0, 2)
-        self._newest = newest if (self._count - 1) % self.every else array("d")
-
-    def _take(self, rows: array[float], first: int, every: int) -> None:
-        for index in range(first, len(rows) // self._width, every):
-            self._rows.extend(rows[index * self._width : (index + 1) * self._width])
-
-
 class KeptNumbers:
-    """The numbers that one rank has reported; where they are too many, those with the most rows are thinned out evenly."""
+    """The newest numbers that one rank has reported, at most `MAX_NUMBERS_BYTES` of them.
+
+    Attributes:
+        dropped: how many of the oldest rows were dropped.
+    """
 
     def __init__(self) -> None:
-        self._sampled: dict[metrics.Names, Sampled] = {}
-        self._usage: metrics.Rows = {}
+        self._rows: metrics.Rows = {}
+        self.dropped = 0
 
     def add(self, batches: Iterable[Mapping[str, Any]]) -> None:
-        """Keep rows that the notebook would have got. What a rank says of itself is summed up in its newest row."""
+        """Keep rows that the notebook would have received."""
         for names, rows in metrics.unpacked(batches):
-            if names == metrics.USAGE:
-                self._usage = {names: rows}
+            if names == metrics.USAGE:  # each row sums up those before it
+                self._rows[names] = rows
             else:
-                self._sampled.setdefault(names, Sampled(names)).add(rows)
-        while sum(one.nbytes for one in self._sampled.values()) > MAX_NUMBERS_BYTES:
-            longest = max(self._sampled.values(), key=len)
-            if len(longest) == 1:
-                break
-            longest.thin()
+                self._rows.setdefault(names, array("d")).extend(rows)
+        while (excess := self._nbytes() - MAX_NUMBERS_BYTES) > 0:
+            self._drop_oldest(excess)
+
+    def _nbytes(self) -> int:
+        return sum(rows.itemsize * len(rows) for rows in self._rows.values())
+
+    def _drop_oldest(self, nbytes: int) -> None:
+        """Drop the oldest rows of the longest table: tables that grow slowly keep all of theirs."""
+        names, rows = max(self._rows.items(), key=lambda item: len(item[1]))
+        width = metrics.FIXED + len(names)
+        count = min(-(-nbytes // (rows.itemsize * width)), len(rows) // width)
+        del rows[: count * width]
+        self.dropped += count
+        if not rows:
+            del self._rows[names]
 
     @property
-    def kept(self) -> tuple[int, tuple[dict[str, Any], ...]]:
-        """(one row of how many is kept at least, all that is kept)."""
-        every = max((one.every for one in self._sampled.values()), default=1)
-        return every, metrics.packed(
-            {names: one.rows for names, one in self._sampled.items()} | self._usage
-        )
-
-    def take(self) -> tuple[int, tuple[dict[str, Any], ...]]:
-        """What `kept` gives, which is forgotten here."""
-        kept = self.kept
-        self._sampled, self._usage = {}, {}
-        return kept
+    def batches(self) -> tuple[dict[str, Any], ...]:
+        """All rows that are kept, packed for the wire."""
+        return metrics.packed(self._rows)

@@ -162,15 +162,17 @@ class RankScreen:
         else:
             self._send_numbers(message.batches)
 
-    def _send_numbers(self, batches: Sequence[Mapping[str, Any]], every: int = 1) -> None:
-        content = self._numbers_content(batches, every)
+    def _send_numbers(self, batches: Sequence[Mapping[str, Any]], dropped: int = 0) -> None:
+        content = self._numbers_content(batches, dropped)
         if self._follower is not None:
             self._follower(content)
         else:
             self._send(self.parent or {}, content)
 
-    def _numbers_content(self, batches: Sequence[Mapping[str, Any]], every: int) -> dict[str, Any]:
-        return {"rank": self.rank, "kind": "numbers", "batches": list(batches), "every": every}
+    def _numbers_content(
+        self, batches: Sequence[Mapping[str, Any]], dropped: int
+    ) -> dict[str, Any]:
+        return {"rank": self.rank, "kind": "numbers", "batches": list(batches), "dropped": dropped}
 
     def detach(self) -> None:
         """The notebook is away: from now on, only the newest displays are kept for it, and its numbers in bounded memory."""
@@ -190,9 +192,9 @@ class RankScreen:
             self._away.missed = 0
         for content in self._away.take():
             self.show(content["kind"], content)
-        every, batches = self._numbers.take()
-        if batches:
-            self._send_numbers(batches, every)
+        numbers, self._numbers = self._numbers, KeptNumbers()
+        if numbers.batches:
+            self._send_numbers(numbers.batches, numbers.dropped)
 
     def replaced(self) -> None:
         """Another notebook has taken over; nobody hears the one that made the request any more."""
@@ -202,9 +204,8 @@ class RankScreen:
     def follow(self, shown: int, tell: Watcher) -> None:
         """Tell all that the request has reported, what it has shown after the first `shown` contents, and both from now on. Its end is told in
         any case: the notebook that has seen it may have been killed before it had the values."""
-        every, batches = self._reported.kept
-        if batches:  # before its end, after which nobody listens
-            tell(self._numbers_content(batches, every))
+        if batches := self._reported.batches:  # before its end, after which nobody listens
+            tell(self._numbers_content(batches, self._reported.dropped))
         for content in self._kept.after(shown):
             tell(content)
         if self._kept.end is not None and self._kept.end["seq"] <= shown:
