@@ -20,7 +20,7 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
 
 
 def _fold(word: str) -> str:
-    return word.casefold().translate(str.maketrans("oil", "011", "-–—_"))
+    return word.casefold().translate(str.maketrans("oil", "011", "-_"))
 
 
 class LazyNames(Collection[str]):

@@ -345,7 +345,6 @@ def test_nothing_is_evaluated() -> None:
         ("--node 2", "--node: no such option; did you mean '--nodes'?"),
         ("--num_nodes 2", "did you mean '--num-nodes'?"),
         ("-output x", "-output: no such option; did you mean '--output'?"),
-        ("–nodes 2", "did you mean '--nodes'?"),
         ("-ay", "-ay: no such option"),
         ("--", "--: no such option"),
         ("--wat=5", "--wat: no such option"),

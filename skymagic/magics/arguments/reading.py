@@ -22,8 +22,8 @@ class Token:
 
     @property
     def is_option(self) -> bool:
-        """Whether it starts as an option does, also with a dash that a word processor made; ``-1`` is a value."""
-        return not self.quoted and re.match(r"[-–—][^\d.:]", self.text) is not None
+        """Whether it starts as an option does; ``-1`` is a value."""
+        return not self.quoted and re.match(r"-[^\d.:]", self.text) is not None
 
 
 def split(line: str) -> tuple[list[Token], list[str]]:
