@@ -59,19 +59,9 @@ def __getattr__(name: str) -> Any:
         if attribute:
             value = getattr(value, attribute)
     else:
-        raise _absent(name)
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     globals()[name] = value
     return value
-
-
-def _absent(name: str) -> Exception:
-    """Why there is no such name: an AttributeError, but for what Skyward has and skymagic has not a sentence that says so."""
-    if not name.startswith("_"):
-        names: dict[str, str] = import_module(f"{__name__}.plan.suggest").ABSENT_NAMES
-        if name in names:
-            error: Exception = import_module(f"{__name__}.errors").RequestError(names[name])
-            return error
-    return AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:

@@ -16,18 +16,15 @@ from skymagic.plugins import Plugin
 from skymagic.providers import Choice
 
 ELSEWHERE = {
-    "gpu": "accelerator", "gpus": "accelerator", "accelerators": "accelerator", "num_nodes": "nodes",
-    "packages": "pip", "requirements": "pip", "lifetime": "max_lifetime", "ttl": "idle",
-    "allocation": 'spot=True for "spot", and leave it out for "on-demand"', "max_hourly_cost": "max_price",
-    "worker": "procs_per_node", "concurrency": "procs_per_node", "default_compute_timeout": "timeout",
-    "options": "its fields here: timeout, console", "retry_on_interruption": "%sky_pool --replace",
-    **dict.fromkeys(
-        ("provision_timeout", "max_provision_attempts", "provision_retry_delay"),
-        "nothing: where EC2 has no machine, other zones and types are tried automatically",
-    ),
-    "selection": "one sky.Compute(…), and where it raises another one",
-    "volumes": "the paths into your code: there are no volumes, %sky_put brings files to the nodes",
-}  # fmt: skip
+    "gpu": "accelerator",
+    "gpus": "accelerator",
+    "accelerators": "accelerator",
+    "num_nodes": "nodes",
+    "packages": "pip",
+    "requirements": "pip",
+    "lifetime": "max_lifetime",
+    "ttl": "idle",
+}
 """Keywords as the magics and other tools have them."""
 
 

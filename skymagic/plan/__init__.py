@@ -4,7 +4,7 @@ Nothing here touches a machine. A provider describes what there is as an `Invent
 or with every reason why not.
 
 units           durations, amounts and selections of ranks, read and written; numbers and ranks in words
-suggest         the nearest name to one that is misspelt; names of Skyward that are missing here, with a sentence for each
+suggest         the nearest name to one that is misspelt
 accelerators    accelerators by name
 gpus            GPUs of a machine: listed, asked for, given to nodes
 masking         what is shown of text that may hold secrets

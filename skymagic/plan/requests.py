@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from skymagic.errors import RequestError
-from skymagic.plan import masking, suggest
+from skymagic.plan import masking
 from skymagic.plan.accelerators import Accelerator, GpuChoice
 from skymagic.plan.image import Image
 from skymagic.plan.masking import is_secret_name
@@ -142,8 +142,6 @@ def plugin_specs(text: str) -> tuple[PluginSpec, ...]:
 
 def no_provider(name: str, known: Iterable[str]) -> str:
     """Why there is no provider of this name, with what there is; `known` are the names that exist."""
-    if name.lower() in suggest.ABSENT_PROVIDERS:
-        return f"no provider is called {name!r}; available: {', '.join(known)}. {suggest.RENT_ELSEWHERE}"
     nearest = did_you_mean(name, known) or f"; available: {', '.join(known)}"
     return f"no provider is called {name!r}{nearest}"
 

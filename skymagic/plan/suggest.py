@@ -1,4 +1,4 @@
-"""What is not known gets the nearest name: words, keywords that a function does not take, and names of Skyward, with a sentence for each."""
+"""Suggest the nearest name for one that is unknown: words, and keywords that a function does not take."""
 
 from __future__ import annotations
 
@@ -96,43 +96,3 @@ def _instead(word: str, known: Collection[str], others: Mapping[str, str]) -> st
     if word in others:
         return f": write {others[word]}"
     return did_you_mean(word, known) or f"; it takes {', '.join(known) or 'none'}"
-
-
-_CLOUDS = "Container GCP Hyperstack JarvisLabs LambdaCloud MassedCompute Novita RunPod Scaleway TensorDock VastAI Verda Vultr"
-RENT_ELSEWHERE = "To use machines from another cloud, start them with SkyPilot (https://docs.skypilot.co) or by hand, and connect over SSH"
-_FILES = "Storage Volume storage"
-_COLLECTIONS = "barrier counter dict lock queue set"
-_SERVICES = "App Client Session DockerImage containers metrics offers LogConfig OfferRepository"
-
-
-def _sentences() -> dict[str, str]:
-    groups = {
-        _CLOUDS: "there is no provider {name}; there are sky.Local, sky.SSH, sky.Slurm and sky.AWS. " + RENT_ELSEWHERE,
-        _FILES: "there is no {name}: %sky_put brings files to the nodes and %sky_get takes them back; what lies in a bucket is "
-        "read in the function, with its own client (s3fs, boto3)",
-        _COLLECTIONS: "there is no {name} that nodes share: calls return their values, and on the ranks the framework's own "
-        "collectives serve (torch.distributed, jax)",
-        "Spec Worker Options": "there is no {name}: sky.Compute takes its keywords, procs_per_node, timeout and console themselves",
-        _SERVICES: "there is no {name}: sky.Compute makes pools, sky.find finds them, and %sky_status shows them",
-    }  # fmt: skip
-    return {
-        name: text.format(name=f"sky.{name}")
-        for names, text in groups.items()
-        for name in names.split()
-    }
-
-
-ABSENT_NAMES = _sentences()
-"""Public names, as ``sky.NAME``."""
-
-ABSENT_PROVIDERS = frozenset(name.lower() for name in [*_CLOUDS.split(), "Azure"])
-"""Providers that other tools have, as ``provider="NAME"``."""
-
-ABSENT_PLUGINS = {
-    "cuml": "there is no plugin cuml: RAPIDS' own switch needs none, `%load_ext cuml.accel` in a broadcast cell or "
-    "`cuml.accel.install()` in a function, before scikit-learn is imported",
-    "mig": "there is no plugin mig: partition the GPUs on the machine (nvidia-smi mig), and give each rank its part with "
-    "CUDA_VISIBLE_DEVICES=MIG-… in a cell, before CUDA is used",
-    "mps": "there is no plugin mps: start nvidia-cuda-mps-control on the machine, and ranks on one GPU share it",
-}
-"""Plugins, as ``sky.plugins.NAME``."""

@@ -20,7 +20,7 @@ from typing import Any
 from skymagic.errors import RequestError, noted_in
 from skymagic.plan.image import Image
 from skymagic.plan.requests import PluginSpec
-from skymagic.plan.suggest import ABSENT_PLUGINS, check_keywords, did_you_mean
+from skymagic.plan.suggest import check_keywords, did_you_mean
 from skymagic.plugins.plugin import Cluster, Plugin
 
 GROUP = "skymagic.plugins"
@@ -196,8 +196,6 @@ def attribute(name: str) -> Factory:
     try:
         return factory(name)
     except RequestError as unknown:
-        if name in ABSENT_PLUGINS:
-            raise  # it is known, and not here: no mere mistake in writing
         raise AttributeError(str(unknown)) from unknown.__cause__
 
 
@@ -223,8 +221,6 @@ def _find(name: str) -> Factory:
     for point in points:
         if point.name == name:
             return point.load()  # type: ignore[no-any-return]
-    if name in ABSENT_PLUGINS:
-        raise RequestError(ABSENT_PLUGINS[name])
     known = [*TABLE, *(point.name for point in points)]
     nearest = did_you_mean(name, known) or f"; available: {', '.join(sorted(known))}"
     raise RequestError(f"no plugin is called {name!r}{nearest}")
