@@ -239,14 +239,6 @@ class Labels:
         """The run is over: show lines that never ended."""
         self._end(list(self._open))
 
-    def label(self, rank: int, text: str) -> str:
-        """Text behind its rank's label, where there are several; each of its lines."""
-        return (
-            "\n".join(self._line(rank, line) for line in text.split("\n"))
-            if self._labelled
-            else text
-        )
-
     def _end(self, keys: Sequence[Key]) -> None:
         for key in sorted(keys):
             terminal = self._open.pop(key)

@@ -24,7 +24,6 @@ from skymagic.display.live import (
 from skymagic.display.run_line import WITHDRAWN, RunState, RunSummary, RunView, folded
 from skymagic.display.terminal import Bars
 from skymagic.plan.units import size
-from skymagic.wire.agent import IN_LINE
 from skymagic.wire.untrusted import print_sanitized, sanitized
 
 SHIPPED = "[shipped"
@@ -83,8 +82,6 @@ class NotebookScreen(Screen):
         """Where it stands that nothing changes; None while something does, and where it cannot be withdrawn."""
         self._clearing = False
         """Whether a rank has asked that its next output takes the place of all that the cell shows."""
-        self._moving: dict[tuple[int, str], str] = {}
-        """Text that changes, by rank and display, where only its end can be shown."""
 
     def text(self, rank: int, name: str, text: str) -> None:
         """Text of a rank's standard output or error."""
@@ -108,18 +105,7 @@ class NotebookScreen(Screen):
             return
         if not update:
             self._clear()
-        if IN_LINE in (content.get("metadata") or {}):
-            if not in_notebook():
-                self._moving[(rank, content["transient"]["display_id"])] = content["data"][
-                    "text/plain"
-                ]
-                return
-            content = {
-                **content,
-                "metadata": {},
-                "data": {"text/plain": self._labels.label(rank, content["data"]["text/plain"])},
-            }
-        elif self._many and not update:
+        if self._many and not update:
             write("stdout", f"[{rank}]\n")
         show(content, update=update)
 
@@ -205,9 +191,6 @@ class NotebookScreen(Screen):
         """All output of the run has come."""
         with together():
             self._labels.finish()
-        for (rank, _), text in sorted(self._moving.items()):
-            write("stdout", f"{self._labels.label(rank, text)}\n" if text else "")
-        self._moving.clear()
 
 
 class Settling:

@@ -374,10 +374,6 @@ class BeginOutput(AgentMessage):
     """The pool's number of the run; 0 for what is none."""
 
 
-IN_LINE = "skymagic-in-line"
-"""In a display's metadata: it is text that stands for something that moves, and is shown like a line of the rank's output."""
-
-
 class Publish(AgentMessage):
     """Rank → agent: rich output, to be put after all text written before it."""
 

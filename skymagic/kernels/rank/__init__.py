@@ -15,5 +15,5 @@ profiling     torch's profiler around a cell
 tracking      what is reported on its way to an experiment tracker
 gpu           the rank's GPU: whose error it is, and memory freed after a failure
 tracebacks    an exception's message, its traceback without internal frames, the name that is missing, and the debugger on it
-widgets       displays of widgets, as text that changes with them
+widgets       displays of widgets as text, and bars of tqdm.notebook
 """

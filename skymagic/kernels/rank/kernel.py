@@ -28,7 +28,7 @@ from skymagic.kernels.rank.lending import define_in_children, lend
 from skymagic.kernels.rank.namespace import BindError, Namespace
 from skymagic.kernels.rank.profiling import profiled
 from skymagic.kernels.rank.refusals import INPUT_REFUSED, refuse_debuggers, refuse_launchers
-from skymagic.kernels.rank.shell import Flusher, RankShell, Stdio, flush_text, views
+from skymagic.kernels.rank.shell import Flusher, RankShell, Stdio, flush_text
 from skymagic.kernels.rank.tracebacks import PostMortem
 from skymagic.kernels.rank.tracking import Tracking, tracked
 from skymagic.runtime import info as runtime
@@ -255,8 +255,6 @@ class RankKernel(IPythonParallelKernel):
         silence.end_all()  # a silence that the cell left open
         self._stdio.restore()
         flush_text()
-        with contextlib.suppress(Exception):  # a widget of the user's own
-            views.refresh()
         reporting.flush()
         if self._tracking is not None:
             self._tracking.close()

@@ -284,12 +284,8 @@ def publish(kind: str, content: dict[str, Any]) -> None:
     """Send rich output by way of the agent, which puts it in order with the text."""
     flush_text()
     if widgets.MIME in content.get("data", ()):
-        content = views.shown(content)
+        content = widgets.without_widget(content)
     current().control.request(wire.Publish(current().info.rank, kind, json_safe(content)))
-
-
-views = widgets.Views(publish)
-"""The widgets that were displayed on this rank."""
 
 
 def json_safe(value: Any) -> Any:
@@ -334,7 +330,6 @@ class Flusher:
                 # the cell may have put something else in a stream's place, or closed it
                 with contextlib.suppress(Exception):
                     flush_text()
-                    views.refresh()
                     if (now := time.monotonic()) - reported >= self.REPORT_INTERVAL:
                         reported = now
                         reporting.flush(usage.sample())
