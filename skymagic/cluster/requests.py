@@ -34,11 +34,6 @@ class AgentRequests(States):
         for link, mine in self._links.of(shown):
             link.send(wire.Follow({str(rank): shown[rank] for rank in mine}))
 
-    def environment(self, rank: int) -> dict[str, str]:
-        """The variables that a rank's processes get besides those of their node's login and of its place."""
-        index, spec = self.specs[rank]
-        return {**self._node_specs[index].env, **spec.env}
-
     def signal(self, ranks: Iterable[int], signum: int) -> None:
         """Send a signal; SIGKILL reaches what a rank started too."""
         for link, mine in self._links.of(ranks):

@@ -55,8 +55,8 @@ def folder_here(text: str) -> Path:
     return folder
 
 
-def folder_on_nodes(pool: Pool, folder: Path, targets: Selection) -> str:
-    """Where a folder of the notebook is on these nodes, in the end; what differs there is copied, and said.
+def folder_on_nodes(pool: Pool, folder: Path, nodes: Sequence[int]) -> str:
+    """Copy what differs of a folder to these nodes, and return its path there.
 
     Raises:
         FilesError: what cannot be copied, for all nodes at once.
@@ -66,9 +66,11 @@ def folder_on_nodes(pool: Pool, folder: Path, targets: Selection) -> str:
     destination = remote_folder(folder)
     image = pool.plan.image
     includes = [str(Path(text).expanduser().absolute()) for text in image.includes]
-    nodes = pool.machines(targets)
+    machines = pool.machines(Selection.of(nodes))
     with Copying() as progress:
-        copied = pool.files().sync(folder, destination, image.excludes, includes, nodes, progress)
+        copied = pool.files().sync(
+            folder, destination, image.excludes, includes, machines, progress
+        )
     if any(one.files or one.removed or one.notes for one in copied):
         progress.end(f"[{folder.name}: {summary(copied, progress.seconds)}]")
     return destination
@@ -163,33 +165,55 @@ def spec_of(request: ShellRequest, pool: Pool, cell: broadcast.Cell) -> RunSpec:
         FilesError: the folder cannot be copied.
     """
     mistakes = missing_secrets(request.secrets, os.environ)
-    part: tuple[int, ...] = ()
-    shown: tuple[int, ...] = ()
+    topology = pool.plan.topology
+    ranks: tuple[int, ...] = ()
+    visible: tuple[int, ...] = ()
     folder: Path | None = None
-    with noted_in(mistakes):
-        part, shown = RunRequest(targets=request.targets, only=request.only).who(
-            pool.plan.topology.nodes, "node"
-        )
+    if request.rank is not None:
+        with noted_in(mistakes, "--targets: "):
+            ranks = visible = (single_rank(request.rank, pool.world_size),)
+    else:
+        chosen = RunRequest(targets=request.nodes, only=request.only)
+        with noted_in(mistakes):
+            part, shown = chosen.who(topology.nodes, "node", "--nodes")
+            ranks = tuple(topology.ranks_on(node)[0] for node in part)
+            visible = tuple(topology.ranks_on(node)[0] for node in shown)
     with noted_in(mistakes):
         folder = folder_here(request.workdir) if request.workdir is not None else None
     if mistakes:
         raise RequestError(mistakes)
     asked = {
         "text": cell.source,
-        "workdir": folder_on_nodes(pool, folder, request.targets or Selection("all"))
+        "workdir": folder_on_nodes(pool, folder, [topology.node_of(rank) for rank in ranks])
         if folder
         else "",
+        "as_rank": request.rank is not None,
         "env": {**dict(request.env), **{name: os.environ[name] for name in request.secrets}},
         "without": ours(pool),
         "grace": pool.defaults.grace,
     }
-    first = [pool.plan.topology.ranks_on(node)[0] for node in part]
     return RunSpec(
-        source=SOURCE, source_without_magics=SOURCE, ranks=tuple(first), value_ranks=tuple(first),
-        visible_ranks=tuple(rank for rank, node in zip(first, part, strict=True) if node in shown),
-        execution_count=cell.execution_count, extra={SCRIPT_VARIABLE: asked}, waits=request.busy == "wait",
-        job="script", output=request.output or "",
-    )  # fmt: skip
+        source=SOURCE,
+        source_without_magics=SOURCE,
+        ranks=ranks,
+        value_ranks=ranks,
+        visible_ranks=visible,
+        execution_count=cell.execution_count,
+        extra={SCRIPT_VARIABLE: asked},
+        waits=request.busy == "wait",
+        job="script",
+        output=request.output or "",
+    )
+
+
+def single_rank(selection: Selection, world_size: int) -> int:
+    """Return the rank that ``-t`` names. Raises RequestError if it names several, or one that does not exist."""
+    ranks = selection.ranks(world_size)
+    if len(ranks) > 1:
+        raise RequestError(
+            f"one rank at a time, not {len(ranks)}; --nodes {selection} runs the script on nodes"
+        )
+    return ranks[0]
 
 
 def ours(pool: Pool) -> list[str]:

@@ -22,7 +22,6 @@ store/      a node's value server
 notebook/   a notebook as a job on the head: executed there, told to whoever asks, kept until it is taken
 files       a node's end of copying files
 check       a node's end of a check: hardware, clock, links
-rank_command  a node's end of %sky_shell: one command beside a rank
 relay       processes of another node for the head, where a notebook is executed
 fork        what processes are made of: a function in a forked process, signals, an event loop
 proc        what Linux tells of processes

@@ -5,7 +5,6 @@ magics        all magics, registered with one shell
 runs          cells and scripts on pools: now or beside the notebook, and the variables that they leave
 inspection    pools, where ranks are and what they hold, and %debug on the frames of a rank
 beside        a cell that goes on beside the notebook: its handle
-rank_command  a command on a rank's node
 completion    tab completion on magic lines
 transformers  before each cell: %sky_auto, and misplaced magics; after one that failed: names that are on the ranks
 rendering     how the shell shows a rank's error, and lists of values by rank

@@ -16,7 +16,6 @@ from IPython.core.magic import (
     line_cell_magic,
     line_magic,
     magics_class,
-    no_var_expand,
 )
 
 from skymagic import plugins, providers
@@ -33,7 +32,6 @@ from skymagic.magics import (
     completion,
     exposure,
     inspection,
-    rank_command,
     rendering,
     transformers,
 )
@@ -308,11 +306,6 @@ class InspectionMagics(Magics):
         print_sanitized(
             usage(lambda: inspection.variables(line_magics.parse_ranks("sky_vars", line)))
         )
-
-    @no_var_expand  # $RANK is the rank's
-    @line_magic
-    def sky_shell(self, line: str) -> None:
-        usage(lambda: rank_command.run(line_magics.parse_shell(line)))
 
     @line_magic
     def sky_gpus(self, line: str) -> None:

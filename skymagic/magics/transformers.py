@@ -15,11 +15,13 @@ from IPython.core.interactiveshell import InteractiveShell
 
 from skymagic.errors import RankError
 from skymagic.magics.arguments.options import MAGICS
+from skymagic.magics.arguments.removed import REMOVED_MAGICS
 from skymagic.plan.suggest import did_you_mean
 from skymagic.pool import registry
 from skymagic.pool.status import State
 
-MAGIC = re.compile(r"[ \t]*(%%?)(sky_?\w+)")
+MAGIC = re.compile(r"[ \t]*(?P<mark>%%?)(?P<name>sky_?\w+)")
+ASSIGNED_MAGIC = re.compile(r"[^'\"#%]*=[ \t]*%(?P<name>sky_\w+)")
 CALLS_A_LIST = "'list' object is not callable"
 BODIES = tuple(name for name, magic in MAGICS.items() if magic.cell)
 """Magics whose body is code."""
@@ -29,7 +31,7 @@ def register(shell: InteractiveShell) -> None:
     """Check the magics of each cell before it runs; twice is safe."""
 
     def skymagic_suggests(lines: list[str]) -> list[str]:
-        if refusal := misspelled(shell, lines) or misplaced(lines):
+        if refusal := removed(lines) or misspelled(shell, lines) or misplaced(lines):
             raise UsageError(refusal)
         return lines
 
@@ -39,6 +41,18 @@ def register(shell: InteractiveShell) -> None:
         one for one in transformers if getattr(one, "__name__", "") != skymagic_suggests.__name__
     ]
     transformers.append(skymagic_suggests)
+
+
+def removed(lines: Sequence[str]) -> str:
+    """Return the line that names the replacement of a removed magic that a cell uses; "" if it uses none. Pure."""
+    first = next((number for number, line in enumerate(lines) if line.strip()), 0)
+    if any("%sky_" in line for line in lines):
+        rows = [first] if lines[first].lstrip().startswith("%%") else _statements(lines)
+        for row in rows:
+            magic = MAGIC.match(lines[row]) or ASSIGNED_MAGIC.match(lines[row])
+            if magic is not None and magic["name"] in REMOVED_MAGICS:
+                return REMOVED_MAGICS[magic["name"]]
+    return ""
 
 
 def misspelled(shell: InteractiveShell, lines: Sequence[str]) -> str:
@@ -58,7 +72,7 @@ def misplaced(lines: Sequence[str]) -> str:
     first = next((number for number, line in enumerate(lines) if line.strip()), 0)
     if not any(MAGIC.match(line) for line in lines) or lines[first].lstrip().startswith("%%"):
         return ""  # the body of another cell magic is that one's own
-    for row in _begun(lines):
+    for row in _statements(lines):
         found = MAGIC.match(lines[row])
         if found is None or found[2] not in BODIES:
             continue
@@ -70,12 +84,12 @@ def misplaced(lines: Sequence[str]) -> str:
     return ""
 
 
-def _begun(lines: Sequence[str]) -> list[int]:
-    """The rows that begin a statement, or a magic; those within a string do not."""
+def _statements(lines: Sequence[str]) -> list[int]:
+    """Return the rows on which statements and magics begin; a row within a string is none of them."""
     rows = []
     for tokens in make_tokens_by_line(list(lines)):
         first = next((one for one in tokens if one.type not in (token.INDENT, token.DEDENT)), None)
-        if first is not None and first.string.startswith("%"):
+        if first is not None and first.type != token.ENDMARKER:
             rows.append(first.start[0] - 1)
     return rows
 

@@ -339,8 +339,13 @@ class RunRequest:
     dry_run: bool = False
     profile: Selection | None = None
 
-    def who(self, world_size: int, noun: str = "rank") -> tuple[tuple[int, ...], tuple[int, ...]]:
+    def who(
+        self, world_size: int, noun: str = "rank", option: str = "--targets"
+    ) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """(ranks that take part, those of them whose output is shown); the head is the first that takes part.
+
+        Args:
+            noun: what is counted, for messages. option: what the user writes for `targets`.
 
         Raises RequestError for ranks that a pool of `world_size` does not have, in `targets` and in `only` at once.
         """
@@ -353,7 +358,7 @@ class RunRequest:
                 mistakes.extend(f"{option}: {mistake}" for mistake in wrong.mistakes)
                 return ()
 
-        part = resolve("--targets", self.targets or Selection("all"))
+        part = resolve(option, self.targets or Selection("all"))
         shown = part[:1] if self.only.text == "head" else resolve("--only", self.only)
         if mistakes:
             raise RequestError(mistakes)
@@ -410,7 +415,8 @@ class ShellRequest:
         detach: return at once, and go on without the notebook; for pools that outlive it.
         pool: its name, None for the latest one.
         env: environment variables of the script. secrets: names only; the notebook's environment holds the values.
-        targets: the nodes that run it; None for all. only: the nodes whose output is shown.
+        nodes: the nodes that run it; None for all. only: the nodes whose output is shown.
+        rank: the one rank on whose node it runs, with the rank's environment; None to run it as the nodes' own.
         output: the variable that takes exit codes and last lines, by node.
         timeout: seconds.
         busy: as of a cell.
@@ -422,7 +428,8 @@ class ShellRequest:
     env: tuple[tuple[str, str], ...] = field(default=(), repr=False)
     secrets: tuple[str, ...] = ()
     timeout: float | None = None
-    targets: Selection | None = None
+    nodes: Selection | None = None
+    rank: Selection | None = None
     only: Selection = field(default_factory=Selection)
     output: str | None = None
     noblock: bool = False

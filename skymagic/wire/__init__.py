@@ -5,7 +5,6 @@ agent        messages of the node agents: notebook, daemon, agent, forkserver, r
 store        messages of the value servers
 files        messages of copying files
 check        messages of checking a node
-rank_command  messages of one command beside a rank
 notebook     messages of a notebook that is a job on the head
 metrics      numbers that ranks report, packed
 streams      standard output and error of a rank in one pipe

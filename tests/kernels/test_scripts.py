@@ -166,9 +166,58 @@ def test_some_nodes_are_a_cluster_of_their_own(notebook: Notebook) -> None:
     script = (
         'echo "$SKYPILOT_NODE_RANK of $SKYPILOT_NUM_NODES: $(echo "$SKYPILOT_NODE_IPS" | wc -l)"'
     )
-    shown = notebook.run(sh(script, "-t 1 -o ends"))
+    shown = notebook.run(sh(script, "--nodes 1 -o ends"))
     assert shown.lines == ["0 of 1: 1"], "one node alone has no label"
     assert notebook.value("[end.node for end in ends]") == [1]
+
+
+def test_a_script_of_a_rank_has_its_place_and_folder(notebook: Notebook) -> None:
+    notebook.run(
+        "%%sky_broadcast\nimport os\nos.makedirs('below', exist_ok=True)\nos.chdir('below')"
+    )
+    shown = notebook.run(sh(f"{DUMP}\npwd\nls -d ../below", "-t 3 -o ends --env GIVEN=1"))
+    notebook.run("%%sky_broadcast\nos.chdir('..')")
+    (env,) = environments(shown)
+    place = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "NODE_RANK")
+    assert [env[name] for name in place] == ["3", "1", "4", "2", "1"]
+    info = InstanceInfo.from_plain(json.loads(env["COMPUTE_POOL"]))
+    assert (info.rank, info.node, info.world_size) == (3, 1, 4)
+    assert (env["FROM_POOL"], env["GIVEN"]) == ("1", "1")
+    assert (env["SKYPILOT_NUM_NODES"], env["SKYPILOT_NODE_RANK"]) == ("1", "0")
+    assert env["MASTER_ADDR"] == env["SKYPILOT_NODE_IPS"], "a meeting point of its own"
+    assert Path(shown.lines[-2]).name == "below", "the folder where the rank is now"
+    assert notebook.value("[(end.node, end.status) for end in ends]") == [(1, 0)]
+
+
+def test_a_script_of_a_rank_is_in_that_ranks_log(notebook: Notebook) -> None:
+    failed = notebook.fail(sh("echo word of the last rank; exit 5", "-t -1"))
+    assert "node 1 of 2" in failed.text
+    assert "exit code 5" in failed.text
+    assert "word of the last rank" in notebook.run("%sky_logs -t 3").text
+    assert "word of the last rank" not in notebook.run("%sky_logs -t 2").text
+
+
+@HERE
+def test_a_script_of_a_rank_runs_while_other_ranks_work(notebook: Notebook) -> None:
+    gate = notebook.folder / "other ranks"
+    notebook.run(
+        f"%%sky_broadcast -a -t 0:3\nimport os, time\nwhile not os.path.exists({str(gate)!r}): time.sleep(0.01)"
+    )
+    assert notebook.run(sh("echo $RANK", "-t 3 --busy refuse")).stdout == "3\n"
+    refused = notebook.fail(sh("echo $RANK", "-t 2 --busy refuse"))
+    assert "is running" in refused.text
+    gate.touch()
+    assert notebook.run(sh("echo $RANK", "-t head")).stdout == "0\n", "it waits"
+
+
+@HERE
+def test_a_script_runs_beside_one_rank_alone(notebook: Notebook) -> None:
+    refused = notebook.fail(sh("echo run", "-t 0,2"))
+    told = (
+        "UsageError: --targets: one rank at a time, not 2; --nodes 0,2 runs the script on nodes\n"
+    )
+    assert refused.text == told
+    assert "--targets: there is no rank 7" in notebook.fail(sh("echo run", "-t 7")).text
 
 
 def test_variables_of_the_line_and_secrets(notebook: Notebook) -> None:
@@ -385,7 +434,7 @@ def test_the_last_traceback_is_the_cause(notebook: Notebook) -> None:
 REFUSED = {
     "--workdir no/such/folder": "there is no folder 'no/such/folder'",
     "--secret NOT_THERE_AT_ALL": "--secret NOT_THERE_AT_ALL: the notebook's environment has no such variable",
-    "-t 7": "node",
+    "--nodes 7": "--nodes: there is no node 7",
     "--only 5": "node",
     "--wat": "--wat",
 }

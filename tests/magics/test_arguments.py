@@ -43,7 +43,6 @@ from skymagic.magics.arguments.line_magics import (
     parse_names,
     parse_pip,
     parse_ranks,
-    parse_shell,
     parse_status,
 )
 from skymagic.magics.arguments.options import MAGICS
@@ -522,10 +521,10 @@ def test_a_pools_name_stands_alone_or_after_pool(magic: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "magic", ["logs", "stacks", "vars", "shell", "push", "pull", "restart", "broadcast", "run"]
+    "magic", ["logs", "stacks", "vars", "push", "pull", "restart", "broadcast", "run"]
 )
 def test_ranks_have_one_selector_and_its_older_spelling(magic: str) -> None:
-    words = {"shell": "hostname", "push": "x", "pull": "x"}.get(magic, "")
+    words = {"push": "x", "pull": "x"}.get(magic, "")
     chosen = PARSERS[f"sky_{magic}"](f"-t 1 {words}")
     assert (
         chosen
@@ -730,7 +729,7 @@ def test_shell() -> None:
 
 def test_everything_of_a_shell() -> None:
     line = (
-        "--pool p --workdir src --env A=1 --env 'B=x y' --secret HF_TOKEN,KEY --timeout 10m -t 0:2 --only all "
+        "--pool p --workdir src --env A=1 --env 'B=x y' --secret HF_TOKEN,KEY --timeout 10m -n 0:2 --only all "
         "-o ends -a   # all of it"
     )
     assert parse_sh(line) == ShellRequest(
@@ -739,25 +738,28 @@ def test_everything_of_a_shell() -> None:
         env=(("A", "1"), ("B", "x y")),
         secrets=("HF_TOKEN", "KEY"),
         timeout=600.0,
-        targets=Selection("0:2"),
+        nodes=Selection("0:2"),
         only=Selection("all"),
         output="ends",
         noblock=True,
     )
     assert parse_sh("--targets 1 --output=ends --noblock") == ShellRequest(
-        targets=Selection("1"), output="ends", noblock=True
+        rank=Selection("1"), output="ends", noblock=True
     )
+    assert parse_sh("--rank head") == parse_sh("-t head") == ShellRequest(rank=Selection("head"))
 
 
 def test_all_mistakes_of_a_shell_at_once() -> None:
     found = mistakes(
         parse_sh,
-        "train.sh --env X --secret 1 --timeout soon -t z --only 1.5 -o class --wat -g loss --nodes 2",
+        "train.sh --env X --secret 1 --timeout soon -t z --only 1.5 -o class --wat -g loss --ranks 2",
     )
     assert len(found) == 10
     for line, told in (
         ("-a=1", "-a takes no value"),
         ("--env A=1 --secret A", "A is both an --env and a --secret"),
+        ("-t 1 --nodes 0", "-t chooses a rank and --nodes nodes"),
+        ("-t 1 --only all", "--only chooses among nodes"),
     ):
         assert mistakes(parse_sh, line)[0].startswith(told)
 
@@ -840,7 +842,6 @@ def test_lifecycle() -> None:
     for parse in (parse_restart, parse_stacks, parse_vars):
         assert parse("") == RanksRequest()
         assert parse("--rank 0,3 --pool lab") == RanksRequest(Selection("0,3"), "lab")
-    assert parse_shell("--rank 3 ls -l").command == "ls -l"
     assert parse_down("") == DownRequest()
     assert parse_down("train") == DownRequest("train")
     assert parse_down("--all;") == DownRequest(None, True)

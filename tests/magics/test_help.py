@@ -74,6 +74,7 @@ VALUES = {
     "NAME=VALUE": "A=1",
     "HOSTS": "gpu1",
     "TIME": "10m",
+    "RANK": "0",
     "RANKS": "0",
     "NODES": "0",
     "R": "0",

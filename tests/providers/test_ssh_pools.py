@@ -105,21 +105,21 @@ def test_values_go_to_all_hosts_and_from_one_to_another(two: tuple[Hosts, Notebo
     ]
 
 
-def test_a_command_runs_beside_a_rank_on_its_host(two: tuple[Hosts, Notebook]) -> None:
+def test_a_script_runs_beside_a_rank_on_its_host(two: tuple[Hosts, Notebook]) -> None:
     _, notebook = two
-    shown = notebook.run("%sky_shell --rank 3 echo $HOME $RANK $LOCAL_RANK; pwd; sh -c 'exit 5'")
-    first, folder, end = shown.text.splitlines()
+    shown = notebook.run("%%sky_sh -t 3\necho $HOME $RANK $LOCAL_RANK\npwd")
+    first, folder = shown.lines
     assert first.endswith("h2/home 3 1")
     assert folder == first.split()[0], "where the rank is"
-    assert end == "[rank 3 on h2: exit code 5]"
-    running = notebook.start("%sky_shell --rank 2 echo $$; exec sleep 600")
+    failed = notebook.fail("%%sky_sh -t 3\nexit 5")
+    assert "on h2 ended with exit code 5" in failed.text
+    running = notebook.start("%%sky_sh -t 2\necho $$\nexec sleep 600")
     notebook.watch(running, lambda cell: "\n" in cell.stdout)
     pid = int(running.stdout)
     assert psutil.pid_exists(pid)
     notebook.interrupt()
     notebook.finish(running)
     assert not psutil.pid_exists(pid)
-    assert "ssh h2 in a terminal" in notebook.fail("%sky_shell --rank 3").text
 
 
 def test_a_rank_that_dies_is_replaced_on_its_host(two: tuple[Hosts, Notebook]) -> None:

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from skymagic.kernels import network
 from skymagic.kernels.network import interfaces
 from skymagic.runtime.info import VARIABLE, InstanceInfo
 
@@ -88,6 +89,18 @@ def environment(
         VARIABLE: cluster.to_json(),
         "TORCHELASTIC_ERROR_FILE": error_file,
         **own,
+    }
+
+
+def rank_place(info: InstanceInfo) -> dict[str, str]:
+    """Return the variables that tell a rank its place in the pool, for a script that runs on its behalf.
+
+    The meeting point is left out: the pool's own is taken by the ranks, and the script has one that is free.
+    """
+    return {
+        name: value
+        for name, value in network.environment(info).items()
+        if RANK_VARIABLES.fullmatch(name) and not name.startswith("MASTER_")
     }
 
 

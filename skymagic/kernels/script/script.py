@@ -85,8 +85,8 @@ def run(asked: Mapping[str, Any]) -> dict[str, Any]:
     """Run a script on this node; the code of an order calls it on one rank of each node that takes part.
 
     Args:
-        asked: ``text`` of the script; ``workdir``, "" for the rank's own; ``env`` and ``without``: variables to add, and to leave
-            out; ``grace``: seconds between TERM and KILL.
+        asked: ``text`` of the script; ``workdir``, "" for the rank's own; ``as_rank``: whether it gets the variables that tell
+            this rank its place; ``env`` and ``without``: variables to add, and to leave out; ``grace``: seconds between TERM and KILL.
 
     Returns an `End` as a dictionary; it is the argument of Failed, raised when the status is not 0, and of Stopped, raised when the
     run was interrupted.
@@ -132,7 +132,8 @@ def _order(asked: Mapping[str, Any], folder: str, error_file: str) -> dict[str, 
     hostfile = os.path.join(folder, "hostfile")
     with open(hostfile, "w", encoding="utf-8") as file:
         file.write(environment.hostfile(cluster, processes))
-    own = {environment.HOSTFILE: hostfile, **asked["env"], MARK: f"{task}-{info.node}"}
+    place = environment.rank_place(info) if asked["as_rank"] else {}
+    own = {environment.HOSTFILE: hostfile, **place, **asked["env"], MARK: f"{task}-{info.node}"}
     env = environment.environment(base, cluster, processes, own, error_file, asked["text"])
     shell = (
         shutil.which("bash", path=env["PATH"]) or shutil.which("sh", path=env["PATH"]) or "/bin/sh"

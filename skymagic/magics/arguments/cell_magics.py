@@ -221,6 +221,14 @@ def parse_sh(line: str, defaults: Defaults = NO_DEFAULTS) -> ShellRequest:
     """``%%sky_sh [--workdir DIR] [options of the run]``. Raises RequestError with all mistakes."""
     parsed = ParsedLine("sky_sh", line)
     check_environment(parsed)
+    parsed.check(
+        parsed.values.get("nodes") and parsed.values.get("rank"),
+        f"{parsed.labels.get('rank')} chooses a rank and {parsed.labels.get('nodes')} nodes; keep one of them",
+    )
+    parsed.check(
+        parsed.values.get("only") and parsed.values.get("rank"),
+        "--only chooses among nodes, and with -t the script runs on one; leave --only out",
+    )
     parsed.done()
     values = {
         "only": defaults.only,

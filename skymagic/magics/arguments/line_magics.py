@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -82,15 +81,6 @@ class PipRequest:
 
 
 @dataclass(frozen=True)
-class CommandRequest:
-    """%sky_shell: on which rank's node (None: rank 0), and which command."""
-
-    ranks: Selection | None = None
-    pool: str | None = None
-    command: str = ""
-
-
-@dataclass(frozen=True)
 class AttachRequest:
     """%sky_attach: a pool by name or job id, None for which there are; whether a notebook that is alive may lose it; of Slurm's
     the login node that knows it."""
@@ -159,18 +149,6 @@ def parse_logs(line: str) -> LogsRequest:
 def parse_ranks(magic: str, line: str) -> RanksRequest:
     """``%sky_stacks [NAME] [-t RANKS]``, and ``%sky_vars`` and ``%sky_restart`` likewise. Raises RequestError with all mistakes."""
     return RanksRequest(**_fields(ParsedLine(magic, line), targets="ranks"))
-
-
-def parse_shell(line: str) -> CommandRequest:
-    """``%sky_shell [-t RANK] COMMAND``: after the first word that is no option of ours, all is the command. Raises RequestError."""
-    found = re.match(r"\s*(?:(?:--ranks?|--targets|-t|--pool)(?:\s+|=)\S+\s*)*", line)
-    end = found.end() if found is not None else 0
-    command = line[end:].strip()
-    if command.startswith("-"):  # an option that there is not, or one without its value
-        end, command = len(line), ""
-    return CommandRequest(
-        command=command, **_fields(ParsedLine("sky_shell", line[:end]), targets="ranks")
-    )
 
 
 def parse_names(magic: str, line: str) -> NamesRequest:

@@ -101,7 +101,6 @@ _KEEP = Option(("-o", "--output"), "output", readers.identifier, "NAME", "store 
 _TARGETS = Option(("-t", "--targets"), "targets", Selection, "RANKS", "ranks: 0,2 or 0:4 or ::2; default: all", choices="ranks", also=("--rank", "--ranks"))
 _RUN_TARGETS = replace(_TARGETS, also=("--rank",))  # --ranks is a size there
 _HEAD = Option(("--head",), "head", help="store only the first rank's value, not a list")
-_TARGET = replace(_TARGETS, help="rank whose node runs it; default: 0")
 _FROM = Option(("--from",), "source", readers.number(0), "R", "rank to copy from")
 _NOBLOCK = Option(("-a", "--noblock"), "noblock", help="return immediately; the cell runs in the background")
 _BUSY = Option(("--busy",), "busy", readers.one_of("wait", "refuse"), "wait|refuse", "if another cell runs on these ranks: wait for it, or fail", choices="busy")
@@ -127,12 +126,13 @@ RUN: tuple[Option, ...] = (  # the common ones first: completion keeps this orde
 )
 _WORKDIR = Option(("--workdir",), "workdir", readers.path, "DIR", "folder to copy to the nodes and to run the script in")
 _SH_ENV = Option(("--env",), "env", readers.pair, "NAME=VALUE", "set an environment variable for the script", "list")
-_SH_TARGETS = Option(("-t", "--targets"), "targets", Selection, "NODES", "nodes to run on: 0,2 or 0:4 or ::2", choices="ranks")
+_SH_RANK = Option(("-t", "--targets"), "rank", Selection, "RANK", "run it once, on the node of this rank and with its environment", choices="ranks", also=("--rank",))
+_SH_NODES = Option(("-n", "--nodes"), "nodes", Selection, "NODES", "nodes to run on: 0,2 or 0:4 or ::2; default: all", choices="ranks", also=("--node",))
 _SH_ONLY = Option(("--only",), "only", Selection, "NODES", "show output of: head, all, 0,2 or 0:4", choices="ranks")
 _SH_OUTPUT = Option(("-o", "--output"), "output", readers.identifier, "NAME", "store exit codes and last lines by node in NAME", also=("--out",))
 _SH_NOBLOCK = Option(("-a", "--noblock"), "noblock", help="return immediately; the script runs in the background")
 _DETACH = Option(("--detach",), "detach", help="return immediately; the script keeps running without the notebook", also=("--detached",))
-SH: tuple[Option, ...] = (_POOL_NAME, _WORKDIR, _SH_ENV, _SECRET, _SH_OUTPUT, _SH_ONLY, _SH_TARGETS, _TIMEOUT, _SH_NOBLOCK, _BUSY, _DETACH)
+SH: tuple[Option, ...] = (_POOL_NAME, _WORKDIR, _SH_ENV, _SECRET, _SH_OUTPUT, _SH_ONLY, _SH_NODES, _SH_RANK, _TIMEOUT, _SH_NOBLOCK, _BUSY, _DETACH)
 _LINES = Option(("-n", "--lines"), "lines", readers.number(1), "LINES", "number of last lines; default: 50")
 _FOLLOW = Option(("-f", "--follow"), "follow", help="follow the log until you press stop")
 _RUN = Option(("--run",), "run", readers.number(1), "ID", "output of one run; the log shows its number above its first line")
@@ -209,6 +209,7 @@ _BROADCAST_EXAMPLES = (
 )
 _SH_EXAMPLES = (
     "%%sky_sh --workdir examples/mingpt\ntorchrun --nnodes=$SKYPILOT_NUM_NODES … main.py",
+    "%%sky_sh -t 3      # on the node of rank 3, in its folder and environment\nnvidia-smi",
     "%%sky_sh --only all --timeout 30m -o ends --env OMP_NUM_THREADS=2 --secret HF_TOKEN\npython train.py",
 )
 _PUT_EXAMPLES = (
@@ -229,7 +230,6 @@ MAGICS: dict[str, Magic] = {
     "sky_logs": Magic("Show everything that ranks wrote, including output the cell did not show.", (_TARGETS, _RUN, _CELL, _GREP, _LINES, _FOLLOW, _KEEP, _POOL_NAME), NAME, "pools", ("%sky_logs -t 1 -n 200", "%sky_logs -f", "%sky_logs --cell 5 --grep 'loss|nan' -o logs      # logs[1] is rank 1's")),
     "sky_stacks": Magic("Show which line each rank executes now; works while a cell runs in the background (-a).", (_TARGETS, _POOL_NAME), NAME, "pools", ("%sky_stacks", "%sky_stacks -t 3")),
     "sky_vars": Magic("Show the ranks' variables and which differ between ranks, without fetching them.", (_TARGETS, _POOL_NAME), NAME, "pools", ("%sky_vars", "%sky_vars -t 0,3")),
-    "sky_shell": Magic("Run one command on a rank's node, in its folder and environment.", (_TARGET, _POOL_NAME), "COMMAND", examples=("%sky_shell -t 3 nvidia-smi",)),
     "sky_push": Magic("Send variables to the ranks.", (_TARGETS, _POOL_NAME), "NAMES", "variables", ("%sky_push model, data",)),
     "sky_pull": Magic("Fetch variables from the ranks, as lists by rank.", (_OUTPUT, _HEAD, _TARGETS, _POOL_NAME), "NAMES", "theirs", examples=("%sky_pull loss, accuracy", "%sky_pull model --head -o trained")),
     "sky_clone": Magic("Copy variables from one rank to others, for example to a replaced one.", (_FROM, _POOL_NAME), "RANKS NAMES", "theirs", examples=("%sky_clone 2 --from 0 model optimizer",)),

@@ -10,6 +10,7 @@ from typing import Any
 from skymagic.errors import RequestError
 from skymagic.magics.arguments.options import MAGICS, REFUSED, Magic, Option
 from skymagic.magics.arguments.readers import Reader, pool_name
+from skymagic.magics.arguments.removed import REMOVED_OPTIONS
 from skymagic.plan.suggest import did_you_mean
 
 
@@ -102,7 +103,7 @@ def scan(magic: Magic, tokens: Sequence[Token]) -> tuple[list[ParsedOption], lis
         option, label, text = _match(token.text, known)
         if option is None:
             mistakes.append(
-                f"{label}: {REFUSED.get(label) or f'no such option{did_you_mean(label, known)}'}"
+                f"{label}: {REMOVED_OPTIONS.get(label) or REFUSED.get(label) or f'no such option{did_you_mean(label, known)}'}"
             )
             if (
                 rest

@@ -1,0 +1,10 @@
+"""Magics and options of earlier versions that no longer exist: for each, the line that names its replacement."""
+
+from __future__ import annotations
+
+REMOVED_MAGICS: dict[str, str] = {
+    "sky_shell": "%sky_shell was removed: run the command in a cell that begins with %%sky_sh -t RANK",
+}
+"""Name without ``%`` → what the user is told."""
+REMOVED_OPTIONS: dict[str, str] = {}
+"""Option as it was written, with its dashes → what the user is told after its name."""
