@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -69,7 +67,6 @@ class SkyMagics(Magics):
         self.auto = transformers.Auto(shell)
         self.results = ResultTables(shell)
         self.runs = ShellRuns(shell, self.settings, self.auto, self.results)
-        self._round_robin: Iterator[int] = itertools.count()
 
     # -- pools -------------------------------------------------------------------------------------------------------
 
@@ -217,14 +214,6 @@ class SkyMagics(Magics):
             lambda: cell_magics.parse_broadcast(line, self.settings.defaults(), **EXISTING_NAMES)
         )
         return self.runs.run(request, cell or "")
-
-    @cell_magic
-    def sky_run(self, line: str, cell: str) -> Any:
-        request = usage(lambda: cell_magics.parse_run(line, self.settings.defaults()))
-        if request.targets is None:
-            rank = next(self._round_robin) % self.runs.pool_of(request.pool).world_size
-            request = replace(request, targets=Selection(str(rank)))
-        return self.runs.run(request, cell)
 
     @cell_magic
     def sky_sh(self, line: str, cell: str) -> Any:

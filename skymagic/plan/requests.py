@@ -317,7 +317,7 @@ class RunRequest:
         output: the variable that takes the values of the last expression, by rank.
         head: take the first rank's value alone: rank 0's, unless `targets` leaves it out.
         gather: variables that are brought back by name.
-        only: whose output is shown. targets: who runs it; None for all ranks (for one rank: round robin).
+        only: whose output is shown. targets: who runs it; None for all ranks.
         no_push: True when nothing travels, or the names that do not.
         timeout: seconds.
         busy: what becomes of it where another cell is running on its ranks: it waits ("wait"), or is refused ("refuse").

@@ -161,7 +161,7 @@ def test_hooks_of_modules_and_optimizers_travel(notebook: Notebook, kind: str) -
 
 def test_hooks_go_from_rank_to_rank(notebook: Notebook) -> None:
     hooks = "\n".join(MODULE_HOOKS[kind] for kind in ("forward", "gradient", "step post"))
-    notebook.run(f"%%sky_run --rank 0\n{NET}{hooks}")
+    notebook.run(f"%%sky_broadcast -t 0\n{NET}{hooks}")
     notebook.run("%sky_clone 1 --from 0 net,opt,sched,log")
     assert seen(notebook, f"{USE}log") == [["hook"] * 3] * 2
 

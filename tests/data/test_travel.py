@@ -153,7 +153,7 @@ def test_a_memory_map_is_one_of_the_same_file_on_this_machine(notebook: Notebook
     )
     kinds = [("memmap", "r+", 12.0), ("memmap", "r", 5.0)]
     assert notebook.value("seen[0]") == (kinds, "mmap", 9.0, [5.0, 1.0])
-    notebook.run("%%sky_run --rank 1\nmapped[3, 2] = 7")
+    notebook.run("%%sky_broadcast -t 1\nmapped[3, 2] = 7")
     assert notebook.value("float(mapped[3, 2])") == 7.0
     notebook.run("import os\nos.remove('mapped.dat')")
     shown = notebook.run(

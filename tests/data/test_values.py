@@ -229,20 +229,12 @@ def test_sky_pull(notebook: Notebook) -> None:
     assert notebook.value("head_alone, some, 'pulled' in globals()") == (0, [1, 2], False)
 
 
-# ------------------------------------------------------------------------------------------ sky_run
+# ------------------------------------------------------------------------------------------ one rank
 
 
-def test_sky_run_takes_turns_and_shows_its_output(notebook: Notebook) -> None:
-    turns = []
-    for _ in range(4):
-        notebook.run("%%sky_run -o turn\nrank")
-        turns.append(notebook.value("turn"))
-    assert sorted(turns[:3]) == [0, 1, 2]
-    assert turns[3] == turns[0]
-    assert (
-        notebook.run("%%sky_run --rank 2 -o value\nprint('from', rank)\nrank * 2").stdout
-        == "from 2\n"
-    )
+def test_a_cell_on_one_rank_shows_its_output_and_value(notebook: Notebook) -> None:
+    cell = "%%sky_broadcast -t 2 --head -o value\nprint('from', rank)\nrank * 2"
+    assert notebook.run(cell).stdout == "from 2\n"
     assert notebook.value("value") == 4
 
 

@@ -17,7 +17,7 @@ from skymagic.api.ending import DownRequest
 from skymagic.api.logs import LogsRequest
 from skymagic.api.places import StatusRequest
 from skymagic.errors import RequestError
-from skymagic.magics.arguments.cell_magics import parse_broadcast, parse_pool, parse_run, parse_sh
+from skymagic.magics.arguments.cell_magics import parse_broadcast, parse_pool, parse_sh
 from skymagic.magics.arguments.help import CompletionNames, complete, help_text
 from skymagic.magics.arguments.line_magics import (
     AttachRequest,
@@ -443,8 +443,8 @@ def test_a_line_overrides_defaults() -> None:
     assert (request.only, request.timeout, request.pool.idle) == (Selection("head"), None, None)
     assert request.pool.plugins == (PluginSpec("jax"),)
     assert request.pool.given() == {"plugins", "idle", "provider"}
-    assert parse_run("--timeout 5", CONFIGURED).timeout == 5.0
-    assert parse_run("", CONFIGURED).timeout == 60.0
+    assert parse_broadcast("--timeout 5", CONFIGURED).timeout == 5.0
+    assert parse_broadcast("", CONFIGURED).timeout == 60.0
 
 
 def test_a_misspelt_default_names_its_place() -> None:
@@ -521,7 +521,7 @@ def test_a_pools_name_stands_alone_or_after_pool(magic: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "magic", ["logs", "stacks", "vars", "push", "pull", "restart", "broadcast", "run"]
+    "magic", ["logs", "stacks", "vars", "push", "pull", "restart", "broadcast"]
 )
 def test_ranks_have_one_selector_and_its_older_spelling(magic: str) -> None:
     words = {"push": "x", "pull": "x"}.get(magic, "")
@@ -531,7 +531,7 @@ def test_ranks_have_one_selector_and_its_older_spelling(magic: str) -> None:
         == PARSERS[f"sky_{magic}"](f"--targets 1 {words}")
         == PARSERS[f"sky_{magic}"](f"--rank 1 {words}")
     )
-    if magic in ("broadcast", "run"):
+    if magic == "broadcast":
         assert parse_broadcast("--ranks 2").pool.procs_per_node == 2, "there it is a size"
     else:
         assert chosen == PARSERS[f"sky_{magic}"](f"--ranks 1 {words}")
@@ -675,25 +675,6 @@ def test_mistakes_of_line_and_body_come_together() -> None:
 # ---------------------------------------------------------------------------------------------- the other magics
 
 
-def test_run() -> None:
-    assert parse_run("") == RunRequest(head=True, only=Selection("all"))
-    assert parse_run("--rank 2 -o x --pool p --timeout 1m --push a --no-push -a") == RunRequest(
-        pool=PoolRequest(name="p"),
-        targets=Selection("2"),
-        output="x",
-        timeout=60.0,
-        push=("a",),
-        no_push=True,
-        noblock=True,
-        head=True,
-        only=Selection("all"),
-    )
-    assert parse_run("--rank -1").targets == Selection("-1")
-    for several in ("0,2", "0:2", "all", "head"):
-        assert not parse_run(f"--rank {several}").head, "several values are a list"
-    assert parse_run("").pool.given() == frozenset()
-
-
 def test_attach() -> None:
     assert parse_attach("") == AttachRequest()
     assert parse_attach("lab --take-over") == AttachRequest("lab", take_over=True)
@@ -702,11 +683,8 @@ def test_attach() -> None:
 
 def test_what_becomes_of_a_cell_while_another_is_at_work() -> None:
     assert parse_broadcast("").busy == "wait"
-    assert (
-        parse_broadcast("", Defaults(busy="refuse")).busy
-        == parse_run("--busy refuse").busy
-        == "refuse"
-    )
+    assert parse_broadcast("", Defaults(busy="refuse")).busy == "refuse"
+    assert parse_broadcast("--busy refuse").busy == "refuse"
     assert parse_sh("--busy wait", Defaults(busy="refuse")).busy == "wait"
     assert "'skip' is not one of wait, refuse" in mistakes(parse_broadcast, "--busy skip")[0]
 
@@ -980,7 +958,7 @@ LINES = (
 @settings(max_examples=1000, deadline=None)
 @given(magic=st.sampled_from(list(MAGICS)), line=LINES)
 @example(magic="sky_broadcast", line="--env A=--x '")
-@example(magic="sky_run", line="-")
+@example(magic="sky_broadcast", line="-")
 def test_any_line_is_a_request_or_refused_in_words_and_completes(magic: str, line: str) -> None:
     try:
         hash(PARSERS[magic](line))

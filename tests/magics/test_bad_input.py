@@ -27,11 +27,10 @@ notebook = borrowed(
 def test_cell_that_does_nothing(notebook: Notebook, body: str) -> None:
     assert notebook.run(f"%%sky_broadcast -o r\n{body}").outputs == []
     assert notebook.value("r") == [None, None]
-    assert notebook.run(f"%%sky_run\n{body}").outputs == []
 
 
 def test_a_cell_without_a_body_is_one_line_of_ipython(notebook: Notebook) -> None:
-    for cell in ("%%sky_broadcast", "%%sky_broadcast -o r\n", "%%sky_run"):
+    for cell in ("%%sky_broadcast", "%%sky_broadcast -o r\n"):
         shown = notebook.finish(notebook.start(cell))
         assert shown.failure.ename == "UsageError"
         assert "the cell body is empty" in shown.stderr

@@ -18,7 +18,7 @@ notebook = borrowed("--ranks 2")
         ("\n%sky_broadcast\n# why\nx = 1", "sky_broadcast"),
         ("x = 1\n%%sky_broadcast -o r\nx", "sky_broadcast"),
         ("# a comment\n%%sky_sh\nls", "sky_sh"),
-        ("x = 1\n%sky_run --rank 1\nx", "sky_run"),
+        ("x = 1\n%sky_broadcast --rank 1\nx", "sky_broadcast"),
         ("if True:\n    %sky_broadcast\n    y = 2", "sky_broadcast"),
     ],
 )

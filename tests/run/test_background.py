@@ -154,7 +154,7 @@ def test_a_cell_that_is_not_to_wait_is_refused(notebook: Notebook) -> None:
     assert "].cancel() stops it" in refused.evalue
     notebook.run("%%sky_broadcast --busy refuse -t 1 -o free\n'other ranks are free'")
     notebook.run('%config SkyMagic.busy = "refuse"')
-    assert "is running" in notebook.fail("%%sky_run --rank 0\n1").evalue
+    assert "is running" in notebook.fail("%%sky_broadcast --rank 0\n1").evalue
     assert "is running" in notebook.fail("%%sky_sh\ntrue").evalue
     waits = notebook.start("%%sky_broadcast --busy wait -o after\n'after it'")
     way.write_text("go")

@@ -6,7 +6,7 @@ and a trailing ``;`` are understood here. Each ``parse_…`` raises RequestError
 readers        the text of a value becomes what a request holds
 options        the tables: every option, and each magic's own
 reading        a lexer and a parser: a line becomes values by option, mistakes are collected
-cell_magics    %sky_pool and %%sky_pool; %%sky_broadcast, %%sky_run, %%sky_sh
+cell_magics    %sky_pool and %%sky_pool; %%sky_broadcast, %%sky_sh
 line_magics    the other magics, one small request each
 removed        magics and options that no longer exist, and what replaces them
 help           the text of a magic's docstring; completion

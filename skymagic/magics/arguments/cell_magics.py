@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import tomllib
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -176,18 +175,6 @@ def parse_broadcast(
     )
     return _run(
         parsed, pool, {"only": defaults.only, "timeout": defaults.timeout, "busy": defaults.busy}
-    )
-
-
-def parse_run(line: str, defaults: Defaults = NO_DEFAULTS) -> RunRequest:
-    """``%%sky_run [-t RANKS] [options]``, an older name: `targets` is None for the next rank in turn; its output is shown, its value is no list.
-
-    Raises RequestError with all mistakes.
-    """
-    request = parse_broadcast(line, replace(defaults, only=Selection("all")))
-    return replace(
-        request,
-        head=request.targets is None or re.fullmatch(r"-?\d+", request.targets.text) is not None,
     )
 
 

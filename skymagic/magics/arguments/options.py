@@ -243,7 +243,6 @@ MAGICS: dict[str, Magic] = {
     "sky_down": Magic("End a pool and release its machines.", (_DOWN_ALL, _AT_HOSTS, _RENTED, _LOGIN), NAME, "pools", ("%sky_down", "%sky_down train", "%sky_down --all", "%sky_down lab --hosts gpu1,gpu2    # of a notebook that is gone", "%sky_down train --provider aws     # rented from another machine"), elsewhere=_MORE),
     "sky_attach": Magic("Continue with a pool whose notebook is gone and show its output since then; follow a pool of a running notebook; without a name: list pools.", (_TAKE_OVER, _OF_SLURM, _LOGIN), NAME, "left", ("%sky_attach", "%sky_attach lab", "%sky_attach lab --provider slurm --login me@cluster   # made on the login node"), elsewhere=_MORE),
     "sky_auto": Magic("Run every plain cell on the ranks, or stop doing so. Cells that begin with a magic or %%local run in the notebook.", (), "on|off", "switch", ("%sky_auto on",)),
-    "sky_run": Magic("Older name of %%sky_broadcast -t RANK; without -t it takes the next rank in turn.", RUN, NAME, "pools", ("%%sky_run -t 1 -o value",), True, POOL, listed=False),
     "sky_cost": Magic("Older name: %sky_status shows what pools cost.", (), NAME, "pools", ("%sky_cost",), elsewhere=_MORE, listed=False),
     "sky_clean": Magic("Older name of the command skymagic clean: remove what no pool has used for 30 days from the disks of hosts.", (_AT_HOSTS, _CLEAN_ALL, DRY_RUN), examples=("%sky_clean --hosts gpu1,gpu2",), listed=False),
 }

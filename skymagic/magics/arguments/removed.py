@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 REMOVED_MAGICS: dict[str, str] = {
+    "sky_run": "%%sky_run was removed: %%sky_broadcast -t RANK runs a cell on one rank",
     "sky_shell": "%sky_shell was removed: run the command in a cell that begins with %%sky_sh -t RANK",
 }
 """Name without ``%`` → what the user is told."""
