@@ -9,7 +9,7 @@ import types
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from skymagic.data.capture.modules import in_packages
+from skymagic.data.capture.modules import in_packages, locate
 from skymagic.data.capture.names import interactive
 from skymagic.display import text
 from skymagic.errors import RunError, RunInterrupted, RunTimeout
@@ -41,6 +41,7 @@ def hints(
     magics: Collection[str] = (),
     *,
     remote: bool = True,
+    own_modules: Collection[str] = (),
 ) -> list[str]:
     """Lines to show below an error.
 
@@ -49,8 +50,16 @@ def hints(
         names: that the ranks or the notebook have.
         magics: that the notebook has, with their per cent signs.
         remote: whether its ranks run on other machines, in environments of their own.
+        own_modules: missing modules that the notebook has as files of its own.
     """
-    if modules := {match[1] for one in failures if (match := NO_MODULE.match(one.evalue))}:
+    modules = missing_modules(failures)
+    if own := sorted(modules.intersection(own_modules)):
+        statement = f"import {', '.join(own)}"
+        return [
+            f"{', '.join(own)}: the notebook's own code, which is sent with a cell that imports it: "
+            f"write `{statement}` in the cell"
+        ]
+    if modules:
         packages = " ".join(sorted(modules))
         where = "the machines of this pool" if remote else "this notebook's environment"
         return [
@@ -102,6 +111,19 @@ def hints(
     return []
 
 
+def missing_modules(failures: Sequence[RankFailure]) -> set[str]:
+    """Return the top-level names of the modules that ranks could not import."""
+    matches = (NO_MODULE.match(failure.evalue) for failure in failures)
+    return {match[1] for match in matches if match}
+
+
+def _is_own_module(name: str, pool: Pool) -> bool:
+    """Return True if the notebook has this module as a file that travels."""
+    located = locate(name, pool.shipper.folder)
+    # any folder would do as a namespace package, such as the one in which wandb writes its runs
+    return located is not None and (located[0].endswith(".py") or name in sys.modules)
+
+
 def _is_command(name: str, failures: Sequence[RankFailure]) -> bool:
     """Whether the line that failed is like ``ls /tmp`` or ``cd -x``, which Python takes for a calculation."""
     command = re.compile(rf"^-+> *\d+ +{re.escape(name)} +[-/.~]\S*$", re.MULTILINE)
@@ -151,7 +173,12 @@ def failure(report: Report, pool: Pool, limits: Limits, *, task: bool = False) -
     known = {*pool.shipper.names(), *pool.namespace}
     magics = magics_of(pool.namespace)
     notes += hints(
-        failures, {plugin.name for plugin in pool.plugins}, known, magics, remote=pool.plan.remote
+        failures,
+        {plugin.name for plugin in pool.plugins},
+        known,
+        magics,
+        remote=pool.plan.remote,
+        own_modules=[name for name in missing_modules(failures) if _is_own_module(name, pool)],
     )
     causes = [one for one in failures if not one.secondary]
     if pool.ended is not None and any(one.died == pool.ended for one in failures):
@@ -188,13 +215,13 @@ def magics_of(namespace: Mapping[str, Any]) -> set[str]:
 
 
 def missing_notes(report: Report, pool: Pool, task: bool) -> list[str]:
-    """Lines on names that a rank has missed, and the notebook has: nothing in the cell's text said that it needs them."""
+    """Return a line for each name that a rank has missed and the notebook has: nothing in the cell's text said that it needs them."""
     names = {str((rank.outcome or {}).get("missing") or "") for rank in report.ranks.values()}
     space = pool.shipper.namespace
-    there = sorted(name for name in names if name in space and not interactive(name, space[name]))
+    held = sorted(name for name in names if name in space and not interactive(name, space[name]))
     return [
         f"the notebook has {name}: {'pass it as an argument' if task else f'--push {name}'}"
-        for name in there
+        for name in held
     ]
 
 

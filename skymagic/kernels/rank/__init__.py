@@ -14,6 +14,7 @@ refusals      what a cell may ask of a notebook and not of a rank: input, debugg
 profiling     torch's profiler around a cell
 tracking      what is reported on its way to an experiment tracker
 gpu           the rank's GPU: whose error it is, and memory freed after a failure
-tracebacks    an exception's message, its traceback without internal frames, the name that is missing, and the debugger on it
+missing       the name or file that a failed cell has looked for in vain
+tracebacks    an exception's message, its traceback without internal frames, and the debugger on it
 widgets       displays of widgets as text, and bars of tqdm.notebook
 """

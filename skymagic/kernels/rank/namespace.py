@@ -24,8 +24,8 @@ from skymagic.data.values.pickling import Accompanied
 from skymagic.data.values.shards import REFUSED, Shards
 from skymagic.kernels.rank.held import GONE, CodeReads, HeldObjects
 from skymagic.kernels.rank.importer import RemoteImporter
+from skymagic.kernels.rank.missing import missing_name
 from skymagic.kernels.rank.snapshot import NameSnapshot
-from skymagic.kernels.rank.tracebacks import missing_name
 
 _SMALL_CONSTANT = 1 << 10
 """Bytes of a number or string that accompanies the code which uses it."""

@@ -1,5 +1,6 @@
-"""What a rank says of an exception: its message, the traceback without internal frames, the global name that is missing; and the debugger on its
-frames. Nobody can type into a rank: each command of pdb is an order of its own, and what it prints is output.
+"""What a rank says of an exception: its message, the traceback without internal frames; and the debugger on its frames.
+
+Nobody can type into a rank: each command of pdb is an order of its own, and what it prints is output.
 """
 
 from __future__ import annotations
@@ -9,7 +10,6 @@ import io
 import linecache
 import os
 import pdb
-import re
 import reprlib
 import signal
 import sys
@@ -17,7 +17,6 @@ import threading
 import traceback
 from collections.abc import Iterator, Mapping
 from types import FrameType, TracebackType
-from typing import Any
 
 from skymagic.kernels import stacks
 from skymagic.wire.order import FUNCTION_NAME
@@ -186,37 +185,6 @@ def of_group(problem: BaseException, cells: Mapping[str, int]) -> list[str]:
     for name, number in cells.items():
         text = text.replace(f'File "{name}", line', f"Cell In[{number}], line")
     return text.rstrip("\n").split("\n")
-
-
-_READERS = {"globals", "vars", "locals", "user_ns"}
-"""What code names that looks a key up among the global names."""
-_NOT_DEFINED = re.compile(r"'(\w+)' is not defined")
-
-
-def missing_name(problem: BaseException | None, variables: dict[str, Any]) -> str:
-    """The name that is not among these global names, for want of which a cell has failed; empty if that is not why it failed."""
-    name = _candidate(problem, variables) if problem is not None else ""
-    return name if name.isidentifier() and name not in variables else ""
-
-
-def _candidate(problem: BaseException, variables: dict[str, Any]) -> str:
-    frames = [link.tb_frame for link in walk(problem.__traceback__)]
-    own = [frame for frame in frames if frame.f_globals is variables]
-    if not own or isinstance(problem, UnboundLocalError):
-        return ""
-    if isinstance(problem, NameError):
-        if problem.name:  # by the interpreter: a module's own names are not the notebook's
-            return problem.name if own[-1] is frames[-1] else ""
-        found = _NOT_DEFINED.search(str(problem))  # by a library that looks names up: pandas' query
-        return found[1] if found else ""
-    if isinstance(problem, KeyError):
-        key = problem.args[0] if problem.args else None
-        return (
-            key if isinstance(key, str) and not _READERS.isdisjoint(own[-1].f_code.co_names) else ""
-        )
-    if isinstance(problem, AttributeError) and problem.obj is sys.modules.get("__main__"):
-        return problem.name or ""
-    return ""
 
 
 COMMANDS = (
