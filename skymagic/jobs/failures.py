@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import re
+import shlex
 import sys
 import types
 from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from skymagic.data.capture.modules import in_packages, locate
@@ -170,6 +173,7 @@ def failure(report: Report, pool: Pool, limits: Limits, *, task: bool = False) -
     """The one error of a run that did not end well."""
     failures = failures_of(report, pool)
     notes = [*lost_notes(report, pool), *report.notes, *missing_notes(report, pool, task)]
+    notes += file_notes(report, pool, task)
     known = {*pool.shipper.names(), *pool.namespace}
     magics = magics_of(pool.namespace)
     notes += hints(
@@ -223,6 +227,61 @@ def missing_notes(report: Report, pool: Pool, task: bool) -> list[str]:
         f"the notebook has {name}: {'pass it as an argument' if task else f'--push {name}'}"
         for name in held
     ]
+
+
+def file_notes(report: Report, pool: Pool, task: bool) -> list[str]:
+    """Return a line on a file that a rank lacks and the notebook has, because they work in different folders or on different machines."""
+    try:
+        here = Path.cwd()
+    except OSError:  # it was deleted
+        return []
+    for number, rank in sorted(report.ranks.items()):
+        lacking = (rank.outcome or {}).get("missing_files")
+        if not lacking:
+            continue
+        folder = Path(lacking["folder"])
+        held = next((path for path in lacking["paths"] if _exists(here / path)), "")
+        if not held:
+            continue
+        if pool.plan.remote:
+            host = pool.agents.ranks[number].hostname
+            where = (
+                "on the notebook's machine"
+                if Path(held).is_absolute()
+                else "in the notebook's folder"
+            )
+            place, target = (_from_home(path, lacking["home"]) for path in (folder, folder / held))
+            return [
+                f"{held} is {where}, and rank {number} works in {place} on {host}: copy it with "
+                f"`%sky_put {_quoted(held)} {_quoted(target)}`, or use an absolute path if {host} shares that folder"
+            ]
+        if Path(held).is_absolute() or (folder.is_dir() and folder.samefile(here)):
+            continue
+        remedy = "" if task else f"write `%cd {here}` in a broadcast cell, or "
+        return [
+            f"the ranks work in {folder}, and the notebook in {here}, which has {held}: {remedy}use an absolute path"
+        ]
+    return []
+
+
+def _exists(path: Path) -> bool:
+    try:
+        return path.exists()
+    except (OSError, ValueError):  # too long for a name, or with a null byte: no path at all
+        return False
+
+
+def _from_home(path: Path, home: str) -> str:
+    """Return a path on a host as a user writes it: `~` also means the right folder on hosts with another home."""
+    absolute = os.path.normpath(path)
+    return f"~{absolute.removeprefix(home)}" if Path(absolute).is_relative_to(home) else absolute
+
+
+def _quoted(path: str) -> str:
+    """Return a path as a word of a magic's line; `~` needs no quotes."""
+    return (
+        path if shlex.quote(path.replace("~", "")) == path.replace("~", "") else shlex.quote(path)
+    )
 
 
 def lost_notes(report: Report, pool: Pool) -> list[str]:

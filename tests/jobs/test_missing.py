@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from pathlib import Path
+
 import pytest
 
 from tests.lab.notebook import Notebook
+from tests.lab.places import pooled
 from tests.lab.pools import borrowed
 
 notebook = borrowed("--ranks 2")
@@ -73,3 +77,103 @@ def test_own_module_in_a_file(notebook: Notebook) -> None:
     )
     assert "write `import parts` in the cell" in failed.text
     notebook.run(cell.replace("import pickle", "import pickle, parts"))
+
+
+MOVED = """
+import os, joblib, numpy as np, torch
+os.makedirs("deep/out", exist_ok=True)
+%cd -q deep
+for name in ("a.txt", "a.csv", "a.npy", "a.png", "a.safetensors", "a b.txt", "train.py"):
+    open(name, "w").close()
+torch.save(1, "a.pt"); joblib.dump(1, "a.joblib")
+here = os.getcwd()
+"""
+FILES = {
+    "open": ("open('a.txt')", "a.txt"),
+    "a Path": ("from pathlib import Path\nPath('a.txt').read_text()", "a.txt"),
+    "with a blank": ("open('a b.txt')", "a b.txt"),
+    "a folder": ("import os\nos.listdir('out')", "out"),
+    "a file to be written": ("open('out/new.txt', 'w')", "out"),
+    "made absolute": ("import os\nopen(os.path.abspath('a.txt'))", "a.txt"),
+    "pd.read_csv": ("import pandas as pd\npd.read_csv('a.csv')", "a.csv"),
+    "np.load": ("import numpy as np\nnp.load('a.npy')", "a.npy"),
+    "np.loadtxt": ("import numpy as np\nnp.loadtxt('a.txt')", "a.txt"),
+    "torch.load": ("import torch\ntorch.load('a.pt')", "a.pt"),
+    "joblib.load": ("import joblib\njoblib.load('a.joblib')", "a.joblib"),
+    "PIL": ("from PIL import Image\nImage.open('a.png')", "a.png"),
+    "safetensors": (
+        "import safetensors.torch\nsafetensors.torch.load_file('a.safetensors')",
+        "a.safetensors",
+    ),
+    "datasets": (
+        "import datasets\ndatasets.load_dataset('csv', data_files='a.csv')",
+        "a.csv",
+    ),
+    "a program": ("import subprocess\nsubprocess.run(['./train.py'])", "./train.py"),
+    "%run": ("%run train.py", "train.py"),
+    "a library's ValueError": ("raise ValueError('File not found: filepath=a.txt.')", "a.txt"),
+    "one rank": (
+        "import os, skymagic as sky\nif sky.instance_info().rank == 1: os.stat('a.txt')",
+        "a.txt",
+    ),
+}
+
+
+@pytest.fixture
+def moved(notebook: Notebook) -> Iterator[Notebook]:
+    """A notebook that has moved to another folder than its ranks."""
+    notebook.run(MOVED)
+    yield notebook
+    notebook.run("%cd -q ..")
+
+
+@pytest.mark.parametrize(("cell", "name"), FILES.values(), ids=FILES)
+def test_file_in_the_notebooks_folder(moved: Notebook, cell: str, name: str) -> None:
+    failed = moved.fail(f"%%sky_broadcast\n{cell}")
+    folder = moved.value("here")
+    hint = (
+        f"\nthe ranks work in {moved.folder}, and the notebook in {folder}, which has {name}: "
+        f"write `%cd {folder}` in a broadcast cell, or use an absolute path"
+    )
+    assert hint in failed.text
+
+
+def test_ranks_follow_to_the_notebooks_folder(moved: Notebook) -> None:
+    moved.run(f"%%sky_broadcast\n%cd -q {moved.value('here')}")
+    moved.run("%%sky_broadcast\nopen('a.txt').close()")
+    assert "work in" not in moved.fail("%%sky_broadcast\nopen('nowhere.txt')").text
+    moved.run(f"%%sky_broadcast\n%cd -q {moved.folder}")
+
+
+NO_FILE = {
+    "nobody has it": "open('nowhere.txt')",
+    "nor its folder": "open('nowhere/a.txt', 'w')",
+    "an absolute path": "open('/nowhere/a.txt')",
+    "not a missing file": "raise ValueError('column a.txt not found')",
+    "not a missing path": "raise RuntimeError('a.txt is not what I expected')",
+    "a descriptor": "import os\nos.close(10 ** 6)",
+}
+
+
+@pytest.mark.parametrize("cell", NO_FILE.values(), ids=NO_FILE)
+def test_no_hint_on_folders(moved: Notebook, cell: str) -> None:
+    assert "the ranks work in" not in moved.fail(f"%%sky_broadcast\n{cell}").text
+
+
+@pytest.mark.needs("sshd")
+def test_file_on_other_machines(tmp_path: Path) -> None:
+    with pooled("ssh", tmp_path) as notebook:
+        notebook.run("open('a.txt', 'w').close(); open('b c.txt', 'w').close()")
+        failed = notebook.fail("%%sky_broadcast\nopen('a.txt')")
+        assert (
+            "\na.txt is in the notebook's folder, and rank 0 works in ~ on h1: copy it with "
+            "`%sky_put a.txt ~/a.txt`, or use an absolute path if h1 shares that folder"
+            in failed.text
+        )
+        notebook.run("%sky_put a.txt ~/a.txt")
+        notebook.run(
+            "%%sky_broadcast\nopen('a.txt').close()\nimport os\nos.makedirs('sub/deep', exist_ok=True)\n%cd -q sub"
+        )
+        failed = notebook.fail("%%sky_broadcast\nopen('b c.txt')")
+        assert "`%sky_put 'b c.txt' '~/sub/b c.txt'`" in failed.text
+        assert "nowhere.txt is in" not in notebook.fail("%%sky_broadcast\nopen('nowhere.txt')").text

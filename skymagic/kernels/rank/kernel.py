@@ -25,6 +25,7 @@ from skymagic.kernels import network, stacks
 from skymagic.kernels.rank import context, gpu, tracebacks
 from skymagic.kernels.rank.interrupts import Interrupts, hide_handler_frames
 from skymagic.kernels.rank.lending import define_in_children, lend
+from skymagic.kernels.rank.missing import missing_files
 from skymagic.kernels.rank.namespace import BindError, Namespace
 from skymagic.kernels.rank.profiling import profiled
 from skymagic.kernels.rank.refusals import INPUT_REFUSED, refuse_debuggers, refuse_launchers
@@ -421,6 +422,7 @@ class RankKernel(IPythonParallelKernel):
             "traceback": tracebacks.shortened_lines(lines or []),
             "exception": packed,
             "missing": self._namespace.missing(problem) if phase == "run" else "",
+            "missing_files": missing_files(problem) if phase == "run" else None,
             "freed": self._context.freed,
             "cause_timeout": getattr(problem, "cause_timeout", 0.0),
             # an error that came after an interrupt comes of it

@@ -5,9 +5,11 @@ The notebook compares it with what it has itself, and names the remedy below the
 
 from __future__ import annotations
 
+import os
 import re
 import sys
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, TypedDict
 
 from skymagic.kernels.rank import tracebacks
 
@@ -56,3 +58,65 @@ def _looked_up_name(problem: BaseException, variables: dict[str, Any]) -> str:
     if isinstance(problem, AttributeError) and problem.obj is sys.modules.get("__main__"):
         return problem.name or ""
     return ""
+
+
+class MissingFiles(TypedDict):
+    """Paths at which a cell found nothing; relative ones begin at `folder`, where the rank works."""
+
+    paths: list[str]
+    folder: str
+    home: str
+
+
+_SAYS_MISSING = re.compile(
+    r"no such file|not found|not exist|(?:cannot|can't|could not|unable to) (?:find|open|locate)",
+    re.I,
+)
+_SAYS_FILE = re.compile(r"file|path|folder|director", re.I)
+_WORDS = re.compile(r"'([^'\n]+)'|\"([^\"\n]+)\"|([^\s'\"`=]+)")
+_PUNCTUATION = ".,:;()[]<>`"
+_MAX_TEXT = 4000
+"""Characters of a message in which a path is looked for."""
+_MAX_PATHS = 20
+
+
+def missing_files(problem: BaseException | None) -> MissingFiles | None:
+    """Return paths that a failed cell asked for and that do not exist on this rank.
+
+    A path may be no more than a word of the error's message: the notebook only says something if it has that file.
+    """
+    if problem is None:
+        return None
+    try:
+        folder = os.getcwd()
+    except OSError:  # it was deleted
+        return None
+    asked = {
+        _relative(path, folder): None
+        for raised in tracebacks.chain(problem)
+        for path in _paths(raised)
+        if path and not os.path.lexists(path)
+    }
+    if not asked:
+        return None
+    home = os.path.realpath(os.path.expanduser("~"))
+    return {"paths": list(asked)[:_MAX_PATHS], "folder": folder, "home": home}
+
+
+def _paths(problem: BaseException) -> Iterator[str]:
+    if isinstance(problem, FileNotFoundError):
+        for name in (problem.filename, problem.filename2):
+            if isinstance(name, (str, bytes, os.PathLike)):  # not a file descriptor
+                path = os.fsdecode(name)
+                yield path
+                yield os.path.dirname(path)  # where a file that is written would be
+    text = tracebacks.message(problem)[:_MAX_TEXT]
+    if _SAYS_MISSING.search(text) and _SAYS_FILE.search(f"{type(problem).__name__} {text}"):
+        for match in _WORDS.finditer(text):
+            word = next(filter(None, match.groups()))
+            yield from filter(None, {word, word.rstrip(_PUNCTUATION).lstrip("([<`")})
+
+
+def _relative(path: str, folder: str) -> str:
+    """Undo what a library did that made a path absolute."""
+    return os.path.relpath(path, folder) if path.startswith(f"{folder}/") else path
