@@ -11,6 +11,7 @@ from skymagic.errors import CloudError, PoolError, RequestError
 from skymagic.plan.requests import CloudSettings
 from skymagic.pool import keys, records
 from skymagic.pool.records import PoolRecord
+from skymagic.providers import found as on_hosts
 from skymagic.providers.aws.clients import configured
 
 Say = Callable[[str], None]
@@ -98,6 +99,22 @@ def end_left(name: str | None, say: Say) -> list[str]:
         if record.provider == "local"
         else _end(record, say)
     )
+
+
+def end_on_this_machine(name: str) -> list[str]:
+    """End a pool on this machine, of this name or job id, whoever has it: another notebook that is still open, too.
+
+    Returns:
+        What was done, in lines; none where there is no such pool.
+
+    Raises:
+        RequestError: it is not clear which one is meant.
+        PoolError: something is left; names it.
+    """
+    running = on_hosts.find(()).pools
+    if not any(name in (pool.name, pool.job_id) for pool in running):
+        return []
+    return places.end_on_hosts((), name, every=False)
 
 
 def _left(name: str | None) -> list[PoolRecord]:

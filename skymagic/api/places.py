@@ -9,10 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from socket import gethostname
 from time import time
 from typing import TYPE_CHECKING, Any
 
 from skymagic import providers
+from skymagic.display import live
 from skymagic.display.text import table
 from skymagic.errors import PoolError, RequestError
 from skymagic.plan.requests import CloudSettings
@@ -168,7 +170,9 @@ def end_on_hosts(
     pools = on_hosts.chosen(found, name, every)
     if mine := [one.name for one in pools if one.job_id in own]:
         raise RequestError(f"{', '.join(mine)}: of this notebook; %sky_down {mine[0]} ends it")
-    left = {**found.unreached, **on_hosts.end(pools, here=found.here)}
+    command = "%sky_down" if live.in_ipython() else "skymagic down"
+    who = f"`{command}` on {gethostname()}"
+    left = {**found.unreached, **on_hosts.end(pools, who, here=found.here)}
     lines = [_ended(pool, left) for pool in pools]
     records.forget(
         set(found.reached) - set(left),

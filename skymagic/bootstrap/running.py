@@ -11,7 +11,7 @@ from shlex import quote
 
 from skymagic.bootstrap.shell import MARK, TELL
 from skymagic.wire import processes
-from skymagic.wire.record import AgentRecord, read
+from skymagic.wire.record import ENDED, AgentRecord, read
 
 # -- what runs ------------------------------------------------------------------------------------------------------------
 
@@ -38,6 +38,8 @@ ticks() {
 lives() {
     now=$(cat /proc/sys/kernel/random/boot_id 2>/dev/null)
     if [ -n "$now" ] && [ "$now" != "$3" ]; then return 1; fi
+    # one that has ended and that its parent does not take note of, for that was stopped, is a number only
+    case $(cat "/proc/$1/stat" 2>/dev/null) in *") Z "*) return 1 ;; esac
     kill -0 "$1" 2>/dev/null && { [ "$2" = 0 ] || [ "$(ticks "$1")" = "$2" ]; }
 }
 
@@ -59,7 +61,11 @@ daemon() {
     set -- ${stat##*) }
     if tr '\0' '\n' <"/proc/$2/cmdline" 2>/dev/null | grep -qxF "$module"; then echo "$2"; fi
 }
+# RECORD PID TICKS BOOT
 end() {
+    # the agent's last words, and its daemon's: else its notebook would take it for a death
+    printf '%s\n' "$who" >"${1%/*}/$mark" 2>/dev/null
+    shift
     keeper=$(daemon "$1")
     kill -TERM "$1" 2>/dev/null
     n=0
@@ -67,13 +73,13 @@ end() {
     if lives "$@"; then kill -KILL "-$1" 2>/dev/null; sleep 1; fi
     if lives "$@"; then tell left "$1"; else tell ended "$1"; fi
     # it has told its notebook by now, if there is one, and would wait for another
-    if [ -n "$keeper" ]; then kill -TERM "$keeper" 2>/dev/null; fi
+    if [ -n "$keeper" ]; then kill -TERM "$keeper" 2>/dev/null; kill -CONT "$keeper" 2>/dev/null; fi
 }
 for job in $jobs; do
     # the number of the node stands behind it
     for file in $(records "$job-[0-9]*"); do
         read -r pid ticks boot <"$file"
-        if lives "$pid" "$ticks" "$boot"; then end "$pid" "$ticks" "$boot"; fi
+        if lives "$pid" "$ticks" "$boot"; then end "$file" "$pid" "$ticks" "$boot"; fi
     done
 done
 tell end
@@ -100,12 +106,18 @@ def list_script() -> str:
     return f"{TELL}\n{MACHINE}running\ntell end\n"
 
 
-def end_script(jobs: Sequence[str]) -> str:
-    """POSIX sh that ends the agents of these jobs, with all that they have started, and says what `parse_end` reads.
+def end_script(jobs: Sequence[str], who: str) -> str:
+    """Return POSIX sh that ends the agents of these jobs, with all that they have started, and says what `parse_end` reads.
 
     SIGTERM, upon which an agent ends its ranks and removes what it has written; SIGKILL after ten seconds.
+
+    Args:
+        who: what the pools' own notebooks are told, as in "the pool was ended by …".
     """
-    return f"{TELL}\njobs={quote(' '.join(jobs))} module={processes.ATTACH}\n{MACHINE}{_END}"
+    settings = (
+        f"jobs={quote(' '.join(jobs))} module={processes.ATTACH} mark={ENDED} who={quote(who)}"
+    )
+    return f"{TELL}\n{settings}\n{MACHINE}{_END}"
 
 
 def parse_list(out: str) -> Running:

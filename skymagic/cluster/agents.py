@@ -25,7 +25,7 @@ class Agents(AgentRequests):
         died: called (on a link's thread) when a rank ended that nobody asked to end.
         lost: called (on a link's thread) when an agent is gone, with the node and a reason.
         note: called with what the user should know of links that are down, and up again.
-        ended: called (on a link's thread) when an agent ends everything because a limit is over, with the reason.
+        ended: called (on a link's thread) when an agent ends everything, for a limit is over or somebody else ends the pool, with the reason.
         problem: called (on a link's thread) with what went wrong on a node that goes on.
         shown: called (on a link's thread) with a rank and what it shows in a run that another notebook began.
         told: called (on a link's thread) with what is told of machines that will be taken away, and of the ranks' hooks.

@@ -216,7 +216,7 @@ class States:
             case wire.AgentFailed():
                 self._trouble = f"{self.nodes[index].name}: {message.reason}"
             case wire.PoolEnded():
-                self._trouble = f"the pool ended {message.reason}"
+                self._trouble = f"the pool {message.reason}"
             case wire.ControllerUp():
                 self.controller = message
             case wire.RankForked():

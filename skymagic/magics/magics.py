@@ -98,6 +98,8 @@ class SkyMagics(Magics):
         )
         if done is None and not (meant or request.all):
             done = usage(lambda: ending.end_left(request.name, print_note))
+            if not done and (name := request.name):
+                done = usage(lambda: ending.end_on_this_machine(name))
         if done:
             print_sanitized("\n".join(done))
             return

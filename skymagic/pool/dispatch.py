@@ -15,7 +15,7 @@ from typing import Any
 from skymagic.cluster.agents import Agents
 from skymagic.display import live
 from skymagic.display.screen import Screen
-from skymagic.errors import RunInterrupted
+from skymagic.errors import PoolError, RunInterrupted
 from skymagic.pool.resources import PoolResources
 from skymagic.pool.status import SharedStatus, now
 from skymagic.run.report import Limits, Report, RunSpec
@@ -262,8 +262,8 @@ class Dispatch:
                 left = self._left if number and self._status.plan.outlives else None
                 loop = RunLoop(submission, agents, screen, limits, begun, marked, left)
                 report = loop.wait()
-            if report.closed:
-                self._status.check_ended()
+            if report.closed and self._status.closed is not None:
+                raise PoolError(self._status.closed)
             if report.left:
                 name = self._status.name
                 raise RunInterrupted(
@@ -337,10 +337,9 @@ class Dispatch:
             self._status.ended = reason
 
     def close(self, reason: str) -> None:
-        """End all submissions with a PoolError and refuse new ones, because this notebook ends the pool; twice is safe.
+        """End all submissions with a PoolError and refuse new ones, because the pool is ended, here or elsewhere; twice is safe.
 
-        Whoever waits for a submission would otherwise wait for outcomes that nobody sends any more. Submissions of a pool
-        that has ended by itself know it already: `end` and `ranks_lost` have told them.
+        Whoever waits for a submission would otherwise wait for outcomes that nobody sends any more. The first reason counts.
         """
         with self._lock:
             if self._status.ended is not None:

@@ -181,7 +181,7 @@ class AgentEvents:
             self._rank_died,
             self.node_lost,
             note,
-            self._limit_reached,
+            self._ended_elsewhere,
             self._problem,
             shown,
             self._told,
@@ -228,7 +228,7 @@ class AgentEvents:
             self._taken_over()
             return
         if limit := status.lifetime.reason(now()):  # it was over while the agents were out of reach
-            self._limit_reached(limit)
+            self._ended_elsewhere(f"ended {limit}")
             return
         # without the head, where the controller runs, all ranks are out of reach
         ranks = self._resources.agents.ranks_of(index) if index else list(range(status.world_size))
@@ -274,15 +274,25 @@ class AgentEvents:
                 "pool=%s: not all connections were closed", self._status.name, exc_info=True
             )
 
-    def _limit_reached(self, reason: str) -> None:
-        """The agents end everything: runs that wait are told at once, and what is held here is released."""
+    def _ended_elsewhere(self, reason: str) -> None:
+        """The agents end everything: runs that wait are told at once, and what is held here is released.
+
+        Args:
+            reason: as of `wire.PoolEnded`. Each node tells its own; the first one counts.
+        """
         status = self._status
-        if status.state in (State.STARTING, State.STOPPING, State.STOPPED):
-            return
-        ended = f"pool {status.name!r} ended {reason}"
-        self._dispatch.end(ended)
-        status.move(PoolEvent.STOP)
-        self._dispatch.ranks_lost(range(status.world_size), ended, expected=True)
+        with self._taking:
+            if status.ended is not None or status.state in (
+                State.STARTING,
+                State.STOPPING,
+                State.STOPPED,
+            ):
+                return
+            ended = f"pool {status.name!r} {reason}"
+            self._dispatch.close(f"{ended}: {status.remedy}")
+            self._dispatch.end(ended)
+            status.move(PoolEvent.STOP)
+        logger.info("pool=%s job=%s %s", status.name, status.job_id, reason)
         # on a thread of its own, for closing waits for this one
         threading.Thread(
             target=self._close_ended, args=(ended,), name="skymagic-close", daemon=True

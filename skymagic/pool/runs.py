@@ -77,6 +77,8 @@ class PoolRuns:
             RunInterrupted: it was stopped before it began.
         """
         if self._status.closed is not None:
+            if self._status.ended is not None:
+                self._status.check_ended()
             raise self._status.missing()
         bindings = self._resources.shipper.bindings
         if self._replacement.lost:

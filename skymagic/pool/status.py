@@ -156,7 +156,7 @@ class SharedStatus:
         self.taken_over = False
         """Another notebook has it now: it runs on, and nothing of it is this notebook's."""
         self.closed: str | None = None
-        """What runs are told that were under way when this notebook ended the pool; None until then."""
+        """What runs are told that were under way when the pool was ended; None until then."""
         self.lifetime = Lifetime(plan.request.idle, plan.request.max_lifetime, now())
         """What the agents know too, for the time when they are out of reach."""
         self.last_lines: dict[int, str] = {}
@@ -189,10 +189,10 @@ class SharedStatus:
             PoolStateError: it has ended by itself.
             PoolError: this notebook has ended it.
         """
-        if self.closed is not None:
-            raise PoolError(self.closed)
         if self.ended is not None:
             raise PoolStateError(f"{self.ended}: {self.remedy}")
+        if self.closed is not None:
+            raise PoolError(self.closed)
 
     def missing(self) -> PoolStateError:
         """The error for what a pool in this state does not have."""

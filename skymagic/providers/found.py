@@ -117,10 +117,11 @@ def chosen(found: Found, name: str | None, every: bool) -> tuple[FoundPool, ...]
     return tuple(pools)
 
 
-def end(pools: Sequence[FoundPool], *, here: bool = False) -> dict[str, str]:
+def end(pools: Sequence[FoundPool], who: str, *, here: bool = False) -> dict[str, str]:
     """End pools on the hosts where they were found, whatever they do: ranks, scripts, agents, and what they have written.
 
     Args:
+        who: what the pools' own notebooks are told, as in "the pool was ended by …".
         here: whether they were found on this machine, without a connection.
 
     Returns:
@@ -130,7 +131,7 @@ def end(pools: Sequence[FoundPool], *, here: bool = False) -> dict[str, str]:
     for pool in pools:
         for node in pool.nodes:
             jobs.setdefault(node.host, []).append(pool.job_id)
-    said, problems = ask(() if here else jobs, lambda host: end_script(jobs[host]), parse_end)
+    said, problems = ask(() if here else jobs, lambda host: end_script(jobs[host], who), parse_end)
     for host, (_, left) in said.items():
         if left:
             problems[host] = (

@@ -261,10 +261,10 @@ class RunElsewhere(AgentMessage):
 
 
 class PoolEnded(AgentMessage):
-    """Agent → notebook: a timeout is over, and everything is being ended."""
+    """Agent → notebook: a timeout is over, or somebody else has ended the pool; everything on the node is being ended."""
 
     reason: str
-    """As in "it ended …"."""
+    """The rest of a sentence about the pool: "ended after 1h without a cell"."""
 
 
 class ControllerUp(AgentMessage):

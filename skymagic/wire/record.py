@@ -5,6 +5,7 @@ The file is two lines: ``PID TICKS BOOT`` of the agent, by which a shell sees wh
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import socket
@@ -23,6 +24,10 @@ SOCKET = "socket"
 """The name there of what the daemon listens on."""
 CONNECT_TIMEOUT = 10.0
 """Seconds in which a daemon accepts a connection; it does nothing else meanwhile, so that only a stopped one takes longer."""
+ENDED = "ended"
+"""The name there of the file in which whoever ends the agent from outside says who that is, before the agent is signalled."""
+MAX_ENDED = 500
+"""Bytes that are read of it."""
 READERS = "read"
 """The name there of the agent's socket for those who only read."""
 
@@ -140,6 +145,13 @@ def read(line: str) -> AgentRecord | None:
         return RECORD.decode(json.dumps([kind, texts]).encode())
     except (ValueError, TypeError, AttributeError):
         return None
+
+
+def ended_by(folder: Path) -> str:
+    """Return who has ended the agent of this run directory from outside, or "" if nobody has said so."""
+    with contextlib.suppress(OSError), open(folder / ENDED, "rb") as file:
+        return sanitized_line(file.read(MAX_ENDED).decode(errors="replace").strip())
+    return ""
 
 
 def identity(pid: int | None = None) -> str:

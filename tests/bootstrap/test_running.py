@@ -116,7 +116,7 @@ def test_one_job_is_ended_and_no_other(tmp_path: Path, sleeper: subprocess.Popen
         left(tmp_path, "lab-00000001", 0, identity(sleeper.pid))
         left(tmp_path, "lab-00000001x", 0, identity(other.pid))
         env = {"PATH": os.environ["PATH"], "HOME": str(tmp_path), "TMPDIR": str(tmp_path)}
-        script = end_script(["lab-00000001"])
+        script = end_script(["lab-00000001"], "`skymagic down` on desk")
         with subprocess.Popen(
             ["/bin/sh", "-c", script], stdout=subprocess.PIPE, env=env, text=True
         ) as ending:
@@ -138,7 +138,7 @@ def test_the_daemon_of_an_agent_ends_with_it(tmp_path: Path) -> None:
         assert process.stdout is not None
         left(tmp_path, "lab-00000001", 0, identity(int(process.stdout.readline())))
         env = {"PATH": os.environ["PATH"], "HOME": str(tmp_path), "TMPDIR": str(tmp_path)}
-        script = end_script(["lab-00000001"])
+        script = end_script(["lab-00000001"], "`skymagic down` on desk")
         subprocess.run(
             ["/bin/sh", "-c", script], stdout=subprocess.PIPE, env=env, text=True, check=True
         )
@@ -154,7 +154,7 @@ def test_one_that_hears_no_sigterm_is_killed(tmp_path: Path) -> None:
         assert process.stdout.readline() == b"deaf\n"
         left(tmp_path, "lab-00000001", 0, identity(process.pid))
         env = {"PATH": os.environ["PATH"], "HOME": str(tmp_path), "TMPDIR": str(tmp_path)}
-        script = end_script(["lab-00000001"])
+        script = end_script(["lab-00000001"], "`skymagic down` on desk")
         assert "[ $n -lt 50 ]" in script, "ten seconds"
         script = script.replace("[ $n -lt 50 ]", "[ $n -lt 5 ]")
         with subprocess.Popen(

@@ -180,7 +180,7 @@ def test_a_cell_that_reaches_the_end_of_the_pools_life_fails_with_that_reason(
 ) -> None:
     notebook.run("%sky_pool --ranks 1 --max-lifetime 20s")
     failed = notebook.fail("%%sky_broadcast\nimport threading\nthreading.Event().wait()")
-    assert failed.ename == "RunError"
+    assert failed.ename == "PoolError"
     assert (
         failed.evalue
         == "pool 'main' ended after 20s (--max-lifetime 20s): recreate it with %sky_pool"

@@ -202,7 +202,7 @@ class Agent:
                 if self._ending is not None:
                     self._ending.end_if_over(now)
                 if self._stop_at is None and (reason := self._lifetime.reason(now)):
-                    self._send(wire.PoolEnded(reason))
+                    self._send(wire.PoolEnded(f"ended {reason}"))
                     self._stop()
         except BaseException as problem:
             self.last_words(problem)
@@ -213,6 +213,9 @@ class Agent:
     def last_words(self, problem: BaseException) -> None:
         """Tell why it ends: over the link, and to the standard error that it was started with, for its log is deleted next."""
         if isinstance(problem, SystemExit):
+            if who := self._record.ended_by():
+                self._send(wire.PoolEnded(f"was ended by {who}"))
+                return
             number = int(problem.code or 0) - SIGNALLED
             self._send(
                 wire.AgentFailed(f"the agent was killed from outside ({signal_name(number)})")

@@ -22,7 +22,7 @@ from skymagic.data.store import store
 from skymagic.plan.limits import Lifetime
 from skymagic.wire import agent as wire
 from skymagic.wire.processes import boot_id
-from skymagic.wire.record import RECORD, AgentRecord, identity
+from skymagic.wire.record import ENDED, RECORD, AgentRecord, ended_by, identity
 
 PREFIX = "skymagic-"
 LOCK = ".agent"
@@ -141,7 +141,13 @@ class RecordFile:
             devices=spec.devices, uses=folders_in_use() if path else (), idle_timeout=spec.idle_timeout, max_lifetime=spec.max_lifetime, detached_timeout=spec.detached_timeout,
         )  # fmt: skip
         if self.path is not None:
+            with contextlib.suppress(OSError):
+                self.path.with_name(ENDED).unlink()  # it is about the agent before
             self._write(self.path)
+
+    def ended_by(self) -> str:
+        """Return who has ended this agent from outside, or "" if nobody has said so."""
+        return "" if self.path is None else ended_by(self.path.parent)
 
     def update(self, lifetime: Lifetime, pids: Callable[[], Mapping[int, int]]) -> None:
         """Note what has changed, and write it if the last time is long enough ago."""

@@ -13,6 +13,7 @@ import subprocess
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import IO
 
 from skymagic.kernels.agent import directories
@@ -21,6 +22,7 @@ from skymagic.kernels.fork import Forked, signal_pipe
 from skymagic.wire import agent as wire
 from skymagic.wire.authentication import accept_ready
 from skymagic.wire.processes import boot_id
+from skymagic.wire.record import ended_by
 from skymagic.wire.session import frames
 from skymagic.wire.session.frames import (
     AGENT_EXIT,
@@ -39,6 +41,8 @@ from skymagic.wire.session.loop import WRITABLE, SessionLoop
 
 ORPHAN_TIMEOUT = 20.0
 """Seconds for which a daemon waits for somebody to attach, when its agent has ended or never got a line."""
+LAST_WORDS_TIMEOUT = 5.0
+"""Seconds in which a notebook that is connected acknowledges its agent's last words, where the daemon is to end with the agent."""
 STOP_TIMEOUT = 10.0
 """Seconds that the agent has to end everything once its input is closed."""
 READ_SIZE = 1 << 18
@@ -146,6 +150,8 @@ class Daemon:
         self.output = -1
         self.deadline: float | None = time.monotonic() + ORPHAN_TIMEOUT
         self.kill_at: float | None = None
+        self.acknowledge_by = 0.0
+        """Until when a connected notebook is waited for that has not acknowledged the agent's end."""
         listener.setblocking(False)
         self.listener = listener
         self.loop.watch(listener, self._on_connection)
@@ -198,10 +204,12 @@ class Daemon:
         self.loop.close()
 
     def _finished(self) -> bool:
-        orphaned = self.deadline is not None and self.deadline <= time.monotonic()
-        return self.status is not None and (
-            self.session.settled or self.exit_with_agent or orphaned
-        )
+        if self.status is None:
+            return False
+        now = time.monotonic()
+        orphaned = self.deadline is not None and self.deadline <= now
+        told = not self.loop.attached or self.acknowledge_by <= now
+        return self.session.settled or orphaned or (self.exit_with_agent and told)
 
     def _check_deadlines(self) -> None:
         now = time.monotonic()
@@ -351,6 +359,11 @@ class Daemon:
 
     def _send_exit(self, status: int, stderr: str) -> None:
         self.status = status
+        self.acknowledge_by = time.monotonic() + LAST_WORDS_TIMEOUT
+        who = ended_by(Path(self.directory.path))
+        if who and status < 0 and not self.mid_line:
+            # SIGKILL, as one gets that does not end on SIGTERM: it could not say it itself
+            self.session.put(frames.DATA, 0, wire.encode(wire.PoolEnded(f"was ended by {who}")))
         self.exit_data = AGENT_EXIT.encode(AgentExit(status, stderr))
         self.session.put(frames.EXIT, 0, self.exit_data)
 
