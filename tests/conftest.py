@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import gc
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -220,6 +221,24 @@ def _chosen(config: pytest.Config, files: dict[str, Path], weights: dict[str, fl
         number, count = part
         found &= durations.shards(weights, count)[number - 1]
     return found
+
+
+@pytest.hookimpl(optionalhook=True)  # xdist may be absent
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Hand out whole files, and the promises by the place that they run at, so that one process starts each place's cluster once."""
+    from xdist.scheduler import LoadFileScheduling
+
+    class ByFileOrPlace(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return place_of(nodeid) or super()._split_scope(nodeid)
+
+    return ByFileOrPlace(config, log)
+
+
+def place_of(nodeid: str) -> str:
+    """Where a test of the promises runs, other than on this machine; "" for all other tests."""
+    found = re.fullmatch(r"tests/promises/.*?[\[-](ssh|slurm|kubernetes|ray)[\]-].*", nodeid)
+    return f"tests/promises on {found[1]}" if found else ""
 
 
 class _Watch:

@@ -20,7 +20,6 @@ SECRET = f"secret-{os.urandom(8).hex()}"
 @pytest.fixture
 def secretive(site: Site) -> Iterator[Notebook]:
     """A notebook with a pool that has been given a secret."""
-    site.notebook.run("%sky_down --all")
     options = site.place.options
     with site.another(site.place.before, env={"LAB_SECRET_13": SECRET}) as notebook:
         notebook.run(f"%sky_pool secretive {options} --secret LAB_SECRET_13")

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import psutil
-import pytest
+from pathlib import Path
 
-from tests.lab.notebook import Notebook, seen
+import psutil
+
+from tests.lab.notebook import Notebook, opened, seen
 from tests.lab.sites import Site
 
 PIDS = "os.getpid()"
@@ -45,16 +46,20 @@ def test_another_pool_lives_beside_the_first(pool: Notebook) -> None:
         pool.run("%sky_pool lab")
 
 
-def test_nodes_are_released_and_added(site: Site) -> None:
-    options = site.place.options
-    if "--nodes 2" not in options or "--provider" in options:
-        pytest.skip("this place's number of nodes is fixed by its options")
-    with site.another("%sky_pool sized --nodes 2") as notebook:
+def test_nodes_are_released_and_added(tmp_path: Path) -> None:
+    with opened(tmp_path, "%sky_pool sized --nodes 2") as notebook:
         notebook.run("%%sky_broadcast\nimport os\nkept_14 = os.environ['RANK']")
         notebook.run("%sky_pool sized --nodes 3")
         assert seen(notebook, "globals().get('kept_14')") == ["0", "1", None]
         notebook.run("%sky_pool sized --nodes 1")
         assert seen(notebook, "kept_14, os.environ['WORLD_SIZE']") == [("0", "1")]
+
+
+def test_a_kernel_that_ends_takes_its_pool_along(site: Site) -> None:
+    with site.another("%sky_pool ends --provider local --ranks 2") as notebook:
+        ranks = seen(notebook, "import os\nos.getpid()")
+    psutil.wait_procs([psutil.Process(pid) for pid in ranks if psutil.pid_exists(pid)], timeout=15)
+    assert [pid for pid in ranks if psutil.pid_exists(pid)] == []
 
 
 def test_down_leaves_nothing(site: Site) -> None:
@@ -66,10 +71,3 @@ def test_down_leaves_nothing(site: Site) -> None:
         assert [pid for pid in gone if psutil.Process(pid).status() != psutil.STATUS_ZOMBIE] == []
         assert site.place.left() == []
         assert notebook.fail("%%sky_broadcast\n1").ename
-
-
-def test_a_kernel_that_ends_takes_its_pool_along(site: Site) -> None:
-    with site.another("%sky_pool ends --provider local --ranks 2") as notebook:
-        ranks = seen(notebook, "import os\nos.getpid()")
-    psutil.wait_procs([psutil.Process(pid) for pid in ranks if psutil.pid_exists(pid)], timeout=15)
-    assert [pid for pid in ranks if psutil.pid_exists(pid)] == []
