@@ -18,5 +18,6 @@ login         over paramiko: SSH handshake, host key check, public-key authentic
 openssh       OpenSSH's own client: a master per host, found open or opened with a prompt
 process       a remote process over one channel
 programs      a scheduler's programs, on this machine or on its login node
+sealed        a channel with TLS inside, for schedulers that carry it in clear
 proxy_command  a ProxyCommand: a child process whose input and output lead to an sshd
 """

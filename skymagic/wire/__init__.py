@@ -14,6 +14,7 @@ record       what an agent writes about itself for logins on its node
 atomic       files that are replaced atomically
 authentication  connections before their sender is known: bounds, and a challenge–response handshake
 tls          byte streams between nodes that know each other by one certificate
+sealed       a TLS session in a channel that is not encrypted, and its program on a node
 untrusted    text from other machines, made safe to print in a terminal
 threads      fork and join: jobs that run at once, and what became of them
 session/     exactly-once delivery over connections that break

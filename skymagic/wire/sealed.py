@@ -1,0 +1,436 @@
+"""TLS 1.3 over a channel that is not encrypted, such as the streams of ``srun`` or the calls of a Ray actor.
+
+The notebook is the TLS server, with a certificate made for this one session, so that the node needs nothing but Python's standard
+library. Keys are agreed by ephemeral Diffie-Hellman. Inside the session both ends prove that they know the pool's channel key, over the
+fingerprint of the certificate, and then the node runs a shell::
+
+    node → notebook   MARK in clear, because shells and prologues may print before it; then the TLS handshake
+    node → notebook   CLAIM: which key the node knows, and its proof
+    node ← notebook   GRANT: the notebook's proof, the key for a node that has none, and the command to run
+    node → notebook   READY: the node has checked the notebook's proof and keeps the key
+    both              INPUT, OUTPUT, ERRORS, and STATUS at the end
+
+Someone in between who terminates TLS with a certificate of their own sees other fingerprints on either side, and can prove neither.
+
+This file is also the program that runs on the node (`program_text`), before any of skymagic's code is there. It must keep to the
+standard library and to the syntax of Python 3.6, which is the system's Python on many clusters.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import hashlib
+import hmac
+import json
+import os
+import signal
+import ssl
+import stat
+import struct
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+MARK = b"\nskymagic-tls-1\n"
+NO_TLS = 99
+"""Exit status of the program where Python is too old, or has no TLS 1.3: the next interpreter is tried."""
+MAX_NOISE = 1 << 20
+"""Bytes that may come before the mark."""
+MAX_FRAME = 1 << 20
+READ_SIZE = 1 << 18
+CLAIM, GRANT, READY, INPUT, OUTPUT, ERRORS, STATUS = range(1, 8)
+HEADER = struct.Struct(">BI")
+"""Kind of a frame, and the length of what follows."""
+NODE, NOTEBOOK = "skymagic channel: node", "skymagic channel: notebook"
+SHARED, STORED, NONE = "shared", "stored", ""
+"""Which key a node knows: that of the shared home folder, the one that it stored in an earlier session, or none."""
+KEY_NAME = "channel.key"
+"""File in the folder of a node's holder in which the node stores the key."""
+HOLDER_TIMEOUT = 10.0
+"""Seconds that the job's holder may take to make its folder."""
+END_TIMEOUT = 2.0
+"""Seconds that a shell may take to end after SIGTERM, before SIGKILL."""
+QUIET_TIMEOUT = 1.0
+"""Seconds for which a shell's output is waited for after its end."""
+ABANDONED_TIMEOUT = 5.0
+"""Seconds that a shell may take to end by itself once the notebook is gone."""
+
+
+def home_key(job: str) -> str:
+    """Return the path of a pool's channel key in a home folder that the notebook's side and the nodes may share."""
+    return os.path.join(os.path.expanduser("~"), ".skymagic", "channels", job, "key")
+
+
+def fingerprint(certificate: bytes) -> str:
+    """Return the SHA-256 of a certificate in DER, as hex digits."""
+    return hashlib.sha256(certificate).hexdigest()
+
+
+def proof(key: str, role: str, seen: str) -> str:
+    """Return what shows that one end (`NODE`, `NOTEBOOK`) knows the key, in the session with this fingerprint."""
+    message = role.encode() + b"\0" + seen.encode()
+    return hmac.new(key.encode(), message, hashlib.sha256).hexdigest()
+
+
+def parse_message(data: bytes) -> dict[str, str]:
+    """Return the object in a frame of JSON. Raises ValueError."""
+    message = json.loads(data.decode())
+    if not isinstance(message, dict):
+        raise ValueError("a frame holds no object")
+    return {str(name): str(value) for name, value in message.items()}
+
+
+class SealedStream:
+    """One end of a TLS session whose records go through two functions. One thread may read while others write.
+
+    Args:
+        context: this end's TLS settings.
+        server: whether this end is the notebook's.
+        read: return bytes that have come, at least one; b"" at the end.
+        write: send all of these bytes.
+    """
+
+    def __init__(
+        self,
+        context: ssl.SSLContext,
+        server: bool,
+        read: Callable[[], bytes],
+        write: Callable[[bytes], object],
+    ) -> None:
+        self._read, self._write = read, write
+        self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+        self._tls = context.wrap_bio(self._incoming, self._outgoing, server_side=server)
+        # OpenSSL's session belongs to one thread at a time. The lock is never held while bytes are moved: a write that
+        # waits for the other end to read must not keep this end from reading.
+        self._session = threading.Lock()
+        self._sending = threading.Lock()  # records leave in the order in which they were sealed
+        self._plain = bytearray()
+
+    def feed(self, data: bytes) -> None:
+        """Take bytes that were read from the channel already."""
+        self._incoming.write(data)
+
+    def handshake(self) -> None:
+        """Agree on keys. Raises OSError (`ssl.SSLError` among them) or EOFError."""
+        while True:
+            try:
+                self._tls.do_handshake()
+                break
+            except ssl.SSLWantReadError:
+                self._flush()
+                if not self._receive():
+                    raise EOFError("the other end has closed the channel") from None
+            except ssl.SSLError:
+                with contextlib.suppress(OSError):
+                    self._flush()  # the alert tells the other end
+                raise
+        self._flush()
+
+    def peer(self) -> str:
+        """Return the fingerprint of the other end's certificate."""
+        return fingerprint(self._tls.getpeercert(binary_form=True) or b"")
+
+    def put(self, kind: int, data: bytes = b"") -> None:
+        """Send a frame."""
+        view = memoryview(HEADER.pack(kind, len(data)) + data)
+        with self._sending:
+            while view:
+                with self._session:
+                    view = view[self._tls.write(view) :]
+                    records = self._outgoing.read()
+                self._write(records)
+
+    def get(self) -> tuple[int, bytes] | None:
+        """Return the next frame's kind and data, or None at the end. Raises OSError for records that were tampered with."""
+        if not self._need(HEADER.size):
+            return None
+        kind, length = HEADER.unpack_from(self._plain)
+        if length > MAX_FRAME:
+            raise ValueError(f"a frame has {length} bytes")
+        if not self._need(HEADER.size + length):
+            return None
+        data = bytes(self._plain[HEADER.size : HEADER.size + length])
+        del self._plain[: HEADER.size + length]
+        return kind, data
+
+    def put_message(self, kind: int, message: dict[str, str]) -> None:
+        """Send a frame of JSON."""
+        self.put(kind, json.dumps(message).encode())
+
+    def get_message(self, kind: int) -> dict[str, str]:
+        """Return the next frame, which must be of this kind and of JSON. Raises EOFError, ValueError, OSError."""
+        frame = self.get()
+        if frame is None:
+            raise EOFError("the other end has closed the session")
+        if frame[0] != kind:
+            raise ValueError(f"a frame of kind {frame[0]} came instead of {kind}")
+        return parse_message(frame[1])
+
+    def _need(self, nbytes: int) -> bool:
+        """Read until so many bytes of plain text are there; return False at the end."""
+        while len(self._plain) < nbytes:
+            before = len(self._plain)
+            with self._session, contextlib.suppress(ssl.SSLWantReadError, ssl.SSLZeroReturnError):
+                while True:
+                    piece = self._tls.read(READ_SIZE)
+                    if not piece:
+                        break
+                    self._plain += piece
+            if len(self._plain) == before and not self._receive():
+                return False
+        return True
+
+    def _flush(self) -> None:
+        records = self._outgoing.read()
+        if records:
+            self._write(records)
+
+    def _receive(self) -> bool:
+        data = self._read()
+        with self._session:
+            self._incoming.write(data)
+        return bool(data)
+
+
+# ------------------------------------------------------------------------------------ the program on a node
+
+
+def node_context() -> ssl.SSLContext:
+    """Return the node's TLS settings. The certificate is checked by proof, or by its fingerprint, not by an issuer."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    # Python 3.6 cannot name a minimum; the notebook accepts nothing but TLS 1.3
+    if hasattr(context, "minimum_version"):
+        context.minimum_version = ssl.TLSVersion.TLSv1_3
+    return context
+
+
+def main(job: str, pinned: str = "") -> int:
+    """Authenticate the notebook, then run its command; the exit status.
+
+    Args:
+        pinned: fingerprint of the only certificate that is accepted, where that is known already.
+    """
+
+    def send(data: bytes) -> None:
+        view = memoryview(data)
+        while view:
+            view = view[os.write(1, view) :]
+
+    stream = SealedStream(node_context(), False, lambda: os.read(0, READ_SIZE), send)
+    try:
+        send(MARK)
+        stream.handshake()
+        command = authenticate(stream, job, pinned)
+    except (OSError, EOFError, ValueError, KeyError) as problem:
+        print(f"no encrypted session with the notebook: {problem}", file=sys.stderr)
+        return 1
+    return serve(stream, command) if command else 0
+
+
+def authenticate(stream: SealedStream, job: str, pinned: str) -> str:
+    """Prove what this node knows, check the notebook's proof, and return the command to run.
+
+    Raises:
+        PermissionError: the other end is not the pool's notebook, or refuses this node.
+    """
+    seen = stream.peer()
+    if pinned and not hmac.compare_digest(seen, pinned):
+        raise PermissionError("the other end is not the notebook that has made the pool")
+    knows, key, problem = known_key(job)
+    claim = {"knows": knows, "problem": problem}
+    if key:
+        claim["proof"] = proof(key, NODE, seen)
+    stream.put_message(CLAIM, claim)
+    grant = stream.get_message(GRANT)
+    problem = grant.get("refused", "")
+    if not problem and key and not hmac.compare_digest(grant["proof"], proof(key, NOTEBOOK, seen)):
+        problem = "the other end does not know the pool's channel key"
+    if not problem and knows != STORED:
+        try:
+            store(key or grant["key"], wait=not key)
+        except OSError as failure:
+            # with a key in the home folder nothing depends on it
+            problem = "" if key else f"the channel key cannot be kept: {failure}"
+    stream.put_message(READY, {"problem": problem})
+    if problem:
+        raise PermissionError(problem)
+    return grant["command"]
+
+
+def known_key(job: str) -> tuple[str, str, str]:
+    """Return which key this node knows, that key, and why a file that is there cannot be used."""
+    folder = os.environ.get("SKYMAGIC_HOLDER", "")
+    places = [(STORED, os.path.join(folder, KEY_NAME))] if folder else []
+    for knows, path in [*places, (SHARED, home_key(job))]:
+        try:
+            return knows, read_key(path), ""
+        except FileNotFoundError:
+            continue
+        except OSError as problem:
+            return NONE, "", f"{path}: {problem.strerror or problem}"
+    return NONE, "", ""
+
+
+def read_key(path: str) -> str:
+    """Return a key. Raises OSError for a file that others could have read or written: it proves nothing."""
+    for name in (os.path.dirname(path), path):
+        status = os.lstat(name)
+        if status.st_uid != os.geteuid():
+            raise PermissionError(f"{name} belongs to another user")
+        if stat.S_IMODE(status.st_mode) & (0o077 if name == path else 0o022):
+            raise PermissionError(f"{name} is open to other users")
+    with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW)) as file:
+        return file.read().strip()
+
+
+def store(key: str, wait: bool) -> None:
+    """Keep the key in the holder's folder: later sessions need neither the home folder nor trust.
+
+    Args:
+        wait: whether to wait for the holder to be there.
+    """
+    folder = os.environ.get("SKYMAGIC_HOLDER", "")
+    deadline = time.monotonic() + (HOLDER_TIMEOUT if wait else 0.0)
+    while not os.path.exists(os.path.join(folder, "start")):
+        if time.monotonic() >= deadline:
+            raise FileNotFoundError(f"the job's holder is not on this node ({folder})")
+        time.sleep(0.02)
+    part = os.path.join(folder, f"{KEY_NAME}.{os.getpid()}")
+    with open(os.open(part, os.O_CREAT | os.O_WRONLY | os.O_EXCL, 0o600), "w") as file:
+        file.write(key)
+    os.rename(part, os.path.join(folder, KEY_NAME))
+
+
+def serve(stream: SealedStream, command: str) -> int:
+    """Run a command of sh with its streams in the session until it ends."""
+    pipe = subprocess.PIPE
+    shell = subprocess.Popen(
+        ["/bin/sh", "-c", command],
+        stdin=pipe,
+        stdout=pipe,
+        stderr=pipe,
+        bufsize=0,
+        start_new_session=True,  # the notebook ends a process by its group
+    )
+
+    def kill(signum: int) -> None:
+        if shell.returncode is None:
+            with contextlib.suppress(OSError):
+                os.killpg(shell.pid, signum)
+
+    def end(seconds: float) -> None:
+        if seconds:
+            time.sleep(seconds)
+        kill(signal.SIGTERM)
+        time.sleep(END_TIMEOUT)
+        kill(signal.SIGKILL)
+
+    def end_soon(*_: Any) -> None:
+        threading.Thread(target=end, args=(0.0,), daemon=True).start()
+
+    def copy_in() -> None:
+        assert shell.stdin is not None
+        with contextlib.suppress(OSError, ValueError):
+            while True:
+                frame = stream.get()
+                if frame is None:
+                    break
+                if shell.stdin.closed:  # what still comes is lost, as in a pipe that nobody reads
+                    continue
+                view = memoryview(frame[1])
+                try:
+                    while view:
+                        view = view[os.write(shell.stdin.fileno(), view) :]
+                except BrokenPipeError:
+                    stream.put(INPUT)  # upon which the notebook's writes fail
+                if view or not frame[1]:
+                    shell.stdin.close()
+        # the notebook is gone
+        with contextlib.suppress(OSError):
+            shell.stdin.close()
+        end(ABANDONED_TIMEOUT)
+
+    busy = set()
+
+    def copy_out(source: Any, kind: int) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                data = os.read(source.fileno(), READ_SIZE)
+                if not data:
+                    break
+                busy.add(kind)
+                stream.put(kind, data)
+                busy.discard(kind)
+        busy.discard(kind)
+
+    for signum in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(signum, end_soon)
+    copies = [
+        threading.Thread(target=copy_out, args=arguments, daemon=True)
+        for arguments in ((shell.stdout, OUTPUT), (shell.stderr, ERRORS))
+    ]
+    for thread in [threading.Thread(target=copy_in, daemon=True), *copies]:
+        thread.start()
+    status = shell.wait()
+    # a process that was left behind may hold the shell's streams for ever; output that is under way is sent whole
+    for thread in copies:
+        thread.join(QUIET_TIMEOUT)
+        while thread.is_alive() and busy:
+            thread.join(QUIET_TIMEOUT)
+    with contextlib.suppress(OSError):
+        stream.put(STATUS, str(max(-1, status)).encode())
+    return 0
+
+
+# ------------------------------------------------------------------------------------ this file as a text
+
+
+class _WithoutAnnotations(ast.NodeTransformer):
+    """Drops what Python 3.6 does not read, and what nobody reads there."""
+
+    def visit_ImportFrom(self, node: ast.ImportFrom) -> ast.AST | None:
+        return None if node.module in ("__future__", "collections.abc", "typing") else node
+
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
+        node.returns = None
+        for argument in node.args.args:
+            argument.annotation = None
+        if node.args.vararg is not None:
+            node.args.vararg.annotation = None
+        self.generic_visit(node)
+        return node
+
+    def visit_Expr(self, node: ast.Expr) -> ast.AST:
+        text = isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+        return ast.copy_location(ast.Pass(), node) if text else node
+
+
+def program_text() -> str:
+    """Return the program that runs on a node, for Python 3.6 and later; its arguments are those of `main`, after one more."""
+    import inspect
+
+    tree = ast.parse(inspect.getsource(sys.modules[__name__]))
+    names = [getattr(node, "name", "") for node in tree.body]
+    tree.body = tree.body[: names.index(_WithoutAnnotations.__name__)]
+    body = ast.unparse(ast.fix_missing_locations(_WithoutAnnotations().visit(tree)))
+    return f"{BEGIN}{body}\n{END}"
+
+
+BEGIN = f"""import sys
+try:
+    import ssl
+    if not ssl.HAS_TLSv1_3:
+        sys.exit({NO_TLS})
+except (ImportError, AttributeError):
+    sys.exit({NO_TLS})
+"""
+END = """status = main(*sys.argv[2:])
+sys.stderr.flush()
+os._exit(status)
+"""
