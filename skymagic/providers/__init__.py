@@ -8,6 +8,7 @@ ssh       machines of your own
 passing   one environment for several hosts of a kind: the first makes it, and it goes on from host to host
 found     the user's pools on such machines, asked by one script, found and ended without knowing of them
 cluster   what Slurm, Ray and Kubernetes share: nodes given together, reached by a channel, kept by a holder, and given back
+channel_key  the key by which notebook and nodes know each other in a scheduler's channel
 slurm     nodes of a Slurm cluster
 slurm_jobs  what is asked of Slurm: scripts, jobs and their ends in words
 kubernetes  pods of a Kubernetes cluster

@@ -30,9 +30,11 @@ from skymagic.plan.planning import plan_over
 from skymagic.plan.plans import Plan, topology
 from skymagic.plan.requests import PoolRequest
 from skymagic.providers import head
+from skymagic.providers.channel_key import MARK_SEEN, ChannelKey
 from skymagic.providers.provider import Say, Survey
 from skymagic.providers.ssh import HostAccess, HostMachine, set_up, side_by_side
 from skymagic.ssh.host import ChannelConnection
+from skymagic.ssh.sealed import UntrustedHost
 from skymagic.wire import processes, tls
 from skymagic.wire.codec import Transport
 from skymagic.wire.threads import start_all
@@ -49,9 +51,11 @@ class ClusterAccess(HostAccess):
 
     Attributes:
         where: what its provider must know besides: Slurm's number of the job, a pod's namespace, …
+        channel_key: by which notebook and node know each other in the scheduler's channel; "" where that is encrypted itself.
     """
 
     where: tuple[str, ...] = ()
+    channel_key: str = field(default="", repr=False)
 
     @property
     def job_id(self) -> str:
@@ -75,6 +79,11 @@ class ClusterNode(ABC):
     def where(self) -> tuple[str, ...]:
         """As of `ClusterAccess`."""
 
+    @property
+    def channel_key(self) -> str:
+        """As of `ClusterAccess`."""
+        return ""
+
     @abstractmethod
     def connection(self) -> ChannelConnection:
         """Shells below the node's holder; the scheduler is not asked."""
@@ -97,7 +106,7 @@ class ClusterNode(ABC):
         """The node as a pool sees it; `daemon` is the name of what keeps its agent there."""
         node = machine.node(index, daemon)
         door = NodeDoor(self.address, head.NodeAccess(daemon, "", self.name), machine, node.run)
-        access = ClusterAccess(**vars(node.access), where=self.where)
+        access = ClusterAccess(**vars(node.access), where=self.where, channel_key=self.channel_key)
         return replace(
             node, access=access, fate=self.fate, run=door.run, start_agent=door.start_agent
         )
@@ -114,6 +123,9 @@ class ClusterNode(ABC):
                 return HostMachine(
                     self.name, self.reconnected, connection, probe(connection, requirements, True)
                 )
+            except UntrustedHost:
+                connection.close()
+                raise
             except HostError as problem:
                 words = self.fate()
                 if words or time.monotonic() > deadline:
@@ -218,6 +230,8 @@ class Gang:
     """The scheduler's own name of it, where that has one."""
     asked: Future[Any] | None = None
     """The order, from when it is on its way."""
+    key: ChannelKey | None = None
+    """Of its channels, where they go through a scheduler that does not encrypt them."""
     machines: list[HostMachine] = field(default_factory=list)
     plan: Plan | None = None
     ready: bool = False
@@ -273,6 +287,8 @@ class ClusterSurvey(Survey):
                 gang.job_id = ""
             finally:
                 side_by_side(HostMachine.close, gang.machines)
+                if gang.key is not None and not gang.job_id:
+                    gang.key.drop()
                 self.leave()
 
     def taken(
@@ -296,6 +312,10 @@ class ClusterSurvey(Survey):
             lambda place: place.inspected(self.requirements, patience), places
         )
         side_by_side(HostMachine.close, before)
+        if gang.key is not None and (unverified := sorted(gang.key.unverified)):
+            print_note(
+                f"[{', '.join(unverified)}: trusted on first use, for no home folder is shared to prove the channel's key by: SECURITY.md]"
+            )
         gang.plan = replace(_measured(self.plan, gang.machines, self.requirements), **known)
         set_up(gang.machines, self.requirements, say)
         return self._nodes(places, [f"{gang.job_id}-{index}" for index in range(len(places))])
@@ -373,6 +393,7 @@ trap 'ending=1; echo >&3' HUP INT TERM
 dir=@DIR@
 mkdir "$dir" || exit 1
 trap 'rm -rf "$dir"; kill $alone 2>/dev/null' EXIT
+@SEEN@command -v python3 >"$dir/python"
 mkfifo "$dir/start" && exec 3<>"$dir/start" || exit 1
 (trap 'kill $!; exit' TERM; sleep @SECONDS@ 3>&- & wait; echo '?' >&3) & alone=$!
 for name in $(env | sed -n 's/^\(SLURM_[A-Z0-9_]*\|PMI[X_][A-Z0-9_]*\)=.*/\1/p'); do
@@ -401,6 +422,12 @@ def holder_folder(job_id: str, node: str) -> str:
     return f"/tmp/skymagic-holder-{job_id}-{node}"
 
 
-def holder_script(folder: str) -> str:
-    """`HOLDER` with its folder, as sh writes it."""
-    return HOLDER.replace("@DIR@", folder).replace("@SECONDS@", str(HOLDER_SECONDS))
+def holder_script(folder: str, sealed_job: str = "") -> str:
+    """`HOLDER` with its folder, as sh writes it.
+
+    Args:
+        sealed_job: the pool's job id, where the holder says whether it sees the pool's channel key.
+    """
+    seen = MARK_SEEN.replace("@JOB@", sealed_job) if sealed_job else ""
+    text = HOLDER.replace("@DIR@", folder).replace("@SECONDS@", str(HOLDER_SECONDS))
+    return text.replace("@SEEN@", seen)

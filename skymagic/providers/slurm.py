@@ -19,6 +19,7 @@ from skymagic.plan.plans import Plan, topology
 from skymagic.plan.requests import PoolRequest, for_others
 from skymagic.plan.units import count
 from skymagic.providers import slurm_jobs, ssh
+from skymagic.providers.channel_key import ChannelKey
 from skymagic.providers.cluster import (
     ClusterAccess,
     ClusterNode,
@@ -30,6 +31,7 @@ from skymagic.providers.provider import ListedPool, Say
 from skymagic.providers.slurm_jobs import JobQueue, LoginNode, SlurmJob, SlurmPartition
 from skymagic.ssh.host import ChannelConnection
 from skymagic.ssh.programs import HostPrograms, Programs
+from skymagic.ssh.sealed import SealedChannel
 from skymagic.wire import processes
 
 DELAYS = (0.5, 1.5, 4.0, 12.0, 14.0, 18.0, 30.0)
@@ -107,8 +109,10 @@ class SlurmSurvey(ClusterSurvey):
     def given(self, job: SlurmJob, say: Say) -> list[Node]:
         """The nodes of a job that runs, set up."""
         gang, login = self.gang, self.login
+        assert gang.key is not None
         places = [
-            JobNode(name, gang.job_id, login, gang.number) for name in login.hostnames(job.nodes)
+            JobNode(name, gang.job_id, login, gang.number, gang.key)
+            for name in login.hostnames(job.nodes)
         ]
         return self.taken(
             places,
@@ -164,7 +168,8 @@ class Slurm:
     def acquire(self, survey: SlurmSurvey, job_id: str, say: Say) -> Sequence[Node]:
         """Submit the job, wait for it, and set its nodes up side by side."""
         gang, login = survey.gang, survey.login
-        gang.job_id = job_id
+        gang.job_id, gang.key = job_id, ChannelKey(job_id, login.run)
+        gang.key.share()
         gang.number = gang.ask(survey.submit)
         job = wait_for(login.queue, gang.number, say)
         nodes = survey.given(job, say)
@@ -192,6 +197,8 @@ class Slurm:
         if successor.waits:
             return {}
         gang.number = number
+        assert gang.key is not None
+        gang.key.renew()
         nodes = survey.given(successor, say)
         survey.succeed()
         return dict(enumerate(nodes))
@@ -208,8 +215,10 @@ class Slurm:
             plan, accesses[0].installation.requirements, login, directives, prologue
         )
         (survey.gang.number,) = accesses[0].where
+        key = ChannelKey(accesses[0].job_id, login.run, accesses[0].channel_key)
+        survey.gang.key = key
         places = [
-            JobNode(one.host, one.job_id, survey.login, survey.gang.number) for one in accesses
+            JobNode(one.host, one.job_id, survey.login, survey.gang.number, key) for one in accesses
         ]
         return survey, survey.attached(places, accesses)
 
@@ -237,6 +246,7 @@ class Slurm:
                 raise ProvisionError(
                     f"the Slurm job of pool {job_id} could not be cancelled: {problem}"
                 )
+            ChannelKey(job_id, login.run).drop()
 
     def carried(self, job_id: str, drop: bool = False) -> list[bytes]:
         """The files of a pool that a notebook on the login node has made: its record and its key (`pool.keys`), and "alive" or "gone".
@@ -404,6 +414,12 @@ class JobNode(ClusterNode):
 
     login: LoginNode
     number: str
+    key: ChannelKey = field(repr=False)
+
+    @property
+    def channel_key(self) -> str:
+        """As of `ClusterAccess`."""
+        return self.key.secret
 
     @property
     def where(self) -> tuple[str, ...]:
@@ -411,12 +427,16 @@ class JobNode(ClusterNode):
         return (self.number,)
 
     def connection(self) -> ChannelConnection:
-        """Steps of the job on this node."""
+        """Steps of the job on this node, each with an encrypted session: srun's streams are in clear."""
         command = ["srun", "--overlap", "--jobid", self.number, "-w", self.name, "-N1", "-n1", "--unbuffered", "--quiet",
                    "--mpi=none", "--cpu-bind=none", "--chdir=/tmp", "--kill-on-bad-exit=0"]  # fmt: skip
         variables = {processes.HOLDER: holder_folder(self.job_id, self.name)}
         step = functools.partial(self.login.channel, [*command, "/bin/sh", "-c"], variables)
-        return ChannelConnection(self.name, shlex.join([*command[:8], "true"]), step)
+
+        def opening(timeout: float) -> Channel:
+            return SealedChannel(step(timeout), self.name, self.job_id, self.key)
+
+        return ChannelConnection(self.name, shlex.join([*command[:8], "true"]), opening)
 
     def fate(self) -> str:
         """Why the node is gone, as Slurm says; "" where it is not, or nobody says."""

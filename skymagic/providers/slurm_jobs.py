@@ -148,7 +148,7 @@ def holder(job_id: str, prologue: str = "") -> str:
     Args:
         prologue: sh of the site's, which each holder runs first.
     """
-    own = holder_script(holder_folder(job_id, "$SLURMD_NODENAME"))
+    own = holder_script(holder_folder(job_id, "$SLURMD_NODENAME"), job_id)
     return f"export {processes.SITE}=1\n{prologue}\n{own}" if prologue else own
 
 
