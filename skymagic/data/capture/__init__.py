@@ -6,6 +6,8 @@ code         names in code objects, in the strings that IPython and pandas expan
 assignments  what the notebook's cells change: the names that they assign, modules, the environment
 registrations  registrations in cells that no class takes along
 class_attributes  attributes that cells set on classes of packages
+settings     settings of packages that cells make for the whole process
+executed     what a cell executes: its statements, and the functions of the notebook that it calls
 imports      names of modules in source: all that it may import, and those that it cannot do without
 modules      the user's own modules, with those that they import and their data files
 loaded       modules that the notebook has loaded: behind its names, and edited since

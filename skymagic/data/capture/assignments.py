@@ -10,20 +10,19 @@ from __future__ import annotations
 
 import ast
 import contextlib
-import inspect
 import os
 import re
-import sys
-import textwrap
 import types
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from skymagic.data.capture.class_attributes import ClassAttribute, class_attributes
+from skymagic.data.capture.executed import executed, function_body, notebook_functions
 from skymagic.data.capture.loaded import remember_reloads
 from skymagic.data.capture.modules import in_packages, remember_relative_entries
 from skymagic.data.capture.names import CellNames, cell_names, interactive, is_output
 from skymagic.data.capture.registrations import registrations
+from skymagic.data.capture.settings import Setting, is_settings_object, settings
 
 
 class Assignments:
@@ -45,6 +44,8 @@ class Assignments:
         """What cells have set in classes of packages."""
         self.registered: dict[str, str] = {}
         """What cells have registered with installed packages: the call → the module."""
+        self.settings: set[Setting] = set()
+        """What cells have set in packages for the whole process, by calls or in objects that hold a package's options."""
         self._before: dict[str, int] | None = None
         self._looked = False
 
@@ -80,9 +81,9 @@ class Assignments:
             with contextlib.suppress(SyntaxError, ValueError, RecursionError):
                 text = source()
                 names, tree = cell_names(text), ast.parse(text)
-            self.on_modules.update(set_on_modules(tree, self.namespace))
-            self.on_classes |= class_attributes(tree, self.namespace)
-            self.registered.update(registrations(tree, self.namespace))
+            self._read_changes(tree)
+            if completed:
+                self.settings |= settings(tree, self.namespace)
             rebound = self._rebound()
             # of these nobody can say whether they came before what has run on the ranks meanwhile, or after it
             certain = names.certain if completed and not self._looked else frozenset()
@@ -95,6 +96,23 @@ class Assignments:
                 {*rebound, *(certain & self.namespace.keys())}, names.certain - (names.loads & read)
             )
         self._before = None
+
+    def watch(self) -> None:
+        """Somebody asks from now on; cells that have run before are read again for what they have set."""
+        if self.watched:
+            return
+        self.watched = True
+        history = self.namespace.get("_ih")  # IPython's: plain Python, the present cell last
+        for text in history[1:-1] if isinstance(history, list) else ():
+            with contextlib.suppress(SyntaxError, ValueError, RecursionError):
+                tree = ast.parse(text)
+                self._read_changes(tree)
+                self.settings |= settings(tree, self.namespace)
+
+    def _read_changes(self, tree: ast.Module) -> None:
+        self.on_modules.update(set_on_modules(tree, self.namespace))
+        self.on_classes |= class_attributes(tree, self.namespace)
+        self.registered.update(registrations(tree, self.namespace))
 
     def brought(self, names: Iterable[str]) -> None:
         """These names have just been bound to values of the ranks: the cell itself has not assigned them."""
@@ -125,27 +143,32 @@ class Assignments:
                     self._typed[name] = self.now
 
 
-def set_on_modules(tree: ast.AST, namespace: Mapping[str, object]) -> dict[str, str]:
+def set_on_modules(
+    tree: ast.AST, namespace: Mapping[str, object], *, has_run: bool = True
+) -> dict[str, str]:
     """Attributes of modules that a cell assigns or changes an item of: ``"cfg.lr"`` → the module.
 
     Statements in a function count where the cell calls the function by its name, or calls one that does.
+
+    Args:
+        has_run: whether the cell has run in the notebook, so that the modules show which statements it has reached.
     """
     found: dict[str, str] = {}
     followed: set[types.CodeType] = set()
     todo: list[tuple[ast.AST, Mapping[str, object]]] = [(tree, namespace)]
     while todo:
         tree, names = todo.pop()
-        for node in _executed(tree):
-            found.update(_set_by(node, names))
+        for node in executed(tree):
+            found.update(_set_by(node, names, has_run))
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
-                for function in _notebook_functions(names.get(node.func.id), namespace):
+                for function in notebook_functions(names.get(node.func.id), namespace):
                     if function.__code__ not in followed:
                         followed.add(function.__code__)
-                        todo += _body(function, namespace)
+                        todo += function_body(function, namespace)
     return found
 
 
-def _set_by(node: ast.AST, names: Mapping[str, object]) -> Iterator[tuple[str, str]]:
+def _set_by(node: ast.AST, names: Mapping[str, object], has_run: bool) -> Iterator[tuple[str, str]]:
     """Yield the attributes of modules that one statement sets, each with its module."""
     if not isinstance(node, ast.Assign | ast.AugAssign | ast.AnnAssign):
         return
@@ -162,8 +185,10 @@ def _set_by(node: ast.AST, names: Mapping[str, object]) -> Iterator[tuple[str, s
                 continue  # `class_attributes`
             if inner is os.environ:
                 continue  # the ranks get its changes
+            if is_settings_object(inner):
+                continue  # `settings`
             whole = isinstance(target, ast.Attribute) and depth + 1 == len(path)
-            if whole and _was_skipped(node, module, path[depth]):
+            if has_run and whole and _was_skipped(node, module, path[depth]):
                 continue
             yield f"{module.__name__}.{path[depth]}", module.__name__
 
@@ -181,59 +206,6 @@ def _was_skipped(
     constant = node.value.value
     plain = type(value) in (bool, int, float, str, bytes, type(None))
     return plain and (type(value), value) != (type(constant), constant)
-
-
-def _notebook_functions(
-    value: object, namespace: Mapping[str, object]
-) -> Iterator[types.FunctionType]:
-    """Yield the notebook's function that a call runs, and those that it wraps by `functools.wraps`."""
-    while isinstance(value, types.FunctionType) and value.__globals__ is namespace:
-        if not value.__code__.co_flags & inspect.CO_GENERATOR:  # whose call runs nothing
-            yield value
-        value = vars(value).get("__wrapped__")
-
-
-def _body(
-    function: types.FunctionType, namespace: Mapping[str, object]
-) -> Iterator[tuple[ast.AST, Mapping[str, object]]]:
-    """Yield the body of a function of the notebook, with what the names in it mean."""
-    code = function.__code__
-    try:
-        source = textwrap.dedent(inspect.getsource(function))
-        definition = ast.parse(source).body[0]
-    except (OSError, TypeError, SyntaxError, ValueError, RecursionError, IndexError):
-        return  # made by `exec`, or a lambda amid an expression
-    if not isinstance(definition, ast.FunctionDef | ast.AsyncFunctionDef):
-        return
-    body = ast.Module(definition.body, [])
-    local = {*code.co_varnames, *code.co_cellvars, *code.co_freevars}
-    names = {name: value for name, value in namespace.items() if name not in local}
-    names.update(_imported_modules(body, local))
-    yield body, names
-
-
-def _imported_modules(body: ast.AST, local: Container[str]) -> Iterator[tuple[str, object]]:
-    """Yield the modules that a function's own imports bind to local names."""
-    for node in _executed(body):
-        if isinstance(node, ast.Import):
-            for each in node.names:
-                name = each.asname or each.name.partition(".")[0]
-                if name in local:
-                    yield name, sys.modules.get(each.name if each.asname else name)
-        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            for each in node.names:
-                name = each.asname or each.name
-                if name in local:
-                    parent = sys.modules.get(node.module)
-                    yield name, getattr(parent, each.name, None)
-
-
-def _executed(tree: ast.AST) -> Iterator[ast.AST]:
-    """Yield the nodes of a cell that are not in the body of a function."""
-    yield tree
-    if not isinstance(tree, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
-        for child in ast.iter_child_nodes(tree):
-            yield from _executed(child)
 
 
 def _path(target: ast.expr) -> list[str]:
@@ -261,7 +233,7 @@ def of(namespace: dict[str, Any]) -> Assignments:
     found = _watched.get(id(namespace))
     if found is None or found.namespace is not namespace:
         return Assignments(namespace)
-    found.watched = True
+    found.watch()
     return found
 
 

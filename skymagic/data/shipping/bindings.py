@@ -285,6 +285,8 @@ class Sources:
         self.remote = remote
         self.required: frozenset[str] = frozenset()
         """Dotted names without which the modules that were found last cannot be imported."""
+        self.imported: frozenset[str] = frozenset()
+        """Dotted names that the modules that were found last may import."""
         self._bindings = bindings
         self._imported = ImportedTexts()
         self._too_large: set[str] = set()
@@ -307,10 +309,10 @@ class Sources:
         """
         wanted = sorted(names)
         if not wanted:
-            self.required = frozenset()
+            self.required = self.imported = frozenset()
             return {}
         found = modules.search(wanted, self.folder)
-        self.required = found.required
+        self.required, self.imported = found.required, found.imports
         problems = [
             problem
             for name, problem in found.problems.items()

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeGuard, TypeVar
 
 from skymagic.data.capture.class_attributes import ClassAttribute
+from skymagic.data.capture.settings import Setting
 from skymagic.data.shipping.bundles import Bundle, Variable
 from skymagic.data.store.bundle import ContentIndex
 from skymagic.data.values import arrays, hooks, worlds
@@ -48,16 +49,56 @@ class Notes:
             note(f"{name} is deleted here, the ranks still hold it")
 
     def set_on_modules(
-        self, attributes: Mapping[str, str], used: Iterable[str], note: Note
+        self,
+        attributes: Mapping[str, str],
+        used: Iterable[str],
+        repeated: Collection[str],
+        note: Note,
     ) -> None:
-        """The notebook has set these attributes of modules (attribute → module); the cell uses the modules `used`."""
-        prefixes = tuple(f"{each}." for each in used)
-        if names := self._new(
-            "set", (name for name, where in attributes.items() if f"{where}.".startswith(prefixes))
-        ):
+        """Name attributes of modules that the notebook has set, where the cell uses the modules.
+
+        Args:
+            attributes: attribute → module.
+            used: the modules that the cell uses.
+            repeated: attributes that the cell sets itself.
+        """
+        self._said["set"].update(repeated)
+        modules = frozenset(used)
+        packages = frozenset(module.partition(".")[0] for module in modules)
+        prefixes = tuple(f"{module}." for module in modules)
+        reached = (
+            name
+            for name, module in attributes.items()
+            if module in packages or f"{module}.".startswith(prefixes)
+        )
+        if names := self._new("set", reached):
             listed = ", ".join(names)
             note(
                 f"{listed}: set in the notebook only, because modules are sent without later changes; set it in a broadcast cell too"
+            )
+
+    def settings(
+        self,
+        made: Iterable[Setting],
+        packages: Collection[str],
+        repeated: Iterable[Setting],
+        note: Note,
+    ) -> None:
+        """Name settings that the notebook has made of packages which the cell uses.
+
+        Args:
+            repeated: those that the cell makes itself.
+        """
+        said = self._said["settings"]
+        said.update(setting.topic for setting in repeated)
+        new = {
+            setting for setting in made if setting.topic not in said and setting.concerns(packages)
+        }
+        said.update(setting.topic for setting in new)
+        if new:
+            listed = ", ".join(sorted({setting.text for setting in new}))
+            note(
+                f"{listed}: set in the notebook only, because each rank has its own settings; set it in a broadcast cell too"
             )
 
     def registered(

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from skymagic.data.capture import assignments
+from skymagic.data.capture.assignments import set_on_modules
 from skymagic.data.capture.class_attributes import class_attributes
 from skymagic.data.capture.imports import ModulesNeeded
 from skymagic.data.capture.names import (
@@ -22,6 +23,7 @@ from skymagic.data.capture.names import (
     with_scripts,
 )
 from skymagic.data.capture.registrations import registrations
+from skymagic.data.capture.settings import settings
 from skymagic.data.shipping.bindings import Bindings, Manifest, Sources
 from skymagic.data.shipping.bundles import BundleWriter, Progress
 from skymagic.data.shipping.collecting import Collector, Needs, ShippingRequest
@@ -216,7 +218,6 @@ class Shipper(Unpacking):
             if note is not None:
                 self.notes.deleted(self.comparison.deleted(request), note)
                 used = self.comparison.modules(request, needs)
-                self.notes.set_on_modules(self.assigned.on_modules, used, note)
                 self._unsent(request, needs, used, source, note)
             with pickling.collection_paused():
                 packed = Packer(self.links, self.index, self.folder, request, needs).pack()
@@ -319,12 +320,18 @@ class Shipper(Unpacking):
         source: str,
         note: Callable[[str], None],
     ) -> None:
-        """Name what the notebook has changed in packages that the cell uses, and that no value brings along."""
+        """Name what the notebook has changed in modules that the cell uses, and that no value brings along."""
         pickles = [value.pickled for value in needs.values.values()]
         used = modules.union(*(each.packages | each.modules for each in pickles))
         packages = frozenset(each.partition(".")[0] for each in used)
         attributes = request.names.attributes.union(*(each.attributes for each in pickles))
         tree = ast.parse(source)
+        own = set_on_modules(tree, self.namespace, has_run=False)
+        self.notes.set_on_modules(self.assigned.on_modules, modules, own, note)
+        reached_packages = packages | {each.partition(".")[0] for each in self.sources.imported}
+        self.notes.settings(
+            self.assigned.settings, reached_packages, settings(tree, self.namespace), note
+        )
         calls = registrations(tree, self.namespace)
         self.notes.registered(self.assigned.registered, packages, calls, note)
         changed = class_attributes(tree, self.namespace)

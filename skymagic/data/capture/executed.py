@@ -1,0 +1,63 @@
+"""What a cell executes, as far as its text shows it: its statements, and the bodies of the notebook's functions that it calls."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import sys
+import textwrap
+import types
+from collections.abc import Container, Iterator, Mapping
+
+
+def notebook_functions(
+    value: object, namespace: Mapping[str, object]
+) -> Iterator[types.FunctionType]:
+    """Yield the notebook's function that a call runs, and those that it wraps by `functools.wraps`."""
+    while isinstance(value, types.FunctionType) and value.__globals__ is namespace:
+        if not value.__code__.co_flags & inspect.CO_GENERATOR:  # whose call runs nothing
+            yield value
+        value = vars(value).get("__wrapped__")
+
+
+def function_body(
+    function: types.FunctionType, namespace: Mapping[str, object]
+) -> Iterator[tuple[ast.AST, Mapping[str, object]]]:
+    """Yield the body of a function of the notebook, with what the names in it mean."""
+    code = function.__code__
+    try:
+        source = textwrap.dedent(inspect.getsource(function))
+        definition = ast.parse(source).body[0]
+    except (OSError, TypeError, SyntaxError, ValueError, RecursionError, IndexError):
+        return  # made by `exec`, or a lambda amid an expression
+    if not isinstance(definition, ast.FunctionDef | ast.AsyncFunctionDef):
+        return
+    body = ast.Module(definition.body, [])
+    local = {*code.co_varnames, *code.co_cellvars, *code.co_freevars}
+    names = {name: value for name, value in namespace.items() if name not in local}
+    names.update(_imported_modules(body, local))
+    yield body, names
+
+
+def _imported_modules(body: ast.AST, local: Container[str]) -> Iterator[tuple[str, object]]:
+    """Yield the modules that a function's own imports bind to local names."""
+    for node in executed(body):
+        if isinstance(node, ast.Import):
+            for each in node.names:
+                name = each.asname or each.name.partition(".")[0]
+                if name in local:
+                    yield name, sys.modules.get(each.name if each.asname else name)
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            for each in node.names:
+                name = each.asname or each.name
+                if name in local:
+                    parent = sys.modules.get(node.module)
+                    yield name, getattr(parent, each.name, None)
+
+
+def executed(tree: ast.AST) -> Iterator[ast.AST]:
+    """Yield the nodes of a cell that are not in the body of a function."""
+    yield tree
+    if not isinstance(tree, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+        for child in ast.iter_child_nodes(tree):
+            yield from executed(child)

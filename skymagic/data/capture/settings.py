@@ -1,0 +1,219 @@
+"""Settings of packages that a cell makes for the whole process: `logging.basicConfig`, `plt.rcParams`, `np.set_printoptions`.
+
+Each rank is a process of its own, so that a setting of the notebook is missing there. Only known setters are read from a cell's text,
+where it certainly runs them, and not within a block that takes the setting back: `with plt.rc_context(): plt.rc(…)`.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import sys
+import types
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any, NamedTuple
+
+from skymagic.data.capture.executed import function_body, notebook_functions
+from skymagic.data.capture.registrations import dotted_path
+
+_SETTERS: Mapping[str, frozenset[str]] = {
+    package: frozenset(names.split())
+    for package, names in {
+        "logging": "basicConfig captureWarnings addLevelName dictConfig disable fileConfig setLogRecordFactory setLoggerClass",
+        "warnings": "filterwarnings resetwarnings simplefilter",
+        "matplotlib": "rc rcdefaults rc_file rc_file_defaults set_loglevel switch_backend use",
+        "matplotlib_inline": "set_matplotlib_formats set_matplotlib_close",
+        "seaborn": "set set_theme set_style set_context set_palette reset_defaults reset_orig",
+        "numpy": "set_printoptions seterr seterrcall setbufsize",
+        "pandas": "set_option reset_option set_eng_float_format",
+        "polars": "set_tbl_rows set_tbl_cols set_fmt_str_lengths set_fmt_float set_verbose",
+        "torch": "set_default_dtype set_default_device set_default_tensor_type set_num_threads set_num_interop_threads "
+        "set_printoptions set_grad_enabled set_detect_anomaly set_float32_matmul_precision use_deterministic_algorithms "
+        "set_deterministic_debug_mode set_flush_denormal set_warn_always set_sharing_strategy enable_flash_sdp "
+        "enable_mem_efficient_sdp enable_math_sdp enable_cudnn_sdp set_logs",
+        "tensorflow": "enable_op_determinism run_functions_eagerly set_soft_device_placement set_jit",
+        "keras": "set_floatx set_backend set_epsilon set_image_data_format set_dtype_policy set_global_policy "
+        "enable_traceback_filtering disable_traceback_filtering enable_interactive_logging disable_interactive_logging",
+        "sklearn": "set_config",
+        "xarray": "set_options",
+        "cv2": "setNumThreads setUseOptimized",
+        "transformers": "set_verbosity set_verbosity_debug set_verbosity_info set_verbosity_warning set_verbosity_error "
+        "enable_progress_bar disable_progress_bar enable_explicit_format",
+        "datasets": "set_verbosity set_verbosity_debug set_verbosity_info set_verbosity_warning set_verbosity_error "
+        "enable_caching disable_caching enable_progress_bars disable_progress_bars",
+        "decimal": "setcontext",
+        "locale": "setlocale",
+        "socket": "setdefaulttimeout",
+        "sys": "setrecursionlimit set_int_max_str_digits",
+    }.items()
+}
+"""Package → its functions that set something for the process. Seeds are not among them: each rank has its own on purpose."""
+_OBJECTS: Mapping[str, str] = {
+    "matplotlib.RcParams": "matplotlib",
+    "pandas._config.config.DictWrapper": "pandas",
+    "jax._src.config.Config": "jax",
+}
+"""Types of the objects that hold a package's options: `plt.rcParams`, `pd.options`, `jax.config`."""
+_CHANGES = frozenset(("update", "setdefault", "pop", "clear"))
+_LOGGER_CHANGES = frozenset(("setLevel", "addHandler", "removeHandler", "addFilter"))
+_AFFECTED: Mapping[str, str] = {"seaborn": "matplotlib", "matplotlib_inline": "matplotlib"}
+_AS_ONE = frozenset(("logging", "warnings", "matplotlib", "jax"))
+"""Packages whose settings are made in many ways: whoever sets one on the ranks knows where settings belong."""
+
+
+class Setting(NamedTuple):
+    """A setting that a cell makes."""
+
+    package: str
+    text: str
+    """The setter as the cell writes it: ``"plt.rcParams.update"``."""
+
+    @property
+    def topic(self) -> str:
+        """What is set, however it is written."""
+        return self.package if self.package in _AS_ONE else self.text.rpartition(".")[2]
+
+    def concerns(self, packages: Collection[str]) -> bool:
+        """Return True if the setting matters to code that uses these packages."""
+        if self.package == "warnings":  # whatever package may warn
+            return any(package not in sys.stdlib_module_names for package in packages)
+        return self.package in packages or _AFFECTED.get(self.package) in packages
+
+
+def is_settings_object(value: object) -> bool:
+    """Return True if a value holds the options of a package."""
+    kind = type(value)
+    return f"{kind.__module__}.{kind.__qualname__}" in _OBJECTS
+
+
+def settings(tree: ast.AST, namespace: Mapping[str, object]) -> set[Setting]:
+    """Return the settings that a cell makes, in functions of the notebook too that it calls by their names."""
+    found: set[Setting] = set()
+    followed: set[types.CodeType] = set()
+    todo: list[tuple[ast.AST, Mapping[str, object]]] = [(tree, namespace)]
+    while todo:
+        tree, names = todo.pop()
+        for node, undone in _certain(tree, names, frozenset()):
+            found.update(each for each in _set_by(node, names) if each.package not in undone)
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+                for function in notebook_functions(names.get(node.func.id), namespace):
+                    if function.__code__ not in followed:
+                        followed.add(function.__code__)
+                        todo += function_body(function, namespace)
+    return found
+
+
+def _certain(
+    node: ast.AST, names: Mapping[str, object], undone: frozenset[str]
+) -> Iterator[tuple[ast.AST, frozenset[str]]]:
+    """Yield the nodes that are executed in any case, each with the packages whose settings a block around it takes back."""
+    yield node, undone
+    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+        return
+    if isinstance(node, ast.With | ast.AsyncWith):
+        undone |= {package for item in node.items if (package := _block_of(item, names))}
+    children: list[ast.AST] = list(ast.iter_child_nodes(node))
+    if isinstance(node, ast.If):
+        taken = _truth(node.test, names)
+        children = [node.test] if taken is None else [*(node.body if taken else node.orelse)]
+    elif isinstance(node, ast.IfExp):
+        children = [node.test]
+    elif isinstance(node, ast.BoolOp):
+        children = [node.values[0]]
+    elif isinstance(node, ast.Match):
+        children = [node.subject]
+    elif isinstance(node, ast.Try):
+        children = [*node.body, *node.orelse, *node.finalbody]
+    for child in children:
+        yield from _certain(child, names, undone)
+
+
+def _truth(test: ast.expr, names: Mapping[str, object]) -> bool | None:
+    """Return which branch a condition takes, or None if its text does not show it."""
+    if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
+        opposite = _truth(test.operand, names)
+        return None if opposite is None else not opposite
+    if isinstance(test, ast.Constant):
+        return bool(test.value)
+    value = names.get(test.id) if isinstance(test, ast.Name) else None
+    return value if isinstance(value, bool) else None
+
+
+def _block_of(item: ast.withitem, names: Mapping[str, object]) -> str:
+    """Return the package of a context manager."""
+    call = item.context_expr
+    path = dotted_path(call.func if isinstance(call, ast.Call) else call)
+    return _resolved(path, names)[0] if path else ""
+
+
+def _set_by(node: ast.AST, names: Mapping[str, object]) -> Iterator[Setting]:
+    """Yield the settings that one node makes."""
+    if isinstance(node, ast.Call):
+        yield from _set_by_call(node.func, names)
+    elif isinstance(node, ast.Assign | ast.AugAssign | ast.AnnAssign):
+        for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
+            yield from _set_by_target(target, names)
+
+
+def _set_by_call(func: ast.expr, names: Mapping[str, object]) -> Iterator[Setting]:
+    path = dotted_path(func)
+    if path:
+        package, owner = _resolved(path[:-1], names) if len(path) > 1 else ("", None)
+        if isinstance(owner, types.ModuleType | type):
+            if path[-1] in _SETTERS.get(package, ()):
+                yield Setting(package, ".".join(path))
+        elif is_settings_object(owner) and path[-1] in _CHANGES:
+            yield Setting(package, ".".join(path))
+        elif _is_logger(owner) and path[-1] in _LOGGER_CHANGES:
+            yield Setting("logging", ".".join(path))
+        elif len(path) == 1:  # imported by its name
+            function = names.get(path[0])
+            package = str(getattr(function, "__module__", "")).partition(".")[0]
+            if getattr(function, "__name__", "") in _SETTERS.get(package, ()):
+                yield Setting(package, path[0])
+    elif isinstance(func, ast.Attribute) and isinstance(func.value, ast.Call):
+        maker = dotted_path(func.value.func)  # logging.getLogger().setLevel(…)
+        if func.attr in _LOGGER_CHANGES and maker[-1:] == ["getLogger"]:
+            yield Setting("logging", f"{'.'.join(maker)}().{func.attr}")
+
+
+def _set_by_target(target: ast.expr, names: Mapping[str, object]) -> Iterator[Setting]:
+    """Yield the options that an assignment sets: ``plt.rcParams["figure.dpi"] = …``, ``pd.options.display.max_rows = …``."""
+    item = target
+    while isinstance(item, ast.Subscript):
+        item = item.value
+    path = dotted_path(item)
+    if len(path) == 1 and item is target:
+        return  # binds the name to something else
+    for length in range(1, len(path) + 1):
+        package, owner = _resolved(path[:length], names)
+        if is_settings_object(owner):
+            yield Setting(package, ".".join(path))
+            return
+
+
+def _is_logger(value: object) -> bool:
+    logging = sys.modules.get("logging")
+    return logging is not None and isinstance(value, logging.Logger)
+
+
+def _resolved(path: list[str], names: Mapping[str, object]) -> tuple[str, object]:
+    """Return a package and the value that a dotted name leads to, without running any code of it; ("", None) if it leads nowhere."""
+    value: Any = names.get(path[0])
+    package = _package_of(value)
+    for name in path[1:]:
+        if isinstance(value, types.ModuleType):
+            value = vars(value).get(name)
+        else:
+            value = inspect.getattr_static(value, name, None)
+        if isinstance(value, types.ModuleType):
+            package = _package_of(value)
+    if is_settings_object(value):
+        package = _OBJECTS[f"{type(value).__module__}.{type(value).__qualname__}"]
+    return package, value
+
+
+def _package_of(value: object) -> str:
+    if isinstance(value, types.ModuleType):
+        return value.__name__.partition(".")[0]
+    return str(getattr(value, "__module__", "") or "").partition(".")[0]
