@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from skymagic.plugins.plugin import Cluster, Plugin
 from skymagic.runtime.info import InstanceInfo
-from skymagic.runtime.on_import import Patches
+from skymagic.runtime.on_import import Patches, wraps
 
 if TYPE_CHECKING:
     from skymagic.plan.image import Image
@@ -106,7 +106,7 @@ def around_app(info: InstanceInfo) -> Iterator[None]:
 def _said(plain: Callable[..., None], why: str) -> Callable[..., None]:
     """A stand-in for a function of JAX: it does nothing, and says why."""
 
-    @functools.wraps(plain)
+    @wraps(plain)
     def told(*_: Any, **__: Any) -> None:
         print(f"{why}; this call of {plain.__name__} changes nothing", file=sys.stderr)
 

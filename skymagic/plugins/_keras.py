@@ -7,7 +7,6 @@ gradients over ranks, and is refused where ranks have a process group.
 from __future__ import annotations
 
 import contextlib
-import functools
 import inspect
 import os
 import random
@@ -20,7 +19,7 @@ from skymagic.plugins._reports import keras_fit, with_callback
 from skymagic.plugins.plugin import Cluster, Plugin
 from skymagic.runtime import info as runtime
 from skymagic.runtime.info import InstanceInfo
-from skymagic.runtime.on_import import Patches
+from skymagic.runtime.on_import import Patches, wraps
 
 if TYPE_CHECKING:
     from skymagic.plan.image import Image
@@ -155,7 +154,7 @@ def owner(kind: type, name: str) -> Any:
 def apart(plain: Callable[..., Any]) -> Callable[..., Any]:
     """``fit`` on torch: each rank trains for itself, which is said, or refused (RuntimeError) where all have a process group."""
 
-    @functools.wraps(plain)
+    @wraps(plain)
     def fit(*args: Any, **kwargs: Any) -> Any:
         dist = sys.modules.get("torch.distributed")
         if (
@@ -175,7 +174,7 @@ def together(plain: Callable[..., Any]) -> Callable[..., Any]:
     """``fit`` on JAX with a callback of ours, the last in the list; None of it, and a word, where ranks train apart."""
     signature = inspect.signature(plain)
 
-    @functools.wraps(plain)
+    @wraps(plain)
     def fit(*args: Any, **kwargs: Any) -> Any:
         bound = signature.bind(*args, **kwargs)
         ours = equal_parts()
@@ -254,7 +253,7 @@ def own_devices_in_part_runs() -> Iterator[None]:
 def on_whole_mesh(plain: Callable[..., Any]) -> Callable[..., Any]:
     """A method of a model, refused (RuntimeError) where the model is on the mesh of all ranks and not all take part."""
 
-    @functools.wraps(plain)
+    @wraps(plain)
     def guarded(model: Any, /, *args: Any, **kwargs: Any) -> Any:
         if not runtime.everyone() and any(
             not getattr(v.value, "is_fully_addressable", True) for v in model.variables

@@ -14,7 +14,7 @@ import types
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from skymagic.runtime.on_import import when_imported
+from skymagic.runtime.on_import import when_imported, wraps
 from skymagic.runtime.reporting import RESERVED, report
 
 INTERVAL, SHARE = 0.5, 0.01
@@ -115,7 +115,7 @@ def _lightning(module: types.ModuleType) -> None:
     connector = module._CallbackConnector
     plain = connector.on_trainer_init
 
-    @functools.wraps(plain)
+    @wraps(plain)
     def on_trainer_init(self: Any, *args: Any, **kwargs: Any) -> None:
         plain(self, *args, **kwargs)
         self.trainer.callbacks.insert(0, LightningReport())
@@ -130,7 +130,7 @@ def keras_fit(plain: Callable[..., Any]) -> Callable[..., Any]:
     """``fit`` with a callback that reports; the last in the list."""
     signature = inspect.signature(plain)
 
-    @functools.wraps(plain)
+    @wraps(plain)
     def fit(*args: Any, **kwargs: Any) -> Any:
         bound = signature.bind(*args, **kwargs)
         # a look at each batch's numbers waits for them, which Keras's own bar does too; without it, after each epoch

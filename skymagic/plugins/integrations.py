@@ -15,6 +15,7 @@ from typing import Any, overload
 from skymagic.plugins.plugin import Plugin
 from skymagic.runtime import info as runtime
 from skymagic.runtime.info import InstanceInfo
+from skymagic.runtime.on_import import wraps
 
 
 @overload
@@ -48,7 +49,7 @@ def _in_group(function: Callable[..., Any], *, backend: str | None) -> Callable[
     if inspect.isclass(function) or not callable(function):
         raise TypeError(f"@sky.integrations.torch decorates a function, not {function!r}")
 
-    @functools.wraps(function)
+    @wraps(function)
     def wrapper(*args: Any, **kwargs: Any) -> Any:
         __tracebackhide__ = True  # IPython leaves this frame out
         with process_group(backend) if runtime.on_a_rank() else contextlib.nullcontext():

@@ -21,6 +21,7 @@ from typing import Any, Literal, TypeVar, cast
 from skymagic.errors import SkyError
 from skymagic.plan.limits import first_gpu
 from skymagic.runtime import silence
+from skymagic.runtime.on_import import wraps
 
 VARIABLE = "COMPUTE_POOL"
 """Environment variable that holds the InstanceInfo of a rank, as JSON."""
@@ -254,7 +255,7 @@ class Silence:
                 f"sky.{self.name} cannot decorate what pauses: write `with sky.{self.name}:` in {function.__name__}"
             )
 
-        @functools.wraps(function)
+        @wraps(function)
         def wrapper(*args: Any, **kwargs: Any) -> Any:
             with self.redirection():
                 return function(*args, **kwargs)

@@ -4,17 +4,44 @@ without a part that takes long; attributes replaced."""
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
 import importlib.abc
 import importlib.machinery
 import sys
 import types
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 Adapt = Callable[[types.ModuleType], None]
+Function = TypeVar("Function", bound=Callable[..., Any])
 IPYPARALLEL = ("ipyparallel", "cluster", ("Cluster", "ClusterManager"))
 """For `import_without`: it starts clusters of its own with a fifth of what it imports, and none of ours."""
+
+
+INTERNAL_FILE = "{file} (importlib._bootstrap)"
+"""File name of a frame that `warnings.warn` leaves out when it counts ``stacklevel``: one with both of these words in it, as those of
+Python's import system. That is the only way before ``skip_file_prefixes`` of Python 3.12, which the library that warns would have to pass."""
+
+
+def left_out_by_warnings(function: Function) -> Function:
+    """Let a library that warns about its caller (``stacklevel=2``) name the user's line, although this function stands between.
+
+    Filters by module hold then, too: ``ignore::FutureWarning:__main__``.
+    """
+    code = function.__code__
+    function.__code__ = code.replace(co_filename=INTERNAL_FILE.format(file=code.co_filename))
+    return function
+
+
+def wraps(plain: Callable[..., Any]) -> Callable[[Function], Function]:
+    """Make a function look like the library's function that it calls, as `functools.wraps` does, in warnings too."""
+
+    def made(wrapper: Function) -> Function:
+        functools.update_wrapper(wrapper, plain)
+        return left_out_by_warnings(wrapper)
+
+    return made
 
 
 class _Finder(importlib.abc.MetaPathFinder):
@@ -33,6 +60,7 @@ class _Finder(importlib.abc.MetaPathFinder):
             return None
         execute = spec.loader.exec_module  # the loader is this module's alone
 
+        @left_out_by_warnings
         def exec_module(module: types.ModuleType) -> None:
             execute(module)
             for adapt in self.waiting.pop(fullname, ()):

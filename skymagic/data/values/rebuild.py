@@ -20,6 +20,7 @@ from cloudpickle import cloudpickle as _cloud
 
 from skymagic.data.values import registrations
 from skymagic.data.values.memory import writable
+from skymagic.runtime.on_import import wraps
 
 
 class RebuildContext(threading.local):
@@ -418,7 +419,7 @@ def fill_scheduler(scheduler: Any, parts: tuple[Any, bool | None]) -> None:
         return
     owner, step = weakref.ref(optimizer), optimizer.step.__func__
 
-    @functools.wraps(step)
+    @wraps(step)
     def marked(*args: Any, **kwargs: Any) -> Any:
         mine: Any = owner()
         mine._opt_called = True

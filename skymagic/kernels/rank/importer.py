@@ -19,6 +19,7 @@ from typing import Any
 from skymagic.data.capture.imports import imported_names
 from skymagic.data.capture.modules import ModuleSource, unpacked_data
 from skymagic.data.values.rebuild import ANNOTATIONS
+from skymagic.runtime.on_import import left_out_by_warnings
 
 
 class RemoteImporter(importlib.abc.MetaPathFinder, importlib.abc.InspectLoader):
@@ -77,6 +78,7 @@ class RemoteImporter(importlib.abc.MetaPathFinder, importlib.abc.InspectLoader):
             ]
         return spec
 
+    @left_out_by_warnings
     def exec_module(self, module: types.ModuleType) -> None:
         source = self._sources[module.__name__]
         exec(compile(source.source, source.origin, "exec", dont_inherit=True), module.__dict__)

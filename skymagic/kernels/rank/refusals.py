@@ -14,7 +14,7 @@ from IPython.core import debugger
 from IPython.core.error import UsageError
 
 from skymagic.runtime import info as runtime
-from skymagic.runtime.on_import import when_imported
+from skymagic.runtime.on_import import when_imported, wraps
 
 INPUT_REFUSED = "input() cannot ask from a rank: ask in a plain cell of the notebook, and use the variable in the broadcast cell"
 DEBUGGER_REFUSED = "{what} cannot ask from a rank: print what you want to see, or get the variables (-g name) and debug in a plain cell of the notebook"
@@ -107,7 +107,7 @@ def _refuse_launcher(
     launch = getattr(module, name)
     signature = inspect.signature(launch)
 
-    @functools.wraps(launch)
+    @wraps(launch)
     def checked(*args: Any, **kwargs: Any) -> Any:
         __tracebackhide__ = True  # IPython leaves this frame out
         given = signature.bind(*args, **kwargs)

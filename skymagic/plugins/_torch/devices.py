@@ -14,7 +14,7 @@ from typing import Any
 
 from skymagic.plugins._torch.backends import Posted
 from skymagic.runtime import info, usage
-from skymagic.runtime.on_import import when_imported
+from skymagic.runtime.on_import import when_imported, wraps
 from skymagic.wire.processes import boot_id
 
 
@@ -85,7 +85,7 @@ def _loaders(module: types.ModuleType) -> None:
     main = threading.main_thread()
     clock, step = time.perf_counter, usage.loading.step
 
-    @functools.wraps(plain)
+    @wraps(plain)
     def timed(self: Any) -> Any:
         if threading.current_thread() is not main:
             return plain(self)

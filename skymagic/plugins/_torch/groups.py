@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import gc
 import json
 import os
@@ -21,7 +20,7 @@ from skymagic.plugins._torch import backends, carryover, guard, launched, member
 from skymagic.plugins._torch.unblock import Connections
 from skymagic.runtime import rendezvous
 from skymagic.runtime.info import InstanceInfo, taking_part
-from skymagic.runtime.on_import import Patches
+from skymagic.runtime.on_import import Patches, wraps
 
 STORE_TIMEOUT = timedelta(seconds=60)
 FIRST_USE_TIMEOUT = timedelta(minutes=30)
@@ -261,7 +260,7 @@ class Group:
             abandon_inherited()
             return True
 
-        @functools.wraps(init)
+        @wraps(init)
         def init_process_group(*args: Any, **kwargs: Any) -> None:
             if of_other_process():
                 init(*args, **kwargs)
@@ -279,7 +278,7 @@ class Group:
             )
             init(*args, **kwargs)
 
-        @functools.wraps(destroy)
+        @wraps(destroy)
         def destroy_process_group(group: Any = None) -> None:
             if of_other_process():
                 destroy(group)
@@ -301,7 +300,7 @@ class Group:
                 return
             destroy(group)
 
-        @functools.wraps(helper)
+        @wraps(helper)
         def new_group_helper(*args: Any, **kwargs: Any) -> Any:
             backend = kwargs.get("backend", args[3] if len(args) > 3 else "")
             if str(backend).lower() == "nccl":  # its connections are closed by its abort alone
@@ -309,7 +308,7 @@ class Group:
             with self._connections.recorded():
                 return helper(*args, **kwargs)
 
-        @functools.wraps(wrap)
+        @wraps(wrap)
         def ddp_init(
             wrapper: Any, /, *args: Any, **kwargs: Any
         ) -> None:  # DDP(module=…) is an argument of its own
@@ -320,7 +319,7 @@ class Group:
             if wrapper.process_group is dist.group.WORLD:
                 self._on_default.add(wrapper)
 
-        @functools.wraps(rebuild)
+        @wraps(rebuild)
         def ddp_setstate(
             wrapper: Any, state: dict[str, Any]
         ) -> None:  # a copy, or one that comes from another rank

@@ -6,14 +6,13 @@ Where all ranks take part, what is added to a collective is one comparison.
 from __future__ import annotations
 
 import contextlib
-import functools
 import inspect
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from skymagic.plan.units import rank_words
 from skymagic.runtime import info
-from skymagic.runtime.on_import import Patches
+from skymagic.runtime.on_import import Patches, wraps
 
 COLLECTIVES = [
     "all_gather",
@@ -77,7 +76,7 @@ def guarded_collective(collective: Callable[..., Any], unless: str = "") -> Call
     """
     signature = inspect.signature(collective)
 
-    @functools.wraps(collective)
+    @wraps(collective)
     def guarded(*args: Any, **kwargs: Any) -> Any:
         __tracebackhide__ = True  # IPython leaves this frame out
         if not info.everyone():
@@ -93,7 +92,7 @@ def guarded_ddp(method: Callable[..., Any], what: str) -> Callable[..., Any]:
     """A method of a DDP wrapper, refused where the wrapper's group has ranks that do not take part."""
     signature = inspect.signature(method)
 
-    @functools.wraps(method)
+    @wraps(method)
     def guarded(
         wrapper: Any, /, *args: Any, **kwargs: Any
     ) -> Any:  # DDP(module=…) is an argument of its own

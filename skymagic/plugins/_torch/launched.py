@@ -18,7 +18,7 @@ from typing import Any
 from skymagic.plugins._torch import devices as devices_of_rank
 from skymagic.runtime import info as runtime
 from skymagic.runtime.info import InstanceInfo
-from skymagic.runtime.on_import import when_imported
+from skymagic.runtime.on_import import when_imported, wraps
 
 CONNECTORS = {
     "lightning.pytorch.trainer.connectors.accelerator_connector": "_AcceleratorConnector",
@@ -84,7 +84,7 @@ def _stores(module: types.ModuleType) -> None:
     """
     create, of_agent = module._create_c10d_store, module._torchelastic_use_agent_store
 
-    @functools.wraps(create)
+    @wraps(create)
     def create_store(hostname: str, port: int, *args: Any, **kwargs: Any) -> Any:
         if str(port) != _served_port:
             module._torchelastic_use_agent_store = lambda: False  # type: ignore[attr-defined]
@@ -100,7 +100,7 @@ def _partial_state(module: types.ModuleType) -> None:
     """``PartialState()`` heeds ACCELERATE_USE_CPU as ``Accelerator()`` does; made first, it would leave a group on CPUs alone for both."""
     make = module.PartialState.__init__
 
-    @functools.wraps(make)
+    @wraps(make)
     def init(state: Any, cpu: bool = False, **kwargs: Any) -> None:
         make(
             state,
@@ -120,7 +120,7 @@ def placed(choose: Callable[..., None]) -> Callable[..., None]:
     """The constructor of Lightning's connector, with the pool's devices and nodes where the program names none."""
     signature = inspect.signature(choose)
 
-    @functools.wraps(choose)
+    @wraps(choose)
     def init(connector: Any, /, *args: Any, **kwargs: Any) -> None:
         given = signature.bind(connector, *args, **kwargs)
         given.apply_defaults()
