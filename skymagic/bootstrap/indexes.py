@@ -74,7 +74,7 @@ def version_of(file, name):
 wanted = [text.partition('==')[::2] for text in sys.argv[4:]]
 indexes = list(dict.fromkeys(os.environ.get('SKY_INDEXES', '').split()))
 links = os.environ.get('SKY_LINKS', '').replace(',', ' ').split()
-begun = time.time()
+begun = time.monotonic()
 silent, offers = {}, set()
 
 def cuda(name, url, base, told):
@@ -139,7 +139,7 @@ for queue in queues:  # one for each index: none waits for another
         threads.append(threading.Thread(target=work, args=(queue,), daemon=True))
         threads[-1].start()
 for each in threads:
-    each.join(max(0, begun + seconds - time.time()))
+    each.join(max(0, begun + seconds - time.monotonic()))
 print('@sky indexes', len(answered & set(indexes)))
 if links:
     print('@sky links')

@@ -43,18 +43,18 @@ Folders' names tell it at once; to import what reads their files takes longer th
 SOURCES_PROBE = """
 import os, socket, sys, threading, time
 from urllib.parse import urlsplit
-end = time.time() + float(sys.argv[1])
+end = time.monotonic() + float(sys.argv[1])
 places = [urlsplit(url) for url in sys.argv[2:]]
 def ask(place):
     if place.scheme in ('http', 'https'):
         port = place.port or {'http': 80}.get(place.scheme, 443)
-        socket.create_connection((place.hostname, port), end - time.time()).close()
+        socket.create_connection((place.hostname, port), end - time.monotonic()).close()
     os._exit(0)
 asked = [threading.Thread(target=ask, args=(place,), daemon=True) for place in places]
 for each in asked:
     each.start()
 for each in asked:
-    each.join(max(0, end - time.time()))
+    each.join(max(0, end - time.monotonic()))
 print('@sky unreached', ', '.join(place.hostname for place in places))
 sys.stdout.flush()
 os._exit(0)

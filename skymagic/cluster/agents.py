@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
@@ -164,6 +165,7 @@ class Agents(AgentRequests):
         with self._changed:
             for rank in chosen:
                 self.ranks[rank] = self._new_state(rank)
+            self._progress_at = time.monotonic()
         self._order(chosen, generation)
 
     def reshape(self, specs: Mapping[int, tuple[int, wire.RankSpec]], timeout: float) -> None:
@@ -216,16 +218,19 @@ class Agents(AgentRequests):
             reason = (
                 f"{name} does not answer, neither here nor to the other {count(others, 'node')}"
             )
-        self.lose(index, reason)
-        self._links[index].drop()
+        self.abandon(index, reason)
 
     def drop_silent(self, ranks: Iterable[int], timeout: float) -> None:
         """Give up nodes whose link stands and whose agents do not say within `timeout` seconds what these ranks use: they hang, or were
         stopped. Ranks of this machine end with them."""
         heard = {self.specs[rank][0] for rank in self.ask(ranks, "usage", timeout)}
         for index in {self.specs[rank][0] for rank in ranks} - heard - self.away - self.gone.keys():
-            self.lose(index, f"the agent on {self.nodes[index].name} does not answer")
-            self._links[index].drop()
+            self.abandon(index, f"the agent on {self.nodes[index].name} does not answer")
+
+    def abandon(self, index: int, reason: str) -> None:
+        """Give up a node whose link stands, and all that runs there: `revive` starts another agent."""
+        self.lose(index, reason)
+        self._links[index].drop()
 
     def lose(self, index: int, reason: str, fate: str | None = None) -> None:
         """Give up a node: its ranks are lost, and whoever gives it says why, unless its fate is known."""

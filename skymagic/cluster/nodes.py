@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from signal import SIGKILL, SIGTERM
@@ -99,6 +100,7 @@ class States:
         ] = {}  # nodes that will be taken away, each with when (seconds since 1970)
         self.last_lines: dict[int, str] = {}  # after the end: what each rank's log ended with
         self._changed = threading.Condition()
+        self._progress_at = time.monotonic()  # of the last news of a rank's start or end
         self._trouble: str | None = None  # what ends each wait for the start of something
 
     def ranks_of(self, index: int) -> list[int]:
@@ -108,6 +110,17 @@ class States:
     def is_away(self, rank: int) -> bool:
         """Whether the link to a rank's node is down."""
         return self.specs[rank][0] in self.away
+
+    def late(self, seconds: float) -> list[int]:
+        """Return the ranks that are starting, if there has been no news of any rank's start for this long; else none."""
+        with self._changed:
+            if time.monotonic() - self._progress_at < seconds:
+                return []
+            return [
+                rank
+                for rank, state in self.ranks.items()
+                if not (state.ready or state.failed or state.exited)
+            ]
 
     def wait_controller(self, timeout: float) -> wire.ControllerUp:
         """The controller's connection info.
@@ -196,6 +209,7 @@ class States:
         """Begin with these ranks, of which nothing is known yet."""
         self.specs = dict(specs)
         self.ranks = {rank: self._new_state(rank) for rank in specs}
+        self._progress_at = time.monotonic()
 
     def _place(self, addresses: Sequence[str]) -> None:
         """Note where the nodes reach each other, the head first."""
@@ -210,6 +224,10 @@ class States:
 
     def _apply(self, index: int, message: wire.AgentMessage | None) -> wire.RankExited | None:
         """Take over what a node's agent has sent, the lock held; the end of a rank, where it is news."""
+        if isinstance(
+            message, wire.RankForked | wire.RankReady | wire.RankFailed | wire.RankExited
+        ):
+            self._progress_at = time.monotonic()
         match message:
             case wire.AgentStarted():
                 self.started[index] = replace(message, hostname=sanitized_line(message.hostname))

@@ -17,16 +17,17 @@ from __future__ import annotations
 
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from skymagic.cluster import Node
-from skymagic.display.screen import Screen
+from skymagic.display.screen import Screen, print_note
 from skymagic.errors import PoolError, PoolStateError, RequestError
 from skymagic.plan.plans import Plan
 from skymagic.plan.units import rank_words
-from skymagic.pool import messages
+from skymagic.pool import messages, slow_start
 from skymagic.pool.dispatch import RankReservation, Scheduler
 from skymagic.pool.resources import PoolResources, devices_environment
 from skymagic.pool.status import PoolEvent, SharedStatus, State
@@ -44,6 +45,10 @@ REJOIN_GRACE = 1.0  # seconds in which they leave it when one of them has failed
 ATTEMPTS = 4  # how often a group is formed at most; the last time with all ranks started anew
 TIMEOUT = 120.0
 """Seconds for which a restart waits for the ranks."""
+LOOK_INTERVAL = 0.5
+"""Seconds between two looks of a restart at what holds the ranks up."""
+GIVE_UP_TIMEOUT = 10.0
+"""Seconds in which a recovery ends whose nodes were given up."""
 
 
 @dataclass(eq=False, repr=False)
@@ -153,13 +158,29 @@ class Recovery:
             raise RequestError(
                 f"pool {self._status.name!r} has ranks 0 to {world_size - 1}, not {rank_words(wrong)}"
             )
+        if slow_start.give_up(self._resources, chosen):
+            self.wait(GIVE_UP_TIMEOUT)  # for the recovery that waits for what was given up
         self._replace({*chosen, *self._resources.revive()})
-        if not self.wait():
-            raise PoolError(
-                f"the ranks have not come back within {TIMEOUT:.0f} s, and are still starting: %sky_status shows them"
-            )
+        self._wait_until_back()
         if (problem := self._take_problem()) is not None:
             raise PoolError(f"the ranks did not come back: {problem}") from problem
+
+    def _wait_until_back(self) -> None:
+        """Wait for the ranks that were started anew, and tell what holds them up."""
+        end, told = time.monotonic() + TIMEOUT, False
+        while not self.wait(LOOK_INTERVAL):
+            if time.monotonic() >= end:
+                raise PoolError(
+                    f"the ranks have not come back within {TIMEOUT:.0f} s, and are still starting: %sky_status shows them"
+                )
+            if not told and (text := slow_start.reason(self._resources)):
+                told = True
+                print_note(f"[{text}]")
+
+    def slow(self) -> str:
+        """Return what holds up ranks that are being started anew, or "" while nothing has for long."""
+        recovering = self._status.state is State.RECOVERING
+        return slow_start.reason(self._resources) if recovering else ""
 
     def _replace(self, chosen: Iterable[int]) -> None:
         """Have ranks started anew, by the recovery under way if there is one; runs that have begun on them end."""

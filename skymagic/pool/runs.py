@@ -85,7 +85,7 @@ class PoolRuns:
             self._replacement.wait(
                 spec.ranks, self._may_wait(stop), lambda text: screen.note(f"[{text}]\n")
             )
-        with self._ends_with_pool(), self._reservation(spec, stop):
+        with self._ends_with_pool(), self._reservation(spec, stop, screen):
             self.check(spec.ranks)
             for note in self._status.take_notes():
                 screen.note(f"[{note}]\n")
@@ -114,7 +114,7 @@ class PoolRuns:
         self, spec: RunSpec, run: int, screen: Screen, limits: Limits, stop: StopSignal
     ) -> Report:
         """Show what a run that another notebook began has not shown there, and what follows; wait for its ranks."""
-        with self._ends_with_pool(), self._reservation(spec, stop), self.counted():
+        with self._ends_with_pool(), self._reservation(spec, stop, screen), self.counted():
             submission = Submission(spec.ranks, run, self._metrics(spec))
             stop.attach(submission)
             with interrupt.deferred() as interrupts, interrupts.sent_to(submission):
@@ -123,11 +123,19 @@ class PoolRuns:
         self._recovery.begin_after(report)
         return report
 
-    def _reservation(self, spec: RunSpec, stop: StopSignal) -> RankReservation:
+    def _reservation(self, spec: RunSpec, stop: StopSignal, screen: Screen) -> RankReservation:
         """The run's place in the queue; one that is stopped leaves it."""
+        may_wait, told = self._may_wait(stop), False
+
+        def check() -> None:
+            nonlocal told
+            may_wait()
+            if not told and (text := self._recovery.slow()):
+                told = True
+                screen.note(f"[{text}]\n")
 
         reservation = self._scheduler.request(spec.ranks)
-        reservation.run, reservation.check = spec, self._may_wait(stop)
+        reservation.run, reservation.check = spec, check
         reservation.on_wait = lambda others: _tell(
             spec, [one.run for one in others if one.run is not None]
         )

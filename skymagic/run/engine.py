@@ -82,6 +82,14 @@ class _Client(ipp.Client):  # type: ignore[misc]  # untyped base
             self._on_registrations
         )
 
+    def unregister(self, engine: int) -> None:
+        """Tell the hub that an engine is gone. It does not answer, so that this is no request of the client's."""
+        send = self.session.send
+        content = {"id": engine}
+        self._io_loop.add_callback(
+            lambda: send(self._query_socket, "unregistration_request", content=content)
+        )
+
     def _on_registrations(self, answer: Any) -> None:
         """On the client's own thread, as news of engines come."""
         if not answer.cancelled() and answer.exception() is None:
@@ -154,13 +162,23 @@ class RankEngine:
                     client.query_registrations()
         self._engines.update({rank: known[ident] for rank, ident in idents.items()})
 
+    def answers(self, timeout: float) -> bool:
+        """Return whether the controller answers within `timeout` seconds."""
+        try:
+            self._client._send(self._client._query_socket, "connection_request").result(timeout)
+        except Exception:
+            return False
+        return True
+
     def unbound(self, ranks: Iterable[int]) -> list[int]:
-        """Return those of these ranks that have no engine: they have not registered, or are gone."""
-        return [rank for rank in ranks if rank not in self._engines]
+        """Return those of these ranks that have no engine: they have not registered, or the hub has given them up."""
+        present = {*self._client.ids}
+        return [rank for rank in ranks if self._engines.get(rank) not in present]
 
     def submit(self, submission: Submission, order: Order, source: str) -> None:
         """Send an order to the submission's ranks, but those that are not bound; returns at once."""
-        ranks = [rank for rank in submission.ranks if rank in self._engines]
+        unbound = {*self.unbound(submission.ranks)}
+        ranks = [rank for rank in submission.ranks if rank not in unbound]
         if not ranks:
             return
         code = encode(order, source)
@@ -213,9 +231,13 @@ class RankEngine:
             client._send(client._query_socket, "purge_request", content={"msg_ids": due})
 
     def forget(self, ranks: Iterable[int]) -> None:
-        """Forget engines that are gone."""
+        """Forget engines that are gone, here and at the hub, which replies to what they were sent."""
         for rank in ranks:
-            self._engines.pop(rank, None)
+            if (engine := self._engines.pop(rank, None)) is not None:
+                with contextlib.suppress(
+                    Exception
+                ):  # a controller that is gone has nothing to forget
+                    self._client.unregister(engine)
 
     def close(self) -> None:
         """Close the connections; twice is safe."""

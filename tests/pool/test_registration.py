@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -66,6 +68,63 @@ def test_a_helper_process_that_is_killed(notebook: Notebook, helper: str) -> Non
     os.kill(pid, signal.SIGKILL)
     assert "%sky_restart" in notebook.fail(RANKS).text
     assert "ready" not in notebook.run("%sky_status").said.partition(">")[0]
+    notebook.run("%sky_restart")
+    assert works(notebook)
+
+
+def helpers(notebook: Notebook) -> dict[str, psutil.Process]:
+    """The processes that rank 0 needs to start, and itself."""
+    notebook.run("%%sky_broadcast -o pids -t 0\nimport os; os.getpid(), os.getppid()")
+    ((rank, pid),) = notebook.value("pids")
+    forkserver = psutil.Process(pid)
+    agent = forkserver.parent()
+    assert agent is not None
+    controllers = [one for one in agent.children() if "controller" in " ".join(one.cmdline())]
+    return {
+        "rank": psutil.Process(rank),
+        "forkserver": forkserver,
+        "agent": agent,
+        "controller": controllers[0],
+    }
+
+
+HELD_UP = {
+    "agent": "the agent on .* does not answer",
+    "forkserver": "the process that forks ranks on .* does not answer",
+    "controller": "the controller on .* does not answer",
+}
+
+
+@pytest.mark.parametrize("helper", HELD_UP)
+def test_a_helper_process_that_was_stopped(notebook: Notebook, helper: str) -> None:
+    """What is waited for is told; a second restart does not wait for it."""
+    helpers(notebook)[helper].suspend()
+    cell = notebook.start("%sky_restart")
+    notebook.watch(cell, lambda seen: "does not answer" in seen.text)
+    assert re.search(
+        rf"ranks 0–2 have not registered for 7 s: .*{HELD_UP[helper]}.*%sky_restart", cell.text
+    )
+    notebook.interrupt()
+    notebook.finish(cell)
+    assert "ready" not in notebook.run("%sky_status").said.partition(">")[0]
+    notebook.run("%sky_restart")
+    assert works(notebook)
+
+
+@pytest.mark.parametrize("helper", ["agent", "forkserver", "controller", "rank"])
+def test_a_process_that_stood_still_for_a_while(notebook: Notebook, helper: str) -> None:
+    """For longer than the controller waits for a sign of life; a rank dies meanwhile, if it can."""
+    process = helpers(notebook)[helper]
+    process.suspend()
+    resumed = threading.Timer(14.0, process.resume)
+    resumed.start()
+    if helper == "rank":
+        assert works(notebook)
+    else:
+        kills = "import os, signal\nos.kill(os.getpid(), signal.SIGKILL)"
+        assert notebook.fail(f"%%sky_broadcast -t 0\n{kills}").ename == "RankDied"
+    resumed.join()
+    assert works(notebook)
     notebook.run("%sky_restart")
     assert works(notebook)
 

@@ -15,6 +15,7 @@ import signal
 import socket
 import sys
 import threading
+import time
 import types
 from typing import Any, cast
 
@@ -24,7 +25,9 @@ from skymagic.wire.agent import MAX_LINE
 
 FLAGS = (
     "--HeartMonitor.period=200",
-    "--HeartMonitor.max_heartmonitor_misses=50",  # a rank may hold the GIL or the machine may sleep; the agent watches processes
+    # Silence is no death: a rank may be stopped for a while, or its machine cut off, and the hub never takes back an engine that it
+    # has given up. Agents watch processes and nodes, and the notebook says which engines are gone (`RankEngine.forget`).
+    "--HeartMonitor.max_heartmonitor_misses=2147483647",
     "--IPController.use_threads=True",
     "--IPController.broadcast_scheduler_depth=0",
     "--IPController.db_class=ipyparallel.controller.dictdb.DictDB",
@@ -106,11 +109,23 @@ def bound_frames() -> None:
     zmq.Context.socket = bounded  # type: ignore[method-assign]  # the relays and the heartbeat make contexts of their own
 
 
+def use_monotonic_clock() -> None:
+    """Let tornado's loops in this process measure time by a clock that nobody sets.
+
+    Its own is `time.time`: where that is set back, the heartbeat would pause until the old time is reached again, and no rank
+    could register meanwhile (`tornado.ioloop.PeriodicCallback`).
+    """
+    from tornado.ioloop import IOLoop
+
+    IOLoop.time = lambda self: time.monotonic()  # type: ignore[method-assign]
+
+
 def main(argv: list[str]) -> None:
     """Run the controller; `argv` are further flags of ``ipcontroller``."""
     # not the default since Python 3.14: the heartbeat's process takes over what is set here
     multiprocessing.set_start_method("fork")
     bound_frames()
+    use_monotonic_clock()
     threading.Thread(target=_end_with_stdin, daemon=True).start()
     gc.disable()  # while it starts: collections would take a fifth of the time and find nothing
     app = _controller().instance()
