@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import Any
 
 from skymagic.display.run_line import SEPARATOR, RunState, RunSummary
@@ -18,7 +17,6 @@ DEAD_OUTPUT_TIMEOUT = 1.0
 """Seconds to wait for the last text of a rank that has died."""
 LOST_OUTPUT_TIMEOUT = 10.0
 """Seconds without news to wait for the last text of a rank whose cell is over; it comes at once, unless its agent is gone."""
-EMPTY: Mapping[str, Sequence[int]] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -97,14 +95,19 @@ class RankRun:
     """Where it waited in native code and could not take an interrupt: the innermost frame of the user's own, and the innermost of all."""
 
     @property
+    def over(self) -> bool:
+        """Whether its cell has ended, well or not."""
+        return self.outcome is not None or self.died is not None
+
+    @property
     def settled(self) -> bool:
         """Nothing more is to come."""
-        return self.ended and (self.outcome is not None or self.died is not None)
+        return self.ended and self.over
 
     @property
     def output_deadline(self) -> float | None:
         """When to give up waiting for its last output; None while its cell goes on, or when the output is complete."""
-        if self.ended or not (self.died or self.outcome):
+        if self.ended or not self.over:
             return None
         return (
             self.died_at + DEAD_OUTPUT_TIMEOUT
@@ -189,20 +192,16 @@ def state_of(
     report: Report,
     waiting: Sequence[int],
     always_last: Sequence[int] = (),
-    deserted: Mapping[str, Sequence[int]] = EMPTY,
+    in_vain: str = "",
 ) -> RunState:
     """How a run is now; its seconds are for who knows when it was asked for.
 
     Args:
         waiting: ranks that wait for others in a collective.
         always_last: ranks for which the others wait again and again.
-        deserted: ranks in a collective that ranks which have ended will not join, by its name.
+        in_vain: which ranks are in collectives that the others will not join, as a part of the line.
     """
-    ended = [
-        number
-        for number, rank in report.ranks.items()
-        if rank.outcome is not None or rank.died is not None
-    ]
+    ended = [number for number, rank in report.ranks.items() if rank.over]
     failed = failed_ranks(report)
     metrics = report.metrics
     lagging = metrics.lagging(ended)
@@ -213,14 +212,14 @@ def state_of(
         seconds=0.0,
         done=len(ended) - len(failed),
         failed=failed,
-        waiting=() if deserted else tuple(rank for rank in waiting if rank not in ended),
+        waiting=() if in_vain else tuple(rank for rank in waiting if rank not in ended),
         progress=metrics.progress(),
         numbers=metrics.numbers(),
         lagging=SEPARATOR.join(
             filter(
                 None,
                 [
-                    deserted_words(deserted, ended),
+                    in_vain,
                     lag_words(lagging, "is", "are"),
                     last_words(last, "is", "are"),
                     *reasons_now(metrics.usage(), ended),
@@ -270,20 +269,6 @@ def failed_ranks(report: Report) -> tuple[int, ...]:
         return rank.failed and not (rank.stopped and ended_for)
 
     return tuple(number for number, rank in report.ranks.items() if by_itself(rank))
-
-
-def deserted_words(deserted: Mapping[str, Sequence[int]], ended: Sequence[int]) -> str:
-    """Ranks that wait for others which have ended, as a part of a line: "rank 0 waits in all_reduce, rank 1 has ended"; "" for none."""
-    waiting = {
-        name: [rank for rank in ranks if rank not in ended] for name, ranks in deserted.items()
-    }
-    words = [
-        f"{rank_words(ranks)} {agreeing(len(ranks), 'waits', 'wait')} in {name}"
-        for name, ranks in waiting.items()
-        if ranks
-    ]
-    over = f"{rank_words(list(ended))} {agreeing(len(ended), 'has', 'have')} ended"
-    return ", ".join([*words, over]) if words else ""
 
 
 def last_words(ranks: Sequence[int], one: str, several: str) -> str:

@@ -156,9 +156,9 @@ class RunLoop:
         self._check_stall(now)
 
     def _state(self) -> RunState:
-        return state_of(
-            self.report, self._stall.waiting, self._stall.always_last, self._stall.deserted
-        )
+        ended = [number for number, rank in self.report.ranks.items() if rank.over]
+        stall = self._stall
+        return state_of(self.report, stall.waiting, stall.always_last, stall.in_vain(ended))
 
     def _next_timeout(self) -> float:
         now = time.monotonic()

@@ -33,7 +33,10 @@ SAMPLE_COST = 0.02
 LAST_SAMPLES = 5
 """Samples in a row at which the others wait for the same rank, from which it is always last: of ranks alike it is each time another."""
 COLLECTIVES = "torch/distributed/"
-AWAITING = (COLLECTIVES, "torch/autograd/")
+DDP = "torch/nn/parallel/distributed.py"
+AUTOGRAD = "torch/autograd/"
+BACKWARD = "a backward pass"
+AWAITING = (COLLECTIVES, AUTOGRAD)
 """In the path of the innermost frame of a rank that is in a collective, or in a backward pass."""
 FIRST_SAMPLE = 1.0
 """Seconds until the first sample, from which it is counted: most cells are over by then."""
@@ -107,6 +110,8 @@ class Stall:
         self.standing: Standstill | None = None
         self.deserted: dict[str, list[int]] = {}
         """By a collective's name, ranks that were in the same one at the last two samples while others had ended."""
+        self.apart: dict[str, list[int]] = {}
+        """All ranks by the collective that they were in at the last two samples, if that is not the same one for all."""
         self._behind: deque[frozenset[int]] = deque(maxlen=LAST_SAMPLES)
         self.due: float | None = (
             now + min(FIRST_SAMPLE, self._interval) if after < math.inf else None
@@ -148,14 +153,19 @@ class Stall:
             stacks: of all others, as ranks tell them: frames, and the number of collectives begun.
         """
         before, self._last = self._last, stacks
-        inside = {rank: name for rank in stacks if ended and (name := collective(stacks[rank]))}
-        stay = [rank for rank in inside if _at(before.get(rank)) == _at(stacks[rank])]
-        self.deserted = {
-            name: [rank for rank in stay if inside[rank] == name]
-            for name in {inside[rank] for rank in stay}
-        }
         working = BUSY_SHARE * (now - self._last_at) + SAMPLE_COST
         self._last_at = now
+        inside = {rank: name for rank in stacks if (name := collective(stacks[rank]))}
+        staying: dict[str, list[int]] = {}
+        for rank, name in inside.items():
+            if stays(before.get(rank), stacks[rank], working):
+                staying.setdefault(name, []).append(rank)
+        self.deserted = staying if ended else {}
+        all_stay = sum(map(len, staying.values())) == len(stacks)
+        self.apart = staying if all_stay and len(staying) > 1 and not ended else {}
+        suspect = bool(inside) and (
+            bool(ended) or (len(inside) == len(stacks) and len(set(inside.values())) > 1)
+        )
         behind = those_behind(stacks)
         self._behind.append(
             frozenset(behind)
@@ -168,21 +178,59 @@ class Stall:
             self._since, self.standing = now, None
         elif self.standing is None and now - self._since >= self._after:
             self.standing = self._standstill(ended, behind, stacks)
-        self.due = now + (min(FIRST_SAMPLE, self._interval) if inside else self._interval)
+        self.due = now + (min(FIRST_SAMPLE, self._interval) if suspect else self._interval)
         if still and self.standing is None:
             self.due = min(self.due, self._since + self._after)
 
     def _standstill(
         self, ended: Sequence[int], behind: Sequence[int], stacks: Stacks
     ) -> Standstill:
-        who = rank_words(ended or behind or list(stacks))
+        stays_for = f"no progress for {self._after:g} s"
+        if in_vain := self.in_vain(ended):
+            return Standstill(f"{stays_for}: {in_vain}", text.stacks(stacks))
+        ranks = sorted(behind or stacks)
+        how = "behind" if behind else "not advancing"
+        words = f"{rank_words(ranks)} {agreeing(len(ranks), 'is', 'are')} {how}"
         if ended:
-            how = "ended"
-        else:
-            how = agreeing(len(behind or stacks), "is", "are") + (
-                " behind" if behind else " not advancing"
-            )
-        return Standstill(f"no progress for {self._after:g} s: {who} {how}", text.stacks(stacks))
+            words += f", {ended_words(ended)}"
+        return Standstill(f"{stays_for}: {words}", text.stacks(stacks))
+
+    def in_vain(self, ended: Sequence[int]) -> str:
+        """Return who waits for ranks that will not come, as a part of a line; "" for nobody.
+
+        Args:
+            ended: ranks whose cell is over now.
+        """
+        return deserted_words(self.deserted, ended) or apart_words(self.apart)
+
+
+def deserted_words(deserted: Mapping[str, Sequence[int]], ended: Sequence[int]) -> str:
+    """Ranks that wait for others which have ended: "rank 0 waits in all_reduce, rank 1 has ended"; "" for none."""
+    waiting = {
+        name: left
+        for name, ranks in deserted.items()
+        if (left := [rank for rank in ranks if rank not in ended])
+    }
+    return f"{_waiting_words(waiting)}, {ended_words(ended)}" if waiting else ""
+
+
+def apart_words(apart: Mapping[str, Sequence[int]]) -> str:
+    """Ranks in different collectives: "rank 0 waits in all_reduce, rank 1 in broadcast"; "" for none."""
+    return _waiting_words(apart) if apart else ""
+
+
+def ended_words(ended: Sequence[int]) -> str:
+    """Ranks whose cell is over: "rank 1 has ended"."""
+    return f"{rank_words(list(ended))} {agreeing(len(ended), 'has', 'have')} ended"
+
+
+def _waiting_words(waiting: Mapping[str, Sequence[int]]) -> str:
+    """Which ranks wait in which collective; the verb stands once."""
+    (first, ranks), *others = waiting.items()
+    verb = agreeing(len(ranks), "waits", "wait")
+    words = [f"{rank_words(list(ranks))} {verb} in {first}"]
+    words += [f"{rank_words(list(ranks))} in {name}" for name, ranks in others]
+    return ", ".join(words)
 
 
 def those_behind(stacks: Stacks) -> list[int]:
@@ -205,9 +253,28 @@ def awaited(behind: Sequence[int], stacks: Stacks) -> bool:
 
 
 def collective(stack: Mapping[str, Any] | None) -> str:
-    """The collective that a rank is in; "" for none. Of a backward pass nobody knows whether it waits or computes."""
+    """The collective that a rank is in, or the pass of DDP that has some in it; "" for none."""
     innermost = stack["frames"][-1] if stack is not None and stack["frames"] else {}
-    return str(innermost["name"]) if COLLECTIVES in str(innermost.get("file")) else ""
+    file = str(innermost.get("file"))
+    if file.endswith(DDP):  # it calls the model elsewhere: what it does itself is to synchronise
+        return "the forward pass of DDP"
+    if AUTOGRAD in file:
+        return BACKWARD
+    return str(innermost["name"]) if COLLECTIVES in file else ""
+
+
+def stays(before: Mapping[str, Any] | None, now: Mapping[str, Any] | None, working: float) -> bool:
+    """Whether a rank is in the same collective as at the sample before.
+
+    A backward pass may compute as well as wait: there it must have used no processor time.
+
+    Args:
+        working: seconds on the processor that count.
+    """
+    if _at(before) != _at(now):
+        return False
+    idle = (now or {}).get("cpu", 0.0) - (before or {}).get("cpu", 0.0) < working
+    return idle or collective(now) != BACKWARD
 
 
 def _at(stack: Mapping[str, Any] | None) -> tuple[Any, Any]:

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from skymagic.run.metrics import Metrics, Usage, reasons_now, reasons_over
-from skymagic.run.report import RankRun, Report, deserted_words, failed_ranks
-from skymagic.run.stall import LAST_SAMPLES, Stall
+from skymagic.run.report import RankRun, Report, failed_ranks
+from skymagic.run.stall import LAST_SAMPLES, Stall, apart_words, deserted_words
 from skymagic.runtime import usage
 from skymagic.wire.metrics import FIXED, USAGE, packed
 from tests.lab.notebook import Shown
@@ -222,6 +222,119 @@ def test_a_rank_in_a_collective_that_another_has_left_is_named_soon() -> None:
     assert stall.deserted == {"all_reduce": [0]}
     stall.observe([1], {0: sample(6, None)[0]}, 12.5)
     assert stall.deserted == {}, "a group of its own"
+
+
+DDP_FORWARD = {
+    "file": "/lib/torch/nn/parallel/distributed.py",
+    "line": 2363,
+    "name": "_distributed_broadcast_coalesced",
+}
+BACKWARD = {"file": "/lib/torch/autograd/graph.py", "line": 9, "name": "_engine_run_backward"}
+
+
+@pytest.mark.parametrize(
+    ("frame", "name"),
+    [(DDP_FORWARD, "the forward pass of DDP"), (BACKWARD, "a backward pass")],
+    ids=["forward", "backward"],
+)
+def test_a_rank_in_a_pass_of_ddp_that_another_has_left(frame: dict[str, object], name: str) -> None:
+    stall = Stall(30.0, 0.0)
+    alone = {0: {"frames": [{"cell": 3}, frame], "collectives": 5, "cpu": 1.0}}
+    stall.observe([1], alone, 10.5)
+    assert stall.deserted == {}
+    stall.observe([1], alone, 11.5)
+    assert stall.deserted == {name: [0]}
+    busy = {0: {**alone[0], "cpu": 1.9}}
+    stall.observe([1], busy, 12.5)
+    assert stall.deserted == ({name: [0]} if frame is DDP_FORWARD else {}), "a pass that computes"
+
+
+def in_collectives(*names: str) -> dict[int, dict[str, object]]:
+    """Stacks of ranks that are in these collectives; "" for one that computes."""
+    file = "/lib/torch/distributed/distributed_c10d.py"
+    return {
+        rank: {
+            "frames": [
+                {"cell": 3, "line": 4 + rank, "name": "<module>"},
+                *([{"file": file, "line": 1, "name": name}] if name else []),
+            ],
+            "collectives": 7,
+            "cpu": 1.0,
+        }
+        for rank, name in enumerate(names)
+    }
+
+
+def test_ranks_in_different_collectives_are_named_soon() -> None:
+    stall = Stall(30.0, 0.0)
+    apart = in_collectives("all_reduce", "broadcast", "all_reduce")
+    stall.observe([], apart, 1.0)
+    assert stall.apart == {}, "they may be on their way through"
+    assert stall.due == 2.0
+    stall.observe([], apart, 2.0)
+    assert stall.apart == {"all_reduce": [0, 2], "broadcast": [1]}
+    assert apart_words(stall.apart) == "ranks 0, 2 wait in all_reduce, rank 1 in broadcast"
+    stall.observe([], in_collectives("all_reduce", "all_reduce", "all_reduce"), 3.0)
+    assert stall.apart == {}, "they go on"
+    for one in (
+        in_collectives("all_reduce", "broadcast", ""),
+        in_collectives("barrier", "barrier"),
+    ):
+        stall.observe([], one, 4.0)
+        stall.observe([], one, 5.0)
+        assert stall.apart == {}, "one is on its way, or all are in the same"
+
+
+def test_ranks_in_different_collectives_are_in_the_line_and_the_note(shared_pools: Pools) -> None:
+    pytest.importorskip("torch")
+    cell = (
+        "%%sky_broadcast\nimport torch, torch.distributed as dist\nt = torch.ones(3)\n"
+        "if dist.get_rank() == 0: dist.all_reduce(t)\nelse: dist.broadcast(t, 0)\ndist.barrier()"
+    )
+    setting = "%config SkyMagic.stall_after = 3.0"
+    with shared_pools.lent(
+        "--ranks 2 --plugin torch", setting, view_after=0.2, watched=True
+    ) as notebook:
+        shown = notebook.start(cell)
+        notebook.watch(shown, lambda one: "rank 0 waits in" in line(one))
+        assert "rank 0 waits in all_reduce, rank 1 in broadcast" in line(shown)
+        notebook.watch(shown, lambda one: bool(one.standstill))
+        summary = "no progress for 3 s: rank 0 waits in all_reduce, rank 1 in broadcast\n"
+        assert shown.standstill.startswith(summary)
+        notebook.interrupt()
+        notebook.finish(shown)
+
+
+def test_batches_that_end_early_on_a_rank_are_in_the_line_and_the_note(
+    shared_pools: Pools,
+) -> None:
+    pytest.importorskip("torch")
+    cell = """\
+%%sky_broadcast
+import torch, torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+net = torch.nn.Sequential(torch.nn.Linear(4, 4), {layer})
+model = DistributedDataParallel(net)
+for step in range(3 - dist.get_rank()):
+    model(torch.ones(4, 4)).sum().backward()
+"""
+    setting = "%config SkyMagic.stall_after = 3.0"
+    passes = {
+        "torch.nn.BatchNorm1d(4)": "the forward pass of DDP",
+        "torch.nn.Linear(4, 1)": "a backward pass",
+    }
+    with shared_pools.lent(
+        "--ranks 2 --plugin torch", setting, view_after=0.2, watched=True
+    ) as notebook:
+        for layer, name in passes.items():
+            shown = notebook.start(cell.format(layer=layer))
+            notebook.watch(shown, lambda one: "has ended" in line(one))
+            words = f"rank 0 waits in {name}, rank 1 has ended"
+            assert words in line(shown)
+            notebook.watch(shown, lambda one: bool(one.standstill))
+            assert shown.standstill.startswith(f"no progress for 3 s: {words}\n")
+            notebook.interrupt()
+            notebook.finish(shown)
 
 
 def test_ranks_that_wait_for_those_that_have_ended_in_words() -> None:
