@@ -127,7 +127,7 @@ def rent(asked: argparse.Namespace) -> int:
         step("give back", pool.stop, failed)
         step("is anything left?", lambda: look(asked), failed)
     print(f"failed: {', '.join(failed)}" if failed else "all of it went well")
-    print("what it has cost: skymagic cost; on the bill it stands a day later")
+    print("what it has cost: skymagic status --cost; on the bill it stands a day later")
     return 1 if failed else 0
 
 

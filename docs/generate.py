@@ -30,8 +30,7 @@ def magics() -> str:
         "Every magic that uses a pool takes `--pool NAME`, by default the pool used last; where the table has `[NAME]`, the name may stand alone.\n",
         "| magic | what it does | options |\n|---|---|---|",
     ]
-    listed = {name: face for name, face in MAGICS.items() if face.listed}
-    for name, face in listed.items():
+    for name, face in MAGICS.items():
         own = [
             f"`{option.names[-1]}`"
             for option in face.options
@@ -44,7 +43,7 @@ def magics() -> str:
             f"| [`{cell(called(name))}`](#{name.replace('_', '-')}) | {cell(face.summary)} | {' '.join(own + pool)} |"
         )
     lines += ["\n## Options of a pool\n", *table(POOL), "\n## Options of a run\n", *table(RUN)]
-    for name, face in listed.items():
+    for name, face in MAGICS.items():
         lines += [f"\n({name.replace('_', '-')})=\n## {called(name)}\n", face.summary]
         if face.examples:
             lines += ["\n```text", *face.examples, "```"]

@@ -17,11 +17,20 @@ from skymagic.wire.untrusted import print_sanitized
 
 EXIT_CODES = {"done": 0, "nothing": 0, "failed": 3, "stopped": 4, "lost": 5}
 """Of ``attach`` and ``run``: how the run, or the notebook, has ended."""
+REMOVED_COMMANDS = {
+    "clean": "`skymagic clean` was removed: use `skymagic down --clean --hosts HOSTS`",
+    "cost": "`skymagic cost` was removed: use `skymagic status --cost`",
+}
+"""Commands of earlier versions → what the user is told."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; its exit code."""
-    line = _parser().parse_args(arguments)
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    if words and words[0] in REMOVED_COMMANDS:
+        print_sanitized(REMOVED_COMMANDS[words[0]], file=sys.stderr)
+        return 2
+    line = _parser().parse_args(words)
     try:
         return int(line.call(line))
     except RequestError as refused:
@@ -48,30 +57,18 @@ def _parser() -> argparse.ArgumentParser:
     status = commands.add_parser(
         "status", help="show your pools on hosts, on EC2, or detached on this machine"
     )
-    down = commands.add_parser("down", help="end a pool and release its machines")
-    cost = commands.add_parser(
-        "cost", help="show what rented pools cost now and have cost within a month"
+    down = commands.add_parser(
+        "down", help="end a pool and release its machines, or remove unused files from hosts"
     )
-    for one in (status, down, cost):
-        one.add_argument(
-            "name",
-            nargs="?",
-            metavar="NAME",
-            help="a pool's name" + ("" if one is cost else " or job id"),
-        )
-    clean = commands.add_parser(
-        "clean", help="remove files from hosts that no pool has used for 30 days"
-    )
-    for one in (status, down, clean):
+    for one in (status, down):
+        one.add_argument("name", nargs="?", metavar="NAME", help="a pool's name or job id")
         one.add_argument(
             "--hosts",
-            required=one is clean,
             default=[],
             action="append",
             metavar="HOSTS",
             help="for example gpu1,user@gpu2 or gpu[1-4]; default: this machine",
         )
-    for one in (status, down):
         one.add_argument(
             "--provider",
             choices=["aws", "slurm", "kubernetes", "ray"],
@@ -82,15 +79,26 @@ def _parser() -> argparse.ArgumentParser:
             metavar="HOST",
             help="with --provider slurm: ask through this login node, over SSH",
         )
-    clean.add_argument("--all", action="store_true", help="remove everything that no pool uses now")
-    clean.add_argument("--dry-run", action="store_true", help="show what would be removed")
+    status.add_argument(
+        "--cost",
+        action="store_true",
+        help="show what rented pools cost now and have cost within a month",
+    )
     status.add_argument(
         "--disk", action="store_true", help="show what skymagic stores on their disks"
     )
     down.add_argument(
         "--all",
         action="store_true",
-        help="all your pools there; without --hosts: all machines you rented",
+        help="all your pools there; without --hosts: all machines you rented; with --clean: all files that no pool uses now",
+    )
+    down.add_argument(
+        "--clean",
+        action="store_true",
+        help="with --hosts: end no pool, and remove files that no pool has used for 30 days",
+    )
+    down.add_argument(
+        "--dry-run", action="store_true", help="with --clean: show what would be removed"
     )
     logs = commands.add_parser(
         "logs", help="show the output of a pool's ranks, also after the pool is down"
@@ -159,13 +167,11 @@ def _parser() -> argparse.ArgumentParser:
     cancel.set_defaults(call=_cancel)
     logs.set_defaults(call=_logs)
     attach.set_defaults(call=_attach)
-    for one in (pools, status, cost, down, clean, logs, attach, run, cancel):
+    for one in (pools, status, down, logs, attach, run, cancel):
         one.add_argument("--json", action="store_true", help="print JSON")
     pools.set_defaults(call=_pools)
-    cost.set_defaults(call=_cost)
     status.set_defaults(call=_status)
     down.set_defaults(call=_down)
-    clean.set_defaults(call=_clean)
     return parser
 
 
@@ -184,23 +190,26 @@ def _pools(line: argparse.Namespace) -> int:
     return 0
 
 
-def _cost(line: argparse.Namespace) -> int:
-    from skymagic.api import costs
-
-    found = costs.costs((), line.name)
-    print_sanitized(json.dumps(costs.plain(found)) if line.json else costs.text(found))
-    return 0
-
-
 def _status(line: argparse.Namespace) -> int:
-    from skymagic.api import disk, places
+    from skymagic.api import costs, disk, places
     from skymagic.plan.requests import CloudSettings
 
     request = places.StatusRequest(
-        line.name, tuple(line.hosts), line.disk, provider=line.provider, login=line.login
+        line.name,
+        tuple(line.hosts),
+        line.disk,
+        provider=line.provider,
+        login=line.login,
+        cost=line.cost,
     )
     if mistakes := request.mistakes():
         raise RequestError(mistakes)
+    if line.cost:
+        found_costs = costs.costs((), line.name)
+        print_sanitized(
+            json.dumps(costs.plain(found_costs)) if line.json else costs.text(found_costs)
+        )
+        return 0
     if line.disk:
         disks = disk.look(line.hosts)
         print_sanitized(json.dumps(disk.plain(disks)) if line.json else disk.text(disks))
@@ -211,13 +220,29 @@ def _status(line: argparse.Namespace) -> int:
 
 
 def _down(line: argparse.Namespace) -> int:
-    from skymagic.api import ending, places
+    from skymagic.api import disk, ending, places
     from skymagic.plan.requests import CloudSettings
 
-    request = ending.DownRequest(line.name, line.all, tuple(line.hosts), line.provider, line.login)
+    request = ending.DownRequest(
+        line.name,
+        line.all,
+        tuple(line.hosts),
+        line.provider,
+        line.login,
+        clean=line.clean,
+        dry_run=line.dry_run,
+    )
     mistakes = request.mistakes()
     if mistakes:
         raise RequestError(mistakes)
+    if line.clean:
+        lines, problems = disk.clean(line.hosts, line.all, line.dry_run)
+        print_sanitized(
+            json.dumps({"done": lines, "problems": problems}) if line.json else "\n".join(lines)
+        )
+        for host, reason in problems.items():
+            print_sanitized(f"skymagic down: {host}: {reason}", file=sys.stderr)
+        return 1 if problems else 0
     done = ending.by_place(request, CloudSettings(), (), _progress)
     if done is None and line.name:
         done = ending.end_left(line.name, _progress) or places.end_on_hosts(
@@ -294,15 +319,3 @@ def _attach(line: argparse.Namespace) -> int:
     if (run := keys.notebook_run(line.pool)) is not None:
         return EXIT_CODES[executing.shown(run, line.json)]
     return EXIT_CODES[reading.attached(line.pool, line.json)]
-
-
-def _clean(line: argparse.Namespace) -> int:
-    from skymagic.api import disk
-
-    lines, problems = disk.clean(line.hosts, line.all, line.dry_run)
-    print_sanitized(
-        json.dumps({"done": lines, "problems": problems}) if line.json else "\n".join(lines)
-    )
-    for host, reason in problems.items():
-        print_sanitized(f"skymagic clean: {host}: {reason}", file=sys.stderr)
-    return 1 if problems else 0

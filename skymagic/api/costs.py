@@ -64,7 +64,7 @@ def costs(
     found = [one for one in [*free, *paid] if name in (None, one.pool)]
     if name is not None and not found:
         raise PoolError(
-            f"no pool {name!r} was rented within a month; skymagic cost lists those that were"
+            f"no pool {name!r} was rented within a month; skymagic status --cost lists those that were"
         )
     return found
 

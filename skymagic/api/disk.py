@@ -61,7 +61,7 @@ def _disk_text(host: str, disk: Disk) -> str:
     lines = [heading, table([("what", "size", "last used", "", ""), *rows])]
     if unused:
         lines.append(
-            f"not used for 30 days: {size(sum(item.nbytes for item in unused))}; to remove it: skymagic clean --hosts {host}"
+            f"not used for 30 days: {size(sum(item.nbytes for item in unused))}; to remove it: skymagic down --clean --hosts {host}"
         )
     return "\n".join(lines)
 

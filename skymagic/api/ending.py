@@ -20,17 +20,32 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class DownRequest:
-    """Pools to end: one by name, the current one (None), or all of them; of those on hosts where any are named, or rented from a provider."""
+    """Pools to end: one by name, the current one (None), or all of them; of those on hosts where any are named, or rented from a provider.
+
+    Attributes:
+        clean: end no pool, and remove files from the hosts that no pool has used for 30 days, or with `all` those that none uses now.
+        dry_run: only say what `clean` would remove.
+    """
 
     name: str | None = None
     all: bool = False
     hosts: tuple[str, ...] = ()
     provider: str | None = None
     login: str | None = None
+    clean: bool = False
+    dry_run: bool = False
 
     def mistakes(self) -> list[str]:
         """What contradicts itself."""
+        if self.clean:
+            cleaning = (
+                (not self.hosts, "--clean: say where, as in --hosts gpu1,gpu2"),
+                (self.name, f"--clean ends no pool: leave {self.name} out"),
+                (self.provider or self.login, "--clean is for hosts: leave --provider out"),
+            )
+            return [mistake for applies, mistake in cleaning if applies]
         checks = (
+            (self.dry_run, "--dry-run shows what --clean would remove: add --clean"),
             (self.name and self.all, f"say {self.name} or --all, not both"),
             (
                 self.provider and self.all,

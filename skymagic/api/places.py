@@ -54,9 +54,13 @@ class StatusRequest:
     output: str | None = None
     provider: str | None = None
     login: str | None = None
+    cost: bool = False
+    """Show what pools cost now and have cost within a month, as this machine has kept it."""
 
     def mistakes(self) -> list[str]:
         """What contradicts itself."""
+        if self.cost and (self.hosts or self.provider or self.login or self.disk):
+            return ["--cost is of all pools of this machine's notebooks: leave the place out"]
         return [
             *place_mistakes(self.hosts, self.provider, self.login),
             *(

@@ -36,7 +36,7 @@ def pools(name: str | None, own_jobs: Iterable[str] = ()) -> PoolStatuses:
     chosen = [registry.pool_named(name)] if name else registry.pools()
     gone = [] if name else [f"{one.ended}: {one.remedy}" for one in registry.ended_pools()]
     gone += [] if name else records.reminders(records.every())
-    # at this moment; `skymagic cost` lists a month
+    # at this moment; --cost lists a month
     paid = [
         one
         for one in costs.costs((), None, own_jobs)

@@ -90,6 +90,9 @@ class SkyMagics(Magics):
     @line_magic
     def sky_down(self, line: str) -> None:
         request = usage(lambda: line_magics.parse_down(line))
+        if request.clean:
+            _clean(request)
+            return
         aws = self.settings.defaults().aws
         done = usage(lambda: ending.by_place(request, aws, _own_jobs(), print_note))
         there = registry.pools() + registry.ended_pools()
@@ -259,6 +262,14 @@ class InspectionMagics(Magics):
     @line_magic
     def sky_status(self, line: str) -> None:
         request = usage(lambda: line_magics.parse_status(line))
+        if request.cost:
+            unpaid = [
+                (pool.name, now() - pool.started_at)
+                for pool in registry.pools()
+                if not pool.plan.region
+            ]
+            print_sanitized(costs.text(costs.costs(unpaid, request.name, _own_jobs())))
+            return
         if request.disk:
             print_sanitized(disk.text(usage(lambda: disk.look(request.hosts))))
             return
@@ -320,29 +331,21 @@ class InspectionMagics(Magics):
         self._name(request.output, found)
 
     @line_magic
-    def sky_cost(self, line: str) -> None:
-        name = usage(lambda: line_magics.parse_cost(line))
-        free = [
-            (one.name, now() - one.started_at) for one in registry.pools() if not one.plan.region
-        ]
-        print_sanitized(costs.text(costs.costs(free, name, _own_jobs())))
-
-    @line_magic
     def sky_check(self, line: str) -> None:
         show_object(inspection.checked(usage(lambda: line_magics.parse_check(line))), apart=True)
-
-    @line_magic
-    def sky_clean(self, line: str) -> None:
-        request = usage(lambda: line_magics.parse_clean(line))
-        lines, problems = usage(lambda: disk.clean(request.hosts, request.all, request.dry_run))
-        print_sanitized("\n".join(lines))
-        if problems:
-            raise PoolError("; ".join(f"{host}: {reason}" for host, reason in problems.items()))
 
 
 def _give_help(magics: Magics) -> None:
     for kind in magics.magics.values():
         kind.update({name: with_help(name, method) for name, method in kind.items()})
+
+
+def _clean(request: ending.DownRequest) -> None:
+    """Remove unused files from hosts. Raises PoolError: something is left there."""
+    lines, problems = usage(lambda: disk.clean(request.hosts, request.all, request.dry_run))
+    print_sanitized("\n".join(lines))
+    if problems:
+        raise PoolError("; ".join(f"{host}: {reason}" for host, reason in problems.items()))
 
 
 def _own_jobs() -> set[str]:

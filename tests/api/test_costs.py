@@ -72,7 +72,7 @@ def test_what_is_kept_outlives_its_process_for_a_month(
     )
     ledger.write(replace(SECOND, started=now - HOUR, bound=now + HOUR))
     (state / "skymagic/costs/damaged-1.json").write_text("{")
-    assert command.main(["cost", "--json"]) == 0
+    assert command.main(["status", "--cost", "--json"]) == 0
     (found,) = json.loads(capsys.readouterr().out)["pools"]
     assert (found["pool"], found["per_hour"], found["exact"]) == ("lab", 4.5, False)
     assert found["total"] == pytest.approx(4.5, rel=0.01)
@@ -84,6 +84,11 @@ def test_what_is_kept_outlives_its_process_for_a_month(
     ]
     with pytest.raises(PoolError, match="no pool 'other' was rented within a month"):
         costs.costs((), "other")
+    assert command.main(["status", "--cost", "lab"]) == 0
+    assert capsys.readouterr().out.splitlines()[1].split()[:2] == ["lab", "nothing"]
+    assert command.main(["status", "--cost", "other"]) == 1
+    assert "skymagic status --cost lists those that were" in capsys.readouterr().err
+    assert command.main(["status", "--cost", "--hosts", "gpu1"]) == 2
 
 
 @pytest.mark.parametrize(

@@ -114,7 +114,7 @@ def test_from_the_plan_to_the_end(rented: tuple[Machines, Notebook]) -> None:
     assert {one["gpus"] for one in results} == {"0,1,2,3,4,5,6,7"}
     assert len({one["grad"] for one in results}) == 1, "DDP has averaged what each rank saw"
 
-    assert "train" in notebook.run("%sky_cost").stdout
+    assert "train" in notebook.run("%sky_status --cost").stdout
     notebook.run("%sky_down")
     assert [one.state for one in lab.instances()] == ["terminated"] * 4
     assert lab.left() == {}

@@ -21,7 +21,6 @@ from skymagic.magics.arguments.cell_magics import parse_broadcast, parse_pool, p
 from skymagic.magics.arguments.help import CompletionNames, complete, help_text
 from skymagic.magics.arguments.line_magics import (
     AttachRequest,
-    CleanRequest,
     CloneRequest,
     FilesRequest,
     ForwardRequest,
@@ -32,9 +31,7 @@ from skymagic.magics.arguments.line_magics import (
     parse_attach,
     parse_auto,
     parse_check,
-    parse_clean,
     parse_clone,
-    parse_cost,
     parse_down,
     parse_files,
     parse_forward,
@@ -842,10 +839,24 @@ def test_looking() -> None:
     assert "'gcp'" in mistakes(parse_status, "--provider gcp")[0]
     assert parse_down("lab --hosts gpu1,gpu2") == DownRequest("lab", hosts=("gpu1", "gpu2"))
     assert parse_check("train") == "train"
-    assert parse_clean("--hosts gpu1 --all --dry-run") == CleanRequest(("gpu1",), True, True)
-    assert mistakes(parse_clean, "--all") == ["say where: %sky_clean --hosts gpu1,gpu2"]
+    assert parse_down("--clean --hosts gpu1 --all --dry-run") == DownRequest(
+        None, True, ("gpu1",), clean=True, dry_run=True
+    )
+    assert mistakes(parse_down, "--clean --all") == ["--clean: say where, as in --hosts gpu1,gpu2"]
+    assert mistakes(parse_down, "lab --clean --hosts gpu1 --provider aws") == [
+        "--clean ends no pool: leave lab out",
+        "--clean is for hosts: leave --provider out",
+    ]
+    assert mistakes(parse_down, "lab --dry-run") == [
+        "--dry-run shows what --clean would remove: add --clean"
+    ]
+    assert parse_status("lab --cost") == StatusRequest("lab", cost=True)
+    for place in ("--hosts gpu1", "--provider aws", "--hosts gpu1 --disk"):
+        assert "leave the place out" in mistakes(parse_status, f"--cost {place}")[0]
+    assert mistakes(parse_status, "--cost -o kept") == [
+        "-o keeps how this notebook's pools are: leave it out with --cost"
+    ]
     assert len(mistakes(parse_status, "lab --disk")) == 2
-    assert parse_cost("") is None
     assert (parse_gpus(""), parse_gpus("a100-80gb")) == (
         GpusRequest(),
         GpusRequest(Accelerator("A100-80GB")),
@@ -925,7 +936,11 @@ NOW = CompletionNames(
         ("sky_pool", "--plugin torch,", ["jax", "torch"]),
         ("sky_pool", "--plugins=torch,j", ["jax"]),
         ("sky_pool", "--nodes 2 tr", ["train"]),
-        ("sky_down", "--", ["--all", "--hosts", "--provider", "--login", "--pool"]),
+        (
+            "sky_down",
+            "--",
+            ["--all", "--hosts", "--provider", "--login", "--clean", "--dry-run", "--pool"],
+        ),
         ("sky_gpus", "h", ["H100", "H20", "H200", "H800"]),
         ("sky_clone", "2 --f", ["--from"]),
         ("sky_clone", "2 --from 0 w", ["weights", "words"]),

@@ -107,8 +107,8 @@ NEEDED = {
     ("sky_gpus", ""): "A100",
     ("sky_status", "-o"): "",
     ("sky_status", "--output"): "",
-    ("sky_clean", ""): "--hosts gpu1",
-    ("sky_clean", "--hosts"): "",
+    ("sky_down", "--clean"): "--hosts gpu1",
+    ("sky_down", "--dry-run"): "--clean --hosts gpu1",
     ("sky_attach", "--take-over"): "lab",
     **{
         (magic, "--login"): "--provider slurm" for magic in ("sky_attach", "sky_down", "sky_status")
@@ -171,7 +171,7 @@ def test_names_that_complete_when_nobody_says_what_exists_do_exist() -> None:
         ("%sky_push weig", ["weights"]),
         (
             "%sky_status -",
-            ["--disk", "--hosts", "--login", "--output", "--pool", "--provider", "-o"],
+            ["--cost", "--disk", "--hosts", "--login", "--output", "--pool", "--provider", "-o"],
         ),
         ("%sky_auto o", ["off", "on"]),
         ("%%sky_broadcast --timeout 10m -g wei", ["weighed", "weights"]),

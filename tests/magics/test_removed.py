@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from skymagic.api import command
 from skymagic.magics.arguments.options import MAGICS
 from skymagic.magics.arguments.removed import REMOVED_MAGICS
 from skymagic.magics.transformers import removed
@@ -25,6 +26,31 @@ def test_each_replacement_exists() -> None:
     for name, sentence in REMOVED_MAGICS.items():
         assert name not in MAGICS
         assert any(f"%{magic}" in sentence for magic in MAGICS), sentence
+
+
+@pytest.mark.parametrize("name", command.REMOVED_COMMANDS)
+def test_a_removed_command_names_its_replacement(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for arguments in ([name], [name, "--json"], [name, "--hosts", "gpu1"]):
+        assert command.main(arguments) == 2
+        assert capsys.readouterr().err == f"{command.REMOVED_COMMANDS[name]}\n"
+
+
+def test_there_are_twenty_magics() -> None:
+    names = (
+        "pool broadcast sh status logs stacks vars push pull clone put get forward pip gpus check"
+        " restart down attach auto"
+    )
+    assert list(MAGICS) == [f"sky_{name}" for name in names.split()]
+
+
+def test_the_shell_has_these_magics_and_no_others(notebook: Notebook) -> None:
+    notebook.run("found = get_ipython().magics_manager.magics")
+    notebook.run(
+        "found = sorted({name for kind in found.values() for name in kind if 'sky_' in name})"
+    )
+    assert notebook.value("found") == sorted(MAGICS)
 
 
 @pytest.mark.parametrize(

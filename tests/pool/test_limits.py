@@ -79,7 +79,7 @@ true = time.time
 time.time = lambda: true() + 100_000
 os.kill(shell.user_ns["pool"].pool.resources.agents._links[0]._transport._child.pid, signal.SIGKILL)
 print(fails("%%sky_broadcast\\n1"))
-cell("%sky_cost")
+cell("%sky_status --cost")
 cell("%sky_restart")
 cell("%%sky_broadcast -o seen\\n1")
 print("seen:", shell.user_ns["seen"])

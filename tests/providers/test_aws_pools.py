@@ -98,7 +98,7 @@ def test_from_a_line_to_terminated(aws: tuple[Machines, Notebook]) -> None:
     assert not list((Path(notebook.value("__import__('os').environ['HOME']"))).glob(".ssh/*"))
     ticker = notebook.run("%sky_status").rich[0]["text/html"]
     assert re.search(r"\$\d+\.\d\d per hour, about \$\d+\.\d\d so far", ticker)
-    notebook.run("%sky_cost")
+    notebook.run("%sky_status --cost")
     notebook.run("import sys, traceback")
     assert notebook.value(ASKING) == [], "no thread is there to ask EC2 from time to time"
     assert cloud.calls[rented:] == [], "nor does it cost a call to run cells and to look"

@@ -88,12 +88,12 @@ def test_the_same_line_finds_the_pool_and_a_second_notebook_is_told(desk: Desk) 
             "a cell's own line finds it too, whatever it is called"
         )
         assert desk.launches == 1
-        running = fourth.run("%sky_cost").stdout
+        running = fourth.run("%sky_status --cost").stdout
         fourth.run("%sky_down")
         assert lab.left() == {}
         assert [line.split()[0] for line in running.splitlines()] == ["pool", "lab"]
     with desk.notebook() as fifth:
-        assert fifth.run("%sky_cost lab").stdout.splitlines()[1].split()[:2] == [
+        assert fifth.run("%sky_status lab --cost").stdout.splitlines()[1].split()[:2] == [
             "lab",
             "nothing",
         ], "kept over restarts"

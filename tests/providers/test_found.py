@@ -69,7 +69,7 @@ def test_a_cell_that_never_ends_is_found_and_ended_from_a_third_machine(tmp_path
         ranks = [process for host in hosts for process in host.processes()]
         assert len(ranks) > 4
 
-        kept = command(other, "clean", "--hosts", "h1,h2", "--all")
+        kept = command(other, "down", "--clean", "--hosts", "h1,h2", "--all")
         assert kept.stdout == "h1: nothing removed\nh2: nothing removed\n", (
             kept.stderr
         )  # a pool uses it
@@ -97,12 +97,12 @@ def test_a_cell_that_never_ends_is_found_and_ended_from_a_third_machine(tmp_path
         assert re.search(r"^skymagic's code +\d.* ago$", disk, re.MULTILINE), disk
         assert (
             "skymagic's code ("
-            in command(other, "clean", "--hosts", "h1", "--all", "--dry-run").stdout
+            in command(other, "down", "--clean", "--hosts", "h1", "--all", "--dry-run").stdout
         )
         with opened(tmp_path / "again", env=mine) as notebook:
             assert re.match(
                 r"h1: skymagic's code \(.*\) removed$",
-                notebook.run("%sky_clean --hosts h1 --all").stdout,
+                notebook.run("%sky_down --clean --hosts h1 --all").stdout,
             )
             assert "h1: nothing in /" in notebook.run("%sky_status --hosts h1 --disk").stdout
             assert "you have no pool there" in notebook.run("%sky_status --hosts h[1-2]").stdout

@@ -107,27 +107,9 @@ class GpusRequest:
         return self.nodes is not None or self.region is not None or self.spot
 
 
-@dataclass(frozen=True)
-class CleanRequest:
-    """%sky_clean: on which hosts, whether all that no pool uses, whether to say only what would be removed."""
-
-    hosts: tuple[str, ...] = ()
-    all: bool = False
-    dry_run: bool = False
-
-
-def parse_cost(line: str) -> str | None:
-    """``%sky_cost [NAME]``. Raises RequestError with all mistakes."""
-    return _pool_name("sky_cost", line)
-
-
 def parse_check(line: str) -> str | None:
     """``%sky_check [NAME]``. Raises RequestError with all mistakes."""
-    return _pool_name("sky_check", line)
-
-
-def _pool_name(magic: str, line: str) -> str | None:
-    parsed = ParsedLine(magic, line)
+    parsed = ParsedLine("sky_check", line)
     parsed.done()
     return parsed.values.get("name")
 
@@ -199,28 +181,20 @@ def parse_forward(line: str) -> ForwardRequest:
 
 
 def parse_status(line: str) -> StatusRequest:
-    """``%sky_status [NAME] [-o NAME] [--hosts HOSTS [--disk] | --provider aws]``. Raises RequestError with all mistakes."""
+    """``%sky_status [NAME] [-o NAME | --cost | --hosts HOSTS [--disk] | --provider aws]``. Raises RequestError with all mistakes."""
     parsed = ParsedLine("sky_status", line)
     request = StatusRequest(**parsed.values)
     parsed.check(
         request.disk and not request.hosts, "--disk says what is on hosts: name them with --hosts"
     )
-    for place in ("hosts", "provider"):
-        kept_elsewhere = request.output and place in parsed.values
+    for option in ("hosts", "provider", "cost"):
         parsed.check(
-            kept_elsewhere, f"-o keeps how this notebook's pools are: leave it out with --{place}"
+            request.output and option in parsed.values,
+            f"-o keeps how this notebook's pools are: leave it out with --{option}",
         )
     parsed.mistakes += request.mistakes()
     parsed.done()
     return request
-
-
-def parse_clean(line: str) -> CleanRequest:
-    """``%sky_clean --hosts HOSTS [--all] [--dry-run]``. Raises RequestError with all mistakes."""
-    parsed = ParsedLine("sky_clean", line)
-    parsed.check("hosts" not in parsed.values, "say where: %sky_clean --hosts gpu1,gpu2")
-    parsed.done()
-    return CleanRequest(**parsed.values)
 
 
 def parse_pip(line: str) -> PipRequest:
@@ -242,7 +216,7 @@ def parse_pip(line: str) -> PipRequest:
 
 
 def parse_down(line: str) -> DownRequest:
-    """``%sky_down [NAME | --all] [--hosts HOSTS | --provider aws]``. Raises RequestError with all mistakes."""
+    """``%sky_down [NAME | --all] [--hosts HOSTS | --provider aws]``, ``%sky_down --clean --hosts HOSTS [--all] [--dry-run]``. Raises RequestError with all mistakes."""
     parsed = ParsedLine("sky_down", line)
     request = DownRequest(**parsed.values)
     parsed.mistakes += request.mistakes()

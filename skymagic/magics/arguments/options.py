@@ -141,11 +141,14 @@ _GREP = Option(("--grep",), "grep", str, "RE", "only lines that match a regular 
 _NODES = Option(("-n", "--nodes"), "nodes", Selection, "NODES", "nodes: all, head, 0,2 or 0:4", choices="ranks", also=("--node",))
 _FOLLOW_LINKS = Option(("--follow",), "follow", help="copy the targets of links that point outside SRC, and list them; by default these links are skipped")
 _ALL = Option(("--all",), "all", help="all pools of this notebook")
-_DOWN_ALL = Option(("--all",), "all", help="all pools of this notebook and all machines you rented; with --hosts: all your pools there")
+_DOWN_ALL = Option(("--all",), "all", help="all pools of this notebook and all machines you rented; with --hosts: all your pools there; with --clean: all files that no pool uses now")
+_CLEAN = Option(("--clean",), "clean", help="with --hosts: end no pool, and remove files from these hosts that no pool has used for 30 days")
+_CLEAN_DRY_RUN = Option(("--dry-run",), "dry_run", help="with --clean: show what would be removed")
 _AT_HOSTS = Option(("--hosts",), "hosts", readers.many(readers.host, rf"{readers.OUTSIDE_BRACKETS}|\s+"), "HOSTS", "your pools on these machines, whichever notebook started them", "list", "hosts")
 _RENTED = Option(("--provider",), "provider", readers.one_of("aws", "slurm", "kubernetes", "ray"), "aws|slurm|kubernetes|ray", "pools you rented, found by their tags, or jobs of a cluster, from any machine", choices="rented")
 _LOGIN = Option(("--login",), "login", readers.host, "HOST", "with --provider slurm: ask through this login node, over SSH", choices="hosts")
 _OF_SLURM = Option(("--provider",), "provider", readers.one_of("slurm"), "slurm", "with --login: a pool that a notebook on the login node made")
+_COST = Option(("--cost",), "cost", help="what your pools cost now, and have cost within a month, also those that are down")
 _DISK = Option(("--disk",), "disk", help="with --hosts: show what skymagic stores on their disks")
 _TO_RENT: tuple[Option, ...] = (
     Option(("-n", "--nodes"), "nodes", readers.number(1), "N", "number of machines to rent", also=("--num-nodes",)),
@@ -153,7 +156,6 @@ _TO_RENT: tuple[Option, ...] = (
     Option(("--spot",), "spot", help="spot prices: cheaper, but EC2 may reclaim the machines"),
 )
 _TAKE_OVER = Option(("--take-over",), "take_over", help="take the pool from a notebook that is still running")
-_CLEAN_ALL = Option(("--all",), "all", help="remove everything that no pool uses now")
 # fmt: on
 
 
@@ -167,7 +169,6 @@ class Magic:
         choices: which of `CompletionNames` completes those words.
         cell: whether it is written with ``%%``.
         elsewhere: options that it accepts and another magic documents.
-        listed: False for an older name, which works and is not in the reference.
     """
 
     summary: str
@@ -177,7 +178,6 @@ class Magic:
     examples: tuple[str, ...] = ()
     cell: bool = False
     elsewhere: tuple[Option, ...] = ()
-    listed: bool = True
 
     @property
     def accepted(self) -> tuple[Option, ...]:
@@ -226,7 +226,7 @@ MAGICS: dict[str, Magic] = {
     "sky_pool": Magic("Start a pool, or use the pool of this name if it fits.", (*POOL, DRY_RUN), NAME, "pools", _POOL_EXAMPLES, elsewhere=_MORE),
     "sky_broadcast": Magic("Run the cell on every rank, or on those that you choose. With pool options it starts a pool first.", RUN, NAME, "pools", _BROADCAST_EXAMPLES, True, POOL),
     "sky_sh": Magic("Run the cell as a shell script, once per node.", SH, NAME, "pools", _SH_EXAMPLES, True),
-    "sky_status": Magic("Show pools, their ranks, what they use and what they cost.", (_KEEP, _AT_HOSTS, _RENTED, _LOGIN, _DISK), NAME, "pools", ("%sky_status", "%sky_status -o status                   # status['main'][3].state", "%sky_status --hosts gpu1,gpu2      # also pools left by other notebooks", "%sky_status --provider aws          # rented machines, from anywhere", "%sky_status --provider slurm        # jobs of a cluster, from any login node", "%sky_status --hosts gpu1,gpu2 --disk   # skymagic clean --hosts gpu1,gpu2 removes what is unused"), elsewhere=_MORE),
+    "sky_status": Magic("Show pools, their ranks, what they use and what they cost.", (_KEEP, _COST, _AT_HOSTS, _RENTED, _LOGIN, _DISK), NAME, "pools", ("%sky_status", "%sky_status -o status                   # status['main'][3].state", "%sky_status --cost                  # what pools have cost within a month", "%sky_status --hosts gpu1,gpu2      # also pools left by other notebooks", "%sky_status --provider aws          # rented machines, from anywhere", "%sky_status --provider slurm        # jobs of a cluster, from any login node", "%sky_status --hosts gpu1,gpu2 --disk   # what skymagic stores there"), elsewhere=_MORE),
     "sky_logs": Magic("Show everything that ranks wrote, including output the cell did not show.", (_TARGETS, _RUN, _CELL, _GREP, _LINES, _FOLLOW, _KEEP, _POOL_NAME), NAME, "pools", ("%sky_logs -t 1 -n 200", "%sky_logs -f", "%sky_logs --cell 5 --grep 'loss|nan' -o logs      # logs[1] is rank 1's")),
     "sky_stacks": Magic("Show which line each rank executes now; works while a cell runs in the background (-a).", (_TARGETS, _POOL_NAME), NAME, "pools", ("%sky_stacks", "%sky_stacks -t 3")),
     "sky_vars": Magic("Show the ranks' variables and which differ between ranks, without fetching them.", (_TARGETS, _POOL_NAME), NAME, "pools", ("%sky_vars", "%sky_vars -t 0,3")),
@@ -240,10 +240,8 @@ MAGICS: dict[str, Magic] = {
     "sky_gpus": Magic("Show the GPUs of this machine, the names that --gpu accepts, and prices of rented machines.", (*_TO_RENT, _KEEP), "[GPU[:COUNT]]", "gpus", ("%sky_gpus", "%sky_gpus A100", "%sky_gpus A100:8 --nodes 4 --region us-east-1,us-west-2 --spot", "%sky_gpus A100:8 -o offers       # offers['p4d.24xlarge'][0].price")),
     "sky_check": Magic("Check the nodes of a pool: GPUs, hardware errors, disks and clocks.", (), NAME, "pools", ("%sky_check", "%sky_check train"), elsewhere=_MORE),
     "sky_restart": Magic("Restart ranks. Their variables are lost.", (_TARGETS, _POOL_NAME), NAME, "pools", ("%sky_restart", "%sky_restart -t 2")),
-    "sky_down": Magic("End a pool and release its machines.", (_DOWN_ALL, _AT_HOSTS, _RENTED, _LOGIN), NAME, "pools", ("%sky_down", "%sky_down train", "%sky_down --all", "%sky_down lab --hosts gpu1,gpu2    # of a notebook that is gone", "%sky_down train --provider aws     # rented from another machine"), elsewhere=_MORE),
+    "sky_down": Magic("End a pool and release its machines, or remove unused files from hosts.", (_DOWN_ALL, _AT_HOSTS, _RENTED, _LOGIN, _CLEAN, _CLEAN_DRY_RUN), NAME, "pools", ("%sky_down", "%sky_down train", "%sky_down --all", "%sky_down lab --hosts gpu1,gpu2    # of a notebook that is gone", "%sky_down train --provider aws     # rented from another machine", "%sky_down --clean --hosts gpu1,gpu2 --dry-run   # unused files of skymagic there"), elsewhere=_MORE),
     "sky_attach": Magic("Continue with a pool whose notebook is gone and show its output since then; follow a pool of a running notebook; without a name: list pools.", (_TAKE_OVER, _OF_SLURM, _LOGIN), NAME, "left", ("%sky_attach", "%sky_attach lab", "%sky_attach lab --provider slurm --login me@cluster   # made on the login node"), elsewhere=_MORE),
     "sky_auto": Magic("Run every plain cell on the ranks, or stop doing so. Cells that begin with a magic or %%local run in the notebook.", (), "on|off", "switch", ("%sky_auto on",)),
-    "sky_cost": Magic("Older name: %sky_status shows what pools cost.", (), NAME, "pools", ("%sky_cost",), elsewhere=_MORE, listed=False),
-    "sky_clean": Magic("Older name of the command skymagic clean: remove what no pool has used for 30 days from the disks of hosts.", (_AT_HOSTS, _CLEAN_ALL, DRY_RUN), examples=("%sky_clean --hosts gpu1,gpu2",), listed=False),
 }
 # fmt: on

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 REMOVED_MAGICS: dict[str, str] = {
+    "sky_clean": "%sky_clean was removed: use %sky_down --clean --hosts HOSTS",
+    "sky_cost": "%sky_cost was removed: use %sky_status --cost",
     "sky_run": "%%sky_run was removed: %%sky_broadcast -t RANK runs a cell on one rank",
     "sky_shell": "%sky_shell was removed: run the command in a cell that begins with %%sky_sh -t RANK",
 }
