@@ -226,7 +226,7 @@ def _chosen(config: pytest.Config, files: dict[str, Path], weights: dict[str, fl
 @pytest.hookimpl(optionalhook=True)  # xdist may be absent
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """Hand out whole files, and the promises by the place that they run at, so that one process starts each place's cluster once."""
-    from xdist.scheduler import LoadFileScheduling
+    from xdist.scheduler import LoadFileScheduling  # type: ignore[import-untyped]
 
     class ByFileOrPlace(LoadFileScheduling):
         def _split_scope(self, nodeid: str) -> str:

@@ -27,7 +27,6 @@ NODE = (
     "kernels.script",
     "kernels.store",
     "kernels.daemon",
-    "kernels.notebook",
 )
 PARTS = {"in the notebook": NOTEBOOK[::-1], "on both sides": BOTH[::-1], "on the nodes": NODE[::-1]}
 FENCE = re.compile(r"(?<=<!-- map -->\n```\n).*?(?=```\n<!-- end of map -->)", re.DOTALL)

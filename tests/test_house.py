@@ -173,8 +173,7 @@ def test_processes_are_named_in_one_table() -> None:
     tables = {PROCESSES, Path("__init__.py"), Path("plugins/table.py"), Path("providers/choice.py")}
     boundaries = named(PROCESSES)
     assert boundaries
-    # a notebook's kernel may run on a node too
-    assert {module.split(".")[0] for module in boundaries} - {"jobs"} == {"kernels"}
+    assert {module.split(".")[0] for module in boundaries} == {"kernels"}
     assert not {
         str(path): found for path in MODULES if path not in tables and (found := named(path))
     }

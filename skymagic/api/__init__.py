@@ -7,8 +7,7 @@ ending     the end of pools by their place, of those that were left, of all that
 costs      what pools cost, and have cost; what machines can be rented for
 logs       what ranks wrote, also of a pool that has ended
 reading    pools of other notebooks, followed from here
-notebooks  notebooks as jobs on a pool's head: begun, followed, stopped, taken
-executing  what a notebook that is a job shows, in a terminal and in another notebook
+notebooks  notebooks as jobs on a pool's head: started, followed, stopped
 disk       what skymagic keeps on their disks, and its removal
 command    the console command
 specs      what a pool is asked for: the keywords of Compute

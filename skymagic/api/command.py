@@ -1,7 +1,7 @@
 """The console command ``skymagic``: for shells and programs, without a notebook.
 
-Exit codes: 0 it is done; 1 it is not, or not all of it, and standard error says why; 2 the line was wrong; of ``attach`` and ``run`` also 3, 4 and 5
-(`EXIT_CODES`): how the run has ended; 130 Ctrl-C.
+Exit codes: 0 it is done; 1 it is not, or not all of it, and standard error says why; 2 the line was wrong; 3, 4 and 5 (`EXIT_CODES`) of ``attach``, ``run``
+and ``logs``: how the run, or the notebook, has ended; 130 Ctrl-C.
 """
 
 from __future__ import annotations
@@ -16,19 +16,25 @@ from skymagic.errors import RequestError, SkyError
 from skymagic.wire.untrusted import print_sanitized
 
 EXIT_CODES = {"done": 0, "nothing": 0, "failed": 3, "stopped": 4, "lost": 5}
-"""Of ``attach`` and ``run``: how the run, or the notebook, has ended."""
-REMOVED_COMMANDS = {
-    "clean": "`skymagic clean` was removed: use `skymagic down --clean --hosts HOSTS`",
-    "cost": "`skymagic cost` was removed: use `skymagic status --cost`",
+"""How a run, or a notebook, has ended: of ``attach``, ``run``, and ``logs`` of a notebook."""
+_SAVED_THERE = (
+    "the executed notebook is saved on the head: skymagic get POOL NAME.executed.ipynb FILE"
+)
+REMOVED = {
+    "clean": "use skymagic down --clean --hosts HOSTS",
+    "cost": "use skymagic status --cost",
+    "run -o": _SAVED_THERE,
+    "run --output": _SAVED_THERE,
+    "run --workdir": "copy what the notebook imports to the pool first, with %sky_put in a cell",
 }
-"""Commands of earlier versions → what the user is told."""
+"""Removed commands and options → what replaces them."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; its exit code."""
     words = list(sys.argv[1:] if arguments is None else arguments)
-    if words and words[0] in REMOVED_COMMANDS:
-        print_sanitized(REMOVED_COMMANDS[words[0]], file=sys.stderr)
+    if removed := _removed(words):
+        print_sanitized(f"skymagic {removed} was removed: {REMOVED[removed]}", file=sys.stderr)
         return 2
     line = _parser().parse_args(words)
     try:
@@ -41,6 +47,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 1
     except KeyboardInterrupt:
         return 130
+
+
+def _removed(words: Sequence[str]) -> str:
+    """Return the first removed command or option of a line; "" for none."""
+    options = [f"{words[0]} {word.partition('=')[0]}" for word in words[1:]]
+    return next((one for one in [*words[:1], *options] if one in REMOVED), "")
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -128,46 +140,41 @@ def _parser() -> argparse.ArgumentParser:
     attach.add_argument("pool", metavar="POOL", help="its name or job id")
     run = commands.add_parser(
         "run",
-        help="execute a notebook on a pool's head, independent of this machine; Ctrl-C does not stop it",
+        help="execute a notebook with papermill on a pool's head; Ctrl-C does not stop it",
     )
     run.add_argument("notebook", metavar="NOTEBOOK", help="an .ipynb file")
-    run.add_argument("--pool", metavar="POOL", help="its name or job id; default: the only pool")
+    run.add_argument("--pool", metavar="POOL", required=True, help="its name or job id")
     run.add_argument(
         "-p",
         "--parameters",
-        nargs=2,
         action="append",
         default=[],
-        metavar=("NAME", "VALUE"),
+        metavar="NAME=VALUE",
         help="set a notebook parameter, as in papermill",
-    )
-    run.add_argument(
-        "-o",
-        "--output",
-        metavar="FILE",
-        help="file for the executed notebook; default: NOTEBOOK.executed.ipynb",
-    )
-    run.add_argument(
-        "--workdir", metavar="DIR", help="folder to run in; it is copied to remote machines"
     )
     run.add_argument(
         "--take-over", action="store_true", help="take the pool away from a notebook that has it"
     )
     run.add_argument(
-        "--detach", action="store_true", help="start it and return; `attach` shows it later"
+        "--detach", action="store_true", help="start it and return; `logs --follow` shows it later"
     )
     run.add_argument("--detached", dest="detach", action="store_true", help=argparse.SUPPRESS)
+    get = commands.add_parser("get", help="copy a file or a folder from the head of a pool")
+    get.add_argument("pool", metavar="POOL", help="its name or job id")
+    get.add_argument("source", metavar="SRC", help="path there, relative to where its ranks run")
+    get.add_argument("target", metavar="DST", nargs="?", default=".", help="path here; default: .")
     cancel = commands.add_parser(
         "cancel",
         aliases=["stop"],
-        help="cancel a notebook started by `run`; the pool keeps running",
+        help="stop a notebook started by `run`; the pool keeps running",
     )
     cancel.add_argument("pool", metavar="POOL", help="its name or job id")
     run.set_defaults(call=_run)
     cancel.set_defaults(call=_cancel)
+    get.set_defaults(call=_get)
     logs.set_defaults(call=_logs)
     attach.set_defaults(call=_attach)
-    for one in (pools, status, down, logs, attach, run, cancel):
+    for one in (pools, status, down, logs, attach, run, get, cancel):
         one.add_argument("--json", action="store_true", help="print JSON")
     pools.set_defaults(call=_pools)
     status.set_defaults(call=_status)
@@ -178,15 +185,13 @@ def _parser() -> argparse.ArgumentParser:
 def _pools(line: argparse.Namespace) -> int:
     from skymagic.pool import keys, records
 
-    listed, runs = records.every(), keys.notebook_runs()
+    listed = records.every()
     if line.json:
         pools = [vars(one) | {"left": records.left(one)} for one in listed]
-        print_sanitized(json.dumps({"pools": pools, "notebooks": [one.plain for one in runs]}))
+        print_sanitized(json.dumps({"pools": pools}))
     else:
-        words = [*map(keys.pool_words, listed), *(one.words for one in runs)]
-        print_sanitized(
-            "\n".join(words) or "no notebook on this machine has a pool that outlives it"
-        )
+        words = "\n".join(map(keys.pool_words, listed))
+        print_sanitized(words or "no notebook on this machine has a pool that outlives it")
     return 0
 
 
@@ -281,41 +286,53 @@ def _logs(line: argparse.Namespace) -> int:
     if line.json:
         print_sanitized(json.dumps(logs.plain(request)))
     else:
-        logs.show_from_outside(request, lambda text: print(text, end="", flush=True))
+        status = logs.show_from_outside(request, lambda text: print(text, end="", flush=True))
+        return EXIT_CODES.get(status, 0)
     return 0
 
 
 def _run(line: argparse.Namespace) -> int:
-    from skymagic.api import executing, notebooks
-    from skymagic.plan import parameters
+    from skymagic.api import logs, notebooks
 
-    values = {name: parameters.value(text) for name, text in line.parameters}
-    output = None if line.output is None else Path(line.output)
-    request = notebooks.NotebookRequest(
-        Path(line.notebook), line.pool, values, output, line.workdir, line.take_over
-    )
-    run = notebooks.begin(request)
+    given = tuple(line.parameters)
+    request = notebooks.NotebookRequest(Path(line.notebook), line.pool, given, line.take_over)
+    record = notebooks.start(request)
+    name = line.pool
+    if line.json:
+        print_sanitized(json.dumps({"pool": record.name, "output": request.executed}))
+    else:
+        print_sanitized(
+            f"{record.notebook} is executed on pool {name!r}: `skymagic logs {name} -f` follows it, "
+            f"`skymagic get {name} {request.executed}` fetches it",
+            file=sys.stderr,
+        )
     if line.detach:
-        print_sanitized(json.dumps(run.plain) if line.json else run.words)
-        if run.ends:
-            print_sanitized(run.ends, file=sys.stderr)
         return 0
-    return EXIT_CODES[executing.shown(run, line.json)]
+    request_log = logs.LogsRequest(pool=name, lines=sys.maxsize, follow=True)
+    status = logs.show_job(record, request_log, lambda text: print(text, end="", flush=True))
+    return EXIT_CODES.get(status, 0)
 
 
 def _cancel(line: argparse.Namespace) -> int:
     from skymagic.api import notebooks
 
-    notebooks.stop(line.pool)
-    said = f"the notebook on pool {line.pool!r} is cancelled; `skymagic attach {line.pool}` fetches what it has done"
+    state = notebooks.stop(line.pool)
+    if state.status != "running":
+        raise RequestError(f"no notebook is being executed on pool {line.pool!r}")
+    said = f"the notebook on pool {line.pool!r} is stopped"
+    print_sanitized(json.dumps({"done": [said]}) if line.json else said)
+    return 0
+
+
+def _get(line: argparse.Namespace) -> int:
+    from skymagic.api import notebooks
+
+    said = notebooks.get(line.pool, line.source, line.target)
     print_sanitized(json.dumps({"done": [said]}) if line.json else said)
     return 0
 
 
 def _attach(line: argparse.Namespace) -> int:
-    from skymagic.api import executing, reading
-    from skymagic.pool import keys
+    from skymagic.api import reading
 
-    if (run := keys.notebook_run(line.pool)) is not None:
-        return EXIT_CODES[executing.shown(run, line.json)]
     return EXIT_CODES[reading.attached(line.pool, line.json)]

@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from skymagic.api import notebooks
 from skymagic.api.reading import PoolReader, opened_reader
 from skymagic.cluster import Agents, telemetry
 from skymagic.display.status import Logs
@@ -17,11 +18,20 @@ from skymagic.display.text import last_state, log_lines
 from skymagic.errors import RequestError, noted_in
 from skymagic.plan.units import Selection, rank_words
 from skymagic.pool import Pool, records, registry
+from skymagic.pool.records import PoolRecord
 from skymagic.wire.agent import WHOLE_LOG
 from skymagic.wire.untrusted import sanitized
 
 HEADING = re.compile(r"── cell (?P<cell>\d+), (?:run (?P<run>\d+), )?[\d:]{8} ──")
 """What stands in a log above the first line of each run (`kernels.agent.output`)."""
+JOB_WORDS = {
+    "none": "has left no log there",
+    "running": "is running",
+    "done": "has finished",
+    "failed": "has failed",
+    "stopped": "was stopped",
+    "lost": "could not continue",
+}
 Write = Callable[[str], object]
 Readable = Pool | PoolReader
 """A pool whose nodes tell logs."""
@@ -85,6 +95,9 @@ def show(request: LogsRequest, write: Write) -> None:
             f"[pool {name!r} has ended; the last lines of each rank are kept while the notebook runs]\n"
         )
         return
+    if (record := job_record(request)) is not None:
+        show_job(record, request, write)
+        return
     found = _ended_elsewhere(request)
     if found is None:
         live(registry.pool_named(request.pool), request, write)
@@ -96,17 +109,32 @@ def show(request: LogsRequest, write: Write) -> None:
     )
 
 
-def show_from_outside(request: LogsRequest, write: Write) -> None:
-    """The same of a pool that notebooks of this machine have, read over connections of its own. Raises as `show` does."""
+def show_from_outside(request: LogsRequest, write: Write) -> str:
+    """The same of a pool that notebooks of this machine have, read over connections of its own; returns the status of the notebook job
+    whose log it is, or "". Raises as `show` does."""
+    if (record := job_record(request)) is not None:
+        return show_job(record, request, write)
     with _outside(request) as (texts, pool):
         if pool is not None:
             live(pool, request, write)
         else:
             _ended(texts, request, write)
+    return ""
 
 
 def plain(request: LogsRequest) -> dict[str, Any]:
-    """What is asked for, for programs: the pool, whether it has ended, and by rank its lines. Raises as `show` does."""
+    """What is asked for, for programs: the pool, whether it has ended, and by rank its lines; or those of its notebook job. Raises as
+    `show` does."""
+    if (record := job_record(request)) is not None:
+        lines: list[str] = []
+        status = show_job(record, request, lines.append)
+        text = "".join(lines[:-1])  # the last one tells people how it has ended
+        return {
+            "pool": request.pool,
+            "notebook": record.notebook,
+            "status": status,
+            "lines": text.splitlines(),
+        }
     with _outside(request) as (texts, pool):
         found = _collected(pool, texts, request)
     return {
@@ -249,6 +277,45 @@ def _labelled(lines: Sequence[str], label: str) -> str:
     return sanitized("".join(log_lines(f"{line}\n", label) for line in lines))
 
 
+# -- of a notebook job -----------------------------------------------------------------------------------------------
+
+
+def job_record(request: LogsRequest) -> PoolRecord | None:
+    """Return the record of a pool that a notebook job has, or had last, if its log is what is asked for; else None."""
+    of_ranks = request.rank is not None or request.run is not None or request.cell is not None
+    if request.pool is None or of_ranks or registry.known(request.pool):
+        return None
+    found = [one for one in records.every() if request.pool in (one.name, one.job_id)]
+    return found[0] if len(found) == 1 and found[0].notebook else None
+
+
+def show_job(record: PoolRecord, request: LogsRequest, write: Write) -> str:
+    """Write the last lines of a notebook job's log, with `follow` until it has ended; return its status (`wire.notebook`).
+
+    KeyboardInterrupt leaves the job as it is.
+
+    Raises:
+        RequestError: `grep` is no regular expression.
+        PoolError, ProvisionError: its head cannot be reached.
+    """
+    pattern = _pattern(request.grep)
+    rest = ""
+    size: int | None = request.lines  # of the log so far; what comes later is shown whole
+
+    def take(text: str) -> None:
+        nonlocal rest, size
+        *lines, rest = (rest + text).split("\n")
+        matching = [line for line in lines if pattern.search(last_state(line))]
+        write(_labelled(matching[-size:] if size else matching, ""))
+        size = None
+
+    state = notebooks.follow(record, take, until_end=request.follow)
+    take("\n" if rest else "")
+    problem = f": {state.problem}" if state.problem else ""
+    write(f"[{record.notebook} {JOB_WORDS[state.status]}{problem}]\n")
+    return state.status
+
+
 # -- of a pool that has ended ----------------------------------------------------------------------------------------
 
 
@@ -311,10 +378,8 @@ def _chosen(
             else ()
         )
     pattern = re.compile("")
-    try:
-        pattern = re.compile(request.grep or "")
-    except (re.error, OverflowError, RecursionError) as wrong:
-        mistakes.append(f"--grep {request.grep!r} is not a regular expression: {wrong}")
+    with noted_in(mistakes):
+        pattern = _pattern(request.grep)
     chosen: tuple[int, ...] | None = None
     if request.run is not None or request.cell is not None:
         found = runs(ranks)
@@ -328,6 +393,14 @@ def _chosen(
     if mistakes:
         raise RequestError(mistakes)
     return Chosen(ranks, chosen, pattern)
+
+
+def _pattern(grep: str | None) -> re.Pattern[str]:
+    """Return the regular expression of ``--grep``. Raises RequestError."""
+    try:
+        return re.compile(grep or "")
+    except (re.error, OverflowError, RecursionError) as wrong:
+        raise RequestError(f"--grep {grep!r} is not a regular expression: {wrong}") from None
 
 
 def _no_run(request: LogsRequest, found: Mapping[int, int]) -> str:

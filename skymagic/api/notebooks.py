@@ -1,359 +1,231 @@
-"""Notebooks as jobs on a pool's head: begun, followed, stopped, taken. ``skymagic run``, ``skymagic attach`` and ``%sky_attach``.
+"""Notebook jobs: ``skymagic run`` executes a notebook with papermill on a pool's head, independent of this machine.
 
-The head executes the notebook by a process of its own (`kernels.notebook`), whose kernel has the pool in this one's place; what it shows,
-and the executed notebook, come over a connection of whoever asks.
+The head's side is `kernels.daemon.notebook`. The job's first cell attaches to the pool, so that its kernel has the pool as any notebook has.
 """
 
 from __future__ import annotations
 
-import ast
+import base64
 import contextlib
 import json
 import os
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
-from functools import partial
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from skymagic.api.reading import opened_reader
 from skymagic.cluster import Node
-from skymagic.data.capture.imports import imported_names
-from skymagic.data.capture.modules import search
-from skymagic.errors import CloudError, PoolError, ProvisionError, RequestError, SkyError, noted_in
+from skymagic.display.screen import Copying
+from skymagic.errors import PoolError, RequestError, SkyError, noted_in
+from skymagic.files.changes import summary
 from skymagic.files.copy import Files
-from skymagic.jobs.notebook import packed
-from skymagic.jobs.script import folder_here, remote_folder
 from skymagic.plan import parameters
 from skymagic.pool import keys, making, records
-from skymagic.pool.keys import NotebookRun
+from skymagic.pool.keys import DisplayRecord, PoolKey
+from skymagic.pool.records import PoolRecord
 from skymagic.providers import head
 from skymagic.wire import notebook as wire
-from skymagic.wire import processes, tls
-from skymagic.wire.codec import Transport
-from skymagic.wire.threads import failures, run_all
-
-RECONNECT_SECONDS = 60.0
-"""For which a lost connection is tried again; the notebook goes on meanwhile."""
-REMOTE_FOLDER = "~"
-"""Where a notebook's kernel runs on another machine, as ranks do."""
+from skymagic.wire import processes
 
 
 @dataclass(frozen=True)
 class NotebookRequest:
-    """What is to be executed, and where.
+    """A notebook to execute on the head of a pool.
 
     Attributes:
-        parameters: name → value, which its cell tagged ``parameters`` has defaults for.
-        output: the file that the executed notebook becomes; ``NAME.executed.ipynb`` beside it unless said.
-        workdir: a folder here that its kernel runs in; on other machines a copy that is brought up to date first.
+        pool: the pool's name or job id.
+        parameters: ``name=value`` texts, for the cell tagged ``parameters``.
         take_over: whether a notebook that is alive may lose the pool.
     """
 
     notebook: Path
-    pool: str | None = None
-    parameters: Mapping[str, Any] = field(default_factory=dict)
-    output: Path | None = None
-    workdir: str | None = None
+    pool: str
+    parameters: tuple[str, ...] = ()
     take_over: bool = False
 
+    @property
+    def executed(self) -> str:
+        """Name of the executed notebook."""
+        return f"{self.notebook.stem}.executed.ipynb"
 
-def begin(request: NotebookRequest, content: dict[str, Any] | None = None) -> NotebookRun:
-    """Begin to execute a notebook on the head of a pool; it goes on by itself when this returns.
 
-    Args:
-        content: the notebook, where it is not as in its file; its parameters are set already then.
+def start(request: NotebookRequest) -> PoolRecord:
+    """Start a notebook on the head of a pool, and return the pool's record; the job does not need this process.
 
     Raises:
-        RequestError: all that is wrong with the request; nothing was begun.
-        PoolError: the head has refused it; says why.
+        RequestError: all mistakes of the request; nothing was started.
+        PoolError: the head cannot be reached, or refuses the notebook; says why.
     """
     mistakes: list[str] = []
-    path = request.notebook.expanduser().absolute()
-    found = content or _read(path, mistakes)
-    values = request.parameters
-    if found is not None and content is None:
-        mistakes += parameters.mistakes(found, values)
-    output = (request.output or path.with_suffix(".executed.ipynb")).expanduser().absolute()
-    if not output.parent.is_dir():
-        mistakes.append(f"there is no folder {output.parent} for the executed notebook")
-    folder: Path | None = None
+    values: dict[str, Any] = {}
     with noted_in(mistakes):
-        folder = folder_here(request.workdir) if request.workdir is not None else None
-    key = _key(request, mistakes)
-    if key is not None and found is not None and key.plan.remote and folder is None:
-        mistakes += _beside(found, path.parent)
-    if mistakes or key is None or found is None:
-        raise RequestError(mistakes)
-    run = NotebookRun(key, path, output)
-    _start(run, parameters.injected(found, values), folder)
-    return run
-
-
-def _read(path: Path, mistakes: list[str]) -> dict[str, Any] | None:
-    """The notebook in a file; None where there is none, with what is wrong."""
+        values = parameters.assigned(request.parameters)
+    notebook: dict[str, Any] = {}
+    path = request.notebook.expanduser().absolute()
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-        cells = found["cells"]
-        fine = all(isinstance(one["cell_type"], str) for one in cells) and found["nbformat"] == 4
-    except OSError as problem:
-        mistakes.append(f"{path}: {problem.strerror}")
-        return None
-    except (ValueError, TypeError, KeyError):
-        fine = False
-    if not fine:
-        mistakes.append(f"{path} is not a notebook in nbformat 4")
-        return None
-    language = (found.get("metadata") or {}).get("kernelspec", {}).get("language", "python")
-    if language.lower() != "python":
-        mistakes.append(f"{path.name} is a notebook in {language}: the cells of a pool are Python")
-    return dict(found)
-
-
-def _key(request: NotebookRequest, mistakes: list[str]) -> keys.PoolKey | None:
-    """What leads to the pool, which nobody uses; None where there is none, or none to be used, with what is wrong."""
+        with noted_in(mistakes):
+            notebook = parameters.parsed(path.read_text(encoding="utf-8"), str(path))
+            mistakes += parameters.mistakes(notebook, values)
+    except (OSError, UnicodeDecodeError) as problem:
+        mistakes.append(f"{path}: {getattr(problem, 'strerror', '') or problem}")
     try:
-        record = _record(request.pool)
-        known = keys.read(record.job_id)
-        if (other := keys.notebook_run(record.job_id)) is not None:
-            raise PoolError(
-                f"{other.notebook.name} runs on pool {record.name!r}, or its result there has not been collected: skymagic attach {record.name}"
-            )
+        record = settled(records.named(request.pool))
+        key = keys.read(record.job_id)
         if not (request.take_over or records.left(record)):
-            raise PoolError(
-                f"pool {record.name!r} is in use: {records.holder(record)} has it; end that one, or take the pool away from it: --take-over"
-            )
-        with contextlib.closing(
-            opened_reader(record.job_id)
-        ) as reader:  # which finds out whether it is there
-            if busy := [one for one in reader.runs() if not one.over]:
-                raise PoolError(
-                    f"a cell of its last notebook is still running there (run {busy[-1].run}): skymagic attach {record.name} shows it"
-                )
+            raise PoolError(f"{records.held_words(record)}: add --take-over")
     except SkyError as problem:
         mistakes.append(str(problem))
-        return None
-    return known
+    if mistakes:
+        raise RequestError(mistakes)
+    _add_attach_cell(notebook, request)
+    return _start(request, notebook, values, record, key)
 
 
-def _record(name: str | None) -> records.PoolRecord:
-    if name is not None:
-        return records.named(name)
-    found = records.every()
-    if len(found) == 1:
-        return found[0]
-    there = (
-        f"available: {', '.join(one.name for one in found)}"
-        if found
-        else "no pool of this machine outlives its notebook"
-    )
-    raise PoolError(f"choose a pool: --pool NAME; {there}")
+def _add_attach_cell(notebook: dict[str, Any], request: NotebookRequest) -> None:
+    """Have the notebook attach to the pool in its first cell."""
+    take_over = ", take_over=True" if request.take_over else ""
+    source = f"import skymagic as sky\n\nsky.attach({request.pool!r}{take_over});"
+    cell: dict[str, Any] = {
+        "cell_type": "code",
+        "source": source,
+        "execution_count": None,
+        "outputs": [],
+    }
+    tags = {"tags": ["attach-pool"]}
+    identifier = {"id": "attach-pool"} if notebook.get("nbformat_minor", 0) >= 5 else {}
+    notebook["cells"].insert(0, {**cell, **identifier, "metadata": tags})
 
 
-def _beside(notebook: Mapping[str, Any], folder: Path) -> list[str]:
-    """What is wrong where it imports modules that lie beside it, and its folder stays here."""
-    names: set[str] = set()
-    for cell in notebook["cells"]:
-        if cell["cell_type"] == "code":
-            lines = parameters.source(cell).splitlines()
-            with contextlib.suppress(SyntaxError):
-                names |= imported_names(
-                    ast.parse("\n".join("" if one.startswith(("%", "!")) else one for one in lines))
-                )
-    own = sorted(one.partition(".")[0] for one in search(names, str(folder)).sources)
-    return (
-        [
-            f"it imports {', '.join(dict.fromkeys(own))} from its own folder: --workdir {folder} copies that too"
-        ]
-        if own
-        else []
-    )
-
-
-def _start(run: NotebookRun, notebook: dict[str, Any], folder: Path | None) -> None:
-    """Have the head begin it, and keep that it did."""
-    key = run.key
-    env = {name: os.environ[name] for name in key.plan.request.secrets if name in os.environ}
-    with _nodes(run) as nodes:
-        node = nodes[0]
-        where = str(folder or run.notebook.parent)
+def _start(
+    request: NotebookRequest,
+    notebook: dict[str, Any],
+    values: dict[str, Any],
+    record: PoolRecord,
+    key: PoolKey,
+) -> PoolRecord:
+    secrets = key.plan.request.secrets
+    env = {name: os.environ[name] for name in secrets if name in os.environ}
+    folder, pool_files = str(request.notebook.expanduser().absolute().parent), {}
+    held = replace(record, notebook=request.notebook.name)
+    with machines(key) as nodes:
         if key.plan.remote:
-            where = REMOTE_FOLDER if folder is None else remote_folder(folder)
-            if folder is not None:
-                files = Files([node], lambda one: one.run(processes.FILES, REMOTE_FOLDER))
-                files.sync(folder, where, key.plan.image.excludes, ())
-        order = wire.ExecuteNotebook(
-            run.job_id, notebook, packed(key, _accesses(key, nodes)), where, env
-        )
-        with contextlib.closing(node.run(processes.START_NOTEBOOK, run.driver)) as transport:
-            transport.write(wire.CODEC.encode(order))
-            for message in _messages(transport):
-                if isinstance(message, wire.Refused):
-                    raise PoolError(f"pool {run.name!r} does not execute it: {message.problem}")
-            if said := transport.complaint():
-                raise PoolError(f"pool {run.name!r} does not execute it: {said}")
-    keys.keep_notebook(run)
+            folder = "~"
+            addresses = [address for address, _ in key.addresses]
+            accesses = head.accesses(nodes, key.accesses, addresses)
+            pool_files = _pool_files(record, replace(key, accesses=accesses))
+        output = f"{folder}/{request.executed}"
+        order = wire.ExecuteNotebook(notebook, values, folder, output, env, pool_files)
+        records.write(held)  # before the job's kernel takes it
+        state = _asked(nodes[0], "start", record.job_id, order=order)
+    if state.status == "refused":
+        records.write(record)
+        raise PoolError(f"pool {record.name!r} does not execute it: {state.problem}")
+    if key.plan.remote:  # else the job's kernel says itself that it has the pool
+        held = replace(held, process=state.process, machine=state.machine, folder=folder)
+        records.write(held)
+    return held
 
 
-def _accesses(key: keys.PoolKey, nodes: Sequence[Node]) -> tuple[head.NodeAccess, ...]:
-    """What leads from the head to all nodes: to the others by relays, which end with the pool, or when nobody comes. Raises PoolError."""
-    known = [
-        head.NodeAccess(one.daemon, one.secret, node.name)
-        for one, node in zip(key.accesses, nodes, strict=True)
-    ]
-    first, *others = known
-    pem = tls.certificate() if others else ""
-    opened = run_all(
-        [
-            partial(head.relay, node.run, replace(one, address=key.addresses[index][0], pem=pem))
-            for index, (node, one) in enumerate(zip(nodes[1:], others, strict=True), 1)
-        ]
-    )
-    for problem in failures(opened):
-        raise problem
-    return (first, *(one for one in opened if isinstance(one, head.NodeAccess)))
+def _pool_files(record: PoolRecord, key: PoolKey) -> dict[str, str]:
+    """Return the files by which the job's kernel attaches to the pool from its head."""
+    files = {
+        ".json": json.dumps(asdict(replace(record, process=""))).encode(),
+        ".key": keys.packed(key),
+    }
+    with contextlib.suppress(OSError):
+        files[".shown"] = (records.folder() / f"{key.job_id}.shown").read_bytes()
+    return {
+        f"{key.job_id}{kind}": base64.b64encode(content).decode() for kind, content in files.items()
+    }
+
+
+def follow(
+    record: PoolRecord, write: Callable[[str], object], *, until_end: bool
+) -> wire.NotebookState:
+    """Write the log of the job on a pool, with `until_end` until the job has ended, and return the job's state.
+
+    Raises:
+        PoolError, ProvisionError: the head cannot be reached.
+    """
+    options = ("follow",) if until_end else ()
+    with machines(keys.read(record.job_id)) as nodes:
+        for message in _messages(nodes[0], "logs", record.job_id, *options):
+            if isinstance(message, wire.LogText):
+                write(message.text)
+            elif isinstance(message, wire.NotebookState):
+                _settle(record, message)
+                return message
+    raise PoolError(f"lost contact with pool {record.name!r}: skymagic logs {record.name} -f")
+
+
+def stop(name: str) -> wire.NotebookState:
+    """Interrupt the job on a pool, and return the state it was in. Raises as `follow` does."""
+    record = records.named(name)
+    with machines(keys.read(record.job_id)) as nodes:
+        return _asked(nodes[0], "stop", record.job_id)
+
+
+def get(name: str, source: str, target: str) -> str:
+    """Copy a file or a folder from the head of a pool, whoever has the pool; says what was copied. Raises FilesError."""
+    key = keys.read(records.named(name).job_id)
+    with machines(key) as nodes, Copying() as progress:
+        folder = "~" if key.plan.remote else str(Path.cwd())
+        files = Files(nodes, lambda node: node.run(processes.FILES, folder))
+        copied = files.get(source, target, [0], progress)
+    return summary(copied, progress.seconds, to_nodes=False)
+
+
+def settled(record: PoolRecord) -> PoolRecord:
+    """Return the record of a pool, which nobody has any more if the job on it has ended; the head is asked."""
+    if record.notebook and not records.left(record):
+        with contextlib.suppress(SkyError, OSError), machines(keys.read(record.job_id)) as nodes:
+            return _settle(record, _asked(nodes[0], "logs", record.job_id))
+    return record
+
+
+def _settle(record: PoolRecord, state: wire.NotebookState) -> PoolRecord:
+    """Keep in the record that the job has ended, and which runs of the pool it has shown."""
+    if state.status == "running" or state.process != record.process:
+        return record  # it runs, or its kernel on this machine has written the record itself
+    DisplayRecord(record.job_id).become(state.shown)
+    records.write(replace(record, process=""))
+    return replace(record, process="")
+
+
+# -- the head --------------------------------------------------------------------------------------
 
 
 @contextmanager
-def _head(run: NotebookRun) -> Iterator[Node]:
-    """The head of its pool, also when the pool has ended."""
-    with _nodes(run) as nodes:
-        yield nodes[0]
-
-
-@contextmanager
-def _nodes(run: NotebookRun) -> Iterator[Sequence[Node]]:
-    """The machines of its pool; each is connected to when something is run there."""
-    _, nodes = making.attaching_provider(run.key).attach(run.key.plan, run.key.accesses)
+def machines(key: PoolKey) -> Iterator[list[Node]]:
+    """Yield the machines of a pool, the head first; each is connected to when something is run there."""
+    _, nodes = making.attaching_provider(key).attach(key.plan, key.accesses)
     try:
-        yield nodes
+        yield list(nodes)
     finally:
         for node in nodes:
             if node.leave is not None:
                 node.leave()
 
 
-def _messages(transport: Transport) -> Iterator[wire.NotebookMessage]:
-    with contextlib.suppress(EOFError, OSError):
-        for message, _ in wire.CODEC.messages(transport.read, noise=True):
-            yield message
+def _messages(
+    head_node: Node, *words: str, order: wire.ExecuteNotebook | None = None
+) -> Iterator[wire.NotebookMessage]:
+    with contextlib.closing(head_node.run(processes.NOTEBOOK, *words)) as transport:
+        if order is not None:
+            transport.write(wire.CODEC.encode(order))
+        with contextlib.suppress(EOFError, OSError):
+            for message, _ in wire.CODEC.messages(transport.read, noise=True):
+                yield message
+        if complaint := transport.complaint():
+            raise PoolError(f"{head_node.name}: {complaint}")
 
 
-def follow(
-    run: NotebookRun,
-    heard: Callable[[wire.NotebookMessage], None],
-    take: Callable[[Mapping[str, Any]], object] | None = None,
-) -> wire.NotebookEnded:
-    """Hear all that is told of it, from its beginning to its end, and save the executed notebook. KeyboardInterrupt leaves it as it is.
-
-    Args:
-        take: saves the executed notebook in another way.
-
-    Raises:
-        PoolError: its head cannot be reached, or keeps nothing of it.
-    """
-    told, begun, why = 0, time.monotonic(), ""
-    while time.monotonic() - begun < RECONNECT_SECONDS:
-        try:
-            ended: wire.NotebookEnded | None = None
-            for number, message in enumerate(_told(run)):
-                if isinstance(message, wire.Refused):
-                    keys.drop_notebook(run.job_id)
-                    raise PoolError(f"pool {run.name!r}: {message.problem}")
-                if isinstance(message, wire.Executed) and ended is not None:
-                    (take or partial(_save, run))(message.notebook)
-                    _taken(run, ended)
-                    return ended
-                ended = message if isinstance(message, wire.NotebookEnded) else ended
-                if number >= told:
-                    told, begun = number + 1, time.monotonic()
-                    _hear(run, message, heard)
-        except (ProvisionError, OSError) as problem:
-            if isinstance(problem, CloudError) and problem.kind == "missing":
-                keys.drop_notebook(run.job_id)
-                raise PoolError(
-                    f"pool {run.name!r}: {problem}, and their copy of {run.notebook.name} is lost"
-                ) from None
-            why = f": {problem}"
-        time.sleep(1.0)
-    raise PoolError(
-        f"lost contact with the notebook on pool {run.name!r}{why}; skymagic attach {run.name} tries again"
-    )
-
-
-def _told(run: NotebookRun) -> Iterator[wire.NotebookMessage]:
-    with (
-        _head(run) as node,
-        contextlib.closing(
-            node.run(processes.FOLLOW_NOTEBOOK, run.driver, run.job_id)
-        ) as transport,
-    ):
-        yield from _messages(transport)
-
-
-def _hear(
-    run: NotebookRun, message: wire.NotebookMessage, heard: Callable[[wire.NotebookMessage], None]
-) -> None:
-    if isinstance(message, wire.Begun) and run.key.plan.remote:
-        _held(run.job_id, message.process, message.machine)
-    heard(message)
-
-
-def _held(job_id: str, process: str, machine: str) -> None:
-    """The pool's record here says who has it: on its own machine the notebook's kernel writes that itself."""
-    for one in records.every():
-        if one.job_id == job_id:
-            records.write(
-                replace(
-                    one, process=process, machine=machine, folder=str(Path.cwd()), held=time.time()
-                )
-            )
-
-
-def _save(run: NotebookRun, notebook: Mapping[str, Any]) -> None:
-    part = run.output.with_name(f".{run.output.name}.part")
-    part.write_text(json.dumps(notebook, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-    part.replace(run.output)
-
-
-def _taken(run: NotebookRun, ended: wire.NotebookEnded) -> None:
-    """The executed notebook is here: the head forgets it, and the pool is anybody's, who need not hear of its runs again."""
-    if run.key.plan.remote:
-        keys.DisplayRecord(run.job_id).become(ended.shown)
-        for one in records.every():
-            if one.job_id == run.job_id:
-                records.write(replace(records.taken(one), process="0 ended", folder=one.folder))
-    with contextlib.suppress(SkyError, OSError), _head(run) as node:
-        transport = node.run(processes.FOLLOW_NOTEBOOK, run.driver, run.job_id, "remove")
-        with contextlib.closing(transport):
-            while transport.read():
-                pass
-    keys.drop_notebook(run.job_id)
-
-
-def stop(name: str) -> None:
-    """Stop a notebook as by its stop button; a second time kills its kernel. Raises PoolError: there is none."""
-    run = keys.notebook_run(name)
-    if run is None:
-        raise PoolError(
-            f"no notebook is executed on a pool {name!r}: {listed(keys.notebook_runs())}"
-        )
-    with (
-        _head(run) as node,
-        contextlib.closing(
-            node.run(processes.FOLLOW_NOTEBOOK, run.driver, run.job_id)
-        ) as transport,
-    ):
-        for message in _messages(transport):
-            if isinstance(message, wire.NotebookEnded):
-                return
-            if isinstance(message, wire.Begun):
-                transport.write(wire.CODEC.encode(wire.Stop()))
-                return
-
-
-def listed(runs: Sequence[NotebookRun]) -> str:
-    """Notebook runs, a line each."""
-    return "\n".join(one.words for one in runs) or "there are none"
+def _asked(
+    head_node: Node, *words: str, order: wire.ExecuteNotebook | None = None
+) -> wire.NotebookState:
+    """Return the job's state, as the answer to a request ends with it."""
+    for message in _messages(head_node, *words, order=order):
+        if isinstance(message, wire.NotebookState):
+            return message
+    raise PoolError(f"{head_node.name} does not answer")

@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TextIO
 
+from skymagic.api import notebooks
 from skymagic.cluster import Agents, Node
 from skymagic.display.screen import NotebookScreen, Screen, print_note
 from skymagic.errors import PoolError, ProvisionError
@@ -189,6 +190,21 @@ def held_elsewhere(name: str) -> bool:
     """Whether a notebook that is alive has a pool of this name, or job id, and it is not this one. Raises as `records.named` does."""
     record = records.named(name)
     return not (records.left(record) or record.process == identity())
+
+
+def shown_elsewhere(name: str) -> bool:
+    """Show in a notebook what runs on a pool of this name, or job id, that another one has; False where nobody has it. The stop button
+    leaves it as it is. Raises PoolError: there is no such pool, or it cannot be read."""
+    notebooks.settled(records.named(name))
+    if not held_elsewhere(name):
+        return False
+    holder = records.holder(records.named(name))
+    print_note(
+        f"{holder} has pool {name!r}; %sky_attach {name} --take-over takes it away from there"
+    )
+    with contextlib.suppress(KeyboardInterrupt):
+        attached(name, as_json=False)
+    return True
 
 
 def opened_reader(name: str) -> PoolReader:

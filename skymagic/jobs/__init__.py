@@ -9,7 +9,6 @@ inspection  where the ranks of a pool are, what they hold, and how its nodes are
 script      a shell script on every node, to how it ended there
 task        a function with its arguments, on all ranks or on one; a generator's values one by one
 workers     a worker pool over ranks: tasks side by side, and joblib's backend
-notebook    the pool of a kernel that executes a notebook as a job
 """
 
 from skymagic.jobs import workers as workers  # puts its backend where the plugin joblib finds it

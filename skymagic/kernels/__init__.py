@@ -19,7 +19,6 @@ agent/      starts ranks, watches them, filters what they print, and ends them
 rank/       a rank: an ipykernel whose namespace, output and errors the notebook sees as its own
 script/     a shell script beside a rank
 store/      a node's value server
-notebook/   a notebook as a job on the head: executed there, told to whoever asks, kept until it is taken
 files       a node's end of copying files
 check       a node's end of a check: hardware, clock, links
 relay       processes of another node for the head, where a notebook is executed

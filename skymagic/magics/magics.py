@@ -17,7 +17,7 @@ from IPython.core.magic import (
 )
 
 from skymagic import plugins, providers
-from skymagic.api import costs, disk, ending, executing, logs, places
+from skymagic.api import costs, disk, ending, logs, places, reading
 from skymagic.api.compute import Compute, find
 from skymagic.data.capture import installed
 from skymagic.display import text as display
@@ -146,14 +146,11 @@ class SkyMagics(Magics):
     def sky_attach(self, line: str) -> Compute | None:
         request = usage(lambda: line_magics.parse_attach(line))
         if request.name is None and request.login is None:
-            listed = [
-                *map(keys.pool_words, records.every()),
-                *(one.words for one in keys.notebook_runs()),
-            ]
+            listed = map(keys.pool_words, records.every())
             none = "no pool that outlives its notebook was started from here"
             print_sanitized("\n".join(listed) or records.ended_with_kernel() or none)
             return None
-        if not (request.take_over or request.login) and executing.elsewhere(request.name or ""):
+        if not (request.take_over or request.login) and reading.shown_elsewhere(request.name or ""):
             return None
         defaults = self.settings.defaults()
         with interrupt.deferred(), places.brought(request.name, request.login) as name:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import ast
-import math
-from collections.abc import Iterable, Mapping
-from copy import deepcopy
+import json
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from skymagic.errors import RequestError
 from skymagic.plan.suggest import did_you_mean
 
-TAG, INJECTED = "parameters", "injected-parameters"
+TAG = "parameters"
 
 
 def value(text: str) -> Any:
@@ -23,6 +23,14 @@ def value(text: str) -> Any:
         except ValueError:
             continue
     return text
+
+
+def assigned(texts: Sequence[str]) -> dict[str, Any]:
+    """Return name → value of ``name=value`` texts. Raises RequestError with all that are something else."""
+    wrong = [text for text in texts if not text.partition("=")[0].isidentifier() or "=" not in text]
+    if wrong:
+        raise RequestError([f"-p {text}: write -p NAME=VALUE" for text in wrong])
+    return {name: value(text) for name, _, text in (each.partition("=") for each in texts)}
 
 
 def mistakes(notebook: Mapping[str, Any], names: Iterable[str]) -> list[str]:
@@ -67,26 +75,22 @@ def defaults(text: str) -> list[str] | None:
     return list(dict.fromkeys(found))
 
 
-def injected(notebook: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
-    """The notebook with a cell that sets these after the one with the defaults, in the place of one that was put there before."""
-    made: dict[str, Any] = deepcopy(dict(notebook))
-    if not values:
-        return made
-    cells = made["cells"]
-    lines = ["# Parameters", *(f"{name} = {_literal(one)}" for name, one in values.items())]
-    cell: dict[str, Any] = {
-        "cell_type": "code", "execution_count": None, "metadata": {"tags": [INJECTED]}, "outputs": [],
-        "source": "\n".join(lines),
-    }  # fmt: skip
-    if made.get("nbformat_minor", 0) >= 5:  # which gives each cell an id
-        cell["id"] = INJECTED
-    before = _tagged(cells, INJECTED)
-    if before is not None:
-        cells[before] = cell
-    else:
-        place = _tagged(cells, TAG)
-        cells.insert(0 if place is None else place + 1, cell)
-    return made
+def parsed(text: str, name: str) -> dict[str, Any]:
+    """Return a notebook from the text of its file. Raises RequestError: it is none, or not in Python."""
+    try:
+        notebook = json.loads(text)
+        cells = notebook["cells"]
+        valid = notebook["nbformat"] == 4 and all(
+            isinstance(cell["cell_type"], str) for cell in cells
+        )
+    except (ValueError, TypeError, KeyError):
+        valid = False
+    if not valid:
+        raise RequestError(f"{name} is not a notebook in nbformat 4")
+    language = (notebook.get("metadata") or {}).get("kernelspec", {}).get("language", "python")
+    if language.lower() != "python":
+        raise RequestError(f"{name} is a notebook in {language}: the cells of a pool are Python")
+    return dict(notebook)
 
 
 def source(cell: Mapping[str, Any]) -> str:
@@ -102,9 +106,3 @@ def _tagged(cells: list[dict[str, Any]], tag: str) -> int | None:
         if tag in (cell.get("metadata") or {}).get("tags", ())
     )
     return next(tagged, None)
-
-
-def _literal(one: Any) -> str:
-    if isinstance(one, float) and not math.isfinite(one):
-        return f"float({str(one)!r})"
-    return repr(one)

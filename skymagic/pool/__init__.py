@@ -10,7 +10,7 @@
                         └─ PoolResources           machines, agents, engine, store
 
 dispatch   orders on their way to ranks, the queue before them, and who waits for them
-keys       on disk: what another notebook must know of a pool, how far its runs were shown, notebooks that run as jobs
+keys       on disk: what another notebook must know of a pool, how far its runs were shown
 losses     deaths, lost nodes and limits as agents report them; other machines in the place of lost ones
 making     carries out what `start` decides, and asks where it costs something
 messages   a pool as it is shown, and its sentences; pure

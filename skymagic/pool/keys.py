@@ -13,16 +13,15 @@ import platform
 import stat
 import sys
 import threading
-import time
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 import skymagic
 from skymagic.errors import PoolError
 from skymagic.plan.plans import Plan
-from skymagic.plan.units import duration_text, rank_words
+from skymagic.plan.units import rank_words
 from skymagic.pool import records
 from skymagic.wire import atomic
 
@@ -106,7 +105,12 @@ def write(key: PoolKey) -> None:
 
 def keep(target: Path, secret: object) -> None:
     """Keep what may hold secrets in a file that the user alone can read, whole or not at all; a home that cannot be written keeps nothing."""
-    atomic.keep(target, Heading.own().line() + pickle.dumps(secret))
+    atomic.keep(target, packed(secret))
+
+
+def packed(secret: object) -> bytes:
+    """Return the content of such a file."""
+    return Heading.own().line() + pickle.dumps(secret)
 
 
 def read(job_id: str) -> PoolKey:
@@ -258,99 +262,3 @@ class DisplayRecord:
         if self._file is not None:
             os.close(self._file)
             self._file = None
-
-
-@dataclass(frozen=True)
-class NotebookRun:
-    """A notebook that is a job.
-
-    Attributes:
-        key: of its pool, which leads to the head too.
-        notebook: the file that is executed. output: the file that the executed one becomes.
-        begun: seconds since 1970.
-    """
-
-    key: PoolKey
-    notebook: Path
-    output: Path
-    begun: float = field(default_factory=time.time)
-
-    @property
-    def name(self) -> str:
-        """The pool's."""
-        return self.key.name
-
-    @property
-    def job_id(self) -> str:
-        """The pool's."""
-        return self.key.job_id
-
-    @property
-    def driver(self) -> str:
-        """The name of its driver's run directory on the head."""
-        return f"{self.job_id}-notebook"
-
-    @property
-    def words(self) -> str:
-        """Notebook and pool in a line."""
-        when = time.strftime("%Y-%m-%d %H:%M", time.localtime(self.begun))
-        return f"{self.name} ({self.job_id}): {self.notebook}, since {when}: skymagic attach {self.name}"
-
-    @property
-    def ends(self) -> str:
-        """What becomes of what the head keeps of it, in words; "" where it simply stays."""
-        request = self.key.plan.request
-        if not self.key.plan.region:
-            return ""
-        limits = [
-            f"{duration_text(seconds)} {words}"
-            for seconds, words in (
-                (request.idle, "after its last cell"),
-                (request.max_lifetime, "after their start"),
-            )
-            if seconds
-        ]
-        when = f", {' or '.join(limits)} at the latest" if limits else ""
-        return f"rented machines keep it until they terminate{when}: skymagic attach {self.name} before that"
-
-    @property
-    def plain(self) -> dict[str, object]:
-        """Plain values, for programs."""
-        return {
-            "name": self.name,
-            "job_id": self.job_id,
-            "notebook": str(self.notebook),
-            "output": str(self.output),
-            "started": self.begun,
-        }
-
-
-def keep_notebook(run: NotebookRun) -> None:
-    """Keep a notebook run, for the user alone."""
-    keep(_notebook_path(run.job_id), run)
-
-
-def notebook_runs() -> list[NotebookRun]:
-    """All that were not taken, the oldest first; those that cannot be read are left out."""
-    found = []
-    with contextlib.suppress(OSError):
-        for path in atomic.state_folder("notebook-runs").glob("*.run"):
-            with contextlib.suppress(PoolError, pickle.PickleError):
-                found.append(kept(path, path.stem, NotebookRun))
-    return sorted(found, key=lambda one: one.begun)
-
-
-def notebook_run(name: str | None) -> NotebookRun | None:
-    """The one on a pool of this name or job id, or the only one where no name is said; the latest of several."""
-    found = [one for one in notebook_runs() if name in (None, one.name, one.job_id)]
-    return found[-1] if found else None
-
-
-def drop_notebook(job_id: str) -> None:
-    """Forget a notebook that was taken; twice is safe."""
-    with contextlib.suppress(OSError):
-        _notebook_path(job_id).unlink(missing_ok=True)
-
-
-def _notebook_path(job_id: str) -> Path:
-    return atomic.state_folder("notebook-runs") / f"{job_id}.run"

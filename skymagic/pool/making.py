@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -12,6 +12,7 @@ from types import MappingProxyType
 from typing import Any
 
 from skymagic import plugins, providers
+from skymagic.cluster import Node
 from skymagic.data.capture.loaded import imported_modules
 from skymagic.display import panel
 from skymagic.display.live import confirmed
@@ -40,8 +41,9 @@ from skymagic.pool.start import (
     step_text,
 )
 from skymagic.pool.status import PoolEvent, State
-from skymagic.providers import Provider, Survey, found
+from skymagic.providers import Provider, Survey, found, head
 from skymagic.providers.provider import Attachable
+from skymagic.wire.processes import NOTEBOOK_JOB, NOTEBOOK_KERNEL
 from skymagic.wire.record import answers, identity
 
 Tell = Callable[[str], None]
@@ -420,6 +422,9 @@ def attach(
     )
     for note in pool.take_notes():
         tell(note)
+    if folder := os.environ.get(NOTEBOOK_JOB):
+        Path(folder, NOTEBOOK_KERNEL).write_text(identity())
+        pool.keep_in_use()
     return pool, found
 
 
@@ -444,9 +449,16 @@ def _attached(
             f"%sky_attach {name} --take-over"
         )
     key = keys.attachable(record.job_id)
-    provider = attaching_provider(key)
+    attach_nodes: Callable[..., tuple[Survey, Sequence[Node]]]
+    if isinstance(key.accesses[0], head.NodeAccess):  # this is a notebook job on the pool's head
+        asked = key.plan.request  # the head has no credentials of the cloud
+        provider = providers.serving(replace(asked, provider="ssh") if key.plan.region else asked)
+        attach_nodes = head.attach
+    else:
+        provider = attaching_provider(key)
+        attach_nodes = provider.attach
     try:
-        survey, nodes = provider.attach(key.plan, key.accesses)
+        survey, nodes = attach_nodes(key.plan, key.accesses)
         pool = Pool(key.name, provider, survey, namespace, defaults, registry.drop, key.job_id)
         # before the other notebook loses its links, for it says who has taken the pool
         records.write(records.taken(record))

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -118,6 +119,7 @@ class Pool(SharedStatus):
         self._folder = (
             "~" if survey.plan.remote else str(Path.cwd())
         )  # where ranks run, on their node
+        self._in_use = contextlib.ExitStack()
         self._plugin_contexts: list[tuple[str, contextlib.ExitStack]] = []
         """What plugins have open in the notebook, with their names."""
         self.scheduler = Scheduler()
@@ -266,20 +268,17 @@ class Pool(SharedStatus):
         Args:
             restart: the notebook's kernel is started again.
         """
-        asked = restart or self.plan.request.detached or self.state is State.RUNNING
+        in_job = processes.NOTEBOOK_JOB in os.environ
+        asked = restart or in_job or self.plan.request.detached or self.state is State.RUNNING
         return (
             asked and self.plan.outlives and self.resources.started and pool_key(self) is not None
         )
 
-    @contextlib.contextmanager
-    def in_use(self) -> Iterator[None]:
-        """Meanwhile it is not idle, whether a cell runs or not, as long as this process is connected or its limits of absence allow."""
+    def keep_in_use(self) -> None:
+        """Keep it from being idle between the cells of a notebook job, until `leave`."""
         self.lifetime.begin("notebook")
-        try:
-            with self.agents.busy(()):
-                yield
-        finally:
-            self.lifetime.end("notebook", now())
+        self._in_use.callback(lambda: self.lifetime.end("notebook", now()))
+        self._in_use.enter_context(self.agents.busy(()))
 
     def leave(self) -> None:
         """Close all connections, and leave what runs for another notebook to attach to; twice is safe.
@@ -295,6 +294,7 @@ class Pool(SharedStatus):
         ]
         try:
             steps: list[Step] = [
+                ("its time limits", self._in_use.close),
                 ("machines that are being replaced", self.replacement.close),
                 *plugins,
             ]

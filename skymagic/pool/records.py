@@ -18,6 +18,7 @@ from pathlib import Path
 
 from skymagic.errors import PoolError
 from skymagic.wire import atomic
+from skymagic.wire.processes import NOTEBOOK_JOB
 from skymagic.wire.record import answers, identity
 
 KEPT_LOGS = 20  # how many files there are, at most; each is a megabyte at most (`wire.agent.HEAD_CHARACTERS`)
@@ -33,7 +34,9 @@ class PoolRecord:
         hosts: as the user calls them.
         started: seconds since 1970.
         folder: where the notebook ran. machine: on which machine; several may share a home.
-        process: the notebook's, as `wire.record.identity` tells it from later ones. held: since when it has the pool.
+        process: the notebook's, as `wire.record.identity` tells it from later ones; "" if nobody has the pool.
+        held: since when it has the pool.
+        notebook: name of the notebook that was executed on the pool last (`api.notebooks`); "" once another one has it.
     """
 
     name: str
@@ -45,6 +48,7 @@ class PoolRecord:
     started: float = field(default_factory=time.time)
     process: str = field(default_factory=identity)
     held: float = field(default_factory=time.time)
+    notebook: str = ""
 
 
 def folder() -> Path:
@@ -146,6 +150,7 @@ def taken(record: PoolRecord) -> PoolRecord:
         process=identity(),
         folder=str(Path.cwd()),
         held=time.time(),
+        notebook=record.notebook if NOTEBOOK_JOB in os.environ else "",
     )
 
 
@@ -191,7 +196,7 @@ def every() -> list[PoolRecord]:
 def left(record: PoolRecord) -> bool:
     """Whether nobody has it: the notebook that started it has ended (never so of one on another machine)."""
     if record.machine != socket.gethostname():
-        return False
+        return not record.process
     pid, _, _ = record.process.partition(" ")
     return not pid.isdigit() or identity(int(pid)) != record.process or not _lives(int(pid))
 
@@ -235,10 +240,16 @@ def words(record: PoolRecord) -> str:
     return f"{record.name} ({record.job_id}) on {','.join(record.hosts)}, since {when}, by a notebook in {record.folder}, {whose}"
 
 
+def held_words(record: PoolRecord) -> str:
+    """Say who has a pool."""
+    return f"pool {record.name!r} is in use by {holder(record)}"
+
+
 def holder(record: PoolRecord) -> str:
     """Who has a pool, and since when."""
     when = time.strftime("%Y-%m-%d %H:%M", time.localtime(record.held))
-    return f"the notebook in {record.folder} (process {record.process.partition(' ')[0]} on {record.machine}) since {when}"
+    what = f"{record.notebook}, executed" if record.notebook else "the notebook"
+    return f"{what} in {record.folder} (process {record.process.partition(' ')[0]} on {record.machine}) since {when}"
 
 
 def reminders(records: Sequence[PoolRecord]) -> list[str]:

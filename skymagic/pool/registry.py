@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import atexit
+import os
 import signal
 from collections.abc import Callable, Iterable
+from pathlib import Path
 
 from skymagic.display import live
 from skymagic.display.screen import print_note
 from skymagic.errors import PoolError
 from skymagic.plan.suggest import did_you_mean
 from skymagic.pool import Pool, records
+from skymagic.wire.processes import NOTEBOOK_CLOSED, NOTEBOOK_JOB
 
 _pools: dict[str, Pool] = {}
 KEPT_POOLS = 4
@@ -101,6 +104,8 @@ def drop(pool: Pool) -> None:
         _last_lines[pool.name] = pool.last_lines
         for name in list(_last_lines)[:-KEPT_POOLS]:
             del _last_lines[name]
+    if folder := os.environ.get(NOTEBOOK_JOB):  # the job goes on without its pool
+        Path(folder, NOTEBOOK_CLOSED).touch()
     if pool.plan.outlives and not pool.unreached and records.own(pool.job_id):
         records.remove(pool.job_id)
     forget(pool)

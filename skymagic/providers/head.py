@@ -11,6 +11,7 @@ import ssl
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from skymagic.cluster import Node
 from skymagic.cluster.tunnel import AgentTunnel
@@ -20,6 +21,7 @@ from skymagic.providers.local import Detached, DetachedAccess, Here, run
 from skymagic.providers.provider import Survey
 from skymagic.wire import processes, tls
 from skymagic.wire.codec import Transport
+from skymagic.wire.threads import failures, run_all
 
 CONNECT_TIMEOUT = 10.0
 
@@ -89,6 +91,37 @@ def relay(run: Callable[..., Transport], access: NodeAccess) -> NodeAccess:
                 )
             said += piece
     return replace(access, port=int(found[1]))
+
+
+def accesses(
+    nodes: Sequence[Node], known: Sequence[Any], addresses: Sequence[str]
+) -> tuple[NodeAccess, ...]:
+    """Start a relay on each node but the head, and return what leads from the head to all nodes.
+
+    Relays end with the pool, or a minute after the last process of the head has left them.
+
+    Args:
+        nodes: the machines as they are reached from here, the head first.
+        known: what leads to their daemons (`Node.access`).
+        addresses: where the nodes reach each other.
+
+    Raises:
+        PoolError: a relay does not listen.
+    """
+    first, *others = (
+        NodeAccess(access.daemon, access.secret, node.name, address)
+        for node, access, address in zip(nodes, known, addresses, strict=True)
+    )
+    pem = tls.certificate() if others else ""
+    opened = run_all(
+        [
+            functools.partial(relay, node.run, replace(access, pem=pem))
+            for node, access in zip(nodes[1:], others, strict=True)
+        ]
+    )
+    for problem in failures(opened):
+        raise problem
+    return (replace(first, address=""), *(one for one in opened if isinstance(one, NodeAccess)))
 
 
 class Relayed:

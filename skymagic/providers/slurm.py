@@ -8,7 +8,7 @@ import functools
 import shlex
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from skymagic.cluster import Node
 from skymagic.display.live import asks_secrets
@@ -30,6 +30,7 @@ from skymagic.providers.cluster import (
 from skymagic.providers.provider import ListedPool, Say
 from skymagic.providers.slurm_jobs import JobQueue, LoginNode, SlurmJob, SlurmPartition
 from skymagic.ssh.host import ChannelConnection
+from skymagic.ssh.process import Channel
 from skymagic.ssh.programs import HostPrograms, Programs
 from skymagic.ssh.sealed import SealedChannel
 from skymagic.wire import processes

@@ -1,9 +1,7 @@
-"""The protocol of a notebook that is a job on a pool's head: what is to be executed, and what is told of it, to whoever asks.
+"""The protocol of notebook jobs: what a pool's head is to execute, and how far it has come.
 
-client → start      ExecuteNotebook
-start  → client     Begun, or Refused
-driver → follower   Begun, (CellBegun, CellOutput…, CellFailed?)…, NotebookEnded, Executed
-follower → driver   Stop
+client → head   ExecuteNotebook
+head → client   LogText…, NotebookState
 """
 
 from __future__ import annotations
@@ -18,91 +16,42 @@ class NotebookMessage(FrozenMessage):
 
 
 class ExecuteNotebook(NotebookMessage):
-    """Execute a notebook.
+    """Execute a notebook (nbformat 4) with papermill.
 
     Attributes:
-        notebook: as in its file, nbformat 4.
-        key: what leads to the pool from its head, pickled, in base 64.
-        folder: where its kernel runs; it may begin with ``~``.
-        env: what its kernel's environment has besides.
+        folder, output: where its kernel runs, and the executed notebook; may begin with ``~``.
+        env: environment variables for its kernel.
+        pool_files: name → content in base 64 of files by which the kernel finds the pool; empty if the head has them.
     """
 
-    job_id: str
     notebook: dict[str, Any]
-    key: str
+    parameters: dict[str, Any]
     folder: str
+    output: str
     env: dict[str, str]
+    pool_files: dict[str, str]
 
 
-class Refused(NotebookMessage):
-    """The notebook was not begun, or nothing of it is here."""
+class LogText(NotebookMessage):
+    """A piece of the job's log."""
 
-    problem: str
-
-
-class Begun(NotebookMessage):
-    """The process that executes it (`wire.record.identity`), where, and how many cells there are."""
-
-    process: str
-    machine: str
-    cells: int
-
-
-class CellBegun(NotebookMessage):
-    """A cell of code begins; `cell` counts all cells of the notebook from 0 on."""
-
-    cell: int
-    source: str
-
-
-class CellOutput(NotebookMessage):
-    """A cell has shown this: `name` is ``stdout``, ``stderr``, ``display`` or ``note``."""
-
-    cell: int
-    name: str
     text: str
 
 
-class CellFailed(NotebookMessage):
-    """What a cell has raised, as its notebook shows it."""
-
-    cell: int
-    ename: str
-    evalue: str
-    traceback: str
-
-
-class NotebookEnded(NotebookMessage):
-    """How it has ended: ``done``, ``failed``, ``stopped`` or ``lost``, with the reason of the last.
+class NotebookState(NotebookMessage):
+    """State of the last job on a pool: ``none``, ``refused``, ``running``, ``done``, ``failed``, ``stopped`` or ``lost``.
 
     Attributes:
-        shown: the file that says which runs of the pool were shown, and delivered (`pool.keys.DisplayRecord`).
+        problem: why it was refused, failed or could not continue.
+        process, machine: the job's process (`wire.record.identity`), and where it runs.
+        shown: which runs of the pool were delivered to it (`pool.keys.DisplayRecord`).
     """
 
     status: str
     problem: str = ""
+    process: str = ""
+    machine: str = ""
     shown: str = ""
 
 
-class Executed(NotebookMessage):
-    """The notebook with its outputs, as far as it was executed."""
-
-    notebook: dict[str, Any]
-
-
-class Stop(NotebookMessage):
-    """Stop it, as by the stop button; a second one kills."""
-
-
-CODEC: Codec[NotebookMessage] = Codec(
-    ExecuteNotebook,
-    Refused,
-    Begun,
-    CellBegun,
-    CellOutput,
-    CellFailed,
-    NotebookEnded,
-    Executed,
-    Stop,
-    max_line=1 << 32,
-)
+CODEC: Codec[NotebookMessage] = Codec(ExecuteNotebook, LogText, NotebookState, max_line=1 << 32)

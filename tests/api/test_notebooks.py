@@ -1,4 +1,4 @@
-"""A whole notebook as a job on a pool's head: begun, left, followed, stopped, taken, and refused."""
+"""Notebook jobs: papermill on a pool's head, started, left, followed, stopped, fetched and refused."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import json
 import os
 import re
 import signal
-import socket
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -57,7 +56,7 @@ def said(path: Path) -> list[list[str]]:
     notebook = nbformat.read(path, as_version=4)
     nbformat.validate(notebook)
     found = []
-    for cell in notebook.cells:
+    for cell in (one for one in notebook.cells if one.cell_type == "code"):
         text = "".join(one.text for one in cell.outputs if one.output_type == "stream")
         rich = [
             one.data["text/plain"] if "data" in one else one.ename
@@ -107,68 +106,83 @@ def left(folder: Path, env: dict[str, str], made: str) -> Iterator[None]:
         with opened(folder / "last", env=env) as notebook:
             if f"{name} (" in notebook.run("%sky_attach").stdout:
                 desk = Desk(folder, made, env)
-                assert (
-                    desk.ran("run", written(folder, "print(6 * 7)"), "--pool", name, "--detach")[0]
-                    == 0
+                long = written(
+                    folder,
+                    "print(6 * 7)\nimport time\nprint('at work', flush=True)\ntime.sleep(600)",
                 )
-                shown = notebook.run(f"%sky_attach {name}")
+                assert desk.ran("run", long, "--pool", name, "--detach")[0] == 0
+                shown = notebook.start(f"%sky_logs --pool {name} --follow")
+                notebook.watch(shown, lambda seen: "at work" in seen.stdout)
+                assert desk.ran("cancel", name)[0] == 0
+                shown = notebook.finish(shown)
                 assert "42" in shown.stdout.splitlines()
-                assert "train.ipynb has finished" in shown.text
+                assert "[train.ipynb was stopped]" in shown.stdout
                 notebook.run(f"%sky_attach {name}")
                 notebook.run("%%sky_broadcast -o kept\nrank")  # what the job has left on the ranks
                 assert notebook.value("kept") == [0, 1]
                 notebook.run(f"%sky_down {name}")
 
 
+def fetched(desk: Desk, name: str) -> Path:
+    """The executed notebook, as `skymagic get` fetches it."""
+    target = desk.folder / f"fetched-{os.urandom(2).hex()}.ipynb"
+    if not (desk.folder / name).exists():  # on this machine it is beside the notebook
+        assert desk.ran("get", desk.pool, name, target)[0] == 0
+        return target
+    return desk.folder / name
+
+
 def test_it_goes_on_without_its_client(desk: Desk) -> None:
     notebook = written(desk.folder, *CELLS)
-    undisturbed = desk.folder / "undisturbed.ipynb"
-    code, out, err = desk.ran(
-        "run", notebook, "--pool", desk.pool, "-p", "epochs", 3, "-o", undisturbed
-    )
+    code, out, err = desk.ran("run", notebook, "--pool", desk.pool, "-p", "epochs=3")
     assert code == 0, err
-    assert "has finished" in err
-    assert {"epochs 3", "[0] epoch 2", "[1] epoch 2"} <= {*out.splitlines()}
+    assert f"skymagic get {desk.pool} train.executed.ipynb" in err
+    assert {"epochs 3", "[0] epoch 2", "[1] epoch 2", "[train.ipynb has finished]"} <= {
+        *out.splitlines()
+    }
+    expected = said(fetched(desk, "train.executed.ipynb"))
     gate = desk.folder / "gate"
-    line = ("run", notebook, "--pool", desk.pool, "-p", "epochs", 3, "-p", "gate", gate, "--json")
+    line = ("run", notebook, "--pool", desk.pool, "-p", "epochs=3", "-p", f"gate={gate}")
     first = desk.program(*line)
     says(first, "epoch 1")
     first.kill()
     first.communicate()
     code, out, err = desk.ran("run", notebook, "--pool", desk.pool)
     assert code == 2
-    assert f"skymagic attach {desk.pool}" in err
-    second = desk.program("attach", desk.pool)
+    assert "in use by train.ipynb, executed in" in err
+    assert said(fetched(desk, "train.executed.ipynb"))[4] == ["epochs 3"], "saved after each cell"
+    second = desk.program("logs", desk.pool, "-f")
     says(second, "epoch 1")
     second.send_signal(signal.SIGINT)
-    out, err = second.communicate(timeout=60)
-    assert (second.returncode, f"skymagic attach {desk.pool}" in err) == (130, True)
+    second.communicate(timeout=60)
+    assert second.returncode == 130
     gate.write_text("")
-    code, out, err = desk.ran("attach", desk.pool)
+    code, out, err = desk.ran("logs", desk.pool, "-f")
     assert code == 0, err
-    executed, expected = said(desk.folder / "train.executed.ipynb"), said(undisturbed)
+    executed = said(fetched(desk, "train.executed.ipynb"))
     lines = sorted(f"[{rank}] epoch {epoch}" for rank in (0, 1) for epoch in range(3))
     assert (
-        executed[3:]
-        == expected[3:]
+        executed[4:]
+        == expected[4:]
         == [["epochs 3"], lines, ["[0.0, 0.3333333333333333]"], ["'after'"]]
     )
+    assert desk.ran("logs", desk.pool, "--json")[1].count('"status": "done"') == 1
 
 
-@HERE
 def test_a_failed_cell(desk: Desk) -> None:
     notebook = written(
         desk.folder, LOAD, "kept = 1", "%%sky_broadcast\n1 / 0", "never", name="fails.ipynb"
     )
     process = desk.program("run", notebook, "--pool", desk.pool, "--detach")
     out, err = process.communicate(timeout=60)
-    assert (process.returncode, err) == (0, ""), out
-    code, out, err = desk.ran("attach", desk.pool)
+    assert (process.returncode, out) == (0, ""), err
+    code, out, err = desk.ran("logs", desk.pool, "--follow")
     assert code == 3
-    assert "ZeroDivisionError" in err
-    assert said(desk.folder / "fails.executed.ipynb") == [[], [], ["ZeroDivisionError"], []]
-    code, _, err = desk.ran("attach", desk.pool)
-    assert (code, err) == (0, f"[nothing runs on pool {desk.pool!r}]\n")
+    assert "ZeroDivisionError: division by zero" in out
+    assert out.splitlines()[-1].startswith("[fails.ipynb has failed: ZeroDivisionError")
+    assert ["ZeroDivisionError"] in said(fetched(desk, "fails.executed.ipynb"))
+    assert desk.ran("logs", desk.pool)[0] == 3
+    assert desk.ran("cancel", desk.pool)[0] == 2
 
 
 def test_stopped(desk: Desk) -> None:
@@ -180,28 +194,37 @@ def test_stopped(desk: Desk) -> None:
     assert desk.ran("cancel", desk.pool, "--json")[0] == 0
     process.communicate(timeout=60)
     assert process.returncode == 4
-    assert said(desk.folder / "long.executed.ipynb") == [["at work", "KeyboardInterrupt"]]
-    assert desk.ran("stop", desk.pool)[0] == 1
+    assert said(fetched(desk, "long.executed.ipynb"))[1] == ["at work", "KeyboardInterrupt"]
 
 
 @HERE
 def test_the_page(desk: Desk) -> None:
     page = (ROOT / "docs" / "how-to" / "long-runs.md").read_text()
-    notebook = written(
-        desk.folder,
-        *re.findall(r"<!-- tested: notebook -->\n```python\n(.*?)\n```", page, re.DOTALL),
-    )
+    cells = re.findall(r"<!-- tested: notebook -->\n```python\n(.*?)\n```", page, re.DOTALL)
+    written(desk.folder, *cells)
     (expected,) = re.findall(r"<!-- tested: notebook run -->\n```text\n(.*?)```", page, re.DOTALL)
-    (line,) = re.findall(r"^\$ skymagic (run .*)$", page, re.MULTILINE)
-    code, out, err = desk.ran(*line.replace("lab", desk.pool).split())
-    assert code == 0, err
-    lines = [
-        *out.splitlines(),
-        *err.replace(f"{notebook.parent}/", "").replace(socket.gethostname(), "gpu1").splitlines(),
-    ]
-    assert sorted(expected.splitlines()) == sorted(
-        one for one in lines if " ranks · " not in one and one.strip()
+    lines = re.findall(r"^\$ skymagic ((?:run|logs) .*)$", page, re.MULTILINE)
+    for line in lines[:2]:
+        code, out, err = desk.ran(*line.replace("lab", desk.pool).split())
+        assert code == 0, (line, err)
+        if line.startswith("logs"):
+            shown = re.sub(r"(?m)^(Input|Output) Notebook.*\n|^Working directory.*\n", "", out)
+            shown = re.sub(r"(?m)^attached to.*", "attached to pool 'lab' on gpu1 in 0.8 s", shown)
+            kept = [line for line in shown.splitlines() if " ranks · " not in line]
+            assert expected.splitlines() == kept
+
+
+@HERE
+def test_the_notebook_ends_its_pool_itself(desk: Desk) -> None:
+    made = desk.made.replace(desk.pool, f"{desk.pool}b")
+    with desk.notebook(made):
+        pass
+    down = f"%sky_down {desk.pool}b"
+    notebook = written(
+        desk.folder, "%load_ext skymagic", down, "import time\ntime.sleep(7)\nprint('over')"
     )
+    code, out, err = desk.ran("run", notebook, "--pool", f"{desk.pool}b")
+    assert (code, "over" in out) == (0, True), out + err
 
 
 @HERE
@@ -209,64 +232,51 @@ def test_its_pool_is_ended(desk: Desk) -> None:
     notebook = written(
         desk.folder, "import time\nprint('at work', flush=True)\ntime.sleep(600)", name="lost.ipynb"
     )
-    process = desk.program("run", notebook, "--pool", desk.pool, "--json")
+    process = desk.program("run", notebook, "--pool", desk.pool)
     says(process, "at work")
     assert desk.ran("down", desk.pool)[0] == 0
     out, _ = process.communicate(timeout=60)
-    end = json.loads(out.splitlines()[-1])
-    assert (process.returncode, end["status"], end["problem"]) == (5, "lost", "the pool has ended")
-    assert said(desk.folder / "lost.executed.ipynb") == [["at work", "KeyboardInterrupt"]]
+    assert (process.returncode, out.splitlines()[-1]) == (
+        5,
+        "[lost.ipynb could not continue: the pool has ended]",
+    )
+    assert said(desk.folder / "lost.executed.ipynb")[-1] == ["at work", "KeyboardInterrupt"]
 
 
 def test_refused_before_anything_starts(tmp_path: Path) -> None:
     desk = Desk(tmp_path, "%sky_pool gone")
     (tmp_path / "text.ipynb").write_text("no notebook")
     (tmp_path / "notes.ipynb").write_text(json.dumps({"cells": {}, "nbformat": 5}))
+    (tmp_path / "bytes.ipynb").write_bytes(b"\xff\xfe")
     for name, words in {
         "none.ipynb": "No such file",
         "text.ipynb": "is not a notebook",
         "notes.ipynb": "is not a notebook",
+        "bytes.ipynb": "can't decode",
     }.items():
-        code, out, err = desk.ran(
-            "run",
-            name,
-            "--pool",
-            "gone",
-            "-o",
-            tmp_path / "nowhere" / "out.ipynb",
-            "--workdir",
-            "none",
-        )
+        code, out, err = desk.ran("run", name, "--pool", "gone", "-p", "epochs", "-p", "2=3")
         assert (code, out) == (2, "")
         for part in (
             words,
-            "there is no folder",
-            "there is no folder 'none' here",
+            "-p epochs: write -p NAME=VALUE",
+            "-p 2=3: write -p NAME=VALUE",
             "no pool 'gone' was left from here",
         ):
             assert part in err
-    code, out, err = desk.ran(
-        "run", written(tmp_path, "1", "epochs = 1"), "-p", "epoch", 3, "-p", "seed", 1
-    )
+    notebook = written(tmp_path, "1", "epochs = 1")
+    code, out, err = desk.ran("run", notebook, "--pool", "gone", "-p", "epoch=3", "-p", "seed=1")
     assert (code, out) == (2, "")
     assert "-p epoch: the cell tagged 'parameters' sets no such name; did you mean 'epochs'?" in err
     assert "-p seed: the cell tagged 'parameters' sets no such name; it sets epochs" in err
-    assert "choose a pool" in err
+    assert "no pool 'gone' was left from here" in err
 
 
 def test_parameters() -> None:
     typed = {"3": 3, "1e-3": 0.001, "True": True, "None": None, "abc": "abc", "1_000": 1000, "": ""}
     assert {text: parameters.value(text) for text in typed} == typed
+    assert parameters.assigned(["a=b=c", "n="]) == {"a": "b=c", "n": ""}
     cells = [{"cell_type": "code", "metadata": {}, "source": ["a = 1\n", "b = 2"]}]
     notebook = {"cells": cells, "nbformat": 4, "nbformat_minor": 5, "metadata": {}}
     assert "no cell of the notebook is tagged" in parameters.mistakes(notebook, ["a"])[0]
     cells[0]["metadata"] = {"tags": ["parameters"]}
     assert parameters.mistakes(notebook, ["a", "b"]) == []
-    once = parameters.injected(notebook, {"a": float("inf"), "b": "it's"})
-    assert [one["source"] for one in once["cells"][1:]] == [
-        "# Parameters\na = float('inf')\nb = \"it's\""
-    ]
-    assert (
-        len(parameters.injected(once, {"a": 1})["cells"]) == 2
-    )  # takes the place of the one before
-    assert notebook["cells"] == cells

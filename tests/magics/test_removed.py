@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from skymagic.api import command
 from skymagic.magics.arguments.options import MAGICS
 from skymagic.magics.arguments.removed import REMOVED_MAGICS
 from skymagic.magics.transformers import removed
@@ -26,15 +25,6 @@ def test_each_replacement_exists() -> None:
     for name, sentence in REMOVED_MAGICS.items():
         assert name not in MAGICS
         assert any(f"%{magic}" in sentence for magic in MAGICS), sentence
-
-
-@pytest.mark.parametrize("name", command.REMOVED_COMMANDS)
-def test_a_removed_command_names_its_replacement(
-    name: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for arguments in ([name], [name, "--json"], [name, "--hosts", "gpu1"]):
-        assert command.main(arguments) == 2
-        assert capsys.readouterr().err == f"{command.REMOVED_COMMANDS[name]}\n"
 
 
 def test_there_are_twenty_magics() -> None:

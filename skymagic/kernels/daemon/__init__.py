@@ -17,4 +17,5 @@ byte as they come; the handshake and all after it are `wire.session`'s.
 attach    one connection: finds or starts the daemon, or leads a reader past it to the agent; then relays
 daemon    the event loop: owns the agent and the session
 rundir    the run directory: socket, log, and whether it is ours alone
+notebook  papermill on the head, which executes a notebook as a job of its own
 """
