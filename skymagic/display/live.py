@@ -44,6 +44,14 @@ def page() -> str:
         return ""
 
 
+def request_id() -> str:
+    """Return the id of the request that this thread carries out, one for each run of a cell; "" outside a kernel."""
+    try:
+        return str(own_kernel().get_parent("shell")["header"]["msg_id"])
+    except Exception:  # no kernel, or none of ipykernel's
+        return ""
+
+
 def in_notebook() -> bool:
     """Whether a display that was shown here can be replaced. IPython in a terminal would print it once more; a server that executes
     cells by itself (jupyter-server-nbmodel 0.2) keeps the first state for ever."""

@@ -163,13 +163,20 @@ class PoolView:
     ended: bool = False
 
 
-def pool_html(view: PoolView) -> str:
-    """The pool in a few lines; one line when it has ended, or all of it is ready and nothing is said of its nodes."""
+def pool_html(view: PoolView, *, titled: bool = True) -> str:
+    """Return the pool in a few lines; one line when it has ended, or all of it is ready and nothing is said of its nodes.
+
+    Args:
+        titled: whether its title comes first; a display just above may have shown it.
+    """
     words = " · ".join(
         [f"<b>{escape(view.name)}</b>", *map(escape, view.about), escape(view.state)]
     )
     rows = [] if view.ended else _rows(view.nodes)
-    return f'<div style="font-family:var(--jp-ui-font-family,sans-serif)"><div>{words}</div>{"".join(rows)}</div>'
+    title = f"<div>{words}</div>" if titled or not rows else ""
+    return (
+        f'<div style="font-family:var(--jp-ui-font-family,sans-serif)">{title}{"".join(rows)}</div>'
+    )
 
 
 def _rows(nodes: Sequence[NodeView]) -> list[str]:

@@ -14,7 +14,7 @@ from typing import Any
 from skymagic import plugins, providers
 from skymagic.cluster import Node
 from skymagic.data.capture.loaded import imported_modules
-from skymagic.display import panel
+from skymagic.display import live, panel
 from skymagic.display.live import confirmed
 from skymagic.display.panel import PoolView, StartStep
 from skymagic.display.screen import print_note
@@ -322,9 +322,8 @@ class Maker:
             pass
         elif before.ended is not None and not before.plan.request.lazy:
             self.tell(f"{before.ended}, and its variables are gone")
-        with panel.shown_start(
-            self.tell, partial(_picture, pool), drawn=self.tell is print_note
-        ) as say:
+        drawn = self.tell is print_note and live.watched()
+        with panel.shown_start(self.tell, partial(_picture, pool), drawn=drawn) as say:
             say(f"{pool.plan.starting} …")
             registry.adopt(pool)
             try:
@@ -334,6 +333,8 @@ class Maker:
                 raise
             keep_key(pool)
             say(f"ready in {pool.start_seconds:.1f} s")
+        if drawn:
+            pool.announced_in = live.request_id()
         return pool
 
 

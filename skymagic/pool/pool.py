@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from skymagic.cluster import Agents, Node
 from skymagic.cluster.telemetry import Meter
-from skymagic.display import panel
+from skymagic.display import live, panel
 from skymagic.display.panel import RankUse
 from skymagic.errors import PoolError
 from skymagic.plan.requests import Defaults
@@ -111,6 +111,8 @@ class Pool(SharedStatus):
         self.survey = survey  # says what `close` does with its machines
         self.namespace = namespace
         self.attached = False  # whether another notebook has made it
+        self.announced_in = ""
+        """The request in whose cell a display has shown its start."""
         self.started_at = 0.0
         self.start_seconds = 0.0
         self.stopped_runs: tuple[RunSpec, ...] = ()
@@ -352,14 +354,17 @@ class Pool(SharedStatus):
         return f"<Pool {self.name!r}: {where}, plugins: {names}, {self.state.value}{left}>"
 
     def _repr_html_(self) -> str:
-        return self.picture({})
+        # the display of its start, above it in the same cell, has the title already
+        announced = bool(self.announced_in) and self.announced_in == live.request_id()
+        return self.picture({}, titled=not (announced and self.state is State.READY))
 
-    def picture(self, use: Mapping[int, RankUse] | None = None) -> str:
-        """The pool panel as HTML: nodes, ranks and their states, and what each rank uses; measured now unless given."""
+    def picture(self, use: Mapping[int, RankUse] | None = None, *, titled: bool = True) -> str:
+        """Return the pool panel as HTML: nodes, ranks and their states, and what each rank uses; measured now unless given."""
         running = self.started_at and self.state is not State.STOPPED
         seconds = now() - self.started_at + self.start_seconds if running else 0.0
         return panel.pool_html(
-            messages.pool_view(self, self.status(), self.use() if use is None else use, seconds)
+            messages.pool_view(self, self.status(), self.use() if use is None else use, seconds),
+            titled=titled,
         )
 
     def use(self, window: float = 0.0) -> dict[int, RankUse]:

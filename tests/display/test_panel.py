@@ -180,7 +180,9 @@ def test_a_start_is_one_display_that_ends_as_one_line(shared_pools: Pools) -> No
             r"<Pool 'main': 2 ranks on \S+, plugins: none, ready>", pool["text/plain"]
         )
         assert pool["text/html"].count(": ready") == 2
-        notebook.run("pool = _")
+        assert "main" not in TAGS.sub("", pool["text/html"]), "its title stands above already"
+        (again,) = notebook.run("pool = _\npool").rich
+        assert TAGS.sub("", again["text/html"]).startswith("main · local · 2 ranks on ")
         notebook.run("%sky_down")
         (stopped,) = notebook.run("pool").rich
         assert TAGS.sub("", stopped["text/html"]).endswith("· stopped")
