@@ -86,6 +86,8 @@ own_settings() { [ -f "$HOME/.config/uv/uv.toml" ] || [ -f /etc/uv/uv.toml ]; }
 
 no_index() { [ -n "${UV_NO_INDEX-}$(pip_says no-index "${PIP_NO_INDEX-}")" ]; }
 
+bare() { printf '%s\n' "$1" | sed 's|://[^/]*@|://|; s|/*$||'; }
+
 default_index() {
     if [ -n "${UV_DEFAULT_INDEX-}" ]; then echo "$UV_DEFAULT_INDEX"; return; fi
     said=$(pip_says index-url "${PIP_INDEX_URL-}")
@@ -93,6 +95,55 @@ default_index() {
 }
 
 more_indexes() { if [ -n "${UV_INDEX-}" ]; then echo $UV_INDEX; else pip_says extra-index-url "${PIP_EXTRA_INDEX_URL-}"; fi; }
+
+# INDEX: anybody can publish there.
+is_public() {
+    case "$(bare "$1")/" in *://pypi.org/* | *://pypi.python.org/* | *://test.pypi.org/*) ;; *) return 1 ;; esac
+}
+
+# INDEX: it has PyTorch's builds, and some packages of others in few versions.
+of_pytorch() { case "$(bare "$1")/" in *://download.pytorch.org/*) ;; *) return 1 ;; esac; }
+
+# Those beside the default one, which the list of packages or this host names.
+further_indexes() {
+    sed -n 's/^--extra-index-url //p' "${drop:-$folder}/requirements.txt" 2>/dev/null
+    more_indexes
+    echo ${UV_EXTRA_INDEX_URL-}
+}
+
+# Whether packages come from one index, but for PyTorch's.
+one_source() {
+    for one in $(further_indexes); do of_pytorch "$one" || return 1; done
+}
+
+# uv takes a package from the first index that has it: nobody can publish another one of the name of a private package in an index
+# that is asked later. It asks the default one last, so that pip's main index takes another place where that is a private one.
+pass_indexes() {
+    if no_index || [ -n "${UV_DEFAULT_INDEX-}${UV_INDEX-}" ] || one_source; then
+        pass UV_DEFAULT_INDEX "$(pip_says index-url "${PIP_INDEX_URL-}")"
+        pass UV_INDEX "$(pip_says extra-index-url "${PIP_EXTRA_INDEX_URL-}")"
+        return
+    fi
+    private= public= pytorch=
+    for one in $(further_indexes) "$(default_index)"; do
+        if of_pytorch "$one"; then pytorch="$pytorch $one"
+        elif is_public "$one"; then public="$public $one"
+        else private="$private $one"; fi
+    done
+    before= last=
+    for one in $private $public $pytorch; do
+        before="$before${last:+ $last}"
+        last=$one
+    done
+    pass UV_DEFAULT_INDEX "$last"
+    pass UV_INDEX "${before# }"
+}
+
+# Versions are compared among indexes only where the further ones are PyTorch's, which would else decide on all that it has by the way.
+strategy() {
+    if ! own_settings && [ -n "$(further_indexes)" ] && one_source; then pass UV_INDEX_STRATEGY unsafe-best-match; fi
+    if [ -z "${UV_INDEX_STRATEGY-}" ]; then unset UV_INDEX_STRATEGY; fi
+}
 
 pass() {
     eval "already=\${$1-}"
@@ -141,6 +192,7 @@ with_uv() {
 
 with_pip() {
     [ -n "$pip" ] || return 1
+    if [ -n "$uv" ] && unsolvable; then return 1; fi
     cpu=
     if [ "$backend" = cpu ]; then cpu=$torch_index; fi
     rm -rf "$made"
@@ -152,12 +204,19 @@ with_pip() {
             uv=$made/bin/uv
             as_pip
             if by_uv; then later_pip; return; fi
+            if unsolvable; then return 1; fi
             tell instead
         fi
     fi
     guard_pip
     ensure_pip || return 1
     by_steps "installing packages with pip" "$made/bin/python" -m pip install ${cpu:+--extra-index-url "$cpu"} --progress-bar off
+}
+
+# Whether uv has found no versions that fit. pip, which takes the best that any index has, would look past the index that has the package.
+unsolvable() {
+    case ${UV_INDEX_STRATEGY-} in unsafe-*) return 1 ;; esac
+    [ "$status" = 1 ] && ! one_source
 }
 
 # Python brings pip as a wheel, which runs as it is; to install it takes seconds, most of them for its bytecode.
@@ -244,11 +303,9 @@ as_pip() {
     if [ "$cores" -gt 4 ]; then UV_COMPILE_BYTECODE=1; export UV_COMPILE_BYTECODE; fi
     certificates
     if [ -n "$backend" ]; then UV_TORCH_BACKEND=$backend; export UV_TORCH_BACKEND; fi
-    : "${UV_INDEX_STRATEGY=unsafe-best-match}"
-    export UV_INDEX_STRATEGY
+    strategy
     if own_settings; then return 0; fi
-    pass UV_DEFAULT_INDEX "$(pip_says index-url "${PIP_INDEX_URL-}")"
-    pass UV_INDEX "$(pip_says extra-index-url "${PIP_EXTRA_INDEX_URL-}")"
+    pass_indexes
     pass UV_FIND_LINKS "$(links $(pip_says find-links "${PIP_FIND_LINKS-}"))"
     pass UV_NO_INDEX "$(pip_says no-index "${PIP_NO_INDEX-}")"
     pass UV_INSECURE_HOST "$(pip_says trusted-host "${PIP_TRUSTED_HOST-}")"
@@ -280,8 +337,6 @@ sent_alone() {
     export PIP_CONFIG_FILE PIP_NO_INDEX PIP_FIND_LINKS UV_NO_CONFIG UV_NO_INDEX UV_FIND_LINKS UV_OFFLINE
     backend= silent=
 }
-
-bare() { printf '%s\n' "$1" | sed 's|://[^/]*@|://|; s|/*$||'; }
 
 unpack_uv() {
     gzip -dc "$drop/uv.gz" >"$drop/uv" && chmod 700 "$drop/uv"

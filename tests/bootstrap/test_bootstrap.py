@@ -170,6 +170,80 @@ def test_uv_hears_what_pip_is_configured_with(tmp_path: Path) -> None:
     assert said["UV_INSECURE_HOST"] == "mine"
     assert said["SSL_CERT_FILE"] == f"{tmp_path}/cert"
     assert "UV_NO_INDEX" not in said
+    assert "UV_INDEX_STRATEGY" not in said
+
+
+PYPI, TORCH = "https://pypi.org/simple", "https://download.pytorch.org/whl/cpu"
+UNSAFE = "unsafe-best-match"
+
+
+@pytest.mark.parametrize(
+    ("settings", "asked", "strategy"),
+    [
+        ({}, [None, None], None),
+        ({"PIP_EXTRA_INDEX_URL": "https://own/s"}, ["https://own/s", PYPI], None),
+        # uv asks further indexes before the default one, which pip does not distinguish
+        (
+            {"PIP_INDEX_URL": "https://own/s", "PIP_EXTRA_INDEX_URL": f"{PYPI}/"},
+            ["https://own/s", f"{PYPI}/"],
+            None,
+        ),
+        (
+            {"PIP_INDEX_URL": "https://own/s", "PIP_EXTRA_INDEX_URL": "https://me:pw@pypi.org/simple"},
+            ["https://own/s", "https://me:pw@pypi.org/simple"],
+            None,
+        ),
+        ({"PIP_EXTRA_INDEX_URL": "https://b https://c"}, ["https://b https://c", PYPI], None),
+        ({"PIP_EXTRA_INDEX_URL": TORCH}, [TORCH, None], UNSAFE),
+        ({"PIP_INDEX_URL": "https://own/s", "PIP_EXTRA_INDEX_URL": TORCH}, [TORCH, "https://own/s"], UNSAFE),
+        ({"PIP_EXTRA_INDEX_URL": f"{TORCH} https://own/s"}, [f"https://own/s {PYPI}", TORCH], None),
+        ({"UV_INDEX": TORCH}, [TORCH, None], UNSAFE),
+        ({"UV_INDEX": "https://own/s"}, ["https://own/s", None], None),
+        ({"UV_INDEX": f"{TORCH} https://own/s"}, [f"{TORCH} https://own/s", None], None),
+        ({"UV_EXTRA_INDEX_URL": "https://own/s", "PIP_EXTRA_INDEX_URL": TORCH}, [f"https://own/s {PYPI}", TORCH], None),
+        # who looks like it is not PyTorch's
+        ({"PIP_EXTRA_INDEX_URL": "https://own/download.pytorch.org/whl"}, ["https://own/download.pytorch.org/whl", PYPI], None),
+        ({"PIP_EXTRA_INDEX_URL": "https://download.pytorch.org.evil/w"}, ["https://download.pytorch.org.evil/w", PYPI], None),
+        ({"PIP_EXTRA_INDEX_URL": "https://download.pytorch.org:pw@evil/w"}, ["https://download.pytorch.org:pw@evil/w", PYPI], None),
+        # the user's own word
+        ({"PIP_EXTRA_INDEX_URL": "https://b", "UV_INDEX_STRATEGY": "unsafe-first-match"}, ["https://b", PYPI], "unsafe-first-match"),
+        ({"PIP_EXTRA_INDEX_URL": TORCH, "UV_INDEX_STRATEGY": "first-index"}, [TORCH, None], "first-index"),
+    ],
+)  # fmt: skip
+def test_a_private_package_has_no_rival(
+    tmp_path: Path, settings: dict[str, str], asked: list[str | None], strategy: str | None
+) -> None:
+    """The indexes that uv asks first, and last, and whether it compares what they have."""
+    assert uv_environment(tmp_path, settings) == [*asked, strategy]
+
+
+def test_an_index_of_the_list_of_packages_counts(tmp_path: Path) -> None:
+    (tmp_path / "requirements.txt").write_text(f"--extra-index-url {TORCH}\ntorch\n")
+    assert uv_environment(tmp_path, {}) == [None, None, UNSAFE]
+    (tmp_path / "requirements.txt").write_text("--extra-index-url https://own/simple\nacme\n")
+    assert uv_environment(tmp_path, {}) == ["https://own/simple", PYPI, None]
+    further = {"PIP_EXTRA_INDEX_URL": TORCH}
+    assert uv_environment(tmp_path, further) == [f"https://own/simple {PYPI}", TORCH, None]
+    (tmp_path / "requirements.txt").write_text(f"--extra-index-url {PYPI}\nacme\n")
+    own = {"PIP_INDEX_URL": "https://own/simple"}
+    assert uv_environment(tmp_path, own) == ["https://own/simple", PYPI, None]
+
+
+def uv_environment(folder: Path, settings: dict[str, str]) -> list[str | None]:
+    """What a host with these settings tells uv: further indexes, the default one, and how to choose among them."""
+    text = SCRIPTS["install.sh"]
+    functions = text[text.index("pip_says() {") : text.index("requirements() {")]
+    env = {"PATH": os.environ["PATH"], "HOME": str(folder), **settings}
+    done = subprocess.run(
+        ["sh", "-s"],
+        input=f"folder=/f drop={folder}\n{functions}\nas_pip\nenv\n",
+        env=env,
+        text=True,
+        check=True,
+        capture_output=True,
+    )
+    said = dict(line.split("=", 1) for line in done.stdout.splitlines())
+    return [said.get(name) for name in ("UV_INDEX", "UV_DEFAULT_INDEX", "UV_INDEX_STRATEGY")]
 
 
 @given(st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=20))

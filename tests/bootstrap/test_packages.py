@@ -243,6 +243,39 @@ def test_a_build_that_is_named_is_meant_for_gpus() -> None:
 # --------------------------------------------------------------------------------------------------- indexes
 
 
+@pytest.mark.parametrize("private", ["default", "further", "asked for"])
+def test_a_public_package_does_not_stand_in_for_a_private_one(
+    private: str, notebook: Path, tmp_path: Path, used_home: Path, uv: str
+) -> None:
+    """Whatever version it has; where the private one will not do, nothing is installed."""
+    own, public, told = tmp_path / "own", tmp_path / "public", list[str]()
+    make_wheel(own, "sky-acme", "1.0")
+    make_wheel(public, "sky-acme", "99.0")
+    make_wheel(public, "sky-other", "3.0")
+    with served(own) as mine, served(public) as pypi:
+        host = ShellHost(
+            used_home,
+            env={
+                "PIP_FIND_LINKS": "",
+                "PIP_CONFIG_FILE": "/dev/null",
+                "UV_INDEX_STRATEGY": "",
+                "no_proxy": "*",
+                "PIP_INDEX_URL": mine if private == "default" else pypi,
+                "PIP_EXTRA_INDEX_URL": {"default": pypi, "further": mine}.get(private, ""),
+            },
+        )
+        if private == "default":  # as pypi.org would be known to be
+            host.env = {**host.env, "UV_INDEX": mine, "UV_DEFAULT_INDEX": pypi}
+        indexes = (mine,) if private == "asked for" else ()
+        wanted = replace(wanting("sky-acme", "sky-other"), indexes=indexes)
+        ready = setup(host, wanted, told.append, without_pip(host, wanted, uv))
+        found = versions(host, ready, "sky-acme", "sky-other")
+        assert found == {"sky-acme": "1.0", "sky-other": "3.0"}
+        newer = replace(wanting("sky-acme>=2", "sky-other"), indexes=indexes)
+        with pytest.raises(HostError, match="sky-acme"):
+            setup(host, newer, told.append, replace(probe(host, newer), uv=uv))
+
+
 @pytest.mark.parametrize("place", ["default", "further", "asked for"])
 def test_an_index_that_does_not_answer_is_left_out(
     place: str,

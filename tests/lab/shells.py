@@ -100,8 +100,12 @@ class ShellHost:
 
 
 def pip_settings() -> dict[str, str]:
-    """pip's configuration of this user, for hosts whose HOME is another folder."""
+    """pip's configuration of this user, for hosts whose HOME is another folder.
+
+    Where tests run, several indexes may have a part of the packages each, and none of them is anybody else's.
+    """
     settings = {name: value for name, value in os.environ.items() if name.startswith("PIP_")}
+    settings["UV_INDEX_STRATEGY"] = "unsafe-best-match"
     config = Path.home() / ".config/pip/pip.conf"
     return {"PIP_CONFIG_FILE": str(config), **settings} if config.is_file() else settings
 
