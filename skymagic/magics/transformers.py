@@ -31,7 +31,9 @@ def register(shell: InteractiveShell) -> None:
     """Check the magics of each cell before it runs; twice is safe."""
 
     def skymagic_suggests(lines: list[str]) -> list[str]:
-        if refusal := removed(lines) or misspelled(shell, lines) or misplaced(lines):
+        if refusal := (
+            removed(lines) or misspelled(shell, lines) or misplaced(lines) or empty(lines)
+        ):
             raise UsageError(refusal)
         return lines
 
@@ -82,6 +84,17 @@ def misplaced(lines: Sequence[str]) -> str:
                 f"did you mean %%{found[2]}, on the cell's first line? Nothing of this cell has run"
             )
     return ""
+
+
+def empty(lines: Sequence[str]) -> str:
+    """Return a refusal of a cell that has no line below its magic, or "".
+
+    IPython's own would advise the same magic with one per cent sign, which runs no code either.
+    """
+    found = MAGIC.match(lines[0]) if len(lines) == 1 else None
+    if found is None or found[1] != "%%" or found[2] not in BODIES:
+        return ""
+    return f"the cell is empty: write what is to run on the lines below %%{found[2]}"
 
 
 def _statements(lines: Sequence[str]) -> list[int]:

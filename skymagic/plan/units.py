@@ -9,13 +9,22 @@ from dataclasses import dataclass
 from skymagic.errors import RequestError
 
 _UNITS = {"d": 86400, "h": 3600, "m": 60, "s": 1}
+_SPELLINGS = {
+    "d": "d(?:ays?)?",
+    "h": "h(?:ours?|rs?)?",
+    "m": "m(?:in(?:ute)?s?)?",
+    "s": "s(?:ec(?:ond)?s?)?",
+}
+"""Patterns of what people write for a unit: ``min``, ``hours``."""
 _NUMBER = r"[0-9]{1,12}(?:\.[0-9]{1,9})?"
 
 
 def duration(text: str) -> float:
-    """Seconds of ``"90"``, ``"10m"``, ``"1h30m"``, ``"2d"`` or ``"0.5h"``; above 0. Raises RequestError for anything else."""
+    """Seconds of ``"90"``, ``"10m"``, ``"1h30m"``, ``"2d"``, ``"0.5h"`` or ``"5 min"``; above 0. Raises RequestError for anything else."""
     compact = re.sub(r"\s+", "", text).lower()
-    parts = re.fullmatch("".join(rf"(?:({_NUMBER}){unit})?" for unit in _UNITS), compact)
+    parts = re.fullmatch(
+        "".join(rf"(?:({_NUMBER}){_SPELLINGS[unit]})?" for unit in _UNITS), compact
+    )
     if re.fullmatch(_NUMBER, compact):
         seconds = float(compact)
     elif parts and compact:
@@ -29,6 +38,16 @@ def duration(text: str) -> float:
     if seconds <= 0:
         raise RequestError(f"a duration must be more than 0, not {text!r}")
     return seconds
+
+
+def is_unit(text: str) -> bool:
+    """Return whether a word is a unit of time, as in ``"5 min"``."""
+    return re.fullmatch("|".join(_SPELLINGS.values()), text.lower()) is not None
+
+
+def is_number(text: str) -> bool:
+    """Return whether a text is a number above or equal to 0, without a unit."""
+    return re.fullmatch(_NUMBER, text) is not None
 
 
 def duration_text(seconds: float) -> str:

@@ -502,6 +502,14 @@ def test_bad_configuration_is_refused(name: str, value: object) -> None:
 # ---------------------------------------------------------------------------------------------------------- pool
 
 
+def test_a_duration_in_two_words() -> None:
+    assert parse_broadcast("--timeout 5 min").timeout == 300.0
+    assert parse_broadcast("--timeout 5 min train").pool.name == "train"
+    assert parse_broadcast("train --timeout=2 hours -o r").timeout == 7200.0
+    assert parse_broadcast("--timeout 5 'min'").pool.name == "min"
+    assert parse_pool("--idle 90 train").name == "train"
+
+
 def test_a_pool_has_one_name() -> None:
     assert parse_pool("train").name == "train"
     assert parse_pool("--nodes 2 train").name == "train"

@@ -29,11 +29,12 @@ def test_cell_that_does_nothing(notebook: Notebook, body: str) -> None:
     assert notebook.value("r") == [None, None]
 
 
-def test_a_cell_without_a_body_is_one_line_of_ipython(notebook: Notebook) -> None:
-    for cell in ("%%sky_broadcast", "%%sky_broadcast -o r\n"):
+def test_a_cell_without_a_body_is_refused_in_one_line(notebook: Notebook) -> None:
+    for cell in ("%%sky_broadcast", "%%sky_broadcast -o r
+"):
         shown = notebook.finish(notebook.start(cell))
         assert shown.failure.ename == "UsageError"
-        assert "the cell body is empty" in shown.stderr
+        assert "the cell is empty: write what is to run" in shown.stderr
         assert len(shown.stderr.splitlines()) == 1
     notebook.run("%sky_broadcast -o r")
     assert notebook.value("r") == [None, None], "a line without a cell"

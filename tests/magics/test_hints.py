@@ -59,6 +59,33 @@ def test_nothing_of_a_cell_with_one_per_cent_sign_runs(notebook: Notebook) -> No
     assert not notebook.value("'here' in globals() or 'r' in globals()")
 
 
+@pytest.mark.parametrize(
+    ("cell", "code"),
+    [
+        ("%sky_broadcast print(1)", "print(1)"),
+        ("%%sky_broadcast print('a b')\n1", "print(a b)"),
+        ("%%sky_broadcast import torch\n1", "import torch"),
+        ("%%sky_broadcast -o r x = 1\n1", "x = 1"),
+        ("%%sky_broadcast model[0]\n1", "model[0]"),
+    ],
+)
+def test_code_on_the_line_of_the_magic(notebook: Notebook, cell: str, code: str) -> None:
+    below = "code stands on the lines below %%sky_broadcast, and nothing of it on its own line"
+    assert notebook.fail(cell).text == f"UsageError: {code!r}: {below}\n"
+
+
+@pytest.mark.parametrize("line", ["%%sky_broadcast", "%%sky_broadcast -o r\n", "%%sky_sh"])
+def test_a_cell_with_nothing_below_its_magic(notebook: Notebook, line: str) -> None:
+    name = line.split()[0]
+    said = f"UsageError: the cell is empty: write what is to run on the lines below {name}\n"
+    assert notebook.fail(line).text == said
+
+
+def test_a_unit_after_a_blank_is_no_pool(notebook: Notebook) -> None:
+    failed = notebook.fail("%%sky_broadcast --timeout 1 sec\nimport time\ntime.sleep(60)")
+    assert "took longer than 1 s" in failed.text
+
+
 def said_below(notebook: Notebook, cell: str) -> str:
     """What a cell that fails shows beside its error."""
     shown = notebook.finish(notebook.start(cell))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import keyword
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,6 +13,11 @@ from skymagic.magics.arguments.options import MAGICS, REFUSED, Magic, Option
 from skymagic.magics.arguments.readers import Reader, pool_name
 from skymagic.magics.arguments.removed import REMOVED_OPTIONS
 from skymagic.plan.suggest import did_you_mean
+from skymagic.plan.units import is_number, is_unit
+
+TIME = "TIME"
+"""What `Option.metavar` says of options that take a duration."""
+CODE_BELOW = "code stands on the lines below %%{magic}, and nothing of it on its own line"
 
 
 @dataclass(frozen=True)
@@ -142,7 +148,7 @@ def _match(text: str, known: Mapping[str, Option]) -> tuple[Option | None, str, 
 
 
 def _value_of(option: Option, text: str | None, rest: list[Token]) -> str | None:
-    """The option's value: what came with it, else the tokens that follow and are no options."""
+    """The option's value: what came with it, else the tokens that follow and are no options; ``5 min`` is one value."""
     parts = [] if text is None else [text]
     while rest and not rest[0].is_option:
         all_of_them = option.takes in ("names", "maybe") and text is None
@@ -151,7 +157,14 @@ def _value_of(option: Option, text: str | None, rest: list[Token]) -> str | None
             and parts
             and (parts[-1].endswith(",") or rest[0].text.startswith(","))
         )
-        if parts and not all_of_them and not comma:
+        unit = (
+            option.metavar == TIME
+            and len(parts) == 1
+            and is_number(parts[0])
+            and is_unit(rest[0].text)
+            and not rest[0].quoted
+        )
+        if parts and not all_of_them and not comma and not unit:
             break
         parts.append(rest.pop(0).text)
     return " ".join(parts) if parts else None
@@ -190,6 +203,19 @@ def read(given: Iterable[ParsedOption], mistakes: list[str]) -> dict[str, Any]:
     return values
 
 
+def is_code(line: str, words: Sequence[str]) -> bool:
+    """Return whether the words of a line that belong to no option are most likely Python code: ``print(x)``, ``import torch``.
+
+    Args:
+        line: the whole line, whose quotes are still there.
+    """
+    if len(words) == 1:
+        return re.search(r"[(=\[]", words[0]) is not None
+    return len(words) > 1 and any(
+        keyword.iskeyword(word) or "=" in word or "(" in word for word in words
+    )
+
+
 class ParsedLine:
     """A line on its way to a request: values read, words left, mistakes met."""
 
@@ -203,7 +229,9 @@ class ParsedLine:
         given += more
         self.labels = {item.option.field: item.label for item in given}
         self.values = read(given, self.mistakes)
-        if MAGICS[magic].takes_pool:
+        if MAGICS[magic].takes_pool and MAGICS[magic].cell and is_code(line, self.words):
+            self.mistakes.append(f"{' '.join(self.words)!r}: {CODE_BELOW.format(magic=magic)}")
+        elif MAGICS[magic].takes_pool:
             self._name_pool()
         elif self.words and not MAGICS[magic].words:
             self.mistakes.append(f"{' '.join(self.words)!r} belongs to no option of %{magic}")
