@@ -223,8 +223,9 @@ def fits(request: PoolRequest, running: Plan) -> list[str]:
         if name in given and here != asked:
             reasons.append(words.format(here=here, asked=asked))
 
-    if request.provider != "auto":
-        differs("provider", running.provider, request.provider, "it is a {here} pool, not {asked}")
+    if request.provider not in ("auto", running.provider) and "provider" in given:
+        # the rest is of another kind of machine: to compare it tells nothing
+        return [f"it is a {running.provider} pool, not {request.provider}"]
     in_ranks = (
         running.counted_in_ranks and wanted.nodes == 1 and {"nodes", "procs_per_node"} <= given
     )  # --ranks
@@ -254,12 +255,9 @@ def fits(request: PoolRequest, running: Plan) -> list[str]:
     if "region" in given and running.region not in request.regions:
         reasons.append(f"its region is {running.region or 'none'}, not {request.region}")
     for name in (each for each in TAKEN_BY if each not in ("ssh", "region", "max_price")):
-        differs(
-            name,
-            getattr(made, name),
-            getattr(request, name),
-            f"its {name} is {{here}}, not {{asked}}",
-        )
+        here, wants = getattr(made, name), getattr(request, name)
+        if name in given and here != wants:
+            reasons.append(_other_option(name, here, wants))
     for name in ("idle", "max_lifetime", "max_away"):
         here, wants = (getattr(each, name) for each in (made, request))
         words = f"its --{name.replace('_', '-')} is {{here}}, not {{asked}}"
@@ -275,6 +273,27 @@ def fits(request: PoolRequest, running: Plan) -> list[str]:
             f"it costs ${running.price:.2f} per hour, more than ${request.max_price:.2f}"
         )
     return reasons
+
+
+def _other_option(name: str, here: object, asked: object) -> str:
+    """Return in words that a pool was made with another value of a provider's option.
+
+    Args:
+        name: a field of `PoolRequest`.
+    """
+    if isinstance(asked, bool):
+        return f"it was made {'without' if asked else 'with'} --{name}"
+    if name == "hosts":
+        return f"its hosts are {_value_text(here)}, not {_value_text(asked)}"
+    return f"it was made with {name} {_value_text(here)}, not {_value_text(asked)}"
+
+
+def _value_text(value: object) -> str:
+    """Return an option's value as users write it: names with commas, pairs as ``time=2h``."""
+    if not isinstance(value, tuple):
+        return str(value or "none")
+    parts = ["=".join(map(str, part)) if isinstance(part, tuple) else str(part) for part in value]
+    return ", ".join(parts) or "none"
 
 
 def _limit(seconds: float | None) -> str:

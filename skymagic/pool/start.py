@@ -154,12 +154,8 @@ def start_plan(
         return Reuse(running)
     if resize and not fits(_without_size(request, running.plan), running.plan):
         return Resize(running, _resized(request, running))
-    end = f"end it first (%sky_down {running.name}), {OTHER_NAME}"
-    mistakes = (
-        *(f"pool {running.name!r} is already running and {reason}" for reason in differences),
-        end,
-    )
-    return Refuse(place(request), mistakes)
+    what = f"pool {running.name!r} is already running"
+    return Refuse(place(request), _in_the_way(what, running.name, differences))
 
 
 def instead(step: Attach, kind: str, start: bool) -> StartPlan | None:
@@ -287,14 +283,17 @@ def _of_recorded(request: PoolRequest, name: str, one: RecordedPool) -> Attach |
         return Attach(record, request)
     if not named:
         return None
-    end = f"end it first (%sky_down {name}), {OTHER_NAME}"
-    return Refuse(
-        request,
-        (
-            *(
-                f"pool {name!r}, left by another notebook, is already running and {reason}"
-                for reason in differences
-            ),
-            end,
-        ),
-    )
+    what = f"pool {name!r}, left by another notebook, is already running"
+    return Refuse(request, _in_the_way(what, name, differences))
+
+
+def _in_the_way(what: str, name: str, differences: Sequence[str]) -> tuple[str, str]:
+    """Why a running pool does not serve a request of its name, and what to do about it.
+
+    Args:
+        what: the pool, as the beginning of a sentence.
+        differences: as of `fits`.
+    """
+    *others, last = differences
+    reasons = f"{', '.join(others)}, and {last}" if others else last
+    return f"{what} and {reasons}", f"end it first (%sky_down {name}), {OTHER_NAME}"

@@ -54,7 +54,7 @@ def refused(call: Any, *args: Any) -> list[str]:
 def test_durations() -> None:
     read = {
         "90": 90, "10m": 600, "1h30m": 5400, "2d": 172800, "1d2h3m4s": 93784, "0.5h": 1800, " 1H 30M ": 5400,
-        "1.5": 1.5, "30s": 30,
+        "1.5": 1.5, "30s": 30, "5 min": 300, "2hours": 7200, "1 hour 30 minutes": 5400, "1 day": 86400, "10 secs": 10,
     }  # fmt: skip
     assert {text: duration(text) for text in read} == read
     written = {90: "1m30s", 600.0: "10m", 5400: "1h30m", 172800: "2d", 0.5: "0.5s", 86461: "1d1m1s"}
@@ -560,10 +560,14 @@ def test_a_pool_that_serves(request_: PoolRequest) -> None:
         ({"secrets": ("OTHER",)}, "it was made without the secret OTHER"),
         ({"cpus": at_least("65+")}, "its nodes have 64 CPUs, not 65+"),
         ({"memory": memory("1000")}, "its nodes have 512 GB, not 1000"),
-        ({"hosts": ("a",)}, "its hosts"),
+        ({"hosts": ("a",)}, "its hosts are none, not a"),
+        ({"hosts": ("a", "b")}, "its hosts are none, not a, b"),
+        ({"slurm": (("time", "2h"),)}, "it was made with slurm none, not time=2h"),
+        ({"address": "auto"}, "it was made with address none, not auto"),
         ({"region": "eu"}, "its region is none, not eu"),
         ({"max_lifetime": 60.0}, "its --max-lifetime is none, not 1m"),
-        ({"spot": True}, "its spot"),
+        ({"spot": True}, "it was made without --spot"),
+        ({"provider": "ssh", "hosts": ("a",), "nodes": 3}, "it is a local pool, not ssh"),
     ],
 )
 def test_a_pool_that_does_not_serve(changes: dict[str, Any], reason: str) -> None:

@@ -89,7 +89,8 @@ def test_another_number_of_nodes_is_a_resize_where_that_is_asked_for() -> None:
 def test_another_pool_of_the_name_is_in_the_way() -> None:
     step = start_plan(asked(nodes=4, env=(("A", "b"),)), [own("main")], resize=True)
     assert isinstance(step, Refuse)
-    assert str(step.error()).startswith("pool 'main' is already running and it has 2 ranks, not 4")
+    both = "it has 2 ranks, not 4, and it was made without this value of A"
+    assert str(step.error()).startswith(f"pool 'main' is already running and {both}; end it first")
     assert isinstance(step.error(), RequestError)
     assert "end it first (%sky_down main)" in step.mistakes[-1]
     assert isinstance(start_plan(RENT, [own("main")], [rented("lab")]), Refuse), (
