@@ -12,10 +12,11 @@ from typing import Any
 from traitlets import Any as AnyTrait
 from traitlets import Bool, Enum, Float, Int, List, TraitError, Unicode, Union, validate
 from traitlets import Dict as DictTrait
-from traitlets.config import Configurable
+from traitlets.config import Config, Configurable
 
 from skymagic.errors import RequestError
 from skymagic.magics.arguments.readers import dollars
+from skymagic.magics.arguments.removed import REMOVED_SETTINGS
 from skymagic.plan.requests import Defaults, cloud_settings, plugin_specs
 from skymagic.plan.units import Selection, duration
 
@@ -102,11 +103,11 @@ class SkyMagic(Configurable):
         help="If another cell runs on the same ranks: wait for it, or refuse the cell.",
     )
 
-    tracker = Enum(
-        ("", "tensorboard", "mlflow", "wandb"),
-        _BUILT_IN.tracker,
-        help="The experiment tracker that gets the numbers of sky.report from rank 0 as well, by its own library; '' for none.",
-    )
+    def update_config(self, config: Config) -> None:
+        """Take settings from `config`. Raises TraitError for a setting that was removed."""
+        if refusals := removed_settings(config):
+            raise TraitError("; ".join(refusals))
+        super().update_config(config)
 
     @validate("plugins")
     def _check_plugins(self, proposal: Any) -> list[str]:
@@ -133,6 +134,12 @@ class SkyMagic(Configurable):
         values["only"] = Selection(self.only)
         values["aws"] = cloud_settings(self.aws)
         return Defaults(**values)
+
+
+def removed_settings(config: Config) -> list[str]:
+    """Return the line that names the replacement, for each setting in `config` that no longer exists."""
+    given = config.get(SkyMagic.__name__, {})
+    return [REMOVED_SETTINGS[name] for name in given if name in REMOVED_SETTINGS]
 
 
 for _trait in SkyMagic.class_own_traits().values():

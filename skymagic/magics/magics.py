@@ -35,7 +35,7 @@ from skymagic.magics import (
 )
 from skymagic.magics.arguments import cell_magics, line_magics
 from skymagic.magics.arguments.help import help_alone, with_help
-from skymagic.magics.config import SkyMagic
+from skymagic.magics.config import SkyMagic, removed_settings
 from skymagic.magics.rendering import ResultTables
 from skymagic.magics.runs import ShellRuns, named, usage
 from skymagic.plan.requests import PoolRequest, RunRequest
@@ -64,6 +64,8 @@ class SkyMagics(Magics):
         _give_help(self)
         self.settings = SkyMagic(parent=shell)
         shell.configurables.append(self.settings)
+        for refusal in removed_settings(self.settings.config):
+            print_note(refusal)
         self.auto = transformers.Auto(shell)
         self.results = ResultTables(shell)
         self.runs = ShellRuns(shell, self.settings, self.auto, self.results)

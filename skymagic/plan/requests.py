@@ -383,7 +383,6 @@ class Defaults:
             "off" leaves it to the cell to fail.
         aws: how rented machines are reached.
         busy: what becomes of a cell while another is running on its ranks: "wait" or "refuse".
-        tracker: the experiment tracker that `report`'s numbers of a run's first rank go to as well; "" for none.
     """
 
     provider: str = "auto"
@@ -403,7 +402,6 @@ class Defaults:
     packages: str = "sync"
     aws: CloudSettings = field(default_factory=CloudSettings)
     busy: str = "wait"
-    tracker: str = ""
 
 
 @dataclass(frozen=True)

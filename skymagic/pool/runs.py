@@ -258,7 +258,7 @@ class PoolRuns:
             run=next(self.numbers), manifest=manifest.orders, ranks=spec.ranks, visible_ranks=spec.visible_ranks,
             gather=spec.gather, gather_ranks=spec.gather_ranks, value_ranks=spec.value_ranks, profile=spec.profile,
             execution_count=spec.execution_count, compiler_flags=spec.compiler_flags, job=spec.job, output=spec.output,
-            head=spec.head, screen_limit=defaults.screen_limit, tracker=defaults.tracker,
+            head=spec.head, screen_limit=defaults.screen_limit,
         )  # fmt: skip
         if stop.sent:
             raise RunInterrupted(STOPPED_WAITING)

@@ -133,7 +133,6 @@ def last_step() -> float | None:
 _sending = threading.RLock()
 _send: Callable[[Rows], None] | None = None
 """Where rows go; None outside a rank."""
-_track: Callable[[Rows], None] | None = None
 """Where the rows of the present cell go too."""
 
 
@@ -168,8 +167,8 @@ def attach(send: Callable[[Rows], None]) -> None:
 
 
 def _detach() -> None:
-    global _send, _track, _recorder, _sending
-    _send, _track, _recorder, _sending = None, None, Recorder(), threading.RLock()
+    global _send, _recorder, _sending
+    _send, _recorder, _sending = None, Recorder(), threading.RLock()
 
 
 def begin() -> None:
@@ -177,19 +176,10 @@ def begin() -> None:
     _recorder.begin()
 
 
-def track(take: Callable[[Rows], None] | None) -> None:
-    """Give rows to an experiment tracker too, or from now on to none."""
-    global _track
-    _track = take
-
-
 def flush(more: Rows | None = None) -> None:
     """Send what was reported since the last time; the rank's kernel calls it, on any thread. On return what others have taken is sent too."""
     if _send is None:
         return
     with _sending:  # what comes after the end of a cell's output is heard by nobody
-        reported = _recorder.take()
-        if rows := {**reported, **(more or {})}:
+        if rows := {**_recorder.take(), **(more or {})}:
             _send(rows)
-        if _track is not None and reported:
-            _track(reported)

@@ -60,8 +60,6 @@ class RunCell(_Order):
     """Ranks that send the value of the last expression."""
     profile: tuple[int, ...] = ()
     """Ranks that profile the cell and send back what they found."""
-    tracker: str = ""
-    """The experiment tracker that the first of the ranks writes its numbers to; "" for none."""
     job: str = "cell"
     """This and what follows ranks only keep, for another notebook: what it is (`RunSpec.job`)."""
     output: str = ""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from skymagic.magics.arguments.options import MAGICS
-from skymagic.magics.arguments.removed import REMOVED_MAGICS
+from skymagic.magics.arguments.removed import REMOVED_MAGICS, REMOVED_SETTINGS
 from skymagic.magics.transformers import removed
 from tests.lab.notebook import Notebook
 from tests.lab.pools import KERNEL, borrowed
@@ -73,3 +73,9 @@ def test_a_removed_magic_is_found_wherever_it_may_stand(cell: str) -> None:
 )
 def test_other_cells_are_left_alone(cell: str) -> None:
     assert removed(cell.splitlines(keepends=True)) == ""
+
+
+@pytest.mark.parametrize("name", REMOVED_SETTINGS)
+def test_a_removed_setting_names_its_replacement(notebook: Notebook, name: str) -> None:
+    shown = notebook.run(f"%config SkyMagic.{name} = 'x'")
+    assert shown.text.splitlines() == [f"ERROR:root:{REMOVED_SETTINGS[name]}"]

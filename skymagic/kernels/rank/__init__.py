@@ -12,7 +12,6 @@ lending       the rank's own values for other ranks, and for processes that a ce
 importer      the remote importer: modules from sources that the notebook sent; what can be imported here
 refusals      what a cell may ask of a notebook and not of a rank: input, debuggers, skymagic itself
 profiling     torch's profiler around a cell
-tracking      what is reported on its way to an experiment tracker
 gpu           the rank's GPU: whose error it is, and memory freed after a failure
 missing       the name or file that a failed cell has looked for in vain
 tracebacks    an exception's message, its traceback without internal frames, and the debugger on it

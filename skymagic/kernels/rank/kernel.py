@@ -31,7 +31,6 @@ from skymagic.kernels.rank.profiling import profiled
 from skymagic.kernels.rank.refusals import INPUT_REFUSED, refuse_debuggers, refuse_launchers
 from skymagic.kernels.rank.shell import Flusher, RankShell, Stdio, flush_text
 from skymagic.kernels.rank.tracebacks import PostMortem
-from skymagic.kernels.rank.tracking import Tracking, tracked
 from skymagic.runtime import info as runtime
 from skymagic.runtime import rendezvous, reporting, silence, usage
 from skymagic.wire import agent as wire
@@ -149,7 +148,6 @@ class RankKernel(IPythonParallelKernel):
         self._post_mortem: PostMortem | None = None
         """On the frames of the error with which the last cell has ended, which it keeps."""
         self.runs = RunMemory()
-        self._tracking: Tracking | None = None  # of the present cell
         self._answered_count = 0  # counts the requests that were replied to
         self._unanswered: BaseException | None = (
             None  # what has kept the kernel from replying to one
@@ -257,9 +255,6 @@ class RankKernel(IPythonParallelKernel):
         self._stdio.restore()
         flush_text()
         reporting.flush()
-        if self._tracking is not None:
-            self._tracking.close()
-            self._tracking = None
         if isinstance(order, RunCell):
             self.runs.end(order, outcome)
         self._context.control.send(
@@ -326,7 +321,6 @@ class RankKernel(IPythonParallelKernel):
             self._namespace.bind(order.manifest)
             self.shell.displayhook.know_shown(order.manifest.get("shown", ()))
             outcome["bound"] = True
-            self._tracking = tracked(order, self._context.info.rank)
             await self._run(order, source, outcome)
         except BindError as problem:
             outcome.update(self._failure(problem, phase="bind"))

@@ -1,4 +1,4 @@
-"""Magics and options of earlier versions that no longer exist: for each, the line that names its replacement."""
+"""Magics, options and settings of earlier versions that no longer exist: for each, the line that names its replacement."""
 
 from __future__ import annotations
 
@@ -11,3 +11,7 @@ REMOVED_MAGICS: dict[str, str] = {
 """Name without ``%`` → what the user is told."""
 REMOVED_OPTIONS: dict[str, str] = {}
 """Option as it was written, with its dashes → what the user is told after its name."""
+REMOVED_SETTINGS: dict[str, str] = {
+    "tracker": "SkyMagic.tracker was removed: write to the tracker on rank 0, as docs/how-to/trackers.md shows",
+}
+"""Name of a setting of ``%config SkyMagic.…`` → what the user is told."""
