@@ -8,6 +8,6 @@ beside        a cell that goes on beside the notebook: its handle
 completion    tab completion on magic lines
 transformers  before each cell: %sky_auto, and misplaced magics; after one that failed: names that are on the ranks
 rendering     how the shell shows a rank's error, and lists of values by rank
-exposure      notes on the Jupyter around it: who reads its output, and who executes its cells
+server_note   a note where the Jupyter server executes the cells itself
 config        users' defaults, the one place of traitlets
 """

@@ -28,9 +28,9 @@ from skymagic.jobs.cloning import clone
 from skymagic.magics import (
     beside,
     completion,
-    exposure,
     inspection,
     rendering,
+    server_note,
     transformers,
 )
 from skymagic.magics.arguments import cell_magics, line_magics
@@ -366,9 +366,8 @@ def load_ipython_extension(shell: InteractiveShell) -> None:
     inspection.register(shell)
     for reminder in records.reminders(records.every()):
         print_note(reminder)
-    kernel = getattr(shell, "kernel", None)
-    for warning in filter(None, (exposure.note(kernel), exposure.served(kernel))):
-        print_note(warning)
+    if note := server_note.served(getattr(shell, "kernel", None)):
+        print_note(note)
 
 
 def unload_ipython_extension(shell: InteractiveShell) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 import nbformat
 import pytest
 
-from skymagic.magics import exposure
+from skymagic.magics import server_note
 from tests.docs.test_readme import shape
 from tests.lab import browser
 from tests.lab.notebook import ROOT, own_folders
@@ -99,8 +99,8 @@ def given(folder: Path) -> None:
 
 
 def lines(text: str) -> list[str]:
-    """Its lines in any order, without the note that other users' processes are here: they may come and go."""
-    return sorted(line for line in shape(text) if not line.startswith("other users have processes"))
+    """Its lines in any order."""
+    return sorted(shape(text))
 
 
 def by_nbconvert(folder: Path) -> list[Outputs]:
@@ -232,12 +232,12 @@ def test_a_server_without_a_browser_says_what_a_notebook_says(
 ) -> None:
     needed()
     first, *rest = by_server(tmp_path)
-    told = [one for one in first if exposure.SERVED in str(one.get("text"))]
+    told = [one for one in first if server_note.SERVED in str(one.get("text"))]
     assert len(told) == 1, first
     first = [
         one
         if one is not told[0]
-        else {**one, "text": one["text"].replace(f"{exposure.SERVED}\n", "")}
+        else {**one, "text": one["text"].replace(f"{server_note.SERVED}\n", "")}
         for one in first
     ]
     for cell, here, there in zip(CELLS, saved[1], [first, *rest], strict=True):

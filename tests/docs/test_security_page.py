@@ -1,9 +1,10 @@
-"""What other users of this machine read of the kernel's own output, by TCP and by Jupyter's line for ipc; and the note about it."""
+"""SECURITY.md: what other users of this machine can read of a kernel's output, by Jupyter's default and with the line that the page gives."""
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -12,15 +13,13 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from jupyter_client.manager import KernelManager
 from traitlets.config import Config
 
-from skymagic.magics import exposure
-
-ANOTHER, NOBODY = 4242, 65534
+PAGE = Path(__file__).parents[2] / "SECURITY.md"
+NOBODY = 65534
 LISTEN = """
 import json, os, sys, zmq
 address, nobody = json.load(sys.stdin)
@@ -112,65 +111,10 @@ def heard_by_another_user(manager: KernelManager, *, waits: bool) -> bool:
 
 
 @pytest.mark.needs("root")
-def test_where_other_users_are_they_read_a_kernels_own_port_and_the_note_is_shown_once(
-    short_path: Path,
-) -> None:
-    """Jupyter's default lets everybody on the machine read; the line that the note shows does not."""
-    load = "%reload_ext skymagic"
-    with subprocess.Popen(
-        ["cat"], stdin=subprocess.PIPE, user=ANOTHER
-    ) as other:  # is there until this block ends
-        with kernel(short_path, exposure.LINE) as manager:
-            assert exposure.LINE not in printed(manager, load)
-            assert not heard_by_another_user(manager, waits=False)
-        with kernel(short_path, "") as manager:
-            assert exposure.LINE in printed(manager, load)
-            assert exposure.LINE not in printed(manager, load)
-            assert heard_by_another_user(manager, waits=True)
-        with kernel(short_path, "") as manager:
-            assert exposure.LINE not in printed(manager, load)
-        assert other.poll() is None
-
-
-def test_who_else_is_here(tmp_path: Path) -> None:
-    """Services and one's own processes do not count."""
-    (tmp_path / "1").mkdir()
-    (tmp_path / "meminfo").mkdir()
-    assert not exposure.others_are_here(tmp_path)
-    if os.geteuid() == 0:
-        for uid, counts in [
-            (0, False),
-            (33, False),
-            (61_500, False),
-            (NOBODY, False),
-            (1000, True),
-            (1_200_345, True),
-        ]:
-            os.chown(tmp_path / "1", uid, -1)
-            assert exposure.others_are_here(tmp_path) is counts, uid
-        os.chown(tmp_path / "1", 0, -1)
-        os.chown(tmp_path / "meminfo", 1000, -1)
-        assert not exposure.others_are_here(tmp_path)
-
-
-def test_a_look_ends_when_its_time_is_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for pid in range(1, 5):
-        (tmp_path / str(pid)).mkdir()
-    looks = iter(range(10))
-    monkeypatch.setattr(time, "thread_time", lambda: exposure.MOST_SECONDS * next(looks) / 2)
-    assert not exposure.others_are_here(tmp_path)
-    assert next(looks) == 4, "it looked at three processes of four"
-
-
-@pytest.mark.parametrize(
-    ("app", "is_readable"),
-    [
-        (None, False),
-        (SimpleNamespace(transport="ipc"), False),
-        (SimpleNamespace(transport="tcp"), True),  # ipykernel 6
-        (SimpleNamespace(transport="tcp", curve_secretkey=None), True),
-        (SimpleNamespace(transport="tcp", curve_secretkey=b"k"), False),
-    ],
-)
-def test_which_kernels_can_be_read(app: object, is_readable: bool) -> None:
-    assert exposure.is_readable(app) is is_readable
+def test_the_line_of_the_page_keeps_other_users_from_a_kernels_output(short_path: Path) -> None:
+    """Jupyter's default lets everybody on the machine read."""
+    (line,) = re.findall(r"^c\.KernelManager\..*$", PAGE.read_text(), re.MULTILINE)
+    with kernel(short_path, line) as manager:
+        assert not heard_by_another_user(manager, waits=False)
+    with kernel(short_path, "") as manager:
+        assert heard_by_another_user(manager, waits=True)
