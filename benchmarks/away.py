@@ -65,7 +65,7 @@ def plots(folder: Path) -> float:
     reader, writer = os.pipe()
     output = OutputFilter(
         RankLog(0, folder / "log", Spans(), None, print),
-        RankScreen(0, lambda *_: None, {}),
+        RankScreen(0, lambda *_: None),
         {"stdout": reader},
     )
     output.begin(BeginOutput(0, {}, True, 1_000_000, 1), 0.0)

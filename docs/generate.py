@@ -100,7 +100,7 @@ def command() -> str:
     ]
     lines = [
         f"# Command line\n\n{NOTE}",
-        "`skymagic` works on your pools from a shell, without a notebook. `--json` prints one JSON object, or one per line for `attach`.",
+        "`skymagic` works on your pools from a shell, without a notebook. `--json` prints one JSON object.",
         "[Long runs](../how-to/long-runs.md#two-notebooks-and-a-terminal) has the format and the exit codes.",
     ]
     summaries = {choice.dest: choice.help for choice in commands._choices_actions}

@@ -6,7 +6,6 @@ places     pools on hosts, or rented and found by their tags: listed and ended f
 ending     the end of pools by their place, of those that were left, of all that is rented; machines stopped with their disks
 costs      what pools cost, and have cost; what machines can be rented for
 logs       what ranks wrote, also of a pool that has ended
-reading    pools of other notebooks, followed from here
 notebooks  notebooks as jobs on a pool's head: started, followed, stopped
 disk       what skymagic keeps on their disks, and its removal
 command    the console command

@@ -1,7 +1,7 @@
 """The console command ``skymagic``: for shells and programs, without a notebook.
 
-Exit codes: 0 it is done; 1 it is not, or not all of it, and standard error says why; 2 the line was wrong; 3, 4 and 5 (`EXIT_CODES`) of ``attach``, ``run``
-and ``logs``: how the run, or the notebook, has ended; 130 Ctrl-C.
+Exit codes: 0 it is done; 1 it is not, or not all of it, and standard error says why; 2 the line was wrong; 3, 4 and 5 (`EXIT_CODES`) of ``run``, ``attach`` and
+``logs``: how the notebook has ended; 130 Ctrl-C.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from pathlib import Path
 from skymagic.errors import RequestError, SkyError
 from skymagic.wire.untrusted import print_sanitized
 
-EXIT_CODES = {"done": 0, "nothing": 0, "failed": 3, "stopped": 4, "lost": 5}
-"""How a run, or a notebook, has ended: of ``attach``, ``run``, and ``logs`` of a notebook."""
+EXIT_CODES = {"done": 0, "failed": 3, "stopped": 4, "lost": 5}
+"""How a notebook has ended: of ``run``, and of ``attach`` and ``logs`` of a notebook."""
 _SAVED_THERE = (
     "the executed notebook is saved on the head: skymagic get POOL NAME.executed.ipynb FILE"
 )
@@ -135,7 +135,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     attach = commands.add_parser(
         "attach",
-        help="show the output of a running cell or notebook and follow it; Ctrl-C does not stop it",
+        help="follow what a pool's ranks write, or its notebook; Ctrl-C stops neither",
     )
     attach.add_argument("pool", metavar="POOL", help="its name or job id")
     run = commands.add_parser(
@@ -333,6 +333,8 @@ def _get(line: argparse.Namespace) -> int:
 
 
 def _attach(line: argparse.Namespace) -> int:
-    from skymagic.api import reading
-
-    return EXIT_CODES[reading.attached(line.pool, line.json)]
+    """Follow the log of a pool; with ``--json`` show what is there now."""
+    line.rank = line.run = line.cell = line.grep = None
+    line.lines = 50
+    line.follow = not line.json
+    return _logs(line)

@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any, overload
 
+from skymagic.api import notebooks
 from skymagic.api.calls import Call, Calls, Function, positive
 from skymagic.api.running_pool import RunningPool, finish
 from skymagic.api.specs import ELSEWHERE, request_of
@@ -272,6 +273,7 @@ def attach(name: str, *, take_over: bool = False) -> Compute:
         RunError: the run that was in progress failed.
     """
     namespace = sys._getframe(1).f_globals
+    notebooks.settled(records.named(name))
     with interrupt.deferred():
         pool, found = making.attach(name, namespace, Defaults(), print_note, take_over=take_over)
         for unfinished in found:

@@ -8,18 +8,24 @@ import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from skymagic.api import notebooks
-from skymagic.api.reading import PoolReader, opened_reader
-from skymagic.cluster import Agents, telemetry
+from skymagic.cluster import Agents, Node, telemetry
 from skymagic.display.status import Logs
 from skymagic.display.text import last_state, log_lines
-from skymagic.errors import RequestError, noted_in
+from skymagic.errors import PoolError, ProvisionError, RequestError, noted_in
+from skymagic.plan.requests import Defaults
 from skymagic.plan.units import Selection, rank_words
-from skymagic.pool import Pool, records, registry
+from skymagic.pool import Pool, keys, making, records, registry, resources
+from skymagic.pool.keys import PoolKey
 from skymagic.pool.records import PoolRecord
+from skymagic.pool.status import SharedStatus
+from skymagic.wire import processes
 from skymagic.wire.agent import WHOLE_LOG
+from skymagic.wire.codec import Transport
+from skymagic.wire.threads import run_all
 from skymagic.wire.untrusted import sanitized
 
 HEADING = re.compile(r"── cell (?P<cell>\d+), (?:run (?P<run>\d+), )?[\d:]{8} ──")
@@ -33,8 +39,8 @@ JOB_WORDS = {
     "lost": "could not continue",
 }
 Write = Callable[[str], object]
-Readable = Pool | PoolReader
-"""A pool whose nodes tell logs."""
+READ_TIMEOUT = 30.0
+"""Seconds in which the agents of a pool must say how their ranks are."""
 
 
 @dataclass(frozen=True)
@@ -57,6 +63,58 @@ class LogsRequest:
     grep: str | None = None
     output: str | None = None
     coming: Callable[[], bool] = lambda: False
+
+
+class LogReader:
+    """Reads the logs of a pool that a notebook has, over connections of its own, and changes nothing.
+
+    Args:
+        key: what leads to the pool's nodes.
+        nodes: its machines; what owns them is not closed, because that ends rented ones.
+
+    Raises:
+        PoolError: a node cannot be reached.
+    """
+
+    def __init__(self, key: PoolKey, nodes: Sequence[Node]) -> None:
+        self.world_size = key.plan.topology.world_size
+        self._transports: list[Transport] = []
+        readable = [
+            replace(node, address=address, hostname=hostname, start_agent=partial(self._open, node))
+            for node, (address, hostname) in zip(nodes, key.addresses, strict=True)
+        ]
+        nothing: Callable[..., None] = lambda *_: None  # noqa: E731  # what only the notebook hears
+        self.agents = Agents(readable, nothing, nothing, nothing, nothing, nothing, nothing)
+        status = SharedStatus(key.name, key.plan, Defaults(), key.job_id)
+        try:
+            self.agents.read(resources.rank_specs(status, readable, key.port), READ_TIMEOUT)
+        except BaseException as problem:
+            self.close()
+            if isinstance(problem, ProvisionError):
+                raise PoolError(f"pool {key.name!r} cannot be read: {problem}") from problem
+            raise
+
+    def _open(self, node: Node, _: Callable[[str], None]) -> Transport:
+        """Connect to the agent's socket for readers."""
+        transport = node.run(processes.ATTACH, processes.READERS_ONLY, node.access.daemon)
+        self._transports.append(transport)
+        return transport
+
+    def close(self) -> None:
+        """Close the connections; twice is safe."""
+        self.agents.leave()
+        run_all([transport.close for transport in self._transports])
+
+
+def open_reader(name: str) -> LogReader:
+    """Connect to the agents of a pool by its name or job id; the caller closes it. Raises PoolError."""
+    key = keys.attachable(records.named(name).job_id)
+    _, nodes = making.attaching_provider(key).attach(key.plan, key.accesses)
+    return LogReader(key, nodes)
+
+
+Readable = Pool | LogReader
+"""A pool whose nodes tell logs."""
 
 
 @dataclass(frozen=True)
@@ -173,14 +231,14 @@ def _collected(pool: Readable | None, texts: Mapping[int, str], request: LogsReq
 
 
 @contextlib.contextmanager
-def _outside(request: LogsRequest) -> Iterator[tuple[Mapping[int, str], PoolReader | None]]:
+def _outside(request: LogsRequest) -> Iterator[tuple[Mapping[int, str], LogReader | None]]:
     """(by rank what is kept of a pool that has ended, what reads one that runs)."""
     name = request.pool or ""
     kept = records.kept_log(name)
     if kept is not None and not any(name in (one.name, one.job_id) for one in records.every()):
         yield {0: kept.text}, None
         return
-    with contextlib.closing(opened_reader(name)) as pool:
+    with contextlib.closing(open_reader(name)) as pool:
         yield {}, pool
 
 

@@ -17,7 +17,7 @@ from IPython.core.magic import (
 )
 
 from skymagic import plugins, providers
-from skymagic.api import costs, disk, ending, logs, places, reading
+from skymagic.api import costs, disk, ending, logs, notebooks, places
 from skymagic.api.compute import Compute, find
 from skymagic.data.capture import installed
 from skymagic.display import text as display
@@ -152,8 +152,8 @@ class SkyMagics(Magics):
             none = "no pool that outlives its notebook was started from here"
             print_sanitized("\n".join(listed) or records.ended_with_kernel() or none)
             return None
-        if not (request.take_over or request.login) and reading.shown_elsewhere(request.name or ""):
-            return None
+        if request.name and not request.login:
+            notebooks.settled(records.named(request.name))
         defaults = self.settings.defaults()
         with interrupt.deferred(), places.brought(request.name, request.login) as name:
             one, found = making.attach(

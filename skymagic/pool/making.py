@@ -446,8 +446,7 @@ def _attached(
         )
     if not (take_over or records.left(record)):
         raise PoolError(
-            f"{records.words(record)}: end that notebook, read what it does (%sky_attach {name}), or take the pool away from it: "
-            f"%sky_attach {name} --take-over"
+            f"{records.held_words(record)}: end that notebook, or take the pool away from it: %sky_attach {name} --take-over"
         )
     key = keys.attachable(record.job_id)
     attach_nodes: Callable[..., tuple[Survey, Sequence[Node]]]

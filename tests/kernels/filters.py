@@ -22,5 +22,5 @@ def output_filter(
 ) -> OutputFilter:
     """From these pipes to this log and to what `send` does with a content; `tell` gets sentences for the user."""
     return OutputFilter(
-        RankLog(rank, log, spans or Spans(), limit, tell), RankScreen(rank, send, {}), pipes
+        RankLog(rank, log, spans or Spans(), limit, tell), RankScreen(rank, send), pipes
     )

@@ -30,8 +30,7 @@ def test_cell_that_does_nothing(notebook: Notebook, body: str) -> None:
 
 
 def test_a_cell_without_a_body_is_refused_in_one_line(notebook: Notebook) -> None:
-    for cell in ("%%sky_broadcast", "%%sky_broadcast -o r
-"):
+    for cell in ("%%sky_broadcast", "%%sky_broadcast -o r\n"):
         shown = notebook.finish(notebook.start(cell))
         assert shown.failure.ename == "UsageError"
         assert "the cell is empty: write what is to run" in shown.stderr

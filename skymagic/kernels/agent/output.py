@@ -99,18 +99,16 @@ class Pipe:
 
 
 class RankScreen:
-    """Where a rank's contents go: to the notebook that made the request, to who follows in its place, to readers; kept while it is away.
+    """Where a rank's contents go: to the notebook that made the request, or to who follows in its place; kept while it is away.
 
     Args:
         rank: part of every content.
         send: puts a content on iopub.
-        watchers: get all that is shown, beside the notebook; they may change.
     """
 
-    def __init__(self, rank: int, send: Send, watchers: Mapping[int, Watcher]) -> None:
-        self.rank, self._send, self._watchers = rank, send, watchers
+    def __init__(self, rank: int, send: Send) -> None:
+        self.rank, self._send = rank, send
         self.parent: dict[str, Any] | None = None  # the request's header; None between requests
-        self._run = 0  # the present request's, or the one's before
         self._away: KeptDisplays | None = None  # what is displayed while the notebook is away
         self._numbers = KeptNumbers()  # what is reported meanwhile
         self._reported = KeptNumbers()
@@ -123,7 +121,7 @@ class RankScreen:
 
     def begin(self, message: BeginOutput) -> None:
         """Another request shows what comes from now on."""
-        self.parent, self._run = message.parent, message.run
+        self.parent = message.parent
         self._kept, self._reported, self._follower = KeptOutput(self.rank), KeptNumbers(), None
 
     def end(self) -> None:
@@ -134,8 +132,6 @@ class RankScreen:
     def show(self, kind: str, content: Mapping[str, Any] = MappingProxyType({})) -> None:
         """Put a content on its way to the notebook, with its number."""
         numbered = self._kept.add({"rank": self.rank, "kind": kind, **content})
-        for tell in list(self._watchers.values()):
-            tell({**numbered, "run": self._run})
         if self._follower is not None:
             self._follower(numbered)
         elif self.parent is not None:
@@ -211,11 +207,6 @@ class RankScreen:
         if self._kept.end is not None and self._kept.end["seq"] <= shown:
             tell(self._kept.end)
         self._follower = tell
-
-    def tell_kept(self, shown: int, tell: Watcher) -> None:
-        """Tell what the present request, or the one before, has shown after the first `shown` contents."""
-        for content in self._kept.after(shown):
-            tell({**content, "run": self._run})
 
 
 class OutputFilter:

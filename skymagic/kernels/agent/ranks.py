@@ -17,7 +17,7 @@ from typing import Any
 from skymagic.kernels.agent.children import Forkserver, Sink
 from skymagic.kernels.agent.directories import Directories
 from skymagic.kernels.agent.logs import RankLog, RankLogs
-from skymagic.kernels.agent.output import Iopub, OutputFilter, Pipe, RankScreen, Watcher, enlarge
+from skymagic.kernels.agent.output import Iopub, OutputFilter, Pipe, RankScreen, enlarge
 from skymagic.kernels.agent.resources import oom_kills
 from skymagic.kernels.fork import EventLoop
 from skymagic.kernels.proc import processor_seconds, status
@@ -124,9 +124,6 @@ class Ranks:
         self._nonce = os.urandom(4).hex()
         self._oom_kills = oom_kills()
         self.away = False  # whether the notebook is
-        self.watchers: dict[
-            int, Watcher
-        ] = {}  # by reader: who gets what the ranks show, beside the notebook
 
     def __len__(self) -> int:
         return len(self.running)
@@ -188,9 +185,7 @@ class Ranks:
             self._log_limit,
             self._tell,
         )
-        screen = RankScreen(
-            spec.rank, lambda parent, content: iopub.send(ident, parent, content), self.watchers
-        )
+        screen = RankScreen(spec.rank, lambda parent, content: iopub.send(ident, parent, content))
         output = OutputFilter(log, screen, {name: reader for name, (reader, _) in pipes.items()})
         rank = self.running[spec.rank] = Rank(spec.rank, ident, ours, output)
         self._lifetime.begin(spec.rank)

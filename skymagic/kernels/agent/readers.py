@@ -1,7 +1,7 @@
-"""Readers of a node: terminals and notebooks that see what its ranks do, beside the notebook that has the pool, and change nothing.
+"""Readers of a node: terminals that read logs of its ranks beside the notebook that has the pool, and change nothing.
 
 They connect to a socket in the daemon's run directory, which the user alone can enter, and speak `wire.agent`: they are told of the
-node and its ranks, may ask for logs and for the last runs, and follow what ranks show. All else that they say is left unanswered.
+node and its ranks, and may ask for logs. All else that they say is left unanswered.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from skymagic.kernels import stacks
 from skymagic.kernels.agent.children import Sink
@@ -98,7 +97,7 @@ class RankRequests:
 
 
 class RankAudience:
-    """Who sees what the ranks of a node show and how they are: the notebook, which may be away or another one, and readers."""
+    """Who sees what the ranks of a node show and how they are: the notebook, which may be away or another one."""
 
     def __init__(self, ranks: Ranks, send: Sink) -> None:
         self._ranks, self._send = ranks, send
@@ -151,23 +150,6 @@ class RankAudience:
         outputs = {number: output for number, (_, output) in self._ranks.dead.items()}
         return outputs | {number: rank.output for number, rank in self._ranks.running.items()}
 
-    def watch(self, message: wire.Follow, reader: int, send: Sink) -> None:
-        """Tell a reader what ranks have shown in their last runs, and all that they show from now on."""
-        outputs = self._outputs()
-
-        def tell(content: dict[str, Any]) -> None:
-            send(wire.FollowedOutput(content["rank"], content))
-
-        for number, shown in message.shown.items():
-            if (output := outputs.get(int(number))) is not None:
-                output.screen.tell_kept(shown, tell)
-        self._ranks.watchers[reader] = tell
-
-    def leave(self, reader: int) -> None:
-        """A reader is gone; twice is safe."""
-        self._ranks.watchers.pop(reader, None)
-        self._ranks.logs.forget(reader)
-
 
 class NodeReader:
     """One reader's connection. What is sent to it leaves on a thread of its own, so that a slow one holds up nobody."""
@@ -219,11 +201,10 @@ class NodeReaders:
         loop: EventLoop,
         path: str,
         ranks: Ranks,
-        requests: RankRequests,
         audience: RankAudience,
         told: Callable[[], Iterable[wire.AgentMessage]],
     ) -> None:
-        self._loop, self._ranks, self._requests, self._audience = loop, ranks, requests, audience
+        self._loop, self._ranks, self._audience = loop, ranks, audience
         self._told = told
         self._numbers = itertools.count(1)
         self._readers: dict[int, NodeReader] = {}
@@ -265,19 +246,14 @@ class NodeReaders:
     def _forget(self, reader: NodeReader) -> None:
         self._loop.unwatch(reader.sock)
         self._readers.pop(reader.number, None)
-        self._audience.leave(reader.number)
+        self._ranks.logs.forget(reader.number)
         reader.shut()
         reader.sock.close()
 
     def _serve(self, reader: NodeReader, message: wire.AgentMessage) -> None:
-        match message:
-            case wire.ReadLog():
-                question = replace(message, number=self._question(reader, message.number))
-                self._ranks.logs.read(question, reader.number)
-            case wire.RankRequest() if message.method == "recall":  # all else may change a rank
-                self._requests.call(replace(message, number=self._question(reader, message.number)))
-            case wire.Follow():
-                self._audience.watch(message, reader.number, reader.send)
+        if isinstance(message, wire.ReadLog):
+            question = replace(message, number=self._question(reader, message.number))
+            self._ranks.logs.read(question, reader.number)
 
     def _question(self, reader: NodeReader, number: int) -> int:
         own = next(self._questions)

@@ -241,7 +241,7 @@ MAGICS: dict[str, Magic] = {
     "sky_check": Magic("Check the nodes of a pool: GPUs, hardware errors, disks and clocks.", (), NAME, "pools", ("%sky_check", "%sky_check train"), elsewhere=_MORE),
     "sky_restart": Magic("Restart ranks. Their variables are lost.", (_TARGETS, _POOL_NAME), NAME, "pools", ("%sky_restart", "%sky_restart -t 2")),
     "sky_down": Magic("End a pool and release its machines, or remove unused files from hosts.", (_DOWN_ALL, _AT_HOSTS, _RENTED, _LOGIN, _CLEAN, _CLEAN_DRY_RUN), NAME, "pools", ("%sky_down", "%sky_down train", "%sky_down --all", "%sky_down lab --hosts gpu1,gpu2    # of a notebook that is gone", "%sky_down train --provider aws     # rented from another machine", "%sky_down --clean --hosts gpu1,gpu2 --dry-run   # unused files of skymagic there"), elsewhere=_MORE),
-    "sky_attach": Magic("Continue with a pool whose notebook is gone and show its output since then; follow a pool of a running notebook; without a name: list pools.", (_TAKE_OVER, _OF_SLURM, _LOGIN), NAME, "left", ("%sky_attach", "%sky_attach lab", "%sky_attach lab --provider slurm --login me@cluster   # made on the login node"), elsewhere=_MORE),
+    "sky_attach": Magic("Continue with a pool whose notebook is gone and show its output since then; without a name: list pools.", (_TAKE_OVER, _OF_SLURM, _LOGIN), NAME, "left", ("%sky_attach", "%sky_attach lab", "%sky_attach lab --provider slurm --login me@cluster   # made on the login node"), elsewhere=_MORE),
     "sky_auto": Magic("Run every plain cell on the ranks, or stop doing so. Cells that begin with a magic or %%local run in the notebook.", (), "on|off", "switch", ("%sky_auto on",)),
 }
 # fmt: on
