@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from skymagic.plan.plans import Plan, topology
 from skymagic.plan.requests import PoolRequest, for_others
 from skymagic.plan.units import count
 from skymagic.providers import ssh
+from skymagic.providers.channel_key import ChannelKey
 from skymagic.providers.cluster import (
     ClusterAccess,
     ClusterNode,
@@ -38,7 +39,10 @@ from skymagic.providers.cluster import (
 from skymagic.providers.provider import ListedPool, Say
 from skymagic.ssh.command import SocketChannel
 from skymagic.ssh.host import ChannelConnection
-from skymagic.wire import atomic
+from skymagic.ssh.process import START_TIMEOUT, Channel
+from skymagic.ssh.programs import Programs
+from skymagic.ssh.sealed import SealedChannel, bootstrap
+from skymagic.wire import atomic, sealed, tls
 from skymagic.wire.threads import start_all
 from skymagic.wire.untrusted import sanitized_line
 
@@ -52,6 +56,8 @@ ANSWER_SECONDS, CLIENT_SECONDS = (
     60.0,
     120.0,
 )  # Ray Client may need 40 s to find out that it must try again
+HERE = Programs("sh", "PATH|HOME")
+"""This machine, whose home folder the cluster's nodes may share."""
 KIND = "accelerator_type:"
 """What Ray calls a GPU's kind among a node's resources."""
 
@@ -260,6 +266,12 @@ class RayNode(ClusterNode):
     index: int
     host: str
     """The node's address, in the cluster's network."""
+    key: ChannelKey = field(repr=False)
+
+    @property
+    def channel_key(self) -> str:
+        """As of `ClusterAccess`."""
+        return self.key.secret
 
     @property
     def where(self) -> tuple[str, ...]:
@@ -271,16 +283,29 @@ class RayNode(ClusterNode):
         return "" if self.link.address.startswith("ray://") else self.host
 
     def connection(self) -> ChannelConnection:
-        """Shells beside the node's holder."""
+        """Shells beside the node's holder, each with an encrypted session: Ray's calls are in clear."""
+        which = {"job": self.job_id, "index": self.index, "key": self.key.secret}
 
         def shell(command: str, ends: Sequence[socket.socket]) -> None:
-            self.link.send(
-                {"do": "pass_on", "job": self.job_id, "index": self.index, "command": command}, ends
-            )
+            self.link.send({"do": "pass_on", "command": command, **which}, ends)
 
-        return ChannelConnection(
-            self.name, f"ray status --address {self.link.address}", lambda _: RayChannel(shell)
-        )
+        def opening(_: float) -> Channel:
+            return SealedChannel(RayChannel(shell), self.name, self.job_id, self.key)
+
+        return ChannelConnection(self.name, f"ray status --address {self.link.address}", opening)
+
+    def introduce(self, pem: str) -> None:
+        """Give the node the channel key, without which nobody can call it. Raises HostError.
+
+        Args:
+            pem: certificate and key whose fingerprint the node was started with.
+        """
+
+        def session(_: str, ends: Sequence[socket.socket]) -> None:
+            self.link.send({"do": "introduce", "job": self.job_id, "index": self.index}, ends)
+
+        channel = SealedChannel(RayChannel(session), self.name, self.job_id, self.key, pem)
+        channel.introduce(START_TIMEOUT)
 
     def fate(self) -> str:
         """Why the node is gone, as Ray says; "" where it is not, or nobody says."""
@@ -355,12 +380,18 @@ class Ray:
     def acquire(self, survey: RaySurvey, job_id: str, say: Say) -> Sequence[Node]:
         """Have Ray place the group and wait for it; then set its nodes up side by side."""
         survey.gang.job_id = job_id
+        survey.gang.key = key = ChannelKey(job_id, HERE.run)
+        key.share()
         atomic.keep(_note(job_id), survey.link.address.encode())
-        given = _placed(survey, say)
+        pem = tls.certificate()
+        given = _placed(survey, pem, say)
         places = [
-            RayNode(name, job_id, survey.link, index, one["address"])
+            RayNode(name, job_id, survey.link, index, one["address"], key)
             for index, (name, one) in enumerate(zip(_names(given), given, strict=True))
         ]
+        ssh.side_by_side(lambda place: place.introduce(pem), places)
+        hold = {"do": "hold", "job": job_id, "count": len(places), "key": key.secret}
+        next(survey.link.ask(hold))
         return survey.taken(places, "Ray has given", say)
 
     def attach(
@@ -370,8 +401,10 @@ class Ray:
         survey = RaySurvey(
             plan, accesses[0].installation.requirements, RayLink(accesses[0].where[0])
         )
+        key = ChannelKey(accesses[0].job_id, HERE.run, accesses[0].channel_key)
+        survey.gang.key = key
         places = [
-            RayNode(one.host, one.job_id, survey.link, index, one.where[1])
+            RayNode(one.host, one.job_id, survey.link, index, one.where[1], key)
             for index, one in enumerate(accesses)
         ]
         return survey, survey.attached(places, accesses)
@@ -413,6 +446,7 @@ def _end(link: RayLink, job: str) -> None:
             f"Ray has not removed {', '.join(left)} (namespace skymagic) of pool {job}"
         )
     _note(job).unlink(missing_ok=True)
+    ChannelKey(job, HERE.run).drop()
 
 
 def bundle(request: PoolRequest, nodes: Sequence[Mapping[str, float]]) -> dict[str, float]:
@@ -445,8 +479,12 @@ def _gpu_resources(
     return {"GPU": float(gpu.count), f"{KIND}{named or gpu.name}": 0.001}
 
 
-def _placed(survey: RaySurvey, say: Say) -> list[dict[str, str]]:
-    """The nodes that Ray has given, once it has. Raises ProvisionError."""
+def _placed(survey: RaySurvey, pem: str, say: Say) -> list[dict[str, str]]:
+    """The nodes that Ray has given, once it has. Raises ProvisionError.
+
+    Args:
+        pem: certificate and key of the notebook for the session in which nodes get the channel key.
+    """
     job = survey.gang.job_id
     folder = holder_folder(job, "@NODE@")
     request = {
@@ -454,7 +492,8 @@ def _placed(survey: RaySurvey, say: Say) -> list[dict[str, str]]:
         "job": job,
         "bundles": survey.bundles,
         "folder": folder,
-        "script": holder_script(folder),
+        "script": holder_script(folder, job),
+        "introduction": bootstrap(job, sealed.fingerprint_of(pem)),
     }
     for one in survey.link.ask(request, None):
         if "nodes" in one:

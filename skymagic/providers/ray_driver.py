@@ -6,6 +6,10 @@ Ray itself::
     notebook ──requests with sockets for their answers──▶ this process ──calls, and shells in pieces──▶ RayHolder: one per node, detached
                                                                                                          └──▶ guard ──▶ holder ──▶ daemons
 
+Every client of the cluster can call the actors, so each call has a *ticket*: proof that the caller knows the pool's channel key, good for this
+call alone. A node gets the key in its first session with the notebook, whose fingerprint it knows from the start (`RayHolder.introduce`).
+Shells are sessions of their own (`wire.sealed`): what passes here and through Ray is encrypted.
+
 A pool is a detached placement group and a detached actor in each of its bundles, made at once. With the group Ray ends the actors. They remove it
 themselves when none of them is needed: all daemons have ended, or none has run and nobody has called for `FORGOTTEN` seconds.
 Standard library and Ray only: nodes have nothing else, and Ray copies the classes of ``__main__``.
@@ -15,6 +19,9 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import hashlib
+import hmac
+import itertools
 import json
 import logging
 import os
@@ -50,6 +57,15 @@ POLL, LOOK = 10.0, 2.0
 PIECE = 96_000
 """Bytes of one call: below 100 KB Ray passes values with the call itself, and others through object stores, where some take a second more."""
 Answers = Iterator[dict[str, Any]]
+KEY_NAME = "channel.key"
+"""File of a holder's folder that `wire.sealed` writes; this file runs without our packages."""
+NO_DAEMONS = {"start", "python", KEY_NAME}
+"""Files of a holder's folder that are of no daemon."""
+MAX_INTRODUCTIONS = 8
+WINDOW = 1000
+"""Calls of a session that may overtake one another."""
+Ticket = tuple[str, int, str]
+"""A caller's session, the call's number in it, and the proof."""
 WAITING: dict[str, Any] = {}
 """Job id → the group of a pool whose nodes are not there yet."""
 RAYS_OWN = ("OMP_NUM_THREADS", "PYTHONBREAKPOINT", "PYTHONUNBUFFERED", "SPT_NOENV")
@@ -71,19 +87,98 @@ exec 4<&0 </dev/null >/dev/null 2>&1
 actor is gone, however it went, it ends all that carries its mark."""
 
 
+# ------------------------------------------------------------------------------------ who may call
+
+
+def ticket_proof(
+    key: str, session: str, number: int, name: str, method: str, *arguments: str | bytes
+) -> str:
+    """Return the HMAC of a call of this method of the actor of this name; pure."""
+    made = hmac.new(key.encode(), digestmod=hashlib.sha256)
+    for part in (session, str(number), name, method, *arguments):
+        data = part if isinstance(part, bytes) else part.encode()
+        made.update(len(data).to_bytes(8, "big"))
+        made.update(data)
+    return made.hexdigest()
+
+
+class Caller:
+    """Makes tickets for calls.
+
+    Args:
+        key: the pool's channel key.
+    """
+
+    def __init__(self, key: str) -> None:
+        self._key, self._session = key, os.urandom(16).hex()
+        self._numbers = itertools.count(1)
+
+    def ticket(self, name: str, method: str, *arguments: str | bytes) -> Ticket:
+        """Return the ticket for one call of this method of the actor of this name."""
+        number = next(self._numbers)
+        proof = ticket_proof(self._key, self._session, number, name, method, *arguments)
+        return self._session, number, proof
+
+
+class TicketCheck:
+    """Accepts each ticket once. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._used: dict[str, set[int]] = {}
+        """Session → numbers of its latest calls."""
+
+    def accept(
+        self, key: str, ticket: object, name: str, method: str, *arguments: str | bytes
+    ) -> None:
+        """Raise PermissionError for a ticket that is not the key's, is for another call, or was used."""
+        session, number, proof = _read(ticket)
+        expected = ticket_proof(key, session, number, name, method, *arguments)
+        if not key or not hmac.compare_digest(proof.encode(), expected.encode()):
+            raise PermissionError(f"{name} answers only to its pool's notebook")
+        with self._lock:
+            used = self._used.setdefault(session, set())
+            if number in used or number <= max(used, default=0) - WINDOW:
+                raise PermissionError(f"this call of {name} was made before")
+            used.add(number)
+            if len(used) > 2 * WINDOW:
+                self._used[session] = {each for each in used if each > max(used) - WINDOW}
+
+
+def _read(ticket: object) -> Ticket:
+    """A ticket as a stranger may have made it up: one that proves nothing where it is none."""
+    if isinstance(ticket, tuple) and tuple(map(type, ticket)) == (str, int, str):
+        session, number, proof = ticket
+        return session, number, proof
+    return "", 0, ""
+
+
 # ------------------------------------------------------------------------------------ on the nodes
 
 
-class RayHolder:
-    """An actor on one node: starts what holds the pool's daemons there, and passes the streams of shells, in a thread for each call.
+class HeldNode:
+    """A node of a pool: starts what holds the pool's daemons there, and passes the streams of shells.
 
     Args:
-        group: the pool's. names: of its holders.
+        group: the pool's. names: of its holders. name: this one's.
         folder: of the holder. script: sh of the holder, which starts the daemons whose names come.
+        introduction: sh of a session with the notebook that has made the pool, in which this node gets the channel key.
     """
 
-    def __init__(self, group: Any, names: Sequence[str], folder: str, script: str) -> None:
-        self._called = time.monotonic()
+    def __init__(
+        self,
+        group: Any,
+        names: Sequence[str],
+        name: str,
+        folder: str,
+        script: str,
+        introduction: str,
+    ) -> None:
+        self.called = time.monotonic()
+        self._name, self._introduction = name, introduction
+        self._introductions = set[str]()
+        """Shells that anyone may call: what they carry convinces only those who may know."""
+        self._tickets = TicketCheck()
         self._folder, self._shells, self._asked = (
             folder,
             dict[str, subprocess.Popen[bytes]](),
@@ -105,47 +200,81 @@ class RayHolder:
             time.sleep(0.01)
         threading.Thread(target=self._watch, args=(group, names), daemon=True).start()
 
-    def about(self) -> dict[str, str]:
-        """What the node is called, by its system and by Ray, and where Ray's nodes reach it: who calls needs it."""
-        self._called = time.monotonic()
-        number, address = ray.get_runtime_context().get_node_id(), ray.util.get_node_ip_address()
-        return {"host": socket.gethostname(), "ray": number, "address": address}
+    def accept(self, ticket: object, method: str, *arguments: str | bytes) -> None:
+        """Raise PermissionError where the caller may not make this call."""
+        # a session of introduction needs no ticket: nobody has the key before it
+        shell = arguments[0] if arguments else ""
+        if ticket is not None or method == "start" or shell not in self._introductions:
+            self._tickets.accept(self._key(), ticket, self._name, method, *arguments)
+
+    def introduce(self, shell: str) -> None:
+        """As of `RayHolder`."""
+        if self._key() or len(self._introductions) >= MAX_INTRODUCTIONS or shell in self._shells:
+            raise PermissionError(f"{self._name} answers only to its pool's notebook")
+        self.called = time.monotonic()
+        self._introductions.add(shell)
+        self.start(shell, self._introduction)
 
     def needed(self) -> bool:
-        """Whether daemons run here, or may be started soon."""
-        files = list(Path(self._folder).glob("*"))  # the FIFO, and one for each daemon
-        return len(files) > 1 or bool(files) and time.monotonic() - self._called < FORGOTTEN
+        """As of `RayHolder`."""
+        files = {each.name for each in Path(self._folder).glob("*")}
+        return bool(files - NO_DAEMONS) or (
+            bool(files) and time.monotonic() - self.called < FORGOTTEN
+        )
+
+    def _key(self) -> str:
+        """The pool's channel key; "" until this node has been introduced."""
+        with contextlib.suppress(OSError):
+            return Path(self._folder, KEY_NAME).read_text()
+        return ""
+
+    def _others_need(self, names: Sequence[str]) -> bool:
+        """Whether another node is needed. Before nodes know each other: whether one is not there yet, for which the notebook waits."""
+        if key := self._key():
+            caller = Caller(key)
+            return any(is_needed(name, caller) for name in names if name != self._name)
+        if all(is_there(name) for name in names):
+            return False
+        self.called = time.monotonic()
+        return True
 
     def _watch(self, group: Any, names: Sequence[str]) -> None:
         """End shells that nobody reads any more, the pool once no node is needed, and this process once Ray's own on this node is gone."""
         raylet = os.getppid()
-        while self.needed() or any(is_needed(name) for name in names):
+        while self.needed() or self._others_need(names):
             time.sleep(LOOK)
             if (
                 os.getppid() != raylet
             ):  # without a head it ends, and may leave an actor whose threads wait
                 os._exit(1)
-            for key in [
-                key for key, asked in self._asked.items() if time.monotonic() - asked > FORGOTTEN
+            for shell in [
+                shell
+                for shell, asked in self._asked.items()
+                if time.monotonic() - asked > FORGOTTEN
             ]:
-                self.close(key)
+                self.close(shell)
         remove_placement_group(group)  # upon which Ray ends this process
 
-    def start(self, key: str, command: str) -> None:
-        """Start a shell with a command line."""
+    def start(self, shell: str, command: str) -> None:
+        """As of `RayHolder`."""
         env, pipe = (
-            {**self._env, "SKYMAGIC_HOLDER": self._folder, "SKYMAGIC_GUARD": self._folder},
+            {
+                **self._env,
+                "SKYMAGIC_HOLDER": self._folder,
+                "SKYMAGIC_GUARD": self._folder,
+                "SKYMAGIC_PYTHON": sys.executable,
+            },
             subprocess.PIPE,
         )
-        self._asked[key] = time.monotonic()
-        self._shells[key] = subprocess.Popen(
+        self._asked[shell] = time.monotonic()
+        self._shells[shell] = subprocess.Popen(
             ["/bin/sh", "-c", command], stdin=pipe, stdout=pipe, stderr=pipe, env=env, cwd="/tmp", start_new_session=True
         )  # fmt: skip
 
-    def write(self, key: str, data: bytes) -> bool:
-        """Write to its standard input, b"" to end it; whether it took that."""
+    def write(self, shell: str, data: bytes) -> bool:
+        """As of `RayHolder`."""
         try:
-            stream = self._shells[key].stdin
+            stream = self._shells[shell].stdin
             assert stream is not None
             stream.write(data)
             stream.flush()
@@ -155,19 +284,19 @@ class RayHolder:
             return False
         return True
 
-    def read(self, key: str) -> tuple[int, bytes] | None:
-        """The next of a shell's output (1) or standard error (2), b"" at their ends, then its exit status (0); None for nothing in a while."""
-        if (shell := self._shells.get(key)) is None:
+    def read(self, shell: str) -> tuple[int, bytes] | None:
+        """As of `RayHolder`."""
+        if (process := self._shells.get(shell)) is None:
             return 0, b"-1"
-        self._asked[key] = time.monotonic()
+        self._asked[shell] = time.monotonic()
         streams = {
             each: number
-            for number, each in enumerate((shell.stdout, shell.stderr), 1)
+            for number, each in enumerate((process.stdout, process.stderr), 1)
             if each and not each.closed
         }
         if not streams:
             with contextlib.suppress(subprocess.TimeoutExpired):
-                return 0, str(max(-1, shell.wait(POLL))).encode()
+                return 0, str(max(-1, process.wait(POLL))).encode()
             return None
         if not (ready := select.select(streams, [], [], POLL)[0]):
             return None
@@ -175,26 +304,93 @@ class RayHolder:
             ready[-1].close()
         return streams[ready[-1]], data
 
-    def close(self, key: str) -> None:
-        """End a shell with its process group; twice is safe."""
-        self._asked.pop(key, None)
-        if (shell := self._shells.pop(key, None)) is None:
+    def close(self, shell: str) -> None:
+        """As of `RayHolder`."""
+        self._introductions.discard(shell)
+        self._asked.pop(shell, None)
+        if (process := self._shells.pop(shell, None)) is None:
             return
         for number in (signal.SIGTERM, signal.SIGKILL):
             with contextlib.suppress(ProcessLookupError):
-                os.killpg(shell.pid, number)
+                os.killpg(process.pid, number)
             with contextlib.suppress(subprocess.TimeoutExpired):
-                shell.wait(2.0)
+                process.wait(2.0)
 
 
-def is_needed(name: str) -> bool:
+class RayHolder:
+    """An actor on one node, with a thread for each call; the arguments are `HeldNode`'s.
+
+    Ray lets every client call every method of an actor, also those whose names begin with an underscore: each of them checks its ticket.
+    """
+
+    def __init_subclass__(cls) -> None:
+        def refused(self: RayHolder, *_: object, **__: object) -> None:
+            raise PermissionError("this actor answers only to its pool's notebook")
+
+        # Ray derives a class from this one, by whose method every client could run any function here
+        cls.__ray_call__ = refused  # type: ignore[attr-defined]
+
+    def __init__(self, *arguments: Any) -> None:
+        self._node = HeldNode(*arguments)
+
+    def introduce(self, shell: str) -> None:
+        """Start the session in which this node gets the channel key. Once it has that, nobody can start another one."""
+        self._node.introduce(shell)
+
+    def renew(self, ticket: Ticket) -> None:
+        """The notebook is there, and needs this node."""
+        self._node.accept(ticket, "renew")
+        self._node.called = time.monotonic()
+
+    def needed(self, ticket: Ticket) -> bool:
+        """Whether daemons run here, or may be started soon."""
+        self._node.accept(ticket, "needed")
+        return self._node.needed()
+
+    def start(self, ticket: Ticket, shell: str, command: str) -> None:
+        """Start a shell with a command line."""
+        self._node.accept(ticket, "start", shell, command)
+        self._node.called = time.monotonic()
+        self._node.start(shell, command)
+
+    def write(self, ticket: Ticket | None, shell: str, data: bytes) -> bool:
+        """Write to a shell's standard input, b"" to end it; whether it took that."""
+        self._node.accept(ticket, "write", shell, data)
+        return self._node.write(shell, data)
+
+    def read(self, ticket: Ticket | None, shell: str) -> tuple[int, bytes] | None:
+        """The next of a shell's output (1) or standard error (2), b"" at their ends, then its exit status (0); None for nothing in a while."""
+        self._node.accept(ticket, "read", shell)
+        return self._node.read(shell)
+
+    def close(self, ticket: Ticket | None, shell: str) -> None:
+        """End a shell with its process group; twice is safe."""
+        self._node.accept(ticket, "close", shell)
+        self._node.close(shell)
+
+
+def is_needed(name: str, caller: Caller) -> bool:
     """Whether a node is, as its holder says; one that does not answer may be."""
     try:
-        return bool(ray.get(ray.get_actor(name, NAMESPACE).needed.remote(), timeout=10))
+        ticket = caller.ticket(name, "needed")
+        return bool(ray.get(ray.get_actor(name, NAMESPACE).needed.remote(ticket), timeout=10))
     except (ActorUnavailableError, GetTimeoutError):
         return True
     except (RayActorError, ValueError):  # it is gone
         return False
+    except RayError:  # it does not know the key yet
+        return True
+
+
+def is_there(name: str) -> bool:
+    """Whether a node's holder has been started, or is gone."""
+    try:
+        ray.get(ray.get_actor(name, NAMESPACE).__ray_ready__.remote(), timeout=10)
+    except (ActorUnavailableError, GetTimeoutError):
+        return False
+    except (RayActorError, ValueError):
+        return True
+    return True
 
 
 def waits(
@@ -270,7 +466,12 @@ def alive_nodes() -> list[dict[str, Any]]:
 
 
 def made(
-    do: str, job: str, bundles: Sequence[Mapping[str, float]], folder: str, script: str
+    do: str,
+    job: str,
+    bundles: Sequence[Mapping[str, float]],
+    folder: str,
+    script: str,
+    introduction: str,
 ) -> Any:
     """The holders of a new pool, or why there are none."""
     name = f"{PREFIX}-{job}"
@@ -282,7 +483,9 @@ def made(
                 name=names[index], lifetime="detached", max_concurrency=100, scheduling_strategy=PlacementGroupSchedulingStrategy(group, index),
                 num_cpus=bundle.get("CPU", 0), num_gpus=bundle.get("GPU", 0), memory=bundle.get("memory"),
                 resources={key: amount for key, amount in bundle.items() if key not in ("CPU", "GPU", "memory")},
-            ).remote(group, names, *(text.replace("@NODE@", str(index)) for text in (folder, script)))
+            ).remote(
+                group, names, names[index], *(text.replace("@NODE@", str(index)) for text in (folder, script)), introduction
+            )
             for index, bundle in enumerate(bundles)
         ]  # fmt: skip
     except (RayError, ValueError) as problem:
@@ -292,19 +495,54 @@ def made(
 def place(
     _: object, job: str, bundles: Sequence[Mapping[str, float]], made: Any, **_more: str
 ) -> Answers:
-    """What a pool waits for, until its nodes are there; then call them while this process is there."""
+    """What a pool waits for, until its nodes are there: what they are called, by their systems and by Ray, and where Ray's nodes reach them."""
     if isinstance(made, Exception):
         raise made
-    told, asked = "", [each.about.remote() for each in made]
+    told, asked = "", [each.__ray_ready__.remote() for each in made]
     while len(ray.wait(asked, num_returns=len(asked), timeout=1.0)[0]) < len(asked):
         row = placement_group_table(WAITING[job])
         if row.get("state") != "CREATED" and (said := waits(row, bundles, alive_nodes())) != told:
             yield {"waits": (told := said)}
-    yield {"nodes": ray.get(asked)}
-    del WAITING[job]
+    ray.get(asked)
+    given = placement_group_table(WAITING[job])["bundles_to_node_id"]
+    known = {each["NodeID"]: each for each in ray.nodes()}
+    nodes = [known[given[index]] for index in range(len(bundles))]
+    yield {
+        "nodes": [
+            {
+                "host": each["NodeManagerHostname"],
+                "ray": each["NodeID"],
+                "address": each["NodeManagerAddress"],
+            }
+            for each in nodes
+        ]
+    }
+
+
+def hold(_: object, job: str, count: int, key: str) -> Answers:
+    """Hold the nodes of a pool, which know the key, while this process is there."""
+    named = [f"{PREFIX}-{job}-{index}" for index in range(count)]
+
+    def renew() -> None:
+        ray.get(
+            [
+                holder_of(job, index).renew.remote(caller(key).ticket(name, "renew"))
+                for index, name in enumerate(named)
+            ]
+        )
+
+    renew()
+    WAITING.pop(job, None)
+    yield {}
     while True:
         time.sleep(FORGOTTEN / 4)
-        ray.get([each.about.remote() for each in made])
+        renew()
+
+
+@functools.cache
+def caller(key: str) -> Caller:
+    """Return what makes this process's tickets."""
+    return Caller(key)
 
 
 def fate(_: object, job: str, index: int) -> Answers:
@@ -312,7 +550,7 @@ def fate(_: object, job: str, index: int) -> Answers:
     words, deadline = None, time.monotonic() + POLL
     while words is None:
         try:
-            ray.get(holder_of(job, index).needed.remote(), timeout=POLL)
+            ray.get(holder_of(job, index).__ray_ready__.remote(), timeout=POLL)
             words = ""
         except (ActorUnavailableError, GetTimeoutError):
             time.sleep(0.2)
@@ -369,18 +607,49 @@ def pools(_: object) -> Answers:
     yield {"pools": [(match[1], states[match[0]]) for match in named if match]}
 
 
-def pass_on(ends: Sequence[socket.socket], job: str, index: int, command: str) -> Answers:
+def pass_on(ends: Sequence[socket.socket], job: str, index: int, command: str, key: str) -> Answers:
     """A shell on a node with its streams, its standard error and its exit status, until it has ended or the notebook has closed them."""
+    name, shell = f"{PREFIX}-{job}-{index}", os.urandom(8).hex()
+
+    def call(method: str, *arguments: str | bytes) -> Any:
+        ticket = caller(key).ticket(name, method, *arguments)
+        return ray.get(getattr(holder_of(job, index), method).remote(ticket, *arguments))
+
+    _join(ends, shell, call, lambda: call("start", shell, command))
+    yield from ()
+
+
+def introduce(ends: Sequence[socket.socket], job: str, index: int) -> Answers:
+    """The session in which a node gets the channel key, with which it can be called afterwards; as `pass_on`."""
+    shell = os.urandom(8).hex()
+
+    def call(method: str, *arguments: str | bytes) -> Any:
+        return ray.get(getattr(holder_of(job, index), method).remote(None, *arguments))
+
+    _join(ends, shell, call, lambda: ray.get(holder_of(job, index).introduce.remote(shell)))
+    yield from ()
+
+
+def _join(
+    ends: Sequence[socket.socket],
+    shell: str,
+    call: Callable[..., Any],
+    start: Callable[[], object],
+) -> None:
+    """Start a shell and pass its streams on.
+
+    Args:
+        call: calls a method of its holder.
+    """
     streams, errors, status = ends
     try:
-        holder, key = holder_of(job, index), os.urandom(8).hex()
-        ray.get(holder.start.remote(key, command))
-        feeding = threading.Thread(target=feed, args=(holder, key, streams, status), daemon=True)
+        start()
+        feeding = threading.Thread(target=feed, args=(call, shell, streams, status), daemon=True)
         feeding.start()
         try:
             which = -1
             while which:
-                which, data = ray.get(holder.read.remote(key)) or (-1, b"")
+                which, data = call("read", shell) or (-1, b"")
                 if data:
                     (status, streams, errors)[which].sendall(data)
                 elif which > 0:
@@ -391,22 +660,32 @@ def pass_on(ends: Sequence[socket.socket], job: str, index: int, command: str) -
             feeding.join()
     except (RayError, ValueError) as problem:  # what comes of the shell is no place for it
         errors.sendall(f"Ray: {problem}".encode())
-    yield from ()
 
 
-def feed(holder: Any, key: str, streams: socket.socket, status: socket.socket) -> None:
+def feed(
+    call: Callable[..., Any], shell: str, streams: socket.socket, status: socket.socket
+) -> None:
     """What the notebook sends, as long as the shell takes it; closes the shell when the notebook closes its sockets."""
     heard = [streams, status]
     with contextlib.suppress(OSError, RayError):
         while status not in select.select(heard, [], [])[0]:
             data = streams.recv(PIECE)
-            if not (ray.get(holder.write.remote(key, data)) and data):
+            if not (call("write", shell, data) and data):
                 streams.shutdown(socket.SHUT_RD)  # upon which the notebook's writes fail
                 heard = [status]
-        ray.get(holder.close.remote(key))
+        call("close", shell)
 
 
-ANSWERS: Sequence[Callable[..., Answers]] = (nodes, place, fate, end, pass_on, pools)
+ANSWERS: Sequence[Callable[..., Answers]] = (
+    nodes,
+    place,
+    introduce,
+    hold,
+    fate,
+    end,
+    pass_on,
+    pools,
+)
 
 
 def connect(address: str) -> None:

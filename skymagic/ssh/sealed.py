@@ -79,6 +79,8 @@ class SealedChannel(SocketChannel):
         self._channel, self._node, self._job, self._trust = channel, node, job, trust
         self._pem, self._pinned = pem or tls.certificate(), bool(pem)
         self._timeout: float | None = None
+        self._ready = threading.Event()
+        """Set once the node has kept the key."""
         self._threads: list[threading.Thread] = []
 
     def settimeout(self, timeout: float | None) -> None:
@@ -94,7 +96,7 @@ class SealedChannel(SocketChannel):
             OSError: the session ended before that.
         """
         self._channel.settimeout(self._timeout)
-        pinned = _fingerprint(self._pem) if self._pinned else ""
+        pinned = sealed.fingerprint_of(self._pem) if self._pinned else ""
         self._channel.exec_command(bootstrap(self._job, pinned))
         self._start(self._copy_errors)
         stream = self._open_session()
@@ -105,6 +107,26 @@ class SealedChannel(SocketChannel):
         logger.debug("encrypted session with node=%s job=%s", self._node, self._job)
         self._start(lambda: self._copy_output(stream))
         self._start(lambda: self._copy_input(stream))
+
+    def introduce(self, timeout: float) -> None:
+        """Open a session in which nothing runs: the node gets the key, and the channel is closed.
+
+        Raises:
+            HostError: the node has not kept it within so many seconds.
+        """
+        self.settimeout(timeout)
+        try:
+            self.exec_command("")
+            self.status_event.wait(timeout)
+            if not self._ready.is_set():
+                said = self.recv_stderr(PIECE) or self.recv(PIECE)
+                raise HostError(
+                    self._node, f"it got no channel key: {said.decode(errors='replace')}"
+                )
+        except TimeoutError:
+            raise HostError(self._node, f"it got no channel key within {timeout:.0f} s") from None
+        finally:
+            self.close()
 
     def _open_session(self) -> SealedStream | None:
         """Return the session, once the node is trusted; None where the shell has ended before, which `Process` explains."""
@@ -133,7 +155,7 @@ class SealedChannel(SocketChannel):
                 self._node, f"no encrypted session with it could be opened: {problem}"
             ) from None
         try:
-            self._grant = self._trust.check(self._node, claim, _fingerprint(self._pem))
+            self._grant = self._trust.check(self._node, claim, sealed.fingerprint_of(self._pem))
         except UntrustedHost as refused:
             logger.warning("node=%s job=%s is not trusted: %s", self._node, self._job, refused)
             with contextlib.suppress(OSError):
@@ -174,6 +196,7 @@ class SealedChannel(SocketChannel):
             self._their_errors.sendall(problem.encode())
         else:
             self._trust.accepted(self._node)
+            self._ready.set()
 
     def _copy_input(self, stream: SealedStream) -> None:
         with contextlib.suppress(OSError):
@@ -237,15 +260,14 @@ def bootstrap(job: str, pinned: str = "") -> str:
         "import zlib,base64;exec(zlib.decompress(base64.b64decode(sys.argv[1])))"
     )
     return (
-        f'for python in "$SKYMAGIC_PYTHON" {interpreters} "$(cat "$SKYMAGIC_HOLDER/python" 2>/dev/null)"; do '
+        # what another user may have put at the holder's place is not run
+        'loaded=$(for folder in "$SKYMAGIC_HOLDER" "$SKYMAGIC_HOLDER"+*; do '
+        '[ -L "$folder" ] || { [ -O "$folder" ] && cat "$folder/python"; }; done 2>/dev/null | head -n 1); '
+        f'for python in "$SKYMAGIC_PYTHON" {interpreters} "$loaded"; do '
         'command -v "$python" >/dev/null 2>&1 || continue; '
         f'"$python" -I -S -c "{load}" {_program()} {job} {pinned}; status=$?; '
         f"[ $status -eq {sealed.NO_TLS} ] || exit $status; done; echo {NO_PYTHON}"
     )
-
-
-def _fingerprint(pem: str) -> str:
-    return sealed.fingerprint(ssl.PEM_cert_to_DER_cert(pem[: pem.index("-----BEGIN PRIVATE")]))
 
 
 def _context(pem: str) -> ssl.SSLContext:

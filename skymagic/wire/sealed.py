@@ -70,6 +70,11 @@ def fingerprint(certificate: bytes) -> str:
     return hashlib.sha256(certificate).hexdigest()
 
 
+def fingerprint_of(pem: str) -> str:
+    """Return the fingerprint of the certificate in a text that also has its private key."""
+    return fingerprint(ssl.PEM_cert_to_DER_cert(pem[: pem.index("-----BEGIN PRIVATE")]))
+
+
 def proof(key: str, role: str, seen: str) -> str:
     """Return what shows that one end (`NODE`, `NOTEBOOK`) knows the key, in the session with this fingerprint."""
     message = role.encode() + b"\0" + seen.encode()
@@ -265,8 +270,7 @@ def authenticate(stream: SealedStream, job: str, pinned: str) -> str:
 
 def known_key(job: str) -> tuple[str, str, str]:
     """Return which key this node knows, that key, and why a file that is there cannot be used."""
-    folder = os.environ.get("SKYMAGIC_HOLDER", "")
-    places = [(STORED, os.path.join(folder, KEY_NAME))] if folder else []
+    places = [(STORED, os.path.join(folder, KEY_NAME)) for folder in holder_folders()]
     for knows, path in [*places, (SHARED, home_key(job))]:
         try:
             return knows, read_key(path), ""
@@ -275,6 +279,23 @@ def known_key(job: str) -> tuple[str, str, str]:
         except OSError as problem:
             return NONE, "", f"{path}: {problem.strerror or problem}"
     return NONE, "", ""
+
+
+def holder_folders() -> list[str]:
+    """Return this user's folders of the job's holder: anybody can make one of its usual name, and then the holder's has more letters."""
+    usual = os.environ.get("SKYMAGIC_HOLDER", "")
+    parent, name = os.path.split(usual)
+    found = []
+    with contextlib.suppress(OSError):
+        others = [each for each in os.listdir(parent) if each.startswith(name + "+")]
+        for each in [name, *others] if name else []:
+            folder = os.path.join(parent, each)
+            with contextlib.suppress(FileNotFoundError):
+                status = os.lstat(folder)
+                private = stat.S_ISDIR(status.st_mode) and not stat.S_IMODE(status.st_mode) & 0o077
+                if private and status.st_uid == os.geteuid():
+                    found.append(folder)
+    return found
 
 
 def read_key(path: str) -> str:
@@ -295,12 +316,15 @@ def store(key: str, wait: bool) -> None:
     Args:
         wait: whether to wait for the holder to be there.
     """
-    folder = os.environ.get("SKYMAGIC_HOLDER", "")
     deadline = time.monotonic() + (HOLDER_TIMEOUT if wait else 0.0)
-    while not os.path.exists(os.path.join(folder, "start")):
+    while True:
+        folders = [each for each in holder_folders() if os.path.exists(os.path.join(each, "start"))]
+        if folders:
+            break
         if time.monotonic() >= deadline:
-            raise FileNotFoundError(f"the job's holder is not on this node ({folder})")
+            raise FileNotFoundError("the job's holder is not on this node")
         time.sleep(0.02)
+    folder = folders[0]
     part = os.path.join(folder, f"{KEY_NAME}.{os.getpid()}")
     with open(os.open(part, os.O_CREAT | os.O_WRONLY | os.O_EXCL, 0o600), "w") as file:
         file.write(key)

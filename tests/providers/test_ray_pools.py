@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from skymagic.providers import ray as provider
+from skymagic.providers.channel_key import ChannelKey
 from skymagic.wire.threads import start_all
 from tests.lab.notebook import Notebook, at_work, opened, seen
 from tests.lab.ray import SETTINGS, Cluster, cluster, processes
@@ -178,7 +179,8 @@ def test_a_head_that_is_gone_when_the_process_that_asks_is_ended(
 
         (answered,) = start_all([answer_once])
         with contextlib.closing(link):
-            assert provider.RayNode("node", "lab-1a2b3c4d", link, 0, "node").fate() == (
+            key = ChannelKey("lab-1a2b3c4d", provider.HERE.run)
+            assert provider.RayNode("node", "lab-1a2b3c4d", link, 0, "node", key).fate() == (
                 f"the head of the Ray cluster at {link.address} is gone, and Ray ends nodes that do not reach it for 60 s"
             )
         answered.result()
@@ -193,7 +195,7 @@ from ray.exceptions import ActorUnavailableError, RayActorError
 
 class Holder:
     def __init__(self, *answers):
-        self.needed, self.answers = self, list(answers)
+        self.__ray_ready__, self.answers = self, list(answers)
     def remote(self):
         return self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
 

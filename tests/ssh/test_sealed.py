@@ -221,6 +221,43 @@ def test_a_notebook_without_the_key_is_refused(env: dict[str, str]) -> None:
     assert not Path(env["HOME"], "ran").exists()
 
 
+@pytest.mark.needs("root")
+@pytest.mark.parametrize("taken", ["folder", "link"])
+def test_what_another_user_has_put_at_the_holders_place_is_passed_over(
+    env: dict[str, str], monkeypatch: pytest.MonkeyPatch, taken: str
+) -> None:
+    """The holder has a folder with more letters then; the other's key is not used, and the other's program not run."""
+    usual = Path(env["SKYMAGIC_HOLDER"])
+    own = usual.rename(f"{usual}+Ab3xYz")
+    place = usual if taken == "folder" else usual.with_name("elsewhere")
+    place.mkdir(mode=0o755)
+    (place / "start").touch()
+    (place / sealed.KEY_NAME).write_text("another key")
+    program = place / "python3"
+    program.write_text("#!/bin/sh\ntouch $HOME/ran\n")
+    program.chmod(0o755)
+    (place / "python").write_text(f"{program}\n")
+    if taken == "link":
+        usual.symlink_to(place)
+    else:
+        for path in (place, *place.iterdir()):
+            os.chown(path, 65534, 65534)
+    trust = KnowsKey()
+    for _ in range(2):
+        with process(env, "true", trust) as (shell, _):
+            assert shell.finish(5.0) == 0
+    assert [claim["knows"] for claim in trust.claims] == [sealed.SHARED, sealed.STORED]
+    assert (own / sealed.KEY_NAME).read_text() == KEY
+    monkeypatch.setattr(channels, "INTERPRETERS", ())
+    monkeypatch.setattr(sys, "executable", "/nowhere/python3")
+    with pytest.raises(HostError, match="no Python"), process(env, "true"):
+        pass
+    assert not Path(env["HOME"], "ran").exists()
+    (own / "python").write_text("/usr/bin/python3\n")
+    with process(env, "true") as (shell, _):
+        assert shell.finish(5.0) == 0
+
+
 def test_a_key_that_others_could_read_proves_nothing(env: dict[str, str]) -> None:
     key_file(env).chmod(0o640)
     trust = KnowsKey()
