@@ -24,6 +24,19 @@ RANKS_INTERVAL, RANKS_SECONDS = 1.0, 600.0
 """Seconds between two measurements of what ranks use, and for which they are made: nobody can tell whether the page is still open."""
 DEADLINE = 10.0
 """Seconds in which a front end says that it shows them; its first widget takes a while to load."""
+LINE_CLASS, LIVE_CLASS = "skymagic-line", "skymagic-live"
+"""CSS classes of the widgets of a line, and of those of a run that goes on."""
+DISCONNECTED = ".jupyter-widgets-disconnected"
+"""CSS class that ipywidgets gives to widgets whose kernel was restarted or has lost its connection: dead, with a broken link as an icon."""
+STYLE = f"""<style>
+.{LINE_CLASS}{DISCONNECTED}::before, .{LINE_CLASS} {DISCONNECTED}::before {{ content: none !important; }}
+.{LINE_CLASS} .jupyter-button{DISCONNECTED} {{ display: none !important; }}
+.{LIVE_CLASS}{DISCONNECTED} .widget-html:first-child .widget-html-content > div:first-child::after {{
+    content: " · disconnected from the kernel"; white-space: nowrap;
+}}
+</style>"""
+"""Leaves a line of text of a line with buttons that nobody hears any more. The page itself has to: a front end that restarts a kernel takes
+nothing more from the old one."""
 MAX_ENDED = 16
 """Runs that have ended whose line is kept as a widget."""
 
@@ -56,7 +69,7 @@ class Controls:
         self._lock = threading.Lock()
         """Held while an action is taken or the end is near: a press that comes too late must not reach the next cell."""
         self._closed = False
-        self._line, self._below = ipywidgets.HTML(line), ipywidgets.HTML()
+        self._line, self._below = ipywidgets.HTML(line), ipywidgets.HTML(STYLE)
         self._stop = _button("stop", "stop", "interrupts the ranks; a second press kills them")
         pressed = [(self._stop, self._pressed)]
         if actions.where is not None:
@@ -74,6 +87,8 @@ class Controls:
         self._box = ipywidgets.VBox(
             [self._row, self._below], _view_count=0
         )  # None, the default, is not counted
+        self._box.add_class(LINE_CLASS)
+        self._row.add_class(LIVE_CLASS)
         self._all = [self._box, self._row, self._line, self._below, self._panel, *self._buttons]
         channel.add(self._box.model_id, self._shown)
         for button, call in pressed:
@@ -122,7 +137,7 @@ class Controls:
             text = f"{type(problem).__name__}: {problem}"
         if not self._closed:
             self._below.value = (
-                f'<pre style="line-height: 1.3; font-size: 90%">{html.escape(text)}</pre>'
+                f'{STYLE}<pre style="line-height: 1.3; font-size: 90%">{html.escape(text)}</pre>'
             )
 
     def _toggled(self) -> None:
@@ -160,7 +175,8 @@ class Controls:
     def end(self, line: str) -> None:
         """Leave this line alone, for pages that still show it as a widget; of the earliest run that has ended, leave nothing."""
         self._release()
-        self._line.value = line
+        self._line.value = line + STYLE  # shown again on a page that is loaded anew
+        self._row.remove_class(LIVE_CLASS)
         self._row.children, self._box.children = (self._line,), (self._row,)
         kept = [self._box, self._row, self._line]
         _close([widget for widget in self._all if widget not in kept])

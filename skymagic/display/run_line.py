@@ -266,6 +266,8 @@ class LiveLine:
         self._actions, self._hint = actions, hint
         self._controls: Controls | None = None
         self._said = hint if actions is None else ""
+        self._dated = False
+        """Whether the text behind the widget says when it was written."""
         self.area: Area | None = None
         """Where it stands."""
 
@@ -291,10 +293,11 @@ class LiveLine:
                 self._said = self._hint
         if self._controls is None:
             self.area.draw(text + self._said, html)
-        elif (
-            not self._controls.answered
-        ):  # else the widget alone moves: drawn anew it would flicker
-            # this is what is saved amid the run, and it does not move any more
+        elif not self._controls.answered:
+            self.area.draw(text + self._said, html, self._controls.bundle())
+        elif not self._dated:
+            # from now on the widget alone moves: drawn anew it would flicker. This is what is saved amid the run
+            self._dated = True
             dated = f"{text}{SEPARATOR}as of {time.strftime('%Y-%m-%d %H:%M:%S %Z')}"
             self.area.draw(dated, as_html(dated, share), self._controls.bundle())
 

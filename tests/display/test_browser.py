@@ -178,7 +178,7 @@ def test_a_cell_beside_the_notebook_is_looked_into_and_stopped_by_its_button(
     button = shown.get_by_role("button", name="stop")
     expect(button).to_be_visible()
     expect(shown).to_contain_text("[3] there")
-    expect(shown).to_contain_text("running for")
+    expect(shown).to_contain_text(re.compile("(running|waiting) for"))
     expect(browser.run(INDEX["stacks"])).to_contain_text("ranks 0–3 at line 3")
     browser.shot("beside")
     button.click()
@@ -255,6 +255,28 @@ def test_a_page_that_is_loaded_anew_amid_a_cell_shows_its_line_and_its_end(
     gone(browser)
     browser.page.evaluate(SELECT, INDEX["loaded anew"])
     browser.page.evaluate(CLEAR)  # to this page it is a widget for good
+
+
+def test_restart_leaves_a_line_without_dead_buttons(browser: Browser) -> None:
+    shown = browser.run(INDEX["loaded anew"])
+    button = shown.get_by_role("button", name="stop")
+    expect(button).to_be_visible()
+    browser.restart()
+    expect(button).to_be_hidden()
+    expect(shown).to_contain_text(re.compile("(running|waiting) for"))
+    dead = shown.locator(".jupyter-widgets-disconnected")
+    expect(dead.first).to_be_visible()
+    icons = dead.evaluate_all(
+        "(all) => all.map((each) => getComputedStyle(each, '::before').content)"
+    )
+    assert {*icons} == {"none"}, "no icon of a broken link"
+    texts = shown.locator("div").evaluate_all(
+        "(all) => all.map((each) => getComputedStyle(each, '::after').content)"
+    )
+    assert sum("disconnected from the kernel" in text for text in texts) == 1
+    browser.shot("dead-buttons")
+    browser.page.evaluate(SELECT, INDEX["loaded anew"])
+    browser.page.evaluate(CLEAR)
 
 
 def test_a_kernel_that_is_restarted_amid_a_cell_starts_a_pool_anew(browser: Browser) -> None:

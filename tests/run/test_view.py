@@ -417,6 +417,26 @@ def test_what_ranks_use_is_shown_for_a_while(notebook: Notebook) -> None:
     notebook.run("controls.RANKS_INTERVAL, controls.RANKS_SECONDS = 1.0, 600.0")
 
 
+def test_date_is_only_in_what_stands_still(notebook: Notebook) -> None:
+    """Where nobody shows the widget, its text moves, and says no date; else the text is what is saved amid the run."""
+    cell = notebook.start("%%sky_broadcast\ntime.sleep(600)")
+    lines: dict[str, None] = {}
+
+    def moved(shown: Shown) -> bool:
+        lines[view(shown)] = None
+        return view(shown).startswith("2 ranks · 0:02")
+
+    notebook.watch(cell, moved)
+    assert len(lines) > 2
+    assert "as of" not in str(lines)
+    buttons(notebook, cell)
+    notebook.watch(cell, lambda shown: "as of" in view(shown))
+    assert WIDGET_VIEW in str(cell.rich)
+    notebook.interrupt()
+    notebook.finish(cell)
+    assert "as of" not in view(cell)
+
+
 def test_buttons_that_no_front_end_shows_are_withdrawn(notebook: Notebook) -> None:
     notebook.run("from skymagic.display import controls\ncontrols.DEADLINE = 0.5")
     cell = notebook.start("%%sky_broadcast\ntime.sleep(600)")
