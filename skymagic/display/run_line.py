@@ -153,7 +153,8 @@ def end_parts(end: RunSummary) -> list[str]:
     )
     if end.progress is not None:
         parts.append(progress_reached(end.progress))
-    if end.shipped >= SHOWN_BYTES or end.ship_seconds >= SHOWN_SECONDS:
+    # where nothing was shipped the seconds went elsewhere, as into an installation that has its own line
+    if end.shipped >= SHOWN_BYTES or (end.shipped and end.ship_seconds >= SHOWN_SECONDS):
         parts.append(f"shipped {size(end.shipped)} in {end.ship_seconds:.1f} s")
     if end.gathered >= SHOWN_BYTES or end.gather_seconds >= SHOWN_SECONDS:
         parts.append(f"gathered {size(end.gathered)} in {end.gather_seconds:.1f} s")

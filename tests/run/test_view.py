@@ -67,6 +67,7 @@ def test_what_the_line_says(state: RunState, said: str) -> None:
         ),
         (RunSummary(2, 75.0, gathered=2_000_000, gather_seconds=0.31), "2 ranks · 1:15 · gathered 2.0 MB in 0.3 s"),
         (RunSummary(2, 3.0, shipped=999, ship_seconds=0.1, failed=(1,)), "2 ranks · 3.0 s · rank 1 failed"),
+        (RunSummary(2, 3.0, shipped=0, ship_seconds=1.3), "2 ranks · 3.0 s"),
         (RunSummary(2, 3.0, interrupted=True), "2 ranks · 3.0 s · interrupted"),
         (
             RunSummary(2, 3.0, interrupted=True, progress=Progress(450, 1000, 12.5)),
