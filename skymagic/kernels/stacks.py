@@ -244,5 +244,7 @@ def plain(frame: FrameType, cells: dict[str, Any]) -> dict[str, Any]:
     where: dict[str, Any] = {"line": line, "name": frame.f_code.co_name}
     if file not in cells and is_library(file):
         return {**where, "file": file, "library": True}
-    where["code"] = linecache.getline(file, line).strip()[:CODE_CHARACTERS]
+    code = linecache.getline(file, line).strip()
+    cut = len(code) > CODE_CHARACTERS
+    where["code"] = f"{code[: CODE_CHARACTERS - 1]}…" if cut else code
     return {**where, "cell": cells[file]} if file in cells else {**where, "file": file}

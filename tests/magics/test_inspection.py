@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from skymagic.display import inspection
+from skymagic.kernels.stacks import CODE_CHARACTERS
 from tests.lab.notebook import Notebook, Shown
 from tests.lab.pools import borrowed
 
@@ -61,6 +62,19 @@ def test_stacks_of_a_cell_that_runs_beside_the_notebook(notebook: Notebook) -> N
     assert re.fullmatch(r"    cell \d+, line 8 +load_batch\(\)", outer)
     assert re.fullmatch(r"    cell \d+, line 6 in load_batch +open\(.*\)\.read\(\)", inner)
     assert rest == []
+
+
+def test_a_long_line_of_code_is_cut_visibly(notebook: Notebook) -> None:
+    file = gate(notebook, "long")
+    cell = beside(notebook, f"print('there')\n_ = open({{gate!r}}).read(){' or 0' * 40}", file)
+    while " or " not in (shown := notebook.run("%sky_stacks").stdout):
+        pass
+    file.write_text("go")
+    notebook.watch(cell, lambda shown: "done" in shown.said)
+    line = next(line for line in shown.splitlines() if " or " in line)
+    code = re.split(r"  +", line.strip())[-1]
+    assert code.endswith("…")
+    assert len(code) == CODE_CHARACTERS
 
 
 def test_stacks_of_some_ranks_and_of_a_cell_that_awaits(notebook: Notebook) -> None:
