@@ -24,7 +24,7 @@ from skymagic.wire.order import Debug
 
 USE_WINDOW = 0.25
 """Seconds over which ``%sky_status`` takes the use of processors."""
-NO_POOL = "no pool is running: make one with %sky_pool --nodes 2 --plugin torch"
+NO_POOL = f"no pool is running: make one with {registry.start_line()}"
 
 
 def pools(name: str | None, own_jobs: Iterable[str] = ()) -> PoolStatuses:

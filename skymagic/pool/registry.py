@@ -35,13 +35,17 @@ def pool_named(name: str | None = None, *, ended: bool = False) -> Pool:
         if not ended:
             pool.check_ended()
         return pool
-    there = f"available: {', '.join(_pools)}" if _pools else "there are no pools"
-    wanted = f"there is no pool {name!r}; {there}" if name else "there is no pool yet"
+    wanted = f"there is no pool {name!r}" if name else "there is no pool yet"
     if name and (nearest := did_you_mean(name, _pools)):
-        raise PoolError(f"{wanted}{nearest}")
-    raise PoolError(
-        f"{wanted}: make one with %sky_pool {f'{name} ' if name else ''}--nodes 2 --plugin torch"
-    )
+        raise PoolError(f"{wanted}; available: {', '.join(_pools)}{nearest}")
+    if _pools:
+        raise PoolError(f"{wanted}; available: {', '.join(_pools)}; {start_line(name)} makes it")
+    raise PoolError(f"{wanted}: make one with {start_line(name)}")
+
+
+def start_line(name: str | None = None) -> str:
+    """Return the line that starts a small pool on this machine, for messages."""
+    return f"%sky_pool {f'{name} ' if name else ''}--ranks 2 --plugin torch"
 
 
 def known(name: str) -> bool:

@@ -86,6 +86,16 @@ def test_a_unit_after_a_blank_is_no_pool(notebook: Notebook) -> None:
     assert "took longer than 1 s" in failed.text
 
 
+def test_a_pool_that_is_not_there(notebook: Notebook) -> None:
+    there = "PoolError: there is no pool 'nowhere'; available: main"
+    assert notebook.fail("%%sky_broadcast --pool nowhere\n1").text == (
+        f"{there}; %sky_pool nowhere --ranks 2 --plugin torch makes it"
+    )
+    assert notebook.fail("%%sky_broadcast --pool mian\n1").text == (
+        "PoolError: there is no pool 'mian'; available: main; did you mean 'main'?"
+    )
+
+
 def said_below(notebook: Notebook, cell: str) -> str:
     """What a cell that fails shows beside its error."""
     shown = notebook.finish(notebook.start(cell))
