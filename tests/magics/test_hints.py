@@ -96,6 +96,14 @@ def test_a_pool_that_is_not_there(notebook: Notebook) -> None:
     )
 
 
+def test_a_name_to_push_is_compared_with_the_users_own(notebook: Notebook) -> None:
+    said = "nothing in this notebook has this name"
+    for name in ("nope", "exits", "get_python"):  # near open, exit and get_ipython
+        assert f"{said}; check the spelling" in notebook.fail(f"%sky_push {name}").text
+    notebook.run("weights = [1]")
+    assert f"{said}; did you mean 'weights'?" in notebook.fail("%sky_push weihgts").text
+
+
 def said_below(notebook: Notebook, cell: str) -> str:
     """What a cell that fails shows beside its error."""
     shown = notebook.finish(notebook.start(cell))

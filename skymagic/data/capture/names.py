@@ -162,7 +162,11 @@ def interactive(name: str, value: object) -> bool:
         return True
     if name not in _GIVEN:
         return False
-    module = getattr(value, "__module__", None) or type(value).__module__
+    # IPython's own `open` says that it is of `io`: it wraps that one
+    globals_ = getattr(value, "__globals__", {})
+    module = (
+        globals_.get("__name__") or getattr(value, "__module__", None) or type(value).__module__
+    )
     return str(module).partition(".")[0] in ("IPython", "ipykernel", "_sitebuiltins")
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from skymagic.data.capture.code import is_type
 from skymagic.data.capture.modules import ModuleSource
-from skymagic.data.capture.names import CellNames, is_output, reach
+from skymagic.data.capture.names import CellNames, interactive, is_output, reach
 from skymagic.data.shipping.bindings import Bindings, ManifestItem
 from skymagic.data.shipping.bundles import Progress, Variable
 from skymagic.data.shipping.links import SentLinks
@@ -161,11 +161,9 @@ class Collector:
             for name, problem in failed.items()
             if name in needed
         ]
-        refusals += [
-            Refusal.missing(name, self.namespace)
-            for name in request.push
-            if name not in self.namespace
-        ]
+        if missing := [name for name in request.push if name not in self.namespace]:
+            of_user = [one for one, value in self.namespace.items() if not interactive(one, value)]
+            refusals += [Refusal.missing(name, of_user) for name in missing]
         failed.clear()  # the tracebacks hold the values
         if refusals:
             raise CaptureError(message(refusals))
