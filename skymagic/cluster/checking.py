@@ -1,11 +1,11 @@
-"""Checks nodes: asks each how it is, and compares its clock; all nodes at once."""
+"""Check the nodes of a pool, all at once: each runs `skymagic.kernels.check`, whose report `skymagic.cluster.health` judges."""
 
 from __future__ import annotations
 
+import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TypeVar
 
 from skymagic.cluster.health import Findings, Health, gpus, xids
 from skymagic.cluster.nodes import Node
@@ -14,99 +14,75 @@ from skymagic.wire import processes
 from skymagic.wire.codec import Transport
 from skymagic.wire.threads import run_all
 
-T = TypeVar("T", bound=wire.CheckMessage)
+logger = logging.getLogger(__name__)
 CLOCK_READINGS = 5
 TIMEOUT = 60.0
-"""Seconds for all answers on how nodes are."""
-
-
-class Client:
-    """A client of one node's check process."""
-
-    def __init__(self, transport: Transport) -> None:
-        self.transport = transport
-        self._messages = wire.messages(transport.read, noise=True)
-
-    def request(self, request: wire.CheckMessage, reply: type[T]) -> T:
-        """Send a request and wait for its reply. Raises OSError or EOFError: the node is gone."""
-        self.transport.write(wire.encode(request))
-        message, _ = next(self._messages)
-        assert isinstance(message, reply)
-        return message
+"""Seconds for the reports of all nodes."""
 
 
 def check(
     nodes: Sequence[Node],
-    own: Mapping[int, Sequence[int]],
     *,
     expected: int = 0,
     say: Callable[[str], None] = lambda line: None,
 ) -> Findings:
-    """Check nodes; nothing of theirs is changed.
+    """Check nodes without changing anything on them.
 
     Args:
-        own: node → pids that may use its GPUs, with all that they have started.
-        expected: GPUs that each should have.
+        expected: GPUs that each node should have.
+        say: gets a line when the check begins.
     """
-    outcomes = run_all([partial(_start, node) for node in nodes], timeout=TIMEOUT)
-    clients = {index: one for index, one in enumerate(outcomes) if isinstance(one, Client)}
+    say(f"looking at {', '.join(node.name for node in nodes)} …")
+    opened: list[Transport] = []
     try:
-        say(f"looking at {', '.join(node.name for node in nodes)} …")
-        looked = run_all(
-            [partial(_health, nodes[i], clients[i], own.get(i, ())) for i in clients],
-            timeout=TIMEOUT,
-        )
-        found = dict(zip(clients, looked, strict=True))
-        health = tuple(
-            known
-            if isinstance(known := found.get(index), Health)
-            else _unreached(node, known or outcomes[index])
-            for index, node in enumerate(nodes)
-        )
-        return Findings(health, expected)
-    finally:
-        run_all([one.transport.close for one in clients.values()], timeout=TIMEOUT)
+        reports = run_all([partial(_check_node, node, opened) for node in nodes], timeout=TIMEOUT)
+    finally:  # also those that have not answered: their threads wait for the next byte
+        run_all([transport.close for transport in opened], timeout=TIMEOUT)
+    health = tuple(
+        report if isinstance(report, Health) else _unreached(node, report)
+        for node, report in zip(nodes, reports, strict=True)
+    )
+    return Findings(health, expected)
 
 
-def _start(node: Node) -> Client:
-    return Client(node.run(processes.CHECK))
+def _check_node(node: Node, opened: list[Transport]) -> Health:
+    """Ask one node, over a transport that the caller closes. Raises OSError, EOFError or HostError: it is gone."""
+    transport = node.run(processes.CHECK)
+    opened.append(transport)
+    replies = wire.messages(transport.read, noise=True)
 
+    def ask(request: wire.CheckMessage) -> wire.CheckMessage:
+        transport.write(wire.encode(request))
+        return next(replies)[0]
 
-def _unreached(node: Node, problem: object) -> Health:
-    first = (str(problem).splitlines() or [""])[0]
-    return Health(node.name, unreached=first or type(problem).__name__)
-
-
-def _health(node: Node, client: Client, own: Sequence[int]) -> Health:
-    looked = client.request(wire.SurveyNode(), wire.NodeSurvey)
-    ahead, unsure = _clock(client)
-    strangers = None
-    if looked.processes is not None:
-        strangers = tuple(
-            int(pid) for pid, origins in looked.processes.items() if not set(origins) & set(own)
-        )
-    elif not looked.gpus:
-        strangers = ()
+    survey = ask(wire.SurveyNode())
+    assert isinstance(survey, wire.NodeSurvey)
+    ahead, unsure = _clock(ask)
     return Health(
         node.name,
-        gpus=gpus(looked.gpus),
-        complaint=looked.complaint,
-        strangers=strangers,
-        xids=None if looked.kernel is None else xids(looked.kernel),
-        efa_unused=looked.efa,
-        disk_free=looked.disk_free,
+        gpus=gpus(survey.gpus),
+        complaint=survey.complaint,
+        xids=None if survey.kernel_log is None else xids(survey.kernel_log),
+        disk_free=survey.disk_free,
         ahead=ahead,
         unsure=unsure,
     )
 
 
-def _clock(client: Client) -> tuple[float, float]:
-    """(seconds that the node's clock is ahead, how wrong that may be): the answer that came soonest, as NTP has it."""
+def _clock(ask: Callable[[wire.CheckMessage], wire.CheckMessage]) -> tuple[float, float]:
+    """Return (seconds that the node's clock is ahead, how wrong that may be), by the fastest answer, as NTP does it."""
     readings = []
     for _ in range(CLOCK_READINGS):
         begun, clock = time.monotonic(), time.time()
-        there = client.request(wire.ReadClock(), wire.NodeClock).time
-        took = time.monotonic() - begun
-        readings.append((took / 2, there - (clock + took / 2)))
+        reply = ask(wire.ReadClock())
+        half = (time.monotonic() - begun) / 2
+        assert isinstance(reply, wire.NodeClock)
+        readings.append((half, reply.time - (clock + half)))
     unsure, ahead = min(readings)
     return ahead, unsure
+
+
+def _unreached(node: Node, problem: BaseException) -> Health:
+    logger.warning("node not checked: node=%s problem=%s", node.name, type(problem).__name__)
+    first = (str(problem).splitlines() or [""])[0]
+    return Health(node.name, unreached=first or type(problem).__name__)

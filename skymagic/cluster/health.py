@@ -1,4 +1,4 @@
-"""How nodes are: what their own programs have said, read, and judged in words; pure."""
+"""Judge the state of nodes: GPUs and their drivers, ECC and Xid errors, disks and clocks; pure."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from skymagic.display.text import html_table, table
-from skymagic.plan.units import agreeing, count, size
+from skymagic.plan.units import count, size
 
 HARDWARE_XIDS: Mapping[int, str] = {
     48: "double-bit ECC error",
@@ -25,7 +25,7 @@ HARDWARE_XIDS: Mapping[int, str] = {
     120: "its system processor (GSP) failed",
     140: "unrecovered ECC error",
 }
-"""Numbers of NVIDIA's page "XID Errors" that mean the hardware. Others (13, 31, 43, 45) are the programs' own faults."""
+"""Errors of NVIDIA's page "XID Errors" that mean the hardware. Others (13, 31, 43, 45) are faults of programs."""
 LEAST_DISK = 10_000_000_000  # bytes: an environment with torch takes some 6 GB
 CLOCK_SECONDS = 1.0  # clocks further apart than this make logs, caches and signed requests wrong
 HEADINGS = ("node", "GPUs", "driver", "ECC and Xid", "disk free", "clock", "verdict")
@@ -33,68 +33,49 @@ HEADINGS = ("node", "GPUs", "driver", "ECC and Xid", "disk free", "clock", "verd
 
 @dataclass(frozen=True)
 class Gpu:
-    """One GPU, as nvidia-smi lists it; None for what it does not tell.
-
-    Attributes:
-        used: bytes of its memory. busy: percent. errors: uncorrected ECC errors since its driver was loaded.
-    """
+    """One GPU, as nvidia-smi lists it; `errors` are uncorrected ECC errors, None if it reports none."""
 
     index: int
     name: str
     driver: str
-    used: int | None = None
-    busy: int | None = None
     errors: int | None = None
 
 
 def gpus(listed: str) -> tuple[Gpu, ...]:
-    """GPUs as nvidia-smi lists `wire.check.GPU_FIELDS`, as CSV without headings and units; lines that are none are left out."""
+    """Read nvidia-smi's list of `wire.check.GPU_FIELDS`, as CSV without headings and units. Other lines are left out."""
     found = []
     for line in listed.splitlines():
         cells = [cell.strip() for cell in line.split(",")]
-        if len(cells) == 6 and cells[0].isdigit():
-            used, busy, errors = map(_number, cells[3:])
-            found.append(
-                Gpu(int(cells[0]), cells[1], cells[2], used and used * 1_048_576, busy, errors)
-            )
+        if len(cells) == 4 and cells[0].isdigit():
+            # [N/A], [Not Supported] and the like are no number
+            errors = int(cells[3]) if cells[3].isdigit() else None
+            found.append(Gpu(int(cells[0]), cells[1], cells[2], errors))
     return tuple(found)
-
-
-def _number(cell: str) -> int | None:
-    """``[N/A]``, ``[Not Supported]`` and the like are None."""
-    return int(cell) if cell.isdigit() else None
 
 
 @dataclass(frozen=True)
 class Xid:
-    """An error that the GPU's driver has written to the kernel's log: where, its number, and its words."""
+    """An error that the GPU's driver has logged: the PCI address of the GPU, and the number."""
 
     device: str
     number: int
-    words: str
 
 
-def xids(lines: Iterable[str]) -> tuple[Xid, ...]:
-    """Errors in lines of the kernel's log, each device and number once."""
-    found: dict[tuple[str, int], Xid] = {}
-    for line in lines:
-        if match := re.search(r"NVRM: Xid \((?:PCI:)?([^)]*)\): (\d+)(?:, (.*))?", line):
-            found.setdefault(
-                (match[1], int(match[2])), Xid(match[1], int(match[2]), (match[3] or "").strip())
-            )
-    return tuple(found.values())
+def xids(log: Iterable[str]) -> tuple[Xid, ...]:
+    """Read the errors in lines of the kernel's log, each device and number once."""
+    matches = (re.search(r"NVRM: Xid \((?:PCI:)?([^)]*)\): (\d+)", line) for line in log)
+    return tuple(dict.fromkeys(Xid(match[1], int(match[2])) for match in matches if match))
 
 
 @dataclass(frozen=True)
 class Health:
-    """How a node is.
+    """State of a node.
 
     Attributes:
         unreached: why it could not be asked; then nothing else is known.
-        complaint: what nvidia-smi has said instead of listing GPUs.
-        strangers: processes on its GPUs that are none of the pool's; None where nobody tells.
-        xids: None where the kernel's log may not be read.
-        efa_unused: whether it has EFA's network cards, and NCCL has no plugin for them.
+        complaint: what nvidia-smi printed instead of listing GPUs.
+        xids: None if the kernel's log may not be read.
+        disk_free: bytes.
         ahead: seconds that its clock is ahead of the notebook's. unsure: how wrong that may be.
     """
 
@@ -102,9 +83,7 @@ class Health:
     unreached: str = ""
     gpus: tuple[Gpu, ...] = ()
     complaint: str = ""
-    strangers: tuple[int, ...] | None = ()
     xids: tuple[Xid, ...] | None = ()
-    efa_unused: bool = False
     disk_free: int = 0
     ahead: float = 0.0
     unsure: float = 0.0
@@ -112,11 +91,7 @@ class Health:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What is wrong with a node.
-
-    Attributes:
-        broken: whether the node cannot be worked with; else it is only worth knowing.
-    """
+    """Something wrong with a node; `broken` if it cannot be used, else only worth knowing."""
 
     node: int
     words: str
@@ -125,10 +100,10 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Findings:
-    """What a check of a pool has found: text in a terminal, a table in a notebook.
+    """Result of a check: a table, as text in a terminal and as HTML in a notebook.
 
     Attributes:
-        expected: GPUs that each node should have; 0 where none are asked for.
+        expected: GPUs that each node should have; 0 if none are asked for.
     """
 
     nodes: tuple[Health, ...]
@@ -139,116 +114,95 @@ class Findings:
         """All that is wrong, by node."""
         drivers = Counter(gpu.driver for node in self.nodes for gpu in node.gpus)
         usual = drivers.most_common(1)[0][0] if drivers else ""
-        clocks = median([node.ahead for node in self.nodes if not node.unreached] or [0.0])
-        found: list[Verdict] = []
+        clock = median([node.ahead for node in self.nodes if not node.unreached] or [0.0])
+        verdicts = []
         for index, node in enumerate(self.nodes):
-            found += [Verdict(index, words, broken=True) for words in _broken(node, self.expected)]
-            if not node.unreached:
-                found += [
-                    Verdict(index, words) for words in (*_worth(node, usual), *_clock(node, clocks))
-                ]
-        return sorted(found, key=lambda one: one.node)
+            for words in _broken(node, self.expected):
+                verdicts.append(Verdict(index, words, broken=True))
+            for words in [] if node.unreached else _worth_knowing(node, usual, clock):
+                verdicts.append(Verdict(index, words))
+        return verdicts
 
     @property
     def broken(self) -> list[int]:
-        """Numbers of the nodes that cannot be worked with."""
-        return sorted({one.node for one in self.verdicts if one.broken})
+        """Numbers of the nodes that cannot be used."""
+        return sorted({verdict.node for verdict in self.verdicts if verdict.broken})
 
     @property
     def may_pass(self) -> bool:
-        """Whether what is wrong may be of the moment: a node that was not reached."""
+        """Whether another check may find less: a node was not reached."""
         return any(node.unreached for node in self.nodes)
 
     def rows(self) -> list[tuple[str, ...]]:
-        """A row for each node, as cells."""
+        """Return the cells of each node."""
         words: dict[int, list[str]] = {}
-        for one in self.verdicts:
-            words.setdefault(one.node, []).append(one.words)
+        for verdict in self.verdicts:
+            words.setdefault(verdict.node, []).append(verdict.words)
         return [
-            (*self._cells(node), "; ".join(words.get(n, [])) or "good")
-            for n, node in enumerate(self.nodes)
+            (*_cells(node), "; ".join(words.get(index, [])) or "good")
+            for index, node in enumerate(self.nodes)
         ]
 
-    def _cells(self, node: Health) -> tuple[str, ...]:
-        if node.unreached:
-            return (node.name, *["-"] * (len(HEADINGS) - 2))
-        kinds = Counter(gpu.name for gpu in node.gpus)
-        return (
-            node.name,
-            ", ".join(f"{number} × {name}" for name, number in kinds.items()) or "none",
-            ", ".join(sorted({gpu.driver for gpu in node.gpus})) or "-",
-            _errors(node),
-            size(node.disk_free),
-            _clock_text(node),
-        )
-
-    def text(self) -> str:
-        """The table as text."""
+    def __repr__(self) -> str:
         return table([HEADINGS, *self.rows()])
 
-    def html(self) -> str:
-        """The table as HTML."""
-        return html_table([HEADINGS, *self.rows()])
-
-    def __repr__(self) -> str:
-        return self.text()
-
     def _repr_html_(self) -> str:
-        return self.html()
+        return html_table([HEADINGS, *self.rows()])
 
 
 def _broken(node: Health, expected: int) -> list[str]:
-    """Why a node cannot be worked with."""
+    """Return why a node cannot be used."""
     if node.unreached:
         return [f"not checked: {node.unreached}"]
-    found = []
+    reasons = []
     if node.complaint and (expected or not node.gpus):
-        found.append(f"nvidia-smi: {' '.join(node.complaint.split())[:300]}")
+        reasons.append(f"nvidia-smi: {' '.join(node.complaint.split())[:300]}")
     elif len(node.gpus) < expected:
-        found.append(f"{count(len(node.gpus), 'GPU')}, and {expected} should be there")
-    found += [
+        reasons.append(f"{count(len(node.gpus), 'GPU')}, and {expected} should be there")
+    reasons += [
         f"GPU {gpu.index} has {count(gpu.errors, 'uncorrected ECC error')}"
         for gpu in node.gpus
         if gpu.errors
     ]
-    for one in node.xids or ():
-        if one.number in HARDWARE_XIDS:
-            found.append(f"GPU at {one.device}: {HARDWARE_XIDS[one.number]} (Xid {one.number})")
-    return found
-
-
-def _worth(node: Health, usual: str) -> list[str]:
-    """What is worth knowing of a node."""
-    found = []
-    if others := sorted({gpu.driver for gpu in node.gpus} - {usual}):
-        found.append(f"driver {', '.join(others)}, where most have {usual}")
-    if node.strangers:
-        pids = ", ".join(map(str, node.strangers))
-        found.append(
-            f"its GPUs are in use: {agreeing(len(node.strangers), 'process', 'processes')} {pids}"
-        )
-    elif node.strangers is None and any((gpu.busy or 0) > 10 for gpu in node.gpus):
-        found.append("its GPUs are at work")
-    failed = [one for one in node.xids or () if one.number not in HARDWARE_XIDS]
-    found += [
-        f"a program has failed on the GPU at {one.device} (Xid {one.number})" for one in failed
+    return reasons + [
+        f"GPU at {xid.device}: {HARDWARE_XIDS[xid.number]} (Xid {xid.number})"
+        for xid in node.xids or ()
+        if xid.number in HARDWARE_XIDS
     ]
-    if node.efa_unused:
-        found.append(
-            "it has EFA, and not aws-ofi-nccl: NCCL uses TCP (install the plugin, or take the image for GPUs)"
-        )
+
+
+def _worth_knowing(node: Health, usual_driver: str, usual_clock: float) -> list[str]:
+    notes = []
+    if others := sorted({gpu.driver for gpu in node.gpus} - {usual_driver}):
+        notes.append(f"driver {', '.join(others)}, where most have {usual_driver}")
+    notes += [
+        f"a program has failed on the GPU at {xid.device} (Xid {xid.number})"
+        for xid in node.xids or ()
+        if xid.number not in HARDWARE_XIDS
+    ]
     if node.disk_free < LEAST_DISK:
-        found.append(f"{size(node.disk_free)} of its disk free")
-    return found
+        notes.append(f"{size(node.disk_free)} of its disk free")
+    # it may differ from the notebook's clock, or from those of the other nodes
+    if max(abs(node.ahead), abs(node.ahead - usual_clock)) - node.unsure > CLOCK_SECONDS:
+        notes.append(f"its clock is {_clock(node)}")
+    return notes
 
 
-def _clock(node: Health, usual: float) -> list[str]:
-    """Whether its clock differs from the notebook's, or from that of most others."""
-    wrong = max(abs(node.ahead), abs(node.ahead - usual)) - node.unsure
-    return [f"its clock is {_clock_text(node)}"] if wrong > CLOCK_SECONDS else []
+def _cells(node: Health) -> tuple[str, ...]:
+    if node.unreached:
+        return (node.name, *["-"] * (len(HEADINGS) - 2))
+    kinds = Counter(gpu.name for gpu in node.gpus)
+    return (
+        node.name,
+        ", ".join(f"{number} × {name}" for name, number in kinds.items()) or "none",
+        ", ".join(sorted({gpu.driver for gpu in node.gpus})) or "-",
+        _errors(node),
+        size(node.disk_free),
+        _clock(node),
+    )
 
 
-def _clock_text(node: Health) -> str:
+def _clock(node: Health) -> str:
     if abs(node.ahead) <= max(node.unsure, 0.001):
         return "same"
     return f"{abs(node.ahead):.3g} s {'ahead' if node.ahead > 0 else 'behind'}"
@@ -257,9 +211,9 @@ def _clock_text(node: Health) -> str:
 def _errors(node: Health) -> str:
     if not (node.gpus or node.complaint):
         return "-"
-    told = [gpu.errors for gpu in node.gpus if gpu.errors is not None]
-    ecc = f"{sum(told)} ECC" if told else "ECC not told"
+    errors = [gpu.errors for gpu in node.gpus if gpu.errors is not None]
+    ecc = f"{sum(errors)} ECC" if errors else "ECC not told"
     if node.xids is None:
         return f"{ecc}, log not readable"
-    numbers = sorted({one.number for one in node.xids})
+    numbers = sorted({xid.number for xid in node.xids})
     return f"{ecc}, Xid {', '.join(map(str, numbers))}" if numbers else f"{ecc}, no Xid"

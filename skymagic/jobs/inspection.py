@@ -41,15 +41,11 @@ def _divided(pool: Pool, ranks: Sequence[int]) -> tuple[list[int], dict[int, str
 
 def check(pool: Pool, say: Callable[[str], None]) -> Findings:
     """Check all nodes against the pool's plan, also while cells run."""
-    agents, plan = pool.agents, pool.plan
-    own: dict[int, list[int]] = {}
-    for rank, state in agents.ranks.items():
-        if state.pid is not None and state.exited is None:
-            own.setdefault(agents.specs[rank][0], []).append(state.pid)
+    plan = pool.plan
     # nodes of a pool on this machine share it
     gpus = (
         max(map(len, plan.devices), default=0)
         if plan.remote
         else len({one.word for node in plan.devices for one in node})
     )
-    return checking.check(agents.nodes, own, expected=gpus, say=say)
+    return checking.check(pool.agents.nodes, expected=gpus, say=say)

@@ -12,7 +12,6 @@ import pytest
 from skymagic.bootstrap.builds import for_gpus
 from skymagic.bootstrap.facts import Facts, parse
 from skymagic.errors import RequestError
-from skymagic.kernels.check import efa_unused
 from skymagic.kernels.network import hcas, infiniband_ports
 from skymagic.magics.arguments.cell_magics import parse_pool
 from skymagic.plan import accelerators, gpus
@@ -398,19 +397,6 @@ def test_the_fabric_is_chosen_among_several_cards(tmp_path: Path) -> None:
     assert hcas([("a:1", True, "Ethernet"), ("b:1", True, "Ethernet")]) == ""
     assert hcas([("a:1", True, "InfiniBand"), ("b:1", True, "InfiniBand")]) == ""
     assert hcas(infiniband_ports(tmp_path / "none")) == ""
-
-
-def test_efa_without_its_plugin_is_seen(tmp_path: Path) -> None:
-    assert not efa_unused(tmp_path)
-    (tmp_path / "sys/bus/pci/drivers/efa").mkdir(parents=True)
-    device = tmp_path / "sys/class/infiniband/rdmap0s6/device"
-    device.mkdir(parents=True)
-    (device / "driver").symlink_to(tmp_path / "sys/bus/pci/drivers/efa")
-    assert efa_unused(tmp_path)
-    plugin = tmp_path / "opt/amazon/ofi-nccl/lib/x86_64-linux-gnu"
-    plugin.mkdir(parents=True)
-    (plugin / "libnccl-net-ofi.so").touch()
-    assert not efa_unused(tmp_path)
 
 
 # --------------------------------------------------------------------------------------------------------- names

@@ -114,7 +114,7 @@ def check_machines(
         replace(machine.node(index, ""), address=one.private)
         for index, (machine, one) in enumerate(zip(machines, instances, strict=True))
     ]
-    return checking.check(nodes, {}, expected=offer.gpus, say=say)
+    return checking.check(nodes, expected=offer.gpus, say=say)
 
 
 def print_findings(found: Findings) -> None:
