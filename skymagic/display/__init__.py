@@ -5,8 +5,8 @@ A rank's line: `run.run` → `NotebookScreen` (screen) → `Labels` (labels) →
 text           tables, lines about ranks, and places; pure
 inspection     what ranks do and hold: stacks, variables, and values by rank; pure
 status         pools, ranks and logs as objects with text, HTML and keys; pure
-terminal       what a terminal would show of ranks' text: rows, and tqdm's bars as progress; pure
-labels         lines of several ranks: labelled, in order, equal ones once, open ones redrawn in place
+terminal       a stream's open line, and tqdm's bars as progress; pure
+labels         lines of several ranks: labelled, in order, open ones redrawn in place
 live           the front end: which one there is, text and displays written to it, and questions
 controls       a run's line with its buttons, as widgets, and what a front end sends to them amid a cell
 panel          a pool as HTML: its ranks as cells coloured by state, and its start

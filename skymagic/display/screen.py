@@ -66,17 +66,14 @@ class NotebookScreen(Screen):
 
     Args:
         view: the line that says how the run is; None for none.
-        noun: what is shown there of many that say the same: "ranks 0–63: …".
     """
 
-    def __init__(
-        self, ranks: Sequence[int], view: RunView | None = None, noun: str = "rank"
-    ) -> None:
+    def __init__(self, ranks: Sequence[int], view: RunView | None = None) -> None:
         self._many = len(ranks) > 1
         self._view, self._bars = view, Bars()
         self._state: Callable[[], RunState] | None = None
         """How the run is, as soon as anybody knows."""
-        self._labels = Labels(ranks, write, in_notebook(), noun)
+        self._labels = Labels(ranks, write, in_notebook())
         self._status = StatusLine()
         self._standstill: Area | None = None
         """Where it stands that nothing changes; None while something does, and where it cannot be withdrawn."""
@@ -159,22 +156,22 @@ class NotebookScreen(Screen):
 
     def progress(self, state: Callable[[], RunState]) -> None:
         """How the run is; called often, and asked for when the line is to be drawn."""
-        view, now, self._state = self._view, time.monotonic(), state
+        view, self._state = self._view, state
         if view is None or not view.due:
             return
         known = state()
         known = replace(
-            known, seconds=view.seconds, progress=known.progress or self._bars.progress(now)
+            known, seconds=view.seconds, progress=known.progress or self._bars.progress()
         )
-        line = None if self._many or view.placed else self._bars.open_line(now)
+        line = None if self._many or view.placed else self._bars.open_line()
         if line is None:
             view.draw(known)
             return
         # a bar that goes on below the line must not stay above it as it was
-        name, terminal = line
-        write(name, terminal.wiped())
+        name, open_line = line
+        write(name, open_line.wiped())
         view.draw(known)
-        write(name, terminal.repainted())
+        write(name, open_line.repainted())
 
     def _before_bar(self) -> None:
         """Show the line now: a bar is redrawn below it, and what stood above it could not be taken back without a trace."""
@@ -197,7 +194,7 @@ class Settling:
     """Which contents of ranks count as shown, so that each reaches the screen at least once, even if this process is killed; pure.
 
     Neither ZeroMQ nor a front end acknowledges output. A content counts as shown SECONDS after it was given to the screen, which holds back
-    lines for a second at most (`labels.LONGEST_WAIT`); ZeroMQ and the system then need less than a millisecond.
+    open lines for less (`labels.DELAY`); ZeroMQ and the system then need less than a millisecond.
 
     Args:
         mark: called with a rank and the number of its last content that counts as shown.

@@ -1,143 +1,105 @@
-"""What a terminal would show of the text of ranks: rows, a cursor that bars move, and tqdm's bars read as progress. Pure."""
+"""The open line of a stream, as carriage returns and backspaces leave it, and tqdm's bars read as progress. Pure.
+
+Of a terminal's control sequences, colours are kept and those that erase the line are obeyed. Those that move the cursor to other lines are
+dropped: ranks draw their bars in one line (`kernels.rank.bars`).
+"""
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from collections.abc import Iterator
 
 from skymagic.display.run_line import Progress
 
-CONTROLS = re.compile(r"(\n|\r|\x1b\[\d*A|\x1b\[\d*K|\x1b\[\?25[lh])")
-"""What moves the cursor, erases, or hides the cursor: tqdm sends the first three, rich all of them."""
-UNFINISHED = re.compile(r"\x1b(\[\??\d*)?\Z")
+SEQUENCE = r"\x1b\[[\d;?]*[ -/]*"
+"""A control sequence without its last character, which says what it is."""
+CONTROLS = re.compile(rf"(\n|\r|\x08|{SEQUENCE}[@-~])")
+UNFINISHED = re.compile(rf"(?:\x1b|{SEQUENCE})\Z")
 """The beginning of a control sequence, of which the rest comes with the next text."""
-UP, ERASE, HIDE, UNHIDE = "\x1b[A", "\x1b[2K", "\x1b[?25l", "\x1b[?25h"
-HOLD = 0.05
-"""Seconds without text after which a bar above the cursor has ended: nested bars go down a line and come up again."""
-MAX_HELD = 20
-"""Lines that wait until a bar above them has ended."""
-MAX_LIVE = 200
-"""Rows that are taken for one drawing that moves: a program may hide the cursor, print lines and never show it again."""
+COLOURS_AT_END = re.compile(r"(?:\x1b\[[\d;]*m)*\Z")
 
 Key = tuple[int, str]
 """A rank and the name of its stream."""
 
 
-@dataclass
-class Row:
-    """A line on its way."""
+class OpenLine:
+    """The line of a stream that has not ended."""
 
-    text: str = ""
-    redrawn: bool = False
-    """Whether the row is a bar: written over with a carriage return."""
+    def __init__(self, now: float) -> None:
+        self.text = ""
+        self.since = now
+        """When the line began."""
+        self.redrawn = False
+        """Whether it is a bar: written over with a carriage return."""
+        self._unfinished = ""
+        self._over = False
+        """The cursor is at the line's beginning: the next text replaces what stands there."""
+        self._colours = ""
+        """Colours that were set there, for the next text."""
 
     @property
     def blank(self) -> bool:
-        """Whether the row shows nothing."""
+        """Whether the line shows nothing."""
         return not self.text.strip()
 
-
-class Terminal:
-    """What a terminal would show of the text of one stream that has not ended: rows, and a cursor that bars move. Pure."""
-
-    def __init__(self, now: float) -> None:
-        self.rows = [Row()]
-        self.since = now
-        """When the first row began."""
-        self.touched = now
-        self.shown = 0
-        """How many of the rows a block shows."""
-        self._at = 0
-        self._over = False
-        """The next text replaces what stands in the row."""
-        self._unfinished = ""
-        self._live = False
-        """The cursor is hidden: rows are drawn together, again and again, and the cursor rests below bars that have not ended (rich)."""
-        self._moved = False
-        self._top = 0
-        """The first row that was written when the cursor was last moved: while rows are live, those above it have ended."""
-
-    def feed(self, text: str, now: float) -> None:
-        """Take text."""
-        if not self.open:
+    def feed(self, text: str, now: float) -> list[str]:
+        """Take text, and return the lines that it ends."""
+        if self.blank:
             self.since = now
-        self.touched = now
         text = self._unfinished + text
         unfinished = UNFINISHED.search(text)
         self._unfinished = unfinished[0] if unfinished else ""
+        ended = []
         for piece in CONTROLS.split(text.removesuffix(self._unfinished)):
-            row = self.rows[self._at]
             if piece == "\n":
-                self._at += 1
-                if self._at == len(self.rows):
-                    self.rows.append(Row())
-                self._over = True
+                ended.append(self.text)
+                self._begin(now)
             elif piece == "\r":
-                row.redrawn = self._over = self._moved = True
-            elif piece in (HIDE, UNHIDE):
-                self._live = piece == HIDE
-            elif piece.endswith("A") and CONTROLS.fullmatch(piece):
-                self._at, self._moved = max(0, self._at - int(piece[2:-1] or 1)), True
-            elif piece == ERASE or (self._over and CONTROLS.fullmatch(piece)):
-                row.text = ""
-            elif piece:  # what erases the rest of a row has nothing to erase there
-                if row.blank and not (
-                    self._moved or self._live
-                ):  # a line begins where a bar was wiped away
-                    row.redrawn, self.shown = False, min(self.shown, self._at)
-                row.text = piece if self._over else row.text + piece
-                self._top = self._at if self._moved else self._top
-                self._over = self._moved = False
+                self.redrawn = self._over = True
+            elif piece == "\b":
+                self._back()
+            elif piece.startswith("\x1b[") and CONTROLS.fullmatch(piece):
+                self._obey(piece)
+            elif piece:
+                self._write(piece)
+        return ended
 
-    def take(self, *, all: bool = False) -> list[str]:
-        """The rows that have ended, which are those above the cursor; of bars and what is below them only with `all`."""
-        live = self._live and self._at - self._top < MAX_LIVE
-        count = self._top if live else self._at
-        if not (all or self._live) and count < MAX_HELD:
-            count = next(
-                (index for index, row in enumerate(self.rows[:count]) if row.redrawn), count
-            )
-        taken, self.rows = self.rows[:count], self.rows[count:]
-        self._at, self._top = self._at - count, max(0, self._top - count)
-        if taken:
-            self.since = self.touched
-        return [row.text for row in taken]
+    def _begin(self, now: float) -> None:
+        self.text, self.since, self.redrawn, self._over, self._colours = "", now, False, False, ""
+
+    def _back(self) -> None:
+        """Remove the last character, as front ends do; the colours after it stay."""
+        colours = COLOURS_AT_END.search(self.text)
+        if colours is not None and not self._over:
+            self.text = self.text[: max(0, colours.start() - 1)] + colours[0]
+
+    def _obey(self, sequence: str) -> None:
+        if sequence.endswith("m") and self._over:
+            self._colours += sequence
+        elif sequence.endswith("m"):
+            self.text += sequence
+        elif sequence.endswith("2K") or (sequence.endswith("K") and self._over):
+            self.text = ""
+
+    def _write(self, text: str) -> None:
+        if self._over:
+            self.text, self._over, self._colours = self._colours + text, False, ""
+        else:
+            self.text += text
 
     def end(self) -> list[str]:
-        """All rows, at the end; a bar that was wiped away leaves none."""
-        taken, self.rows, self._at, self._top = self.rows, [Row()], 0, 0
-        while taken and taken[-1].blank and (taken[-1].redrawn or not taken[-1].text):
-            taken.pop()
-        return [row.text for row in taken]
+        """End the line, and return it; a bar that was wiped away leaves none."""
+        text, wiped = self.text, self.blank and self.redrawn
+        self._begin(self.since)
+        return [] if wiped or not text else [text]
 
     def wiped(self) -> str:
-        """What makes a terminal that shows these rows show blanks in their place, the cursor at the first."""
-        blank = "\n".join(f"\r{' ' * len(row.text)}" for row in self.rows)
-        return UP * self._at + blank + UP * (len(self.rows) - 1) + "\r"
+        """Return what replaces the line by blanks in a terminal that shows it."""
+        return f"\r{' ' * len(self.text)}\r"
 
     def repainted(self) -> str:
-        """What makes a terminal show these rows, and puts its cursor where it is."""
-        text = "\n".join(row.text for row in self.rows) + UP * (len(self.rows) - 1 - self._at)
-        return text + "\r" * (self._over and self.rows[self._at].redrawn)
-
-    @property
-    def waiting(self) -> bool:
-        """Rows that may have ended wait for more text."""
-        return self._at > 0 and not self._live
-
-    @property
-    def moving(self) -> list[str]:
-        """The rows that may be drawn again: what was written below bars that have ended (text of another stream may stand between) is not."""
-        last = max((index for index, row in enumerate(self.rows) if row.redrawn), default=-1)
-        return self.open[: last + 1] if 0 <= last < self._at and not self._live else self.open
-
-    @property
-    def open(self) -> list[str]:
-        """The rows as they are now."""
-        rows = [row.text for row in self.rows]
-        while rows and not rows[-1].strip():
-            rows.pop()
-        return rows
+        """Return what makes a terminal show the line, and puts its cursor where it is."""
+        return self.text + "\r" * (self._over and self.redrawn)
 
 
 TQDM = re.compile(
@@ -145,6 +107,12 @@ TQDM = re.compile(
 )
 """Pattern of tqdm's ``{n_fmt}/{total_fmt} [{elapsed}<{remaining}, {rate_fmt}{postfix}]``; the rate is "12.3it/s" or "1.5s/it"."""
 SCALES = {"": 1.0, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
+LABEL = re.compile(r" *\d+%\|")
+"""What follows a bar's description."""
+BLANKS = re.compile(" +\r")
+"""What wipes a bar away."""
+LONGEST_ROW = 1000
+"""Characters of the longest row that may be a bar."""
 
 
 def bar(row: str) -> Progress | None:
@@ -162,7 +130,7 @@ def bar(row: str) -> Progress | None:
 
 
 def nested(bars: list[Progress]) -> Progress | None:
-    """How far the outermost of bars is that stand below each other, with what the inner ones have of its next step."""
+    """How far the outermost of nested bars is, with what the inner ones have of its next step."""
     if not bars:
         return None
     outer, inner = bars[0], nested(bars[1:])
@@ -172,40 +140,84 @@ def nested(bars: list[Progress]) -> Progress | None:
     return Progress(min(outer.total, outer.done + inner.share % 1), outer.total, rate)
 
 
-@dataclass
-class Bars:
-    """What the last lines of streams look like in a terminal. Pure; the caller brings the time."""
+class StreamBars:
+    """The bars that one stream draws in its open line, in the order in which they first appeared: outer ones before inner ones."""
 
-    _terminals: dict[Key, Terminal] = field(default_factory=dict)
-    _last: Key | None = None
+    def __init__(self) -> None:
+        self._bars: dict[tuple[str, float | None], Progress | None] = {}
+        """By description and total; None for a bar that is wiped away, and may be drawn again."""
+        self._newest: tuple[str, float | None] | None = None
+        self._row = ""
+
+    def feed(self, text: str) -> None:
+        """Take text of the stream."""
+        *rows, self._row = re.split(r"(?<=[\r\n])", self._row + text)
+        self._row = self._row[: LONGEST_ROW + 1]
+        for row in rows:
+            self._draw(row)
+            if BLANKS.fullmatch(row):
+                self._wipe()
+            elif row.endswith("\n"):
+                self._end(row)
+        self._draw(self._row)
+
+    def _draw(self, row: str) -> None:
+        found = bar(row) if len(row) <= LONGEST_ROW else None
+        if found is not None:
+            name = LABEL.split(row, 1)[0].strip(), found.total
+            if name not in self._bars:
+                self._bars = {known: at for known, at in self._bars.items() if at is not None}
+            self._bars[name] = found
+            self._newest = name
+
+    def _wipe(self) -> None:
+        """Take the bar that was drawn last from what is shown."""
+        if self._newest is not None:
+            self._bars[self._newest] = None
+            shown = [name for name, at in self._bars.items() if at is not None]
+            self._newest = shown[-1] if shown else None
+
+    def _end(self, row: str) -> None:
+        """Forget the bar whose line has ended, and those within it."""
+        if self._newest is None or len(row) > LONGEST_ROW or bar(row) is None:
+            return
+        names = list(self._bars)
+        outer = names[: names.index(self._newest)]
+        self._bars = {name: self._bars[name] for name in outer}
+        self._newest = outer[-1] if outer else None
+
+    def __iter__(self) -> Iterator[Progress]:
+        return (at for at in self._bars.values() if at is not None)
+
+
+class Bars:
+    """The bars of all ranks, and the line that was written last. Pure; the caller brings the time."""
+
+    def __init__(self) -> None:
+        self._streams: dict[Key, tuple[StreamBars, OpenLine]] = {}
+        self._last: Key | None = None
 
     def feed(self, rank: int, name: str, text: str, now: float, *, all: bool = False) -> None:
         """Take text of a rank's stream; `all` also where it has no bars."""
         key = (rank, name)
-        terminal = self._terminals.get(key)
-        if terminal is None:
+        if key not in self._streams:
             if not all and "\r" not in text:
                 return
-            terminal = self._terminals[key] = Terminal(now)
-        terminal.feed(text, now)
-        terminal.take()
+            self._streams[key] = StreamBars(), OpenLine(now)
+        bars, line = self._streams[key]
+        bars.feed(text)
+        line.feed(text, now)
         self._last = key
 
-    def progress(self, now: float) -> Progress | None:
+    def progress(self) -> Progress | None:
         """How far the slowest rank's bars are; None where there are none."""
-        found: dict[int, Progress] = {}
-        for (rank, _), terminal in self._terminals.items():
-            if terminal.waiting and now - terminal.touched >= HOLD:
-                terminal.take(all=True)
-            if one := nested([each for row in terminal.open if (each := bar(row)) is not None]):
-                found[rank] = one
-        return min(found.values(), key=lambda one: one.share or 0.0, default=None)
+        ranks = (nested(list(bars)) for bars, _ in self._streams.values())
+        known = [progress for progress in ranks if progress is not None]
+        return min(known, key=lambda one: one.share or 0.0, default=None)
 
-    def open_line(self, now: float) -> tuple[str, Terminal] | None:
-        """The stream that was written last, and its terminal, if it has a line that has not ended."""
+    def open_line(self) -> tuple[str, OpenLine] | None:
+        """The name of the stream that was written last, and its line, if that has not ended."""
         if self._last is None:
             return None
-        terminal = self._terminals[self._last]
-        if terminal.waiting and now - terminal.touched >= HOLD:
-            terminal.take(all=True)
-        return (self._last[1], terminal) if terminal.open else None
+        line = self._streams[self._last][1]
+        return None if line.blank else (self._last[1], line)

@@ -137,7 +137,7 @@ class NodeScreen(NotebookScreen):
     def __init__(
         self, nodes: Sequence[int], node_of: Callable[[int], int], view: RunView | None
     ) -> None:
-        super().__init__(nodes, view, noun="node")
+        super().__init__(nodes, view)
         self._node_of = node_of
 
     def text(self, rank: int, name: str, text: str) -> None:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from skymagic.display import text
-from skymagic.display.labels import DELAY, LONGEST_WAIT
+from skymagic.display.labels import DELAY, INTERVAL
 from skymagic.display.screen import Settling
-from skymagic.display.terminal import HOLD
 from tests.lab.notebook import Notebook
 from tests.lab.pools import borrowed
 
@@ -38,7 +37,7 @@ def test_what_was_written_counts_as_shown_a_while_later() -> None:
     assert marks == [(0, 2), (1, 5)]
     settling.settle(10.0)
     assert marks[2:] == [(0, 3)]
-    assert Settling.SECONDS > LONGEST_WAIT + DELAY + HOLD, (
+    assert Settling.SECONDS > DELAY + INTERVAL, (
         "by then, lines that the screen held back are written"
     )
 

@@ -92,7 +92,7 @@ def test_bars_of_one_rank_show_their_last_state_and_colours_pass_unchanged(
     shown = notebook.run(r"""%%sky_broadcast
 print('\r 10 %', end=''); print('\r 20 %', end=''); print('\r100 %')
 print('\x1b[31mred\x1b[0m\x1b[K')""")
-    assert shown.stdout == "100 %\n\x1b[31mred\x1b[0m\x1b[K\n"
+    assert shown.stdout == "100 %\n\x1b[31mred\x1b[0m\n"
 
 
 UNICODE = "äöü ß € 漢字 🤖👩‍🔬 עברית \u0301 \x00 \t end"

@@ -24,7 +24,7 @@ from skymagic.display.run_line import (
     line,
     sparkline,
 )
-from skymagic.display.terminal import ERASE, HIDE, UNHIDE, Bars, Terminal, bar
+from skymagic.display.terminal import Bars, OpenLine, bar
 from tests.lab.notebook import ROOT, WIDGET_VIEW, Notebook, Shown, buttons, has_buttons
 from tests.lab.pools import Pools
 from tests.run.test_shown import gate, waiting
@@ -119,12 +119,12 @@ def test_a_loop_of_tqdm_is_progress() -> None:
     text = stream.getvalue().rstrip("\n")
     bars = Bars()
     bars.feed(0, "stderr", text, 0.0)
-    progress = bars.progress(0.0)
+    progress = bars.progress()
     assert progress is not None
     assert (progress.done, progress.total) == (10, 40)
     assert progress.rate > 0
     bars.feed(0, "stderr", "\n", 1.0)
-    assert bars.progress(2.0) is None, "a bar that has ended says nothing of what comes"
+    assert bars.progress() is None, "a bar that has ended says nothing of what comes"
 
 
 @pytest.mark.parametrize(
@@ -145,109 +145,151 @@ def test_lines_of_tqdm(row: str, progress: Progress | None) -> None:
 def test_of_nested_bars_the_outer_one_counts_with_the_inner_ones_part() -> None:
     bars = Bars()
     bars.feed(0, "stderr", "\r 20%| | 1/5 [00:10<00:40, 10.0s/it]", 0.0)
-    bars.feed(0, "stderr", "\n\r 50%| | 50/100 [00:05<00:05, 10.0it/s]\x1b[A", 0.0)
-    assert bars.progress(0.0) == Progress(1.5, 5, 0.1)
+    bars.feed(0, "stderr", "\r 50%| | 50/100 [00:05<00:05, 10.0it/s]", 0.0)
+    assert bars.progress() == Progress(1.5, 5, 0.1)
     bars.feed(1, "stderr", "\r 20%| | 1/5 [00:10<00:40, 10.0s/it]", 0.0)
-    assert bars.progress(0.0) == Progress(1, 5, 0.1)
+    assert bars.progress() == Progress(1, 5, 0.1)
 
 
-def on_a_terminal(text: str) -> list[str]:
-    """What a terminal shows of it."""
-    rows: list[list[str]] = [[]]
-    y = x = 0
-    for piece in re.findall(r"\x1b\[A|.|\n", text):
-        if piece == "\n":
-            y, x = y + 1, 0
-            rows += [[]] * 0 if y < len(rows) else [[]]
-        elif piece == "\r":
-            x = 0
-        elif piece == "\x1b[A":
-            y = max(0, y - 1)
+OUTER, INNER = " 40%| | 2/5 [00:10<00:40, 10.0s/it]", "inner:   0%| | 0/100 [00:05<00:05, 10.0it/s]"
+
+
+@pytest.mark.parametrize("size", [1, 7, 4096])
+@pytest.mark.parametrize(
+    ("drawn", "done"),
+    [
+        (f"\r{OUTER}\r{INNER}", 2),
+        (f"\r{OUTER}\r{INNER}\r{INNER.replace('0/100', '25/100')}", 2.25),
+        (f"\r{OUTER}\r{INNER.replace('0/100', '100/100')}\n", 2),  # the inner one stays as a line
+        (
+            f"\r{OUTER}\r{INNER.replace('0/100', '50/100')}\r          \r{OUTER}",
+            2,
+        ),  # or is wiped away
+        (f"\r{OUTER}\r{INNER}\r     \r\r     \rnote\n\r{INNER}\r{OUTER}", 2),  # tqdm.write
+        (f"\r{OUTER}\n\rother:  30%| | 3/10 [00:10<00:40, 10.0s/it]", 3),  # one after another
+        (f"\r{OUTER}\n", None),
+        (f"\r{OUTER}\r     \r", None),
+        (f"step\nloss 5\n{OUTER}", 2),
+        ("\r1/" + "1" * 100_000, None),
+    ],
+)
+def test_bars_that_share_a_line(drawn: str, done: float | None, size: int) -> None:
+    bars = Bars()
+    for start in range(0, len(drawn), size):  # as a pipe may cut it
+        bars.feed(0, "stderr", drawn[start : start + size], 0.0, all=True)
+    progress = bars.progress()
+    assert (progress and progress.done) == done
+
+
+def test_nested_loops_of_tqdm_are_read_in_their_order() -> None:
+    tqdm = pytest.importorskip("tqdm")
+    bars = Bars()
+
+    class Stream(io.StringIO):
+        def write(self, text: str) -> int:
+            bars.feed(0, "stderr", text, 0.0, all=True)
+            return len(text)
+
+    found = []
+    options = {"file": Stream(), "mininterval": 0, "miniters": 1, "position": 0}
+    for _ in tqdm.tqdm(range(4), desc="outer", **options):
+        for _ in tqdm.tqdm(range(5), leave=False, **options):
+            progress = bars.progress()
+            assert progress is not None
+            found.append((progress.done, progress.total))
+    assert found == [(epoch + step / 5, 4) for epoch in range(4) for step in range(5)]
+    assert bars.progress() is None
+
+
+@pytest.mark.parametrize(
+    ("text", "ended", "left"),
+    [
+        ("a\nb", ["a"], "b"),
+        ("a\r\nb\r\n", ["a", "b"], ""),
+        ("abc\rd", [], "d"),
+        ("\r 1/3\r 2/3\n", [" 2/3"], ""),
+        ("wheel |\b/\b-", [], "wheel -"),
+        ("\b\b12\b\b3", [], "3"),
+        ("ab\b\r\bc", [], "c"),
+        ("\x1b[31mab\x1b[0m\bc", [], "\x1b[31ma\x1b[0mc"),
+        ("\x1b[0m\bc", [], "\x1b[0mc"),
+        ("abc\x1b[2Kd", [], "d"),
+        ("abc\x1b[Kd", [], "abcd"),
+        ("abc\r\x1b[Kd", [], "d"),
+        ("abc\r\x1b[32md", [], "\x1b[32md"),
+        ("abc\r\x1b[0m\n", ["abc"], ""),
+        ("a\x1b[1Ab\x1b[?25lc\x1b[2;3Hd\x1b[Je", [], "abcde"),
+        ("\r 9/9\r      \r", [], "      "),
+        ("\r 9/9\r      next\n", ["      next"], ""),
+    ],
+)
+@pytest.mark.parametrize("size", [1, 4096])
+def test_open_line(text: str, ended: list[str], left: str, size: int) -> None:
+    line, found = OpenLine(0.0), list[str]()
+    for start in range(0, len(text), size):
+        found += line.feed(text[start : start + size], 0.0)
+    assert (found, line.text) == (ended, left)
+
+
+def on_a_terminal(text: str) -> str:
+    """What a terminal shows of a line."""
+    row: list[str] = []
+    column = 0
+    for piece in text:
+        if piece == "\r":
+            column = 0
         else:
-            rows[y][x : x + 1] = [piece]
-            x += 1
-    return ["".join(row).rstrip() for row in rows]
+            row[column : column + 1] = [piece]
+            column += 1
+    return "".join(row).rstrip()
 
 
 @pytest.mark.parametrize(
     ("before", "after", "shown"),
     [
-        ("training ..", ".. done\n", ["training .... done", ""]),
-        ("\r 1/3", "\r 2/3\r 3/3\n", [" 3/3", ""]),
-        ("\r 1/3\n\r 7/9\x1b[A", "\r 2/3\n\r 8/9\x1b[A\r 3/3", [" 3/3", " 8/9"]),
-        ("\r 1/3\n\r 7/9", "\r 8/9\x1b[A\r 2/3", [" 2/3", " 8/9"]),
+        ("training ..", ".. done", "training .... done"),
+        ("\r 1/3", "\r 2/3\r 3/3", " 3/3"),
+        ("\r 1/3\r", " 2/3", " 2/3"),
     ],
 )
-def test_what_is_open_goes_on_below_the_line(before: str, after: str, shown: list[str]) -> None:
-    terminal = Terminal(0.0)
-    terminal.feed(before, 0.0)
-    assert not any(on_a_terminal(before + terminal.wiped())), "nothing of it stays above"
-    assert on_a_terminal(terminal.repainted() + after) == shown
+def test_what_is_open_goes_on_below_the_line(before: str, after: str, shown: str) -> None:
+    line = OpenLine(0.0)
+    line.feed(before, 0.0)
+    assert not on_a_terminal(before + line.wiped()), "nothing of it stays above"
+    assert on_a_terminal(line.repainted() + after) == shown
 
 
-@pytest.mark.parametrize("size", [1, 7, 4096])
-def test_bars_of_rich_stay_one_drawing_below_what_is_printed(size: int) -> None:
-    console, progress = pytest.importorskip("rich.console"), pytest.importorskip("rich.progress")
-    stream = io.StringIO()
-    with progress.Progress(
-        "{task.description} {task.percentage:.0f}%",
-        console=console.Console(file=stream, force_terminal=True, no_color=True),
-        auto_refresh=False,
-    ) as bars:
-        outer, inner = bars.add_task("outer", total=2), bars.add_task("inner", total=4)
-        for epoch in range(2):
-            bars.reset(inner)
-            for _ in range(4):
-                bars.update(inner, advance=1, refresh=True)
-            bars.update(outer, advance=1)
-            bars.console.out(f"epoch {epoch}", highlight=False)
-    terminal, ended = Terminal(0.0), list[str]()
-    text = stream.getvalue() + "done\n"
-    for number in range(0, len(text), size):  # as a pipe may cut it
-        terminal.feed(text[number : number + size], float(number))
-        ended += terminal.take()
-        ended += terminal.take(all=True) if terminal.waiting else []
-    assert [line.rstrip() for line in ended] == [
-        "epoch 0",
-        "epoch 1",
-        "outer 100%",
-        "inner 100%",
-        "done",
-    ]
-    assert terminal.open == []
-
-
-ENDS = {
-    "tqdm": ("\r train\n\r check\x1b[A", "\n\r      \r\x1b[A\r train 2\n"),
-    "rich": (f"{HIDE}train\ncheck", f"\r{ERASE}\x1b[1A{ERASE}train 2\n{UNHIDE}"),
-}
-"""Two bars, and how the lower one goes before the upper one ends: Lightning's, with a validation."""
-
-
-@pytest.mark.parametrize("library", ENDS)
 def test_a_line_where_a_bar_was_wiped_away_stands_below_what_was_written_before_it(
-    library: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """As Lightning's bars do, with a validation."""
     monkeypatch.setattr("skymagic.display.labels.DELAY", -1)
-    bars, end = ENDS[library]
     written: list[str] = []
     labels = Labels([0], lambda _, text: written.append(text), redraws=True)
-    labels.text(0, "stdout", bars)
+    labels.text(0, "stdout", "\r train\r check")
     labels.refresh()
-    assert [line.strip() for line in capsys.readouterr().out.splitlines()] == ["train", "check"]
+    assert capsys.readouterr().out.strip() == "check"
     labels.text(0, "stderr", "fit stopped\n")
-    labels.text(0, "stdout", end + "after fit\n")
+    labels.text(0, "stdout", "\r      \r train 2\nafter fit\n")
     labels.finish()
-    assert [line.strip() for line in capsys.readouterr().out.splitlines()] == ["train 2"], (
-        "the block's last state"
-    )
+    assert capsys.readouterr().out.strip() == "train 2", "the block's last state"
     assert written == ["fit stopped\n", "after fit\n"]
 
 
-def test_a_program_that_hides_the_cursor_for_good_holds_no_line_back_for_ever() -> None:
-    terminal = Terminal(0.0)
-    terminal.feed("\x1b[?25l" + "".join(f"line {number}\n" for number in range(1000)), 0.0)
-    assert len(terminal.take()) == 1000
+def test_bar_that_was_wiped_away_leaves_its_block(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("skymagic.display.labels.DELAY", -1)
+    written: list[str] = []
+    labels = Labels([0], lambda _, text: written.append(text), redraws=True)
+    labels.text(0, "stderr", "\r train")
+    labels.refresh()
+    assert capsys.readouterr().out.strip() == "train"
+    labels.text(0, "stderr", "\r      \r")
+    labels.text(0, "stderr", "a warning\n")
+    labels.finish()
+    assert capsys.readouterr().out.strip() == ""
+    assert written == ["a warning\n"]
 
 
 # ------------------------------------------------------------------------------------------ in a notebook

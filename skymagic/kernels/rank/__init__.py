@@ -15,5 +15,6 @@ profiling     torch's profiler around a cell
 gpu           the rank's GPU: whose error it is, and memory freed after a failure
 missing       the name or file that a failed cell has looked for in vain
 tracebacks    an exception's message, its traceback without internal frames, and the debugger on it
-widgets       displays of widgets as text, and bars of tqdm.notebook
+bars          libraries' progress bars as text in one line
+widgets       displays of widgets as text
 """

@@ -27,7 +27,7 @@ from skymagic.data.values import descriptions
 from skymagic.kernels import stacks
 from skymagic.kernels.fork import signal_pipe
 from skymagic.kernels.network import environment, interfaces
-from skymagic.kernels.rank import context, gpu, importer, tracebacks, widgets
+from skymagic.kernels.rank import bars, context, gpu, importer, tracebacks, widgets
 from skymagic.kernels.rank.context import AgentControl, Hooks
 from skymagic.kernels.rank.kernel import RankKernel
 from skymagic.kernels.rank.shell import text_stream
@@ -124,7 +124,7 @@ def main(spec: wire.RankSpec, fds: list[int]) -> int:
     # what user code silences (``@sky.silent``) is not shown, and is in the log all the same
     log = os.open(spec.log, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
     silence.sinks.update(stdout=log, stderr=log)
-    _progress_bars_as_text()
+    bars.install()
     widgets.install()
     control = AgentControl(socket.socket(fileno=control_fd), spec.rank)
     rendezvous.attach(control, spec.generation)
@@ -179,14 +179,6 @@ def _open_streams(writers: list[int]) -> None:
     open_streams()
     for name in ("stdin", "stdout", "stderr"):
         setattr(sys, f"__{name}__", getattr(sys, name))
-
-
-def _progress_bars_as_text() -> None:
-    """tqdm.auto takes a rank for a notebook and would make a widget, which a saved notebook cannot show."""
-    plain = types.ModuleType("tqdm.autonotebook", "tqdm's choice on a rank: text")
-    plain.__file__ = None  # who looks at all modules asks for it, and would import tqdm
-    plain.__getattr__ = lambda name: getattr(importlib.import_module("tqdm.std"), name)  # type: ignore[method-assign]
-    sys.modules.setdefault(plain.__name__, plain)
 
 
 # -- A rank's standard output and error as Python code writes them: in one order ---------------------------------------

@@ -77,6 +77,7 @@ def environment(
     }
     return {
         "PYTHONUNBUFFERED": "1",
+        "TQDM_POSITION": "0",  # the screen has one line for the bars of a stream, nested ones too
         **torchrun(cluster, text),
         **launch(cluster, processes, text),
         **accelerate(cluster),
