@@ -108,6 +108,8 @@ def left(folder: Path, env: dict[str, str], made: str) -> Iterator[None]:
                 desk = Desk(folder, made, env)
                 long = written(
                     folder,
+                    LOAD,
+                    "%%sky_broadcast\nimport os\nrank = int(os.environ['RANK'])",
                     "print(6 * 7)\nimport time\nprint('at work', flush=True)\ntime.sleep(600)",
                 )
                 assert desk.ran("run", long, "--pool", name, "--detach")[0] == 0
@@ -225,6 +227,25 @@ def test_the_notebook_ends_its_pool_itself(desk: Desk) -> None:
     )
     code, out, err = desk.ran("run", notebook, "--pool", f"{desk.pool}b")
     assert (code, "over" in out) == (0, True), out + err
+
+
+@HERE
+def test_papermill_is_installed_where_it_is_missing(desk: Desk) -> None:
+    uv, found, lacks = (desk.folder / name for name in ("uv", "found", "lacks"))
+    uv.write_text(f"#!/bin/sh\nprintf '%s ' \"$@\" >{found}\n")
+    uv.chmod(0o755)
+    lacks.mkdir()
+    (lacks / "papermill.py").write_text(  # found once, before it is installed
+        f"import sys\nsys.path.remove({str(lacks)!r})\ndel sys.modules['papermill']\nraise ImportError\n"
+    )
+    folders = {"PATH": f"{desk.folder}:{os.environ['PATH']}", "PYTHONPATH": f"{ROOT}:{lacks}"}
+    notebook = written(desk.folder, "print('over')", name="lacks.ipynb")
+    process = desk.program("run", notebook, "--pool", desk.pool, env=folders)
+    out, err = process.communicate(timeout=90)
+    assert (process.returncode, "over" in out.splitlines()) == (0, True), out + err
+    target = re.findall(r"installing papermill into (\S+) …", out)
+    assert f"--target {target[0]} papermill" in found.read_text()
+    assert found.read_text().startswith(f"pip install --python {sys.executable} ")
 
 
 @HERE

@@ -135,9 +135,9 @@ class Desk:
         way.write_text("go")
         until(over.exists)
 
-    def program(self, *line: object) -> subprocess.Popen[str]:
-        """``skymagic …`` in the user's shell."""
-        env = {**os.environ, **self.env, "PYTHONPATH": str(ROOT)}
+    def program(self, *line: object, env: Mapping[str, str] | None = None) -> subprocess.Popen[str]:
+        """``skymagic …`` in the user's shell; `env` is added to its environment."""
+        env = {**os.environ, **self.env, "PYTHONPATH": str(ROOT), **(env or {})}
         pipe = subprocess.PIPE
         return subprocess.Popen(
             [*COMMAND, *map(str, line)],
