@@ -1,5 +1,5 @@
-"""Which pools that outlive their notebooks were started from here by this user: a file each, while the pool is not known to have ended;
-and the last lines of rank 0 of pools that have ended.
+"""Which pools were started from here by this user: a file each, while the pool is not known to have ended; and the last lines of rank 0
+of pools that have ended.
 
 Records are hints, and no state: what runs is on the machines. A record that is lost costs the hint alone."""
 
@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import hashlib
 import json
 import os
 import socket
@@ -28,7 +27,7 @@ RENTED = ("aws",)
 
 @dataclass(frozen=True)
 class PoolRecord:
-    """A pool that outlives its notebook.
+    """A pool on other machines, or on this one.
 
     Attributes:
         hosts: as the user calls them.
@@ -36,6 +35,7 @@ class PoolRecord:
         folder: where the notebook ran. machine: on which machine; several may share a home.
         process: the notebook's, as `wire.record.identity` tells it from later ones; "" if nobody has the pool.
         held: since when it has the pool.
+        outlives: whether it outlives its notebook; where not, the record is there for the next notebook of its folder to be told.
         notebook: name of the notebook that was executed on the pool last (`api.notebooks`); "" once another one has it.
     """
 
@@ -49,6 +49,7 @@ class PoolRecord:
     process: str = field(default_factory=identity)
     held: float = field(default_factory=time.time)
     notebook: str = ""
+    outlives: bool = True
 
 
 def folder() -> Path:
@@ -83,28 +84,33 @@ def locked(name: str, waits: Callable[[], object] = lambda: None) -> Iterator[No
 
 
 def note_local(record: PoolRecord) -> None:
-    """A pool on this machine ends with this process: keep that there was one, for the notebook of this folder that comes next."""
-    atomic.keep(_local(), json.dumps(asdict(record)).encode())
+    """Record a pool that ends with this process, in place of the last one from this folder: the folder's next notebook is told of it."""
+    for other in _local():
+        remove(other.job_id)
+    write(replace(record, outlives=False))
 
 
 def forget_local(name: str) -> None:
-    """The user has ended such a pool; twice is safe."""
-    with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
-        if _read(_local().read_text()).name == name:
-            _local().unlink()
+    """Remove the record of such a pool, which the user has ended; twice is safe."""
+    for record in _local():
+        if record.name == name:
+            remove(record.job_id)
 
 
 def ended_with_kernel(name: str | None = None) -> str:
-    """Says that the last pool of a notebook in this folder was on this machine and ended with its kernel; "" for none, or none of this name."""
-    with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
-        record = _read(_local().read_text())
+    """Say that the last pool of a notebook in this folder was on this machine and ended with its kernel; "" for none, or none of this name."""
+    for record in _local():
         if name in (None, record.name) and left(record):
             return f"pool {record.name!r} was on this machine and ended with its kernel; %sky_pool {record.name} … --detach starts one that outlives it"
     return ""
 
 
-def _local() -> Path:
-    return folder() / f"{hashlib.sha256(os.fsencode(Path.cwd())).hexdigest()[:16]}.local"
+def _local() -> list[PoolRecord]:
+    """Return the records of pools of this folder that end with their notebook."""
+    with contextlib.suppress(OSError):  # the folder was deleted
+        here = str(Path.cwd())
+        return [one for one in _readable() if not one.outlives and one.folder == here]
+    return []
 
 
 def taken_words(record: PoolRecord) -> str:
@@ -174,15 +180,11 @@ def own(job_id: str) -> bool:
 
 
 def every() -> list[PoolRecord]:
-    """All records that can be read, the oldest first; damaged ones are left where they are.
+    """All records of pools that outlive their notebooks and can be read, the oldest first; damaged ones are left where they are.
 
     Of pools on this machine that were left and have ended since, nothing is kept.
     """
-    found = []
-    with contextlib.suppress(OSError):
-        for path in folder().glob("*.json"):
-            with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
-                found.append(_read(path.read_text()))
+    found = [one for one in _readable() if one.outlives]
     for one in [
         one
         for one in found
@@ -191,6 +193,15 @@ def every() -> list[PoolRecord]:
         found.remove(one)
         remove(one.job_id)
     return sorted(found, key=lambda one: one.started)
+
+
+def _readable() -> list[PoolRecord]:
+    found = []
+    with contextlib.suppress(OSError):
+        for path in folder().glob("*.json"):
+            with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
+                found.append(_read(path.read_text()))
+    return found
 
 
 def left(record: PoolRecord) -> bool:

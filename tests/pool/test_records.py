@@ -65,6 +65,28 @@ def test_written_read_and_removed(state: Path) -> None:
     assert records.every() == [two]
 
 
+def test_a_pool_that_ended_with_its_kernel_is_told_to_its_folder(
+    state: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gone = of_the_dead()
+    monkeypatch.chdir(tmp_path)
+    for number, name in enumerate(("first", "main")):
+        made = record(f"{name}-{number}", name=name, provider="local", folder=str(tmp_path))
+        records.note_local(replace(made, process=gone))
+    assert [path.name for path in state.glob("*.json")] == ["main-1.json"], "the last one alone"
+    assert records.every() == []
+    assert records.ended_with_kernel("first") == ""
+    assert records.ended_with_kernel().startswith("pool 'main' was on this machine and ended with")
+    (tmp_path / "another").mkdir()
+    monkeypatch.chdir(tmp_path / "another")
+    assert records.ended_with_kernel() == ""
+    records.forget_local("main")
+    monkeypatch.chdir(tmp_path)
+    assert records.ended_with_kernel("main")
+    records.forget_local("main")
+    assert records.ended_with_kernel() == ""
+
+
 def test_damaged_records_and_those_of_other_versions(state: Path) -> None:
     records.write(record())
     values = json.loads((state / "lab-0a1b2c3d.json").read_text())
