@@ -277,6 +277,20 @@ def test_another_client_of_ray_cannot_call_the_actors(
     assert seen(notebook_of_ray, "6 * 7") == [42]
 
 
+@pytest.mark.needs("ray")
+def test_a_node_of_ray_without_the_home_folder_is_trusted_once_and_said_so(
+    on_ray: ray.Cluster, notebook_of_ray: Notebook
+) -> None:
+    notebook_of_ray.run("from skymagic.providers.channel_key import ChannelKey")
+    notebook_of_ray.run("ChannelKey.share = lambda self: None")
+    shown = notebook_of_ray.run(f"%sky_pool lab {ray_pool(on_ray)}").text
+    assert shown.count(": trusted on first use") == 1
+    notebook_of_ray.run("%%sky_broadcast\nkept = 7")
+    notebook_of_ray.restart()
+    assert "attached" in notebook_of_ray.run("%load_ext skymagic\n%sky_attach lab").text
+    assert seen(notebook_of_ray, "kept") == [7]
+
+
 WINDOWS = """
 def outcome(check, key, ticket):
     try:

@@ -6,6 +6,7 @@ import ast
 import os
 import re
 import secrets
+import shutil
 import socket
 import ssl
 import sys
@@ -370,6 +371,30 @@ def test_the_program_is_read_by_old_pythons_and_any_login_shell() -> None:
     assert "import typing" not in text
     assert not set("'!\n") & set(channels.bootstrap(JOB, "0" * 64))
     assert len(channels.bootstrap(JOB)) < 20_000
+
+
+OTHER_PYTHONS = sorted(
+    path
+    for minor in range(6, 20)
+    for path in [
+        shutil.which(f"python3.{minor}"),
+        *map(str, Path("~/.pyenv/versions").expanduser().glob(f"3.{minor}.*/bin/python3")),
+    ]
+    if path and "shims" not in path
+)
+
+
+def test_it_runs_with_each_python_here(
+    env: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(channels, "INTERPRETERS", ())
+    monkeypatch.setattr(sys, "executable", "/nowhere/python3")
+    for python in OTHER_PYTHONS:
+        with process({**env, "SKYMAGIC_PYTHON": python}, "cat; exit 3") as (shell, _):
+            shell.write(b"through " * 10_000)
+            shell.end_input()
+            assert all_of(shell.read) == b"through " * 10_000, python
+            assert shell.finish(5.0) == 3
 
 
 def test_a_frame_that_is_too_long_is_refused() -> None:
