@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import getpass
+import ipaddress
 import json
 import os
 import re
@@ -23,6 +24,7 @@ from datetime import datetime
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from skymagic.errors import HostError, ProvisionError, RequestError
 from skymagic.plan.suggest import did_you_mean
@@ -111,7 +113,23 @@ def _configured(context: str) -> tuple[Any, str, str]:
             f"--context: {name} does not check the server's certificate (insecure-skip-tls-verify): "
             "anybody between could read and change what a pool sends; give it the cluster's certificate-authority"
         )
+    address = urlsplit(configuration.host)
+    if address.scheme == "http" and not _is_loopback(address.hostname or ""):
+        raise RequestError(
+            f"--context: {name} reaches its server at {configuration.host} without TLS: anybody between could read and change what "
+            "a pool sends; give it the server's https:// address"
+        )
     return configuration, name, found[name].get("namespace") or "default"
+
+
+def _is_loopback(host: str) -> bool:
+    """Whether a server is on this machine, as `kubectl proxy` is."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 class KubernetesCluster:

@@ -283,6 +283,15 @@ def test_nobody_at_the_address_is_said(cluster: Kube, monkeypatch: pytest.Monkey
     path.write_text(yaml.safe_dump(config))
     with pytest.raises(RequestError, match="does not check the server's certificate"):
         KubernetesCluster()
+    for server in ("http://192.0.2.7:8080", "http://api.example:8080", "http://[2001:db8::7]:8080"):
+        config["clusters"][0]["cluster"] = {"server": server}
+        path.write_text(yaml.safe_dump(config))
+        with pytest.raises(RequestError, match="without TLS"):
+            KubernetesCluster()
+    for server in ("http://127.0.0.1:1", "http://localhost:1", "http://[::1]:1"):  # kubectl proxy
+        config["clusters"][0]["cluster"] = {"server": server}
+        path.write_text(yaml.safe_dump(config))
+        assert KubernetesCluster().context == config["current-context"]
 
 
 def test_a_shell_by_exec(cluster: Kube, api: KubernetesCluster) -> None:
