@@ -251,6 +251,8 @@ def folded(summary: str, details: str) -> str:
 
 INTERVAL = 0.5
 """Seconds between two states of the line."""
+MAX_HELD = 1.0
+"""Seconds for which a cell's first output waits for the line, so that it stands below it and is not split by it."""
 HINT = " · press ■ to stop"
 """What stands in the line where it might have buttons, and has none."""
 
@@ -354,6 +356,12 @@ class RunView:
     def placed(self) -> bool:
         """Whether it has a place, above all that ranks print from now on."""
         return self._line.area is not None
+
+    @property
+    def holds_output(self) -> bool:
+        """Whether output has to wait, because the line is about to come and belongs above it."""
+        soon = self._after <= MAX_HELD and self.seconds < self._after + INTERVAL
+        return self._live and soon and not self.placed
 
     def replaces(self, area: Area) -> None:
         """Take over this place: that of the line on shipping."""

@@ -6,6 +6,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, Protocol
 
 from skymagic.display import text as display
@@ -79,12 +80,17 @@ class NotebookScreen(Screen):
         """Where it stands that nothing changes; None while something does, and where it cannot be withdrawn."""
         self._clearing = False
         """Whether a rank has asked that its next output takes the place of all that the cell shows."""
+        self._held: list[Callable[[], None]] = []
+        """What is to be shown once the line stands above it, in order."""
 
     def text(self, rank: int, name: str, text: str) -> None:
         """Text of a rank's standard output or error."""
-        self._clear()
         if "\r" in text:
             self._before_bar()
+        self._show(partial(self._show_text, rank, name, text))
+
+    def _show_text(self, rank: int, name: str, text: str) -> None:
+        self._clear()
         self._labels.text(rank, name, text)
         if self._view is not None:
             alone = not (self._many or self._view.shown)
@@ -92,6 +98,9 @@ class NotebookScreen(Screen):
 
     def rich(self, rank: int, kind: str, content: Mapping[str, Any]) -> None:
         """A display message."""
+        self._show(partial(self._show_rich, rank, kind, content))
+
+    def _show_rich(self, rank: int, kind: str, content: Mapping[str, Any]) -> None:
         update = kind == "update_display_data"
         if not update:
             self._labels.before_rich(rank)
@@ -105,6 +114,22 @@ class NotebookScreen(Screen):
         if self._many and not update:
             write("stdout", f"[{rank}]\n")
         show(content, update=update)
+
+    def _show(self, output: Callable[[], None]) -> None:
+        """Show output after all that came before; keep it back while the line is about to come, which belongs above it."""
+        if self._view is not None and self._view.holds_output:
+            self._held.append(output)
+            return
+        self._release()
+        output()
+
+    def _release(self) -> None:
+        """Show what was kept back."""
+        held, self._held = self._held, []
+        if held:
+            with together():
+                for output in held:
+                    output()
 
     def _clear(self, *, wait: bool = True) -> None:
         """Clear the cell where a rank has asked for it, just before what takes the place of its output; its line stays."""
@@ -121,6 +146,9 @@ class NotebookScreen(Screen):
 
     def note(self, text: str) -> None:
         """A line of skymagic's own, beside the ranks' output."""
+        self._show(partial(self._show_note, text))
+
+    def _show_note(self, text: str) -> None:
         self._labels.before_note()
         write("stderr", sanitized(text))
 
@@ -166,12 +194,14 @@ class NotebookScreen(Screen):
         line = None if self._many or view.placed else self._bars.open_line()
         if line is None:
             view.draw(known)
+            self._release()
             return
         # a bar that goes on below the line must not stay above it as it was
         name, open_line = line
         write(name, open_line.wiped())
         view.draw(known)
         write(name, open_line.repainted())
+        self._release()
 
     def _before_bar(self) -> None:
         """Show the line now: a bar is redrawn below it, and what stood above it could not be taken back without a trace."""
@@ -186,6 +216,7 @@ class NotebookScreen(Screen):
 
     def finish(self) -> None:
         """All output of the run has come."""
+        self._release()
         with together():
             self._labels.finish()
 
@@ -194,13 +225,14 @@ class Settling:
     """Which contents of ranks count as shown, so that each reaches the screen at least once, even if this process is killed; pure.
 
     Neither ZeroMQ nor a front end acknowledges output. A content counts as shown SECONDS after it was given to the screen, which holds back
-    open lines for less (`labels.DELAY`); ZeroMQ and the system then need less than a millisecond.
+    a cell's first output until its line is there (`run_line.MAX_HELD`), and open lines for less (`labels.DELAY`); ZeroMQ and the system then
+    need less than a millisecond.
 
     Args:
         mark: called with a rank and the number of its last content that counts as shown.
     """
 
-    SECONDS = 2.0
+    SECONDS = 4.0
 
     def __init__(self, mark: Callable[[int, int], None]) -> None:
         self._mark = mark

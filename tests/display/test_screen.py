@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from skymagic.display import text
-from skymagic.display.labels import DELAY, INTERVAL
+from skymagic.display.labels import DELAY
+from skymagic.display.run_line import INTERVAL, MAX_HELD
 from skymagic.display.screen import Settling
 from tests.lab.notebook import Notebook
 from tests.lab.pools import borrowed
@@ -33,11 +34,11 @@ def test_what_was_written_counts_as_shown_a_while_later() -> None:
         settling.add(rank, seq, now)
         settling.settle(now)
     assert marks == []
-    settling.settle(2.6)
+    settling.settle(4.6)
     assert marks == [(0, 2), (1, 5)]
     settling.settle(10.0)
     assert marks[2:] == [(0, 3)]
-    assert Settling.SECONDS > DELAY + INTERVAL, (
+    assert Settling.SECONDS > MAX_HELD + INTERVAL + DELAY, (
         "by then, lines that the screen held back are written"
     )
 

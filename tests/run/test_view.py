@@ -352,6 +352,30 @@ def test_a_short_cell_shows_what_it_shows(notebook: Notebook) -> None:
     assert cell.kinds == ["stdout"]
 
 
+def test_output_of_the_first_moments_stands_below_the_line(notebook: Notebook) -> None:
+    notebook.run("%config SkyMagic.view_after = 1.0")
+    cell = notebook.run(
+        "%%sky_broadcast\nfrom IPython.display import display\nprint('first')\ndisplay('rich')\n"
+        "print('err', file=sys.stderr)\nfor step in range(15):\n    print('line', step)\n    time.sleep(0.1)"
+    )
+    notebook.run("%config SkyMagic.view_after = 0.2")
+    assert re.fullmatch(r"2 ranks · \d+\.\d s", cell.rich[0]["text/plain"])
+    assert cell.kinds == ["display_data", "stdout", "display_data", "stderr", "stdout"]
+    lines = cell.lines
+    assert lines.index("first") < lines.index("line 0")
+    assert lines[-15:] == [f"line {step}" for step in range(15)]
+
+
+def test_output_of_a_short_cell_has_no_line(notebook: Notebook) -> None:
+    notebook.run("%config SkyMagic.view_after = 1.0")
+    cell = notebook.run("%%sky_broadcast\nprint('hello')\nprint('err', file=sys.stderr)")
+    failed = notebook.finish(notebook.start("%%sky_broadcast\nprint('before')\n1 / 0"))
+    notebook.run("%config SkyMagic.view_after = 0.2")
+    assert (cell.stdout, cell.stderr) == ("hello\n", "err\n")
+    assert failed.stdout == "before\n"
+    assert failed.failure.ename == "ZeroDivisionError"
+
+
 def test_shipping_is_one_line_that_its_end_replaces(notebook: Notebook) -> None:
     notebook.run(
         "%config SkyMagic.view_after = 60\nfrom skymagic.display.screen import ShippingProgress\nShippingProgress.DELAY = -1"
