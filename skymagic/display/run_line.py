@@ -75,6 +75,8 @@ class RunState:
     numbers: Sequence[Number] = ()
     lagging: str = ""
     """Which rank is behind, in words."""
+    importing: str = ""
+    """What ranks import, in words."""
     activity: str = ""
     """What goes on instead of the cell: its values come back."""
     unit: str = "rank"
@@ -121,7 +123,8 @@ def state_parts(state: RunState) -> list[str]:
     """What that line says besides how many ranks there are, and since when."""
     if state.activity:
         return [state.activity]
-    parts = progress_parts(state.progress) if state.progress is not None else []
+    parts = [state.importing] if state.importing else []
+    parts += progress_parts(state.progress) if state.progress is not None else []
     parts += [number_text(number) for number in state.numbers]
     if state.failed:
         parts.append(f"{rank_words(list(state.failed), state.unit)} failed")

@@ -17,7 +17,16 @@ from typing import Any
 
 from skymagic.display.run_line import Number, Progress
 from skymagic.plan.units import agreeing, rank_words
-from skymagic.wire.metrics import FIXED, SECONDS, STEP, TOTAL, USAGE, Names, unpacked
+from skymagic.wire.metrics import (
+    FIXED,
+    SECONDS,
+    STEP,
+    TOTAL,
+    USAGE,
+    Names,
+    imported_module,
+    unpacked,
+)
 
 WINDOW_SECONDS = 10.0
 """Over which shares are taken while a run goes on."""
@@ -215,6 +224,8 @@ class Metrics:
         self.cell = cell
         self._series: dict[Key, Series] = {}
         self._usage: dict[int, deque[Usage]] = {}
+        self._importing: dict[int, str] = {}
+        """By rank the package whose import takes long; "" once it is over."""
         self._lock = threading.Lock()
 
     def __bool__(self) -> bool:
@@ -230,6 +241,9 @@ class Metrics:
         """Take what a rank has sent."""
         with self._lock:
             for names, rows in unpacked(batches):
+                if (module := imported_module(names)) is not None:
+                    self._importing[rank] = module
+                    continue
                 if names == USAGE:
                     self._usage.setdefault(rank, deque(maxlen=USAGE_SAMPLES)).extend(_usages(rows))
                     continue
@@ -282,6 +296,16 @@ class Metrics:
         """By rank what it has said of what may slow it down, oldest first."""
         with self._lock:
             return {rank: list(samples) for rank, samples in self._usage.items()}
+
+    def importing(self, ended: Iterable[int] = ()) -> dict[str, list[int]]:
+        """Return the packages that are being imported, each with its ranks in order."""
+        over = set(ended)
+        ranks: dict[str, list[int]] = {}
+        with self._lock:
+            for rank, module in sorted(self._importing.items()):
+                if module and rank not in over:
+                    ranks.setdefault(module, []).append(rank)
+        return ranks
 
     def numbers(self) -> list[Number]:
         """The newest value of each of the first few names: over the ranks that report it, their mean and range."""

@@ -215,6 +215,7 @@ def state_of(
         waiting=() if in_vain else tuple(rank for rank in waiting if rank not in ended),
         progress=metrics.progress(),
         numbers=metrics.numbers(),
+        importing=import_words(metrics.importing(ended), len(report.ranks)),
         lagging=SEPARATOR.join(
             filter(
                 None,
@@ -256,6 +257,20 @@ def end_of(
         cell=report.metrics.cell,
         incomplete=report.incomplete,
     )
+
+
+def import_words(importing: Mapping[str, Sequence[int]], count_of_all: int) -> str:
+    """Say what ranks import, as a part of a line: "importing torch on 4 ranks", "importing jax on rank 1"; "" for nothing."""
+    parts = []
+    for module, ranks in importing.items():
+        every = len(ranks) == count_of_all
+        where = (
+            ""
+            if count_of_all == 1
+            else f" on {count(len(ranks), 'rank') if every else rank_words(list(ranks))}"
+        )
+        parts.append(f"{module}{where}")
+    return f"importing {', '.join(parts)}" if parts else ""
 
 
 def failed_ranks(report: Report) -> tuple[int, ...]:

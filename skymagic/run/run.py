@@ -39,6 +39,7 @@ from skymagic.run.results import is_connection_error
 from skymagic.run.stall import Stall, stacks_of
 from skymagic.run.submission import RunEvent, Submission
 from skymagic.wire import agent as wire
+from skymagic.wire.metrics import only_imports
 from skymagic.wire.order import ON_GPU
 
 logger = logging.getLogger(__name__)
@@ -207,7 +208,8 @@ class RunLoop:
 
     def _show(self, number: int, rank: RankRun, content: Mapping[str, Any]) -> None:
         kind = content["kind"]
-        if kind in ACTIVITY:
+        # an import that hangs is told of each second, and is none
+        if kind in ACTIVITY and not (kind == "numbers" and only_imports(content["batches"])):
             self._stall.moved()
         if kind == "numbers":
             self.report.metrics.add(number, content["batches"])

@@ -12,6 +12,8 @@ from __future__ import annotations
 import contextlib
 import math
 import re
+import sys
+import threading
 import time
 from array import array
 from collections.abc import Callable, Iterator
@@ -19,7 +21,7 @@ from dataclasses import dataclass
 from os import sysconf
 from pathlib import Path
 
-from skymagic.wire.metrics import USAGE, Names
+from skymagic.wire.metrics import USAGE, Names, import_names
 
 INTERVAL = 1.0
 """Seconds between two samples."""
@@ -48,12 +50,16 @@ loading = Loading()
 """Since the cell began."""
 _gpu: Gpu | None = None
 _began = _sampled = 0.0
+_import: tuple[int, str] | None = None
+"""The import that was under way at the last sample: the identity of its frame, and the package."""
+_import_reported = False
 _node = 0
 
 
 def begin(node: int) -> None:
     """A cell begins on a rank of this node; the rank's kernel calls it."""
-    global _began, _sampled, _node
+    global _began, _sampled, _node, _import, _import_reported
+    _import, _import_reported = None, False
     loading.waited = loading.stepped = 0.0
     _began = _sampled = time.perf_counter()
     _node = node
@@ -66,12 +72,42 @@ def watch_gpu(gpu: Gpu) -> None:
 
 
 def sample() -> dict[Names, array[float]]:
-    """How it is now, as a row of `wire.metrics`; nothing where nothing is notable, or the last sample is not old enough."""
+    """Return how it is now, as rows of `wire.metrics`; nothing if nothing is notable, or the last sample is not old enough."""
     global _sampled
     now = time.perf_counter()
     if now - _sampled < INTERVAL:
         return {}
     _sampled = now
+    return _resources(now) | _imports(now)
+
+
+def _imports(now: float) -> dict[Names, array[float]]:
+    """Return a row for a module whose import was under way at the last sample too, and one when such an import is over."""
+    global _import, _import_reported
+    before, _import = _import, import_under_way()
+    lasting = _import[1] if _import is not None and _import == before else ""
+    if not (lasting or _import_reported):
+        return {}
+    _import_reported = bool(lasting)
+    return {import_names(lasting): array("d", (now - _began, 0.0, math.nan, 1.0))}
+
+
+def import_under_way() -> tuple[int, str] | None:
+    """Return the outermost import of the main thread: the identity of its frame, and the package; None if it imports nothing."""
+    main = threading.main_thread().ident
+    frame = sys._current_frames().get(main) if main is not None else None
+    found = None
+    while frame is not None:
+        code = frame.f_code
+        if code.co_name == "_find_and_load" and code.co_filename == "<frozen importlib._bootstrap>":
+            found = frame
+        frame = frame.f_back
+    if found is None:
+        return None
+    return id(found), str(found.f_locals.get("name", "")).partition(".")[0]
+
+
+def _resources(now: float) -> dict[Names, array[float]]:
     memory, held = memory_use()
     gpu_memory, gpu_use = math.nan, math.nan
     if _gpu is not None:

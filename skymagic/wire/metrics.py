@@ -22,6 +22,24 @@ USAGE: Names = tuple(
 )
 """Names of rows that a rank sends of its own accord: what may slow it down (`runtime.usage`)."""
 
+_IMPORTING = "skymagic.importing."
+
+
+def import_names(module: str) -> Names:
+    """Return the names of a row that says which module a rank is importing; "" when that is over."""
+    return (f"{_IMPORTING}{module}",)
+
+
+def imported_module(names: Names) -> str | None:
+    """Return the module of `import_names`, or None for all other rows."""
+    name = names[0] if names else ""  # a loop reports its steps alone
+    return name.removeprefix(_IMPORTING) if name.startswith(_IMPORTING) else None
+
+
+def only_imports(batches: Iterable[Mapping[str, Any]]) -> bool:
+    """Return True if all that was sent says which module is being imported."""
+    return all(imported_module(tuple(batch["names"])) is not None for batch in batches)
+
 
 def packed(rows: Mapping[Names, array[float]]) -> tuple[dict[str, Any], ...]:
     """As plain values. Base64, for JSON has no NaN, and the text of a double takes longer than a step of some trainings."""

@@ -592,6 +592,43 @@ def test_its_button_stops_a_cell_beside_the_notebook_and_earlier_lines_are_let_g
     notebook.watch(cell, lambda _: not notebook.widgets)
 
 
+@pytest.mark.parametrize(
+    ("condition", "words"), [("True", "on 2 ranks"), ("rank == 1", "on rank 1")]
+)
+def test_import_that_takes_long_is_in_the_line(
+    notebook: Notebook, condition: str, words: str
+) -> None:
+    go = gate(notebook)
+    package = f"slow_{words[-1]}"
+    (notebook.folder / package).mkdir()
+    # it stays an import of the package while a part of that is imported
+    (notebook.folder / package / "__init__.py").write_text(f"from {package} import part\n")
+    (notebook.folder / package / "part.py").write_text(f"import time, os\n{waiting(go)}\n")
+    cell = notebook.start(f"%%sky_broadcast\nif {condition}: import {package}\ntime.sleep(600)")
+    notebook.watch(cell, lambda shown: f" · importing {package} {words}" in view(shown))
+    go.touch()
+    notebook.watch(cell, lambda shown: "importing" not in view(shown))
+    notebook.interrupt()
+    notebook.finish(cell)
+    assert "importing" not in view(cell)
+
+
+def test_short_imports_are_not_in_the_line(notebook: Notebook) -> None:
+    cell = notebook.start(
+        "%%sky_broadcast\nimport importlib, json\nend = time.monotonic() + 4\n"
+        "while time.monotonic() < end: importlib.reload(json)"
+    )
+    lines: dict[str, None] = {}
+
+    def seen(shown: Shown) -> bool:
+        lines[view(shown)] = None
+        return view(shown).startswith("2 ranks · 0:03")
+
+    notebook.watch(cell, seen)
+    notebook.finish(cell)
+    assert "importing" not in str(lines)
+
+
 def test_a_rank_that_lags_is_in_the_line(notebook: Notebook) -> None:
     end = gate(notebook)
     cell = notebook.start(

@@ -145,6 +145,8 @@ class KeptNumbers:
     def add(self, batches: Iterable[Mapping[str, Any]]) -> None:
         """Keep rows that the notebook would have received."""
         for names, rows in metrics.unpacked(batches):
+            if metrics.imported_module(names) is not None:
+                continue  # it says how the rank is now
             if names == metrics.USAGE:  # each row sums up those before it
                 self._rows[names] = rows
             else:
