@@ -225,6 +225,8 @@ class Contents:
         function, args, state, items, pairs, setter = (*reduced, None, None, None, None)[:6]
         self.add(function)
         self.add(args)
+        if state is None and setter is None and hasattr(value, "__dict__"):
+            state = {}  # as it is told once a cache is there, which is no content
         if isinstance(state, dict) and setter is None:
             if not self.again(state):
                 self.attributes(value, state)
@@ -234,8 +236,9 @@ class Contents:
             and len(state) == 2
             and isinstance(state[1], dict)
         ):
+            inner = {} if state[0] is None else state[0]
             self.attributes(
-                value, {**(state[0] if isinstance(state[0], dict) else {"": state[0]}), **state[1]}
+                value, {**(inner if isinstance(inner, dict) else {"": inner}), **state[1]}
             )
         else:
             self.add(state)
