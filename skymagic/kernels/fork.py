@@ -9,6 +9,7 @@ itself has started. It reads names from a FIFO, and runs the file of that name i
 from __future__ import annotations
 
 import contextlib
+import glob
 import os
 import selectors
 import shlex
@@ -179,11 +180,24 @@ class EventLoop:
 HOLDER_TIMEOUT = 30.0
 """Seconds that a holder may take to be there, and then to start what was ordered."""
 HOLDER_POLL = 0.02
+START = "start"
+"""The FIFO in a holder's folder that takes the names of what it starts."""
 
 
 def holder() -> str:
-    """The folder of this step's holder; "" where what is started outlives the step by itself."""
-    return os.environ.get(HOLDER, "")
+    """Return the folder of this step's holder, once it is there, or "" where what is started outlives the step by itself.
+
+    Its usual name is in the environment. Another user can take that first, for all of /tmp is everybody's: then the holder has
+    appended a plus sign and random letters. `held` says what is wrong with the folder if there is none in time.
+    """
+    usual = os.environ.get(HOLDER, "")
+    deadline = time.monotonic() + HOLDER_TIMEOUT
+    while usual and time.monotonic() < deadline:
+        for place in [usual, *glob.glob(glob.escape(f"{usual}+") + "*")]:
+            if why_unsafe(place) is None and os.path.exists(os.path.join(place, START)):
+                return place
+        time.sleep(HOLDER_POLL)
+    return usual
 
 
 def held(
@@ -195,13 +209,11 @@ def held(
         OSError: there is no holder, or it is not this user's.
     """
     deadline = time.monotonic() + HOLDER_TIMEOUT
-    fifo = os.path.join(place, "start")
-    while not os.path.exists(fifo):
-        if time.monotonic() > deadline:
-            raise FileNotFoundError(
-                f"the job's holder is not on this node ({place}): has the job ended?"
-            )
-        time.sleep(HOLDER_POLL)
+    fifo = os.path.join(place, START)
+    if not os.path.exists(fifo):
+        raise FileNotFoundError(
+            f"the job's holder is not on this node ({place}): has the job ended?"
+        )
     if (reason := why_unsafe(place)) is not None:
         raise PermissionError(f"{place}: {reason}")
     file = os.open(os.path.join(place, name), os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o600)

@@ -391,10 +391,15 @@ sweep() { for run in /tmp "$HOME/.skymagic/run" "${TMPDIR:-/var/tmp}"; do [ -s "
 running=0 ending= alone=
 trap 'ending=1; echo >&3' HUP INT TERM
 dir=@DIR@
-mkdir "$dir" || exit 1
+if ! mkdir "$dir" 2>/dev/null; then
+    # /tmp is everybody's: a name that somebody else has taken first is passed over for one that nobody can guess
+    if [ -d "$dir" ] && [ -O "$dir" ] && [ ! -L "$dir" ]; then exit 1; fi
+    dir=$(mktemp -d "$dir+XXXXXX") || exit 1
+fi
 trap 'rm -rf "$dir"; kill $alone 2>/dev/null' EXIT
 @SEEN@command -v python3 >"$dir/python"
-mkfifo "$dir/start" && exec 3<>"$dir/start" || exit 1
+# whoever finds it can write to it at once
+mkfifo "$dir/.start" && exec 3<>"$dir/.start" && mv "$dir/.start" "$dir/start" || exit 1
 (trap 'kill $!; exit' TERM; sleep @SECONDS@ 3>&- & wait; echo '?' >&3) & alone=$!
 for name in $(env | sed -n 's/^\(SLURM_[A-Z0-9_]*\|PMI[X_][A-Z0-9_]*\)=.*/\1/p'); do
     [ "$name" = SLURM_CONF ] || unset "$name"
@@ -418,7 +423,10 @@ SLURM_* for their own launcher's (Lightning #18650), so daemons have none of it.
 
 
 def holder_folder(job_id: str, node: str) -> str:
-    """The holder's folder on a node, which the channel's shell has as `SKYMAGIC_HOLDER`."""
+    """Return the holder's folder on a node, which the channel's shell has as `SKYMAGIC_HOLDER`.
+
+    Where another user has taken that name, the holder's is this one with a plus sign and random letters (`kernels.fork.holder`).
+    """
     return f"/tmp/skymagic-holder-{job_id}-{node}"
 
 

@@ -29,6 +29,7 @@ import re
 import select
 import signal
 import socket
+import stat
 import subprocess
 import sys
 import threading
@@ -80,7 +81,7 @@ exec 4<&0 </dev/null >/dev/null 2>&1
     n=0
     while [ -n "$(marked)" ] && [ $n -lt 50 ]; do n=$((n + 1)); sleep 0.2; done
     kill -KILL $(marked)
-    rm -rf "$0"
+    rm -rf "$0" "$0+"*
 ) &
 """
 """What outlives an actor on its node, by a double fork, for Ray ends an actor's children but not theirs: it starts the holder, and when the
@@ -156,6 +157,21 @@ def _read(ticket: object) -> Ticket:
 # ------------------------------------------------------------------------------------ on the nodes
 
 
+def own_folder(usual: str) -> str | None:
+    """Return the folder in which this user's holder waits, under its usual name or, where another user has taken that, a random one.
+
+    As `skymagic.kernels.fork.holder` does, which is not here.
+    """
+    first = Path(usual)
+    for folder in [first, *first.parent.glob(f"{first.name}+*")]:
+        with contextlib.suppress(OSError):
+            status = folder.lstat()
+            private = stat.S_ISDIR(status.st_mode) and not status.st_mode & 0o077
+            if private and status.st_uid == os.getuid() and (folder / "start").exists():
+                return str(folder)
+    return None
+
+
 class HeldNode:
     """A node of a pool: starts what holds the pool's daemons there, and passes the streams of shells.
 
@@ -179,11 +195,8 @@ class HeldNode:
         self._introductions = set[str]()
         """Shells that anyone may call: what they carry convinces only those who may know."""
         self._tickets = TicketCheck()
-        self._folder, self._shells, self._asked = (
-            folder,
-            dict[str, subprocess.Popen[bytes]](),
-            dict[str, float](),
-        )
+        self._usual = folder
+        self._shells, self._asked = dict[str, subprocess.Popen[bytes]](), dict[str, float]()
         kept = {
             key: value
             for key, value in os.environ.items()
@@ -196,8 +209,9 @@ class HeldNode:
             command, stdin=subprocess.PIPE, env=self._env, start_new_session=True
         )
         self._guard.wait()
-        while not Path(folder, "start").exists():
+        while (own := own_folder(folder)) is None:
             time.sleep(0.01)
+        self._folder = own
         threading.Thread(target=self._watch, args=(group, names), daemon=True).start()
 
     def accept(self, ticket: object, method: str, *arguments: str | bytes) -> None:
@@ -261,7 +275,7 @@ class HeldNode:
             {
                 **self._env,
                 "SKYMAGIC_HOLDER": self._folder,
-                "SKYMAGIC_GUARD": self._folder,
+                "SKYMAGIC_GUARD": self._usual,
                 "SKYMAGIC_PYTHON": sys.executable,
             },
             subprocess.PIPE,
