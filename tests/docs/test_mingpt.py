@@ -101,6 +101,27 @@ def test_both_ways_train_and_one_goes_on_where_the_other_ended(
     assert losses(second, "test")[-1] < losses(first, "test")[-1]
 
 
+@pytest.mark.parametrize("mark", ["mingpt", "mingpt-rendezvous"])
+def test_the_pages_scripts_train(here: Notebook, folder: Path, mark: str) -> None:
+    """As they stand on the page, but for the port, the folder, and how much they train."""
+    page = (ROOT / "docs" / "how-to" / "shell.md").read_text()
+    (cell,) = re.findall(rf"<!-- tested: {mark} -->\n```python\n(.*?)```", page, re.DOTALL)
+    changes = {
+        "--workdir examples/mingpt": f"--workdir {folder} --env OMP_NUM_THREADS=1",
+        "port=8008" if mark == "mingpt" else ":29500": "port=$MASTER_PORT"
+        if mark == "mingpt"
+        else ":$MASTER_PORT",
+        "\nmain.py": f"\nmain.py {SMALL} trainer.epochs=1",
+    }
+    for old, new in changes.items():
+        assert old in cell
+        cell = cell.replace(old, new)
+    shown = here.run(one_each(cell)).stdout
+    # the head's output; in a rendezvous, torchrun's first node need not be the pool's
+    assert re.search(r"\[rank \d on node \d\] of 2, on ", shown)
+    assert re.search(r"\[rank \d on node \d\] epoch 1 .*test loss [\d.]+", shown)
+
+
 def workers() -> list[psutil.Process]:
     """The processes that torchrun has started on this machine for these tests."""
     found = []

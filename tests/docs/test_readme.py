@@ -19,6 +19,17 @@ pytest.importorskip("torch")
 BLOCK = re.compile(r"(?:<!-- (?P<mark>[^>]*) -->\n)?```(?P<kind>\w+)\n(?P<text>.*?)```", re.DOTALL)
 # Pages with tests of their own: test_offers_page.py, test_plugins_page.py, test_ssh_page.py
 ELSEWHERE = {"offers.md", "plugins.md", "ssh.md"}
+TESTED = {
+    "long-runs.md": {"notebook": "api/test_notebooks.py", "notebook run": "api/test_notebooks.py"},
+    "shell.md": {
+        **dict.fromkeys(
+            ("torchrun", "rendezvous", "accelerate", "trainer", "one process", "deepspeed"),
+            "programs/test_launchers.py",
+        ),
+        **dict.fromkeys(("mingpt", "mingpt-rendezvous"), "docs/test_mingpt.py"),
+    },
+}
+"""Page → mark of a block (``<!-- tested: MARK -->``) → the test that takes it from there."""
 HOW_TO = ROOT / "docs" / "how-to"
 # They begin with the same pool, and share it
 RECIPES = (
@@ -55,11 +66,9 @@ def examples(page: Path) -> list[Example]:
     found: list[Example] = []
     for block in BLOCK.finditer(page.read_text()):
         mark = block["mark"] or ""
-        if mark.startswith(
-            "tested: "
-        ):  # tests/programs/test_launchers.py runs them, with their files
+        if mark.startswith("tested: "):  # by a test with the block's files, which `TESTED` names
             continue
-        if block["kind"] == "python" and mark != "not run":
+        if block["kind"] == "python":
             fails = mark.removeprefix("fails: ") if mark.startswith("fails: ") else ""
             found.append(
                 Example(
@@ -142,6 +151,18 @@ def follow(notebook: Notebook, example: Example) -> str:
 
 def test_every_page_with_cells_is_run() -> None:
     assert [page.name for page in PAGES if examples(page)][0] == "README.md"
+
+
+def test_no_block_is_left_out() -> None:
+    """Each one of Python runs with its page, or is taken by another test."""
+    for page in PAGES:
+        marks = {block["mark"] or "" for block in BLOCK.finditer(page.read_text())}
+        assert "not run" not in marks, page.name
+        tested = {mark.removeprefix("tested: ") for mark in marks if mark.startswith("tested: ")}
+        assert tested == {*TESTED.get(page.name, ())}, page.name
+        for mark, test in TESTED.get(page.name, {}).items():
+            source = (ROOT / "tests" / test).read_text()
+            assert f"tested: {mark}" in source or page.name in source, mark
 
 
 def test_each_picture_is_shown_on_a_page_and_small() -> None:

@@ -17,11 +17,12 @@ from tests.lab.notebook import ROOT, Notebook, opened
 HERE = Path(__file__).parent
 EXAMPLES = dict(
     re.findall(
-        r"<!-- tested: (.*?) -->\n```python\n(.*?)```",
+        r"<!-- tested: (?!mingpt)(.*?) -->\n```python\n(.*?)```",
         (ROOT / "docs/how-to/shell.md").read_text(),
         re.DOTALL,
     )
 )
+"""The page's scripts by their marks; those of SkyPilot's example are run by tests/docs/test_mingpt.py."""
 NEEDS = {"accelerate": "accelerate", "trainer": "transformers"}
 LAUNCHED = [
     name for name in EXAMPLES if name != ("torchrun" if find_spec("transformers") else "trainer")
