@@ -21,7 +21,7 @@ recovery   ranks started again, process groups formed again, another number of n
 registry   all pools of this process, by name
 resources  machines, agents, engine and store, from the plan to their release
 runs       cells, and other orders to its ranks; runs that another notebook has left
-slow_start what holds up ranks that are slow to start, and how a restart gets past it
+slow_start  what holds up ranks that are slow to start, and how a restart gets past it
 start      whether a pool is reused: what a request becomes, as a value, by `plan.planning.fits`; pure
 status     the table of moves in a pool's life, and what all its parts share
 """
