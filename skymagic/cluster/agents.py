@@ -215,9 +215,8 @@ class Agents(AgentRequests):
             reason = f"{name} is terminated"
         else:
             self._unreachable.add(index)
-            reason = (
-                f"{name} does not answer, neither here nor to the other {count(others, 'node')}"
-            )
+            other_nodes = "node" if others == 1 else count(others, "node")
+            reason = f"{name} does not answer, neither here nor to the other {other_nodes}"
         self.abandon(index, reason)
 
     def drop_silent(self, ranks: Iterable[int], timeout: float) -> None:

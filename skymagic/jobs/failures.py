@@ -295,7 +295,7 @@ def lost_notes(report: Report, pool: Pool) -> list[str]:
         return [messages.lost(pool.name)]
     if gone := range(len(pool.plan.hosts)) if pool.state is State.LOST else pool.agents.gone:
         lost = [rank for index in gone for rank in pool.agents.ranks_of(index)]
-        return [messages.without(lost, pool.world_size, replaced=pool.plan.request.replace)]
+        return messages.ways_without(lost, pool.world_size, replaced=pool.plan.request.replace)
     if pool.inseparable:
         names = ", ".join(pool.inseparable)
         return [

@@ -136,22 +136,26 @@ def headless(job_id: str, others: Sequence[str], remote: bool) -> str:
 
 
 def without(lost: Sequence[int], world_size: int, *, replaced: bool = False) -> str:
-    """What can be done when the machines of these ranks are gone.
+    """What can be done when the machines of these ranks are gone, in one line: for a note.
 
     Args:
         replaced: whether others are requested in their place.
     """
+    return "; ".join(ways_without(lost, world_size, replaced=replaced))
+
+
+def ways_without(lost: Sequence[int], world_size: int, *, replaced: bool = False) -> list[str]:
+    """Return what can be done when the machines of these ranks are gone, a sentence each: for an error's lines."""
     left = [rank for rank in range(world_size) if rank not in lost]
     there = ",".join(map(str, left))
     keep = (
         f"{rank_words(left)} {agreeing(len(left), 'keeps its', 'keep their')} variables "
-        f"(-t {there} runs cells there, %sky_pull NAMES -t {there} brings variables back); "
-        if left
-        else ""
+        f"(-t {there} runs cells there, %sky_pull NAMES -t {there} brings variables back)"
     )
+    again = "%sky_restart tries to reach them again, %sky_down ends the pool"
     if replaced:
-        return f"{keep}a replacement is requested, and cells for its ranks wait for it"
-    return f"{keep}%sky_restart tries to reach them again, %sky_down ends the pool"
+        again = "a replacement is requested, and cells for its ranks wait for it"
+    return [keep, again] if left else [again]
 
 
 def missing_names(report: Report, bindings: Bindings, source: str) -> list[str]:

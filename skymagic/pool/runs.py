@@ -206,7 +206,8 @@ class PoolRuns:
         if {*ranks} & {*lost}:
             reasons = "; ".join(agents.gone.values()) or "they did not come back"
             gone = f"{rank_words(lost)} {agreeing(len(lost), 'is', 'are')} gone"
-            raise PoolStateError(f"{gone} ({reasons}): {messages.without(lost, status.world_size)}")
+            ways = messages.ways_without(lost, status.world_size)
+            raise PoolStateError("\n".join([f"{gone} ({reasons})", *ways]))
 
     @contextlib.contextmanager
     def counted(self) -> Iterator[None]:

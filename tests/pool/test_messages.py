@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from skymagic.pool.messages import variables_then, without
+from skymagic.pool.messages import variables_then, ways_without, without
 from skymagic.run.results import RankFailure, heading, others
 
 
@@ -21,6 +21,13 @@ from skymagic.run.results import RankFailure, heading, others
 )
 def test_what_is_left_without_some_ranks(lost: tuple[int, ...], world_size: int, told: str) -> None:
     assert without(lost, world_size).startswith(told)
+
+
+def test_each_way_without_some_ranks_is_a_sentence() -> None:
+    keep, again = ways_without((1,), 2)
+    assert without((1,), 2) == f"{keep}; {again}"
+    assert ways_without((0, 1), 2) == [again]
+    assert ways_without((1,), 2, replaced=True)[1].startswith("a replacement is requested")
 
 
 def test_what_becomes_of_variables() -> None:

@@ -145,7 +145,11 @@ def test_a_machine_that_loses_its_power(two: tuple[Machines, Notebook]) -> None:
     hosts[1].power_cut()
     error = notebook.finish(running).failure
     assert "h2 does not answer" in error.text
-    assert "ranks 2, 3" in notebook.fail("%%sky_broadcast\n1").text
+    gone, keep, again = notebook.fail("%%sky_broadcast\n1").evalue.splitlines()
+    other = "neither here nor to the other node"
+    assert gone == f"ranks 2, 3 are gone (h2 does not answer, {other})"
+    assert keep.startswith("ranks 0, 1 keep their variables (-t 0,1 runs cells there, ")
+    assert again == "%sky_restart tries to reach them again, %sky_down ends the pool"
     notebook.run("%%sky_broadcast -t 0,1 -o there\nkept")
     assert notebook.value("there") == [0, 10]
     assert "gone" in notebook.run("%sky_status").said
