@@ -8,6 +8,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import json
+import logging
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -27,6 +28,9 @@ from skymagic.pool.records import PoolRecord
 from skymagic.providers import head
 from skymagic.wire import notebook as wire
 from skymagic.wire import processes
+from skymagic.wire.record import identity
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -124,6 +128,7 @@ def _start(
     if key.plan.remote:  # else the job's kernel says itself that it has the pool
         held = replace(held, process=state.process, machine=state.machine, folder=folder)
         records.write(held)
+    logger.info("pool=%s notebook %s started", record.job_id, held.notebook)
     return held
 
 
@@ -178,7 +183,7 @@ def get(name: str, source: str, target: str) -> str:
 
 def settled(record: PoolRecord) -> PoolRecord:
     """Return the record of a pool, which nobody has any more if the job on it has ended; the head is asked."""
-    if record.notebook and not records.left(record):
+    if record.notebook and not (records.left(record) or record.process == identity()):
         with contextlib.suppress(SkyError, OSError), machines(keys.read(record.job_id)) as nodes:
             return _settle(record, _asked(nodes[0], "logs", record.job_id))
     return record
@@ -188,6 +193,7 @@ def _settle(record: PoolRecord, state: wire.NotebookState) -> PoolRecord:
     """Keep in the record that the job has ended, and which runs of the pool it has shown."""
     if state.status == "running" or state.process != record.process:
         return record  # it runs, or its kernel on this machine has written the record itself
+    logger.info("pool=%s notebook %s %s", record.job_id, record.notebook, state.status)
     DisplayRecord(record.job_id).become(state.shown)
     records.write(replace(record, process=""))
     return replace(record, process="")

@@ -413,6 +413,10 @@ def attach(
         PoolError: there is no such pool, its notebook is alive, its key is not to be used, or it is gone; says what to do.
     """
     record = records.named(name)
+    if NOTEBOOK_JOB in os.environ:  # whose first cell has attached already
+        for pool in registry.pools():
+            if pool.job_id == record.job_id:
+                return pool, []
     # of two notebooks that attach at once the later one finds that the other has the pool
     with records.locked(
         record.job_id, lambda: tell(f"another notebook attaches to pool {record.name!r} now …")

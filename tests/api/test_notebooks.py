@@ -221,9 +221,9 @@ def test_the_notebook_ends_its_pool_itself(desk: Desk) -> None:
     made = desk.made.replace(desk.pool, f"{desk.pool}b")
     with desk.notebook(made):
         pass
-    down = f"%sky_down {desk.pool}b"
+    again, down = f"%sky_attach {desk.pool}b", f"%sky_down {desk.pool}b"
     notebook = written(
-        desk.folder, "%load_ext skymagic", down, "import time\ntime.sleep(7)\nprint('over')"
+        desk.folder, "%load_ext skymagic", again, down, "import time\ntime.sleep(7)\nprint('over')"
     )
     code, out, err = desk.ran("run", notebook, "--pool", f"{desk.pool}b")
     assert (code, "over" in out) == (0, True), out + err
@@ -246,6 +246,7 @@ def test_papermill_is_installed_where_it_is_missing(desk: Desk) -> None:
     target = re.findall(r"installing papermill into (\S+) …", out)
     assert f"--target {target[0]} papermill" in found.read_text()
     assert found.read_text().startswith(f"pip install --python {sys.executable} ")
+    assert (desk.folder / "lacks.executed.ipynb").stat().st_mode & 0o777 == 0o600
 
 
 @HERE

@@ -40,6 +40,8 @@ from skymagic.wire.notebook import (
 from skymagic.wire.processes import NOTEBOOK, NOTEBOOK_CLOSED, NOTEBOOK_JOB, NOTEBOOK_KERNEL
 from skymagic.wire.record import answers, identity
 
+logger = logging.getLogger(__name__)
+
 POLL = 0.2
 """Seconds between two looks at the log, and at whether the pool still runs."""
 GONE_AFTER = 5.0
@@ -94,6 +96,7 @@ def _write_state(folder: Path, status: str, problem: str = "") -> None:
     text = shown.replace(b"\0", b" ").decode()
     state = NotebookState(status, problem, identity(), socket.gethostname(), text)
     atomic.write(folder / "state", CODEC.encode(state))
+    logger.debug("pool=%s notebook %s %s", folder.name, status, problem)
 
 
 def _messages(folder: Path, *, follow: bool) -> Iterator[NotebookMessage]:
@@ -223,6 +226,7 @@ def _executed(folder: Path, order: ExecuteNotebook) -> tuple[str, str]:
     notebook = folder / "notebook.ipynb"
     atomic.write(notebook, json.dumps(order.notebook).encode())
     output = os.path.expanduser(order.output)
+    os.close(os.open(output, os.O_CREAT | os.O_WRONLY, 0o600))  # papermill keeps its mode
     try:
         papermill.execute_notebook(
             str(notebook),
