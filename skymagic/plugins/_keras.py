@@ -1,7 +1,7 @@
 """Keras 3: its backend chosen before it is imported, and ``fit`` that trains one model on all ranks, on JAX.
 
-Batches are spread over the mesh of all ranks, from equal weights; what would wait for ever is refused. On torch ``fit`` averages no
-gradients over ranks, and is refused where ranks have a process group.
+Batches are spread over the mesh of all ranks, from equal weights; what would wait for ever is refused. On other backends ``fit`` averages no
+gradients over ranks, and is refused in a run of several.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from skymagic.plugins._reports import keras_fit, with_callback
 from skymagic.plugins.plugin import Cluster, Plugin
 from skymagic.runtime import info as runtime
 from skymagic.runtime.info import InstanceInfo
-from skymagic.runtime.on_import import Patches, wraps
+from skymagic.runtime.on_import import Patches, when_imported, wraps
 
 if TYPE_CHECKING:
     from skymagic.plan.image import Image
@@ -28,25 +28,26 @@ VARIABLE = "KERAS_BACKEND"
 BACKENDS = ("jax", "torch", "tensorflow")
 ALONE = (
     "skymagic: this fit trains each rank separately. To train one model on all ranks, create the pool with --plugin jax "
-    "--plugin keras:backend=jax. If separate training is intended: --plugin keras:backend={backend},sync=false\n"
+    "--plugin keras:backend=jax. If separate training is intended: --plugin keras:backend=jax,sync=false\n"
 )
 REFUSED = (
-    "Keras on torch averages no gradients over ranks. To train one model on all ranks, create the pool with --plugin jax --plugin "
-    "keras:backend=jax; to let each rank train its own, add sync=false: --plugin keras:backend=torch,sync=false"
+    "Keras on {backend} averages no gradients over ranks: create the pool with --plugin jax --plugin keras:backend=jax, or train a torch "
+    "model with DistributedDataParallel (for a separate model on each rank: --plugin keras:backend={backend},sync=false)"
 )
+MODEL = "keras.src.models.model"
+"""The module of `keras.Model`."""
 
 
 def keras(backend: str = "jax", sync: bool = True) -> Plugin:
     """Install Keras 3 and choose its backend before it is imported.
 
     On JAX, with the plugin ``jax`` beside it, ranks train one model together by Keras's own ``DataParallel`` over the devices of
-    all ranks, each on its own part of the data (``sky.shard``). Without that plugin each rank trains for itself, and says so. So it
-    does on torch; with the plugin ``torch`` beside it ``fit`` on all ranks raises RuntimeError, for Keras would average no
-    gradients. On TensorFlow the variable is all there is: set up ``tf.distribute`` yourself.
+    all ranks, each on its own part of the data (``sky.shard``). Without that plugin each rank trains for itself, and says so. On torch
+    and TensorFlow ``fit`` raises RuntimeError in a run of several ranks, for Keras averages no gradients over them.
 
     Args:
         backend: ``"jax"``, ``"torch"`` or ``"tensorflow"``.
-        sync: False lets each rank train for itself, without a word.
+        sync: False lets each rank train for itself, without a word; also for ``tf.distribute``, which you set up yourself.
     """
     if backend not in BACKENDS:
         raise RequestError(f"Keras has no backend {backend!r}; it has {', '.join(BACKENDS)}")
@@ -65,6 +66,8 @@ def keras(backend: str = "jax", sync: bool = True) -> Plugin:
     def around_app(info: InstanceInfo) -> Iterator[None]:
         os.environ[VARIABLE] = backend
         if backend == "tensorflow":
+            if sync:  # TensorFlow takes seconds to import, and is left to the cell that needs it
+                when_imported(MODEL, lambda module: _refuse(module.Model, backend))
             yield
             return
         if not sync:
@@ -137,7 +140,7 @@ def synchronized(backend: str) -> Iterator[None]:
     model = owner(keras.Model, "fit")
     with Patches() as patches:
         if backend == "torch":
-            patches.put(model, "fit", apart(model.fit))
+            patches.put(model, "fit", refused_on_several(model.fit, backend))
         else:
             patches.put(model, "fit", on_whole_mesh(together(model.fit)))
             for name in ("evaluate", "predict"):
@@ -146,25 +149,24 @@ def synchronized(backend: str) -> Iterator[None]:
         yield
 
 
+def _refuse(model: type, backend: str) -> None:
+    """Refuse ``fit`` on several ranks, as long as the process lives."""
+    trainer = owner(model, "fit")
+    trainer.fit = refused_on_several(trainer.fit, backend)
+
+
 def owner(kind: type, name: str) -> Any:
     """The class in which a method is written."""
     return next(base for base in kind.__mro__ if name in vars(base))
 
 
-def apart(plain: Callable[..., Any]) -> Callable[..., Any]:
-    """``fit`` on torch: each rank trains for itself, which is said, or refused (RuntimeError) where all have a process group."""
+def refused_on_several(plain: Callable[..., Any], backend: str) -> Callable[..., Any]:
+    """Return ``fit`` that raises RuntimeError in a run of several ranks: each would train a model of its own."""
 
     @wraps(plain)
     def fit(*args: Any, **kwargs: Any) -> Any:
-        dist = sys.modules.get("torch.distributed")
-        if (
-            dist is not None
-            and dist.is_initialized()
-            and dist.get_world_size() > 1
-            and runtime.everyone()
-        ):
-            raise RuntimeError(REFUSED)
-        warn_alone("torch")
+        if len(runtime.participants()) > 1:
+            raise RuntimeError(REFUSED.format(backend=backend))
         return plain(*args, **kwargs)
 
     return fit
@@ -179,7 +181,7 @@ def together(plain: Callable[..., Any]) -> Callable[..., Any]:
         bound = signature.bind(*args, **kwargs)
         ours = equal_parts()
         if ours is None:
-            warn_alone("jax")
+            warn_alone()
         else:
             ours.data = bound.arguments.get("x")
             with_callback(bound, ours)
@@ -188,14 +190,14 @@ def together(plain: Callable[..., Any]) -> Callable[..., Any]:
     return fit
 
 
-_warned: set[str] = set()
+_warned: list[bool] = []
 
 
-def warn_alone(backend: str) -> None:
+def warn_alone() -> None:
     """Say once in the process that ranks train apart; not on one rank, where that is what was asked for."""
-    if len(runtime.participants()) > 1 and backend not in _warned:
-        _warned.add(backend)
-        sys.stderr.write(ALONE.format(backend=backend))
+    if len(runtime.participants()) > 1 and not _warned:
+        _warned.append(True)
+        sys.stderr.write(ALONE)
 
 
 # -- on JAX ----------------------------------------------------------------------------------------------------------

@@ -94,10 +94,16 @@ def on_torch() -> Iterator[Any]:
 @needs_keras
 @needs_torch
 def test_together_on_torch_is_refused(on_torch: Any) -> None:
-    with pytest.raises(
-        RuntimeError, match="averages no gradients over ranks.*backend=jax.*sync=false"
-    ):
+    with pytest.raises(RuntimeError) as refused:
         train([24, 24]) @ on_torch
+    told = str(refused.value)
+    for words in (
+        "Keras on torch averages no gradients over ranks",
+        "--plugin jax --plugin keras:backend=jax",
+        "DistributedDataParallel",
+        "--plugin keras:backend=torch,sync=false",
+    ):
+        assert words in told
     assert (train([16] * 2) >> on_torch)["epochs"] == 3
 
 
@@ -133,11 +139,42 @@ def test_a_model_that_was_used_is_no_other_one(on_torch: Any) -> None:
 
 @needs_keras
 @needs_torch
-def test_apart_with_a_word(capsys: pytest.CaptureFixture[str]) -> None:
+def test_fit_on_torch_without_a_process_group_is_refused() -> None:
     with sky.Compute(nodes=2, plugins=["keras:backend=torch"]) as pool:
-        results = train([16, 16]) @ pool
-    assert not equal(results)
-    assert "trains each rank separately" in capsys.readouterr().err
+        with pytest.raises(RuntimeError, match="Keras on torch averages no gradients over ranks"):
+            train([16, 16]) @ pool
+        assert (train([16, 16]) >> pool)["epochs"] == 3
+
+
+ON_TENSORFLOW = """
+import os
+import skymagic as sky
+from skymagic.runtime import info as runtime
+with sky.plugins.keras(backend="tensorflow", sync={sync}).around_app(runtime.InstanceInfo(world_size=2)):
+    os.environ["KERAS_BACKEND"] = "torch"  # TensorFlow need not be installed
+    import keras, numpy as np
+    model = keras.Sequential([keras.layers.Input((2,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    for ranks in ((0,), (0, 1)):
+        runtime.participants = lambda: ranks
+        try:
+            print(len(model.fit(np.ones((8, 2)), np.ones((8, 1)), verbose=0).epoch))
+        except RuntimeError as problem:
+            print(problem)
+"""
+
+
+@needs_keras
+@needs_torch
+@pytest.mark.parametrize("sync", [True, False])
+def test_fit_on_tensorflow_is_refused(sync: bool) -> None:
+    code = ON_TENSORFLOW.format(sync=sync)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=250
+    )
+    one, several = done.stdout.splitlines()
+    assert one == "1"
+    assert several.startswith("Keras on tensorflow averages no gradients" if sync else "1")
 
 
 APART = """
