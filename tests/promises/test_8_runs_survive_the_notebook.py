@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import psutil
 import pytest
@@ -13,6 +12,9 @@ import pytest
 from tests.lab.notebook import Notebook, Shown, seen
 from tests.lab.sites import Site
 from tests.lab.waiting import until
+
+STEPS = 150
+"""Of a cell that is left alone: three seconds."""
 
 
 @contextmanager
@@ -30,13 +32,12 @@ def own_pool(site: Site) -> Iterator[tuple[Notebook, str]]:
                 last.finish(last.start("%sky_down --all"))
 
 
-def left_at_work(notebook: Notebook, gate: Path, cell: str = "") -> Shown:
-    """A cell that prints on until the gate is there; it is under way when this returns."""
+def left_at_work(notebook: Notebook, cell: str = "") -> Shown:
+    """A cell of some seconds that prints steps; it is under way when this returns."""
     body = (
-        "import os, time\nstep = 0\n"
-        f"while not os.path.exists({str(gate)!r}):\n"
-        "    print('step', step, flush=True); step += 1; time.sleep(0.02)\n"
-        f"print('over', flush=True)\n{cell}"
+        f"import os, time\nfor step in range({STEPS}):\n"
+        "    print('step', step, flush=True); time.sleep(0.02)\n"
+        f"{cell}"
     )
     running = notebook.start(f"%%sky_broadcast -o value_8 -g step\n{body}")
     return notebook.watch(running, lambda shown: "step 5\n" in shown.stdout)
@@ -49,34 +50,27 @@ def kill(notebook: Notebook) -> None:
     until(lambda: not process.is_running() or process.status() == psutil.STATUS_ZOMBIE)
 
 
-def test_output_and_results_come_to_the_next_notebook(site: Site, tmp_path: Path) -> None:
-    gate = tmp_path / "gate"
+def test_output_and_results_come_to_the_next_notebook(site: Site) -> None:
     with own_pool(site) as (first, name):
-        running = left_at_work(first, gate, "int(os.environ['RANK']) + 100")
+        running = left_at_work(first, "int(os.environ['RANK']) + 100")
         kill(first)
         first.rest(running)
         with site.another() as second:
-            attaching = second.start(f"%sky_attach {name}")
-            second.watch(attaching, lambda shown: "step" in shown.stdout)
-            gate.touch()
-            shown = second.finish(attaching)
-            assert shown.error is None
-            assert second.value("value_8") == [100, 101]
+            shown = second.run(f"%sky_attach {name}")
+            assert second.value("value_8, step") == ([100, 101], [STEPS - 1] * 2)
             numbers = [
                 int(line.removeprefix("step "))
                 for line in (running.stdout + shown.stdout).splitlines()
                 if line.startswith("step ")
             ]
-            assert set(numbers) == set(range(second.value("step[0]"))), "no line is lost"
-            assert seen(second, "step > 0") == [True, True]
+            assert set(numbers) == set(range(STEPS)), "no line is lost"
+            assert seen(second, "step") == [STEPS - 1] * 2
 
 
-def test_an_error_waits_for_the_next_notebook(site: Site, tmp_path: Path) -> None:
-    gate = tmp_path / "gate"
+def test_an_error_waits_for_the_next_notebook(site: Site) -> None:
     with own_pool(site) as (first, name):
-        left_at_work(first, gate, "raise LookupError('while nobody looked')")
+        left_at_work(first, "raise LookupError('while nobody looked')")
         kill(first)
-        gate.touch()
         with site.another() as second:
             failure = second.fail(f"%sky_attach {name}")
             assert failure.ename == "LookupError"
