@@ -306,6 +306,33 @@ FIRST_HOUR = 15
 SECURITY_PROMISES = 25
 
 
+@pytest.mark.parametrize(
+    "path", sorted((ROOT / "tests" / "promises").glob("*.py")), ids=lambda path: path.stem
+)
+def test_promises_name_no_internals(path: Path) -> None:
+    tree = ast.parse(path.read_text())
+    imported = [
+        name
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Import | ast.ImportFrom)
+        for name in [getattr(node, "module", None) or "", *(alias.name for alias in node.names)]
+    ]
+    assert [name for name in imported if name.partition(".")[0] == "skymagic"] == []
+    # within cells too: `import skymagic as sky` is public, its modules are not
+    texts = [
+        node.value
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    ]
+    assert [text for text in texts if re.search(r"\bskymagic\.\w|from skymagic\b", text)] == []
+    private = [
+        node.attr
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute) and node.attr.startswith("_")
+    ]
+    assert private == []
+
+
 def test_each_promise_names_tests_that_exist() -> None:
     rows = re.findall(
         r"^\| (\d+\.|failure:|hour:) .*? \| (.*) \|$",
