@@ -1,11 +1,13 @@
-"""The data plane: which names a cell needs, values as bytes, files on a node, what moves to which rank, and many nodes' stores as one.
+"""The data plane: find the names that a cell needs, serialize their values, and move them.
 
-A cell's names (`capture`) are pickled (`values`), put into a store by their content (`store`, `remote`) and described in a
-manifest (`shipping`), by which each rank maps and binds them. What comes back goes through a node's store too.
+The names of a cell (`capture`) are pickled (`values`), put into content-addressed stores (`store`,
+`remote`) and described in a manifest (`shipping`). Each rank maps the values from its node's store
+and binds them as the manifest says. Values on their way back to the notebook go through a node's
+store too.
 
-capture/    what a cell needs: names, and modules that travel as source
-values/     values as bytes and back
-store/      a node's store: files of values, mapped by every rank; the format of bundles
-shipping/   in the notebook: what moves to which rank
-remote/     in the notebook: the stores of several nodes as one
+capture/    names that a cell needs, and modules that travel as source
+values/     serialization of values
+store/      the store of one node: files of values, mapped by every rank; the bundle format
+shipping/   in the notebook: decide what moves to which rank
+remote/     in the notebook: treat the stores of several nodes as one
 """

@@ -1,23 +1,26 @@
-"""Values as bytes and back: pickles with their buffers apart, memory that is shared, mappings; on both sides.
+"""Serialization: pickles with out-of-band buffers, shared memory, and content hashes.
 
-pickling    values as a pickle (protocol 5) and its out-of-band buffers, and back; what is in a value that was pickled here
-pickler     cloudpickle, with functions, classes and memory done differently
-pickled     a pickled value, the short way to one, and which values share something or refer to each other
-reducers    Python's own types that pickle cannot take apart; one class on all ranks
-singletons  objects of which each process has one of its own: modules, torch's operators and constants, settings
-enums       enumerations: classes with their members, each one object on each side
-registrations  what libraries know of a class: pytree nodes, names for saving, virtual base classes
-worlds      objects that know rank and world size, and do not travel
-rebuild     what pickles call to make functions, classes and others again
-arrays      the memory of numpy's arrays and pandas' frames; memory maps of files
-tensors     the memory of torch's tensors
-hooks       torch's modules and optimizers, with their hooks and those of tensors
-parametrized  modules of torch whose parameters are computed from others: parametrizations, pruning, weight and spectral norm
-shards      values whose parts lie on several ranks, gathered
-contents    what a value contains, as one hash
-forms       what arrays, tensors, frames, figures and Keras models contain
-exceptions  exceptions with what they follow from
-memory      which memory overlaps, and travels as one
-kinds       questions about types
-descriptions  what values are, in words: types, shapes, checksums
+pickling       pickle and unpickle values (protocol 5); list the objects in a pickled value
+pickler        cloudpickle with custom handling of functions, classes and memory
+pickled        the result of pickling, the fast path for plain values, and shared objects between
+               values
+reducers       reducers for built-in types that pickle cannot handle; class identity across ranks
+singletons     objects that exist once per process: modules, torch operators and constants, settings
+enums          enumerations: classes and members, each one object on each side
+registrations  registrations of a class with libraries: pytree nodes, names for saving, virtual
+               bases
+worlds         objects bound to one rank and world size, which are refused
+rebuild        functions that pickles call to rebuild functions, classes and other objects
+arrays         memory of NumPy arrays and pandas frames; memory-mapped files
+tensors        memory of torch tensors
+hooks          torch modules, optimizers and tensors with their hooks
+parametrized   torch modules with computed parameters: parametrizations, pruning, weight and
+               spectral norm
+shards         values that are sharded over several ranks, gathered
+contents       hash of the contents of a value
+forms          contents of arrays, tensors, frames, figures and Keras models
+exceptions     exceptions with their causes and contexts
+memory         memory that overlaps and travels as one block
+kinds          predicates about types
+descriptions   short descriptions of values: types, shapes, checksums
 """

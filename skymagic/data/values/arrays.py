@@ -1,4 +1,7 @@
-"""The memory of numpy's arrays and pandas' frames; memory maps of files, which are arrays of their contents on another machine."""
+"""Memory of NumPy arrays and pandas frames, and memory-mapped files.
+
+On another machine a map of a file becomes an array with its contents.
+"""
 
 from __future__ import annotations
 
@@ -26,20 +29,26 @@ from skymagic.data.values.memory import (
 from skymagic.data.values.rebuild import here
 
 _MODES = {"r": "r", "r+": "r+", "w+": "r+"}
-"""A map's mode, and that of another map of the same file; what was written copy-on-write is in no file."""
+"""Maps the mode of a map to the mode that another process uses to map the file again.
+
+Copy-on-write maps are missing: their changes are in no file.
+"""
 
 
 def reduce_map(array: Any) -> tuple[Any, ...] | None:
-    """How a ``numpy.memmap`` is mapped again by a process that sees the same files; None where its contents have to travel."""
+    """Reduce a `numpy.memmap` to its file, for a process that sees the same files.
+
+    Return None if the contents have to travel.
+    """
     if not here.same_files or array.mode not in _MODES or not isinstance(array.base, mmap.mmap):
         return None
     try:
-        found = Path(array.filename).stat()
-    except (OSError, TypeError):  # it has been deleted, or never had a name
+        status = Path(array.filename).stat()
+    except (OSError, TypeError):  # the file was deleted, or never had a name
         return None
     order = "C" if array.flags.c_contiguous else "F"
-    where = (os.fspath(array.filename), found.st_dev, found.st_ino)
-    return again, (*where, array.dtype, _MODES[array.mode], array.offset, array.shape, order)
+    location = (os.fspath(array.filename), status.st_dev, status.st_ino)
+    return again, (*location, array.dtype, _MODES[array.mode], array.offset, array.shape, order)
 
 
 def again(
@@ -52,15 +61,15 @@ def again(
     shape: tuple[int, ...],
     order: Any,
 ) -> Any:
-    """Map a file.
+    """Map a file again.
 
     Raises:
-        FileNotFoundError: it is not there, or is another one by now.
+        FileNotFoundError: the file is missing or was replaced.
     """
     import numpy
 
-    found = Path(path).stat()
-    if (found.st_dev, found.st_ino) != (device, inode):
+    status = Path(path).stat()
+    if (status.st_dev, status.st_ino) != (device, inode):
         raise FileNotFoundError(
             f"{path} was mapped into memory in the notebook, and has been replaced since"
         )
@@ -68,12 +77,15 @@ def again(
 
 
 def is_map(value: object) -> bool:
-    """Whether a value is a memory map of a file; numpy is not imported for it."""
+    """Return True if a value is a memory map of a file, without importing NumPy."""
     return type(value).__name__ == "memmap" and isinstance(getattr(value, "base", None), mmap.mmap)
 
 
 def why_as_array(value: object) -> str:
-    """Why a map of a file arrives as an array, where its user may not expect that; "" where it does not, or is none."""
+    """Explain why a map of a file arrives as an array, where the user may not expect that.
+
+    Return "" if the value is no map, or stays one.
+    """
     if not is_map(value):
         return ""
     path = getattr(value, "filename", None) or "a file"
@@ -85,17 +97,17 @@ def why_as_array(value: object) -> str:
     )
 
 
-# -- numpy's arrays and pandas' frames -------------------------------------------------------------
+# -- NumPy arrays and pandas frames ----------------------------------------------------------------
 
 
 _MAPPING = ("_mmap", "filename", "offset", "mode")
-"""What numpy keeps of a memory map."""
+"""Attributes of a `numpy.memmap` that describe the mapped file."""
 
 Reducer = Callable[[Tracker, Any], Reduced]
 
 
 def reducer_for(kind: type) -> Reducer | None:
-    """How objects of this type give away their memory; None when they have none of their own."""
+    """Return the reducer that handles the memory of this type's objects, or None."""
     numpy = sys.modules.get("numpy")
     if numpy is not None and hasattr(numpy, "ndarray") and issubclass(kind, numpy.ndarray):
         return reduce_array
@@ -119,7 +131,7 @@ def reducer_for(kind: type) -> Reducer | None:
 
 
 def reduce_array(tracker: Tracker, array: Any) -> Reduced:
-    """Memory of an array as one buffer; layouts with gaps are packed first."""
+    """Reduce an array to one buffer; layouts with large gaps are packed first."""
     import numpy
 
     if (small := _reduce_small(tracker, array)) is not None:
@@ -135,33 +147,41 @@ def reduce_array(tracker: Tracker, array: Any) -> Reduced:
         return mapped
     if kind is not numpy.ndarray and kind is not numpy.memmap:
         return _reduce_subclass(array)
-    described = (_dtype(dtype), array.shape)
+    description = (_dtype(dtype), array.shape)
     if array.size == 0:
-        return _array, (b"", *described, "C")
+        return _array, (b"", *description, "C")
     start, stop = bounds(array)
     if id(array) not in tracker.private:
-        whole = tracker.linked.array(start, stop)
-        if whole is not None:
-            return _part, (whole, *described, array.strides, _address(array) - _address(whole))
+        linked_array = tracker.linked.array(start, stop)
+        if linked_array is not None:
+            return _part, (
+                linked_array,
+                *description,
+                array.strides,
+                _address(array) - _address(linked_array),
+            )
         tracker.spans.append(Span(start, stop, id(array)))
         block = tracker.layout.find(start, stop) if tracker.layout is not None else None
         if block is not None:
-            return _view, (block, *described, array.strides, _address(array) - block.start)
+            return _view, (block, *description, array.strides, _address(array) - block.start)
     if array.flags.c_contiguous or array.flags.f_contiguous:
         flat = array.view(numpy.ndarray).reshape(-1, order="A").view(numpy.uint8)
         return _array, (
             pickle.PickleBuffer(flat.data),
-            *described,
+            *description,
             "C" if array.flags.c_contiguous else "F",
         )
     if stop - start <= array.nbytes * 1.25:
-        return _view, (memory(start, stop), *described, array.strides, _address(array) - start)
+        return _view, (memory(start, stop), *description, array.strides, _address(array) - start)
     packed = numpy.ascontiguousarray(array).reshape(-1).view(numpy.uint8)
-    return _array, (pickle.PickleBuffer(packed.data), *described, "C")
+    return _array, (pickle.PickleBuffer(packed.data), *description, "C")
 
 
 def _reduce_small(tracker: Tracker, array: Any) -> Reduced | None:
-    """The short way for the many small arrays of a model's state, 5 µs each; None for what is not so simple."""
+    """Reduce one of the many small arrays in a model's state, in 5 µs.
+
+    Return None for arrays that need more than this shortcut.
+    """
     import numpy
 
     if (
@@ -185,7 +205,10 @@ def _reduce_small(tracker: Tracker, array: Any) -> Reduced | None:
 
 @lru_cache(maxsize=1)
 def plain_dtypes() -> frozenset[Any]:
-    """Numpy's own numbers, in this machine's byte order: their short names say everything."""
+    """Return NumPy's native numeric dtypes in this machine's byte order.
+
+    A short name identifies each of them.
+    """
     import numpy
 
     return frozenset(map(numpy.dtype, "?bhilqBHILQefdFD"))
@@ -201,7 +224,7 @@ def _reduce_subclass(array: Any) -> Reduced:
     ):
         return NotImplemented
     attributes = getattr(array, "__dict__", None)
-    if issubclass(kind, numpy.memmap):  # its own are of the mapping, which stays here
+    if issubclass(kind, numpy.memmap):  # leave out the attributes of the map, which stays here
         attributes = {name: value for name, value in vars(array).items() if name not in _MAPPING}
     if not attributes:
         return _subclass, (array.view(numpy.ndarray), kind)
@@ -209,7 +232,7 @@ def _reduce_subclass(array: Any) -> Reduced:
 
 
 def bounds(array: Any) -> tuple[int, int]:
-    """First and last address of an array's elements."""
+    """Return the first address of an array's elements, and the one after the last."""
     start = stop = _address(array)
     for count, stride in zip(array.shape, array.strides, strict=True):
         if stride < 0:
@@ -224,7 +247,7 @@ def _address(array: Any) -> int:
 
 
 def _dtype(dtype: Any) -> Any:
-    """The dtype, or its short name where that says everything: it pickles ten times faster."""
+    """Return the dtype's short name if it is unambiguous: it pickles ten times faster."""
     return (
         dtype.str
         if dtype.kind in "biufcmMSU" and dtype.metadata is None and dtype.isbuiltin in (0, 1)
@@ -252,14 +275,14 @@ def _view(
 def _part(
     whole: Any, dtype: Any, shape: tuple[int, ...], strides: tuple[int, ...], offset: int
 ) -> Any:
-    """A view of an array that was there before."""
+    """Return a view of an array that this side already had."""
     import numpy
 
     return _view(whole.reshape(-1, order="A").view(numpy.uint8), dtype, shape, strides, offset)
 
 
 def reach(array: Any) -> tuple[int, int] | None:
-    """First and last address of a plain array without gaps; None for any other object."""
+    """Return the bounds of a plain contiguous array, or None for any other object."""
     numpy = sys.modules.get("numpy")
     if numpy is None or type(array) is not numpy.ndarray or array.dtype.hasobject or not array.size:
         return None
@@ -271,7 +294,7 @@ def _subclass(array: Any, kind: type) -> Any:
 
 
 def _fill_subclass(array: Any, attributes: dict[str, Any]) -> None:
-    """Not by ``__setstate__``, which numpy has for a state of its own."""
+    """Set attributes directly: NumPy's `__setstate__` expects a different state."""
     vars(array).update(attributes)
 
 
@@ -284,7 +307,7 @@ def _masked(data: Any, mask: Any, plain: dict[str, Any]) -> Any:
 
 
 def reduce_index(tracker: Tracker, index: Any) -> Reduced:
-    """Labels cannot change, so frames that share them are not one value."""
+    """Mark an index's arrays as private: labels are immutable, so sharing them does not matter."""
     data = getattr(index, "_data", None)
     for array in (data, getattr(data, "_ndarray", None), *(getattr(index, "_codes", None) or ())):
         if array is not None:
@@ -293,7 +316,10 @@ def reduce_index(tracker: Tracker, index: Any) -> Reduced:
 
 
 def reduce_frame(tracker: Tracker, part: Any) -> Reduced:
-    """Keep a frame's arrays its own: pandas shares memory between frames only until one of them is written."""
+    """Mark a frame's arrays as private.
+
+    pandas shares memory between frames only until one of them is written.
+    """
     for block in getattr(part, "blocks", None) or (part,):
         values = getattr(block, "values", None)
         for array in (values, getattr(values, "_ndarray", None)):

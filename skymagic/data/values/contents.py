@@ -1,8 +1,9 @@
-"""What a value contains, as one hash: equal for equal contents, however they came to be.
+"""Content hash of a value: equal for equal contents, regardless of how they were built.
 
-A pickle tells more than that: which strings are one object, in which order a set was filled, what a frame has cached. All
-of it may change although nobody has changed the value. Here a value is taken apart as for its pickle, and only what it
-means is hashed. Which changeable objects are one, and which arrays share memory, is part of it.
+A pickle depends on more than the contents: which strings are the same object, the order of
+insertion into a set, the caches of a frame. All of this may change although the user has not
+changed the value. Here a value is taken apart as for pickling, and only its meaning is hashed.
+Which mutable objects are identical and which arrays share memory is part of the meaning.
 """
 
 from __future__ import annotations
@@ -28,29 +29,28 @@ from skymagic.data.values.memory import Leaf, Span, clusters, overlap
 
 _ATOMS = frozenset((int, float, complex, str, bytes, bool, type(None), type(...)))
 _NESTED = frozenset((list, dict, tuple, set, frozenset))
-_MOST_OBJECTS = (
-    100_000  # objects that are looked at one by one; what has more of them is left to its pickle
-)
+_MOST_OBJECTS = 100_000
+"""Limit of objects visited one by one; values with more are compared by their pickles."""
 _CACHES = {
     "pandas": frozenset(("_cache", "_readonly")),
     "scipy": frozenset(("_has_sorted_indices", "_has_canonical_format")),
     "functools": frozenset(("_method_cache",)),
 }
-"""By package: attributes that come by looking."""
+"""By package: attributes that are caches, filled when an object is read."""
 
 Form = Callable[["Contents", Any], None]
-"""Adds an object of some type: plain facts by ``say``, what it consists of by ``add``."""
+"""Adds an object of some type to the hash: plain facts by `say`, its parts by `add`."""
 
 
 Reduce = Callable[[Any], Any]
-"""Takes an object apart as ``__reduce_ex__`` does; NotImplemented for what pickles by its name."""
+"""Takes an object apart as `__reduce_ex__` does; NotImplemented for objects pickled by name."""
 
 Hashes = Callable[[Content], str | None]
-"""The hash of memory or bytes where it is known, that they need not be looked at twice."""
+"""Returns the hash of memory or bytes if it is already known, to avoid reading them twice."""
 
 
 class Unknown(Exception):
-    """Raised where nobody can say what a value contains."""
+    """Raised for a value whose contents cannot be hashed."""
 
 
 _NO_LEAVES: Mapping[int, Leaf] = types.MappingProxyType({})
@@ -63,14 +63,15 @@ def contents_hash(
     hashes: Hashes,
     leaves: Mapping[int, Leaf] = _NO_LEAVES,
 ) -> str:
-    """The hash of what a value contains.
+    """Return the hash of a value's contents.
 
     Args:
-        form: how objects of a type are added; None for those that are taken apart.
-        leaves: what the value's pickler has learned of its small arrays and tensors, by identity; the hash is the same without them.
+        form: returns how objects of a type are added, or None for types that are taken apart.
+        leaves: small arrays and tensors known from the value's pickler, by identity; they save time
+            and do not change the hash.
 
     Raises:
-        Unknown: it is too much to look at.
+        Unknown: the value has too many objects.
     """
     if type(value) in _NESTED and _is_tree(value):
         return xxhash.xxh3_128_hexdigest(marshal.dumps(value, 2))
@@ -78,7 +79,7 @@ def contents_hash(
 
 
 class Contents:
-    """The hash of one value's contents, while it is made; `contents_hash`."""
+    """Hash of one value's contents, built step by step; see `contents_hash`."""
 
     def __init__(
         self,
@@ -93,21 +94,23 @@ class Contents:
         self._leaves = leaves
         self._state = xxhash.xxh3_128()
         self._numbers: dict[int, int] = {}
-        self._keep: list[Any] = []  # no address may mean two things
+        self._keep: list[Any] = []  # keeps objects alive, so that no address is reused
         self._spans: list[Span] | None = []
         self._kinds: dict[type, tuple[bool, Form | None]] = {}
         self._caches: dict[type, frozenset[str]] = {}
         self._left = _MOST_OBJECTS
 
     def of(self, value: Any) -> str:
-        """The hash of a value."""
+        """Return the hash of a value."""
         self.add(value)
         self._say_shared()
         return str(self._state.hexdigest())
 
     def say(self, *facts: Any) -> None:
         """Add numbers, strings and tuples to the hash."""
-        self._state.update(b"!" + marshal.dumps(facts, 2))  # no value begins so
+        self._state.update(
+            b"!" + marshal.dumps(facts, 2)
+        )  # no marshalled value starts with this byte
 
     def add(self, value: Any) -> None:
         """Add a value."""
@@ -129,10 +132,13 @@ class Contents:
             self.take_apart(value)
 
     def again(self, value: Any) -> bool:
-        """Whether an object was here before; it gets a number when it was not, and is named by it when it was."""
-        known = len(self._numbers)
-        number = self._numbers.setdefault(id(value), known)
-        if number < known:
+        """Return True if an object was added before, and hash its number in that case.
+
+        A new object is only given a number.
+        """
+        next_number = len(self._numbers)
+        number = self._numbers.setdefault(id(value), next_number)
+        if number < next_number:
             self.say("again", number)
             return True
         self._keep.append(value)
@@ -142,7 +148,7 @@ class Contents:
         """Add values in their order."""
         kinds = set(map(type, values))
         large = bytes in kinds and any(
-            type(each) is bytes and len(each) >= LARGE for each in values
+            type(value) is bytes and len(value) >= LARGE for value in values
         )
         if kinds <= _ATOMS and not large:
             self._state.update(marshal.dumps(values if type(values) is tuple else list(values), 2))
@@ -153,9 +159,10 @@ class Contents:
                 self.add(value)
 
     def _add_leaves(self, values: Sequence[Any]) -> bool:
-        """Add small arrays and tensors that are met for the first time; False, and nothing is added, where one is something else.
+        """Add small arrays and tensors that are all new, or return False without adding any.
 
-        Their dict or list has ten thousand of them, and one has changed: 1 µs each in place of 5 µs.
+        A state dict may hold ten thousand of them with one change: this takes 1 µs each instead of
+        5 µs.
         """
         if not values or id(values[0]) not in self._leaves or len(values) > self._left:
             return False
@@ -171,19 +178,19 @@ class Contents:
                 Span(start, stop, at)
                 for at, (start, stop, _) in enumerate(leaves, len(self._spans))
             ]
-        said = [(*facts, ctypes.string_at(start, stop - start)) for start, stop, facts in leaves]
-        self._state.update(b"".join([b"!" + marshal.dumps(facts, 2) for facts in said]))
+        entries = [(*facts, ctypes.string_at(start, stop - start)) for start, stop, facts in leaves]
+        self._state.update(b"".join([b"!" + marshal.dumps(facts, 2) for facts in entries]))
         return True
 
     def unordered(self, values: Iterable[Any]) -> None:
         """Add values whose order does not matter."""
-        found = [(self._apart(value), value) for value in values]
-        self.say("unordered", len(found))
-        for _, value in sorted(found, key=lambda pair: pair[0]):
+        hashed_values = [(self._apart(value), value) for value in values]
+        self.say("unordered", len(hashed_values))
+        for _, value in sorted(hashed_values, key=lambda pair: pair[0]):
             self.add(value)
 
     def attributes(self, value: Any, state: dict[str, Any]) -> None:
-        """Add an object's attributes, without those that come by looking; their order does not matter."""
+        """Add an object's attributes in any order, without those that are caches."""
         kind = type(value)
         if kind not in self._caches:
             self._caches[kind] = _caches(kind)
@@ -196,18 +203,18 @@ class Contents:
         self.hashed(len(buffer), self._hashes(buffer) or digest([buffer]))
 
     def hashed(self, nbytes: int, hash: str) -> None:
-        """Add bytes that have this hash."""
+        """Add bytes by their known hash."""
         self.say("memory", nbytes, hash)
 
     def span(self, start: int, stop: int, owner: object) -> None:
-        """Note where an object's elements lie: which objects share memory is content."""
+        """Record where an object's elements lie, because shared memory is part of the contents."""
         if self._spans is not None:
             self._keep.append(owner)
             self._spans.append(Span(start, stop, len(self._spans)))
 
     @contextmanager
     def unshared(self) -> Iterator[None]:
-        """Within: memory belongs to one owner, whatever lies beside it."""
+        """Ignore memory that is shared with other objects, within this context."""
         spans, self._spans = self._spans, None
         try:
             yield
@@ -215,7 +222,7 @@ class Contents:
             self._spans = spans
 
     def take_apart(self, value: Any) -> None:
-        """Add what an object is pickled as."""
+        """Add the parts that an object is pickled as."""
         reduced = self._reduce(value)
         if reduced is NotImplemented or isinstance(reduced, str):
             name = reduced if isinstance(reduced, str) else value.__qualname__
@@ -248,7 +255,7 @@ class Contents:
             self.sequence(list(itertools.chain.from_iterable(pairs)))
 
     def _apart(self, value: Any) -> str:
-        """The hash of a value by itself."""
+        """Return the hash of a value on its own."""
         other = Contents(self._reduce, self._form, self._hashes, self._leaves)
         other._left, other._spans = self._left, None
         other.add(value)
@@ -262,7 +269,7 @@ class Contents:
             self._state.update(marshal.dumps(value, 2))
 
     def _say_shared(self) -> None:
-        """Say which objects look at the same memory, and how they lie in it."""
+        """Add which objects share memory, with their offsets in it."""
         if not overlap(self._spans or ()):
             return
         groups = []
@@ -275,40 +282,43 @@ class Contents:
             self.say("shared", *group)
 
 
-# -- Python's own types ------------------------------------------------------------------------------------------------
+# -- Python's own types ----------------------------------------------------------------------------
 
 
 def _is_tree(value: Any) -> bool:
-    """Whether a value is Python's own containers, each that can change in one place, and small atoms: `marshal` writes it whole."""
+    """Return True for built-in containers that hold only small atoms and share no containers.
+
+    Only mutable containers count as shared. `marshal` can write such a value as a whole.
+    """
     level = [value]
     changing = {id(value)}
     for _ in range(_DEEP):
         inner = gc.get_referents(*level)
         kinds = set(map(type, inner))
         if not kinds <= _PLAIN or (
-            bytes in kinds and any(type(each) is bytes and len(each) >= LARGE for each in inner)
+            bytes in kinds and any(type(obj) is bytes and len(obj) >= LARGE for obj in inner)
         ):
             return False
         if kinds <= _ATOMS:
             return True
-        level = [each for each in inner if type(each) in _NESTED]
-        found = [id(each) for each in level if type(each) in _CHANGING]
-        before = len(changing)
-        changing.update(found)
-        if len(changing) < before + len(found) or len(level) > _WIDE:
+        level = [obj for obj in inner if type(obj) in _NESTED]
+        mutable_ids = [id(obj) for obj in level if type(obj) in _CHANGING]
+        count_before = len(changing)
+        changing.update(mutable_ids)
+        if len(changing) < count_before + len(mutable_ids) or len(level) > _WIDE:
             return False
     return False
 
 
 def _has_identity(kind: type) -> bool:
-    """Whether it matters, or helps, that an object of a type is the same one as before."""
+    """Return True if it matters, or helps, to detect that an object was added before."""
     if issubclass(kind, (type, types.FunctionType)):
-        return True  # they may hold themselves
-    return changeable(kind) and not any(is_a(kind, *each) for each in _VALUES)
+        return True  # they may refer to themselves
+    return changeable(kind) and not any(is_a(kind, *type_path) for type_path in _VALUES)
 
 
 def _caches(kind: type) -> frozenset[str]:
-    """Names of attributes that come by looking."""
+    """Return the names of attributes that are caches."""
     return _CACHES.get(kind.__module__.partition(".")[0], frozenset()) | frozenset(
         name
         for base in kind.__mro__
@@ -351,7 +361,7 @@ def _buffer(contents: Contents, value: pickle.PickleBuffer) -> None:
 
 
 def _code(contents: Contents, code: types.CodeType) -> None:
-    """What it does: not where it stands, so that comments do not matter."""
+    """Add what code does, but not its position in the source: editing comments changes nothing."""
     contents.say(
         code.co_argcount,
         code.co_posonlyargcount,
@@ -372,7 +382,7 @@ def _code(contents: Contents, code: types.CodeType) -> None:
 
 
 def _function(contents: Contents, function: types.FunctionType) -> None:
-    if function.__globals__ is vars(functools):  # what it has dispatched before is no content
+    if function.__globals__ is vars(functools):  # the cache of `singledispatch` is no content
         for name, cell in zip(
             function.__code__.co_freevars, function.__closure__ or (), strict=True
         ):
@@ -391,7 +401,7 @@ _VALUES = (
     ("datetime", "timedelta"),
     ("pandas", "Index"),
 )
-"""Types whose objects cannot change, with their subclasses."""
+"""Immutable types, including their subclasses."""
 
 _OWN: dict[type, Form] = {
     list: _list,

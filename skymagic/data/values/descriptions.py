@@ -1,4 +1,7 @@
-"""What values are, in words: types, shapes, and checksums, without a call of the user's code; a rank's names are described so while its cell runs."""
+"""Short descriptions of values: types, shapes and checksums.
+
+None of the user's code is called, because a rank's names are described while its cell runs.
+"""
 
 from __future__ import annotations
 
@@ -11,40 +14,42 @@ from collections.abc import Callable
 from typing import Any
 
 CHECKED_BYTES = 64 << 20
-"""Bytes of arrays and texts of which a checksum is made, of all names together: that takes about 50 ms."""
+"""Limit of array and text bytes to checksum, over all names: about 50 ms."""
 SHOWN_CHARACTERS = 40
-"""Most characters of a text."""
+"""Most characters of a text that are shown."""
 LONGEST_INTEGER_BITS = 128
-"""Numbers that are longer are told by their length: Python refuses to print very long ones."""
+"""Longer integers are described by their length: Python refuses to print very long ones."""
 
 Description = dict[str, str]
-"""``type``; ``is``: its size or shape, or the value of a number, a text, None; ``checksum`` where one could be made."""
+"""Keys: `type`; `is`, the size or shape, or the value itself for a number, text or None;
+`checksum`, if one could be computed.
+"""
 
 
 def described(namespace: dict[str, Any], hidden: Any = ()) -> dict[str, Description]:
-    """The user's names, modules left out.
+    """Describe the user's names, except modules.
 
-    No code of the user's is called for it: it would run beside the cell.
+    The user's code is never called: it would run concurrently with the cell.
 
     Args:
-        hidden: names that are IPython's.
+        hidden: names that belong to IPython.
     """
     budget = _Budget(CHECKED_BYTES)
-    found: dict[str, Description] = {}
+    descriptions: dict[str, Description] = {}
     for name, value in list(namespace.items()):
         if not (name.startswith("_") or name in hidden or isinstance(value, types.ModuleType)):
-            found[name] = describe(value, budget)
-    return found
+            descriptions[name] = describe(value, budget)
+    return descriptions
 
 
 class _Budget:
-    """How many bytes may still be read for checksums."""
+    """Number of bytes that may still be read for checksums."""
 
     def __init__(self, nbytes: int) -> None:
         self.left = nbytes
 
     def checksum(self, data: bytes | memoryview) -> str:
-        """In hexadecimal; empty when that is too much."""
+        """Return the checksum in hexadecimal, or "" if the budget is exceeded."""
         if len(data) > self.left:
             return ""
         self.left -= len(data)
@@ -52,20 +57,22 @@ class _Budget:
 
 
 def describe(value: object, budget: _Budget | None = None) -> Description:
-    """One value; what cannot be looked at, such as one that changes meanwhile, by its type alone.
+    """Describe one value, by its type alone if it cannot be inspected.
+
+    That is the case, for example, if the value changes at the same time.
 
     Args:
-        budget: for checksums; without one there are none of large values.
+        budget: for checksums; without it large values get none.
     """
     budget = budget or _Budget(0)
     kind = type(value)
-    about: Description = {"type": kind.__name__}
+    description: Description = {"type": kind.__name__}
     with contextlib.suppress(Exception):
-        for handles, look in _LOOKS:
+        for handles, describe_kind in _LOOKS:
             if handles(value):
-                about |= look(value, budget)
+                description |= describe_kind(value, budget)
                 break
-    return about
+    return description
 
 
 def _number(value: Any, budget: _Budget) -> Description:
@@ -95,28 +102,26 @@ def _container(value: Any, _: _Budget) -> Description:
 
 
 def _array(value: Any, budget: _Budget) -> Description:
-    about = {"is": f"{_shape(value.shape)} {value.dtype}"}
+    description = {"is": f"{_shape(value.shape)} {value.dtype}"}
     if not value.dtype.hasobject and value.flags.c_contiguous and value.nbytes <= budget.left:
-        about["checksum"] = budget.checksum(memoryview(value.reshape(-1).view("u1")))
-    return about
+        description["checksum"] = budget.checksum(memoryview(value.reshape(-1).view("u1")))
+    return description
 
 
 def _tensor(value: Any, budget: _Budget) -> Description:
-    """On a GPU it is not read: that would wait for what runs there."""
-    where = "" if value.device.type == "cpu" else f" on {value.device}"
-    about = {"is": f"{_shape(value.shape)} {str(value.dtype).removeprefix('torch.')}{where}"}
-    plain = type(value).__module__ in (
-        "torch",
-        "torch.nn.parameter",
-    )  # another's may have no memory of its own
-    if plain and not where and value.is_contiguous() and value.nbytes <= budget.left:
+    """Describe a tensor, without reading GPU memory: that would wait for running kernels."""
+    device = "" if value.device.type == "cpu" else f" on {value.device}"
+    description = {"is": f"{_shape(value.shape)} {str(value.dtype).removeprefix('torch.')}{device}"}
+    # Tensor subclasses of other packages may have no memory of their own.
+    plain = type(value).__module__ in ("torch", "torch.nn.parameter")
+    if plain and not device and value.is_contiguous() and value.nbytes <= budget.left:
         flat = value.detach().reshape(-1).view(sys.modules["torch"].uint8)
-        about["checksum"] = budget.checksum(memoryview(flat.numpy()))
-    return about
+        description["checksum"] = budget.checksum(memoryview(flat.numpy()))
+    return description
 
 
 def _network(value: Any, _: _Budget) -> Description:
-    return {"is": f"{sum(each.numel() for each in value.parameters()):,} parameters"}
+    return {"is": f"{sum(parameter.numel() for parameter in value.parameters()):,} parameters"}
 
 
 def _shaped(value: Any, _: _Budget) -> Description:
@@ -128,7 +133,7 @@ def _shape(shape: Any) -> str:
 
 
 def _is(module: str, name: str, value: object) -> bool:
-    """Whether a value is of a class of a module that may not be imported: then it is not."""
+    """Return True if a value is an instance of a class whose module may not be imported."""
     kind = getattr(sys.modules.get(module), name, None)
     return isinstance(kind, type) and isinstance(value, kind)
 
@@ -149,4 +154,4 @@ _LOOKS: tuple[tuple[Callable[[object], bool], Callable[[Any, _Budget], Descripti
     (functools.partial(_is, "pandas", "Series"), _shaped),
     (functools.partial(_is, "jax", "Array"), _shaped),
 )
-"""What tells a kind of values, and what describes it; the first that fits."""
+"""Pairs of a predicate and the function that describes matching values; the first match is used."""

@@ -1,10 +1,11 @@
-"""Enumerations that travel by value: the class as it is, and each member as one object.
+"""Pickle enumerations by value: the class unchanged, and each member as one object.
 
-An enumeration cannot be made again from its members' values: the notebook's ``__new__`` and ``__init__`` may set attributes or count,
-aliases and composite flags are no values of their own, and what they do need not be possible twice. So the class is made empty, its
-members are made bare, and both get everything that they had where they were defined.
+An enumeration cannot be rebuilt from its members' values. The notebook's `__new__` and `__init__`
+may set attributes or count, and may not be repeatable; aliases and composite flags have no values
+that would recreate them. So the class is created empty, its members are created bare, and both then
+get all attributes that they had where they were defined.
 
-The names in here stand in pickles.
+Pickles refer to the functions in this module by name.
 """
 
 from __future__ import annotations
@@ -21,53 +22,55 @@ from skymagic.data.values.memory import Reduced
 
 _NOT_SENT = ("__dict__", "__weakref__", "_abc_impl", "_abc_cache", "__annotate_func__")
 _REPEATED = "_repeated_"
-"""Key in a class's state: names under which the class holds what a base has under the same name."""
+"""Key in a class's state: names that the class repeats unchanged from a base."""
 
 
-# -- taking apart ----------------------------------------------------------------------------------
+# -- reducing --------------------------------------------------------------------------------------
 
 
 def class_arguments(cls: type[enum.Enum], tracker: str) -> tuple[Any, ...]:
-    """Return the arguments of `new_enum` that make this class without its contents."""
+    """Return the arguments of `new_enum` that create this class without its contents."""
     first = {"__module__": cls.__module__, "__qualname__": cls.__qualname__}
     return tracker, type(cls), cls.__name__, cls.__bases__, first
 
 
 def class_state(cls: type[enum.Enum]) -> tuple[dict[str, Any], list[Any]]:
     """Return a class's own attributes, and each member's attributes for `fill_enum`."""
-    found: dict[str, Any] = {}
+    attributes: dict[str, Any] = {}
     repeated: list[str] = []
     for name, value in sorted(vars(cls).items()):
         if name in _NOT_SENT or isinstance(value, types.MemberDescriptorType):
             continue
-        # EnumType copies parts of Enum into the class; some of them cannot be pickled
+        # EnumType copies parts of Enum into the class; some of them cannot be pickled.
         if _inherited(cls, name) is value:
             repeated.append(name)
         else:
-            found[name] = value
-    found[_REPEATED] = tuple(repeated)
+            attributes[name] = value
+    attributes[_REPEATED] = tuple(repeated)
     members = list(dict.fromkeys(map(_Identity, cls._member_map_.values())))
-    own = {id(each.member) for each in members}
-    # Flag's operators add composite members when they are first used: looking is no change.
-    found["_value2member_map_"] = {
-        value: member for value, member in cls._value2member_map_.items() if id(member) in own
+    member_ids = {id(entry.member) for entry in members}
+    # Flag's operators add composite members on first use, which does not change the enumeration.
+    attributes["_value2member_map_"] = {
+        value: member
+        for value, member in cls._value2member_map_.items()
+        if id(member) in member_ids
     }
     if isinstance(cls, abc.ABCMeta):
         registered, *_ = abc._get_dump(cls)
-        found["_abc_impl"] = [each() for each in registered]
-    return found, [(each.member, member_state(each.member)) for each in members]
+        attributes["_abc_impl"] = [reference() for reference in registered]
+    return attributes, [(entry.member, member_state(entry.member)) for entry in members]
 
 
 _ABSENT = object()
 
 
 def _inherited(cls: type, name: str) -> Any:
-    """Return what a class would have under a name of its own `vars` without it."""
+    """Return the value that a class would inherit for a name if it did not define it itself."""
     return next((vars(base)[name] for base in cls.__mro__[1:] if name in vars(base)), _ABSENT)
 
 
 class _Identity:
-    """Compares members by identity: their own ``__hash__`` may be the notebook's code."""
+    """Wrapper that compares members by identity: their own `__hash__` may be user code."""
 
     def __init__(self, member: enum.Enum) -> None:
         self.member = member
@@ -80,24 +83,26 @@ class _Identity:
 
 
 def reduce_member(member: enum.Enum) -> Reduced:
-    """Reduce a member to its class and name; one that operators have made, to its value."""
+    """Reduce a member to its class and name, or a composite flag to its value."""
     cls = type(member)
     name = vars(member).get("_name_")
     base, args = _bare(member)
     if isinstance(name, str) and cls._member_map_.get(name) is member:
         return new_member, (cls, name, base, args)
-    known = next((True for each in cls._value2member_map_.values() if each is member), False)
-    return composite_member, (cls, known, base, args, member_state(member))
+    is_registered = next(
+        (True for registered in cls._value2member_map_.values() if registered is member), False
+    )
+    return composite_member, (cls, is_registered, base, args, member_state(member))
 
 
 def reduce_property(prop: enum.property) -> Reduced:
-    """Reduce the descriptor by which a class finds a member or an attribute of members."""
+    """Reduce the descriptor that looks up a member, or an attribute of members."""
     parts = (prop.fget, prop.fset, prop.fdel, prop.__doc__)
     return new_property, (type(prop), parts), vars(prop), None, None, fill_property
 
 
 def member_state(member: enum.Enum) -> dict[str, Any]:
-    """Return the attributes of a member, without what its operators have cached."""
+    """Return the attributes of a member, without those cached by its operators."""
     state = dict(vars(member))
     state.pop("_inverted_", None)  # set by the first ``~``; the class has None
     for kind in type(member).__mro__:
@@ -108,7 +113,7 @@ def member_state(member: enum.Enum) -> dict[str, Any]:
 
 
 def _bare(member: enum.Enum) -> tuple[type, tuple[Any, ...]]:
-    """Return the type that decides how a member lies in memory, and what makes a bare one."""
+    """Return the type that defines a member's memory layout, and the arguments that create it."""
     base: Any = next(
         kind
         for kind in type(member).__mro__
@@ -124,19 +129,20 @@ def _bare(member: enum.Enum) -> tuple[type, tuple[Any, ...]]:
     return base, (member.value,)
 
 
-# -- making again ----------------------------------------------------------------------------------
+# -- rebuilding ------------------------------------------------------------------------------------
 
 
 def new_enum(
     tracker: str, meta: type, name: str, bases: tuple[type, ...], first: dict[str, Any]
 ) -> type:
-    """Return the known class of this identity, or make it without members.
+    """Return the class with this identity, creating it without members if it does not exist.
 
-    Its metaclass's ``__new__`` and the notebook's ``__init_subclass__`` ran where it was defined.
+    The metaclass's `__new__` and the notebook's `__init_subclass__` ran where the class was
+    defined.
     """
-    known = rebuild.known_class(tracker)
-    if known is not None:
-        return known
+    existing = rebuild.known_class(tracker)
+    if existing is not None:
+        return existing
     space = {**first, "_member_map_": {}, "_value2member_map_": {}}
     with rebuild.quiet(bases):
         cls: type = type.__new__(meta, name, bases, space)
@@ -146,7 +152,7 @@ def new_enum(
 
 
 def fill_enum(cls: type[enum.Enum], state: tuple[dict[str, Any], list[Any]]) -> None:
-    """Set what an enumeration and its members consist of."""
+    """Set the attributes of an enumeration and its members."""
     rebuild.fill_class(cls, state, _set_state)
 
 
@@ -161,23 +167,23 @@ def _set_state(cls: type[enum.Enum], state: tuple[dict[str, Any], list[Any]]) ->
     }
     for name, value in attributes.items():
         if name == "_abc_impl":
-            for each in value:
-                cls.register(each)  # type: ignore[attr-defined]
+            for item in value:
+                cls.register(item)  # type: ignore[attr-defined]
         elif name == _REPEATED:
-            for each in value:
-                type.__setattr__(cls, each, _inherited(cls, each))
-        else:  # past the metaclass, which guards its members
+            for item in value:
+                type.__setattr__(cls, item, _inherited(cls, item))
+        else:  # bypass the metaclass, which protects members from assignment
             type.__setattr__(cls, name, value)
     for value, member in composite.items():
         cls._value2member_map_.setdefault(value, member)
 
 
 def new_member(cls: type[enum.Enum], name: str, base: Any, args: tuple[Any, ...]) -> enum.Enum:
-    """Return the member of this name, or make it without attributes."""
+    """Return the member with this name, creating it without attributes if necessary."""
     member = cls._member_map_.get(name)
     if member is None:
         member = base.__new__(cls, *args)
-        object.__setattr__(member, "_name_", name)  # which is its hash
+        object.__setattr__(member, "_name_", name)  # a member's hash is that of its name
         cls._member_map_[name] = member
     return member
 
@@ -185,10 +191,10 @@ def new_member(cls: type[enum.Enum], name: str, base: Any, args: tuple[Any, ...]
 def composite_member(
     cls: type[enum.Enum], known: bool, base: Any, args: tuple[Any, ...], state: dict[str, Any]
 ) -> enum.Enum:
-    """Return the unnamed member with this value, or make it.
+    """Return the unnamed member with this value, creating it if necessary.
 
     Args:
-        known: whether its class finds it by its value.
+        known: True if its class can look it up by value.
     """
     value = state["_value_"]
     member = cls._value2member_map_.get(value) if known else None
@@ -202,11 +208,11 @@ def composite_member(
 
 def _fill_member(member: enum.Enum, state: dict[str, Any]) -> None:
     for name, value in state.items():
-        object.__setattr__(member, name, value)  # of a frozen dataclass too
+        object.__setattr__(member, name, value)  # works for frozen dataclasses too
 
 
 def new_property(kind: type, parts: tuple[Any, ...]) -> Any:
-    """Make the descriptor without its attributes."""
+    """Create the descriptor without its attributes."""
     return kind(*parts)
 
 

@@ -1,6 +1,6 @@
-"""How exceptions travel: whole, with their fields, attributes, notes and what they follow from; tracebacks stay where they are.
+"""Pickle exceptions with their fields, attributes, notes and causes, but without tracebacks.
 
-The names in here stand in pickles.
+Pickles refer to the functions in this module by name.
 """
 
 from __future__ import annotations
@@ -14,59 +14,63 @@ from typing import Any
 from skymagic.data.values.memory import Reduced
 
 State = tuple[tuple[Any, ...], dict[str, Any], dict[str, Any]]
-"""args, fields that are not in ``__dict__`` (``errno``, ``name``, slots), and ``__dict__``."""
+"""`args`, fields that are not in `__dict__` (`errno`, `name`, slots), and `__dict__`."""
 Chain = tuple[BaseException | None, BaseException | None, bool]
-"""Cause, context, and whether the context is not shown."""
+"""Cause, context, and True if the context is suppressed."""
 
 
 def reduce_exception(problem: BaseException) -> Reduced:
-    """Without ``__init__``, whose arguments need not be the exception's ``args``; its own ``__reduce__`` comes first."""
+    """Reduce an exception so that it is rebuilt without a call of its `__init__`.
+
+    The arguments of `__init__` may differ from `args`. An exception class's own `__reduce__` takes
+    precedence.
+    """
     kind = type(problem)
     if _reduces_itself(kind):
         reduced = problem.__reduce_ex__(5)
-        more = (
+        extras = (
             {"__notes__": problem.__notes__} if hasattr(problem, "__notes__") else {},
             chain_of(problem),
         )
         if (
             isinstance(reduced, tuple)
             and len(reduced) in (2, 3)
-            and more != ({}, (None, None, False))
+            and extras != ({}, (None, None, False))
         ):
             own = reduced[2] if len(reduced) == 3 else None
-            return (*reduced[:2], (own, *more), None, None, fill_own)
+            return (*reduced[:2], (own, *extras), None, None, fill_own)
         return reduced
     try:
         bare(kind, members(problem))
-    except TypeError:  # it lies in memory as only its package knows
+    except TypeError:  # only its package knows its memory layout
         return NotImplemented
     return bare, (kind, members(problem)), (state_of(problem), chain_of(problem)), None, None, fill
 
 
 def _reduces_itself(kind: type[BaseException]) -> bool:
-    own = (kind.__reduce__, kind.__reduce_ex__, getattr(kind, "__setstate__", None))
+    methods = (kind.__reduce__, kind.__reduce_ex__, getattr(kind, "__setstate__", None))
     return kind in copyreg.dispatch_table or not all(
-        isinstance(each, types.MethodDescriptorType) for each in own
+        isinstance(method, types.MethodDescriptorType) for method in methods
     )
 
 
 def bare(kind: type[BaseException], group: tuple[Any, ...] = ()) -> BaseException:
-    """An exception that was not initialized.
+    """Create an exception without initializing it.
 
     Args:
-        group: message and exceptions, which a group can be given only now.
+        group: message and exceptions of an exception group, which can only be set at creation.
     """
-    # of a class with several of Python's own as bases, the one that says how it lies in memory makes it
+    # If several bases are built-in exceptions, the one that defines the memory layout creates it.
     inner = max(
-        (each for each in kind.__mro__ if each.__module__ == "builtins"),
+        (base for base in kind.__mro__ if base.__module__ == "builtins"),
         key=lambda each: each.__basicsize__,
     )
-    made: BaseException = inner.__new__(kind, *group)
-    return made
+    created: BaseException = inner.__new__(kind, *group)
+    return created
 
 
 def members(problem: BaseException) -> tuple[Any, ...]:
-    """Message and exceptions of a group; nothing of others."""
+    """Return the message and exceptions of a group, or an empty tuple for other exceptions."""
     return (
         (problem.message, list(problem.exceptions))
         if isinstance(problem, BaseExceptionGroup)
@@ -75,13 +79,14 @@ def members(problem: BaseException) -> tuple[Any, ...]:
 
 
 def state_of(problem: BaseException) -> State:
-    """What an exception is made of, beside its type and what it follows from."""
+    """Return the state of an exception, without its type and its causes."""
     fields: dict[str, Any] = {}
     for kind in type(problem).__mro__:
         for name, member in vars(kind).items():
             if not isinstance(member, types.MemberDescriptorType | types.GetSetDescriptorType):
                 continue
-            # an AttributeError's object may be a model, or a module that is not there: Python does not pickle it either
+            # The object of an AttributeError may be a model, or a module that is missing on the
+            # other side. Python does not pickle it either.
             if name.startswith("__") or (kind is AttributeError and name == "obj"):
                 continue
             with suppress(AttributeError):
@@ -92,14 +97,14 @@ def state_of(problem: BaseException) -> State:
 
 
 def chain_of(problem: BaseException) -> Chain:
-    """What an exception follows from."""
+    """Return the cause and the context of an exception."""
     return problem.__cause__, problem.__context__, problem.__suppress_context__
 
 
 def fill(problem: BaseException, state: tuple[State, Chain | None]) -> None:
-    """Set an exception's state; separate, so that what it holds may hold it."""
+    """Set an exception's state, in a second step because its attributes may refer to it."""
     (args, fields, attributes), chain = state
-    put = object.__setattr__  # of a frozen dataclass too
+    put = object.__setattr__  # works for frozen dataclasses too
     put(problem, "args", args)
     for name, value in fields.items():
         with suppress(AttributeError, TypeError):  # read-only: a group's exceptions
@@ -110,7 +115,7 @@ def fill(problem: BaseException, state: tuple[State, Chain | None]) -> None:
 
 
 def fill_own(problem: Any, state: tuple[Any, dict[str, Any], Chain]) -> None:
-    """Fields of an exception with its own ``__reduce__``."""
+    """Set the state of an exception with its own `__reduce__`."""
     own, notes, chain = state
     if own is not None:
         problem.__setstate__(own)
@@ -123,14 +128,16 @@ def _set_chain(problem: BaseException, chain: Chain) -> None:
     for name, value in zip(
         ("__cause__", "__context__", "__suppress_context__"), chain, strict=True
     ):
-        object.__setattr__(problem, name, value)  # in this order: a cause hides the context
+        object.__setattr__(
+            problem, name, value
+        )  # in this order: setting a cause suppresses the context
 
 
 def without_locals(problem: BaseException, travels: Callable[[object], bool]) -> BaseException:
-    """A copy that can travel: what cannot is left out, of its attributes and of what it follows from.
+    """Return a copy that can be pickled, leaving out attributes and causes that cannot.
 
     Args:
-        travels: whether a part can be pickled.
+        travels: returns True if a part can be pickled.
     """
     copies: dict[int, BaseException] = {}
 
@@ -141,19 +148,19 @@ def without_locals(problem: BaseException, travels: Callable[[object], bool]) ->
         if original is None or id(original) in copies:
             return copies.get(id(original))
         inner = members(original)
-        group = (inner[0], [copied(each) for each in inner[1]]) if inner else ()
-        made = copies[id(original)] = bare(type(original), group)
+        group = (inner[0], [copied(member) for member in inner[1]]) if inner else ()
+        copy = copies[id(original)] = bare(type(original), group)
         args, fields, attributes = state_of(original)
-        kept = tuple(
-            {name: value for name, value in each.items() if travels(value)}
-            for each in (fields, attributes)
+        filtered = tuple(
+            {name: value for name, value in mapping.items() if travels(value)}
+            for mapping in (fields, attributes)
         )
         chain = (
             copied(original.__cause__),
             copied(original.__context__),
             original.__suppress_context__,
         )
-        fill(made, ((tuple(map(part, args)), kept[0], kept[1]), chain))
-        return made
+        fill(copy, ((tuple(map(part, args)), filtered[0], filtered[1]), chain))
+        return copy
 
     return copied(problem) or problem

@@ -1,6 +1,6 @@
-"""What arrays, tensors, frames, figures and Keras models contain, however their memory is laid out and whatever they have cached.
+"""Contents of arrays, tensors, frames, figures and Keras models, independent of layout and caches.
 
-None of the libraries is imported: a value of theirs has brought it in.
+None of the libraries is imported: if a value belongs to one, the library is loaded already.
 """
 
 from __future__ import annotations
@@ -22,13 +22,15 @@ from skymagic.data.values.memory import SMALL, memory
 from skymagic.data.values.tensors import extent_of, is_plain, small_tensor
 
 _BLOCK = 1 << 15
-"""Elements of an array that are put in order at a time."""
+"""Array elements that are brought into C order at a time."""
 _VIRTUAL = 4
-"""An array whose elements are this many times its memory (``broadcast_to``, ``expand``, sliding windows) is its memory and strides."""
+"""If an array's elements are this many times the size of its memory (`broadcast_to`, `expand`,
+sliding windows), its memory and strides are hashed instead.
+"""
 
 
 def form_for(kind: type) -> Form | None:
-    """How objects of this type are added; None when they are taken apart as for a pickle."""
+    """Return how objects of this type are added, or None if they are taken apart."""
     numpy, torch, pandas = (sys.modules.get(name) for name in ("numpy", "torch", "pandas"))
     if numpy is not None and kind in (
         getattr(numpy, "ndarray", None),
@@ -48,11 +50,11 @@ def form_for(kind: type) -> Form | None:
     return None
 
 
-# -- numpy ---------------------------------------------------------------------------------------------------------------
+# -- NumPy -----------------------------------------------------------------------------------------
 
 
 def _array(contents: Contents, array: Any) -> None:
-    """Elements in C order."""
+    """Add an array's elements in C order."""
     import numpy
 
     dtype = array.dtype
@@ -92,7 +94,7 @@ def _bytes(array: Any) -> Any:
 
 
 def _in_order(array: Any) -> str:
-    """The hash that a C-ordered copy would have."""
+    """Return the hash that a C-ordered copy would have."""
     import numpy
 
     state = xxhash.xxh3_128()
@@ -108,11 +110,11 @@ def _in_order(array: Any) -> str:
     return str(state.hexdigest())
 
 
-# -- torch ---------------------------------------------------------------------------------------------------------------
+# -- torch -----------------------------------------------------------------------------------------
 
 
 def _tensor(contents: Contents, tensor: Any) -> None:
-    """Elements in C order, from whatever device, and the gradient and the hooks of a leaf."""
+    """Add a tensor's elements in C order, from any device, and the gradient and hooks of a leaf."""
     torch = sys.modules["torch"]
     if tensor.is_leaf and tensor.grad is not None:
         contents.say("grad")
@@ -160,12 +162,12 @@ def _small_tensor(contents: Contents, tensor: Any) -> None:
     contents.say(*facts, ctypes.string_at(data.data_ptr(), tensor.nbytes))
 
 
-# -- pandas --------------------------------------------------------------------------------------------------------------
+# -- pandas ----------------------------------------------------------------------------------------
 
 
 def _frame(contents: Contents, frame: Any) -> None:
-    """Columns, whatever blocks they lie in."""
-    if type(frame).__module__.partition(".")[0] != "pandas":  # a subclass with more in it
+    """Add a frame by columns, independent of its internal blocks."""
+    if type(frame).__module__.partition(".")[0] != "pandas":  # a subclass may hold more
         contents.take_apart(frame)
         return
     contents.add(type(frame))
@@ -183,7 +185,7 @@ def _frame(contents: Contents, frame: Any) -> None:
 
 
 def _index(contents: Contents, index: Any) -> None:
-    """Labels; with the spacing where it is known."""
+    """Add an index by its labels, and by its frequency if that is known."""
     contents.add(type(index))
     contents.add(list(index.names))
     contents.say(str(getattr(index, "freq", None)))
@@ -198,7 +200,7 @@ def _index(contents: Contents, index: Any) -> None:
 
 
 def _extension(contents: Contents, array: Any) -> None:
-    """Arrays that keep their elements in one of numpy's."""
+    """Add an extension array that is backed by a NumPy array."""
     contents.add(type(array))
     contents.add(array.dtype)
     with contents.unshared():
@@ -206,7 +208,7 @@ def _extension(contents: Contents, array: Any) -> None:
 
 
 def _dtype(contents: Contents, dtype: Any) -> None:
-    """By its name: what more there is in it comes by looking."""
+    """Add a dtype by its name: everything else in it is a cache."""
     contents.say(type(dtype).__qualname__, str(dtype))
 
 
@@ -219,18 +221,22 @@ _PANDAS = {
 }
 
 
-# -- matplotlib ----------------------------------------------------------------------------------------------------------
+# -- matplotlib ------------------------------------------------------------------------------------
 
 
 def _artist(contents: Contents, artist: Any) -> None:
-    """A figure is its picture: drawing it changes most of what it is made of."""
+    """Add a figure as its rendered picture: drawing it changes most of its attributes."""
     contents.add(type(artist))
     figure = getattr(artist, "figure", None)
     if figure is None:
         contents.take_apart(artist)
     elif figure is not artist:
-        alike = figure.findobj(lambda each: type(each) is type(artist))
-        contents.say([each is artist for each in alike].index(True) if artist in alike else None)
+        same_type_artists = figure.findobj(lambda each: type(each) is type(artist))
+        contents.say(
+            [other is artist for other in same_type_artists].index(True)
+            if artist in same_type_artists
+            else None
+        )
         contents.add(figure)
     else:
         picture = io.BytesIO()
@@ -239,11 +245,14 @@ def _artist(contents: Contents, artist: Any) -> None:
         contents.memory(picture.getvalue())
 
 
-# -- keras ---------------------------------------------------------------------------------------------------------------
+# -- keras -----------------------------------------------------------------------------------------
 
 
 def _keras_model(contents: Contents, model: Any) -> None:
-    """A Keras model's configuration and weights: it is pickled as an archive, with the time in it."""
+    """Add a Keras model's configuration and weights.
+
+    It pickles as an archive that contains the current time, so its pickle always differs.
+    """
     contents.add(type(model))
     contents.add(model.get_config())
     contents.add(model.get_compile_config() if model.compiled else None)

@@ -1,8 +1,8 @@
-"""How torch's modules and optimizers travel, with their hooks and those of tensors.
+"""Pickle torch modules, optimizers and tensors together with their hooks.
 
-torch pickles a tensor or an optimizer without its hooks. Here they travel, in the dicts that hold them, so that a
-`RemovableHandle` that travels too removes its hook on the other side. A hook that is marked with
-`torch.utils.hooks.unserializable_hook` stays where it is, as it asks.
+torch pickles a tensor or an optimizer without its hooks. Here the hooks travel in the dicts that
+hold them, so that a `RemovableHandle` in the same value still removes its hook on the other side.
+Hooks marked with `torch.utils.hooks.unserializable_hook` are left out, as the mark demands.
 """
 
 from __future__ import annotations
@@ -20,38 +20,43 @@ _OF_TENSORS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 
 
 def tensor_hooks(tensor: Any) -> dict[str, Any]:
-    """Return the hooks of a tensor: attribute → dict of hooks by their ids; only those that are not empty."""
-    found = {}
+    """Return a tensor's non-empty dicts of hooks, by attribute name."""
+    hooks_by_attribute = {}
     for name in _OF_TENSORS:
         hooks = getattr(tensor, name, None)
         if hooks and (travelling := _travelling(hooks)):
-            found[name] = travelling
-    return found
+            hooks_by_attribute[name] = travelling
+    return hooks_by_attribute
 
 
 def _travelling(hooks: Mapping[int, Any]) -> Mapping[int, Any]:
-    """Return the same dict, or a copy where a hook in it asks to stay."""
+    """Return the same dict, or a copy without the hooks that are marked as unserializable."""
     if not any(hasattr(hook, "__torch_unserializable__") for hook in hooks.values()):
         return hooks
-    kept = (pair for pair in hooks.items() if not hasattr(pair[1], "__torch_unserializable__"))
-    return OrderedDict(kept)
+    serializable = (
+        pair for pair in hooks.items() if not hasattr(pair[1], "__torch_unserializable__")
+    )
+    return OrderedDict(serializable)
 
 
 def set_tensor_hooks(tensor: Any, hooks: Mapping[str, Any]) -> None:
-    """Give a tensor these hooks; torch calls them from now on."""
+    """Register these hooks with a tensor."""
     for name, registered in hooks.items():
         setattr(tensor, name, registered)
         reserve_ids(registered)
 
 
 def reserve_ids(hooks: Iterable[int]) -> None:
-    """Let hooks that are registered from now on have other ids: torch replaces a hook of the same id without a word."""
+    """Keep torch from giving these hook ids to hooks that are registered later.
+
+    torch silently replaces a hook that has the same id.
+    """
     handle = sys.modules["torch"].utils.hooks.RemovableHandle
     handle.next_id = max(handle.next_id, max(hooks, default=-1) + 1)
 
 
 def without_warning(tensor: Any) -> Any:
-    """Reduce a tensor as torch does, without torch's warning that its hooks are lost."""
+    """Reduce a tensor as torch does, but suppress torch's warning about lost hooks."""
     if not getattr(tensor, "_backward_hooks", None):
         return tensor.__reduce_ex__(5)
     with warnings.catch_warnings():
@@ -59,11 +64,14 @@ def without_warning(tensor: Any) -> Any:
         return tensor.__reduce_ex__(5)
 
 
-# -- modules and optimizers --------------------------------------------------------------------------------------------
+# -- modules and optimizers ------------------------------------------------------------------------
 
 
 def reducer_for(kind: type) -> Callable[[Any], Any] | None:
-    """Return what reduces objects of this type, if they may have hooks; NotImplemented from it for those that have none."""
+    """Return the reducer for objects of this type if they may have hooks, or None.
+
+    The reducer returns NotImplemented for objects without hooks.
+    """
     if is_a(kind, "torch.optim", "Optimizer"):
         return _optimizer
     return _module if is_a(kind, "torch.nn", "Module") else None
@@ -78,7 +86,7 @@ def _registered(value: Any) -> dict[str, Mapping[int, Any]]:
 
 
 def _module(module: Any) -> Any:
-    """Reduce a module with hooks, or with parameters that are computed from others."""
+    """Reduce a module with hooks or with computed parameters."""
     registered = _registered(module)
     computed = parametrized.computed_by_hooks(module)
     own = parametrized.own_class(type(module))
@@ -101,7 +109,7 @@ def _module(module: Any) -> Any:
 
 
 def _has_plain_state(reduced: str | tuple[Any, ...]) -> TypeGuard[tuple[Any, ...]]:
-    """Return False for what only a class's own reduction can make again: a name, or more than a state."""
+    """Return False if only the class's own reduction can rebuild the object."""
     if isinstance(reduced, str) or len(reduced) < 3:
         return False
     return all(part is None for part in reduced[3:])
@@ -112,7 +120,7 @@ def _blank(kind: Any) -> Any:
 
 
 def fill_module(module: Any, parts: tuple[Any, bool, dict[str, Any], int]) -> None:
-    """Set a module's state, and what follows from it."""
+    """Set a module's state, then restore its parametrizations and computed attributes."""
     state, is_parametrized, computed, last = parts
     _set_state(module, state)
     if is_parametrized:
@@ -122,7 +130,7 @@ def fill_module(module: Any, parts: tuple[Any, bool, dict[str, Any], int]) -> No
 
 
 def _optimizer(optimizer: Any) -> Any:
-    """Reduce an optimizer with its hooks: its `__getstate__` leaves them out."""
+    """Reduce an optimizer with its hooks, which its `__getstate__` leaves out."""
     hooks = _registered(optimizer)
     if not hooks:
         return NotImplemented
@@ -141,8 +149,8 @@ def fill_optimizer(optimizer: Any, parts: tuple[Any, dict[str, Mapping[int, Any]
 
 
 def _last(hooks: Mapping[str, Mapping[int, Any]]) -> int:
-    """Return the highest id of hooks, or -1."""
-    return max((max(each) for each in hooks.values()), default=-1)
+    """Return the highest hook id, or -1."""
+    return max((max(ids) for ids in hooks.values()), default=-1)
 
 
 def _set_state(value: Any, state: Any) -> None:

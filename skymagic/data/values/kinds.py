@@ -1,4 +1,4 @@
-"""Questions about types: what can change, what is the user's word for it, what Python adds by itself."""
+"""Predicates about types: mutability, names that users recognize, members added by Python."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _FIXED = (
     ipaddress.IPv6Network,
 )
 
-# By name, for their modules need not be imported.
+# By name, so that their modules are not imported.
 _FIXED_NAMES = {
     *(("datetime", name) for name in ("datetime", "date", "time", "timedelta", "timezone")),
     *(("torch", name) for name in ("dtype", "device", "Size", "layout", "memory_format")),
@@ -65,7 +65,7 @@ _PANDAS_SCALARS = (
 
 
 def changeable(kind: type) -> bool:
-    """Whether objects of a type can change, so that it matters whether two names hold the same one."""
+    """Return True if objects of a type can change, so that sharing them between names matters."""
     if (
         issubclass(kind, _FIXED)
         or is_a(kind, "numpy", "dtype")
@@ -84,7 +84,10 @@ def changeable(kind: type) -> bool:
 
 
 def is_a(kind: type, module: str, name: str) -> bool:
-    """Whether a type or a base of it has this name, in this module or one inside it; nothing is imported."""
+    """Return True if a type or one of its bases has this name in this module or a submodule.
+
+    Nothing is imported.
+    """
     return any(
         base.__name__ == name
         and (base.__module__ == module or base.__module__.startswith(f"{module}."))
@@ -93,12 +96,12 @@ def is_a(kind: type, module: str, name: str) -> bool:
 
 
 def type_name(value: object) -> str:
-    """A value's type as a user knows it: without ``builtins`` and ``__main__``."""
+    """Return the name of a value's type as users know it, without `builtins` and `__main__`."""
     return kind_name(type(value))
 
 
 def kind_name(kind: type) -> str:
-    """A type as a user knows it: without ``builtins`` and ``__main__``."""
+    """Return the name of a type as users know it, without `builtins` and `__main__`."""
     module = kind.__module__.lstrip("_")
     return (
         kind.__qualname__ if module in ("builtins", "main__") else f"{module}.{kind.__qualname__}"
@@ -106,7 +109,7 @@ def kind_name(kind: type) -> str:
 
 
 def made_by_python(name: str, value: object, cls: type) -> bool:
-    """Whether a class has this member from its slots, or got it when somebody looked."""
+    """Return True if a class has this member from its slots, or as a cache of an earlier lookup."""
     if isinstance(value, types.MemberDescriptorType):
         return value.__objclass__ is cls
     return name in ("__slotnames__", "__annotations_cache__") or (

@@ -1,4 +1,4 @@
-"""Memory that values look at: which of it is shared, and travels as one."""
+"""Memory that values refer to: find shared memory, which travels as one block."""
 
 from __future__ import annotations
 
@@ -15,40 +15,40 @@ SMALL = 16 << 10
 
 _ALIGN = 16
 _WASTE = 0.9
-"""A storage of which the tensors in a value use less than this part is cut to the part in use."""
+"""A storage is cut to the used part if the tensors in a value use less than this share of it."""
 
 
 class Span(NamedTuple):
-    """Memory that a value uses: addresses, and what owns them."""
+    """Range of addresses that a value uses, with its owner."""
 
     start: int
     stop: int
     owner: int
-    """Identity of the array, or the storage's handle."""
+    """Identity of the array, or handle of the storage."""
     whole: tuple[int, int] | None = None
-    """A torch storage's full range; None for an array."""
+    """Full range of the torch storage, or None for an array."""
 
 
 @dataclass(frozen=True, eq=False)
 class MemoryBlock:
-    """Memory that several objects of one value look at; it travels once and they stay views of it."""
+    """Memory viewed by several objects of one value: it travels once, and they remain views."""
 
     start: int
     stop: int
     owner: int
-    """Address of its first span; the handle of the storage when it lies on a device."""
+    """Address of the first span, or the handle of a storage on a device."""
 
 
 @dataclass(frozen=True, eq=False)
 class Storage:
-    """A torch storage that consists of a block."""
+    """Torch storage that consists of a block."""
 
     block: MemoryBlock
 
 
 @dataclass
 class Layout:
-    """Which memory of a value must travel as common blocks."""
+    """Plan of the memory of a value that must travel as common blocks."""
 
     blocks: Sequence[MemoryBlock]
     storages: dict[int, Storage] = field(default_factory=dict)
@@ -58,28 +58,30 @@ class Layout:
         self.starts = [block.start for block in self.blocks]
 
     def find(self, start: int, stop: int) -> MemoryBlock | None:
-        """The block that covers these addresses."""
+        """Return the block that covers these addresses, or None."""
         index = bisect_right(self.starts, start) - 1
         block = self.blocks[index] if index >= 0 else None
         return block if block is not None and stop <= block.stop else None
 
 
 def layout(spans: Iterable[Span], apart: frozenset[int] | set[int] = frozenset()) -> Layout | None:
-    """Blocks for memory that overlaps, and for storages of which little is used; None when there are none.
+    """Plan blocks for overlapping memory, and for storages that are mostly unused.
+
+    Return None if no blocks are needed.
 
     Args:
-        apart: owners that stay as they are.
+        apart: owners that are left unchanged.
     """
     spans = list(spans)
     if _separate(spans):
-        return None  # ten thousand small tensors, most often
+        return None  # the common case, for example ten thousand small tensors
     owners: dict[int, Span] = {}
     for span in spans:
         if span.owner in apart:
             continue
-        known = owners.get(span.owner, span)
+        merged = owners.get(span.owner, span)
         owners[span.owner] = Span(
-            min(known.start, span.start), max(known.stop, span.stop), span.owner, span.whole
+            min(merged.start, span.start), max(merged.stop, span.stop), span.owner, span.whole
         )
     blocks = []
     for cluster in clusters(list(owners.values())):
@@ -90,7 +92,7 @@ def layout(spans: Iterable[Span], apart: frozenset[int] | set[int] = frozenset()
 
 
 def _separate(spans: Sequence[Span]) -> bool:
-    """Whether each span has an owner of its own, none overlap, and no storage is worth being cut."""
+    """Return True if spans have distinct owners and no overlap, and no storage needs cutting."""
     if len({span.owner for span in spans}) != len(spans):
         return False
     if overlap(spans):
@@ -102,12 +104,12 @@ def _separate(spans: Sequence[Span]) -> bool:
 
 
 def overlap(spans: Iterable[Span]) -> bool:
-    """Whether any of these spans, each with an owner of its own, share an address."""
+    """Return True if any of these spans share an address; their owners must be different."""
     return any(after.start < before.stop for before, after in pairwise(sorted(spans)))
 
 
 def clusters(spans: list[Span]) -> list[list[Span]]:
-    """Spans that overlap, together; sorted by address."""
+    """Group overlapping spans, sorted by address."""
     groups: list[list[Span]] = []
     reach = -1
     for span in sorted(spans, key=lambda span: span.start):
@@ -122,23 +124,23 @@ def clusters(spans: list[Span]) -> list[list[Span]]:
 def _wasteful(span: Span, used: int) -> bool:
     if span.whole is None:
         return False
-    whole = span.whole[1] - span.whole[0]
-    return whole - used > SMALL and used < whole * _WASTE
+    total = span.whole[1] - span.whole[0]
+    return total - used > SMALL and used < total * _WASTE
 
 
 def memory(start: int, stop: int) -> pickle.PickleBuffer:
-    """Raw memory by address; its owner must be kept alive by the caller."""
+    """Return raw memory by address; the caller must keep its owner alive."""
     return pickle.PickleBuffer((ctypes.c_ubyte * (stop - start)).from_address(start))
 
 
 def writable(buffer: Any) -> memoryview:
-    """The buffer itself, or a copy of one that cannot be written."""
+    """Return the buffer itself, or a copy if it is read-only."""
     view = memoryview(buffer)
     return memoryview(bytearray(view)) if view.readonly else view
 
 
 class MemoryRegion(NamedTuple):
-    """Memory of something that stands in a pickle: an array, a torch storage, or the part of one that travels."""
+    """Memory of an object in a pickle: an array, a torch storage, or the travelling part of one."""
 
     stands: Any
     start: int
@@ -147,30 +149,40 @@ class MemoryRegion(NamedTuple):
 
 @dataclass
 class LinkedMemory:
-    """Memory that the other side has already."""
+    """Memory that the other side already has."""
 
     storages: dict[int, MemoryRegion] = field(default_factory=dict)
     """By the handles of torch storages."""
     arrays: list[MemoryRegion] = field(default_factory=list)
 
     def array(self, start: int, stop: int) -> Any:
-        """The array that has these addresses; None when there is none."""
+        """Return the array that contains these addresses, or None."""
         return next(
-            (each.stands for each in self.arrays if each.start <= start and stop <= each.stop), None
+            (
+                region.stands
+                for region in self.arrays
+                if region.start <= start and stop <= region.stop
+            ),
+            None,
         )
 
 
 Leaf = tuple[int, int, tuple[Any, ...]]
-"""First and last address of a small array's or tensor's elements, and what its contents are called beside them."""
+"""Start and end address of a small array's or tensor's elements, and the part of its content hash
+that precedes them.
+"""
 
 
 class Tracker:
-    """What one pickling pass has learned about memory, and the layout that it follows.
+    """Record of memory seen in one pickling pass, with the layout that the pass follows.
 
     Args:
-        between_ranks: memory of a device goes to the other rank's device, and not to its CPU.
-        leaves_only: whether a tensor that is part of a computation is refused; otherwise its numbers travel.
-        linked: memory that the other side has.
+        follow: the layout, planned from an earlier pass.
+        between_ranks: True if memory of a device goes to the other rank's device rather than its
+            CPU.
+        leaves_only: True to refuse tensors that are part of a computation; otherwise they are
+            detached.
+        linked: memory that the other side already has.
     """
 
     def __init__(
@@ -190,13 +202,12 @@ class Tracker:
         self.whole: set[int] = set()
         self.storages: dict[int, Any] = {}
         self.facts: dict[Any, Any] = {}
-        """Shapes, strides and names of dtypes, each as one object: the pickle has it once."""
-        self.leaves: dict[
-            int, Leaf
-        ] = {}  # by identity: small arrays and tensors without gaps and gradients
+        """Shapes, strides and dtype names, each as one object, so that the pickle holds it once."""
+        self.leaves: dict[int, Leaf] = {}
+        """By identity: small contiguous arrays and tensors without gradients."""
         self.versions: dict[int, list[int | None]] = {}
-        """By the handle of a storage: torch's version counters of the tensors in it."""
+        """By storage handle: torch's version counters of the tensors in the storage."""
 
 
 Reduced = tuple[Any, ...] | Any
-"""What a reducer returns: a reduce tuple, or NotImplemented."""
+"""Result of a reducer: a reduce tuple, or NotImplemented."""

@@ -1,9 +1,10 @@
-"""Modules of torch whose parameters are computed from others: parametrizations, pruning, weight and spectral norm.
+"""torch modules with computed parameters: parametrizations, pruning, weight and spectral norm.
 
-`torch.nn.utils.parametrize` gives each such module a class of its own, which refuses to be pickled: here its own class
-travels with its state, and the other side makes that class again. The older functions (`weight_norm`, `spectral_norm`,
-`prune`) keep the result of their last computation as a plain attribute, which is part of that computation: it is
-computed again on the other side, as their hook does before each forward pass.
+`torch.nn.utils.parametrize` gives each such module its own class, which refuses to be pickled. Here
+the original class travels with the module's state, and the other side creates that special class
+again. The older functions (`weight_norm`, `spectral_norm`, `prune`) keep their last result as a
+plain attribute that is part of a computation. The other side computes it again, as their hook does
+before each forward pass.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from skymagic.data.values.kinds import is_a
 
 
 def is_parametrized(kind: type) -> bool:
-    """Return True for a class that `torch.nn.utils.parametrize` has made for one module."""
+    """Return True for a class that `torch.nn.utils.parametrize` created for one module."""
     own = getattr(vars(kind).get("__getstate__"), "__qualname__", "")
     return own.startswith("_inject_new_class.<locals>")
 
@@ -29,18 +30,22 @@ def own_class(kind: type) -> type:
 
 
 def computed_by_hooks(module: Any) -> dict[str, Any]:
-    """Return attributes that are part of a computation which a hook repeats before each forward pass: name → hook."""
-    found = {}
+    """Find attributes that a hook recomputes before each forward pass.
+
+    Returns:
+        Maps each attribute name to its hook.
+    """
+    hooks_by_attribute = {}
     for hook in vars(module).get("_forward_pre_hooks", {}).values():
         name = _attribute_of(hook)
         value = vars(module).get(name)
         if value is not None and is_a(type(value), "torch", "Tensor") and not value.is_leaf:
-            found[name] = hook
-    return found
+            hooks_by_attribute[name] = hook
+    return hooks_by_attribute
 
 
 def _attribute_of(hook: Any) -> str:
-    """Return the attribute that a hook of torch's own sets, or an empty text for other hooks."""
+    """Return the attribute that one of torch's own hooks sets, or "" for other hooks."""
     kind = type(hook)
     if is_a(kind, "torch.nn.utils.weight_norm", "WeightNorm") or is_a(
         kind, "torch.nn.utils.spectral_norm", "SpectralNorm"
@@ -50,19 +55,22 @@ def _attribute_of(hook: Any) -> str:
 
 
 def without_computed(state: dict[str, Any], module: Any, computed: Mapping[str, Any]) -> None:
-    """Take what is computed out of a module's state, also where a recurrent layer lists its weights."""
+    """Remove computed attributes from a module's state.
+
+    This includes the list of weights that a recurrent layer keeps.
+    """
     values = [vars(module)[name] for name in computed]
     for name in computed:
         state.pop(name, None)
     weights = state.get("_flat_weights")
     if isinstance(weights, list):
         state["_flat_weights"] = [
-            None if any(each is value for value in values) else each for each in weights
+            None if any(weight is value for value in values) else weight for weight in weights
         ]
 
 
 def compute_again(module: Any, computed: Mapping[str, Any]) -> None:
-    """Set the attributes that hooks compute, as part of a new computation."""
+    """Recompute the attributes that hooks set."""
     torch = sys.modules["torch"]
     for name, hook in computed.items():
         with torch.enable_grad():
@@ -76,7 +84,7 @@ def compute_again(module: Any, computed: Mapping[str, Any]) -> None:
 
 
 def parametrize_again(module: Any) -> None:
-    """Give a module, whose state has parametrizations, the class that computes its parameters."""
+    """Give a module with parametrizations in its state the class that computes its parameters."""
     import torch.nn.utils.parametrize as parametrize
 
     parametrize._inject_new_class(module)  # type: ignore[no-untyped-call, unused-ignore]

@@ -1,8 +1,11 @@
-"""A pickled value: its stream in pieces without a copy, its buffers, what was learned about it, and what a later value may refer to.
+"""The result of pickling, the fast path for plain values, and numbered objects in a pickle.
 
-Most values of a notebook are numbers, strings, and lists and dicts of them: `plainly` is the short way for what Python pickles by itself.
-Pickler and unpickler number what they have made in the same order. So the number that an object has on this side finds the object that
-the other side has made of it, for as long as the value is pickled in the same way."""
+A `Pickled` holds the stream in pieces without a copy, its buffers, and facts collected on the way.
+Most values in a notebook are numbers, strings, and lists and dicts of them: `plainly` is the fast
+path for values that Python can pickle alone. Pickler and unpickler number the objects they create
+in the same order. So the number of an object on this side identifies its copy on the other side,
+for as long as the value is pickled in the same way.
+"""
 
 from __future__ import annotations
 
@@ -23,13 +26,13 @@ from skymagic.data.values.memory import SMALL, LinkedMemory, MemoryBlock, Span
 
 
 class Buffers:
-    """Out-of-band buffers in the order of the pickle; small ones stay in it."""
+    """Out-of-band buffers in the order of the pickle; small ones stay in the stream."""
 
     def __init__(self) -> None:
         self.kept: list[memoryview | DeviceBytes] = []
 
     def add(self, buffer: pickle.PickleBuffer) -> bool:
-        """For the pickler: True for a buffer that stays in the stream."""
+        """Return True if the buffer stays in the stream; called by the pickler."""
         raw = buffer.raw()
         if (data := behind(raw)) is not None:
             self.kept.append(data)
@@ -41,18 +44,18 @@ class Buffers:
 
 
 class StreamPieces:
-    """A file for the pickler to write to, which keeps large byte strings as they are."""
+    """File for the pickler to write to that keeps large byte strings without copying them."""
 
     def __init__(self) -> None:
         self._parts: list[Buffer] = []
         self.write = self._parts.append
 
     def clear(self) -> None:
-        """Drop what was written."""
+        """Drop everything written so far."""
         self._parts.clear()
 
     def pieces(self) -> tuple[Buffer, ...]:
-        """What was written; small parts joined."""
+        """Return everything written, with small parts joined."""
         if len(self._parts) == 1:
             return (self._parts[0],)
         joined: list[Buffer] = []
@@ -67,7 +70,7 @@ class StreamPieces:
 
 
 class Rope(io.RawIOBase):
-    """Stream over several pieces, without joining them."""
+    """Readable stream over several pieces, without joining them."""
 
     def __init__(self, pieces: Sequence[Buffer]) -> None:
         self._pieces = [memoryview(piece).cast("B") for piece in pieces]
@@ -79,8 +82,8 @@ class Rope(io.RawIOBase):
             part = self._pieces[0][: view.nbytes - done]
             view[done : done + part.nbytes] = part
             done += part.nbytes
-            rest = self._pieces[0][part.nbytes :]
-            self._pieces[:1] = [rest] if rest else []
+            remaining = self._pieces[0][part.nbytes :]
+            self._pieces[:1] = [remaining] if remaining else []
         return done
 
     def read(self, size: int = -1) -> bytes:
@@ -98,46 +101,52 @@ class Rope(io.RawIOBase):
 
 
 CONTAINERS = (list, dict, set, bytearray)
-"""Python's own types whose objects can change."""
+"""Mutable built-in types."""
 
 
 class Pickled(NamedTuple):
-    """A value ready to be written: the pickle's pieces, then the buffers that it refers to."""
+    """Value ready to be written: the pieces of the pickle, then the buffers that it refers to."""
 
     pieces: tuple[Buffer, ...]
     """The pickle stream; large byte strings by reference."""
     buffers: tuple[memoryview | DeviceBytes, ...]
-    """Out-of-band memory, 1-dimensional bytes, in the order of the pickle."""
+    """Out-of-band memory as 1-dimensional bytes, in the order of the pickle."""
     modules: frozenset[str] = frozenset()
-    """Modules of the notebook's folder that it refers to."""
+    """Modules in the notebook's folder that it refers to."""
     packages: frozenset[str] = frozenset()
     """Top-level packages that it refers to."""
     required: frozenset[str] = frozenset()
-    """Modules of elsewhere, dotted, without which it cannot be rebuilt and used: no ``try`` is around them."""
+    """Dotted names of other modules needed to rebuild and use it: their imports are in no `try`."""
     uses: Mapping[str, str] = types.MappingProxyType({})
-    """Names of the namespace that its functions use, with the name of a function that does."""
+    """Names of the namespace that its functions use, each with the name of one such function."""
     hints: Mapping[str, str] = types.MappingProxyType({})
-    """Types of the namespace that its string annotations name, with the name of an annotated function or class."""
+    """Types of the namespace that its string annotations name, each with the name of one annotated
+    function or class.
+    """
     attributes: frozenset[str] = frozenset()
     """Attribute names in its functions' code."""
     files: frozenset[str] = frozenset()
     """File names of its functions' code."""
     marks: frozenset[int] | None = frozenset()
-    """Identities of the changeable objects in it, as long as ``keep`` lives; None where nobody has looked yet."""
+    """Identities of its mutable objects, valid while `keep` lives; None if not computed yet."""
     spans: tuple[Span, ...] = ()
-    """Memory that it looks at."""
+    """Memory that it refers to."""
     keep: Any = None
-    """Holds everything that the pickle refers to."""
+    """Keeps alive everything that the pickle refers to."""
     code: bool = False
-    """Whether it holds code that this process has compiled."""
+    """True if it holds code that was compiled by this process."""
     wrappers: bool = False
-    """Whether it holds a wrapper around the process group, on its way to another rank."""
+    """True if it holds a wrapper around the process group, for another rank."""
     active: bool = False
-    """Whether its rebuilding may run the notebook's code: ``__setstate__``, ``__hash__``, what ``__reduce__`` names."""
+    """True if rebuilding may run the notebook's code: `__setstate__`, `__hash__`, functions named
+    by `__reduce__`.
+    """
     steady: bool = False
-    """Whether no class's own code was asked what an object consists of, so that the value looks the same each time."""
+    """True if no class's own code decided what to pickle, so that repeated pickling gives the same
+    result.
+    """
     plain: bool = False
-    """Whether it is small and consists of Python's own containers, numbers and strings alone."""
+    """True if it is small and consists only of built-in containers, numbers and strings."""
 
     @property
     def header(self) -> bytes:
@@ -146,22 +155,26 @@ class Pickled(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        """Length of pickle and buffers, in bytes."""
+        """Size of pickle and buffers in bytes."""
         if self.plain:
             return len(self.pieces[0])
         return sum(map(len, self.pieces)) + sum(map(len, self.buffers))
 
 
 def groups(pickles: Sequence[Pickled], marks: Sequence[frozenset[int]]) -> list[list[int]]:
-    """Indices of pickles whose values share an object or memory, in groups; they must be pickled as one to stay so.
+    """Group pickles whose values share an object or memory, by index.
+
+    The values of a group must be pickled as one to keep sharing it.
 
     Args:
-        marks: the identities of each one's changeable objects.
+        marks: for each pickle, the identities of its mutable objects.
     """
     if not any(pickled.spans for pickled in pickles) and len(frozenset().union(*marks)) == sum(
         map(len, marks)
     ):
-        return [[index] for index in range(len(pickles))]  # a thousand small values
+        return [
+            [index] for index in range(len(pickles))
+        ]  # fast path, for example for a thousand small values
     parent = list(range(len(pickles)))
 
     def root(index: int) -> int:
@@ -186,30 +199,33 @@ def groups(pickles: Sequence[Pickled], marks: Sequence[frozenset[int]]) -> list[
             parent[root(index)] = root(last)
         if stop > reach:
             reach, last = stop, index
-    found: dict[int, list[int]] = {}
+    indices_by_root: dict[int, list[int]] = {}
     for index in range(len(pickles)):
-        found.setdefault(root(index), []).append(index)
-    return list(found.values())
+        indices_by_root.setdefault(root(index), []).append(index)
+    return list(indices_by_root.values())
 
 
-# -- the short way ---------------------------------------------------------------------------------
+# -- plain values ----------------------------------------------------------------------------------
 
 
 MANY = 1 << 20
-"""Bytes of a pickle above which its objects are not listed one by one to find shared ones."""
+"""Pickle size in bytes above which objects are not listed to find shared ones."""
 
 _PLAIN = frozenset((*CONTAINERS, int, float, str, bytes, bool, type(None), tuple, frozenset))
 _FIXED = _PLAIN - {*CONTAINERS, tuple, frozenset}
 _REUSED = 512
-"""Bytes of a pickle up to which its pickler serves again: it never gives back the room for its numbers, and clears all of it."""
+"""Largest pickle size in bytes after which a pickler is reused.
+
+A pickler never shrinks its memo, and clears all of it each time.
+"""
 
 
 class _NotPlain(Exception):
-    """There is something in the value that Python does not pickle all by itself."""
+    """Raised inside a pickler by an object that Python does not pickle by itself."""
 
 
 class PlainPickler(pickle.Pickler):
-    """Pickles what Python pickles all by itself; one for each thread, for they are many small values."""
+    """Pickler for built-in types only; one per thread is reused for the many small values."""
 
     def __init__(self) -> None:
         self.out = StreamPieces()
@@ -227,7 +243,7 @@ _local = _Local()
 
 
 def plainly(value: object) -> Pickled | None:
-    """A value of Python's own types as a pickle; None when something else is in it."""
+    """Pickle a value of built-in types, or return None if it holds anything else."""
     if type(value) not in _PLAIN:
         return None
     pickler = _local.pickler or PlainPickler()
@@ -252,81 +268,91 @@ def _reuse(pickler: PlainPickler, nbytes: int) -> None:
 
 
 def is_flat(value: object) -> bool:
-    """Whether a value of Python's own types holds numbers and texts alone; pickling it again would be much slower."""
+    """Return True if a value of built-in types holds only numbers and texts.
+
+    Pickling it again would be much slower than this check.
+    """
     return _FIXED.issuperset(map(type, gc.get_referents(value)))
 
 
 def plain_memo(value: object) -> dict[int, tuple[int, object]]:
-    """Identity → number and object, of what a plain value consists of, as `plainly` pickles it."""
+    """Return number and object by identity for the parts of a plain value.
+
+    The numbers are those in the pickle from `plainly`.
+    """
     pickler = _local.pickler or PlainPickler()
     _local.pickler = None  # in use
     pickler.dump(value)
-    found = pickler.memo.copy()
+    memo = pickler.memo.copy()
     _reuse(pickler, sum(map(len, pickler.out.pieces())))
-    return found
+    return memo
 
 
 def containers_in(value: object) -> frozenset[int]:
-    """Identities of the lists, dicts and sets in a value of Python's own types."""
+    """Return the identities of the lists, dicts and sets in a value of built-in types."""
     if type(value) in _FIXED:
         return frozenset()
     if is_flat(value):
         return frozenset((id(value),)) if type(value) in CONTAINERS else frozenset()
     return frozenset(
-        number for number, (_, each) in plain_memo(value).items() if type(each) in CONTAINERS
+        number for number, (_, obj) in plain_memo(value).items() if type(obj) in CONTAINERS
     )
 
 
 def containers_of(value: object, leaves: Container[int]) -> set[int] | None:
-    """Identities of the containers that a value consists of, beside numbers, texts and these leaves; None when something else is in it."""
-    seen: dict[int, object] = {}
-    todo: Sequence[object] = (value,)
-    while todo:
-        if not _PLAIN.issuperset(map(type, todo)):
+    """Return the identities of the containers in a value, ignoring atoms and `leaves`.
+
+    Return None if the value holds anything else.
+    """
+    visited: dict[int, object] = {}
+    pending: Sequence[object] = (value,)
+    while pending:
+        if not _PLAIN.issuperset(map(type, pending)):
             return None
-        seen.update((id(each), each) for each in todo)
-        inner = gc.get_referents(*todo)
-        new = {
-            id(each): each for each in inner if type(each) not in _FIXED and id(each) not in leaves
-        }
-        todo = [new[key] for key in new.keys() - seen.keys()]
-    return {key for key, each in seen.items() if type(each) in CONTAINERS}
+        visited.update((id(obj), obj) for obj in pending)
+        inner = gc.get_referents(*pending)
+        new = {id(obj): obj for obj in inner if type(obj) not in _FIXED and id(obj) not in leaves}
+        pending = [new[key] for key in new.keys() - visited.keys()]
+    return {key for key, obj in visited.items() if type(obj) in CONTAINERS}
 
 
 # -- objects by their number in a pickle -----------------------------------------------------------
 
 
 LISTED = 4 << 20
-"""Bytes of a pickle above which only the value itself has a number, and not each object in it."""
+"""Pickle size in bytes above which only the value itself is numbered, not the objects in it."""
 ROOT = -1
-"""The number of a value itself; those of several in one pickle are -1, -2, …"""
+"""Number of a value itself; several values in one pickle have the numbers -1, -2, …"""
 
 FIXED_TYPES = (int, float, bool, type(None), complex, str, bytes)
-"""Types of which it never matters which object it is."""
+"""Types whose objects are interchangeable if they are equal."""
 _SINGLE = (("logging", "Logger"), ("IPython", "InteractiveShell"))
 
 Ref = tuple[int, int]
-"""A table of objects that the other side has kept, and a number in it."""
+"""Table of objects held by the other side, and a number in that table."""
 
 
 @dataclass
 class PickleLinks:
-    """What a pickle refers to instead of copying it."""
+    """Objects that a pickle refers to instead of copying them."""
 
     objects: dict[int, Ref] = field(default_factory=dict)
-    """Identity → where the other side has it."""
+    """By identity: where the other side has the object."""
     memory: LinkedMemory = field(default_factory=LinkedMemory)
-    """Memory of those objects."""
+    """Memory of these objects."""
     used: dict[int, int] = field(default_factory=dict)
-    """Identities of those that the pickle does refer to → their places among them."""
+    """By identity: index of each object that the pickle does refer to."""
 
     def number(self, obj: object) -> int | None:
-        """The place of an object among those referred to; None for one that travels itself."""
+        """Return the index of an object that is referred to, or None if it must be pickled."""
         return self.used.setdefault(id(obj), len(self.used)) if id(obj) in self.objects else None
 
 
 def linkable(kind: type) -> bool:
-    """Whether it matters which object of this type it is; not of those that each process has one of."""
+    """Return True if the identity of this type's objects matters.
+
+    It does not matter for singletons that every process has.
+    """
     if kind in CONTAINERS:
         return True
     if (
@@ -336,17 +362,17 @@ def linkable(kind: type) -> bool:
         or issubclass(kind, (memoryview, MemoryBlock, types.GenericAlias, types.UnionType))
     ):
         return False
-    if any(is_a(kind, *each) for each in _SINGLE):
+    if any(is_a(kind, *type_path) for type_path in _SINGLE):
         return False
     return changeable(kind) or issubclass(kind, types.FunctionType)
 
 
 def travels(function: types.FunctionType) -> bool:
-    """Whether a function travels by itself: not as a name of a module, nor with its class."""
+    """Return True if a function travels on its own, not by name or with its class."""
     name = function.__qualname__
     return "<locals>" in name or ("." not in name and function.__module__ in (None, "__main__"))
 
 
 def linkable_kinds(kinds: Iterable[type]) -> set[type]:
-    """The linkable ones among some types."""
+    """Return the linkable types among the given ones."""
     return {kind for kind in set(kinds) if linkable(kind)}

@@ -1,4 +1,4 @@
-"""The pickler of values: cloudpickle, with the notebook's functions, classes and memory done differently."""
+"""The pickler: cloudpickle with custom handling of the notebook's functions, classes and memory."""
 
 from __future__ import annotations
 
@@ -35,13 +35,14 @@ from skymagic.data.values.shards import REFUSED, Shards
 
 
 class ValuePickler(cloudpickle.Pickler):  # type: ignore[misc]
-    """cloudpickle with the notebook's functions, classes and memory done differently."""
+    """Pickler that handles the notebook's functions, classes and memory specially."""
 
     before: object = None
     parts: Shards = REFUSED
 
     def __init__(self, namespace: dict[str, Any], folder: str | None, tracker: Tracker) -> None:
-        # Nothing here may refer back to the pickler: it holds the value, which must go when the cell is done.
+        # Nothing here may refer back to the pickler: it holds the value, which must be freed as
+        # soon as the cell is done.
         self._out = StreamPieces()
         self._buffers = Buffers()
         super().__init__(self._out, protocol=5, buffer_callback=self._buffers.add)
@@ -90,11 +91,14 @@ class ValuePickler(cloudpickle.Pickler):  # type: ignore[misc]
         )
 
     def found_marks(self, value: object) -> frozenset[int]:
-        """Identities of the changeable objects in the value that was pickled; of a value that stays where it is nobody asks."""
+        """Return the identities of the mutable objects in the pickled value.
+
+        Computed on demand: values that stay where they are never need it.
+        """
         if self._listed:
-            objects = [each for _, each in self.memo.copy().values()]
+            objects = [obj for _, obj in self.memo.copy().values()]
             kinds = {kind for kind in set(map(type, objects)) if changeable(kind)}
-            self.marks.update(id(each) for each in objects if type(each) in kinds)
+            self.marks.update(id(obj) for obj in objects if type(obj) in kinds)
         if changeable(type(value)):
             self.marks.add(id(value))
         self.marks -= self.tracker.private
@@ -133,7 +137,7 @@ class ValuePickler(cloudpickle.Pickler):  # type: ignore[misc]
         return reduce_checked
 
     def _reducer_of_process(self, kind: type) -> Callable[[ValuePickler, Any], Any] | None:
-        """Return how objects are reduced, of which a process may have one of its own."""
+        """Return the reducer for a type that may have a singleton in each process."""
         if singletons.replaces_module(kind):
             return ValuePickler._module_replacement
         if registrations.is_custom_op(kind):
@@ -154,7 +158,7 @@ class ValuePickler(cloudpickle.Pickler):  # type: ignore[misc]
         return reduce_single
 
     def _plain_reducer(self, kind: type) -> Callable[[ValuePickler, Any], Any] | None:
-        """Return how objects are reduced of which a process may have any number."""
+        """Return the reducer for types that may have any number of instances."""
         memory = arrays.reducer_for(kind)
         if changeable(kind) and (
             memory is None or kind.__module__.partition(".")[0] not in ("numpy", "torch")
@@ -182,7 +186,7 @@ class ValuePickler(cloudpickle.Pickler):  # type: ignore[misc]
         if self.tracker.between_ranks and is_a(kind, "torch.distributed.fsdp", "FSDPModule"):
             return ValuePickler._shard
         if is_a(kind, "torch.nn.parallel", "DistributedDataParallel"):
-            # The wrapper belongs to a process group; what it wraps is the user's.
+            # The wrapper belongs to a process group; only the user's own module travels.
             return lambda pickler, obj: (rebuild.same, (obj.module,))
         if not self.tracker.between_ranks and (sharded := shards.reducer(kind)) is not None:
             return lambda pickler, obj: pickler._sharded(sharded(obj, pickler.parts), obj)
@@ -208,7 +212,7 @@ class ValuePickler(cloudpickle.Pickler):  # type: ignore[misc]
         return ValuePickler._own_reduction if self._reduces_itself(kind) else ValuePickler._instance
 
     def _reduces_itself(self, kind: type) -> bool:
-        """Return True if the pickler would call a method of the object's class to reduce it."""
+        """Return True if the object's own class defines how it is reduced."""
         if kind in self.dispatch_table:
             return False
         return any(
@@ -227,12 +231,15 @@ class ValuePickler(cloudpickle.Pickler):  # type: ignore[misc]
         return self._instance(obj) if reduced is NotImplemented else self._part(reduced, obj)
 
     def _compiled(self, function: Any) -> Any:
-        """A function of an extension module, by whose name it is found again: a table may rest on another package's."""
+        """Reduce a function of an extension module, which pickles by name.
+
+        Its module is recorded, because a dispatch table may depend on another package.
+        """
         self._refer(getattr(function, "__module__", None))
         return self._instance(function) if changeable(type(function)) else NotImplemented
 
     def _own_reduction(self, obj: Any) -> Any:
-        """Reduce an object as its class says: to the name of a singleton, as `pandas.NA` does, or to its parts."""
+        """Reduce an object as its class does: to a singleton's name (`pandas.NA`) or to parts."""
         reduced = obj.__reduce_ex__(pickle.HIGHEST_PROTOCOL)
         if isinstance(reduced, str):
             return self._named(reduced, obj)
@@ -240,7 +247,10 @@ class ValuePickler(cloudpickle.Pickler):  # type: ignore[misc]
         return reduced
 
     def _named(self, reduced: Any, obj: Any) -> Any:
-        """Record that an object travels as the name of the rank's own: what holds it shares nothing with others that do."""
+        """Record that an object travels as a name that the rank resolves to its own object.
+
+        Two values that refer to it therefore share nothing that has to travel together.
+        """
         self.tracker.private.add(id(obj))
         return reduced
 
@@ -249,16 +259,19 @@ class ValuePickler(cloudpickle.Pickler):  # type: ignore[misc]
         return NotImplemented
 
     def _dtype(self, dtype: Any) -> Any:
-        """Reduce a dtype; the dict of a structured one's fields never changes, so that arrays do not share it as they share a value."""
+        """Reduce a dtype.
+
+        The dict of fields of a structured dtype never changes, so arrays that have it in common do
+        not count as sharing an object.
+        """
         reduced = dtype.__reduce__()
         if isinstance(reduced, tuple) and len(reduced) > 2 and isinstance(reduced[2], tuple):
-            self.tracker.private.update(id(each) for each in reduced[2] if type(each) is dict)
+            self.tracker.private.update(id(part) for part in reduced[2] if type(part) is dict)
         return reduced
 
     def _frame(self, obj: Any) -> Any:
-        self.tracker.private.add(
-            id(getattr(type(obj), "_metadata", None))
-        )  # one list for all frames of a class
+        # All frames of a class have one `_metadata` list in common.
+        self.tracker.private.add(id(getattr(type(obj), "_metadata", None)))
         return self._instance(obj)
 
     def _single(self, obj: Any) -> Any:
@@ -273,7 +286,10 @@ class ValuePickler(cloudpickle.Pickler):  # type: ignore[misc]
         return reduced
 
     def _wrapper(self, obj: Any) -> Any:
-        """A wrapper knows itself how it is made again around the default group of the other rank."""
+        """Reduce a wrapper around a module, for another rank.
+
+        The wrapper itself knows how to rebuild around that rank's default process group.
+        """
         self.wrappers = True
         return self._instance(obj)
 
@@ -288,7 +304,11 @@ class ValuePickler(cloudpickle.Pickler):  # type: ignore[misc]
             self.required.add(module)
 
     def _need(self, kind: type) -> None:
-        """Require the package of an object's class: no name in the pickle tells it for memory of arrays, `torch.float32`, `pandas.NA`."""
+        """Require the package of an object's class.
+
+        The pickle does not always name it: not for memory of arrays, `torch.float32`, or
+        `pandas.NA`.
+        """
         top = str(kind.__module__).partition(".")[0]
         if top not in sys.stdlib_module_names and _cloud._should_pickle_by_reference(kind):
             self._refer(kind.__module__)
@@ -313,9 +333,8 @@ class ValuePickler(cloudpickle.Pickler):  # type: ignore[misc]
         members = {
             name: value for name, value in members.items() if not made_by_python(name, value, cls)
         }
-        if "__annotate_func__" in vars(
-            cls
-        ):  # cloudpickle leaves it out: the class's namespace is in its closure
+        if "__annotate_func__" in vars(cls):
+            # cloudpickle leaves it out, because its closure holds the namespace of the class.
             members["__annotations_cache__"] = own_annotations(cls)
         registered = registrations.find(cls)
         for _, _, arguments in registered:
@@ -340,18 +359,18 @@ class ValuePickler(cloudpickle.Pickler):  # type: ignore[misc]
             self.hints.setdefault(name, value.__qualname__)
 
     def _function(self, function: types.FunctionType) -> Any:
-        here = function.__globals__ is self.namespace
-        if not here and _cloud._should_pickle_by_reference(function):
+        is_notebook_function = function.__globals__ is self.namespace
+        if not is_notebook_function and _cloud._should_pickle_by_reference(function):
             self._refer(function.__module__)
             return NotImplemented
         self.code = True
-        where = None if here else _module_of(function.__globals__)
-        if not here and where is None:
+        module = None if is_notebook_function else _module_of(function.__globals__)
+        if not is_notebook_function and module is None:
             return self._dynamic_function_reduce(function)
         code = function.__code__
         if "<locals>" in function.__qualname__ or "." not in function.__qualname__:
-            self.marks.add(id(function))  # but not of methods, which come with their class
-        if here:
+            self.marks.add(id(function))  # methods travel with their class and are not marked
+        if is_notebook_function:
             self.files.add(code.co_filename)
             names = code_names(code)
             self.attributes |= names.attributes
@@ -363,11 +382,15 @@ class ValuePickler(cloudpickle.Pickler):  # type: ignore[misc]
                 self.hints.setdefault(name, function.__qualname__)
             self._annotated(function)
         else:
-            self._refer(where)
-        args = (code, where, function.__name__, function.__closure__)
+            self._refer(module)
+        args = (code, module, function.__name__, function.__closure__)
         state = rebuild.function_state(function)
-        if here and self.folder is None and (found := rebuild.imports(names.loads, self.namespace)):
-            state["__imports__"] = found
+        if (
+            is_notebook_function
+            and self.folder is None
+            and (imports := rebuild.imports(names.loads, self.namespace))
+        ):
+            state["__imports__"] = imports
         return rebuild.function, args, state, None, None, rebuild.fill_function
 
     def _module(self, module: types.ModuleType) -> Any:
@@ -376,9 +399,9 @@ class ValuePickler(cloudpickle.Pickler):  # type: ignore[misc]
             if type(module) is types.ModuleType:
                 return NotImplemented
             return self._part(singletons.reduce_module(module), module)
-        where, attribute = path
-        self._refer(where)
-        return (rebuild.attribute, path) if attribute else (rebuild.module, (where,))
+        module_name, attribute = path
+        self._refer(module_name)
+        return (rebuild.attribute, path) if attribute else (rebuild.module, (module_name,))
 
     def _module_replacement(self, value: Any) -> Any:
         reduced = singletons.reduce_replacement(value)
@@ -389,7 +412,10 @@ class ValuePickler(cloudpickle.Pickler):  # type: ignore[misc]
         return NotImplemented if reduce is None else reduce(self, value)
 
     def _triton(self, kernel: Any) -> Any:
-        """A function of ``triton.jit``: its source, compiled anew on the other side; compiled kernels are a device's own."""
+        """Reduce a `triton.jit` function to its source.
+
+        The other side compiles it again, because compiled kernels belong to one device.
+        """
         function = kernel.fn
         module = sys.modules.get(function.__module__)
         if (
@@ -399,7 +425,9 @@ class ValuePickler(cloudpickle.Pickler):  # type: ignore[misc]
             return getattr, (module, function.__qualname__)
         self.marks.add(id(kernel))
         self._refer("triton")
-        options = {name: getattr(kernel, each, None) for name, each in rebuild.TRITON.items()}
+        options = {
+            name: getattr(kernel, attribute, None) for name, attribute in rebuild.TRITON.items()
+        }
         return rebuild.triton_kernel, (
             function,
             {name: value for name, value in options.items() if value is not None},
@@ -414,7 +442,7 @@ class ValuePickler(cloudpickle.Pickler):  # type: ignore[misc]
 
 
 class _LinkedPickler(ValuePickler):
-    """Refers to what the other side has already."""
+    """Pickler that refers to objects which the other side already has."""
 
     def __init__(
         self, namespace: dict[str, Any], folder: str | None, tracker: Tracker, links: PickleLinks
@@ -444,16 +472,16 @@ def pickler_for(
 
 
 def _enum_class(cls: type[enum.Enum]) -> tuple[Any, ...]:
-    """Take an enumeration apart in the manner of cloudpickle, with its members as they are."""
+    """Reduce an enumeration class as cloudpickle does, but with its members unchanged."""
     tracker = _cloud._get_or_create_tracker_id(cls)
     arguments, state = enums.class_arguments(cls, tracker), enums.class_state(cls)
     return enums.new_enum, arguments, state, None, None, enums.fill_enum
 
 
 def _code(pickler: ValuePickler, code: types.CodeType) -> Any:
-    """A code object with its own file name, which leads tracebacks and `inspect` to the cell's lines."""
+    """Reduce a code object, keeping its file name for tracebacks and `inspect`."""
     make, values = _cloud._code_reduce(code)
-    # cloudpickle 3.1.3 writes a constant in its place, to have equal pickles of equal functions
+    # cloudpickle 3.1.3 replaces the name by a constant, so that equal functions pickle equally.
     return make, tuple(code.co_filename if value == "<dynamic-code>" else value for value in values)
 
 
@@ -475,11 +503,11 @@ _INERT = {
     types.BuiltinFunctionType,
     types.SimpleNamespace,
 }
-"""Types whose objects call nothing when they are rebuilt."""
+"""Types that run no code when they are rebuilt."""
 
 
 def _module_of(namespace: dict[str, Any]) -> str | None:
-    """The importable module that these globals belong to."""
+    """Return the name of the importable module that owns these globals, or None."""
     name = namespace.get("__name__")
     module = sys.modules.get(name) if isinstance(name, str) and name != "__main__" else None
     return name if module is not None and getattr(module, "__dict__", None) is namespace else None

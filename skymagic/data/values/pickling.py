@@ -1,8 +1,9 @@
-"""Values as a pickle and its buffers; functions of the notebook travel without the notebook's variables.
+"""Pickle and unpickle values; functions of the notebook travel without the notebook's variables.
 
-A function defined in a cell is rebuilt with the *other side's* namespace as its globals: the names that it uses
-travel as names. A class defined in a cell travels by value and keeps its identity: what comes back to where the class
-was defined is an instance of that very class, and does not change it.
+A function defined in a cell is rebuilt with the *other side's* namespace as its globals: it travels
+with the names that it uses, not with their values. A class defined in a cell travels by value and
+keeps its identity: what returns to the process that defined the class is an instance of that very
+class, and leaves the class unchanged.
 """
 
 from __future__ import annotations
@@ -46,13 +47,17 @@ from skymagic.data.values.shards import REFUSED, Shards
 
 _PAUSES = threading.Lock()
 _paused = 0
-"""How many threads want no collection now."""
+"""Number of threads that currently need collection to be off."""
 _was_enabled = True
 
 
 @contextmanager
 def to_processes(*, same_files: bool) -> Iterator[None]:
-    """Within: what is pickled goes to processes that see the same files, or not."""
+    """Set whether pickles go to processes that see the same files.
+
+    Args:
+        same_files: True if they do.
+    """
     before, here.same_files = here.same_files, same_files
     try:
         yield
@@ -62,10 +67,11 @@ def to_processes(*, same_files: bool) -> Iterator[None]:
 
 @contextmanager
 def collection_paused() -> Iterator[None]:
-    """Keep the cycle collector from running: also a decorator.
+    """Keep the cycle collector from running; also usable as a decorator.
 
-    Pickling makes many objects at once that live on: each full collection that they cause looks at everything in the process. That was
-    0.13 s of the 0.21 s in which 10,000 unchanged tensors were compared.
+    Pickling creates many long-lived objects at once, and each full collection that they trigger
+    scans the whole process. That took 0.13 s of the 0.21 s needed to compare 10,000 unchanged
+    tensors.
     """
     global _paused, _was_enabled
     with _PAUSES:
@@ -78,7 +84,7 @@ def collection_paused() -> Iterator[None]:
     finally:
         with _PAUSES:
             _paused -= 1
-            if not _paused and _was_enabled:  # who has switched it off keeps it off
+            if not _paused and _was_enabled:  # leave it off if the user disabled it
                 gc.enable()
 
 
@@ -94,40 +100,45 @@ def dumps(
     """Pickle a value.
 
     Args:
-        namespace: the notebook's or the rank's global names; functions defined there do not take them along.
-        folder: the notebook's folder; modules in it are recorded. None on a rank: functions take along where the names
-            that they use were imported from, and nothing else of the namespace.
-        between_ranks: another rank continues with the value: tensors go to its device, and wrappers around the process
-            group stay wrappers. All modules are recorded.
-        links: objects that the other side has already; it notes which of them the pickle refers to.
-        parts: what was gathered of values whose parts lie on several ranks.
+        namespace: global names of the notebook or the rank; functions defined there travel without
+            them.
+        folder: the notebook's folder; modules in it are recorded. None on a rank: functions record
+            where the names that they use were imported from, and nothing else of the namespace.
+        between_ranks: True if another rank continues with the value: tensors go to its device,
+            wrappers around the process group stay wrappers, and all modules are recorded.
+        links: objects that the other side already has; records which of them the pickle refers to.
+        parts: tensors that were gathered for values sharded over several ranks.
 
     Raises:
-        Exception: whatever the value's own reduction raises; pickle.PicklingError and TypeError most often.
+        Exception: any error from the value's own reduction, usually `pickle.PicklingError` or
+            `TypeError`.
     """
     if value is namespace:
         value = _Namespace()
-    known = plainly(value) if links is None else None
-    if known is not None:
-        return known
-    first = pickler_for(namespace, folder, links, None, between_ranks)
-    first.parts = parts
-    first.dump(value)
-    shared = layout(first.tracker.spans, first.tracker.whole)
+    plain = plainly(value) if links is None else None
+    if plain is not None:
+        return plain
+    first_pass = pickler_for(namespace, folder, links, None, between_ranks)
+    first_pass.parts = parts
+    first_pass.dump(value)
+    shared = layout(first_pass.tracker.spans, first_pass.tracker.whole)
     if shared is None:
-        return first.result(value)
-    second = pickler_for(namespace, folder, links, shared, between_ranks)
-    second.parts = parts
-    second.before = first  # its objects live on, so that no address means two things
-    second.dump(value)
-    return second.result(value)
+        return first_pass.result(value)
+    second_pass = pickler_for(namespace, folder, links, shared, between_ranks)
+    second_pass.parts = parts
+    second_pass.before = first_pass  # keeps its objects alive, so that no address is reused
+    second_pass.dump(value)
+    return second_pass.result(value)
 
 
 def together(pickles: Sequence[Pickled]) -> list[list[int]]:
-    """Indices of pickles whose values share an object or memory, in groups; they must be pickled as one to stay so."""
+    """Group pickles whose values share an object or memory, by index.
+
+    The values of a group must be pickled as one to keep sharing it.
+    """
     if len(pickles) == 1:
-        return [[0]]  # what is in it takes as long to list as to pickle
-    return groups(pickles, [marks(each) for each in pickles])
+        return [[0]]  # listing the contents would take as long as pickling
+    return groups(pickles, [marks(pickled) for pickled in pickles])
 
 
 @collection_paused()
@@ -139,14 +150,15 @@ def loads(
     links: Sequence[object] = (),
     memo: dict[int, object] | None = None,
 ) -> Any:
-    """Rebuild a value; its functions get ``namespace`` as their globals.
+    """Rebuild a value; its functions get `namespace` as their globals.
 
     Args:
-        header: the pieces of the pickle stream.
-        links: the objects that it refers to.
-        memo: gets the objects that were made, by their numbers; nothing where there may be too many.
+        header: pieces of the pickle stream.
+        buffers: out-of-band buffers, in the order of the pickle.
+        links: objects that the pickle refers to.
+        memo: filled with the rebuilt objects by number, or left empty if there may be too many.
     """
-    on_host = [each.read() if isinstance(each, DeviceBytes) else each for each in buffers]
+    on_host = [buffer.read() if isinstance(buffer, DeviceBytes) else buffer for buffer in buffers]
     before, here.namespace = here.namespace, namespace
     lent, here.lent = here.lent, []
     weak, here.weak = here.weak, []
@@ -186,25 +198,27 @@ def _load(
 
 
 class _Linking(pickle.Unpickler):
-    """Has the objects that a stream refers to by number."""
+    """Unpickler that resolves references to objects by number."""
 
     def __init__(self, stream: Any, buffers: Iterable[Buffer], links: Sequence[object]) -> None:
         super().__init__(stream, buffers=buffers)
         self._links = links
 
-    def persistent_load(
-        self, number: int
-    ) -> object:  # Python 3.13.0 refuses one that is set on an instance
+    # A method, because Python 3.13.0 rejects a `persistent_load` that is set on an instance.
+    def persistent_load(self, number: int) -> object:
         return self._links[number]
 
 
 def reducer(namespace: dict[str, Any]) -> Callable[[Any], Any]:
-    """How ``dumps`` takes an object apart: a function that does so with one, as ``__reduce_ex__`` does; for one value."""
-    made: list[ValuePickler] = []  # when it is needed: plain values need none
+    """Return a function that reduces one object as `dumps` does, in the manner of `__reduce_ex__`.
+
+    Use it for one value only.
+    """
+    picklers: list[ValuePickler] = []  # created on demand: plain values need none
 
     def reduce(value: Any) -> Any:
-        pickler = made[0] if made else ValuePickler(namespace, "", Tracker())
-        made[:] = [pickler]
+        pickler = picklers[0] if picklers else ValuePickler(namespace, "", Tracker())
+        picklers[:] = [pickler]
         reduced = pickler.reducer_override(value)
         if reduced is NotImplemented and not isinstance(value, (type, types.FunctionType)):
             own = pickler.dispatch_table.get(type(value))
@@ -215,65 +229,69 @@ def reducer(namespace: dict[str, Any]) -> Callable[[Any], Any]:
 
 
 def _class_hash(cls: type, state: object) -> str | None:
-    """The hash of the members that come for a class."""
+    """Return the hash of the members received for a class, or None."""
     contents = Contents(reducer(rebuild.namespace()), form_for, lambda memory: None)
-    contents.again(cls)  # methods refer to it: what it has here is none of what came
+    contents.again(cls)  # methods refer to the class: ignore what it contains locally
     try:
         return contents.of(state)
-    except Exception:  # of the members' own code
+    except Exception:  # raised by the members' own code
         return None
 
 
 class _Namespace:
-    """Stands for all the names of a side."""
+    """Placeholder for the whole namespace of a side."""
 
     def __reduce__(self) -> Any:
         return rebuild.namespace, ()
 
 
-# -- what is in a value that was pickled here ------------------------------------------------------
+# -- contents of a pickled value -------------------------------------------------------------------
 
 
 def numbers(pickled: Pickled) -> dict[int, int]:
-    """Identity → number of each linkable object."""
+    """Return the number of each linkable object, by identity."""
     pickler = _pickler(pickled)
     value = pickled.keep if pickler is None else pickled.keep[1]
     private = pickler.tracker.private if pickler is not None else ()
-    found = {id(value): ROOT} if linkable(type(value)) and id(value) not in private else {}
+    numbers_by_id = {id(value): ROOT} if linkable(type(value)) and id(value) not in private else {}
     if pickler is None and is_flat(value):
-        return found
+        return numbers_by_id
     memo = _memo(pickled)
-    kinds = linkable_kinds(type(each) for _, each in memo.values())
+    kinds = linkable_kinds(type(obj) for _, obj in memo.values())
     functions = {types.FunctionType} & kinds
-    for key, (number, each) in memo.items():
+    for key, (number, obj) in memo.items():
         if (
-            type(each) in kinds
+            type(obj) in kinds
             and key not in private
-            and (type(each) not in functions or travels(cast(types.FunctionType, each)))
+            and (type(obj) not in functions or travels(cast(types.FunctionType, obj)))
         ):
-            found.setdefault(key, number)
-    return found
+            numbers_by_id.setdefault(key, number)
+    return numbers_by_id
 
 
 def with_state(pickled: Pickled, keys: Set[int]) -> Set[int]:
-    """Return those of these objects in a pickle that can change: neither functions nor instances of frozen dataclasses.
+    """Return the given objects that can change: neither functions nor frozen dataclass instances.
 
-    What a function's closure or a frozen instance holds is listed by itself.
+    Objects in a function's closure or in a frozen instance are listed separately.
     """
     value = pickled.keep if _pickler(pickled) is None else pickled.keep[1]
-    found = {key: each for key, (_, each) in _memo(pickled).items() if key in keys}
-    found.setdefault(id(value), value)
+    objects_by_id = {key: obj for key, (_, obj) in _memo(pickled).items() if key in keys}
+    objects_by_id.setdefault(id(value), value)
     constant = set()
-    for key, each in found.items():
-        if type(each) is types.FunctionType:
+    for key, obj in objects_by_id.items():
+        if type(obj) is types.FunctionType:
             constant.add(key)
-        elif getattr(getattr(type(each), "__dataclass_params__", None), "frozen", False):
-            constant.update((key, id(getattr(each, "__dict__", None))))
+        elif getattr(getattr(type(obj), "__dataclass_params__", None), "frozen", False):
+            constant.update((key, id(getattr(obj, "__dict__", None))))
     return keys - constant
 
 
 def objects(pickled: Pickled) -> Set[int]:
-    """Identities of the linkable objects: those of `numbers`, and much faster for containers of many small arrays or tensors."""
+    """Return the identities of the linkable objects.
+
+    The same as the keys of `numbers`, but much faster for containers of many small arrays or
+    tensors.
+    """
     pickler = _pickler(pickled)
     if pickler is not None and pickler.tracker.leaves and sum(map(len, pickled.pieces)) <= LISTED:
         containers = containers_of(pickled.keep[1], pickler.tracker.leaves)
@@ -284,7 +302,7 @@ def objects(pickled: Pickled) -> Set[int]:
 
 
 def marks(pickled: Pickled) -> frozenset[int]:
-    """Identities of the changeable objects, as far as it is worth while to list them."""
+    """Return the identities of the mutable objects, unless there are too many to list."""
     if pickled.marks is not None:
         return pickled.marks
     pickler = _pickler(pickled)
@@ -292,31 +310,31 @@ def marks(pickled: Pickled) -> frozenset[int]:
 
 
 def storages(pickled: Pickled) -> dict[int, MemoryRegion]:
-    """The torch storages, by their handles."""
+    """Return the memory of the torch storages, by their handles."""
     pickler = _pickler(pickled)
     return tensors.regions(pickler.tracker) if pickler is not None else {}
 
 
 def leaves(pickled: Pickled) -> Mapping[int, Leaf]:
-    """The small arrays and tensors, by their identities."""
+    """Return the small arrays and tensors by identity."""
     pickler = _pickler(pickled)
     return pickler.tracker.leaves if pickler is not None else {}
 
 
 def array_regions(pickled: Pickled) -> list[MemoryRegion]:
-    """The arrays without gaps."""
+    """Return the memory of the contiguous arrays."""
     pickler = _pickler(pickled)
-    objects = [each for _, each in _memo(pickled).values()]
+    objects = [obj for _, obj in _memo(pickled).values()]
     if pickler is not None:
         objects.append(pickled.keep[1])
-    reached = ((each, arrays.reach(each)) for each in objects)
-    return [MemoryRegion(each, *addresses) for each, addresses in reached if addresses is not None]
+    candidates = ((obj, arrays.reach(obj)) for obj in objects)
+    return [MemoryRegion(obj, *addresses) for obj, addresses in candidates if addresses is not None]
 
 
 def classes(pickled: Pickled) -> list[type]:
-    """The classes of the notebook that travel with it."""
-    found = [each for _, each in _memo(pickled).values() if isinstance(each, type)]
-    return [each for each in found if each in _cloud._DYNAMIC_CLASS_TRACKER_BY_CLASS]
+    """Return the notebook's classes that travel with the value."""
+    types_in_pickle = [cls for _, cls in _memo(pickled).values() if isinstance(cls, type)]
+    return [cls for cls in types_in_pickle if cls in _cloud._DYNAMIC_CLASS_TRACKER_BY_CLASS]
 
 
 def _memo(pickled: Pickled) -> Mapping[int, tuple[int, object]]:
@@ -327,18 +345,18 @@ def _memo(pickled: Pickled) -> Mapping[int, tuple[int, object]]:
 
 
 def _pickler(pickled: Pickled) -> ValuePickler | None:
-    """The pickler of a value that is not plain."""
+    """Return the pickler of a value, or None if the value is plain."""
     keep = pickled.keep
     return (
         keep[0] if isinstance(keep, tuple) and keep and isinstance(keep[0], ValuePickler) else None
     )
 
 
-# -- values that have their names before others are rebuilt ----------------------------------------
+# -- names bound while a value is rebuilt ----------------------------------------------------------
 
 
 class Named:
-    """A value that is bound to its name as soon as it is rebuilt: what is rebuilt after it may use it."""
+    """Value that is bound to its name as soon as it is rebuilt, for use by later ones."""
 
     def __init__(self, name: str, value: object) -> None:
         self.name, self.value = name, value
@@ -348,13 +366,13 @@ class Named:
 
 
 class Accompanied:
-    """A value with what its code uses to rebuild it, for a side that has nothing of these names."""
+    """Value with the names that its rebuilding needs, for a side that does not have them."""
 
     def __init__(self, names: Mapping[str, object], value: object) -> None:
         self.names, self.value = names, value
 
     def __reduce__(self) -> Any:
-        return rebuild.accompanied, tuple(_Lent(*each) for each in self.names.items()) + (
+        return rebuild.accompanied, tuple(_Lent(*item) for item in self.names.items()) + (
             self.value,
         )
 

@@ -1,6 +1,6 @@
-"""How functions, classes and what belongs to them are made again on the other side.
+"""Rebuild functions, classes and related objects on the receiving side.
 
-The names in here stand in pickles: a process can read what another has written when both have the same version.
+Pickles refer to the functions in this module by name: both processes need the same version.
 """
 
 from __future__ import annotations
@@ -24,26 +24,26 @@ from skymagic.runtime.on_import import wraps
 
 
 class RebuildContext(threading.local):
-    """Where values are rebuilt: the global names that rebuilt functions use."""
+    """State of the thread that rebuilds values: the global names that rebuilt functions use."""
 
     namespace: dict[str, Any] | None = None
     lent: Sequence[tuple[str, Any]] = ()
-    """Names that are bound until the value is there."""
+    """Names that are bound only until the whole value is rebuilt."""
     same_files: bool = False
-    """Whether what is pickled goes to processes that see the same files."""
+    """True if pickles go to processes that see the same file system."""
     weak: Sequence[tuple[Any, list[Any]]] = ()
-    """Weak collections that were rebuilt, and what is in them, until the value is there."""
+    """Rebuilt weak collections with their members, until the whole value is rebuilt."""
     function_made: Callable[[types.CodeType], object] = staticmethod(lambda code: None)
-    """Called with the code of each function that gets this side's global names."""
+    """Callback, called with the code of each function that gets this side's global names."""
     class_hash: Callable[[type, Any], str | None] = staticmethod(lambda cls, state: None)
-    """What the members contain that come for a class, as one hash; None where nobody can say."""
+    """Callback that hashes the members received for a class, or returns None if it cannot."""
 
 
 here = RebuildContext()
 
 
 def namespace() -> dict[str, Any]:
-    """The global names of this side."""
+    """Return the global names of this side."""
     if here.namespace is None:
         raise RuntimeError(
             "a function of a notebook is rebuilt by skymagic.data.values.pickling.loads only"
@@ -52,13 +52,13 @@ def namespace() -> dict[str, Any]:
 
 
 def module(name: str) -> types.ModuleType:
-    """Import a module, inner ones too."""
+    """Import a module by its dotted name and return it."""
     __import__(name)
     return sys.modules[name]
 
 
 def attribute(where: str, path: str) -> Any:
-    """Return what a dotted path leads to in a module, which is imported for it."""
+    """Import a module and resolve a dotted attribute path in it."""
     value: Any = module(where)
     for name in path.split("."):
         value = getattr(value, name)
@@ -66,16 +66,21 @@ def attribute(where: str, path: str) -> Any:
 
 
 def module_name(module: types.ModuleType) -> str:
-    """Return a module's name without running its own `__getattribute__`, which may import what it stands for."""
+    """Return a module's name without running its own `__getattribute__`.
+
+    A lazy module may import its target when an attribute is read.
+    """
     name = types.ModuleType.__getattribute__(module, "__dict__").get("__name__")
     return name if isinstance(name, str) else ""
 
 
 def module_path(module: types.ModuleType) -> tuple[str, str] | None:
-    """Return an importable module, and the dotted attribute of it that is `module` (empty for the module itself).
+    """Return the importable module and dotted attribute path that lead to `module`.
 
-    Subclasses of `ModuleType` replace entries of `sys.modules` (`torch.backends.cudnn`, transformers), are registered
-    under a name that is not their `__name__`, or are attributes only (`torch.ops.aten`). None if it is none of these.
+    The path is empty for the module itself. Subclasses of `ModuleType` replace entries of
+    `sys.modules` (`torch.backends.cudnn`, transformers), are registered under a name that is not
+    their `__name__`, or exist only as attributes (`torch.ops.aten`). Return None in all other
+    cases.
     """
     name = module_name(module)
     if sys.modules.get(name) is module:
@@ -90,26 +95,27 @@ def module_path(module: types.ModuleType) -> tuple[str, str] | None:
                 return parent, path
             parent, _, last = parent.rpartition(".")
             path = f"{last}.{path}"
-    # an older object of a module that was imported again, or whose entry was replaced: the name is what is meant
+    # An older object of a module that was imported again, or whose entry was replaced: refer to the
+    # module that now has the name.
     return (name, "") if name in sys.modules and name != "__main__" else None
 
 
 def attribute_of(value: object, path: str) -> Any:
-    """Return what a dotted path leads to from an object, or None."""
+    """Resolve a dotted attribute path from an object, or return None."""
     for name in path.split("."):
         value = getattr(value, name, None)
     return value
 
 
 def new_module(kind: type[types.ModuleType], name: str) -> types.ModuleType:
-    """Return an empty module of this class, without a call of its own `__init__`."""
-    made = types.ModuleType.__new__(kind)
-    types.ModuleType.__init__(made, name)
-    return made
+    """Return an empty module of the given class, without calling the class's `__init__`."""
+    created = types.ModuleType.__new__(kind)
+    types.ModuleType.__init__(created, name)
+    return created
 
 
 def fill_module(module: types.ModuleType, state: dict[str, Any]) -> None:
-    """Set a module's attributes; separate, so that a module may hold itself."""
+    """Set a module's attributes, in a second step because a module may hold itself."""
     types.ModuleType.__getattribute__(module, "__dict__").update(state)
 
 
@@ -122,53 +128,57 @@ _SAME = (
     "launch_metadata",
 )
 TRITON = {**dict(zip(_SAME, _SAME, strict=True)), "repr": "_repr"}
-"""What `triton.jit` is called with → attributes of what it makes."""
+"""Maps options of `triton.jit` to attributes of the kernel object."""
 
 
 def triton_kernel(function: types.FunctionType, options: dict[str, Any]) -> Any:
-    """A kernel, decorated again: triton reads the function's source, which is a cell's."""
+    """Decorate a kernel again: triton reads the function's source from its cell."""
     return module("triton").jit(function, **options)
 
 
 def shell() -> Any:
-    """This side's IPython."""
+    """Return this side's IPython shell."""
     return module("IPython").get_ipython()
 
 
 def same(value: Any) -> Any:
-    """The value itself."""
+    """Return the value unchanged."""
     return value
 
 
 def bound(name: str, value: Any) -> Any:
-    """The value, which has its name from now on."""
+    """Bind a value to its name and return it."""
     namespace()[name] = value
     return value
 
 
 def lent(name: str, value: Any) -> None:
-    """Let code that rebuilds other values use this name, where this side has none of it."""
+    """Bind a name temporarily for code that rebuilds other values, unless it is bound already."""
     if name not in namespace():
         namespace()[name] = value
         here.lent = [*here.lent, (name, value)]
 
 
 def accompanied(*values: Any) -> Any:
-    """The last of them, which the others have served."""
+    """Return the last value; the others were only needed to rebuild it."""
     return values[-1]
 
 
-# -- functions -----------------------------------------------------------------------------------------------------------
+# -- functions -------------------------------------------------------------------------------------
 
 
 ANNOTATIONS = "__annotate__" if sys.version_info >= (3, 14) else "__annotations__"
-"""What has a function's annotations: since Python 3.14 a function that evaluates them, for they may name what does not exist yet."""
+"""Attribute that holds a function's annotations.
+
+Since Python 3.14 it is a function that evaluates them, because they may use names that do not exist
+yet.
+"""
 
 
 def function(
     code: types.CodeType, where: str | None, name: str, closure: Any
 ) -> types.FunctionType:
-    """A function without its state, with the globals of a module, or of this side's notebook."""
+    """Create a function without its state, with the globals of a module or of the notebook."""
     space = namespace() if where is None else vars(module(where))
     if where is None:
         here.function_made(code)
@@ -176,7 +186,7 @@ def function(
 
 
 def function_state(function: types.FunctionType) -> dict[str, Any]:
-    """What a function has beside its code, closure and globals."""
+    """Return a function's attributes, without its code, closure and globals."""
     state: dict[str, Any] = {
         "__qualname__": function.__qualname__,
         "__defaults__": function.__defaults__,
@@ -192,25 +202,32 @@ def function_state(function: types.FunctionType) -> dict[str, Any]:
 
 
 def imports(names: Iterable[str], space: dict[str, Any]) -> dict[str, tuple[str, str]]:
-    """Names that an import has bound, among `names`: name → (module, name in it; empty for the module itself)."""
-    found = {}
+    """Find which of `names` were bound by an import.
+
+    Returns:
+        Maps each name to its module and the name there, which is empty for the module itself.
+    """
+    sources = {}
     for name in sorted(names):
         value = space.get(name)
         if isinstance(value, types.ModuleType):
             if (path := module_path(value)) is not None:
-                found[name] = path
+                sources[name] = path
             continue
-        where, what = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
-        if not (isinstance(where, str) and isinstance(what, str) and what.isidentifier()):
+        source, what = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
+        if not (isinstance(source, str) and isinstance(what, str) and what.isidentifier()):
             continue
-        known = sys.modules.get(where)
-        if vars(known or object).get(what) is value and vars(known) is not space:
-            found[name] = (where, what)
-    return found
+        loaded = sys.modules.get(source)
+        if vars(loaded or object).get(what) is value and vars(loaded) is not space:
+            sources[name] = (source, what)
+    return sources
 
 
 def _import(space: dict[str, Any], found: dict[str, tuple[str, str]]) -> None:
-    """Import what this side has not; a package that is missing here is missed when the function is called."""
+    """Import names that this side does not have.
+
+    A package that is missing here raises only when the function is called.
+    """
     for name, (where, what) in found.items():
         if name not in space:
             with suppress(Exception):
@@ -218,7 +235,7 @@ def _import(space: dict[str, Any], found: dict[str, tuple[str, str]]) -> None:
 
 
 def fill_function(function: types.FunctionType, state: dict[str, Any]) -> None:
-    """Set the state; separate, so that a function may hold itself."""
+    """Set a function's state, in a second step because a function may hold itself."""
     _import(function.__globals__, state.pop("__imports__", {}))
     vars(function).update(state.pop("__dict__", {}))
     for name, value in state.items():
@@ -226,57 +243,57 @@ def fill_function(function: types.FunctionType, state: dict[str, Any]) -> None:
 
 
 def fill_cell(cell: types.CellType, contents: tuple[Any]) -> None:
-    """Set a closure's variable; separate, so that it may be the function itself."""
+    """Set a closure variable, in a second step because it may be the function itself."""
     cell.cell_contents = contents[0]
 
 
 def cached(function: Any, parameters: dict[str, Any]) -> Any:
-    """A function with an empty ``lru_cache``."""
+    """Wrap a function in an empty `lru_cache`."""
     return functools.lru_cache(**parameters)(function)
 
 
 def cached_property(function: Any, name: str) -> Any:
-    """A ``cached_property`` that knows its name."""
+    """Create a `cached_property` that knows its name."""
     prop = functools.cached_property(function)
     prop.__set_name__(object, name)
     return prop
 
 
-# -- classes -------------------------------------------------------------------------------------------------------------
+# -- classes ---------------------------------------------------------------------------------------
 
 
 class Arrived(NamedTuple):
-    """A class that another process defined, as it came last."""
+    """The last received version of a class that another process defines."""
 
     members: frozenset[str] = frozenset()
-    """The names of the members that it had there."""
+    """Names of the members it had in the defining process."""
     contents: str | None = None
-    """The hash of a class's members; None where nobody can say what they contain."""
+    """Hash of the class's members, or None if they cannot be hashed."""
 
 
 _arrived: weakref.WeakKeyDictionary[type, Arrived] = weakref.WeakKeyDictionary()
 
 
 def known_class(tracker: str) -> type | None:
-    """The class with this identity, if this process has it."""
+    """Return the class with this identity if this process has it."""
     return cast("type | None", _cloud._DYNAMIC_CLASS_TRACKER_BY_ID.get(tracker))
 
 
 def new_class(
     tracker: str, meta: type, name: str, bases: tuple[Any, ...], members: dict[str, Any]
 ) -> type:
-    """A class without its members; one that is known stays as it is.
+    """Create a class without its members, or return the known one unchanged.
 
-    ``__init_subclass__`` and the metaclass ran where the class was defined, and left their traces in what follows as
-    state: those of the notebook are not run again, on a class that has nothing yet.
+    `__init_subclass__` and the metaclass ran where the class was defined, and their effects arrive
+    as state. The notebook's own are not run again, on a class that has no members yet.
     """
-    known = known_class(tracker)
-    if known is not None:
-        return known
+    existing = known_class(tracker)
+    if existing is not None:
+        return existing
     resolved = types.resolve_bases(bases)
     with quiet(resolved):
         if _dynamic(meta):
-            inner = next(each for each in meta.__mro__ if not _dynamic(each))
+            inner = next(base for base in meta.__mro__ if not _dynamic(base))
             cls: type = inner.__new__(meta, name, resolved, members)
         else:
             cls = types.new_class(
@@ -286,116 +303,126 @@ def new_class(
 
 
 def fill_class(cls: type, state: Any, setter: Callable[[Any, Any], object] | None = None) -> None:
-    """Set a class's members, but not those of a class that was defined here and has come back.
+    """Set a class's members, unless the class was defined in this process.
 
-    A class comes with each of its instances. What was changed in it here stays, until it is another one where it was defined.
+    A class travels with each of its instances, and may return to where it was defined. Local
+    changes to a received class stay until the defining process changes it.
     """
     if cls in _arrived:
-        known, now = _arrived[cls], Arrived(frozenset(state[0]), here.class_hash(cls, state))
-        if known.contents is not None and known == now:
+        previous, current = _arrived[cls], Arrived(frozenset(state[0]), here.class_hash(cls, state))
+        if previous.contents is not None and previous == current:
             return
-        for name in known.members - now.members:  # deleted there
+        for name in previous.members - current.members:  # deleted in the defining process
             if name in vars(cls):
                 type.__delattr__(cls, name)
-        _arrived[cls] = now
+        _arrived[cls] = current
         (setter or _cloud._class_setstate)(cls, state[:2])
         registrations.repeat(cls, state[2] if len(state) > 2 else [])
 
 
 def track(cls: type) -> type:
-    """Note that another process has defined this class."""
+    """Record that another process defined this class."""
     _arrived[cls] = Arrived()
     return cls
 
 
 def forget_classes() -> None:
-    """Let the members of all classes that come again be set as they come."""
+    """Make the next version of every received class replace its members."""
     for cls in list(_arrived):
         _arrived[cls] = _arrived[cls]._replace(contents=None)
 
 
 def _dynamic(cls: type) -> bool:
-    """Whether a class travels by value."""
+    """Return True if a class travels by value."""
     return cls in _cloud._DYNAMIC_CLASS_TRACKER_BY_CLASS
 
 
 @contextmanager
 def quiet(bases: Sequence[Any]) -> Iterator[None]:
-    """Let the notebook's own ``__init_subclass__`` do nothing."""
-    classes = {each for base in bases for each in getattr(base, "__mro__", ())}
+    """Disable `__init_subclass__` of classes defined in the notebook."""
+    classes = {cls for base in bases for cls in getattr(base, "__mro__", ())}
     hooks = [
-        (each, vars(each)["__init_subclass__"])
-        for each in classes
-        if "__init_subclass__" in vars(each)
+        (cls, vars(cls)["__init_subclass__"]) for cls in classes if "__init_subclass__" in vars(cls)
     ]
-    hooks = [(each, hook) for each, hook in hooks if _dynamic(each)]
-    for each, _ in hooks:
-        type.__setattr__(each, "__init_subclass__", classmethod(lambda cls, **options: None))
+    hooks = [(cls, hook) for cls, hook in hooks if _dynamic(cls)]
+    for cls, _ in hooks:
+        type.__setattr__(cls, "__init_subclass__", classmethod(lambda cls, **options: None))
     try:
         yield
     finally:
-        for each, hook in hooks:
-            type.__setattr__(each, "__init_subclass__", hook)
+        for cls, hook in hooks:
+            type.__setattr__(cls, "__init_subclass__", hook)
 
 
-# -- others --------------------------------------------------------------------------------------------------------------
+# -- others ----------------------------------------------------------------------------------------
 
 
 def new_type(name: str, base: Any, module: str) -> Any:
-    """A ``typing.NewType`` of this module."""
-    made: Any = typing.NewType(name, base)  # type: ignore[misc]
-    made.__module__ = module
-    return made
+    """Create a `typing.NewType` that belongs to the given module."""
+    created: Any = typing.NewType(name, base)  # type: ignore[misc]
+    created.__module__ = module
+    return created
 
 
 def type_parameter(tracker: str, kind: Any, name: str, module: str, bound: Any) -> Any:
-    """A ``ParamSpec`` or ``TypeVarTuple``, or the one that this process has of it."""
-    made = kind(name) if bound is None else kind(name, bound=bound)
-    made.__module__ = module
-    return _cloud._lookup_class_or_track(tracker, made)
+    """Create a `ParamSpec` or `TypeVarTuple`, or return the one this process has already."""
+    parameter = kind(name) if bound is None else kind(name, bound=bound)
+    parameter.__module__ = module
+    return _cloud._lookup_class_or_track(tracker, parameter)
 
 
 def weak(kind: Callable[[Any], Any], contents: Any) -> Any:
-    """A collection with weak references to its keys, values or members, which live until the whole value is there."""
-    made = kind(contents)
+    """Create a collection with weak references to its keys, values or members.
+
+    The members are kept alive until the whole value is rebuilt.
+    """
+    collection = kind(contents)
     here.weak = [
         *here.weak,
-        (made, list(made.values() if kind is weakref.WeakValueDictionary else made)),
+        (
+            collection,
+            list(collection.values() if kind is weakref.WeakValueDictionary else collection),
+        ),
     ]
-    contents.clear()  # the unpickler holds it
-    return made
+    contents.clear()  # the unpickler still refers to it
+    return collection
 
 
 def hold(numbered: bool) -> None:
-    """Let weak collections keep what nothing else holds on this side: it would be gone at once, and its holder is elsewhere.
+    """Keep alive the members of weak collections that nothing else on this side holds.
+
+    They would disappear at once, because their holder is on the other side.
 
     Args:
-        numbered: whether each object of the value is held once more, by its number.
+        numbered: True if each object is also held by a table of numbered objects.
     """
-    alone = _references([object()])[0] + numbered
-    for made, members in here.weak:
-        kept = [
-            each
-            for each, count in zip(members, _references(members), strict=True)
-            if count <= alone
+    unshared_count = _references([object()])[0] + numbered
+    for collection, members in here.weak:
+        orphans = [
+            member
+            for member, count in zip(members, _references(members), strict=True)
+            if count <= unshared_count
         ]
         members.clear()
-        if kept:
-            weakref.finalize(made, kept.clear).atexit = False
+        if orphans:
+            weakref.finalize(collection, orphans.clear).atexit = False
 
 
 def _references(objects: list[Any]) -> list[int]:
-    return [sys.getrefcount(each) for each in objects]
+    return [sys.getrefcount(obj) for obj in objects]
 
 
 def fill_instance(value: Any, parts: tuple[Any, list[Any], dict[Any, Any]]) -> None:
-    """Set the items of a list or dict past its class's own methods, then an object's attributes."""
+    """Set the items of a list or dict and the attributes of an object.
+
+    The class's own methods for adding items are bypassed.
+    """
     state, items, pairs = parts
     if items:
         list.extend(value, items)
     setter: Any = OrderedDict.__setitem__ if isinstance(value, OrderedDict) else dict.__setitem__
-    for key, each in pairs.items():
-        setter(value, key, each)
+    for key, item in pairs.items():
+        setter(value, key, item)
     if hasattr(type(value), "__setstate__"):
         if state is not None:
             value.__setstate__(state)
@@ -403,12 +430,15 @@ def fill_instance(value: Any, parts: tuple[Any, list[Any], dict[Any, Any]]) -> N
     attributes, slots = state if isinstance(state, tuple) else (state, None)
     if attributes:
         object.__getattribute__(value, "__dict__").update(attributes)
-    for name, each in (slots or {}).items():
-        object.__setattr__(value, name, each)
+    for name, item in (slots or {}).items():
+        object.__setattr__(value, name, item)
 
 
 def fill_scheduler(scheduler: Any, parts: tuple[Any, bool | None]) -> None:
-    """Set the state of one of torch's schedulers, and mark its optimizer's ``step`` as its ``__init__`` has done."""
+    """Set the state of a torch LR scheduler and mark its optimizer's `step`.
+
+    The mark is what the scheduler's `__init__` would have set.
+    """
     state, stepped = parts
     if hasattr(scheduler, "__setstate__"):
         scheduler.__setstate__(state)
@@ -421,9 +451,9 @@ def fill_scheduler(scheduler: Any, parts: tuple[Any, bool | None]) -> None:
 
     @wraps(step)
     def marked(*args: Any, **kwargs: Any) -> Any:
-        mine: Any = owner()
-        mine._opt_called = True
-        return step(mine, *args, **kwargs)
+        live_optimizer: Any = owner()
+        live_optimizer._opt_called = True
+        return step(live_optimizer, *args, **kwargs)
 
     marked._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
     optimizer.step = marked
@@ -433,12 +463,12 @@ def fill_scheduler(scheduler: Any, parts: tuple[Any, bool | None]) -> None:
 def part(
     whole: Any, offset: int, nbytes: int, format: str, shape: tuple[int, ...], readonly: bool
 ) -> memoryview:
-    """A view of a part of a bytearray or an array of Python's."""
-    made = view(memoryview(whole).cast("B")[offset : offset + nbytes], format, shape)
-    return made.toreadonly() if readonly else made
+    """Return a view of a part of a bytearray or `array.array`."""
+    piece = view(memoryview(whole).cast("B")[offset : offset + nbytes], format, shape)
+    return piece.toreadonly() if readonly else piece
 
 
 def view(buffer: Any, format: str, shape: tuple[int, ...]) -> memoryview:
-    """A memoryview of this format."""
-    made = writable(buffer).cast("B")
-    return cast(memoryview, made.cast(format, shape) if shape else made.cast(format))  # type: ignore[call-overload]
+    """Return a memoryview with the given format."""
+    piece = writable(buffer).cast("B")
+    return cast(memoryview, piece.cast(format, shape) if shape else piece.cast(format))  # type: ignore[call-overload]

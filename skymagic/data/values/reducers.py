@@ -1,7 +1,8 @@
-"""How objects of Python's own types are taken apart that pickle itself cannot, or does not as they should be; one class on all ranks.
+"""Reducers for built-in types that pickle cannot handle, and class identity across ranks.
 
-cloudpickle knows a class that travels by value by a random number, so that the class of each rank would be another one in the notebook,
-and equal dataclasses of two ranks would not be equal. In `recognise` the number is made of what the class is.
+cloudpickle identifies a class that travels by value by a random number. So the notebook would see a
+different class from each rank, and equal dataclasses of two ranks would not be equal. `recognise`
+derives the number from the definition of the class instead.
 """
 
 from __future__ import annotations
@@ -31,14 +32,20 @@ from skymagic.data.values.pickled import FIXED_TYPES
 
 
 def reducer_for(kind: type) -> Callable[[Any], Any] | None:
-    """What takes objects of this type apart, as ``__reduce__`` does; None for all others."""
+    """Return the reducer for objects of this type, or None.
+
+    A reducer returns the same as `__reduce__`.
+    """
     if kind in (type(sys.stdout), type(sys.stderr), type(sys.stdin)):
         return _stream
     return _REDUCERS.get(kind)
 
 
 def instance_reducer_for(kind: type) -> Callable[[Any], Any] | None:
-    """The same for instances of classes that define how they are filled, or asked: their rebuilding may run the notebook's code."""
+    """Return the reducer for classes that control how they are filled or looked up, or None.
+
+    Rebuilding their instances may run the notebook's code.
+    """
     if is_a(kind, "argparse", "_AttributeHolder"):
         return _of_argparse
     if is_a(kind, "torch.optim.lr_scheduler", "LRScheduler"):
@@ -55,7 +62,10 @@ def _cell(cell: types.CellType) -> Any:
 
 
 def _stream(file: Any) -> Any:
-    """The standard streams are the other side's own; no other file travels, not even its text."""
+    """Reduce a standard stream to the other side's stream of that name.
+
+    No other file travels, not even its text.
+    """
     for name in ("stdout", "stderr", "stdin"):
         if file is getattr(sys, name):
             return getattr, (sys, name)
@@ -63,7 +73,11 @@ def _stream(file: Any) -> Any:
 
 
 def _memoryview(view: memoryview) -> Any:
-    """What changes through the view changes the bytearray that it looks at, so that travels as a whole; of others the part."""
+    """Reduce a memoryview.
+
+    Changes through the view change the bytearray behind it, so the bytearray travels as a whole. Of
+    any other object only the viewed part travels.
+    """
     if not view.c_contiguous:
         return NotImplemented
     offset = _offset(view) if type(view.obj) in (bytearray, array.array) else None
@@ -73,14 +87,14 @@ def _memoryview(view: memoryview) -> Any:
 
 
 def _offset(view: memoryview) -> int | None:
-    """Where a view begins in the object that it looks at, in bytes; None where that cannot be said."""
-    with memoryview(view.obj).cast("B") as whole:
-        if view.nbytes == whole.nbytes:
+    """Return where a view begins in the object behind it, in bytes, or None if unknown."""
+    with memoryview(view.obj).cast("B") as underlying:
+        if view.nbytes == underlying.nbytes:
             return 0
         if view.readonly or not view.nbytes:
             return None
         return ctypes.addressof(ctypes.c_char.from_buffer(view)) - ctypes.addressof(
-            ctypes.c_char.from_buffer(whole)
+            ctypes.c_char.from_buffer(underlying)
         )
 
 
@@ -99,18 +113,21 @@ def _new_type(kind: Any) -> Any:
 
 
 def _by_name(value: Any) -> tuple[Any, ...] | None:
-    """How what an importable module holds under its own name is found there; None for others."""
+    """Reduce an object that an importable module holds under its own name, or return None."""
     module, name = sys.modules.get(value.__module__), value.__name__
-    found = (
+    is_importable = (
         module is not None and value.__module__ != "__main__" and vars(module).get(name) is value
     )
-    return (getattr, (module, name)) if found else None
+    return (getattr, (module, name)) if is_importable else None
 
 
 def _type_parameter(parameter: Any) -> Any:
-    """``ParamSpec`` and ``TypeVarTuple``; one is one object also where it travels with several functions."""
-    if (known := _by_name(parameter)) is not None:
-        return known
+    """Reduce a `ParamSpec` or `TypeVarTuple`.
+
+    It remains one object even if it travels with several functions.
+    """
+    if (reference := _by_name(parameter)) is not None:
+        return reference
     facts = (
         type(parameter),
         parameter.__name__,
@@ -121,12 +138,13 @@ def _type_parameter(parameter: Any) -> Any:
 
 
 def reduce_ctype(cls: type) -> Any:
-    """Reduce a type of ctypes' arrays, such as ``ctypes.c_int * 4``, to its elements' type and its length.
+    """Reduce a ctypes array type, such as `ctypes.c_int * 4`, to its element type and length.
 
     Return None for classes that are not made by ctypes.
 
     Raises:
-        pickle.PicklingError: it is a structure, pointer or function type, which ctypes makes from this process's memory.
+        pickle.PicklingError: the class is a structure, pointer or function type, which ctypes
+            builds from this process's memory.
     """
     if type(cls).__module__ != "_ctypes":
         return None
@@ -135,11 +153,14 @@ def reduce_ctype(cls: type) -> Any:
     raise pickle.PicklingError(f"cannot pickle {cls.__qualname__!r}, a C type of this process")
 
 
-# -- collections that fill themselves ----------------------------------------------------------------------------------
+# -- collections that fill themselves --------------------------------------------------------------
 
 
 def _fills_itself(kind: type) -> bool:
-    """Whether items of a dict or list go through code of its class, which may change them once more, or need its attributes."""
+    """Return True if a dict or list class adds items through its own methods.
+
+    They may change the items a second time, or need attributes that are not set yet.
+    """
     if not issubclass(kind, dict | list) or not _default(kind, "__reduce_ex__", "__reduce__"):
         return False
     return not _default(
@@ -148,18 +169,21 @@ def _fills_itself(kind: type) -> bool:
 
 
 def _default(kind: type, *methods: str) -> bool:
-    """Whether no class statement has defined any of these."""
+    """Return True if no class statement defines any of these methods."""
     return not any(isinstance(getattr(kind, name, None), types.FunctionType) for name in methods)
 
 
 def _delegates(kind: type) -> bool:
-    """Whether a class passes on what it is asked for, as tqdm's do: an unpickler asks for ``__setstate__`` before there is anybody."""
+    """Return True if a class forwards attribute access, as tqdm's classes do.
+
+    The unpickler looks up `__setstate__` before the object that answers it exists.
+    """
     own = _default(kind, "__reduce_ex__", "__reduce__") and not hasattr(kind, "__setstate__")
     return own and not _default(kind, "__getattr__", "__getattribute__")
 
 
 def _instance(value: Any) -> Any:
-    """Put items and attributes in as they are, past the methods of the class."""
+    """Reduce an object so that its items and attributes are set without its class's methods."""
     reduced = value.__reduce_ex__(5)
     if isinstance(reduced, str) or len(reduced) > 5:
         return reduced
@@ -175,7 +199,11 @@ def _instance(value: Any) -> Any:
 
 
 def _scheduler(value: Any) -> Any:
-    """One of torch's schedulers has marked its optimizer, to tell whether that has made a step; no pickle of the optimizer has it."""
+    """Reduce a torch LR scheduler.
+
+    The scheduler has marked its optimizer to find out whether it has stepped, and the optimizer's
+    own pickle does not include the mark.
+    """
     function, args, state, *_ = value.__reduce_ex__(5)
     stepped = (
         getattr(value.optimizer, "_opt_called", False) if hasattr(value, "optimizer") else None
@@ -183,33 +211,39 @@ def _scheduler(value: Any) -> Any:
     return function, args, (state, stepped), None, None, rebuild.fill_scheduler
 
 
-# -- sentinels ---------------------------------------------------------------------------------------------------------
+# -- sentinels -------------------------------------------------------------------------------------
 
 _SENTINEL = re.compile(
     "sentinel|missing|undefined|unset|nothing|not_?given|no_?value|no_?default", re.IGNORECASE
 )
-"""Names of classes whose objects say that there is nothing."""
+"""Matches names of classes whose instances stand for "no value"."""
 _places: weakref.WeakKeyDictionary[type, tuple[int, dict[int, tuple[types.ModuleType, str]]]]
 _places = weakref.WeakKeyDictionary()
-"""By class: the count of modules, and its objects that have names in them."""
+"""Per class: the number of loaded modules, and its instances with the global names they have."""
 
 
 def may_be_sentinel(kind: type) -> bool:
-    """Whether objects of a type have neither contents nor a way to travel of their own, so that only which one it is can matter."""
+    """Return True if only the identity of a type's objects can matter.
+
+    Such objects have no contents, and their class defines no reduction.
+    """
     if kind is object:
         return True
     plain = (
         _default(kind, "__reduce_ex__", "__reduce__", "__getstate__")
         and kind not in copyreg.dispatch_table
     )
-    known = (
+    reduces_itself = (
         "__reduce_ex__" in vars(base) or "__reduce__" in vars(base) for base in kind.__mro__[:-1]
     )
-    return plain and kind.__module__ != "__main__" and not any(known)
+    return plain and kind.__module__ != "__main__" and not any(reduces_itself)
 
 
 def reduce_sentinel(value: Any) -> Any:
-    """An object of an importable module by its name there, where that is all there is to it; NotImplemented for all others."""
+    """Reduce an object to its global name in an importable module if it has no other state.
+
+    Return NotImplemented for all other objects.
+    """
     kind = type(value)
     if getattr(value, "__dict__", None) and not _SENTINEL.search(kind.__name__):
         return NotImplemented
@@ -217,19 +251,21 @@ def reduce_sentinel(value: Any) -> Any:
     module, name = _named(kind).get(id(value), (None, ""))
     if module is None or vars(module).get(name) is not value:
         return NotImplemented
-    reduced = value.__reduce_ex__(
-        5
-    )  # raises for a lock, and all else that C gives contents which nobody can read
+    # Raises for locks and other C types with contents that cannot be read.
+    reduced = value.__reduce_ex__(5)
     state = reduced[2] if len(reduced) > 2 else None
-    texts = isinstance(state, dict) and all(isinstance(each, str | None) for each in state.values())
+    texts = isinstance(state, dict) and all(isinstance(item, str | None) for item in state.values())
     return (getattr, (module, name)) if not state or texts else reduced
 
 
 def _named(kind: type) -> dict[int, tuple[types.ModuleType, str]]:
-    """The objects of a type that are global names of modules of its package; of ``object`` itself, of all modules."""
-    count, found = _places.get(kind, (0, {}))
+    """Return a type's instances that are global names in modules of its package.
+
+    For `object` itself, search all modules.
+    """
+    count, names_by_id = _places.get(kind, (0, {}))
     if count == len(sys.modules):
-        return found
+        return names_by_id
     package = "" if kind is object else kind.__module__.partition(".")[0]
     modules = [
         module
@@ -238,17 +274,17 @@ def _named(kind: type) -> dict[int, tuple[types.ModuleType, str]]:
         and isinstance(module, types.ModuleType)
         and package in ("", name.partition(".")[0])
     ]
-    found = {}
+    names_by_id = {}
     for module in sorted(modules, key=lambda module: module.__name__ != kind.__module__):
         for name, value in list(vars(module).items()):
             if type(value) is kind:
-                found.setdefault(id(value), (module, name))
-    _places[kind] = len(sys.modules), found
-    return found
+                names_by_id.setdefault(id(value), (module, name))
+    _places[kind] = len(sys.modules), names_by_id
+    return names_by_id
 
 
 class _Suppress:
-    """Stands for argparse's text that is told by its identity."""
+    """Stand-in for `argparse.SUPPRESS`, a string that argparse compares by identity."""
 
     def __reduce__(self) -> Any:
         return getattr, (sys.modules["argparse"], "SUPPRESS")
@@ -258,12 +294,18 @@ _suppress = _Suppress()
 
 
 def _of_argparse(value: Any) -> Any:
-    """Parsers and their actions ask whether a default *is* ``argparse.SUPPRESS``: a text that is equal is none."""
+    """Reduce a parser or an action.
+
+    They check whether a default *is* `argparse.SUPPRESS`, so an equal string would not do.
+    """
     sentinel = sys.modules["argparse"].SUPPRESS
     reduced = value.__reduce_ex__(5)
     if not isinstance(reduced, tuple) or len(reduced) < 3 or not isinstance(reduced[2], dict):
         return reduced
-    state = {name: _suppress if each is sentinel else each for name, each in reduced[2].items()}
+    state = {
+        name: _suppress if attribute is sentinel else attribute
+        for name, attribute in reduced[2].items()
+    }
     return *reduced[:2], state, *reduced[3:]
 
 
@@ -285,9 +327,9 @@ _REDUCERS: dict[type, Callable[[Any], Any]] = {
 
 
 def recognise(cls: type) -> None:
-    """Give a class that has no number yet the one that follows from its code and its plain attributes.
+    """Give a class without a number the one that follows from its code and its plain attributes.
 
-    A second class that is the same in all of that, and lives in this process too, has the next number.
+    A second, identical class in the same process gets the next number.
     """
     with _cloud._DYNAMIC_CLASS_TRACKER_LOCK:
         if cls in _cloud._DYNAMIC_CLASS_TRACKER_BY_CLASS:
@@ -326,9 +368,8 @@ def _described(value: Any) -> str:
 def _constant(value: Any) -> str:
     if isinstance(value, types.CodeType):
         return _code(value)
-    return (
-        str(sorted(map(repr, value))) if isinstance(value, frozenset) else repr(value)
-    )  # sets have no order
+    # Sets have no order.
+    return str(sorted(map(repr, value))) if isinstance(value, frozenset) else repr(value)
 
 
 def _code(code: types.CodeType) -> str:

@@ -1,9 +1,10 @@
-"""What libraries know of a class of the notebook: pytree nodes, serializable names, virtual base classes and the like.
+"""Repeat registrations of a class with libraries: pytree nodes, serializable names, virtual bases.
 
-A decorator such as `jax.tree_util.register_pytree_node_class` leaves its trace in a table of the library and none in the class. So the
-tables are read when a class is pickled, and the class is registered again where it arrives. Nothing is imported to look.
+A decorator such as `jax.tree_util.register_pytree_node_class` leaves its trace in a table of the
+library and none in the class. So the tables are read when a class is pickled, and the class is
+registered again where it arrives. Nothing is imported for the lookup.
 
-The names in here stand in pickles.
+Pickles refer to the functions in this module by name.
 """
 
 from __future__ import annotations
@@ -23,16 +24,16 @@ from skymagic.data.values.kinds import is_a
 logger = logging.getLogger(__name__)
 
 Registration = tuple[str, Callable[..., object], tuple[Any, ...]]
-"""The name of the registration, a function of this module, and its arguments after the class."""
+"""A registration's display name, a function of this module, and its arguments after the class."""
 
 
 def find(cls: type) -> list[Registration]:
-    """Return what is needed to register a class elsewhere as it is registered in this process."""
-    return [found for reader in _READERS for found in reader(cls)]
+    """Return the registrations of a class in this process, to repeat them elsewhere."""
+    return [registration for reader in _READERS for registration in reader(cls)]
 
 
 def repeat(cls: type, found: list[Registration]) -> None:
-    """Register a class that has arrived; what this process has registered itself stays."""
+    """Register a received class; registrations that this process made itself are kept."""
     for name, register, arguments in found:
         try:
             register(cls, *arguments)
@@ -86,7 +87,7 @@ def jax_dataclass(cls: Any, data: tuple[str, ...], meta: tuple[str, ...]) -> Non
     if cls in _get(_JAX, "_registry", {}):
         return
     fields = dataclasses.fields(cls) if dataclasses.is_dataclass(cls) else ()
-    dropped = [each.name for each in fields if each.init and each.name not in (*data, *meta)]
+    dropped = [field.name for field in fields if field.init and field.name not in (*data, *meta)]
     jax.tree_util.register_dataclass(cls, list(data), list(meta), dropped)
 
 
@@ -124,7 +125,7 @@ def torch_node(cls: type, flatten: Any, unflatten: Any, options: dict[str, Any])
         _pytree.register_pytree_node(cls, flatten, unflatten, **options)
 
 
-# -- what may be saved and loaded ------------------------------------------------------------------
+# -- saving and loading -------------------------------------------------------------------
 
 
 def _torch_safe(cls: type) -> Iterator[Registration]:
@@ -190,7 +191,10 @@ def _is_auto(mapping: object) -> bool:
 
 
 def auto_class(_: type, module: str, attribute: str, key: Any, value: Any) -> None:
-    """Add an entry to one of the tables behind `AutoConfig.register`, `AutoModel.register` and the like."""
+    """Add an entry to one of the tables behind transformers' Auto classes.
+
+    They are filled by `AutoConfig.register`, `AutoModel.register` and the like.
+    """
     __import__(module)
     getattr(sys.modules[module], attribute).register(key, value, exist_ok=True)
 
@@ -200,7 +204,7 @@ def auto_class(_: type, module: str, attribute: str, key: Any, value: Any) -> No
 
 @dataclasses.dataclass
 class _Virtual:
-    """Importable abstract classes by the identity of a class that was registered with them, as of this token of `abc`."""
+    """Importable abstract classes by the id of a class registered with them, for one token."""
 
     token: object = None
     bases: dict[int, list[type]] = dataclasses.field(default_factory=dict)
@@ -214,33 +218,33 @@ def _virtual_bases(cls: type) -> Iterator[Registration]:
         _virtual.token = abc.get_cache_token()
         _virtual.bases = _read_virtual_bases()
     for base in _virtual.bases.get(id(cls), ()):
-        if any(known is cls for known in _registered(base)):
+        if any(registered is cls for registered in _registered(base)):
             yield f"{base.__name__}.register", virtual_base, (base,)
 
 
 def _read_virtual_bases() -> dict[int, list[type]]:
-    found: dict[int, list[type]] = {}
-    seen: set[type] = set()
+    bases_by_id: dict[int, list[type]] = {}
+    visited: set[type] = set()
     todo: list[type] = [object]
     while todo:
         bases: list[type] = type.__subclasses__(todo.pop())
         for base in bases:
-            if base in seen:
+            if base in visited:
                 continue
-            seen.add(base)
+            visited.add(base)
             todo.append(base)
-            # one of the notebook brings the classes that were registered with it
+            # An abstract class of the notebook travels with its registered classes.
             if isinstance(base, abc.ABCMeta) and base.__module__ != "__main__":
-                for known in _registered(base):
-                    found.setdefault(id(known), []).append(base)
-    return found
+                for registered in _registered(base):
+                    bases_by_id.setdefault(id(registered), []).append(base)
+    return bases_by_id
 
 
 def _registered(base: type) -> Iterator[type]:
-    """Return the classes that were registered with an abstract one."""
+    """Iterate over the classes that were registered with an abstract class."""
     dump: Any = vars(abc)["_get_dump"]
     references, *_ = dump(base)
-    return (known for reference in references if (known := reference()) is not None)
+    return (registered for reference in references if (registered := reference()) is not None)
 
 
 def virtual_base(cls: type, base: Any) -> None:
@@ -258,16 +262,16 @@ _READERS = (
     _virtual_bases,
 )
 
-# -- torch operators of custom_op ----------------------------------------------------------------------
+# -- torch operators of custom_op ------------------------------------------------------------------
 
 
 def is_custom_op(kind: type) -> bool:
-    """Return True for what torch's `custom_op` makes."""
+    """Return True for the type of objects that torch's `custom_op` creates."""
     return is_a(kind, "torch._library.custom_ops", "CustomOpDef")
 
 
 def reduce_custom_op(op: Any) -> Any:
-    """Reduce an operator to its schema and the functions that the notebook has registered for it."""
+    """Reduce an operator to its schema and the functions registered for it in the notebook."""
     kernels = {device: _closure(wrapped)["fn"] for device, wrapped in op._backend_fns.items()}
     facts = (op._namespace, op._name, op._schema, list(op._tags or ()))
     functions = (kernels, op._abstract_fn, op._backward_fn, op._setup_context_fn, op._vmap_fn)
@@ -275,7 +279,7 @@ def reduce_custom_op(op: Any) -> Any:
 
 
 def custom_op(facts: tuple[Any, ...], function: Any, functions: tuple[Any, ...]) -> Any:
-    """Define an operator of torch, in place of one of the same name."""
+    """Define a torch operator, replacing one of the same name."""
     from torch._library.custom_ops import CustomOpDef
 
     namespace, name, schema, tags = facts

@@ -1,12 +1,13 @@
-"""Values whose parts lie on several ranks, on their way to the notebook: DTensor, FSDP's modules, and what refers to them.
+"""Gather sharded values for the notebook: DTensor, FSDP modules, and objects that refer to them.
 
-They travel as a whole: a DTensor as the tensor that it is a part of, a module as one of the user's own class with whole
-parameters. To gather the parts is a collective, so all ranks that take part in a run go through the same steps, whether they
-send the value or not:
+They travel as a whole: a DTensor as the full tensor, a module as an instance of the user's own
+class with full parameters. Gathering is a collective, so all ranks in a run follow the same steps,
+whether or not they send the value:
 
-1. `Search`: a pass of pickling that only notes which parts there are, in the order in which they are met;
-2. each rank puts what it has found, and reads what the others have: nobody waits in a collective for a rank that does not come;
-3. `whole`: the collectives, in that order; then the value is pickled with what they gave.
+1. `Search`: a pickling pass that only collects the shards, in the order of traversal;
+2. each rank publishes its result and reads those of the other ranks, so that no rank waits in a
+   collective for one that never joins;
+3. `whole`: the collectives run in that order; then the value is pickled with the gathered tensors.
 """
 
 from __future__ import annotations
@@ -26,16 +27,23 @@ from skymagic.data.values.tensors import on_host
 from skymagic.runtime import info, rendezvous
 
 WAIT = 86400.0
-"""Seconds to wait for the other ranks, which may still be at their cells; a failure or an interrupt ends it."""
+"""Seconds to wait for the other ranks, which may still be running their cells.
+
+A failure or an interrupt ends the wait.
+"""
 MODULES = ("torch.distributed.tensor", "torch.distributed.fsdp")
-"""Who has imported neither has no parts."""
+"""If neither of these is loaded, the process has no shards."""
 KEPT = 8
-"""Runs of which the other ranks can still read what this one has found: they may be behind."""
+"""Number of runs whose results other ranks can still read: slow ranks may be behind."""
 _posted: deque[str] = deque()
-ALL_RANKS = "bring it from all ranks (-o, -g, %sky_pull without -t; `@` for a call), or gather it in the cell"
+ALL_RANKS = (
+    "bring it from all ranks (-o, -g, %sky_pull without -t; `@` for a call), "
+    "or gather it in the cell"
+)
 NOT_GATHERED = f"holds this rank's part alone: {ALL_RANKS}"
 OPTIMIZER = (
-    "an optimizer of FullyShardedDataParallel holds this rank's part alone: bring get_optimizer_state_dict(model, optimizer, "
+    "an optimizer of FullyShardedDataParallel holds this rank's part alone: "
+    "bring get_optimizer_state_dict(model, optimizer, "
     "options=StateDictOptions(full_state_dict=True)) of torch.distributed.checkpoint.state_dict"
 )
 GROUP = "a process group lives on its ranks alone: leave it out, and pass what was computed with it"
@@ -43,20 +51,21 @@ MESH = "a DeviceMesh lives on its ranks alone: leave it out, or bring mesh.mesh,
 
 
 class PartlyElsewhere(pickle.PicklingError):
-    """A value that is not whole on one rank; the message is a sentence."""
+    """Raised for a value that is not whole on one rank; the message is a sentence."""
 
 
 class Shards:
-    """What becomes of parts where nothing was gathered: they are refused."""
+    """Handling of shards if nothing was gathered: refuse them."""
 
     def tensor(self, part: Any) -> Any:
-        """How a DTensor is pickled."""
+        """Reduce a DTensor."""
         raise PartlyElsewhere(f"a {type(part).__name__} {NOT_GATHERED} with full_tensor()")
 
     def wrapper(self, module: Any) -> Any:
-        """How a FullyShardedDataParallel is pickled."""
+        """Reduce a FullyShardedDataParallel module."""
         raise PartlyElsewhere(
-            f"an FSDP module {NOT_GATHERED} with get_model_state_dict(model, options=StateDictOptions(full_state_dict=True))"
+            f"an FSDP module {NOT_GATHERED} with get_model_state_dict(model, "
+            "options=StateDictOptions(full_state_dict=True))"
         )
 
 
@@ -65,7 +74,7 @@ REFUSED = Shards()
 
 @dataclass
 class Search(Shards):
-    """Notes the parts of a value, in the order in which they are met."""
+    """Collects the shards of a value, in the order of traversal."""
 
     tensors: list[Any] = field(default_factory=list)
     wrappers: list[Any] = field(default_factory=list)
@@ -81,43 +90,43 @@ class Search(Shards):
         return str, ()
 
     def signature(self) -> list[str]:
-        """What must be alike on all ranks that hold parts."""
+        """Return a description that must be equal on all ranks that hold shards."""
         return [
-            *(f"{tuple(each.shape)} {each.dtype} {each.placements}" for each in self.tensors),
-            *(type(each.module).__name__ for each in self.wrappers),
+            *(f"{tuple(part.shape)} {part.dtype} {part.placements}" for part in self.tensors),
+            *(type(wrapper.module).__name__ for wrapper in self.wrappers),
         ]
 
     def holders(self) -> list[int]:
-        """The ranks that hold parts of what this one has a part of."""
+        """Return the ranks that hold other shards of the same tensors and modules."""
         dist = sys.modules["torch.distributed"]
-        ranks = {rank for each in self.tensors for rank in each.device_mesh.mesh.flatten().tolist()}
+        ranks = {rank for part in self.tensors for rank in part.device_mesh.mesh.flatten().tolist()}
         return sorted(
             ranks.union(
-                *(dist.get_process_group_ranks(each.process_group) for each in self.wrappers)
+                *(dist.get_process_group_ranks(wrapper.process_group) for wrapper in self.wrappers)
             )
         )
 
 
 @dataclass
 class Whole(Shards):
-    """What was gathered: by the identity of a part, the tensor that it is a part of."""
+    """Gathered values: the full tensor for each shard, by the shard's identity."""
 
     tensors: dict[int, Any] = field(default_factory=dict)
     wrappers: set[int] = field(default_factory=set)
-    """FSDP modules whose parameters are whole at present."""
+    """Ids of the FSDP modules whose parameters are whole at present."""
     problems: dict[str, str] = field(default_factory=dict)
-    """By name, why a value was not gathered."""
+    """By name: why a value was not gathered."""
 
     def tensor(self, part: Any) -> Any:
-        known = self.tensors.get(id(part))
-        return super().tensor(part) if known is None else (same, (known,))
+        full = self.tensors.get(id(part))
+        return super().tensor(part) if full is None else (same, (full,))
 
     def wrapper(self, module: Any) -> Any:
         return (same, (module.module,)) if id(module) in self.wrappers else super().wrapper(module)
 
 
 def reducer(kind: type) -> Callable[[Any, Shards], Any] | None:
-    """How objects of this type are pickled for the notebook; None for those that have no parts elsewhere."""
+    """Return the reducer for objects of this type on their way to the notebook, or None."""
     if is_a(kind, "torch.distributed.tensor", "DTensor"):
         return lambda obj, shards: shards.tensor(obj)
     if is_a(kind, "torch.distributed.fsdp", "FullyShardedDataParallel"):
@@ -141,110 +150,127 @@ def reducer(kind: type) -> Callable[[Any, Shards], Any] | None:
 def whole(
     values: Mapping[str, object], search: Callable[[object, Search], object], sent: Container[str]
 ) -> Iterator[Shards]:
-    """Gather what lies on several ranks; called on all ranks that take part in a run, with the same names.
+    """Gather values that are sharded over several ranks.
+
+    All ranks in a run call this with the same names.
 
     Args:
-        values: what is to be sent, by these ranks or by others.
-        search: pickles a value and passes a `Search`.
-        sent: names of the values that this rank sends; of the others it keeps nothing.
+        values: values to be sent, by this rank or by others.
+        search: pickles a value with a `Search`.
+        sent: names of the values that this rank sends; it keeps nothing of the others.
     """
     dist = sys.modules.get("torch.distributed")
     if dist is None or not values or not dist.is_initialized():
         yield REFUSED
         return
     searched = values.items() if sys.modules.keys() & set(MODULES) else ()
-    found = {
-        name: each for name, value in searched if (each := _searched(value, search)) is not None
+    searches = {
+        name: shards for name, value in searched if (shards := _searched(value, search)) is not None
     }
-    if not found and len(info.participants()) == 1:
+    if not searches and len(info.participants()) == 1:
         yield REFUSED
         return
-    good, problems = _agreed(found)
+    matching, problems = _agreed(searches)
     gathered = Whole(problems=problems)
     with contextlib.ExitStack() as stack:
-        for name in sorted(good):
-            for module in found[name].wrappers:
+        for name in sorted(matching):
+            for module in searches[name].wrappers:
                 if id(module) not in gathered.wrappers:
-                    summoned = type(module).summon_full_params
-                    grads = (
-                        module._use_orig_params
-                    )  # the others' parameters are made for the moment, without
-                    stack.enter_context(summoned(module, writeback=False, with_grads=grads))
-                    inner = (each for each in module.modules() if isinstance(each, type(module)))
-                    gathered.wrappers.update(map(id, inner))
-            _gather(found[name].tensors, gathered.tensors, keep=name in sent)
+                    summon = type(module).summon_full_params
+                    # Without `use_orig_params` the parameters are temporary and have no gradients.
+                    grads = module._use_orig_params
+                    stack.enter_context(summon(module, writeback=False, with_grads=grads))
+                    nested = (
+                        submodule
+                        for submodule in module.modules()
+                        if isinstance(submodule, type(module))
+                    )
+                    gathered.wrappers.update(map(id, nested))
+            _gather(searches[name].tensors, gathered.tensors, keep=name in sent)
         yield gathered
 
 
 def _searched(value: object, search: Callable[[object, Search], object]) -> Search | None:
-    """What a value has of parts; None where it has none."""
-    found = Search()
-    with contextlib.suppress(Exception):  # what cannot be pickled is told when it is
-        search(value, found)
-    return found if found.tensors or found.wrappers else None
+    """Return the shards in a value, or None if it has none."""
+    shards = Search()
+    with contextlib.suppress(Exception):  # errors are reported when the value is pickled for real
+        search(value, shards)
+    return shards if shards.tensors or shards.wrappers else None
 
 
 def _agreed(found: Mapping[str, Search]) -> tuple[list[str], dict[str, str]]:
-    """(names whose parts are alike on all ranks that hold them, for the others why not); the same on all ranks."""
+    """Compare the shards with those of the other ranks; the result is the same on all ranks.
+
+    Returns:
+        Names whose shards match on all ranks that hold them, and the reason by name for the others.
+    """
     ranks, rank = info.participants(), info.instance_info().rank
-    mine = {name: [each.signature(), each.holders()] for name, each in found.items()}
+    published = {name: [search.signature(), search.holders()] for name, search in found.items()}
     key = f"shards/{info.run_number()}"
-    rendezvous.put(f"{key}/{rank}", mine)
+    rendezvous.put(f"{key}/{rank}", published)
     _posted.append(f"{key}/{rank}")
     if len(_posted) > KEPT:
         rendezvous.delete(_posted.popleft())
     if not found:
-        return [], {}  # the others may wait for what this rank has put
-    theirs = {each: rendezvous.get(f"{key}/{each}", WAIT) for each in ranks}
+        return [], {}  # but the others may be waiting for what this rank published
+    shards_by_rank = {other: rendezvous.get(f"{key}/{other}", WAIT) for other in ranks}
     problems = {
-        name: _problem(name, theirs)
-        for name in dict.fromkeys(n for each in theirs.values() for n in each)
+        name: _problem(name, shards_by_rank)
+        for name in dict.fromkeys(name for names in shards_by_rank.values() for name in names)
     }
     return [name for name in found if not problems[name]], {
-        n: why for n, why in problems.items() if why
+        name: why for name, why in problems.items() if why
     }
 
 
 def _problem(name: str, found: Mapping[int, Mapping[str, Any]]) -> str:
-    """Why the parts of a value cannot be gathered; empty where they can."""
+    """Return why the shards of a value cannot be gathered, or "" if they can."""
     for rank, (signature, holders) in (
-        (rank, each[name]) for rank, each in found.items() if name in each
+        (rank, shards[name]) for rank, shards in found.items() if name in shards
     ):
-        absent = [each for each in holders if each not in found]
+        absent = [holder for holder in holders if holder not in found]
         if absent:
-            there = ", ".join(map(str, holders))
-            return f"its parts lie on ranks {there}, and rank {absent[0]} does not take part in this run: {ALL_RANKS}"
-        other = next(
+            holder_ranks = ", ".join(map(str, holders))
+            return (
+                f"its parts lie on ranks {holder_ranks}, and rank {absent[0]} "
+                f"does not take part in this run: {ALL_RANKS}"
+            )
+        different = next(
             (
-                each
-                for each in holders
-                if name not in found[each] or found[each][name][0] != signature
+                holder
+                for holder in holders
+                if name not in found[holder] or found[holder][name][0] != signature
             ),
             None,
         )
-        if other is not None:
-            return f"its parts on rank {rank} and rank {other} are not of one value: make it on all ranks alike"
+        if different is not None:
+            return (
+                f"its parts on rank {rank} and rank {different} are not of one value: "
+                "make it on all ranks alike"
+            )
     return ""
 
 
 def _gather(parts: Sequence[Any], into: dict[int, Any], *, keep: bool) -> None:
-    """The whole tensors, one after the other, so that a GPU holds one of them at a time; parameters stay parameters, with their gradients.
+    """Gather the full tensors one at a time, so that a GPU holds only one of them.
+
+    Parameters stay parameters and keep their gradients.
 
     Args:
-        into: gets them, in host memory.
-        keep: whether this rank needs them; it takes part in the collectives all the same.
+        into: filled with the full tensors in host memory.
+        keep: False if this rank does not need them; it still joins the collectives.
     """
     torch = sys.modules["torch"]
     done: set[int] = set()
     for part in parts:
         if id(part) not in done:
-            done.add(
-                id(part)
-            )  # on all ranks alike: what was gathered for another name is gathered again
+            # Only within this value, so that all ranks do the same: a shard that was gathered for
+            # another name is gathered again.
+            done.add(id(part))
             gathered = full_tensor(part.detach())
             if keep and id(part) not in into:
                 into[id(part)] = on_host(gathered)
-            del gathered  # before the next one is made
+            del gathered  # free it before the next one is gathered
     for part in parts if keep else ():
         if isinstance(part, torch.nn.Parameter) and not isinstance(
             into[id(part)], torch.nn.Parameter
@@ -253,17 +279,19 @@ def _gather(parts: Sequence[Any], into: dict[int, Any], *, keep: bool) -> None:
             if part.grad is not None:
                 parameter.grad = into[id(part.grad)]
             for name, registered in hooks.tensor_hooks(part).items():
-                own = {key: hook for key, hook in registered.items() if not _of_torch(hook)}
-                hooks.set_tensor_hooks(parameter, {name: OrderedDict(own)} if own else {})
+                user_hooks = {key: hook for key, hook in registered.items() if not _of_torch(hook)}
+                hooks.set_tensor_hooks(
+                    parameter, {name: OrderedDict(user_hooks)} if user_hooks else {}
+                )
             into[id(part)] = parameter
 
 
 def full_tensor(part: Any) -> Any:
-    """Gather a DTensor from all ranks of its mesh: the whole tensor, on the mesh's device or in host memory.
+    """Gather a DTensor from all ranks of its mesh, on the mesh's device or in host memory.
 
-    Functional collectives crash the process (SIGSEGV) when gloo carries CUDA tensors, which it does where
-    ranks share a GPU; seen with torch 2.11 on an H100, under torchrun as well. Such parts are copied to
-    host memory first and gathered there.
+    Functional collectives crash the process (SIGSEGV) when gloo carries CUDA tensors, which it does
+    where ranks share a GPU; seen with torch 2.11 on an H100, under torchrun as well. Such shards
+    are copied to host memory first and gathered there.
     """
     if not _is_gpu_over_gloo(part.device_mesh):
         return part.full_tensor()
@@ -289,7 +317,7 @@ def _is_gpu_over_gloo(mesh: Any) -> bool:
 
 
 def _host_mesh(mesh: Any) -> Any:
-    """Return the mesh of CPUs with the ranks, dimensions and process groups of a mesh."""
+    """Return a CPU mesh with the ranks, dimensions and process groups of a mesh."""
     groups = mesh.get_all_groups()
     if mesh.ndim == 1:
         return type(mesh).from_group(groups[0], "cpu")
@@ -297,7 +325,10 @@ def _host_mesh(mesh: Any) -> Any:
 
 
 def _plain_module(module: Any) -> Any:
-    """A module that FSDP manages, without its hooks; one that `fully_shard` was called on is of its own class again."""
+    """Reduce a module that FSDP manages, without FSDP's hooks.
+
+    A module that `fully_shard` was applied to gets its own class back.
+    """
     own = type(module)
     if is_a(own, "torch.distributed.fsdp", "FSDPModule"):
         own = next(
@@ -321,7 +352,7 @@ def _plain_module(module: Any) -> Any:
 
 
 def _of_torch(hook: Any) -> bool:
-    """Whether a hook belongs to torch.distributed."""
+    """Return True if a hook belongs to `torch.distributed`."""
     hook = getattr(hook, "hook", getattr(hook, "func", hook))
     owner = getattr(hook, "__self__", None)
     module = type(owner).__module__ if owner is not None else getattr(hook, "__module__", "")
@@ -329,8 +360,8 @@ def _of_torch(hook: Any) -> bool:
 
 
 def _optimizer(optimizer: Any) -> Any:
-    parameters = (each for group in optimizer.param_groups for each in group["params"])
-    if any(getattr(each, "_fsdp_flattened", False) for each in parameters):
+    parameters = (parameter for group in optimizer.param_groups for parameter in group["params"])
+    if any(getattr(parameter, "_fsdp_flattened", False) for parameter in parameters):
         _refuse(OPTIMIZER)
     return NotImplemented
 

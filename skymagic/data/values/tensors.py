@@ -1,6 +1,6 @@
-"""How the memory of torch's tensors travels: by their storages, from whatever device, onto the CPU.
+"""Pickle torch tensors by their storages, from any device, onto the CPU.
 
-torch is never imported to pickle a value, only used when the value itself has brought it in.
+torch is never imported just to pickle a value: it is used only if the value itself has loaded it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,11 @@ from skymagic.data.values.rebuild import same
 
 
 def reduce_tensor(tracker: Tracker, tensor: Any) -> Reduced:
-    """A tensor with its gradient and its hooks; one that is part of a computation has left it when it arrives, or is refused."""
+    """Reduce a tensor with its gradient and its hooks.
+
+    A tensor that is part of a computation is detached, or refused if the tracker accepts leaves
+    only.
+    """
     if not tensor.is_leaf:
         if tracker.leaves_only:
             made_by = type(tensor.grad_fn).__name__
@@ -38,7 +42,7 @@ def reduce_tensor(tracker: Tracker, tensor: Any) -> Reduced:
         tensor = tensor.detach()
     reduced = _reduce(tracker, tensor)
     grad = tensor.grad if tensor.requires_grad else None
-    # asked here, without a call: a model's state has thousands of tensors, and hardly any has hooks
+    # Checked inline, without a call: a state dict has thousands of tensors, and few have hooks.
     has_hooks = tensor._backward_hooks or tensor._post_accumulate_grad_hooks
     if grad is None and not has_hooks:
         return reduced
@@ -48,11 +52,12 @@ def reduce_tensor(tracker: Tracker, tensor: Any) -> Reduced:
     if len(reduced) > 2:
         if registered:
             raise pickle.PicklingError(
-                f"a {type(tensor).__name__} in it has hooks, which cannot travel with it: register them in the cell"
+                f"a {type(tensor).__name__} in it has hooks, which cannot travel with it: "
+                "register them in the cell"
             )
         return reduced
     tracker.leaves.pop(id(tensor), None)
-    if registered:  # not among the arguments: a hook may refer to its tensor
+    if registered:  # in the state, not the arguments: a hook may refer to its tensor
         return *reduced, (grad, registered), None, None, _set_grad_and_hooks
     return *reduced, grad, None, None, _set_grad
 
@@ -67,7 +72,7 @@ def _set_grad_and_hooks(tensor: Any, parts: tuple[Any, dict[str, Any]]) -> None:
 
 
 def _reduce(tracker: Tracker, tensor: Any) -> Reduced:
-    """A tensor as a view of its storage; every kind that torch rebuilds otherwise is left to torch."""
+    """Reduce a tensor to a view of its storage, or let torch reduce it if it is of another kind."""
     if (
         is_plain(tensor)
         and tracker.layout is None
@@ -78,43 +83,45 @@ def _reduce(tracker: Tracker, tensor: Any) -> Reduced:
     torch = sys.modules["torch"]
     reduced = hooks.without_warning(tensor)
     if reduced[0] is torch._utils._rebuild_tensor_v2:
-        typed, offset, size, stride, *rest = reduced[1]
+        typed, offset, size, stride, *remaining = reduced[1]
         rebuild, dtype, untyped = _tensor, typed.dtype, typed._untyped_storage
-    elif (
-        reduced[0] is torch._utils._rebuild_tensor_v3
-    ):  # of a dtype that no typed storage has: uint16, float8, …
+    elif reduced[0] is torch._utils._rebuild_tensor_v3:
+        # Used for dtypes that have no typed storage: uint16, float8, …
         untyped, offset, size, stride, requires_grad, no_hooks, dtype, *metadata = reduced[1]
-        rebuild, rest = _untyped_tensor, [requires_grad, no_hooks, dtype, *metadata]
+        rebuild, remaining = _untyped_tensor, [requires_grad, no_hooks, dtype, *metadata]
     else:
         return reduced
     storage = _canonical(tracker, untyped)
     if storage.device.type != "cpu":
         tracker.versions.setdefault(storage._cdata, []).append(version(tensor))
-    place: Any = storage
+    target: Any = storage
     if storage.nbytes() and tensor.numel() and storage.data_ptr():
         first = storage.data_ptr() + offset * tensor.element_size()
         stop = first + extent_of(size, stride) * tensor.element_size()
-        there, start, end = tracker.linked.storages.get(storage._cdata, (None, 0, 0))
-        if there is not None and start <= first and stop <= end:
+        linked_array, start, end = tracker.linked.storages.get(storage._cdata, (None, 0, 0))
+        if linked_array is not None and start <= first and stop <= end:
             return rebuild, (
-                there,
+                linked_array,
                 dtype,
                 (first - start) // tensor.element_size(),
                 tuple(size),
                 tuple(stride),
-                *rest,
+                *remaining,
             )
         full = (storage.data_ptr(), storage.data_ptr() + storage.nbytes())
         tracker.spans.append(Span(first, stop, storage._cdata, full))
         block = tracker.layout.find(first, stop) if tracker.layout is not None else None
         if block is not None and tracker.layout is not None:
-            place = tracker.layout.storages.setdefault(storage._cdata, Storage(block))
+            target = tracker.layout.storages.setdefault(storage._cdata, Storage(block))
             offset = (first - block.start) // tensor.element_size()
-    return rebuild, (place, dtype, offset, tuple(size), tuple(stride), *rest)
+    return rebuild, (target, dtype, offset, tuple(size), tuple(stride), *remaining)
 
 
 def is_plain(tensor: Any) -> bool:
-    """Whether a tensor is numbers in a strided CPU memory, beside its gradient and hooks: torch's own code that asks takes 30 µs."""
+    """Return True for a strided CPU tensor of plain numbers, ignoring its gradient and hooks.
+
+    A cheap check: torch's own code takes 30 µs to find out.
+    """
     kinds, strided, dtypes, has_names = _of_torch()
     return (
         type(tensor) in kinds
@@ -128,7 +135,10 @@ def is_plain(tensor: Any) -> bool:
 
 @lru_cache(maxsize=1)
 def _of_torch() -> tuple[Any, ...]:
-    """Kinds of tensors, their layout, dtypes, and who tells whether dimensions have names: none from torch 2.13 on."""
+    """Return plain tensor classes, their layout, their dtypes, and the check for named dimensions.
+
+    The check is None from torch 2.13 on.
+    """
     import torch
 
     names = (
@@ -153,7 +163,10 @@ def _of_torch() -> tuple[Any, ...]:
 
 
 def _reduce_plain(tracker: Tracker, tensor: Any) -> Reduced:
-    """The same without torch's ``__reduce_ex__``: a model's state has thousands of them."""
+    """Reduce a plain tensor without torch's `__reduce_ex__`.
+
+    A state dict has thousands of them, so the shortcut pays off.
+    """
     storage, facts = tensor.untyped_storage(), tracker.facts
     storage = tracker.storages.setdefault(storage._cdata, storage)
     offset, dtype, itemsize, kind = (
@@ -178,7 +191,7 @@ def _reduce_plain(tracker: Tracker, tensor: Any) -> Reduced:
 def small_tensor(
     kind: str, dtype: Any, size: tuple[int, ...], requires_grad: bool
 ) -> tuple[Any, ...]:
-    """What the contents of a small tensor are called, beside its elements."""
+    """Return the part of a small tensor's content hash that precedes its elements."""
     return "small tensor", kind, _dtype_name(dtype), size, requires_grad
 
 
@@ -186,7 +199,7 @@ _dtype_name = lru_cache(maxsize=None)(str)
 
 
 def extent_of(size: Any, stride: Any) -> int:
-    """Elements from the first to the last."""
+    """Return the number of elements from the first to the last one in memory."""
     return int(sum((count - 1) * step for count, step in zip(size, stride, strict=True)) + 1)
 
 
@@ -214,14 +227,17 @@ def _plain_parameter(
 
 
 def reduce_typed(tracker: Tracker, storage: Any) -> Reduced:
-    """A storage with a dtype, as torch's other kinds of tensors hold it."""
+    """Reduce a `TypedStorage`, which other kinds of tensors still hold."""
     untyped = _canonical(tracker, storage._untyped_storage)
     tracker.whole.add(untyped._cdata)
     return _typed, (untyped, storage.dtype)
 
 
 def reduce_block(tracker: Tracker, block: MemoryBlock) -> Reduced:
-    """The bytes of a block; of a part of a device's storage, only that part comes to the CPU."""
+    """Reduce a block to its bytes.
+
+    For a block in a device's storage, copy only that part to the CPU.
+    """
     storage = tracker.storages.get(block.owner)
     if storage is None or storage.device.type == "cpu":
         return writable, (memory(block.start, block.stop),)
@@ -232,10 +248,10 @@ def reduce_block(tracker: Tracker, block: MemoryBlock) -> Reduced:
 
 
 def reduce_untyped(tracker: Tracker, storage: Any) -> Reduced:
-    """The bytes of a storage; from whatever device, they arrive on the CPU."""
-    known = _canonical(tracker, storage)
-    if known is not storage:
-        return same, (known,)
+    """Reduce a storage on any device to its bytes, which arrive on the CPU."""
+    canonical = _canonical(tracker, storage)
+    if canonical is not storage:
+        return same, (canonical,)
     if storage.device.type != "cpu":
         buffer = _on_its_device(tracker, storage, 0, storage.nbytes()) if storage.nbytes() else b""
         return (
@@ -252,16 +268,19 @@ def reduce_untyped(tracker: Tracker, storage: Any) -> Reduced:
 
 
 def _on_its_device(tracker: Tracker, storage: Any, start: int, stop: int) -> pickle.PickleBuffer:
-    """Bytes of a device's storage: the pickle refers to them, and whoever writes it copies them."""
+    """Return a reference to bytes of a device's storage.
+
+    They are copied to the host only when the pickle's buffers are written.
+    """
     torch = sys.modules["torch"]
-    whole = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
+    all_bytes = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
     return out_of_band(
-        DeviceBytes(whole[start:stop], tracker.versions.setdefault(storage._cdata, []))
+        DeviceBytes(all_bytes[start:stop], tracker.versions.setdefault(storage._cdata, []))
     )
 
 
 def on_host(tensor: Any) -> Any:
-    """A tensor in host memory: itself where it is there."""
+    """Return a tensor in host memory: the same tensor if it is already there."""
     torch = sys.modules["torch"]
     if tensor.device.type == "cpu":
         return tensor
@@ -272,17 +291,20 @@ def on_host(tensor: Any) -> Any:
 
 
 def version(tensor: Any) -> int | None:
-    """How often torch has seen a tensor, or another with its memory, change in place; None for one of inference mode."""
+    """Return torch's in-place version counter, which tensors with the same memory share.
+
+    Inference tensors have none: return None for them.
+    """
     return None if tensor.is_inference() else int(tensor._version)
 
 
 def _canonical(tracker: Tracker, storage: Any) -> Any:
-    """One Python object for each storage: torch may make a new one at each access."""
+    """Return one Python object per storage: torch may create a new one at each access."""
     return tracker.storages.setdefault(storage._cdata, storage)
 
 
 def reduce_planned(tracker: Tracker, storage: Storage) -> Reduced:
-    """A storage that is a block."""
+    """Reduce a storage that travels as a block."""
     owner = tracker.storages.get(storage.block.owner)
     if owner is not None and owner.device.type != "cpu" and tracker.between_ranks:
         return _device_storage, (storage.block, owner.device.type)
@@ -290,18 +312,18 @@ def reduce_planned(tracker: Tracker, storage: Storage) -> Reduced:
 
 
 def regions(tracker: Tracker) -> dict[int, MemoryRegion]:
-    """The storages that a pickling pass has met, by their handles."""
+    """Return the memory of the storages seen in a pickling pass, by their handles."""
     planned = {} if tracker.layout is None else tracker.layout.storages
-    found = {}
+    regions_by_handle = {}
     for handle, storage in tracker.storages.items():
         if handle in planned:
             block = planned[handle].block
-            found[handle] = MemoryRegion(planned[handle], block.start, block.stop)
+            regions_by_handle[handle] = MemoryRegion(planned[handle], block.start, block.stop)
         elif hasattr(storage, "_cdata") and storage._cdata == handle and storage.nbytes():
-            found[handle] = MemoryRegion(
+            regions_by_handle[handle] = MemoryRegion(
                 storage, storage.data_ptr(), storage.data_ptr() + storage.nbytes()
             )
-    return found
+    return regions_by_handle
 
 
 def _storage(buffer: Any) -> Any:
@@ -316,7 +338,7 @@ def _storage(buffer: Any) -> Any:
 
 
 def _device_storage(buffer: Any, kind: str) -> Any:
-    """The storage on this rank's device of that kind."""
+    """Return the storage on this rank's device of the given kind."""
     return _storage(buffer).to(device=sys.modules["torch"].device(kind))
 
 
@@ -335,5 +357,5 @@ def _tensor(storage: Any, dtype: Any, *rest: Any) -> Any:
 def _untyped_tensor(storage: Any, dtype: Any, *rest: Any) -> Any:
     import torch
 
-    # torch asks for a storage with a dtype here too, and looks at nothing but the bytes
+    # torch requires a typed storage here too, but uses only its bytes.
     return torch._utils._rebuild_tensor_v3(_typed(storage, torch.uint8), *rest)

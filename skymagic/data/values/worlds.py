@@ -1,7 +1,8 @@
-"""Objects that know the world: they read rank and world size when they were made, in the notebook as process 0 of 1.
+"""Refuse objects that read rank and world size in the notebook, which is process 0 of 1.
 
-On the ranks each copy would still be process 0 of 1, without an error: all ranks train on the same data and write the
-same checkpoints. So they are refused. The frameworks are not imported: a value of theirs has brought them in.
+On the ranks every copy would silently remain process 0 of 1: all ranks would train on the same data
+and write the same checkpoints. The frameworks are not imported here: if a value belongs to one, the
+framework is loaded already.
 """
 
 from __future__ import annotations
@@ -33,14 +34,14 @@ _TYPES = (
     *((package, "Trainer") for package in ("lightning", "pytorch_lightning")),
     *((package, "Fabric") for package in ("lightning", "lightning_fabric")),
 )
-"""Package and class, subclasses included."""
+"""Pairs of package and class; subclasses count too."""
 _OF_DATA = (("torch.utils.data", "Sampler"), ("torch.utils.data", "Dataset"))
 _RANKS = ("rank", "process_index")
 _WORLDS = ("num_replicas", "world_size", "num_processes")
 
 
 class WorldError(pickle.PicklingError):
-    """Raised for an object that knows the world."""
+    """Raised for an object that is bound to one rank and world size."""
 
     def __init__(self, value: object) -> None:
         super().__init__(f"{type_name(value)} {REASON}: {REMEDY}")
@@ -48,21 +49,24 @@ class WorldError(pickle.PicklingError):
 
 
 def check_for(kind: type) -> Callable[[Any], bool] | None:
-    """Return what tells whether an object of this type knows the world, or None for types that never do."""
-    if any(is_a(kind, *each) for each in _TYPES):
+    """Return a predicate that detects rank-bound objects of this type, or None if none are."""
+    if any(is_a(kind, *type_path) for type_path in _TYPES):
         return lambda value: True
-    if any(is_a(kind, *each) for each in _OF_DATA):
+    if any(is_a(kind, *type_path) for type_path in _OF_DATA):
         return _has_share
     return None
 
 
 def knows_world(value: object) -> bool:
-    """Return True if an object holds the rank and world size of the process that made it."""
+    """Return True if an object holds the rank and world size of the process that created it."""
     check = check_for(type(value))
     return check is not None and check(value)
 
 
 def _has_share(value: Any) -> bool:
-    """Return True for a sampler or dataset, also of the user's own, that has taken its share of the data as one rank of some."""
+    """Return True for a sampler or dataset that already selected its rank's share of the data.
+
+    Subclasses written by the user are recognized by their attribute names.
+    """
     names = {name.lstrip("_") for name in getattr(value, "__dict__", {})}
     return not (names.isdisjoint(_RANKS) or names.isdisjoint(_WORLDS))
