@@ -1,11 +1,11 @@
-"""What moves to which rank: the manifest of a run, bundles of values, and what each rank's names are bound to.
+"""Route values to ranks: manifests of runs, bundles of values, and the ranks' bindings.
 
-shipper       the notebook's end: makes the manifest of a run, and rebuilds values on their way back
-collecting    what a run asks for, and the values that it needs, pickled
-comparison    the notebook's values beside what the ranks have, and whether they have changed
-notes         what the user is told about them, each thing once; why a value cannot travel
-bundles       variables that are pickled together, and their way into a store
-packing       from values that must travel to bundles, by rank
-links         what the ranks hold of values that were sent, object by object
-bindings      the manifest of a run, and what each rank's names are bound to; the source of modules
+shipper     the notebook's end: creates the manifest of a run, and rebuilds returned values
+collecting  the request of a run, and the pickled values that it needs
+comparison  compares the notebook's values with those of the ranks, and detects changes
+notes       messages about values, each shown once; reasons why a value cannot travel
+bundles     variables that are pickled together, and how they get into a store
+packing     groups values into bundles by rank; orders for values lent by another rank
+links       objects from sent values that the ranks still hold
+bindings    the manifest of a run, the ranks' bindings of names, and the source of modules
 """

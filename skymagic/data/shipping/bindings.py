@@ -1,7 +1,7 @@
-"""The manifest of a run, and what each rank's names are bound to, as far as the notebook knows.
+"""The manifest of a run, and what the notebook knows about each rank's bindings.
 
-The rule of state: a rank keeps its own binding of a name until the notebook assigns that name or changes its value. The user's own
-modules follow another: their source travels to the ranks that have not got it.
+A rank keeps its own binding of a name until the notebook assigns that name or changes its value.
+The user's own modules follow another rule: their source travels to all ranks that lack it.
 """
 
 from __future__ import annotations
@@ -25,48 +25,51 @@ _NEVER = object()
 
 
 class ManifestItem(NamedTuple):
-    """A variable that a cell needs, as ``--dry-run`` shows it."""
+    """Variable that a cell needs, as shown by `--dry-run`."""
 
     name: str
     why: str
-    """``"the cell"``, ``"used by train"`` or ``"--push"``."""
+    """`"the cell"`, `"used by train"` or `"--push"`."""
     nbytes: int
-    """Length of the pickled value, in bytes."""
+    """Size of the pickled value in bytes."""
     moved: bool
-    """Whether some rank has it not yet."""
+    """True if some rank does not have it yet."""
     type: str
     stays: bool = False
-    """Whether it came from the ranks, is not what they have now, and does not go back by itself."""
+    """True if it came from the ranks, differs from theirs now, and is not sent back by itself."""
 
 
 @dataclass(frozen=True, eq=False)
 class Manifest:
-    """What one cell needs on the ranks; its files stay in the store as long as it is held."""
+    """Everything one cell needs on the ranks; its files stay in the store while it exists."""
 
     orders: dict[str, Any]
-    """For ``Namespace.bind``: plain values that JSON can hold."""
+    """Arguments of `Namespace.bind`, as values that JSON can represent."""
     nbytes: int
-    """Bytes that were written or are sent with the orders."""
+    """Bytes written to the store or sent with the orders."""
     items: tuple[ManifestItem, ...]
-    """All that the cell needs, of a dry run; else what travels."""
+    """In a dry run all variables that the cell needs, otherwise only those that travel."""
     fingerprints: dict[str, str] = field(default_factory=dict)
-    """Name → fingerprint of the notebook's value, for every name that the cell loads."""
+    """By name: fingerprint of the notebook's value, for every name that the cell loads."""
     stored: dict[str, str] = field(default_factory=dict)
-    """The same for other names that the cell may bind; those that only the ranks know of are added when the first reports them."""
+    """The same for other names that the cell may bind.
+
+    Names known only to the ranks are added when the first rank reports them.
+    """
     names: CellNames = field(default_factory=CellNames)
     unbound: frozenset[str] = frozenset()
-    """Names that the ranks let go of: here they mean Python's own again."""
+    """Names that the ranks delete: here they refer to Python's builtins again."""
     sent: Sequence[tuple[Sequence[int], Mapping[str, SentValue]]] = ()
-    """Ranks, and how values are sent to them."""
+    """Pairs of ranks and the values sent to them."""
 
 
 class NameReaders(NamedTuple):
-    """What the functions and classes of some ranks read."""
+    """Global names read by the functions and classes on some ranks."""
 
     names: Mapping[str, frozenset[str]]
-    """Function or class → the global names that it reads."""
+    """By function or class: the global names that it reads."""
     first: Mapping[str, str]
-    """Global name → the first function or class that reads it, in the order of their names."""
+    """By global name: the first function or class that reads it, in alphabetical order."""
 
 
 NOBODY = NameReaders({}, {})
@@ -74,33 +77,32 @@ NOBODY = NameReaders({}, {})
 
 @dataclass
 class _RankBindings:
-    """The bindings of one rank."""
+    """Bindings of one rank."""
 
     fingerprints: dict[str, str] = field(default_factory=dict)
-    """Name → fingerprint that the notebook's value had when the rank's binding was made."""
+    """By name: fingerprint of the notebook's value at the time of the rank's binding."""
     rebound: set[str] = field(default_factory=set)
-    """Names that a cell has bound on the rank since they were shipped."""
+    """Names that a cell has bound on the rank since they were sent."""
     sources: dict[str, str] = field(default_factory=dict)
-    """Local modules and cells that it has, with their hashes."""
+    """Local modules and cells that the rank has, with their hashes."""
     environ: dict[str, str | None] = field(default_factory=dict)
-    """Variables of the environment that it has from the notebook."""
+    """Environment variables that the rank received from the notebook."""
     reads: str = ""
-    """The digest of what its functions read."""
+    """Digest of the names that its functions read."""
 
 
 class Bindings:
-    """Bindings and sources by rank."""
+    """Bindings, sources and environment variables by rank."""
 
     def __init__(self) -> None:
         self._ranks: defaultdict[int, _RankBindings] = defaultdict(_RankBindings)
-        self.replaced: set[int] = set()  # ranks that were started again
-        self._lost: dict[
-            int, frozenset[str]
-        ] = {}  # what cells had bound on ranks that are forgotten
+        self.replaced: set[int] = set()  # ranks that were restarted
+        self._lost: dict[int, frozenset[str]] = {}
+        """By forgotten rank: names that cells had bound there."""
         self._reads: dict[str, Mapping[str, Sequence[str]]] = {}
-        """By digest: function or class → the global names that it reads."""
+        """By digest: the global names that each function or class reads."""
         self._readers: tuple[frozenset[str], NameReaders] = frozenset(), NOBODY
-        """The readers of these digests, as they were asked for last."""
+        """Cached readers, with the digests they were computed for."""
 
     def bound(
         self,
@@ -109,17 +111,18 @@ class Bindings:
         rebound: Mapping[str, str | None],
         deleted: Iterable[str],
     ) -> None:
-        """A rank has bound a manifest's names and run its cell.
+        """Record that a rank bound a manifest's names and ran its cell.
 
         Args:
-            rebound: names that the cell has bound there → fingerprint of the notebook's value, None where it has none.
-            deleted: names that the rank had before the cell, and has no more.
+            rebound: maps names that the cell bound on the rank to the fingerprint of the notebook's
+                value, or None if it has none.
+            deleted: names that the rank had before the cell, but not after it.
         """
         state = self._ranks[rank]
         for bundle in manifest.orders.get("bundles", ()):
             if bundle["ranks"] is None or rank in bundle["ranks"]:
                 state.rebound.difference_update(bundle["names"])
-        self._drop(state, manifest.unbound)  # before the cell, which may have bound them itself
+        self._drop(state, manifest.unbound)  # before the cell's names: it may have bound them again
         state.fingerprints.update(manifest.fingerprints)
         state.fingerprints.update(
             {name: value for name, value in rebound.items() if value is not None}
@@ -127,7 +130,7 @@ class Bindings:
         state.rebound.update(rebound)
         self._drop(state, deleted)
         state.sources.update(
-            {each["name"]: each["hash"] for each in manifest.orders.get("modules", ())}
+            {module["name"]: module["hash"] for module in manifest.orders.get("modules", ())}
         )
         state.sources.update(dict.fromkeys(manifest.orders.get("sources", ()), ""))
         state.environ.update(manifest.orders.get("environ", {}))
@@ -138,60 +141,64 @@ class Bindings:
             state.rebound.discard(name)
 
     def set_fingerprints(self, rank: int, fingerprints: Mapping[str, str]) -> None:
-        """A rank keeps its own bindings as long as the notebook's values have these fingerprints."""
+        """Set fingerprints for names that a rank binds itself.
+
+        The rank keeps its bindings as long as the notebook's values have these fingerprints.
+        """
         self._ranks[rank].fingerprints.update(fingerprints)
 
     def sent_environ(self, ranks: Iterable[int]) -> frozenset[str]:
-        """Return the environment variables that some of these ranks have from the notebook."""
+        """Return the environment variables that any of these ranks received from the notebook."""
         return frozenset().union(*(self._ranks[rank].environ for rank in ranks))
 
     def lacking_environ(
         self, changed: Mapping[str, str | None], ranks: Iterable[int]
     ) -> dict[str, str | None]:
-        """Variables of the notebook's environment that some of these ranks have not got."""
+        """Return the changed environment variables that some of these ranks do not have."""
         held = [self._ranks[rank].environ for rank in ranks]
         return {
             name: value
             for name, value in changed.items()
-            if any(each.get(name, _NEVER) != value for each in held)
+            if any(environ.get(name, _NEVER) != value for environ in held)
         }
 
     def set_reads(self, rank: int, digest: str, names: Mapping[str, Sequence[str]] | None) -> None:
-        """What a rank's functions and classes read; None where the digest is known."""
+        """Record the names that a rank's functions read; None if the digest is known already."""
         if names is not None:
             self._reads[digest] = names
             self._readers = frozenset(), NOBODY
         self._ranks[rank].reads = digest
-        used = {
-            state.reads for state in list(self._ranks.values())
-        }  # others may ask for a rank meanwhile
-        self._reads = {each: names for each, names in self._reads.items() if each in used}
+        # A copy, because other threads may add ranks at the same time.
+        used = {state.reads for state in list(self._ranks.values())}
+        self._reads = {key: names for key, names in self._reads.items() if key in used}
 
     def known_reads(self) -> list[str]:
-        """Digests of which ranks need not say what they stand for."""
+        """Return the digests whose names are known, so that ranks need not send them again."""
         return sorted(self._reads)
 
     def readers(self, ranks: Iterable[int]) -> NameReaders:
-        """Functions and classes on these ranks, and what they read."""
+        """Return the functions and classes on these ranks, with the names they read."""
         digests = frozenset(self._ranks[rank].reads for rank in ranks) & self._reads.keys()
         if digests != self._readers[0]:
-            found: dict[str, set[str]] = {}
+            names_by_function: dict[str, set[str]] = {}
             for digest in digests:
                 for function, names in self._reads.get(digest, {}).items():
-                    found.setdefault(function, set()).update(names)
+                    names_by_function.setdefault(function, set()).update(names)
             first = {
                 name: function
-                for function in sorted(found, reverse=True)
-                for name in found[function]
+                for function in sorted(names_by_function, reverse=True)
+                for name in names_by_function[function]
             }
             self._readers = (
                 digests,
-                NameReaders({each: frozenset(names) for each, names in found.items()}, first),
+                NameReaders(
+                    {key: frozenset(names) for key, names in names_by_function.items()}, first
+                ),
             )
         return self._readers[1]
 
     def forget(self, ranks: Iterable[int]) -> None:
-        """Forget what these ranks held."""
+        """Forget everything about these ranks."""
         for rank in ranks:
             state = self._ranks.pop(rank, None)
             if state is not None and state.rebound:
@@ -199,94 +206,104 @@ class Bindings:
             self.replaced.add(rank)
 
     def cloned(self, names: Iterable[str], source: int, ranks: Iterable[int]) -> None:
-        """Note that these ranks have got a rank's own values of these names: what holds of them there holds of them here."""
+        """Record that these ranks received another rank's values of these names.
+
+        Their bindings of the names are now those of that rank.
+        """
         names, origin = set(names), self._ranks[source]
         for rank in ranks:
             state = self._ranks[rank]
             state.fingerprints = {
-                name: each for name, each in state.fingerprints.items() if name not in names
+                name: fingerprint
+                for name, fingerprint in state.fingerprints.items()
+                if name not in names
             }
             state.fingerprints |= {
-                name: each for name, each in origin.fingerprints.items() if name in names
+                name: fingerprint
+                for name, fingerprint in origin.fingerprints.items()
+                if name in names
             }
             state.rebound |= names
 
     def names(self, rank: int) -> frozenset[str]:
-        """Names that the rank has, as far as is known."""
+        """Return the names that the rank holds, as far as the notebook knows."""
         state = self._ranks[rank]
         return frozenset(state.fingerprints) | state.rebound
 
     def known(self) -> list[int]:
-        """The ranks of which something is known."""
+        """Return the ranks with recorded bindings."""
         return sorted(self._ranks)
 
     def fingerprints(self, rank: int) -> Mapping[str, str]:
-        """Fingerprints by name."""
+        """Return the rank's fingerprints by name."""
         return self._ranks[rank].fingerprints
 
     def has_rebound(self, rank: int, name: str) -> bool:
-        """Whether a cell has bound the name since it was shipped."""
+        """Return True if a cell has bound the name on the rank since it was sent."""
         return name in self._ranks[rank].rebound
 
     def bound_by_cells(self, rank: int) -> frozenset[str]:
-        """Names that cells have bound on the rank; of a rank that is forgotten, those that it had."""
+        """Return the names that cells have bound on the rank.
+
+        For a forgotten rank, return those that it had.
+        """
         state = self._ranks.get(rank)
         names = frozenset(state.rebound) if state is not None else frozenset()
         return names or self._lost.get(rank, frozenset())
 
     def has_source(self, source: str, ranks: Sequence[int]) -> bool:
-        """Whether one of the ranks has got a module or cell of this name, whatever its content."""
+        """Return True if any rank has a module or cell with this name, in any version."""
         return any(source in self._ranks[rank].sources for rank in ranks)
 
     def ranks_without_source(self, source: str, hash: str, ranks: Sequence[int]) -> list[int]:
-        """The ranks that have not got a module or cell with this content."""
+        """Return the ranks that lack a module or cell with this content."""
         return [rank for rank in ranks if self._ranks[rank].sources.get(source) != hash]
 
     def ranks_without_value(
         self, fingerprints: Mapping[str, str | None], ranks: Sequence[int], fresh: Container[str]
     ) -> dict[str, list[int]]:
-        """For each name, the ranks that have not got the value with this fingerprint.
+        """Return, for each name, the ranks that lack the value with this fingerprint.
 
         Args:
-            fingerprints: None where the value was never seen before.
-            fresh: names that all ranks get anyhow.
+            fingerprints: None for a value that was never seen before.
+            fresh: names that all ranks receive in any case.
         """
         lacking = {
-            name: [*ranks] if wanted is None or name in fresh else []
-            for name, wanted in fingerprints.items()
+            name: [*ranks] if fingerprint is None or name in fresh else []
+            for name, fingerprint in fingerprints.items()
         }
         for rank in ranks:
             held = self.fingerprints(rank)
             if [*map(held.get, fingerprints)] == [*fingerprints.values()]:
-                continue  # which is so nearly always, and seen at once
-            for name, wanted in fingerprints.items():
-                if held.get(name) != wanted and wanted is not None and name not in fresh:
+                continue  # the common case, and quick to check
+            for name, fingerprint in fingerprints.items():
+                if held.get(name) != fingerprint and fingerprint is not None and name not in fresh:
                     lacking[name].append(rank)
         return lacking
 
 
-# -- the source of modules -------------------------------------------------------------------------
+# -- source of modules -----------------------------------------------------------------------------
 
 
 Note = Callable[[str], None]
 
 
 class Sources:
-    """The user's own modules, as the ranks of one pool get them.
+    """The user's own modules, as sent to the ranks of one pool.
 
     Args:
         folder: the notebook's folder.
-        bindings: what the ranks have got.
-        remote: whether ranks are on other machines, where the modules' folders are not.
+        bindings: records what the ranks have.
+        remote: True if ranks are on other machines, without the modules' folders.
     """
 
     def __init__(self, folder: str, bindings: Bindings, *, remote: bool) -> None:
         self.folder = folder
         self.remote = remote
         self.required: frozenset[str] = frozenset()
-        """Dotted names without which the modules that were found last cannot be imported."""
+        """Dotted names that the modules found last need in order to be imported."""
         self.imported: frozenset[str] = frozenset()
-        """Dotted names that the modules that were found last may import."""
+        """Dotted names that the modules found last may import."""
         self._bindings = bindings
         self._imported = ImportedTexts()
         self._too_large: set[str] = set()
@@ -299,53 +316,55 @@ class Sources:
         dry_run: bool = False,
         note: Note | None = None,
     ) -> dict[str, ModuleSource]:
-        """The modules among these names, with what they import.
+        """Find local modules among these names, with the local modules that they import.
 
         Args:
-            note: called with a sentence for each module that the notebook has in an earlier text, and for data that stays here.
+            note: called with a sentence for each module that the notebook has loaded in an earlier
+                version, and for data files that are not sent.
 
         Raises:
-            CaptureError: a file is not Python, and the notebook or a rank runs an earlier text of it, or the cell itself needs it.
+            CaptureError: a file is not valid Python, and either the notebook or a rank runs an
+                earlier version of it, or the cell itself needs it.
         """
-        wanted = sorted(names)
-        if not wanted:
+        requested = sorted(names)
+        if not requested:
             self.required = self.imported = frozenset()
             return {}
-        found = modules.search(wanted, self.folder)
-        self.required, self.imported = found.required, found.imports
+        result = modules.search(requested, self.folder)
+        self.required, self.imported = result.required, result.imports
         problems = [
             problem
-            for name, problem in found.problems.items()
-            # what else imports a file that is not Python does so under a condition, or fails by itself
-            if name in wanted or name in sys.modules or self._bindings.has_source(name, ranks)
+            for name, problem in result.problems.items()
+            # Any other import of an invalid file is conditional, or fails by itself.
+            if name in requested or name in sys.modules or self._bindings.has_source(name, ranks)
         ]
         if problems:
             listed = "\n".join(f"  {problem}" for problem in sorted(problems))
             count = "1 module is" if len(problems) == 1 else f"{len(problems)} modules are"
             raise CaptureError(f"{count} not valid Python; nothing was run:\n{listed}")
         if note is not None and not dry_run:
-            for stale in self._imported.stale(found.sources.values()):
+            for stale in self._imported.stale(result.sources.values()):
                 note(_earlier(stale))
-        if self.remote and not modules.DATA_READERS.isdisjoint(found.imports.union(wanted)):
-            return {name: self._with_data(source, note) for name, source in found.sources.items()}
-        return found.sources
+        if self.remote and not modules.DATA_READERS.isdisjoint(result.imports.union(requested)):
+            return {name: self._with_data(source, note) for name, source in result.sources.items()}
+        return result.sources
 
     def lacking(
         self, sources: Mapping[str, ModuleSource], ranks: Sequence[int]
     ) -> list[dict[str, Any]]:
-        """What a run's orders say of the modules that some rank has not got."""
-        found = []
+        """Return the entries in a run's orders for modules that some rank lacks."""
+        entries = []
         for name, module in sources.items():
             plain = asdict(module)
             if module.data:
                 plain["hash"] += digest([module.data.encode()])
-            need = self._bindings.ranks_without_source(name, plain["hash"], ranks)
-            if need:
-                found.append({**plain, "ranks": None if len(need) == len(ranks) else need})
-        return found
+            needing = self._bindings.ranks_without_source(name, plain["hash"], ranks)
+            if needing:
+                entries.append({**plain, "ranks": None if len(needing) == len(ranks) else needing})
+        return entries
 
     def _with_data(self, source: ModuleSource, note: Note | None) -> ModuleSource:
-        """A package with its data files, unless they are too large."""
+        """Return a package with its data files, unless they are too large."""
         if not source.package or not source.source:
             return source
         folder = Path(source.origin).parent
@@ -358,7 +377,8 @@ class Sources:
         if note is not None and source.name not in self._too_large:
             self._too_large.add(source.name)
             note(
-                f"{source.name}: its data files ({nbytes / 1e6:,.1f} MB) are not sent to other machines; %sky_put copies them"
+                f"{source.name}: its data files ({nbytes / 1e6:,.1f} MB) "
+                "are not sent to other machines; %sky_put copies them"
             )
         return source
 
@@ -366,6 +386,6 @@ class Sources:
 def _earlier(source: ModuleSource) -> str:
     file = Path(source.origin).name
     return (
-        f"{file} was edited after this notebook imported it: the ranks run the new text, the notebook the old one "
-        f"(importlib.reload({source.name}) or %autoreload)"
+        f"{file} was edited after this notebook imported it: the ranks run the new text, "
+        f"the notebook the old one (importlib.reload({source.name}) or %autoreload)"
     )

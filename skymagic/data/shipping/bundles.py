@@ -1,4 +1,4 @@
-"""Bundles of variables for ranks: fingerprinted, pickled as one where they share something, written, described as plain values."""
+"""Bundles of variables: group values that share objects, write them to a store, describe them."""
 
 from __future__ import annotations
 
@@ -26,39 +26,39 @@ from skymagic.data.values.pickled import FIXED_TYPES, LISTED, ROOT, Pickled, Ref
 
 _version = lru_cache(maxsize=1024)(installed.version)
 _SHORT = 128
-"""Bytes below which a pickle is as good as its hash."""
+"""Pickles shorter than this many bytes are compared directly instead of by hash."""
 INLINE_IN_ALL = 1 << 20
-"""Small values of more than this many bytes together are written to one file."""
+"""If all small values together exceed this many bytes, they are written to one file."""
 
 Progress = Callable[[Mapping[str, int], int], None]
-"""Called with the bytes to write, by the names of variables, and the bytes written so far."""
+"""Called with the bytes to write, by names of variables, and the bytes written so far."""
 
 
 @dataclass
 class Variable:
-    """A variable of the notebook, as it is now."""
+    """Variable of the notebook with its current value."""
 
     name: str
     value: object
     pickled: Pickled
     fingerprint: str | None = None
-    """Hash of what the value contains; None until all its parts are hashed."""
+    """Hash of the value's contents; None until all its parts are hashed."""
     same_object: bool = False
-    """Whether the name had this very object when its fingerprint was taken before."""
+    """True if the name had this same object when its previous fingerprint was taken."""
 
     @property
     def fixed(self) -> bool:
-        """Whether it is a number or a text: which object it is does not matter."""
+        """True for a number or a text: its identity does not matter."""
         return type(self.value) in FIXED_TYPES
 
     @cached_property
     def parts(self) -> list[Part]:
-        """Pieces of the pickle, then buffers."""
+        """Pieces of the pickle, followed by the buffers."""
         return parts_of(self.pickled)
 
     @cached_property
     def numbers(self) -> dict[int, int]:
-        """Identity → number of each linkable object in the variable."""
+        """Number of each linkable object in the variable, by identity."""
         return pickling.numbers(self.pickled)
 
     @cached_property
@@ -68,12 +68,12 @@ class Variable:
 
     @property
     def alone(self) -> bool:
-        """Whether nothing in the value can be referred to but the value itself."""
+        """True if only the value itself can be referred to, and nothing in it."""
         return len(self.numbers) == 1 and ROOT in self.numbers.values()
 
     @cached_property
     def stream(self) -> str | Buffer:
-        """The pickle or its hash; empty where it is too large for the objects in it to have numbers."""
+        """Pickle or its hash; empty if it is too large for its objects to be numbered."""
         pieces = self.pickled.pieces
         if len(pieces) == 1 and len(pieces[0]) < _SHORT:
             return pieces[0]
@@ -81,13 +81,13 @@ class Variable:
 
 
 def parts_of(pickled: Pickled) -> list[Part]:
-    """Pieces, then buffers."""
+    """Return the pieces of a pickle, followed by its buffers."""
     pieces = [Part(piece, len(piece) >= LARGE) for piece in pickled.pieces]
     return pieces + [Part(buffer, True) for buffer in pickled.buffers]
 
 
 def groups(values: Sequence[Variable]) -> list[list[Variable]]:
-    """Values that share an object or memory, grouped; in the order given."""
+    """Group values that share an object or memory, preserving the order."""
     return [
         [values[index] for index in group]
         for group in pickling.together([value.pickled for value in values])
@@ -97,32 +97,34 @@ def groups(values: Sequence[Variable]) -> list[list[Variable]]:
 def merge_plain(
     shared: Iterable[list[Variable]], lacking: Mapping[str, list[int]], apart: Container[str]
 ) -> list[list[Variable]]:
-    """Groups, and all plain values that the same ranks lack as one: a thousand numbers are one pickle.
+    """Merge the groups of plain values that the same ranks lack.
+
+    A thousand numbers become one pickle.
 
     Args:
-        apart: names of values that must stay by themselves.
+        apart: names of values that must not be merged with others.
     """
-    found: list[list[Variable]] = []
+    separate: list[list[Variable]] = []
     plain: dict[tuple[int, ...], list[Variable]] = {}
     for group in shared:
-        where = tuple(lacking[group[0].name])
+        ranks = tuple(lacking[group[0].name])
         if (
-            all(value.pickled.plain and tuple(lacking[value.name]) == where for value in group)
+            all(value.pickled.plain and tuple(lacking[value.name]) == ranks for value in group)
             and group[0].name not in apart
         ):
-            plain.setdefault(where, []).extend(group)
+            plain.setdefault(ranks, []).extend(group)
         else:
-            found.append(group)
-    return [*found, *plain.values()]
+            separate.append(group)
+    return [*separate, *plain.values()]
 
 
 def in_rebuild_order(
     shared: list[list[Variable]], values: Mapping[str, Variable]
 ) -> list[list[Variable]]:
-    """Groups, and the values in each, so that the code which rebuilds a value finds what it uses.
+    """Sort groups, and the values in each, so that names are bound before rebuilding uses them.
 
     Args:
-        values: all that the cell needs, also what does not travel.
+        values: all values that the cell needs, including those that do not travel.
     """
     if not any(value.pickled.active for group in shared for value in group):
         return shared
@@ -144,21 +146,21 @@ class Bundle:
 
     names: list[str]
     ranks: list[int] | None
-    """None: all ranks that the orders are for."""
+    """Ranks that receive it, or None for all ranks of the orders."""
     pickled: Pickled
     parts: list[Part]
     imports: list[str] = field(default_factory=list)
     table: int | None = None
-    """What the ranks call the objects that they make of it; None where nothing can refer to them."""
+    """Number of the ranks' table for the bundle's objects, or None if none is needed."""
     links: list[tuple[Ref, int | None]] = field(default_factory=list)
-    """Where the ranks have the objects that it refers to, and their numbers in the spare."""
+    """Locations of the objects that the bundle refers to, and their numbers in the spare."""
     spare: Pickled | None = None
-    """The same without references, for a rank that has just let go of one of the objects."""
+    """The same values without references, for a rank that has just dropped one of the objects."""
     locations: list[Location] = field(default_factory=list)
-    """Locations of the parts, once they are written."""
+    """Locations of the parts, set when they are written."""
 
     def plain(self) -> dict[str, Any]:
-        """As values that JSON can hold."""
+        """Return the bundle as values that JSON can represent."""
         own = len(self.pickled.pieces) + len(self.pickled.buffers)
         spare = self.spare and part_fields(self.locations[own:], len(self.spare.pieces))
         return {
@@ -175,7 +177,7 @@ class Bundle:
 
 
 class BundleWriter:
-    """Writes the parts of bundles into a store, each content once, and notes where they are."""
+    """Writes the parts of bundles to a store, each content once, and records their locations."""
 
     def __init__(self, index: ContentIndex, progress: Progress | None = None) -> None:
         self.index = index
@@ -184,12 +186,12 @@ class BundleWriter:
         self._files: dict[str, int] = {}
         self._small: list[tuple[Bundle, int]] = []
         self._progress = progress
-        self._weights: dict[str, int] = {}  # what is to be written, by variables' names
+        self._weights: dict[str, int] = {}  # bytes to write, by names of variables
         self._done = 0
 
     @property
     def keys(self) -> frozenset[str]:
-        """Files that the bundles lie in."""
+        """Files that contain the bundles."""
         return frozenset(self._files)
 
     @property
@@ -212,29 +214,33 @@ class BundleWriter:
                     self._weights[" + ".join(bundle.names)] = weight
 
     def add(self, bundle: Bundle) -> None:
-        """Write a bundle's large parts; its small ones wait for ``finish``."""
+        """Write a bundle's large parts; the small ones are written by `finish`."""
         self.needs.update(dict.fromkeys(bundle.names, frozenset()))
         bundle.locations = [""] * len(bundle.parts)
-        rest = []
+        small = []
         for index, part in enumerate(bundle.parts):
-            self.index.identify([part], lazily=True)  # again: its like may just have been written
+            # Again, because an equal part may just have been written.
+            self.index.identify([part], lazily=True)
             extent = self.index.find(part) if part.blob else None
             if extent is None and part.blob and part.nbytes >= LARGE:
                 extent = self.index.put(part, self._report)
                 self.nbytes += part.nbytes
                 self._done += part.nbytes
             if extent is None:
-                rest.append(index)
+                small.append(index)
             else:
                 bundle.locations[index] = self._locate(bundle, extent)
         self._report(0)
-        if sum(bundle.parts[index].nbytes for index in rest) < INLINE:
-            self._small += [(bundle, index) for index in rest]
+        if sum(bundle.parts[index].nbytes for index in small) < INLINE:
+            self._small += [(bundle, index) for index in small]
         else:
-            self._pack([(bundle, index) for index in rest])
+            self._pack([(bundle, index) for index in small])
 
     def finish(self) -> None:
-        """Put what is small into the orders, or into one file where it is much; wait until all is on the nodes."""
+        """Put small parts into the orders, or into one file if they are many, and settle the store.
+
+        Returns once all parts are on the nodes.
+        """
         size = sum(bundle.parts[index].nbytes for bundle, index in self._small)
         if size > INLINE_IN_ALL:
             self._pack(self._small)
@@ -253,7 +259,7 @@ class BundleWriter:
     def _locate(self, bundle: Bundle, extent: FileExtent) -> Location:
         key, offset, nbytes = extent
         if key not in self._files:
-            self.index.store.pin([key])  # until the manifest is collected, or writing failed
+            self.index.store.pin([key])  # until the manifest is freed, or writing fails
         for name in bundle.names:
             self.needs[name] |= {key}
         return [self._files.setdefault(key, len(self._files)), offset, nbytes]
@@ -264,11 +270,11 @@ class BundleWriter:
 
 
 def submodules(values: Iterable[object], attributes: frozenset[str]) -> list[str]:
-    """Submodules that are loaded here and that code with these attributes may reach through a package."""
+    """Return loaded submodules that code with these attributes may reach through a package."""
     packages = [
         value
         for value in values
-        # not hasattr: torch.ops makes a namespace of any name that it is asked for
+        # Not `hasattr`: torch.ops creates a namespace for any attribute that is looked up.
         if isinstance(value, types.ModuleType) and "__path__" in vars(value)
     ]
     prefixes = tuple(f"{package.__name__}." for package in packages)
@@ -283,21 +289,22 @@ def submodules(values: Iterable[object], attributes: frozenset[str]) -> list[str
     )
 
 
-# -- in which order values are rebuilt -------------------------------------------------------------
+# -- order of rebuilding ---------------------------------------------------------------------------
 
 
 def rebuild_order(
     units: Sequence[Collection[str]], active: Sequence[bool], uses: Mapping[str, Iterable[str]]
 ) -> list[int]:
-    """Indices of units (values that are rebuilt as one) in the order in which they can be.
+    """Return the order of rebuilding for units (values rebuilt as one), as their indices.
 
-    Functions and classes call nothing while they are rebuilt, so they come first. Of two others the one that the other reaches
-    comes first: it reaches less, unless they reach each other, and then there is no order for them.
+    Functions and classes call nothing while they are rebuilt, so they come first. Of any two other
+    units, the one that the other reaches comes first: it reaches fewer names, unless they reach
+    each other, and then no order works.
 
     Args:
-        units: the names of each.
-        active: for each, whether it may run code of the notebook.
-        uses: name → names that its code uses, also of names that do not travel.
+        units: names in each unit.
+        active: for each unit, True if it may run code of the notebook.
+        uses: maps each name to the names that its code uses, including names that do not travel.
     """
     return sorted(
         range(len(units)),
@@ -306,12 +313,12 @@ def rebuild_order(
 
 
 def _reached(names: Iterable[str], uses: Mapping[str, Iterable[str]]) -> set[str]:
-    """The names given, and all that their code uses in turn."""
+    """Return the given names and all names that their code uses, directly or indirectly."""
     reached: set[str] = set()
-    todo = list(names)
-    while todo:
-        name = todo.pop()
+    pending = list(names)
+    while pending:
+        name = pending.pop()
         if name not in reached:
             reached.add(name)
-            todo += uses.get(name, ())
+            pending += uses.get(name, ())
     return reached

@@ -1,4 +1,4 @@
-"""What a run asks for, and the values that it needs: pickled, and followed to the further names that functions in them use."""
+"""Pickle the values that a run needs, and follow the names that their functions use."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ from skymagic.errors import CaptureError
 
 @dataclass(frozen=True, eq=False)
 class ShippingRequest:
-    """What `Shipper.prepare` was asked for."""
+    """Arguments of one `Shipper.prepare` call."""
 
     names: CellNames
     ranks: Sequence[int]
     space: Mapping[str, object]
-    """The names that the cell sees: the notebook's, and those for this cell alone."""
+    """Names that the cell sees: those of the notebook and those for this cell only."""
     temporary: frozenset[str] = frozenset()
-    """Names for this cell alone."""
+    """Names for this cell only."""
     push: Sequence[str] = ()
     gather: Sequence[str] = ()
-    """Names that come back: those that the cell does not use come as the ranks have them."""
+    """Names to bring back: those that the cell does not use are taken as the ranks have them."""
     no_push: bool = False
-    """Whether only `push` and `temporary` travel."""
+    """True if only `push` and `temporary` travel."""
     kept: frozenset[str] = frozenset()
-    """Names that stay here."""
+    """Names that stay in the notebook."""
     fresh: bool = False
     dry_run: bool = False
     progress: Progress | None = None
@@ -55,7 +55,7 @@ class ShippingRequest:
 
     @property
     def hints(self) -> set[str]:
-        """Names that may be left out where they cannot travel."""
+        """Names that are left out if they cannot travel."""
         if self.no_push:
             return set()
         types = {name for name in self.names.hints if is_type(self.space.get(name))}
@@ -64,32 +64,32 @@ class ShippingRequest:
 
 @dataclass(eq=False)
 class Needs:
-    """What a run needs, and which of it is where."""
+    """Values and modules that a run needs, and which ranks lack them."""
 
     values: dict[str, Variable]
     why: dict[str, str]
-    """Name → ``"the cell"``, ``"used by train"`` or ``"--push"``."""
+    """Reason by name: `"the cell"`, `"used by train"` or `"--push"`."""
     lacking: dict[str, list[int]] = field(default_factory=dict)
-    """Name → ranks that must get its value."""
+    """By name: ranks that must receive the value."""
     sources: Mapping[str, ModuleSource] = field(default_factory=dict)
-    """The notebook's own modules."""
+    """The user's own modules."""
     staying: frozenset[str] = frozenset()
-    """Names that ranks do not get because their values came from there."""
+    """Names that are not sent because their values came from the ranks."""
 
     @property
     def moved(self) -> list[Variable]:
-        """Values that some rank must get."""
-        if not any(self.lacking.values()):  # which is so nearly always, and seen at once
+        """Values that some rank must receive."""
+        if not any(self.lacking.values()):  # the common case, and quick to check
             return []
         return [value for name, value in self.values.items() if self.lacking[name]]
 
     @property
     def hashes(self) -> dict[str, str]:
-        """Hashes of the modules, by name."""
+        """Hashes of the modules by name."""
         return {name: module.hash for name, module in self.sources.items()}
 
     def items(self, values: Iterable[Variable]) -> tuple[ManifestItem, ...]:
-        """Rows of the manifest for these values, as ``--dry-run`` shows them."""
+        """Return the manifest's rows for these values, as shown by `--dry-run`."""
         return tuple(
             ManifestItem(
                 value.name,
@@ -103,7 +103,7 @@ class Needs:
         )
 
 
-# -- the values that a run needs -------------------------------------------------------------------
+# -- collecting ------------------------------------------------------------------------------------
 
 
 class Collector:
@@ -119,7 +119,7 @@ class Collector:
     def collect(
         self, request: ShippingRequest, read: Mapping[str, str] = MappingProxyType({})
     ) -> Needs:
-        """Pickle the names that a cell needs, and follow the functions in them to further names.
+        """Pickle the names that a cell needs, and follow their functions to further names.
 
         Args:
             read: names that functions on the ranks read, with the reason: they travel if they can.
@@ -138,21 +138,21 @@ class Collector:
                 values[name] = variable = self.variable(name, value)
             except BaseException as problem:
                 if isinstance(problem, KeyboardInterrupt) and not raised_by_value(problem):
-                    raise  # the stop button
+                    raise  # the user interrupted the notebook
                 if not self._ranks_keep_theirs(name, value, request.ranks):
                     failed[name] = problem
                 return {}
-            found, annotated = variable.pickled.uses, variable.pickled.hints
-            if not found and not annotated:
-                return found
+            used_names, annotated = variable.pickled.uses, variable.pickled.hints
+            if not used_names and not annotated:
+                return used_names
             if name in needed:
-                needed.update(found)
+                needed.update(used_names)
             if annotated:
-                found = {
-                    **{each: f"an annotation of {where}" for each, where in annotated.items()},
-                    **found,
+                used_names = {
+                    **{hint: f"an annotation of {owner}" for hint, owner in annotated.items()},
+                    **used_names,
                 }
-            return {used: where for used, where in found.items() if used not in request.kept}
+            return {used: user for used, user in used_names.items() if used not in request.kept}
 
         why = reach(request.wanted | request.hints, request.space, uses, read)
         why.update({name: "--push" for name in request.push if name in why})
@@ -170,26 +170,32 @@ class Collector:
         return Needs(values, why)
 
     def add(self, request: ShippingRequest, needs: Needs, related: Mapping[str, str]) -> bool:
-        """Take in further names as if the cell used them; whether there are more of them now.
+        """Add further names as if the cell used them, and return True if there were new ones.
 
         Args:
-            related: name → that of a value which has something in common with it.
+            related: maps each name to the name of a value that shares objects with it.
         """
         try:
             names = CellNames(loads=frozenset(related))
-            more = self.collect(
+            additional = self.collect(
                 ShippingRequest(names, request.ranks, self.namespace, kept=request.kept)
             )
-        except CaptureError:  # the cell did not ask for them
+        except CaptureError:  # ignored, because the cell does not use them
             return False
-        new = more.values.keys() - needs.values.keys()
+        new = additional.values.keys() - needs.values.keys()
         for name in new:
-            needs.values[name] = more.values[name]
-            needs.why[name] = f"used by {related[name]}" if name in related else more.why[name]
+            needs.values[name] = additional.values[name]
+            needs.why[name] = (
+                f"used by {related[name]}" if name in related else additional.why[name]
+            )
         return bool(new)
 
     def related(self, request: ShippingRequest, needs: Needs, links: SentLinks) -> dict[str, str]:
-        """Names of which ranks hold something that values refer to which are about to travel: name → one that does."""
+        """Find names held by ranks that share objects with values about to travel.
+
+        Returns:
+            Maps each such name to the name of one of the values.
+        """
         moved = [
             value
             for value in needs.moved
@@ -203,7 +209,8 @@ class Collector:
             - needs.values.keys()
             - request.kept
         )
-        # what the ranks have shown themselves is theirs: their `_5` has nothing to do with the notebook's
+        # Outputs that the ranks displayed themselves are their own: their `_5` is unrelated to the
+        # notebook's.
         held -= {
             name
             for name in held
@@ -224,38 +231,41 @@ class Collector:
         return links.related(moved, names, open)
 
     def variable(self, name: str, value: object) -> Variable:
-        """A value, pickled.
+        """Pickle a value.
 
         Raises:
-            Exception: it cannot be.
+            Exception: the value cannot be pickled.
         """
-        known = self._immutables.get(name)
-        if known is not None and known.value is value:
-            return known
-        made = Variable(name, value, pickling.dumps(value, self.namespace, folder=self.folder))
-        if type(value) in FIXED_TYPES and made.pickled.nbytes < INLINE:
-            self._immutables[name] = made
-        return made
+        cached = self._immutables.get(name)
+        if cached is not None and cached.value is value:
+            return cached
+        variable = Variable(name, value, pickling.dumps(value, self.namespace, folder=self.folder))
+        if type(value) in FIXED_TYPES and variable.pickled.nbytes < INLINE:
+            self._immutables[name] = variable
+        return variable
 
     def identity(self, name: str, value: object) -> str:
-        """A fingerprint of a value whose contents are not looked at."""
-        known = self._unpicklable.get(name)
-        if known is None or known[0] is not value:
-            known = self._unpicklable[name] = (value, f"object {id(value)}")
-        return known[1]
+        """Return a fingerprint of a value based on its identity alone."""
+        entry = self._unpicklable.get(name)
+        if entry is None or entry[0] is not value:
+            entry = self._unpicklable[name] = (value, f"object {id(value)}")
+        return entry[1]
 
     def forget_names(self, namespace: Container[str]) -> None:
-        """Forget names that the notebook has lost."""
-        for known in (self._immutables, self._unpicklable):
-            for name in [name for name in known if name not in namespace]:
-                del known[name]
+        """Forget names that no longer exist in the notebook."""
+        for cache in (self._immutables, self._unpicklable):
+            for name in [name for name in cache if name not in namespace]:
+                del cache[name]
 
     def _attempt(self, part: object) -> object:
         return pickling.dumps(part, self.namespace, folder=self.folder)
 
     def _ranks_keep_theirs(self, name: str, value: object, ranks: Sequence[int]) -> bool:
-        """Whether all ranks have their own binding of a name whose value here cannot travel, and is the same still."""
-        known = self._unpicklable.get(name)
-        if known is None or known[0] is not value:
+        """Return True if all ranks bind a name themselves and the notebook's value cannot travel.
+
+        The notebook's value must also be the same object as before.
+        """
+        entry = self._unpicklable.get(name)
+        if entry is None or entry[0] is not value:
             return False
-        return all(self.bindings.fingerprints(rank).get(name) == known[1] for rank in ranks)
+        return all(self.bindings.fingerprints(rank).get(name) == entry[1] for rank in ranks)

@@ -1,4 +1,7 @@
-"""The notebook's values beside what the ranks have: which have changed, and which came from there and do not go back by themselves."""
+"""Compare the notebook's values with those of the ranks, and detect changes.
+
+Values that came from the ranks are not sent back by themselves.
+"""
 
 from __future__ import annotations
 
@@ -30,58 +33,70 @@ from skymagic.data.values.pickled import FIXED_TYPES
 
 @dataclass
 class Pulled:
-    """A value that came from the ranks, under the name that it has there."""
+    """Value that came from the ranks, under the name that it has there."""
 
     values: tuple[object, ...]
-    """The value, and the items of a list by rank."""
+    """The value, followed by the items of a list by rank."""
     type: str
-    """On the ranks."""
+    """Type of the value on the ranks."""
     assigned: int = 0
-    """The number of the last assignment before it came."""
+    """Number of the last assignment before the value arrived."""
     noted: bool = False
-    """Whether the user knows that it does not go back."""
+    """True if the user was informed that the value is not sent back."""
 
     @classmethod
     def of(cls, value: object, type: str, assigned: int) -> Pulled:
-        """The notebook's value of a name, just after it came."""
+        """Record the notebook's value of a name just after it arrived."""
         return cls((value, *(value if isinstance(value, list) else ())), type, assigned)
 
     def holds(self, value: object) -> bool:
-        """Whether this is the value, or a part of it; if it is a part, the others are let go of."""
-        if all(value is not each for each in self.values):
+        """Return True if this is the value, or one of its parts.
+
+        If it is a part, references to the other parts are dropped.
+        """
+        if all(value is not part for part in self.values):
             return False
         if value is not self.values[0]:
             self.values = (value,)
         return True
 
     def stays(self, name: str, held: bool) -> str:
-        """What to say of a name whose value here is not what the ranks have; `held`: whether one of them has one."""
-        theirs = f"{name}: the ranks keep their own ({self.type})"
-        return f"{theirs if held else f'{name} came from the ranks, and none of them has it now'}; --push {name} sends the notebook's"
+        """Return the message that the ranks keep their own value of a name.
+
+        Args:
+            held: True if any rank still has a value.
+        """
+        reason = f"{name}: the ranks keep their own ({self.type})"
+        return (
+            f"{reason if held else f'{name} came from the ranks, and none of them has it now'}"
+            f"; --push {name} sends the notebook's"
+        )
 
 
-# -- whether a value has changed -------------------------------------------------------------------
+# -- detecting changes ----------------------------------------------------------------------------
 
 
 class Known(NamedTuple):
-    """What a name's value was when it was looked at last."""
+    """Value of a name when it was last inspected."""
 
     stream: str | bytes
-    """A value's pickle, if that is small and plain; else a hash of it, with the local modules that it refers to."""
+    """The value's pickle if it is small and plain, else a hash of the pickle and of the local
+    modules that it refers to.
+    """
     fingerprint: str
     value: Callable[[], object] | int
-    """A weak reference to it, or its identity."""
+    """Weak reference to the value, or its identity."""
     nbytes: int
 
     def holds(self, value: object) -> bool:
-        """Whether this is the value that was looked at."""
+        """Return True if this is the value that was inspected."""
         return self.value == id(value) if isinstance(self.value, int) else self.value() is value
 
 
 class Fingerprints:
-    """Takes fingerprints of variables: hashes of what they contain, not of how they came to be.
+    """Computes fingerprints of variables: hashes of their contents, not of how they were built.
 
-    The pickle is looked at first, which is fast; only where it is new, the value is.
+    The pickle is checked first, which is fast. Only if it changed, the contents are hashed.
     """
 
     def __init__(self, namespace: dict[str, Any], folder: str, index: ContentIndex) -> None:
@@ -89,23 +104,23 @@ class Fingerprints:
         self._folder = folder
         self._index = index
         self.known: dict[str, Known] = {}
-        """By name; what the notebook has lost may be taken out."""
+        """By name; entries of names that the notebook deleted may be removed."""
 
     def take(self, variable: Variable, modules: Mapping[str, str]) -> str:
-        """Give a variable its fingerprint; its parts have their hashes."""
+        """Set and return a variable's fingerprint; its parts must have their hashes."""
         pickled, value = variable.pickled, variable.value
         if type(value) in FIXED_TYPES:
             variable.fingerprint = self._stream(variable, modules)
             return variable.fingerprint
-        # the pickle itself, where hashing it would take longer than to compare it
+        # Compare the pickle itself if hashing it would take longer.
         stream = bytes(pickled.pieces[0]) if pickled.plain else self._stream(variable, modules)
-        known = self.known.get(variable.name)
-        holds = known is not None and known.holds(value)
-        if known is not None and known.stream == stream:
+        previous = self.known.get(variable.name)
+        holds = previous is not None and previous.holds(value)
+        if previous is not None and previous.stream == stream:
             if not holds:
-                self.known[variable.name] = known._replace(value=_reference(value))
-            variable.fingerprint = known.fingerprint
-            return known.fingerprint
+                self.known[variable.name] = previous._replace(value=_reference(value))
+            variable.fingerprint = previous.fingerprint
+            return previous.fingerprint
         variable.same_object = holds
         otherwise = stream if isinstance(stream, str) else digest([stream])
         variable.fingerprint = self._contents(variable, otherwise, modules)
@@ -115,16 +130,16 @@ class Fingerprints:
         return variable.fingerprint
 
     def _stream(self, variable: Variable, modules: Mapping[str, str]) -> str:
-        """A hash of a variable's pickle, with the local modules that it refers to."""
+        """Return a hash of a variable's pickle and the local modules that it refers to."""
         if variable.pickled.plain:
             return digest(variable.pickled.pieces)
         parts = [(part.hash or "").encode() if part.blob else part.data for part in variable.parts]
         return digest([*parts, *_local(variable, modules)])
 
     def is_unstable(self, variable: Variable, modules: Mapping[str, str]) -> bool:
-        """Whether a value looks different each time, so that nobody can say whether it has changed."""
+        """Return True if a value looks different each time, so that changes cannot be detected."""
         if variable.pickled.keep is variable.value or variable.pickled.steady:
-            return False  # of Python's own types
+            return False  # consists of built-in types
         pickled = pickling.dumps(variable.value, self._namespace, folder=self._folder)
         if pickled.header == variable.pickled.header:
             return False
@@ -133,32 +148,36 @@ class Fingerprints:
         return self._contents(again, digest(pickled.pieces), modules) != variable.fingerprint
 
     def _contents(self, variable: Variable, otherwise: str, modules: Mapping[str, str]) -> str:
-        """What a variable contains; `otherwise` where that cannot be said."""
+        """Return a hash of a variable's contents, or `otherwise` if it cannot be computed."""
         try:
             leaves = pickling.leaves(variable.pickled)
             reduce = pickling.reducer(self._namespace)
-            found = contents_hash(variable.value, reduce, form_for, _hashes(variable), leaves)
-        except Exception:  # of the value's own code, which need not expect to be looked at twice
+            contents = contents_hash(variable.value, reduce, form_for, _hashes(variable), leaves)
+        except Exception:  # raised by the value's own code, which may not support a second pass
             return otherwise
         local = _local(variable, modules)
-        return digest([found.encode(), *local]) if local else found
+        return digest([contents.encode(), *local]) if local else contents
 
 
 def _local(variable: Variable, modules: Mapping[str, str]) -> list[bytes]:
-    """Hashes of the local modules that a variable refers to."""
+    """Return the hashes of the local modules that a variable refers to."""
     return [modules[name].encode() for name in sorted(variable.pickled.modules) if name in modules]
 
 
 def _hashes(variable: Variable) -> Callable[[Content], str | None]:
-    """The hashes that parts of a variable have already, by their memory."""
+    """Return a lookup of hashes that parts of a variable already have, by their memory."""
     if variable.pickled.plain:
         return lambda memory: None
-    known = {_place(part.data): part.hash for part in variable.parts if part.hash}
-    return (lambda memory: known.get(_place(memory))) if known else (lambda memory: None)
+    hash_by_place = {_place(part.data): part.hash for part in variable.parts if part.hash}
+    return (
+        (lambda memory: hash_by_place.get(_place(memory)))
+        if hash_by_place
+        else (lambda memory: None)
+    )
 
 
 def _place(memory: Content) -> tuple[int, int]:
-    """Address and length, or an object's identity for bytes."""
+    """Return address and length of memory, or the object's identity for bytes."""
     if isinstance(memory, DeviceBytes):
         return memory.place
     numpy = sys.modules.get("numpy")
@@ -177,10 +196,11 @@ def _reference(value: object) -> Callable[[], object] | int:
 
 
 def _pushed(request: ShippingRequest, needs: Needs) -> set[str]:
-    """Return the names given with ``--push``, and those whose values share objects with theirs.
+    """Return the names given with `--push`, and those whose values share objects with theirs.
 
-    These replace whatever the ranks have: the ranks may have bound the name or changed its value in place. What shares objects
-    with a pushed value goes along, so that a pushed model and its optimizer still belong together on the ranks.
+    These replace all bindings on the ranks: the ranks may have bound the name or changed its value
+    in place. Values that share objects with a pushed value are sent too, so that a pushed model and
+    its optimizer still belong together on the ranks.
     """
     pushed = set(request.push) & needs.values.keys()
     if not pushed:
@@ -190,16 +210,19 @@ def _pushed(request: ShippingRequest, needs: Needs) -> set[str]:
     return pushed.union(*(group for group in names if not pushed.isdisjoint(group)))
 
 
-# -- the notebook's values beside what the ranks have ----------------------------------------------
+# -- comparing with the ranks' bindings -----------------------------------------------------------
 
 
 _BUILTIN_NAMES = vars(builtins).keys()
 _LARGE = 1 << 20
-"""Bytes of a value that is not looked at for the sake of a hook that may run in any cell, unless it is another object."""
+"""Size in bytes above which a value is not read just because a hook might run in any cell.
+
+It is read anyway if it is another object than before.
+"""
 
 
 class Comparison:
-    """Takes fingerprints of the notebook's values, and compares them with those of the ranks' bindings."""
+    """Computes fingerprints of the notebook's values and compares them with the ranks' bindings."""
 
     def __init__(
         self,
@@ -221,46 +244,49 @@ class Comparison:
         self._pulled: dict[str, Pulled] = {}
 
     def read_by_functions(self, request: ShippingRequest) -> dict[str, str]:
-        """Names that functions on the ranks read and the cell may need, each with the reason.
+        """Return names read by functions on the ranks that the cell may call, with the reason.
 
-        Those that the cell names may run, and so may what these read. Of others nobody can say: what a cell has bound on a rank may
-        hold any function, and hooks and callbacks run by themselves. So the names that the ranks have got are looked at again. If the
-        cell uses something that the ranks have bound, such as a dict that holds a function, all their bytes are looked at, and
-        names that the notebook defined after the function was made travel too.
+        Functions that the cell names may run, and so may all functions that these read. For other
+        functions this is undecidable: an object bound by a cell on a rank may hold any function,
+        and hooks and callbacks run by themselves. So all names that the ranks received are compared
+        again. If the cell uses an object that the ranks have bound, such as a dict that holds a
+        function, all bytes of these values are read, and names that the notebook defined after the
+        function travel too.
         """
         if request.no_push:
             return {}
-        found = self._bound_by_cell(request)
+        reasons = self._bound_by_cell(request)
         readers = self._bindings.readers(request.ranks)
         if not readers.names:
-            return found
-        todo = sorted(request.wanted)
-        seen = set(todo)
-        while todo:
-            function = todo.pop()
-            new = readers.names.get(function, frozenset()) - seen
-            found.update(dict.fromkeys(sorted(new), f"used by {function}"))
-            seen |= new
-            todo += sorted(new)
+            return reasons
+        pending = sorted(request.wanted)
+        visited = set(pending)
+        while pending:
+            function = pending.pop()
+            new = readers.names.get(function, frozenset()) - visited
+            reasons.update(dict.fromkeys(sorted(new), f"used by {function}"))
+            visited |= new
+            pending += sorted(new)
         if request.names.runs and not request.fresh:
-            every = any(
+            uses_rank_objects = any(
                 self._bindings.has_rebound(rank, name)
                 for rank in request.ranks
                 for name in request.wanted
             )
-            names = (readers.first.keys() & self._namespace.keys()) - seen.union(request.gather)
-            if not every:
+            names = (readers.first.keys() & self._namespace.keys()) - visited.union(request.gather)
+            if not uses_rank_objects:
                 held = [self._bindings.fingerprints(rank) for rank in request.ranks]
-                sent = frozenset().union(*(each.keys() & names for each in held))
+                sent = frozenset().union(*(fingerprints.keys() & names for fingerprints in held))
                 names = {name for name in sent if not self._settled(held, name)}
-            found.update({name: f"used by {readers.first[name]}" for name in sorted(names)})
-        return {name: reason for name, reason in found.items() if name not in request.kept}
+            reasons.update({name: f"used by {readers.first[name]}" for name in sorted(names)})
+        return {name: reason for name, reason in reasons.items() if name not in request.kept}
 
     def _bound_by_cell(self, request: ShippingRequest) -> dict[str, str]:
-        """Return the constants that a cell may bind without reading them, and that ranks hold.
+        """Return constants that ranks hold and that a cell may bind without reading them.
 
-        A rank tells by identity what a run has bound. It cannot see an assignment of the object that the name has already, such as
-        ``d = 1`` over 1 on a path that need not be taken. With the notebook's latest value on the rank this makes no difference.
+        A rank detects by identity which names a run has bound. It cannot detect the assignment of
+        an object that the name already has, such as `d = 1` over 1, on a path that need not be
+        taken. With the notebook's latest value on the rank this makes no difference.
         """
         names = request.names.stores - request.wanted - request.kept - self._pulled.keys()
         held = frozenset().union(*(self._bindings.names(rank) for rank in request.ranks))
@@ -271,11 +297,11 @@ class Comparison:
         }
 
     def compare(self, request: ShippingRequest, needs: Needs) -> None:
-        """Find which ranks lack which of the values, and the modules that are needed."""
+        """Find the values that each rank lacks, and the modules that are needed."""
         values, ranks = needs.values, request.ranks
         pickles = [value.pickled for value in values.values() if not value.pickled.plain]
         imported = request.names.imports.union(
-            *(each.modules | (each.packages & DATA_READERS) for each in pickles)
+            *(pickled.modules | (pickled.packages & DATA_READERS) for pickled in pickles)
         )
         needs.sources = self._sources.find(
             imported, ranks, dry_run=request.dry_run, note=request.note
@@ -301,7 +327,8 @@ class Comparison:
         if note is not None:
             self._notes.unstable(unstable.difference(always), note)
         staying = {name for name in pulled.difference(always) if lacking[name]}
-        for name in sorted(staying):  # what came from the ranks does not go back by itself
+        # Values that came from the ranks are not sent back by themselves.
+        for name in sorted(staying):
             if note is not None and not self._pulled[name].noted:
                 self._pulled[name].noted = True
                 note(
@@ -313,7 +340,7 @@ class Comparison:
         needs.lacking, needs.staying = lacking, frozenset(staying)
 
     def finish(self, request: ShippingRequest, needs: Needs) -> dict[str, str]:
-        """Fingerprints of all values by name, once those that travel are written and have their hashes."""
+        """Return all fingerprints by name, once the values that travel are written and hashed."""
         hashes = needs.hashes
         for value in needs.moved:
             if not value.pickled.plain and value.name not in request.temporary:
@@ -326,13 +353,13 @@ class Comparison:
         }
 
     def present(self, names: Iterable[str]) -> dict[str, str]:
-        """Fingerprints of the notebook's present values of names that ranks bind themselves."""
+        """Return fingerprints of the notebook's values for names that ranks bind themselves."""
         fingerprints = {}
         for name in names:
             if name not in self._namespace or interactive(name, self._namespace[name]):
                 continue
             value = self._namespace[name]
-            if is_output(name):  # of whatever size, and another with every cell
+            if is_output(name):  # may be large, and changes with every cell
                 fingerprints[name] = self._collector.identity(name, value)
                 continue
             try:
@@ -341,22 +368,25 @@ class Comparison:
                     self._index.identify(variable.parts)
                     local = modules.search(variable.pickled.modules, self._folder).sources
                     self._fingerprints.take(
-                        variable, {each: module.hash for each, module in local.items()}
+                        variable, {key: module.hash for key, module in local.items()}
                     )
                 fingerprints[name] = self._marked(name, variable.fingerprint or "")
-            except Exception:  # it cannot travel, so its identity must do
+            except Exception:  # the value cannot travel, so use its identity
                 fingerprints[name] = self._collector.identity(name, value)
         return fingerprints
 
     def gathered(self, types: Mapping[str, str]) -> None:
-        """The notebook's present values of these names came from the ranks: name → type there."""
+        """Record that the notebook's values of these names came from the ranks."""
         now = self._assigned.now
         self._pulled.update(
             {name: Pulled.of(self._namespace[name], kind, now) for name, kind in types.items()}
         )
 
     def shadowed(self, ranks: Sequence[int]) -> frozenset[str]:
-        """Names of Python's own that the notebook has taken back, and ranks have from it: `list` after ``list = 5; del list``."""
+        """Return builtin names that ranks still shadow with a value that the notebook has deleted.
+
+        For example `list` after `list = 5; del list`.
+        """
         return frozenset(
             name
             for rank in ranks
@@ -365,7 +395,7 @@ class Comparison:
         )
 
     def modules(self, request: ShippingRequest, needs: Needs) -> frozenset[str]:
-        """Dotted names of the modules that a cell uses."""
+        """Return the dotted names of the modules that a cell uses."""
         values = (
             value.value.__name__
             for value in needs.values.values()
@@ -374,30 +404,30 @@ class Comparison:
         return request.names.imports.union(needs.sources, values)
 
     def deleted(self, request: ShippingRequest) -> frozenset[str]:
-        """Names that the cell uses, that some rank holds, and that the notebook has not."""
+        """Return names that the cell uses and some rank holds, but not the notebook."""
         held = set().union(*(self._bindings.fingerprints(rank) for rank in request.ranks))
         return (request.names.loads & held) - self._namespace.keys() - _BUILTIN_NAMES
 
     def forget_names(self, namespace: Container[str]) -> None:
-        """Forget names that the notebook has lost."""
+        """Forget names that no longer exist in the notebook."""
         known = self._fingerprints.known
         for name in [name for name in known if name not in namespace]:
             del known[name]
 
     def _identify(self, request: ShippingRequest, needs: Needs) -> None:
-        """Give all values their fingerprints, except those that nobody can have, and those that travel anyhow."""
+        """Set all fingerprints, except for values that no rank can have, or that always travel."""
         held = [self._bindings.fingerprints(rank) for rank in request.ranks]
         hashes = needs.hashes
         for name, value in needs.values.items():
             if value.fingerprint is not None or name in request.temporary:
                 continue
             if value.pickled.plain or self._index.identify(
-                value.parts, lazily=not any(name in each for each in held)
+                value.parts, lazily=not any(name in fingerprints for fingerprints in held)
             ):
                 self._fingerprints.take(value, hashes)
 
     def _unstable(self, request: ShippingRequest, needs: Needs) -> set[str]:
-        """Names whose values seem to have changed, but are the same objects and look different each time."""
+        """Return names whose values seem changed, but are the same objects and pickle unstably."""
         held = [self._bindings.fingerprints(rank) for rank in request.ranks]
         return {
             name
@@ -405,22 +435,22 @@ class Comparison:
             if value.same_object
             and name not in request.temporary
             and any(
-                self._differs(known.get(name), self._marked(name, value.fingerprint))
-                for known in held
+                self._differs(fingerprints.get(name), self._marked(name, value.fingerprint))
+                for fingerprints in held
             )
             and self._fingerprints.is_unstable(value, needs.hashes)
         }
 
     def _settled(self, held: Iterable[Mapping[str, str]], name: str) -> bool:
-        """Whether a large value is the object that was looked at when the ranks got it."""
-        known = self._fingerprints.known.get(name)
-        if known is None or known.nbytes < _LARGE or not known.holds(self._namespace[name]):
+        """Return True if a large value is the same object as when the ranks received it."""
+        last = self._fingerprints.known.get(name)
+        if last is None or last.nbytes < _LARGE or not last.holds(self._namespace[name]):
             return False
-        mark = self._marked(name, known.fingerprint)
-        return all(each.get(name, mark) == mark for each in held)
+        mark = self._marked(name, last.fingerprint)
+        return all(fingerprints.get(name, mark) == mark for fingerprints in held)
 
     def _differs(self, known: str | None, mark: str | None) -> bool:
-        """Whether a value that ranks have, and that no cell has assigned since, looks different."""
+        """Return True if a value on the ranks differs although no cell has assigned it since."""
         return (
             known is not None
             and mark is not None
@@ -429,18 +459,25 @@ class Comparison:
         )
 
     def _is_pulled(self, name: str, value: object) -> bool:
-        """Whether the notebook's value of a name is what came from the ranks under this name, changed or not, or a part of it."""
-        known = self._pulled.get(name)
-        if known is None:
+        """Return True if the notebook's value of a name came from the ranks under this name.
+
+        The value may have changed since, or be a part of the original.
+        """
+        pulled = self._pulled.get(name)
+        if pulled is None:
             return False
-        # ``n = 3`` makes the very object that came: only what the cell has made of the name is a part of it
-        typed = type(value) in FIXED_TYPES and self._assigned.typed_since(name, known.assigned)
-        if typed or not known.holds(value):
+        # `n = 3` yields the very object that arrived, so a constant is not the pulled value if a
+        # cell has assigned the name since without reading it.
+        typed = type(value) in FIXED_TYPES and self._assigned.typed_since(name, pulled.assigned)
+        if typed or not pulled.holds(value):
             del self._pulled[name]
             return False
         return True
 
     def _marked(self, name: str, fingerprint: Any) -> Any:
-        """A fingerprint of a name's value, which is another one once a cell has assigned the name again; None stays None."""
+        """Return a fingerprint of a name's value that changes whenever a cell assigns the name.
+
+        None stays None.
+        """
         number = self._assigned.last(name)
         return f"{fingerprint}@{number}" if number and fingerprint is not None else fingerprint

@@ -1,6 +1,7 @@
-"""What the ranks hold of values that were sent, object by object, so that a value sent later refers to it and brings no copy.
+"""Track objects of sent values that the ranks still hold, so that later values can refer to them.
 
-A rank keeps a table of the objects that each bundle has made there; here it is known which object of which name is where.
+Each rank keeps a table of the objects that a bundle created there; this module knows the location
+of each object, by name.
 """
 
 from __future__ import annotations
@@ -19,36 +20,36 @@ from skymagic.data.values.pickled import ROOT, Pickled, PickleLinks, Ref, groups
 
 
 class _Place(NamedTuple):
-    """Where the ranks have an object."""
+    """Location of an object on the ranks."""
 
     ref: Ref
     shift: int = 0
-    """How many bytes further the part of a storage begins that travelled."""
+    """Start of the sent part of a storage, as an offset in bytes."""
     length: int | None = None
-    """Bytes of a storage that travelled, where they are not those of the value's own pickle."""
+    """Bytes of a storage that were sent, if they differ from those in the value's own pickle."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class SentValue:
-    """A value as it was sent: its pickle, and where the ranks have the objects in it."""
+    """Value as it was sent: its pickle, and the locations of its objects on the ranks."""
 
     stream: str | Buffer
-    """Stream of the pickle that numbers the objects."""
+    """Stream of the pickle that defines the numbers of the objects."""
     table: int
     places: Mapping[int, _Place] | None = None
-    """By numbers; None: each number is that of the table."""
+    """Locations by number; None if each number is that in the table."""
     root: int = ROOT
-    """The number that the value itself has in the table, where there are no places."""
+    """Number of the value itself in the table, used if `places` is None."""
 
     def place(self, number: int) -> _Place | None:
-        """Where the ranks have the object with this number."""
+        """Return where the ranks have the object with this number, or None."""
         if self.places is None:
             return _Place((self.table, self.root if number == ROOT else number))
         return self.places.get(number)
 
 
 class _Seen(NamedTuple):
-    """What was in a name's value when it was looked at."""
+    """Objects and memory in a name's value when it was last inspected."""
 
     value: int
     objects: Set[int]
@@ -59,11 +60,11 @@ class _Seen(NamedTuple):
 class _RankObjects:
     sent: dict[str, SentValue] = field(default_factory=dict)
     lost: set[Ref] = field(default_factory=set)
-    """Objects that are gone there."""
+    """Objects that no longer exist on the rank."""
 
 
 class SentLinks:
-    """What each rank holds, by name."""
+    """Objects that each rank holds, by name."""
 
     def __init__(self, namespace: dict[str, Any]) -> None:
         self.namespace = namespace
@@ -71,20 +72,20 @@ class SentLinks:
         self._seen: dict[str, _Seen] = {}
         self._tables = itertools.count(1)
 
-    # -- what is held ------------------------------------------------------------------------------------------------
+    # -- held objects ------------------------------------------------------------------------------
 
     def bound(self, rank: int, sent: Mapping[str, SentValue]) -> None:
-        """A rank has bound names with these objects."""
+        """Record that a rank bound names to these sent values."""
         self._ranks[rank].sent.update(sent)
 
     def gone(self, rank: int, unlinked: Iterable[str], lost: Iterable[Sequence[int]]) -> None:
-        """A rank says what names hold no more, and which objects are gone."""
+        """Record names that a rank no longer holds, and objects that are lost there."""
         state = self._ranks[rank]
         for name in unlinked:
             state.sent.pop(name, None)
         state.lost.update((table, number) for table, number in lost)
         if state.lost:
-            tables = {table for each in state.sent.values() for table in _tables(each)}
+            tables = {table for value in state.sent.values() for table in _tables(value)}
             state.lost = {ref for ref in state.lost if ref[0] in tables}
 
     def forget(self, ranks: Iterable[int]) -> None:
@@ -93,18 +94,21 @@ class SentLinks:
             self._ranks.pop(rank, None)
 
     def holds(self, rank: int, contents: Variable) -> bool:
-        """Whether a rank has what this value consists of, as it was sent."""
+        """Return True if a rank holds this value's objects as they were sent."""
         sent = self._ranks[rank].sent.get(contents.name)
         return sent is not None and sent.stream == contents.stream
 
     def view(self, rank: int, names: Iterable[str]) -> tuple[Any, ...]:
-        """What a rank holds under these names; ranks where this is equal can be sent the same."""
+        """Return what a rank holds under these names.
+
+        Ranks with equal views can be sent the same.
+        """
         state = self._ranks[rank]
         return (*((name, state.sent.get(name)) for name in sorted(names)), frozenset(state.lost))
 
     def links(self, rank: int, held: Iterable[Variable]) -> PickleLinks:
-        """What a value can refer to on a rank that holds these."""
-        found = PickleLinks()
+        """Return the objects that a value can refer to on a rank that holds these variables."""
+        pickle_links = PickleLinks()
         state = self._ranks[rank]
         for contents in held:
             sent = state.sent[contents.name]
@@ -114,19 +118,21 @@ class SentLinks:
                 place = sent.place(number)
                 if place is None or place.ref in state.lost:
                     continue
-                found.objects.setdefault(key, place.ref)
+                pickle_links.objects.setdefault(key, place.ref)
                 if key in by_object:
                     handle, region = by_object[key]
                     start = region.start + place.shift
                     length = region.stop - region.start if place.length is None else place.length
-                    found.memory.storages.setdefault(
+                    pickle_links.memory.storages.setdefault(
                         handle, MemoryRegion(region.stands, start, start + length)
                     )
             arrays = pickling.array_regions(contents.pickled)
-            found.memory.arrays += [each for each in arrays if id(each.stands) in found.objects]
-        return found
+            pickle_links.memory.arrays += [
+                region for region in arrays if id(region.stands) in pickle_links.objects
+            ]
+        return pickle_links
 
-    # -- what refers to what -----------------------------------------------------------------------------------------
+    # -- shared objects ----------------------------------------------------------------------------
 
     def related(
         self,
@@ -134,37 +140,44 @@ class SentLinks:
         names: Iterable[str],
         open: Callable[[str], Variable | None],
     ) -> dict[str, str]:
-        """Names that have something in common with values that are about to travel: name → one of those.
+        """Find names whose values have objects in common with values about to travel.
 
         Args:
-            open: pickles a name's value; None where it cannot travel.
+            open: pickles a name's value, or returns None if it cannot travel.
+
+        Returns:
+            Maps each such name to the name of one of the values.
         """
         names = list(names)
-        objects = frozenset().union(*(each.objects for each in moved)) if names else frozenset()
+        objects = frozenset().union(*(value.objects for value in moved)) if names else frozenset()
         if not objects:
             return {}
-        spans = [span for each in moved for span in each.pickled.spans]
-        found = {}
+        spans = [span for value in moved for span in value.pickled.spans]
+        users = {}
         for name in names:
-            seen = self._seen.get(name)
+            last_seen = self._seen.get(name)
             if (
-                seen is not None
-                and seen.value == id(self.namespace[name])
-                and objects.isdisjoint(seen.objects)
-                and not _overlap(spans, seen.spans)
+                last_seen is not None
+                and last_seen.value == id(self.namespace[name])
+                and objects.isdisjoint(last_seen.objects)
+                and not _overlap(spans, last_seen.spans)
             ):
                 continue
             variable = open(name)
             if variable is None:
                 continue
             self.see(variable)
-            user = next((each.name for each in moved if self.share(variable, each)), None)
+            user = next((value.name for value in moved if self.share(variable, value)), None)
             if user is not None:
-                found[name] = user
-        return found
+                users[name] = user
+        return users
 
     def share(self, one: Variable, other: Variable) -> bool:
-        """Whether two values refer to one object or memory; one that is in the other is so also where a class lists its instances."""
+        """Return True if two values refer to a common object or to common memory.
+
+        A value that contains the other one counts too, even if it does so only because a class
+        lists its instances.
+        """
         inside = id(one.value) in other.numbers or id(other.value) in one.numbers
         return (
             inside
@@ -173,7 +186,10 @@ class SentLinks:
         )
 
     def common(self, one: Variable, other: Variable) -> set[int]:
-        """Identities of the objects in both of two values, without what is in the classes of their instances."""
+        """Return the identities of the objects that two values have in common.
+
+        Objects in the classes of their instances do not count.
+        """
         common = one.numbers.keys() & other.numbers.keys()
         if common:
             classes = {*pickling.classes(one.pickled)} & {*pickling.classes(other.pickled)}
@@ -182,47 +198,50 @@ class SentLinks:
         return common
 
     def see(self, variable: Variable) -> None:
-        """Remember what is in a value."""
+        """Remember the objects and memory in a value."""
         self._seen[variable.name] = _Seen(
             id(variable.value), variable.objects, variable.pickled.spans
         )
 
     def forget_names(self, namespace: Container[str]) -> None:
-        """Forget names that the notebook has lost."""
+        """Forget names that no longer exist in the notebook."""
         for name in [name for name in self._seen if name not in namespace]:
             del self._seen[name]
 
-    # -- what is sent ------------------------------------------------------------------------------------------------
+    # -- sending -----------------------------------------------------------------------------------
 
     def sent(
         self, group: Sequence[Variable], pickled: Pickled, links: PickleLinks | None
     ) -> dict[str, SentValue]:
-        """How values are sent in one pickle; empty where nothing can refer to them."""
+        """Return how values are sent in one pickle, by name.
+
+        Empty if nothing can refer to them later.
+        """
         table = next(self._tables)
         if len(group) == 1 and links is None:
-            each = group[0]
-            self.see(each)
-            return {each.name: SentValue(each.stream, table)} if each.objects else {}
-        found = {}
+            variable = group[0]
+            self.see(variable)
+            return {variable.name: SentValue(variable.stream, table)} if variable.objects else {}
+        sent_values = {}
         nested: list[tuple[int, Variable]] = []
-        for index, each in enumerate(group):
-            if not each.fixed:
-                self.see(each)
-                if links is None and each.alone:
-                    found[each.name] = SentValue(each.stream, table, root=-1 - index)
-                elif each.numbers:
-                    nested.append((-1 - index, each))
+        for index, variable in enumerate(group):
+            if not variable.fixed:
+                self.see(variable)
+                if links is None and variable.alone:
+                    sent_values[variable.name] = SentValue(variable.stream, table, root=-1 - index)
+                elif variable.numbers:
+                    nested.append((-1 - index, variable))
         if nested:
             inside, regions, links = (
                 pickling.numbers(pickled),
                 pickling.storages(pickled),
                 links or PickleLinks(),
             )
-            for root, each in nested:
-                found[each.name] = SentValue(
-                    each.stream, table, _places(each, inside, root, regions, table, links)
+            for root, variable in nested:
+                sent_values[variable.name] = SentValue(
+                    variable.stream, table, _places(variable, inside, root, regions, table, links)
                 )
-        return found
+        return sent_values
 
 
 def _places(
@@ -233,7 +252,7 @@ def _places(
     table: int,
     links: PickleLinks,
 ) -> dict[int, _Place]:
-    """Where the objects of one value are, by the numbers of its own pickle."""
+    """Return the location of each object in one value, by the numbers in its own pickle."""
     places = {}
     for key, number in contents.numbers.items():
         if key in links.objects:
@@ -242,19 +261,19 @@ def _places(
             places[number] = _Place((table, root))
         elif key in inside:
             places[number] = _Place((table, inside[key]))
-    for handle, own in pickling.storages(contents.pickled).items():
-        number = contents.numbers.get(id(own.stands), ROOT)
+    for handle, region in pickling.storages(contents.pickled).items():
+        number = contents.numbers.get(id(region.stands), ROOT)
         if number == ROOT:
-            continue  # too large a pickle for its objects to have numbers
+            continue  # the pickle is too large for its objects to have numbers
         if handle in links.memory.storages:
-            there, start, stop = links.memory.storages[handle]
-            places[number] = _Place(links.objects[id(there)], start - own.start, stop - start)
+            held, start, stop = links.memory.storages[handle]
+            places[number] = _Place(links.objects[id(held)], start - region.start, stop - start)
         elif handle in regions and id(regions[handle].stands) in inside:
-            region = regions[handle]
+            sent_region = regions[handle]
             places[number] = _Place(
-                (table, inside[id(region.stands)]),
-                region.start - own.start,
-                region.stop - region.start,
+                (table, inside[id(sent_region.stands)]),
+                sent_region.start - region.start,
+                sent_region.stop - sent_region.start,
             )
     return places
 
@@ -266,5 +285,5 @@ def _tables(sent: SentValue) -> set[int]:
 def _overlap(one: Sequence[Span], other: Sequence[Span]) -> bool:
     if not one or not other:
         return False
-    both = [Pickled((), (), spans=tuple(each)) for each in (one, other)]
+    both = [Pickled((), (), spans=tuple(spans)) for spans in (one, other)]
     return len(groups(both, [frozenset(), frozenset()])) == 1

@@ -1,4 +1,4 @@
-"""What the user is told about the values of a run, each thing once; why a value cannot travel, and what to do instead."""
+"""Messages about the values of a run, each shown once, and why a value cannot travel."""
 
 from __future__ import annotations
 
@@ -23,28 +23,27 @@ Note = Callable[[str], None]
 
 
 class SplitReference(NamedTuple):
-    """A value that has something in common with that of another name, of which a rank has its own."""
+    """Value that shares objects with the notebook's value of a name that a rank binds itself."""
 
     name: str
     other: str
 
 
 class Notes:
-    """Sentences about names and values, and which of them were said."""
+    """Sentences about names and values, and a record of those already shown."""
 
     def __init__(self) -> None:
-        self._said: defaultdict[str, set[Any]] = defaultdict(
-            set
-        )  # by kind of sentence, what it was said of
+        self._said: defaultdict[str, set[Any]] = defaultdict(set)
+        """By kind of sentence: the subjects that it was already shown for."""
 
     def _new(self, kind: str, found: Iterable[T]) -> list[T]:
-        """What this was not said of, sorted; it counts as said from now on."""
+        """Return the subjects that this sentence was not shown for yet, sorted, and record them."""
         new = sorted(set(found) - self._said[kind])  # type: ignore[type-var]
         self._said[kind].update(new)
         return new
 
     def deleted(self, names: Iterable[str], note: Note) -> None:
-        """Say which names are gone from the notebook while some rank holds them."""
+        """Report names that the notebook deleted while some rank still holds them."""
         for name in self._new("deleted", names):
             note(f"{name} is deleted here, the ranks still hold it")
 
@@ -55,11 +54,11 @@ class Notes:
         repeated: Collection[str],
         note: Note,
     ) -> None:
-        """Name attributes of modules that the notebook has set, where the cell uses the modules.
+        """Report attributes that the notebook set on modules which the cell uses.
 
         Args:
-            attributes: attribute → module.
-            used: the modules that the cell uses.
+            attributes: maps each attribute to its module.
+            used: modules that the cell uses.
             repeated: attributes that the cell sets itself.
         """
         self._said["set"].update(repeated)
@@ -74,7 +73,8 @@ class Notes:
         if names := self._new("set", reached):
             listed = ", ".join(names)
             note(
-                f"{listed}: set in the notebook only, because modules are sent without later changes; set it in a broadcast cell too"
+                f"{listed}: set in the notebook only, because modules are sent without later "
+                "changes; set it in a broadcast cell too"
             )
 
     def settings(
@@ -84,21 +84,24 @@ class Notes:
         repeated: Iterable[Setting],
         note: Note,
     ) -> None:
-        """Name settings that the notebook has made of packages which the cell uses.
+        """Report settings that the notebook made in packages which the cell uses.
 
         Args:
-            repeated: those that the cell makes itself.
+            repeated: settings that the cell makes itself.
         """
-        said = self._said["settings"]
-        said.update(setting.topic for setting in repeated)
+        shown_topics = self._said["settings"]
+        shown_topics.update(setting.topic for setting in repeated)
         new = {
-            setting for setting in made if setting.topic not in said and setting.concerns(packages)
+            setting
+            for setting in made
+            if setting.topic not in shown_topics and setting.concerns(packages)
         }
-        said.update(setting.topic for setting in new)
+        shown_topics.update(setting.topic for setting in new)
         if new:
             listed = ", ".join(sorted({setting.text for setting in new}))
             note(
-                f"{listed}: set in the notebook only, because each rank has its own settings; set it in a broadcast cell too"
+                f"{listed}: set in the notebook only, because each rank has its own settings; "
+                "set it in a broadcast cell too"
             )
 
     def registered(
@@ -108,18 +111,18 @@ class Notes:
         repeated: Collection[str],
         note: Note,
     ) -> None:
-        """Name registrations of the notebook with packages that the cell uses.
+        """Report registrations that the notebook made with packages which the cell uses.
 
         Args:
-            calls: call → module.
-            repeated: the calls that the cell makes itself.
+            calls: maps each call to its module.
+            repeated: calls that the cell makes itself.
         """
         self._said["registered"].update(repeated)
-        used = (c for c, module in calls.items() if module.partition(".")[0] in packages)
+        used = (call for call, module in calls.items() if module.partition(".")[0] in packages)
         if names := self._new("registered", used):
             note(
-                f"{', '.join(names)}: called in the notebook only, and the ranks have not got what it has registered; "
-                "call it in a broadcast cell too"
+                f"{', '.join(names)}: called in the notebook only, "
+                "and the ranks have not got what it has registered; call it in a broadcast cell too"
             )
 
     def set_on_classes(
@@ -129,52 +132,54 @@ class Notes:
         repeated: Collection[ClassAttribute],
         note: Note,
     ) -> None:
-        """Name attributes that the notebook has set on classes of packages which the cell uses.
+        """Report attributes that the notebook set on classes of packages which the cell uses.
 
         Args:
-            repeated: those that the cell sets itself.
+            repeated: attributes that the cell sets itself.
         """
         self._said["classes"].update(repeated)
-        used = (each for each in attributes if each.package in packages)
-        if found := self._new("classes", used):
+        used = (attribute for attribute in attributes if attribute.package in packages)
+        if new := self._new("classes", used):
             note(
-                f"{', '.join(map(str, found))}: set in the notebook only, because the ranks import the class; "
-                "set it in a broadcast cell too"
+                f"{', '.join(map(str, new))}: set in the notebook only, "
+                "because the ranks import the class; set it in a broadcast cell too"
             )
 
     def secret(self, names: Iterable[str], note: Note) -> None:
-        """Say which variables of the environment stay here."""
+        """Report environment variables that are not sent."""
         for name in self._new("secret", names):
             note(
-                f"{name} is set in the notebook's environment and stays here, because it looks like a secret: %sky_pool --secret {name}"
+                f"{name} is set in the notebook's environment and stays here, "
+                f"because it looks like a secret: %sky_pool --secret {name}"
             )
 
     def unstable(self, names: Iterable[str], note: Note) -> None:
-        """The values of these names look different each time."""
+        """Report names whose values pickle differently each time."""
         for name in self._new("unstable", names):
             note(
-                f"{name} pickles differently each time, so changes cannot be detected: the ranks keep "
-                f"their own; --push {name} sends the notebook's"
+                f"{name} pickles differently each time, so changes cannot be detected: "
+                f"the ranks keep their own; --push {name} sends the notebook's"
             )
 
     def apart(self, found: Iterable[SplitReference], note: Note) -> None:
-        """The first name of each refers to a value of the second that the ranks have not got."""
-        for each in self._new("apart", found):
+        """Report values that refer to another name's value that the ranks do not have."""
+        for reference in self._new("apart", found):
             note(
-                f"{each.name} refers to the notebook's {each.other}, and the ranks have their own {each.other}: make "
-                f"{each.name} in a broadcast cell, or send both with --fresh"
+                f"{reference.name} refers to the notebook's {reference.other}, "
+                f"and the ranks have their own {reference.other}: "
+                f"make {reference.name} in a broadcast cell, or send both with --fresh"
             )
 
     def maps(
         self, values: Mapping[str, Variable], lacking: Mapping[str, Sequence[int]], note: Note
     ) -> None:
-        """Say which values that travel are maps of files, and arrive as something else."""
+        """Report memory-mapped files that travel and arrive as plain arrays."""
         for name, value in values.items():
             if lacking[name] and (why := arrays.why_as_array(value.value)):
                 note(f"{name}: its contents are sent as an array, because {why}")
 
     def heavy(self, bundles: Iterable[Bundle], index: ContentIndex, large: int, warn: Note) -> None:
-        """Say of which values more than `large` bytes are about to travel to other machines."""
+        """Warn about values with more than `large` bytes to send to other machines."""
         for bundle in bundles:
             parts = index.to_send(bundle.parts)
             value = frozenset(parts)
@@ -185,7 +190,7 @@ class Notes:
                 warn(heavy(", ".join(bundle.names), nbytes))
 
     def forget_names(self, namespace: Container[str]) -> None:
-        """Forget what was said of names that have come, or gone."""
+        """Forget messages about names that were created again, or deleted."""
         self._said["deleted"] = {name for name in self._said["deleted"] if name not in namespace}
         self._said["unstable"] = {name for name in self._said["unstable"] if name in namespace}
 
@@ -198,43 +203,43 @@ _NESTED = "leave it out of its owner's state with __getstate__, or make {name} i
 _LEAF = "pass {name}{path}.detach()"
 _PICKLERS = ("skymagic", "cloudpickle", "pickle", "copyreg")
 _BUDGET = 300
-"""Parts tried while looking for the one that cannot be pickled."""
+"""Limit of parts to try when searching for the one that cannot be pickled."""
 
 
 @dataclass(frozen=True)
 class Refusal:
-    """A name that cannot travel."""
+    """Name that cannot travel."""
 
     name: str
     type: str
     why: str
-    """Where it is used: ``"the cell"`` or ``"used by train"``."""
+    """Reason for the use: `"the cell"` or `"used by train"`."""
     reason: str
-    """The problem, with the part that has it."""
+    """The problem, including the part that causes it."""
     remedy: str
 
     @classmethod
     def missing(cls, name: str, names: Collection[str]) -> Refusal:
-        """A name given with ``--push`` that the notebook has not; `names` are those that it has."""
+        """Describe an unknown name given with `--push`; `names` are the existing ones."""
         remedy = did_you_mean(name, names).removeprefix("; ") or "check the spelling"
         return cls(name, "no value", "--push", "nothing in this notebook has this name", remedy)
 
     def __str__(self) -> str:
-        place = f"used in {self.why}" if self.why == "the cell" else self.why
-        return f"{self.name} ({self.type}, {place}): {self.reason}; {self.remedy}"
+        location = f"used in {self.why}" if self.why == "the cell" else self.why
+        return f"{self.name} ({self.type}, {location}): {self.reason}; {self.remedy}"
 
 
 def refusal(
     name: str, value: object, why: str, problem: BaseException, attempt: Callable[[object], object]
 ) -> Refusal:
-    """Describe why ``value`` could not be pickled.
+    """Describe why `value` could not be pickled.
 
     Args:
-        attempt: pickles a value and raises when it cannot; called for the value's parts.
+        attempt: pickles a value, and raises if it cannot; called for the value's parts.
     """
     path, culprit = find(value, attempt)
     named = type_name(culprit) if culprit is not value else ""
-    # cloudpickle raises its own of it
+    # cloudpickle turns a RecursionError into an error of its own.
     if "recursion" in str(problem) and (code := _own_code(problem.__cause__ or problem)):
         reason = f"its {code} recurses without end"
         return Refusal(
@@ -261,39 +266,43 @@ def refusal(
 
 
 def raised_by_value(problem: BaseException) -> bool:
-    """Whether a value's own code raised this, and no signal handler: ``KeyboardInterrupt`` may be either."""
+    """Return True if a value's own code raised this, rather than a signal handler.
+
+    A `KeyboardInterrupt` may come from either.
+    """
     return bool(_own_code(problem))
 
 
 def _own_code(problem: BaseException) -> str:
-    """The function that raised this, where it is the value's own; empty where it is the pickler's."""
+    """Return the name of the value's function that raised this, or "" if the pickler raised it."""
     frames = [frame for frame, _ in traceback.walk_tb(problem.__traceback__)]
     module = str(frames[-1].f_globals.get("__name__")) if frames else "skymagic"
     return "" if module.partition(".")[0] in _PICKLERS else frames[-1].f_code.co_name
 
 
 def no_room(problem: OSError, sizes: list[tuple[str, int]]) -> str:
-    """What to say when the store is full: the largest variables, in bytes, and the remedy."""
+    """Return the message for a full store: the largest variables, and what to do."""
     largest = sorted(sizes, key=lambda each: -each[1])[:3]
     listed = ", ".join(f"{name} ({nbytes / 1e6:,.0f} MB)" for name, nbytes in largest)
     return (
-        f"the cell's variables do not fit in the node store: {problem.strerror or problem}; the largest are {listed}; "
+        f"the cell's variables do not fit in the node store: {problem.strerror or problem}; "
+        f"the largest are {listed}; "
         "free memory or disk, or leave variables out with --no-push NAMES"
     )
 
 
 def heavy(name: str, nbytes: int) -> str:
-    """What to say of a variable that is long on its way to other machines, in bytes."""
+    """Return the warning for a variable of many bytes that must travel to other machines."""
     return (
-        f"{name}: {nbytes / 1e6:,.0f} MB must travel over this connection; what a cell reads or makes on the nodes "
-        f"need not, and --no-push {name} leaves it out"
+        f"{name}: {nbytes / 1e6:,.0f} MB must travel over this connection; "
+        f"what a cell reads or makes on the nodes need not, and --no-push {name} leaves it out"
     )
 
 
 def message(refusals: list[Refusal]) -> str:
-    """All refusals as one text, a line each."""
+    """Return all refusals as one text, one per line."""
     count = "1 variable" if len(refusals) == 1 else f"{len(refusals)} variables"
-    lines = "\n".join(f"  {each}" for each in refusals)
+    lines = "\n".join(f"  {refusal}" for refusal in refusals)
     return f"{count} cannot travel to the ranks; nothing was run:\n{lines}"
 
 
@@ -382,10 +391,10 @@ _KINDS: tuple[tuple[tuple[str, ...], str, str], ...] = (
 
 
 def explain(culprit: object, problem: BaseException) -> tuple[str, str]:
-    """Reason and remedy; ``{name}`` in the remedy stands for the variable."""
-    known = _known(culprit)
-    if known is not None:
-        return known
+    """Return reason and remedy; `{name}` in the remedy stands for the variable."""
+    explanation = _known(culprit)
+    if explanation is not None:
+        return explanation
     if isinstance(problem, worlds.WorldError):
         return f"holds a {problem.type}, which {worlds.REASON}", worlds.REMEDY
     if made_by := _computation(culprit):
@@ -402,13 +411,13 @@ def explain(culprit: object, problem: BaseException) -> tuple[str, str]:
 
 
 def _computation(value: object) -> str:
-    """What a tensor that is no leaf was made by; empty for everything else."""
+    """Return the operation that created a non-leaf tensor, or "" for anything else."""
     made_by = getattr(value, "grad_fn", None) if is_a(type(value), "torch", "Tensor") else None
     return "" if made_by is None else type(made_by).__name__
 
 
 def _known(value: object) -> tuple[str, str] | None:
-    """Reason and remedy for the kinds of objects that never travel."""
+    """Return reason and remedy for kinds of objects that never travel, or None."""
     if worlds.knows_world(value):
         return worlds.REASON, worlds.REMEDY
     names = {
@@ -421,12 +430,16 @@ def _known(value: object) -> tuple[str, str] | None:
 
 
 def find(value: object, attempt: Callable[[object], object]) -> tuple[str, object]:
-    """Path (``.model.lock``, ``['a'][0]``) to the innermost part that cannot be pickled by itself, and that part."""
+    """Find the innermost part of a value that cannot be pickled by itself.
+
+    Returns:
+        Path to the part (`.model.lock`, `['a'][0]`), and the part.
+    """
     path, budget = "", _BUDGET
-    seen = {id(value)}
+    visited = {id(value)}
     while _known(value) is None:
         for step, part in parts(value):
-            if id(part) in seen:
+            if id(part) in visited:
                 continue
             budget -= 1
             if budget < 0:
@@ -436,7 +449,7 @@ def find(value: object, attempt: Callable[[object], object]) -> tuple[str, objec
             except BaseException as problem:
                 if isinstance(problem, KeyboardInterrupt) and not raised_by_value(problem):
                     raise
-                seen.add(id(part))
+                visited.add(id(part))
                 path, value = path + step, part
                 break
         else:
@@ -445,7 +458,7 @@ def find(value: object, attempt: Callable[[object], object]) -> tuple[str, objec
 
 
 def parts(value: object) -> Iterator[tuple[str, object]]:
-    """What a value consists of, each with how to get there from it."""
+    """Iterate over the parts of a value, each with the path that leads to it."""
     if _is(value, dict):
         yield from ((f"[{key!r}]", item) for key, item in list(value.items())[:_BUDGET])
     elif _is(value, list) or _is(value, tuple) or _is(value, set) or _is(value, frozenset):
@@ -478,14 +491,14 @@ def parts(value: object) -> Iterator[tuple[str, object]]:
 
 
 def _is(value: object, kind: type[T]) -> TypeGuard[T]:
-    """Return True if a value is of this type, whatever its ``__class__`` says, as that of a proxy does."""
+    """Return True if a value has this type, ignoring its `__class__`, which proxies override."""
     return issubclass(type(value), kind)
 
 
 def _attributes(value: object) -> dict[str, object]:
-    """Return an object's attributes without a call of its class's own code."""
+    """Return an object's attributes without running code of its class."""
     try:
-        found = object.__getattribute__(value, "__dict__")
-    except AttributeError:  # slots
+        attributes = object.__getattribute__(value, "__dict__")
+    except AttributeError:  # the class uses slots
         return {}
-    return found if type(found) is dict else {}
+    return attributes if type(attributes) is dict else {}

@@ -1,4 +1,7 @@
-"""From values to bundles: what shares something goes together, and refers to what a rank holds already; what one rank lends to others."""
+"""Pack values into bundles: group those that share objects, and refer to objects ranks hold.
+
+Also creates orders for values that one rank lends to others.
+"""
 
 from __future__ import annotations
 
@@ -30,11 +33,11 @@ from skymagic.data.values.pickling import Named
 
 @dataclass
 class Packed:
-    """What a run's ranks are sent."""
+    """Bundles for a run's ranks, and how values are sent."""
 
     bundles: list[Bundle] = field(default_factory=list)
     sent: list[tuple[list[int], Mapping[str, SentValue]]] = field(default_factory=list)
-    """Ranks, and how values are sent to them."""
+    """Pairs of ranks and the values sent to them."""
     apart: list[SplitReference] = field(default_factory=list)
 
 
@@ -50,11 +53,11 @@ class Packer:
     packed: Packed = field(default_factory=Packed)
 
     def __post_init__(self) -> None:
-        found = (value.pickled.attributes for value in self.needs.moved)
-        self._attributes = self.request.names.attributes.union(*found)
+        attributes = (value.pickled.attributes for value in self.needs.moved)
+        self._attributes = self.request.names.attributes.union(*attributes)
 
     def pack(self) -> Packed:
-        """Make the bundles."""
+        """Create the bundles."""
         moved = self.needs.moved
         if not moved:
             return self.packed
@@ -68,71 +71,85 @@ class Packer:
         shared = groups(moved)
         related = {}
         for group in shared if held else ():
-            if found := self._related(group, held):
-                related[group[0].name] = found
+            if related_values := self._related(group, held):
+                related[group[0].name] = related_values
         for group in in_rebuild_order(
             merge_plain(shared, self.needs.lacking, related), self.needs.values
         ):
-            found = next((related[value.name] for value in group if value.name in related), [])
-            self._add(group, found)
+            related_values = next(
+                (related[value.name] for value in group if value.name in related), []
+            )
+            self._add(group, related_values)
         return self.packed
 
     def _related(self, group: list[Variable], held: Iterable[Variable]) -> list[Variable]:
-        """What some ranks hold and has something in common with these values; nothing where one is for this run alone."""
+        """Return values on some ranks that share objects with this group.
+
+        Empty if the group holds a value for this run only.
+        """
         if not self.request.temporary.isdisjoint(value.name for value in group):
             return []
-        mine = [value for value in group if not value.fixed]
-        names = {each.name for each in mine}
+        group_values = [value for value in group if not value.fixed]
+        names = {value.name for value in group_values}
         return [
-            each
-            for each in held
-            if each.name not in names and any(self.links.share(each, one) for one in mine)
+            held_value
+            for held_value in held
+            if held_value.name not in names
+            and any(self.links.share(held_value, value) for value in group_values)
         ]
 
     def _add(self, group: list[Variable], related: list[Variable]) -> None:
-        """A bundle for the ranks that lack the same of these values, and hold the same of what they refer to."""
-        everything = {each.name: each for each in (*related, *group)}
-        alike: dict[tuple[Any, ...], list[int]] = {}
+        """Create one bundle per set of ranks that can be sent the same.
+
+        Such ranks lack the same values of the group, and hold the same objects that these refer to.
+        """
+        values_by_name = {value.name: value for value in (*related, *group)}
+        ranks_by_state: dict[tuple[Any, ...], list[int]] = {}
         for rank in self.request.ranks:
-            lacks = frozenset(each.name for each in group if rank in self.needs.lacking[each.name])
+            lacks = frozenset(
+                value.name for value in group if rank in self.needs.lacking[value.name]
+            )
             if lacks:
-                there = [
-                    each
-                    for each in everything.values()
-                    if rank not in self.needs.lacking[each.name]
+                present = [
+                    value
+                    for value in values_by_name.values()
+                    if rank not in self.needs.lacking[value.name]
                 ]
-                linked = frozenset(each.name for each in there if self.links.holds(rank, each))
-                own = frozenset(each.name for each in there) - linked
-                alike.setdefault(
+                linked = frozenset(value.name for value in present if self.links.holds(rank, value))
+                own = frozenset(value.name for value in present) - linked
+                ranks_by_state.setdefault(
                     (lacks, linked, own, self.links.view(rank, linked) if linked else ()), []
                 ).append(rank)
-        for (lacks, linked, own, _), ranks in alike.items():
+        for (lacks, linked, own, _), ranks in ranks_by_state.items():
             links = (
-                self.links.links(ranks[0], [everything[name] for name in sorted(linked)])
+                self.links.links(ranks[0], [values_by_name[name] for name in sorted(linked)])
                 if linked
                 else None
             )
-            mine = [each for each in group if each.name in lacks]
-            self._bundle(mine, ranks, links)
+            missing = [value for value in group if value.name in lacks]
+            self._bundle(missing, ranks, links)
             if own and not self.request.temporary.intersection(lacks):
                 self._note(
-                    [each for each in everything.values() if each.name in own],
-                    mine,
+                    [value for value in values_by_name.values() if value.name in own],
+                    missing,
                     links or PickleLinks(),
                 )
 
     def _note(self, own: Sequence[Variable], group: Sequence[Variable], links: PickleLinks) -> None:
-        """Note what refers to a name's value of the notebook where the ranks have their own: the name that has most of it."""
-        for each in group:
-            apart = {}
+        """Record values that refer to the notebook's value of a name bound by the ranks themselves.
+
+        Of several such names, the one with most objects in common is recorded.
+        """
+        for value in group:
+            common_counts = {}
             for other in own:
-                common = self.links.common(other, each)
+                common = self.links.common(other, value)
                 if other.name not in self.request.names.loads:
                     common -= links.objects.keys()
-                apart[other.name] = len(pickling.with_state(each.pickled, common))
-            most = max(apart, key=lambda name: apart[name], default=None)
-            if most is not None and apart[most]:
-                self.packed.apart.append(SplitReference(each.name, most))
+                common_counts[other.name] = len(pickling.with_state(value.pickled, common))
+            closest = max(common_counts, key=lambda name: common_counts[name], default=None)
+            if closest is not None and common_counts[closest]:
+                self.packed.apart.append(SplitReference(value.name, closest))
 
     def _bundle(self, group: list[Variable], ranks: list[int], links: PickleLinks | None) -> None:
         first = group[0]
@@ -146,11 +163,11 @@ class Packer:
             parts = parts + parts_of(spare)
         if parts is not first.parts:
             self.index.identify(parts, lazily=True)
-        names = [each.name for each in group]
-        kept = [each for each in group if not each.fixed]
+        names = [variable.name for variable in group]
+        linkable = [variable for variable in group if not variable.fixed]
         sent = (
             {}
-            if self.request.temporary.intersection(names) or not kept
+            if self.request.temporary.intersection(names) or not linkable
             else self.links.sent(group, pickled, links)
         )
         self.packed.sent.append((ranks, sent))
@@ -160,15 +177,15 @@ class Packer:
                 ranks=None if len(ranks) == len(self.request.ranks) else sorted(ranks),
                 pickled=pickled,
                 parts=parts,
-                imports=submodules((each.value for each in group), self._attributes),
-                table=next((each.table for each in sent.values()), None),
+                imports=submodules((variable.value for variable in group), self._attributes),
+                table=next((value.table for value in sent.values()), None),
                 links=_numbered(links, spare) if links is not None else [],
                 spare=spare,
             )
         )
 
     def _spare(self, group: list[Variable]) -> Pickled | None:
-        """The values without references; None where they are too large to be sent again."""
+        """Pickle the group without references, or return None if it is too large to resend."""
         if len(group) == 1:
             pickled = group[0].pickled
         else:
@@ -178,24 +195,27 @@ class Packer:
 
 
 def _numbered(links: PickleLinks, spare: Pickled | None) -> list[tuple[Ref, int | None]]:
-    """Where the objects are that a pickle refers to, and their numbers in the spare."""
+    """Return the locations of the objects a pickle refers to, and their numbers in the spare."""
     numbers = pickling.numbers(spare) if spare is not None else {}
-    for handle, own in (pickling.storages(spare) if spare is not None else {}).items():
-        there = links.memory.storages.get(handle)
-        if there is not None and (there.start, there.stop) == (own.start, own.stop):
-            numbers[id(there.stands)] = numbers[id(own.stands)]
+    for handle, region in (pickling.storages(spare) if spare is not None else {}).items():
+        linked = links.memory.storages.get(handle)
+        if linked is not None and (linked.start, linked.stop) == (region.start, region.stop):
+            numbers[id(linked.stands)] = numbers[id(region.stands)]
     return [(links.objects[key], numbers.get(key)) for key in links.used]
 
 
 def _together(group: Sequence[Variable]) -> object:
-    """What is pickled for these values: names too, where the code that rebuilds one uses another."""
+    """Return the object to pickle for a group of values.
+
+    It includes their names if code that rebuilds one of them may use another.
+    """
     if len(group) == 1:
         return group[0].value
     named = any(value.pickled.active for value in group)
     return tuple(Named(value.name, value.value) if named else value.value for value in group)
 
 
-# -- what one rank has packed for others -----------------------------------------------------------
+# -- values lent by another rank ------------------------------------------------------------------
 
 
 @contextlib.contextmanager
@@ -207,35 +227,45 @@ def orders_for_lent(
     *,
     same_node: bool,
 ) -> Iterator[dict[str, Any]]:
-    """For ``Namespace.bind`` on these ranks; inside, what the orders refer to is in their nodes' stores.
+    """Yield orders for `Namespace.bind` on these ranks.
+
+    Within the context, the files that the orders refer to are in the stores of the ranks' nodes.
 
     Args:
-        sources: the modules that the ranks have, and get.
-        store: the node's store, or that of several nodes.
-        lent: what `kernels.rank.lending.lend` packed.
-        same_node: whether the ranks are on the node of the rank that lends.
+        sources: modules that the ranks have, or receive.
+        store: store of the node, or of several nodes.
+        lent: result of `kernels.rank.lending.lend`.
+        same_node: True if the ranks are on the lender's node.
     """
-    found = sources.find(lent["modules"], ranks)
+    modules = sources.find(lent["modules"], ranks)
     with _within_reach(store, lent, same_node) as files:
         yield {
             "python": platform.python_version(),
             "files": files,
             "bundles": [
                 {
-                    "names": lent["names"], "ranks": None, "header": lent["header"], "buffers": lent["buffers"],
-                    "imports": [], "table": None, "links": [], "spare": None, "code": lent["code"], "versions": {},
+                    "names": lent["names"],
+                    "ranks": None,
+                    "header": lent["header"],
+                    "buffers": lent["buffers"],
+                    "imports": [],
+                    "table": None,
+                    "links": [],
+                    "spare": None,
+                    "code": lent["code"],
+                    "versions": {},
                 }
             ],
-            "modules": sources.lacking(found, ranks),
+            "modules": sources.lacking(modules, ranks),
             "sources": lent["sources"],
             "temporary": [],
             "unbound": [],
-        }  # fmt: skip
+        }
 
 
 @contextlib.contextmanager
 def _within_reach(store: Store, lent: Mapping[str, Any], same_node: bool) -> Iterator[list[str]]:
-    """The lender's file, by the name that it has where it is needed."""
+    """Yield the lender's file under its name on the nodes that need it."""
     name, node = lent["file"], lent["node"]
     if name is None:
         yield []

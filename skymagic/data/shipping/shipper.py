@@ -1,4 +1,4 @@
-"""The notebook's end of the data plane: what must travel to which rank, and values on their way back."""
+"""The notebook's end of the data plane: send values to the ranks, and rebuild returned ones."""
 
 from __future__ import annotations
 
@@ -39,15 +39,15 @@ from skymagic.errors import CaptureError
 
 @dataclass
 class _PackedGroup:
-    """Values of one pickle, on their way back."""
+    """Returned values that were packed as one pickle."""
 
     waiting: set[int]
-    """Indices of the values that were neither unpacked nor discarded."""
+    """Indices of the values that were neither unpacked nor discarded yet."""
     values: tuple[Any, ...] | None = None
 
 
 class Unpacking:
-    """Rebuilds what ranks have packed."""
+    """Rebuilds values that ranks packed."""
 
     def __init__(self, store: Store, namespace: dict[str, Any]) -> None:
         self.store = store
@@ -56,21 +56,27 @@ class Unpacking:
         self._groups: dict[str, _PackedGroup] = {}
 
     def prefetch(self, refs: Iterable[Mapping[str, Any]]) -> None:
-        """Announce values that ``Namespace.pack`` packed, and that will be unpacked or discarded: let them come from all nodes at once."""
+        """Announce values packed by `Namespace.pack`, to fetch them from all nodes in parallel.
+
+        Each of them must be unpacked or discarded later.
+        """
         files = dict.fromkeys((ref["file"], ref.get("node", 0)) for ref in refs if ref.get("file"))
         if len(files) > 1:
             self.store.prefetch(files)
 
     def unpack(self, ref: Mapping[str, Any]) -> Any:
-        """Rebuild a value that ``Namespace.pack`` packed; its file is unlinked. The value outlives the pool.
+        """Rebuild a value packed by `Namespace.pack` and unlink its file.
+
+        The value outlives the pool.
 
         Raises:
-            FileNotFoundError: it has been unpacked before.
-            Exception: whatever the value's own reconstruction raises.
+            FileNotFoundError: the value was unpacked before.
+            Exception: any error from the value's own reconstruction.
         """
         if "group" not in ref:
             return self._open(ref)
-        # Values that share something are one pickle: opened with the first of them, forgotten with the last.
+        # Values that share objects are one pickle: it is opened for the first of them, and
+        # forgotten with the last.
         with self._lock:
             group = self._groups.setdefault(ref["group"], _PackedGroup(set(range(ref["count"]))))
             if group.values is None:
@@ -80,7 +86,7 @@ class Unpacking:
             return value
 
     def discard(self, ref: Mapping[str, Any]) -> None:
-        """Unlink the file of a value that ``Namespace.pack`` packed and that nobody wants; twice is safe."""
+        """Unlink the file of a packed value that is not needed; safe to call twice."""
         with self._lock:
             if "group" in ref:
                 group = self._groups.setdefault(
@@ -108,17 +114,18 @@ __all__ = ["Manifest", "Shipper"]
 
 
 class Shipper(Unpacking):
-    """Knows what the ranks of one pool hold, and makes the orders that bring them what a cell needs.
+    """State of one pool's ranks as known to the notebook; creates the orders for a cell.
 
-    A rank keeps its own binding of a name until the notebook assigns that name or changes its value. A cell uses the names in its
-    text, and those that the functions which it may run read.
+    A rank keeps its own binding of a name until the notebook assigns that name or changes its
+    value. A cell needs the names in its text, and those read by functions that it may call.
 
     Args:
-        store: the node's store, or that of several nodes.
-        namespace: the notebook's global names; read at each ``prepare``.
-        folder: the notebook's folder: modules in it travel as source.
-        large: bytes from which the user is told that a variable is on its way to other machines.
-        assigned: the assignments of the notebook's cells, if not those that IPython reports.
+        store: store of the node, or of several nodes.
+        namespace: the notebook's global names; read at each `prepare`.
+        folder: the notebook's folder; modules in it travel as source.
+        large: size in bytes above which the user is warned that a variable travels to other
+            machines.
+        assigned: assignments of the notebook's cells, if not those that IPython reports.
     """
 
     def __init__(
@@ -161,30 +168,33 @@ class Shipper(Unpacking):
         note: Callable[[str], None] | None = None,
         unsettled: Callable[[frozenset[str]], frozenset[str]] | None = None,
     ) -> Manifest:
-        """Find what a cell needs, and write what some rank has not got into the store.
+        """Find the values that a cell needs, and write to the store those that some rank lacks.
 
         Args:
             source: the cell as plain Python.
-            ranks: where it will run.
-            push: names that travel though the cell does not load them; their values replace what the ranks have.
-            gather: names that come back after it.
-            no_push: True: nothing travels; or names that stay here.
-            fresh: send everything again.
-            extra: values by name that travel beside the notebook's own, always, for this cell alone: the ranks forget
-                them after it. A name of the notebook gives way to them.
-            compiler_flags: of ``__future__``, as the notebook's earlier cells have set them.
-            dry_run: only look; nothing is written and ``orders`` is empty.
+            ranks: ranks that will run the cell.
+            push: names to send although the cell does not load them; they replace the ranks'
+                values.
+            gather: names to bring back after the cell.
+            no_push: True to send nothing, or names that stay here.
+            fresh: True to send everything again.
+            extra: additional values by name for this cell only. They always travel, hide the
+                notebook's names, and are forgotten by the ranks afterwards.
+            compiler_flags: flags of `__future__` imports in the notebook's earlier cells.
+            dry_run: True to write nothing and leave `orders` empty.
             progress: called with the bytes to write, by names, and the bytes written so far.
-            warn: called with a sentence for each large variable that must travel to other machines, once per value.
-            note: called with a sentence where the ranks' binding of a name may surprise, once per name.
-            unsettled: called with the dotted names of all modules that must be on the nodes; those of which it is not known
-                that they are.
+            warn: called with a sentence for each large variable that must travel to other machines,
+                once per value.
+            note: called with a sentence where the ranks' binding of a name may surprise, once per
+                name.
+            unsettled: called with the dotted names of all modules that the nodes must have; returns
+                those not known to be there.
 
         Raises:
             SyntaxError: the cell does not compile.
-            ModulesNeeded: there are such; no rank has got anything.
-            CaptureError: variables cannot travel, all of them named, or there is no room for them. No rank has got
-                anything.
+            ModulesNeeded: modules may be missing on the nodes. Nothing was sent to any rank.
+            CaptureError: variables cannot travel (the message names all of them), or the store is
+                full. Nothing was sent to any rank.
         """
         names = with_scripts(cell_names(source, compiler_flags))
         with self._lock, pickling.to_processes(same_files=not self.store.remote):
@@ -235,34 +245,38 @@ class Shipper(Unpacking):
         *,
         completed: bool,
     ) -> None:
-        """This rank has bound the manifest and run its cell; twice is safe.
+        """Record that a rank bound the manifest and ran its cell; safe to call twice.
 
         Args:
-            rebound, deleted: names that the cell has bound and unbound, as the rank found by looking before and after.
-            completed: whether the cell came to its end. Then it has bound what it binds on every path, also where the rank
-                could not see it: small numbers, True and None are one object each, however often they are bound.
+            rebound, deleted: names that the cell bound and unbound, found by the rank by comparison
+                of the namespace before and after.
+            completed: True if the cell ran to its end. Then it has bound all names that it binds on
+                every path, even those the rank could not detect: small numbers, True and None are
+                the same object however often they are bound.
         """
         names = {*rebound, *(manifest.names.certain if completed else ())}
         with self._lock:
-            # once for all ranks: it looks at all bytes of the notebook's values
+            # Done once for all ranks, because it reads all bytes of the notebook's values.
             manifest.stored.update(
                 self.comparison.present(
                     names - manifest.fingerprints.keys() - manifest.stored.keys()
                 )
             )
-            known = {
+            fingerprints = {
                 name: manifest.fingerprints.get(name, manifest.stored.get(name)) for name in names
             }
-            self.bindings.bound(manifest, rank, known, deleted)
+            self.bindings.bound(manifest, rank, fingerprints, deleted)
             for bound_ranks, sent in manifest.sent:
                 if rank in bound_ranks:
                     self.links.bound(rank, sent)
 
     def gathered(self, types: Mapping[str, str], ranks: Iterable[int]) -> None:
-        """The notebook's present values of these names came from these ranks, which keep their own.
+        """Record that the notebook's values of these names came from these ranks.
+
+        The ranks keep their own values.
 
         Args:
-            types: name → type of the value on a rank.
+            types: maps each name to the type of the value on a rank.
         """
         with self._lock:
             self.assigned.brought(types)
@@ -272,7 +286,7 @@ class Shipper(Unpacking):
             self.comparison.gathered(types)
 
     def names(self) -> frozenset[str]:
-        """Names that the ranks hold, as far as is known."""
+        """Return the names that the ranks hold, as far as the notebook knows."""
         with self._lock:
             ranks = self.bindings.known()
             return frozenset(
@@ -280,30 +294,33 @@ class Shipper(Unpacking):
             )
 
     def cloned(self, names: Iterable[str], source: int, ranks: Iterable[int]) -> None:
-        """Note that these ranks have got a rank's own values of these names."""
+        """Record that these ranks received another rank's values of these names."""
         with self._lock:
             self.bindings.cloned(names, source, ranks)
 
     def forget(self, ranks: Iterable[int]) -> None:
-        """Forget what these ranks held: they were started again."""
+        """Forget what these ranks held, because they were restarted."""
         with self._lock:
             self.bindings.forget(ranks)
             self.links.forget(ranks)
 
     def reads(self, rank: int, digest: str, names: Mapping[str, Sequence[str]] | None) -> None:
-        """This rank says which global names its functions and classes read; `Reads.report`."""
+        """Record which global names a rank's functions and classes read; see `Reads.report`."""
         with self._lock:
             self.bindings.set_reads(rank, digest, names)
 
     def gone(self, rank: int, unlinked: Iterable[str], lost: Iterable[Sequence[int]]) -> None:
-        """This rank says what it holds no more of the objects that it made of the notebook's values; `Held.report`."""
+        """Record which objects of sent values a rank no longer holds; see `Held.report`."""
         with self._lock:
             self.links.gone(rank, unlinked, lost)
 
-    # -- steps -------------------------------------------------------------------------------------------------------
+    # -- steps -------------------------------------------------------------------------------------
 
     def _needs(self, request: ShippingRequest) -> Needs:
-        """The values that a run needs, with those of which ranks hold a part that must be the same object."""
+        """Return the values needed by a run.
+
+        This includes values that share objects with those, if ranks hold the shared objects.
+        """
         needs = self.collector.collect(request, self.comparison.read_by_functions(request))
         self.comparison.compare(request, needs)
         while related := self.collector.related(request, needs, self.links):
@@ -320,26 +337,28 @@ class Shipper(Unpacking):
         source: str,
         note: Callable[[str], None],
     ) -> None:
-        """Name what the notebook has changed in modules that the cell uses, and that no value brings along."""
+        """Report changes to modules that the cell uses and that no value carries to the ranks."""
         pickles = [value.pickled for value in needs.values.values()]
-        used = modules.union(*(each.packages | each.modules for each in pickles))
-        packages = frozenset(each.partition(".")[0] for each in used)
-        attributes = request.names.attributes.union(*(each.attributes for each in pickles))
+        used = modules.union(*(pickled.packages | pickled.modules for pickled in pickles))
+        packages = frozenset(module.partition(".")[0] for module in used)
+        attributes = request.names.attributes.union(*(pickled.attributes for pickled in pickles))
         tree = ast.parse(source)
         own = set_on_modules(tree, self.namespace, has_run=False)
         self.notes.set_on_modules(self.assigned.on_modules, modules, own, note)
-        reached_packages = packages | {each.partition(".")[0] for each in self.sources.imported}
+        reached_packages = packages | {module.partition(".")[0] for module in self.sources.imported}
         self.notes.settings(
             self.assigned.settings, reached_packages, settings(tree, self.namespace), note
         )
         calls = registrations(tree, self.namespace)
         self.notes.registered(self.assigned.registered, packages, calls, note)
         changed = class_attributes(tree, self.namespace)
-        reached = {each for each in self.assigned.on_classes if each.name in attributes}
+        reached = {
+            attribute for attribute in self.assigned.on_classes if attribute.name in attributes
+        }
         self.notes.set_on_classes(reached, packages, changed, note)
 
     def _load(self, request: ShippingRequest, needs: Needs, packed: Packed) -> Manifest:
-        """Write what is lacking, and make the orders."""
+        """Write the missing values and create the orders."""
         bundles = packed.bundles
         unbound = self.comparison.shadowed(request.ranks)
         environ = self._environ(request)
@@ -382,29 +401,29 @@ class Shipper(Unpacking):
                     no_room(problem, [(item.name, item.nbytes) for item in items])
                 ) from problem
             raise
-        for name in (
-            needs.staying
-        ):  # the ranks have not seen it: something equal that is assigned is new to them
+        # The ranks have not seen these values: an equal value assigned later is new to them.
+        for name in needs.staying:
             fingerprints.pop(name, None)
         manifest = Manifest(
             orders, writer.nbytes, items, fingerprints, stored, request.names, unbound, packed.sent
         )
         weakref.finalize(manifest, self.store.unpin, writer.keys).atexit = False
         self.index.set_needs(writer.needs, {*self.namespace, *request.temporary})
-        for each in (self.collector, self.comparison, self.notes, self.links):
-            each.forget_names(self.namespace)
+        for component in (self.collector, self.comparison, self.notes, self.links):
+            component.forget_names(self.namespace)
         return manifest
 
     def _environ(self, request: ShippingRequest) -> dict[str, str | None]:
-        """What the notebook has changed in its environment and some of the ranks have not got."""
+        """Return changed environment variables of the notebook that some ranks lack."""
         changed = assignments.changed_environment()
         secret = {name for name in changed if assignments.is_secret_variable(name)}
         if request.note is not None:
             self.notes.secret(secret, request.note)
-        # what was sent and is deleted, or again as it was when skymagic was loaded, is so on the ranks too
+        # A variable that was sent and has since been deleted, or reset to its value from when
+        # skymagic was loaded, is reset on the ranks too.
         restored = self.bindings.sent_environ(request.ranks) - changed.keys()
-        wanted = {
+        current = {
             **{name: value for name, value in changed.items() if name not in secret},
             **{name: os.environ.get(name) for name in restored},
         }
-        return self.bindings.lacking_environ(wanted, request.ranks)
+        return self.bindings.lacking_environ(current, request.ranks)
