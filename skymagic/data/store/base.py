@@ -1,4 +1,4 @@
-"""What the node's store and the remote store share: content addressing, reference counts, LRU eviction."""
+"""Base of the node and remote stores: content addressing, reference counts, LRU eviction."""
 
 from __future__ import annotations
 
@@ -12,24 +12,26 @@ from skymagic.data.store.device import DeviceBytes
 
 Buffer = bytes | bytearray | memoryview
 Content = Buffer | DeviceBytes
-"""Bytes of a value, wherever they lie."""
+"""Bytes of a value, in host memory or on a device."""
 
 
 class Store(ABC):
-    """Files by their content's hash: a `store.NodeStore` on this machine, or a `remote_store.RemoteStore` on others.
+    """Content-addressed files on this machine (`NodeStore`) or on other machines (`RemoteStore`).
 
-    A file is evicted and dropped only by the process that put it, and stays as long as it is pinned.
+    Only the process that put a file evicts or drops it. A pinned file is never evicted.
     """
 
     remote: ClassVar[bool]
-    """Whether to write a file costs much more than to hash a value first."""
+    """True if writing a file costs much more than hashing its value first."""
 
     def __init__(self, notify: Callable[[str], None] | None) -> None:
         self._notify = notify or (lambda sentence: None)
         self._files: dict[str, Any] = {}
-        """Key → what has a `name`, `nbytes`, and `used`: when it was last needed, in seconds of the monotonic clock."""
+        """By key: record with `name`, `nbytes`, and `used`, the monotonic time of its last use in
+        seconds.
+        """
         self._pins: dict[str, int] = {}
-        # Reentrant: the garbage collector may call `unpin` on a thread that holds it.
+        # Reentrant: the garbage collector may call `unpin` on a thread that holds the lock.
         self._lock = threading.RLock()
 
     @abstractmethod
@@ -40,52 +42,59 @@ class Store(ABC):
         nbytes: int,
         progress: Callable[[int], None] | None = None,
     ) -> str:
-        """Write one file from pieces that follow one another; what is here already is not written again.
+        """Write one file from consecutive pieces, unless its contents are stored already.
 
         Args:
-            key: the content's hash where it is known. What counts is what was written: a value that another thread
-                changes meanwhile is stored, whole, under the hash of the bytes that were read.
-            nbytes: the sum of the pieces' lengths, in bytes.
-            progress: called now and then with the bytes written so far.
+            key: the content's hash if it is known. The bytes written decide: if another thread
+                changes the value meanwhile, it is stored completely under the hash of the bytes
+                that were read.
+            nbytes: total length of the pieces in bytes.
+            progress: called at intervals with the bytes written so far.
 
         Returns:
             The key of the file.
 
         Raises:
-            OSError: there is no room, on disk neither.
+            OSError: neither memory nor disk has space left.
             PoolError: a node cannot be reached.
         """
 
     @abstractmethod
     def drop(self, keys: Iterable[str]) -> None:
-        """Unlink these files; what is mapped stays mapped. Unknown keys are ignored."""
+        """Unlink these files; existing mappings stay valid. Unknown keys are ignored."""
 
     @abstractmethod
     def take(self, name: str, node: int = 0) -> memoryview:
-        """The bytes of a file that a rank of a node has given, which is unlinked there.
+        """Return the bytes of a file that a rank of a node gave, and unlink it there.
 
         Raises:
-            FileNotFoundError: it was taken before.
+            FileNotFoundError: the file was taken before.
             PoolError: the node cannot be reached.
         """
 
     @abstractmethod
     def discard(self, name: str, node: int = 0) -> None:
-        """Unlink a file that a rank of a node has given and that nobody wants; twice is safe."""
+        """Unlink a file that a rank of a node gave and that is not needed; safe to call twice."""
 
     @abstractmethod
     def close(self) -> None:
-        """Unlink all files that this store has put; twice is safe. The directory itself is its maker's."""
+        """Unlink all files that this store has put; safe to call twice.
+
+        The directory itself belongs to its creator.
+        """
 
     def unsent(self, data: Content) -> int:
-        """Bytes that move when this is put and is not here: all of it, or the pieces that no file here has."""
+        """Return the number of bytes to transfer if this is put and not stored yet.
+
+        That is all of it, or the pieces that no stored file contains.
+        """
         return len(data)
 
     def settle(self) -> None:  # noqa: B027 - a node's own store has nothing to wait for
-        """Wait until what was put is where the ranks are.
+        """Wait until everything that was put has reached the ranks' nodes.
 
         Raises:
-            OSError: a node has no room.
+            OSError: a node has no space left.
             PoolError: a node cannot be reached, or values do not get through to it.
         """
 
@@ -93,7 +102,7 @@ class Store(ABC):
         """Announce files (name, node) that will be taken or discarded soon."""
 
     def missing(self, keys: Iterable[str]) -> list[str]:
-        """The keys of which there is no file, in the order given; the others count as used."""
+        """Return the keys without a file, in the order given, and mark the others as used."""
         with self._lock:
             now = time.monotonic()
             missing = []
@@ -106,21 +115,21 @@ class Store(ABC):
             return missing
 
     def name(self, key: str) -> str:
-        """The name of a file that is here, the same on every node: what a rank needs to map it."""
+        """Return the name of a stored file, which ranks use to map it; the same on every node."""
         return str(self._files[key].name)
 
     def keys(self) -> frozenset[str]:
-        """Keys of all files that are here."""
+        """Return the keys of all stored files."""
         return frozenset(self._files)
 
     def pin(self, keys: Iterable[str]) -> None:
-        """Keep these from eviction until ``unpin``; pins are counted."""
+        """Protect these files from eviction until `unpin`; pins are counted."""
         with self._lock:
             for key in keys:
                 self._pins[key] = self._pins.get(key, 0) + 1
 
     def unpin(self, keys: Iterable[str]) -> None:
-        """Take one pin off each key."""
+        """Remove one pin from each key."""
         with self._lock:
             for key in keys:
                 count = self._pins.pop(key, 0) - 1
@@ -128,15 +137,17 @@ class Store(ABC):
                     self._pins[key] = count
 
     def pinned(self, key: str) -> bool:
-        """Whether somebody still needs this file."""
+        """Return True if the file is still needed."""
         return key in self._pins
 
     def _victims(self, keys: Iterable[str], room: float, nbytes: int) -> list[str] | None:
-        """Which of these files to evict, the least recently used first, so that a value fits; None if that does not help.
+        """Choose files to evict so that a value fits, least recently used first.
+
+        Return None if evicting all of them would not be enough.
 
         Args:
-            room: bytes that are free.
-            nbytes: bytes that are needed.
+            room: free space in bytes.
+            nbytes: required space in bytes.
         """
         victims = []
         for key in sorted(

@@ -1,7 +1,8 @@
-"""Where the parts of values are: the format of a bundle, the same on the way out and back, and the content index of a store.
+"""The bundle format, the same in both directions, and the content index of a store.
 
-A bundle is one pickle. Each of its parts is either inline, as base64 text, or ``[file, offset, length]`` in a file of a store. A bundle
-says so as plain values, the parts of the pickle stream under ``header`` and the out-of-band ones under ``buffers``::
+A bundle is one pickle. Each of its parts is either inline, as base64 text, or `[file, offset,
+length]` in a file of a store. A bundle lists its parts as plain values, those of the pickle stream
+under `header` and the out-of-band ones under `buffers`::
 
     {"header": ["gASV…"], "buffers": [[0, 0, 400000000], [0, 400000000, 2400]]}
 """
@@ -20,7 +21,7 @@ from skymagic.data.store.device import DeviceBytes
 from skymagic.data.store.store import LARGE, digest
 
 INLINE = 64 << 10
-"""Parts that are together shorter than this many bytes are inline."""
+"""Parts are inline if they are shorter than this many bytes together."""
 
 _ALIGN = 64
 
@@ -28,15 +29,17 @@ Location = str | list[int]
 
 
 def inline(part: Content) -> str:
-    """The location of a part that needs no file."""
+    """Return the location of a part that needs no file."""
     return base64.b64encode(bytes(part)).decode()
 
 
 def align(parts: Sequence[Content]) -> tuple[list[Content], list[int], int]:
-    """Parts one after the other in a file, each at a multiple of 64 bytes, as vector instructions and torch like it.
+    """Lay out parts one after the other in a file, each at a multiple of 64 bytes.
+
+    Vector instructions and torch prefer this alignment.
 
     Returns:
-        What to write, the offset of each part, and the length of all in bytes.
+        The pieces to write, the offset of each part, and the total length in bytes.
     """
     pieces: list[Content] = []
     offsets: list[int] = []
@@ -52,13 +55,13 @@ def align(parts: Sequence[Content]) -> tuple[list[Content], list[int], int]:
 def write_parts(
     parts: Sequence[Content], give: Callable[[list[Content], int], str]
 ) -> tuple[str | None, list[Location]]:
-    """Write what is not inline into one file.
+    """Write the parts that are not inline to one file.
 
     Args:
-        give: writes pieces of a length in all, and says the file's name.
+        give: writes pieces of a total length, and returns the file's name.
 
     Returns:
-        The file's name, None where none was needed, and the location of each part.
+        The file's name, or None if none was needed, and the location of each part.
     """
     short = [len(part) < INLINE for part in parts]
     if sum(len(part) for part, is_short in zip(parts, short, strict=True) if is_short) >= INLINE:
@@ -66,25 +69,29 @@ def write_parts(
     filed = [part for part, is_short in zip(parts, short, strict=True) if not is_short]
     pieces, offsets, nbytes = align(filed)
     name = give(pieces, nbytes) if filed else None
-    rest = iter(offsets)
+    remaining_offsets = iter(offsets)
     return name, [
-        inline(part) if is_short else [0, next(rest), len(part)]
+        inline(part) if is_short else [0, next(remaining_offsets), len(part)]
         for part, is_short in zip(parts, short, strict=True)
     ]
 
 
 def part_fields(locations: Sequence[Location], header_parts: int) -> dict[str, Any]:
-    """The bundle of parts at these locations, of which so many are the pickle stream."""
+    """Return a bundle's fields for the parts at these locations.
+
+    Args:
+        header_parts: number of leading parts that form the pickle stream.
+    """
     return {"header": list(locations[:header_parts]), "buffers": list(locations[header_parts:])}
 
 
 def read_parts(
     bundle: Mapping[str, Any], open_file: Callable[[int], memoryview]
 ) -> tuple[list[Buffer], list[Buffer]]:
-    """Header and buffers of a bundle.
+    """Return header and buffers of a bundle.
 
     Args:
-        open_file: the bytes of the file with this number, as new memory at each call.
+        open_file: returns the bytes of the file with this number, as new memory at each call.
     """
     files: dict[int, memoryview] = {}
     used: set[tuple[int, int]] = set()
@@ -93,13 +100,13 @@ def read_parts(
         if isinstance(location, str):
             return bytearray(base64.b64decode(location))
         number, offset, nbytes = location
-        # Equal arrays lie in one place; each gets memory of its own, for they are not the same array.
+        # Equal arrays have the same location. Each gets separate memory, as distinct arrays.
         if number not in files or (number, offset) in used:
             files[number] = open_file(number)
         used.add((number, offset))
         return files[number][offset : offset + nbytes]
 
-    return [part(each) for each in bundle["header"]], [part(each) for each in bundle["buffers"]]
+    return [part(entry) for entry in bundle["header"]], [part(entry) for entry in bundle["buffers"]]
 
 
 # -- the content index -----------------------------------------------------------------------------
@@ -111,23 +118,23 @@ _SAMPLED = 64
 
 
 class FileExtent(NamedTuple):
-    """Consecutive bytes of a file: where a part is."""
+    """Consecutive bytes of a file that hold a part."""
 
     key: str
-    """The file's content hash."""
+    """Content hash of the file."""
     offset: int
     nbytes: int
 
 
 @dataclass
 class Part:
-    """A piece of a pickled value."""
+    """Piece of a pickled value."""
 
     data: Content
     blob: bool
-    """Whether it is found again by its content; the others are small and travel with the orders."""
+    """True if it is deduplicated by its content; other parts are small and go with the orders."""
     hash: str | None = None
-    """The content's hash, of a blob; None until it is needed."""
+    """Content hash of a blob; None until it is needed."""
 
     @property
     def nbytes(self) -> int:
@@ -136,23 +143,23 @@ class Part:
 
 
 class ContentIndex:
-    """Deduplicates parts of values in one store, and removes the files that no name needs any more."""
+    """Deduplicates parts of values in one store, and removes files that no name needs any more."""
 
     def __init__(self, store: Store) -> None:
         self.store = store
         self._extents: dict[str, FileExtent] = {}
-        self._samples: set[bytes] = set()  # samples of the large parts that were put
+        self._samples: set[bytes] = set()  # samples of large parts that were put
         self._devices: dict[tuple[int, int], tuple[tuple[object, ...] | None, str]] = {}
-        """By the place of a device's bytes: `DeviceBytes.mark`, and the content's hash."""
+        """By address and length of device memory: `DeviceBytes.mark`, and the content hash."""
         self._needs: dict[str, frozenset[str]] = {}
         self._gone: frozenset[str] = frozenset()
 
     def identify(self, parts: Iterable[Part], *, lazily: bool = False) -> bool:
-        """Hash the blobs among the parts; whether all have a hash now.
+        """Hash the blobs among the parts, and return True if all of them have a hash now.
 
         Args:
-            lazily: leave out large blobs whose sample was never here: they cannot be here, and are hashed as they are
-                written.
+            lazily: True to skip large blobs with an unknown sample: they cannot be stored yet, and
+                are hashed while they are written.
         """
         complete = True
         for part in parts:
@@ -166,7 +173,10 @@ class ContentIndex:
         return complete
 
     def _identify_on_device(self, part: Part, data: DeviceBytes, lazily: bool) -> bool:
-        """Hash a device's bytes, with one copy where they have changed and none where they have not; whether there is a hash."""
+        """Hash bytes on a device, and return True if they have a hash now.
+
+        They are copied once if they changed, and not at all otherwise.
+        """
         if part.nbytes < LARGE:
             part.data = data.read()
             part.hash = digest([part.data])
@@ -182,16 +192,16 @@ class ContentIndex:
             part.hash = digest([part.data])
             self._devices[data.place] = (mark, part.hash)
         else:
-            self.put(part)  # hashed as it is written: the next sweep takes what nobody needs
+            self.put(part)  # hashed while written; the next sweep removes it if it is not needed
         return True
 
     def expect(self, parts: Iterable[Part]) -> None:
-        """Hash parts that will be put, where sending them costs much more than that."""
+        """Hash parts that will be put, if sending them costs much more than hashing."""
         if self.store.remote:
             self.identify(part for part in parts if part.blob and part.nbytes >= LARGE)
 
     def to_send(self, parts: Iterable[Part]) -> dict[str, Part]:
-        """Content and part of the large parts that must be sent, after they were expected."""
+        """Return the large parts that must be sent, by content hash; call `expect` first."""
         return {
             part.hash: part
             for part in parts
@@ -199,15 +209,14 @@ class ContentIndex:
         }
 
     def find(self, part: Part) -> FileExtent | None:
-        """Where a part with this content lies, if it is here."""
+        """Return the location of a part with this content if it is stored."""
         extent = self._extents.get(part.hash or "")
         return extent if extent is not None and not self.store.missing([extent.key]) else None
 
     def put(self, part: Part, progress: Callable[[int], None] | None = None) -> FileExtent:
-        """Write a large part as a file of its own; its hash becomes that of the bytes that were written."""
-        mark = (
-            part.data.mark if isinstance(part.data, DeviceBytes) else None
-        )  # before its bytes are read
+        """Write a large part as a separate file, and set its hash to that of the written bytes."""
+        # Taken before the bytes are read: a change during the read must alter the mark.
+        mark = part.data.mark if isinstance(part.data, DeviceBytes) else None
         key = self.store.put(part.hash, [part.data], part.nbytes, progress)
         part.hash = key
         if isinstance(part.data, DeviceBytes):
@@ -218,7 +227,7 @@ class ContentIndex:
         return extent
 
     def pack(self, parts: Iterable[Part]) -> list[FileExtent]:
-        """Write parts one after the other into one file."""
+        """Write parts one after the other to one file."""
         parts = list(parts)
         pieces, offsets, nbytes = align([part.data for part in parts])
         key = self.store.put(None, pieces, nbytes)
@@ -235,12 +244,13 @@ class ContentIndex:
         return extents
 
     def set_needs(self, needs: Mapping[str, frozenset[str]], names: Iterable[str]) -> None:
-        """Note which files the values of names need now, and drop the files that none does.
+        """Record which files the values of names need now, and drop files that are not needed.
 
-        A name that the notebook has lost keeps its files for one more cell: it may come back as another name.
+        A name deleted in the notebook keeps its files for one more cell: the value may return under
+        another name.
 
         Args:
-            needs: name → files, for the names that have new values.
+            needs: files by name, for names with new values.
             names: all names of the notebook.
         """
         self._needs.update(needs)
@@ -251,22 +261,25 @@ class ContentIndex:
         self.sweep()
 
     def sweep(self) -> None:
-        """Unlink the files that neither a name nor a manifest on its way needs."""
+        """Unlink files that are needed neither by a name nor by a manifest in progress."""
         needed = frozenset().union(*self._needs.values())
-        here = self.store.keys()
-        if unneeded := [key for key in here - needed if not self.store.pinned(key)]:
+        stored = self.store.keys()
+        if unneeded := [key for key in stored - needed if not self.store.pinned(key)]:
             self.store.drop(unneeded)
-        here = self.store.keys()
+        stored = self.store.keys()
         self._extents = {
-            content: extent for content, extent in self._extents.items() if extent.key in here
+            content: extent for content, extent in self._extents.items() if extent.key in stored
         }
         self._devices = {
-            place: known for place, known in self._devices.items() if known[1] in self._extents
+            place: entry for place, entry in self._devices.items() if entry[1] in self._extents
         }
 
 
 def _sample(data: Buffer) -> bytes:
-    """A hash of a few bytes from all over: contents where it differs are different ones."""
+    """Return a hash of a few bytes spread over the data.
+
+    Different samples mean different contents.
+    """
     view = memoryview(data)
     step = view.nbytes // _SAMPLES
     picked = b"".join(view[start : start + _SAMPLED] for start in range(0, view.nbytes, step))

@@ -1,11 +1,11 @@
-"""Memory of a GPU on its way into host memory: double buffering with pinned buffers, on a CUDA stream of its own.
+"""Copy GPU memory to the host: double buffering with pinned buffers on a separate CUDA stream.
 
-While one buffer is written and hashed, the next is filled::
+While one buffer is written and hashed, the next one is filled::
 
     GPU ──copy on a side stream──▶ pinned buffer 0 ─┐
                                    pinned buffer 1 ─┴─▶ hash, file of a store
 
-torch is never imported here: memory of a GPU has brought it in.
+torch is never imported here: if there is GPU memory, it is loaded already.
 """
 
 from __future__ import annotations
@@ -20,15 +20,18 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 STAGE = 64 << 20
-"""Bytes of each pinned buffer: large enough that the copies run at the bus's full speed."""
+"""Size of each pinned buffer in bytes: large enough for copies at full bus speed."""
 
 
 class DeviceBytes:
-    """Bytes on a device, copied only when somebody reads them. No buffer protocol: reading them by mistake raises.
+    """Bytes on a device that are copied only when they are read.
+
+    They have no buffer protocol, so that reading them by mistake raises.
 
     Args:
-        memory: a one-dimensional uint8 tensor on the device.
-        versions: torch's version counters of the tensors that look at this memory; more may be added. None: not counted.
+        memory: one-dimensional uint8 tensor on the device.
+        versions: torch's version counters of the tensors with this memory; more may be added. None
+            stands for a tensor without a counter.
     """
 
     def __init__(self, memory: Any, versions: list[int | None]) -> None:
@@ -47,7 +50,7 @@ class DeviceBytes:
         return int(self.memory.data_ptr()), len(self)
 
     def read(self) -> memoryview:
-        """A copy in host memory."""
+        """Return a copy in host memory."""
         copy = memoryview(bytearray(len(self)))
         done = 0
         for piece in host_pieces([self]):
@@ -57,27 +60,31 @@ class DeviceBytes:
 
     @functools.cached_property
     def mark(self) -> tuple[object, ...] | None:
-        """When it was asked for first; changes when the contents do, without copying them: address, version counters, and sums that the device makes.
+        """Value that changes when the contents do, computed on first access without copying them.
 
-        Version counters miss writes through ``.data`` and by custom kernels. Sums of rows and of columns of the memory as a
-        matrix of words see those; sums of rows alone would miss a new permutation. None: it cannot be said.
+        It consists of the address, version counters, and sums computed by the device. Version
+        counters miss writes through `.data` and by custom kernels. Sums of rows and of columns,
+        with the memory as a matrix of words, detect those; sums of rows alone would miss some
+        permutations. None if it cannot be computed.
         """
         torch = sys.modules["torch"]
-        words, offset = len(self) // 8, self.memory.storage_offset()
-        if None in self.versions or words < 4 or offset % 8:
+        word_count, offset = len(self) // 8, self.memory.storage_offset()
+        if None in self.versions or word_count < 4 or offset % 8:
             return None
-        width = math.isqrt(words)
+        width = math.isqrt(word_count)
         square = (
-            self.memory[: words * 8].view(torch.int64)[: words // width * width].view(-1, width)
+            self.memory[: word_count * 8]
+            .view(torch.int64)[: word_count // width * width]
+            .view(-1, width)
         )
-        rest = self.memory[square.numel() * 8 :].to(torch.int64)
-        sums = torch.cat([square.sum(0), square.sum(1), rest]).cpu()
+        remainder = self.memory[square.numel() * 8 :].to(torch.int64)
+        sums = torch.cat([square.sum(0), square.sum(1), remainder]).cpu()
         address = sums.data_ptr()
         return *self.place, tuple(self.versions), ctypes.string_at(address, sums.numel() * 8)
 
 
 class _StandIn(bytearray):
-    """What a pickle stream refers to in place of a device's bytes."""
+    """Placeholder in a pickle stream for bytes on a device."""
 
     def __init__(self, of: DeviceBytes) -> None:
         super().__init__(1)
@@ -85,21 +92,22 @@ class _StandIn(bytearray):
 
 
 def out_of_band(data: DeviceBytes) -> pickle.PickleBuffer:
-    """For the pickler: a buffer from which `behind` finds the device's bytes."""
+    """Return a buffer for the pickler that stands for a device's bytes; see `behind`."""
     return pickle.PickleBuffer(_StandIn(data))
 
 
 def behind(buffer: memoryview) -> DeviceBytes | None:
-    """The device's bytes that a pickled buffer stands for; None for memory of the host."""
+    """Return the device's bytes that a pickled buffer stands for, or None for host memory."""
     return buffer.obj.of if isinstance(buffer.obj, _StandIn) else None
 
 
 def host_pieces(
     pieces: Iterable[bytes | bytearray | memoryview | DeviceBytes],
 ) -> Iterator[memoryview]:
-    """All pieces as memory of the host; a piece of a device's is valid until the next one is asked for.
+    """Iterate over all pieces as host memory.
 
-    A chunk's copy begins before the chunk ahead of it is handed out, so that two buffers suffice.
+    A piece from a device is valid until the next one is requested. The copy of a chunk starts
+    before the previous chunk is yielded, so two buffers suffice.
     """
     staging: _Staging | None = None
     waiting: Callable[[], memoryview] | None = None
@@ -117,21 +125,22 @@ def host_pieces(
                     waiting = None
                 staging = _Staging(piece.memory)
             for start in range(0, len(piece), STAGE):
-                begun = staging.begin(piece.memory[start : start + STAGE])
+                started = staging.begin(piece.memory[start : start + STAGE])
                 if waiting is not None:
                     yield waiting()
-                waiting = begun
+                waiting = started
         if waiting is not None:
             yield waiting()
     finally:
         if staging is not None:
-            staging.end()  # memory of the device may be freed from here on
+            staging.end()  # the device's memory may be freed after this
 
 
 class _Staging:
-    """Two buffers of the host, filled in turn from one device.
+    """Two host buffers that are filled alternately from one device.
 
-    Pinned, and on a stream of its own, where CUDA is; from any other device a copy is made at once.
+    With CUDA they are pinned and filled on a separate stream. From any other device each copy is
+    synchronous.
     """
 
     def __init__(self, memory: Any) -> None:
@@ -145,7 +154,7 @@ class _Staging:
             self._stream.wait_stream(torch.cuda.current_stream(self.device))
 
     def begin(self, chunk: Any) -> Callable[[], memoryview]:
-        """Start copying a chunk; returns what waits for the copy."""
+        """Start copying a chunk, and return a function that waits for the copy."""
         self._turn = 1 - self._turn
         nbytes = chunk.numel()
         target = self._buffer(nbytes)[:nbytes]
@@ -165,12 +174,12 @@ class _Staging:
         return finished
 
     def end(self) -> None:
-        """Wait for what was begun."""
+        """Wait for the copies that were started."""
         if self._stream is not None:
             self._stream.synchronize()
 
     def _buffer(self, nbytes: int) -> Any:
-        """This turn's buffer; torch keeps pinned memory that is let go of, and gives it again."""
+        """Return the next buffer; torch caches freed pinned memory and reuses it."""
         if self._buffers[self._turn] is None or self._buffers[self._turn].numel() < nbytes:
             size = min(STAGE, 1 << max(nbytes - 1, 1).bit_length())
             self._buffers[self._turn] = self._torch.empty(

@@ -1,8 +1,8 @@
-"""The node store: a private directory of files that one process writes once and every rank of the node maps.
+"""The node store: a private directory of files that one process writes once and every rank maps.
 
-A file is named by its content (xxh3-128) behind a nonce that only this store knows, so that names cannot be guessed
-and equal contents need one file. Shared memory holds the files as long as it has room; what does not fit goes to a
-directory on disk beside it.
+A file's name is its content hash (xxh3-128) after a nonce known only to this store, so that names
+cannot be guessed and equal contents need one file. Files are kept in shared memory as long as there
+is space; the others go to a directory on disk.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from skymagic.data.store.base import Content, Store
 from skymagic.data.store.device import host_pieces
 
 LARGE = 1 << 20
-"""Bytes from which a part of a value is worth a file of its own."""
+"""Parts of a value with at least this many bytes are stored in separate files."""
 
 SHARE = 0.5
-"""The part of a file system's free space that a store may fill."""
+"""Fraction of a file system's free space that a store may fill."""
 
 OVERFLOW = ".overflow"
-"""A link in a store to the directory on disk."""
+"""Name of the link in a store to its directory on disk."""
 
 _TOLD = 1 << 25
 _SHARED_MEMORY = Path("/dev/shm")
@@ -39,16 +39,16 @@ _SHARED_MEMORY = Path("/dev/shm")
 
 @dataclass
 class _File:
-    """One stored file."""
+    """Record of a stored file."""
 
     name: str
     nbytes: int
     used: float = field(default_factory=time.monotonic)
-    """When it was last asked for, in seconds of the monotonic clock."""
+    """Monotonic time of the last use in seconds."""
 
 
 def digest(pieces: Iterable[Content]) -> str:
-    """The xxh3-128 of all pieces as one stream, in hex."""
+    """Return the xxh3-128 hash of all pieces as one stream, in hexadecimal."""
     import xxhash
 
     state = xxhash.xxh3_128()
@@ -58,7 +58,10 @@ def digest(pieces: Iterable[Content]) -> str:
 
 
 def create(parent: str | os.PathLike[str] | None = None) -> str:
-    """A new private directory for a store: in shared memory where that is writable, else in the temp directory."""
+    """Create a private directory for a store.
+
+    It is in shared memory if that is writable, otherwise in the temp directory.
+    """
     root = Path(parent) if parent is not None else _SHARED_MEMORY
     if not os.access(root, os.W_OK | os.X_OK):
         root = Path(tempfile.gettempdir())
@@ -66,9 +69,10 @@ def create(parent: str | os.PathLike[str] | None = None) -> str:
 
 
 def overflow(directory: str | os.PathLike[str]) -> Path:
-    """Where a store at ``directory`` has put what did not fit there; a path that does not exist where all did.
+    """Return the directory on disk with the files that did not fit into the store at `directory`.
 
-    A link in the store names it, for the temp directory may be another one by now, and its name cannot be guessed.
+    The returned path does not exist if all files did fit. The directory is found by a link in the
+    store, because the temp directory may have changed since, and its name cannot be guessed.
     """
     try:
         return (Path(directory) / OVERFLOW).readlink()
@@ -77,38 +81,44 @@ def overflow(directory: str | os.PathLike[str]) -> Path:
 
 
 def make_overflow(directory: str | os.PathLike[str]) -> Path:
-    """The folder of `overflow`, made where there is none; every process that uses the store gets the same one."""
+    """Return the directory of `overflow`, creating it if necessary.
+
+    Every process that uses the store gets the same one.
+    """
     link = Path(directory) / OVERFLOW
-    while not (found := overflow(directory)).is_dir():
-        made = Path(tempfile.mkdtemp(prefix=f"{Path(directory).name}-overflow-"))
+    while not (target := overflow(directory)).is_dir():
+        created = Path(tempfile.mkdtemp(prefix=f"{Path(directory).name}-overflow-"))
         try:
-            link.symlink_to(made)
-        except FileExistsError:  # another process was faster, or what it led to is gone
-            made.rmdir()
+            link.symlink_to(created)
+        except FileExistsError:  # another process was faster, or the link's target is gone
+            created.rmdir()
             if not overflow(directory).is_dir():
                 link.unlink(missing_ok=True)
-    private(found)
-    return found
+    private(target)
+    return target
 
 
 def remove(directory: str | os.PathLike[str]) -> None:
-    """Delete a store's directory and its overflow, whoever wrote them; twice is safe."""
+    """Delete a store's directory and its overflow, including files of other processes.
+
+    Safe to call twice.
+    """
     shutil.rmtree(overflow(directory), ignore_errors=True)
     shutil.rmtree(directory, ignore_errors=True)
 
 
 class NodeStore(Store):
-    """The files of one directory, content-addressed.
+    """Content-addressed files in one directory.
 
     Every process may open a store on the directory.
 
     Args:
-        directory: made with mode 0700 when it does not exist.
-        share: the part of the free space that may be filled, 0 to 1.
-        notify: called with one sentence when files are evicted or written to disk instead.
+        directory: created with mode 0700 if it does not exist.
+        share: fraction of the free space that may be filled, 0 to 1.
+        notify: called with one sentence when files are evicted, or written to disk instead.
 
     Raises:
-        PermissionError: the directory belongs to another user or is open to others.
+        PermissionError: the directory belongs to another user or is accessible to others.
     """
 
     remote = False
@@ -150,27 +160,27 @@ class NodeStore(Store):
         return key
 
     def read(self, name: str) -> Iterator[bytes]:
-        """A file's bytes, for sending elsewhere: in pieces of `LARGE` bytes."""
+        """Iterate over a file's bytes in pieces of `LARGE` bytes, to send them elsewhere."""
         with self.path(name).open("rb", buffering=0) as file:
             while piece := file.read(LARGE):
                 yield piece
 
     def path(self, name: str) -> Path:
-        """Where the file of that name lies."""
+        """Return the path of the file with this name."""
         if os.sep in name or name.startswith("."):
             raise ValueError(f"not a name of this store: {name!r}")
         path = self.directory / name
         return path if path.exists() else overflow(self.directory) / name
 
     def map(self, name: str) -> memoryview:
-        """The file's bytes, mapped privately: writable, seen by nobody else, shared until written.
+        """Map a file privately: writable, invisible to other processes, and shared until written.
 
-        The mapping lives as long as something holds the view or a slice of it; no descriptor stays open.
+        The mapping lives as long as the view or a slice of it; no descriptor stays open.
         """
         return map_private(self.path(name))
 
     def give(self, pieces: Iterable[Content], nbytes: int) -> str:
-        """Write a file for another process, which unlinks it with ``take``; returns its name."""
+        """Write a file for another process, which unlinks it with `take`, and return its name."""
         with self._lock:
             key = self.put(None, pieces, nbytes)
             file = self._files.pop(key)
@@ -196,7 +206,7 @@ class NodeStore(Store):
                     self.path(file.name).unlink(missing_ok=True)
 
     def move(self, directory: str | os.PathLike[str]) -> None:
-        """Another directory from now on, with no files yet: that of an agent in the place of one that ended."""
+        """Switch to another, empty directory: that of a new agent that replaces one that ended."""
         private(Path(directory))
         with self._lock:
             self._files.clear()
@@ -206,40 +216,46 @@ class NodeStore(Store):
         self.drop(list(self._files))
 
     def _place(self, nbytes: int) -> Path:
-        """Where a file of this size goes; evicts what is too much."""
+        """Return the directory for a file of this size, evicting others if necessary."""
         if self._room(self.directory, nbytes):
             return self.directory
         return self._spill(nbytes)
 
     def _spill(self, nbytes: int) -> Path:
-        """The directory on disk, made when it is needed first."""
+        """Return the directory on disk, creating it when it is first needed."""
         directory = make_overflow(self.directory)
         self._notify(
-            f"{nbytes / 1e6:,.0f} MB do not fit in {self.directory.parent}: kept on disk, in {directory.parent}"
+            f"{nbytes / 1e6:,.0f} MB do not fit in {self.directory.parent}: "
+            f"kept on disk, in {directory.parent}"
         )
         return directory
 
     def _room(self, directory: Path, nbytes: int) -> bool:
-        """Whether a file fits, after evicting the files that were not asked for the longest."""
+        """Return True if a file fits, after evicting the least recently used files."""
         with self._lock:
-            here = {
+            files = {
                 key: file for key, file in self._files.items() if (directory / file.name).exists()
             }
-            ours = sum(file.nbytes for file in here.values())
-            room = (available(directory) + ours) * self.share - ours
-            evicted = self._victims(here, room, nbytes)
+            used_bytes = sum(file.nbytes for file in files.values())
+            room = (available(directory) + used_bytes) * self.share - used_bytes
+            evicted = self._victims(files, room, nbytes)
             if evicted is None:
                 return False
             if evicted:
                 self.drop(evicted)
                 self._notify(
-                    f"the node store is full: {len(evicted)} of its oldest values will be sent again when used"
+                    f"the node store is full: {len(evicted)} of its oldest values "
+                    "will be sent again when used"
                 )
             return True
 
 
 def private(directory: Path) -> None:
-    """Make the directory for this user alone, or make sure that it is."""
+    """Create the directory for this user alone, or check that it is private.
+
+    Raises:
+        PermissionError: it belongs to another user or is accessible to others.
+    """
     directory.mkdir(mode=0o700, parents=False, exist_ok=True)
     status = directory.lstat()
     if (
@@ -251,25 +267,28 @@ def private(directory: Path) -> None:
 
 
 def available(directory: Path) -> int:
-    """Bytes that a user may still write to the file system of a directory."""
+    """Return the bytes that a user may still write to the directory's file system."""
     status = os.statvfs(directory)
     return status.f_bavail * status.f_frsize
 
 
-# -- a file that is being written ------------------------------------------------------------------
+# -- files while they are written ------------------------------------------------------------------
 
 
 STEP = 1 << 18
-"""Bytes copied, hashed and written at a time: small enough to stay in the processor's cache, where hashing is free."""
+"""Bytes to copy, hash and write at a time.
+
+This fits into the processor's cache, where hashing costs nothing extra.
+"""
 
 
 class Partial:
-    """A file that has no name to be found by until it is complete; hashed as it is written.
+    """File with a temporary name until it is complete; hashed while it is written.
 
     Args:
-        directory: where it goes.
-        spill: makes another directory when this one is full.
-        prefix: of its name until then, for those who look for what was left.
+        directory: directory of the file.
+        spill: creates another directory when this one is full.
+        prefix: prefix of the temporary name, used to find leftovers.
     """
 
     def __init__(self, directory: Path, spill: Callable[[], Path], prefix: str = "") -> None:
@@ -290,8 +309,8 @@ class Partial:
         self._path.unlink(missing_ok=True)
 
     def write(self, view: memoryview) -> None:
-        """Append at most STEP bytes."""
-        # The copy is what makes hash and file agree while other threads write to the value.
+        """Append at most `STEP` bytes."""
+        # Copy first, so that hash and file agree even if other threads write to the value.
         copy = self._scratch[: view.nbytes]
         copy[:] = view
         self._hash.update(copy)
@@ -305,15 +324,15 @@ class Partial:
                 self._move(self._spill())
 
     def key(self) -> str:
-        """The hash of what was written so far."""
+        """Return the hash of the bytes written so far."""
         return str(self._hash.hexdigest())
 
     def read(self, offset: int, nbytes: int) -> bytes:
-        """What was written, from an offset on."""
+        """Return written bytes from an offset on."""
         return os.pread(self._descriptor, nbytes, offset)
 
     def finish(self, name: str) -> None:
-        """Give the file its name."""
+        """Rename the file to its final name."""
         self._path.rename(self._path.with_name(name))
 
     def _open(self, directory: Path) -> None:
@@ -321,7 +340,7 @@ class Partial:
         self._descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
 
     def _move(self, directory: Path) -> None:
-        """Go on in another directory, with what there is."""
+        """Continue in another directory, with the bytes written so far."""
         descriptor, path = self._descriptor, self._path
         self._spill = None
         try:
@@ -341,7 +360,7 @@ _MUCH = 1 << 26
 
 
 def map_private(path: Path) -> memoryview:
-    """A file's bytes as a writable private mapping, without a descriptor that stays open."""
+    """Return a file's bytes as a writable private mapping, without keeping a descriptor open."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         nbytes = os.fstat(descriptor).st_size
@@ -356,7 +375,8 @@ _MAP_PRIVATE = 2
 
 @cache
 def _libc() -> ctypes.CDLL:
-    # Before Python 3.13 a mmap object keeps a duplicate of the descriptor: a rank with a thousand arrays would run out.
+    # Before Python 3.13 an mmap object keeps a duplicate of the descriptor: a rank with a thousand
+    # arrays would run out of descriptors.
     libc = ctypes.CDLL(None, use_errno=True)
     libc.mmap.restype = ctypes.c_void_p
     libc.mmap.argtypes = [
@@ -382,12 +402,12 @@ def _map(descriptor: int, nbytes: int) -> memoryview:
 
 
 def _unmap(address: int, nbytes: int) -> None:
-    """Give memory back; much of it takes a while, for which nobody needs to wait."""
+    """Unmap memory, in the background if it is large, because that takes a while."""
     if nbytes >= _MUCH:
         try:
-            # Not threading.Thread: its locks may be held by whoever is interrupted by this finalizer.
+            # Not threading.Thread: the code that this finalizer interrupts may hold its locks.
             _thread.start_new_thread(_libc().munmap, (address, nbytes))
             return
-        except RuntimeError:  # the interpreter is ending
+        except RuntimeError:  # the interpreter is shutting down
             pass
     _libc().munmap(address, nbytes)
