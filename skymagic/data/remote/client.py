@@ -1,4 +1,4 @@
-"""The notebook's connection to one node's value server: messages and raw bytes out, answers and files in."""
+"""Connection to one node's value server: send messages and bytes, receive replies and files."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from skymagic.wire.codec import Transport
 from skymagic.wire.store import Heartbeat, Read, ReadChunk, ReadReply, Ready, Settings, StoreMessage
 
 START_TIMEOUT = 60.0
-"""Seconds that a value server may take to say that it is ready."""
+"""Seconds within which a value server must report that it is ready."""
 
 
 class ConnectionLost(ConnectionError):
-    """A value server cannot be reached at present."""
+    """Raised if a value server cannot be reached at the moment."""
 
 
 class IncomingFile:
-    """A file on its way here; after a lost connection it resumes where it was.
+    """Download of a file; after a lost connection it resumes at the same position.
 
     Args:
-        unwanted: set when nobody wants it any more.
+        unwanted: set when the file is no longer needed.
     """
 
     def __init__(self, unwanted: threading.Event) -> None:
@@ -38,35 +38,35 @@ class IncomingFile:
 
     @property
     def complete(self) -> bool:
-        """Whether all of it is here."""
+        """True if all bytes have arrived."""
         return self.memory is not None and self.received == len(self.memory)
 
     @property
     def ended(self) -> bool:
-        """Whether nothing more will come."""
+        """True if nothing more will arrive."""
         return self.complete or self.problem is not None
 
     def begin(self, rest: int) -> None:
-        """The server says how many bytes will come."""
+        """Handle the server's reply with the number of bytes to come."""
         if rest < 0:
             self.problem = FileNotFoundError("the file no longer exists on the node")
         elif self.memory is None:
             try:
-                # Anonymous pages: nothing is copied or zeroed beforehand, and arrays in it are aligned.
+                # Anonymous pages: nothing is copied or zeroed in advance, and arrays are aligned.
                 self.memory = memoryview(mmap.mmap(-1, rest) if rest else bytearray())
             except (OSError, ValueError, MemoryError) as problem:
                 self.problem = problem
 
     def add(self, piece: ReadChunk, data: bytes | memoryview) -> None:
-        """A piece has come."""
+        """Handle a piece of the file."""
         import xxhash
 
-        rest = len(self.memory) - self.received if self.memory is not None else 0
-        # one byte more shows that it is too long; 0 would be no limit
-        plain = zlib.decompressobj().decompress(data, rest + 1) if piece.deflated else data
+        remaining = len(self.memory) - self.received if self.memory is not None else 0
+        # The extra byte reveals an oversized piece, and avoids a limit of 0, which means no limit.
+        plain = zlib.decompressobj().decompress(data, remaining + 1) if piece.deflated else data
         if (
             self.memory is None
-            or len(plain) > rest
+            or len(plain) > remaining
             or xxhash.xxh3_64_hexdigest(plain) != piece.checksum
         ):
             self.problem = OSError("a file was damaged in transit from the node")
@@ -76,17 +76,18 @@ class IncomingFile:
 
 
 class StoreClient:
-    """A client of one value server: connects at the first need, and again after the connection was lost.
+    """Client of one value server: connects on first use, and again after a lost connection.
 
     Args:
-        node: where it runs.
-        start: starts ``skymagic.kernels.store.server`` there; may be called again after a lost connection. May raise OSError
-            or a SkyError.
-        settings: what the server gets first.
-        on_message: called on the client's thread, under no lock, with the number and what a server says of its values, `Ready` before
-            anything can be sent to it; with None when the connection is lost.
-        silence_timeout: seconds without a message from a server, which sends a heartbeat every two, after which the
-            connection counts as lost.
+        node: node of the server.
+        start: starts `skymagic.kernels.store.server` there; may be called again after a lost
+            connection. May raise OSError or a SkyError.
+        settings: first message to the server.
+        on_message: called on the client's thread, without a lock, with the number and each message
+            of the server about values. `Ready` is the first of them, before anything can be sent to
+            the server. Called with None when the connection is lost.
+        silence_timeout: seconds without a message after which the connection counts as lost; a
+            server sends a heartbeat every two seconds.
     """
 
     def __init__(
@@ -118,20 +119,20 @@ class StoreClient:
 
     @property
     def connected(self) -> bool:
-        """Whether messages can be sent."""
+        """True if messages can be sent."""
         return self._ready
 
     def move(self, node: Node, settings: Settings) -> None:
-        """Connect to another machine from now on, in the place of one that is gone."""
+        """Connect to another machine from now on, which replaces one that is gone."""
         with self._writing:
             self.node, self._settings = node, settings
 
     def connect(self) -> None:
-        """Connect, unless there is a connection.
+        """Connect unless there is a connection.
 
         Raises:
-            ConnectionLost: it does not answer; it may be tried again.
-            Exception: what `start` raises.
+            ConnectionLost: the server does not answer; the caller may try again.
+            Exception: any error from `start`.
         """
         with self._writing:
             if self._ready:
@@ -156,7 +157,7 @@ class StoreClient:
             name=f"skymagic-values-{self.number}",
             daemon=True,
         ).start()
-        with contextlib.suppress(OSError):  # the receiving thread finds out, and why
+        with contextlib.suppress(OSError):  # the receiving thread notices, and records why
             transport.write(store.encode(self._settings))
         if not self._wait_for(lambda: self._ready, transport, START_TIMEOUT):
             raise ConnectionLost(
@@ -164,10 +165,10 @@ class StoreClient:
             )
 
     def send(self, message: StoreMessage, data: memoryview | None = None) -> None:
-        """Send a message, and the raw bytes behind it.
+        """Send a message, followed by raw bytes.
 
         Raises:
-            ConnectionLost: the server cannot be reached at present.
+            ConnectionLost: the server cannot be reached at the moment.
         """
         with self._writing:
             transport = self._transport
@@ -180,16 +181,16 @@ class StoreClient:
             except OSError:
                 self._disconnect(transport)
                 raise self._lost() from None
-            except BaseException:  # an interrupt: nobody knows how much was sent
+            except BaseException:  # an interrupt: it is unknown how much was sent
                 self._disconnect(transport)
                 raise
 
     def fetch(self, name: str, download: IncomingFile) -> None:
-        """Go on with a download until it is complete, unwanted, or the connection is lost.
+        """Continue a download until it is complete or not needed, or the connection is lost.
 
         Raises:
-            FileNotFoundError: there is no such file.
-            OSError: there is no memory for it, or it was damaged.
+            FileNotFoundError: the file does not exist.
+            OSError: there is not enough memory, or the file was damaged in transit.
         """
         number = next(self._numbers)
         transport = self._transport
@@ -208,41 +209,48 @@ class StoreClient:
             raise download.problem
 
     def wake(self) -> None:
-        """Let the threads that wait for a file check whether it is still wanted."""
+        """Make threads that wait for a file check again if it is still needed."""
         with self._changed:
             self._changed.notify_all()
 
     def disconnect(self) -> None:
-        """End the connection and its server; others are started at the next need."""
+        """Close the connection and its server; both are started again when needed."""
         self._disconnect(self._transport)
 
     def close(self) -> None:
-        """End the connection and its server for good; twice is safe."""
+        """Close the connection and its server for good; safe to call twice."""
         self.closed = True
         self._disconnect(self._transport)
         if self._closing is not None:
             self._closing.join(timeout=10.0)
 
     def drop_if_silent(self) -> bool:
-        """Heartbeat failure detector: whether nothing was received for so long that the connection counts as lost, and is."""
+        """Drop the connection if nothing was received for too long, and return True in that case.
+
+        This detects failures by missing heartbeats.
+        """
         transport = self._transport
         if transport is not None and time.monotonic() - self._last_received > self._silence_timeout:
             self._disconnect(transport)
             return True
         return False
 
-    # -- receiving ----------------------------------------------------------------------------------------------------
+    # -- receiving ---------------------------------------------------------------------------------
 
     def _wait_for(
         self, done: Callable[[], bool], transport: Transport | None, timeout: float = float("inf")
     ) -> bool:
-        """Wait for what comes on this transport; False when it is lost or the time is over."""
-        end = time.monotonic() + timeout
+        """Wait for a condition; return False if the connection is lost or the time is up."""
+        deadline = time.monotonic() + timeout
         while True:
             with self._changed:
                 if done():
                     return True
-                if self._transport is not transport or transport is None or time.monotonic() > end:
+                if (
+                    self._transport is not transport
+                    or transport is None
+                    or time.monotonic() > deadline
+                ):
                     return False
                 self._changed.wait(1.0)
             if self._ready:
@@ -266,9 +274,9 @@ class StoreClient:
                     self._on_message(self.number, message)
                     if isinstance(message, Ready):
                         self._answer(message)
-        except Exception:  # whatever it was, nothing more can be understood of this connection
+        except Exception:  # after any error the rest of the stream cannot be decoded
             pass
-        with contextlib.suppress(OSError, ValueError):  # it is being closed
+        with contextlib.suppress(OSError, ValueError):  # the transport is being closed
             self._complaint = transport.complaint()
         self._disconnect(transport)
 
@@ -289,13 +297,16 @@ class StoreClient:
                     self._changed.notify_all()
 
     def _disconnect(self, transport: Transport | None) -> None:
-        """Forget this transport, if it is still the present one: several threads may find out that it is lost."""
+        """Drop this transport if it is still the current one.
+
+        Several threads may notice the loss.
+        """
         with self._changed:
             if transport is None or self._transport is not transport:
                 return
             self._transport, self._ready = None, False
             self._changed.notify_all()
-            # Closing may take a while, and nobody needs to wait for it.
+            # In the background, because closing may take a while.
             self._closing = threading.Thread(
                 target=transport.close, name="skymagic-values-close", daemon=True
             )

@@ -1,4 +1,4 @@
-"""The connections to the value servers of all nodes: opened at once, retried with backoff, told what to unlink."""
+"""Connections to the value servers of all nodes: opened in parallel, retried with backoff."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ _CLOSE_TIMEOUT = 10.0
 
 
 class StoreClients:
-    """The clients of all nodes' value servers, with their lifetimes.
+    """Clients of all nodes' value servers, with their lifetimes.
 
     Args:
-        nodes: in the order of their numbers.
+        nodes: nodes in the order of their numbers.
         start: starts a value server on a node.
-        settings: what each server gets first.
+        settings: returns the first message to a node's server.
         notify: called with one sentence when a node cannot be reached for a while.
-        retry_timeout: seconds for which a node that cannot be reached is tried again.
+        retry_timeout: seconds to retry a node that cannot be reached.
         silence_timeout: seconds without a message after which a connection counts as lost.
     """
 
@@ -45,24 +45,25 @@ class StoreClients:
             StoreClient(node, start, settings(node), self._received, silence_timeout)
             for node in nodes
         ]
-        self.lost: set[int] = set()  # nodes that are gone: nothing is sent to them
+        self.lost: set[int] = set()  # nodes that are gone and get no messages
         self.on_message: Callable[[int, store.StoreMessage | None], None] = lambda node, message: (
             None
         )
-        """Called on the clients' threads with a node's number and what its server says of values; with None when the
-        connection is lost."""
+        """Called on the clients' threads with a node's number and its server's messages about
+        values; with None when the connection is lost.
+        """
         self._notify = notify
         self._retry_timeout = retry_timeout
         self.unlinking: list[set[str]] = [set() for _ in nodes]
-        """Names of files that a node has not been told yet to unlink."""
+        """By node: names of files that it still has to unlink."""
 
     @property
     def nodes(self) -> set[int]:
-        """Nodes that are to have what is put."""
+        """Nodes that receive the files that are put."""
         return set(range(len(self.all))) - self.lost
 
     def connected(self) -> list[int]:
-        """Nodes that can be sent to."""
+        """Return the nodes that can be sent to."""
         return [
             client.number
             for client in self.all
@@ -70,10 +71,12 @@ class StoreClients:
         ]
 
     def connect(self, nodes: Iterable[int] | None = None) -> None:
-        """Open the connections that are down, all at once; their servers say first what those that were lost have kept.
+        """Open all missing connections in parallel.
+
+        Each server first reports the files that it has kept.
 
         Raises:
-            PoolError: nodes cannot be reached, all of them named.
+            PoolError: nodes cannot be reached; the message names all of them.
         """
         among = self.nodes if nodes is None else nodes
         down = [self.all[node] for node in sorted(among) if not self.all[node].connected]
@@ -84,15 +87,15 @@ class StoreClients:
             self._send_unlinks(client.number)
 
     def _retry(self, client: StoreClient) -> None:
-        """Exponential backoff, until the node is there, lost, or the time is over."""
-        begun = time.monotonic()
+        """Connect with exponential backoff until the node answers, is lost, or the time is up."""
+        start = time.monotonic()
         pause = _FIRST_PAUSE
         while client.number not in self.lost:
             try:
                 client.connect()
                 return
             except (OSError, SkyError) as problem:
-                if time.monotonic() - begun > self._retry_timeout or client.closed:
+                if time.monotonic() - start > self._retry_timeout or client.closed:
                     raise _unreachable(client, problem) from None
                 if pause == _FIRST_PAUSE:
                     self._notify(
@@ -102,11 +105,11 @@ class StoreClients:
             pause = min(_LONGEST_PAUSE, pause * 1.6)
 
     def move(self, node: Node) -> None:
-        """Another machine is in the place of one that is gone."""
+        """Replace a node that is gone by another machine."""
         self.all[node.index].move(node, self._settings(node))
 
     def send(self, node: int, message: store.StoreMessage, data: memoryview | None = None) -> bool:
-        """Whether a message was sent, with the raw bytes behind it; if not, the connection is lost."""
+        """Send a message and raw bytes; return False if the connection is lost."""
         try:
             self.all[node].send(message, data)
         except ConnectionLost:
@@ -114,12 +117,12 @@ class StoreClients:
         return True
 
     def follow(self, node: int, name: str, nbytes: int, source: int) -> None:
-        """Let a node get a value from another one."""
+        """Make a node copy a value from another node."""
         client = self.all[source]
         self.send(node, store.Replicate(name, nbytes, client.node.address, client.port))
 
     def unlink(self, names: Iterable[str], nodes: Iterable[int] | None = None) -> None:
-        """Unlink files, on all nodes unless said, now or when they are connected again."""
+        """Unlink files, on all nodes by default, now or after the next reconnect."""
         names = set(names)
         for node in range(len(self.all)) if nodes is None else nodes:
             self.unlinking[node] |= names
@@ -131,12 +134,12 @@ class StoreClients:
             self.unlinking[node] -= names
 
     def drop_silent(self) -> None:
-        """Drop the connections on which nothing was received for too long."""
+        """Drop the connections that were silent for too long."""
         for client in self.all:
             client.drop_if_silent()
 
     def close(self, names: Iterable[str]) -> None:
-        """Unlink these files on the nodes that are connected, and end all value servers; twice is safe."""
+        """Unlink these files on connected nodes and end all value servers; safe to call twice."""
         names = set(names)
         run_all(
             [functools.partial(self._close, client, names) for client in self.all],

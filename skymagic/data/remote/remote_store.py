@@ -1,7 +1,9 @@
-"""The stores of several nodes as one: what is put lies on every node, and the notebook's connection carries it once.
+"""The stores of several nodes as one: each file is sent once and ends up on every node.
 
-A changed file is sent as the pieces that no other file on the nodes has, and put together there. The blocks are of fixed length, as rsync's are on its receiving side: a changed element, an appended line and another layer are
-found; what is inserted in the middle moves all that follows, and is sent.
+Of a changed file only the pieces are sent that no other file on the nodes has, and the nodes
+assemble it. The blocks have a fixed length, like those of rsync's receiving side. So a changed
+element, an appended line or another layer is detected, but an insertion in the middle moves
+everything after it, which is sent again.
 """
 
 from __future__ import annotations
@@ -24,11 +26,12 @@ from skymagic.wire import store, tls
 from skymagic.wire.codec import Transport
 from skymagic.wire.store import Slice
 
-PIECE = 1 << 20  # bytes of a piece; the last one of a file is shorter
+PIECE = 1 << 20
+"""Bytes of a piece; the last one of a file may be shorter."""
 
 
 class PieceIndex:
-    """Where pieces are, by the hash of what they hold."""
+    """Locations of pieces by their content hash."""
 
     def __init__(self) -> None:
         self._places: dict[bytes, tuple[str, int]] = {}
@@ -38,31 +41,33 @@ class PieceIndex:
         return bool(self._places)
 
     def add(self, key: str, digests: Sequence[bytes]) -> None:
-        """The file of this key consists of these pieces."""
+        """Record the pieces of the file with this key."""
         self._digests[key] = digests
-        self._places.update({each: (key, number * PIECE) for number, each in enumerate(digests)})
+        self._places.update(
+            {piece_hash: (key, number * PIECE) for number, piece_hash in enumerate(digests)}
+        )
 
     def remove(self, keys: Iterable[str]) -> None:
         """Forget the pieces of these files; unknown ones are ignored."""
         for key in keys:
-            for each in self._digests.pop(key, ()):
-                if self._places.get(each, ("",))[0] == key:
-                    del self._places[each]
+            for piece_hash in self._digests.pop(key, ()):
+                if self._places.get(piece_hash, ("",))[0] == key:
+                    del self._places[piece_hash]
 
     def find(self, digests: Iterable[bytes]) -> list[tuple[str, int] | None]:
-        """For each piece, the key of a file that has it, and the offset there."""
-        return [self._places.get(each) for each in digests]
+        """Return, for each piece, the key of a file that has it and the offset there, or None."""
+        return [self._places.get(piece_hash) for piece_hash in digests]
 
 
 def piece_digests(data: Buffer) -> list[bytes]:
-    """The xxh3-128 of each piece."""
+    """Return the xxh3-128 of each piece."""
     import xxhash
 
-    return [xxhash.xxh3_128_digest(each) for each in cut_into_pieces(data)]
+    return [xxhash.xxh3_128_digest(piece) for piece in cut_into_pieces(data)]
 
 
 def cut_into_pieces(data: Buffer) -> list[memoryview]:
-    """The pieces."""
+    """Cut data into pieces."""
     view = memoryview(data).cast("B")
     return [view[start : start + PIECE] for start in range(0, view.nbytes, PIECE)]
 
@@ -70,17 +75,19 @@ def cut_into_pieces(data: Buffer) -> list[memoryview]:
 def recipe(
     lengths: Iterable[int], places: Iterable[tuple[str, int] | None], rest: str
 ) -> list[Slice]:
-    """What a file consists of, as slices of other files, as few as can be; pure.
+    """Return the slices of other files that make up a file, as few as possible.
 
     Args:
-        lengths: of its pieces.
-        places: name and offset of each; None for one that is in the file `rest`, where they follow one another.
+        lengths: length of each piece.
+        places: name and offset of each piece, or None for one that is in the file `rest`, where
+            these pieces follow one another.
+        rest: name of the file with the remaining pieces.
     """
     slices: list[Slice] = []
-    sent = 0
-    for nbytes, place in zip(lengths, places, strict=True):
-        name, offset = place or (rest, sent)
-        sent += 0 if place else nbytes
+    rest_offset = 0
+    for nbytes, location in zip(lengths, places, strict=True):
+        name, offset = location or (rest, rest_offset)
+        rest_offset += 0 if location else nbytes
         slices.append((name, offset, nbytes))
     joined = slices[:1]
     for (name, offset, nbytes), following in pairwise(slices):
@@ -95,11 +102,11 @@ def recipe(
 
 
 FILES_PER_NODE = 2
-"""Files that come from one node at a time: while one arrives, the next is asked for."""
+"""Files to fetch from one node at a time: while one arrives, the next is requested."""
 
 
 class Prefetch:
-    """Fetches files ahead."""
+    """Fetches files in advance."""
 
     def __init__(self, fetch: Callable[[str, int, threading.Event], memoryview]) -> None:
         self._fetch = fetch
@@ -107,7 +114,10 @@ class Prefetch:
         self._pending: dict[tuple[str, int], tuple[Future[memoryview], threading.Event]] = {}
 
     def start(self, files: Iterable[tuple[str, int]]) -> None:
-        """Begin to fetch these files (name, node): each will be taken or discarded once, in about this order."""
+        """Start to fetch these files (name, node).
+
+        Each will be taken or discarded once, in about this order.
+        """
         queues: dict[int, list[tuple[str, int]]] = {}
         with self._lock:
             for file in files:
@@ -120,7 +130,7 @@ class Prefetch:
                 ).start()
 
     def take(self, name: str, node: int) -> memoryview:
-        """A file's bytes. Raises what `fetch` raises."""
+        """Return a file's bytes. Raises the errors of `fetch`."""
         with self._lock:
             future, _ = self._pending.get((name, node), (None, None))
         if future is None:
@@ -128,12 +138,12 @@ class Prefetch:
         try:
             return future.result()
         finally:
-            if future.done():  # an interrupt leaves it to be discarded
+            if future.done():  # after an interrupt the file may still be discarded
                 with self._lock:
                     self._pending.pop((name, node), None)
 
     def cancel(self, name: str, node: int) -> None:
-        """Nobody wants it; twice is safe."""
+        """Cancel a file that is not needed; safe to call twice."""
         with self._lock:
             _, unwanted = self._pending.pop((name, node), (None, None))
         if unwanted is not None:
@@ -141,7 +151,7 @@ class Prefetch:
 
     def _work(self, queue: list[tuple[str, int]]) -> None:
         while queue:
-            # Two threads share the queue: the other one may have taken the last file meanwhile.
+            # Two threads share the queue: the other one may have just taken the last file.
             try:
                 file = queue.pop()
             except IndexError:
@@ -162,17 +172,18 @@ class Prefetch:
 class RemoteStore(Store):
     """The stores of a pool's nodes, filled through a value server on each.
 
-    The servers are started at the first need, all at once, and again after a lost connection.
+    The servers are started in parallel on first use, and again after a lost connection.
 
     Args:
-        nodes: in the order of their numbers; ``node`` in a rank's reference is such a number.
-        start: starts ``skymagic.kernels.store.server STORE`` on a node, STORE being the folder that its ranks have as their
-            store.
-        notify: called with one sentence when files are evicted, written to disk instead, or a node cannot be reached for a while.
-        retry_timeout: seconds for which a node that cannot be reached is tried again.
-        silence_timeout: seconds without a message from a value server, which sends a heartbeat every two, after which its
-            connection counts as lost.
-        share: the part of the free space of a node's shared memory that may be filled, 0 to 1.
+        nodes: nodes in the order of their numbers; `node` in a rank's reference is such a number.
+        start: starts `skymagic.kernels.store.server STORE` on a node; STORE is the folder that its
+            ranks use as their store.
+        notify: called with one sentence when files are evicted or written to disk instead, or a
+            node cannot be reached for a while.
+        retry_timeout: seconds to retry a node that cannot be reached.
+        silence_timeout: seconds without a message after which a connection counts as lost; a value
+            server sends a heartbeat every two seconds.
+        share: fraction of the free space in a node's shared memory that may be filled, 0 to 1.
     """
 
     remote = True
@@ -204,13 +215,13 @@ class RemoteStore(Store):
         self._pieces = PieceIndex()
         self._sending = threading.RLock()  # held while values are sent: one thread at a time
 
-    # -- out ---------------------------------------------------------------------------------------------------------
+    # -- sending -----------------------------------------------------------------------------------
 
     def unsent(self, data: Content) -> int:
         if isinstance(data, DeviceBytes) or len(data) < 2 * PIECE or not self._pieces:
             return len(data)
-        found = zip(cut_into_pieces(data), self._pieces.find(piece_digests(data)), strict=True)
-        return sum(len(piece) for piece, place in found if place is None)
+        located = zip(cut_into_pieces(data), self._pieces.find(piece_digests(data)), strict=True)
+        return sum(len(piece) for piece, location in located if location is None)
 
     def put(
         self,
@@ -219,9 +230,9 @@ class RemoteStore(Store):
         nbytes: int,
         progress: Callable[[int], None] | None = None,
     ) -> str:
-        # in host memory: they are read several times, and kept until all nodes have them
+        # In host memory, because they are read several times and kept until all nodes have them.
         parts: list[Buffer] = [
-            each.read() if isinstance(each, DeviceBytes) else each for each in pieces
+            piece.read() if isinstance(piece, DeviceBytes) else piece for piece in pieces
         ]
         key = key or digest(parts)
         with self._sending:
@@ -246,28 +257,37 @@ class RemoteStore(Store):
     def _assemble(
         self, file: ReplicatedFile, pieces: list[Buffer], progress: Callable[[int], None] | None
     ) -> list[bytes]:
-        """Let the nodes make a file of pieces that they have, and of those that they lack, which are sent; its pieces' hashes."""
+        """Let the nodes assemble a file from pieces they have, after sending them the missing ones.
+
+        Return the hashes of the file's pieces.
+        """
         if len(pieces) != 1 or file.nbytes < 2 * PIECE:
             return []
         digests, cut = piece_digests(pieces[0]), cut_into_pieces(pieces[0])
-        found = self._pieces.find(digests)
-        bases = {place[0] for place in found if place}
+        locations = self._pieces.find(digests)
+        bases = {location[0] for location in locations if location}
         if not bases or file.placement.here or file.placement.sources:
             return digests
         before = self.keys()
-        lacking = [piece for piece, place in zip(cut, found, strict=True) if place is None]
-        rest = ""
+        lacking = [
+            piece for piece, location in zip(cut, locations, strict=True) if location is None
+        ]
+        missing_key = ""
         self.pin(bases)
         try:
-            rest = (
+            missing_key = (
                 self.put(None, lacking, sum(map(len, lacking)), progress) if lacking else min(bases)
             )
             self._replication.settle()
-            places = [place and (self.name(place[0]), place[1]) for place in found]
-            self._replication.assemble(file, recipe(map(len, cut), places, self.name(rest)))
+            named_locations = [
+                location and (self.name(location[0]), location[1]) for location in locations
+            ]
+            self._replication.assemble(
+                file, recipe(map(len, cut), named_locations, self.name(missing_key))
+            )
         finally:
             self.unpin(bases)
-            self.drop({rest} - before)
+            self.drop({missing_key} - before)
         return digests
 
     def settle(self) -> None:
@@ -280,7 +300,7 @@ class RemoteStore(Store):
         self._pieces.remove(file.key for file in gone)
         self._replication.remove(gone)
 
-    # -- and back ----------------------------------------------------------------------------------------------------
+    # -- receiving ---------------------------------------------------------------------------------
 
     def prefetch(self, files: Iterable[tuple[str, int]]) -> None:
         self._prefetch.start(files)
@@ -295,9 +315,8 @@ class RemoteStore(Store):
 
     def _fetch(self, name: str, node: int, unwanted: threading.Event) -> memoryview:
         download = IncomingFile(unwanted)
-        while (
-            not download.complete
-        ):  # a download that a lost connection has cut resumes where it was
+        # After a lost connection the download resumes at the same position.
+        while not download.complete:
             if node in self._clients.lost:
                 raise PoolError(f"{self._clients.all[node].node.name} is lost, and a value with it")
             if unwanted.is_set():
@@ -308,16 +327,17 @@ class RemoteStore(Store):
         assert download.memory is not None
         return download.memory
 
-    # -- nodes -------------------------------------------------------------------------------------------------------
+    # -- nodes -------------------------------------------------------------------------------------
 
     def lose(self, node: int) -> None:
-        """A node is gone: nothing is sent to it any more, nor waited for."""
+        """Stop sending to a node that is gone, and stop waiting for it."""
         self._replication.lose(node)
 
     def regain(self, node: Node) -> None:
-        """A node that was gone is there again, perhaps with another store, or another machine: the next `settle` brings it what it lacks.
+        """Use a node again that was gone, perhaps with another store or on another machine.
 
-        What no node has any more is forgotten: its values are sent again when they are used.
+        The next `settle` sends it the files that it lacks. Files that no node has any more are
+        forgotten: their values are sent again when they are used.
         """
         self._clients.move(node)
         self._replication.regain(node.index)
@@ -334,7 +354,7 @@ class RemoteStore(Store):
         self._clients.close(self._replication.names())
 
     def _make_room(self, nbytes: int) -> None:
-        """Evict files that nobody needs, if that lets a value fit on every node."""
+        """Evict unneeded files if that makes a value fit on every node."""
         with self._lock:
             room = min(
                 (self._clients.all[node].room for node in self._clients.connected()), default=0
@@ -346,5 +366,6 @@ class RemoteStore(Store):
             client.room += freed - nbytes
         if evicted:
             self._notify(
-                f"the nodes' stores are full: {len(evicted)} of the oldest values will be sent again when used"
+                f"the nodes' stores are full: {len(evicted)} of the oldest values "
+                "will be sent again when used"
             )

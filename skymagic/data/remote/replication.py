@@ -1,4 +1,4 @@
-"""Chain replication: which node gets a value from which other one, values on their way to all nodes, and what is done when that fails."""
+"""Chain replication: choose each node's source, track values in transit, handle failures."""
 
 from __future__ import annotations
 
@@ -15,41 +15,47 @@ from skymagic.wire import store
 from skymagic.wire.store import PIECE_BYTES, Ready, Stored, StoreFailed
 
 NOTEBOOK = -1
-"""The source of a node that gets a value over the notebook's own connection."""
+"""Source of a node that receives a value over the notebook's own connection."""
 LOCAL = -2
-"""The source of a node that makes a value of what lies there: pieces of other values."""
+"""Source of a node that assembles a value from pieces of other values stored there."""
 
 
 @dataclass
 class Placement:
-    """Where one value is, and on its way to."""
+    """Nodes that have one value, and nodes that are receiving it."""
 
     here: set[int] = field(default_factory=set)
     """Nodes that have it."""
     sources: dict[int, int] = field(default_factory=dict)
-    """Node that is getting it → the one that it gets it from."""
+    """By receiving node: the node that it copies from."""
     failed: dict[int, list[int]] = field(default_factory=dict)
-    """Node → those that it could not get it from."""
+    """By node: sources that it could not copy from."""
 
     def arrived(self, node: int) -> None:
-        """Note that a node has the whole value."""
+        """Record that a node has the whole value."""
         self.sources.pop(node, None)
         self.here.add(node)
 
     def stopped(self, node: int) -> None:
-        """A node got no more from its source."""
+        """Record that a node's source failed."""
         source = self.sources.pop(node, None)
         if source is not None:
             self.failed.setdefault(node, []).append(source)
 
     def disconnected(self, node: int) -> None:
-        """What a node has is unknown; those that follow it need another source, and it counts as no failure of theirs."""
+        """Forget what a node has, because it is unknown without a connection.
+
+        Nodes that copy from it need another source; this does not count as a failed attempt.
+        """
         self.here.discard(node)
-        for each in [node, *(other for other, source in self.sources.items() if source == node)]:
-            self.sources.pop(each, None)
+        for receiver in [
+            node,
+            *(other for other, source in self.sources.items() if source == node),
+        ]:
+            self.sources.pop(receiver, None)
 
     def upstream(self, node: int) -> list[int]:
-        """The node, its source, the source of that one…"""
+        """Return the node, its source, the source of that node, and so on."""
         chain = [node]
         while (
             (source := self.sources.get(chain[-1])) is not None
@@ -61,22 +67,24 @@ class Placement:
 
 
 def assign_sources(placement: Placement, nodes: Sequence[int]) -> list[tuple[int, int]]:
-    """(node, source) for each node that neither has a value nor is getting it; whom the notebook serves comes last.
+    """Return (node, source) for each node that neither has a value nor is receiving it.
 
-    The nodes form a chain: each follows the one before it, so that the notebook's own connection carries a value once.
-    A node whose source has failed follows the first of those that have the value; when all have failed twice, the notebook.
+    Nodes served by the notebook come last. The nodes form a chain: each copies from the one before
+    it, so that the notebook's own connection carries a value once. A node whose source failed
+    copies from the first node that has the value, or, once all of these have failed twice, from the
+    notebook.
 
     Args:
-        nodes: those that can be reached, in the order of the chain.
+        nodes: reachable nodes, in the order of the chain.
     """
     plan = Placement(set(placement.here), dict(placement.sources), placement.failed)
-    found: list[tuple[int, int]] = []
+    assignments: list[tuple[int, int]] = []
     for node in nodes:
         if node not in plan.here and node not in plan.sources:
             source = _source(plan, node, [other for other in nodes if other != node])
             plan.sources[node] = source
-            found.append((node, source))
-    return sorted(found, key=lambda each: each[1] == NOTEBOOK)
+            assignments.append((node, source))
+    return sorted(assignments, key=lambda each: each[1] == NOTEBOOK)
 
 
 def _source(plan: Placement, node: int, others: list[int]) -> int:
@@ -85,7 +93,7 @@ def _source(plan: Placement, node: int, others: list[int]) -> int:
         other
         for other in others
         if failed.count(other) < 2
-        # not one that waits, over whatever chain, for this node: they would wait for each other
+        # Not a node that copies from this one, even indirectly: they would wait for each other.
         and (other in plan.here or (other in plan.sources and node not in plan.upstream(other)))
     ]
     if not able:
@@ -98,38 +106,39 @@ def _source(plan: Placement, node: int, others: list[int]) -> int:
 # -- values on their way to all nodes --------------------------------------------------------------
 
 
-RETRIES = 3  # times that a value may fail to reach a node, beyond once for each node
+RETRIES = 3
+"""Failures allowed for one value on one node, beyond one failure per node of the pool."""
 
 _PROGRESS_BYTES = 1 << 22
 _HOPELESS_ERRNOS = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS)
 
 
 Progress = Callable[[int], None] | None
-"""Called now and then with the bytes of a value that were sent."""
+"""Called at intervals with the bytes of a value sent so far."""
 
 
 @dataclass(eq=False)
 class ReplicatedFile:
-    """One file, on all nodes."""
+    """File that is replicated on all nodes."""
 
     key: str
-    """The hash of its content; another one when the content changed before it was sent."""
+    """Content hash; replaced if the contents changed before they were sent."""
     sent_as: str
-    """The name under which it is sent."""
+    """Name of the file while it is sent."""
     nbytes: int
     pieces: list[Buffer] | None = None
-    """What it is made of, until all nodes have it."""
+    """Contents, kept until all nodes have them."""
     sealed: bool = False
-    """Whether all of it was sent once, or is on a node: from then on its key stands."""
+    """True once all of it was sent, or is on a node: its key is final from then on."""
     replicated: bool = False
-    """Whether all nodes had it once."""
+    """True once all nodes have had it."""
     placement: Placement = field(default_factory=Placement)
     problem: Exception | None = None
     used: float = field(default_factory=time.monotonic)
 
     @property
     def name(self) -> str:
-        """The file's name on every node."""
+        """Name of the file on every node."""
         return f"{self.sent_as.partition('-')[0]}-{self.key}"
 
 
@@ -139,26 +148,26 @@ class Replication:
     def __init__(self, clients: StoreClients, notify: Callable[[str], None]) -> None:
         self.clients = clients
         self.changed = threading.Condition(threading.RLock())
-        """Held for moments, while what follows and the files themselves change."""
+        """Held briefly while the fields below or the files themselves change."""
         self._notify = notify
         self._files: dict[str, ReplicatedFile] = {}
-        self._unverified: set[int] = (
-            set()
-        )  # nodes whose connection was lost: what they have is unknown
-        self._regained: set[int] = (
-            set()
-        )  # nodes that were gone, are there again, and were not connected to since
+        self._unverified: set[int] = set()
+        """Nodes that lost their connection, so that it is unknown which files they have."""
+        self._regained: set[int] = set()
+        """Nodes that have returned and were not connected to since."""
         self._replan = False
-        """Whether a node may need another source: set by the clients' threads, cleared by the one that sends."""
+        """True if a node may need another source: set by the clients' threads, cleared by the
+        sending thread.
+        """
         clients.on_message = self._received
 
     def add(self, files: Iterable[ReplicatedFile]) -> None:
-        """Take notice of what the servers say of these files."""
+        """Start to track what the servers report about these files."""
         with self.changed:
             self._files.update({file.sent_as: file for file in files})
 
     def remove(self, files: Iterable[ReplicatedFile]) -> None:
-        """Unlink these files on all nodes, also where they are still on their way."""
+        """Unlink these files on all nodes, including those still in transit."""
         names: set[str] = set()
         with self.changed:
             for file in files:
@@ -168,12 +177,15 @@ class Replication:
             self.clients.unlink(names)
 
     def names(self) -> set[str]:
-        """Names of all files that may lie on nodes."""
+        """Return the names of all files that may be on nodes."""
         with self.changed:
             return {name for file in self._files.values() for name in (file.sent_as, file.name)}
 
     def pending(self) -> list[ReplicatedFile]:
-        """Files that were put and that some node still lacks; lets go of the memory of the others."""
+        """Return the files that were put and that some node still lacks.
+
+        The memory of all other files is released.
+        """
         with self.changed:
             nodes = self.clients.nodes
             put = [
@@ -182,7 +194,7 @@ class Replication:
             for file in put:
                 if not nodes - file.placement.here:
                     file.replicated, file.pieces = True, None
-            # What a node has kept is heard of when its connection is needed; nothing is done for that alone.
+            # A node reports its stored files when it is connected to; do not connect just for that.
             verified = nodes - self._unverified
             return [
                 file
@@ -194,7 +206,7 @@ class Replication:
         """Wait until all nodes have all files.
 
         Raises:
-            OSError: a node has no room.
+            OSError: a node has no space left.
             PoolError: a node cannot be reached, or values do not get through to it.
         """
         while regained := self._regained & self.clients.nodes:
@@ -207,23 +219,27 @@ class Replication:
                     raise file.problem
                 self.replicate(file)
             with self.changed:
-                # News that came since the plan was made must not be slept through: they are in `_replan` or `pending`.
+                # Do not sleep through messages that arrived since the plan was made: they show up
+                # in `_replan` or `pending`.
                 if not self._replan and self.pending() == pending:
                     self.changed.wait(1.0)
                 self._replan = False
             self.clients.drop_silent()
 
-    # -- nodes -------------------------------------------------------------------------------------------------------
+    # -- nodes -------------------------------------------------------------------------------------
 
     def lose(self, node: int) -> None:
-        """A node is gone: nothing is sent to it any more."""
+        """Stop sending to a node that is gone."""
         with self.changed:
             self.clients.lost.add(node)
             self._replan = True
             self.changed.notify_all()
 
     def regain(self, node: int) -> None:
-        """A node that was gone is there again, perhaps with another store; `settle` brings it what it lacks."""
+        """Use a node again that was gone, perhaps with another store.
+
+        `settle` sends it the files that it lacks.
+        """
         with self.changed:
             self.clients.lost.discard(node)
             for file in self._files.values():
@@ -232,10 +248,13 @@ class Replication:
             self._regained.add(node)
         self.clients.all[node].disconnect()
 
-    # -- what the value servers say ----------------------------------------------------------------------------------
+    # -- messages from the value servers -----------------------------------------------------------
 
     def _received(self, node: int, message: store.StoreMessage | None) -> None:
-        """A message of a node, None when its connection is lost; called on the clients' threads."""
+        """Handle a message of a node, or None if its connection is lost.
+
+        Called on the clients' threads.
+        """
         with self.changed:
             if message is None:
                 self._unverified.add(node)
@@ -244,9 +263,9 @@ class Replication:
                     file.placement.disconnected(node)
             elif isinstance(message, Ready):
                 self._unverified.discard(node)
-                here = set(message.present) - self.clients.unlinking[node]
+                present = set(message.present) - self.clients.unlinking[node]
                 for file in self._files.values():
-                    if file.name in here:
+                    if file.name in present:
                         file.placement.arrived(node)
             elif isinstance(message, Stored):
                 self._arrived(node, message)
@@ -263,12 +282,13 @@ class Replication:
         if file.key == message.key:
             file.placement.arrived(node)
             file.sealed = True
-        else:  # the value changed between two times that it was sent
+        else:  # the value changed between two attempts to send it
             file.placement.stopped(node)
             self._replan = True
         if message.note:
             self._notify(
-                f"{client.node.name}: {file.nbytes / 1e6:,.0f} MB do not fit in memory: {message.note}"
+                f"{client.node.name}: {file.nbytes / 1e6:,.0f} MB do not fit in memory: "
+                f"{message.note}"
             )
 
     def _failed(self, node: int, message: StoreFailed) -> None:
@@ -277,23 +297,25 @@ class Replication:
             return
         file.placement.stopped(node)
         self._replan = True
-        where = self.clients.all[node].node.name
+        node_name = self.clients.all[node].node.name
         if message.errno in _HOPELESS_ERRNOS:
-            file.problem = OSError(message.errno, f"{message.reason}, on {where}")
+            file.problem = OSError(message.errno, f"{message.reason}, on {node_name}")
         elif len(file.placement.failed.get(node, ())) > RETRIES + len(self.clients.all):
             file.problem = PoolError(
-                f"a value could not be sent to {where}: {message.reason}; run the cell again"
+                f"a value could not be sent to {node_name}: {message.reason}; run the cell again"
             )
 
-    # -- sending -----------------------------------------------------------------------------------------------------
+    # -- sending -----------------------------------------------------------------------------------
 
     def replicate(
         self, file: ReplicatedFile, progress: Progress = None, *, only_followers: bool = False
     ) -> None:
-        """Give each node that is not getting a file yet a source for it, and send it to those whose source is the notebook.
+        """Assign a source to each node that is not receiving a file yet.
+
+        Nodes whose source is the notebook are sent the file right away.
 
         Args:
-            only_followers: leave out the nodes that must get it from here.
+            only_followers: True to skip the nodes that have to receive it from the notebook.
         """
         with self.changed:
             plan = [
@@ -309,7 +331,7 @@ class Replication:
                 self.clients.follow(node, file.sent_as, file.nbytes, source)
 
     def assemble(self, file: ReplicatedFile, slices: list[store.Slice]) -> None:
-        """Let the nodes that are not getting a file yet make it of what they have."""
+        """Let the nodes that are not receiving a file yet assemble it from stored pieces."""
         with self.changed:
             nodes = [node for node, _ in assign_sources(file.placement, self.clients.connected())]
             file.placement.sources.update(dict.fromkeys(nodes, LOCAL))
@@ -317,7 +339,7 @@ class Replication:
             self.clients.send(node, store.Assemble(file.sent_as, file.nbytes, file.key, slices))
 
     def _upload(self, file: ReplicatedFile, node: int, progress: Progress) -> None:
-        """Send a file's bytes over the notebook's own connection to a node."""
+        """Send a file's bytes to a node over the notebook's own connection."""
         import xxhash
 
         if file.pieces is None:
@@ -335,14 +357,14 @@ class Replication:
             done += piece.nbytes
             if progress is not None and done % _PROGRESS_BYTES < PIECE_BYTES:
                 progress(done)
-            if self._replan:  # while sending: the others need not wait for its end
+            if self._replan:  # replan now, so that other nodes need not wait for the end
                 self._replan = False
                 self.replicate(file, only_followers=True)
         self._seal(file, str(state.hexdigest()))
         self.clients.send(node, store.PutEnd(file.sent_as, file.key))
 
     def _seal(self, file: ReplicatedFile, key: str) -> None:
-        """What was sent has this key, whatever the file's was before."""
+        """Fix a file's key to the hash of the bytes that were sent."""
         with self.changed:
             if file.sealed and file.key != key:
                 raise PoolError("a value was changed while it was sent; run the cell again")
@@ -350,9 +372,10 @@ class Replication:
 
 
 def _copies(pieces: Iterable[Buffer]) -> Iterable[memoryview]:
-    """The pieces' bytes, at most PIECE_BYTES at a time, each valid until the next.
+    """Iterate over copies of the pieces' bytes, at most PIECE_BYTES at a time.
 
-    The copy is what makes hash and bytes agree while other threads write to the value.
+    A copy is valid until the next one is requested. It ensures that hash and bytes agree even if
+    other threads write to the value.
     """
     scratch = memoryview(bytearray(PIECE_BYTES))
     for piece in pieces:
