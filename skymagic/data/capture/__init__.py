@@ -1,15 +1,19 @@
-"""What a cell needs: the names that it reads, where they come from, and modules that travel as source.
+"""Find out what a cell needs: the names it reads, their origin, and modules that travel as source.
 
-names        the names that a cell takes from the notebook, and those that these need in turn; files that it runs
-dataflow     definite assignment analysis of a cell: which names it reads before it binds them on every path
-code         names in code objects, in the strings that IPython and pandas expand, and in annotations; the cells of code
-assignments  what the notebook's cells change: the names that they assign, modules, the environment
-registrations  registrations in cells that no class takes along
+names             names that a cell reads from the notebook, and those that these need in turn;
+                  scripts
+dataflow          definite assignment analysis: names that a cell reads before it binds them on
+                  every path
+code              names in code objects, in strings expanded by IPython and pandas, and in
+                  annotations
+assignments       changes made by the notebook's cells: assigned names, modules, environment
+                  variables
+registrations     registrations made by cells that do not travel with a class
 class_attributes  attributes that cells set on classes of packages
-settings     settings of packages that cells make for the whole process
-executed     what a cell executes: its statements, and the functions of the notebook that it calls
-imports      names of modules in source: all that it may import, and those that it cannot do without
-modules      the user's own modules, with those that they import and their data files
-loaded       modules that the notebook has loaded: behind its names, and edited since
-installed    the distributions of this environment, and what is imported from them
+settings          process-wide settings of packages that cells make
+executed          nodes that a cell executes: its statements, and functions of the notebook it calls
+imports           module names in source: all that it may import, and those that it requires
+modules           the user's own modules, with the modules they import and their data files
+loaded            modules loaded in the notebook: those behind its names, and those edited since
+installed         distributions in this environment, and the modules they provide
 """

@@ -1,9 +1,10 @@
-"""What the notebook's cells change: names, modules and environment variables.
+"""Changes made by the notebook's cells: names, modules and environment variables.
 
-A statement that runs again is a change, even where it makes an equal value. A name counts as assigned where it has another object after
-the cell, or where the cell binds it on every path to its end: small numbers, True and None are one object each, however often they are
-assigned. Ranks find in the same way what their cells bind. Environment variables count from the time when skymagic was loaded: ranks
-began with what there was before.
+A statement that runs again is a change, even if it produces an equal value. A name counts as
+assigned if it has another object after the cell, or if the cell binds it on every path to its end:
+small numbers, True and None are the same object however often they are assigned. Ranks determine in
+the same way what their cells bind. Environment variables count from the time when skymagic was
+loaded, because ranks start with everything that was set before.
 """
 
 from __future__ import annotations
@@ -28,51 +29,54 @@ from skymagic.data.capture.settings import Setting, is_settings_object, settings
 class Assignments:
     """Counts the assignments to the global names of one notebook.
 
-    Values are compared by identity and never held: what a cell deletes is free at once.
+    Values are compared by identity and never referenced, so that a value deleted by a cell is freed
+    at once.
     """
 
     def __init__(self, namespace: dict[str, Any]) -> None:
         self.namespace = namespace
-        self.watched = False  # whether somebody asks; nothing is read before
-        self.now = 0  # the number of the last assignment
+        self.watched = False  # True once a caller is interested; cells are not analyzed before
+        self.now = 0  # number of the last assignment
         self._last: dict[str, int] = {}
         self._typed: dict[str, int] = {}
-        self.on_modules: dict[
-            str, str
-        ] = {}  # what cells have set in modules: ``"cfg.lr"`` → the module
+        self.on_modules: dict[str, str] = {}
+        """Attributes that cells have set on modules: `"cfg.lr"` → the module."""
         self.on_classes: set[ClassAttribute] = set()
-        """What cells have set in classes of packages."""
+        """Attributes that cells have set on classes of packages."""
         self.registered: dict[str, str] = {}
-        """What cells have registered with installed packages: the call → the module."""
+        """Registrations that cells have made with installed packages: the call → the module."""
         self.settings: set[Setting] = set()
-        """What cells have set in packages for the whole process, by calls or in objects that hold a package's options."""
+        """Process-wide settings that cells have made, by calls or in a package's options object."""
         self._before: dict[str, int] | None = None
         self._looked = False
 
     def last(self, name: str) -> int:
-        """The number of the last assignment to a name; 0 where there was none."""
+        """Return the number of the last assignment to a name, or 0."""
         return self._last.get(name, 0)
 
     def typed_since(self, name: str, number: int) -> bool:
-        """Whether a later cell has assigned the name without reading it: ``n = 3``, not ``n = n[0]``."""
+        """Return True if a later cell has assigned the name without reading it.
+
+        `n = 3` counts, `n = n[0]` does not.
+        """
         return self._typed.get(name, 0) > number
 
     def begin(self) -> None:
-        """A cell of the notebook begins."""
+        """Record the names at the start of a cell."""
         self._before = self._identities()
         self._looked = False
 
     def look(self) -> None:
-        """Something is about to run on ranks in the middle of a cell: what the cell has assigned so far comes before it."""
+        """Record the cell's assignments so far, before something runs on the ranks in mid-cell."""
         self._looked = True
         self._note(self._rebound(), frozenset())
 
     def end(self, source: Callable[[], str], *, completed: bool) -> None:
-        """The cell is over.
+        """Record the cell's assignments at its end.
 
         Args:
-            source: makes the cell's plain Python.
-            completed: whether it came to its end.
+            source: returns the cell's plain Python.
+            completed: True if the cell ran to its end.
         """
         remember_relative_entries()
         remember_reloads()
@@ -85,12 +89,12 @@ class Assignments:
             if completed:
                 self.settings |= settings(tree, self.namespace)
             rebound = self._rebound()
-            # of these nobody can say whether they came before what has run on the ranks meanwhile, or after it
+            # If something ran on the ranks in mid-cell, it is unknown what was bound before that.
             certain = names.certain if completed and not self._looked else frozenset()
             read = {
-                each.id
-                for each in ast.walk(tree)
-                if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Load)
+                node.id
+                for node in ast.walk(tree)
+                if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)
             }
             self._note(
                 {*rebound, *(certain & self.namespace.keys())}, names.certain - (names.loads & read)
@@ -98,11 +102,11 @@ class Assignments:
         self._before = None
 
     def watch(self) -> None:
-        """Somebody asks from now on; cells that have run before are read again for what they have set."""
+        """Start to analyze cells; those that ran before are analyzed now for their settings."""
         if self.watched:
             return
         self.watched = True
-        history = self.namespace.get("_ih")  # IPython's: plain Python, the present cell last
+        history = self.namespace.get("_ih")  # IPython's history: plain Python, current cell last
         for text in history[1:-1] if isinstance(history, list) else ():
             with contextlib.suppress(SyntaxError, ValueError, RecursionError):
                 tree = ast.parse(text)
@@ -115,21 +119,21 @@ class Assignments:
         self.registered.update(registrations(tree, self.namespace))
 
     def brought(self, names: Iterable[str]) -> None:
-        """These names have just been bound to values of the ranks: the cell itself has not assigned them."""
+        """Record that these names were bound to values of the ranks, not by the cell itself."""
         if self._before is not None:
             self._before.update(
                 {name: id(self.namespace[name]) for name in names if name in self.namespace}
             )
 
     def _identities(self) -> dict[str, int]:
-        """Name → identity of its object, of all names; threads of the notebook may bind others meanwhile."""
+        """Return the identity of each name's object; other threads may bind names meanwhile."""
         names = self.namespace.copy()
         return dict(zip(names, map(id, names.values()), strict=True))
 
     def _rebound(self) -> list[str]:
-        """Names that have other objects than at the last look."""
+        """Return the names with other objects than at the last call."""
         before, now = self._before, self._identities()
-        if before is None or before == now:  # which is so nearly always, and seen at once
+        if before is None or before == now:  # the common case, and quick to check
             return []
         self._before = now
         return [name for name, identity in now.items() if before.get(name) != identity]
@@ -146,30 +150,32 @@ class Assignments:
 def set_on_modules(
     tree: ast.AST, namespace: Mapping[str, object], *, has_run: bool = True
 ) -> dict[str, str]:
-    """Attributes of modules that a cell assigns or changes an item of: ``"cfg.lr"`` → the module.
+    """Return attributes of modules that a cell assigns or modifies: `"cfg.lr"` → the module.
 
-    Statements in a function count where the cell calls the function by its name, or calls one that does.
+    Statements in a function count if the cell calls the function by name, or calls another one that
+    does.
 
     Args:
-        has_run: whether the cell has run in the notebook, so that the modules show which statements it has reached.
+        has_run: True if the cell has run in the notebook, so that the modules show which statements
+            were reached.
     """
-    found: dict[str, str] = {}
+    attributes: dict[str, str] = {}
     followed: set[types.CodeType] = set()
-    todo: list[tuple[ast.AST, Mapping[str, object]]] = [(tree, namespace)]
-    while todo:
-        tree, names = todo.pop()
+    pending: list[tuple[ast.AST, Mapping[str, object]]] = [(tree, namespace)]
+    while pending:
+        tree, names = pending.pop()
         for node in executed(tree):
-            found.update(_set_by(node, names, has_run))
+            attributes.update(_set_by(node, names, has_run))
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
                 for function in notebook_functions(names.get(node.func.id), namespace):
                     if function.__code__ not in followed:
                         followed.add(function.__code__)
-                        todo += function_body(function, namespace)
-    return found
+                        pending += function_body(function, namespace)
+    return attributes
 
 
 def _set_by(node: ast.AST, names: Mapping[str, object], has_run: bool) -> Iterator[tuple[str, str]]:
-    """Yield the attributes of modules that one statement sets, each with its module."""
+    """Yield the module attributes that one statement sets, each with its module."""
     if not isinstance(node, ast.Assign | ast.AugAssign | ast.AnnAssign):
         return
     for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
@@ -182,13 +188,13 @@ def _set_by(node: ast.AST, names: Mapping[str, object], has_run: bool) -> Iterat
         if isinstance(module, types.ModuleType) and depth < len(path):
             of_class = isinstance(inner, type) and depth + 1 < len(path)
             if of_class and in_packages(getattr(module, "__file__", None) or ""):
-                continue  # `class_attributes`
+                continue  # handled by `class_attributes`
             if inner is os.environ:
-                continue  # the ranks get its changes
+                continue  # its changes are sent to the ranks
             if is_settings_object(inner):
-                continue  # `settings`
-            whole = isinstance(target, ast.Attribute) and depth + 1 == len(path)
-            if has_run and whole and _was_skipped(node, module, path[depth]):
+                continue  # handled by `settings`
+            is_direct_assignment = isinstance(target, ast.Attribute) and depth + 1 == len(path)
+            if has_run and is_direct_assignment and _was_skipped(node, module, path[depth]):
                 continue
             yield f"{module.__name__}.{path[depth]}", module.__name__
 
@@ -196,7 +202,10 @@ def _set_by(node: ast.AST, names: Mapping[str, object], has_run: bool) -> Iterat
 def _was_skipped(
     node: ast.Assign | ast.AugAssign | ast.AnnAssign, module: types.ModuleType, name: str
 ) -> bool:
-    """Return True if a module's attribute shows that an assignment to it has not run, as in a branch that was not taken."""
+    """Return True if a module's attribute shows that an assignment to it did not run.
+
+    For example, because it is in a branch that was not taken.
+    """
     try:
         value = getattr(module, name)
     except AttributeError:
@@ -209,32 +218,34 @@ def _was_skipped(
 
 
 def _path(target: ast.expr) -> list[str]:
-    """``["cfg", "lr"]`` for ``cfg.lr`` and for ``cfg.lr[0].x``; nothing for what does not begin with a name."""
+    """Return `["cfg", "lr"]` for `cfg.lr` and for `cfg.lr[0].x`.
+
+    Return an empty list if the expression does not start with a name.
+    """
     names: list[str] = []
     while isinstance(target, ast.Attribute | ast.Subscript):
-        names = (
-            [target.attr, *names] if isinstance(target, ast.Attribute) else []
-        )  # of an item: in what it is
+        # A change in an item counts as a change of the container.
+        names = [target.attr, *names] if isinstance(target, ast.Attribute) else []
         target = target.value
     return [target.id, *names] if isinstance(target, ast.Name) else []
 
 
 _watched: dict[int, Assignments] = {}
-"""By the identity of the namespace."""
+"""By the id of the namespace."""
 
 
 def watch(namespace: dict[str, Any]) -> Assignments:
-    """The assignments of a notebook whose cells are reported; twice is safe."""
+    """Return the assignments of a notebook whose cells are reported; safe to call twice."""
     return _watched.setdefault(id(namespace), Assignments(namespace))
 
 
 def of(namespace: dict[str, Any]) -> Assignments:
-    """The assignments to these names; none are counted where no cells are reported."""
-    found = _watched.get(id(namespace))
-    if found is None or found.namespace is not namespace:
+    """Return the assignments to these names; none are counted if no cells are reported."""
+    assignments = _watched.get(id(namespace))
+    if assignments is None or assignments.namespace is not namespace:
         return Assignments(namespace)
-    found.watch()
-    return found
+    assignments.watch()
+    return assignments
 
 
 _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
@@ -242,55 +253,64 @@ _SECRET_WORDS = re.compile(
     r"KEYS?|TOKENS?|SECRETS?|PASS|PASSPHRASE|PAT|CREDS|O?AUTH|AUTHORIZATION|AUTHENTICATION|BEARER"
 )
 _SECRET_PARTS = re.compile(r"PASSW|CREDENTIAL|OAUTH|(?:KEY|TOKEN|SECRET|AUTH)\d*$")
-"""In words without separators: OPENAIKEY, PGPASSWORD, GITHUBTOKEN."""
+"""For words without separators: OPENAIKEY, PGPASSWORD, GITHUBTOKEN."""
 _ORDINARY_WORDS = frozenset({"MONKEY", "TURKEY", "DONKEY", "HOCKEY", "JOCKEY", "WHISKEY"})
 _COUNTING_WORDS = re.compile(
-    r"MAX|MIN|NUM|N|NUMBER|COUNT|LIMIT|TOTAL|PER|NEW|LENGTH|LEN|SIZE|BUDGET|CONTEXT|PROMPT|OUTPUT|INPUT|BATCH|TRAIN"
+    r"MAX|MIN|NUM|N|NUMBER|COUNT|LIMIT|TOTAL|PER|NEW|LENGTH|LEN|SIZE|BUDGET|CONTEXT|PROMPT"
+    r"|OUTPUT|INPUT|BATCH|TRAIN"
 )
-"""Beside one of these, TOKENS and KEYS are a number: MAX_TOKENS, NUM_KEYS."""
+"""Next to one of these, TOKENS and KEYS stand for a number: MAX_TOKENS, NUM_KEYS."""
 _SYMBOL_WORDS = re.compile(r"PAD|EOS|BOS|UNK|SEP|CLS|MASK|SORT|DISABLE|IMPLICIT")
-"""Beside one of these, TOKEN and KEY are a symbol of a vocabulary, a column, or a switch: PAD_TOKEN, SORT_KEY."""
+"""Next to one of these, TOKEN and KEY stand for a vocabulary symbol, a column or a switch:
+PAD_TOKEN, SORT_KEY.
+"""
 _OF_THE_MACHINE = re.compile(
-    r"PATH|HOME|PWD|OLDPWD|TMPDIR|USER|SHELL|TERM|COLUMNS|LINES|LD_\w+|PYTHON\w*|VIRTUAL_ENV|CONDA_\w+|SSH_\w+|DISPLAY|PYTEST_\w+"
+    r"PATH|HOME|PWD|OLDPWD|TMPDIR|USER|SHELL|TERM|COLUMNS|LINES|LD_\w+|PYTHON\w*"
+    r"|VIRTUAL_ENV|CONDA_\w+|SSH_\w+|DISPLAY|PYTEST_\w+"
     r"|(?:JPY|IPYTHON|JUPYTER|SKYMAGIC|SKYPILOT|COMPUTE_POOL|TORCHELASTIC|SLURM|RAY)\w*"
-    r"|(?:LOCAL_|GROUP_|ROLE_|NODE_)?(?:RANK|WORLD_SIZE)|MASTER_\w+|CUDA_VISIBLE_DEVICES|\w+_SOCKET_IFNAME"
+    r"|(?:LOCAL_|GROUP_|ROLE_|NODE_)?(?:RANK|WORLD_SIZE)|MASTER_\w+|CUDA_VISIBLE_DEVICES"
+    r"|\w+_SOCKET_IFNAME"
 )
-"""Where the notebook runs, and what each rank has of its own."""
+"""Variables that describe where the notebook runs, or that differ between ranks."""
 _environment_before: dict[str, str] = {}
-"""As it was when skymagic was loaded."""
+"""Environment at the time when skymagic was loaded."""
 
 
 def remember_environment() -> None:
-    """What is changed from now on is the notebook's change; later calls do nothing."""
+    """Record the environment, to detect the notebook's changes; later calls do nothing."""
     if not _environment_before:
         _environment_before.update(os.environ)
 
 
 def changed_environment() -> dict[str, str | None]:
-    """What the notebook has changed; nothing where skymagic was not loaded into one."""
+    """Return the notebook's changes; empty if skymagic was not loaded in a notebook."""
     return environment_changes(os.environ, _environment_before) if _environment_before else {}
 
 
 def environment_changes(now: Mapping[str, str], before: Mapping[str, str]) -> dict[str, str | None]:
-    """Variables that are new, differ, or are gone (None); not those of the machine."""
+    """Return variables that are new, changed or deleted (None).
+
+    Variables that describe the machine are left out.
+    """
     names = {*now, *before}
     differ = {name: now.get(name) for name in sorted(names) if now.get(name) != before.get(name)}
     return {name: value for name, value in differ.items() if not _OF_THE_MACHINE.fullmatch(name)}
 
 
 def is_secret_variable(name: str) -> bool:
-    """Return True if a variable's name says that its value is confidential.
+    """Return True if a variable's name suggests that its value is confidential.
 
-    Whole words of the name count: HF_TOKEN is a secret, TOKENIZERS_PARALLELISM, KEYBOARD and AUTHOR are not.
+    Only whole words of the name count: HF_TOKEN is a secret; TOKENIZERS_PARALLELISM, KEYBOARD and
+    AUTHOR are not.
     """
-    words = {word.upper() for word in _WORD.findall(name)}
-    found = {
+    name_words = {word.upper() for word in _WORD.findall(name)}
+    secret_words = {
         word
-        for word in words - _ORDINARY_WORDS
+        for word in name_words - _ORDINARY_WORDS
         if _SECRET_WORDS.fullmatch(word) or _SECRET_PARTS.search(word)
     }
-    if any(_COUNTING_WORDS.fullmatch(word) for word in words):
-        found -= {"TOKENS", "KEYS"}
-    if any(_SYMBOL_WORDS.fullmatch(word) for word in words):
-        found -= {"TOKEN", "KEY"}
-    return bool(found)
+    if any(_COUNTING_WORDS.fullmatch(word) for word in name_words):
+        secret_words -= {"TOKENS", "KEYS"}
+    if any(_SYMBOL_WORDS.fullmatch(word) for word in name_words):
+        secret_words -= {"TOKEN", "KEY"}
+    return bool(secret_words)

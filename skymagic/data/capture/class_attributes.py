@@ -1,6 +1,7 @@
-"""Attributes that the notebook's cells set on classes of packages: `torch.Tensor.hello = …`, accessors of pandas.
+"""Attributes that cells set on classes of packages: `torch.Tensor.hello = …`, pandas accessors.
 
-The class is imported on the ranks, so that these attributes are missing there; an instance of it does not show that.
+The ranks import the class, so these attributes are missing there. An instance of the class does not
+show that.
 """
 
 from __future__ import annotations
@@ -17,15 +18,15 @@ _ACCESSOR_OWNERS = {"dataframe": "DataFrame", "series": "Series", "index": "Inde
 
 
 class ClassAttribute(NamedTuple):
-    """An attribute that was set on a class of a package."""
+    """Attribute that was set on a class of a package."""
 
     owner: str
-    """The class with its module: ``"torch.Tensor"``."""
+    """The class with its module: `"torch.Tensor"`."""
     name: str
 
     @property
     def package(self) -> str:
-        """The top-level package of the class."""
+        """Top-level package of the class."""
         return self.owner.partition(".")[0]
 
     def __str__(self) -> str:
@@ -33,20 +34,20 @@ class ClassAttribute(NamedTuple):
 
 
 def class_attributes(tree: ast.AST, namespace: Mapping[str, object]) -> set[ClassAttribute]:
-    """Return the attributes that code sets on classes which it has not defined itself."""
-    found = set()
+    """Return the attributes that code sets on classes which it did not define itself."""
+    attributes = set()
     for target, name in _settings(tree):
         owner = _value_of(target, namespace)
         if isinstance(owner, type) and owner.__module__ not in ("__main__", "builtins"):
-            found.add(ClassAttribute(f"{owner.__module__}.{owner.__qualname__}", name))
+            attributes.add(ClassAttribute(f"{owner.__module__}.{owner.__qualname__}", name))
     for node in ast.walk(tree):
         if isinstance(node, ast.Call) and (accessor := _accessor(node)):
-            found.add(accessor)
-    return found
+            attributes.add(accessor)
+    return attributes
 
 
 def _settings(tree: ast.AST) -> Iterator[tuple[ast.expr, str]]:
-    """Each attribute that is set, with the expression for its owner."""
+    """Yield each attribute that is set, with the expression of its owner."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
             yield node.value, node.attr
@@ -59,7 +60,7 @@ def _settings(tree: ast.AST) -> Iterator[tuple[ast.expr, str]]:
 
 
 def _value_of(node: ast.expr, namespace: Mapping[str, object]) -> Any:
-    """Return what a dotted name leads to, without running anything but attribute look-ups of modules and classes."""
+    """Return the value of a dotted name, using only attribute lookups in modules and classes."""
     path = dotted_path(node)
     value: Any = namespace.get(path[0]) if path else None
     for name in path[1:]:
@@ -68,7 +69,7 @@ def _value_of(node: ast.expr, namespace: Mapping[str, object]) -> Any:
 
 
 def _accessor(call: ast.Call) -> ClassAttribute | None:
-    """Return the attribute that one of pandas' decorators sets."""
+    """Return the attribute that a pandas accessor decorator sets, or None."""
     func = call.func
     called = func.attr if isinstance(func, ast.Attribute) else getattr(func, "id", "")
     kind = _ACCESSOR.fullmatch(called)

@@ -1,9 +1,11 @@
-"""Names in code: global names, modules and attributes that compiled code mentions, names in literal strings, and names in annotations.
+"""Names in code: globals, modules and attributes in compiled code, in strings, and in annotations.
 
-Three kinds of strings name variables: what IPython expands (``!echo {x} $y``, the line of a magic, the body of ``%%time``), pandas' queries
-(``"a > @x"``), and annotations. Annotations become strings where they are quoted, and all of them under ``from __future__ import
-annotations``: ``typing.get_type_hints`` on a rank looks names up there. Only classes, modules and what ``typing`` makes travel for their
-sake: in ``Float[Tensor, "batch"]`` and ``Literal["data"]`` a string is no name.
+Three kinds of strings mention variables: text that IPython expands (`!echo {x} $y`, the line of a
+magic, the body of `%%time`), pandas queries (`"a > @x"`), and annotations. Annotations are strings
+if they are quoted, and all of them under `from __future__ import annotations`:
+`typing.get_type_hints` on a rank looks up their names. Only classes, modules and objects created by
+`typing` travel for annotations: the strings in `Float[Tensor, "batch"]` and `Literal["data"]` are
+no names.
 """
 
 from __future__ import annotations
@@ -30,33 +32,33 @@ _OWN = {"__name__", "__module__", "__qualname__"}
 
 @dataclass(frozen=True)
 class CodeNames:
-    """What a code object and the code inside it name."""
+    """Names in a code object and in the code nested in it."""
 
     loads: frozenset[str]
     """Global names."""
     imports: frozenset[str]
-    """Dotted names of modules; ``from a import b`` counts as ``a`` and ``a.b``."""
+    """Dotted names of modules; `from a import b` counts as `a` and `a.b`."""
     attributes: frozenset[str]
     """Names that may be attributes."""
     stores: frozenset[str] = frozenset()
-    """Names that it binds at its own level, and global names that the code inside it binds."""
+    """Names bound at its own level, and global names bound by nested code."""
     required: frozenset[str] = frozenset()
-    """Imports that are not in a ``try``."""
+    """Imports outside of a `try`."""
     sets: frozenset[str] = frozenset()
-    """Stores that are ``global``."""
+    """Names that are stored as `global`."""
 
 
 _known: WeakKeyDictionary[types.CodeType, CodeNames] = WeakKeyDictionary()
 
 
 def code_names(code: types.CodeType) -> CodeNames:
-    """The names in a code object and in the code inside it."""
+    """Return the names in a code object and in the code nested in it."""
     names = _known.get(code)
     if names is None:
         loads, stores, imports, module = set(), set(), set(), ""
         required: set[str] = set()
         sets: set[str] = set()
-        tried = _tried(code)
+        guarded_ranges = _tried(code)
         for step in dis.get_instructions(code):
             if step.opname in _GLOBAL_LOADS:
                 loads.add(str(step.argval))
@@ -66,11 +68,11 @@ def code_names(code: types.CodeType) -> CodeNames:
             elif step.opname == "IMPORT_NAME":
                 module = str(step.argval)
                 imports.add(module)
-                surely = not any(start <= step.offset < end for start, end in tried)
-                required.update([module] if surely else ())
+                is_required = not any(start <= step.offset < end for start, end in guarded_ranges)
+                required.update([module] if is_required else ())
             elif step.opname == "IMPORT_FROM":
                 imports.add(f"{module}.{step.argval}")
-                required.update([f"{module}.{step.argval}"] if surely else ())
+                required.update([f"{module}.{step.argval}"] if is_required else ())
         inner = [
             code_names(constant)
             for constant in code.co_consts
@@ -79,20 +81,23 @@ def code_names(code: types.CodeType) -> CodeNames:
         texts = [constant for constant in code.co_consts if isinstance(constant, str)]
         names = _known[code] = CodeNames(
             frozenset(loads).union(
-                mentioned_names(code.co_names, texts), *(each.loads for each in inner)
+                mentioned_names(code.co_names, texts), *(nested.loads for nested in inner)
             )
             - _OWN,
-            frozenset(imports).union(*(each.imports for each in inner)),
-            frozenset(code.co_names).union(*(each.attributes for each in inner)),
-            frozenset(stores).union(*(each.sets for each in inner)),
-            frozenset(required).union(*(each.required for each in inner)),
-            frozenset(sets).union(*(each.sets for each in inner)),
+            frozenset(imports).union(*(nested.imports for nested in inner)),
+            frozenset(code.co_names).union(*(nested.attributes for nested in inner)),
+            frozenset(stores).union(*(nested.sets for nested in inner)),
+            frozenset(required).union(*(nested.required for nested in inner)),
+            frozenset(sets).union(*(nested.sets for nested in inner)),
         )
     return names
 
 
 def _tried(code: types.CodeType) -> list[tuple[int, int]]:
-    """Offsets (from, to) of what is in a ``try`` with an ``except``, and of the ``except`` itself; not in a ``with`` or before a ``finally``."""
+    """Return offsets (start, end) of code in a `try` with an `except`, and of the `except` itself.
+
+    Code in a `with`, or in a `try` with only a `finally`, does not count.
+    """
     if not code.co_exceptiontable:
         return []
     steps = list(dis.get_instructions(code))
@@ -105,11 +110,11 @@ def _tried(code: types.CodeType) -> list[tuple[int, int]]:
 
 
 def _handles(handler: list[str]) -> bool:
-    """Whether this is the beginning of an ``except``, or what tidies up after one."""
+    """Return True if instructions start an `except`, or its cleanup."""
     if handler[0] == "COPY":
         return True
-    asked = handler.index("CHECK_EXC_MATCH") if "CHECK_EXC_MATCH" in handler else len(handler)
-    named = {
+    check = handler.index("CHECK_EXC_MATCH") if "CHECK_EXC_MATCH" in handler else len(handler)
+    allowed = {
         "PUSH_EXC_INFO",
         "LOAD_GLOBAL",
         "LOAD_NAME",
@@ -120,7 +125,7 @@ def _handles(handler: list[str]) -> bool:
         "CACHE",
     }
     return handler[:2] == ["PUSH_EXC_INFO", "POP_TOP"] or (
-        asked < len(handler) and named.issuperset(handler[:asked])
+        check < len(handler) and allowed.issuperset(handler[:check])
     )
 
 
@@ -128,70 +133,71 @@ Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Lambda
 
 
 def compiled_names(node: ast.stmt | ast.expr, *, postponed: bool = False) -> CodeNames:
-    """What a statement or an expression names, by the compiler's own rules of scopes.
+    """Return the names in a statement or an expression, by the compiler's own scope rules.
 
     Args:
-        postponed: annotations are not evaluated.
+        postponed: True if annotations are not evaluated.
     """
     return code_names(_compiled(node, postponed))
 
 
 def header_names(definition: Definition, *, postponed: bool = False) -> CodeNames:
-    """What is evaluated where a definition stands: its decorators, bases, defaults and annotations."""
+    """Return the names used by decorators, bases, defaults and annotations of a definition."""
     bare: Any = copy.copy(definition)
     bare.body = ast.Constant(None) if isinstance(bare, ast.Lambda) else [ast.Pass()]
     return compiled_names(ast.fix_missing_locations(bare), postponed=postponed)
 
 
 def body_names(function: ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda) -> CodeNames:
-    """What the body of a function takes from the global names and binds in them, without what `header_names` says."""
+    """Return the global names that a function's body loads and binds.
+
+    Names in its header are left out; see `header_names`.
+    """
     name = "<lambda>" if isinstance(function, ast.Lambda) else function.name
-    own = (
-        name,
-        f"<generic parameters of {name}>",
-    )  # PEP 695: the function is made in a scope of its parameters
+    # PEP 695: a generic function is created in a scope of its type parameters.
+    own = (name, f"<generic parameters of {name}>")
     inner = _compiled(function, postponed=False).co_consts
     names = [
-        code_names(each)
-        for each in inner
-        if isinstance(each, types.CodeType) and each.co_name in own
+        code_names(code)
+        for code in inner
+        if isinstance(code, types.CodeType) and code.co_name in own
     ]
     return CodeNames(
-        loads=frozenset().union(*(each.loads for each in names)),
+        loads=frozenset().union(*(nested.loads for nested in names)),
         imports=frozenset(),
         attributes=frozenset(),
-        sets=frozenset().union(*(each.sets for each in names)),
+        sets=frozenset().union(*(nested.sets for nested in names)),
     )
 
 
 def _compiled(node: ast.stmt | ast.expr, postponed: bool) -> types.CodeType:
-    whole = ast.Expression(node) if isinstance(node, ast.expr) else ast.Module([node], [])
+    tree = ast.Expression(node) if isinstance(node, ast.expr) else ast.Module([node], [])
     mode = "eval" if isinstance(node, ast.expr) else "exec"
     flags = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT | (
         __future__.annotations.compiler_flag if postponed else 0
     )
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the ranks will say it
-        code: types.CodeType = compile(whole, "<cell>", mode, flags, dont_inherit=True)
+        warnings.simplefilter("ignore")  # the ranks will issue them
+        code: types.CodeType = compile(tree, "<cell>", mode, flags, dont_inherit=True)
     return code
 
 
-# -- names in strings ------------------------------------------------------------------------------------------------
+# -- names in strings ------------------------------------------------------------------------------
 
 _EXPANDING = frozenset({"system", "getoutput", "run_line_magic", "run_cell_magic"})
-"""What IPython makes of ``!``, ``%`` and ``%%``."""
+"""Methods that IPython turns `!`, `%` and `%%` into."""
 _CODE_MAGICS = frozenset(
     {"time", "timeit", "prun", "memit", "mprun", "lprun", "capture", "pyinstrument"}
 )
 _QUERIES = frozenset({"query", "eval"})
-"""Methods of data frames."""
-# IPython's own: a dollar inside single quotes belongs to the shell, and $$ is a dollar.
+"""Methods of data frames that take a query."""
+# As in IPython: a dollar inside single quotes belongs to the shell, and $$ is a dollar sign.
 _DOLLAR = re.compile(r"(.*?)\$(\$?[\w.]+)(?=(?:[^']*'[^']*')*[^']*$)", re.DOTALL)
 _OPTION = re.compile(r"^\s*(?:-[nrsltTDm]\s*\S+|-\w+)\s*")
 
 
 def mentioned_names(methods: Collection[str], texts: Sequence[str]) -> set[str]:
-    """Names that the literal arguments of calls of these methods mention."""
+    """Return names mentioned in the literal arguments of calls of these methods."""
     names: set[str] = set()
     if not _QUERIES.isdisjoint(methods):
         names.update(name for text in texts for name in re.findall(r"@(\w+)", text))
@@ -205,7 +211,10 @@ def mentioned_names(methods: Collection[str], texts: Sequence[str]) -> set[str]:
 
 
 def call_names(call: ast.Call) -> set[str]:
-    """Names that a literal argument of a call mentions; none where it is no call of IPython's or of a data frame's."""
+    """Return names mentioned in the literal arguments of a call.
+
+    Empty unless it is a call of IPython or of a data frame.
+    """
     method, texts = (
         call.func.attr if isinstance(call.func, ast.Attribute) else "",
         literal_arguments(call),
@@ -216,7 +225,7 @@ def call_names(call: ast.Call) -> set[str]:
 
 
 def literal_arguments(call: ast.Call) -> list[str]:
-    """The arguments of a call that are literal strings."""
+    """Return the arguments of a call that are literal strings."""
     return [
         arg.value
         for arg in call.args
@@ -225,11 +234,11 @@ def literal_arguments(call: ast.Call) -> list[str]:
 
 
 def _expanded(text: str) -> set[str]:
-    """Names that IPython would put into a shell or magic line: in ``{expr}`` and ``$var``."""
+    """Return names that IPython expands in a shell or magic line: `{expr}` and `$var`."""
     names: set[str] = set()
     try:
         fields = [name for _, name, _, _ in string.Formatter().parse(text) if name]
-    except ValueError:  # braces of the shell's own
+    except ValueError:  # the braces belong to the shell
         fields = []
     for expression in fields:
         names |= _source_names(expression.strip(), "eval")
@@ -242,17 +251,17 @@ def _expanded(text: str) -> set[str]:
 
 
 def _magic_names(text: str) -> set[str]:
-    """Names in the code that a magic such as ``%timeit`` runs."""
+    """Return names in the code that a magic such as `%timeit` runs."""
     while (option := _OPTION.match(text)) is not None:
         text = text[option.end() :]
     return _source_names(text, "exec")
 
 
 def _source_names(source: str, mode: str) -> set[str]:
-    """Names that a piece of code loads and does not bind itself; empty when it is not Python."""
+    """Return names that code loads without binding them; empty if it is not Python."""
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # the ranks will say it
+            warnings.simplefilter("ignore")  # the ranks will issue them
             code = compile(
                 source, "<string>", mode, ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True
             )
@@ -263,7 +272,10 @@ def _source_names(source: str, mode: str) -> set[str]:
 
 
 def namespace_keys(tree: ast.AST) -> set[str]:
-    """Names that a cell looks up by a literal key: ``globals()["x"]``, ``vars().get("x")``, ``"x" in globals()``; ``Out[10]`` is `_10`."""
+    """Return names that a cell looks up by a literal key.
+
+    For example `globals()["x"]`, `vars().get("x")`, `"x" in globals()`; `Out[10]` counts as `_10`.
+    """
     keys: list[ast.expr] = []
     for node in ast.walk(tree):
         if isinstance(node, ast.Subscript) and _is_namespace(node.value):
@@ -285,12 +297,12 @@ def namespace_keys(tree: ast.AST) -> set[str]:
         ):
             keys += node.args[:1]
             if node.func.attr == "update":
-                keys += [ast.Constant(each.arg) for each in node.keywords if each.arg]
+                keys += [ast.Constant(keyword.arg) for keyword in node.keywords if keyword.arg]
                 keys += [
                     key
-                    for each in node.args
-                    if isinstance(each, ast.Dict)
-                    for key in each.keys
+                    for argument in node.args
+                    if isinstance(argument, ast.Dict)
+                    for key in argument.keys
                     if key
                 ]
         elif isinstance(node, ast.Compare) and any(map(_is_namespace, node.comparators)):
@@ -308,16 +320,17 @@ def _is_namespace(node: ast.expr) -> bool:
     return node.func.id in ("globals", "vars", "locals")
 
 
-# -- names in annotations --------------------------------------------------------------------------------------------
+# -- names in annotations --------------------------------------------------------------------------
 
 _NOT_NAMES = {"Literal"}
 
 
 def annotated_names(tree: ast.AST, postponed: bool) -> set[str]:
-    """Names in the annotations of a piece of code.
+    """Return names in the annotations of code.
 
     Args:
-        postponed: whether all annotations are strings; if not, only names inside of string literals count.
+        postponed: True if all annotations are strings; otherwise only names in string literals
+            count.
     """
     names: set[str] = set()
     for annotation in _annotations(tree):
@@ -331,18 +344,18 @@ def annotated_names(tree: ast.AST, postponed: bool) -> set[str]:
 
 
 def value_names(value: object, namespace: Mapping[str, object]) -> set[str]:
-    """Names in the string annotations of a function or class that stand for types in `namespace`."""
+    """Return names of types in `namespace` that string annotations of a value refer to."""
     try:
         annotations = dict(own_annotations(value))
-    except Exception:  # the value's own code
+    except Exception:  # raised by the value's own code
         return set()
-    texts = {text for each in annotations.values() for text in _forward(each)}
+    texts = {text for annotation in annotations.values() for text in _forward(annotation)}
     return {name for text in texts for name in text_names(text) if is_type(namespace.get(name))}
 
 
 def own_annotations(value: Any) -> Any:
-    """The annotations of a function, or of a class without those of its bases."""
-    if sys.version_info >= (3, 14):  # evaluated on demand: they may name what does not exist yet
+    """Return the annotations of a function, or of a class without those of its bases."""
+    if sys.version_info >= (3, 14):  # evaluated lazily: names may not exist yet
         from annotationlib import Format, get_annotations
 
         try:
@@ -355,20 +368,23 @@ def own_annotations(value: Any) -> Any:
 
 
 def is_type(value: object) -> bool:
-    """Whether a value is used in annotations: a class, a module of classes, or something that ``typing`` made."""
+    """Return True if a value may occur in annotations.
+
+    This holds for classes, modules with classes, and objects created by `typing`.
+    """
     kinds = (type, types.ModuleType, types.GenericAlias, types.UnionType)
     return isinstance(value, kinds) or type(value).__module__ == "typing"
 
 
 @lru_cache(maxsize=256)
 def text_names(text: str) -> frozenset[str]:
-    """Names in one annotation; none if it is not Python."""
+    """Return names in one annotation, or an empty set if it is not Python."""
     try:
         tree = ast.parse(text.strip(), mode="eval")
     except (SyntaxError, ValueError, RecursionError):
         return frozenset()
     nodes = list(_without_literals(tree))
-    inner = (text_names(each) for node in nodes for each in _strings(node))
+    inner = (text_names(nested) for node in nodes for nested in _strings(node))
     return frozenset({node.id for node in nodes if isinstance(node, ast.Name)}.union(*inner))
 
 
@@ -381,7 +397,7 @@ def _annotations(tree: ast.AST) -> Iterator[ast.expr]:
 
 
 def _without_literals(tree: ast.AST) -> Iterator[ast.AST]:
-    """All nodes, but of ``Literal[…]`` the name alone."""
+    """Yield all nodes, but only the name of a `Literal[…]`."""
     yield tree
     literal = (
         isinstance(tree, ast.Subscript)
@@ -398,7 +414,10 @@ def _strings(node: ast.AST) -> Iterable[str]:
 
 
 def _forward(annotation: object) -> Iterator[str]:
-    """The strings in an annotation's value: itself, or inside of ``Optional["Net"]`` and ``list["Net"]``."""
+    """Yield the strings in an annotation's value.
+
+    That is the value itself, or strings inside `Optional["Net"]` and `list["Net"]`.
+    """
     if isinstance(annotation, str):
         yield annotation
     elif isinstance(text := getattr(annotation, "__forward_arg__", None), str):
@@ -406,5 +425,5 @@ def _forward(annotation: object) -> Iterator[str]:
     elif getattr(annotation, "__origin__", None) is not None or isinstance(
         annotation, types.UnionType
     ):
-        for each in getattr(annotation, "__args__", ()):
-            yield from _forward(each)
+        for argument in getattr(annotation, "__args__", ()):
+            yield from _forward(argument)

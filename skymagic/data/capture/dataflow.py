@@ -1,4 +1,4 @@
-"""Definite assignment analysis of a cell: which names it takes from outside, path by path, in the order of execution."""
+"""Definite assignment analysis: names that a cell takes from outside, on any path."""
 
 from __future__ import annotations
 
@@ -17,36 +17,35 @@ from skymagic.data.capture.code import (
 
 
 class Script(NamedTuple):
-    """A file that a cell runs with ``%run``."""
+    """File that a cell runs with `%run`."""
 
     path: str
     interactive: bool
-    """Whether it runs among the cell's variables (``-i``)."""
+    """True if it runs in the cell's namespace (`-i`)."""
     defined: frozenset[str]
     """Names that the cell has defined before."""
 
 
 class Flow(ast.NodeVisitor):
-    """Follows a cell, with the names that are defined on every path to where it is.
+    """Visitor that tracks the names defined on every path to the current point of a cell.
 
-    What has a scope of its own (functions, lambdas, comprehensions, type parameters) is left to the compiler's rules.
+    Nodes with a separate scope (functions, lambdas, comprehensions, type parameters) are left to
+    the compiler.
 
     Args:
-        postponed: annotations are not evaluated.
+        postponed: True if annotations are not evaluated.
     """
 
     def __init__(self, *, postponed: bool = False) -> None:
         self.postponed = postponed
         self.defined: set[str] = set()
-        self.reached = (
-            True  # False where no path arrives: after ``raise``, ``break`` or ``continue``
-        )
+        # False where no path arrives: after `raise`, `break` or `continue`.
+        self.reached = True
         self.loads: set[str] = set()
         self.stores: set[str] = set()
         self.scripts: list[Script] = []
-        self._waiting: dict[
-            str, set[str]
-        ] = {}  # function, or class → names that count as loaded when it is
+        self._waiting: dict[str, set[str]] = {}
+        """By function or class: names that count as loaded when it is named."""
 
     # names
 
@@ -62,24 +61,28 @@ class Flow(ast.NodeVisitor):
             self.defined.add(name)
 
     def take(self, names: CodeNames) -> None:
-        """Load what compiled code loads; what it stores, it may not store on every path."""
+        """Load the names that compiled code loads; its stores may not happen on every path."""
         self.stores |= names.stores
         for name in names.loads:
             self.load(name)
 
     def define(self, name: str, body: Iterable[str], *, used: bool) -> None:
-        """A definition: what its body loads counts when it is named first, or now if it is `used` at once, by a decorator."""
+        """Handle a definition.
+
+        The names in its body count as loaded when it is first named, or now if a decorator uses it
+        at once.
+        """
         inner = set(body) - {name}
         if used:
-            for each in inner:
-                self.load(each)
+            for loaded in inner:
+                self.load(loaded)
             self._waiting.pop(name, None)
         else:
             self._waiting.setdefault(name, set()).update(inner)
         self.store(name)
 
     def finish(self) -> None:
-        """Count the bodies of functions that the cell has not named: the next cell may call them."""
+        """Count the bodies of functions that the cell never named: the next cell may call them."""
         self.reached = True
         for name in list(self._waiting):
             for inner in self._waiting.pop(name, ()):
@@ -92,7 +95,7 @@ class Flow(ast.NodeVisitor):
             self.visit(statement)
 
     def branches(self, *paths: Callable[[], None]) -> None:
-        """Run each path from here; afterwards only what all of them define is defined."""
+        """Visit each path from here; afterwards only names that all of them define are defined."""
         before, reached = self.defined, self.reached
         ends: list[set[str]] = []
         for path in paths:
@@ -104,16 +107,16 @@ class Flow(ast.NodeVisitor):
         self.defined = set.intersection(*ends) if ends else before
 
     def maybe(self, path: Callable[[], None]) -> None:
-        """Run a path that may be left out, or left at any point."""
+        """Visit a path that may be skipped, or left at any point."""
         before, reached = set(self.defined), self.reached
         path()
         self.defined, self.reached = before & self.defined, reached
 
     def loop(self, once: Callable[[], None]) -> None:
-        """Run a path any number of times."""
+        """Visit a path that runs any number of times."""
         before = set(self.defined)
         self.maybe(once)
-        if self.defined != before:  # what one round deletes is missing in the next
+        if self.defined != before:  # names deleted in one iteration are missing in the next
             self.maybe(once)
 
     # expressions
@@ -176,8 +179,8 @@ class Flow(ast.NodeVisitor):
             self.define(target.id, body_names(node.value).loads, used=False)
             return
         self.visit(node.value)
-        for each in node.targets:
-            self.visit(each)
+        for assigned in node.targets:
+            self.visit(assigned)
 
     def visit_AugAssign(self, node: ast.AugAssign) -> None:
         if isinstance(node.target, ast.Name):
@@ -204,9 +207,8 @@ class Flow(ast.NodeVisitor):
 
     def visit_ImportFrom(self, node: ast.ImportFrom) -> None:
         for alias in node.names:
-            if (
-                alias.name != "*" and node.module != "__future__"
-            ):  # a star binds names that nobody can know
+            # The names bound by `import *` are unknown.
+            if alias.name != "*" and node.module != "__future__":
                 self.store(alias.asname or alias.name)
 
     def _jump(self, node: ast.Raise | ast.Break | ast.Continue) -> None:
@@ -227,7 +229,7 @@ class Flow(ast.NodeVisitor):
 
     def visit_ClassDef(self, node: ast.ClassDef) -> None:
         self.take(header_names(node))
-        parameters = {each.name for each in getattr(node, "type_params", ())}
+        parameters = {parameter.name for parameter in getattr(node, "type_params", ())}
         inner = _ClassBody(self, parameters)
         inner.block(node.body)
         self.define(
@@ -263,11 +265,10 @@ class Flow(ast.NodeVisitor):
             self.block(node.body)
             self.block(node.orelse)
 
-        self.maybe(
-            lambda: self.block(node.finalbody)
-        )  # on its way out, when anything may be missing
+        # `finally` may run after an error at any point, when any name may be missing.
+        self.maybe(lambda: self.block(node.finalbody))
         self.branches(
-            undisturbed, *(lambda each=each: self._handler(each) for each in node.handlers)
+            undisturbed, *(lambda each=handler: self._handler(each) for handler in node.handlers)
         )
         self.block(node.finalbody)
 
@@ -305,13 +306,13 @@ class Flow(ast.NodeVisitor):
                 self.visit(each.guard)
             self.block(each.body)
 
-        total = any(each.guard is None and _irrefutable(each.pattern) for each in node.cases)
+        total = any(branch.guard is None and _irrefutable(branch.pattern) for branch in node.cases)
         nothing: list[Callable[[], None]] = [] if total else [lambda: None]
-        self.branches(*(lambda each=each: case(each) for each in node.cases), *nothing)
+        self.branches(*(lambda each=branch: case(each) for branch in node.cases), *nothing)
 
 
 class _ClassBody(Flow):
-    """A class body: its own names come first, then the cell's; methods do not see its names."""
+    """Class body: its own names take precedence, then the cell's; methods do not see its names."""
 
     def __init__(self, outer: Flow, parameters: set[str]) -> None:
         super().__init__(postponed=outer.postponed)
@@ -355,7 +356,10 @@ def _irrefutable(pattern: ast.pattern) -> bool:
 
 
 def run_file(call: ast.Call) -> tuple[str, bool] | None:
-    """File of a ``%run`` line, and whether it runs among the notebook's variables (``-i``); None for any other call."""
+    """Return the file of a `%run` line, and True if it runs in the notebook's namespace (`-i`).
+
+    Return None for any other call.
+    """
     texts = literal_arguments(call)
     if (
         not isinstance(call.func, ast.Attribute)
@@ -363,13 +367,13 @@ def run_file(call: ast.Call) -> tuple[str, bool] | None:
         or texts[:1] != ["run"]
     ):
         return None
-    options, words = "", texts[1].split() if len(texts) > 1 else []
-    while words and words[0].startswith("-"):
-        option = words.pop(0)
+    options, arguments = "", texts[1].split() if len(texts) > 1 else []
+    while arguments and arguments[0].startswith("-"):
+        option = arguments.pop(0)
         options += option[1:]
-        if option in ("-N", "-l") and words:
-            words.pop(0)
-    if not words or "m" in options or any(sign in words[0] for sign in "{$"):
+        if option in ("-N", "-l") and arguments:
+            arguments.pop(0)
+    if not arguments or "m" in options or any(sign in arguments[0] for sign in "{$"):
         return None
-    name = words[0].strip("'\"")
+    name = arguments[0].strip("'\"")
     return (name if name.endswith((".py", ".ipy", ".ipynb")) else name + ".py"), "i" in options

@@ -1,4 +1,7 @@
-"""What a cell executes, as far as its text shows it: its statements, and the bodies of the notebook's functions that it calls."""
+"""Nodes that a cell executes: its statements, and bodies of the notebook's functions it calls.
+
+Only what can be seen in the text is covered.
+"""
 
 from __future__ import annotations
 
@@ -13,9 +16,11 @@ from collections.abc import Container, Iterator, Mapping
 def notebook_functions(
     value: object, namespace: Mapping[str, object]
 ) -> Iterator[types.FunctionType]:
-    """Yield the notebook's function that a call runs, and those that it wraps by `functools.wraps`."""
+    """Yield the notebook's function that a call runs, and those it wraps by `functools.wraps`."""
     while isinstance(value, types.FunctionType) and value.__globals__ is namespace:
-        if not value.__code__.co_flags & inspect.CO_GENERATOR:  # whose call runs nothing
+        if (
+            not value.__code__.co_flags & inspect.CO_GENERATOR
+        ):  # calling a generator function runs nothing
             yield value
         value = vars(value).get("__wrapped__")
 
@@ -23,13 +28,13 @@ def notebook_functions(
 def function_body(
     function: types.FunctionType, namespace: Mapping[str, object]
 ) -> Iterator[tuple[ast.AST, Mapping[str, object]]]:
-    """Yield the body of a function of the notebook, with what the names in it mean."""
+    """Yield the body of a function of the notebook, with the values of the names in it."""
     code = function.__code__
     try:
         source = textwrap.dedent(inspect.getsource(function))
         definition = ast.parse(source).body[0]
     except (OSError, TypeError, SyntaxError, ValueError, RecursionError, IndexError):
-        return  # made by `exec`, or a lambda amid an expression
+        return  # created by `exec`, or a lambda inside an expression
     if not isinstance(definition, ast.FunctionDef | ast.AsyncFunctionDef):
         return
     body = ast.Module(definition.body, [])
@@ -43,16 +48,16 @@ def _imported_modules(body: ast.AST, local: Container[str]) -> Iterator[tuple[st
     """Yield the modules that a function's own imports bind to local names."""
     for node in executed(body):
         if isinstance(node, ast.Import):
-            for each in node.names:
-                name = each.asname or each.name.partition(".")[0]
+            for alias in node.names:
+                name = alias.asname or alias.name.partition(".")[0]
                 if name in local:
-                    yield name, sys.modules.get(each.name if each.asname else name)
+                    yield name, sys.modules.get(alias.name if alias.asname else name)
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            for each in node.names:
-                name = each.asname or each.name
+            for alias in node.names:
+                name = alias.asname or alias.name
                 if name in local:
                     parent = sys.modules.get(node.module)
-                    yield name, getattr(parent, each.name, None)
+                    yield name, getattr(parent, alias.name, None)
 
 
 def executed(tree: ast.AST) -> Iterator[ast.AST]:

@@ -1,4 +1,4 @@
-"""Names of modules in a piece of source: all that it may import, and those that it cannot do without."""
+"""Module names in source code: all that it may import, and those that it requires."""
 
 from __future__ import annotations
 
@@ -16,14 +16,15 @@ _LOADERS = {
     "open_binary",
 }
 _GUARDS = frozenset({"TYPE_CHECKING", "find_spec", "version_info", "platform", "suppress"})
-"""What an ``if``, or a ``with``, names that asks whether to import at all."""
+"""Names in the condition of an `if` or `with` that decides whether to import at all."""
 
 
 class ModulesNeeded(Exception):
-    """A run needs modules of which it is not known that the nodes have them.
+    """Raised if a run needs modules that may be missing on the nodes.
 
     Attributes:
-        names: dotted. own: names of the notebook's own modules, which travel.
+        names: dotted names.
+        own: names of the notebook's own modules, which travel.
     """
 
     def __init__(self, names: frozenset[str], own: frozenset[str]) -> None:
@@ -32,19 +33,21 @@ class ModulesNeeded(Exception):
 
 
 def imported_names(tree: ast.AST, package: str = "") -> frozenset[str]:
-    """Dotted names that a piece of code may import; ``from a import b`` counts as ``a`` and ``a.b``.
+    """Return dotted names that code may import; `from a import b` counts as `a` and `a.b`.
 
     Args:
-        package: the package that relative imports start from.
+        package: package that relative imports start from.
     """
     return _names(ast.walk(tree), package)
 
 
 def required_names(tree: ast.AST, package: str = "", *, functions: bool = True) -> frozenset[str]:
-    """Dotted names of imports that the code does not do without: not in a ``try``, and not where it asks first.
+    """Return dotted names of the imports that code requires.
+
+    Imports in a `try`, or behind a check, are not required.
 
     Args:
-        functions: whether what its functions import when they are called counts too.
+        functions: True to include imports that functions make when they are called.
     """
     return _names(_unguarded(tree, functions), package)
 
@@ -69,7 +72,7 @@ def _names(nodes: Iterable[ast.AST], package: str) -> frozenset[str]:
 
 
 def _unguarded(node: ast.AST, functions: bool) -> Iterator[ast.AST]:
-    """The nodes below that are reached whatever is installed."""
+    """Yield the nodes below that run with any set of installed packages."""
     yield node
     for child in _unguarded_children(node):
         if functions or not isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
@@ -80,19 +83,22 @@ def _unguarded_children(node: ast.AST) -> Iterator[ast.AST]:
     if isinstance(node, ast.Try | ast.TryStar) and node.handlers:
         yield from node.finalbody
         return
-    asked = [node.test] if isinstance(node, ast.If) else []
-    asked += [item.context_expr for item in node.items] if isinstance(node, ast.With) else []
-    if not any(map(_asks, asked)):
+    conditions = [node.test] if isinstance(node, ast.If) else []
+    conditions += [item.context_expr for item in node.items] if isinstance(node, ast.With) else []
+    if not any(map(_asks, conditions)):
         yield from ast.iter_child_nodes(node)
 
 
 def _asks(test: ast.AST) -> bool:
-    words = (getattr(node, "id", None) or getattr(node, "attr", None) for node in ast.walk(test))
-    return not _GUARDS.isdisjoint(word for word in words if isinstance(word, str))
+    names = (getattr(node, "id", None) or getattr(node, "attr", None) for node in ast.walk(test))
+    return not _GUARDS.isdisjoint(name for name in names if isinstance(name, str))
 
 
 def _imported_by_call(call: ast.Call) -> str:
-    """The module that a call imports by a literal name: ``import_module("a.b")``, ``importlib.resources.files("a")``."""
+    """Return the module that a call imports by a literal name, or "".
+
+    For example `import_module("a.b")` or `importlib.resources.files("a")`.
+    """
     name = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
     first = call.args[0] if call.args else None
     if (

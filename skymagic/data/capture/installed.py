@@ -1,4 +1,4 @@
-"""The distributions of this environment, and what is imported from them; on both sides."""
+"""Distributions in an environment and the modules they provide; used on both sides."""
 
 from __future__ import annotations
 
@@ -19,13 +19,19 @@ from skymagic.plan.distributions import Environment, canonical
 
 _FOLDER = re.compile(r"(?P<name>.+?)-(?P<version>[^-]+)(-py[\d.]+)?\.(dist|egg)-info")
 _HEADER = re.compile("^(Name|Version): *(.*)$", re.MULTILINE)
-"""What is needed of a distribution's metadata; `Distribution.metadata` reads its whole description, and takes 2 ms."""
+"""Matches the required fields of a distribution's metadata.
+
+`Distribution.metadata` parses the whole description, which takes 2 ms.
+"""
 DEPTH = 4
-"""Parts of a dotted name by which distributions of one namespace package are told apart."""
+"""Number of parts in a dotted name that distinguish distributions of one namespace package."""
 
 
 def present() -> Environment:
-    """What can be imported here, without reading any distribution's files: names of folders tell it at once."""
+    """Return the importable modules and versions, judging only by names of folders.
+
+    This is fast, because no files of distributions are read.
+    """
     versions: dict[str, str] = {}
     for folder in sys.path:
         try:
@@ -41,12 +47,15 @@ def present() -> Environment:
 
 
 def version(package: str) -> str:
-    """A package's version here, as it tells it itself where it was imported; "" where it has none."""
+    """Return a package's version, preferably from the imported module itself.
+
+    Return "" if the version is unknown.
+    """
     if package in sys.stdlib_module_names:
         return ""
-    known = getattr(sys.modules.get(package), "__version__", None)
-    if isinstance(known, str):
-        return known
+    declared = getattr(sys.modules.get(package), "__version__", None)
+    if isinstance(declared, str):
+        return declared
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
@@ -54,7 +63,7 @@ def version(package: str) -> str:
 
 
 def stamp() -> tuple[object, ...]:
-    """Equal as long as nothing is installed here, or removed."""
+    """Return a value that changes whenever a package is installed or removed."""
     return tuple((folder, _changed(folder)) for folder in sys.path)
 
 
@@ -66,12 +75,12 @@ def _changed(folder: str) -> int:
 
 
 def here() -> Environment:
-    """What is installed here, with the distribution of each name; read again when something was installed."""
+    """Return this environment with the distribution of each name; cached until it changes."""
     return _read(stamp())
 
 
 def _tops(distribution: importlib.metadata.Distribution) -> set[str]:
-    """The names that a distribution is imported by."""
+    """Return the top-level names that a distribution provides."""
     if declared := distribution.read_text("top_level.txt"):
         return set(declared.split())
     parts = {path.partition("/")[:2] for path in _recorded(distribution)}
@@ -83,7 +92,10 @@ def _tops(distribution: importlib.metadata.Distribution) -> set[str]:
 
 
 def _recorded(distribution: importlib.metadata.Distribution) -> Iterable[str]:
-    """Its files; `Distribution.files` makes a path of each, and since Python 3.12 looks for it on the disk."""
+    """Return the paths of a distribution's files as text.
+
+    `Distribution.files` creates a path object for each, and checks the disk since Python 3.12.
+    """
     record = distribution.read_text("RECORD")
     return (
         (row[0] for row in csv.reader(record.splitlines()) if row)
@@ -97,10 +109,10 @@ def _read(stamp: tuple[object, ...]) -> Environment:
     versions: dict[str, str] = {}
     modules: dict[str, tuple[str, ...]] = {}
     holders: dict[str, dict[str, None]] = {}
-    for found in importlib.metadata.distributions():
-        text = found.read_text("METADATA") or found.read_text("PKG-INFO") or ""
+    for distribution in importlib.metadata.distributions():
+        text = distribution.read_text("METADATA") or distribution.read_text("PKG-INFO") or ""
         head = dict(_HEADER.findall(text.partition("\n\n")[0]))
-        for top in _tops(found) if len(head) == 2 else ():
+        for top in _tops(distribution) if len(head) == 2 else ():
             versions.setdefault(canonical(head["Name"]), head["Version"])
             holders.setdefault(top, {})[head["Name"]] = None
     for top, names in holders.items():
@@ -110,38 +122,46 @@ def _read(stamp: tuple[object, ...]) -> Environment:
             for name in names:
                 for module in _modules_of(name, top):
                     modules[module] = (*modules.get(module, ()), name)
-    for found in importlib.metadata.distributions():
-        for folder in _linked(found):
-            versions.setdefault(canonical(found.name), found.version)
-            for each in pkgutil.iter_modules([folder]):
-                modules.setdefault(each.name, (found.name,))
+    for distribution in importlib.metadata.distributions():
+        for folder in _linked(distribution):
+            versions.setdefault(canonical(distribution.name), distribution.version)
+            for module_info in pkgutil.iter_modules([folder]):
+                modules.setdefault(module_info.name, (distribution.name,))
     return Environment(versions, modules)
 
 
 def source_stamp(top: str) -> object:
-    """Equal as long as no file of a module or package is changed, added or removed; it is not imported."""
+    """Return a value that changes whenever a file of a module or package does.
+
+    The module is not imported.
+    """
     try:
-        found = importlib.util.find_spec(top)
+        spec = importlib.util.find_spec(top)
     except (ImportError, ValueError):
         return None
-    if found is None:
+    if spec is None:
         return None
-    places = list(found.submodule_search_locations or ()) or [found.origin or ""]
-    return [(path, _changed(path)) for place in places for path in _files(place)]
+    locations = list(spec.submodule_search_locations or ()) or [spec.origin or ""]
+    return [(path, _changed(path)) for location in locations for path in _files(location)]
 
 
 def _files(place: str) -> list[str]:
-    """A file, or all that is below a folder."""
-    walked = (f"{folder}/{name}" for folder, _, names in os.walk(place) for name in names)
-    return sorted(path for path in walked if not path.endswith(".pyc")) or [place]
+    """Return a file, or all files below a folder."""
+    paths = (f"{folder}/{name}" for folder, _, names in os.walk(place) for name in names)
+    return sorted(path for path in paths if not path.endswith(".pyc")) or [place]
 
 
 def _linked(distribution: importlib.metadata.Distribution) -> list[str]:
-    """Folders that an editable distribution adds to ``sys.path``: few of them list the modules that are in there."""
+    """Return folders that an editable distribution adds to `sys.path`.
+
+    Few of these distributions list the modules in them.
+    """
     try:
-        said = json.loads(distribution.read_text("direct_url.json") or "{}")
+        direct_url = json.loads(distribution.read_text("direct_url.json") or "{}")
         editable = (
-            said.get("dir_info", {}).get("editable") and distribution.name and distribution.version
+            direct_url.get("dir_info", {}).get("editable")
+            and distribution.name
+            and distribution.version
         )
     except (ValueError, AttributeError):
         return []
@@ -162,12 +182,12 @@ def _linked(distribution: importlib.metadata.Distribution) -> list[str]:
 
 
 def _modules_of(distribution: str, top: str) -> set[str]:
-    """The packages and modules below a name that a distribution holds, dotted; the highest of each branch."""
-    found: set[str] = set()
+    """Return the topmost dotted modules that a distribution provides below a top-level name."""
+    names: set[str] = set()
     for *folders, file in (
         path.split("/") for path in _recorded(importlib.metadata.distribution(distribution))
     ):
         stem, _, suffix = file.partition(".")
         if (folders or [stem])[0].partition(".")[0] == top and (suffix == "py" or ".so" in file):
-            found.add(".".join((folders if stem == "__init__" else [*folders, stem])[:DEPTH]))
-    return {name for name in found if not any(name.startswith(f"{other}.") for other in found)}
+            names.add(".".join((folders if stem == "__init__" else [*folders, stem])[:DEPTH]))
+    return {name for name in names if not any(name.startswith(f"{other}.") for other in names)}

@@ -1,5 +1,8 @@
-"""Modules that the notebook has loaded: those behind its names, which a pool of other machines has from its start, and those whose file
-was edited after the import: ranks get the new text, the notebook runs the old."""
+"""Modules that the notebook has loaded.
+
+Those behind its names are installed on pools of other machines from the start. Those with files
+edited after the import need a warning: ranks run the new version, and the notebook the old one.
+"""
 
 from __future__ import annotations
 
@@ -21,17 +24,17 @@ from skymagic.data.capture.names import interactive
 
 
 def imported_modules(namespace: Mapping[str, object], folder: str) -> frozenset[str]:
-    """Dotted names of the modules that the notebook has imported, that its values are made of and that its functions need.
+    """Return dotted names of the modules behind the notebook's names, values and functions.
 
-    Those of the notebook's folder stand for what they import in turn.
+    A module in the notebook's folder is replaced by the modules that it imports.
     """
     names: set[str] = set()
     for name, value in list(namespace.items()):
         if not name.startswith("_") and not interactive(name, value):
             names.update(_modules(value, namespace))
-    found = modules.search(names, folder)
-    own = {name.partition(".")[0] for name in found.sources}
-    return frozenset(name for name in names | found.required if name.partition(".")[0] not in own)
+    local = modules.search(names, folder)
+    own = {name.partition(".")[0] for name in local.sources}
+    return frozenset(name for name in names | local.required if name.partition(".")[0] not in own)
 
 
 def _modules(value: object, namespace: Mapping[str, object]) -> Iterator[str]:
@@ -42,62 +45,63 @@ def _modules(value: object, namespace: Mapping[str, object]) -> Iterator[str]:
     if kind.__module__ != namespace.get("__name__"):
         yield from [kind.__module__] if isinstance(kind.__module__, str) else []
         return
-    for each in (kind, *getattr(kind, "__bases__", ()), *vars(kind).values()):
-        if isinstance(each, types.FunctionType):
-            yield from code_names(each.__code__).required
-        elif isinstance(each, type) and each.__module__ != kind.__module__:
-            yield each.__module__
+    for member in (kind, *getattr(kind, "__bases__", ()), *vars(kind).values()):
+        if isinstance(member, types.FunctionType):
+            yield from code_names(member.__code__).required
+        elif isinstance(member, type) and member.__module__ != kind.__module__:
+            yield member.__module__
 
 
 _EARLIER = "an earlier text"
 
 
 class ImportedTexts:
-    """Knows the text that each of the notebook's modules was imported with, as far as that can be found out."""
+    """Texts that the notebook's modules were imported from, as far as they are known."""
 
     def __init__(self) -> None:
         self._seen: dict[str, tuple[Any, str]] = {}
-        """Module → its spec, another one after each reload, and the hash of its text then."""
+        """By module: its spec, which changes with each reload, and the hash of its text at that
+        time.
+        """
         self._noted: dict[str, str] = {}
 
     def stale(self, sources: Iterable[ModuleSource]) -> list[ModuleSource]:
-        """The modules of which the notebook has another text than the file; each text is reported once."""
-        found = []
+        """Return modules loaded from another text than the file's; each text is reported once."""
+        stale_sources = []
         remember_reloads()
         for source in sources:
             spec = getattr(sys.modules.get(source.name), "__spec__", None)
             if spec is None or not source.source:
                 continue
-            seen = self._seen.get(source.name)
-            if seen is None or seen[0] is not spec:
-                seen = self._seen[source.name] = (
+            loaded = self._seen.get(source.name)
+            if loaded is None or loaded[0] is not spec:
+                loaded = self._seen[source.name] = (
                     spec,
                     _EARLIER if _compiled_earlier(source.origin) else source.hash,
                 )
-            if seen[1] != source.hash and (
+            if loaded[1] != source.hash and (
                 _was_reloaded(source) or runs(sys.modules[source.name], source.source)
             ):
-                seen = self._seen[source.name] = (
-                    spec,
-                    source.hash,
-                )  # executed again without an import, patched by %autoreload, or only touched
-            if seen[1] != source.hash and self._noted.get(source.name) != source.hash:
+                # Executed again without an import, patched by %autoreload, or only touched.
+                loaded = self._seen[source.name] = (spec, source.hash)
+            if loaded[1] != source.hash and self._noted.get(source.name) != source.hash:
                 self._noted[source.name] = source.hash
-                found.append(source)
-        return found
+                stale_sources.append(source)
+        return stale_sources
 
 
 _reload_times: dict[str, float] = {}
-"""Module → modification time of the file that IPython's autoreload had recorded at the last look."""
+"""By module: modification time of its file as last recorded by IPython's autoreload."""
 _reloaded: dict[str, float] = {}
-"""Module → modification time of the text that autoreload has executed in place of another."""
+"""By module: modification time of the text that autoreload executed to replace an earlier one."""
 
 
 def remember_reloads() -> None:
-    """Record what autoreload has reloaded since the last look; called after each cell.
+    """Record which modules autoreload has reloaded; called after each cell.
 
-    It patches the module's functions one by one where it can, which leaves no trace in the module itself. The first time that it records
-    for a module is that of its file then, which the notebook may have imported earlier: only a later one means a reload.
+    Where possible, autoreload patches a module's functions one by one, which leaves no trace in the
+    module itself. The first time that it records for a module is the file's current modification
+    time, even if the notebook imported the module earlier. So only a later time indicates a reload.
     """
     reloader = _autoreloader()
     times = getattr(reloader, "modules_mtimes", None)
@@ -105,8 +109,8 @@ def remember_reloads() -> None:
         return
     failed = getattr(reloader, "failed", {})
     for name, time in times.items():
-        known = _reload_times.setdefault(name, time)
-        if known != time:
+        recorded = _reload_times.setdefault(name, time)
+        if recorded != time:
             _reload_times[name] = time
             module = sys.modules.get(name)
             if failed.get(getattr(module, "__file__", None)) != time:
@@ -114,7 +118,7 @@ def remember_reloads() -> None:
 
 
 def _autoreloader() -> Any:
-    """Return the reloader of IPython's extension; None where it was not loaded."""
+    """Return the reloader of IPython's autoreload extension, or None if it is not loaded."""
     if "IPython.extensions.autoreload" not in sys.modules:
         return None
     shell = sys.modules["IPython"].get_ipython()
@@ -123,7 +127,7 @@ def _autoreloader() -> Any:
 
 
 def _was_reloaded(source: ModuleSource) -> bool:
-    """Return True if autoreload has executed the present text of a module's file."""
+    """Return True if autoreload has executed the current text of a module's file."""
     try:
         return _reloaded.get(source.name) == Path(source.origin).stat().st_mtime
     except OSError:
@@ -131,35 +135,44 @@ def _was_reloaded(source: ModuleSource) -> bool:
 
 
 def runs(module: Any, text: str) -> bool:
-    """Whether a module holds what this text defines: its functions' code and its constants; False where that cannot be seen."""
+    """Return True if a module holds what this text defines: its functions' code and its constants.
+
+    Return False if that cannot be determined.
+    """
     try:
         tree = ast.parse(text)
         code = compile(text, str(module.__file__), "exec", dont_inherit=True)
     except (SyntaxError, ValueError):
         return False
-    defined = {each.co_name: each for each in code.co_consts if isinstance(each, types.CodeType)}
+    defined = {
+        constant.co_name: constant
+        for constant in code.co_consts
+        if isinstance(constant, types.CodeType)
+    }
     return all(_holds(vars(module), node, defined) for node in tree.body)
 
 
 def _holds(space: Mapping[str, Any], node: ast.stmt, defined: Mapping[str, types.CodeType]) -> bool:
-    """Whether a namespace holds what a statement binds."""
+    """Return True if a namespace holds what a statement binds."""
     if isinstance(node, ast.Import | ast.ImportFrom | ast.Pass):
         return True
     if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-        own = inspect.unwrap(space.get(node.name))  # type: ignore[arg-type]
-        return _same_code(getattr(own, "__code__", None), defined.get(node.name))
+        function = inspect.unwrap(space.get(node.name))  # type: ignore[arg-type]
+        return _same_code(getattr(function, "__code__", None), defined.get(node.name))
     if isinstance(node, ast.ClassDef):
-        inner = {
-            each.co_name: each
-            for each in defined[node.name].co_consts
-            if isinstance(each, types.CodeType)
+        nested = {
+            constant.co_name: constant
+            for constant in defined[node.name].co_consts
+            if isinstance(constant, types.CodeType)
         }
-        return all(_holds(vars(space.get(node.name, object)), each, inner) for each in node.body)
+        return all(
+            _holds(vars(space.get(node.name, object)), statement, nested) for statement in node.body
+        )
     if isinstance(node, ast.Expr):
         return isinstance(node.value, ast.Constant)
     if isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None:
         targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-        names = [each.id for each in targets if isinstance(each, ast.Name)]
+        names = [target.id for target in targets if isinstance(target, ast.Name)]
         if len(names) != len(targets):
             return False
         with contextlib.suppress(ValueError):
@@ -172,11 +185,13 @@ def _holds(space: Mapping[str, Any], node: ast.stmt, defined: Mapping[str, types
 
 
 _LANGUAGE_FLAGS = 0x3FF
-"""Flags of code objects that say what it is, such as a generator; those of ``from __future__ import`` lie above."""
+"""Flags of code objects for properties such as being a generator, without those of `from
+__future__` imports.
+"""
 
 
 def _same_code(one: object, other: object) -> bool:
-    """Return True if two code objects do the same, wherever they stand in their files."""
+    """Return True if two code objects do the same, regardless of their position in a file."""
     if not isinstance(one, types.CodeType) or not isinstance(other, types.CodeType):
         return type(one) is type(other) and one == other
     return (
@@ -201,7 +216,10 @@ _CODE_ATTRIBUTES = (
 
 
 def _compiled_earlier(path: str) -> bool:
-    """Whether the compiled file that an import leaves is of an earlier text; False where there is none, or it cannot be replaced."""
+    """Return True if the cached bytecode that an import leaves was compiled from an earlier text.
+
+    Return False if the cache is missing or cannot be replaced.
+    """
     try:
         compiled = importlib.util.cache_from_source(path)
         with Path(compiled).open("rb") as file:
@@ -209,12 +227,12 @@ def _compiled_earlier(path: str) -> bool:
         status = Path(path).stat()
     except (OSError, NotImplementedError):
         return False
-    # magic number, flags, and for flags 0 the source's time and size (PEP 552)
+    # Magic number, flags, and for flags 0 the source's modification time and size (PEP 552).
     if (
         header[:4] != importlib.util.MAGIC_NUMBER
         or int.from_bytes(header[4:8], "little")
         or not os.access(compiled, os.W_OK)
     ):
         return False
-    told = int.from_bytes(header[8:12], "little"), int.from_bytes(header[12:16], "little")
-    return told != (int(status.st_mtime) & 0xFFFFFFFF, status.st_size & 0xFFFFFFFF)
+    recorded = int.from_bytes(header[8:12], "little"), int.from_bytes(header[12:16], "little")
+    return recorded != (int(status.st_mtime) & 0xFFFFFFFF, status.st_size & 0xFFFFFFFF)

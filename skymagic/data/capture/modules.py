@@ -1,4 +1,7 @@
-"""The user's own modules, of the notebook's folder and of entries that they added to ``sys.path``: they travel as source, with those that they import."""
+"""The user's own modules, which travel as source together with the local modules they import.
+
+They are in the notebook's folder, or in entries that the user added to `sys.path`.
+"""
 
 from __future__ import annotations
 
@@ -26,18 +29,20 @@ from skymagic.data.store.store import digest
 
 @dataclass(frozen=True)
 class ModuleSource:
-    """A module that travels as its source."""
+    """Module that travels as source."""
 
     name: str
-    """As imported: ``package.module``."""
+    """Name as imported: `package.module`."""
     source: str
     """Empty for a namespace package."""
     package: bool
     origin: str
-    """The file that it was read from; ``__file__`` on the ranks too."""
+    """File that it was read from; also `__file__` on the ranks."""
     hash: str
     data: str = ""
-    """The package's data files, as `packed_data` makes them; empty where the rank sees the package's folder."""
+    """The package's data files from `packed_data`; empty if the rank can access the package's
+    folder.
+    """
 
 
 @dataclass(frozen=True)
@@ -46,60 +51,63 @@ class _Parsed:
     hash: str
     imports: frozenset[str]
     required: frozenset[str]
-    """Imports that it does not do without when it is imported."""
+    """Imports that the module requires when it is imported."""
 
 
 class FoundModules(NamedTuple):
-    """Modules that travel, and those that would if they were Python."""
+    """Modules that travel, and modules that are not valid Python."""
 
     sources: dict[str, ModuleSource]
     problems: dict[str, str]
-    """Name → file, line, and what is wrong there."""
+    """By name: file, line, and description of the error."""
     imports: frozenset[str]
     """Dotted names that the sources may import."""
     required: frozenset[str]
-    """Dotted names without which the sources cannot be imported."""
+    """Dotted names that the sources need in order to be imported."""
 
 
 def search(names: Iterable[str], folder: str) -> FoundModules:
-    """The local modules among ``names``, their parent packages and the local modules that they import.
+    """Find the local modules among `names`, their parent packages and local imports.
 
-    A file that cannot be read is left to the rank's own import.
+    A file that cannot be read is left for the rank's import to report.
     """
-    found: dict[str, ModuleSource] = {}
+    sources: dict[str, ModuleSource] = {}
     problems: dict[str, str] = {}
     imports: set[str] = set()
     required: set[str] = set()
-    todo, optional = list(names), list[str]()
-    surely = True  # what is found first is needed; then comes what may be
-    seen: set[str] = set()
-    while todo or optional:
-        if not todo:
-            todo, optional, surely = optional, [], False
-        name = todo.pop()
-        if name in seen or not name:
+    pending, optional = list(names), list[str]()
+    is_required = True  # first the required modules, then the optional ones
+    visited: set[str] = set()
+    while pending or optional:
+        if not pending:
+            pending, optional, is_required = optional, [], False
+        name = pending.pop()
+        if name in visited or not name:
             continue
-        seen.add(name)
-        todo.append(name.rpartition(".")[0])
-        place = locate(name, folder)
-        if place is None:
+        visited.add(name)
+        pending.append(name.rpartition(".")[0])
+        location = locate(name, folder)
+        if location is None:
             continue
-        path, package = place
+        path, package = location
         parsed = _read(path, name, package)
         if isinstance(parsed, str):
             problems[name] = parsed
         elif parsed is not None:
-            found[name] = ModuleSource(name, parsed.source, package, path, parsed.hash)
+            sources[name] = ModuleSource(name, parsed.source, package, path, parsed.hash)
             imports |= parsed.imports
-            if surely:
+            if is_required:
                 required |= parsed.required
-                todo.extend(parsed.required)
+                pending.extend(parsed.required)
             optional.extend(parsed.imports)
-    return FoundModules(found, problems, frozenset(imports), frozenset(required))
+    return FoundModules(sources, problems, frozenset(imports), frozenset(required))
 
 
 def locate(name: str, folder: str) -> tuple[str, bool] | None:
-    """File (or directory, for a namespace package) and whether it is a package; None for a module from elsewhere."""
+    """Return the file of a local module, and True if it is a package.
+
+    The file is a directory for a namespace package. Return None for a module from elsewhere.
+    """
     top = name.partition(".")[0]
     if top in ("skymagic", "__main__") or top in sys.builtin_module_names:
         return None
@@ -113,7 +121,7 @@ def locate(name: str, folder: str) -> tuple[str, bool] | None:
 
 def _from_module(module: types.ModuleType, top: str, folder: str) -> tuple[str, bool] | None:
     origin = getattr(module, "__file__", None)
-    # torch.ops says that it is "_ops.py", and makes a namespace of any other name that it is asked for
+    # `torch.ops` has the file "_ops.py", and creates a namespace for any attribute looked up.
     if (
         isinstance(origin, str)
         and not os.path.isabs(origin)
@@ -130,7 +138,7 @@ def _from_module(module: types.ModuleType, top: str, folder: str) -> tuple[str, 
 
 
 def _from_path(name: str, folder: str) -> tuple[str, bool] | None:
-    """What an import would find, without running the parents' code."""
+    """Return the location that an import would find, without running the parents' code."""
     parent, _, tail = name.rpartition(".")
     top = name.partition(".")[0]
     entries: Sequence[str] = sys.path
@@ -158,7 +166,10 @@ _cache: dict[str, tuple[tuple[int, int, int], _Parsed | str]] = {}
 
 
 def _read(path: str, name: str, package: bool) -> _Parsed | str | None:
-    """A module's text and imports, read again only when the file has changed; what is wrong with it if it is not Python."""
+    """Return a module's text and imports, or a description of the error if it is not valid Python.
+
+    The file is read again only if it changed.
+    """
     if os.path.isdir(path):
         return _Parsed("", "", frozenset(), frozenset())
     try:
@@ -176,30 +187,30 @@ def _parse(data: bytes, path: str, name: str, package: bool) -> _Parsed | str:
     try:
         source = importlib.util.decode_source(data)
         tree = ast.parse(source, path)
-        compile(
-            tree, path, "exec", dont_inherit=True
-        )  # `return` outside of a function is an error of this step
-    except SyntaxError as wrong:
-        return f"{path}, line {wrong.lineno or 1}: {wrong.msg}"
-    except (ValueError, RecursionError, MemoryError) as wrong:
-        return f"{path}: {wrong}"
+        # Compiling finds further errors, such as `return` outside of a function.
+        compile(tree, path, "exec", dont_inherit=True)
+    except SyntaxError as problem:
+        return f"{path}, line {problem.lineno or 1}: {problem.msg}"
+    except (ValueError, RecursionError, MemoryError) as problem:
+        return f"{path}: {problem}"
     above = name if package else name.rpartition(".")[0]
     names = imported_names(tree, above), required_names(tree, above, functions=False)
     return _Parsed(source, digest([data]), *names)
 
 
 def is_own(path: str, top: str, folder: str) -> bool:
-    """Whether a module's file is the user's own, so that it travels as source.
+    """Return True if a module's file is the user's own, so that it travels as source.
 
     Args:
-        top: the first part of the module's name; through ``sys.path`` it is found directly in one of the entries.
+        top: first part of the module's name; in `sys.path` it is found directly in one of the
+            entries.
         folder: the notebook's folder.
     """
     if inside(path, folder):
         return True
     path_entries = (*sys.path, *_resolved_entries)
     entries = added(path_entries, os.environ.get("PYTHONPATH", ""), os.getcwd())
-    if not entries:  # most often; and every path is resolved link by link
+    if not entries:  # the common case; resolving links in every path would be slow
         return False
     real = os.path.realpath(path)
     return any(
@@ -208,11 +219,16 @@ def is_own(path: str, top: str, folder: str) -> bool:
 
 
 _resolved_entries: dict[str, None] = {}
-"""Absolute paths that relative entries of ``sys.path`` had while the notebook could import from them."""
+"""Absolute paths of relative entries in `sys.path`, from the time when the notebook could import
+from them.
+"""
 
 
 def remember_relative_entries() -> None:
-    """Resolve relative entries of ``sys.path`` now; called after each cell, for a later cell may change the working directory."""
+    """Resolve relative entries of `sys.path` now.
+
+    Called after each cell, because a later cell may change the working directory.
+    """
     relative = [entry for entry in sys.path if entry and not os.path.isabs(entry)]
     if relative:
         with contextlib.suppress(OSError):  # the working directory was deleted
@@ -221,7 +237,10 @@ def remember_relative_entries() -> None:
 
 @lru_cache(maxsize=4)
 def added(path: tuple[str, ...], pythonpath: str, cwd: str) -> list[str]:
-    """Entries of ``sys.path`` that came after Python's start: not its own, of ``PYTHONPATH``, or of an installation (``.pth``)."""
+    """Return entries of `sys.path` that were added after Python's start.
+
+    Entries from Python itself, `PYTHONPATH`, or an installation (`.pth`) are left out.
+    """
     entries = (
         os.path.realpath(os.path.join(cwd, entry))
         for entry in path
@@ -233,12 +252,12 @@ def added(path: tuple[str, ...], pythonpath: str, cwd: str) -> list[str]:
 
 
 def inside(path: str, folder: str) -> bool:
-    """Whether a file belongs to a folder, and not to an environment that lies in it."""
+    """Return True if a file belongs to a folder, and not to an environment inside the folder."""
     real = os.path.realpath(path)
     root = os.path.realpath(folder)
     if not _under(real, root):
         return False
-    return not any(_under(real, place) for place in _installed(root)) and not in_packages(
+    return not any(_under(real, directory) for directory in _installed(root)) and not in_packages(
         real[len(root) :]
     )
 
@@ -258,9 +277,10 @@ def in_packages(path: str) -> bool:
 
 @lru_cache(maxsize=64)
 def _installed(root: str) -> tuple[str, ...]:
-    """Directories of installed code."""
+    """Return directories of installed code."""
     paths = [*_environment()]
-    # A prefix such as /usr may hold the notebook's folder itself: only one that lies in the folder is excluded.
+    # A prefix such as /usr may contain the notebook's folder: exclude it only if it is inside the
+    # folder.
     paths += [
         prefix for prefix in (sys.prefix, sys.base_prefix) if _under(os.path.realpath(prefix), root)
     ]
@@ -270,14 +290,14 @@ def _installed(root: str) -> tuple[str, ...]:
 
 
 def _environment() -> Iterator[str]:
-    """Where Python and its packages are installed."""
-    found = [sysconfig.get_path(kind) for kind in ("stdlib", "platstdlib", "purelib", "platlib")]
-    yield from filter(None, [*found, *site.getsitepackages(), site.getusersitepackages()])
+    """Yield the directories where Python and its packages are installed."""
+    paths = [sysconfig.get_path(kind) for kind in ("stdlib", "platstdlib", "purelib", "platlib")]
+    yield from filter(None, [*paths, *site.getsitepackages(), site.getusersitepackages()])
 
 
 @lru_cache(maxsize=4)
 def _startup(pythonpath: str) -> frozenset[str]:
-    """What Python put on ``sys.path`` when it started."""
+    """Return the entries that Python put on `sys.path` when it started."""
     compiled = os.path.join(sysconfig.get_path("platstdlib"), "lib-dynload")
     entries = [*_environment(), compiled, *filter(None, pythonpath.split(os.pathsep))]
     for folder in {*_environment()}:
@@ -287,7 +307,7 @@ def _startup(pythonpath: str) -> frozenset[str]:
 
 
 def _listed(file: Path) -> list[str]:
-    """Folders that a ``.pth`` file adds: of editable installations."""
+    """Return folders that a `.pth` file adds, as editable installations do."""
     try:
         lines = file.read_text(errors="replace").splitlines()
     except OSError:
@@ -297,14 +317,14 @@ def _listed(file: Path) -> list[str]:
 
 
 MAX_DATA_BYTES = 4_000_000
-"""Data files of a package that together have more bytes do not travel with its source."""
+"""Data files of a package travel with its source only up to this total size in bytes."""
 DATA_READERS = frozenset({"importlib", "importlib.resources", "importlib_resources", "pkgutil"})
-"""Modules that read data files; where the code imports none of them, none of the files is needed."""
+"""Modules that read data files; code that imports none of them needs no data files."""
 _CODE = (".py", ".pyc", ".pyo", ".pyi", ".so", ".pyd", ".ipynb")
 
 
 def data_files(folder: Path) -> list[Path]:
-    """A package's data files: neither code nor hidden."""
+    """Return a package's data files: neither code nor hidden files."""
     files = (path for path in folder.rglob("*") if not path.name.endswith(_CODE) and path.is_file())
     return sorted(
         path
@@ -314,7 +334,7 @@ def data_files(folder: Path) -> list[Path]:
 
 
 def packed_data(folder: Path, files: list[Path]) -> str:
-    """Data files as text: a zip archive in base64, the same for the same contents."""
+    """Return data files as text: a base64 zip archive, equal for equal contents."""
     out = io.BytesIO()
     with zipfile.ZipFile(out, "w") as archive:
         for path in files:
@@ -327,5 +347,5 @@ def packed_data(folder: Path, files: list[Path]) -> str:
 
 
 def unpacked_data(text: str) -> zipfile.Path:
-    """The archive as a folder."""
+    """Return the archive as a folder."""
     return zipfile.Path(zipfile.ZipFile(io.BytesIO(base64.b64decode(text))))

@@ -1,4 +1,4 @@
-"""What a cell needs: the names that it takes from the notebook, the names that those need in turn, and the cells that code comes from."""
+"""Names that a cell needs from the notebook, names that those need in turn, and cell sources."""
 
 from __future__ import annotations
 import __future__
@@ -22,46 +22,49 @@ from skymagic.data.capture.imports import imported_names, required_names
 
 @dataclass(frozen=True)
 class CellNames:
-    """Names of a cell, as far as they can be known before it runs."""
+    """Names of a cell, as far as they are known before it runs."""
 
     loads: frozenset[str] = frozenset()
-    """Taken from outside: loaded where the cell may not have defined them."""
+    """Names taken from outside: loaded where the cell may not have defined them."""
     stores: frozenset[str] = frozenset()
-    """Bound somewhere in the cell, also by ``global`` in its functions."""
+    """Names bound anywhere in the cell, including by `global` in its functions."""
     certain: frozenset[str] = frozenset()
-    """Bound on every path to the cell's end."""
+    """Names bound on every path to the cell's end."""
     imports: frozenset[str] = frozenset()
     """Dotted names of modules that the cell may import."""
     required: frozenset[str] = frozenset()
-    """Imports that it does not do without: not in a ``try``."""
+    """Imports that the cell requires: those outside of a `try`."""
     attributes: frozenset[str] = frozenset()
-    """All attribute names in the cell; they tell which submodules it reaches through a package."""
+    """Every attribute name in the cell; shows the submodules that it reaches through a package."""
     hints: frozenset[str] = frozenset()
-    """Names in annotations that are not evaluated: types of these names travel if they can."""
+    """Names in annotations that are not evaluated: types with these names travel if they can."""
     probes: frozenset[str] = frozenset()
-    """Names that it looks up among the global names (``globals()["x"]``, ``"x" in globals()``): they travel if they can."""
+    """Names that it looks up in the namespace (`globals()["x"]`, `"x" in globals()`): they travel
+    if they can.
+    """
     scripts: tuple[Script, ...] = ()
-    """Files that it runs with ``%run``."""
+    """Files that the cell runs with `%run`."""
     runs: bool = True
-    """Whether it does anything: functions that it does not name may run then."""
+    """True if the cell does anything, so that functions it does not name may run."""
 
 
 @lru_cache(maxsize=64)
 def cell_names(source: str, compiler_flags: int = 0) -> CellNames:
-    """The names that a cell loads, stores, deletes and imports.
+    """Return the names that a cell loads, stores, deletes and imports.
 
-    A name counts as loaded where some path through the cell reaches the load without having defined it. A function's
-    body counts when the function is first named after its definition, else at the end of the cell.
+    A name counts as loaded if some path through the cell reaches the load without defining it. A
+    function's body counts at the first use of the function's name after its definition, otherwise
+    at the end of the cell.
 
     Args:
         source: plain Python, after IPython's transformations.
-        compiler_flags: of ``__future__``, as earlier cells have set them.
+        compiler_flags: flags of `__future__` imports in earlier cells.
 
     Raises:
         SyntaxError: the cell does not compile.
     """
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the ranks will say it, once the cell runs
+        warnings.simplefilter("ignore")  # the ranks will issue them when the cell runs
         try:
             flags = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT | compiler_flags
             code = compile(source, "<cell>", "exec", flags, dont_inherit=True)
@@ -84,7 +87,7 @@ def cell_names(source: str, compiler_flags: int = 0) -> CellNames:
         keys = namespace_keys(tree) if _NAMESPACE.search(source) else set()
         hints = annotated_names(tree, flow.postponed) if ":" in source or "->" in source else set()
     except RecursionError:
-        # Expressions nested deeper than this visitor can go: the order is lost, the names are not.
+        # Expressions are nested too deep for this visitor: use the names without their order.
         names = code_names(code)
         stores = frozenset(code.co_names)
         return CellNames(
@@ -92,10 +95,17 @@ def cell_names(source: str, compiler_flags: int = 0) -> CellNames:
         )
     required = required_names(tree) if imports else frozenset()
     return CellNames(
-        loads=frozenset(flow.loads), stores=frozenset(flow.stores), certain=certain, imports=imports, required=required,
-        attributes=frozenset(attributes), hints=frozenset(hints - flow.loads - flow.stores), scripts=tuple(flow.scripts),
-        probes=frozenset(keys - flow.loads), runs=not all(isinstance(each, ast.Pass) for each in tree.body),
-    )  # fmt: skip
+        loads=frozenset(flow.loads),
+        stores=frozenset(flow.stores),
+        certain=certain,
+        imports=imports,
+        required=required,
+        attributes=frozenset(attributes),
+        hints=frozenset(hints - flow.loads - flow.stores),
+        scripts=tuple(flow.scripts),
+        probes=frozenset(keys - flow.loads),
+        runs=not all(isinstance(statement, ast.Pass) for statement in tree.body),
+    )
 
 
 def reach(
@@ -104,28 +114,28 @@ def reach(
     uses: Callable[[str, object], Mapping[str, str]],
     others: Mapping[str, str] = types.MappingProxyType({}),
 ) -> dict[str, str]:
-    """The names of the namespace that a cell needs, each with the reason.
+    """Return the names of the namespace that a cell needs, each with the reason.
 
     Args:
-        loads: what the cell itself loads; names that the namespace lacks are left out.
-        uses: what a name's value needs: global names with where they are used.
-        others: further names with the reason, followed after all that the cell itself loads.
+        loads: names that the cell itself loads; those missing in the namespace are left out.
+        uses: returns the global names that a name's value needs, with the place of their use.
+        others: further names with the reason, followed after all names that the cell itself loads.
 
     Returns:
-        Names in the order in which they were found: ``"the cell"`` or ``"used by Net.forward"``.
+        The reason by name, `"the cell"` or `"used by Net.forward"`, in the order of discovery.
     """
     why: dict[str, str] = {}
-    todo: dict[str, str] = {**others, **dict.fromkeys(sorted(loads, reverse=True), "the cell")}
-    while todo:
-        name, reason = todo.popitem()
+    pending: dict[str, str] = {**others, **dict.fromkeys(sorted(loads, reverse=True), "the cell")}
+    while pending:
+        name, reason = pending.popitem()
         value = namespace.get(name, _NOTHING)
         if value is _NOTHING or name in why or interactive(name, value):
             continue
         why[name] = reason
-        if found := uses(name, value):
-            for used, where in found.items():
+        if used_names := uses(name, value):
+            for used, user in used_names.items():
                 if used not in why:
-                    todo.setdefault(used, f"used by {where}")
+                    pending.setdefault(used, f"used by {user}")
     return why
 
 
@@ -149,13 +159,16 @@ _OF_MODULES = frozenset(
     ]
 )
 LAST_SHOWN = ("_", "__", "___")
-"""Names that IPython binds to what was shown last."""
+"""Names that IPython binds to the last outputs."""
 _OUTPUT = re.compile(r"_{1,3}|_\d+")
 _GIVEN = frozenset(("exit", "quit", "get_ipython", "open", "display"))
 
 
 def interactive(name: str, value: object) -> bool:
-    """Whether a name is IPython's own: its inputs, ``exit`` or ``get_ipython``, an ``open`` nobody rebound; or Python's, for each module."""
+    """Return True if a name belongs to IPython, or to Python itself in each module.
+
+    For example IPython's inputs, `exit`, `get_ipython`, or an `open` that was not rebound.
+    """
     if name[0] in "_IO" and (name in _OF_MODULES or _HISTORY.fullmatch(name)):
         return True
     if name in _BUILTINS and value is _BUILTINS[name]:
@@ -171,18 +184,21 @@ def interactive(name: str, value: object) -> bool:
 
 
 def last_shown(names: Iterable[str], namespace: Mapping[str, object]) -> list[str]:
-    """``_``, ``__`` and ``___`` among the names, those that are what IPython has shown, and not what a cell has assigned."""
-    found, shown = sorted({*LAST_SHOWN}.intersection(names)), namespace.get("_oh")
+    """Return those of `_`, `__` and `___` among the names that hold an output of IPython.
+
+    A value assigned by a cell does not count.
+    """
+    candidates, outputs = sorted({*LAST_SHOWN}.intersection(names)), namespace.get("_oh")
     values = (
-        {id(value) for value in list(shown.values())}
-        if found and isinstance(shown, dict)
+        {id(value) for value in list(outputs.values())}
+        if candidates and isinstance(outputs, dict)
         else set()
     )
-    return [name for name in found if id(namespace.get(name)) in values]
+    return [name for name in candidates if id(namespace.get(name)) in values]
 
 
 def is_output(name: str) -> bool:
-    """Whether IPython binds this name to what plain cells show: ``_``, ``__``, ``___``, ``_10``."""
+    """Return True if IPython binds this name to outputs of plain cells: `_`, `__`, `___`, `_10`."""
     return name[0] == "_" and _OUTPUT.fullmatch(name) is not None
 
 
@@ -191,7 +207,10 @@ _BUILTINS = vars(builtins)
 
 
 def with_scripts(names: CellNames) -> CellNames:
-    """The names of a cell and of the files that it runs; a file that cannot be read is left to the rank's own error."""
+    """Add the names of the files that a cell runs.
+
+    A file that cannot be read is left for the rank to report.
+    """
     for script in names.scripts:
         try:
             inner = cell_names(Path(script.path).expanduser().read_text())
@@ -209,21 +228,21 @@ def with_scripts(names: CellNames) -> CellNames:
     return names
 
 
-# -- cells -----------------------------------------------------------------------------------------------------------
+# -- cells -----------------------------------------------------------------------------------------
 
 
 def cell_sources(files: Iterable[str]) -> dict[str, str]:
-    """The text of code that exists in memory alone, by file name."""
-    found = {}
+    """Return the text of code that exists only in memory, by file name."""
+    sources = {}
     for name in files:
         entry = linecache.cache.get(name)
         if entry is not None and len(entry) == 4 and entry[1] is None:
-            found[name] = "".join(entry[2])
-    return found
+            sources[name] = "".join(entry[2])
+    return sources
 
 
 def cell_numbers(files: Iterable[str]) -> dict[str, int]:
-    """The numbers of the cells, by file name."""
+    """Return the numbers of the cells, by file name."""
     shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
-    known: Mapping[str, int] = getattr(getattr(shell, "compile", None), "_filename_map", {})
-    return {name: known[name] for name in files if name in known}
+    numbers: Mapping[str, int] = getattr(getattr(shell, "compile", None), "_filename_map", {})
+    return {name: numbers[name] for name in files if name in numbers}

@@ -1,7 +1,8 @@
-"""Registrations in the notebook's cells that no class takes along: `OmegaConf.register_new_resolver`, a resolver of a library's registry.
+"""Registrations in the notebook's cells that do not travel with a class.
 
-What a library knows of a class travels with the class (`data.values.registrations`). All other calls whose name begins with ``register``
-stay in the notebook, and the user is told so.
+For example `OmegaConf.register_new_resolver`. Registrations of a class with a library travel with
+the class (`data.values.registrations`). All other calls with a name that starts with `register`
+affect only the notebook, and the user is informed.
 """
 
 from __future__ import annotations
@@ -21,20 +22,24 @@ _KNOWN = frozenset(
         "register_static",
         "register_constant",
         "register_keras_serializable",
-        # attributes of pandas' classes: `class_attributes` names them
+        # These set attributes of pandas classes, which `class_attributes` reports.
         "register_dataframe_accessor",
         "register_series_accessor",
         "register_index_accessor",
     )
 )
-"""Registrations that travel with their classes, or are named otherwise."""
+"""Registrations that travel with their classes, or are reported elsewhere."""
 _OF_THE_PROCESS = frozenset(("atexit", "signal", "faulthandler", "codecs", "IPython", "skymagic"))
-"""Packages whose registrations concern the notebook's process alone, or are none of a cell's business."""
+"""Packages whose registrations concern only the notebook's process."""
 
 
 def registrations(tree: ast.AST, namespace: Mapping[str, object]) -> dict[str, str]:
-    """Return the registrations in a cell that stay in the notebook: ``"OmegaConf.register_new_resolver"`` → the module of its owner."""
-    found = {}
+    """Return a cell's registrations that affect only the notebook.
+
+    Returns:
+        Maps each, such as `"OmegaConf.register_new_resolver"`, to the module of its owner.
+    """
+    modules_by_call = {}
     for call in _calls(tree):
         path = dotted_path(call)
         if len(path) < 2 and not (path and path[0].startswith("register")):
@@ -43,28 +48,31 @@ def registrations(tree: ast.AST, namespace: Mapping[str, object]) -> dict[str, s
             continue
         module = _module_of(path, namespace)
         if module is not None:
-            found[".".join(path)] = module
-    return found
+            modules_by_call[".".join(path)] = module
+    return modules_by_call
 
 
 def _calls(tree: ast.AST) -> Iterator[ast.expr]:
-    """What a cell calls outside of functions, which may never run, and what decorates."""
-    todo: list[ast.AST] = [tree]
-    while todo:
-        node = todo.pop()
+    """Yield called expressions and decorators outside of functions, whose bodies may never run."""
+    pending: list[ast.AST] = [tree]
+    while pending:
+        node = pending.pop()
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-            for each in node.decorator_list:
-                yield each.func if isinstance(each, ast.Call) else each
+            for decorator in node.decorator_list:
+                yield decorator.func if isinstance(decorator, ast.Call) else decorator
             continue
         if isinstance(node, ast.Lambda):
             continue
         if isinstance(node, ast.Call):
             yield node.func
-        todo.extend(ast.iter_child_nodes(node))
+        pending.extend(ast.iter_child_nodes(node))
 
 
 def dotted_path(node: ast.expr) -> list[str]:
-    """Return ``["cls", "method"]`` for ``cls.method``; nothing for what does not begin with a name."""
+    """Return `["cls", "method"]` for `cls.method`.
+
+    Return an empty list if the expression does not start with a name.
+    """
     names: list[str] = []
     while isinstance(node, ast.Attribute):
         names.insert(0, node.attr)
@@ -73,8 +81,11 @@ def dotted_path(node: ast.expr) -> list[str]:
 
 
 def _module_of(path: list[str], namespace: Mapping[str, object]) -> str | None:
-    """Return the module that owns a registry; None for an object, whose registrations are part of its value, and for classes
-    that take theirs along."""
+    """Return the module that owns a registry.
+
+    Return None for an object, whose registrations are part of its value, and for classes that
+    travel with theirs.
+    """
     owner = namespace.get(path[0])
     for name in path[1:-1]:
         owner = getattr(owner, name, None)

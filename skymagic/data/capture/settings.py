@@ -1,7 +1,8 @@
-"""Settings of packages that a cell makes for the whole process: `logging.basicConfig`, `plt.rcParams`, `np.set_printoptions`.
+"""Process-wide settings made by a cell: `logging.basicConfig`, `plt.rcParams`, and so on.
 
-Each rank is a process of its own, so that a setting of the notebook is missing there. Only known setters are read from a cell's text,
-where it certainly runs them, and not within a block that takes the setting back: `with plt.rc_context(): plt.rc(…)`.
+Each rank is a separate process, so settings made in the notebook are missing there. Only known
+setters are recognized, in code that a cell certainly runs, and not within a block that restores the
+setting: `with plt.rc_context(): plt.rc(…)`.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ from skymagic.data.capture.registrations import dotted_path
 _SETTERS: Mapping[str, frozenset[str]] = {
     package: frozenset(names.split())
     for package, names in {
-        "logging": "basicConfig captureWarnings addLevelName dictConfig disable fileConfig setLogRecordFactory setLoggerClass",
+        "logging": "basicConfig captureWarnings addLevelName dictConfig disable fileConfig "
+        "setLogRecordFactory setLoggerClass",
         "warnings": "filterwarnings resetwarnings simplefilter",
         "matplotlib": "rc rcdefaults rc_file rc_file_defaults set_loglevel switch_backend use",
         "matplotlib_inline": "set_matplotlib_formats set_matplotlib_close",
@@ -27,55 +29,66 @@ _SETTERS: Mapping[str, frozenset[str]] = {
         "numpy": "set_printoptions seterr seterrcall setbufsize",
         "pandas": "set_option reset_option set_eng_float_format",
         "polars": "set_tbl_rows set_tbl_cols set_fmt_str_lengths set_fmt_float set_verbose",
-        "torch": "set_default_dtype set_default_device set_default_tensor_type set_num_threads set_num_interop_threads "
-        "set_printoptions set_grad_enabled set_detect_anomaly set_float32_matmul_precision use_deterministic_algorithms "
-        "set_deterministic_debug_mode set_flush_denormal set_warn_always set_sharing_strategy enable_flash_sdp "
-        "enable_mem_efficient_sdp enable_math_sdp enable_cudnn_sdp set_logs",
-        "tensorflow": "enable_op_determinism run_functions_eagerly set_soft_device_placement set_jit",
-        "keras": "set_floatx set_backend set_epsilon set_image_data_format set_dtype_policy set_global_policy "
-        "enable_traceback_filtering disable_traceback_filtering enable_interactive_logging disable_interactive_logging",
+        "torch": "set_default_dtype set_default_device set_default_tensor_type set_num_threads "
+        "set_num_interop_threads set_printoptions set_grad_enabled set_detect_anomaly "
+        "set_float32_matmul_precision use_deterministic_algorithms "
+        "set_deterministic_debug_mode set_flush_denormal set_warn_always set_sharing_strategy "
+        "enable_flash_sdp enable_mem_efficient_sdp enable_math_sdp enable_cudnn_sdp set_logs",
+        "tensorflow": "enable_op_determinism run_functions_eagerly set_soft_device_placement "
+        "set_jit",
+        "keras": "set_floatx set_backend set_epsilon set_image_data_format set_dtype_policy "
+        "set_global_policy enable_traceback_filtering disable_traceback_filtering "
+        "enable_interactive_logging disable_interactive_logging",
         "sklearn": "set_config",
         "xarray": "set_options",
         "cv2": "setNumThreads setUseOptimized",
-        "transformers": "set_verbosity set_verbosity_debug set_verbosity_info set_verbosity_warning set_verbosity_error "
-        "enable_progress_bar disable_progress_bar enable_explicit_format",
-        "datasets": "set_verbosity set_verbosity_debug set_verbosity_info set_verbosity_warning set_verbosity_error "
-        "enable_caching disable_caching enable_progress_bars disable_progress_bars",
+        "transformers": "set_verbosity set_verbosity_debug set_verbosity_info "
+        "set_verbosity_warning set_verbosity_error enable_progress_bar disable_progress_bar "
+        "enable_explicit_format",
+        "datasets": "set_verbosity set_verbosity_debug set_verbosity_info "
+        "set_verbosity_warning set_verbosity_error enable_caching disable_caching "
+        "enable_progress_bars disable_progress_bars",
         "decimal": "setcontext",
         "locale": "setlocale",
         "socket": "setdefaulttimeout",
         "sys": "setrecursionlimit set_int_max_str_digits",
     }.items()
 }
-"""Package → its functions that set something for the process. Seeds are not among them: each rank has its own on purpose."""
+"""By package: its functions that set something for the whole process.
+
+Seeds are not included: each rank has a different one on purpose.
+"""
 _OBJECTS: Mapping[str, str] = {
     "matplotlib.RcParams": "matplotlib",
     "pandas._config.config.DictWrapper": "pandas",
     "jax._src.config.Config": "jax",
 }
-"""Types of the objects that hold a package's options: `plt.rcParams`, `pd.options`, `jax.config`."""
+"""Types of objects that hold a package's options: `plt.rcParams`, `pd.options`, `jax.config`."""
 _CHANGES = frozenset(("update", "setdefault", "pop", "clear"))
 _LOGGER_CHANGES = frozenset(("setLevel", "addHandler", "removeHandler", "addFilter"))
 _AFFECTED: Mapping[str, str] = {"seaborn": "matplotlib", "matplotlib_inline": "matplotlib"}
 _AS_ONE = frozenset(("logging", "warnings", "matplotlib", "jax"))
-"""Packages whose settings are made in many ways: whoever sets one on the ranks knows where settings belong."""
+"""Packages that can be configured in many ways.
+
+If a cell makes one of their settings on the ranks, the user knows where settings belong.
+"""
 
 
 class Setting(NamedTuple):
-    """A setting that a cell makes."""
+    """Setting that a cell makes."""
 
     package: str
     text: str
-    """The setter as the cell writes it: ``"plt.rcParams.update"``."""
+    """The setter as written in the cell: `"plt.rcParams.update"`."""
 
     @property
     def topic(self) -> str:
-        """What is set, however it is written."""
+        """The setting's subject, regardless of how the setter is written."""
         return self.package if self.package in _AS_ONE else self.text.rpartition(".")[2]
 
     def concerns(self, packages: Collection[str]) -> bool:
         """Return True if the setting matters to code that uses these packages."""
-        if self.package == "warnings":  # whatever package may warn
+        if self.package == "warnings":  # any package may issue warnings
             return any(package not in sys.stdlib_module_names for package in packages)
         return self.package in packages or _AFFECTED.get(self.package) in packages
 
@@ -87,26 +100,31 @@ def is_settings_object(value: object) -> bool:
 
 
 def settings(tree: ast.AST, namespace: Mapping[str, object]) -> set[Setting]:
-    """Return the settings that a cell makes, in functions of the notebook too that it calls by their names."""
-    found: set[Setting] = set()
+    """Return the settings that a cell makes, also by calling functions of the notebook."""
+    found_settings: set[Setting] = set()
     followed: set[types.CodeType] = set()
-    todo: list[tuple[ast.AST, Mapping[str, object]]] = [(tree, namespace)]
-    while todo:
-        tree, names = todo.pop()
+    pending: list[tuple[ast.AST, Mapping[str, object]]] = [(tree, namespace)]
+    while pending:
+        tree, names = pending.pop()
         for node, undone in _certain(tree, names, frozenset()):
-            found.update(each for each in _set_by(node, names) if each.package not in undone)
+            found_settings.update(
+                setting for setting in _set_by(node, names) if setting.package not in undone
+            )
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
                 for function in notebook_functions(names.get(node.func.id), namespace):
                     if function.__code__ not in followed:
                         followed.add(function.__code__)
-                        todo += function_body(function, namespace)
-    return found
+                        pending += function_body(function, namespace)
+    return found_settings
 
 
 def _certain(
     node: ast.AST, names: Mapping[str, object], undone: frozenset[str]
 ) -> Iterator[tuple[ast.AST, frozenset[str]]]:
-    """Yield the nodes that are executed in any case, each with the packages whose settings a block around it takes back."""
+    """Yield the nodes that are certainly executed.
+
+    Each comes with the packages whose settings are restored by a surrounding block.
+    """
     yield node, undone
     if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
         return
@@ -129,7 +147,7 @@ def _certain(
 
 
 def _truth(test: ast.expr, names: Mapping[str, object]) -> bool | None:
-    """Return which branch a condition takes, or None if its text does not show it."""
+    """Return which branch a condition takes, or None if the text does not show it."""
     if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
         opposite = _truth(test.operand, names)
         return None if opposite is None else not opposite
@@ -147,7 +165,7 @@ def _block_of(item: ast.withitem, names: Mapping[str, object]) -> str:
 
 
 def _set_by(node: ast.AST, names: Mapping[str, object]) -> Iterator[Setting]:
-    """Yield the settings that one node makes."""
+    """Yield the settings made by one node."""
     if isinstance(node, ast.Call):
         yield from _set_by_call(node.func, names)
     elif isinstance(node, ast.Assign | ast.AugAssign | ast.AnnAssign):
@@ -166,7 +184,7 @@ def _set_by_call(func: ast.expr, names: Mapping[str, object]) -> Iterator[Settin
             yield Setting(package, ".".join(path))
         elif _is_logger(owner) and path[-1] in _LOGGER_CHANGES:
             yield Setting("logging", ".".join(path))
-        elif len(path) == 1:  # imported by its name
+        elif len(path) == 1:  # a function imported by name
             function = names.get(path[0])
             package = str(getattr(function, "__module__", "")).partition(".")[0]
             if getattr(function, "__name__", "") in _SETTERS.get(package, ()):
@@ -178,13 +196,16 @@ def _set_by_call(func: ast.expr, names: Mapping[str, object]) -> Iterator[Settin
 
 
 def _set_by_target(target: ast.expr, names: Mapping[str, object]) -> Iterator[Setting]:
-    """Yield the options that an assignment sets: ``plt.rcParams["figure.dpi"] = …``, ``pd.options.display.max_rows = …``."""
+    """Yield the options that an assignment sets.
+
+    For example `plt.rcParams["figure.dpi"] = …` or `pd.options.display.max_rows = …`.
+    """
     item = target
     while isinstance(item, ast.Subscript):
         item = item.value
     path = dotted_path(item)
     if len(path) == 1 and item is target:
-        return  # binds the name to something else
+        return  # rebinds the name itself
     for length in range(1, len(path) + 1):
         package, owner = _resolved(path[:length], names)
         if is_settings_object(owner):
@@ -198,7 +219,10 @@ def _is_logger(value: object) -> bool:
 
 
 def _resolved(path: list[str], names: Mapping[str, object]) -> tuple[str, object]:
-    """Return a package and the value that a dotted name leads to, without running any code of it; ("", None) if it leads nowhere."""
+    """Return the package and the value of a dotted name, without running code of the package.
+
+    Return ("", None) if the name does not resolve.
+    """
     value: Any = names.get(path[0])
     package = _package_of(value)
     for name in path[1:]:
