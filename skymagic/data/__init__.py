@@ -2,12 +2,11 @@
 
 The names of a cell (`capture`) are pickled (`values`), put into content-addressed stores (`store`,
 `remote`) and described in a manifest (`shipping`). Each rank maps the values from its node's store
-and binds them as the manifest says. Values on their way back to the notebook go through a node's
-store too.
+and binds them as the manifest says. Returned values go through a node's store too.
 
 capture/    names that a cell needs, and modules that travel as source
 values/     serialization of values
 store/      the store of one node: files of values, mapped by every rank; the bundle format
-shipping/   in the notebook: decide what moves to which rank
+shipping/   in the notebook: route values to ranks
 remote/     in the notebook: treat the stores of several nodes as one
 """

@@ -127,6 +127,7 @@ class Assignments:
 
     def _identities(self) -> dict[str, int]:
         """Return the identity of each name's object; other threads may bind names meanwhile."""
+        # A copy, because other threads may bind names during the iteration.
         names = self.namespace.copy()
         return dict(zip(names, map(id, names.values()), strict=True))
 
@@ -140,6 +141,7 @@ class Assignments:
 
     def _note(self, assigned: Iterable[str], typed: frozenset[str]) -> None:
         for name in assigned:
+            # IPython's own names change with every cell.
             if not is_output(name) and not interactive(name, self.namespace[name]):
                 self.now += 1
                 self._last[name] = self.now
@@ -194,6 +196,7 @@ def _set_by(node: ast.AST, names: Mapping[str, object], has_run: bool) -> Iterat
             if is_settings_object(inner):
                 continue  # handled by `settings`
             is_direct_assignment = isinstance(target, ast.Attribute) and depth + 1 == len(path)
+            # After the run, the module shows whether a constant was really assigned.
             if has_run and is_direct_assignment and _was_skipped(node, module, path[depth]):
                 continue
             yield f"{module.__name__}.{path[depth]}", module.__name__

@@ -52,6 +52,7 @@ def _settings(tree: ast.AST) -> Iterator[tuple[ast.expr, str]]:
         if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
             yield node.value, node.attr
         elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+            # `setattr` with a literal name counts as an assignment.
             if node.func.id != "setattr" or len(node.args) != 3:
                 continue
             owner, name, _ = node.args

@@ -58,6 +58,7 @@ def code_names(code: types.CodeType) -> CodeNames:
         loads, stores, imports, module = set(), set(), set(), ""
         required: set[str] = set()
         sets: set[str] = set()
+        # Imports in these ranges are optional.
         guarded_ranges = _tried(code)
         for step in dis.get_instructions(code):
             if step.opname in _GLOBAL_LOADS:
@@ -78,6 +79,7 @@ def code_names(code: types.CodeType) -> CodeNames:
             for constant in code.co_consts
             if isinstance(constant, types.CodeType)
         ]
+        # String constants may be arguments of calls that expand names.
         texts = [constant for constant in code.co_consts if isinstance(constant, str)]
         names = _known[code] = CodeNames(
             frozenset(loads).union(
@@ -143,6 +145,7 @@ def compiled_names(node: ast.stmt | ast.expr, *, postponed: bool = False) -> Cod
 
 def header_names(definition: Definition, *, postponed: bool = False) -> CodeNames:
     """Return the names used by decorators, bases, defaults and annotations of a definition."""
+    # Compile the definition with an empty body, so that only its header is left.
     bare: Any = copy.copy(definition)
     bare.body = ast.Constant(None) if isinstance(bare, ast.Lambda) else [ast.Pass()]
     return compiled_names(ast.fix_missing_locations(bare), postponed=postponed)
@@ -278,6 +281,7 @@ def namespace_keys(tree: ast.AST) -> set[str]:
     """
     keys: list[ast.expr] = []
     for node in ast.walk(tree):
+        # `globals()["x"]`
         if isinstance(node, ast.Subscript) and _is_namespace(node.value):
             keys.append(node.slice)
         elif (
@@ -305,6 +309,7 @@ def namespace_keys(tree: ast.AST) -> set[str]:
                     for key in argument.keys
                     if key
                 ]
+        # `"x" in globals()`
         elif isinstance(node, ast.Compare) and any(map(_is_namespace, node.comparators)):
             keys.append(node.left)
     return {

@@ -104,6 +104,7 @@ class Flow(ast.NodeVisitor):
             if self.reached:
                 ends.append(self.defined)
         self.reached = bool(ends)
+        # If no path arrives here, the code that follows is unreachable.
         self.defined = set.intersection(*ends) if ends else before
 
     def maybe(self, path: Callable[[], None]) -> None:
@@ -126,6 +127,7 @@ class Flow(ast.NodeVisitor):
             self.store(node.id)
             return
         self.load(node.id)
+        # `del x` requires x to exist, so it counts as a load too.
         if isinstance(node.ctx, ast.Del):
             self.defined.discard(node.id)
 
@@ -289,6 +291,7 @@ class Flow(ast.NodeVisitor):
                 self.visit(item)
             self.block(node.body)
 
+        # `contextlib.suppress` may end the block early, at any point.
         self.maybe(inside) if any(
             _suppresses(item.context_expr) for item in node.items
         ) else inside()
@@ -307,6 +310,7 @@ class Flow(ast.NodeVisitor):
             self.block(each.body)
 
         total = any(branch.guard is None and _irrefutable(branch.pattern) for branch in node.cases)
+        # Without an irrefutable case, no case may match.
         nothing: list[Callable[[], None]] = [] if total else [lambda: None]
         self.branches(*(lambda each=branch: case(each) for branch in node.cases), *nothing)
 
@@ -321,6 +325,7 @@ class _ClassBody(Flow):
         self._globals: set[str] = set()
 
     def load(self, name: str) -> None:
+        # Names that the class body did not define are looked up in the cell.
         if not self.reached or name not in self.defined:
             self._outer.load(name)
 

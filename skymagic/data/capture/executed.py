@@ -38,6 +38,7 @@ def function_body(
     if not isinstance(definition, ast.FunctionDef | ast.AsyncFunctionDef):
         return
     body = ast.Module(definition.body, [])
+    # Local names hide the notebook's. Their values are unknown, except for imports.
     local = {*code.co_varnames, *code.co_cellvars, *code.co_freevars}
     names = {name: value for name, value in namespace.items() if name not in local}
     names.update(_imported_modules(body, local))

@@ -61,10 +61,12 @@ def _names(nodes: Iterable[ast.AST], package: str) -> frozenset[str]:
             base = node.module or ""
             if node.level:
                 parents = package.split(".")
+                # One leading dot stands for the package itself, each further dot for a parent.
                 parents = parents[: len(parents) - node.level + 1]
                 base = ".".join([*parents, base] if base else parents)
             if base:
                 names.add(base)
+                # The imported name may be a submodule.
                 names.update(f"{base}.{alias.name}" for alias in node.names if alias.name != "*")
         elif isinstance(node, ast.Call) and (name := _imported_by_call(node)):
             names.add(name)
@@ -81,6 +83,7 @@ def _unguarded(node: ast.AST, functions: bool) -> Iterator[ast.AST]:
 
 def _unguarded_children(node: ast.AST) -> Iterator[ast.AST]:
     if isinstance(node, ast.Try | ast.TryStar) and node.handlers:
+        # The `try` body may fail without harm; `finally` always runs.
         yield from node.finalbody
         return
     conditions = [node.test] if isinstance(node, ast.If) else []

@@ -113,9 +113,11 @@ def _read(stamp: tuple[object, ...]) -> Environment:
         text = distribution.read_text("METADATA") or distribution.read_text("PKG-INFO") or ""
         head = dict(_HEADER.findall(text.partition("\n\n")[0]))
         for top in _tops(distribution) if len(head) == 2 else ():
+            # The first one on `sys.path` is the one that is imported.
             versions.setdefault(canonical(head["Name"]), head["Version"])
             holders.setdefault(top, {})[head["Name"]] = None
     for top, names in holders.items():
+        # Several distributions may provide a namespace package: look up their modules below it.
         if len(names) == 1:
             modules[top] = (*names,)
         else:
@@ -123,6 +125,7 @@ def _read(stamp: tuple[object, ...]) -> Environment:
                 for module in _modules_of(name, top):
                     modules[module] = (*modules.get(module, ()), name)
     for distribution in importlib.metadata.distributions():
+        # Editable distributions record no modules, so read the folders that they add.
         for folder in _linked(distribution):
             versions.setdefault(canonical(distribution.name), distribution.version)
             for module_info in pkgutil.iter_modules([folder]):

@@ -33,6 +33,7 @@ def imported_modules(namespace: Mapping[str, object], folder: str) -> frozenset[
         if not name.startswith("_") and not interactive(name, value):
             names.update(_modules(value, namespace))
     local = modules.search(names, folder)
+    # The user's own modules travel as source and need no installation.
     own = {name.partition(".")[0] for name in local.sources}
     return frozenset(name for name in names | local.required if name.partition(".")[0] not in own)
 
@@ -71,6 +72,7 @@ class ImportedTexts:
         remember_reloads()
         for source in sources:
             spec = getattr(sys.modules.get(source.name), "__spec__", None)
+            # Not loaded here, or a namespace package without text.
             if spec is None or not source.source:
                 continue
             loaded = self._seen.get(source.name)
@@ -113,6 +115,7 @@ def remember_reloads() -> None:
         if recorded != time:
             _reload_times[name] = time
             module = sys.modules.get(name)
+            # A reload that failed leaves the earlier text in place.
             if failed.get(getattr(module, "__file__", None)) != time:
                 _reloaded[name] = time
 
@@ -173,6 +176,7 @@ def _holds(space: Mapping[str, Any], node: ast.stmt, defined: Mapping[str, types
     if isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None:
         targets = node.targets if isinstance(node, ast.Assign) else [node.target]
         names = [target.id for target in targets if isinstance(target, ast.Name)]
+        # Unpacking and attribute assignments are not compared.
         if len(names) != len(targets):
             return False
         with contextlib.suppress(ValueError):

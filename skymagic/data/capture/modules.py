@@ -85,6 +85,7 @@ def search(names: Iterable[str], folder: str) -> FoundModules:
         if name in visited or not name:
             continue
         visited.add(name)
+        # Importing a submodule imports its parent packages first.
         pending.append(name.rpartition(".")[0])
         location = locate(name, folder)
         if location is None:
@@ -109,6 +110,7 @@ def locate(name: str, folder: str) -> tuple[str, bool] | None:
     The file is a directory for a namespace package. Return None for a module from elsewhere.
     """
     top = name.partition(".")[0]
+    # Present on every rank, or not importable at all.
     if top in ("skymagic", "__main__") or top in sys.builtin_module_names:
         return None
     module = sys.modules.get(name)
@@ -130,6 +132,7 @@ def _from_module(module: types.ModuleType, top: str, folder: str) -> tuple[str, 
         return None
     package = hasattr(module, "__path__")
     if origin is None and package:
+        # A namespace package: a directory without `__init__.py`.
         origin = next((entry for entry in module.__path__ if is_own(entry, top, folder)), None)
         return (origin, True) if origin is not None else None
     if not isinstance(origin, str) or not origin.endswith(".py") or not is_own(origin, top, folder):
@@ -153,15 +156,18 @@ def _from_path(name: str, folder: str) -> tuple[str, bool] | None:
         initial = os.path.join(base, "__init__.py")
         if os.path.isfile(initial):
             return (initial, True) if is_own(initial, top, folder) else None
+        # A compiled extension takes precedence over source, and cannot travel.
         if any(os.path.isfile(base + suffix) for suffix in importlib.machinery.EXTENSION_SUFFIXES):
             return None
         if os.path.isfile(base + ".py"):
             return (base + ".py", False) if is_own(base + ".py", top, folder) else None
         if os.path.isdir(base):
+            # A namespace package is used only if no later entry has a regular module.
             spaces.append(base)
     return next(((space, True) for space in spaces if is_own(space, top, folder)), None)
 
 
+# By path: modification time, size and inode of the file, and the result.
 _cache: dict[str, tuple[tuple[int, int, int], _Parsed | str]] = {}
 
 
@@ -208,6 +214,7 @@ def is_own(path: str, top: str, folder: str) -> bool:
     """
     if inside(path, folder):
         return True
+    # Relative entries may have been resolved from another working directory.
     path_entries = (*sys.path, *_resolved_entries)
     entries = added(path_entries, os.environ.get("PYTHONPATH", ""), os.getcwd())
     if not entries:  # the common case; resolving links in every path would be slow
@@ -339,6 +346,7 @@ def packed_data(folder: Path, files: list[Path]) -> str:
     with zipfile.ZipFile(out, "w") as archive:
         for path in files:
             archive.writestr(
+                # Without the file's modification time, so that equal contents give equal archives.
                 zipfile.ZipInfo(path.relative_to(folder).as_posix()),
                 path.read_bytes(),
                 zipfile.ZIP_DEFLATED,

@@ -74,8 +74,10 @@ def cell_names(source: str, compiler_flags: int = 0) -> CellNames:
         except ValueError as problem:
             raise SyntaxError(str(problem)) from problem
     try:
+        # The flag is set by a `__future__` import in the cell itself or in an earlier one.
         flow = Flow(postponed=bool(code.co_flags & __future__.annotations.compiler_flag))
         flow.block(tree.body)
+        # Before `finish`, which treats the end of the cell as reached.
         certain = frozenset(flow.defined)
         flow.finish()
         attributes = (
@@ -85,6 +87,7 @@ def cell_names(source: str, compiler_flags: int = 0) -> CellNames:
         )
         imports = imported_names(tree) if _MAY_IMPORT.search(source) else frozenset()
         keys = namespace_keys(tree) if _NAMESPACE.search(source) else set()
+        # The checks for substrings are cheap, and most cells need none of these passes.
         hints = annotated_names(tree, flow.postponed) if ":" in source or "->" in source else set()
     except RecursionError:
         # Expressions are nested too deep for this visitor: use the names without their order.
@@ -126,6 +129,7 @@ def reach(
     """
     why: dict[str, str] = {}
     pending: dict[str, str] = {**others, **dict.fromkeys(sorted(loads, reverse=True), "the cell")}
+    # The last names were inserted first, so that `popitem` returns the cell's own names in order.
     while pending:
         name, reason = pending.popitem()
         value = namespace.get(name, _NOTHING)
@@ -216,6 +220,7 @@ def with_scripts(names: CellNames) -> CellNames:
             inner = cell_names(Path(script.path).expanduser().read_text())
         except (OSError, ValueError, RuntimeError, SyntaxError):
             continue
+        # Without `-i` the file runs in a namespace of its own.
         loads = inner.loads - script.defined if script.interactive else frozenset()
         names = replace(
             names,
@@ -236,6 +241,7 @@ def cell_sources(files: Iterable[str]) -> dict[str, str]:
     sources = {}
     for name in files:
         entry = linecache.cache.get(name)
+        # IPython's entries for cells have no modification time, so that they are never outdated.
         if entry is not None and len(entry) == 4 and entry[1] is None:
             sources[name] = "".join(entry[2])
     return sources

@@ -97,8 +97,10 @@ def _module_of(path: list[str], namespace: Mapping[str, object]) -> str | None:
         return None
     if not isinstance(module, str) or module in ("__main__", "builtins"):
         return None
+    # Virtual subclasses of an abstract class travel with their class.
     if module.partition(".")[0] in _OF_THE_PROCESS or hasattr(owner, "_abc_impl"):
         return None
+    # So do registrations with transformers' Auto classes.
     if module.startswith("transformers.models.auto"):
         return None
     return module if module.partition(".")[0] in sys.modules else None

@@ -112,6 +112,7 @@ def settings(tree: ast.AST, namespace: Mapping[str, object]) -> set[Setting]:
             )
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
                 for function in notebook_functions(names.get(node.func.id), namespace):
+                    # Follow each function once, also if it is recursive.
                     if function.__code__ not in followed:
                         followed.add(function.__code__)
                         pending += function_body(function, namespace)
@@ -129,11 +130,13 @@ def _certain(
     if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
         return
     if isinstance(node, ast.With | ast.AsyncWith):
+        # The package's own context manager restores its settings at the end of the block.
         undone |= {package for item in node.items if (package := _block_of(item, names))}
     children: list[ast.AST] = list(ast.iter_child_nodes(node))
     if isinstance(node, ast.If):
         taken = _truth(node.test, names)
         children = [node.test] if taken is None else [*(node.body if taken else node.orelse)]
+    # Of expressions with branches, only the first operand is certain.
     elif isinstance(node, ast.IfExp):
         children = [node.test]
     elif isinstance(node, ast.BoolOp):
@@ -177,6 +180,7 @@ def _set_by_call(func: ast.expr, names: Mapping[str, object]) -> Iterator[Settin
     path = dotted_path(func)
     if path:
         package, owner = _resolved(path[:-1], names) if len(path) > 1 else ("", None)
+        # A setter called through its module: `np.set_printoptions(…)`.
         if isinstance(owner, types.ModuleType | type):
             if path[-1] in _SETTERS.get(package, ()):
                 yield Setting(package, ".".join(path))

@@ -148,6 +148,7 @@ class StoreClient:
 
     def _handshake(self, transport: Transport) -> None:
         self._complaint = ""
+        # Set before the check of `closed`, so that a concurrent `close` finds the transport.
         self._transport, self._last_received = transport, time.monotonic()
         if self.closed:
             raise self._lost()
@@ -192,10 +193,12 @@ class StoreClient:
             FileNotFoundError: the file does not exist.
             OSError: there is not enough memory, or the file was damaged in transit.
         """
+        # A new number for each attempt, so that late pieces of an earlier one are ignored.
         number = next(self._numbers)
         transport = self._transport
         self._downloads[number] = download
         try:
+            # Resumes at the received bytes. If the connection is lost, the caller tries again.
             self.send(Read(number, name, download.received))
             self._wait_for(lambda: download.ended or download.unwanted.is_set(), transport)
         except ConnectionLost:
@@ -252,6 +255,7 @@ class StoreClient:
                     or time.monotonic() > deadline
                 ):
                     return False
+                # Wake up regularly to notice missing heartbeats.
                 self._changed.wait(1.0)
             if self._ready:
                 self.drop_if_silent()
@@ -259,6 +263,7 @@ class StoreClient:
     def _receive(self, transport: Transport) -> None:
         def read() -> bytes:
             if self._transport is not transport:
+                # Disconnected in the meantime: end this thread as at the end of the stream.
                 return b""
             data = transport.read()
             self._last_received = time.monotonic()
@@ -271,6 +276,8 @@ class StoreClient:
                 elif isinstance(message, ReadReply | Heartbeat):
                     self._answer(message)
                 else:
+                    # Before `_answer`: the files listed in `Ready` must be known before anything is
+                    # sent.
                     self._on_message(self.number, message)
                     if isinstance(message, Ready):
                         self._answer(message)

@@ -97,6 +97,7 @@ class StoreClients:
             except (OSError, SkyError) as problem:
                 if time.monotonic() - start > self._retry_timeout or client.closed:
                     raise _unreachable(client, problem) from None
+                # Notify once, not at each attempt.
                 if pause == _FIRST_PAUSE:
                     self._notify(
                         f"{client.node.name} cannot be reached at present ({problem}); trying again"
@@ -129,6 +130,7 @@ class StoreClients:
             self._send_unlinks(node)
 
     def _send_unlinks(self, node: int) -> None:
+        # A copy: only names that were sent are removed, as others may be added meanwhile.
         names = set(self.unlinking[node])
         if names and self.all[node].connected and self.send(node, store.Delete(sorted(names))):
             self.unlinking[node] -= names
@@ -147,6 +149,7 @@ class StoreClients:
         )
 
     def _close(self, client: StoreClient, names: set[str]) -> None:
+        # Sending to a silent server could block.
         if client.connected and not client.drop_if_silent():
             with contextlib.suppress(ConnectionLost):
                 client.send(store.Delete(sorted(names | self.unlinking[client.number])))

@@ -122,6 +122,7 @@ class Prefetch:
         with self._lock:
             for file in files:
                 self._pending[file] = Future(), threading.Event()
+                # Reversed, because the threads pop from the end.
                 queues.setdefault(file[1], []).insert(0, file)
         for queue in queues.values():
             for _ in range(min(FILES_PER_NODE, len(queue))):
@@ -250,6 +251,8 @@ class RemoteStore(Store):
                 self._replication.remove([file])
                 raise
             self._files[file.key] = file
+            # Otherwise another thread changed the value while it was sent, and the hashes are
+            # stale.
             if file.key == key:
                 self._pieces.add(key, digests)
             return file.key
@@ -273,12 +276,14 @@ class RemoteStore(Store):
             piece for piece, location in zip(cut, locations, strict=True) if location is None
         ]
         missing_key = ""
+        # The nodes read from these files while they assemble the new one.
         self.pin(bases)
         try:
             missing_key = (
                 self.put(None, lacking, sum(map(len, lacking)), progress) if lacking else min(bases)
             )
             self._replication.settle()
+            # By now all nodes have the base files and the missing pieces.
             named_locations = [
                 location and (self.name(location[0]), location[1]) for location in locations
             ]
@@ -287,6 +292,7 @@ class RemoteStore(Store):
             )
         finally:
             self.unpin(bases)
+            # The separate file with the missing pieces was needed only for assembly.
             self.drop({missing_key} - before)
         return digests
 
@@ -363,6 +369,7 @@ class RemoteStore(Store):
             freed = sum(self._files[key].nbytes for key in evicted)
         self.drop(evicted)
         for client in self._clients.all:
+            # An estimate, until the node reports its free space again.
             client.room += freed - nbytes
         if evicted:
             self._notify(

@@ -56,6 +56,7 @@ class Placement:
 
     def upstream(self, node: int) -> list[int]:
         """Return the node, its source, the source of that node, and so on."""
+        # Ends at the notebook, at a local source, or at a cycle.
         chain = [node]
         while (
             (source := self.sources.get(chain[-1])) is not None
@@ -210,6 +211,7 @@ class Replication:
             PoolError: a node cannot be reached, or values do not get through to it.
         """
         while regained := self._regained & self.clients.nodes:
+            # Connect first: `Ready` reports which files the nodes still have.
             self.clients.connect(regained)
             self._regained -= regained
         while pending := self.pending():
@@ -279,6 +281,7 @@ class Replication:
         file = self._files.get(message.name)
         if file is None:
             return
+        # The node hashed what it received: only a matching key counts.
         if file.key == message.key:
             file.placement.arrived(node)
             file.sealed = True
@@ -298,6 +301,7 @@ class Replication:
         file.placement.stopped(node)
         self._replan = True
         node_name = self.clients.all[node].node.name
+        # Another source would not help: the node itself has no space or no permission.
         if message.errno in _HOPELESS_ERRNOS:
             file.problem = OSError(message.errno, f"{message.reason}, on {node_name}")
         elif len(file.placement.failed.get(node, ())) > RETRIES + len(self.clients.all):
@@ -323,6 +327,7 @@ class Replication:
                 for node, source in assign_sources(file.placement, self.clients.connected())
                 if source != NOTEBOOK or not only_followers
             ]
+            # Set before anything is sent, so that replies find the node's source.
             file.placement.sources.update(plan)
         for node, source in plan:
             if source == NOTEBOOK:
@@ -366,6 +371,7 @@ class Replication:
     def _seal(self, file: ReplicatedFile, key: str) -> None:
         """Fix a file's key to the hash of the bytes that were sent."""
         with self.changed:
+            # The earlier contents were sent in full under this name, or are on a node.
             if file.sealed and file.key != key:
                 raise PoolError("a value was changed while it was sent; run the cell again")
             file.key, file.sealed = key, True

@@ -128,6 +128,7 @@ class Bindings:
             {name: value for name, value in rebound.items() if value is not None}
         )
         state.rebound.update(rebound)
+        # After the update: the cell may have deleted names that were sent to it.
         self._drop(state, deleted)
         state.sources.update(
             {module["name"]: module["hash"] for module in manifest.orders.get("modules", ())}

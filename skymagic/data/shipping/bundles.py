@@ -112,6 +112,7 @@ def merge_plain(
             all(value.pickled.plain and tuple(lacking[value.name]) == ranks for value in group)
             and group[0].name not in apart
         ):
+            # Groups share no objects with one another, so one pickle changes no identities.
             plain.setdefault(ranks, []).extend(group)
         else:
             separate.append(group)
@@ -205,6 +206,7 @@ class BundleWriter:
         self.index.expect(part for bundle in bundles for part in bundle.parts)
         if self._progress is not None:
             for bundle in bundles:
+                # Only bytes that are not stored yet count as progress.
                 weight = sum(
                     part.nbytes
                     for part in bundle.parts
@@ -248,6 +250,7 @@ class BundleWriter:
             self.nbytes += size
             for bundle, index in self._small:
                 bundle.locations[index] = inline(bundle.parts[index].data)
+        # Ranks must not receive the orders before the files are on their nodes.
         self.index.store.settle()
 
     def _pack(self, parts: list[tuple[Bundle, int]]) -> None:

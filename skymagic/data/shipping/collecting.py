@@ -147,6 +147,7 @@ class Collector:
                 return used_names
             if name in needed:
                 needed.update(used_names)
+            # As the reason, a real use takes precedence over an annotation.
             if annotated:
                 used_names = {
                     **{hint: f"an annotation of {owner}" for hint, owner in annotated.items()},

@@ -73,7 +73,7 @@ class Pulled:
         )
 
 
-# -- detecting changes ----------------------------------------------------------------------------
+# -- detecting changes -----------------------------------------------------------------------------
 
 
 class Known(NamedTuple):
@@ -121,6 +121,7 @@ class Fingerprints:
                 self.known[variable.name] = previous._replace(value=_reference(value))
             variable.fingerprint = previous.fingerprint
             return previous.fingerprint
+        # If the same object now has another pickle, the pickle may be unstable.
         variable.same_object = holds
         otherwise = stream if isinstance(stream, str) else digest([stream])
         variable.fingerprint = self._contents(variable, otherwise, modules)
@@ -141,6 +142,7 @@ class Fingerprints:
         if variable.pickled.keep is variable.value or variable.pickled.steady:
             return False  # consists of built-in types
         pickled = pickling.dumps(variable.value, self._namespace, folder=self._folder)
+        # Equal when pickled twice in a row: the pickle is stable, so the value did change.
         if pickled.header == variable.pickled.header:
             return False
         again = Variable(variable.name, variable.value, pickled)
@@ -210,7 +212,7 @@ def _pushed(request: ShippingRequest, needs: Needs) -> set[str]:
     return pushed.union(*(group for group in names if not pushed.isdisjoint(group)))
 
 
-# -- comparing with the ranks' bindings -----------------------------------------------------------
+# -- comparing with the ranks' bindings ------------------------------------------------------------
 
 
 _BUILTIN_NAMES = vars(builtins).keys()
@@ -267,6 +269,7 @@ class Comparison:
             reasons.update(dict.fromkeys(sorted(new), f"used by {function}"))
             visited |= new
             pending += sorted(new)
+        # Functions on the ranks may run by themselves, as hooks do, whenever a cell does anything.
         if request.names.runs and not request.fresh:
             uses_rank_objects = any(
                 self._bindings.has_rebound(rank, name)
@@ -315,6 +318,7 @@ class Comparison:
         }
         pulled -= request.temporary
         unstable = set() if request.fresh else self._unstable(request, needs)
+        # Names that all ranks receive, regardless of what they have.
         always = values if request.fresh else {*request.temporary, *_pushed(request, needs)}
         fingerprints = {
             name: self._marked(name, value.fingerprint) for name, value in values.items()

@@ -24,9 +24,11 @@ class _Place(NamedTuple):
 
     ref: Ref
     shift: int = 0
-    """Start of the sent part of a storage, as an offset in bytes."""
+    """Offset in bytes of the part of a storage that was sent, from the part in the value's own
+    pickle.
+    """
     length: int | None = None
-    """Bytes of a storage that were sent, if they differ from those in the value's own pickle."""
+    """Bytes of a storage that were sent, if not those in the value's own pickle."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -86,6 +88,7 @@ class SentLinks:
         state.lost.update((table, number) for table, number in lost)
         if state.lost:
             tables = {table for value in state.sent.values() for table in _tables(value)}
+            # Forget lost objects of tables that no name refers to any more.
             state.lost = {ref for ref in state.lost if ref[0] in tables}
 
     def forget(self, ranks: Iterable[int]) -> None:
@@ -217,6 +220,7 @@ class SentLinks:
 
         Empty if nothing can refer to them later.
         """
+        # Each pickle gets a table of its own on the ranks.
         table = next(self._tables)
         if len(group) == 1 and links is None:
             variable = group[0]

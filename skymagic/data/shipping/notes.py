@@ -61,6 +61,7 @@ class Notes:
             used: modules that the cell uses.
             repeated: attributes that the cell sets itself.
         """
+        # Set on the ranks by the cell: no message for these, now or later.
         self._said["set"].update(repeated)
         modules = frozenset(used)
         packages = frozenset(module.partition(".")[0] for module in modules)
@@ -237,6 +238,7 @@ def refusal(
     Args:
         attempt: pickles a value, and raises if it cannot; called for the value's parts.
     """
+    # Name the innermost part that fails, instead of the whole variable.
     path, culprit = find(value, attempt)
     named = type_name(culprit) if culprit is not value else ""
     # cloudpickle turns a RecursionError into an error of its own.
@@ -261,6 +263,7 @@ def refusal(
     if path:
         reason = f"{name}{path} ({named}) {reason}"
         if not isinstance(problem, worlds.WorldError):
+            # `<` marks a closure variable or a default argument.
             remedy = _LEAF if _computation(culprit) else _INSIDE if "<" in path else _NESTED
     return Refusal(name, type_name(value), why, reason, remedy.format(name=name, path=path))
 

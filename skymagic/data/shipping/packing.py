@@ -70,6 +70,7 @@ class Packer:
         ]
         shared = groups(moved)
         related = {}
+        # If no rank holds any value, nothing can be referred to.
         for group in shared if held else ():
             if related_values := self._related(group, held):
                 related[group[0].name] = related_values
@@ -128,6 +129,7 @@ class Packer:
             )
             missing = [value for value in group if value.name in lacks]
             self._bundle(missing, ranks, links)
+            # The ranks' own values stay separate from the notebook's: tell the user.
             if own and not self.request.temporary.intersection(lacks):
                 self._note(
                     [value for value in values_by_name.values() if value.name in own],
@@ -215,7 +217,7 @@ def _together(group: Sequence[Variable]) -> object:
     return tuple(Named(value.name, value.value) if named else value.value for value in group)
 
 
-# -- values lent by another rank ------------------------------------------------------------------
+# -- values lent by another rank -------------------------------------------------------------------
 
 
 @contextlib.contextmanager
@@ -283,5 +285,6 @@ def _within_reach(store: Store, lent: Mapping[str, Any], same_node: bool) -> Ite
             yield [store.name(key)]
         finally:
             store.unpin([key])
+            # Keep the file if the store already had the same contents for another reason.
             if key not in before:
                 store.drop([key])

@@ -79,6 +79,7 @@ class Unpacking:
         # forgotten with the last.
         with self._lock:
             group = self._groups.setdefault(ref["group"], _PackedGroup(set(range(ref["count"]))))
+            # All values of the group are rebuilt at once, to keep their shared objects.
             if group.values is None:
                 group.values = self._open(ref)
             value = group.values[ref["index"]]
@@ -198,6 +199,7 @@ class Shipper(Unpacking):
         """
         names = with_scripts(cell_names(source, compiler_flags))
         with self._lock, pickling.to_processes(same_files=not self.store.remote):
+            # Assignments that the notebook's current cell has made so far come before this run.
             self.assigned.look()
             request = ShippingRequest(
                 names=names,
@@ -323,6 +325,7 @@ class Shipper(Unpacking):
         """
         needs = self.collector.collect(request, self.comparison.read_by_functions(request))
         self.comparison.compare(request, needs)
+        # Added values may in turn share objects with further ones.
         while related := self.collector.related(request, needs, self.links):
             if not self.collector.add(request, needs, related):
                 break
@@ -342,6 +345,7 @@ class Shipper(Unpacking):
         used = modules.union(*(pickled.packages | pickled.modules for pickled in pickles))
         packages = frozenset(module.partition(".")[0] for module in used)
         attributes = request.names.attributes.union(*(pickled.attributes for pickled in pickles))
+        # What the cell itself sets or registers happens on the ranks too, and needs no note.
         tree = ast.parse(source)
         own = set_on_modules(tree, self.namespace, has_run=False)
         self.notes.set_on_modules(self.assigned.on_modules, modules, own, note)
@@ -395,6 +399,7 @@ class Shipper(Unpacking):
             }
         except BaseException as problem:
             self.store.unpin(writer.keys)
+            # Files written before the failure are not needed.
             self.index.sweep()
             if isinstance(problem, OSError):
                 raise CaptureError(
@@ -407,6 +412,7 @@ class Shipper(Unpacking):
         manifest = Manifest(
             orders, writer.nbytes, items, fingerprints, stored, request.names, unbound, packed.sent
         )
+        # The files stay pinned as long as the manifest exists.
         weakref.finalize(manifest, self.store.unpin, writer.keys).atexit = False
         self.index.set_needs(writer.needs, {*self.namespace, *request.temporary})
         for component in (self.collector, self.comparison, self.notes, self.links):

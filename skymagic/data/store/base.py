@@ -111,6 +111,7 @@ class Store(ABC):
                 if file is None:
                     missing.append(key)
                 else:
+                    # A lookup counts as use, and so postpones eviction.
                     file.used = now
             return missing
 
@@ -132,6 +133,7 @@ class Store(ABC):
         """Remove one pin from each key."""
         with self._lock:
             for key in keys:
+                # A key without pins is removed, so that `pinned` is a lookup.
                 count = self._pins.pop(key, 0) - 1
                 if count > 0:
                     self._pins[key] = count

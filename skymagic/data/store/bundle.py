@@ -64,6 +64,7 @@ def write_parts(
         The file's name, or None if none was needed, and the location of each part.
     """
     short = [len(part) < INLINE for part in parts]
+    # Many short parts are too long together: write them to the file too.
     if sum(len(part) for part, is_short in zip(parts, short, strict=True) if is_short) >= INLINE:
         short = [False] * len(parts)
     filed = [part for part, is_short in zip(parts, short, strict=True) if not is_short]
@@ -211,6 +212,7 @@ class ContentIndex:
     def find(self, part: Part) -> FileExtent | None:
         """Return the location of a part with this content if it is stored."""
         extent = self._extents.get(part.hash or "")
+        # `missing` also marks the file as used.
         return extent if extent is not None and not self.store.missing([extent.key]) else None
 
     def put(self, part: Part, progress: Callable[[int], None] | None = None) -> FileExtent:
@@ -222,6 +224,7 @@ class ContentIndex:
         if isinstance(part.data, DeviceBytes):
             self._devices[part.data.place] = (mark, key)
         else:
+            # Later parts with another sample need not be hashed to know that they are new.
             self._samples.add(_sample(part.data))
         extent = self._extents[key] = FileExtent(key, 0, part.nbytes)
         return extent
@@ -254,6 +257,7 @@ class ContentIndex:
             names: all names of the notebook.
         """
         self._needs.update(needs)
+        # Drop the files of names that were missing for the previous cell too.
         gone = self._needs.keys() - set(names)
         for name in gone & self._gone:
             del self._needs[name]
@@ -264,6 +268,7 @@ class ContentIndex:
         """Unlink files that are needed neither by a name nor by a manifest in progress."""
         needed = frozenset().union(*self._needs.values())
         stored = self.store.keys()
+        # Pinned files belong to a manifest that some rank may still have to read.
         if unneeded := [key for key in stored - needed if not self.store.pinned(key)]:
             self.store.drop(unneeded)
         stored = self.store.keys()

@@ -69,6 +69,7 @@ class DeviceBytes:
         """
         torch = sys.modules["torch"]
         word_count, offset = len(self) // 8, self.memory.storage_offset()
+        # Not computable: a tensor without a counter, or memory that is no matrix of aligned words.
         if None in self.versions or word_count < 4 or offset % 8:
             return None
         width = math.isqrt(word_count)
@@ -119,6 +120,7 @@ def host_pieces(
                     waiting = None
                 yield memoryview(piece).cast("B")
                 continue
+            # Buffers belong to one device; a pickle may hold memory of several.
             if staging is None or staging.device != piece.memory.device:
                 if waiting is not None:
                     yield waiting()
@@ -151,10 +153,12 @@ class _Staging:
         self._pinned = self.device.type == "cuda" and torch.cuda.is_available()
         self._stream = torch.cuda.Stream(self.device) if self._pinned else None
         if self._stream is not None:
+            # Kernels that were queued so far may still write to the memory.
             self._stream.wait_stream(torch.cuda.current_stream(self.device))
 
     def begin(self, chunk: Any) -> Callable[[], memoryview]:
         """Start copying a chunk, and return a function that waits for the copy."""
+        # The other buffer may still be read by the caller.
         self._turn = 1 - self._turn
         nbytes = chunk.numel()
         target = self._buffer(nbytes)[:nbytes]

@@ -146,6 +146,7 @@ class NodeStore(Store):
     ) -> str:
         if key is not None and not self.missing([key]):
             return key
+        # Others may fill the directory meanwhile, so the file may still move to disk.
         with Partial(self._place(nbytes), lambda: self._spill(nbytes)) as partial:
             for view in host_pieces(pieces):
                 for start in range(0, view.nbytes, STEP):
@@ -185,6 +186,7 @@ class NodeStore(Store):
             key = self.put(None, pieces, nbytes)
             file = self._files.pop(key)
             path = self.path(file.name)
+            # The file leaves the index: another process will unlink it, so its name must be unique.
             name = f"{self._nonce}-{os.urandom(16).hex()}"
             path.rename(path.with_name(name))
             return name
@@ -237,6 +239,8 @@ class NodeStore(Store):
                 key: file for key, file in self._files.items() if (directory / file.name).exists()
             }
             used_bytes = sum(file.nbytes for file in files.values())
+            # The store's own files count as free space, so that the share does not shrink as it
+            # fills.
             room = (available(directory) + used_bytes) * self.share - used_bytes
             evicted = self._victims(files, room, nbytes)
             if evicted is None:
@@ -337,10 +341,12 @@ class Partial:
 
     def _open(self, directory: Path) -> None:
         self._path = directory / f"{self._prefix}{os.urandom(16).hex()}.part"
+        # Readable too, because the file may be read before it is complete.
         self._descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
 
     def _move(self, directory: Path) -> None:
         """Continue in another directory, with the bytes written so far."""
+        # Only once: if the second directory is full too, the write fails.
         descriptor, path = self._descriptor, self._path
         self._spill = None
         try:
@@ -397,6 +403,7 @@ def _map(descriptor: int, nbytes: int) -> memoryview:
         code = ctypes.get_errno()
         raise OSError(code, f"cannot map {nbytes} bytes: {os.strerror(code)}")
     memory = (ctypes.c_ubyte * nbytes).from_address(address)
+    # Not at exit, when the operating system unmaps everything anyway.
     weakref.finalize(memory, _unmap, address, nbytes).atexit = False
     return memoryview(memory).cast("B")
 

@@ -137,6 +137,7 @@ def reduce_array(tracker: Tracker, array: Any) -> Reduced:
     if (small := _reduce_small(tracker, array)) is not None:
         return small
     dtype = array.dtype
+    # Elements are references, or strings that are stored elsewhere: leave it to NumPy.
     if dtype.hasobject or dtype.itemsize == 0 or dtype.kind == "T":
         return NotImplemented
     kind = type(array)
@@ -154,6 +155,7 @@ def reduce_array(tracker: Tracker, array: Any) -> Reduced:
     if id(array) not in tracker.private:
         linked_array = tracker.linked.array(start, stop)
         if linked_array is not None:
+            # The other side already has an array with this memory: refer to it.
             return _part, (
                 linked_array,
                 *description,
@@ -163,14 +165,17 @@ def reduce_array(tracker: Tracker, array: Any) -> Reduced:
         tracker.spans.append(Span(start, stop, id(array)))
         block = tracker.layout.find(start, stop) if tracker.layout is not None else None
         if block is not None:
+            # The memory travels as a common block, of which this remains a view.
             return _view, (block, *description, array.strides, _address(array) - block.start)
     if array.flags.c_contiguous or array.flags.f_contiguous:
+        # In the order of memory, so that this needs no copy.
         flat = array.view(numpy.ndarray).reshape(-1, order="A").view(numpy.uint8)
         return _array, (
             pickle.PickleBuffer(flat.data),
             *description,
             "C" if array.flags.c_contiguous else "F",
         )
+    # With small gaps send the memory as it is, otherwise pack the elements first.
     if stop - start <= array.nbytes * 1.25:
         return _view, (memory(start, stop), *description, array.strides, _address(array) - start)
     packed = numpy.ascontiguousarray(array).reshape(-1).view(numpy.uint8)

@@ -166,6 +166,7 @@ class Contents:
         """
         if not values or id(values[0]) not in self._leaves or len(values) > self._left:
             return False
+        # Number the values as `again` would, so that the hash is the same on both paths.
         numbers = {id(value): number for number, value in enumerate(values, len(self._numbers))}
         leaves = [self._leaves[key] for key in numbers if key in self._leaves]
         if len(leaves) < len(values) or not self._numbers.keys().isdisjoint(numbers):
@@ -186,6 +187,7 @@ class Contents:
         """Add values whose order does not matter."""
         hashed_values = [(self._apart(value), value) for value in values]
         self.say("unordered", len(hashed_values))
+        # The order of the hashes is the same however the values were inserted.
         for _, value in sorted(hashed_values, key=lambda pair: pair[0]):
             self.add(value)
 
@@ -257,6 +259,7 @@ class Contents:
     def _apart(self, value: Any) -> str:
         """Return the hash of a value on its own."""
         other = Contents(self._reduce, self._form, self._hashes, self._leaves)
+        # The limit of objects holds for the whole value; memory is compared only at the top.
         other._left, other._spans = self._left, None
         other.add(value)
         self._left = other._left
@@ -276,6 +279,7 @@ class Contents:
         for cluster in clusters(self._spans or []):
             if len(cluster) > 1:
                 groups.append(
+                    # Offsets instead of addresses, which may differ for equal values.
                     sorted((span.owner, span.start - cluster[0].start) for span in cluster)
                 )
         for group in sorted(groups):
@@ -305,6 +309,7 @@ def _is_tree(value: Any) -> bool:
         mutable_ids = [id(obj) for obj in level if type(obj) in _CHANGING]
         count_before = len(changing)
         changing.update(mutable_ids)
+        # A mutable container occurs twice, or the level is too wide to check.
         if len(changing) < count_before + len(mutable_ids) or len(level) > _WIDE:
             return False
     return False

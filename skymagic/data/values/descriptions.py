@@ -36,6 +36,7 @@ def described(namespace: dict[str, Any], hidden: Any = ()) -> dict[str, Descript
     """
     budget = _Budget(CHECKED_BYTES)
     descriptions: dict[str, Description] = {}
+    # A copy, because the cell may bind names at the same time.
     for name, value in list(namespace.items()):
         if not (name.startswith("_") or name in hidden or isinstance(value, types.ModuleType)):
             descriptions[name] = describe(value, budget)

@@ -56,6 +56,7 @@ def class_state(cls: type[enum.Enum]) -> tuple[dict[str, Any], list[Any]]:
         if id(member) in member_ids
     }
     if isinstance(cls, abc.ABCMeta):
+        # Virtual subclasses are in no attribute that could be copied.
         registered, *_ = abc._get_dump(cls)
         attributes["_abc_impl"] = [reference() for reference in registered]
     return attributes, [(entry.member, member_state(entry.member)) for entry in members]
@@ -174,6 +175,7 @@ def _set_state(cls: type[enum.Enum], state: tuple[dict[str, Any], list[Any]]) ->
                 type.__setattr__(cls, item, _inherited(cls, item))
         else:  # bypass the metaclass, which protects members from assignment
             type.__setattr__(cls, name, value)
+    # Composite members that were created in this process stay registered.
     for value, member in composite.items():
         cls._value2member_map_.setdefault(value, member)
 

@@ -79,12 +79,14 @@ def layout(spans: Iterable[Span], apart: frozenset[int] | set[int] = frozenset()
     for span in spans:
         if span.owner in apart:
             continue
+        # Join all spans of one owner.
         merged = owners.get(span.owner, span)
         owners[span.owner] = Span(
             min(merged.start, span.start), max(merged.stop, span.stop), span.owner, span.whole
         )
     blocks = []
     for cluster in clusters(list(owners.values())):
+        # Round down, so that the views keep their alignment within the block.
         start, stop = cluster[0].start // _ALIGN * _ALIGN, max(span.stop for span in cluster)
         if len(cluster) > 1 or _wasteful(cluster[0], stop - start):
             blocks.append(MemoryBlock(start, stop, cluster[0].owner))

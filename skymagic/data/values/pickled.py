@@ -34,6 +34,7 @@ class Buffers:
     def add(self, buffer: pickle.PickleBuffer) -> bool:
         """Return True if the buffer stays in the stream; called by the pickler."""
         raw = buffer.raw()
+        # A stand-in for bytes on a device, which are copied only when they are written.
         if (data := behind(raw)) is not None:
             self.kept.append(data)
             return False
@@ -179,6 +180,7 @@ def groups(pickles: Sequence[Pickled], marks: Sequence[frozenset[int]]) -> list[
 
     def root(index: int) -> int:
         while parent[index] != index:
+            # Union-find with path halving.
             parent[index] = index = parent[parent[index]]
         return index
 
@@ -194,6 +196,7 @@ def groups(pickles: Sequence[Pickled], marks: Sequence[frozenset[int]]) -> list[
         for index, pickled in enumerate(pickles)
         for span in pickled.spans
     ]
+    # Sweep over the spans in the order of their addresses, and join those that overlap.
     for start, stop, index in sorted(spans):
         if start < reach:
             parent[root(index)] = root(last)

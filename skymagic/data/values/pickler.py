@@ -63,6 +63,7 @@ class ValuePickler(cloudpickle.Pickler):  # type: ignore[misc]
 
     def result(self, value: object) -> Pickled:
         pieces = self._out.pieces()
+        # Objects of very large pickles are not listed: that would take too long.
         self._listed = sum(len(piece) for piece in pieces) < MANY
         local = {
             name
@@ -190,6 +191,7 @@ class ValuePickler(cloudpickle.Pickler):  # type: ignore[misc]
             return lambda pickler, obj: (rebuild.same, (obj.module,))
         if not self.tracker.between_ranks and (sharded := shards.reducer(kind)) is not None:
             return lambda pickler, obj: pickler._sharded(sharded(obj, pickler.parts), obj)
+        # Rebuilding may run the class's own code, so the order of rebuilding matters.
         self.active = self.active or (memory is None and kind not in _INERT)
         if memory is not None:
             tracker = self.tracker
@@ -314,6 +316,7 @@ class ValuePickler(cloudpickle.Pickler):  # type: ignore[misc]
             self._refer(kind.__module__)
 
     def _class(self, cls: type) -> Any:
+        # On a rank: equal classes from all ranks must become one class in the notebook.
         if self.folder is None and cls.__module__ == self.namespace.get("__name__"):
             recognise(cls)
         if not _cloud._should_pickle_by_reference(cls):
@@ -344,6 +347,7 @@ class ValuePickler(cloudpickle.Pickler):  # type: ignore[misc]
             return enums.new_enum, args, state, None, None, enums.fill_enum
         meta, name, bases, first, tracker, _ = args
         if "__slots__" in vars(cls) and not issubclass(cls, tuple):
+            # Slots take effect only when the class is created.
             first = {**first, "__slots__": _slots(cls)}
         return (
             rebuild.new_class,
@@ -366,12 +370,14 @@ class ValuePickler(cloudpickle.Pickler):  # type: ignore[misc]
         self.code = True
         module = None if is_notebook_function else _module_of(function.__globals__)
         if not is_notebook_function and module is None:
+            # The globals belong to no module, as in code run by `exec`: leave it to cloudpickle.
             return self._dynamic_function_reduce(function)
         code = function.__code__
         if "<locals>" in function.__qualname__ or "." not in function.__qualname__:
             self.marks.add(id(function))  # methods travel with their class and are not marked
         if is_notebook_function:
             self.files.add(code.co_filename)
+            # Record the names that the function uses: they are sent by name, not with the function.
             names = code_names(code)
             self.attributes |= names.attributes
             self.referred |= names.imports

@@ -124,6 +124,7 @@ def dumps(
     shared = layout(first_pass.tracker.spans, first_pass.tracker.whole)
     if shared is None:
         return first_pass.result(value)
+    # Overlapping memory is known only after one pass. The second pass pickles it as common blocks.
     second_pass = pickler_for(namespace, folder, links, shared, between_ranks)
     second_pass.parts = parts
     second_pass.before = first_pass  # keeps its objects alive, so that no address is reused
@@ -158,7 +159,9 @@ def loads(
         links: objects that the pickle refers to.
         memo: filled with the rebuilt objects by number, or left empty if there may be too many.
     """
+    # Buffers that come directly from a `Pickled` may still be on a device.
     on_host = [buffer.read() if isinstance(buffer, DeviceBytes) else buffer for buffer in buffers]
+    # Restored at the end, because calls may be nested.
     before, here.namespace = here.namespace, namespace
     lent, here.lent = here.lent, []
     weak, here.weak = here.weak, []

@@ -293,6 +293,7 @@ def new_class(
     resolved = types.resolve_bases(bases)
     with quiet(resolved):
         if _dynamic(meta):
+            # Bypass `__new__` of metaclasses defined in the notebook.
             inner = next(base for base in meta.__mro__ if not _dynamic(base))
             cls: type = inner.__new__(meta, name, resolved, members)
         else:
@@ -310,6 +311,7 @@ def fill_class(cls: type, state: Any, setter: Callable[[Any, Any], object] | Non
     """
     if cls in _arrived:
         previous, current = _arrived[cls], Arrived(frozenset(state[0]), here.class_hash(cls, state))
+        # Unchanged in the defining process since it last arrived: keep local changes.
         if previous.contents is not None and previous == current:
             return
         for name in previous.members - current.members:  # deleted in the defining process
@@ -396,6 +398,7 @@ def hold(numbered: bool) -> None:
     Args:
         numbered: True if each object is also held by a table of numbered objects.
     """
+    # The reference count of an object that nothing but its list refers to.
     unshared_count = _references([object()])[0] + numbered
     for collection, members in here.weak:
         orphans = [
@@ -405,6 +408,7 @@ def hold(numbered: bool) -> None:
         ]
         members.clear()
         if orphans:
+            # Orphans live as long as the collection. Nothing needs to be cleared at exit.
             weakref.finalize(collection, orphans.clear).atexit = False
 
 
@@ -447,6 +451,7 @@ def fill_scheduler(scheduler: Any, parts: tuple[Any, bool | None]) -> None:
     optimizer = vars(scheduler).get("optimizer")
     if stepped is None or optimizer is None or hasattr(optimizer.step, "_wrapped_by_lr_sched"):
         return
+    # A weak reference, because the optimizer itself refers to this function.
     owner, step = weakref.ref(optimizer), optimizer.step.__func__
 
     @wraps(step)
@@ -471,4 +476,7 @@ def part(
 def view(buffer: Any, format: str, shape: tuple[int, ...]) -> memoryview:
     """Return a memoryview with the given format."""
     piece = writable(buffer).cast("B")
-    return cast(memoryview, piece.cast(format, shape) if shape else piece.cast(format))  # type: ignore[call-overload]
+    return cast(
+        memoryview,
+        piece.cast(format, shape) if shape else piece.cast(format),  # type: ignore[call-overload]
+    )

@@ -264,6 +264,7 @@ def _named(kind: type) -> dict[int, tuple[types.ModuleType, str]]:
     For `object` itself, search all modules.
     """
     count, names_by_id = _places.get(kind, (0, {}))
+    # Valid until another module is imported.
     if count == len(sys.modules):
         return names_by_id
     package = "" if kind is object else kind.__module__.partition(".")[0]
@@ -275,6 +276,7 @@ def _named(kind: type) -> dict[int, tuple[types.ModuleType, str]]:
         and package in ("", name.partition(".")[0])
     ]
     names_by_id = {}
+    # Names in the module that defines the type take precedence.
     for module in sorted(modules, key=lambda module: module.__name__ != kind.__module__):
         for name, value in list(vars(module).items()):
             if type(value) is kind:
@@ -338,6 +340,7 @@ def recognise(cls: type) -> None:
             "\n".join(_facts(cls)).encode(errors="surrogateescape"), digest_size=16
         ).hexdigest()
         number = 0
+        # Identical classes of one process are numbered in the order of their first use.
         while f"{digest}-{number}" in _cloud._DYNAMIC_CLASS_TRACKER_BY_ID:
             number += 1
         _cloud._DYNAMIC_CLASS_TRACKER_BY_CLASS[cls] = f"{digest}-{number}"

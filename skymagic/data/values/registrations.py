@@ -125,7 +125,7 @@ def torch_node(cls: type, flatten: Any, unflatten: Any, options: dict[str, Any])
         _pytree.register_pytree_node(cls, flatten, unflatten, **options)
 
 
-# -- saving and loading -------------------------------------------------------------------
+# -- saving and loading ----------------------------------------------------------------------------
 
 
 def _torch_safe(cls: type) -> Iterator[Registration]:

@@ -167,12 +167,14 @@ def whole(
     searches = {
         name: shards for name, value in searched if (shards := _searched(value, search)) is not None
     }
+    # A single rank without shards needs no agreement with others.
     if not searches and len(info.participants()) == 1:
         yield REFUSED
         return
     matching, problems = _agreed(searches)
     gathered = Whole(problems=problems)
     with contextlib.ExitStack() as stack:
+        # Sorted, because the collectives must run in the same order on all ranks.
         for name in sorted(matching):
             for module in searches[name].wrappers:
                 if id(module) not in gathered.wrappers:
@@ -209,6 +211,7 @@ def _agreed(found: Mapping[str, Search]) -> tuple[list[str], dict[str, str]]:
     key = f"shards/{info.run_number()}"
     rendezvous.put(f"{key}/{rank}", published)
     _posted.append(f"{key}/{rank}")
+    # Old entries are deleted late, because other ranks may still read them.
     if len(_posted) > KEPT:
         rendezvous.delete(_posted.popleft())
     if not found:
@@ -272,6 +275,7 @@ def _gather(parts: Sequence[Any], into: dict[int, Any], *, keep: bool) -> None:
                 into[id(part)] = on_host(gathered)
             del gathered  # free it before the next one is gathered
     for part in parts if keep else ():
+        # `full_tensor` returns plain tensors: restore parameters with their gradients and hooks.
         if isinstance(part, torch.nn.Parameter) and not isinstance(
             into[id(part)], torch.nn.Parameter
         ):

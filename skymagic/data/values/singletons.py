@@ -46,6 +46,7 @@ _MADE_BY_THE_IMPORT_SYSTEM = frozenset(
 
 def replaces_module(kind: type) -> bool:
     """Return True if `sys.modules` holds a non-module of this type, as `sh` and `py.path` do."""
+    # Recomputed only after an import.
     if _replacing.count != len(sys.modules):
         kinds = frozenset(map(type, list(sys.modules.values())))
         _replacing.kinds = frozenset(

@@ -49,6 +49,7 @@ def reduce_tensor(tracker: Tracker, tensor: Any) -> Reduced:
     registered = hooks.tensor_hooks(tensor) if has_hooks else {}
     if grad is None and not registered:
         return reduced
+    # torch's own reduction sets a state already, so there is no place for hooks or a gradient.
     if len(reduced) > 2:
         if registered:
             raise pickle.PicklingError(
@@ -56,6 +57,7 @@ def reduce_tensor(tracker: Tracker, tensor: Any) -> Reduced:
                 "register them in the cell"
             )
         return reduced
+    # The short hash of a small tensor covers neither its gradient nor its hooks.
     tracker.leaves.pop(id(tensor), None)
     if registered:  # in the state, not the arguments: a hook may refer to its tensor
         return *reduced, (grad, registered), None, None, _set_grad_and_hooks
@@ -93,21 +95,25 @@ def _reduce(tracker: Tracker, tensor: Any) -> Reduced:
         return reduced
     storage = _canonical(tracker, untyped)
     if storage.device.type != "cpu":
+        # Version counters show changes without a copy of the device's memory.
         tracker.versions.setdefault(storage._cdata, []).append(version(tensor))
     target: Any = storage
     if storage.nbytes() and tensor.numel() and storage.data_ptr():
         first = storage.data_ptr() + offset * tensor.element_size()
         stop = first + extent_of(size, stride) * tensor.element_size()
-        linked_array, start, end = tracker.linked.storages.get(storage._cdata, (None, 0, 0))
-        if linked_array is not None and start <= first and stop <= end:
+        linked_storage, start, end = tracker.linked.storages.get(storage._cdata, (None, 0, 0))
+        # The other side already has this memory: refer to its storage.
+        if linked_storage is not None and start <= first and stop <= end:
             return rebuild, (
-                linked_array,
+                linked_storage,
                 dtype,
                 (first - start) // tensor.element_size(),
                 tuple(size),
                 tuple(stride),
                 *remaining,
             )
+        # The first pass records spans. The second pass follows the layout planned from them, in
+        # which overlapping memory is one block.
         full = (storage.data_ptr(), storage.data_ptr() + storage.nbytes())
         tracker.spans.append(Span(first, stop, storage._cdata, full))
         block = tracker.layout.find(first, stop) if tracker.layout is not None else None
@@ -176,6 +182,7 @@ def _reduce_plain(tracker: Tracker, tensor: Any) -> Reduced:
         type(tensor).__name__,
     )
     size, stride, requires_grad = tuple(tensor.size()), tensor.stride(), tensor.requires_grad
+    # Equal tuples become one object, which the pickle contains once.
     size, stride = facts.setdefault(size, size), facts.setdefault(stride, stride)
     start = storage.data_ptr()
     first = start + offset * itemsize
@@ -229,6 +236,7 @@ def _plain_parameter(
 def reduce_typed(tracker: Tracker, storage: Any) -> Reduced:
     """Reduce a `TypedStorage`, which other kinds of tensors still hold."""
     untyped = _canonical(tracker, storage._untyped_storage)
+    # A typed storage gives access to all its bytes, so it must not be cut.
     tracker.whole.add(untyped._cdata)
     return _typed, (untyped, storage.dtype)
 
@@ -253,6 +261,7 @@ def reduce_untyped(tracker: Tracker, storage: Any) -> Reduced:
     if canonical is not storage:
         return same, (canonical,)
     if storage.device.type != "cpu":
+        # Another rank puts the storage on its own device; in the notebook it stays on the CPU.
         buffer = _on_its_device(tracker, storage, 0, storage.nbytes()) if storage.nbytes() else b""
         return (
             (_device_storage, (buffer, storage.device.type))
@@ -263,6 +272,7 @@ def reduce_untyped(tracker: Tracker, storage: Any) -> Reduced:
         return _storage, (b"",)
     start, nbytes = storage.data_ptr(), storage.nbytes()
     return _storage, (
+        # Small storages stay in the pickle stream.
         ctypes.string_at(start, nbytes) if nbytes < SMALL else memory(start, start + nbytes),
     )
 

@@ -68,5 +68,6 @@ def _has_share(value: Any) -> bool:
 
     Subclasses written by the user are recognized by their attribute names.
     """
+    # Attributes may be private: `_rank` counts like `rank`.
     names = {name.lstrip("_") for name in getattr(value, "__dict__", {})}
     return not (names.isdisjoint(_RANKS) or names.isdisjoint(_WORLDS))
