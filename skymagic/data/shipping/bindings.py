@@ -121,6 +121,7 @@ class Bindings:
         state = self._ranks[rank]
         for bundle in manifest.orders.get("bundles", ()):
             if bundle["ranks"] is None or rank in bundle["ranks"]:
+                # These names now have the notebook's values.
                 state.rebound.difference_update(bundle["names"])
         self._drop(state, manifest.unbound)  # before the cell's names: it may have bound them again
         state.fingerprints.update(manifest.fingerprints)
@@ -202,6 +203,7 @@ class Bindings:
         """Forget everything about these ranks."""
         for rank in ranks:
             state = self._ranks.pop(rank, None)
+            # Kept for the message about what was lost with the rank.
             if state is not None and state.rebound:
                 self._lost[rank] = frozenset(state.rebound)
             self.replaced.add(rank)
@@ -358,6 +360,7 @@ class Sources:
         for name, module in sources.items():
             plain = asdict(module)
             if module.data:
+                # Ranks need the package again if only its data files changed.
                 plain["hash"] += digest([module.data.encode()])
             needing = self._bindings.ranks_without_source(name, plain["hash"], ranks)
             if needing:

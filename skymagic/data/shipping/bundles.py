@@ -127,6 +127,7 @@ def in_rebuild_order(
     Args:
         values: all values that the cell needs, including those that do not travel.
     """
+    # Nothing runs code while it is rebuilt, so any order works.
     if not any(value.pickled.active for group in shared for value in group):
         return shared
     uses = {name: value.pickled.uses for name, value in values.items()}
@@ -233,6 +234,7 @@ class BundleWriter:
             else:
                 bundle.locations[index] = self._locate(bundle, extent)
         self._report(0)
+        # A few small parts are collected over all bundles; many go to a file right away.
         if sum(bundle.parts[index].nbytes for index in small) < INLINE:
             self._small += [(bundle, index) for index in small]
         else:

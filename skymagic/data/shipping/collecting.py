@@ -136,6 +136,7 @@ class Collector:
                 return {}
             try:
                 values[name] = variable = self.variable(name, value)
+            # A value's own code may raise anything.
             except BaseException as problem:
                 if isinstance(problem, KeyboardInterrupt) and not raised_by_value(problem):
                     raise  # the user interrupted the notebook
@@ -205,6 +206,7 @@ class Collector:
         if not moved:
             return {}
         ranks = request.ranks
+        # Only names that ranks already hold can share objects with the new values there.
         held = (
             set().union(*(self.bindings.fingerprints(rank) for rank in ranks))
             - needs.values.keys()
@@ -241,6 +243,7 @@ class Collector:
         if cached is not None and cached.value is value:
             return cached
         variable = Variable(name, value, pickling.dumps(value, self.namespace, folder=self.folder))
+        # Constants cannot change, so their pickles are kept.
         if type(value) in FIXED_TYPES and variable.pickled.nbytes < INLINE:
             self._immutables[name] = variable
         return variable

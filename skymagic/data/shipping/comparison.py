@@ -182,6 +182,7 @@ def _place(memory: Content) -> tuple[int, int]:
     """Return address and length of memory, or the object's identity for bytes."""
     if isinstance(memory, DeviceBytes):
         return memory.place
+    # NumPy gives the address of any buffer, read-only ones included.
     numpy = sys.modules.get("numpy")
     if isinstance(memory, memoryview) and numpy is not None and memory.nbytes:
         return numpy.frombuffer(memory, numpy.uint8).__array_interface__["data"][0], memory.nbytes
@@ -189,6 +190,7 @@ def _place(memory: Content) -> tuple[int, int]:
 
 
 def _reference(value: object) -> Callable[[], object] | int:
+    # Lists and dicts cannot be referenced weakly.
     if type(value) in (list, dict):
         return id(value)
     try:
@@ -207,6 +209,7 @@ def _pushed(request: ShippingRequest, needs: Needs) -> set[str]:
     pushed = set(request.push) & needs.values.keys()
     if not pushed:
         return pushed
+    # Constants share nothing that matters.
     together = groups([value for value in needs.values.values() if not value.fixed])
     names = [{value.name for value in group} for group in together]
     return pushed.union(*(group for group in names if not pushed.isdisjoint(group)))
@@ -277,6 +280,7 @@ class Comparison:
                 for name in request.wanted
             )
             names = (readers.first.keys() & self._namespace.keys()) - visited.union(request.gather)
+            # Otherwise a function that the notebook cannot know of may read any of these names.
             if not uses_rank_objects:
                 held = [self._bindings.fingerprints(rank) for rank in request.ranks]
                 sent = frozenset().union(*(fingerprints.keys() & names for fingerprints in held))
@@ -324,6 +328,7 @@ class Comparison:
             name: self._marked(name, value.fingerprint) for name, value in values.items()
         }
         lacking = self._bindings.ranks_without_value(fingerprints, ranks, always)
+        # Unstable values are sent only to ranks that have none at all.
         for name in unstable.difference(always):
             lacking[name] = [
                 rank for rank in lacking[name] if name not in self._bindings.fingerprints(rank)

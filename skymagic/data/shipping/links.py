@@ -123,6 +123,7 @@ class SentLinks:
                     continue
                 pickle_links.objects.setdefault(key, place.ref)
                 if key in by_object:
+                    # A storage may have travelled only in part.
                     handle, region = by_object[key]
                     start = region.start + place.shift
                     length = region.stop - region.start if place.length is None else place.length
@@ -195,6 +196,7 @@ class SentLinks:
         """
         common = one.numbers.keys() & other.numbers.keys()
         if common:
+            # Instances of one class share its members, which says nothing about the instances.
             classes = {*pickling.classes(one.pickled)} & {*pickling.classes(other.pickled)}
             if classes:
                 common -= pickling.numbers(pickling.dumps(tuple(classes), self.namespace)).keys()

@@ -183,6 +183,7 @@ class Notes:
         """Warn about values with more than `large` bytes to send to other machines."""
         for bundle in bundles:
             parts = index.to_send(bundle.parts)
+            # Identified by contents, so that a changed value is reported again.
             value = frozenset(parts)
             if sum(part.nbytes for part in parts.values()) <= large or value in self._said["heavy"]:
                 continue
@@ -192,6 +193,7 @@ class Notes:
 
     def forget_names(self, namespace: Container[str]) -> None:
         """Forget messages about names that were created again, or deleted."""
+        # A name that was created again may be deleted again, and then deserves a new message.
         self._said["deleted"] = {name for name in self._said["deleted"] if name not in namespace}
         self._said["unstable"] = {name for name in self._said["unstable"] if name in namespace}
 
@@ -439,6 +441,7 @@ def find(value: object, attempt: Callable[[object], object]) -> tuple[str, objec
         Path to the part (`.model.lock`, `['a'][0]`), and the part.
     """
     path, budget = "", _BUDGET
+    # Values may be cyclic.
     visited = {id(value)}
     while _known(value) is None:
         for step, part in parts(value):

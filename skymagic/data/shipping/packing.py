@@ -163,6 +163,7 @@ class Packer:
         spare = self._spare(group) if links is not None else None
         if spare is not None:
             parts = parts + parts_of(spare)
+        # Parts of a single variable already have their hashes.
         if parts is not first.parts:
             self.index.identify(parts, lazily=True)
         names = [variable.name for variable in group]
@@ -268,6 +269,7 @@ def orders_for_lent(
 @contextlib.contextmanager
 def _within_reach(store: Store, lent: Mapping[str, Any], same_node: bool) -> Iterator[list[str]]:
     """Yield the lender's file under its name on the nodes that need it."""
+    # None if all parts are inline in the orders.
     name, node = lent["file"], lent["node"]
     if name is None:
         yield []
@@ -277,6 +279,7 @@ def _within_reach(store: Store, lent: Mapping[str, Any], same_node: bool) -> Ite
         finally:
             store.discard(name, node)
     else:
+        # The nodes have no common store, so the file goes through the notebook.
         data, before = store.take(name, node), store.keys()
         key = store.put(None, [data], data.nbytes)
         store.pin([key])

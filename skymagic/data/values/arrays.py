@@ -141,6 +141,7 @@ def reduce_array(tracker: Tracker, array: Any) -> Reduced:
     if dtype.hasobject or dtype.itemsize == 0 or dtype.kind == "T":
         return NotImplemented
     kind = type(array)
+    # Data and mask are two arrays, each of which may share memory with others.
     if kind is numpy.ma.MaskedArray:
         plain = {name: getattr(array, name) for name in ("_fill_value", "_hardmask", "_sharedmask")}
         return _masked, (array._data, array._mask, plain)
@@ -197,6 +198,7 @@ def _reduce_small(tracker: Tracker, array: Any) -> Reduced | None:
         return None
     if tracker.layout is not None or tracker.linked.arrays or array.dtype not in plain_dtypes():
         return None
+    # Dtypes and shapes become one object each, which the pickle contains once.
     start, facts = array.__array_interface__["data"][0], tracker.facts
     name, shape = (
         facts.setdefault(array.dtype.num, array.dtype.str),

@@ -276,6 +276,7 @@ class Contents:
         if not overlap(self._spans or ()):
             return
         groups = []
+        # Spans are numbered in the order in which the arrays were added.
         for cluster in clusters(self._spans or []):
             if len(cluster) > 1:
                 groups.append(

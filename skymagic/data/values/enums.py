@@ -106,6 +106,7 @@ def member_state(member: enum.Enum) -> dict[str, Any]:
     """Return the attributes of a member, without those cached by its operators."""
     state = dict(vars(member))
     state.pop("_inverted_", None)  # set by the first ``~``; the class has None
+    # Members may also keep attributes in slots.
     for kind in type(member).__mro__:
         for name, slot in vars(kind).items():
             if isinstance(slot, types.MemberDescriptorType) and hasattr(member, name):
@@ -115,6 +116,7 @@ def member_state(member: enum.Enum) -> dict[str, Any]:
 
 def _bare(member: enum.Enum) -> tuple[type, tuple[Any, ...]]:
     """Return the type that defines a member's memory layout, and the arguments that create it."""
+    # The built-in type whose `__new__` is implemented in C.
     base: Any = next(
         kind
         for kind in type(member).__mro__

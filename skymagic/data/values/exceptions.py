@@ -49,6 +49,7 @@ def reduce_exception(problem: BaseException) -> Reduced:
 
 def _reduces_itself(kind: type[BaseException]) -> bool:
     methods = (kind.__reduce__, kind.__reduce_ex__, getattr(kind, "__setstate__", None))
+    # Python's own implementations are method descriptors.
     return kind in copyreg.dispatch_table or not all(
         isinstance(method, types.MethodDescriptorType) for method in methods
     )
@@ -145,6 +146,7 @@ def without_locals(problem: BaseException, travels: Callable[[object], bool]) ->
         return value if travels(value) else f"<{type(value).__name__}, which cannot travel>"
 
     def copied(original: BaseException | None) -> BaseException | None:
+        # Chains of causes and contexts may be cyclic.
         if original is None or id(original) in copies:
             return copies.get(id(original))
         inner = members(original)

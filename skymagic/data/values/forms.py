@@ -78,12 +78,14 @@ def _array(contents: Contents, array: Any) -> None:
         return
     start, stop = bounds(array)
     contents.span(start, stop, array)
+    # Hashing each element of a broadcast array would read the same memory many times.
     if array.nbytes > _VIRTUAL * (stop - start):
         contents.say("overlapping", array.strides, array.__array_interface__["data"][0] - start)
         contents.memory(memory(start, stop).raw())
     elif array.flags.c_contiguous:
         contents.memory(memoryview(_bytes(array)))
     else:
+        # Block by block, without a contiguous copy of the whole array.
         contents.hashed(array.nbytes, _in_order(array))
 
 
@@ -128,6 +130,7 @@ def _tensor(contents: Contents, tensor: Any) -> None:
         return
     reduced = hooks.without_warning(tensor)
     plain = reduced[0] is torch._utils._rebuild_tensor_v2 and len(reduced) == 2
+    # Other kinds of tensors, and metadata such as a conjugate bit, are left to torch.
     if not plain or any(reduced[1][6:]) or not tensor.numel():
         contents.take_apart(tensor)
         return
@@ -231,6 +234,7 @@ def _artist(contents: Contents, artist: Any) -> None:
     if figure is None:
         contents.take_apart(artist)
     elif figure is not artist:
+        # An artist is identified by its position among those of its type in the figure.
         same_type_artists = figure.findobj(lambda each: type(each) is type(artist))
         contents.say(
             [other is artist for other in same_type_artists].index(True)

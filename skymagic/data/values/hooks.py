@@ -90,6 +90,7 @@ def _module(module: Any) -> Any:
     registered = _registered(module)
     computed = parametrized.computed_by_hooks(module)
     own = parametrized.own_class(type(module))
+    # Parametrized: use the original class, because the special one refuses to be pickled.
     if own is not type(module):
         function, args = _blank, (own,)
         getstate: Callable[[Any], Any] = own.__getstate__  # type: ignore[assignment]
@@ -104,6 +105,7 @@ def _module(module: Any) -> Any:
     if computed and isinstance(state, dict):
         state = dict(state)
         parametrized.without_computed(state, module, computed)
+    # Hooks registered later on the other side need higher ids.
     facts = own is not type(module), computed, _last(registered)
     return function, args, (state, *facts), None, None, fill_module
 

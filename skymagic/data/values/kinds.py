@@ -69,11 +69,13 @@ def changeable(kind: type) -> bool:
     if (
         issubclass(kind, _FIXED)
         or is_a(kind, "numpy", "dtype")
+        # A void scalar is a view of a record in an array, and can be assigned to.
         or (is_a(kind, "numpy", "generic") and not is_a(kind, "numpy", "void"))
         or kind.__name__ == "cython_function_or_method"
     ):
         return False
     top = kind.__module__.partition(".")[0]
+    # Arrow data is immutable.
     if top == "pyarrow" or (
         top == "pandas" and any(is_a(kind, top, name) for name in _PANDAS_SCALARS)
     ):

@@ -99,6 +99,7 @@ def _separate(spans: Sequence[Span]) -> bool:
         return False
     if overlap(spans):
         return False
+    # Cutting a small storage would not pay off.
     large = (
         span for span in spans if span.whole is not None and span.whole[1] - span.whole[0] > SMALL
     )

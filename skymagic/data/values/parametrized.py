@@ -62,6 +62,7 @@ def without_computed(state: dict[str, Any], module: Any, computed: Mapping[str, 
     values = [vars(module)[name] for name in computed]
     for name in computed:
         state.pop(name, None)
+    # Recurrent layers list their weights a second time.
     weights = state.get("_flat_weights")
     if isinstance(weights, list):
         state["_flat_weights"] = [
@@ -73,10 +74,12 @@ def compute_again(module: Any, computed: Mapping[str, Any]) -> None:
     """Recompute the attributes that hooks set."""
     torch = sys.modules["torch"]
     for name, hook in computed.items():
+        # The result must be part of a computation even if the caller disabled gradients.
         with torch.enable_grad():
             if hasattr(hook, "apply_mask"):
                 value = hook.apply_mask(module)
             elif is_a(type(hook), "torch.nn.utils.spectral_norm", "SpectralNorm"):
+                # A power iteration would change the module's buffers.
                 value = hook.compute_weight(module, do_power_iteration=False)
             else:
                 value = hook.compute_weight(module)

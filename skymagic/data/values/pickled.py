@@ -49,6 +49,7 @@ class StreamPieces:
 
     def __init__(self) -> None:
         self._parts: list[Buffer] = []
+        # The pickler passes large byte strings to `write` as they are.
         self.write = self._parts.append
 
     def clear(self) -> None:
@@ -259,6 +260,7 @@ def plainly(value: object) -> Pickled | None:
     if len(pieces) == 1 and len(pieces[0]) < SMALL:
         _reuse(pickler, len(pieces[0]))
         return Pickled(pieces, (), marks=None, keep=value, plain=True)
+    # None: the objects are listed only on demand.
     marks = None if sum(map(len, pieces)) < MANY else frozenset((id(value),))
     return Pickled(pieces, (), marks=marks, keep=value)
 

@@ -167,12 +167,14 @@ def loads(
     weak, here.weak = here.weak, []
     here.class_hash = _class_hash
     try:
+        # Objects in very large pickles have no numbers; see `LISTED`.
         if sum(map(len, header)) > LISTED:
             memo = None
         if len(header) == 1 and not links and memo is None:
             value = pickle.loads(header[0], buffers=on_host)
         else:
             value = _load(header, on_host, links, memo)
+        # Everything is rebuilt now, so members that only these lists refer to are orphans.
         if here.weak:
             rebuild.hold(numbered=memo is not None)
         return value

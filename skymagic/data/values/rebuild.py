@@ -53,6 +53,7 @@ def namespace() -> dict[str, Any]:
 
 def module(name: str) -> types.ModuleType:
     """Import a module by its dotted name and return it."""
+    # `__import__` returns the top-level package, so look up the module itself.
     __import__(name)
     return sys.modules[name]
 
@@ -362,6 +363,7 @@ def quiet(bases: Sequence[Any]) -> Iterator[None]:
 def new_type(name: str, base: Any, module: str) -> Any:
     """Create a `typing.NewType` that belongs to the given module."""
     created: Any = typing.NewType(name, base)  # type: ignore[misc]
+    # `typing` would record the module of this frame.
     created.__module__ = module
     return created
 
@@ -369,6 +371,7 @@ def new_type(name: str, base: Any, module: str) -> Any:
 def type_parameter(tracker: str, kind: Any, name: str, module: str, bound: Any) -> Any:
     """Create a `ParamSpec` or `TypeVarTuple`, or return the one this process has already."""
     parameter = kind(name) if bound is None else kind(name, bound=bound)
+    # As for `NewType`.
     parameter.__module__ = module
     return _cloud._lookup_class_or_track(tracker, parameter)
 

@@ -91,6 +91,7 @@ def _offset(view: memoryview) -> int | None:
     with memoryview(view.obj).cast("B") as underlying:
         if view.nbytes == underlying.nbytes:
             return 0
+        # `from_buffer` requires a writable view that is not empty.
         if view.readonly or not view.nbytes:
             return None
         return ctypes.addressof(ctypes.c_char.from_buffer(view)) - ctypes.addressof(

@@ -62,6 +62,7 @@ def _jax_nodes(cls: type) -> Iterator[Registration]:
         return
     flatten, unflatten = entry.to_iter, entry.from_iter
     inner = _closure(flatten)
+    # `register_dataclass` leaves the fields in the closure of its flatten function.
     if {"data_fields", "meta_fields"} <= inner.keys():
         yield "register_dataclass", jax_dataclass, (inner["data_fields"], inner["meta_fields"])
         return
@@ -180,6 +181,7 @@ def _auto_classes(cls: type) -> Iterator[Registration]:
         for attribute, mapping in list(vars(module).items()):
             extra = vars(mapping).get("_extra_content") if _is_auto(mapping) else None
             for key, value in (extra or {}).items():
+                # A value is a class, a tuple of classes, or a dict of either.
                 parts = [*value.values()] if isinstance(value, dict) else [value]
                 flat = [p for part in parts for p in (part if isinstance(part, tuple) else (part,))]
                 if key is cls or any(part is cls for part in flat):
@@ -272,6 +274,7 @@ def is_custom_op(kind: type) -> bool:
 
 def reduce_custom_op(op: Any) -> Any:
     """Reduce an operator to its schema and the functions registered for it in the notebook."""
+    # torch wraps each kernel; the closure of the wrapper holds the user's function.
     kernels = {device: _closure(wrapped)["fn"] for device, wrapped in op._backend_fns.items()}
     facts = (op._namespace, op._name, op._schema, list(op._tags or ()))
     functions = (kernels, op._abstract_fn, op._backward_fn, op._setup_context_fn, op._vmap_fn)

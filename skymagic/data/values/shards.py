@@ -215,7 +215,9 @@ def _agreed(found: Mapping[str, Search]) -> tuple[list[str], dict[str, str]]:
     if len(_posted) > KEPT:
         rendezvous.delete(_posted.popleft())
     if not found:
-        return [], {}  # but the others may be waiting for what this rank published
+        # Without shards this rank need not know which values match. It had to publish its result
+        # all the same, because the others may be waiting for it.
+        return [], {}
     shards_by_rank = {other: rendezvous.get(f"{key}/{other}", WAIT) for other in ranks}
     problems = {
         name: _problem(name, shards_by_rank)
@@ -347,6 +349,7 @@ def _plain_module(module: Any) -> Any:
         if name.startswith(("__composable_api", "_is_fsdp_managed", "_fsdp_"))
     ]:
         del state[name]
+    # Keep the user's hooks, and drop those of FSDP.
     for name, registered in state.items():
         if name.endswith("_hooks") and isinstance(registered, dict):
             state[name] = type(registered)(
@@ -357,6 +360,7 @@ def _plain_module(module: Any) -> Any:
 
 def _of_torch(hook: Any) -> bool:
     """Return True if a hook belongs to `torch.distributed`."""
+    # A wrapped hook refers to the function as `hook` or `func`.
     hook = getattr(hook, "hook", getattr(hook, "func", hook))
     owner = getattr(hook, "__self__", None)
     module = type(owner).__module__ if owner is not None else getattr(hook, "__module__", "")

@@ -86,6 +86,7 @@ def _operator(operator: Any) -> Any:
         path = f"{operator._schema.name.replace('::', '.')}.{operator._overloadname}"
     else:
         path = f"higher_order.{operator.name()}"
+    # The path must lead to this very operator, not to another one of the same name.
     if rebuild.attribute_of(sys.modules["torch"].ops, path) is not operator:
         return NotImplemented
     return rebuild.attribute, ("torch", f"ops.{path}")
@@ -103,6 +104,7 @@ def _constant(value: Any) -> Any:
     torch pickles some of them by a name in the notebook, and some not at all.
     """
     name = str(value).removeprefix("torch.")
+    # `str` of such a constant is its dotted name.
     constant = rebuild.attribute_of(sys.modules["torch"], name)
     return (rebuild.attribute, ("torch", name)) if constant is value else NotImplemented
 
