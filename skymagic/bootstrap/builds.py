@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from packaging.tags import Tag
 
 
-# -- wheels that run on a host --------------------------------------------------------------------------------------------
+# -- wheels that run on a host ---------------------------------------------------------------------
 
 
 _UV_GLIBC = (17, 28, *range(31, 41))
@@ -100,7 +100,7 @@ def _tags(names: tuple[str, ...], minor: str) -> frozenset[Tag]:
     return frozenset([*cpython_tags(version, [own], names), *compatible_tags(version, own, names)])
 
 
-# -- builds ---------------------------------------------------------------------------------------------------------------
+# -- builds ----------------------------------------------------------------------------------------
 
 
 TORCH_INDEX = WHEELS + "cpu"
@@ -233,7 +233,7 @@ def size_words(offer: BuildOffer) -> str:
     return (size(offer.nbytes) if offer.nbytes else "of unknown size") + more
 
 
-# -- what a plan lists ----------------------------------------------------------------------------------------------------
+# -- what a plan lists -----------------------------------------------------------------------------
 
 
 UV_BYTES = 20_000_000

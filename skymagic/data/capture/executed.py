@@ -62,8 +62,11 @@ def _imported_modules(body: ast.AST, local: Container[str]) -> Iterator[tuple[st
 
 
 def executed(tree: ast.AST) -> Iterator[ast.AST]:
-    """Yield the nodes of a cell that are not in the body of a function."""
-    yield tree
-    if not isinstance(tree, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
-        for child in ast.iter_child_nodes(tree):
-            yield from executed(child)
+    """Yield the nodes of a cell that are not in the body of a function, in the order of its text."""
+    # A stack, because a sum of a thousand terms is a tree deeper than Python's recursion limit.
+    pending = [tree]
+    while pending:
+        node = pending.pop()
+        yield node
+        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+            pending.extend(reversed(list(ast.iter_child_nodes(node))))

@@ -126,27 +126,34 @@ def _certain(
 
     Each comes with the packages whose settings are restored by a surrounding block.
     """
-    yield node, undone
+    # A stack, because a sum of a thousand terms is a tree deeper than Python's recursion limit.
+    pending = [(node, undone)]
+    while pending:
+        node, undone = pending.pop()
+        yield node, undone
+        if isinstance(node, ast.With | ast.AsyncWith):
+            # The package's own context manager restores its settings at the end of the block.
+            undone |= {package for item in node.items if (package := _block_of(item, names))}
+        pending.extend((child, undone) for child in reversed(_certain_children(node, names)))
+
+
+def _certain_children(node: ast.AST, names: Mapping[str, object]) -> list[ast.AST]:
+    """Return the child nodes that are executed whenever this one is."""
     if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
-        return
-    if isinstance(node, ast.With | ast.AsyncWith):
-        # The package's own context manager restores its settings at the end of the block.
-        undone |= {package for item in node.items if (package := _block_of(item, names))}
-    children: list[ast.AST] = list(ast.iter_child_nodes(node))
+        return []
     if isinstance(node, ast.If):
         taken = _truth(node.test, names)
-        children = [node.test] if taken is None else [*(node.body if taken else node.orelse)]
+        return [node.test] if taken is None else [*(node.body if taken else node.orelse)]
     # Of expressions with branches, only the first operand is certain.
-    elif isinstance(node, ast.IfExp):
-        children = [node.test]
-    elif isinstance(node, ast.BoolOp):
-        children = [node.values[0]]
-    elif isinstance(node, ast.Match):
-        children = [node.subject]
-    elif isinstance(node, ast.Try):
-        children = [*node.body, *node.orelse, *node.finalbody]
-    for child in children:
-        yield from _certain(child, names, undone)
+    if isinstance(node, ast.IfExp):
+        return [node.test]
+    if isinstance(node, ast.BoolOp):
+        return [node.values[0]]
+    if isinstance(node, ast.Match):
+        return [node.subject]
+    if isinstance(node, ast.Try):
+        return [*node.body, *node.orelse, *node.finalbody]
+    return list(ast.iter_child_nodes(node))
 
 
 def _truth(test: ast.expr, names: Mapping[str, object]) -> bool | None:
