@@ -461,7 +461,7 @@ def test_ranks_that_wait_for_one_that_has_ended_are_pointed_out(notebook: Notebo
     try:
         cell = notebook.start("%%sky_broadcast\nif dist.get_rank() == 2:\n    dist.barrier()")
         notebook.watch(cell, lambda shown: "rank 2: line 3 → barrier" in shown.standstill)
-        assert "ranks 0, 1, 3 ended" in cell.standstill
+        assert "ranks 0, 1, 3 have ended" in cell.standstill
         notebook.interrupt()
         notebook.finish(cell)
     finally:
