@@ -1,7 +1,8 @@
-"""The node agent: one process per machine that starts ranks, watches them, and passes on what they print.
+"""The node agent: one process per machine that starts ranks and watches them.
 
-It speaks `skymagic.wire.agent` over its standard input and output and ends, with everything it started, when that link closes. It owns
-the node's directories (mode 0700) and removes them. User code never runs in here.
+It passes on their output, speaks `skymagic.wire.agent` over its standard input and output, and when
+that link closes it ends with everything that it started. It owns the node's directories (mode 0700)
+and removes them. User code never runs in this process.
 """
 
 from __future__ import annotations
@@ -46,18 +47,20 @@ STOP_TIMEOUT = 1.0
 """Seconds that idle ranks have to run their plugins' teardown before they are killed."""
 
 LAST_LINES = 40
-"""Lines of its log that an agent tells when it fails."""
+"""Lines of its log that an agent sends when it fails."""
 
 TOUCH_SECONDS = 3600.0
-"""Between two times that the files of the node are made young; cleaners of temporary folders take those of ten days, or of one."""
+"""Seconds between two updates of the time stamps of the node's files.
 
-LISTENING_TIMEOUT = (
-    1.0  # seconds for which the end of an agent waits for a notebook that does not listen
-)
+Cleaners of temporary folders delete files older than ten days, or one.
+"""
+
+# seconds that a closing agent waits for a notebook that does not read
+LISTENING_TIMEOUT = 1.0
 
 
 class Agent:
-    """Carries out what the notebook asks; owns the link, the node's directories, and all that it starts."""
+    """The agent process; owns the link, the node's directories, and everything that it starts."""
 
     def __init__(
         self,
@@ -97,16 +100,15 @@ class Agent:
         self._readers: NodeReaders | None = None
         self._notices: NoticeWatch | None = None
         self._ending: SignalledEnd | None = None
-        self._interrupted: dict[
-            int, wire.InterruptionNotice
-        ] = {}  # by node: the last that was heard of its end
+        # by node: the latest notice of its end
+        self._interrupted: dict[int, wire.InterruptionNotice] = {}
         self._told: dict[type[wire.AgentMessage], wire.AgentMessage] = {}
-        """What each notebook must know of this node, by kind."""
+        """Messages that every notebook needs to know about this node, by type."""
         self._stop_at: float | None = None
         self._linked = True
         self._parent = -1
 
-    # -- start -------------------------------------------------------------------------------------------------------
+    # -- start -------------------------------------------------------------------------------------
 
     def start(self) -> None:
         """Start controller and forkserver side by side; the agent's own imports come after."""
@@ -116,7 +118,7 @@ class Agent:
         os.close(log)
         os.environ.update(self.spec.env)
         forkserver.adopt()
-        # what is ignored, the controller inherits
+        # before the controller, which inherits the ignored signals
         self._ending = SignalledEnd(self._loop, self._woken, self._requests.hooks, self._on_signal)
         if self.spec.head and self.spec.address is not None:
             self._start_controller(self.spec.address)
@@ -172,16 +174,23 @@ class Agent:
         )
 
     def _watch_parent(self) -> None:
-        """End with the parent: the link does not close while a process that it has forked holds the other end."""
+        """End with the parent process.
+
+        The link alone is not enough: it stays open while a process that the parent forked holds its
+        other end.
+        """
         if hasattr(os, "pidfd_open"):
             with contextlib.suppress(OSError):
                 self._parent = os.pidfd_open(os.getppid())
                 self._loop.watch(self._parent, self._link_lost)
 
-    # -- events ------------------------------------------------------------------------------------------------------
+    # -- events ------------------------------------------------------------------------------------
 
     def run(self) -> None:
-        """Serve until the link closes, Shutdown comes, or a limit is over; then end everything."""
+        """Serve until the link closes, Shutdown arrives, or a limit is reached.
+
+        Ends everything before it returns or raises.
+        """
         try:
             while self._stop_at is None or (self._ranks and time.monotonic() < self._stop_at):
                 ends = self._lifetime.due if self._stop_at is None else self._stop_at
@@ -211,10 +220,14 @@ class Agent:
             self.close()
 
     def last_words(self, problem: BaseException) -> None:
-        """Tell why it ends: over the link, and to the standard error that it was started with, for its log is deleted next."""
+        """Report why the agent ends.
+
+        The report goes over the link and to the original standard error, because the agent's log is
+        deleted next.
+        """
         if isinstance(problem, SystemExit):
-            if who := self._record.ended_by():
-                self._send(wire.PoolEnded(f"was ended by {who}"))
+            if ender := self._record.ended_by():
+                self._send(wire.PoolEnded(f"was ended by {ender}"))
                 return
             number = int(problem.code or 0) - SIGNALLED
             self._send(
@@ -227,12 +240,15 @@ class Agent:
             write_all(self._errors, log.encode())
         self._send(
             wire.AgentFailed(
-                f"the agent failed: {traceback.format_exception_only(problem)[-1].strip()}\n{log}".strip()
+                (
+                    f"the agent failed: {traceback.format_exception_only(problem)[-1].strip()}"
+                    f"\n{log}"
+                ).strip()
             )
         )
 
     def _send(self, message: wire.AgentMessage) -> None:
-        """Send to the notebook, and to readers what concerns them."""
+        """Send a message to the notebook, and to the readers that it concerns."""
         if self._readers is not None and self._readers.send(message):
             return
         if isinstance(message, wire.AgentStarted | wire.ControllerUp | wire.InterruptionNotice):
@@ -270,11 +286,13 @@ class Agent:
                         self._send(wire.RankReply(number, message.number, None))
 
     def _survive(self, problem: Exception, what: str = "an event") -> None:
-        """Log and tell what one message or event has led to; all others are served on."""
+        """Log and report an error of one message or event, and keep serving the others."""
         traceback.print_exception(problem)
-        words = f"{type(problem).__name__}: {problem}"
+        description = f"{type(problem).__name__}: {problem}"
         self._send(
-            wire.AgentProblem(f"the agent could not run {what}: {words}; its log has the traceback")
+            wire.AgentProblem(
+                f"the agent could not run {what}: {description}; its log has the traceback"
+            )
         )
 
     def _on_message(self, message: wire.AgentMessage) -> None:
@@ -284,8 +302,8 @@ class Agent:
                     self._gpus.take(
                         uuid for values in message.ranks for uuid in values.get("gpus", ())
                     )
-                except PoolError as taken:
-                    self._send(wire.AgentFailed(str(taken)))
+                except PoolError as conflict:
+                    self._send(wire.AgentFailed(str(conflict)))
                     return
                 self._ranks.spawn(message)
             case wire.Signal():
@@ -328,7 +346,7 @@ class Agent:
                 self._stop()
 
     def _on_notice(self, notice: Notice) -> None:
-        """Note that this machine will be taken away, or may be."""
+        """Announce that this machine will, or may, be taken away."""
         message = wire.InterruptionNotice(
             self.spec.node, tuple(sorted(self._ranks.pids())), notice.reason, notice.at
         )
@@ -336,7 +354,7 @@ class Agent:
         self._send(message)
 
     def _on_signal(self, reason: str, at: float) -> None:
-        """End this agent, as a signal has asked."""
+        """Announce that a signal ends this agent."""
         self._stop_at = None
         message = wire.InterruptionNotice(
             self.spec.node, tuple(sorted(self._ranks.pids())), reason, at
@@ -345,17 +363,20 @@ class Agent:
         self._send(message)
 
     def _interrupt(self, message: wire.InterruptionNotice) -> None:
-        """Have the ranks' hooks called, once: a notebook that takes over tells again what it is told."""
+        """Have the ranks run their hooks, once per notice.
+
+        A notebook that takes over sends the same notice again.
+        """
         if message.at is not None and self._interrupted.get(message.node) != message:
             self._interrupted[message.node] = message
             for rank in self._ranks.running.values():
                 rank.send(message)
 
     def _replaced(self) -> None:
-        """Another notebook has taken over: it is told all that it must know."""
+        """Send another notebook, which has taken over, all that it must know."""
         self._lifetime.returned()
-        for who in self._lifetime.elsewhere():
-            self._lifetime.end(who, time.monotonic())  # it says anew what runs
+        for run in self._lifetime.elsewhere():
+            self._lifetime.end(run, time.monotonic())  # the new notebook reports what runs
         for message in self._told.values():
             self._send(message)
         self._audience.tell()
@@ -366,15 +387,15 @@ class Agent:
 
         discovery.probe(self._loop, message.addresses, message.secret, result)
 
-    # -- end ---------------------------------------------------------------------------------------------------------
+    # -- end ---------------------------------------------------------------------------------------
 
     def _stop(self) -> None:
-        """Let idle ranks run their plugins' teardown; the rest is for `close`."""
+        """Let idle ranks run their plugins' teardown; `close` ends the rest."""
         self._stop_at = time.monotonic() + STOP_TIMEOUT
         self._ranks.stop()
 
     def close(self) -> None:
-        """End everything that was started and remove the node's directories."""
+        """End everything that was started, and remove the node's directories."""
         self._candidates.close()
         for listener in (self._readers, self._notices, self._ending):
             if listener is not None:
@@ -384,13 +405,16 @@ class Agent:
         self._ranks.forkserver.close()
         if self._controller is not None:
             self._controller.close()
-        forkserver.end_all()  # if somebody has killed the forkserver
+        forkserver.end_all()  # in case the forkserver was killed
         if self._linked:
             self._tell_logs()
         self.directories.remove()
 
     def _tell_logs(self) -> None:
-        """What the notebook can show when the logs are gone; as far as it listens."""
+        """Send the ends of the logs, as long as the notebook reads them.
+
+        It can show them when the logs are gone.
+        """
         with contextlib.suppress(OSError):
             for rank, text in logs.kept_tails(self._directory):
                 if not select.select([], [self._link_out], [], LISTENING_TIMEOUT)[1]:
@@ -399,23 +423,27 @@ class Agent:
 
 
 def _raise_descriptor_limit() -> None:
-    """Let this process, and all that it starts, open as many files as the system lets it, for each rank needs some in the agent."""
+    """Raise the limit on open files as far as the system allows.
+
+    Each rank needs some in the agent, and child processes inherit the limit.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = MOST_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, MOST_DESCRIPTORS)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
+    target = MOST_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, MOST_DESCRIPTORS)
+    if soft != resource.RLIM_INFINITY and soft < target:
         with contextlib.suppress(OSError, ValueError):  # macOS has another limit below the hard one
-            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+            resource.setrlimit(resource.RLIMIT_NOFILE, (target, hard))
 
 
 def main(record: str | None = None) -> None:
     """Run the agent on standard input and output.
 
     Args:
-        record: the file that tells others on this machine of it; None where it ends with its notebook.
+        record: file that shows this agent to other processes on this machine; None if it ends with
+            its notebook.
     """
     _raise_descriptor_limit()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    for number in ENDING:  # a logout, systemd, scancel: nothing stays behind
+    for number in ENDING:  # on a logout, systemd stop or scancel, leave nothing behind
         signal.signal(number, lambda number, _: sys.exit(SIGNALLED + number))
     woken = signal_pipe()
     link_in, link_out, errors = os.dup(0), os.dup(1), os.dup(2)

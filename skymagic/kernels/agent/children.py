@@ -1,4 +1,6 @@
-"""The agent's two child processes, each with its owner: ipyparallel's controller (on the head), and the forkserver."""
+"""Owners of the agent's two child processes: ipyparallel's controller (on the head) and the
+forkserver.
+"""
 
 from __future__ import annotations
 
@@ -19,20 +21,25 @@ from skymagic.wire import agent as wire
 from skymagic.wire import processes
 
 END_TIMEOUT = 5.0
-"""Seconds that the forkserver has to end what ranks have left: a process in the middle of a system call may not end at once."""
+"""Seconds that the forkserver has to end what ranks left behind.
+
+A process in the middle of a system call may not end at once.
+"""
 
 Sink = Callable[[wire.AgentMessage], None]
-"""Where messages go."""
+"""Destination of messages."""
 
 
 class Controller:
-    """Owns ipyparallel's controller, which lets in only those who have its key (CURVE), also on 127.0.0.1: a machine has other users.
+    """Owner of ipyparallel's controller, which admits only clients with its key (CURVE).
+
+    That holds on 127.0.0.1 too, because a machine has other users.
 
     Args:
-        directory: the agent's, where the controller's profile and the agent's log are.
+        directory: the agent's, with the controller's profile and the agent's log.
         address: where it listens.
         on_listening: called once with its connection information for ranks.
-        send: to the notebook: ControllerUp, and AgentFailed when it has ended by itself.
+        send: sends the notebook ControllerUp, and AgentFailed if it ends by itself.
     """
 
     def __init__(
@@ -65,14 +72,17 @@ class Controller:
         assert self._process.stdin is not None and self._process.stdout is not None
         self.stdin, self._stdout = self._process.stdin, self._process.stdout
         loop.watch(self._stdout, self._on_output)
-        # the end of its output does not say that it has ended: its heartbeat, a process of its own, may keep that open
+        # its output may stay open after its end, held by its heartbeat, a separate process
         self._pidfd = os.pidfd_open(self._process.pid) if hasattr(os, "pidfd_open") else -1
         if self._pidfd >= 0:
             loop.watch(self._pidfd, self._ended)
 
     @property
     def descriptors(self) -> set[int]:
-        """Descriptors of the agent's ends of its pipes: it lives until its standard input ends, so nobody else may hold them."""
+        """Descriptors of the agent's ends of its pipes.
+
+        The controller lives until its standard input closes, so no other process may hold them.
+        """
         return {self.stdin.fileno(), self._stdout.fileno()}
 
     def _on_output(self) -> None:
@@ -82,7 +92,7 @@ class Controller:
         elif b"listening" in line and not self._listening:
             self._listening = True
             client, engine = (
-                self._security / f"ipcontroller-{whose}.json" for whose in ("client", "engine")
+                self._security / f"ipcontroller-{role}.json" for role in ("client", "engine")
             )
             info = json.loads(engine.read_text())
             self._send(wire.ControllerUp(json.loads(client.read_text()), info))
@@ -101,25 +111,25 @@ class Controller:
         self._send(wire.AgentFailed(reason))
 
     def close(self) -> None:
-        """End it, and its heartbeat, which is a process of its own in the same group."""
+        """End it together with its heartbeat, a separate process in the same group."""
         self._kill_group()
         self._process.wait()
 
     def _kill_group(self) -> None:
-        """Before it is waited for: afterwards its number may be another group's."""
+        """Kill the process group, before it is reaped: later its number may be another group's."""
         if self._process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
 
 
 class Forkserver:
-    """The process that forks ranks, with its lifetime.
+    """Owner of the process that forks ranks.
 
     Args:
         preload: modules that it imports first.
-        foreign: descriptors of the agent that it closes: whoever holds one of them keeps a link open.
+        foreign: descriptors of the agent that it closes: holding one of them keeps a link open.
         on_message: called with RankForked and ChildExited.
-        send: to the notebook: AgentFailed when it has ended by itself.
+        send: sends the notebook AgentFailed if it ends by itself.
     """
 
     def __init__(
@@ -132,19 +142,23 @@ class Forkserver:
     ) -> None:
         self._loop, self._on_message, self._send = loop, on_message, send
         self._decoder = wire.decoder()
-        self._channel, theirs = socket.socketpair()
+        self._channel, forkserver_end = socket.socketpair()
 
         def serve() -> None:
-            for fd in {self._channel.fileno(), *foreign} - {theirs.fileno(), 0, 1, 2}:
+            for fd in {self._channel.fileno(), *foreign} - {forkserver_end.fileno(), 0, 1, 2}:
                 os.close(fd)
-            forkserver.serve(theirs, tuple(preload))
+            forkserver.serve(forkserver_end, tuple(preload))
 
         self._pid = fork(serve)
-        theirs.close()  # the channel's end must show when the forkserver is gone
+        forkserver_end.close()  # otherwise the channel would stay open after the forkserver's end
         loop.watch(self._channel, self._on_readable)
 
     def fork(self, spec: wire.RankSpec, descriptors: list[int]) -> None:
-        """Ask for a rank; `descriptors` are its control socket, standard output and standard error, and are closed here."""
+        """Ask for a rank.
+
+        Args:
+            descriptors: its control socket, standard output and standard error; closed here.
+        """
         forkserver.send_spec(self._channel, spec, descriptors)
         for fd in descriptors:
             os.close(fd)
@@ -158,7 +172,7 @@ class Forkserver:
             self._on_message(message)
 
     def close(self) -> None:
-        """End it; it ends the ranks, and what they have left, before."""
+        """End it, after it has ended the ranks and the processes that they left behind."""
         with contextlib.suppress(OSError):
             os.kill(self._pid, signal.SIGTERM)  # it may be in the middle of a long import
             self._channel.shutdown(socket.SHUT_WR)

@@ -1,5 +1,7 @@
-"""What an agent has on disk: its folders, made for the owner alone, locked while somebody uses them and swept when nobody does any more; and the
-record that tells others on its machine what it serves.
+"""An agent's files: its folders, and the record that shows other processes on this machine what it
+serves.
+
+The folders are private to the user, locked while an agent uses them, and swept once no agent does.
 """
 
 from __future__ import annotations
@@ -26,12 +28,14 @@ from skymagic.wire.record import ENDED, RECORD, AgentRecord, ended_by, identity
 
 PREFIX = "skymagic-"
 LOCK = ".agent"
-"""The file in each folder whose lock the agent holds as long as it lives."""
+"""File in each folder whose lock the agent holds as long as it lives."""
 SHM = Path("/dev/shm")
 
 
 class Directories:
-    """The agent's folder, with logs and connection files, and the node's store, in memory where that is possible."""
+    """The agent's folder, with logs and connection files, and the node's store, in memory if
+    possible.
+    """
 
     def __init__(self, job_id: str) -> None:
         name = f"{PREFIX}{job_id}-"
@@ -39,18 +43,20 @@ class Directories:
         shm = SHM if SHM.is_dir() and os.access(SHM, os.W_OK) else self.work
         self.store, store_lock = _locked_folder(name, shm)
         self.locks = {work_lock, store_lock}
-        """Descriptors: a process that is forked must close them, or holds the locks too."""
+        """Descriptors of the locks. A forked process must close them, or it holds the locks too."""
 
     def restore(self) -> list[Path]:
-        """Make again those that somebody has deleted, as cleaners of temporary folders do on long runs; which."""
-        gone = [path for path in (self.work, self.store) if not path.is_dir()]
-        for path in gone:
+        """Recreate deleted folders and return them; cleaners of temporary folders delete them on
+        long runs.
+        """
+        missing = [path for path in (self.work, self.store) if not path.is_dir()]
+        for path in missing:
             path.mkdir(mode=0o700)
             self.locks.add(_lock(path))
-        return gone
+        return missing
 
     def touch(self) -> None:
-        """Make all files young: such cleaners go by age."""
+        """Update the time stamps of all files, because cleaners of temporary folders go by age."""
         for top in (self.work, self.store):
             for folder, _, names in os.walk(top):
                 for name in (".", *names):
@@ -58,13 +64,13 @@ class Directories:
                         os.utime(os.path.join(folder, name), follow_symlinks=False)
 
     def remove(self) -> None:
-        """Delete what the node has written; twice is safe."""
+        """Delete all files that the node has written; twice is safe."""
         store.remove(self.store)
         shutil.rmtree(self.work, ignore_errors=True)
 
 
 def sweep() -> None:
-    """Delete the folders of agents that were killed: nobody holds their locks."""
+    """Delete the folders of agents that were killed, which no process locks."""
     for path in _abandoned():
         store.remove(path)
 
@@ -78,11 +84,11 @@ def _abandoned() -> Iterator[Path]:
 
 
 def _is_abandoned(path: Path) -> bool:
-    """Whether it is an agent's folder of this user's which no agent uses."""
+    """Return True if a path is an agent's folder of this user that no agent uses."""
     lock = path / LOCK
     try:
-        found = os.lstat(path)
-        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
+        info = os.lstat(path)
+        if not stat.S_ISDIR(info.st_mode) or info.st_uid != os.getuid():
             return False
         descriptor = os.open(lock, os.O_RDWR | os.O_NOFOLLOW)
     except OSError:
@@ -97,7 +103,10 @@ def _is_abandoned(path: Path) -> bool:
 
 
 def _locked_folder(name: str, parent: str | Path) -> tuple[Path, int]:
-    """(A new folder, the descriptor of its lock), which appears under its name when it is locked: none is swept in between."""
+    """Create a locked folder and return it with the descriptor of its lock.
+
+    It gets its final name only when it is locked, so that no other agent sweeps it in between.
+    """
     hidden = Path(tempfile.mkdtemp(prefix=f".{name}", dir=parent))
     descriptor = _lock(hidden)
     return hidden.rename(hidden.with_name(hidden.name[1:])), descriptor
@@ -105,25 +114,27 @@ def _locked_folder(name: str, parent: str | Path) -> tuple[Path, int]:
 
 def _lock(folder: Path) -> int:
     descriptor = os.open(folder / LOCK, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600)
-    with contextlib.suppress(
-        OSError
-    ):  # a file system without locks: its folders are not swept by others either
+    # on a file system without locks, other agents do not sweep its folders either
+    with contextlib.suppress(OSError):
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     return descriptor
 
 
 CODE = Path(skymagic.__file__).parents[1]
-"""The folder that skymagic is imported from."""
+"""Folder that skymagic is imported from."""
 WRITE_INTERVAL = 1.0
-"""Seconds between two writes: cells may follow each other faster."""
+"""Minimum seconds between two writes: cells may follow each other faster."""
 
 
 class RecordFile:
-    """The agent's record as a file. A folder that cannot be written keeps no record, and says nothing.
+    """The agent's record as a file.
+
+    A folder that is not writable gets no record, without an error.
 
     Args:
-        path: where it is; None for an agent that ends with its notebook, which nobody needs to find.
-        spec: what the agent was told.
+        path: of the file; None for an agent that ends with its notebook, which no other process
+            needs to find.
+        spec: the agent's specification.
     """
 
     def __init__(self, path: str | None, spec: wire.AgentSpec) -> None:
@@ -131,26 +142,38 @@ class RecordFile:
         self._identity = identity()
         self._written_at = float("-inf")
         self._state: tuple[bool, bool, Mapping[int, int]] = (False, False, {})
-        self.due: float | None = (
-            None  # when it is to be written again (monotonic seconds); None while it is up to date
-        )
+        # when the next write is due (monotonic seconds); None while it is up to date
+        self.due: float | None = None
         now = time.time()
         self._record = AgentRecord(
-            version=spec.version, pool=spec.pool, job_id=spec.job_id, node=spec.node, nodes=spec.nodes, client=spec.client,
-            hostname=socket.gethostname(), boot=boot_id(), pid=os.getpid(), started=now, idle_since=now,
-            devices=spec.devices, uses=folders_in_use() if path else (), idle_timeout=spec.idle_timeout, max_lifetime=spec.max_lifetime, detached_timeout=spec.detached_timeout,
-        )  # fmt: skip
+            version=spec.version,
+            pool=spec.pool,
+            job_id=spec.job_id,
+            node=spec.node,
+            nodes=spec.nodes,
+            client=spec.client,
+            hostname=socket.gethostname(),
+            boot=boot_id(),
+            pid=os.getpid(),
+            started=now,
+            idle_since=now,
+            devices=spec.devices,
+            uses=folders_in_use() if path else (),
+            idle_timeout=spec.idle_timeout,
+            max_lifetime=spec.max_lifetime,
+            detached_timeout=spec.detached_timeout,
+        )
         if self.path is not None:
             with contextlib.suppress(OSError):
-                self.path.with_name(ENDED).unlink()  # it is about the agent before
+                self.path.with_name(ENDED).unlink()  # it is about the previous agent
             self._write(self.path)
 
     def ended_by(self) -> str:
-        """Return who has ended this agent from outside, or "" if nobody has said so."""
+        """Return who ended this agent from outside, or "" if unknown."""
         return "" if self.path is None else ended_by(self.path.parent)
 
     def update(self, lifetime: Lifetime, pids: Callable[[], Mapping[int, int]]) -> None:
-        """Note what has changed, and write it if the last time is long enough ago."""
+        """Record what has changed, and write the file unless the last write was too recent."""
         if self.path is None:
             return
         busy, away, ranks = lifetime.busy, lifetime.away, pids()
@@ -181,7 +204,7 @@ class RecordFile:
 
 
 def folders_in_use() -> tuple[str, ...]:
-    """The folders that this process needs. What skymagic has made of them is marked as used now."""
+    """Return the folders that this process needs, and mark those that skymagic made as used now."""
     prefix = Path(sys.prefix)
     marks = [prefix / ".ready"] if prefix.parent.name == "env" else []
     marks += [CODE] if CODE.parent.name == "code" else []

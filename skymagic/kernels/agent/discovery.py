@@ -1,16 +1,18 @@
-"""Address discovery: by which addresses the nodes of a cluster reach each other; the notebook may use others.
+"""Address discovery: find the addresses by which the nodes of a cluster reach each other.
 
-As in ICE (RFC 8445), only smaller: the head listens at all its private addresses, its *candidates*; the others try to connect to
-each, which is a *probe*, and the notebook takes a candidate that all of them reached. What answers must prove that it has the
-listener's secret (`wire.authentication`): in another network the same private address belongs to somebody else.
+The notebook may use different ones. This is a small version of ICE (RFC 8445): the head listens at
+all its private addresses, its *candidates*; the other nodes try to connect to each of them (a
+*probe*), and the notebook picks a candidate that all of them reached. The peer must prove that it
+has the listener's secret (`wire.authentication`), because in another network the same private
+address belongs to another machine.
 
     head     → notebook  AgentStarted: candidates, secret
     notebook → others    ProbeAddresses: candidates, secret
     others   → head      connect; a nonce
     others   ← head      its HMAC with the secret; the head closes
-    others   → notebook  ProbeReply: candidates that answered, each with this node's own address on the way there
-    notebook → head      StartController: the chosen address
-    notebook → all       ListenForProbes: each listens at its own address, so that others can tell later whether it is dead
+    others   → notebook  ProbeReply: candidates that answered, each with this node's source address
+    notebook → head      StartController: the selected address
+    notebook → all       ListenForProbes: each node listens at its own address, for liveness checks
 """
 
 from __future__ import annotations
@@ -33,40 +35,43 @@ from skymagic.wire.processes import boot_id
 from skymagic.wire.threads import run_all
 
 TIMEOUT = 2.0
-"""Seconds in which a candidate must answer, and one who probes must ask."""
-MAX_PROBES = 32  # connections that may wait for their nonce at once; a new one displaces the oldest
+"""Seconds for a candidate to answer a probe, and for a prober to send its nonce."""
+MAX_PROBES = 32  # connections waiting for their nonce; a new one displaces the oldest
 
 
 def machine() -> str:
-    """A text that is equal in all processes that reach each other by 127.0.0.1, and in no others."""
+    """Return a string that only processes that reach each other by 127.0.0.1 have in common."""
     with contextlib.suppress(OSError):
         return f"{boot_id()} {os.readlink('/proc/self/ns/net')}"
     return f"{boot_id()} {socket.gethostname()}"
 
 
 def private_addresses() -> list[str]:
-    """This machine's private IPv4 addresses other than loopback; public ones are no place to listen."""
-    found = set(interface_addresses().values())
-    with contextlib.suppress(OSError):  # its name may lead nowhere
-        found |= {
+    """Return this machine's private IPv4 addresses other than loopback.
+
+    Agents never listen on public ones.
+    """
+    addresses = set(interface_addresses().values())
+    with contextlib.suppress(OSError):  # the host name may not resolve
+        addresses |= {
             str(entry[4][0])
             for entry in socket.getaddrinfo(socket.gethostname(), None, socket.AF_INET)
         }
-    found = set(filter(_private, found))
-    return sorted(found, key=ipaddress.IPv4Address)
+    addresses = set(filter(_private, addresses))
+    return sorted(addresses, key=ipaddress.IPv4Address)
 
 
 def _private(address: str) -> bool:
-    known = ipaddress.IPv4Address(address)
-    shared = known in ipaddress.IPv4Network("100.64.0.0/10")  # RFC 6598: carriers' and tailnets'
-    return (known.is_private or shared) and not known.is_loopback and not known.is_unspecified
+    ip = ipaddress.IPv4Address(address)
+    shared = ip in ipaddress.IPv4Network("100.64.0.0/10")  # RFC 6598: carriers' and tailnets'
+    return (ip.is_private or shared) and not ip.is_loopback and not ip.is_unspecified
 
 
 class Candidates:
-    """The listeners at this node's candidate addresses, which answer the nonces of all who connect.
+    """Listeners at this node's candidate addresses, which answer the nonces of all peers.
 
     Attributes:
-        secret: by which nodes that probe know this one; for them alone.
+        secret: identifies this node to the nodes that probe it; known to them alone.
     """
 
     def __init__(self, loop: EventLoop) -> None:
@@ -75,18 +80,17 @@ class Candidates:
 
     @property
     def ports(self) -> dict[str, int]:
-        """Address → port."""
+        """Port of each address."""
         return dict(listener.getsockname()[:2] for listener in self._listeners)
 
     def listen(self, addresses: Iterable[str]) -> None:
-        """Listen at these addresses, as far as they are this machine's, and no longer at others."""
+        """Listen at those of the given addresses that belong to this machine, and at no others."""
         self.close()
         for address in addresses:
             with contextlib.suppress(OSError):
                 listener = socket.create_server((address, 0))
-                listener.setblocking(
-                    False
-                )  # race: who connects may be gone again before the accept
+                # race: a peer may disconnect before the accept
+                listener.setblocking(False)
                 self._listeners.append(listener)
                 self._loop.watch(
                     listener, Door(listener, self._answer, None, MAX_PROBES, TIMEOUT).accept
@@ -99,19 +103,22 @@ class Candidates:
                 peer.sendall(proof(self.secret, _purpose(*peer.getsockname()[:2]), nonce))
 
     def close(self, but: str = "") -> None:
-        """Stop listening, but at this address; twice is safe."""
-        kept = [
+        """Stop listening, except at address `but`; twice is safe."""
+        remaining = [
             listener for listener in self._listeners if but and listener.getsockname()[0] == but
         ]
         for listener in self._listeners:
-            if listener not in kept:
+            if listener not in remaining:
                 self._loop.unwatch(listener)
                 listener.close()
-        self._listeners = kept
+        self._listeners = remaining
 
 
 def _purpose(address: str, port: int) -> str:
-    """What a proof is for: one candidate's is no other's, whom a stranger might ask for it."""
+    """Return the text that a proof is bound to.
+
+    A stranger cannot reuse the proof of another candidate.
+    """
     return f"candidate {address} {port}"
 
 
@@ -121,30 +128,37 @@ def probe(
     secret: str,
     on_result: Callable[[dict[str, str]], None],
 ) -> None:
-    """Probe beside the event loop, for a candidate that drops packets takes its time; call back on the loop."""
-    ours, theirs = socket.socketpair()
+    """Probe the candidates on a thread, and call back on the loop.
+
+    A candidate that drops packets takes its time.
+    """
+    reader, writer = socket.socketpair()
 
     def run() -> None:
-        with theirs:
-            theirs.sendall(json.dumps(answering(candidates, secret)).encode())
+        with writer:
+            writer.sendall(json.dumps(answering(candidates, secret)).encode())
 
     def done() -> None:
-        loop.unwatch(ours)
-        with ours:
-            on_result(json.loads(ours.recv(1 << 16)))
+        loop.unwatch(reader)
+        with reader:
+            on_result(json.loads(reader.recv(1 << 16)))
 
-    loop.watch(ours, done)
+    loop.watch(reader, done)
     threading.Thread(target=run, name="skymagic-discovery", daemon=True).start()
 
 
 def answering(candidates: Mapping[str, int], secret: str) -> dict[str, str]:
-    """The candidates (address → port) that prove to have the secret, each with the address that this machine has on the way there."""
+    """Return the candidates that prove to have the secret, with this machine's source addresses.
+
+    Args:
+        candidates: address → port.
+    """
     probes = [
         functools.partial(_own_address, address, port, secret)
         for address, port in candidates.items()
     ]
-    found = zip(candidates, run_all(probes, timeout=2 * TIMEOUT), strict=True)
-    return {address: own for address, own in found if isinstance(own, str)}
+    routes = zip(candidates, run_all(probes, timeout=2 * TIMEOUT), strict=True)
+    return {address: own for address, own in routes if isinstance(own, str)}
 
 
 def _own_address(address: str, port: int, secret: str) -> str | None:

@@ -1,21 +1,28 @@
-"""The end of ranks that nobody has asked for: the agent is signalled, EC2 takes the machine, or their notebook stays away for too long.
+"""Ends of ranks that the user did not ask for: a signal, a notice from EC2, or a notebook away for
+too long.
 
-A signal, as Slurm, systemd and a logout send it; ranks that have an `on_interruption` hook run it first::
+Slurm, systemd and a logout send a signal. Ranks with an `on_interruption` hook run it first::
 
-    SIGTERM ─▶ agent ─▶ Interruption ─▶ ranks     at once, where no rank has a hook
-               agent ◀─ HookEnded    ◀─ ranks     then the agent ends; also once time is up, or at a second signal
+    SIGTERM ─▶ agent ─▶ Interruption ─▶ ranks     at once if no rank has a hook
+               agent ◀─ HookEnded    ◀─ ranks     then the agent ends; also on timeout
+                                                   or a second signal
 
-Slurm signals all processes of a job: the notebook may be gone before the agent has heard, and the ranks may have heard themselves. Some time
-before a job's limit it sends SIGURG (``sbatch --signal=URG@120``), which whatever does not expect it ignores: `SignalledEnd.warn`.
+Slurm signals all processes of a job: the notebook may exit before the agent gets its signal, and
+the ranks may get the signal themselves. Some time before a job's limit it sends SIGURG (``sbatch
+--signal=URG@120``), which processes ignore by default: see `SignalledEnd.warn`.
 
-Notices of EC2 for spot instances are polled from the metadata service of the machine (IMDSv2), beside the event loop::
+EC2's notices for spot instances are polled from the metadata service of the machine (IMDSv2), on a
+thread outside the event loop::
 
-    PUT /latest/api/token                                        a session token, in the header of all that follows
-    GET /latest/meta-data/spot/instance-action                   404, or {"action": "terminate", "time": "2017-09-18T08:22:00Z"}
-    GET /latest/meta-data/events/recommendations/rebalance       404, or {"noticeTime": "2020-10-27T08:22:00Z"}
+    PUT /latest/api/token                                     a session token for later requests
+    GET /latest/meta-data/spot/instance-action                404, or {"action": "terminate",
+                                                              "time": "2017-09-18T08:22:00Z"}
+    GET /latest/meta-data/events/recommendations/rebalance    404, or
+                                                              {"noticeTime": "2020-10-27T08:22:00Z"}
 
-EC2 asks to look every 5 seconds; of the action it tells two minutes before, as a rule. The service answers on this machine alone, takes
-no credentials, and costs no call of the API of EC2.
+EC2 recommends polling every 5 seconds, and usually announces the action two minutes ahead. The
+service is reachable from this machine only, takes no credentials, and does not count as a call of
+the EC2 API.
 """
 
 from __future__ import annotations
@@ -39,27 +46,28 @@ from skymagic.plan.limits import Lifetime
 from skymagic.plan.units import duration_text
 
 SIGNALLED = 128
-"""What a signal's number is added to, for the exit status of an agent that was ended by it."""
+"""Offset of the exit status: an agent that a signal ended exits with this plus the signal's number.
+"""
 ENDING = (signal.SIGTERM, signal.SIGHUP)
 PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2)
-"""For ranks' hooks (``sbatch --signal=USR1@120``); agents outlive them."""
+"""Signals meant for the ranks' hooks (``sbatch --signal=USR1@120``); agents ignore them."""
 WARNING = signal.SIGURG
 SLURM = "slurm:"
-"""Begins how an agent is told to wait for it (`AgentSpec.notices`)."""
+"""Prefix of `AgentSpec.notices` that announces Slurm's warning signal."""
 KILL_SECONDS = 30.0
-"""Between Slurm's SIGTERM and its SIGKILL (KillWait)."""
-HOOK_SECONDS = 26.0  # for which hooks are waited for: 25 of their own, and their last words
+"""Seconds between Slurm's SIGTERM and its SIGKILL (KillWait)."""
+HOOK_SECONDS = 26.0  # how long the agent waits for hooks: 25 s for the hook, and its last output
 ABANDONED_SECONDS = 1.0
-"""For which an agent whose notebook is gone waits for a signal of its own, where a rank has a hook."""
+"""Seconds that an agent without a notebook waits for its own signal, if a rank has a hook."""
 
 
 class SignalledEnd:
-    """How an agent ends that is signalled.
+    """State of an agent that was signalled: wait for the ranks' hooks, then exit.
 
     Args:
         woken: the agent's `signal_pipe`.
-        hooks: rank → how many times its hook has ended, of the ranks that have one.
-        notify: called on the loop with the reason, once: has the hooks called.
+        hooks: returns, for each rank with a hook, how many times the hook has finished.
+        notify: called once, on the loop, with the reason and the deadline, to run the hooks.
     """
 
     def __init__(
@@ -73,7 +81,7 @@ class SignalledEnd:
         self._number = 0  # number of the signal
         self._before: dict[int, int] = {}
         self.due: float | None = None
-        """Monotonic seconds at which it ends in any case; None while no hook is waited for."""
+        """Deadline in monotonic seconds; None while no hook is awaited."""
         self._lead = 0.0
         self._found: Callable[[Notice], None] | None = None
         loop.watch(woken, self._begin)
@@ -83,13 +91,13 @@ class SignalledEnd:
             signal.signal(number, signal.SIG_IGN)
 
     def warn(self, lead: float, found: Callable[[Notice], None]) -> None:
-        """Take `WARNING` as a notice that the job reaches its limit after so many seconds."""
+        """Treat `WARNING` as a notice that the job reaches its limit in `lead` seconds."""
         self._lead, self._found = lead, found
         signal.signal(WARNING, lambda number, frame: None)  # the loop wakes by the pipe
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        again, self._number = self._number, number
-        if again or not self._hooks():
+        earlier, self._number = self._number, number
+        if earlier or not self._hooks():
             sys.exit(SIGNALLED + number)
 
     def _begin(self) -> None:
@@ -102,30 +110,32 @@ class SignalledEnd:
         self._notify(f"{signal.Signals(self._number).name} has come", time.time() + KILL_SECONDS)
 
     def end_if_over(self, now: float) -> None:
-        """Raise SystemExit once all hooks have run, or their time is up."""
+        """Raise SystemExit once all hooks have run, or at the deadline."""
         if self.due is None:
             return
         after = self._hooks()
-        if now >= self.due or all(after.get(rank) != ended for rank, ended in self._before.items()):
+        if now >= self.due or all(after.get(rank) != count for rank, count in self._before.items()):
             sys.exit(SIGNALLED + self._number)
 
     def close(self) -> None:
-        """From here on signals end it at once."""
+        """Exit at once on further signals."""
         for number in ENDING:
             signal.signal(number, lambda number, _: sys.exit(SIGNALLED + number))
 
 
 GRACE = 30.0
-"""Seconds that ranks have to end their cell once they are interrupted."""
+"""Seconds between the interrupt of a rank and its kill."""
 
 
 class UnattendedRuns:
-    """Interrupts ranks, once for each time that the notebook is away, and kills those that go on.
+    """Time limit of runs without a notebook.
+
+    It interrupts ranks once per absence, and kills those that keep running.
 
     Args:
-        lifetime: knows who is at work, and when that is to end.
-        limit: seconds, for the line that says so.
-        note: shows a line of skymagic's own with what a rank shows.
+        lifetime: knows which ranks are working and when they must stop.
+        limit: the limit in seconds, for the message.
+        note: shows a skymagic message with a rank's output.
         send: sends a signal to a rank.
     """
 
@@ -138,11 +148,11 @@ class UnattendedRuns:
     ) -> None:
         self._lifetime, self._limit, self._note, self._send = lifetime, limit, note, send
         self._interrupted: dict[int, float] = {}
-        """Rank → when it is killed, of those that were interrupted and are at work still."""
+        """Time to kill each rank that was interrupted and is still working."""
 
     @property
     def due(self) -> float | None:
-        """When something is to be done next (monotonic seconds)."""
+        """Time of the next action (monotonic seconds)."""
         if self._interrupted:
             return min(
                 (when for when in self._interrupted.values() if when < math.inf), default=None
@@ -150,7 +160,10 @@ class UnattendedRuns:
         return self._lifetime.runs_end
 
     def stop_if_due(self, now: float) -> None:
-        """Stop what has no more time; a notebook that comes back leaves the rest to its own stop button."""
+        """Interrupt or kill ranks whose time is over.
+
+        Once the notebook is back, its own stop button ends the rest.
+        """
         end, working = self._lifetime.runs_end, self._lifetime.working
         if end is None:
             self._interrupted.clear()
@@ -171,7 +184,7 @@ class UnattendedRuns:
 
 ENDPOINT = "http://169.254.169.254"
 VARIABLE = "AWS_EC2_METADATA_SERVICE_ENDPOINT"
-"""Names another address of the service, as for AWS's own tools."""
+"""Environment variable with another address of the service; AWS's own tools read it too."""
 POLL_SECONDS = 5.0
 METADATA_TIMEOUT = 2.0
 TOKEN_SECONDS = 21600
@@ -181,10 +194,10 @@ REBALANCE = "/latest/meta-data/events/recommendations/rebalance"
 
 @dataclass(frozen=True)
 class Notice:
-    """What EC2 says.
+    """An announcement that this machine will, or may, be taken away.
 
     Attributes:
-        at: seconds since 1970 when the machine is taken; None where it only may be.
+        at: seconds since 1970 when the machine is taken; None if that is only a risk.
     """
 
     reason: str
@@ -192,13 +205,15 @@ class Notice:
 
 
 def action(body: str) -> Notice:
-    """The notice in an answer. Raises ValueError or KeyError for what is none."""
-    said = json.loads(body)
-    return Notice(f"EC2 is reclaiming this spot machine ({said['action']})", _seconds(said["time"]))
+    """Parse an instance action. Raises ValueError or KeyError if the body is not one."""
+    fields = json.loads(body)
+    return Notice(
+        f"EC2 is reclaiming this spot machine ({fields['action']})", _seconds(fields["time"])
+    )
 
 
 def rebalance(body: str) -> Notice:
-    """The notice in a recommendation."""
+    """Parse a rebalance recommendation. Raises ValueError or KeyError if the body is not one."""
     _seconds(json.loads(body)["noticeTime"])
     return Notice(
         "EC2 recommends leaving this spot machine: it is at elevated risk of being reclaimed"
@@ -213,10 +228,10 @@ NOTICES = {ACTION: action, REBALANCE: rebalance}
 
 
 class Metadata:
-    """A client of the metadata service.
+    """Client of the metadata service.
 
     Args:
-        endpoint: its address; a path in it comes before all others.
+        endpoint: its address; a path in it is prepended to all others.
     """
 
     def __init__(self, endpoint: str) -> None:
@@ -231,7 +246,10 @@ class Metadata:
         self._token = ""
 
     def get(self, path: str) -> str | None:
-        """What stands there; None where nothing does. Raises OSError or http.client.HTTPException without an answer."""
+        """Return the text at a path, or None if it does not exist.
+
+        Raises OSError or http.client.HTTPException if the service does not answer.
+        """
         for _ in range(2):
             if not self._token:
                 header = {"X-aws-ec2-metadata-token-ttl-seconds": str(TOKEN_SECONDS)}
@@ -243,9 +261,8 @@ class Metadata:
         return None
 
     def _request(self, method: str, path: str, headers: dict[str, str]) -> tuple[int, str]:
-        from http.client import (
-            HTTPConnection,
-        )  # not urllib's opener: it would go through the user's proxy
+        # not urllib's opener: it would go through the user's proxy
+        from http.client import HTTPConnection
 
         with contextlib.closing(
             HTTPConnection(self._host, self._port, timeout=METADATA_TIMEOUT)
@@ -256,7 +273,7 @@ class Metadata:
 
 
 class NoticeWatch:
-    """The thread that polls for notices, with its lifetime."""
+    """Thread that polls for notices."""
 
     def __init__(self, loop: EventLoop, found: Callable[[Notice], None]) -> None:
         self._loop, self._found = loop, found
@@ -274,7 +291,7 @@ class NoticeWatch:
         with self._theirs:
             while not self._stop.is_set():
                 for path, read in NOTICES.items():
-                    with contextlib.suppress(Exception):  # the next look is soon
+                    with contextlib.suppress(Exception):  # the next poll is soon
                         body = metadata.get(path)
                         notice = read(body) if body else None
                         if notice is not None and notice not in self._seen:
@@ -283,14 +300,14 @@ class NoticeWatch:
                 self._stop.wait(POLL_SECONDS)
 
     def _on_notice(self) -> None:
-        data = self._ours.recv(1 << 16)  # a notice is short, and written at once
+        data = self._ours.recv(1 << 16)  # a notice is short and written in one piece
         if not data:
             self._loop.unwatch(self._ours)
         for line in data.splitlines():
             self._found(Notice(**json.loads(line)))
 
     def close(self) -> None:
-        """Stop; twice is safe."""
+        """Stop polling; twice is safe."""
         self._stop.set()
         self._loop.unwatch(self._ours)
         self._ours.close()

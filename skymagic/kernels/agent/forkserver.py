@@ -1,12 +1,14 @@
-"""A fork server (zygote): one process per node that has the heavy imports done, forks ranks from there, and ends what they have left.
+"""Fork server (zygote): one process per node that has done the heavy imports and forks ranks.
 
-A rank forked from here has torch at once, so that starting or replacing one costs milliseconds instead of seconds. This process
-starts no thread and touches no GPU: both would be broken in its children. It outlives them.
+A rank forked from here has torch at once, so that starting or replacing one costs milliseconds
+instead of seconds. This process starts no thread and touches no GPU, because both would be broken
+in its children. It outlives them, and ends the processes that they leave behind.
 
-It is a subreaper (prctl PR_SET_CHILD_SUBREAPER): a process whose parent has ended becomes its child, as the ranks are, also one with a session
-of its own. Whose it was is told by its environment, its process group, or the pipes of its rank that it still holds; if none of them tells,
-it ends with the last of the ranks that could have started it. A process is kept that asks for it in its environment:
-``SKYMAGIC_KEEP=1 nohup …``.
+It is a subreaper (prctl PR_SET_CHILD_SUBREAPER): a process whose parent has ended becomes its
+child, even one with a session of its own. The rank that started such a process is known by its
+environment, its process group, or the rank's pipes that it still holds; without any of these, it
+ends with the last of the ranks that could have started it. A process that asks for it in its
+environment is kept: ``SKYMAGIC_KEEP=1 nohup …``.
 """
 
 from __future__ import annotations
@@ -35,7 +37,11 @@ NVML_CHECK = "PYTORCH_NVML_BASED_CUDA_CHECK"
 
 
 def send_spec(channel: socket.socket, spec: RankSpec, fds: Sequence[int]) -> None:
-    """Ask the forkserver for a rank; `fds` are its control socket, standard output and standard error."""
+    """Ask the forkserver for a rank.
+
+    Args:
+        fds: its control socket, standard output and standard error.
+    """
     line = encode(spec)
     socket.send_fds(channel, [len(line).to_bytes(8, "big")], list(fds))
     channel.sendall(line)
@@ -60,12 +66,17 @@ def _receive_spec(channel: socket.socket) -> tuple[RankSpec, list[int]] | None:
 
 
 def preload(modules: Sequence[str]) -> None:
-    """Import what ranks will need; a module that fails is left to the rank, which reports it properly."""
-    from skymagic.runtime.on_import import IPYPARALLEL, import_without  # the agent does without
+    """Import what ranks will need.
 
-    # torch asks NVML then, not the driver, which no process that is forked from here could use any more
+    A module that fails is left to the rank, which reports the error properly.
+    """
+    # not at module level: the agent must not load it
+    from skymagic.runtime.on_import import IPYPARALLEL, import_without
+
+    # makes torch ask NVML, not the driver, which would be unusable in every process forked from
+    # here
     check = os.environ.setdefault(NVML_CHECK, "1")
-    gc.disable()  # a fifth of the time would go into collections, for a megabyte of garbage
+    gc.disable()  # collections would take a fifth of the time, for a megabyte of garbage
     import_without(*IPYPARALLEL)
     for name in (processes.RANK, *modules):
         try:
@@ -73,21 +84,24 @@ def preload(modules: Sequence[str]) -> None:
         except Exception:
             traceback.print_exc()
     if check == "1":
-        os.environ.pop(NVML_CHECK)  # in a rank the driver itself answers
+        os.environ.pop(NVML_CHECK)  # in a rank, torch asks the driver itself
     gc.freeze()  # shared pages stay shared: the collector does not write into them
     gc.enable()
 
 
 def serve(channel: socket.socket, modules: Sequence[str]) -> None:
-    """Fork ranks on request and report each one's end, until the agent closes the channel, or ends; then end all that is left of them."""
-    os.setpgid(0, 0)  # who ends the agent's group leaves this process the time to tidy up
+    """Fork ranks on request and report the end of each, until the agent closes the channel or ends.
+
+    Then end every process that the ranks left behind.
+    """
+    os.setpgid(0, 0)  # ending the agent's group leaves this process the time to tidy up
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    for number in ENDING:  # the agent's handlers are not for what it forks
+    for number in ENDING:  # the agent's handlers must not run in its children
         signal.signal(number, signal.SIG_DFL)
     end_with_parent(signal.SIGTERM)  # the import below may be long
     preload(modules)
     adopt()
-    for number in (*ENDING, *PASSED_ON):  # the end of the channel counts
+    for number in (*ENDING, *PASSED_ON):  # this process ends with the channel, not on a signal
         signal.signal(number, lambda *_: None)
     try:
         Forks(channel).serve()
@@ -96,13 +110,16 @@ def serve(channel: socket.socket, modules: Sequence[str]) -> None:
 
 
 class Forks:
-    """The ranks that were forked."""
+    """Ranks that were forked by this process."""
 
     def __init__(self, channel: socket.socket) -> None:
         self._channel = channel
         self._orphans = Orphans()
         self._unsent = bytearray()
-        """Reports that the channel did not take yet: the agent may be asking for ranks, and reads nothing until all its requests are sent."""
+        """Reports that did not fit into the channel.
+
+        The agent may be asking for ranks, and reads nothing until all its requests are sent.
+        """
 
     def serve(self) -> None:
         """Fork ranks and report their ends until the channel is closed."""
@@ -132,7 +149,7 @@ class Forks:
             for number in (signal.SIGCHLD, *ENDING, *PASSED_ON):
                 signal.signal(number, signal.SIG_DFL)
             self._channel.close()
-            end_with_parent()  # native code may hold the interpreter, and nothing else would end it
+            end_with_parent()  # native code may hold the GIL, and nothing else would end it
             return sys.modules[processes.RANK].main(spec, fds)
 
         pid = fork(rank)
@@ -144,11 +161,11 @@ class Forks:
         self._report(RankForked(spec.rank, pid, ident, owner.started))
 
     def _reap(self) -> None:
-        """Report ranks that have ended, and end what they have left."""
+        """Report ranks that have ended, and end the processes that they left behind."""
         ended = []
         with contextlib.suppress(ChildProcessError):
-            while (found := os.waitpid(-1, os.WNOHANG))[0]:
-                ended.append(found)
+            while (child := os.waitpid(-1, os.WNOHANG))[0]:
+                ended.append(child)
         ranks = [(pid, status) for pid, status in ended if self._orphans.exited(pid)]
         if ended or self._orphans.look_again is not None:
             self._orphans.end()
@@ -159,12 +176,12 @@ class Forks:
         self._unsent += encode(message)
 
     def _send(self) -> None:
-        """Send what the channel takes now, without waiting."""
+        """Send as much as the channel accepts without waiting."""
         try:
             del self._unsent[: self._channel.send(self._unsent, socket.MSG_DONTWAIT)]
         except BlockingIOError:
             pass
-        except OSError:  # the agent has ended, which reading tells
+        except OSError:  # the agent has ended, which the next read reports
             self._unsent.clear()
 
 
@@ -172,25 +189,28 @@ IDENT = b"SKYMAGIC_IDENT"
 KEEP = b"SKYMAGIC_KEEP"
 
 LOOK_AGAIN = 0.1
-"""Seconds until processes are looked at again whose environment could not be read: one that is just calling exec shows none."""
+"""Seconds between looks at processes whose environment is unreadable, as it is during exec."""
 UNREADABLE = 2.0
-"""Seconds after a rank's end in which that is done; later they are taken for processes without an environment."""
+"""Seconds after a rank's end to keep looking; later such processes count as unmarked."""
 TRACKER_POLL = 0.02
 
 SUPPORTED = sys.platform == "linux" and os.path.exists(
     f"/proc/{os.getpid()}/task/{os.getpid()}/children"
 )
-"""Whether the system tells a process's children, and lets it adopt theirs; else a rank ends with its process group alone."""
+"""Whether the system lists a process's children and lets it adopt theirs.
+
+If not, only a rank's process group ends with it.
+"""
 
 
 def adopt() -> None:
-    """From now on, what descends from this process becomes its child when its own parent ends."""
+    """Make this process the parent of all its descendants whose own parent ends."""
     if SUPPORTED:
         prctl(PR_SET_CHILD_SUBREAPER, 1)
 
 
 def children() -> list[int]:
-    """The children of this process, which has one thread, adopted ones among them."""
+    """Return the children of this (single-threaded) process, including adopted ones."""
     if not SUPPORTED:
         return []
     me = os.getpid()
@@ -199,27 +219,29 @@ def children() -> list[int]:
 
 
 def environment(pid: int) -> dict[bytes, bytes]:
-    """The environment that a process was started with; empty where it cannot be read."""
+    """Return the environment that a process was started with; empty if unreadable."""
     entries = (entry.partition(b"=") for entry in told(pid, "environ").split(b"\0") if entry)
     return {name: value for name, _, value in entries}
 
 
 def held(pid: int | str) -> set[str]:
-    """What the descriptors of a process lead to."""
-    found = set()
+    """Return the targets of a process's file descriptors."""
+    targets = set()
     with contextlib.suppress(OSError):
         for entry in os.scandir(f"/proc/{pid}/fd"):
             with contextlib.suppress(OSError):
-                found.add(os.readlink(entry.path))
-    return found
+                targets.add(os.readlink(entry.path))
+    return targets
 
 
 def end(pids: Iterable[int]) -> list[int]:
-    """SIGKILL these, but not those that ask to be kept, nor those that are another user's by now; returns the others."""
+    """SIGKILL processes, except those that ask to be kept or now belong to another user.
+
+    Returns the ones that were killed.
+    """
     ended = []
-    own = environment(os.getpid()).get(
-        KEEP
-    )  # what this process itself was started with is nobody's wish here
+    # a value inherited from this process's own environment is not a request to be kept
+    own = environment(os.getpid()).get(KEEP)
     for pid in pids:
         if environment(pid).get(KEEP, b"") in (b"", b"0", own):
             with contextlib.suppress(OSError):
@@ -229,12 +251,15 @@ def end(pids: Iterable[int]) -> list[int]:
 
 
 def end_all() -> None:
-    """SIGKILL and await all children of this process, and those that it adopts thereby; resource trackers end by themselves."""
+    """SIGKILL and reap all children of this process, and those that it then adopts.
+
+    Resource trackers end by themselves.
+    """
     until = time.monotonic() + TRACKER_SECONDS
     with contextlib.suppress(ChildProcessError):
-        while left := children():
-            trackers = set(filter(is_tracker, left)) if time.monotonic() < until else set()
-            if end({*left} - trackers):
+        while remaining := children():
+            trackers = set(filter(is_tracker, remaining)) if time.monotonic() < until else set()
+            if end({*remaining} - trackers):
                 os.waitpid(-1, 0)
             elif trackers:
                 time.sleep(TRACKER_POLL)
@@ -244,10 +269,10 @@ def end_all() -> None:
 
 
 class Owner:
-    """A rank, as what it has started can be told to be its own.
+    """A forked rank, with the marks by which processes that it started are recognized.
 
     Args:
-        ident: in the environment of what it starts.
+        ident: set in the environment of the processes that it starts.
         descriptors: of its control socket and its pipes.
     """
 
@@ -262,21 +287,21 @@ class Owner:
 
 
 class Orphans:
-    """Knows the ranks of this process, and ends what those have left that are gone."""
+    """Tracker of ranks, which ends the processes that ended ranks leave behind."""
 
     def __init__(self) -> None:
-        self._owners: list[Owner] = []  # ranks that live, and those that may have left something
+        self._owners: list[Owner] = []  # live ranks, and those that may have left processes behind
         self._ended = -UNREADABLE  # when a rank ended last
         self.look_again: float | None = None
-        """Seconds after which `end` must be called again, whatever happens; None if there is no need."""
+        """Seconds after which `end` must be called again in any case; None if it need not be."""
 
     def forked(self, owner: Owner) -> None:
-        """A rank was started."""
+        """Record that a rank was started."""
         self._owners.append(owner)
 
     def exited(self, pid: int) -> bool:
-        """A child was waited for; whether it was a rank."""
-        owner = next((one for one in self._owners if one.lives and one.pid == pid), None)
+        """Record that a child was reaped; return True if it was a rank."""
+        owner = next((rank for rank in self._owners if rank.lives and rank.pid == pid), None)
         if owner is None:
             return False
         owner.lives = False
@@ -287,36 +312,41 @@ class Orphans:
         return True
 
     def end(self) -> None:
-        """SIGKILL what ranks have left that have ended. What these leave in turn is found at their end: call this after each."""
-        ranks = {one.pid for one in self._owners if one.lives}
+        """SIGKILL processes that ended ranks left behind.
+
+        Those that these leave behind in turn are found when they end: call this after each.
+        """
+        ranks = {rank.pid for rank in self._owners if rank.lives}
         adopted = [pid for pid in children() if pid not in ranks]
-        others = [pid for pid in adopted if self._owned(pid)]
-        left, now = set(adopted).difference(others), time.monotonic()
-        trackers = set(filter(is_tracker, left)) if now < self._ended + TRACKER_SECONDS else set()
-        end(left - trackers)
+        owned = [pid for pid in adopted if self._owned(pid)]
+        abandoned, now = set(adopted).difference(owned), time.monotonic()
+        trackers = (
+            set(filter(is_tracker, abandoned)) if now < self._ended + TRACKER_SECONDS else set()
+        )
+        end(abandoned - trackers)
         if not adopted:
-            self._owners = [one for one in self._owners if one.lives]
+            self._owners = [rank for rank in self._owners if rank.lives]
         fresh = now < self._ended + UNREADABLE
         self.look_again = (
-            LOOK_AGAIN if trackers or fresh and not all(map(environment, others)) else None
+            LOOK_AGAIN if trackers or fresh and not all(map(environment, owned)) else None
         )
 
     def _owned(self, pid: int) -> bool:
-        """Whether it belongs to a rank that lives."""
+        """Return True if a process belongs to a live rank."""
         owner = self._owner(pid)
         if owner is not None:
             return owner.lives
-        begun = started(pid)
-        return any(one.lives and one.started <= begun for one in self._owners)
+        start_time = started(pid)
+        return any(rank.lives and rank.started <= start_time for rank in self._owners)
 
     def _owner(self, pid: int) -> Owner | None:
         mark = environment(pid).get(IDENT)
         groups: Collection[int] = ()
         with contextlib.suppress(OSError):
             groups = os.getpgid(pid), os.getsid(pid)
-        latest_first = self._owners[::-1]  # a process id may be an earlier rank's, too
-        for one in latest_first:
-            if one.ident == mark or one.pid in groups:
-                return one
+        latest_first = self._owners[::-1]  # a process id may have been an earlier rank's too
+        for owner in latest_first:
+            if owner.ident == mark or owner.pid in groups:
+                return owner
         pipes = held(pid)
-        return next((one for one in latest_first if one.pipes & pipes), None)
+        return next((owner for owner in latest_first if owner.pipes & pipes), None)

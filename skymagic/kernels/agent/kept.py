@@ -1,7 +1,7 @@
-"""What a rank has shown and reported, kept for a notebook that is away or takes over; bounded.
+"""Bounded buffers of a rank's output and metrics, for a notebook that is away or takes over.
 
-Of its last run the beginning and the end are kept. While the notebook is away, nobody takes what is displayed, and a live plot never ends: of
-displays and of reported numbers the newest are kept.
+Of the last run, the beginning and the end are kept. While the notebook is away, displays and
+metrics may never end (a live plot), so only the newest are kept.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from typing import Any
 from skymagic.wire import metrics
 
 FIRST_BYTES = 64 << 10
-"""Bytes kept of what was shown first."""
-LAST_BYTES = 1 << 20  # bytes kept of what was shown last; a display that is larger is kept alone
+"""Bytes kept of the output that was shown first."""
+LAST_BYTES = 1 << 20  # bytes kept of the output shown last; a larger display is kept alone
 
 
 class KeptOutput:
-    """The contents of one run that were on their way to a notebook, numbered from 1."""
+    """The contents of one run that were sent to a notebook, numbered from 1."""
 
     def __init__(self, rank: int) -> None:
         self._rank = rank
@@ -30,10 +30,10 @@ class KeptOutput:
         self._last: deque[tuple[dict[str, Any], int]] = deque()
         self._nbytes = 0
         self._dropped = self._dropped_bytes = 0
-        self.end: dict[str, Any] | None = None  # what says that this was all, once it is
+        self.end: dict[str, Any] | None = None  # the content that marks the end of the output
 
     def add(self, content: dict[str, Any]) -> dict[str, Any]:
-        """Keep a content; it with its number as ``seq``."""
+        """Keep a content, and return it with its number as ``seq``."""
         self._count += 1
         content = {**content, "seq": self._count}
         if content["kind"] == "end":
@@ -50,17 +50,19 @@ class KeptOutput:
         self._last.append((content, nbytes))
         self._nbytes += nbytes
         while self._nbytes > LAST_BYTES and len(self._last) > 1:
-            gone = self._last.popleft()[1]
-            self._nbytes -= gone
+            dropped = self._last.popleft()[1]
+            self._nbytes -= dropped
             self._dropped += 1
-            self._dropped_bytes += gone
+            self._dropped_bytes += dropped
         return content
 
     def after(self, shown: int) -> Iterator[dict[str, Any]]:
-        """What came after the first `shown` contents, and in the place of what is not kept any more, its size."""
-        kept = [*self._first, *(content for content, _ in self._last)]
+        """Yield the contents after the first `shown`; dropped ones are replaced by a note of their
+        size.
+        """
+        contents = [*self._first, *(content for content, _ in self._last)]
         before, displays = shown, set[str]()
-        for content in filter(lambda one: one["seq"] > shown, kept):
+        for content in filter(lambda one: one["seq"] > shown, contents):
             if gap := content["seq"] - before - 1:  # some of what was dropped may have been shown
                 nbytes = self._dropped_bytes * gap // self._dropped
                 yield {
@@ -74,7 +76,10 @@ class KeptOutput:
 
 
 def _shown_anew(content: dict[str, Any], displays: set[str]) -> dict[str, Any]:
-    """A content for a notebook that knows no other displays than these: the first state of another one is a display."""
+    """Turn the first update of a display that the notebook does not know into a new display.
+
+    `displays` holds the ids that it knows.
+    """
     ident = (content.get("transient") or {}).get("display_id", "")
     if content["kind"] == "update_display_data" and ident not in displays:
         content = {**content, "kind": "display_data"}
@@ -89,28 +94,26 @@ MAX_NUMBERS_BYTES = 4 << 20
 
 
 class KeptDisplays:
-    """The newest displays of one rank, of which each is kept as it is now.
+    """The newest displays of one rank, each in its latest state.
 
     Attributes:
-        missed: displays that were shown to nobody and are not here any more.
+        missed: displays that were dropped without having been shown.
     """
 
     def __init__(self) -> None:
-        self._kept: list[
-            tuple[str, dict[str, Any], int]
-        ] = []  # (display id or "", content, bytes), the oldest first
-        self._unknown: set[str] = (
-            set()
-        )  # ids of displays that were left out: the notebook does not know them
+        # (display id or "", content, bytes), the oldest first
+        self._kept: list[tuple[str, dict[str, Any], int]] = []
+        # ids of dropped displays, which the notebook does not know
+        self._unknown: set[str] = set()
         self.missed = 0
 
     def add(self, content: dict[str, Any]) -> None:
-        """Keep a content that iopub would have got."""
+        """Keep a content that would have gone to iopub."""
         if content["kind"] == "clear_output":
             self._kept.clear()
         ident = (content.get("transient") or {}).get("display_id", "")
         older = next((kept for kept in self._kept if ident and kept[0] == ident), None)
-        if older is not None:  # in its place, and as what it is
+        if older is not None:  # keeps its position and its kind
             content = {**content, "kind": older[1]["kind"]}
             self._kept[self._kept.index(older)] = (ident, content, len(json.dumps(content)))
         else:
@@ -120,22 +123,22 @@ class KeptDisplays:
         while len(self._kept) > MAX_DISPLAYS or (
             len(self._kept) > 1 and sum(one[2] for one in self._kept) > MAX_DISPLAY_BYTES
         ):
-            ident, left_out, _ = self._kept.pop(0)
-            self.missed += left_out["kind"] != "clear_output"
-            if left_out["kind"] == "display_data":
+            ident, dropped, _ = self._kept.pop(0)
+            self.missed += dropped["kind"] != "clear_output"
+            if dropped["kind"] == "display_data":
                 self._unknown.add(ident)
 
     def take(self) -> list[dict[str, Any]]:
-        """All that is kept, which is forgotten here."""
-        kept, self._kept = [content for _, content, _ in self._kept], []
-        return kept
+        """Return all kept contents and forget them."""
+        contents, self._kept = [content for _, content, _ in self._kept], []
+        return contents
 
 
 class KeptNumbers:
-    """The newest numbers that one rank has reported, at most `MAX_NUMBERS_BYTES` of them.
+    """The newest metrics of one rank, at most `MAX_NUMBERS_BYTES` of them.
 
     Attributes:
-        dropped: how many of the oldest rows were dropped.
+        dropped: number of oldest rows that were dropped.
     """
 
     def __init__(self) -> None:
@@ -146,7 +149,7 @@ class KeptNumbers:
         """Keep rows that the notebook would have received."""
         for names, rows in metrics.unpacked(batches):
             if metrics.imported_module(names) is not None:
-                continue  # it says how the rank is now
+                continue  # it describes the rank's present state only
             if names == metrics.USAGE:  # each row sums up those before it
                 self._rows[names] = rows
             else:
@@ -158,7 +161,7 @@ class KeptNumbers:
         return sum(rows.itemsize * len(rows) for rows in self._rows.values())
 
     def _drop_oldest(self, nbytes: int) -> None:
-        """Drop the oldest rows of the longest table: tables that grow slowly keep all of theirs."""
+        """Drop the oldest rows of the longest table; slowly growing tables stay complete."""
         names, rows = max(self._rows.items(), key=lambda item: len(item[1]))
         width = metrics.FIXED + len(names)
         count = min(-(-nbytes // (rows.itemsize * width)), len(rows) // width)
@@ -169,5 +172,5 @@ class KeptNumbers:
 
     @property
     def batches(self) -> tuple[dict[str, Any], ...]:
-        """All rows that are kept, packed for the wire."""
+        """Kept rows, packed for the wire."""
         return metrics.packed(self._rows)

@@ -1,8 +1,11 @@
-"""The logs of the ranks of a node: bounded, read for the notebook, followed; and where each run stands in them.
+"""Log files of a node's ranks: bounded, read for the notebook, followed, with the position of each
+run.
 
-The oldest part of a log is given back to the file system, and every position in it stays what it was. A log has several writers (the agent; a
-rank, for what user code silences) and readers that know positions in it, so it is neither renamed nor begun anew. Its beginning becomes a
-hole instead (``fallocate`` with FALLOC_FL_PUNCH_HOLE: ext4, xfs, btrfs, tmpfs, NFS 4.2). Readers find where it ends by SEEK_DATA.
+The oldest part of a log is given back to the file system without changing any position in it. A log
+has several writers (the agent, and the rank, for output that user code silences) and readers that
+know positions in it, so it is neither renamed nor truncated. Its beginning becomes a hole instead
+(``fallocate`` with FALLOC_FL_PUNCH_HOLE: ext4, xfs, btrfs, tmpfs, NFS 4.2). Readers find the end of
+the hole with SEEK_DATA.
 """
 
 from __future__ import annotations
@@ -21,14 +24,16 @@ from skymagic.wire.agent import HEAD_CHARACTERS, HEAD_LINES, KEPT_CHARACTERS, KE
 PIECE = 1 << 20
 """Bytes of a log that are read at once."""
 LOST = "[earlier output was dropped: SkyMagic.log_limit]\n"
-"""Stands in the place of what was trimmed off."""
+"""Replaces the part of a run that was trimmed off."""
 TAIL_BYTES = 1 << 15
 KNOWN_RUNS = 1000
-"""How many of the last runs are found in a log."""
+"""Number of latest runs whose positions are known."""
 
 
 class Spans:
-    """Where each of the last runs stands in a rank's log, in bytes; the log goes on when the rank is started anew."""
+    """Positions in bytes of the last runs in a rank's log, which continues when the rank is
+    restarted.
+    """
 
     def __init__(self) -> None:
         self._spans: dict[int, tuple[int, int | None]] = {}
@@ -36,8 +41,8 @@ class Spans:
         self._current = 0
 
     def begin(self, run: int, start: int, cell: int = 0) -> None:
-        """What follows is this run's, of this cell; 0 is none."""
-        self.end(start)  # of a rank that was replaced amidst it
+        """Start the span of a run, and of its cell; 0 for none."""
+        self.end(start)  # the run of a rank that was replaced during it
         self._current = run
         if run:
             self._spans[run], self._cells[run] = (start, None), cell
@@ -45,45 +50,51 @@ class Spans:
                 del self._spans[old], self._cells[old]
 
     def skip(self, start: int) -> None:
-        """What was written of the run so far is not its own: a heading."""
+        """Move the start of the current run behind its heading."""
         if self._current:
             self._spans[self._current] = start, None
 
     def end(self, end: int) -> None:
-        """The run is over; twice is safe."""
+        """End the span of the current run; twice is safe."""
         if self._current:
             self._spans[self._current] = self._spans[self._current][0], end
         self._current = 0
 
     def find(self, run: int) -> tuple[int, int | None] | None:
-        """(start, end) of a run, the end None while it goes on; None where it is not known. `WHOLE_LOG` is all there is."""
+        """Return (start, end) of a run, or None if unknown; the end is None while it runs.
+
+        `WHOLE_LOG` is the whole log.
+        """
         return (0, None) if run == WHOLE_LOG else self._spans.get(run)
 
     def listed(self) -> dict[str, Any]:
-        """``runs``: [run, cell] of each that is known, the oldest first."""
+        """Return the known runs as ``runs``: a list of [run, cell], the oldest first."""
         return {"runs": [[run, self._cells[run]] for run in self._spans]}
 
 
 def last(path: str, lines: int) -> dict[str, Any]:
-    """The last lines of a log as ``text``, and where it ended, as ``end``; a log that is not there is empty."""
+    """Return the last lines of a log as ``text`` and its end position as ``end``; empty if it is
+    missing.
+    """
     try:
         with open(path, "rb") as log:
             begin, end = begins(log), log.seek(0, os.SEEK_END)
-            found, length = b"", min(end - begin, PIECE)
-            while length and found.count(b"\n") <= lines and len(found) < end - begin:
+            data, length = b"", min(end - begin, PIECE)
+            while length and data.count(b"\n") <= lines and len(data) < end - begin:
                 log.seek(end - length)
-                found = log.read(length)
+                data = log.read(length)
                 length = min(end - begin, 4 * length)
     except FileNotFoundError:
         return {"text": "", "end": 0}
-    text = b"\n".join(
-        found.split(b"\n")[-lines - found.endswith(b"\n") :]
-    )  # a bar's states are one line
+    # split at newlines only: the states of a progress bar are one line
+    text = b"\n".join(data.split(b"\n")[-lines - data.endswith(b"\n") :])
     return {"text": text.decode(errors="replace"), "end": end}
 
 
 def kept_tails(folder: Path) -> Iterator[tuple[int, str]]:
-    """(rank, the last lines of its log) of all logs in a folder: what the notebook has after the pool's end."""
+    """Yield (rank, last lines) of all logs in a folder, which the notebook keeps after the pool's
+    end.
+    """
     for path in sorted(folder.glob("rank-*.log")):
         rank = int(path.stem.removeprefix("rank-"))
         lines, limit = (KEPT_LINES, KEPT_CHARACTERS) if rank else (HEAD_LINES, HEAD_CHARACTERS)
@@ -91,21 +102,25 @@ def kept_tails(folder: Path) -> Iterator[tuple[int, str]]:
 
 
 def since(path: str, start: int) -> dict[str, Any]:
-    """What a log holds from byte `start` on, in whole lines: ``text``, and where it ends: ``end``."""
+    """Return the whole lines of a log from byte `start` on (``text``), and their end (``end``)."""
     try:
         with open(path, "rb") as log:
             start = max(start, begins(log))
             log.seek(start)
-            found = log.read(PIECE)
+            data = log.read(PIECE)
     except FileNotFoundError:
-        found = b""
-    if len(found) < PIECE:
-        found = found[: found.rfind(b"\n") + 1]
-    return {"text": found.decode(errors="replace"), "end": start + len(found)}
+        data = b""
+    if len(data) < PIECE:
+        data = data[: data.rfind(b"\n") + 1]
+    return {"text": data.decode(errors="replace"), "end": start + len(data)}
 
 
 def of_run(path: str, span: tuple[int, int | None] | None, start: int | None) -> dict[str, Any]:
-    """A piece of what a run wrote: ``text``, where it ends: ``end``, whether there is ``more``, and whether the run is ``known`` and ``over``."""
+    """Return a piece of a run's output.
+
+    The result has ``text``, its end position ``end``, whether there is ``more``, and whether the
+    run is ``known`` and ``over``.
+    """
     if span is None:
         return {"text": "", "end": 0, "more": False, "known": False, "over": True}
     first, last = span
@@ -115,14 +130,14 @@ def of_run(path: str, span: tuple[int, int | None] | None, start: int | None) ->
             begin, end = begins(log), log.seek(0, os.SEEK_END) if last is None else last
             lost, start = lost and begin > start, min(max(start, begin), max(start, end))
             log.seek(start)
-            found = log.read(min(PIECE, max(0, end - start)))
+            data = log.read(min(PIECE, max(0, end - start)))
     except FileNotFoundError:
-        end, found, lost = start, b"", False
-    if more := start + len(found) < end:
-        found = found[: found.rfind(b"\n") + 1] or found  # a character is not cut in two
+        end, data, lost = start, b"", False
+    if more := start + len(data) < end:
+        data = data[: data.rfind(b"\n") + 1] or data  # cut at a newline, not within a character
     return {
-        "text": LOST * lost + found.decode(errors="replace"),
-        "end": start + len(found),
+        "text": LOST * lost + data.decode(errors="replace"),
+        "end": start + len(data),
         "more": more,
         "known": True,
         "over": last is not None,
@@ -132,18 +147,21 @@ def of_run(path: str, span: tuple[int, int | None] | None, start: int | None) ->
 KEEP_SIZE, PUNCH_HOLE = 1, 2
 """FALLOC_FL_KEEP_SIZE and FALLOC_FL_PUNCH_HOLE of linux/falloc.h."""
 BLOCK = 4096
-"""A hole has whole blocks."""
+"""Holes consist of whole blocks of this many bytes."""
 
 
 def trim(fd: int, limit: int) -> bool:
-    """Keep the last seven eighths of `limit` bytes of a file that is longer than `limit`; whether it is within its limit then."""
+    """Cut a file longer than `limit` bytes to its last seven eighths of `limit`.
+
+    Returns True if it is within its limit afterwards.
+    """
     length = os.fstat(fd).st_size - limit * 7 // 8
     begin, length = first_byte(fd), length // BLOCK * BLOCK
     if os.fstat(fd).st_size - begin <= limit:
         return True
     if sys.platform != "linux":
         return False
-    import ctypes  # only where a log has become that long
+    import ctypes  # imported only once a log is that long
 
     fallocate = ctypes.CDLL(None, use_errno=True).fallocate
     fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
@@ -151,18 +169,18 @@ def trim(fd: int, limit: int) -> bool:
 
 
 def first_byte(fd: int) -> int:
-    """Where a file's data begins: behind the hole at its beginning, 0 where there is none."""
-    here = os.lseek(fd, 0, os.SEEK_CUR)
+    """Return the position behind the hole at a file's beginning, 0 if it has none."""
+    position = os.lseek(fd, 0, os.SEEK_CUR)
     try:
         return os.lseek(fd, 0, os.SEEK_DATA)
-    except (OSError, AttributeError):  # an empty file, or a system that does not tell
+    except (OSError, AttributeError):  # an empty file, or a system without SEEK_DATA
         return 0
     finally:
-        os.lseek(fd, here, os.SEEK_SET)
+        os.lseek(fd, position, os.SEEK_SET)
 
 
 def begins(log: BinaryIO) -> int:
-    """Where the first whole line of an open log begins; 0 of one that was never trimmed."""
+    """Return the position of the first whole line of an open log, 0 if it was never trimmed."""
     start = first_byte(log.fileno())
     if start:
         log.seek(start)
@@ -171,14 +189,16 @@ def begins(log: BinaryIO) -> int:
 
 
 class RankLog:
-    """One rank's log, open for what its agent writes: where the present request begins in it, its heading, its limit.
+    """Log of one rank, open for its agent to write.
+
+    Keeps the start and the heading of the current request, and the size limit.
 
     Args:
-        rank: whose it is.
-        path: made anew readable for the owner only.
-        spans: is told where each run stands in it.
-        limit: bytes that it may have; None for no limit.
-        tell: called with a sentence for the user: it cannot be written.
+        rank: its rank.
+        path: created readable for the owner only.
+        spans: records the position of each run.
+        limit: maximum bytes; None for no limit.
+        tell: called with a sentence for the user if it cannot be written.
     """
 
     def __init__(
@@ -189,36 +209,36 @@ class RankLog:
         self._file: BinaryIO = open(fd, "r+b", buffering=0)  # noqa: SIM115  # close() closes it
         self._fails = False
         self._limit, self._unlooked = limit, 0
-        self._since = self.size  # where the present request begins, in bytes
-        self._heading: str | None = None  # what stands above its first line, once it has one
-        self._open_line = False  # whether the last line has no end yet
+        self._since = self.size  # start of the current request, in bytes
+        self._heading: str | None = None  # written before the request's first line
+        self._open_line = False  # whether the last line is incomplete
 
     @property
     def size(self) -> int:
-        """Bytes; by its descriptor, for somebody may have deleted the file."""
+        """Length in bytes, from the descriptor because the file may have been deleted."""
         return os.fstat(self._file.fileno()).st_size
 
     def begin(self, run: int, cell: int) -> None:
-        """What follows is this run's, of this cell; 0 is none."""
+        """Start the log of a run and its cell; 0 for none."""
         self._since = self.size
         number = f" run {run}," if run else ""
         self._heading = f"── cell {cell},{number} {time.strftime('%H:%M:%S')} ──" if cell else None
         self._spans.begin(run, self._since, cell)
 
     def end(self) -> None:
-        """The run is over."""
+        """End the log of the run."""
         self._spans.end(self.size)
         self.trim()
 
     def write(self, data: bytes) -> None:
-        """Append, below the heading of the request."""
+        """Append data below the heading of the request."""
         if data:
             self.write_heading()
             self._append(data)
             self._open_line = not data.endswith(b"\n")
 
     def write_heading(self) -> None:
-        """Append the heading, where it is not there yet."""
+        """Append the heading, unless it was written already."""
         if self._heading is not None:
             heading, self._heading = "\n" * self._open_line + self._heading + "\n", None
             self._append(heading.encode())
@@ -239,22 +259,24 @@ class RankLog:
                 self._fails = True
                 why = f"{self.path} cannot be written: {problem.strerror}"
                 self._tell(
-                    f"what rank {self._rank} prints is not kept, and only the screen has what it shows: {why}"
+                    f"what rank {self._rank} prints is not kept, "
+                    f"and only the screen has what it shows: {why}"
                 )
 
     def trim(self) -> None:
-        """Keep it within its limit, also of what the rank itself has written there."""
+        """Keep the log within its limit, including text that the rank itself has written."""
         self._unlooked = 0
         if self._limit is None or self.size <= self._limit:
             return
         if not trim(self._file.fileno(), self._limit):
             self._tell(
-                f"the log of rank {self._rank} grows beyond its limit: the file system of {self.path} cannot drop its beginning"
+                f"the log of rank {self._rank} grows beyond its limit: "
+                f"the file system of {self.path} cannot drop its beginning"
             )
             self._limit = None
 
     def tail(self, lines: int) -> str:
-        """The last lines, of at most `TAIL_BYTES`, of the present request, or the one before."""
+        """Return the last lines of the current or latest request, at most `TAIL_BYTES`."""
         data = os.pread(self._file.fileno(), TAIL_BYTES, max(self._since, self.size - TAIL_BYTES))
         return "\n".join(data.decode(errors="replace").splitlines()[-lines:])
 
@@ -264,48 +286,50 @@ class RankLog:
 
 
 class RankLogs:
-    """Answers what is asked of the logs."""
+    """Logs of all ranks, with the requests to read and follow them."""
 
     def __init__(self, directory: Path, send: Sink) -> None:
         self._directory, self._send = directory, send
-        self._spans: dict[int, Spans] = {}  # by rank: where its runs stand in its log
+        self._spans: dict[int, Spans] = {}  # by rank: positions of its runs in its log
         self._followers: dict[tuple[int, int], wire.ReadLog] = {}
-        """By rank and who asks (0: the notebook, else a reader): who follows its log."""
+        """Open follow requests by rank and asker (0: the notebook, else a reader)."""
 
     def path(self, number: int) -> Path:
-        """A rank's log."""
+        """Return the path of a rank's log."""
         return self._directory / f"rank-{number}.log"
 
     def spans(self, number: int) -> Spans:
-        """Where the runs of a rank stand in its log."""
+        """Return the positions of a rank's runs in its log."""
         return self._spans.setdefault(number, Spans())
 
     def read(self, message: wire.ReadLog, asker: int) -> None:
-        """Send the last lines of a rank's log, which runs it has, a piece of what one wrote there, or follow it."""
+        """Answer a request for a log's last lines, its list of runs, or a piece of a run; or follow
+        the log.
+        """
         path, spans = str(self.path(message.rank)), self.spans(message.rank)
         if message.runs:
-            found = spans.listed()
+            reply = spans.listed()
         elif message.run:
-            found = of_run(path, spans.find(message.run), message.start)
+            reply = of_run(path, spans.find(message.run), message.start)
         elif message.start is None:
-            found = last(path, message.lines)
+            reply = last(path, message.lines)
         else:
             self._followers[message.rank, asker] = message
             self.follow(message.rank)
             return
-        self._send(wire.RankReply(message.rank, message.number, found))
+        self._send(wire.RankReply(message.rank, message.number, reply))
 
     def follow(self, number: int) -> None:
-        """Send what is new in a log to those who follow it, once there is something."""
+        """Send new lines of a log to its followers, once there are any."""
         for key in [key for key in self._followers if key[0] == number]:
             request = self._followers[key]
-            found = since(str(self.path(number)), request.start or 0)
-            if found["text"]:
+            news = since(str(self.path(number)), request.start or 0)
+            if news["text"]:
                 del self._followers[key]
-                self._send(wire.RankReply(number, request.number, found))
+                self._send(wire.RankReply(number, request.number, news))
 
     def forget(self, asker: int) -> None:
-        """Who asked is gone; twice is safe."""
+        """Drop the requests of an asker that is gone; twice is safe."""
         self._followers = {
             key: request for key, request in self._followers.items() if key[1] != asker
         }

@@ -1,8 +1,8 @@
-"""A rank's output on its way out of the node: pipes → complete log → what the screen may see.
+"""Output of a rank on its way out of the node: pipes → complete log → text for the screen.
 
-The agent reads the pipes, not the rank: a rank that holds the GIL in C code while it prints cannot block on its own pipe, and
-what a rank wrote before it was killed is still there. All of print, ``os.write(1, …)``, C libraries and child processes come
-through here.
+The agent reads the pipes, not the rank: a rank that holds the GIL in C code while it prints cannot
+block on its own pipe, and text that a rank wrote before it was killed is not lost. Output of print,
+``os.write(1, …)``, C libraries and child processes all takes this path.
 """
 
 from __future__ import annotations
@@ -25,18 +25,24 @@ from skymagic.wire.streams import FrameReader
 PIPE_BYTES = 1 << 20
 F_SETPIPE_SZ = 1031
 BATCH_SECONDS = 0.01
-"""Text that follows within this time is sent together, so that a flood of short lines costs a hundred messages a second at most."""
+"""Seconds within which text is sent together.
+
+A flood of short lines then costs at most a hundred messages a second.
+"""
 REFILL_SHARE = 0.25
-"""Share of the bucket's size that is refilled each second."""
+"""Share of the bucket that is refilled each second."""
 
 Send = Callable[[dict[str, Any], dict[str, Any]], None]
-"""Puts a content dictionary on iopub under a parent header."""
+"""Sends a content dictionary on iopub under a parent header."""
 Watcher = Callable[[dict[str, Any]], None]
-"""Gets each content, with the number of its ``run``."""
+"""Receives each content, with the number of its ``run``."""
 
 
 class TokenBucket:
-    """A token bucket: how much text of one run may still go to the screen. Pure; the caller brings the time."""
+    """Token bucket that limits how much text of a run goes to the screen.
+
+    Pure: the caller passes the time.
+    """
 
     def __init__(self, limit: int, now: float) -> None:
         self.limit = limit
@@ -45,14 +51,13 @@ class TokenBucket:
         self.held_back = 0
 
     def admit(self, size: int, now: float) -> bool:
-        """Whether `size` more bytes may be shown at this time (seconds, monotonic)."""
+        """Return True if `size` more bytes may be shown at this time (monotonic seconds)."""
         self.tokens = min(
             self.limit, self.tokens + (now - self.refilled_at) * self.limit * REFILL_SHARE
         )
         self.refilled_at = now
-        refilling = (
-            self.held_back and self.tokens < self.limit * REFILL_SHARE
-        )  # not one line here, one line there
+        # do not let through single lines with gaps between them
+        refilling = self.held_back and self.tokens < self.limit * REFILL_SHARE
         if refilling or size > self.tokens:
             self.held_back += size
             return False
@@ -61,19 +66,20 @@ class TokenBucket:
 
 
 class Pipe:
-    """The read end of one standard stream of a rank."""
+    """Read end of one standard stream of a rank."""
 
     def __init__(self, name: str, fd: int) -> None:
         self.name = name
         self.fd = fd
         self._decoders = {
-            each: codecs.getincrementaldecoder("utf-8")("replace") for each in ("stdout", "stderr")
+            stream: codecs.getincrementaldecoder("utf-8")("replace")
+            for stream in ("stdout", "stderr")
         }
         self._frames = FrameReader()
         os.set_blocking(fd, False)
 
     def read(self) -> bytes | None:
-        """What is there now; b"" when nothing is, None at the end of the stream."""
+        """Return the available data: b"" if nothing is available, None at the end of the stream."""
         try:
             return os.read(self.fd, PIPE_BYTES) or None
         except BlockingIOError:
@@ -82,55 +88,56 @@ class Pipe:
             return None
 
     def parts(self, data: bytes) -> list[tuple[str, bytes]]:
-        """(stream's name, text) of what was read, in the order in which it was written."""
+        """Split data into (stream name, text), in the order of writing."""
         return self._frames.feed(data) if self.name == "stdout" else [(self.name, data)]
 
     def decoded(self, name: str, data: bytes) -> str:
-        """Text of a stream, without a character that has not come to its end."""
+        """Decode text of a stream, holding back an incomplete character."""
         return self._decoders[name].decode(data)
 
     def end(self) -> list[tuple[str, str]]:
-        """What was kept back, for nothing follows it: (stream's name, text)."""
-        rest = [(name, self.decoded(name, data)) for name, data in self._frames.end()]
+        """Return the text that was held back at the end of the streams: (stream name, text)."""
+        remaining = [(name, self.decoded(name, data)) for name, data in self._frames.end()]
         return [
-            *rest,
-            *((name, one.decode(b"", final=True)) for name, one in self._decoders.items()),
+            *remaining,
+            *((name, decoder.decode(b"", final=True)) for name, decoder in self._decoders.items()),
         ]
 
 
 class RankScreen:
-    """Where a rank's contents go: to the notebook that made the request, or to who follows in its place; kept while it is away.
+    """Destination of a rank's output: the notebook that made the request, or one that took over.
+
+    It buffers while the notebook is away.
 
     Args:
         rank: part of every content.
-        send: puts a content on iopub.
+        send: sends a content on iopub.
     """
 
     def __init__(self, rank: int, send: Send) -> None:
         self.rank, self._send = rank, send
-        self.parent: dict[str, Any] | None = None  # the request's header; None between requests
-        self._away: KeptDisplays | None = None  # what is displayed while the notebook is away
-        self._numbers = KeptNumbers()  # what is reported meanwhile
+        self.parent: dict[str, Any] | None = None  # header of the request; None between requests
+        self._away: KeptDisplays | None = None  # displays made while the notebook is away
+        self._numbers = KeptNumbers()  # metrics reported meanwhile
         self._reported = KeptNumbers()
-        """What the present request has reported, or the one before, for another notebook that takes over."""
+        """Metrics of the current or latest request, for another notebook that takes over."""
         self._kept = KeptOutput(rank)
-        """What the present request has shown, or the one before, for another notebook that takes over."""
-        self._follower: Watcher | None = (
-            None  # who gets it in the place of the notebook that made the request
-        )
+        """Output of the current or latest request, for another notebook that takes over."""
+        # receives the output instead of the notebook that made the request
+        self._follower: Watcher | None = None
 
     def begin(self, message: BeginOutput) -> None:
-        """Another request shows what comes from now on."""
+        """Attribute all further output to another request."""
         self.parent = message.parent
         self._kept, self._reported, self._follower = KeptOutput(self.rank), KeptNumbers(), None
 
     def end(self) -> None:
-        """The request has shown all."""
+        """Mark the end of the request's output."""
         self.show("end")
         self.parent = None
 
     def show(self, kind: str, content: Mapping[str, Any] = MappingProxyType({})) -> None:
-        """Put a content on its way to the notebook, with its number."""
+        """Number a content and send it to the notebook."""
         numbered = self._kept.add({"rank": self.rank, "kind": kind, **content})
         if self._follower is not None:
             self._follower(numbered)
@@ -138,18 +145,18 @@ class RankScreen:
             self._send(self.parent, numbered)
 
     def display(self, kind: str, content: Mapping[str, Any]) -> None:
-        """Show rich output; while the notebook is away, the newest are kept for it."""
+        """Show rich output; while the notebook is away, keep the newest for it."""
         if self._away is not None:
             self._away.add({"rank": self.rank, "kind": kind, **content})
         else:
             self.show(kind, content)
 
     def note(self, text: str) -> None:
-        """A line of skymagic's own, after what was written before it."""
+        """Show a line of skymagic's own, after the text written before it."""
         self.show("note", {"text": f"[rank {self.rank}: {text}]\n"})
 
     def report(self, message: Reported) -> None:
-        """Numbers of the request, from ranks that are not shown too."""
+        """Send metrics of the request, also from ranks whose output is not shown."""
         if self.parent is None:
             return
         self._reported.add(message.batches)
@@ -171,16 +178,16 @@ class RankScreen:
         return {"rank": self.rank, "kind": "numbers", "batches": list(batches), "dropped": dropped}
 
     def detach(self) -> None:
-        """The notebook is away: from now on, only the newest displays are kept for it, and its numbers in bounded memory."""
+        """Keep only the newest displays and a bounded amount of metrics from now on."""
         self._away = self._away or KeptDisplays()
 
     def attach(self) -> None:
-        """The notebook is back: it gets what was kept, and hears what was not."""
+        """Send the buffered output to the returned notebook, and report how much was dropped."""
         self.send_kept()
         self._away = None
 
     def send_kept(self) -> None:
-        """Show what was kept while the notebook was away."""
+        """Show the output that was kept while the notebook was away."""
         if self._away is None or self.parent is None:
             return
         if self._away.missed:
@@ -193,14 +200,17 @@ class RankScreen:
             self._send_numbers(numbers.batches, numbers.dropped)
 
     def replaced(self) -> None:
-        """Another notebook has taken over; nobody hears the one that made the request any more."""
+        """Drop the notebook that made the request, because another one has taken over."""
         self._follower = lambda content: None
         self.attach()
 
     def follow(self, shown: int, tell: Watcher) -> None:
-        """Tell all that the request has reported, what it has shown after the first `shown` contents, and both from now on. Its end is told in
-        any case: the notebook that has seen it may have been killed before it had the values."""
-        if batches := self._reported.batches:  # before its end, after which nobody listens
+        """Send the request's metrics, its contents after the first `shown`, and all that follows.
+
+        Its end is sent in any case: the notebook that saw it may have been killed before it had the
+        values.
+        """
+        if batches := self._reported.batches:  # before the end content, after which nobody listens
             tell(self._numbers_content(batches, self._reported.dropped))
         for content in self._kept.after(shown):
             tell(content)
@@ -210,37 +220,43 @@ class RankScreen:
 
 
 class OutputFilter:
-    """The read ends of one rank's pipes: what comes through them goes into its log, and within the limits to its screen."""
+    """Read ends of one rank's pipes: all text goes into its log, and within the limits to its
+    screen.
+    """
 
     def __init__(self, log: RankLog, screen: RankScreen, pipes: dict[str, int]) -> None:
         self.log, self.screen = log, screen
         self.pipes = [Pipe(name, fd) for name, fd in pipes.items()]
         self._bucket: TokenBucket | None = None
-        self.due: float | None = (
-            None  # when text that waits for company must leave (monotonic seconds)
-        )
+        # when batched text must be sent (monotonic seconds)
+        self.due: float | None = None
         self._last_sent = 0.0
         self._waiting: list[tuple[str, str]] = []
-        """Text that waits for company, by its stream's name, in the order in which it came."""
-        self._updated: dict[str, str] = {}  # displays that were updated, by id, as they are now
+        """Batched text with the name of its stream, in order of arrival."""
+        self._updated: dict[str, str] = {}  # latest state of updated displays, by id
 
     def begin(self, message: BeginOutput, now: float) -> None:
-        """Attribute to a request all that comes from now on, and what waits in the pipes: the cell may have begun to print."""
-        self.flush(now)  # under the request before, whose parent goes with the next line but one
+        """Attribute all further output to a request.
+
+        That includes what waits in the pipes: the cell may already be printing.
+        """
+        self.flush(now)  # belongs to the previous request, whose parent is replaced two lines below
         self.log.begin(message.run, message.cell)
         self.screen.begin(message)
         self._bucket = TokenBucket(message.limit, now) if message.visible else None
 
     def publish(self, message: Publish, now: float) -> None:
-        """Rich output, after the text written before it; without a kind there is none: the log has all until now, its heading too."""
+        """Show rich output after the text written before it.
+
+        Without a kind, only bring the log and its heading up to date.
+        """
         self.drain(now)
         if not message.kind:
             self.log.write_heading()
             return
         plain = message.content.get("data", {}).get("text/plain", "")
-        if (
-            message.kind == "update_display_data"
-        ):  # of what moves, the log has the first state and the last
+        # the log has only the first and last state of an updated display
+        if message.kind == "update_display_data":
             self._updated[(message.content.get("transient") or {}).get("display_id", "")] = plain
         elif plain:
             self.log.write(f"{plain}\n".encode(errors="replace"))
@@ -248,7 +264,7 @@ class OutputFilter:
             self.screen.display(message.kind, message.content)
 
     def end(self, now: float) -> None:
-        """All text of the request has been written: show it, and say that it was all."""
+        """Show the rest of the request's text and mark its end."""
         self.drain(now, last=True)
         self.log.write(
             "".join(f"{plain}\n" for plain in self._updated.values() if plain).encode(
@@ -261,10 +277,10 @@ class OutputFilter:
             self.screen.send_kept()
             self._note_held_back()
             self.screen.end()
-            self._bucket = None  # what threads still print goes to the log
+            self._bucket = None  # what threads print later goes to the log only
 
     def read(self, pipe: Pipe, now: float) -> bool:
-        """Take what one pipe has; False at its end."""
+        """Read the available data of one pipe; return False at its end."""
         data = pipe.read()
         if data is None:
             return False
@@ -277,7 +293,7 @@ class OutputFilter:
         return True
 
     def drain(self, now: float, *, last: bool = False) -> None:
-        """Take and show everything written so far; with `last` also a character that was not finished."""
+        """Read and show everything written so far; with `last`, also an incomplete character."""
         for pipe in self.pipes:
             while data := pipe.read():
                 self._take(pipe, data, now)
@@ -286,14 +302,14 @@ class OutputFilter:
         self.flush(now)
 
     def flush(self, now: float) -> None:
-        """Send the text that waits."""
+        """Send the batched text."""
         self.due = None
         waiting, self._waiting = self._waiting, []
-        for name, some in groupby(waiting, key=itemgetter(0)):
+        for name, chunks in groupby(waiting, key=itemgetter(0)):
             self._last_sent = now
             if self.screen.parent is not None:
                 self.screen.show(
-                    "stream", {"name": name, "text": "".join(text for _, text in some)}
+                    "stream", {"name": name, "text": "".join(text for _, text in chunks)}
                 )
 
     def close(self) -> None:
@@ -323,7 +339,7 @@ class OutputFilter:
 
 
 def enlarge(pipe: int) -> None:
-    """Give a pipe more room, where the system lets us."""
+    """Enlarge a pipe's buffer if the system permits it."""
     if sys.platform == "linux":
         import fcntl
 
@@ -332,7 +348,7 @@ def enlarge(pipe: int) -> None:
 
 
 class Iopub:
-    """The agent's own place on the controller's iopub channel, under the ranks' names.
+    """The agent's publisher on the controller's iopub channel, under the ranks' names.
 
     The high water mark is off on every hop, so that nothing is dropped.
     """
@@ -344,7 +360,10 @@ class Iopub:
         self._subscribed = False
 
     def open(self) -> None:
-        """Connect; twice is safe. It takes an import of a tenth of a second, for which ranks should not have to wait."""
+        """Connect; twice is safe.
+
+        Its imports take a tenth of a second, so call it before ranks need it.
+        """
         if self._socket is not None:
             return
         import zmq
@@ -357,16 +376,17 @@ class Iopub:
         )
         socket = zmq.Context().socket(zmq.XPUB)
         socket.sndhwm = 0
-        socket.linger = 2000  # milliseconds for the last words of ranks when the agent ends
+        socket.linger = 2000  # milliseconds for the last output of ranks when the agent ends
         socket.curve_publickey, socket.curve_secretkey = zmq.curve_keypair()
         socket.curve_serverkey = engine["curve_serverkey"].encode()
         socket.connect(f"{engine['interface']}:{engine['iopub']}")
         self._socket = socket
 
     def send(self, ident: str, parent: dict[str, Any], content: dict[str, Any]) -> None:
-        """Put a content on the channel, for the client that sent `parent`."""
+        """Publish a content for the client that sent `parent`."""
         self.open()
-        # an XPUB socket sees subscriptions: before the controller has subscribed, messages would be dropped
+        # an XPUB socket receives subscriptions: messages sent before the controller has subscribed
+        # would be dropped
         if not self._subscribed:
             self._subscribed = bool(self._socket.poll(5000)) and bool(self._socket.recv())
         self._session.send(

@@ -1,4 +1,7 @@
-"""The ranks of a node: started, watched, replaced and ended; their messages, their output, and the values that they share."""
+"""The ranks of a node: start, watch, replace and end them.
+
+Dispatches their messages and output, and shares rendezvous values among them.
+"""
 
 from __future__ import annotations
 
@@ -26,11 +29,14 @@ from skymagic.wire import agent as wire
 from skymagic.wire import processes
 
 TAIL_LINES = 200
-"""Lines of its log that are told of a rank that has ended: a crash report has 100 frames of Python, and since Python 3.14 some of C."""
+"""Lines of its log that are reported when a rank ends.
+
+A crash report has 100 Python frames, and since Python 3.14 some C frames too.
+"""
 
 
 class Rank:
-    """One running rank; owns its control socket, its log and the read ends of its pipes."""
+    """A running rank; owns its control socket, its log and the read ends of its pipes."""
 
     def __init__(
         self, number: int, ident: str, control: socket.socket, output: OutputFilter
@@ -41,25 +47,25 @@ class Rank:
         self.output = output
         self.decoder = wire.decoder()
         self.pid: int | None = None
-        self.started = 0  # when its process was, which tells it from a later one of that number
-        self.ready = False  # whether it has run its plugins' hooks
-        self.expected = False  # whether its end was asked for
-        self.hook: int | None = (
-            None  # how many times its `on_interruption` hook has ended; None while it has none
-        )
+        # start time of its process, which tells it from a later process with the same id
+        self.started = 0
+        self.ready = False  # whether its plugins' hooks have run
+        self.expected = False  # whether its end was requested
+        # how many times its `on_interruption` hook has finished; None if it has none
+        self.hook: int | None = None
 
     def send(self, message: wire.AgentMessage) -> None:
-        """Send to its control thread; to a rank that is gone nothing is sent."""
+        """Send a message to its control thread; ignored if the rank is gone."""
         with contextlib.suppress(OSError):
             self.control.sendall(wire.encode(message))
 
     def signal(self, signum: int) -> None:
-        """Send it a signal; one that has ended gets none."""
+        """Send it a signal, unless it has ended."""
         if self.pid is not None:
             processes.send_signal(self.pid, self.started, signum)
 
     def usage(self) -> list[Any] | None:
-        """The state of its main thread, as a letter of Linux's, and the processor time that it has used, in seconds."""
+        """Return the state letter of its main thread and its processor time in seconds."""
         try:
             fields = status(f"{self.pid}/task/{self.pid}")
         except OSError:
@@ -67,7 +73,7 @@ class Rank:
         return [fields[0].decode(), processor_seconds(fields)]
 
     def kill(self) -> None:
-        """SIGKILL it; the forkserver ends what it started."""
+        """SIGKILL it; the forkserver ends the processes that it started."""
         self.signal(signal.SIGKILL)
 
     def close(self, loop: EventLoop) -> None:
@@ -80,13 +86,13 @@ class Rank:
 
 
 class Ranks:
-    """The ranks of this node.
+    """Manager of this node's ranks.
 
     Args:
         job_id: part of each rank's identity.
-        directories: where logs and the node's store are.
-        log_limit: bytes that the log of a rank may have; None for no limit.
-        lifetime: is told when a rank begins and ends its work.
+        directories: hold the logs and the node's store.
+        log_limit: maximum bytes of a rank's log; None for no limit.
+        lifetime: informed when a rank starts and stops working.
         send: sends a message to the notebook.
     """
 
@@ -106,36 +112,37 @@ class Ranks:
         self.forkserver: Forkserver
         self.running: dict[int, Rank] = {}  # by number
         self.dead: dict[int, tuple[wire.RankExited, OutputFilter]] = {}
-        """By rank: how it ended, and what it had shown, while it is not started anew."""
-        self._replaced: dict[
-            int, Rank
-        ] = {}  # by pid: ranks that were replaced and have not ended yet
-        self._waiting: list[wire.Spawn] = []  # ranks asked for before the controller listened
+        """Exit report and output of each dead rank, until it is restarted."""
+        # by pid: replaced ranks that have not ended yet
+        self._replaced: dict[int, Rank] = {}
+        self._waiting: list[wire.Spawn] = []  # requests that came before the controller listened
         self._engine_file = directories.work / "engine.json"
         self._iopub: Iopub | None = None
-        self._connection: dict[str, Any] | None = (
-            None  # the controller's connection information, for ranks
-        )
-        self.values: dict[
-            str, wire.RendezvousKey
-        ] = {}  # by key: what ranks have put, for those that start later
+        # the controller's connection information for ranks
+        self._connection: dict[str, Any] | None = None
+        # by key: values that ranks have put, for ranks that start later
+        self.values: dict[str, wire.RendezvousKey] = {}
         self._spawned = 0
-        # an agent that is started in the place of one that was lost must make other identities
+        # an agent that replaces a lost one must create other identities
         self._nonce = os.urandom(4).hex()
         self._oom_kills = oom_kills()
-        self.away = False  # whether the notebook is
+        self.away = False  # whether the notebook is away
 
     def __len__(self) -> int:
         return len(self.running)
 
     def pids(self) -> dict[int, int]:
-        """Rank → process id, of those that were forked."""
+        """Return the process id of each rank that was forked."""
         return {number: rank.pid for number, rank in self.running.items() if rank.pid is not None}
 
-    # -- start -------------------------------------------------------------------------------------------------------
+    # -- start -------------------------------------------------------------------------------------
 
     def connect(self, engine: dict[str, Any]) -> None:
-        """The controller listens: `engine` is its connection information for ranks."""
+        """Start the waiting ranks, as the controller listens.
+
+        Args:
+            engine: its connection information for ranks.
+        """
         self._connection, self._iopub = engine, Iopub(engine)
         self._engine_file.unlink(missing_ok=True)
         waiting, self._waiting = self._waiting, []
@@ -143,10 +150,9 @@ class Ranks:
             self.spawn(request)
 
     def spawn(self, request: wire.Spawn) -> None:
-        """Start ranks, or remember to when the controller listens."""
-        if (
-            request.connection is not None and request.connection != self._connection
-        ):  # the head may have a new agent
+        """Start ranks, or queue them until the controller listens."""
+        # differs if the head has a new agent
+        if request.connection is not None and request.connection != self._connection:
             self.connect(request.connection)
         if self._iopub is None:
             self._waiting.append(request)
@@ -156,7 +162,7 @@ class Ranks:
             self._spawn(wire.RankSpec(**values), self._iopub)
 
     def _restore_files(self) -> None:
-        """Write what ranks read at their start, and have what others have deleted made again."""
+        """Write the files that ranks read at their start, and recreate deleted folders."""
         for folder in self._directories.restore():
             self._tell(f"{folder} was deleted while the pool was running; it is created again")
         self._profile.mkdir(exist_ok=True)
@@ -169,12 +175,12 @@ class Ranks:
     def _spawn(self, spec: wire.RankSpec, iopub: Iopub) -> None:
         self._replace(spec.rank)
         self.dead.pop(spec.rank, None)
-        # what was put once for all, and what belongs to this generation
+        # keep lasting values, and those of this generation
         lasting = ("", str(spec.generation))
         self.values = {k: put for k, put in self.values.items() if k.partition("/")[2] in lasting}
         self._spawned += 1
         ident = f"{self._job_id}-{spec.rank}-{self._nonce}-{self._spawned}"
-        ours, theirs = socket.socketpair()
+        control, rank_control = socket.socketpair()
         pipes = {name: os.pipe() for name in ("stdout", "stderr")}
         for reader, _ in pipes.values():
             enlarge(reader)
@@ -187,7 +193,7 @@ class Ranks:
         )
         screen = RankScreen(spec.rank, lambda parent, content: iopub.send(ident, parent, content))
         output = OutputFilter(log, screen, {name: reader for name, (reader, _) in pipes.items()})
-        rank = self.running[spec.rank] = Rank(spec.rank, ident, ours, output)
+        rank = self.running[spec.rank] = Rank(spec.rank, ident, control, output)
         self._lifetime.begin(spec.rank)
         env, store, profile = (
             {**spec.env, "SKYMAGIC_IDENT": ident},
@@ -202,8 +208,10 @@ class Ranks:
             profile=profile,
             log=str(log.path),
         )
-        self.forkserver.fork(full, [theirs.detach(), *(writer for _, writer in pipes.values())])
-        self._loop.watch(ours, self._guarded(rank, lambda: self._on_control(rank)))
+        self.forkserver.fork(
+            full, [rank_control.detach(), *(writer for _, writer in pipes.values())]
+        )
+        self._loop.watch(control, self._guarded(rank, lambda: self._on_control(rank)))
         for pipe in output.pipes:
             self._loop.watch(pipe.fd, self._guarded(rank, partial(self._on_output, rank, pipe)))
         for put in self.values.values():
@@ -219,24 +227,24 @@ class Ranks:
                 self._replaced[old.pid] = old
 
     def on_forkserver(self, message: wire.AgentMessage) -> None:
-        """A rank was forked, or has ended."""
+        """Handle the start or the end of a rank."""
         match message:
             case wire.RankForked():
                 rank = self.running.get(message.rank)
-                if rank is None or rank.ident != message.ident:  # replaced before it was there
+                if rank is None or rank.ident != message.ident:  # replaced before it was forked
                     processes.send_signal(message.pid, message.started, signal.SIGKILL)
                     return
                 rank.pid, rank.started = message.pid, message.started
                 self._send(message)
-                if rank.ready:  # race: it was sooner
+                if rank.ready:  # race: its RankReady arrived first
                     self._send(wire.RankReady(rank.number))
             case wire.ChildExited():
                 self._exited(message.pid, message.status)
 
-    # -- what ranks send ---------------------------------------------------------------------------------------------
+    # -- messages and output of ranks --------------------------------------------------------------
 
     def _guarded(self, rank: Rank, serve: Callable[[], None]) -> Callable[[], None]:
-        """What goes wrong with one rank's messages or output costs that rank alone."""
+        """Wrap a handler so that an error in one rank's messages or output only kills that rank."""
 
         def call() -> None:
             try:
@@ -244,7 +252,8 @@ class Ranks:
             except Exception as problem:
                 traceback.print_exception(problem)
                 self._tell(
-                    f"rank {rank.number} is killed because it cannot be served: {type(problem).__name__}: {problem}"
+                    f"rank {rank.number} is killed because it cannot be served: "
+                    f"{type(problem).__name__}: {problem}"
                 )
                 self._loop.unwatch(rank.control)
                 rank.kill()
@@ -255,7 +264,7 @@ class Ranks:
         self._send(wire.AgentProblem(text))
 
     def _on_output(self, rank: Rank, pipe: Pipe) -> None:
-        self._on_control(rank)  # a BeginOutput that was sent before this text was written
+        self._on_control(rank)  # handle a BeginOutput that was sent before this text
         if not rank.output.read(pipe, time.monotonic()):
             self._loop.unwatch(pipe.fd)
         self.logs.follow(rank.number)
@@ -293,11 +302,10 @@ class Ranks:
             case wire.RankReady():
                 rank.ready = True
                 self._lifetime.end(rank.number, now)
-                if (
-                    rank.pid is not None
-                ):  # else `on_forkserver` does: the notebook hears first who it is
+                # else `on_forkserver` sends it: the notebook needs RankForked first
+                if rank.pid is not None:
                     self._send(message)
-                if self._iopub is not None and all(one.ready for one in self.running.values()):
+                if self._iopub is not None and all(rank.ready for rank in self.running.values()):
                     self._iopub.open()
             case wire.HookSet():
                 rank.hook = 0 if message.there else None
@@ -317,20 +325,20 @@ class Ranks:
 
     @property
     def flush_due(self) -> float | None:
-        """When the first text that waits for more must be sent (monotonic seconds)."""
+        """Deadline for sending the oldest batched text (monotonic seconds)."""
         times = [rank.output.due for rank in self.running.values() if rank.output.due is not None]
         return min(times, default=None)
 
     def flush(self, now: float) -> None:
-        """Send the text that has waited long enough."""
+        """Send the batched text that is due."""
         for rank in list(self.running.values()):
             if rank.output.due is not None and rank.output.due <= now:
                 rank.output.flush(now)
 
-    # -- end ---------------------------------------------------------------------------------------------------------
+    # -- end ---------------------------------------------------------------------------------------
 
     def _exited(self, pid: int, status: int) -> None:
-        # race: a rank that was replaced may end before or after its successor was forked
+        # race: a replaced rank may end before or after its successor was forked
         rank = next((rank for rank in self.running.values() if rank.pid == pid), None)
         if rank is None:
             self._replaced.pop(pid, None)
@@ -348,12 +356,12 @@ class Ranks:
         rank.close(self._loop)
 
     def stop(self) -> None:
-        """Let idle ranks run their plugins' teardown."""
+        """Ask idle ranks to run their plugins' teardown and end."""
         for rank in self.running.values():
             rank.expected = True
             rank.send(wire.RankRequest((rank.number,), "stop"))
 
     def kill(self) -> None:
-        """SIGKILL all of them, and what they started."""
+        """SIGKILL all ranks, and the processes that they started."""
         for rank in [*self.running.values(), *self._replaced.values()]:
             rank.kill()

@@ -1,7 +1,9 @@
-"""Readers of a node: terminals that read logs of its ranks beside the notebook that has the pool, and change nothing.
+"""Requests for ranks, recipients of their output, and log readers of a node.
 
-They connect to a socket in the daemon's run directory, which the user alone can enter, and speak `wire.agent`: they are told of the
-node and its ranks, and may ask for logs. All else that they say is left unanswered.
+Readers are terminals that read logs of its ranks while another notebook has the pool, and change
+nothing. They connect to a socket in the daemon's run directory, which only the user can enter, and
+speak `wire.agent`: they get the state of the node and its ranks, and may ask for logs. Their other
+messages are ignored.
 """
 
 from __future__ import annotations
@@ -25,23 +27,22 @@ from skymagic.kernels.fork import EventLoop
 from skymagic.wire import agent as wire
 from skymagic.wire.authentication import accept_ready
 
-MAX_QUEUED = (
-    16 << 20
-)  # bytes that may wait for a reader which does not read; then its connection is closed
+# bytes that may wait for a slow reader before its connection is closed
+MAX_QUEUED = 16 << 20
 MAX_ASKED = 1000
-"""Questions of all readers that may be open."""
+"""Maximum number of open requests of all readers."""
 STACK_DUMP_TIMEOUT = 0.1
-"""Seconds for which a rank may write its stack."""
+"""Seconds that a rank has to write its stack."""
 
 
 class RankRequests:
-    """What the notebook, and readers, ask of the ranks of a node."""
+    """Requests of the notebook and of readers for the ranks of a node."""
 
     def __init__(self, loop: EventLoop, ranks: Ranks, send: Sink) -> None:
         self._loop, self._ranks, self._send = loop, ranks, send
 
     def signal(self, number: int, signum: int) -> None:
-        """Send a signal; SIGKILL to what the rank started, too."""
+        """Send a signal to a rank; SIGKILL also ends the processes that it started."""
         rank = self._ranks.running.get(number)
         if rank is None or rank.pid is None:
             return
@@ -52,7 +53,7 @@ class RankRequests:
             rank.signal(signum)
 
     def hooks(self) -> dict[int, int]:
-        """Rank → how many times its hook has ended, of the ranks that have one."""
+        """Return, for each rank with a hook, how many times the hook has finished."""
         return {
             number: rank.hook
             for number, rank in list(self._ranks.running.items())
@@ -60,12 +61,12 @@ class RankRequests:
         }
 
     def note(self, number: int, text: str) -> None:
-        """Say something beside what a rank shows, to the notebook that takes its run up."""
+        """Show a line with a rank's output, also to a notebook that takes over its run."""
         if (rank := self._ranks.running.get(number)) is not None:
             rank.output.screen.note(text)
 
     def call(self, message: wire.RankRequest) -> None:
-        """Pass a remote call on to ranks' control threads; ``native`` and ``usage`` are carried out here."""
+        """Pass a request on to ranks' control threads; answer ``native`` and ``usage`` here."""
         for number in message.ranks:
             if message.method == "native":
                 self._dump_stack(number, message.number)
@@ -80,7 +81,9 @@ class RankRequests:
                 self._ranks.running[number].send(message)
 
     def _dump_stack(self, number: int, call: int) -> None:
-        """Let a rank whose interpreter is busy write its stack from a signal handler, and answer in its place."""
+        """Make a busy rank write its stack from a signal handler, and answer the request on its
+        behalf.
+        """
         rank = self._ranks.running.get(number)
         if rank is None or rank.pid is None:
             return
@@ -97,13 +100,15 @@ class RankRequests:
 
 
 class RankAudience:
-    """Who sees what the ranks of a node show and how they are: the notebook, which may be away or another one."""
+    """Recipient of the ranks' output and states: the notebook, which may be away or replaced by
+    another.
+    """
 
     def __init__(self, ranks: Ranks, send: Sink) -> None:
         self._ranks, self._send = ranks, send
 
     def states(self) -> Iterator[wire.AgentMessage]:
-        """What tells how the ranks are."""
+        """Yield the messages that describe the ranks' states."""
         for rank in self._ranks.running.values():
             if rank.pid is not None:
                 yield wire.RankForked(rank.number, rank.pid, rank.ident, rank.started)
@@ -114,19 +119,19 @@ class RankAudience:
             yield exited
 
     def detach(self) -> None:
-        """The notebook is away."""
+        """Buffer output while the notebook is away."""
         self._ranks.away = True
         for rank in self._ranks.running.values():
             rank.output.screen.detach()
 
     def attach(self) -> None:
-        """The notebook is back."""
+        """Resume sending to the notebook, which is back."""
         self._ranks.away = False
         for rank in self._ranks.running.values():
             rank.output.screen.attach()
 
     def tell(self) -> None:
-        """Another notebook is there: it is told how the ranks are, and what they have put once for all."""
+        """Send another notebook the ranks' states and the lasting rendezvous values."""
         self._ranks.away = False
         self._ranks.logs.forget(0)
         for rank in self._ranks.running.values():
@@ -138,7 +143,7 @@ class RankAudience:
                 self._send(put)
 
     def follow(self, message: wire.Follow) -> None:
-        """Tell the notebook what ranks show, after what it has shown."""
+        """Send the notebook the ranks' output after the part that it has shown."""
         outputs = self._outputs()
         for number, shown in message.shown.items():
             if (output := outputs.get(int(number))) is not None:
@@ -152,7 +157,10 @@ class RankAudience:
 
 
 class NodeReader:
-    """One reader's connection. What is sent to it leaves on a thread of its own, so that a slow one holds up nobody."""
+    """Connection of one reader.
+
+    A thread sends its messages, so that a slow reader blocks nothing else.
+    """
 
     def __init__(self, number: int, sock: socket.socket) -> None:
         self.number = number
@@ -164,7 +172,7 @@ class NodeReader:
         threading.Thread(target=self._write, name=f"skymagic-reader-{number}", daemon=True).start()
 
     def send(self, message: wire.AgentMessage) -> None:
-        """Send a message; to one that is gone, or too slow, nothing is sent."""
+        """Send a message, unless the reader is gone or too slow."""
         data = wire.encode(message)
         with self._lock:
             self._queued += len(data)
@@ -175,7 +183,7 @@ class NodeReader:
             self._queue.put(data)
 
     def shut(self) -> None:
-        """End the connection; the loop sees its end, and forgets it. Twice is safe."""
+        """End the connection; the loop then forgets it. Twice is safe."""
         with contextlib.suppress(OSError):
             self.sock.shutdown(socket.SHUT_RDWR)
         self._queue.put(b"")
@@ -189,11 +197,11 @@ class NodeReader:
 
 
 class NodeReaders:
-    """All readers of a node: their socket, and a connection for each.
+    """Connected readers of a node, and the socket that they connect to.
 
     Args:
-        path: of the socket, made anew.
-        told: what each reader must know of the node first.
+        path: of the socket, created anew.
+        told: returns the messages that each reader gets first.
     """
 
     def __init__(
@@ -208,12 +216,11 @@ class NodeReaders:
         self._told = told
         self._numbers = itertools.count(1)
         self._readers: dict[int, NodeReader] = {}
-        self._asked: dict[
-            int, tuple[int, int]
-        ] = {}  # number of a question here, below 0 → (reader, its own number)
+        # own (negative) number of a request → (reader, the reader's number)
+        self._asked: dict[int, tuple[int, int]] = {}
         self._questions = itertools.count(-1, -1)
         self._listener: socket.socket | None = None
-        with contextlib.suppress(OSError):  # then nobody reads, and all else works
+        with contextlib.suppress(OSError):  # then there are no readers, and everything else works
             listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(path)
@@ -263,10 +270,14 @@ class NodeReaders:
         return own
 
     def send(self, message: wire.AgentMessage) -> bool:
-        """Pass on what concerns readers: answers to them, and what ranks' states are; whether it was for a reader alone."""
+        """Pass a message on to the readers that it concerns; return True if it was for a reader
+        only.
+
+        Readers get replies to their requests, and the states of ranks.
+        """
         if isinstance(message, wire.RankReply) and message.number < 0:
-            who, number = self._asked.get(message.number, (0, 0))
-            if (reader := self._readers.get(who)) is not None:
+            reader_number, number = self._asked.get(message.number, (0, 0))
+            if (reader := self._readers.get(reader_number)) is not None:
                 reader.send(replace(message, number=number))
             return True
         if isinstance(message, wire.RankForked | wire.RankReady | wire.RankExited):

@@ -1,7 +1,8 @@
-"""What the ranks of a node use: processor time, memory, and their GPUs by nvidia-ml-py, measured when the notebook asks; and which GPUs are theirs.
+"""Resource use of a node's ranks (processor time, memory, GPUs), and the claims of pools on GPUs.
 
-The kernel's files are read at once. A driver's answer may take long, or never come: GPUs are asked on a thread of their own, which
-sleeps until a measurement is asked for; a reply has what the thread has found before, as long as that is not old.
+The kernel's files are read at once. A GPU driver (asked by nvidia-ml-py) may answer late or never,
+so a separate thread measures GPUs; it sleeps until a measurement is requested. A reply contains the
+thread's previous results, unless they are too old.
 """
 
 from __future__ import annotations
@@ -28,28 +29,33 @@ from skymagic.runtime import usage
 from skymagic.wire import agent as wire
 
 RSS = 21
-"""Place in /proc/PID/stat, counted from the state, which follows the name."""
+"""Index in /proc/PID/stat, counted from the state field, which follows the name."""
 OLDEST = 10.0
-"""Seconds for which what a driver has answered is told: a GPU may fall off its bus, a driver hang or be unloaded."""
+"""Maximum age in seconds of a reported GPU measurement.
+
+A GPU may fall off its bus; a driver may hang or be unloaded.
+"""
 PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
 class Measurements:
-    """The measurements of a node's ranks."""
+    """Measurements of a node's ranks."""
 
     def __init__(self) -> None:
         self._gpus: Gpus | None = None
 
     def reply(self, message: wire.Measure, pids: Mapping[int, int]) -> wire.RankReply:
-        """The reply of this node: the time, its memory in bytes, and of each rank that has a process processor seconds, bytes in
-        memory, then, where they are known, of its GPUs the share of time in use, and bytes in use and there.
+        """Return the time, this node's memory in bytes, and the usage of each running rank.
+
+        A rank's usage is its processor seconds and bytes of memory, then, if its GPUs are known,
+        their utilization (0 to 1), bytes in use and bytes in total.
         """
-        devices = {int(rank): tuple(mine) for rank, mine in message.devices.items()}
-        gpus = self._asked({device for mine in devices.values() for device in mine})
+        devices = {int(rank): tuple(rank_devices) for rank, rank_devices in message.devices.items()}
+        gpus = self._asked({device for rank_devices in devices.values() for device in rank_devices})
         ranks = {}
         for rank in message.ranks:
-            if (found := process_use(pids[rank]) if rank in pids else None) is not None:
-                ranks[str(rank)] = [*found, *of_devices(devices.get(rank, ()), gpus)]
+            if (use := process_use(pids[rank]) if rank in pids else None) is not None:
+                ranks[str(rank)] = [*use, *of_devices(devices.get(rank, ()), gpus)]
         memory = min((limit for limit, _ in usage.memory_limits()), default=0)
         return wire.RankReply(
             message.ranks[0],
@@ -58,20 +64,20 @@ class Measurements:
         )
 
     def _asked(self, devices: Iterable[str]) -> dict[str, tuple[float, float, float]]:
-        """What is known of GPUs; they are asked again."""
+        """Return the latest measurements of GPUs, and request new ones."""
         if not (devices := set(devices)):
             return {}
         self._gpus = self._gpus or Gpus()
         return self._gpus.latest(devices)
 
     def close(self) -> None:
-        """Ask no more; twice is safe."""
+        """Stop measuring; twice is safe."""
         if self._gpus is not None:
             self._gpus.close()
 
 
 def process_use(pid: int) -> tuple[float, float] | None:
-    """Seconds of processor time and bytes in memory of a process; None where it is not known, or gone."""
+    """Return the processor seconds and bytes of memory of a process, or None if unknown."""
     try:
         fields = status(pid)
     except OSError:
@@ -82,21 +88,22 @@ def process_use(pid: int) -> tuple[float, float] | None:
 def of_devices(
     devices: Sequence[str], gpus: Mapping[str, tuple[float, float, float]]
 ) -> list[float]:
-    """Several GPUs of one rank as one: the mean of their use, the sums of their memory."""
-    known = [gpus[device] for device in devices if device in gpus]
-    if not known:
+    """Combine a rank's GPUs into one: mean utilization, sums of memory."""
+    measured = [gpus[device] for device in devices if device in gpus]
+    if not measured:
         return []
-    use, used, there = zip(*known, strict=True)
-    return [sum(use) / len(known), sum(used), sum(there)]
+    use, used, total = zip(*measured, strict=True)
+    return [sum(use) / len(measured), sum(used), sum(total)]
 
 
 class HeldGpus:
-    """The GPUs of a pool on this machine: two pools do not take the same ones. Owns a pair of abstract sockets for each.
+    """Claims on this machine's GPUs: two pools never use the same one.
 
-    The kernel closes them with this process, however it ends: no file is left that says that a GPU is taken.
+    Owns two abstract sockets per GPU. The kernel closes them with this process, however it ends, so
+    no stale file can claim a GPU.
 
     Args:
-        job_id, pool: whose they are, for those who look for free ones in /proc/net/unix.
+        job_id, pool: the owner, shown to others that look for free GPUs in /proc/net/unix.
     """
 
     def __init__(self, job_id: str, pool: str) -> None:
@@ -104,34 +111,35 @@ class HeldGpus:
         self._sockets: dict[str, list[socket.socket]] = {}
 
     def take(self, uuids: Iterable[str]) -> None:
-        """Hold these too. Raises PoolError where another pool has one."""
+        """Claim further GPUs. Raises PoolError if another pool has claimed one of them."""
         for uuid in dict.fromkeys(uuids):
             if uuid in self._sockets or sys.platform != "linux":
                 continue
-            mine = self._sockets[uuid] = [socket.socket(socket.AF_UNIX) for _ in range(2)]
+            sockets = self._sockets[uuid] = [socket.socket(socket.AF_UNIX) for _ in range(2)]
             try:
-                mine[0].bind(f"\0{HOLD}{uuid}")
+                sockets[0].bind(f"\0{HOLD}{uuid}")
             except OSError as problem:
                 raise PoolError(
                     f"another pool has taken {uuid} just now: start this one again"
                 ) from problem
-            mine[1].bind(f"\0{HOLD}{uuid}/{self._label}")
+            sockets[1].bind(f"\0{HOLD}{uuid}/{self._label}")
 
     def close(self) -> None:
-        """Hold none; twice is safe."""
-        for mine in self._sockets.values():
-            for one in mine:
-                one.close()
+        """Release all claims; twice is safe."""
+        for sockets in self._sockets.values():
+            for sock in sockets:
+                sock.close()
         self._sockets.clear()
 
 
 class Gpus:
-    """Asks NVML on a thread, each time that somebody wants to know."""
+    """Thread that queries NVML on request."""
 
     def __init__(self) -> None:
         self._wanted: set[str] = set()
         self._found: tuple[dict[str, tuple[float, float, float]], float] = {}, -math.inf
-        """What was found last, and when: replaced as one, for another thread reads it."""
+        """Latest results and their time; replaced as one object, because another thread reads it.
+        """
         self._asked = threading.Event()
         self._over = False
         self._thread = threading.Thread(target=self._run, name="skymagic-gpus", daemon=True)
@@ -139,33 +147,39 @@ class Gpus:
             self._thread.start()
 
     def latest(self, devices: Iterable[str]) -> dict[str, tuple[float, float, float]]:
-        """By device what was found last: share of time in use, bytes in use, bytes there. Without those that do not tell any more."""
+        """Return the latest results by device: utilization, bytes in use, bytes in total.
+
+        Devices that no longer answer are omitted.
+        """
         self._wanted.update(devices)
         self._asked.set()
-        found, at = self._found
-        return found if time.monotonic() - at < OLDEST else {}
+        latest, at = self._found
+        return latest if time.monotonic() - at < OLDEST else {}
 
     def close(self) -> None:
-        """End the thread, once the driver has answered; twice is safe."""
+        """End the thread once the driver has answered; twice is safe."""
         self._over = True
         self._asked.set()
 
     def _run(self) -> None:
-        with contextlib.suppress(Exception):  # no driver: nothing is ever found
+        with contextlib.suppress(Exception):  # without a driver there are no results
             pynvml = importlib.import_module("pynvml")
             pynvml.nvmlInit()
             while self._asked.wait() and not self._over:
                 self._asked.clear()
-                found = {
-                    device: known
+                measured = {
+                    device: values
                     for device in sorted(self._wanted)
-                    if (known := _look(pynvml, device))
+                    if (values := _look(pynvml, device))
                 }
-                self._found = found, time.monotonic()
+                self._found = measured, time.monotonic()
 
 
 def _look(nvml: Any, device: str) -> tuple[float, float, float] | None:
-    """One GPU, by its UUID or the number that its machine counts it by; None where it does not tell, as parts of a GPU do not."""
+    """Measure one GPU, given by its UUID or by its index on this machine.
+
+    Returns None if it does not answer, as partitions of a GPU do not.
+    """
     try:
         by_number = device.isdigit()
         handle = (
@@ -185,11 +199,13 @@ def _look(nvml: Any, device: str) -> tuple[float, float, float] | None:
 
 MIB = 1 << 20
 IN_USE_BYTES = 256 * MIB
-"""Bytes in use on a GPU that are more than a driver's own."""
+"""Bytes in use above which a GPU is taken to be in use; a driver alone uses less."""
 
 
 def oom_kills() -> int:
-    """How many processes the kernel has killed for want of memory, in this cgroup and on this machine."""
+    """Count the processes that the kernel has killed for lack of memory, in this cgroup and
+    machine.
+    """
     count = 0
     for path in ("/proc/vmstat", "/sys/fs/cgroup/memory.events"):
         with contextlib.suppress(OSError):
@@ -201,10 +217,10 @@ def oom_kills() -> int:
 
 
 def gpus_in_use(visible: str) -> str:
-    """A line on the GPUs of this machine whose memory is in use; empty when none is, or there is none.
+    """Describe in one line the GPUs of this machine whose memory is in use, "" if all are free.
 
     Args:
-        visible: CUDA_VISIBLE_DEVICES; empty for all.
+        visible: CUDA_VISIBLE_DEVICES; "" for all.
     """
     program = shutil.which("nvidia-smi")
     if program is None:
@@ -223,11 +239,13 @@ def gpus_in_use(visible: str) -> str:
         ]
     except (OSError, ValueError, subprocess.SubprocessError):
         return ""
-    chosen = {int(index) for index in visible.split(",") if index.strip().isdigit()}
-    taken = [
+    visible_indices = {int(index) for index in visible.split(",") if index.strip().isdigit()}
+    in_use = [
         f"GPU {index}: {used * MIB / 1e9:.1f} of {total * MIB / 1e9:.0f} GB"
         for index, used, total in rows
-        if used * MIB >= IN_USE_BYTES and (not chosen or index in chosen)
+        if used * MIB >= IN_USE_BYTES and (not visible_indices or index in visible_indices)
     ]
-    words = "in use already, by the pool's ranks or others; %sky_restart frees what the ranks hold"
-    return f"{', '.join(taken)} {words}" if taken else ""
+    explanation = (
+        "in use already, by the pool's ranks or others; %sky_restart frees what the ranks hold"
+    )
+    return f"{', '.join(in_use)} {explanation}" if in_use else ""
