@@ -1,21 +1,22 @@
-"""A node's daemon keeps an agent alive without its connection, and lets the notebook attach again.
+"""The daemon of a node: keeps an agent alive without a connection, so that notebooks can reattach.
 
-Who starts what; only the first two processes belong to the login::
+Only the first two processes belong to the login::
 
-    sshd ── shell ── attach            one for each connection: python -m …attach NAME
-                       │ os.fork        under a lock of the run directory, unless the daemon's socket answers
-                     daemon            leads a session of its own (setsid), holds no descriptor of the login
-                       │ os.fork        finds all modules imported
-                     agent             leads another session; its standard streams are the daemon's pipes
+    sshd ── shell ── attach            one per connection: python -m …attach NAME
+                       │ os.fork        under a lock of the run directory, unless the socket answers
+                     daemon            leads a session (setsid), holds no descriptor of the login
+                       │ os.fork        with all modules imported already
+                     agent             leads another session; its standard streams are pipes
                        ├ os.fork ────── forkserver ─ os.fork ─ ranks
                        └ on the head ── ipyparallel's controller
 
-It is half of a classic double fork: the daemon leads its session and so could get a terminal, but never opens one. When attach ends,
-init (or a subreaper) adopts the daemon. Each attach process relays between its standard streams and the daemon's socket, byte by
-byte as they come; the handshake and all after it are `wire.session`'s.
+This is half of a classic double fork: the daemon leads its session and so could get a terminal, but
+never opens one. When attach ends, init (or a subreaper) adopts the daemon. Each attach process
+relays bytes between its standard streams and the daemon's socket; `wire.session` handles the
+handshake and everything after it.
 
-attach    one connection: finds or starts the daemon, or leads a reader past it to the agent; then relays
+attach    one connection: starts or finds the daemon (or the agent, for a reader), then relays
 daemon    the event loop: owns the agent and the session
-rundir    the run directory: socket, log, and whether it is ours alone
-notebook  papermill on the head, which executes a notebook as a job of its own
+rundir    the run directory: socket, log, and the check that only this user can enter it
+notebook  papermill on the head, which executes a notebook as a separate job
 """

@@ -1,7 +1,8 @@
-"""The daemon of a node: owns the agent, and keeps what it writes until the notebook has acknowledged it.
+"""The daemon of a node: owns the agent, and buffers its output until the notebook acknowledges it.
 
-An event loop in one thread: the agent's pipes, the socket that attach processes connect to, and TCP connections to ports of this
-node. It ends when the agent has ended and the notebook has acknowledged that, or nobody has attached for `ORPHAN_TIMEOUT` seconds.
+One thread with an event loop serves the agent's pipes, the socket that attach processes connect to,
+and TCP connections to ports of this node. The daemon ends when the agent has ended and the notebook
+has acknowledged it, or when no process has attached for `ORPHAN_TIMEOUT` seconds.
 """
 
 from __future__ import annotations
@@ -40,34 +41,36 @@ from skymagic.wire.session.frames import (
 from skymagic.wire.session.loop import WRITABLE, SessionLoop
 
 ORPHAN_TIMEOUT = 20.0
-"""Seconds for which a daemon waits for somebody to attach, when its agent has ended or never got a line."""
+"""Seconds to wait for a connection when the agent has ended or has never received a line."""
 LAST_WORDS_TIMEOUT = 5.0
-"""Seconds in which a notebook that is connected acknowledges its agent's last words, where the daemon is to end with the agent."""
+"""Seconds for a connected notebook to acknowledge the agent's end before the daemon ends."""
 STOP_TIMEOUT = 10.0
 """Seconds that the agent has to end everything once its input is closed."""
 READ_SIZE = 1 << 18
 
 
 class AgentInput:
-    """The agent's standard input. It gets whole lines only, so that the daemon's own messages can go between them."""
+    """Standard input of the agent.
+
+    The agent receives whole lines only, so that the daemon can insert its own messages.
+    """
 
     def __init__(self, loop: SessionLoop) -> None:
         self._loop = loop
         self._stdin: IO[bytes] | None = None
-        self._partial = bytearray()  # the beginning of a line, whose end has not come
+        self._partial = bytearray()  # an incomplete line
         self._pending = bytearray()  # whole lines that the agent has not read
-        self.configured = (
-            False  # whether the agent has got a line: only then it knows `NotebookDetached`
-        )
-        self.closing = False  # whether the input ends after the lines that wait
+        # whether the agent has received a line, which it needs to know `NotebookDetached`
+        self.configured = False
+        self.closing = False  # whether the input closes after the pending lines
 
     def open(self, stdin: IO[bytes]) -> None:
-        """The agent was started; this leads to it."""
+        """Connect to the agent, which was started."""
         os.set_blocking(stdin.fileno(), False)
         self._stdin = stdin
 
     def forward(self, data: bytes) -> None:
-        """Pass on what the notebook has sent."""
+        """Pass data from the notebook on."""
         end = data.rfind(b"\n") + 1
         if not end:
             self._partial += data
@@ -78,17 +81,17 @@ class AgentInput:
         self._write()
 
     def forget_partial(self) -> None:
-        """Nobody will end the line that was begun."""
+        """Drop an incomplete line, whose rest will never arrive."""
         self._partial.clear()
 
     def notify(self, message: wire.AgentMessage) -> None:
-        """Put a message of the daemon's between the lines."""
+        """Insert a message of the daemon between lines."""
         if self.configured:
             self._pending += wire.encode(message)
             self._write()
 
     def close(self) -> None:
-        """End it, once the agent has read all lines before."""
+        """Close it once the agent has read all pending lines."""
         self.closing = True
         self._write()
 
@@ -119,13 +122,13 @@ class AgentInput:
 
 
 class Daemon:
-    """The event loop.
+    """The daemon process and its event loop.
 
     Args:
-        listener: where attach processes connect.
+        listener: accepts attach processes.
         directory: removed at the end.
-        command: what is run in the place of the agent; empty for the agent.
-        secret: what a notebook must know.
+        command: runs instead of the agent; empty for the agent.
+        secret: proves that a notebook may attach.
     """
 
     def __init__(
@@ -138,20 +141,26 @@ class Daemon:
             self.session, self._on_frame, lambda _: self.input.notify(wire.NotebookDetached())
         )
         self.input = AgentInput(self.loop)
-        self.client = ""  # the notebook that it serves
+        self.client = ""  # id of the notebook that it serves
         self.attempt = 0
         self.exit_with_agent = False
-        """Whether the daemon ends with its agent: somebody on this machine wants it, or nobody ever came."""
+        """Whether the daemon ends with its agent.
+
+        True after a signal from this machine, or if no notebook ever came.
+        """
         self.status: int | None = None
-        self.exit_data = b""  # what was told of the agent's end
+        self.exit_data = b""  # the encoded report of the agent's end
         self.mid_line = self.skipping = False
-        """Whether what the agent wrote last has no end yet; whether its end is left out, for its beginning was told to another notebook."""
+        """Whether the agent's last output is an incomplete line, and whether its rest is skipped.
+
+        It is skipped if its beginning went to another notebook.
+        """
         self.agent: subprocess.Popen[bytes] | Forked | None = None
         self.output = -1
         self.deadline: float | None = time.monotonic() + ORPHAN_TIMEOUT
         self.kill_at: float | None = None
         self.acknowledge_by = 0.0
-        """Until when a connected notebook is waited for that has not acknowledged the agent's end."""
+        """Deadline for a connected notebook to acknowledge the agent's end."""
         listener.setblocking(False)
         self.listener = listener
         self.loop.watch(listener, self._on_connection)
@@ -163,10 +172,11 @@ class Daemon:
         woken = signal_pipe()
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.signal(signal.SIGTERM, lambda *_: None)
+        # meant for ranks' hooks, but Slurm sends them to all processes of a job
         for number in (
             signal.SIGUSR1,
             signal.SIGUSR2,
-        ):  # for hooks of ranks: Slurm sends them to all processes of a job
+        ):
             signal.signal(number, signal.SIG_IGN)
         self.loop.watch(woken, lambda _: self._on_signal(woken))
         with open(
@@ -189,7 +199,7 @@ class Daemon:
         self.loop.watch(self.output, lambda _: self._on_output())
 
     def run(self) -> None:
-        """Serve until the end; then nothing is left."""
+        """Serve until the end, and leave nothing behind."""
         try:
             while not self._finished():
                 self.loop.step(min(filter(None, (self.deadline, self.kill_at)), default=None))
@@ -198,7 +208,7 @@ class Daemon:
             self._kill()
         self.listener.close()
         self.directory.remove()
-        if self.status:  # an agent that was killed has removed nothing
+        if self.status:  # an agent that was killed has not removed its folders
             directories.sweep()
         self.loop.send_gone()
         self.loop.close()
@@ -208,8 +218,8 @@ class Daemon:
             return False
         now = time.monotonic()
         orphaned = self.deadline is not None and self.deadline <= now
-        told = not self.loop.attached or self.acknowledge_by <= now
-        return self.session.settled or orphaned or (self.exit_with_agent and told)
+        acknowledged_or_away = not self.loop.attached or self.acknowledge_by <= now
+        return self.session.settled or orphaned or (self.exit_with_agent and acknowledged_or_away)
 
     def _check_deadlines(self) -> None:
         now = time.monotonic()
@@ -230,7 +240,7 @@ class Daemon:
             with suppress(OSError):
                 os.killpg(self.agent.pid, signal.SIGKILL)
 
-    # -- connections -------------------------------------------------------------------------------------------------------
+    # -- connections -------------------------------------------------------------------------------
 
     def _on_connection(self, _: int) -> None:
         if (sock := accept_ready(self.listener)) is None:
@@ -248,14 +258,14 @@ class Daemon:
             data = b""
         line += data
         try:
-            found = HANDSHAKE_REQUEST.first(bytes(line))
+            handshake = HANDSHAKE_REQUEST.first(bytes(line))
         except ValueError as problem:
             self.loop.watch(sock, lambda _: None, 0)
             self._refuse(sock, str(problem))
             return
-        if found is not None or not data:
+        if handshake is not None or not data:
             self.loop.watch(sock, lambda _: None, 0)
-            self._attach(sock, *found) if found is not None else sock.close()
+            self._attach(sock, *handshake) if handshake is not None else sock.close()
 
     def _refuse(self, sock: socket.socket, why: str, gone: bool = True) -> None:
         with suppress(OSError):
@@ -278,13 +288,12 @@ class Daemon:
             )
 
     def _take_over(self, request: HandshakeRequest) -> None:
-        """Forget the notebook before, with all that it was to get and had begun to say."""
+        """Drop the previous notebook's session, with its unsent data and its incomplete line."""
         self.session = Session()
         self.loop.restart(self.session)
         self.input.forget_partial()
-        self.skipping = (
-            self.mid_line
-        )  # the other notebook decodes lines, and must begin with a whole one
+        # the new notebook decodes lines, and must start with a whole one
+        self.skipping = self.mid_line
         if self.exit_data:
             self.session.put(frames.EXIT, 0, self.exit_data)
 
@@ -295,7 +304,7 @@ class Daemon:
         rest: bytes,
         news: wire.AgentMessage | None,
     ) -> None:
-        """Go on with this notebook over this connection; `news` is what the agent hears of it."""
+        """Serve this notebook over this connection; `news` is the message for the agent, if any."""
         self.client, self.attempt = request.client, request.attempt
         try:
             reply = HANDSHAKE_REPLY.encode(HandshakeReply(boot_id(), self.session.received))
@@ -306,7 +315,7 @@ class Daemon:
         if news is not None:
             self.input.notify(news)
 
-    # -- the agent ---------------------------------------------------------------------------------------------------
+    # -- the agent ---------------------------------------------------------------------------------
 
     def _on_frame(self, frame: Frame) -> None:
         match frame.kind:
@@ -318,7 +327,7 @@ class Daemon:
                 self._open(frame)
 
     def _close_input(self) -> None:
-        """Close the agent's input, upon which it ends everything, once it has read all lines before."""
+        """Close the agent's input once it has read all lines; it then ends everything."""
         if not self.input.closing:
             self.kill_at = time.monotonic() + STOP_TIMEOUT
             self.input.close()
@@ -349,7 +358,10 @@ class Daemon:
             self._ended(status)
 
     def _ended(self, status: int) -> None:
-        """Send how the agent ended, after all that it wrote. Its output may stay open in a process that it left."""
+        """Send the agent's exit status after all of its output.
+
+        The output may stay open in a process that the agent left behind.
+        """
         before = -1
         while self.output >= 0 and self.session.backlog != before:
             before = self.session.backlog
@@ -360,14 +372,14 @@ class Daemon:
     def _send_exit(self, status: int, stderr: str) -> None:
         self.status = status
         self.acknowledge_by = time.monotonic() + LAST_WORDS_TIMEOUT
-        who = ended_by(Path(self.directory.path))
-        if who and status < 0 and not self.mid_line:
-            # SIGKILL, as one gets that does not end on SIGTERM: it could not say it itself
-            self.session.put(frames.DATA, 0, wire.encode(wire.PoolEnded(f"was ended by {who}")))
+        ender = ended_by(Path(self.directory.path))
+        if ender and status < 0 and not self.mid_line:
+            # it got SIGKILL because it did not end on SIGTERM, and could not report its end itself
+            self.session.put(frames.DATA, 0, wire.encode(wire.PoolEnded(f"was ended by {ender}")))
         self.exit_data = AGENT_EXIT.encode(AgentExit(status, stderr))
         self.session.put(frames.EXIT, 0, self.exit_data)
 
-    # -- streams -----------------------------------------------------------------------------------------------------
+    # -- streams -----------------------------------------------------------------------------------
 
     def _open(self, frame: Frame) -> None:
         sock: socket.socket | None = None

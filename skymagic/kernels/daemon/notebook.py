@@ -1,7 +1,7 @@
-"""Notebook jobs: papermill on a pool's head, independent of the client that asked for it.
+"""Notebook jobs: papermill on a pool's head, independent of the client that requested it.
 
-client ── start JOB_ID          reads an `ExecuteNotebook`, and starts ``job JOB_ID`` in a session of its own
-          └─ job JOB_ID         runs papermill; its kernel attaches to the pool in the notebook's first cell
+client ── start JOB_ID          reads an `ExecuteNotebook`, and starts ``job JOB_ID`` in a session
+          └─ job JOB_ID         runs papermill; its kernel attaches to the pool in the first cell
 client ── logs JOB_ID [follow]  sends the job's log and state; with ``follow`` until it ends
 client ── stop JOB_ID           interrupts the job
 """
@@ -43,12 +43,12 @@ from skymagic.wire.record import answers, identity
 logger = logging.getLogger(__name__)
 
 POLL = 0.2
-"""Seconds between two looks at the log, and at whether the pool still runs."""
+"""Seconds between two polls of the log and of the pool."""
 GONE_AFTER = 5.0
-"""Seconds without the pool's agent before the job is stopped; cells that use the pool fail earlier."""
+"""Seconds without the pool's agent before the job stops; cells that use the pool fail sooner."""
 START_TIMEOUT = 30.0
 STOPPED = "stopped"
-"""A file in the job's folder, made when it is told to stop."""
+"""File in the job's folder that records a request to stop."""
 
 
 def main(command: str, job_id: str, *options: str) -> None:
@@ -74,7 +74,7 @@ def _order() -> ExecuteNotebook:
 
 
 def _send(message: NotebookMessage) -> None:
-    write_all(1, b"\n" + CODEC.encode(message))  # the newline ends what a login shell has printed
+    write_all(1, b"\n" + CODEC.encode(message))  # the newline ends the output of a login shell
 
 
 def _state(folder: Path) -> NotebookState:
@@ -100,15 +100,18 @@ def _write_state(folder: Path, status: str, problem: str = "") -> None:
 
 
 def _messages(folder: Path, *, follow: bool) -> Iterator[NotebookMessage]:
-    """Yield the log and then the state; with `follow` once the job has ended or the client is gone."""
+    """Yield the log and then the state.
+
+    With `follow`, wait until the job has ended or the client is gone.
+    """
     offset = 0
     while True:
-        state = _state(folder)  # before the log, which is complete when the job has ended
+        state = _state(folder)  # read before the log, which is complete when the job has ended
         running = state.status == "running"
         with contextlib.suppress(OSError), open(folder / "log", "rb") as log:
             log.seek(offset)
             data = log.read()
-            if running:  # whole lines: no character is cut
+            if running:  # whole lines only, so that no character is cut
                 data = data[: data.rfind(b"\n") + 1]
             offset += len(data)
             if data:
@@ -121,7 +124,7 @@ def _messages(folder: Path, *, follow: bool) -> Iterator[NotebookMessage]:
 
 
 def _start(folder: Path) -> NotebookState:
-    """Start the job, and return its state once it runs; or say why it is refused."""
+    """Start the job, and return its state once it runs, or the reason for a refusal."""
     order = _order()
     if not answers(f"{folder.name}-0"):
         return NotebookState("refused", "the pool has ended")
@@ -134,23 +137,26 @@ def _start(folder: Path) -> NotebookState:
         def started() -> NotebookState | None:
             return None if (state := _state(folder)).status == "none" else state
 
-        words = ["-P", "-m", NOTEBOOK, "job", folder.name]
+        arguments = ["-P", "-m", NOTEBOOK, "job", folder.name]
         text = CODEC.encode(order)
-        if place := holder():  # the job must outlive this step of the scheduler's job
-            state = held(place, f"notebook-{folder.name}", words, text.decode(), started)
+        if holder_path := holder():  # the job must outlive this step of the scheduler's job
+            state = held(holder_path, f"notebook-{folder.name}", arguments, text.decode(), started)
         else:
-            state = _spawn(words, text, started)
+            state = _spawn(arguments, text, started)
     return state or NotebookState("refused", "it did not start in time")
 
 
 def _stop(folder: Path) -> None:
-    """Interrupt the job's kernel, or kill it if it was interrupted before; papermill saves what the notebook has."""
-    again = (folder / STOPPED).exists()
+    """Interrupt the job's kernel, or kill it if it was interrupted before.
+
+    papermill then saves the notebook with its outputs so far.
+    """
+    interrupted = (folder / STOPPED).exists()
     (folder / STOPPED).touch()
     with contextlib.suppress(OSError, ValueError):  # it has not started, or has ended
         process = (folder / NOTEBOOK_KERNEL).read_text()
         if identity(pid := int(process.split()[0])) == process:
-            os.killpg(pid, signal.SIGKILL) if again else os.kill(pid, signal.SIGINT)
+            os.killpg(pid, signal.SIGKILL) if interrupted else os.kill(pid, signal.SIGINT)
 
 
 def _spawn(
@@ -174,7 +180,7 @@ def _spawn(
 
 
 def _python_path() -> str:
-    """Lead processes in other folders to skymagic's code."""
+    """Return a PYTHONPATH that leads processes in other folders to skymagic's code."""
     code = str(Path(__file__).parents[3])
     return os.pathsep.join(filter(None, [code, os.environ.get("PYTHONPATH", "")]))
 
@@ -189,7 +195,7 @@ def _run_job(folder: Path, order: ExecuteNotebook) -> None:
         os.dup2(log, stream)
     os.environ.update(order.env, PYTHONPATH=_python_path(), **{NOTEBOOK_JOB: str(folder)})
     private = folder / "private"
-    if order.pool_files:  # not among the user's records: the head may be the client's machine
+    if order.pool_files:  # kept apart from the user's records: the head may be the client's machine
         os.environ["XDG_STATE_HOME"] = str(private)
         for name, content in order.pool_files.items():
             atomic.write(atomic.state_folder("pools") / name, base64.b64decode(content))
@@ -209,7 +215,7 @@ def _run_job(folder: Path, order: ExecuteNotebook) -> None:
 
 
 def _executed(folder: Path, order: ExecuteNotebook) -> tuple[str, str]:
-    """Execute the notebook with papermill, which is installed where it is missing; return status and problem."""
+    """Execute the notebook with papermill, installing it if needed; return status and problem."""
     try:
         import papermill
     except ImportError:
@@ -217,7 +223,7 @@ def _executed(folder: Path, order: ExecuteNotebook) -> tuple[str, str]:
         import papermill
     from traitlets.config import Config
 
-    # Ports of TCP would let other users of the machine read what the kernel shows.
+    # TCP ports would let other users of the machine read what the kernel shows
     sockets = rundir.make(f"{folder.name}-notebook")
     config = Config(KernelManager={"transport": "ipc", "ip": f"{sockets.path}/kernel"})
     handler = logging.StreamHandler()
@@ -230,7 +236,7 @@ def _executed(folder: Path, order: ExecuteNotebook) -> tuple[str, str]:
     try:
         papermill.execute_notebook(
             str(notebook),
-            output.replace("{", "{{").replace("}", "}}"),  # papermill fills in parameters
+            output.replace("{", "{{").replace("}", "}}"),  # papermill would substitute parameters
             order.parameters,
             kernel_name="python3",
             cwd=os.path.expanduser(order.folder),
@@ -247,14 +253,14 @@ def _executed(folder: Path, order: ExecuteNotebook) -> tuple[str, str]:
 
 
 class _LogText(logging.Formatter):
-    """Formats text that cells have printed, whose line has ended, without an empty line below it."""
+    """Formatter of printed text: a trailing newline adds no empty line."""
 
     def format(self, record: logging.LogRecord) -> str:
         return super().format(record).removesuffix("\n")
 
 
 def _install_papermill(parent: Path) -> str:
-    """Install papermill into a folder of its own, so that the environment of the ranks stays as it is."""
+    """Install papermill into a separate folder, which leaves the ranks' environment unchanged."""
     target = str(parent / f"papermill-{sys.version_info.major}.{sys.version_info.minor}")
     uv = shutil.which("uv") or shutil.which("uv", path=os.path.expanduser("~/.local/bin"))
     pip = (
@@ -270,16 +276,19 @@ def _install_papermill(parent: Path) -> str:
 
 
 def _watch_pool(folder: Path, ended: threading.Event) -> None:
-    """Stop the job when its pool has ended, unless the notebook did that itself: nobody could reach the job any more."""
-    seen = time.monotonic()
+    """Stop the job when its pool has ended, because no client could reach the job any more.
+
+    It does not apply if the notebook itself ended the pool.
+    """
+    last_seen = time.monotonic()
     while True:
         time.sleep(POLL)
         if (folder / NOTEBOOK_CLOSED).exists() or answers(f"{folder.name}-0"):
-            seen = time.monotonic()
-        elif time.monotonic() - seen > GONE_AFTER:
+            last_seen = time.monotonic()
+        elif time.monotonic() - last_seen > GONE_AFTER:
             ended.set()
             _stop(folder)
-            seen = time.monotonic()
+            last_seen = time.monotonic()
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
-"""The run directory of a daemon: its socket, its log, and the checks that it is ours alone.
+"""The run directory of a daemon: socket, log, and the check that only this user can enter it.
 
-It is named after the user and the daemon, mode 0700. Anybody can make a folder in a shared place, so one that is not
-ours, or that others can enter, is passed over and the next place is tried.
+It is named after the user and the daemon, mode 0700. Every user can make a folder in a shared
+place, so a folder that belongs to another user, or that others can enter, is skipped, and the next
+location is tried.
 """
 
 from __future__ import annotations
@@ -15,35 +16,34 @@ from collections.abc import Iterator
 from skymagic.wire.record import FILE, READERS, SOCKET, connect, folders, why_unsafe
 
 MAX_SOCKET_PATH = 100
-"""Bytes that a Unix socket's path may have on every system."""
+"""Maximum length in bytes of a Unix socket's path that every system accepts."""
 STALE_AFTER = 3600.0
-"""Seconds for which the folder of a daemon that was killed is kept: it may hold the reason."""
+"""Seconds to keep the folder of a killed daemon, because it may hold the reason."""
 NAME_PATTERN = re.compile(r"[A-Za-z0-9_.-]{1,80}")
 
 
 class RunDirectoryError(Exception):
-    """No run directory for the daemon; says why and what to do."""
+    """No usable run directory for the daemon; the message has the reason and what to do."""
 
 
 class RunDirectory:
-    """The run directory of one daemon: a folder that exists and is ours."""
+    """Run directory of one daemon: an existing folder that only this user can enter."""
 
     def __init__(self, path: str) -> None:
         self.path = path
         self.socket = os.path.join(path, SOCKET)
         self.errors = os.path.join(path, "agent.err")
         self.log = os.path.join(path, "daemon.log")
-        self.record = os.path.join(
-            path, FILE
-        )  # what the agent tells others on this machine of itself
-        self.readers = os.path.join(path, READERS)  # where the agent serves those who only read
+        # the agent's record for other processes on this machine
+        self.record = os.path.join(path, FILE)
+        self.readers = os.path.join(path, READERS)  # the agent's socket for readers
 
     def connect(self) -> socket.socket | None:
-        """A connection to the daemon; None if there is none of ours."""
+        """Connect to the daemon, or return None if this user has none there."""
         return connect(self.path)
 
     def listen(self) -> socket.socket:
-        """A socket for a new daemon to accept on, in the place of one that is gone."""
+        """Create the socket of a new daemon, replacing one that is gone."""
         with contextlib.suppress(FileNotFoundError):
             os.unlink(self.socket)
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -53,10 +53,11 @@ class RunDirectory:
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Serialize starts of the same daemon, where the file system has locks.
+        """Serialize starts of the same daemon, if the file system has locks.
 
-        NFS has none where no lockd runs, and never of folders. Two daemons of one name may start there when the notebook
-        has tried again while its first attempt was under way; nobody attaches to the earlier one, which ends by itself.
+        NFS has none without lockd, and never on folders. There, two daemons of one name may start
+        when the notebook retries during its first attempt; the earlier one gets no connection and
+        ends by itself.
         """
         import fcntl
 
@@ -69,7 +70,7 @@ class RunDirectory:
             os.close(lock)
 
     def log_tail(self) -> str:
-        """The end of the daemon's log, which is empty unless it failed."""
+        """Return the end of the daemon's log, which is empty unless it failed."""
         with contextlib.suppress(OSError), open(self.log, errors="replace") as file:
             return file.read()[-4000:].strip()
         return ""
@@ -83,7 +84,7 @@ class RunDirectory:
 
 
 def candidates(name: str) -> list[str]:
-    """Where a daemon's run directory may lie, the best first."""
+    """Return the possible paths of a daemon's run directory, the best first."""
     if not NAME_PATTERN.fullmatch(name):
         raise RunDirectoryError(
             f"{name!r} cannot name a daemon: letters, digits, '.', '_' and '-' only, 80 at most"
@@ -92,15 +93,15 @@ def candidates(name: str) -> list[str]:
 
 
 def find(name: str) -> RunDirectory | None:
-    """The folder of a daemon that was started; None if there is none of ours."""
+    """Return the folder of a daemon that was started, or None if this user has none."""
     return next((RunDirectory(path) for path in candidates(name) if why_unsafe(path) is None), None)
 
 
 def make(name: str) -> RunDirectory:
-    """A folder for a new daemon, or the one that an earlier start has made.
+    """Return the folder for a new daemon, which an earlier start may have made.
 
     Raises:
-        RunDirectoryError: none of the candidates will do; says why, one by one.
+        RunDirectoryError: no candidate is usable; the message has the reason for each.
     """
     refusals: list[str] = []
     for path in candidates(name):
@@ -122,7 +123,7 @@ def make(name: str) -> RunDirectory:
 
 
 def sweep(own_directory: RunDirectory, now: float) -> None:
-    """Remove folders beside this one whose daemons were killed, or ended with their machine, a while ago."""
+    """Remove neighboring folders of daemons that died a while ago, by a kill or with their machine."""
     parent, own = os.path.split(own_directory.path)
     prefix = own[: own.index("-", len("skymagic-daemon-")) + 1]
     for path in [entry.path for entry in os.scandir(parent) if entry.name.startswith(prefix)]:
