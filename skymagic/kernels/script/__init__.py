@@ -1,6 +1,6 @@
-"""A shell script on a node: its environment, the worker that failed first, and the end of all that it started.
+"""Shell scripts on a node: environment, root cause of a failure, and the end of their processes.
 
-script         starts the script beside the rank, waits, ends what it leaves, and says how it ended
-environment    the script's variables
+script         starts the script from a rank, waits, ends left-over processes, and reports the end
+environment    the script's environment variables
 root_cause     why it failed, from torch's error file or its last lines; pure
 """

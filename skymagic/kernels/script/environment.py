@@ -1,4 +1,7 @@
-"""The environment of a script: the node's own, with the cluster described in SkyPilot's words, and nothing of a rank's framework."""
+"""Environment of a script: the node's own plus the cluster in SkyPilot's variables.
+
+Variables of a rank's framework are removed.
+"""
 
 from __future__ import annotations
 
@@ -15,33 +18,49 @@ from skymagic.kernels.network import interfaces
 from skymagic.runtime.info import VARIABLE, InstanceInfo
 
 RANK_VARIABLES = re.compile(
-    r"(LOCAL_|GROUP_|NODE_|ROLE_|)RANK|(LOCAL_|GROUP_|ROLE_|)WORLD_SIZE|ROLE_NAME|MASTER_(ADDR|PORT)|TORCHELASTIC_\w+"
+    r"(LOCAL_|GROUP_|NODE_|ROLE_|)RANK|(LOCAL_|GROUP_|ROLE_|)WORLD_SIZE|ROLE_NAME"
+    r"|MASTER_(ADDR|PORT)|TORCHELASTIC_\w+"
     r"|JAX_(COORDINATOR_ADDRESS|COORDINATOR_PORT|PROCESS_ID|NUM_PROCESSES|LOCAL_DEVICE_IDS)"
     r"|COMPUTE_POOL"
 )
-"""Variables that tell one process its place among others: a script's own processes are told theirs by their launcher."""
+"""Variables that describe a process's position among others.
+
+A script's launcher sets them for its processes.
+"""
 
 HOSTFILE = "SKYMAGIC_HOSTFILE"
 """Variable with the path of the script's `hostfile`."""
 C10D_RENDEZVOUS = re.compile(r"--rdzv[-_]backend[= ]+[\"']?c10d")
 STANDALONE = "--standalone"
-"""A script with both has torchruns that each need a store of their own."""
+"""If a script has both options, each torchrun in it needs its own store."""
 LAUNCHER = re.compile(r"\btorchrun\b|torch\.distributed\.(run|launch)\b")
 ALONE = re.compile(rf"{STANDALONE}|--nnodes[= ]+[\"']?1(:1)?(?!\d)")
-"""A script with one of these in it has a launcher for which its node is all there is."""
+"""Options of a launcher that runs on its node alone."""
 GPU_DEVICES = ("nvidia[0-9]*", "kfd", "accel*", "davinci*", "dxg", "dri/render*")
-"""Device files of NVIDIA's, AMD's, Habana's, Ascend's, WSL's and Intel's GPUs."""
+"""Device files of GPUs by NVIDIA, AMD, Habana, Ascend, WSL and Intel."""
 
 
 def cluster_of(info: InstanceInfo, nodes: Sequence[int], task: str, port: int) -> InstanceInfo:
-    """The place of a script on `info`'s node in the cluster of the `nodes` that run it, one process on each."""
+    """Describe the cluster of the `nodes` that run a script, from `info`'s node.
+
+    It has one process on each node.
+    """
     peers = {peer.node: peer for peer in info.peers}
-    place = nodes.index(info.node)
-    taking_part = tuple(replace(peers[node], node=index) for index, node in enumerate(nodes))
+    node_rank = nodes.index(info.node)
+    participants = tuple(replace(peers[node], node=index) for index, node in enumerate(nodes))
     return replace(
-        info, node=place, total_nodes=len(nodes), head_addr=peers[nodes[0]].addr, head_port=port, peers=taking_part,
-        rank=place, world_size=len(nodes), local_rank=0, local_world_size=1, job_id=task,
-    )  # fmt: skip
+        info,
+        node=node_rank,
+        total_nodes=len(nodes),
+        head_addr=peers[nodes[0]].addr,
+        head_port=port,
+        peers=participants,
+        rank=node_rank,
+        world_size=len(nodes),
+        local_rank=0,
+        local_world_size=1,
+        job_id=task,
+    )
 
 
 def environment(
@@ -52,18 +71,19 @@ def environment(
     error_file: str,
     text: str,
 ) -> dict[str, str]:
-    """All variables of a script.
+    """Return all environment variables of a script.
 
     Args:
-        base: what the node's processes have, before a rank is made of one.
-        cluster: as `cluster_of` gives it.
-        processes: how many processes a launcher should start on each node: one per GPU, or as many as the pool has ranks there.
-        own: of this script alone; they win.
-        error_file: where torch's launcher writes the first error.
-        text: the script's own.
+        base: variables of the node's processes, before a process becomes a rank.
+        cluster: result of `cluster_of`.
+        processes: number of processes for a launcher to start on each node: one per GPU, or as many
+            as the pool has ranks there.
+        own: variables of this script alone; they take precedence.
+        error_file: path for the first error, which torch's launcher writes.
+        text: text of the script.
     """
-    kept = {name: value for name, value in base.items() if not RANK_VARIABLES.fullmatch(name)}
-    described = {
+    inherited = {name: value for name, value in base.items() if not RANK_VARIABLES.fullmatch(name)}
+    values = {
         "NODE_IPS": "\n".join(peer.addr for peer in cluster.peers),
         "NUM_NODES": cluster.total_nodes,
         "NODE_RANK": cluster.node,
@@ -71,20 +91,23 @@ def environment(
         "TASK_ID": cluster.job_id,
     }
     cluster_variables = {
-        f"{whose}_{name}": str(value)
-        for whose in ("SKYPILOT", "SKYMAGIC")
-        for name, value in described.items()
+        f"{prefix}_{name}": str(value)
+        for prefix in ("SKYPILOT", "SKYMAGIC")
+        for name, value in values.items()
     }
+    # the screen has one line for all bars of a stream, including nested ones
     return {
         "PYTHONUNBUFFERED": "1",
-        "TQDM_POSITION": "0",  # the screen has one line for the bars of a stream, nested ones too
+        "TQDM_POSITION": "0",
         **torchrun(cluster, text),
         **launch(cluster, processes, text),
         **accelerate(cluster),
-        **kept,
+        **inherited,
         **cluster_variables,
-        **interfaces(cluster, kept),
-        "PATH": os.pathsep.join([os.path.dirname(sys.executable), kept.get("PATH", os.defpath)]),
+        **interfaces(cluster, inherited),
+        "PATH": os.pathsep.join(
+            [os.path.dirname(sys.executable), inherited.get("PATH", os.defpath)]
+        ),
         "MASTER_ADDR": cluster.head_addr,
         "MASTER_PORT": str(cluster.head_port),
         VARIABLE: cluster.to_json(),
@@ -94,9 +117,10 @@ def environment(
 
 
 def rank_place(info: InstanceInfo) -> dict[str, str]:
-    """Return the variables that tell a rank its place in the pool, for a script that runs on its behalf.
+    """Return the variables with a rank's position in the pool, for a script that acts for the rank.
 
-    The meeting point is left out: the pool's own is taken by the ranks, and the script has one that is free.
+    The rendezvous address is left out: the ranks use the pool's own, and the script gets a free
+    one.
     """
     return {
         name: value
@@ -106,11 +130,13 @@ def rank_place(info: InstanceInfo) -> dict[str, str]:
 
 
 def torchrun(cluster: InstanceInfo, text: str) -> dict[str, str]:
-    """What torchrun would otherwise guess from the hostname, as the defaults of its options.
+    """Return defaults for torchrun options that it would otherwise guess from the hostname.
 
-    With --rdzv_backend=c10d it looks whether the endpoint is this machine by resolving the hostname, which on many clouds gives
-    127.0.1.1 or nothing: then nobody hosts the store. On one machine all nodes are it, and a port that is taken looks like the store
-    of another node. And torchrun tells the others its fully qualified name, which they may not be able to resolve.
+    With --rdzv_backend=c10d it resolves the hostname to see if the endpoint is this machine, which
+    on many clouds gives 127.0.1.1 or nothing: then no node hosts the store. If all nodes are on one
+    machine, the endpoint matches all of them, and a port in use looks like the store of another
+    node. And torchrun sends other nodes its fully qualified name, which they may not be able to
+    resolve.
     """
     on_one_machine = cluster.head_addr.startswith("127.")
     defaults = {} if on_one_machine else {"PET_LOCAL_ADDR": cluster.peers[cluster.node].addr}
@@ -119,21 +145,21 @@ def torchrun(cluster: InstanceInfo, text: str) -> dict[str, str]:
     elif cluster.is_head and not on_one_machine:
         defaults["PET_RDZV_CONF"] = "is_host=1"
     elif not on_one_machine and not resolves(socket.gethostname()):
-        defaults["PET_RDZV_CONF"] = (
-            "is_host=0"  # torchrun fails over such a name, unless it need not look
-        )
+        # torchrun fails on such a name, unless it need not resolve it
+        defaults["PET_RDZV_CONF"] = "is_host=0"
     return defaults
 
 
 def launch(cluster: InstanceInfo, processes: int, text: str) -> dict[str, str]:
-    """The nodes, the processes and the meeting point of a torchrun in the script, as the defaults of its options.
+    """Return defaults for a torchrun in the script: its nodes, processes and rendezvous.
 
-    Only where the text calls it: a torchrun in a file that the script calls may be one for its node alone, and would wait for others.
+    They apply only if the script's text calls torchrun: a torchrun in another file may be intended
+    for its node alone, and would wait for other nodes.
     """
     if not LAUNCHER.search(text) or ALONE.search(text):
         return {}
     defaults: dict[str, object] = {"NPROC_PER_NODE": processes}
-    if cluster.total_nodes > 1:  # one node alone meets at a port of torchrun's own choice
+    if cluster.total_nodes > 1:  # a single node uses a port that torchrun picks
         defaults["NNODES"] = cluster.total_nodes
         if C10D_RENDEZVOUS.search(text):
             defaults |= {
@@ -142,16 +168,19 @@ def launch(cluster: InstanceInfo, processes: int, text: str) -> dict[str, str]:
             }
         else:
             defaults |= {
-                "NODE_RANK": cluster.node, "MASTER_ADDR": cluster.head_addr, "MASTER_PORT": cluster.head_port,
-            }  # fmt: skip
+                "NODE_RANK": cluster.node,
+                "MASTER_ADDR": cluster.head_addr,
+                "MASTER_PORT": cluster.head_port,
+            }
     return {f"PET_{name}": str(value) for name, value in defaults.items()}
 
 
 def hostfile(cluster: InstanceInfo, processes: int) -> str:
-    """The nodes as launchers of the MPI kind read them, ``ADDRESS slots=PROCESSES``, a line for each in the order of their numbers.
+    """Return an MPI-style hostfile: ``ADDRESS slots=PROCESSES``, one line per node in order.
 
-    DeepSpeed refuses a name that stands there twice: nodes that share an address are told apart by their numbers, which no launcher
-    can connect to. One that is started on each node (``deepspeed --no_ssh``) does not.
+    DeepSpeed refuses duplicate names, so nodes that share an address are named by their numbers, to
+    which no launcher can connect. A launcher that is started on each node (``deepspeed --no_ssh``)
+    does not need to.
     """
     names = [peer.addr for peer in cluster.peers]
     if len(set(names)) < len(names):
@@ -160,13 +189,19 @@ def hostfile(cluster: InstanceInfo, processes: int) -> str:
 
 
 def accelerate(cluster: InstanceInfo) -> dict[str, str]:
-    """Without it accelerate, and HuggingFace's Trainer with it, would train each process by itself where there are no GPUs."""
-    seen = sys.platform != "linux" or any(glob.glob(f"/dev/{device}") for device in GPU_DEVICES)
-    return {} if cluster.accelerators or seen else {"ACCELERATE_USE_CPU": "true"}
+    """Return the variables that make accelerate run distributed on CPUs.
+
+    Without them accelerate, and with it HuggingFace's Trainer, would train in each process
+    independently on machines without GPUs.
+    """
+    has_devices = sys.platform != "linux" or any(
+        glob.glob(f"/dev/{device}") for device in GPU_DEVICES
+    )
+    return {} if cluster.accelerators or has_devices else {"ACCELERATE_USE_CPU": "true"}
 
 
 def resolves(hostname: str) -> bool:
-    """Whether this machine finds an address for a name."""
+    """Return True if this machine can resolve a host name."""
     try:
         return bool(socket.getaddrinfo(hostname, None))
     except OSError:

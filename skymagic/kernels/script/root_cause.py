@@ -1,4 +1,4 @@
-"""Why a script failed: from torch's error file, or from what it wrote last; pure."""
+"""Root cause of a script's failure, from torch's error file or from its last output; pure."""
 
 from __future__ import annotations
 
@@ -10,26 +10,29 @@ from dataclasses import dataclass
 from skymagic.wire.processes import signal_name
 
 LINE_PREFIX = re.compile(r"^(\[[^\]\s]{1,40}\]:? ?)?")
-"""What torch and torchrun put before a line of one process: ``[rank1]: ``, ``[default0]:``."""
+"""Prefix that torch and torchrun put before a process's lines: ``[rank1]: ``, ``[default0]:``."""
 TRACEBACK_HEAD = "Traceback (most recent call last):"
 EXCEPTION_LINE = re.compile(r"^([A-Za-z_][\w.]*)(?:: (.*))?$")
 LAUNCHER_ERRORS = ("ChildFailedError", "SignalException")
-"""What torchrun raises because a worker has failed, or it was told to stop."""
+"""Errors that torchrun raises because a worker failed, or because of a signal."""
 LAUNCHER_FRAME = re.compile(
     r'^  File "[^"]*(bin/torchrun|torch/distributed/(run\.py|launcher/|elastic/)[^"]*)", line '
 )
 LOG_LINE = re.compile(r"^[IWEF]\d{4} [\d:.]+ +\d+ torch/distributed/")
 RULER = re.compile(r"^=+$")
 ROOT_CAUSE = re.compile(
-    r"Root Cause \(first observed failure\):\s*\[\d+\]:.*?rank\s*: (?P<rank>\d+) \(local_rank: (?P<local>\d+)\)"
+    r"Root Cause \(first observed failure\):\s*\[\d+\]:"
+    r".*?rank\s*: (?P<rank>\d+) \(local_rank: (?P<local>\d+)\)"
     r".*?exitcode\s*: (?P<code>-?\d+) \(pid: (?P<pid>\d+)\)",
     re.DOTALL,
 )
 WORKER_FAILURE = re.compile(
-    r"rank\s*: (?P<rank>\d+) \(local_rank: (?P<local>\d+)\)\s*exitcode\s*: (?P<code>-?\d+) \(pid: (?P<pid>\d+)\)"
+    r"rank\s*: (?P<rank>\d+) \(local_rank: (?P<local>\d+)\)"
+    r"\s*exitcode\s*: (?P<code>-?\d+) \(pid: (?P<pid>\d+)\)"
 )
 PEER_LOST = re.compile(
-    r"connection closed|connection reset|broken pipe|socket closed|closed by (peer|remote)|connection was closed"
+    r"connection closed|connection reset|broken pipe|socket closed"
+    r"|closed by (peer|remote)|connection was closed"
     r"|connection to the C10d store|remote worker (crashing|hanging)|NCCL",
     re.IGNORECASE,
 )
@@ -37,13 +40,13 @@ PEER_LOST = re.compile(
 
 @dataclass(frozen=True)
 class Cause:
-    """The error that ended a script.
+    """Error that ended a script.
 
     Attributes:
         text: a traceback, or a line.
         summary: its last line.
-        worker: which of torchrun's workers, in words; empty if it was none.
-        follows: it only says that another process went away.
+        worker: description of the torchrun worker that failed, "" if none did.
+        follows: True if the error only reports the loss of another process.
     """
 
     text: str
@@ -53,17 +56,16 @@ class Cause:
 
 
 def root_cause(error_file: str, tail: str) -> Cause | None:
-    """The cause of a failure, None if nothing tells it.
+    """Return the cause of a failure, or None if it is unknown.
 
     Args:
-        error_file: the text of torch's error file, "" where there is none.
-        tail: the end of what the script wrote.
+        error_file: text of torch's error file, "" if it does not exist.
+        tail: end of the script's output.
     """
     worker, died = of_launcher(tail)
     text = without_frames(recorded(error_file))
-    if (
-        not text and died
-    ):  # a worker that was killed has no traceback; those that are there came after
+    # a killed worker has no traceback; any tracebacks came later
+    if not text and died:
         return Cause(died, died, worker)
     text = text or without_frames(traceback_in(tail))
     if not text:
@@ -76,38 +78,42 @@ def root_cause(error_file: str, tail: str) -> Cause | None:
 
 
 def recorded(error_file: str) -> str:
-    """The traceback that ``torch.distributed.elastic`` recorded."""
+    """Return the traceback that ``torch.distributed.elastic`` recorded."""
     try:
         message = json.loads(error_file)["message"]
     except (ValueError, KeyError, TypeError):
         return ""
     if isinstance(message, Mapping):
-        more = message.get("extraInfo")
-        stack = more.get("py_callstack") if isinstance(more, Mapping) else None
+        extra = message.get("extraInfo")
+        stack = extra.get("py_callstack") if isinstance(extra, Mapping) else None
         message = stack or message.get("message")
     return message if isinstance(message, str) else ""
 
 
 def killed_worker(tail: str) -> Cause | None:
-    """A worker that was killed and that torchrun lists beside its root cause, None if it lists none.
+    """Return a killed worker that torchrun lists in addition to its root cause, or None.
 
-    torchrun sees a killed worker when it looks next, and by then another one may have written down that it lost its peer.
+    torchrun sees a killed worker at its next poll, and by then another worker may have reported the
+    loss of its peer.
     """
-    for found in WORKER_FAILURE.finditer(tail):
-        worker, died = named(found)
-        if died and found["code"] != "-15":  # SIGTERM is torchrun's own
+    for match in WORKER_FAILURE.finditer(tail):
+        worker, died = named(match)
+        if died and match["code"] != "-15":  # torchrun itself sends SIGTERM
             return Cause(died, died, worker)
     return None
 
 
 def of_launcher(tail: str) -> tuple[str, str]:
-    """(the worker that torchrun names as the root cause, how it was killed); empty where it names none."""
-    every = list(ROOT_CAUSE.finditer(tail))
-    return named(every[-1]) if every else ("", "")
+    """Return torchrun's root cause as (worker, manner of its death); empty if it names none."""
+    matches = list(ROOT_CAUSE.finditer(tail))
+    return named(matches[-1]) if matches else ("", "")
 
 
 def named(found: re.Match[str]) -> tuple[str, str]:
-    """(which worker, how it was killed) of one that torchrun lists; empty where no signal has ended it."""
+    """Return (description of a worker, manner of its death).
+
+    The latter is empty if no signal ended it.
+    """
     worker, code = (
         f"torchrun's rank {found['rank']} (local rank {found['local']})",
         int(found["code"]),
@@ -118,73 +124,82 @@ def named(found: re.Match[str]) -> tuple[str, str]:
 
 
 def without_frames(text: str) -> str:
-    """A traceback, also one with causes, without torchrun's own frames; a heading that none is left of goes too."""
-    kept: list[str] = []
-    own = False
+    """Remove torchrun's own frames from a traceback, or from a chain of tracebacks.
+
+    Headings that are left without frames go too.
+    """
+    remaining: list[str] = []
+    in_launcher = False
     for line in text.splitlines():
         if line.startswith("  File "):
-            own = LAUNCHER_FRAME.match(line) is not None
+            in_launcher = LAUNCHER_FRAME.match(line) is not None
         elif not line.startswith("    "):
-            own = False
-            if kept and kept[-1] == TRACEBACK_HEAD:
-                kept.pop()
-        if not own:
-            kept.append(line)
-    return "\n".join(kept).strip("\n")
+            in_launcher = False
+            if remaining and remaining[-1] == TRACEBACK_HEAD:
+                remaining.pop()
+        if not in_launcher:
+            remaining.append(line)
+    return "\n".join(remaining).strip("\n")
 
 
 def without_launcher(tail: str) -> list[str]:
-    """The lines of a text without torchrun's own: its log, its traceback, and the box below it."""
-    kept: list[str] = []
+    """Return the lines of a text without torchrun's log, its traceback, and the box below it."""
+    remaining: list[str] = []
     block: list[str] = []
-    rules = 2
+    rulers = 2
     for line in tail.splitlines():
-        if rules < 2:
-            rules += bool(RULER.match(line))
+        if rulers < 2:
+            rulers += bool(RULER.match(line))
         elif line == TRACEBACK_HEAD:
-            kept += block
+            remaining += block
             block = [line]
         elif block and (line.startswith(" ") or not line):
             block.append(line)
         else:
             if block and line.split(":")[0].endswith(LAUNCHER_ERRORS):
-                rules = 0 if line.split(":")[0].endswith(LAUNCHER_ERRORS[0]) else 2
+                rulers = 0 if line.split(":")[0].endswith(LAUNCHER_ERRORS[0]) else 2
                 block = []
                 continue
-            kept += block
+            remaining += block
             block = []
-            kept += [] if LOG_LINE.match(line) or not line.strip() else [line]
-    return kept + block
+            remaining += [] if LOG_LINE.match(line) or not line.strip() else [line]
+    return remaining + block
 
 
 def traceback_in(tail: str) -> str:
-    """The last traceback that is a cause: none of the launcher's own, and rather not of a process that lost its peer."""
-    found = [
+    """Return the last traceback that is a cause, or "".
+
+    It is never the launcher's own, and preferably not of a process that lost its peer.
+    """
+    candidates = [
         text
         for text in tracebacks(tail)
         if not text.rpartition("\n")[2].split(":")[0].endswith(LAUNCHER_ERRORS)
     ]
-    causes = [text for text in found if not PEER_LOST.search(text.rpartition("\n")[2])]
-    return (causes or found or [""])[-1]
+    causes = [text for text in candidates if not PEER_LOST.search(text.rpartition("\n")[2])]
+    return (causes or candidates or [""])[-1]
 
 
 def tracebacks(tail: str) -> list[str]:
-    """All tracebacks in a text, those of processes whose lines are labelled apart from each other; in the order of their ends."""
+    """Return all tracebacks in a text, in the order of their ends.
+
+    Lines with different process labels are kept apart.
+    """
     open_ones: dict[str, list[str]] = {}
-    found = []
+    complete = []
     for line in tail.splitlines():
         match = LINE_PREFIX.match(line)
         label = match[0] if match is not None else ""
-        rest = line[len(label) :]
+        content = line[len(label) :]
         lines = open_ones.get(label.strip())
-        if rest == TRACEBACK_HEAD:
-            open_ones[label.strip()] = [rest]
+        if content == TRACEBACK_HEAD:
+            open_ones[label.strip()] = [content]
         elif lines is None:
             continue
-        elif rest.startswith(" ") or not rest:
-            lines.append(rest)
+        elif content.startswith(" ") or not content:
+            lines.append(content)
         else:
-            if EXCEPTION_LINE.match(rest):
-                found.append("\n".join([*lines, rest]))
+            if EXCEPTION_LINE.match(content):
+                complete.append("\n".join([*lines, content]))
             del open_ones[label.strip()]
-    return found
+    return complete

@@ -1,6 +1,7 @@
-"""A shell script on a node: the node's first rank starts it beside itself, waits for it, and says how it ended.
+"""Shell script on a node, started by the node's first rank, which waits for it and reports its end.
 
-The script's processes hold the rank's own standard output and error, so that what they write goes the way of every cell's output.
+The script's processes inherit the rank's standard output and error, so that their output takes the
+same path as every cell's.
 """
 
 from __future__ import annotations
@@ -28,31 +29,41 @@ from skymagic.wire import agent as wire
 from skymagic.wire import processes
 
 MARK = "SKYMAGIC_SCRIPT"
-"""In the environment of all processes of a script on one node; several nodes may be one machine."""
+"""Environment variable of all processes of a script on one node.
+
+Several nodes may share a machine.
+"""
 NAME = "sky_sh"
-"""The script's file, as the shell's complaints name it."""
+"""Name of the script's file in the shell's error messages."""
 TAIL_LINES = 60
 LAST_LINES = 10
 CAUSE_TIMEOUT = 2.0
-"""Seconds that other nodes have to tell the cause when all that is known here is that a process went away: torchrun ends its other
-workers before it says which one has failed."""
+"""Seconds for other nodes to report the cause if this one only knows that a process went away.
+
+torchrun ends its other workers before it reports which one has failed.
+"""
 TAIL_BYTES = 1 << 16
 LINGER_SECONDS = 0.5
-"""Seconds that processes may go on which the script leaves: the end of a pipe, a resource tracker."""
+"""Seconds for left-over processes to end: the end of a pipe, a resource tracker."""
 POLL, POLL_GONE = 0.05, 0.01
-"""Seconds between two looks at what is left of it: no event tells of processes with other parents. One look that shows nothing is not
-enough, for a process that is just calling exec shows no environment."""
+"""Seconds between two looks at the remaining processes.
+
+No event reports the end of other parents' children. A single look that shows nothing is not enough,
+because a process that is calling exec shows no environment.
+"""
 
 
 @dataclass(frozen=True)
 class End:
-    """How a script ended on one node, as plain values.
+    """Outcome of a script on one node, as plain values.
 
     Attributes:
-        status: its exit code; negative for the signal that ended it; None when it did not begin, or nobody could tell.
-        tail: the last lines that it wrote. words: the last of them that are not torchrun's own.
-        cause: `rootcause.Cause` as a dictionary, None if nothing tells it.
-        left: command lines of processes that went on after the script's end and were ended.
+        status: exit code; negative for the signal that ended it; None if it did not start or the
+            status is unknown.
+        tail: last lines of its output.
+        words: last lines without torchrun's own.
+        cause: `rootcause.Cause` as a dictionary, None if unknown.
+        left: command lines of processes that outlived the script and were ended.
         problem: why it could not be started.
     """
 
@@ -65,31 +76,37 @@ class End:
 
 
 class Failed(Exception):
-    """The script did not end well."""
+    """The script failed."""
 
     def __init__(self, end: Mapping[str, Any]) -> None:
         super().__init__(end)
         cause = end["cause"]
         self.cause_timeout = CAUSE_TIMEOUT if cause is not None and cause["follows"] else 0.0
-        """Seconds for which others may go on, for one of them may know why."""
+        """Seconds that other nodes may continue, because one of them may know the cause."""
 
     def _render_traceback_(self) -> list[str]:
         return ["the script failed"]
 
 
 class Stopped(KeyboardInterrupt):
-    """The script was stopped, and nothing of it is left; its argument is the `End` as a dictionary."""
+    """The script was stopped and all its processes ended.
+
+    Its argument is the `End` as a dictionary.
+    """
 
 
 def run(asked: Mapping[str, Any]) -> dict[str, Any]:
-    """Run a script on this node; the code of an order calls it on one rank of each node that takes part.
+    """Run a script on this node; an order's code calls it on one rank of each participating node.
 
     Args:
-        asked: ``text`` of the script; ``workdir``, "" for the rank's own; ``as_rank``: whether it gets the variables that tell
-            this rank its place; ``env`` and ``without``: variables to add, and to leave out; ``grace``: seconds between TERM and KILL.
+        asked: ``text`` of the script; ``workdir``, "" for the rank's own; ``as_rank``: whether it
+            gets the variables with this rank's position; ``env`` and ``without``: variables to add
+            and to remove; ``grace``: seconds between TERM and KILL.
 
-    Returns an `End` as a dictionary; it is the argument of Failed, raised when the status is not 0, and of Stopped, raised when the
-    run was interrupted.
+    Returns:
+        An `End` as a dictionary. It is also the argument of Failed, raised when the status is not
+            0, and of Stopped, raised when the
+        run was interrupted.
     """
     current().outside_groups = True
     try:
@@ -107,11 +124,14 @@ def run(asked: Mapping[str, Any]) -> dict[str, Any]:
     return end
 
 
-# -- before ----------------------------------------------------------------------------------------------------------
+# -- before ----------------------------------------------------------------------------------------
 
 
 def _order(asked: Mapping[str, Any], folder: str, error_file: str) -> dict[str, Any]:
-    """How the script is started. The text goes into a file: in a command line everyone could read it."""
+    """Prepare the script's command, folder and environment.
+
+    The text goes into a file: other users could read it in a command line.
+    """
     path = os.path.join(folder, NAME)
     with open(
         os.open(path, os.O_CREAT | os.O_WRONLY, 0o600),
@@ -132,9 +152,14 @@ def _order(asked: Mapping[str, Any], folder: str, error_file: str) -> dict[str, 
     hostfile = os.path.join(folder, "hostfile")
     with open(hostfile, "w", encoding="utf-8") as file:
         file.write(environment.hostfile(cluster, processes))
-    place = environment.rank_place(info) if asked["as_rank"] else {}
-    own = {environment.HOSTFILE: hostfile, **place, **asked["env"], MARK: f"{task}-{info.node}"}
-    env = environment.environment(base, cluster, processes, own, error_file, asked["text"])
+    position = environment.rank_place(info) if asked["as_rank"] else {}
+    variables = {
+        environment.HOSTFILE: hostfile,
+        **position,
+        **asked["env"],
+        MARK: f"{task}-{info.node}",
+    }
+    env = environment.environment(base, cluster, processes, variables, error_file, asked["text"])
     shell = (
         shutil.which("bash", path=env["PATH"]) or shutil.which("sh", path=env["PATH"]) or "/bin/sh"
     )
@@ -147,7 +172,7 @@ def _order(asked: Mapping[str, Any], folder: str, error_file: str) -> dict[str, 
 
 
 def _port(nodes: list[int]) -> int:
-    """A port that is free on the script's head, which finds it and tells the other nodes."""
+    """Return a free port of the script's head, which finds it and sends it to the other nodes."""
     run = runtime.run_number()
     if nodes[0] == current().info.node:
         rendezvous.delete(f"script {current().last_script_run}")
@@ -161,35 +186,41 @@ def _port(nodes: list[int]) -> int:
     return int(rendezvous.get(f"script {run}"))
 
 
-# -- meanwhile -------------------------------------------------------------------------------------------------------
+# -- meanwhile -------------------------------------------------------------------------------------
 
 
 def _carry_out(order: Mapping[str, Any], begun: int, error_file: str) -> dict[str, Any]:
-    """The `End` of a command as a dictionary; Stopped when it was interrupted. `begun`: the log's length before."""
+    """Run a command and return its `End` as a dictionary; raise Stopped if it was interrupted.
+
+    Args:
+        begun: length of the log before.
+    """
     with Command(order) as command:
         try:
             if note := resources.gpus_in_use(order["env"].get("CUDA_VISIBLE_DEVICES", "")):
                 os.write(2, f"[{note}]\n".encode())
-            told = command.wait()
+            outcome = command.wait()
         except KeyboardInterrupt:
-            # Only inside this clause the rank counts as one that is on its way out, and is not killed: all that is left to do is
-            # done here. What hears no TERM ends when the grace period does, and the notebook asks at that very moment.
+            # Only inside this clause the rank counts as one that is stopping and is not killed, so
+            # all remaining work is done here. A process that ignores TERM ends with the grace
+            # period, and the notebook asks at that very moment.
             with tracebacks.interrupts_ignored():
                 raise Stopped(_end(command.stop(), order, begun, error_file)) from None
-    return _end(told, order, begun, error_file)
+    return _end(outcome, order, begun, error_file)
 
 
 class Command:
-    """A command with all that it starts: what has its mark in the environment, whatever its session and its parent, or is in its group.
+    """A command with all processes that carry its mark in their environment or are in its group.
 
-    A rank that ends takes it along, for the node's forkserver ends what ranks leave (`kernels.agent.forkserver`).
+    Their sessions and parents do not matter. If the rank ends, the node's forkserver ends them too
+    (`kernels.agent.forkserver`).
     """
 
     def __init__(self, order: Mapping[str, Any]) -> None:
         self._mark, self._grace = f"{MARK}={order['env'][MARK]}".encode(), float(order["grace"])
         self._process: subprocess.Popen[bytes] | None = None
         self._problem = ""  # why it could not be started
-        self._since = int(proc.status("self")[19])  # when the first of it can have been started
+        self._since = int(proc.status("self")[19])  # earliest possible start time of its processes
         try:
             self._process = subprocess.Popen(
                 order["argv"],
@@ -201,7 +232,7 @@ class Command:
             self._since = int(proc.status(self._process.pid)[19])
         except (OSError, ValueError) as problem:
             self._problem = str(problem)
-        except BaseException:  # an interrupt, when it may have been started
+        except BaseException:  # an interrupt, after which it may be running
             self._kill()
             raise
 
@@ -209,23 +240,28 @@ class Command:
         return self
 
     def wait(self) -> dict[str, Any]:
-        """Until nothing of it is left; how it ended.
+        """Wait until all of its processes have ended, and return how it ended.
 
-        What it leaves running has `LINGER_SECONDS`, then gets SIGTERM, after the grace period SIGKILL.
+        Processes that outlive it have `LINGER_SECONDS`, then get SIGTERM, and after the grace
+        period SIGKILL.
         """
         if self._process is not None:
-            # not Popen's own, which goes on for a moment after an interrupt
+            # not Popen.wait, which keeps waiting for a moment after an interrupt
             os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOWAIT)
         if self._gone_within(LINGER_SECONDS):
             return self._ended([])
-        left = [proc.command_line(pid) for pid in self._others()]
+        leftovers = [proc.command_line(pid) for pid in self._others()]
         self._signal(signal.SIGTERM)
         if not self._gone_within(self._grace):
             self._kill()
-        return self._ended(left)
+        return self._ended(leftovers)
 
     def stop(self) -> dict[str, Any]:
-        """SIGTERM to its group, which may pass it on; half the grace period later to those with groups of their own, at its end SIGKILL."""
+        """Stop the command and return how it ended.
+
+        SIGTERM goes to its group, which may pass it on, and half the grace period later to
+        processes in other groups; SIGKILL follows at the end of the period.
+        """
         group = self._process.pid if self._process is not None else -1
         self._signal(signal.SIGTERM, lambda member_of: member_of == group)
         if not self._gone_within(self._grace / 2):
@@ -240,14 +276,14 @@ class Command:
         return {"status": self._process.wait(), "left": left}
 
     def _others(self) -> dict[int, tuple[int, int]]:
-        """All that lives of it (pid → start, process group)."""
+        """Return all of its live processes (pid → start time, process group)."""
         if self._process is None:
             return proc.marked(self._mark, -1, self._since)
         self._process.poll()
         return proc.marked(self._mark, self._process.pid, self._since)
 
     def _gone_within(self, seconds: float) -> bool:
-        """Whether nothing of it is left before the time is over."""
+        """Return True if all of its processes end within the given time."""
         deadline, looks = time.monotonic() + seconds, 0
         while looks < 2:
             looks = 0 if self._others() else looks + 1
@@ -258,20 +294,23 @@ class Command:
         return True
 
     def _signal(self, number: int, chosen: Callable[[int], bool] = lambda group: True) -> None:
-        """Signal those that live whose group is `chosen`, but not another process that has the number of one by now."""
-        for pid, (begun, group) in self._others().items():
+        """Signal its live processes whose group is `chosen`.
+
+        Start times protect another process that has one of their ids by now.
+        """
+        for pid, (start_time, group) in self._others().items():
             if chosen(group):
-                with contextlib.suppress(OSError):  # another user's, by sudo
-                    processes.send_signal(pid, begun, number)
+                with contextlib.suppress(OSError):  # it may be another user's, by sudo
+                    processes.send_signal(pid, start_time, number)
 
     def _kill(self) -> None:
-        """SIGKILL until nothing is left; resource trackers end by themselves, or when their time is over."""
-        patience = time.monotonic() + proc.TRACKER_SECONDS
-        while others := self._others():
-            for pid, (begun, _) in others.items():
-                if time.monotonic() > patience or not proc.is_tracker(pid):
+        """SIGKILL until no process remains; resource trackers have some time to end themselves."""
+        tracker_deadline = time.monotonic() + proc.TRACKER_SECONDS
+        while remaining := self._others():
+            for pid, (start_time, _) in remaining.items():
+                if time.monotonic() > tracker_deadline or not proc.is_tracker(pid):
                     with contextlib.suppress(OSError):
-                        processes.send_signal(pid, begun, signal.SIGKILL)
+                        processes.send_signal(pid, start_time, signal.SIGKILL)
             time.sleep(POLL)
 
     def __exit__(self, kind: object, *_: object) -> None:
@@ -279,19 +318,19 @@ class Command:
             self._kill()
 
 
-# -- after -----------------------------------------------------------------------------------------------------------
+# -- after -----------------------------------------------------------------------------------------
 
 
 def _written() -> int:
-    """Bytes of this rank's log, with all that was written so far."""
+    """Return the length of this rank's log, including all output so far."""
     flush_text()
-    # shows nothing, and is acknowledged when the agent has emptied the pipes
+    # shows nothing; the agent acknowledges it once it has emptied the pipes
     current().control.request(wire.Publish(current().info.rank, "", {}))
     return os.path.getsize(current().log)
 
 
 def _tail(begun: int) -> str:
-    """The end of what was logged from `begun` on."""
+    """Return the end of the log after position `begun`."""
     size = _written()
     with open(current().log, "rb") as log:
         log.seek(max(begun, size - TAIL_BYTES))
@@ -301,7 +340,7 @@ def _tail(begun: int) -> str:
 def _end(
     told: Mapping[str, Any], order: Mapping[str, Any], begun: int, error_file: str
 ) -> dict[str, Any]:
-    """How the command ended, with the last lines, and the cause of a failure: an `End` as a dictionary."""
+    """Return an `End` as a dictionary, with the last lines and the cause of a failure."""
     tail = _tail(begun).replace(order["argv"][-1], NAME)
     status = told.get("status")
     cause = None
@@ -314,9 +353,13 @@ def _end(
             recorded = file.read()
         cause = root_cause.root_cause(recorded, tail)
     lines = tail.splitlines()
-    words = root_cause.without_launcher(tail)
+    own_lines = root_cause.without_launcher(tail)
     end = End(
-        status, "\n".join(lines[-TAIL_LINES:]), "\n".join(words[-LAST_LINES:]), asdict(cause) if cause else None,
-        tuple(told.get("left", ())), told.get("problem", ""),
-    )  # fmt: skip
+        status,
+        "\n".join(lines[-TAIL_LINES:]),
+        "\n".join(own_lines[-LAST_LINES:]),
+        asdict(cause) if cause else None,
+        tuple(told.get("left", ())),
+        told.get("problem", ""),
+    )
     return asdict(end)
