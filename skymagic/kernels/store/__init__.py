@@ -1,9 +1,10 @@
-"""A node's value server: values come from the notebook or another node, and are passed on.
+"""The value server of a node: receives values from the notebook or another node and forwards them.
 
-The messages are drawn in `data.remote`. Nothing that comes is unpickled: it is bytes, written under a name that leads nowhere else.
+`data.remote` shows the messages. Received bytes are never unpickled; they are written under a
+validated name.
 
-server      the process: handles the notebook's messages, one server for each store
-incoming    values on their way into the store, which others may read as far as they have come
+server      the process: handles the notebook's messages; one server per store
+incoming    values being written to the store, which others may read meanwhile
 outgoing    messages and files for the notebook: a bounded send queue
-peers       values from node to node, over TLS
+peers       values between nodes, over TLS
 """

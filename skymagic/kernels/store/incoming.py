@@ -1,4 +1,4 @@
-"""Values in a node's store: on their way in, which other nodes may read as far as they have come."""
+"""Values in a node's store, including incomplete ones that other nodes read while they arrive."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _PREFIX = ".incoming-"
 
 
 class StoreFolder:
-    """A store's directories, as the value server fills them.
+    """Directories of a store, as the value server fills them.
 
     Raises:
         PermissionError: the directory belongs to another user or is open to others.
@@ -28,35 +28,35 @@ class StoreFolder:
         private(directory)
 
     def room(self) -> int:
-        """Bytes that still fit into the directory."""
+        """Return how many bytes still fit into the directory."""
         with os.scandir(self.directory) as entries:
-            ours = sum(_length(entry) for entry in entries)
-        return int((available(self.directory) + ours) * self.share) - ours
+            used = sum(_length(entry) for entry in entries)
+        return int((available(self.directory) + used) * self.share) - used
 
     def overflow_folder(self) -> Path:
-        """The directory on disk, made when it is needed first."""
+        """Return the overflow directory on disk, creating it on first use."""
         return make_overflow(self.directory)
 
     def find(self, name: str) -> Path | None:
-        """Where the file of that name lies."""
+        """Return the path of a file, or None if it does not exist."""
         for directory in (self.directory, overflow(self.directory)):
             if (directory / name).exists():
                 return directory / name
         return None
 
     def names(self) -> list[str]:
-        """Names of all values that are here."""
+        """Return the names of all complete values."""
         folders = filter(Path.is_dir, (self.directory, overflow(self.directory)))
         return [
             entry.name for folder in folders for entry in os.scandir(folder) if is_name(entry.name)
         ]
 
     def open(self, name: str) -> BinaryIO:
-        """The file of that name, unbuffered. Raises FileNotFoundError."""
+        """Open a file unbuffered. Raises FileNotFoundError."""
         return (self.find(name) or self.directory / name).open("rb", buffering=0)
 
     def drop(self, names: Iterable[str]) -> None:
-        """Unlink files; what is mapped stays mapped."""
+        """Unlink files; existing memory maps stay valid."""
         for name in names:
             path = self.find(name)
             if path is not None:
@@ -72,12 +72,15 @@ class StoreFolder:
 def _length(entry: os.DirEntry[str]) -> int:
     try:
         return entry.stat(follow_symlinks=False).st_size
-    except OSError:  # gone meanwhile
+    except OSError:  # deleted meanwhile
         return 0
 
 
 class IncomingValue:
-    """A value that is being written, and may be read meanwhile; closed when it is complete or abandoned."""
+    """A value that is being written and may be read meanwhile.
+
+    It is closed when it is complete or abandoned.
+    """
 
     def __init__(
         self, folder: StoreFolder, name: str, nbytes: int, on_progress: Callable[[], None]
@@ -92,14 +95,14 @@ class IncomingValue:
 
     @property
     def received(self) -> int:
-        """Bytes that are here."""
+        """Number of bytes received so far."""
         return self._partial.nbytes
 
     def write(self, data: memoryview) -> None:
-        """Append bytes; nothing happens when it was abandoned meanwhile.
+        """Append bytes, unless the value was abandoned meanwhile.
 
         Raises:
-            OSError: there is no room.
+            OSError: the store is full.
         """
         with self._lock:
             if not self._open:
@@ -109,22 +112,22 @@ class IncomingValue:
         self._on_progress()
 
     def read(self, offset: int, nbytes: int) -> bytes:
-        """Bytes from an offset on, as far as they are here."""
+        """Return the bytes from an offset on that were received so far."""
         with self._lock:
             return self._partial.read(offset, nbytes) if self._open else b""
 
     def seal(self, key: str) -> None:
-        """Check the hash of a complete value, and give the file its name.
+        """Check the hash of a complete value, and give the file its final name.
 
         Raises:
-            OSError: it was abandoned, or its content is not what the key says.
+            OSError: the value was abandoned, or its content does not match the key.
         """
         with self._lock:
             if not self._open:
                 raise OSError(errno.ECANCELED, "it was given up")
-            if (found := self._partial.key()) != key:
+            if (actual := self._partial.key()) != key:
                 raise OSError(
-                    errno.EBADMSG, f"it was damaged in transit: got {found}, expected {key}"
+                    errno.EBADMSG, f"it was damaged in transit: got {actual}, expected {key}"
                 )
             self.final = renamed(self.name, key)
             self._partial.finish(self.final)
@@ -132,7 +135,7 @@ class IncomingValue:
         self._on_progress()
 
     def close(self) -> None:
-        """Abandon it, unless it is complete; twice is safe."""
+        """Abandon the value, unless it is complete; twice is safe."""
         with self._lock:
             self._end()
 
@@ -143,12 +146,12 @@ class IncomingValue:
 
 
 def renamed(name: str, key: str) -> str:
-    """The name of a file whose content has this key."""
+    """Return the file name of a value whose content has this key."""
     return f"{name.partition('-')[0]}-{key}"
 
 
 def read_slices(slices: Iterable[tuple[BinaryIO, int, int]]) -> Iterator[memoryview]:
-    """Bytes of files, each from an offset on and of a length, one piece at a time."""
+    """Yield slices of files, given as (file, offset, length), one piece at a time."""
     for file, offset, nbytes in slices:
         file.seek(offset)
         while nbytes and (data := file.read(min(nbytes, PIECE_BYTES))):

@@ -1,4 +1,7 @@
-"""What a value server sends to the notebook: messages, and files in pieces that are deflated while the connection is the bottleneck."""
+"""Messages and files from a value server to the notebook.
+
+Files are sent in pieces, which are deflated while the connection is the bottleneck.
+"""
 
 from __future__ import annotations
 
@@ -14,15 +17,18 @@ from skymagic.wire.codec import write_all
 from skymagic.wire.store import PIECE_BYTES, Read, ReadChunk, ReadReply, StoreMessage, encode
 
 _MAX_QUEUED_PIECES = 4
-"""Pieces that may wait to be written."""
+"""Maximum number of pieces waiting to be written."""
 _WORTHWHILE_RATIO = 0.9
-"""A piece is sent deflated when it becomes shorter than this part of itself."""
+"""A piece is sent deflated if that makes it shorter than this share of its size."""
 _FAST_AFTER_PIECES = 16
-"""Pieces after which a connection that was never busy counts as fast: until then the buffers on the way hide a slow one."""
+"""Number of pieces after which a connection that was never busy counts as fast.
+
+Until then, buffers along the path hide a slow one.
+"""
 
 
 class Sender:
-    """A bounded send queue: writes to a descriptor on a thread of its own."""
+    """Bounded send queue, written to a descriptor by a separate thread."""
 
     def __init__(self, descriptor: int, on_lost: Callable[[], None]) -> None:
         self._descriptor = descriptor
@@ -35,17 +41,17 @@ class Sender:
 
     @property
     def busy(self) -> bool:
-        """Whether the queue is full: there is time to make the next piece shorter."""
+        """Whether the queue is full, which leaves time to compress the next piece."""
         return self._pieces >= _MAX_QUEUED_PIECES
 
     def send(self, message: StoreMessage) -> None:
-        """Queue a message; does not wait."""
+        """Queue a message without waiting."""
         with self._changed:
             self._items.append((encode(message), None))
             self._changed.notify_all()
 
     def send_piece(self, message: StoreMessage, data: bytes) -> None:
-        """Queue a message and raw bytes; waits while the queue is full (back pressure)."""
+        """Queue a message and raw bytes; wait while the queue is full (back pressure)."""
         with self._changed:
             self._changed.wait_for(lambda: self._pieces < _MAX_QUEUED_PIECES)
             self._pieces += 1
@@ -53,7 +59,7 @@ class Sender:
             self._changed.notify_all()
 
     def close(self) -> None:
-        """Wait until the queue is empty, for a second at most."""
+        """Wait until the queue is empty, for at most a second."""
         with self._changed:
             self._changed.wait_for(lambda: not self._items and not self._writing, 1.0)
 
@@ -76,13 +82,13 @@ class Sender:
 
 
 class FileReader:
-    """Sends files, one after the other, on a thread of its own."""
+    """Thread that sends files one after the other."""
 
     def __init__(self, sender: Sender, find: Callable[[str], Path | None]) -> None:
         self._sender = sender
         self._find = find
         self._cancelled: set[int] = set()
-        self._slow = False  # whether the connection was busy when last it could be measured
+        self._slow = False  # whether the connection was busy at the last conclusive measurement
         self._requests: queue.SimpleQueue[Read] = queue.SimpleQueue()
         threading.Thread(target=self._read, name="values-reader", daemon=True).start()
 
@@ -91,7 +97,7 @@ class FileReader:
         self._requests.put(request)
 
     def cancel(self, number: int) -> None:
-        """Do not send a file, or not the rest of it."""
+        """Cancel sending a file, or the rest of it."""
         self._cancelled.add(number)
 
     def _read(self) -> None:
@@ -127,7 +133,7 @@ class FileReader:
 
 
 def deflated(data: bytes) -> bytes:
-    """The bytes deflated, or the very same object where that is not worth it."""
+    """Return the bytes deflated, or the same object if that is not worthwhile."""
     sample = data[: len(data) // 8]
     if len(zlib.compress(sample, 1)) > _WORTHWHILE_RATIO * len(sample):
         return data

@@ -1,13 +1,14 @@
-"""Values from node to node: each server sends what it has, as it arrives, and follows others.
+"""Transfer of values between nodes: each server sends values as they arrive, and follows others.
 
-The connections speak TLS (`wire.tls`): without the pool's certificate and key nobody can connect or listen in. A follower asks for one
-value after the other on a connection that stays open, and TCP's own window is the flow control::
+The connections use TLS (`wire.tls`): only the pool's certificate and key let a peer connect or
+listen in. A follower requests values one after the other on a persistent connection, with TCP's
+window as flow control::
 
     follower → server   FollowValue (name, offset)    send from this offset on
-    server → follower   ValuePiece, bytes             … as they arrive; without bytes, once a second: still there
-    server → follower   ValuePiece (key)              that was all; its hash must be the key
+    server → follower   ValuePiece, bytes             … as they arrive; once a second without bytes
+    server → follower   ValuePiece (key)              the end; the value's hash must be the key
 
-A follower that wants no more of a value closes the connection.
+A follower that no longer wants a value closes the connection.
 """
 
 from __future__ import annotations
@@ -32,19 +33,19 @@ from skymagic.wire.store import (
 )
 
 HEARTBEAT_INTERVAL = 1.0
-"""Seconds after which a server that has nothing to send says so."""
+"""Seconds after which an idle server sends a heartbeat."""
 PEER_TIMEOUT = 5.0
-"""Seconds without a message after which the other end counts as gone."""
+"""Seconds without a message after which the peer counts as gone."""
 RECONNECT_PAUSE = 0.1
 KEEPALIVE = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 3}
-"""For a connection without a request: a machine that has lost its power closes nothing."""
+"""TCP keepalive for idle connections: a machine that loses its power closes nothing."""
 
 ReadValue = Callable[[str, int, int], tuple[bytes, str]]
-"""(name, offset, limit) → bytes, as many as are here; or no bytes and the key of a value that ends at the offset."""
+"""Reads (name, offset, limit): returns available bytes, or b"" and the key at the value's end."""
 
 
 class PeerConnection:
-    """A connection between two value servers, whose other end is known; it takes the socket over."""
+    """Connection between two value servers whose peer is authenticated; it owns the socket."""
 
     def __init__(self, sock: ssl.SSLSocket) -> None:
         self._sock = sock
@@ -57,16 +58,19 @@ class PeerConnection:
                 sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), seconds)
 
     def send(self, message: PeerMessage, data: bytes = b"") -> None:
-        """Send a message, and the bytes behind it; raises OSError, TimeoutError where they are not taken in time."""
+        """Send a message followed by bytes.
+
+        Raises OSError, and TimeoutError if the peer does not accept them in time.
+        """
         self._sock.settimeout(2 * PEER_TIMEOUT)
         self._sock.sendall(PEER_CODEC.encode(message, data))
 
     def receive(self, timeout: float | None) -> tuple[PeerMessage, memoryview]:
-        """The next message and its bytes, which are valid until the one after it.
+        """Return the next message and its bytes, which are valid until the next call.
 
         Raises:
-            OSError: the connection has ended, or nothing came in time.
-            ValueError: it is no message.
+            OSError: the connection has ended, or no message came in time.
+            ValueError: the data is not a message.
         """
         self._sock.settimeout(timeout)
         line = self._stream.readline(PEER_CODEC.max_line)
@@ -79,33 +83,32 @@ class PeerConnection:
         return message, data
 
     def wake(self) -> None:
-        """Let the thread that receives find the connection ended; may be called on any."""
+        """Make the receiving thread find the connection ended; may be called on any thread."""
         with contextlib.suppress(OSError):
-            # not SSLSocket.shutdown, which takes the encryption away from under that thread
+            # not SSLSocket.shutdown, which would remove the encryption under that thread
             socket.socket.shutdown(self._sock, socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """Close it; twice is safe."""
+        """Close the connection; twice is safe."""
         with contextlib.suppress(OSError):
             self._stream.close()
             self._sock.close()
 
 
 class PeerServer:
-    """Sends values to the nodes that follow this one.
+    """Server that sends values to the nodes that follow this one.
 
     Args:
-        address: where it listens; on no other.
+        address: the only address that it listens at.
         pem: the pool's certificate and key.
-        read: the bytes of a value from an offset on, as far as they are here.
+        read: returns the available bytes of a value from an offset on.
     """
 
     def __init__(self, address: str, pem: str, read: ReadValue) -> None:
         self._read = read
         self._changed = threading.Condition()
-        self._version = (
-            0  # counts the calls of `wake`: what came between two looks must not be slept through
-        )
+        # counts the calls of `wake`, so that none between two looks is missed
+        self._version = 0
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
         listener = socket.create_server((address, 0), family=family)
         self.port: int = listener.getsockname()[1]
@@ -113,7 +116,7 @@ class PeerServer:
         threading.Thread(target=self._accept, name="values-peer-server", daemon=True).start()
 
     def wake(self) -> None:
-        """There is more to send."""
+        """Signal that there is more to send."""
         with self._changed:
             self._version += 1
             self._changed.notify_all()
@@ -136,9 +139,7 @@ class PeerServer:
             version = self._version
             try:
                 data, key = self._read(name, offset, PIECE_BYTES)
-            except (
-                OSError
-            ):  # it is being unlinked; the follower gets another order from the notebook
+            except OSError:  # it is being unlinked; the notebook sends the follower another order
                 data, key = b"", ""
             if data or key:
                 connection.send(ValuePiece(len(data), key), data)
@@ -152,13 +153,14 @@ class PeerServer:
 
 
 class Follower:
-    """Gets values from other nodes, one after the other, on a thread of its own.
+    """Thread that fetches values from other nodes, one after the other.
 
     Args:
         pem: the pool's certificate and key.
-        write: takes a name and bytes of it, and returns how many are here; may raise OSError.
-        complete: takes a name and the key that it should have; may raise OSError.
-        fail: takes a name and why it did not come; an OSError of `write` or `complete`, or a TimeoutError.
+        write: takes a name and bytes, and returns how many bytes the value has now; may raise
+            OSError.
+        complete: takes a name and the expected key; may raise OSError.
+        fail: takes a name and the error: an OSError of `write` or `complete`, or a TimeoutError.
     """
 
     def __init__(
@@ -177,19 +179,19 @@ class Follower:
         threading.Thread(target=self._follow, name="values-follower", daemon=True).start()
 
     def follow(self, order: Replicate) -> None:
-        """Get a value, or resume it from another node."""
+        """Fetch a value, or resume it from another node."""
         with self._changed:
             self._orders[order.name] = order
             self._wake()
 
     def abandon(self, name: str) -> None:
-        """Do not get it after all; twice is safe."""
+        """Cancel the fetch of a value; twice is safe."""
         with self._changed:
             self._orders.pop(name, None)
             self._wake()
 
     def _wake(self) -> None:
-        """Wake the thread, also from a connection on which it waits for what nobody wants any more."""
+        """Wake the thread, even if it waits on a connection for an unwanted value."""
         self._changed.notify_all()
         if self._receiving is not None and not self._is_current(self._receiving[0]):
             self._receiving[1].wake()
@@ -217,7 +219,10 @@ class Follower:
             return self._orders.get(order.name) is order
 
     def _yield(self, order: Replicate) -> bool:
-        """Deadlock avoidance: put an order without progress behind the others, for its node may be waiting for this one."""
+        """Move an order without progress behind the others, to avoid a deadlock.
+
+        Its node may be waiting for this one.
+        """
         with self._changed:
             if len(self._orders) < 2 or self._orders.get(order.name) is not order:
                 return False
@@ -225,10 +230,13 @@ class Follower:
             return True
 
     def _get(self, order: Replicate) -> str | None:
-        """Write what comes until the end, and return its key; None when the order changed or another goes first."""
-        place = order.address, order.port
+        """Write the bytes of a value as they arrive, and return its key.
+
+        Returns None when the order changed or another one goes first.
+        """
+        peer_address = order.address, order.port
         received = self._write(order.name, memoryview(b""))
-        connection = self._connections.pop(place, None) or self._connect(order)
+        connection = self._connections.pop(peer_address, None) or self._connect(order)
         if connection is None:
             return None
         key = None
@@ -243,11 +251,14 @@ class Follower:
             if key is None:
                 connection.close()
             else:
-                self._connections[place] = connection
+                self._connections[peer_address] = connection
         return key
 
     def _connect(self, order: Replicate) -> PeerConnection | None:
-        """A connection to an order's node, which may be starting; None when the order changed."""
+        """Connect to an order's node, which may still be starting.
+
+        Returns None if the order changes.
+        """
         end = time.monotonic() + PEER_TIMEOUT
         while self._is_current(order):
             sock = None
@@ -285,5 +296,8 @@ class Follower:
 
 
 def _no_word(order: Replicate) -> TimeoutError:
-    """The connection has failed: what has come is kept, to resume with another node as the source."""
+    """Return the error of a failed connection.
+
+    It is a timeout: the bytes received are kept, to resume with another node as the source.
+    """
     return TimeoutError(f"no answer from {order.address}:{order.port}")

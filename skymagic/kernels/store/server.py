@@ -1,8 +1,9 @@
-"""A node's value server: writes values from the notebook and from other nodes into the node's store, and sends files back.
+"""Value server of a node: writes received values into the node's store, and sends files back.
 
-``python -m skymagic.kernels.store.server STORE`` speaks over its standard input and output (`skymagic.wire.store`) and ends when
-its input does. What is complete stays in the store; the next server on the same store finds it.
-Nothing that comes is unpickled or executed: it is bytes, written under a name that leads nowhere else.
+Values come from the notebook and from other nodes. ``python -m skymagic.kernels.store.server
+STORE`` speaks over its standard input and output (`skymagic.wire.store`) and ends when its input
+does. Complete values stay in the store, where the next server finds them. Received data is never
+unpickled or executed; it is written under a validated name.
 """
 
 from __future__ import annotations
@@ -44,15 +45,15 @@ from skymagic.wire.store import (
 )
 
 LOCK = ".value-server"
-"""A file in the store: its lock is held by the store's server."""
+"""File in the store whose lock the store's server holds."""
 HOLDER = 40
-"""Bytes in which the holder names itself there."""
+"""Length in bytes of the holder's identity in that file."""
 HEARTBEAT_INTERVAL = 2.0
 """Seconds between heartbeats."""
 
 
 class ValueServer:
-    """Handles the notebook's messages."""
+    """Handler of the notebook's messages."""
 
     def __init__(self, directory: Path, sender: Sender, settings: Settings) -> None:
         self._folder = StoreFolder(directory, settings.share)
@@ -104,11 +105,11 @@ class ValueServer:
                 raise ValueError(f"not a message to a value server: {message!r}")
 
     def close(self) -> None:
-        """Abandon what is incomplete."""
+        """Abandon incomplete values."""
         for incoming in list(self._incoming.values()):
             incoming.close()
 
-    # -- incoming values ---------------------------------------------------------------------------------------------
+    # -- incoming values ---------------------------------------------------------------------------
 
     def _wake_followers(self) -> None:
         if self._server is not None:
@@ -134,7 +135,7 @@ class ValueServer:
 
     def _try_to_complete(self, name: str, key: str) -> None:
         self._current = None
-        if name in self._incoming:  # else it has failed, and StoreFailed was sent
+        if name in self._incoming:  # otherwise it has failed, and StoreFailed was sent
             try:
                 self._complete(name, key)
             except OSError as problem:
@@ -156,7 +157,10 @@ class ValueServer:
         self._sender.send(Stored(name, key, self._folder.room(), note))
 
     def _fail(self, name: str, problem: OSError) -> None:
-        """Report it; after a timeout what has come is kept, to resume with another node as the source."""
+        """Report a failed value.
+
+        After a timeout the bytes received are kept, to resume with another node as the source.
+        """
         if not isinstance(problem, TimeoutError):
             self._abandon(name)
         self._sender.send(StoreFailed(name, problem.strerror or str(problem), problem.errno or 0))
@@ -169,7 +173,7 @@ class ValueServer:
         if incoming is not None:
             incoming.close()
 
-    # -- other nodes -------------------------------------------------------------------------------------------------
+    # -- other nodes -------------------------------------------------------------------------------
 
     def _follow(self, message: Replicate) -> None:
         if self._follower is None:
@@ -196,18 +200,18 @@ class ValueServer:
         if incoming is not None:
             return incoming.read(offset, limit), ""
         path = self._folder.find(final)
-        if path is None:  # it has not begun to arrive
+        if path is None:  # nothing of it has arrived yet
             return b"", ""
         with path.open("rb", buffering=0) as file:
             file.seek(offset)
             data = file.read(limit)
         return (data, "") if data else (b"", final.partition("-")[2])
 
-    # -- what is here ------------------------------------------------------------------------------------------------
+    # -- what is here ------------------------------------------------------------------------------
 
     def _assemble(self, message: Assemble) -> None:
         try:
-            # opened before the next message: it may unlink them
+            # opened before the next message, which may unlink them
             files = {
                 name: self._folder.open(name) for name in {name for name, _, _ in message.slices}
             }
@@ -216,7 +220,7 @@ class ValueServer:
             return
         if self._begin(message.name, message.nbytes) is not None:
             slices = [(files[name], offset, nbytes) for name, offset, nbytes in message.slices]
-            # on a thread of its own: other nodes may follow meanwhile
+            # on a separate thread, so that other nodes can follow the value meanwhile
             args = message.key, message.name, read_slices(slices)
             threading.Thread(
                 target=self._copy, args=args, name="values-assemble", daemon=True
@@ -233,10 +237,13 @@ class ValueServer:
 
 
 def messages(descriptor: int, wake: int) -> Iterator[Any]:
-    """Messages and raw bytes of the notebook, until it has closed its end or a signal has written to `wake`."""
+    """Yield messages and raw bytes from the notebook.
+
+    Ends when the notebook closes its end, or when a signal writes to `wake`.
+    """
     cutter = decoder()
     while True:
-        # A read alone would sleep through a signal that arrives between the interpreter's last look and the call.
+        # A read alone would miss a signal between the interpreter's last check and the call.
         if wake in select.select([descriptor, wake], [], [])[0]:
             return
         data = os.read(descriptor, 1 << 18)
@@ -246,7 +253,7 @@ def messages(descriptor: int, wake: int) -> Iterator[Any]:
 
 
 def _send_heartbeats(sender: Sender, directory: Path, end: threading.Event) -> None:
-    """Send heartbeats; end the server when its store is gone, for then so is the pool."""
+    """Send heartbeats, and end the server when its store is gone, because then the pool is too."""
     while not end.wait(HEARTBEAT_INTERVAL):
         if not directory.exists():
             os.kill(os.getpid(), signal.SIGTERM)
@@ -254,7 +261,7 @@ def _send_heartbeats(sender: Sender, directory: Path, end: threading.Event) -> N
 
 
 def _kill_holder(descriptor: int) -> None:
-    """Kill the server that has written its process into a lock's file: its number, and when it was started."""
+    """Kill the server that a lock's file names by its process id and start time."""
     holder = os.pread(descriptor, HOLDER, 0).split()
     if len(holder) == 2 and all(map(bytes.isdigit, holder)):
         processes.send_signal(int(holder[0]), int(holder[1]), signal.SIGKILL)
@@ -262,9 +269,10 @@ def _kill_holder(descriptor: int) -> None:
 
 @contextlib.contextmanager
 def exclusive(directory: Path) -> Iterator[None]:
-    """Hold the store's lock: kill an older server, which has lost its notebook and does not know it yet.
+    """Hold the store's lock.
 
-    On a file system without locks (NFS where no lockd runs) nothing but the older server's number tells of it.
+    An older server that has not noticed the loss of its notebook is killed. On a file system
+    without locks (NFS without lockd) it is known only by its process id in the file.
     """
     path = directory / LOCK
     while True:
@@ -278,7 +286,8 @@ def exclusive(directory: Path) -> Iterator[None]:
             _kill_holder(descriptor)
             break
         else:
-            # The older server may have unlinked the file between our open and our lock: then the lock is nobody's.
+            # The older server may have unlinked the file between our open and our lock: then the
+            # lock protects nothing.
             if path.exists() and os.path.samestat(os.fstat(descriptor), path.stat()):
                 break
         os.close(descriptor)
@@ -302,10 +311,9 @@ def main(directory: str) -> None:
         signal.signal(number, _exit)
     woken = signal_pipe()
     out = os.dup(1)
-    os.dup2(
-        2, 1
-    )  # nothing else may write to the notebook: a library's print would break the protocol
-    os.write(out, b"\n")  # after whatever a login shell has printed
+    # nothing else may write to the notebook: a library's print would break the protocol
+    os.dup2(2, 1)
+    os.write(out, b"\n")  # ends the output of a login shell
     end = threading.Event()
     sender = Sender(out, lambda: os.kill(os.getpid(), signal.SIGTERM))
     inbox = messages(0, woken)
@@ -336,4 +344,4 @@ if __name__ == "__main__":
         traceback.print_exc()
         status = 1
     sys.stderr.flush()
-    os._exit(status)  # threads that wait for other nodes need not be waited for
+    os._exit(status)  # do not wait for threads that wait for other nodes
