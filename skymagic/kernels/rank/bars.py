@@ -1,6 +1,7 @@
-"""Make the progress bars of libraries text that stands in one line, which the notebook can show of several ranks at once.
+"""Turn the progress bars of libraries into single lines of text.
 
-A widget of ``tqdm.notebook`` would be lost in a saved notebook, and bars below each other move a terminal's cursor.
+The notebook can show those of several ranks at once. A widget of ``tqdm.notebook`` would be lost in
+a saved notebook, and stacked bars move a terminal's cursor.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from skymagic.runtime.on_import import when_imported
 
 
 def install() -> None:
-    """Adapt the libraries that draw bars, as they are imported."""
+    """Patch the libraries that draw bars when they are imported."""
     _choose_text()
     when_imported("tqdm.std", _draw_in_one_line)
     when_imported("tqdm.notebook", _draw_as_text)
@@ -23,24 +24,32 @@ def install() -> None:
 
 
 def _choose_text() -> None:
-    """Have tqdm.auto choose text: it takes a rank for a notebook."""
+    """Make tqdm.auto use text; by itself it takes a rank for a notebook."""
     plain = types.ModuleType("tqdm.autonotebook", "tqdm's choice on a rank: text")
-    plain.__file__ = None  # who looks at all modules asks for it, and would import tqdm
-    plain.__getattr__ = lambda name: getattr(importlib.import_module("tqdm.std"), name)  # type: ignore[method-assign]
+    plain.__file__ = None  # code that inspects all modules reads it, and would import tqdm
+    plain.__getattr__ = lambda name: getattr(  # type: ignore[method-assign]
+        importlib.import_module("tqdm.std"), name
+    )
     sys.modules.setdefault(plain.__name__, plain)
 
 
 def _draw_in_one_line(std: types.ModuleType) -> None:
-    """Have nested bars share a line, in which the newest stands: tqdm draws inner ones in lines below, and moves the cursor up again."""
+    """Make nested bars share one line, which shows the newest.
+
+    tqdm draws inner bars on lines below, and moves the cursor up again.
+    """
     std.tqdm.moveto = lambda bar, lines: None
 
 
 def _draw_as_text(notebook: types.ModuleType) -> None:
-    """Replace the bar of ``tqdm.notebook`` by tqdm's text bar, under the names by which it is imported and pickled."""
+    """Replace the bar of ``tqdm.notebook`` by tqdm's text bar.
+
+    It takes the names used for imports and pickles.
+    """
     text_bar: Any = importlib.import_module("tqdm.std").tqdm
 
     class tqdm_notebook(text_bar):  # type: ignore[misc]  # noqa: N801 (its name in tqdm)
-        """A text bar that accepts what a bar of ``tqdm.notebook`` does."""
+        """Text bar that accepts the arguments of a bar of ``tqdm.notebook``."""
 
         def __init__(self, *args: Any, display: bool = True, **options: Any) -> None:
             if isinstance(options.get("ncols"), str):  # "100%": a width in a page
@@ -53,8 +62,11 @@ def _draw_as_text(notebook: types.ModuleType) -> None:
 
 
 def _draw_at_the_end(console: types.ModuleType) -> None:
-    """Have rich write text, and its bars once, as they are at their end: while they move it draws several lines again and again, and in a
-    notebook it clears the output of the cell, which here is that of all ranks."""
+    """Make rich write text, and bars only once, in their final state.
+
+    Live bars redraw several lines repeatedly, and in a notebook rich clears the output of the cell,
+    which here belongs to all ranks.
+    """
     vars(console)["_is_jupyter"] = lambda: False
     begin = console.Console.__init__
 

@@ -1,5 +1,9 @@
-"""The state of this rank's process that its kernel, its shell and its scripts share: the control socket to its agent, with a thread that answers while the
-main thread is busy or blocked; the hooks of the pool's plugins, entered once per process in order and left in reverse; its place in the pool."""
+"""State of this rank's process that its kernel, shell and scripts share.
+
+The control socket to the agent has a thread that answers while the main thread is busy or blocked.
+The hooks of the pool's plugins are entered once per process in order and left in reverse. The
+rank's position in the pool may change.
+"""
 
 from __future__ import annotations
 
@@ -22,19 +26,21 @@ from skymagic.wire import agent as wire
 
 @dataclass
 class Context:
-    """What the kernel of this process works with; made by the entry before the engine starts.
+    """State of this process; created by the entry before the engine starts.
 
     Attributes:
         control: the socket to the agent.
         hooks: the plugins' hooks.
-        info: this rank's place in its pool; another one after the pool was resized.
+        info: this rank's position in its pool; replaced when the pool is resized.
         store: directory of the node's store.
         log: path of this rank's complete output.
-        base_env: the environment that this process had before it became a rank, with what the pool adds.
-        outside_groups: what runs now takes no part in the rank's process groups, so there is nothing to release.
-        last_script_run: the run in which this rank last published the port of a script.
-        freed: this run was let out of a collective, or is being stopped, because of something else: its own error is of
-            no interest.
+        base_env: environment that this process had before it became a rank, with the pool's
+            additions.
+        outside_groups: True while code runs that does not use the rank's process groups, so that
+            there is nothing to release.
+        last_script_run: the run in whose script this rank last published a port.
+        freed: True if this run was released from a collective, or is being stopped, because of
+            another failure: its own error is of no interest.
     """
 
     control: AgentControl
@@ -52,38 +58,43 @@ _contexts: list[Context] = []
 
 
 def enter(context: Context) -> None:
-    """Make it this process's context; called once, before the engine starts (ipyparallel makes the kernel itself)."""
+    """Set this process's context, once, before the engine starts.
+
+    ipyparallel creates the kernel itself.
+    """
     _contexts[:] = [context]
 
 
 def current() -> Context:
-    """This process's context."""
+    """Return this process's context."""
     return _contexts[0]
 
 
 class _Outgoing:
-    """A message on its way to the agent.
+    """Message on its way to the agent.
 
     Attributes:
         data: the encoded message.
-        awaits_reply: the agent acknowledges it; it is done when the acknowledgement has arrived, else when it is written.
+        awaits_reply: the agent acknowledges it; it is done when the acknowledgment has arrived,
+            else when it is written.
     """
 
     def __init__(self, data: bytes, *, awaits_reply: bool) -> None:
         self.data = data
         self.awaits_reply = awaits_reply
         self._done = False
-        # A bare lock: a KeyboardInterrupt inside threading.Event leaves the event's lock held now and then.
+        # A bare lock: a KeyboardInterrupt inside threading.Event sometimes leaves the event's lock
+        # held.
         self._lock = threading.Lock()
         self._lock.acquire()
 
     def finish(self) -> None:
-        """Let the sender go on; called once, by the control threads."""
+        """Let the sender continue; called once, by the control threads."""
         self._done = True
         self._lock.release()
 
     def wait(self) -> None:
-        """Wait until the message is done. Raises what a signal handler raised meanwhile, afterwards."""
+        """Wait until the message is done, then raise what a signal handler raised meanwhile."""
         raised: BaseException | None = None
         while not self._done:
             try:
@@ -95,24 +106,30 @@ class _Outgoing:
 
 
 class AgentControl:
-    """The control socket of this rank. The rank ends when the socket does: nothing outlives its agent.
+    """Control socket of this rank.
 
-    A thread writes to the socket, and another one reads: Python runs signal handlers on the main thread alone, so that whatever
-    they raise there (KeyboardInterrupt, the TimeoutError of a hook) cannot cut a message in two.
+    The rank ends when the socket closes: nothing outlives its agent.
+
+    One thread writes to the socket, and another one reads: Python runs signal handlers on the main
+    thread alone, so that exceptions raised there (KeyboardInterrupt, the TimeoutError of a hook)
+    cannot cut a message in two.
     """
 
     def __init__(self, connection: socket.socket, rank: int) -> None:
         self.rank = rank
         self.procedures: dict[str, Callable[[], Any]] = {}
-        """Remote procedures by name (``release``, ``stacks``, ``stop``, …): called on the control thread, their result is sent back."""
+        """Remote procedures by name (``release``, ``stacks``, ``stop``, …).
+
+        They run on the control thread, and their result is sent back.
+        """
         self.on_interruption: Callable[[wire.InterruptionNotice], None] = lambda message: None
         """Called on the control thread when a machine of the pool will be taken away."""
         self._socket = connection
         # reentrant: a signal handler may send while the main thread does
         self._outgoing: queue.SimpleQueue[_Outgoing] = queue.SimpleQueue()
-        self._unacknowledged: deque[_Outgoing] = deque()  # in the order of the acknowledgements
+        self._unacknowledged: deque[_Outgoing] = deque()  # in the order of the acknowledgments
         self._values: dict[str, Any] = {}
-        self._cancelled = False  # whether nobody shall wait for a value any more
+        self._cancelled = False  # whether waits for values are canceled
         self._changed = threading.Condition()
         self._pid = os.getpid()
         for run, name in (
@@ -122,22 +139,25 @@ class AgentControl:
             threading.Thread(target=run, name=name, daemon=True).start()
 
     def send(self, message: wire.AgentMessage) -> None:
-        """Send a message that is not acknowledged; return when it is written. Safe in signal handlers."""
+        """Send a message without acknowledgment; return when it is written.
+
+        Safe in signal handlers.
+        """
         self._deliver(message, awaits_reply=False)
 
     def request(self, message: wire.Publish) -> None:
-        """Send a message and wait until the agent has acknowledged it. Safe in signal handlers."""
+        """Send a message and wait for the agent's acknowledgment. Safe in signal handlers."""
         self._deliver(message, awaits_reply=True)
 
     def _deliver(self, message: wire.AgentMessage, *, awaits_reply: bool) -> None:
-        if os.getpid() != self._pid:  # a forked child of the rank has no business here
+        if os.getpid() != self._pid:  # a forked child of the rank must not use the socket
             return
         outgoing = _Outgoing(wire.encode(message), awaits_reply=awaits_reply)
         self._outgoing.put(outgoing)
         outgoing.wait()
 
     def _write(self) -> None:
-        """Write messages one after another, each as a whole; runs on a thread of its own."""
+        """Write whole messages one after another, on a separate thread."""
         while True:
             outgoing = self._outgoing.get()
             if outgoing.awaits_reply:
@@ -150,21 +170,22 @@ class AgentControl:
                 outgoing.finish()
 
     def put(self, key: str, value: Any) -> None:
-        """Set a value of the rendezvous on all ranks; None deletes the key."""
+        """Set a rendezvous value on all ranks; None deletes the key."""
         self._set(key, value)
         self.send(wire.RendezvousKey(key, value))
 
     def get(self, key: str, timeout: float) -> Any:
-        """A value, once some rank has put it.
+        """Wait for a value that some rank puts, and return it.
 
         Raises:
-            TimeoutError: nobody did within `timeout` seconds.
-            ConnectionAbortedError: the wait was cancelled.
+            TimeoutError: no rank put it within `timeout` seconds.
+            ConnectionAbortedError: the wait was canceled.
         """
         with self._changed:
             if not self._changed.wait_for(lambda: key in self._values or self._cancelled, timeout):
                 raise TimeoutError(
-                    f"rank {self.rank} waited {timeout:.0f} s for {key!r}, which another rank should have sent"
+                    f"rank {self.rank} waited {timeout:.0f} s for {key!r}, "
+                    "which another rank should have sent"
                 )
             if key not in self._values:
                 raise ConnectionAbortedError(
@@ -173,7 +194,7 @@ class AgentControl:
             return self._values[key]
 
     def cancel(self, cancelled: bool = True) -> None:
-        """Cancel waits for values, those that begin later too; False ends that. Safe on any thread."""
+        """Cancel current and later waits for values, or allow them again. Safe on any thread."""
         with self._changed:
             self._cancelled = cancelled
             self._changed.notify_all()
@@ -210,18 +231,18 @@ class AgentControl:
                 procedure = self.procedures.get(message.method)
                 try:
                     value = procedure() if procedure is not None else None
-                except Exception:  # a cell has broken what it needs: as good as no answer
+                except Exception:  # a cell has broken it, which counts as no answer
                     value = None
                 self.send(wire.RankReply(self.rank, message.number, value))
 
 
 def end_without_agent() -> None:
-    """End this rank, whose agent is gone: by SIGKILL, for the main thread may be blocked in C."""
+    """End this rank by SIGKILL, as its agent is gone: the main thread may be blocked in C."""
     os.kill(os.getpid(), signal.SIGKILL)
 
 
 class Hooks:
-    """The contexts that the plugins opened in this process."""
+    """Contexts of the plugins in this process."""
 
     def __init__(self, specs: Sequence[dict[str, Any]], info: InstanceInfo) -> None:
         self.info = info
@@ -230,7 +251,7 @@ class Hooks:
         self._stack = contextlib.ExitStack()
 
     def enter(self) -> None:
-        """Open each plugin's ``around_app``; the first that raises closes those before it."""
+        """Open each plugin's ``around_app``; if one raises, close those before it."""
         with contextlib.ExitStack() as opening:
             for plugin in self.plugins:
                 try:
@@ -242,24 +263,26 @@ class Hooks:
 
     @contextlib.contextmanager
     def around_run(self) -> Iterator[None]:
-        """Each plugin's ``around_run``, for one cell."""
+        """Enter each plugin's ``around_run``, for one cell."""
         with contextlib.ExitStack() as stack:
             for plugin in self.plugins:
                 stack.enter_context(plugin.around_run())
             yield
 
     def release(self) -> int:
-        """Free the main thread from a blocked collective; called on the control thread. Returns what was shut down."""
+        """Free the main thread from a blocked collective; called on the control thread.
+
+        Returns the number of groups and connections that were shut down.
+        """
         count = 0
         for plugin in self.plugins:
-            with contextlib.suppress(
-                Exception
-            ):  # the others' connections must be freed all the same
+            # the other plugins' connections must be freed all the same
+            with contextlib.suppress(Exception):
                 count += plugin.release()
         return count
 
     def rejoin(self, generation: int) -> list[str]:
-        """Form new process groups with all ranks; what could not be carried over, in words."""
+        """Form new process groups with all ranks, and return notes on state that was lost."""
         rendezvous.set_generation(generation)
         return [
             note
@@ -269,32 +292,31 @@ class Hooks:
         ]
 
     def settle(self) -> list[str]:
-        """Put in order what a failed cell has left half-done, with all ranks; what the user must know, in words."""
+        """Clean up after a failed cell, with all ranks, and return notes for the user."""
         return [
             note for plugin in self.plugins if plugin.settle is not None for note in plugin.settle()
         ]
 
     def sequence(self) -> dict[str, int]:
-        """By group, how many collectives this rank has begun."""
-        found: dict[str, int] = {}
+        """Return how many collectives this rank has started, by group."""
+        counts: dict[str, int] = {}
         for plugin in self.plugins:
             try:
-                found |= {
+                counts |= {
                     f"{plugin.name} {name}": count for name, count in plugin.sequence().items()
                 }
-            except Exception:  # a cell has broken what it needs
-                found[
-                    f"{plugin.name} groups"
-                ] = -1  # differs from the others' count, so that groups are formed anew
-        return found
+            except Exception:  # a cell has broken the plugin
+                # differs from the other ranks' count, so that groups are formed again
+                counts[f"{plugin.name} groups"] = -1
+        return counts
 
     def joined(self) -> bool:
-        """Whether each plugin still has what it set up (the user may have destroyed a group)."""
+        """Return True if each plugin's setup is intact; the user may have destroyed a group."""
         try:
             return all(plugin.joined() for plugin in self.plugins)
-        except Exception:  # a plugin that cannot tell may as well set it up again
+        except Exception:  # a plugin that fails here is set up again
             return False
 
     def leave(self) -> None:
-        """Close them; twice is safe."""
+        """Close the plugins' contexts; twice is safe."""
         self._stack.close()

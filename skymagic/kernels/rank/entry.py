@@ -1,6 +1,6 @@
-"""What a forked rank does: its environment, its streams, its control thread, its engine.
+"""Entry point of a forked rank: environment, streams, control thread, engine.
 
-Imported by the forkserver before it forks, so that a rank finds everything loaded.
+The forkserver imports this module before it forks, so that a rank finds everything loaded.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from skymagic.wire.streams import MOST, frame
 # ipyparallel has no trait for the kernel's class, but looks it up here.
 engine_app.Kernel = RankKernel
 
-# What each rank would import as it starts.
+# imported here, because each rank would import them at its start
 for _late in (
     "tornado.platform.asyncio",
     "IPython.core.completerlib",
@@ -48,7 +48,8 @@ for _late in (
 ):
     importlib.import_module(_late)
 
-# ipykernel imports debugpy, in half of a rank's start, for the front end's debugger, which cannot reach a rank.
+# ipykernel imports debugpy for the front end's debugger, which cannot reach a rank; that would take
+# half of a rank's start.
 _no_debugger = types.ModuleType("ipykernel.debugger", "What a rank has in its place")
 _no_debugger.__dict__.update(_is_debugpy_available=False, Debugger=object)
 sys.modules[_no_debugger.__name__] = _no_debugger
@@ -58,14 +59,17 @@ class RankEngineApp(engine_app.IPEngine):  # type: ignore[misc]  # untyped base
     """ipyparallel's engine with a rank's streams and hooks."""
 
     def redirect_output(self, iopub_socket: Any) -> None:
-        """The agent reads the file descriptors; Python's own streams stay."""
+        """Leave Python's streams alone: the agent reads the file descriptors."""
 
     def init_signal(self) -> None:
-        """Ranks end with their control socket. Handlers of ours would be inherited by what user code forks, and print there."""
+        """Install no handlers: ranks end with their control socket.
+
+        Child processes forked by user code would inherit handlers, and print there.
+        """
         signal.signal(signal.SIGINT, signal.SIG_IGN)
 
     async def complete_registration(self, msg: Any, connect: Any, maybe_tunnel: Any) -> None:
-        """Register, then run the plugins' hooks while the controller waits for the first heartbeat."""
+        """Register, and run plugins' hooks while the controller waits for the first heartbeat."""
         await super().complete_registration(msg, connect, maybe_tunnel)
         kernel, rank = self.kernel, context.current()
         rank.control.procedures.update(
@@ -85,26 +89,26 @@ class RankEngineApp(engine_app.IPEngine):  # type: ignore[misc]  # untyped base
         )
         try:
             rank.hooks.enter()
-            if "MASTER_PORT" not in os.environ:  # no plugin has a store of its own
+            if "MASTER_PORT" not in os.environ:  # no plugin has its own store
                 os.environ["MASTER_PORT"] = str(rank.info.head_port)
         except BaseException as problem:
             _report_failure(rank.control, problem)
             self.loop.add_callback(self.loop.stop)
             return
-        gc.freeze()  # what is here stays: collections look at what cells make
+        gc.freeze()  # later collections only look at objects of cells
         rank.control.send(wire.RankReady(rank.info.rank))
 
     def start(self) -> None:
-        """Serve until stopped, then let the plugins tidy up."""
+        """Serve until stopped, then let the plugins clean up."""
         self.loop.add_callback(self.register)
-        # an idle rank would sleep through a signal that comes just before it waits
+        # an idle rank would sleep through a signal that arrives just before it waits
         self.loop.add_handler(signal_pipe(), lambda woken, _: os.read(woken, 4096), self.loop.READ)
         self.loop.start()
         context.current().hooks.leave()
 
 
 def main(spec: wire.RankSpec, fds: list[int]) -> int:
-    """Become a rank; returns its exit code when it is stopped."""
+    """Become a rank, and return its exit code when it is stopped."""
     os.setpgid(0, 0)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     control_fd, *writers = fds
@@ -115,13 +119,15 @@ def main(spec: wire.RankSpec, fds: list[int]) -> int:
     os.environ.update(interfaces(info, os.environ))
     faulthandler.enable(all_threads=False)
     if (numpy := sys.modules.get("numpy")) is not None:
-        numpy.random.seed()  # ranks are forked from one process, and would all draw the same numbers; Python reseeds its own
-    warnings.filterwarnings(
-        "ignore", "To exit: use", UserWarning
-    )  # IPython's advice to who calls sys.exit()
+        # ranks are forked from one process, and would all draw the same numbers; Python reseeds its
+        # own generator
+        numpy.random.seed()
+    # IPython's advice after sys.exit()
+    warnings.filterwarnings("ignore", "To exit: use", UserWarning)
     runtime.enter(info)
-    sys.argv = ["ipykernel_launcher.py"]  # as in a notebook: usage lines of argparse begin so
-    # what user code silences (``@sky.silent``) is not shown, and is in the log all the same
+    # as in a notebook, because argparse prints it in usage lines
+    sys.argv = ["ipykernel_launcher.py"]
+    # output that user code silences (``@sky.silent``) is hidden, but still goes to the log
     log = os.open(spec.log, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
     silence.sinks.update(stdout=log, stderr=log)
     bars.install()
@@ -157,7 +163,7 @@ def _report_failure(control: AgentControl, problem: BaseException) -> None:
 
 def _run_engine(spec: wire.RankSpec) -> None:
     config = Config()
-    config.IPEngine.enable_nanny = False  # the agent watches, at no cost per rank
+    config.IPEngine.enable_nanny = False  # the agent watches ranks, at no cost per rank
     config.IPEngine.max_heartbeat_misses = 0
     config.IPEngine.url_file = spec.engine_file
     config.IPEngine.log_level = logging.CRITICAL
@@ -166,7 +172,8 @@ def _run_engine(spec: wire.RankSpec) -> None:
     config.ProfileDir.location = spec.profile
     engine = RankEngineApp.instance(config=config, ident=os.environ["SKYMAGIC_IDENT"])
     engine.initialize([])
-    engine.log.setLevel(logging.CRITICAL)  # else each message makes records that no handler takes
+    # otherwise each message creates log records that no handler takes
+    engine.log.setLevel(logging.CRITICAL)
     engine.start()
 
 
@@ -181,14 +188,16 @@ def _open_streams(writers: list[int]) -> None:
         setattr(sys, f"__{name}__", getattr(sys, name))
 
 
-# -- A rank's standard output and error as Python code writes them: in one order ---------------------------------------
+# -- standard output and error of Python code, in one order ----------------------------------------
 
 
 class StderrWriter(io.BufferedIOBase):
-    """Standard error of Python code, as frames in the pipe of standard output: what is written to both reaches the agent in its order.
+    """Standard error of Python code, sent as frames through the pipe of standard output.
 
-    Where descriptor 2 leads elsewhere (a silenced cell, a closed pipe), text goes there. Nothing is held back: io.BufferedWriter would
-    refuse a signal handler that writes amid a write of its own thread, as a hook does amid a progress bar.
+    Text written to both streams reaches the agent in order. If descriptor 2 leads elsewhere (a
+    silenced cell, a closed pipe), text goes there. There is no buffer: io.BufferedWriter would
+    refuse a signal handler that writes during a write of the same thread, as a hook does during a
+    progress bar.
     """
 
     name, mode = "<stderr>", "wb"
@@ -199,30 +208,29 @@ class StderrWriter(io.BufferedIOBase):
         self._places = [(fd, _place(fd)) for fd in (2, self._pipe)]
 
     def writable(self) -> bool:
-        """True: the stream takes text at any time."""
+        """Return True: the stream always accepts text."""
         return True
 
     def fileno(self) -> int:
-        """For child processes and C libraries, which know nothing of frames."""
+        """Return descriptor 2, for child processes and C libraries, which do not write frames."""
         return 2
 
-    def write(self, text: bytes | bytearray | memoryview) -> int:  # type: ignore[override]  # any buffer
-        """Write all of it."""
+    def write(self, text: bytes | bytearray | memoryview) -> int:  # type: ignore[override]
+        """Write all of the data."""
         data = bytes(text)
         for piece in (data[start : start + MOST] for start in range(0, len(data), MOST)):
             if any(_place(fd) != place for fd, place in self._places):
                 os.write(2, piece)
             else:
-                with contextlib.suppress(
-                    Exception
-                ):  # a line of standard output that has no end yet comes first
+                # flush an incomplete line of standard output first
+                with contextlib.suppress(Exception):
                     self._output.flush()
                 os.write(self._pipe, frame(piece))
         return len(data)
 
 
 def open_streams() -> None:
-    """Make Python's own streams of descriptors 1 and 2."""
+    """Create Python's own streams of descriptors 1 and 2."""
     sys.stdout = text_stream(1)
     writer = StderrWriter(sys.stdout)
     sys.stderr = io.TextIOWrapper(
@@ -231,9 +239,9 @@ def open_streams() -> None:
 
 
 def _place(fd: int) -> tuple[int, int] | None:
-    """What a descriptor leads to; None where it is closed."""
+    """Return the device and inode of a descriptor, or None if it is closed."""
     try:
-        found = os.fstat(fd)
+        info = os.fstat(fd)
     except OSError:
         return None
-    return found.st_dev, found.st_ino
+    return info.st_dev, info.st_ino

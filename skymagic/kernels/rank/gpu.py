@@ -1,6 +1,6 @@
-"""This rank's GPU as torch uses it: an error belongs to the cell that caused it, and memory of a failed cell is freed.
+"""This rank's GPU as torch uses it: errors are attributed to cells, and failed cells free memory.
 
-torch is not imported here, and its CUDA is not initialised: only what a cell has done is looked at.
+This module never imports torch and never initializes CUDA: it only looks at what a cell has done.
 """
 
 from __future__ import annotations
@@ -17,48 +17,58 @@ LOST = (
 )
 RECORDED = "_dump_nccl_trace_json"
 NCCL = "torch/distributed/nccl"
-"""Stands for a file in frames of collectives on GPUs, whose line is their number."""
+"""Pseudo file name in frames of collectives on GPUs; their line is the collective's number."""
 LARGEST = 4
-"""Variables that are named when a GPU's memory is full."""
+"""Number of variables named when a GPU's memory is full."""
 
 
 def in_use() -> bool:
-    """Whether this process uses a GPU through torch, whose groups can be aborted. Safe on any thread."""
+    """Return True if this process uses a GPU through torch, whose groups can be aborted.
+
+    Safe on any thread.
+    """
     return _cuda() is not None
 
 
 def synchronize() -> None:
-    """Wait for the kernels that a cell has launched. Raises the error of one of them, as CUDA tells it to the next call."""
+    """Wait for the kernels that a cell has launched, and raise their error.
+
+    CUDA reports the error of a kernel on the next call.
+    """
     if (cuda := _cuda()) is not None:
         cuda.synchronize()
 
 
 def free_memory() -> None:
-    """Free on the GPU what nothing refers to any more, for other processes, too."""
+    """Free unreferenced memory on the GPU, so that other processes can use it."""
     if (cuda := _cuda()) is not None or "jax" in sys.modules:
-        gc.collect()  # takes half a second where torch is imported, and would hold up the next cell
+        gc.collect()  # takes half a second once torch is imported, and would delay the next cell
     if cuda is not None:
-        with contextlib.suppress(Exception):  # its context is lost
+        with contextlib.suppress(Exception):  # fails if the CUDA context is lost
             cuda.empty_cache()
 
 
 def lost(problem: BaseException | None) -> bool:
-    """Whether an error has taken the process's CUDA context with it, so that each later call fails alike.
+    """Return True if an error destroyed the process's CUDA context, so that all later calls fail.
 
-    A device assert and an illegal access do, "out of memory" and an argument that is refused do not.
+    A device assert and an illegal access do that; "out of memory" and a refused argument do not.
     """
     torch, cuda = sys.modules.get("torch"), _cuda()
     if torch is None or cuda is None or not _is_cuda_error(torch, problem):
         return False
     try:
-        cuda.current_stream().query()  # does not wait, unlike synchronize(), where a kernel of NCCL may wait for other ranks
+        # does not wait, unlike synchronize(): a kernel of NCCL may wait for other ranks
+        cuda.current_stream().query()
     except Exception:
         return True
     return False
 
 
 def explain(problem: BaseException | None, variables: Mapping[str, Any]) -> str:
-    """What to add to an error of the GPU: whose memory it is that is full, or that the rank is replaced. Empty for others."""
+    """Return an explanation to add to an error of the GPU, or "".
+
+    It describes the use of full memory, or announces that the rank is replaced.
+    """
     torch, cuda = sys.modules.get("torch"), _cuda()
     if torch is None or cuda is None or problem is None:
         return ""
@@ -70,9 +80,10 @@ def explain(problem: BaseException | None, variables: Mapping[str, Any]) -> str:
 
 
 def with_collective(stack: dict[str, Any]) -> dict[str, Any]:
-    """A stack, with the oldest of NCCL's collectives that have not ended as its innermost frame.
+    """Add the oldest unfinished NCCL collective to a stack, as its innermost frame.
 
-    The main thread has only launched it, and waits for the GPU at some later line. By torch's flight recorder, which the plugin turns on.
+    The main thread has only launched it, and waits for the GPU at some later line. The data comes
+    from torch's flight recorder, which the plugin turns on.
     """
     dump = getattr(
         getattr(getattr(sys.modules.get("torch"), "_C", None), "_distributed_c10d", None),
@@ -81,9 +92,9 @@ def with_collective(stack: dict[str, Any]) -> dict[str, Any]:
     )
     if dump is None or not stack["busy"] or _cuda() is None:
         return stack
-    with contextlib.suppress(Exception):  # another version of torch writes another text
+    with contextlib.suppress(Exception):  # other versions of torch may write another format
         entries = json.loads(dump(includeCollectives=True, onlyActive=True))["entries"]
-        oldest = next(each for each in entries if each["state"] != "completed")
+        oldest = next(entry for entry in entries if entry["state"] != "completed")
         name = str(oldest["profiling_name"]).rpartition(":")[2]
         frame = {
             "file": NCCL,
@@ -109,7 +120,8 @@ def _whose_memory(cuda: Any, variables: Mapping[str, Any]) -> str:
     tensors, reserved = cuda.memory_allocated(), cuda.memory_reserved()
     others = max(total - free - reserved, 0)
     text = (
-        f"of this GPU's {_gb(total)}, this rank's tensors have {_gb(tensors)}, torch keeps {_gb(reserved - tensors)} for more, "
+        f"of this GPU's {_gb(total)}, this rank's tensors have {_gb(tensors)}, "
+        f"torch keeps {_gb(reserved - tensors)} for more, "
         f"other processes and CUDA itself have {_gb(others)}, {_gb(free)} are free"
     )
     sizes = {
@@ -126,7 +138,7 @@ def _whose_memory(cuda: Any, variables: Mapping[str, Any]) -> str:
 
 
 def _nbytes(value: Any) -> int:
-    """A variable's bytes on GPUs: a tensor's, a model's with its gradients, an optimizer's state."""
+    """Return a variable's bytes on GPUs: a tensor's, a model's with gradients, an optimizer's."""
     torch = sys.modules["torch"]
     if isinstance(value, torch.Tensor):
         tensors = [value, value.grad if value.is_leaf else None]
@@ -134,21 +146,21 @@ def _nbytes(value: Any) -> int:
         tensors = [
             *value.parameters(),
             *value.buffers(),
-            *(each.grad for each in value.parameters()),
+            *(item.grad for item in value.parameters()),
         ]
     elif isinstance(value, torch.optim.Optimizer):
         tensors = [
-            each
+            item
             for state in value.state.values()
-            for each in state.values()
-            if isinstance(each, torch.Tensor)
+            for item in state.values()
+            if isinstance(item, torch.Tensor)
         ]
     elif isinstance(value, list | tuple | dict) and len(value) <= 10_000:
         values = value.values() if isinstance(value, dict) else value
-        tensors = [each for each in values if isinstance(each, torch.Tensor)]
+        tensors = [item for item in values if isinstance(item, torch.Tensor)]
     else:
         return 0
-    return sum(each.nbytes for each in tensors if each is not None and each.is_cuda)
+    return sum(item.nbytes for item in tensors if item is not None and item.is_cuda)
 
 
 def _gb(nbytes: float) -> str:
@@ -156,9 +168,9 @@ def _gb(nbytes: float) -> str:
 
 
 def _cuda() -> Any:
-    """``torch.cuda``, where this process has used it."""
+    """Return ``torch.cuda`` if this process has used it."""
     cuda = getattr(sys.modules.get("torch"), "cuda", None)
     try:
         return cuda if cuda is not None and cuda.is_initialized() else None
-    except Exception:  # a cell has broken it
+    except Exception:  # a cell may have broken it
         return None

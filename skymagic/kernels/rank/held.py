@@ -1,9 +1,11 @@
-"""What a rank tells of its values after each cell: which objects it still holds of what the notebook sent, and which global names its code reads.
+"""Track objects from the notebook's values that a rank still holds, and names its code reads.
 
-Values that come later refer to those objects. Nothing is kept alive by being listed here: what the rank lets go of is gone, and the notebook
-is told with the next report. A cell that may run a function needs the values of the notebook for the names that the function reads. A
-function comes from the notebook, from a cell, from ``exec`` or ``%run``, and ends up in a variable, a hook, a registry or an instance. So
-code is listed as it is compiled, rebuilt or bound, by weak references: what nothing can run any more reads nothing.
+The rank reports both after each cell. Later values refer to those objects. Listing an object here
+does not keep it alive: objects that the rank releases are gone, and the next report includes them.
+A cell that may run a function needs the notebook's values of the global names that the function
+reads. A function comes from the notebook, from a cell, from ``exec`` or ``%run``, and is stored in
+a variable, a hook, a registry or an instance. So code is listed when it is compiled, rebuilt or
+bound, by weak references: code that can no longer run reads nothing.
 """
 
 from __future__ import annotations
@@ -24,16 +26,16 @@ from skymagic.data.capture.code import code_names
 from skymagic.data.values.pickled import FIXED_TYPES, Ref, linkable_kinds
 
 GONE = object()
-"""Sentinel: the rank has let go of the object."""
+"""Sentinel: the rank has released the object."""
 _WRAPPERS = 3
-"""Modules around a module that are looked through: ``DistributedDataParallel(torch.compile(model))``."""
+"""Maximum number of wrapper modules: ``DistributedDataParallel(torch.compile(model))``."""
 _probe = {0: [0]}
 _ALONE = sys.getrefcount(_probe[0])
-"""References to an object that nothing but a dict holds."""
+"""Reference count of an object that only a dict holds."""
 
 
 class _Weak(weakref.ref[Any]):
-    """A reference to an object of a table."""
+    """Reference to an object of a table."""
 
     __slots__ = ("place",)
     place: Ref
@@ -41,68 +43,76 @@ class _Weak(weakref.ref[Any]):
 
 @dataclass
 class _Table:
-    """What one pickle has made."""
+    """Objects created by one pickle."""
 
     weak: dict[int, _Weak] = field(default_factory=dict)
     strong: dict[int, Any] = field(default_factory=dict)
-    """Objects of types without weak references, lists and dicts; as long as something else holds them."""
+    """Objects without weak references, lists and dicts, kept while something else holds them."""
     users: set[str] = field(default_factory=set)
-    """Names that were bound with it, or with something that refers to it."""
+    """Names bound to its objects, or to objects that refer to them."""
 
     def sweep(self) -> list[int]:
-        """Let go of what nothing else holds, and then of what was in that."""
+        """Drop objects that nothing else holds, and then the objects inside them."""
         lost: list[int] = []
-        # a value that was bound is listed by its place in the pickle and as a root
+        # a bound value is listed by its number in the pickle and as a root
         listed = Counter(map(id, self.strong.values()))
-        while gone := [
+        while unused := [
             number
             for number in self.strong
             if sys.getrefcount(self.strong[number]) < _ALONE + listed[id(self.strong[number])]
         ]:
-            for number in gone:
+            for number in unused:
                 del self.strong[number]
-            lost += gone
+            lost += unused
         return lost
 
 
 class HeldObjects:
-    """What a rank holds of the notebook's values."""
+    """Objects of the notebook's values that a rank holds."""
 
     def __init__(self) -> None:
         self._tables: dict[int, _Table] = {}
         self._roots: dict[str, weakref.ref[Any] | int] = {}
-        """Name → what was sent under it, or its identity where it has no weak references."""
+        """Name → weak reference to the value sent under it, or its identity."""
         self._died: deque[Ref] = deque()
         self._in_cell = False
         gc.callbacks.append(functools.partial(_sweep_before_collection, weakref.ref(self)))
 
     def begin_cell(self) -> None:
-        """From now on a full garbage collection also frees what only these tables hold."""
+        """Make full garbage collections also free objects that only these tables hold."""
         self._in_cell = True
 
     def end_cell(self) -> None:
-        """Leave the tables alone again until the next cell."""
+        """Leave the tables alone until the next cell."""
         self._in_cell = False
 
     def before_collection(self) -> None:
-        """Let go of lists and dicts that nothing else holds, so that ``gc.collect()`` in a cell frees what is in them."""
+        """Drop lists and dicts that nothing else holds.
+
+        ``gc.collect()`` in a cell then frees their contents.
+        """
         if self._in_cell:
             self.settle()
 
     def find(self, ref: Sequence[int]) -> object:
-        """The object at a place; `GONE` where it is gone."""
+        """Return the object of a reference, `GONE` if it was released."""
         table, number = ref
-        known = self._tables.get(table, _Table())
-        if number in known.strong:
-            return known.strong[number]
-        weak = known.weak.get(number)
-        found = weak() if weak is not None else None
-        return GONE if found is None else found
+        entry = self._tables.get(table, _Table())
+        if number in entry.strong:
+            return entry.strong[number]
+        weak = entry.weak.get(number)
+        target = weak() if weak is not None else None
+        return GONE if target is None else target
 
     def keep(
         self, bundle: Mapping[str, Any], values: Mapping[str, object], memo: dict[int, object]
     ) -> None:
-        """List what a bundle has made: `values` by the names that it binds, and in `memo` all objects by their numbers."""
+        """List the objects of a bundle.
+
+        Args:
+            values: by the names that the bundle binds.
+            memo: all its objects, by their numbers.
+        """
         for table in self._tables.values():
             table.users.difference_update(values)
         for number, *_ in bundle["links"]:
@@ -121,15 +131,16 @@ class HeldObjects:
         self._forget_unused()
 
     def settle(self) -> None:
-        """Let go of what was of use only while the values were made."""
+        """Drop objects that were needed only while the values were created."""
         for number, table in self._tables.items():
-            self._died.extend((number, each) for each in table.sweep())
+            self._died.extend((number, index) for index in table.sweep())
 
     def report(self, variables: Mapping[str, object]) -> dict[str, Any]:
-        """What has gone since the last report.
+        """Return the changes since the last report.
 
         Returns:
-            ``{"unlinked": names that no longer hold what was sent, "lost": places of objects that are gone}``.
+            ``{"unlinked": names that no longer hold the sent value, "lost": references of released
+                objects}``.
         """
         unlinked = [
             name for name, root in self._roots.items() if not _is_held(variables.get(name), root)
@@ -142,16 +153,16 @@ class HeldObjects:
         self.settle()
         lost = []
         while self._died:
-            number, each = self._died.popleft()
+            number, index = self._died.popleft()
             if number in self._tables:
-                lost.append([number, each])
+                lost.append([number, index])
         return {"unlinked": unlinked, "lost": lost}
 
     def _listed(self, number: int, memo: dict[int, object], users: set[str]) -> _Table:
         table = _Table(users=users)
         kinds_of = list(map(type, memo.values()))
         kinds = linkable_kinds(kinds_of)
-        # most of what a pickle makes is tuples and strings: they go without a loop of Python's
+        # most objects of a pickle are tuples and strings: filter them without a Python loop
         linked = list(compress(memo.items(), map(kinds.__contains__, kinds_of)))
         inner = _inner_dicts(value for _, value in linked)
         for index, value in linked:
@@ -174,12 +185,15 @@ class HeldObjects:
 
 
 def _inner_dicts(objects: Any) -> set[int]:
-    """The dicts in which torch's modules keep their parts: holding them would hold a part that was replaced."""
+    """Return the ids of dicts that hold the parts of torch modules.
+
+    Holding them would hold a part that was replaced.
+    """
     torch = sys.modules.get("torch")
     if torch is None or not hasattr(torch, "nn"):
         return set()
-    modules = [each for each in objects if isinstance(each, torch.nn.Module)]
-    return {id(each) for module in modules for each in vars(module).values() if type(each) is dict}
+    modules = [item for item in objects if isinstance(item, torch.nn.Module)]
+    return {id(item) for module in modules for item in vars(module).values() if type(item) is dict}
 
 
 def _sweep_before_collection(
@@ -194,7 +208,7 @@ _FULL_COLLECTION = 2
 
 
 def _is_held(value: object, root: weakref.ref[Any] | int) -> bool:
-    """Return True if a name's value is still what was sent, or a module around it."""
+    """Return True if a name's value is still the sent value, or a module around it."""
     if isinstance(root, int):
         return id(value) == root
     sent = root()
@@ -202,19 +216,19 @@ def _is_held(value: object, root: weakref.ref[Any] | int) -> bool:
 
 
 def holds(value: object, root: object, depth: int = _WRAPPERS) -> bool:
-    """Whether a name's value is what was sent, or a module around it."""
+    """Return True if a name's value is the sent value, or a module around it."""
     if value is root:
         return True
     parts = getattr(value, "_modules", None)
     return (
         depth > 0
         and isinstance(parts, dict)
-        and any(holds(each, root, depth - 1) for each in parts.values())
+        and any(holds(part, root, depth - 1) for part in parts.values())
     )
 
 
 class CodeReads:
-    """Lists the code of one rank."""
+    """List of one rank's code and the global names that it reads."""
 
     def __init__(self, variables: dict[str, Any]) -> None:
         self._variables = variables
@@ -222,21 +236,21 @@ class CodeReads:
         self._report: tuple[str, dict[str, list[str]]] | None = None
 
     def compiled(self, code: object) -> None:
-        """A cell was compiled: the functions and classes in it may be made."""
+        """Add the functions and classes inside a compiled cell."""
         for inner in getattr(code, "co_consts", ()):
             if isinstance(inner, types.CodeType):
                 self.add(inner)
 
     def add(self, code: types.CodeType) -> None:
-        """There is a function of this code; functions in it may outlive it."""
+        """Add the code of a function, and of functions inside, which may outlive it."""
         if id(code) not in self._codes:
-            found = code_names(code)
-            # A name that it binds as well: unless the rank has the notebook's latest value, an assignment of the object
-            # that the rank has already could not be told from no assignment.
-            names = found.loads | found.sets
-            gone = functools.partial(self._forget, id(code))
+            code_names_found = code_names(code)
+            # Names that it binds count too: unless the rank has the notebook's latest value,
+            # assigning the object that the rank already has looks like no assignment.
+            names = code_names_found.loads | code_names_found.sets
+            on_free = functools.partial(self._forget, id(code))
             self._codes[id(code)] = (
-                weakref.ref(code, gone),
+                weakref.ref(code, on_free),
                 code.co_qualname.partition(".")[0],
                 names,
             )
@@ -244,20 +258,24 @@ class CodeReads:
             self.compiled(code)
 
     def bound(self, values: Iterable[object]) -> None:
-        """Variables hold these now: the functions among them may come from ``exec`` or ``%run``."""
+        """Add functions among newly bound values, which may come from ``exec`` or ``%run``."""
         for value in values:
             for function in _functions(value):
                 if function.__globals__ is self._variables:
                     self.add(function.__code__)
 
     def report(self, known: Iterable[str]) -> dict[str, Any]:
-        """What is read: ``{"digest": …, "names": {function or class: [names]}}``; no names where the notebook knows the digest."""
+        """Return the names that code reads.
+
+        The result is ``{"digest": …, "names": {function or class: [names]}}``, and ``names`` is
+        None if the digest is in `known`.
+        """
         if self._report is None:
-            found: dict[str, set[str]] = {}
+            reads: dict[str, set[str]] = {}
             for _, function, names in list(self._codes.values()):
-                found.setdefault(function, set()).update(names)
-            listed = {function: sorted(names) for function, names in sorted(found.items()) if names}
-            # nothing is imported here: the cell may have broken that
+                reads.setdefault(function, set()).update(names)
+            listed = {function: sorted(names) for function, names in sorted(reads.items()) if names}
+            # import nothing here: the cell may have broken imports
             self._report = hashlib.sha256(repr(listed).encode()).hexdigest(), listed
         mark, listing = self._report
         return {"digest": mark, "names": None if mark in known else listing}
@@ -268,7 +286,7 @@ class CodeReads:
 
 
 def _functions(value: object) -> Iterator[types.FunctionType]:
-    """Functions that a variable's value is, wraps or, for a class, has."""
+    """Yield functions that a variable's value is, wraps or, for a class, contains."""
     for _ in range(_WRAPPED):
         kind = type(value)
         if kind is types.FunctionType:
@@ -281,7 +299,10 @@ def _functions(value: object) -> Iterator[types.FunctionType]:
 
 
 def _wrapped(value: object) -> object:
-    """What a variable's value wraps. Nothing of the user's runs for it: ``getattr`` would import what a module loads on use."""
+    """Return the object that a value wraps, without running the user's code.
+
+    ``getattr`` would import lazily loaded attributes of a module.
+    """
     if isinstance(value, types.ModuleType):
         return None
     for name in ("__func__", "func", "fget"):
@@ -290,7 +311,7 @@ def _wrapped(value: object) -> object:
     try:
         own = object.__getattribute__(value, "__dict__")
         return next((own[name] for name in ("__wrapped__", "func") if name in own), None)
-    except Exception:  # there is none, or it is a property
+    except Exception:  # it has no ``__dict__``, or that is a property
         return None
 
 
@@ -299,4 +320,4 @@ _MEMBERS = {types.MemberDescriptorType, types.GetSetDescriptorType}
 
 
 _WRAPPED = 8
-"""Decorators around one function that are looked through."""
+"""Maximum number of decorators around one function."""

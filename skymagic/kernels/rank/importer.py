@@ -1,4 +1,7 @@
-"""A remote importer: modules of the notebook's folder, imported on a rank from sources that the notebook sent, and reloaded in place."""
+"""Remote importer: modules of the notebook's folder, imported on a rank from sent sources.
+
+They are reloaded in place.
+"""
 
 from __future__ import annotations
 
@@ -23,40 +26,40 @@ from skymagic.runtime.on_import import left_out_by_warnings
 
 
 class RemoteImporter(importlib.abc.MetaPathFinder, importlib.abc.InspectLoader):
-    """A finder and loader (PEP 451) of modules whose sources were sent; stands first in ``sys.meta_path``.
+    """Finder and loader (PEP 451) of modules whose sources were sent; first in ``sys.meta_path``.
 
-    A module that is edited is executed again, and so are the sent modules that import it. Their functions and classes stay
-    the objects that they were, with new contents: ``from module import f`` elsewhere, and instances, follow the edit.
+    An edited module is executed again, and so are the sent modules that import it. Their functions
+    and classes keep their identity and get the new contents: ``from module import f`` elsewhere,
+    and instances, follow the edit.
     """
 
     def __init__(self) -> None:
         self._sources: dict[str, ModuleSource] = {}
         self._imports: dict[str, frozenset[str]] = {}
-        self._executed: dict[
-            str, str
-        ] = {}  # the hash of each module's source as it was executed last
+        # hash of each module's source at its latest execution
+        self._executed: dict[str, str] = {}
 
     def install(self, modules: Iterable[Mapping[str, Any] | ModuleSource]) -> None:
-        """Take sources in, and execute again what has changed and what depends on it.
+        """Add sources, and execute changed modules and their dependents again.
 
         Raises:
-            Exception: whatever a module's own code raises when it is executed again.
+            Exception: any error of a module's own code when it is executed again.
         """
         if self not in sys.meta_path:
             sys.meta_path.insert(0, self)
-        for each in modules:
-            source = each if isinstance(each, ModuleSource) else ModuleSource(**each)
+        for module in modules:
+            source = module if isinstance(module, ModuleSource) else ModuleSource(**module)
             package = source.name if source.package else source.name.rpartition(".")[0]
             self._sources[source.name] = source
             self._imports[source.name] = imported_names(ast.parse(source.source), package)
-            # tracebacks show the lines that run, whatever the node's own file says
+            # tracebacks show the lines that run, even if the node's own file differs
             lines = source.source.splitlines(keepends=True)
             linecache.cache[source.origin] = (len(source.source), None, lines, source.origin)
         for name in self._stale():
             self._reload(sys.modules[name])
 
     def remove(self) -> None:
-        """Take this finder out again."""
+        """Remove this finder from ``sys.meta_path``."""
         if self in sys.meta_path:
             sys.meta_path.remove(self)
 
@@ -71,7 +74,8 @@ class RemoteImporter(importlib.abc.MetaPathFinder, importlib.abc.InspectLoader):
         )
         spec.has_location = bool(module.source) or not os.path.isdir(module.origin)
         if module.package:
-            # The real directory stays searchable: compiled parts and data files are the node's own.
+            # The real directory stays searchable, because compiled parts and data files are the
+            # node's own.
             is_file = module.origin.endswith(".py")
             spec.submodule_search_locations = [
                 os.path.dirname(module.origin) if is_file else module.origin
@@ -91,32 +95,32 @@ class RemoteImporter(importlib.abc.MetaPathFinder, importlib.abc.InspectLoader):
     def get_resource_reader(
         self, fullname: str
     ) -> importlib.resources.abc.TraversableResources | None:
-        """For ``importlib.resources``: the package's folder, or what was sent of it."""
+        """Return a reader of the package's folder or sent files, for ``importlib.resources``."""
         module = self._sources.get(fullname)
         return PackageData(module) if module is not None and module.package else None
 
     def get_data(self, path: str) -> bytes:
-        """For ``pkgutil.get_data``: a file beside the package's source.
+        """Return a file next to the package's source, for ``pkgutil.get_data``.
 
         Raises:
-            OSError: it is neither here, nor was it sent.
+            OSError: it does not exist here and was not sent.
         """
         for module in self._sources.values():
             name = os.path.relpath(path, os.path.dirname(module.origin))
-            if module.data and (found := unpacked_data(module.data).joinpath(name)).is_file():
-                return found.read_bytes()
+            if module.data and (data_file := unpacked_data(module.data).joinpath(name)).is_file():
+                return data_file.read_bytes()
         return Path(path).read_bytes()
 
     def is_package(self, fullname: str) -> bool:
         return self._sources[fullname].package
 
     def _stale(self) -> list[str]:
-        """Modules that are loaded and must be executed again, in topological order: each after those that it imports."""
+        """Return the loaded modules to execute again, each after the modules that it imports."""
         loaded = {name for name in self._sources if name in sys.modules}
         stale = {name for name in loaded if self._executed.get(name) != self._sources[name].hash}
         while more := {name for name in loaded - stale if self._imports[name] & stale}:
             stale |= more
-        # depth-first; modules that import each other in a circle come in the order of their names
+        # depth-first; modules in an import cycle are ordered by name
         ordered: dict[str, None] = {}
 
         def visit(name: str, above: frozenset[str]) -> None:
@@ -130,7 +134,7 @@ class RemoteImporter(importlib.abc.MetaPathFinder, importlib.abc.InspectLoader):
 
     def _reload(self, module: types.ModuleType) -> None:
         before = dict(vars(module))
-        self._executed.pop(module.__name__, None)  # should it fail, the next cell tries again
+        self._executed.pop(module.__name__, None)  # if it fails, the next cell tries again
         importlib.reload(module)
         for name, old in before.items():
             new = vars(module).get(name)
@@ -149,7 +153,7 @@ class PackageData(importlib.resources.abc.TraversableResources):
         self._module = module
 
     def files(self) -> Any:
-        """The package's folder; the archive that was sent, where this machine has none."""
+        """Return the package's folder, or the sent archive if this machine has no such folder."""
         if self._module.data:
             return unpacked_data(self._module.data)
         origin = Path(self._module.origin)
@@ -157,7 +161,10 @@ class PackageData(importlib.resources.abc.TraversableResources):
 
 
 def update_in_place(old: object, new: object) -> bool:
-    """Give a function or class the contents of its new version; False when that cannot be, and nothing has changed."""
+    """Give a function or class the contents of its new version.
+
+    Returns False, without any change, if that is impossible.
+    """
     if isinstance(old, types.FunctionType) and isinstance(new, types.FunctionType):
         return _update_function(old, new)
     if isinstance(old, type) and type(old) is type(new):
@@ -183,14 +190,13 @@ _CLASS_INTERNALS = {"__dict__", "__weakref__", "__mro__", "__slotnames__", "_abc
 
 
 def _update_class(old: type, new: type) -> bool:
-    bases = [(each.__module__, each.__qualname__) for each in old.__bases__]
-    if bases != [(each.__module__, each.__qualname__) for each in new.__bases__]:
+    bases = [(base.__module__, base.__qualname__) for base in old.__bases__]
+    if bases != [(base.__module__, base.__qualname__) for base in new.__bases__]:
         return False
     if old.__module__ != new.__module__ or "__slots__" in vars(old) or "__slots__" in vars(new):
         return False
-    if (
-        type(old) is not type
-    ):  # a metaclass may keep books of its classes: enumerations, fields, tables
+    # a metaclass may register its classes: enumerations, fields, tables
+    if type(old) is not type:
         return False
     for name in vars(old).keys() - vars(new).keys() - _CLASS_INTERNALS:
         delattr(old, name)
@@ -202,7 +208,7 @@ def _update_class(old: type, new: type) -> bool:
 
 
 def _rebind_class_cell(member: object, new: type, old: type) -> None:
-    """Let ``super()`` in a method mean the class that the method now belongs to."""
+    """Make ``super()`` in a method refer to the class that the method now belongs to."""
     for part in (
         member,
         *(getattr(member, name, None) for name in ("__func__", "fget", "fset", "fdel", "func")),
@@ -216,20 +222,22 @@ def _rebind_class_cell(member: object, new: type, old: type) -> None:
 
 
 def installed_packages() -> dict[str, Any]:
-    """Distributions with their versions, and the names of modules, as `data.capture.installed.present` finds them."""
+    """Return distributions with versions, and module names (`data.capture.installed.present`)."""
+    # imported on request only, because it reads the environment
     from skymagic.data.capture.installed import (
         present,
-    )  # a rank imports what reads the environment when it is asked
+    )
 
-    found = present()
-    return {"versions": dict(found.versions), "modules": sorted(found.modules)}
+    packages = present()
+    return {"versions": dict(packages.versions), "modules": sorted(packages.modules)}
 
 
 def rescan_packages() -> list[str]:
-    """Something was installed into this environment: let imports find it, and run its ``.pth`` files.
+    """Make newly installed packages importable, and run their ``.pth`` files.
 
     Returns:
-        The names of all modules that this rank has imported already, without those in packages.
+        The names of all top-level modules that this rank has already imported, without the standard
+            library's.
     """
     before = list(sys.path)
     for folder in site.getsitepackages():

@@ -1,5 +1,7 @@
-"""Interrupts of a rank: they fall into cells alone, for what tidies up after these must not be torn; and whether the main thread waits in native
-code, where Python cannot take one: in a collective that does not end.
+"""Interrupts of a rank: SIGINT reaches cells only, never the code that cleans up after them.
+
+Also detects that the main thread waits in native code, where Python cannot handle a signal: in a
+collective that does not end.
 """
 
 from __future__ import annotations
@@ -23,11 +25,11 @@ from skymagic.runtime import interruption, rendezvous
 from skymagic.wire.order import ON_GPU
 
 IMPORT_RETRY_SECONDS = 0.05
-"""Seconds after which an interrupt that came during an import is tried again."""
+"""Seconds after which an interrupt that arrived during an import is repeated."""
 
 
 def importing(frame: FrameType | None) -> bool:
-    """Whether this stack is inside an import."""
+    """Return True if this stack is inside an import."""
     while frame is not None:
         if frame.f_code.co_name == "_find_and_load" and frame.f_code.co_filename.startswith(
             "<frozen importlib"
@@ -38,32 +40,32 @@ def importing(frame: FrameType | None) -> bool:
 
 
 class Interrupts:
-    """What SIGINT does to the order that a rank carries out."""
+    """SIGINT handling of the order that a rank carries out."""
 
     def __init__(self, kernel: Any) -> None:
         self._kernel = kernel
-        self.allowed = False  # whether one may fall now: a cell runs
-        self.fallen = False  # whether one has fallen into this order's cell
-        self.falls = 0  # how many have fallen into cells of this rank
-        self.stopped_at: list[dict[str, Any]] = []  # where
-        self.awaited: asyncio.Task[Any] | None = None  # the cell that runs, if it awaits something
+        self.allowed = False  # whether an interrupt may be raised now, because a cell runs
+        self.fallen = False  # whether one was raised in this order's cell
+        self.falls = 0  # how many were raised in cells of this rank
+        self.stopped_at: list[dict[str, Any]] = []  # the places where it was raised
+        self.awaited: asyncio.Task[Any] | None = None  # the running cell, if it awaits something
         self._heard = self._repeated = False
-        """Whether an interrupt of this order has come to Python, and whether it was sent once more to a rank that waits."""
-        self._order_count = (
-            0  # counts orders, so that what belongs to one does not fall into the next
-        )
+        """Whether Python has handled an interrupt of this order, and whether it was repeated."""
+        # counts orders, so that a delayed interrupt cannot hit the next one
+        self._order_count = 0
 
     def begin(self) -> None:
-        """Note that another order is carried out."""
+        """Reset the state for the next order."""
         self.fallen = self._heard = self._repeated = False
         self.stopped_at = []
         self._order_count += 1
 
     def fall(self, _: int, frame: FrameType | None) -> None:
-        """The signal handler of SIGINT. Raises KeyboardInterrupt where it may."""
+        """Handle SIGINT. Raises KeyboardInterrupt if that is allowed now."""
         if self.allowed and importing(frame):
-            # a module that is torn while it is imported can never be imported again (torch._dynamo is one); it counts as not heard:
-            # when it is sent again, the rank may wait in a collective, where only a release reaches it (DDP's first step imports)
+            # A module whose import is interrupted may never be importable again (torch._dynamo is
+            # one). The interrupt counts as not handled: when it is repeated, the rank may wait in a
+            # collective, where only a release reaches it (DDP's first step imports).
             count = self._order_count
             threading.Timer(
                 IMPORT_RETRY_SECONDS, lambda: count == self._order_count and self.again()
@@ -75,41 +77,44 @@ class Interrupts:
         self.fallen = True
         self.falls += 1
         try:
-            # a collective that has failed since, because another rank was released first, is where it stopped, not torch's report of it
+            # if a collective has failed meanwhile, because another rank was released first, the
+            # place is that collective, not torch's report of its failure
             frames = stacks.plain_frames(self._kernel, stacks.walk_to_error(frame, sys.exception()))
-        except RecursionError:  # it fell at the end of a deep recursion
+        except RecursionError:  # it arrived at the bottom of a deep recursion
             frames = []
         awaited = self.awaited
-        if awaited is None or any("cell" in one for one in frames):
+        if awaited is None or any("cell" in frame_info for frame_info in frames):
             self.stopped_at = self.stopped_at or stacks.place(frames)
             raise KeyboardInterrupt
-        # in the event loop, which it would end: the cell waits for something
+        # in the event loop, which a KeyboardInterrupt would end: the cell awaits something
         self.stopped_at = self.stopped_at or stacks.place(stacks.of_task(self._kernel, awaited))
         awaited.get_loop().call_soon_threadsafe(awaited.cancel)
 
-    # -- called on the control thread --------------------------------------------------------------------------------
+    # -- called on the control thread --------------------------------------------------------------
 
     def unwinding(self) -> bool:
-        """Whether the cell is over, or handles an exception."""
+        """Return True if the cell is over, or handles an exception."""
         main = threading.main_thread().ident
         handled = sys._current_exceptions().get(main) if main is not None else None
         problem = handled[1] if isinstance(handled, tuple) else handled
-        cancelled = self.awaited is not None and self.fallen  # its `finally` may await too
+        cancelled = self.awaited is not None and self.fallen  # its `finally` blocks may await too
         return not self.allowed or cancelled or isinstance(problem, BaseException)
 
     def will_return(self) -> bool | str:
-        """Whether the rank will leave its cell by itself if it is given time; `ON_GPU`: likely, as soon as kernels on its GPU end.
+        """Return whether the rank will leave its cell by itself, given time.
 
-        Waiting for a GPU spins in native code, which no interrupt ends and which looks like a calculation.
+        The result is `ON_GPU` if it will probably do so as soon as kernels on its GPU end: waiting
+        for a GPU spins in native code, which no interrupt ends and which looks like a calculation.
         """
         if self.unwinding() or importing(stacks.main_frame()):
             return True
         return ON_GPU if gpu.in_use() else False
 
     def waits(self) -> list[dict[str, Any]]:
-        """After an interrupt: where the main thread waits in native code and cannot take it; else nothing.
+        """Return the place where the main thread blocks in native code after an interrupt, else [].
 
-        A rank that has taken it is in Python code of the user's, which may tidy up; one with a handler of its own is left alone.
+        A rank that has handled it runs the user's Python code, which may be cleaning up; one with
+        its own signal handler is left alone.
         """
         if self._heard or not self.allowed or signal.getsignal(signal.SIGINT) != self.fall:
             return []
@@ -118,12 +123,13 @@ class Interrupts:
         return stacks.place(stacks.of_main_thread(self._kernel)["frames"])
 
     def _sleeps_through(self) -> bool:
-        """Whether the main thread waits in native code, in a call that no signal ends."""
+        """Return True if the main thread is blocked in a native call that no signal ends."""
         if not waits_in_native_code() or self._heard:
             return False
         main = threading.main_thread().ident
         if not self._repeated and main is not None:
-            # the interrupt came after the interpreter's last look and before the call began to wait: it takes another one to end that
+            # the interrupt may have arrived after the interpreter's last check and before the call
+            # blocked: a second one ends such a call
             self._repeated = True
             _, switches = scheduled()
             signal.pthread_kill(main, signal.SIGINT)
@@ -132,16 +138,19 @@ class Interrupts:
         return True
 
     def joining(self) -> dict[str, bool]:
-        """While groups are formed: whether the main thread waits for other ranks, and whether it is in code
-        of the user's, which has taken the place of something that forming a group needs."""
+        """Return the state of the main thread while process groups are formed.
+
+        ``waits``: it waits for other ranks. ``in_cell``: it runs the user's code, which has
+        replaced something that forming a group needs.
+        """
         in_cell = any(
-            "cell" in one
-            for one in stacks.plain_frames(self._kernel, stacks.walk(stacks.main_frame()))
+            "cell" in frame_info
+            for frame_info in stacks.plain_frames(self._kernel, stacks.walk(stacks.main_frame()))
         )
         return {"waits": rendezvous.waits(), "in_cell": in_cell}
 
     def again(self) -> bool:
-        """Interrupt the cell once more, unless it is tidying up after the first interrupt."""
+        """Interrupt the cell once more, unless it is cleaning up after the first interrupt."""
         main = threading.main_thread().ident
         if main is None or self.unwinding():
             return False
@@ -150,21 +159,25 @@ class Interrupts:
 
 
 HANDLERS = (Interrupts.fall.__code__, interruption._on_wake.__code__)
-"""Signal handlers that raise: their frames end the traceback of what they have raised, and tell a user nothing."""
+"""Signal handlers that raise: their frames end the traceback, and are meaningless to users."""
 
 
 def hide_handler_frames() -> None:
-    """Leave the frames of our signal handlers out of all that this process prints of an exception."""
-    walk = traceback._walk_tb_with_full_positions  # type: ignore[attr-defined]  # of print_exc, logging and format_exception
+    """Hide the frames of our signal handlers in every traceback that this process prints."""
+    # print_exc, logging and format_exception use this function
+    walk = traceback._walk_tb_with_full_positions  # type: ignore[attr-defined]
 
     def without_handlers(tb: TracebackType | None) -> Iterator[tuple[FrameType, Any]]:
-        return (each for each in walk(tb) if each[0].f_code not in HANDLERS)
+        return (entry for entry in walk(tb) if entry[0].f_code not in HANDLERS)
 
     traceback._walk_tb_with_full_positions = without_handlers  # type: ignore[attr-defined]
     plain_hook = sys.unraisablehook
 
     def unraisable(lost: Any) -> None:
-        """Python's own hook prints in C: an interrupt that has fallen into a ``__del__`` or a callback."""
+        """Hide handler frames, then call Python's hook, which prints in C.
+
+        It reports interrupts inside a ``__del__`` or a callback.
+        """
         tb = _without_handlers(lost.exc_traceback)
         plain_hook(type(lost)((lost.exc_type, lost.exc_value, tb, lost.err_msg, lost.object)))
 
@@ -174,28 +187,31 @@ def hide_handler_frames() -> None:
 def _without_handlers(tb: TracebackType | None) -> TracebackType | None:
     if tb is None:
         return None
-    rest = _without_handlers(tb.tb_next)
+    remaining = _without_handlers(tb.tb_next)
     if tb.tb_frame.f_code in HANDLERS:
-        return rest
-    return TracebackType(rest, tb.tb_frame, tb.tb_lasti, tb.tb_lineno)
+        return remaining
+    return TracebackType(remaining, tb.tb_frame, tb.tb_lasti, tb.tb_lineno)
 
 
 SAMPLE_INTERVAL = 0.05
-"""Seconds between two looks at the main thread."""
-WAKE_INTERVAL = 0.001  # seconds between looks at a thread that a signal has woken: no event tells that it sleeps again
+"""Seconds between two samples of the main thread."""
+# seconds between looks at a thread that a signal has woken: no event reports that it sleeps again
+WAKE_INTERVAL = 0.001
 QUICK_SWITCHES = 2.5
-"""After so many of the interpreter's switch intervals (5 ms) a thread that waits for the interpreter has woken up to ask for it."""
-WAITING_STATES = (
-    "SD"  # states of a Linux thread that sleeps; one that waits for its turn on a busy machine is R
-)
+"""Wait before the second sample, in the interpreter's switch intervals (5 ms).
+
+A thread that waits for the GIL wakes up within that time to request it.
+"""
+# states of a sleeping Linux thread; one that waits for a processor on a busy machine is R
+WAITING_STATES = "SD"
 
 
 @dataclass(frozen=True)
 class MainThreadSample:
-    """The main thread at one moment: the frame and the instruction in it, its processor time, whether it sleeps.
+    """Sample of the main thread: frame and instruction, processor time, and whether it sleeps.
 
     Attributes:
-        switches: how often it has gone to sleep so far; None where there is no /proc to say so.
+        switches: how often it has gone to sleep so far; None without /proc.
     """
 
     place: tuple[int, int]
@@ -205,7 +221,7 @@ class MainThreadSample:
 
 
 def sample() -> MainThreadSample | None:
-    """The main thread now; None if it has no frame."""
+    """Sample the main thread, or return None if it has no frame."""
     main, frame = threading.main_thread().ident, stacks.main_frame()
     if main is None or frame is None:
         return None
@@ -216,18 +232,27 @@ def sample() -> MainThreadSample | None:
 
 
 def scheduled() -> tuple[str, int | None]:
-    """(the state of the main thread, how often it has gone to sleep), as the kernel says; sleeping where there is no /proc to say so."""
-    pid = os.getpid()  # also the number of its main thread
+    """Return the main thread's state in the kernel, and how often it has gone to sleep.
+
+    Without /proc it counts as sleeping, and the number is None.
+    """
+    pid = os.getpid()  # also the thread id of its main thread
     try:
         lines = Path(f"/proc/self/task/{pid}/status").read_text().splitlines()
     except OSError:
         return WAITING_STATES[0], None
-    found = dict(line.split(":", 1) for line in lines)
-    return found["State"].split()[0], int(found.get("voluntary_ctxt_switches", "-1"))
+    fields = dict(line.split(":", 1) for line in lines)
+    return fields["State"].split()[0], int(fields.get("voluntary_ctxt_switches", "-1"))
 
 
 def await_sleep(switches: int | None) -> None:
-    """Wait until the main thread, which a signal has woken, sleeps again, having gone to sleep so often before; `SAMPLE_INTERVAL` at most."""
+    """Wait until the main thread, which a signal has woken, sleeps again.
+
+    Args:
+        switches: how often it had gone to sleep before.
+
+    It waits `SAMPLE_INTERVAL` at most.
+    """
     end = time.monotonic() + SAMPLE_INTERVAL
     while time.monotonic() < end:
         state, now = scheduled()
@@ -237,19 +262,21 @@ def await_sleep(switches: int | None) -> None:
 
 
 def waits_in_native_code() -> bool:
-    """Called on another thread, when an interrupt has been sent: whether the main thread sleeps through it.
+    """Return True if the main thread sleeps through an interrupt; called on another thread.
 
-    It must be so at two looks. In between it could have had the interpreter, and would have taken the interrupt if it had been in
-    Python, or in one of Python's own waits, which a signal ends. A thread that has not woken up once in between does not wait for the
-    interpreter either, so that two looks soon after each other are enough; one that wakes up now and then is given longer.
+    The interrupt was sent before, and two samples must agree. In between, a thread in Python, or in
+    one of Python's own waits, which a signal ends, could have got the interpreter and would have
+    handled the interrupt. A thread that never woke up in between does not wait for the interpreter
+    either, so that two samples in quick succession are enough; one that wakes up now and then is
+    given longer.
     """
-    first, begun = sample(), time.monotonic()
+    first, start_time = sample(), time.monotonic()
     cpu = 0.0
     for interval in (
         min(QUICK_SWITCHES * sys.getswitchinterval(), SAMPLE_INTERVAL),
         SAMPLE_INTERVAL,
     ):
-        time.sleep(max(0.0, begun + interval - time.monotonic()))
+        time.sleep(max(0.0, start_time + interval - time.monotonic()))
         last = sample()
         if (
             first is None

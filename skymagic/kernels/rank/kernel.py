@@ -1,7 +1,8 @@
 """The kernel of a rank: an ipyparallel engine's kernel that carries out orders.
 
-An order is the first line of the code that it is sent: what to bind, what to run, what to send back. The reply holds the outcome
-as plain values; its status is always "ok", for ipyparallel would otherwise replace the outcome by an exception of its own.
+An order is the first line of the code that it receives: what to bind, run and send back. The reply
+holds the outcome as plain values; its status is always "ok", because ipyparallel would otherwise
+replace the outcome by its own exception.
 """
 
 from __future__ import annotations
@@ -50,35 +51,37 @@ from skymagic.wire.processes import UNFIT
 
 
 def end_process(problem: BaseException | None) -> None:
-    """End this process, whose kernel can reply to nobody; its log says why. Functions of `os` are those of the rank's start."""
-    why = "no reply was made" if problem is None else f"{type(problem).__name__}: {problem}"
+    """End this process, whose kernel cannot reply any more, and log the reason.
+
+    It uses the functions of `os` as they were at the rank's start.
+    """
+    reason = "no reply was made" if problem is None else f"{type(problem).__name__}: {problem}"
     with contextlib.suppress(Exception):
-        write(2, f"{UNFIT} ({why})\n".encode(errors="replace"))
+        write(2, f"{UNFIT} ({reason})\n".encode(errors="replace"))
     _exit(EX_SOFTWARE)
 
 
 def log_whole(log: str, name: str, message: str) -> None:
-    """Write into the log what is too long to be sent."""
+    """Write a message to the log that is too long to be sent."""
     flush_text()
     with contextlib.suppress(OSError), open(log, "a", errors="backslashreplace") as file:
         file.write(f"{name}: {message}\n")
 
 
 KEPT_ENDS = 10
-"""How many runs a rank tells the end of."""
+"""Number of latest runs whose end a rank remembers."""
 
 
 class RunMemory:
-    """The run that goes on, or has ended last, for a notebook that takes over; and how the last few ended, for readers."""
+    """Current or latest run, for a notebook that takes over, and how the last few ended."""
 
     def __init__(self) -> None:
         self._last: dict[str, Any] = {"order": None, "outcome": None}
-        self._ended: dict[
-            str, dict[str, Any]
-        ] = {}  # by number: readers may ask when the next one has begun
+        # by number: readers may ask after the next one has started
+        self._ended: dict[str, dict[str, Any]] = {}
 
     def begin(self, order: RunCell) -> None:
-        """A run begins: its number, and what was asked."""
+        """Record the start of a run: its number and its order."""
         if order.run:
             self._last = {
                 "order": {name: value for name, value in vars(order).items() if name != "manifest"},
@@ -86,7 +89,7 @@ class RunMemory:
             }
 
     def end(self, order: RunCell, outcome: dict[str, Any]) -> None:
-        """How it ended."""
+        """Record the end of a run."""
         if self._last["order"] is None:
             return
         self._last = {
@@ -95,21 +98,24 @@ class RunMemory:
             "ended_at": wall_clock(),
             "step": reporting.last_step(),
         }
-        words = {
+        summary = {
             "status": outcome["status"],
             "interrupted": bool(outcome.get("interrupted")),
             "error": f"{outcome.get('ename')}: {outcome.get('evalue')}"[:500],
         }
-        self._ended = dict([*self._ended.items(), (str(order.run), words)][-KEPT_ENDS:])
+        self._ended = dict([*self._ended.items(), (str(order.run), summary)][-KEPT_ENDS:])
 
     def recall(self) -> dict[str, Any]:
-        """Called on the control thread: all that is known, and the generation of the process group."""
+        """Return all records and the process group's generation; called on the control thread."""
         return {**self._last, "ended": self._ended, "generation": rendezvous.generation()}
 
 
 @contextlib.contextmanager
 def _parent_thread_known(kernel: RankKernel) -> Iterator[None]:
-    """ipykernel 7 asks a thread that engines do not have whether a top-level await runs on the main thread."""
+    """Give ipykernel 7 the thread object that it asks for, which engines do not have.
+
+    It checks there whether a top-level await runs on the main thread.
+    """
     missing = getattr(kernel, "shell_channel_thread", kernel) is None
     if missing:
         kernel.shell_channel_thread = SimpleNamespace(parent_thread=threading.main_thread())
@@ -121,14 +127,15 @@ def _parent_thread_known(kernel: RankKernel) -> Iterator[None]:
 
 
 class RankKernel(IPythonParallelKernel):
-    """Carries out orders; everything else is ipyparallel's."""
+    """Kernel that carries out orders; everything else is ipyparallel's."""
 
     shell_class = Type(RankShell)
     shell_channel_thread: Any
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        # Out[…] would hold on to every result, GPU memory included. A cache_size of 0 is read when the hook is made, and ends `_` too.
+        # Out[…] would keep every result alive, GPU memory included. A cache_size of 0 is read when
+        # the hook is created, and would disable `_` too.
         self.shell.displayhook.do_full_cache = False
         self._context = context.current()
         self._namespace = Namespace(
@@ -143,15 +150,15 @@ class RankKernel(IPythonParallelKernel):
         self._result: Any = None
         self.busy = False
         self.interrupts = Interrupts(self)
-        self._stack_file = open(f"{self._context.log}.stack", "ab", buffering=0)  # noqa: SIM115  # open as long as the process
+        # open as long as the process
+        self._stack_file = open(f"{self._context.log}.stack", "ab", buffering=0)  # noqa: SIM115
         stacks.on_signal(self._stack_file)
         self._post_mortem: PostMortem | None = None
-        """On the frames of the error with which the last cell has ended, which it keeps."""
+        """Debugger on the frames of the last cell's error, which it keeps alive."""
         self.runs = RunMemory()
-        self._answered_count = 0  # counts the requests that were replied to
-        self._unanswered: BaseException | None = (
-            None  # what has kept the kernel from replying to one
-        )
+        self._answered_count = 0  # number of requests that were answered
+        # the error that kept the kernel from answering a request
+        self._unanswered: BaseException | None = None
         self.shell.events.register("post_run_cell", self._keep_result)
         hide_handler_frames()
         refuse_debuggers()
@@ -164,10 +171,10 @@ class RankKernel(IPythonParallelKernel):
     def _publish_execute_input(
         self, code: str, parent: dict[str, Any], execution_count: int
     ) -> None:
-        """The notebook has the cell already."""
+        """Publish nothing: the notebook already has the cell."""
 
     def _publish_status(self, status: str, channel: str, parent: Any = None) -> None:
-        """The agent says when a request is over, after its last output."""
+        """Publish nothing: the agent reports the end of a request, after its last output."""
 
     def raw_input(self, prompt: str = "") -> str:
         raise RuntimeError(INPUT_REFUSED)
@@ -176,13 +183,16 @@ class RankKernel(IPythonParallelKernel):
         raise RuntimeError(INPUT_REFUSED)
 
     def release(self) -> int:
-        """Called on the control thread: let the main thread out of a collective."""
+        """Release the main thread from a collective; called on the control thread."""
         self._context.freed = self.busy and not self._context.outside_groups
         self._context.control.cancel(self._context.freed)
         return self._context.hooks.release() if self._context.freed else 0
 
     async def dispatch_shell(self, *args: Any, **kwargs: Any) -> None:
-        """Serve a request. ipykernel only logs what keeps it from that, and so nobody would ever hear of this rank again: it ends."""
+        """Serve a request, and end the process if that fails.
+
+        ipykernel only logs such an error, and the notebook would wait for this rank forever.
+        """
         before = self._answered_count
         try:
             await super().dispatch_shell(*args, **kwargs)
@@ -240,41 +250,43 @@ class RankKernel(IPythonParallelKernel):
                 self._flusher,
                 _parent_thread_known(
                     self
-                ),  # an interrupt may not tear it: no later order would be heard
+                ),  # must not be interrupted, or no later order would be served
             ):
                 try:
                     self.interrupts.allowed = isinstance(order, RunCell | Debug)
                     outcome = await self._carry_out(order, source)
                 finally:
                     self.interrupts.allowed = False
-        except BaseException as problem:  # an interrupt between two lines of ours
+        except BaseException as problem:  # an interrupt between two lines of this code
             self.interrupts.allowed = False
             outcome = self._failure(problem)
         self.busy = False
-        silence.end_all()  # a silence that the cell left open
+        silence.end_all()  # in case the cell left one open
         self._stdio.restore()
         flush_text()
         reporting.flush()
         if isinstance(order, RunCell):
             self.runs.end(order, outcome)
-        self._context.control.send(
-            wire.EndOutput(rank)
-        )  # after all that shows something: the agent closes the request
+        # after all output, because the agent then closes the request
+        self._context.control.send(wire.EndOutput(rank))
         return outcome
 
     def pre_handler_hook(self) -> None:
-        """Let an interrupt fall into cells alone: what tidies up after them must not be torn."""
+        """Let interrupts reach cells only, never the code that cleans up after them."""
         signal.signal(signal.SIGINT, self.interrupts.fall)
         stacks.on_signal(self._stack_file)
 
     def post_handler_hook(self) -> None:
-        """Between cells there is nothing to interrupt."""
+        """Ignore interrupts between cells."""
         signal.signal(signal.SIGINT, signal.SIG_IGN)
 
     @contextlib.contextmanager
     def _cancel_on_sigint(self, future: asyncio.Task[Any]) -> Iterator[None]:
-        """Entered by ipykernel around a cell that awaits. Its own handler would neither wake an idle event loop nor interrupt
-        what does not await."""
+        """Replace ipykernel's SIGINT handling around a cell that awaits.
+
+        Its own handler would neither wake an idle event loop nor interrupt code that does not
+        await.
+        """
         self.interrupts.awaited = future
         try:
             yield
@@ -284,12 +296,11 @@ class RankKernel(IPythonParallelKernel):
     async def _carry_out(self, order: Order, source: str) -> dict[str, Any]:
         if isinstance(order, Rejoin):
             self._forget_failure()
-            if (
-                not order.form
-            ):  # else the plugin frees it: not before it has aborted what runs on the GPU
+            # otherwise the plugin frees it, after it has aborted the work on the GPU
+            if not order.form:
                 gpu.free_memory()
             if (info := order.infos.get(str(self._context.info.rank))) is not None:
-                # the pool has another number of nodes: this rank's place in it
+                # the pool was resized: this rank's new position in it
                 self._context.info = self._context.hooks.info = runtime.InstanceInfo.from_plain(
                     info
                 )
@@ -307,17 +318,15 @@ class RankKernel(IPythonParallelKernel):
                 self._post_mortem.command(order.command)
             return {"status": "ok", "kept": self._post_mortem is not None}
         outcome: dict[str, Any] = {"status": "ok", "bound": False, "joined": True}
-        if (
-            self._post_mortem is not None
-        ):  # nobody can look any more at what the frames of the last cell's error hold
+        # the frames of the last cell's error can no longer be inspected
+        if self._post_mortem is not None:
             tracebacks.clear_frames(self._post_mortem.problem)
             self._post_mortem = None
             gpu.free_memory()
         self.shell.displayhook.bound = ()
         try:
-            self.shell.compile._filename_map.update(
-                order.manifest.get("cells", {})
-            )  # tracebacks name these cells
+            # for the names of these cells in tracebacks
+            self.shell.compile._filename_map.update(order.manifest.get("cells", {}))
             self._namespace.bind(order.manifest)
             self.shell.displayhook.know_shown(order.manifest.get("shown", ()))
             outcome["bound"] = True
@@ -335,7 +344,7 @@ class RankKernel(IPythonParallelKernel):
         return outcome
 
     def _forget_failure(self) -> None:
-        """Let go of the last error's frames, which hold what the group that broke was used with."""
+        """Release the last error's frames, which hold objects that use the broken group."""
         self._result = None
         self.shell.InteractiveTB.tb = self.shell.last_execution_result = None
         for name in ("last_type", "last_value", "last_traceback", "last_exc"):
@@ -346,7 +355,7 @@ class RankKernel(IPythonParallelKernel):
         shell = self.shell
         shell.execution_count = order.execution_count
         shell.compile.flags |= order.compiler_flags
-        # what an earlier cell has shown may be freed by this one
+        # this cell may free objects that an earlier one has shown
         shell.displayhook.value = self._result = shell.last_execution_result = None
         shell.displayhook.cell = source
         shell._last_traceback = None
@@ -354,7 +363,7 @@ class RankKernel(IPythonParallelKernel):
         try:
             with profiled(rank in order.profile, rank) as profile:
                 reply = await super().do_execute(source, False, False)
-        except Exception:  # ipykernel fails over an exception whose __str__ raises
+        except Exception:  # ipykernel fails on an exception whose __str__ raises
             if self._result is None or self._result.error_in_exec is None:
                 raise
             reply = {"status": "error", "traceback": shell._last_traceback}
@@ -366,7 +375,8 @@ class RankKernel(IPythonParallelKernel):
             )
             if rank in order.profile:
                 outcome["values"] = self._namespace.pack({PROFILE: profile})
-            # one that was stopped because of another rank has nothing to tell; its frames may hold the broken group
+            # a rank stopped because of another one has no error of interest; its frames may hold
+            # the broken group
             stopped = self._context.freed or self.interrupts.fallen
             if error is not None and error.__traceback__ is not None and not stopped:
                 with contextlib.suppress(Exception):  # a cell may have broken what pdb needs
@@ -375,7 +385,7 @@ class RankKernel(IPythonParallelKernel):
             if self._post_mortem is None:
                 tracebacks.clear_frames(error)
             return
-        if shell._last_traceback:  # of something that does not fail a cell, such as a __repr__
+        if shell._last_traceback:  # an error that does not fail a cell, such as one in a __repr__
             print("\n".join(shell._last_traceback), file=sys.stderr)
         names = {name: shell.user_ns[name] for name in order.gather if name in shell.user_ns}
         if order.value_ranks:
@@ -384,12 +394,12 @@ class RankKernel(IPythonParallelKernel):
             names[PROFILE] = profile
         returned = {LAST_VALUE: order.value_ranks, PROFILE: order.profile}
         senders = {**dict.fromkeys(order.gather, order.gather_ranks), **returned}
-        mine = {name for name, ranks in senders.items() if rank in ranks}
-        with self._namespace.gathered(names, mine) as parts:
+        own_names = {name for name, ranks in senders.items() if rank in ranks}
+        with self._namespace.gathered(names, own_names) as parts:
             outcome["values"] = self._namespace.pack(
-                {name: names[name] for name in names if name in mine}, parts
+                {name: names[name] for name in names if name in own_names}, parts
             )
-        missing = [name for name in order.gather if name in mine and name not in names]
+        missing = [name for name in order.gather if name in own_names and name not in names]
         outcome["values"].update(
             {name: {"error": NOT_DEFINED, "type": "NameError"} for name in missing}
         )
@@ -419,7 +429,7 @@ class RankKernel(IPythonParallelKernel):
             "missing_files": missing_files(problem) if phase == "run" else None,
             "freed": self._context.freed,
             "cause_timeout": getattr(problem, "cause_timeout", 0.0),
-            # an error that came after an interrupt comes of it
+            # an error after an interrupt is a consequence of it
             "interrupted": self.interrupts.fallen
             or isinstance(problem, (KeyboardInterrupt, asyncio.CancelledError)),
         }

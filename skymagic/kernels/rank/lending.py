@@ -1,8 +1,10 @@
-"""Names of a rank for other processes: packed for other ranks, as one, so that what they share stays shared, with what their functions use; and
-known to processes that a cell starts afresh, by ``spawn`` or ``forkserver``.
+"""Variables of a rank for other processes: for other ranks, and for processes that a cell spawns.
 
-Python lets such a process run the main script again, so that it finds ``__main__.work``. A notebook has no script: the definitions
-travel before the process object, which refers to them by name, as do the tasks that follow, and their results.
+For other ranks, names are packed into one pickle, so that shared objects stay shared, together with
+the names that their functions use. A process started by ``spawn`` or ``forkserver`` would run the
+main script again, so that it finds ``__main__.work``. A notebook has no script: the definitions
+travel before the process object, which refers to them by name, as do the tasks that follow, and
+their results.
 """
 
 from __future__ import annotations
@@ -23,40 +25,45 @@ from skymagic.kernels.rank.namespace import Namespace, is_own_code
 
 
 def lend(namespace: Namespace, names: Iterable[str], held: Container[str]) -> dict[str, Any]:
-    """Pack names for other ranks; nothing is packed where one of them cannot be.
+    """Pack names for other ranks, unless one of them cannot be packed.
 
     Args:
-        held: names that the others have: a function finds those there.
+        held: names that the other ranks have; functions use those there.
 
     Returns:
-        ``missing``: names that this rank has not. ``refused``: name → why it cannot travel. Without either, ``lent``: the
-        pickle as `bundle` describes it, its ``names``, what rebuilding it needs (``modules``, ``sources``), whether it holds
-        ``code`` and ``wrappers`` around the process group, and ``left``: names that functions use and that cannot travel.
+        ``missing``: names that this rank does not have. ``refused``: name → reason why it cannot be
+            sent. Without either, ``lent``: the
+        pickle as `bundle` describes it, its ``names``, requirements for rebuilding it (``modules``,
+            ``sources``), whether it holds
+        ``code`` and ``wrappers`` around the process group, and ``left``: names that functions use
+            and that cannot be sent.
     """
-    asked, variables = list(names), namespace.variables
-    missing = [name for name in asked if name not in variables]
+    requested, variables = list(names), namespace.variables
+    missing = [name for name in requested if name not in variables]
     refused: dict[str, str] = {}
-    left: dict[str, str] = {}
-    chosen: dict[str, object] = {}
-    todo = [] if missing else list(asked)
+    skipped: dict[str, str] = {}
+    selected: dict[str, object] = {}
+    todo = [] if missing else list(requested)
     while todo:
-        if (name := todo.pop(0)) in chosen or name in refused or name in left:
+        if (name := todo.pop(0)) in selected or name in refused or name in skipped:
             continue
         value = variables[name]
         try:
             uses = pickling.dumps(value, variables, between_ranks=True).uses
         except Exception as problem:
-            (refused if name in asked else left)[name] = f"{type(problem).__name__}: {problem}"
+            (refused if name in requested else skipped)[name] = (
+                f"{type(problem).__name__}: {problem}"
+            )
             continue
-        chosen[name] = value
+        selected[name] = value
         todo += [
-            each
-            for each in uses
-            if each in variables and each not in held and not interactive(each, variables[each])
+            used
+            for used in uses
+            if used in variables and used not in held and not interactive(used, variables[used])
         ]
     if missing or refused:
         return {"missing": missing, "refused": refused}
-    return {"lent": {**_pack(namespace, chosen), "left": left}}
+    return {"lent": {**_pack(namespace, selected), "left": skipped}}
 
 
 def _pack(namespace: Namespace, values: dict[str, object]) -> dict[str, Any]:
@@ -74,11 +81,11 @@ def _pack(namespace: Namespace, values: dict[str, object]) -> dict[str, Any]:
 
 
 METHODS = ("spawn", "forkserver")
-"""Python's start methods by which a process begins with nothing; others, such as joblib's, send definitions themselves."""
+"""Start methods that begin with an empty process; joblib and others send definitions themselves."""
 
 
 class Definition(NamedTuple):
-    """A function, a class or a small constant of a cell: the pickle of a `Named`, and the names that its code uses."""
+    """Function, class or small constant of a cell: its pickled `Named`, and the names it uses."""
 
     header: bytes
     buffers: tuple[bytes, ...]
@@ -86,38 +93,42 @@ class Definition(NamedTuple):
 
 
 def define_in_children(variables: dict[str, Any]) -> None:
-    """From now on a process that is started afresh finds the functions and classes among these variables."""
+    """Make the functions and classes among these variables known to newly started processes."""
 
     def reduce(process: Any, protocol: Any) -> Any:
         reduced: Any = object.__reduce_ex__(process, protocol)
         make, args, *rest = reduced
-        # multiprocessing.Process has no method of its own; that of the process is forkserver by default since Python 3.14
+        # multiprocessing.Process has no start method of its own; that of the process is forkserver
+        # by default since Python 3.14
         if (
             get_spawning_popen() is None
             or (process._start_method or get_start_method()) not in METHODS
         ):
             return (make, args, *rest)
-        # the first argument is rebuilt before the others, which refer to what it defines
+        # the first argument is rebuilt before the others, which refer to its definitions
         return (_made, (_Definitions(definitions(variables)), make, *args), *rest)
 
     BaseProcess.__reduce_ex__ = reduce  # type: ignore[method-assign]
 
 
 def definitions(variables: dict[str, Any]) -> dict[str, Definition]:
-    """By name, the functions and classes of cells, and the small constants; what cannot travel is left out."""
-    found = {}
+    """Return functions, classes and small constants of cells by name.
+
+    Those that cannot be sent are left out.
+    """
+    definitions_by_name = {}
     for name, value in list(variables.items()):
         if is_own_code(value, variables) and not name.startswith("__"):
             with contextlib.suppress(Exception):
                 pickled = pickling.dumps(Named(name, value), variables)
-                found[name] = Definition(
+                definitions_by_name[name] = Definition(
                     pickled.header, tuple(map(bytes, pickled.buffers)), tuple(pickled.uses)
                 )
-    return found
+    return definitions_by_name
 
 
 class _Definitions:
-    """Defines in the process in which it is unpickled."""
+    """Definitions that take effect in the process that unpickles them."""
 
     def __init__(self, found: dict[str, Definition]) -> None:
         self.found = found
@@ -127,19 +138,21 @@ class _Definitions:
 
 
 def _define(found: dict[str, Definition]) -> None:
-    """Let the main module have these names; each is made when it is asked for, for it may import what is large."""
-    os.environ.pop(
-        "TORCHELASTIC_USE_AGENT_STORE", None
-    )  # nobody else serves the store of a group of such processes
+    """Make names available in the main module.
+
+    Each is rebuilt on first use, because it may import large modules.
+    """
+    # without an agent, the group of such processes must serve its own store
+    os.environ.pop("TORCHELASTIC_USE_AGENT_STORE", None)
     space = vars(sys.modules["__main__"])
 
     def made(name: str) -> Any:
         if name not in found:
             raise AttributeError(f"module '__main__' has no attribute {name!r}")
-        one = found.pop(name)
-        pickling.loads([one.header], one.buffers, space)
-        for each in found.keys() & one.uses:
-            made(each)
+        definition = found.pop(name)
+        pickling.loads([definition.header], definition.buffers, space)
+        for used_name in found.keys() & definition.uses:
+            made(used_name)
         return space[name]
 
     space["__getattr__"] = made

@@ -1,6 +1,6 @@
-"""What a failed cell looked for on this rank and did not find: a global name, or a file.
+"""The global name or file that a failed cell looked for on this rank and did not find.
 
-The notebook compares it with what it has itself, and names the remedy below the error.
+The notebook compares it with its own, and shows the remedy below the error.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _READERS = {"globals", "vars", "locals", "user_ns"}
 """Names in code that looks up a global name by a string."""
 _NOT_DEFINED = re.compile(r"'(\w+)' is not defined")
 _NOT_IN_MAIN = re.compile(r"Can't get attribute '(\w+)[\w.]*' on <module '__main__'")
-"""What pickle says of a class or function of the notebook that a file refers to by its name."""
+"""Pickle's error for a class or function of the notebook that a file refers to by name."""
 
 
 def missing_name(problem: BaseException | None, variables: dict[str, Any]) -> str:
@@ -34,7 +34,7 @@ def missing_name(problem: BaseException | None, variables: dict[str, Any]) -> st
 
 
 def _unpickled_name(problem: BaseException) -> str:
-    # a library may raise an error of its own from pickle's: np.load, pd.read_pickle
+    # a library may raise its own error from pickle's: np.load, pd.read_pickle
     for raised in tracebacks.chain(problem):
         if match := _NOT_IN_MAIN.search(tracebacks.message(raised)):
             return match[1]
@@ -61,7 +61,10 @@ def _looked_up_name(problem: BaseException, variables: dict[str, Any]) -> str:
 
 
 class MissingFiles(TypedDict):
-    """Paths at which a cell found nothing; relative ones begin at `folder`, where the rank works."""
+    """Paths that a cell looked for in vain.
+
+    Relative ones start at `folder`, the rank's working directory.
+    """
 
     paths: list[str]
     folder: str
@@ -76,14 +79,15 @@ _SAYS_FILE = re.compile(r"file|path|folder|director", re.I)
 _WORDS = re.compile(r"'([^'\n]+)'|\"([^\"\n]+)\"|([^\s'\"`=]+)")
 _PUNCTUATION = ".,:;()[]<>`"
 _MAX_TEXT = 4000
-"""Characters of a message in which a path is looked for."""
+"""Maximum number of characters of a message that are searched for a path."""
 _MAX_PATHS = 20
 
 
 def missing_files(problem: BaseException | None) -> MissingFiles | None:
-    """Return paths that a failed cell asked for and that do not exist on this rank.
+    """Return paths that a failed cell tried to open and that do not exist on this rank.
 
-    A path may be no more than a word of the error's message: the notebook only says something if it has that file.
+    A path may be any word of the error's message: the notebook only shows a hint if it has that
+    file.
     """
     if problem is None:
         return None
@@ -91,16 +95,16 @@ def missing_files(problem: BaseException | None) -> MissingFiles | None:
         folder = os.getcwd()
     except OSError:  # it was deleted
         return None
-    asked = {
+    missing_paths = {
         _relative(path, folder): None
         for raised in tracebacks.chain(problem)
         for path in _paths(raised)
         if path and not os.path.lexists(path)
     }
-    if not asked:
+    if not missing_paths:
         return None
     home = os.path.realpath(os.path.expanduser("~"))
-    return {"paths": list(asked)[:_MAX_PATHS], "folder": folder, "home": home}
+    return {"paths": list(missing_paths)[:_MAX_PATHS], "folder": folder, "home": home}
 
 
 def _paths(problem: BaseException) -> Iterator[str]:
@@ -109,7 +113,7 @@ def _paths(problem: BaseException) -> Iterator[str]:
             if isinstance(name, (str, bytes, os.PathLike)):  # not a file descriptor
                 path = os.fsdecode(name)
                 yield path
-                yield os.path.dirname(path)  # where a file that is written would be
+                yield os.path.dirname(path)  # the folder of a file to be written
     text = tracebacks.message(problem)[:_MAX_TEXT]
     if _SAYS_MISSING.search(text) and _SAYS_FILE.search(f"{type(problem).__name__} {text}"):
         for match in _WORDS.finditer(text):
@@ -118,5 +122,5 @@ def _paths(problem: BaseException) -> Iterator[str]:
 
 
 def _relative(path: str, folder: str) -> str:
-    """Undo what a library did that made a path absolute."""
+    """Turn a path that a library made absolute back into a relative one."""
     return os.path.relpath(path, folder) if path.startswith(f"{folder}/") else path

@@ -1,4 +1,4 @@
-"""A rank's namespace: binds the values that a cell needs, and packs those that go back."""
+"""Namespace of a rank: binds the values that a cell needs, and packs those to send back."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ from skymagic.kernels.rank.missing import missing_name
 from skymagic.kernels.rank.snapshot import NameSnapshot
 
 _SMALL_CONSTANT = 1 << 10
-"""Bytes of a number or string that accompanies the code which uses it."""
+"""Maximum bytes of a number or string that is sent along with the code that uses it."""
 
 
 class BindError(Exception):
     """A value cannot be rebuilt on this rank.
 
     Attributes:
-        name: the variable, or variables, separated by commas.
-        reason: what went wrong, in words.
-        package: the package that is missing or differs; empty when none is to blame.
+        name: the variable, or variables separated by commas.
+        reason: description of the error.
+        package: the missing or differing package; "" if no package is to blame.
     """
 
     def __init__(self, name: str, reason: str, package: str = "") -> None:
@@ -51,7 +51,7 @@ class BindError(Exception):
 
 
 class Namespace:
-    """The variables of a rank, as the data plane sees them: what is sent is bound in them, what comes back is read from them.
+    """Variables of a rank for the data plane, which binds sent values and reads returned ones.
 
     Args:
         variables: the rank's global names.
@@ -73,12 +73,12 @@ class Namespace:
         rebuild.here.function_made = self.reads.add
         self._known_reads: Sequence[str] = ()
         self._before = NameSnapshot()
-        """The names as the cell found them."""
+        """The names at the start of the cell."""
         self._shipped: set[str] = set()
-        """Names that the notebook has bound here, and no cell since."""
+        """Names that the notebook has bound here and no cell has rebound since."""
 
     def bind(self, orders: Mapping[str, Any]) -> None:
-        """Bind every name in the orders that is for this rank; all of them or, on an error, none.
+        """Bind every name in the orders for this rank; on an error, bind none.
 
         Raises:
             BindError: a value or a module cannot be rebuilt here.
@@ -91,12 +91,14 @@ class Namespace:
         for name, text in orders.get("sources", {}).items():
             linecache.cache[name] = (len(text), None, text.splitlines(keepends=True), name)
         self._modules(orders)
-        mine = [bundle for bundle in orders.get("bundles", ()) if self._is_for_this_rank(bundle)]
+        own_bundles = [
+            bundle for bundle in orders.get("bundles", ()) if self._is_for_this_rank(bundle)
+        ]
         if orders.get("fresh"):
             rebuild.forget_classes()
-        with self._all_or_none([name for bundle in mine for name in bundle["names"]]):
-            self._bind_in_order(mine, orders)
-        self._shipped.update(name for bundle in mine for name in bundle["names"])
+        with self._all_or_none([name for bundle in own_bundles for name in bundle["names"]]):
+            self._bind_in_order(own_bundles, orders)
+        self._shipped.update(name for bundle in own_bundles for name in bundle["names"])
         for name in orders.get("unbound", ()):
             self.variables.pop(name, None)
         self._known_reads = orders.get("reads", ())
@@ -105,7 +107,7 @@ class Namespace:
 
     @contextlib.contextmanager
     def _all_or_none(self, names: list[str]) -> Iterator[None]:
-        """On an error these names are again what they were."""
+        """Restore the previous values of these names on an error."""
         before = {name: self.variables[name] for name in names if name in self.variables}
         try:
             yield
@@ -116,10 +118,10 @@ class Namespace:
             raise
 
     def _bind_in_order(self, bundles: list[Mapping[str, Any]], orders: Mapping[str, Any]) -> None:
-        """Each value at once, for the code that rebuilds the next may use it."""
+        """Bind each value at once, because the code that rebuilds the next may use it."""
         problems: list[BindError] = []
         opened: list[_Opened] = []
-        # all that bundles refer to is found before anything changes
+        # find all referenced objects before anything changes
         linked = [
             (bundle, [self.held.find(link[:2]) for link in bundle["links"]]) for bundle in bundles
         ]
@@ -140,18 +142,19 @@ class Namespace:
         self.held.settle()
 
     def drop_temporary(self, orders: Mapping[str, Any]) -> None:
-        """The cell is over: forget what was for it alone."""
+        """Delete names that only the finished cell needed."""
         for name in orders.get("temporary", ()):
             self.variables.pop(name, None)
 
     def changes(self, bound: Container[str] = ()) -> dict[str, list[Any]]:
-        """What a cell has done to the names since `bind`, by identity: ``{"rebound": […], "deleted": […]}``, and the reports of `HeldObjects`
-        and `CodeReads`.
+        """Return the names that a cell has rebound or deleted since `bind`, compared by identity.
 
-        However it did: a text cannot tell which of its assignments ran, nor what ``%run`` or ``globals()`` bind.
+        The result is ``{"rebound": […], "deleted": […]}`` with the reports of `HeldObjects` and
+        `CodeReads`. Source code could not answer this: it does not show which assignments ran, nor
+        the names that ``%run`` or ``globals()`` bind.
 
         Args:
-            bound: names that it has bound, maybe to the objects that they had.
+            bound: names that the cell has bound, possibly to the same objects as before.
         """
         self.held.end_cell()
         before, self._before = self._before, NameSnapshot()
@@ -172,13 +175,19 @@ class Namespace:
         }
 
     def missing(self, problem: BaseException | None) -> str:
-        """The name that the cell has missed here, and has not deleted itself; empty if it failed for another reason."""
+        """Return the name that a cell did not find here.
+
+        The result is "" if the cell failed for another reason or deleted the name itself.
+        """
         name = missing_name(problem, self.variables)
         return "" if name in self._before else name
 
     @contextlib.contextmanager
     def gathered(self, values: Mapping[str, object], sent: Container[str]) -> Iterator[Shards]:
-        """For `pack`: what is whole on several ranks together; on all ranks that take part, whether they pack or not."""
+        """Gather values that are complete only across several ranks, for `pack`.
+
+        Runs on all participating ranks, even on those that do not pack.
+        """
         with shards.whole(
             values, lambda value, found: pickling.dumps(value, self.variables, parts=found), sent
         ) as parts:
@@ -187,13 +196,16 @@ class Namespace:
     def pack(
         self, values: Mapping[str, object], parts: Shards = REFUSED
     ) -> dict[str, dict[str, Any]]:
-        """Pickle values for the notebook: small ones into the reference itself, others into a file of the store.
+        """Pickle values for the notebook.
+
+        Small ones go into the reference, others into a file of the store.
 
         Args:
-            parts: what `gathered` has gathered.
+            parts: result of `gathered`.
 
         Returns:
-            For each name what ``Shipper.unpack`` takes, or ``{"error": …, "type": …}`` where it cannot be pickled.
+            For each name the argument of ``Shipper.unpack``, or ``{"error": …, "type": …}`` if it
+                cannot be pickled.
         """
         refs: dict[str, dict[str, Any]] = {}
         pickles: dict[str, Pickled] = {}
@@ -210,7 +222,10 @@ class Namespace:
         return refs
 
     def pack_exception(self, problem: BaseException) -> dict[str, Any]:
-        """Pickle an exception for the notebook, without what cannot be pickled, such as a lock among its attributes."""
+        """Pickle an exception for the notebook.
+
+        Unpicklable parts, such as a lock among its attributes, are left out.
+        """
         packed = self.pack({"exception": problem})["exception"]
         if "error" in packed:
             with contextlib.suppress(Exception):
@@ -230,13 +245,15 @@ class Namespace:
         return part["ranks"] is None or self.rank in part["ranks"]
 
     def _modules(self, orders: Mapping[str, Any]) -> None:
-        mine = [each for each in orders.get("modules", ()) if self._is_for_this_rank(each)]
+        own_modules = [
+            module for module in orders.get("modules", ()) if self._is_for_this_rank(module)
+        ]
         try:
             self.importer.install(
-                {key: each[key] for key in each if key != "ranks"} for each in mine
+                {key: module[key] for key in module if key != "ranks"} for module in own_modules
             )
         except Exception as problem:
-            names = ", ".join(each["name"] for each in mine)
+            names = ", ".join(module["name"] for module in own_modules)
             raise BindError(
                 names, f"the module's code raised {type(problem).__name__}: {problem}"
             ) from problem
@@ -244,28 +261,32 @@ class Namespace:
     def _spare(
         self, bundle: Mapping[str, Any], links: list[object], orders: Mapping[str, Any]
     ) -> list[object]:
-        """The objects that a bundle refers to, with a copy of each that is gone from here."""
-        if all(each is not GONE for each in links):
+        """Return the objects that a bundle refers to, replacing those that are gone by copies."""
+        if all(linked is not GONE for linked in links):
             return links
-        made: dict[int, object] = {}
+        rebuilt: dict[int, object] = {}
         if bundle["spare"] is not None:
             header, buffers = read_parts(
                 bundle["spare"], lambda number: self.store.map(orders["files"][number])
             )
-            value = pickling.loads(header, buffers, self.variables, memo=made)
-            made.update(
-                {-1 - index: each for index, each in enumerate(_by_name(bundle, value).values())}
+            value = pickling.loads(header, buffers, self.variables, memo=rebuilt)
+            rebuilt.update(
+                {
+                    -1 - index: linked
+                    for index, linked in enumerate(_by_name(bundle, value).values())
+                }
             )
         numbers = [number for *_, number in bundle["links"]]
         if any(
-            each is GONE and number not in made for each, number in zip(links, numbers, strict=True)
+            linked is GONE and number not in rebuilt
+            for linked, number in zip(links, numbers, strict=True)
         ):
             raise LookupError(
                 "the rank has just dropped an object that it refers to; run the cell again"
             )
         return [
-            made[number] if each is GONE else each
-            for each, number in zip(links, numbers, strict=True)
+            rebuilt[number] if linked is GONE else linked
+            for linked, number in zip(links, numbers, strict=True)
         ]
 
     def _open(
@@ -274,12 +295,13 @@ class Namespace:
         names = list(bundle["names"])
         memo: dict[int, object] | None = {} if bundle["table"] is not None else None
         try:
-            theirs, ours = orders["python"], platform.python_version()
-            if (
-                bundle["code"] and theirs.split(".")[:2] != ours.split(".")[:2]
-            ):  # it would crash this interpreter
+            notebook_version, own_version = orders["python"], platform.python_version()
+            # another version's code would crash this interpreter
+            if bundle["code"] and notebook_version.split(".")[:2] != own_version.split(".")[:2]:
                 raise _OtherPython(
-                    f"functions and classes of a notebook travel between equal versions of Python only: {theirs} there, {ours} here"
+                    "functions and classes of a notebook travel between equal versions "
+                    "of Python only: "
+                    f"{notebook_version} there, {own_version} here"
                 )
             for module in bundle["imports"]:
                 importlib.import_module(module)
@@ -305,24 +327,26 @@ class Namespace:
             return BindError(name, str(problem), "python")
         if isinstance(problem, ModuleNotFoundError) and problem.name:
             package = problem.name.partition(".")[0]
-            theirs = bundle["versions"].get(package) or ""
-            wanted = f"{package} {theirs}".strip()
+            notebook_version = bundle["versions"].get(package) or ""
+            requirement = f"{package} {notebook_version}".strip()
             return BindError(
-                name, f"{package} is not installed here; the notebook has {wanted}", package
+                name, f"{package} is not installed here; the notebook has {requirement}", package
             )
+        # imported on demand, because it reads the environment
         from skymagic.data.capture.installed import (
             version,
-        )  # a rank imports what reads the environment when it must
+        )
 
         skew = [
-            (package, theirs, version(package))
-            for package, theirs in bundle["versions"].items()
-            if theirs and version(package) != theirs
+            (package, notebook_version, version(package))
+            for package, notebook_version in bundle["versions"].items()
+            if notebook_version and version(package) != notebook_version
         ]
         text = f"{type(problem).__name__}: {problem}"
         if skew:
             versions = ", ".join(
-                f"{name} {theirs} there and {ours or 'none'} here" for name, theirs, ours in skew
+                f"{name} {notebook_version} there and {own_version or 'none'} here"
+                for name, notebook_version, own_version in skew
             )
             return BindError(name, f"{text} (versions differ: {versions})", skew[0][0])
         return BindError(name, text)
@@ -334,7 +358,7 @@ class Namespace:
         pickles: Mapping[str, Pickled],
         parts: Shards,
     ) -> dict[str, dict[str, Any]]:
-        """References to values that share something: to one pickle of them all."""
+        """Pack values that share objects into one pickle, and return a reference for each."""
         pickled = pickles[names[0]]
         try:
             together = tuple(values[name] for name in names)
@@ -355,16 +379,16 @@ class Namespace:
         }
 
     def _used_to_rebuild(self, pickles: list[Pickled]) -> dict[str, object]:
-        """Functions, classes and constants of this rank's own cells that rebuilding these values may use."""
+        """Return code and constants of this rank's own cells that rebuilding the values may use."""
         todo = {name for pickled in pickles if pickled.active for name in pickled.uses}
-        found: dict[str, object] = {}
+        passive: dict[str, object] = {}
         active: dict[str, object] = {}
         while todo:
             name = todo.pop()
             value = self.variables.get(name)
             from_notebook = name in self._shipped and self._before.has(name, value)
             if (
-                name in found
+                name in passive
                 or name in active
                 or from_notebook
                 or not is_own_code(value, self.variables)
@@ -374,19 +398,19 @@ class Namespace:
                 pickled = pickling.dumps(value, self.variables)
             except Exception:
                 continue
-            (active if pickled.active else found)[name] = value
+            (active if pickled.active else passive)[name] = value
             todo.update(pickled.uses)
-        return {**found, **active}
+        return {**passive, **active}
 
     def write(self, pickled: Pickled) -> dict[str, Any]:
-        """Write a pickle for the notebook or another rank; where it is."""
+        """Write a pickle for the notebook or another rank, and return its location."""
         file, locations = write_parts([*pickled.pieces, *pickled.buffers], self.store.give)
-        where = {"file": file, "node": self.node, "nbytes": pickled.nbytes}
-        return {**where, **part_fields(locations, len(pickled.pieces))}
+        location = {"file": file, "node": self.node, "nbytes": pickled.nbytes}
+        return {**location, **part_fields(locations, len(pickled.pieces))}
 
 
 def _words(name: str, problem: Exception, parts: Shards) -> str:
-    """Why a value cannot be pickled; a refusal of our own is a sentence by itself."""
+    """Explain why a value cannot be pickled; our own refusals are complete sentences."""
     if isinstance(parts, shards.Whole) and name in parts.problems:
         return parts.problems[name]
     return (
@@ -397,7 +421,7 @@ def _words(name: str, problem: Exception, parts: Shards) -> str:
 
 
 def is_own_code(value: object, variables: Mapping[str, Any]) -> bool:
-    """Whether a value is code of a cell, or small and plain."""
+    """Return True if a value is code of a cell, or small and plain."""
     if isinstance(value, types.FunctionType | type):
         return value.__module__ == variables.get("__name__")
     return (
@@ -407,7 +431,7 @@ def is_own_code(value: object, variables: Mapping[str, Any]) -> bool:
 
 
 class _Opened(NamedTuple):
-    """What a bundle has brought."""
+    """Contents of a bundle."""
 
     bundle: Mapping[str, Any]
     values: dict[str, Any]

@@ -1,4 +1,4 @@
-"""torch's profiler around a cell (``--profile``): its trace and its longest operations, as plain values for the notebook."""
+"""torch's profiler around a cell (``--profile``): trace and longest operations, as plain values."""
 
 from __future__ import annotations
 
@@ -12,26 +12,29 @@ from typing import Any
 
 LONGEST_OPERATIONS = 10
 GLOO, NCCL = "gloo:", ("ncclDevKernel", "ncclKernel")
-"""How collectives begin in a profile: their time is mostly waiting for the slowest rank."""
+"""Prefixes of collectives in a profile: most of their time is a wait for the slowest rank."""
 
 
 @contextlib.contextmanager
 def profiled(wanted: bool, rank: int) -> Iterator[dict[str, Any]]:
-    """Profile what runs inside, if that is wanted; the dictionary holds ``trace`` (bytes of a gzip file), ``operations`` (name, calls and
-    seconds, the longest first), ``seconds`` of all operations and ``collectives`` of those, once it has ended.
+    """Profile the code inside the context, if `wanted`.
+
+    The yielded dictionary is filled at the end: ``trace`` (bytes of a gzip file), ``operations``
+    (name, calls and seconds, the longest first), ``seconds`` of all operations, and
+    ``collectives``, the seconds of those.
 
     Raises:
         RuntimeError: torch is not installed here.
     """
-    found: dict[str, Any] = {}
+    profile_data: dict[str, Any] = {}
     if not wanted:
-        yield found
+        yield profile_data
         return
     if importlib.util.find_spec("torch") is None:
         raise RuntimeError(
             f"--profile is torch's profiler, and rank {rank} has no torch: %sky_pip install torch"
         )
-    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # else it prints its own doings into the cell
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # otherwise it logs into the cell's output
     import torch
     from torch.profiler import ProfilerActivity, profile
 
@@ -40,8 +43,8 @@ def profiled(wanted: bool, rank: int) -> Iterator[dict[str, Any]]:
         *([ProfilerActivity.CUDA] if torch.cuda.is_available() else []),
     ]
     with profile(activities=activities) as profiler:
-        yield found
-    found.update(_summary(profiler, on_gpu=len(activities) > 1))
+        yield profile_data
+    profile_data.update(_summary(profiler, on_gpu=len(activities) > 1))
 
 
 def _summary(profiler: Any, *, on_gpu: bool) -> dict[str, Any]:
@@ -51,7 +54,8 @@ def _summary(profiler: Any, *, on_gpu: bool) -> dict[str, Any]:
         trace = file.read_bytes()
 
     def seconds(operation: Any) -> float:
-        # without what it calls, so that no time counts twice; a launch on the processor is nothing beside its kernel
+        # excludes callees, so that no time counts twice; a launch on the processor is negligible
+        # compared to its kernel
         microseconds = operation.self_device_time_total if on_gpu else operation.self_cpu_time_total
         return float(microseconds) / 1e6
 
@@ -59,7 +63,8 @@ def _summary(profiler: Any, *, on_gpu: bool) -> dict[str, Any]:
     return {
         "trace": trace,
         "operations": [
-            (each.key, each.count, seconds(each)) for each in operations[:LONGEST_OPERATIONS]
+            (operation_stats.key, operation_stats.count, seconds(operation_stats))
+            for operation_stats in operations[:LONGEST_OPERATIONS]
         ],
         "seconds": sum(map(seconds, operations)),
         "collectives": sum(map(_in_collectives, operations)),
@@ -67,7 +72,11 @@ def _summary(profiler: Any, *, on_gpu: bool) -> dict[str, Any]:
 
 
 def _in_collectives(operation: Any) -> float:
-    """Seconds. What gloo does goes on beside the thread that waits for it, so that torch counts none of its time as the operation's own."""
+    """Return the seconds that an operation spends in collectives.
+
+    gloo works on another thread than the one that waits for it, so torch attributes none of its
+    time to the operation itself.
+    """
     if operation.key.startswith(GLOO):
         return float(operation.cpu_time_total) / 1e6
     return float(operation.self_device_time_total) / 1e6 if operation.key.startswith(NCCL) else 0.0

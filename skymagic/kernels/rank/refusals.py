@@ -1,4 +1,7 @@
-"""What a cell may ask of a notebook and not of a rank, refused in one line: input, debuggers, launchers, and skymagic itself."""
+"""Refuse in one line requests that only a notebook can serve.
+
+These are input, debuggers, launchers, and skymagic itself.
+"""
 
 from __future__ import annotations
 
@@ -16,13 +19,20 @@ from IPython.core.error import UsageError
 from skymagic.runtime import info as runtime
 from skymagic.runtime.on_import import when_imported, wraps
 
-INPUT_REFUSED = "input() cannot ask from a rank: ask in a plain cell of the notebook, and use the variable in the broadcast cell"
-DEBUGGER_REFUSED = "{what} cannot ask from a rank: print what you want to see, or get the variables (-g name) and debug in a plain cell of the notebook"
+INPUT_REFUSED = (
+    "input() cannot ask from a rank: ask in a plain cell of the notebook, "
+    "and use the variable in the broadcast cell"
+)
+DEBUGGER_REFUSED = (
+    "{what} cannot ask from a rank: print what you want to see, "
+    "or get the variables (-g name) and debug in a plain cell of the notebook"
+)
 OURS_REFUSED = (
     "{what} belongs in a cell of the notebook: this one already runs on the ranks of a pool"
 )
 LAUNCHER_REFUSED = (
-    "{what} would start processes on each of the {ranks}, which are the processes already: call {name}({arguments}) itself; "
+    "{what} would start processes on each of the {ranks}, which are the processes already: "
+    "call {name}({arguments}) itself; "
     "ranks of a pool with --plugin torch have their process group"
 )
 DEBUGGERS = ("pdb", "debug")
@@ -31,11 +41,11 @@ EXTENSIONS = ("load_ext", "reload_ext", "unload_ext")
 
 
 def magic(written: str, plain: Any) -> Any:
-    """The magic itself, or what raises UsageError in the place of one that has no meaning on a rank.
+    """Return a magic, or a function that raises UsageError if a rank cannot serve it.
 
     Args:
-        written: its name with its per cent signs.
-        plain: the function of this name on the rank; None if it has none.
+        written: its name with its percent signs.
+        plain: the function of this name on the rank; None if the rank lacks that magic.
     """
     name = written.lstrip("%")
     if name in DEBUGGERS:
@@ -54,19 +64,22 @@ def magic(written: str, plain: Any) -> Any:
 
 
 def refuse_debuggers() -> None:
-    """From now on no debugger opens in this process: nobody could type into it, and it would read the end of its input."""
+    """Disable debuggers in this process.
+
+    It has no keyboard: they would read the end of its input.
+    """
     sys.breakpointhook = refusal("breakpoint()")
     for name in ("set_trace", "post_mortem", "pm"):
         setattr(pdb, name, refusal(f"pdb.{name}()"))
     debugger.set_trace = refusal("set_trace()")
-    # for those that make one themselves, as torch.distributed.breakpoint() does
+    # for code that creates a debugger itself, as torch.distributed.breakpoint() does
     pdb.Pdb.interaction = refusal("a debugger")  # type: ignore[method-assign]
 
 
 def refusal(
     what: str, kind: type[Exception] = RuntimeError, words: str = DEBUGGER_REFUSED
 ) -> Callable[..., NoReturn]:
-    """A function that refuses."""
+    """Return a function that refuses."""
 
     def refused(*args: Any, **kwargs: Any) -> NoReturn:
         raise kind(words.format(what=what))
@@ -75,7 +88,7 @@ def refusal(
 
 
 def refuse_launchers() -> None:
-    """From now on what would start a training's processes from a cell is refused, with what to write instead."""
+    """Refuse functions that would launch training processes, and suggest an alternative."""
     when_imported(
         "accelerate.launchers",
         functools.partial(_refuse_launcher, name="notebook_launcher", many=_several),
@@ -103,39 +116,50 @@ def refuse_launchers() -> None:
 def _refuse_launcher(
     module: types.ModuleType, name: str, many: Callable[[dict[str, Any]], str]
 ) -> None:
-    """Refuse calls of a module's launcher; `many` says from the arguments what it would do, empty for a call that is let through."""
+    """Refuse calls of a module's launcher.
+
+    Args:
+        many: returns from the arguments the name of what it would launch, "" for a call to let
+            through.
+    """
     launch = getattr(module, name)
     signature = inspect.signature(launch)
 
     @wraps(launch)
     def checked(*args: Any, **kwargs: Any) -> Any:
         __tracebackhide__ = True  # IPython leaves this frame out
-        given = signature.bind(*args, **kwargs)
-        given.apply_defaults()
-        if what := many(given.arguments):
-            function = next(iter(given.arguments.values()))
+        bound = signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        if what := many(bound.arguments):
+            function = next(iter(bound.arguments.values()))
             raise RuntimeError(
                 LAUNCHER_REFUSED.format(
                     what=what,
                     ranks=f"{runtime.instance_info().world_size} ranks",
                     name=getattr(function, "__name__", "the function"),
-                    arguments="…" if given.arguments["args"] else "",
+                    arguments="…" if bound.arguments["args"] else "",
                 )
             )
         return launch(*args, **kwargs)
 
     package = sys.modules.get(module.__name__.rpartition(".")[0])
-    for place in (module, package):  # a package that is imported already holds the function too
-        if getattr(place, name, None) is launch:
-            setattr(place, name, checked)
+    for holder in (module, package):  # an already imported package holds the function too
+        if getattr(holder, name, None) is launch:
+            setattr(holder, name, checked)
 
 
 def _several(given: dict[str, Any]) -> str:
-    """``notebook_launcher(train, args, 1)`` calls the function."""
+    """Return the launcher's name, or "" if it would only call the function.
+
+    ``notebook_launcher(train, args, 1)`` does that.
+    """
     return "" if given["num_processes"] == 1 else "notebook_launcher()"
 
 
 def _fresh(given: dict[str, Any]) -> str:
-    """A new interpreter knows nothing of what the notebook's cells have defined; a forked process does."""
+    """Return the launcher's name if it would start a new interpreter for a function of a cell.
+
+    A new interpreter does not know the notebook's definitions; a forked process does.
+    """
     of_a_cell = getattr(given["fn"], "__module__", "") == "__main__"
     return "torch.multiprocessing.spawn()" if of_a_cell and given["start_method"] != "fork" else ""

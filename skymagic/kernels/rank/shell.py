@@ -1,5 +1,7 @@
-"""IPython's shell on a rank: what is displayed goes by way of the agent, errors are returned and not published. Standard output and error
-that a cell has broken are put back."""
+"""IPython's shell on a rank: displays go to the agent, and errors are returned, not published.
+
+It also repairs standard output and error after a cell has broken them.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,10 @@ from skymagic.wire import agent as wire
 
 
 class ShownResults(dict[int, Any]):
-    """``Out`` on a rank: ``Out[10]`` is the notebook's ``_10``, which travels by name; it holds no result of the rank's own."""
+    """``Out`` on a rank: ``Out[10]`` is the notebook's ``_10``, sent by name.
+
+    It keeps no results of the rank.
+    """
 
     def __init__(self, names: Mapping[str, Any]) -> None:
         self._names = names
@@ -40,7 +45,8 @@ class ShownResults(dict[int, Any]):
         if f"_{number}" in self._names:
             return self._names[f"_{number}"]
         raise KeyError(
-            f"Out[{number}]: ranks know what the notebook's plain cells have shown, and their own last results as _, __ and ___"
+            f"Out[{number}]: ranks know what the notebook's plain cells have shown, "
+            "and their own last results as _, __ and ___"
         )
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -48,11 +54,11 @@ class ShownResults(dict[int, Any]):
 
 
 class RankDisplayHook(DisplayHook):
-    """Remembers the value of the cell's last expression, also where ``;`` silences it, and publishes its repr."""
+    """Display hook that publishes a result, and keeps it as the cell's value, even after ``;``."""
 
     value: Any = None
     bound: tuple[str, ...] = ()
-    """Names that have become what the cell has shown, ``_`` among them."""
+    """Names bound to values that the cell has shown, including ``_``."""
     cell = ""
     topic = None
     msg = None
@@ -62,24 +68,34 @@ class RankDisplayHook(DisplayHook):
         super().__call__(result)
 
     def update_user_ns(self, result: Any) -> None:
-        """Bind ``_`` and its like, where no cell has bound them itself."""
+        """Bind ``_`` and the like, unless a cell has bound them itself."""
         super().update_user_ns(result)
         if self.shell.user_ns.get("_") is result:
             self.bound = LAST_SHOWN
 
     def know_shown(self, names: Iterable[str]) -> None:
-        """The notebook's plain cells have shown the values of these, such as ``_``: the next value that a cell shows follows them."""
+        """Set names such as ``_`` to values that the notebook's plain cells have shown.
+
+        Values shown later on the rank shift them.
+        """
         values = {name: self.shell.user_ns[name] for name in names if name in self.shell.user_ns}
         for name, value in values.items():
             setattr(self, name, value)
-        self.shell.push(values, interactive=False)  # as a cell's own they would stay what they are
+        # if they counted as the cell's own, they would never change again
+        self.shell.push(values, interactive=False)
 
     def quiet(self) -> bool:
-        """Whether the cell ends in ``;`` (IPython would look into its history, which ranks do not keep)."""
+        """Return True if the cell ends in ``;``.
+
+        IPython would check its history, which ranks do not keep.
+        """
         return bool(self.semicolon_at_end_of_expression(self.cell))
 
     def check_for_underscore(self) -> None:
-        """Nothing: builtins are left alone, the notebook has prompts of its own, and no output is held back."""
+        """Do nothing.
+
+        Builtins stay as they are, and the notebook has its own prompts and shows output at once.
+        """
 
     start_displayhook = write_output_prompt = finish_displayhook = check_for_underscore
 
@@ -90,11 +106,11 @@ class RankDisplayHook(DisplayHook):
         publish("execute_result", {"data": format_dict, "metadata": md_dict or {}})
 
     def set_parent(self, parent: dict[str, Any]) -> None:
-        """The agent knows to which request output belongs."""
+        """Ignore the parent: the agent attributes output to requests."""
 
 
 class RankDisplayPublisher(DisplayPublisher):
-    """``display(…)`` on a rank."""
+    """Publisher of ``display(…)`` on a rank."""
 
     topic = None
 
@@ -116,11 +132,11 @@ class RankDisplayPublisher(DisplayPublisher):
         publish("clear_output", {"wait": wait})
 
     def set_parent(self, parent: dict[str, Any]) -> None:
-        """The agent knows to which request output belongs."""
+        """Ignore the parent: the agent attributes output to requests."""
 
 
 class RankCompiler(XCachingCompiler):
-    """IPython's compiler, which says what it has compiled."""
+    """IPython's compiler, with a callback for compiled code."""
 
     compiled: Callable[[object], None] | None = None
 
@@ -132,7 +148,7 @@ class RankCompiler(XCachingCompiler):
 
 
 class RankShell(ZMQInteractiveShell):
-    """IPython's shell with a rank's displays; errors are returned, not published."""
+    """IPython's shell with a rank's displays; it returns errors instead of publishing them."""
 
     displayhook_class = Type(RankDisplayHook)
     display_pub_class = Type(RankDisplayPublisher)
@@ -140,27 +156,30 @@ class RankShell(ZMQInteractiveShell):
     def __init__(self, **options: Any) -> None:
         super().__init__(**{**options, "compiler_class": RankCompiler})  # ipykernel passes its own
         self.user_ns["Out"] = self.user_ns["_oh"] = ShownResults(self.user_ns)
-        self._running_cells = 0  # more than one while a cell runs another (%%capture, run_cell)
+        self._running_cells = 0  # greater than one while a cell runs another (%%capture, run_cell)
 
-    # IPython prints the error of what a cell runs inside itself, and goes on with the cell. On a rank that would hide which rank has
-    # failed, and the others would wait for it in their next collective: the error is raised where the nested code was started.
+    # IPython prints the error of nested code and continues the cell. On a rank that would hide
+    # which rank failed, and the others would wait for it in their next collective, so the error is
+    # raised where the nested code was started.
 
     def run_cell(self, *args: Any, **kwargs: Any) -> ExecutionResult:
-        """Run a cell's code. Inside another cell (``%%capture``, ``get_ipython().run_cell``) raise its error."""
+        """Run a cell's code.
+
+        Inside another cell (``%%capture``, ``get_ipython().run_cell``) its error is raised.
+        """
         nested = self._running_cells > 0
         shown_before = getattr(self, "_last_traceback", None)
         result = super().run_cell(*args, **kwargs)
         if nested and not result.success:
-            self._last_traceback = (
-                shown_before  # the error is shown where it ends, if it is not caught
-            )
+            # the outer cell shows the error if it does not catch it
+            self._last_traceback = shown_before
             result.raise_error()
         return result
 
     def safe_execfile(
         self, fname: Any, *where: Any, exit_ignore: bool = False, **options: Any
     ) -> None:
-        """Run a script (``%run``) and raise its error; what it has defined until then is defined, as after its end."""
+        """Run a script (``%run``) and raise its error, after binding the names that it defined."""
         try:
             super().safe_execfile(
                 fname, *where, exit_ignore=exit_ignore, **{**options, "raise_exceptions": True}
@@ -185,7 +204,7 @@ class RankShell(ZMQInteractiveShell):
                 raise
 
     def system(self, cmd: str) -> None:
-        """Run a shell command (``!cmd``). A stop that ends it ends the cell too."""
+        """Run a shell command (``!cmd``). An interrupt that ends it ends the cell too."""
         falls = self._falls()
         super().system(cmd)
         if self._falls() > falls:
@@ -195,7 +214,10 @@ class RankShell(ZMQInteractiveShell):
         return int(self.kernel.interrupts.falls)
 
     async def run_ast_nodes(self, *args: Any, **kwargs: Any) -> bool:
-        """Run a cell, and wait for what it has left running on its GPU: its error is this cell's. Whether it failed."""
+        """Run a cell, and wait for its work on the GPU, whose error is this cell's.
+
+        Returns True if it failed.
+        """
         self._running_cells += 1
         try:
             failed = bool(await super().run_ast_nodes(*args, **kwargs))
@@ -213,7 +235,10 @@ class RankShell(ZMQInteractiveShell):
         return False
 
     def showtraceback(self, exc_tuple: Any = None, *args: Any, **kwargs: Any) -> None:
-        """Format the error: whole also for SystemExit, and of groups, whose tracebacks IPython would print."""
+        """Format an error completely.
+
+        That includes SystemExit, and groups, whose tracebacks IPython would print.
+        """
         kind, problem, tb = exc_tuple or sys.exc_info()
         if (
             problem is not None
@@ -224,7 +249,7 @@ class RankShell(ZMQInteractiveShell):
             problem.add_note(note)
         try:
             self._format(kind, problem, tb, *args, **kwargs)
-        except Exception:  # a cell has broken what that takes: its own error is told all the same
+        except Exception:  # a cell has broken the formatting: report its own error all the same
             self._last_traceback = [
                 f"{getattr(kind, '__name__', kind)}: {tracebacks.message(problem)}"
             ]
@@ -233,19 +258,20 @@ class RankShell(ZMQInteractiveShell):
         self, kind: Any, problem: BaseException | None, tb: Any, *args: Any, **kwargs: Any
     ) -> None:
         if problem is None or current().freed or isinstance(problem, KeyboardInterrupt):
-            # a consequence of something else; reading all sources may take seconds
+            # a consequence of another error; reading all sources may take seconds
             self._last_traceback = traceback.format_exception_only(kind, problem)
-        elif kind is UsageError:  # misuse of a magic is one line, which IPython would print
+        elif kind is UsageError:
+            # misuse of a magic is reported in one line, which IPython would print
             self._last_traceback = [f"UsageError: {problem}"]
         elif tracebacks.is_group(problem):
             with tracebacks.own_chain(problem):
                 self._last_traceback = tracebacks.of_group(problem, self.compile._filename_map)
         else:
             kwargs["exception_only"] = False
-            with tracebacks.interrupts_ignored(), tracebacks.own_chain(problem) as left:
+            with tracebacks.interrupts_ignored(), tracebacks.own_chain(problem) as hidden:
                 super().showtraceback((kind, problem, tracebacks.own(tb)), *args, **kwargs)
-            if left and self._last_traceback:
-                self._last_traceback.insert(-1, tracebacks.left_out(left))
+            if hidden and self._last_traceback:
+                self._last_traceback.insert(-1, tracebacks.left_out(hidden))
 
     def _showtraceback(
         self, etype: type[BaseException], evalue: BaseException, stb: list[str]
@@ -253,7 +279,7 @@ class RankShell(ZMQInteractiveShell):
         self._last_traceback = stb
 
     def init_traceback_handlers(self, custom_exceptions: Any) -> None:
-        """Cells count as sources that can be read."""
+        """Make cells count as readable sources."""
         super().init_traceback_handlers(custom_exceptions)
         ultratb.get_line_number_of_frame = tracebacks.line_count
 
@@ -262,16 +288,17 @@ class RankShell(ZMQInteractiveShell):
         return refusals.magic(written, super()._find_with_lazy_load(type_, magic_name))
 
     def init_hooks(self) -> None:
-        """Help (``name?``) is displayed: a rank's reply has no place for the pager's payload."""
+        """Display help (``name?``), because a rank's reply has no field for the pager's payload."""
         super().init_hooks()
         self.set_hook("show_in_pager", page.as_hook(page.display_page), 0)
 
     def ask_exit(self) -> None:
-        """``exit`` in a cell ends the cell, not the rank."""
+        """End the cell, not the rank, on ``exit``."""
         raise SystemExit
 
 
-# Libraries ask for a notebook by this name: get_ipython().__class__.__name__ == "ZMQInteractiveShell".
+# Libraries detect a notebook by this name: get_ipython().__class__.__name__ ==
+# "ZMQInteractiveShell".
 RankShell.__name__ = RankShell.__qualname__ = ZMQInteractiveShell.__name__
 RankShell.__module__ = ZMQInteractiveShell.__module__
 
@@ -281,7 +308,7 @@ def _is_dunder(name: str) -> bool:
 
 
 def publish(kind: str, content: dict[str, Any]) -> None:
-    """Send rich output by way of the agent, which puts it in order with the text."""
+    """Send rich output to the agent, which orders it with the text."""
     flush_text()
     if widgets.MIME in content.get("data", ()):
         content = widgets.without_widget(content)
@@ -289,7 +316,7 @@ def publish(kind: str, content: dict[str, Any]) -> None:
 
 
 def json_safe(value: Any) -> Any:
-    """A value with only what JSON can say: images as base64, as Jupyter's messages have them."""
+    """Convert a value to JSON types; images become base64, as in Jupyter's messages."""
     if isinstance(value, dict):
         return {str(key): json_safe(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
@@ -300,16 +327,18 @@ def json_safe(value: Any) -> Any:
 
 
 def flush_text() -> None:
-    """Bring what Python and the C library still buffer into the pipes."""
+    """Flush the buffers of Python and the C library into the pipes."""
     for stream in (sys.stdout, sys.stderr):
         if stream is not None:
             stream.flush()
-    silence.flush_c("stdout")  # a pipe makes the C library hold back whole pages
+    silence.flush_c("stdout")  # for a pipe, the C library buffers whole pages
 
 
 class Flusher:
-    """Shows text without a newline (``print(".", end="")``) while a cell goes on, and sends what it reports; one thread,
-    entered for each cell."""
+    """Thread that flushes incomplete lines (``print(".", end="")``) and metrics during a cell.
+
+    It is entered for each cell.
+    """
 
     INTERVAL = 0.1
     REPORT_INTERVAL = 0.5
@@ -324,10 +353,10 @@ class Flusher:
     def _run(self) -> None:
         reported = time.monotonic()
         while self._running.wait():
-            # not woken by the cell's end: short cells that follow each other do not switch threads
+            # not woken at the cell's end: a series of short cells causes no thread switches
             time.sleep(self.INTERVAL)
             if self._running.is_set():
-                # the cell may have put something else in a stream's place, or closed it
+                # the cell may have replaced or closed a stream
                 with contextlib.suppress(Exception):
                     flush_text()
                     if (now := time.monotonic()) - reported >= self.REPORT_INTERVAL:
@@ -342,20 +371,21 @@ NAMES = {1: "stdout", 2: "stderr"}
 
 
 def text_stream(fd: int) -> TextIO:
-    """A stream that shows each line at once, and never raises over a character."""
+    """Open a line-buffered stream that never raises on a character."""
     return open(fd, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)
 
 
 class Stdio:
-    """Keeps the pipes that are behind descriptors 1 and 2 at the time it is made."""
+    """Keeps the pipes that descriptors 1 and 2 lead to when it is created."""
 
     def __init__(self) -> None:
         self._pipes = {fd: os.dup(fd) for fd in NAMES}
 
     def restore(self) -> None:
-        """Open what was closed; replace ``sys.stdout`` where it is None, closed, or cannot be flushed.
+        """Reopen closed descriptors, and replace unusable streams.
 
-        A stream of the user's own that works stays, and so does a descriptor that leads elsewhere now.
+        A ``sys.stdout`` that is None, closed, or cannot be flushed is replaced. A user's own stream
+        that works stays, and so does a descriptor that leads elsewhere now.
         """
         for fd, name in NAMES.items():
             try:

@@ -1,7 +1,8 @@
-"""The names of a rank as a cell finds them, without keeping their objects alive.
+"""Snapshot of a rank's names at the start of a cell, without keeping their objects alive.
 
-After the cell the rank compares: a name that has another object was rebound. Holding the old objects meanwhile would keep
-``del model; gc.collect()`` from freeing anything before the cell ends, and ``model = None; model = Net()`` would hold two models.
+After the cell the rank compares: a name with another object was rebound. Holding the old objects
+meanwhile would keep ``del model; gc.collect()`` from freeing anything before the cell ends, and
+``model = None; model = Net()`` would hold two models.
 """
 
 from __future__ import annotations
@@ -12,15 +13,15 @@ from collections.abc import Iterator, Mapping
 from skymagic.data.values.pickled import FIXED_TYPES
 
 _SMALL = 1 << 10
-"""Length of a text below which it is held itself."""
+"""Maximum length of a text that the snapshot holds itself."""
 
 
 class NameSnapshot:
-    """Which object each name had, by weak reference where the object allows one.
+    """The object of each name, by weak reference if the object allows one.
 
-    Small constants are held, for their memory does not matter. Lists, dicts, and other objects without weak references are known
-    by their identity. If one of them is freed during the cell and the name's next object takes over its address, the two cannot
-    be told apart.
+    Small constants are held, because their memory does not matter. Lists, dicts, and other objects
+    without weak references are known by their identity. If one of them is freed during the cell and
+    the name's next object gets the same address, the two cannot be distinguished.
     """
 
     def __init__(self, variables: Mapping[str, object] | None = None) -> None:
@@ -28,7 +29,9 @@ class NameSnapshot:
         self._identities: dict[str, int] = {}
         for name, value in (variables or {}).items():
             kind = type(value)
-            if kind in FIXED_TYPES and not (kind in (str, bytes) and len(value) > _SMALL):  # type: ignore[arg-type]
+            if kind in FIXED_TYPES and not (
+                kind in (str, bytes) and len(value) > _SMALL  # type: ignore[arg-type]
+            ):
                 self._marks[name] = value
             elif kind.__weakrefoffset__:
                 self._marks[name] = weakref.ref(value)

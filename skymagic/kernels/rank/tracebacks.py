@@ -1,6 +1,6 @@
-"""What a rank says of an exception: its message, the traceback without internal frames; and the debugger on its frames.
+"""An exception's message, its traceback without internal frames, and the debugger on its frames.
 
-Nobody can type into a rank: each command of pdb is an order of its own, and what it prints is output.
+A rank has no keyboard: each command of pdb is a separate order, and its response is output.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ from skymagic.kernels import stacks
 from skymagic.wire.order import FUNCTION_NAME
 
 MACHINERY = ("skymagic", "IPython", "ipykernel", "ipyparallel")
-"""Packages whose frames tell a user nothing."""
+"""Packages whose frames are meaningless to users."""
 WRAPPERS = {"_wrapped_call_impl", "_call_impl"}
 """Functions of torch.nn.Module between a call of a module and its forward."""
 
 HEAD, TAIL = 150_000, 50_000
-"""Characters of an exception's text that are sent, from its beginning and from its end."""
+"""Number of characters kept from the beginning and the end of an exception's text."""
 
 
 def too_long(text: str) -> bool:
-    """Whether a part of it is left out."""
+    """Return True if a text will be shortened."""
     return len(text) > 2 * (HEAD + TAIL)
 
 
 def shortened(text: str) -> str:
-    """Beginning and end of a text that is too long to be shown."""
+    """Return the beginning and the end of a text that is too long to be shown."""
     if not too_long(text):
         return text
     left_out = (
@@ -46,14 +46,17 @@ def shortened(text: str) -> str:
 
 
 def shortened_lines(lines: list[str]) -> list[str]:
-    """A traceback, of which beginning and end are left where it is too long to be shown."""
+    """Shorten a traceback that is too long to be shown."""
     text = "\n".join(lines)
     return [shortened(text)] if too_long(text) else lines
 
 
 @contextlib.contextmanager
 def interrupts_ignored() -> Iterator[None]:
-    """Ignore interrupts inside: the cell has ended, and IPython would print that it was interrupted while it looks for the lines."""
+    """Ignore interrupts inside the context.
+
+    The cell has ended, and IPython would print that it was interrupted while it reads source lines.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -65,7 +68,7 @@ def interrupts_ignored() -> Iterator[None]:
 
 
 def message(problem: BaseException | None) -> str:
-    """The exception's message, also of one whose ``__str__`` raises."""
+    """Return an exception's message, even if its ``__str__`` raises."""
     if problem is None:
         return ""
     try:
@@ -75,20 +78,24 @@ def message(problem: BaseException | None) -> str:
 
 
 def walk(tb: TracebackType | None) -> Iterator[TracebackType]:
-    """The links of a traceback, outermost first."""
+    """Yield the links of a traceback, outermost first."""
     while tb is not None:
         yield tb
         tb = tb.tb_next
 
 
 def telling(tb: TracebackType | None, *others: str) -> TracebackType | None:
-    """The traceback without frames of the machinery, of torch's call wrappers, of calls' own lines, and of the files `others`."""
+    """Return a traceback without internal frames.
+
+    Left out are frames of the machinery, of torch's call wrappers, of the call of a cell's
+    function, and of the files `others`.
+    """
     folders = tuple(
         os.path.join(os.path.dirname(sys.modules[name].__file__ or ""), "")
         for name in MACHINERY
         if name in sys.modules
     )
-    kept: TracebackType | None = None
+    filtered: TracebackType | None = None
     for link in reversed(list(walk(tb))):
         code = link.tb_frame.f_code
         file = code.co_filename
@@ -98,24 +105,29 @@ def telling(tb: TracebackType | None, *others: str) -> TracebackType | None:
         )
         call = code.co_name == "<module>" and FUNCTION_NAME in code.co_names
         if not (file.startswith(folders) or file in others or wrapper or call):
-            kept = TracebackType(kept, link.tb_frame, link.tb_lasti, link.tb_lineno)
-    return kept
+            filtered = TracebackType(filtered, link.tb_frame, link.tb_lasti, link.tb_lineno)
+    return filtered
 
 
 def own(tb: TracebackType | None) -> TracebackType | None:
-    """The user's frames among those of `telling`, and the innermost one, which raised; all where none is the user's."""
+    """Return the user's frames of `telling`, and the innermost one, which raised.
+
+    All frames are kept if the user has none.
+    """
     links = list(walk(telling(tb) or tb))
-    mine = [link for link in links[:-1] if not stacks.is_library(link.tb_frame.f_code.co_filename)]
-    if not mine:
+    user_links = [
+        link for link in links[:-1] if not stacks.is_library(link.tb_frame.f_code.co_filename)
+    ]
+    if not user_links:
         return telling(tb) or tb
-    kept = links[-1]
-    for link in reversed(mine):
-        kept = TracebackType(kept, link.tb_frame, link.tb_lasti, link.tb_lineno)
-    return kept
+    filtered = links[-1]
+    for link in reversed(user_links):
+        filtered = TracebackType(filtered, link.tb_frame, link.tb_lasti, link.tb_lineno)
+    return filtered
 
 
 def left_out(frames: int) -> str:
-    """The line on frames of libraries that are not shown."""
+    """Return the line that reports hidden frames of libraries."""
     return (
         f"[{frames} {'frame' if frames == 1 else 'frames'} of libraries not shown; %debug has all]"
     )
@@ -123,60 +135,71 @@ def left_out(frames: int) -> str:
 
 @contextlib.contextmanager
 def own_chain(problem: BaseException) -> Iterator[int]:
-    """Inside, the tracebacks of an exception and of those that it followed from are `own`; how many frames are left out."""
-    before = {id(each): (each, each.__traceback__) for each in chain(problem)}
-    left = 0
-    for each, tb in before.values():
+    """Apply `own` to the tracebacks of an exception chain inside the context.
+
+    Yields the number of hidden frames.
+    """
+    before = {id(raised): (raised, raised.__traceback__) for raised in chain(problem)}
+    hidden = 0
+    for raised, tb in before.values():
         shown = own(tb)
-        left += len(list(walk(telling(tb) or tb))) - len(list(walk(shown)))
-        BaseException.with_traceback(
-            each, shown
-        )  # not by assignment, which a frozen dataclass refuses
+        hidden += len(list(walk(telling(tb) or tb))) - len(list(walk(shown)))
+        # not by assignment, which a frozen dataclass refuses
+        BaseException.with_traceback(raised, shown)
     try:
-        yield left
+        yield hidden
     finally:
-        for each, tb in before.values():
-            BaseException.with_traceback(each, tb)
+        for raised, tb in before.values():
+            BaseException.with_traceback(raised, tb)
 
 
 def chain(problem: BaseException) -> Iterator[BaseException]:
-    """An exception, its causes and contexts, and the members of groups among them; each once."""
-    seen: set[int] = set()
+    """Yield an exception, its causes and contexts, and members of groups among them, each once."""
+    visited: set[int] = set()
     todo: list[BaseException | None] = [problem]
     while todo:
-        each = todo.pop()
-        if each is not None and id(each) not in seen:
-            seen.add(id(each))
-            yield each
-            todo += [each.__cause__, each.__context__]
-            todo += each.exceptions if isinstance(each, BaseExceptionGroup) else ()
+        raised = todo.pop()
+        if raised is not None and id(raised) not in visited:
+            visited.add(id(raised))
+            yield raised
+            todo += [raised.__cause__, raised.__context__]
+            todo += raised.exceptions if isinstance(raised, BaseExceptionGroup) else ()
 
 
 def clear_frames(problem: BaseException | None) -> None:
-    """Let go of the local variables of the frames that an exception, and those that it followed from, have gone through."""
-    for each in chain(problem) if problem is not None else ():
-        traceback.clear_frames(each.__traceback__)
-        for frame, _ in traceback.walk_tb(each.__traceback__):
-            # before Python 3.13 a frame keeps the dict that `f_locals` was once; reading it again brings it up to date
+    """Release the local variables of all frames of an exception chain."""
+    for raised in chain(problem) if problem is not None else ():
+        traceback.clear_frames(raised.__traceback__)
+        for frame, _ in traceback.walk_tb(raised.__traceback__):
+            # before Python 3.13 a frame keeps the dict that `f_locals` once returned; reading it
+            # again updates it
             frame.f_locals  # noqa: B018
 
 
 def line_count(frame: FrameType) -> int:
-    """How many lines the source of a frame has, also of a cell, which is no file.
+    """Return the number of source lines of a frame, including frames of cells, which are not files.
 
-    IPython, which looks for a file, takes cells for sources too long to be read, and then shows other lines than those of a
-    generator expression, and the last line that a frame has reached for the line that raised.
+    Without it IPython, which looks for a file, takes cells for sources too long to be read, and
+    shows the wrong lines: those of a generator expression, and the last line that a frame has
+    reached instead of the line that raised.
     """
     return len(linecache.getlines(frame.f_code.co_filename))
 
 
 def is_group(problem: BaseException) -> bool:
-    """Whether it is an exception group, or follows from one: IPython prints such a traceback itself."""
-    return any(isinstance(each, BaseExceptionGroup) for each in chain(problem))
+    """Return True for an exception group or its consequence.
+
+    IPython itself prints such a traceback.
+    """
+    return any(isinstance(raised, BaseExceptionGroup) for raised in chain(problem))
 
 
 def of_group(problem: BaseException, cells: Mapping[str, int]) -> list[str]:
-    """Python's own traceback from the cell on; `cells` are file names of cells with their numbers."""
+    """Return Python's own traceback from the cell on.
+
+    Args:
+        cells: file names of cells with their numbers.
+    """
     top = next(
         (link for link in walk(problem.__traceback__) if link.tb_frame.f_code.co_filename in cells),
         None,
@@ -188,15 +211,32 @@ def of_group(problem: BaseException, cells: Mapping[str, int]) -> list[str]:
 
 
 COMMANDS = (
-    "p", "pp", "print", "u", "up", "d", "down", "w", "where", "bt", "l", "list", "ll", "longlist", "a", "args", "locals",
-    "whatis", "source",
-)  # fmt: skip
-"""What can be asked of frames that have ended; all other commands of pdb would go on with the program."""
+    "p",
+    "pp",
+    "print",
+    "u",
+    "up",
+    "d",
+    "down",
+    "w",
+    "where",
+    "bt",
+    "l",
+    "list",
+    "ll",
+    "longlist",
+    "a",
+    "args",
+    "locals",
+    "whatis",
+    "source",
+)
+"""Commands of pdb that work on frames that have ended; all others would continue the program."""
 REFUSED = "*** {what}: the cell has ended, so it cannot continue; {commands} inspect it, q quits"
 
 
 class PostMortem(pdb.Pdb):
-    """A debugger on the frames of an exception, beginning at the innermost one of the user's own.
+    """Debugger on the frames of an exception, starting at the user's innermost frame.
 
     Args:
         problem: the exception; frames that are not the user's are left out.
@@ -214,12 +254,12 @@ class PostMortem(pdb.Pdb):
             if not stacks.is_library(frame.f_code.co_filename)
         ]
         if own and own[-1] != self.curindex:
-            self.stdout = io.StringIO()  # pdb prints the frame that it goes to
-            self._select_frame(own[-1])  # pdb's own way for `up` and `down`
+            self.stdout = io.StringIO()  # suppresses pdb's print of the selected frame
+            self._select_frame(own[-1])  # as `up` and `down` do in pdb
 
     def command(self, line: str) -> None:
-        """Carry out one command, or evaluate an expression in the frame; what it has to say is printed."""
-        self.stdout = sys.stdout  # a cell may have replaced it since
+        """Run one command, or evaluate an expression in the frame, and print the result."""
+        self.stdout = sys.stdout  # a cell may have replaced it
         name, _, _ = self.parseline(line)
         if name in COMMANDS:
             self.onecmd(line)
@@ -229,34 +269,38 @@ class PostMortem(pdb.Pdb):
             self.default(line)
 
     def set_convenience_variable(self, *_: object) -> None:
-        """No ``$name``: pdb since Python 3.12 keeps them among the user's names, where ``$_frame`` would hold all that is in the frames."""
+        """Disable ``$name`` variables.
+
+        Since Python 3.12 pdb stores them among the user's names, where ``$_frame`` would keep
+        everything in the frames alive.
+        """
 
     def _is_variable(self, word: str) -> bool:
-        """Whether what pdb would take for a command is a name of the user's, such as ``n`` or ``b``."""
+        """Return True if a command of pdb is also a user's variable, such as ``n`` or ``b``."""
         frame = self._frame
         return word in frame.f_locals or word in frame.f_globals
 
     @property
     def _frame(self) -> FrameType:
-        assert self.curframe is not None  # `setup` has chosen one
+        assert self.curframe is not None  # `setup` selected one
         return self.curframe
 
     do_print = pdb.Pdb.do_p
 
     def do_locals(self, _: str) -> None:
-        """The variables of the frame, shortened."""
+        """Print the variables of the frame, shortened."""
         for name, value in list(self._frame.f_locals.items()):
             if not name.startswith("__"):
                 self.message(f"{name} = {reprlib.repr(value)}")
 
     def format_stack_entry(self, frame_lineno: tuple[FrameType, int], lprefix: str = ": ") -> str:
-        """A frame as tracebacks name it."""
+        """Format a frame as tracebacks do."""
         frame, line = frame_lineno
         file, name = frame.f_code.co_filename, frame.f_code.co_name
-        where = (
+        location = (
             f"Cell In[{self._cells[file]}], line {line}"
             if file in self._cells
             else f"{file}:{line}"
         )
         inside = "" if name == "<module>" else f" in {name}"
-        return f"{where}{inside}{lprefix}{linecache.getline(file, line).strip()}"
+        return f"{location}{inside}{lprefix}{linecache.getline(file, line).strip()}"

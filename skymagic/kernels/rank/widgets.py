@@ -1,6 +1,7 @@
-"""Show widgets that are made on a rank as text: their models live on the rank, and the notebook's front end has no channel to them.
+"""Show widgets created on a rank as text, because the front end has no channel to their models.
 
-A displayed widget appears as the ``text/plain`` or ``text/html`` of its bundle and does not change afterwards.
+A displayed widget appears as the ``text/plain`` or ``text/html`` of its bundle and does not change
+afterwards.
 """
 
 from __future__ import annotations
@@ -11,26 +12,29 @@ from typing import Any
 from skymagic.runtime.on_import import when_imported
 
 MIME = "application/vnd.jupyter.widget-view+json"
-"""Type of a widget's display: a reference to a model that only the rank has."""
+"""MIME type of a widget's display: a reference to a model that only the rank has."""
 
 
 def install() -> None:
-    """Keep widgets' messages on the rank."""
+    """Keep messages of widgets on the rank."""
     import ipykernel.comm.comm as comms
 
-    # ipykernel would send them on a channel on which no front end listens
+    # ipykernel would send them on a channel without a front end
     comms.BaseComm.publish_msg = lambda comm, msg_type, *args, **keys: None
     when_imported("ipywidgets.widgets.widget_output", _capture_nothing)
 
 
 def without_widget(content: dict[str, Any]) -> dict[str, Any]:
-    """Return a display message without its reference to a widget's model; what is left is text or HTML."""
+    """Return a display message without its reference to a widget's model, leaving text or HTML."""
     data = {mime: value for mime, value in content["data"].items() if mime != MIME}
     return {**content, "data": data}
 
 
 def _capture_nothing(module: types.ModuleType) -> None:
-    """Have ``with output:`` capture nothing: a front end captures by the ids of requests, and knows none of a rank's. Text and errors go
-    where the cell's go; ipywidgets' own way would swallow the errors."""
+    """Make ``with output:`` capture nothing.
+
+    A front end captures by request ids, and knows none of a rank's. Text and errors go where the
+    cell's go; ipywidgets would swallow the errors.
+    """
     module.Output.__enter__ = lambda self: None
     module.Output.__exit__ = lambda self, *_: None
