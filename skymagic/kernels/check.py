@@ -1,7 +1,8 @@
-"""A node's end of ``%sky_check``: report GPUs, the kernel's log, the disk and the clock; one process per check.
+"""A node's end of ``%sky_check``: report GPUs, the kernel's log, the disk and the clock.
 
-It speaks `skymagic.wire.check` over its standard input and output, and ends when its input does. It has its user's rights: what only
-root may read is reported as unknown.
+Each check has its own process, which speaks `skymagic.wire.check` over its standard input and
+output, and ends when its input does. It has its user's rights: information that only root may read
+is reported as unknown.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from skymagic.wire import check as wire
 from skymagic.wire.codec import write_all
 
 PROGRAM_TIMEOUT = 20.0
-"""Seconds for a program that queries the hardware: nvidia-smi hangs if a GPU has fallen off its bus."""
+"""Seconds for a hardware query: nvidia-smi hangs if a GPU has fallen off its bus."""
 CHUNK = 1 << 20
 XID = "NVRM: Xid"
 MAX_XID_LINES = 50
@@ -44,7 +45,7 @@ def survey() -> wire.NodeSurvey:
 
 
 def _kernel_log() -> list[str] | None:
-    """Return what the kernel has logged about GPU errors since the node was booted; None if it may not be read."""
+    """Return the kernel's log lines about GPU errors since boot, or None if it may not be read."""
     for command in (("dmesg",), ("journalctl", "-k", "-b", "-q", "--no-pager", "-o", "cat")):
         log, complaint = _run(*command)
         if log and not complaint:
@@ -53,7 +54,7 @@ def _kernel_log() -> list[str] | None:
 
 
 def _run(*command: str) -> tuple[str, str]:
-    """Return (what a program printed, ""), or ("", what it printed instead of an answer)."""
+    """Return (output of a program, ""), or ("", its complaint)."""
     try:
         ended = subprocess.run(
             command,

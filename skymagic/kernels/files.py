@@ -1,6 +1,7 @@
-"""The node's transfer server: stat, list, hash, compare, write, send; one process per copy, one request at a time.
+"""Transfer server of a node: stat, list, hash, compare, write, send.
 
-It speaks `skymagic.wire.files` over its standard input and output, and ends when its input does.
+Each copy has one process, which handles one request at a time, speaks `skymagic.wire.files` over
+its standard input and output, and ends when its input does.
 """
 
 from __future__ import annotations
@@ -23,10 +24,10 @@ from skymagic.wire.codec import write_all
 
 
 class TransferServer:
-    """Serves one notebook.
+    """Server for one notebook.
 
     Args:
-        root: what relative paths are relative to.
+        root: base of relative paths.
         source, sink: descriptors of both streams.
     """
 
@@ -37,10 +38,10 @@ class TransferServer:
         self._receiver: Receiver | None = None
 
     def serve(self) -> None:
-        """Serve until the input ends; what has come of a large file then stays, for the next time."""
+        """Serve until the input ends; a partly received large file then stays, to be resumed."""
         try:
             for message, _ in self._messages:
-                # race: a Cancel may come after the reply to what it cancels
+                # race: a Cancel may arrive after the reply to its request
                 if not isinstance(message, wire.Cancel):
                     self._reply(self._answer(message))
         except (EOFError, BrokenPipeError):
@@ -51,7 +52,7 @@ class TransferServer:
                 self._receiver.abort()
 
     def _receive(self) -> Iterator[tuple[wire.FileMessage, bytes | memoryview]]:
-        """Messages and their payloads, those of included files in the place of the `Include`."""
+        """Yield messages and their payloads; those of included files replace the `Include`."""
         for message, payload in wire.messages(lambda: os.read(self._source, wire.CHUNK)):
             if not isinstance(message, wire.Include):
                 yield message, payload
@@ -73,8 +74,8 @@ class TransferServer:
                 )
                 return wire.ListReply(self._listing.plain())
             case wire.Hash():
-                places = [self._listing.places[number] for number in request.numbers]
-                return wire.HashReply(listed_digests(places, self._cancelled))
+                paths = [self._listing.places[number] for number in request.numbers]
+                return wire.HashReply(listed_digests(paths, self._cancelled))
             case wire.Compare():
                 return self._compare(request)
             case wire.Write():
@@ -84,13 +85,16 @@ class TransferServer:
         raise ValueError(f"not a request: {request!r}")
 
     def _cancelled(self) -> bool:
-        """Whether anything was received, or the notebook is gone: while it waits for a reply it sends nothing but Cancel."""
+        """Return True if any input is available, or the notebook is gone.
+
+        While the notebook waits for a reply, it sends nothing but Cancel.
+        """
         return bool(select.select([self._source], [], [], 0)[0])
 
     def _reply(self, message: wire.FileMessage) -> None:
         write_all(self._sink, wire.encode(message))
 
-    # -- taking ------------------------------------------------------------------------------------------------------
+    # -- receiving ---------------------------------------------------------------------------------
 
     def _stat(self, path: str) -> wire.StatReply:
         try:
@@ -125,15 +129,15 @@ class TransferServer:
             receiver.end(request.equal)
         return wire.WriteReply(receiver.files, receiver.removed, receiver.problems, receiver.nbytes)
 
-    # -- sending -----------------------------------------------------------------------------------------------------
+    # -- sending -----------------------------------------------------------------------------------
 
     def _send(self, numbers: list[int], pieces: list[str]) -> wire.SendFilesReply:
-        chosen = [
+        selected = [
             (number, self._listing.entries[number], self._listing.places[number])
             for number in numbers
         ]
         for data in wire.joined(
-            encoded_files(chosen, there=dict(zip(numbers, pieces, strict=True)))
+            encoded_files(selected, there=dict(zip(numbers, pieces, strict=True)))
         ):
             if self._cancelled():
                 break
@@ -142,7 +146,7 @@ class TransferServer:
 
 
 def main() -> None:
-    """Answer on the streams that this process was started with; what else prints goes to standard error."""
+    """Serve on this process's original streams; other output goes to standard error."""
     source, sink = take_streams()
     TransferServer(sys.argv[1] if len(sys.argv) > 1 else "", source, sink).serve()
 

@@ -1,9 +1,11 @@
-"""What processes of a node are made of: a fork that finds imported what is imported here, signals as readable events, an event loop.
+"""Building blocks of a node's processes: a cheap fork, signals as readable events, an event loop.
 
-Where a scheduler ends, with each of its steps, whatever that has started, a *holder* forks instead: one process of the job, which the scheduler
-itself has started. It reads names from a FIFO, and runs the file of that name in its folder::
+A forked process finds all modules imported. Some schedulers end, with each of their steps, all
+processes that the step has started. There, a *holder* forks instead: a process of the job that the
+scheduler itself has started. It reads names from a FIFO, and runs the file of that name in its
+folder::
 
-    a step ── folder/NAME (sh), then NAME to folder/start ──▶ holder ──▶ sh folder/NAME ──▶ the process
+    a step ── folder/NAME (sh), then NAME to folder/start ──▶ holder ──▶ sh folder/NAME ──▶ process
 """
 
 from __future__ import annotations
@@ -28,14 +30,16 @@ T = TypeVar("T")
 
 
 def fork(main: Callable[[], object]) -> int:
-    """Run a function in a forked process, whose exit code is what it returns (0 if no number), or 1 when it raises; the process id.
+    """Run a function in a forked process, and return the process id.
 
-    There this call never returns: the parent's objects that own descriptors must not be collected where the numbers mean other files.
+    The exit code is the function's result (0 if it is not a number), or 1 if it raises. In the
+    child this call never returns: the parent's objects that own descriptors must not be collected
+    where the numbers mean other files.
     """
     if pid := os.fork():
         return pid
     code = 1
-    signal.set_wakeup_fd(-1)  # it wakes the parent
+    signal.set_wakeup_fd(-1)  # it would wake the parent
     try:
         result = main()
         code = result if isinstance(result, int) else 0
@@ -53,10 +57,11 @@ def fork(main: Callable[[], object]) -> int:
 
 
 def signal_pipe() -> int:
-    """The self-pipe trick: a descriptor that can be read once a signal has come that has a handler; from then on, of this process.
+    """Return a descriptor that becomes readable when a handled signal arrives.
 
-    Whoever waits must wait for it too. A signal that comes between the interpreter's last look and the wait does not interrupt that,
-    and its handler would run when the wait is over.
+    This is the self-pipe trick; from this call on, it is the process's wakeup descriptor. Every
+    wait must include it: a signal that arrives between the interpreter's last check and the wait
+    does not interrupt the wait, and its handler would only run after it.
     """
     woken, wake = os.pipe()
     for end in (woken, wake):
@@ -66,16 +71,16 @@ def signal_pipe() -> int:
 
 
 class Forked:
-    """The process.
+    """A forked process with its own standard streams and session.
 
     Args:
-        main: what it runs; it holds nothing of this process but standard streams of its own, and leads a session.
+        main: the function that it runs; it inherits nothing else from this process.
         errors: descriptor that becomes its standard error.
 
     Attributes:
-        pid: its process.
-        stdin: leads to its standard input.
-        stdout: leads from its standard output.
+        pid: its process id.
+        stdin: writes to its standard input.
+        stdout: reads from its standard output.
     """
 
     def __init__(self, main: Callable[[], None], errors: int) -> None:
@@ -98,13 +103,19 @@ class Forked:
         self.stdout = open(read, "rb", buffering=0)  # noqa: SIM115
 
     def poll(self) -> int | None:
-        """The process's exit code, or minus the signal that killed it, which is told once; None while it runs."""
+        """Return the process's exit code, or minus the signal that killed it; None while it runs.
+
+        An exit is reported only once.
+        """
         pid, status = os.waitpid(self.pid, os.WNOHANG)
         return os.waitstatus_to_exitcode(status) if pid else None
 
 
 def take_streams() -> tuple[int, int]:
-    """Descriptors of the streams that this process was started with, for itself alone: what else prints goes to standard error."""
+    """Reserve this process's standard streams, and return their descriptors.
+
+    Other output goes to standard error.
+    """
     source, sink = os.dup(0), os.dup(1)
     os.dup2(2, 1)
     with open(os.devnull) as nothing:
@@ -113,7 +124,7 @@ def take_streams() -> tuple[int, int]:
 
 
 def close_from(first: int, but: int = -1) -> None:
-    """Close all descriptors from `first` on, but one."""
+    """Close all descriptors from `first` on, except `but`."""
     highest = os.sysconf("SC_OPEN_MAX")
     end = min(highest, 1 << 16) if highest > 0 else 1 << 16
     if first <= but < end:
@@ -123,15 +134,15 @@ def close_from(first: int, but: int = -1) -> None:
 
 
 def end_with_parent(signum: int = signal.SIGKILL) -> None:
-    """Have the system send this process a signal when the one that forked it ends, where the system can (Linux)."""
+    """Make Linux send this process a signal when its parent ends; does nothing on other systems."""
     prctl(PR_SET_PDEATHSIG, signum)
 
 
 class EventLoop:
-    """Calls back when a descriptor can be read, or a time has come.
+    """Event loop that calls back when a descriptor is readable, or a timer expires.
 
     Args:
-        on_error: called with what a callback raised; the loop goes on.
+        on_error: called with an exception of a callback; the loop continues.
     """
 
     def __init__(self, on_error: Callable[[Exception], None]) -> None:
@@ -140,31 +151,35 @@ class EventLoop:
         self._timers: list[tuple[float, Callable[[], None]]] = []
 
     def watch(self, source: Any, callback: Callable[[], None]) -> None:
-        """Call back whenever `source` (a descriptor, or what has one) can be read."""
+        """Call back whenever `source` (a descriptor, or an object with one) is readable."""
         self._selector.register(source, selectors.EVENT_READ, callback)
 
     def unwatch(self, source: Any) -> None:
-        """Watch it no longer; twice is safe."""
+        """Stop watching; twice is safe."""
         with contextlib.suppress(KeyError, ValueError):
             self._selector.unregister(source)
 
     def call_later(self, seconds: float, callback: Callable[[], None]) -> None:
-        """Call back once, after this time."""
+        """Call back once, after the given time."""
         self._timers.append((time.monotonic() + seconds, callback))
 
     def run_once(self, until: float | None) -> None:
-        """Wait for events, for timers, or until a time (monotonic seconds, None: as long as it takes), and call back."""
+        """Wait for events or timers, and call back.
+
+        Args:
+            until: latest end of the wait in monotonic seconds; None for no limit.
+        """
         due = [when for when, _ in self._timers] + ([until] if until is not None else [])
         ready = self._selector.select(max(0.0, min(due) - time.monotonic()) if due else None)
         for key, _ in ready:
-            # an earlier call of this round may have closed it, and its number may be another descriptor's by now
+            # an earlier callback of this round may have closed it, and its number may belong to
+            # another descriptor now
             if self._selector.get_map().get(key.fd) is key:
                 self._call(key.data)
         now = time.monotonic()
         expired = [callback for when, callback in self._timers if when <= now]
-        self._timers = [
-            timer for timer in self._timers if timer[0] > now
-        ]  # before the calls: they may add others
+        # before the callbacks, which may add timers
+        self._timers = [timer for timer in self._timers if timer[0] > now]
         for callback in expired:
             self._call(callback)
 
@@ -175,27 +190,29 @@ class EventLoop:
             self._on_error(problem)
 
 
-# -- by the holder of a job -----------------------------------------------------------------------------------------------
+# -- the holder of a job ---------------------------------------------------------------------------
 
 HOLDER_TIMEOUT = 30.0
-"""Seconds that a holder may take to be there, and then to start what was ordered."""
+"""Seconds for a holder to appear, and then to start the process."""
 HOLDER_POLL = 0.02
 START = "start"
-"""The FIFO in a holder's folder that takes the names of what it starts."""
+"""FIFO in a holder's folder that receives the names of files to run."""
 
 
 def holder() -> str:
-    """Return the folder of this step's holder, once it is there, or "" where what is started outlives the step by itself.
+    """Return the folder of this step's holder once it exists, or "" if the step needs no holder.
 
-    Its usual name is in the environment. Another user can take that first, for all of /tmp is everybody's: then the holder has
-    appended a plus sign and random letters. `held` says what is wrong with the folder if there is none in time.
+    A step needs none if its processes outlive it. The folder's usual name is in the environment.
+    Another user can take that name first, because /tmp is shared: then the holder has appended a
+    plus sign and random letters. If the holder does not appear in time, `held` reports the problem
+    with the folder.
     """
     usual = os.environ.get(HOLDER, "")
     deadline = time.monotonic() + HOLDER_TIMEOUT
     while usual and time.monotonic() < deadline:
-        for place in [usual, *glob.glob(glob.escape(f"{usual}+") + "*")]:
-            if why_unsafe(place) is None and os.path.exists(os.path.join(place, START)):
-                return place
+        for folder in [usual, *glob.glob(glob.escape(f"{usual}+") + "*")]:
+            if why_unsafe(folder) is None and os.path.exists(os.path.join(folder, START)):
+                return folder
         time.sleep(HOLDER_POLL)
     return usual
 
@@ -203,10 +220,13 @@ def holder() -> str:
 def held(
     place: str, name: str, words: Sequence[str], text: str, started: Callable[[], T | None]
 ) -> T | None:
-    """Have the holder in this folder run ``python words`` with this text as its input; what `started` finds, None where that is nothing in time.
+    """Have the holder run ``python words`` with `text` as its input.
+
+    Returns:
+        The result of `started`, or None if it is still None at the timeout.
 
     Raises:
-        OSError: there is no holder, or it is not this user's.
+        OSError: the holder is missing, or belongs to another user.
     """
     deadline = time.monotonic() + HOLDER_TIMEOUT
     fifo = os.path.join(place, START)
@@ -219,23 +239,29 @@ def held(
     file = os.open(os.path.join(place, name), os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o600)
     write_all(file, held_script(words, text, os.environ).encode())
     os.close(file)
-    names = os.open(fifo, os.O_WRONLY | os.O_NONBLOCK)  # ENXIO where the holder has ended
+    names = os.open(fifo, os.O_WRONLY | os.O_NONBLOCK)  # ENXIO if the holder has ended
     write_all(names, f"{name}\n".encode())
     os.close(names)
-    while (found := started()) is None and time.monotonic() < deadline:
+    while (result := started()) is None and time.monotonic() < deadline:
         time.sleep(HOLDER_POLL)
-    return found
+    return result
 
 
 def held_script(words: Sequence[str], text: str, environ: Mapping[str, str]) -> str:
-    """sh by which a holder runs this Python with these words, in the environment of who orders it; pure.
+    """Return the shell script by which a holder runs this Python; pure.
+
+    It runs in the environment of the process that orders it.
 
     Args:
-        text: what the process reads from its input; no line of it is END.
+        text: input of the process; no line of it is END.
     """
-    kept = {key: environ[key] for key in ("PATH", "PYTHONPATH", "VIRTUAL_ENV") if key in environ}
-    site = {"PATH": f"${{{SITE}:+:$PATH}}"}  # what a site's prologue has added to the holder's
+    inherited = {
+        key: environ[key] for key in ("PATH", "PYTHONPATH", "VIRTUAL_ENV") if key in environ
+    }
+    # the additions of a site's prologue to the holder's PATH
+    site = {"PATH": f"${{{SITE}:+:$PATH}}"}
     settings = "".join(
-        f"export {key}={shlex.quote(value)}{site.get(key, '')}\n" for key, value in kept.items()
+        f"export {key}={shlex.quote(value)}{site.get(key, '')}\n"
+        for key, value in inherited.items()
     )
     return f"{settings}exec {shlex.join([sys.executable, *words])} <<'END'\n{text.rstrip()}\nEND\n"

@@ -1,4 +1,4 @@
-"""Which network interface leads to the head node, and the environment that frameworks read."""
+"""Network interface to the head node, and the environment that frameworks read."""
 
 from __future__ import annotations
 
@@ -17,38 +17,41 @@ SIOCGIFADDR = 0x8915
 
 
 def interface_to(address: str) -> str | None:
-    """Name of the interface whose address reaches `address`; None where the system does not tell.
+    """Return the name of the interface that reaches `address`, or None if unknown.
 
-    gloo otherwise binds to what the hostname resolves to, which is often 127.0.0.1, and hangs.
+    Without it gloo binds to the address of the hostname, which is often 127.0.0.1, and hangs.
     """
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         with contextlib.suppress(OSError):
             probe.connect((address, 9))  # sends nothing
-        mine = probe.getsockname()[0]
-        if mine.startswith("127."):
+        own_address = probe.getsockname()[0]
+        if own_address.startswith("127."):
             return "lo0" if sys.platform == "darwin" else "lo"
-    return next((name for name, address in interface_addresses().items() if address == mine), None)
+    return next(
+        (name for name, address in interface_addresses().items() if address == own_address), None
+    )
 
 
 def interface_addresses() -> dict[str, str]:
-    """The IPv4 address of each interface of this machine; empty where the system does not tell."""
-    found: dict[str, str] = {}
+    """Return the IPv4 address of each interface of this machine; empty if unknown."""
+    addresses: dict[str, str] = {}
     if sys.platform != "linux":
-        return found
+        return addresses
     import fcntl
 
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         for _, name in socket.if_nameindex():
             with contextlib.suppress(OSError):  # an interface without an address
                 packed = fcntl.ioctl(probe, SIOCGIFADDR, struct.pack("256s", name.encode()))
-                found[name] = socket.inet_ntoa(packed[20:24])
-    return found
+                addresses[name] = socket.inet_ntoa(packed[20:24])
+    return addresses
 
 
 def environment(info: InstanceInfo) -> dict[str, str]:
-    """What torch, JAX, torchrun scripts and SkyPilot's examples read; MASTER_PORT is added when it is known.
+    """Return the variables that torch, JAX, torchrun scripts and SkyPilot's examples read.
 
-    Names: torch.distributed.elastic's environment, and SkyPilot's "environment variables" page.
+    MASTER_PORT is added once it is known. Names: torch.distributed.elastic's environment, and
+    SkyPilot's "environment variables" page.
     """
     addresses = {peer.node: peer.addr for peer in info.peers} or {0: info.head_addr}
     values = {
@@ -74,40 +77,46 @@ def environment(info: InstanceInfo) -> dict[str, str]:
 
 
 def interfaces(info: InstanceInfo, kept: Mapping[str, str]) -> dict[str, str]:
-    """The variables that pin gloo and NCCL to the cluster's interface, but for those that the user has set."""
+    """Return the variables that pin gloo and NCCL to the cluster's interface.
+
+    Variables that the user has set are left out.
+    """
     name = interface_to(info.head_addr)
-    # NCCL takes a name for the beginning of names, unless it is told that it is whole: eth1 would be eth10, too
+    # NCCL treats a name as a prefix unless "=" comes first: eth1 would also match eth10
     names = (
         {"GLOO_SOCKET_IFNAME": name, "NCCL_SOCKET_IFNAME": f"={name}"} if name is not None else {}
     )
-    found = {key: value for key, value in names.items() if key not in kept}
+    unset = {key: value for key, value in names.items() if key not in kept}
     ports = infiniband_ports() if info.total_nodes > 1 and "NCCL_IB_HCA" not in kept else ()
-    return {**found, **({"NCCL_IB_HCA": chosen} if (chosen := hcas(ports)) else {})}
+    return {**unset, **({"NCCL_IB_HCA": selected} if (selected := hcas(ports)) else {})}
 
 
 def infiniband_ports(
     root: Path = Path("/sys/class/infiniband"),
 ) -> tuple[tuple[str, bool, str], ...]:
-    """(``mlx5_0:1``, whether it is active, InfiniBand or Ethernet) of each port of this machine's RDMA cards; EFA's have none of NCCL's."""
-    found = []
+    """Return (``mlx5_0:1``, is active, InfiniBand or Ethernet) for each RDMA port of this machine.
+
+    EFA's ports are not NCCL's.
+    """
+    ports = []
     for port in sorted(root.glob("*/ports/*")):
         with contextlib.suppress(OSError):
             active = "ACTIVE" in (port / "state").read_text()
-            found.append(
+            ports.append(
                 (
                     f"{port.parents[1].name}:{port.name}",
                     active,
                     (port / "link_layer").read_text().strip(),
                 )
             )
-    return tuple(found)
+    return tuple(ports)
 
 
 def hcas(ports: Sequence[tuple[str, bool, str]]) -> str:
-    """NCCL_IB_HCA for these ports; "" where NCCL's own choice, all of them, is right.
+    """Return NCCL_IB_HCA for these ports, or "" if NCCL's default, all of them, is right.
 
-    By itself NCCL spreads over all that are active. Where InfiniBand's fabric and an Ethernet card for storage are in one machine, it waits
-    for connections over the second one that lead nowhere.
+    By default NCCL uses all active ports. If a machine has an InfiniBand fabric and an Ethernet
+    card for storage, it then waits for connections over the second one that lead nowhere.
     """
     active = [(name, layer) for name, is_active, layer in ports if is_active]
     fabric = [name for name, layer in active if layer == "InfiniBand"]

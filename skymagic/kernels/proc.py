@@ -1,7 +1,8 @@
-"""What Linux tells of processes (proc(5)), and asks of them (prctl(2)).
+"""Linux's information about processes (proc(5)), and requests to it (prctl(2)).
 
-Resource trackers (of multiprocessing and loky) delete what others have left in shared memory, and end once all are gone that hold the other
-end of their pipe: whoever ends processes gives them time for that.
+Resource trackers (of multiprocessing and loky) delete the leftovers of other processes in shared
+memory, and end once all holders of the other end of their pipe are gone: code that ends processes
+gives them time for that.
 """
 
 from __future__ import annotations
@@ -12,14 +13,17 @@ import sys
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 TRACKER_SECONDS = 3.0
-"""For which resource trackers may delete what the killed have left in shared memory: gigabytes take one. Less than the agent waits for
-the forkserver, which gives them the same time."""
+"""Seconds for resource trackers to delete the shared memory of killed processes.
+
+Gigabytes take one second. This is less than the agent waits for the forkserver, which gives
+trackers the same time.
+"""
 MAX_COMMAND_LINE = 120
-"""Characters of a command line that are told."""
+"""Maximum number of characters of a command line that are reported."""
 
 
 def prctl(option: int, value: int) -> None:
-    """Linux's prctl; elsewhere nothing happens."""
+    """Call Linux's prctl; do nothing on other systems."""
     if sys.platform == "linux":
         import ctypes
 
@@ -28,44 +32,53 @@ def prctl(option: int, value: int) -> None:
 
 
 def status(pid: int | str) -> list[bytes]:
-    """What the system tells of a process, or of a thread (``PID/task/TID``), from its state on (``/proc/PID/stat``). Raises OSError."""
+    """Return the fields of ``/proc/PID/stat`` from the state on. Raises OSError.
+
+    Args:
+        pid: a process, or a thread as ``PID/task/TID``.
+    """
     with open(f"/proc/{pid}/stat", "rb") as file:
-        return file.read().rpartition(b")")[2].split()  # a name may hold blanks and brackets
+        return file.read().rpartition(b")")[2].split()  # a name may contain blanks and brackets
 
 
 def processor_seconds(fields: list[bytes]) -> float:
-    """Seconds on the processor, of a `status`."""
+    """Return the processor seconds in a `status`."""
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def told(pid: int, name: str) -> bytes:
-    """What the system tells of a process in ``/proc/PID/NAME``; nothing where it cannot be read."""
+    """Return the contents of ``/proc/PID/NAME``, b"" if it is not readable."""
     with contextlib.suppress(OSError), open(f"/proc/{pid}/{name}", "rb") as file:
         return file.read()
     return b""
 
 
 def is_tracker(pid: int) -> bool:
-    """Whether it is a resource tracker."""
+    """Return True for a resource tracker."""
     return b"resource_tracker" in told(pid, "cmdline")
 
 
 def command_line(pid: int) -> str:
-    """What a process was started as, shortened; its number where the system does not tell."""
-    if words := " ".join(told(pid, "cmdline").decode(errors="replace").split("\0")).strip():
-        return words if len(words) <= MAX_COMMAND_LINE else words[: MAX_COMMAND_LINE - 1] + "…"
+    """Return the shortened command line of a process, or its number if unknown."""
+    if text := " ".join(told(pid, "cmdline").decode(errors="replace").split("\0")).strip():
+        return text if len(text) <= MAX_COMMAND_LINE else text[: MAX_COMMAND_LINE - 1] + "…"
     return f"process {pid}"
 
 
 def marked(mark: bytes, group: int, since: int) -> dict[int, tuple[int, int]]:
-    """The living processes (pid → start, process group) that were started from `since` on, with an entry in the environment or in a
-    process group."""
-    found = {}
+    """Return the live processes (pid → start time, process group) with a mark or in a group.
+
+    Args:
+        mark: entry in the environment.
+        group: process group.
+        since: earliest start time.
+    """
+    processes = {}
     for name in filter(str.isdigit, os.listdir("/proc")):
         with contextlib.suppress(OSError):
             state, _, member_of, *_ = fields = status(name)
-            if state in (b"Z", b"X") or (begun := int(fields[19])) < since:
+            if state in (b"Z", b"X") or (start_time := int(fields[19])) < since:
                 continue
             if int(member_of) == group or mark in told(int(name), "environ").split(b"\0"):
-                found[int(name)] = begun, int(member_of)
-    return found
+                processes[int(name)] = start_time, int(member_of)
+    return processes

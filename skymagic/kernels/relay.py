@@ -1,8 +1,9 @@
-"""Processes of this node for the pool's head, where a notebook is executed: ``python -m skymagic.kernels.relay DAEMON ADDRESS``.
+"""Processes of this node for the pool's head, where a notebook is executed.
 
-It reads a certificate from its standard input, writes the port at which it listens, and leaves the login, as the daemon of an agent does. Each
-connection names a module and its arguments, and is joined to a process that runs it. It ends with the pool, and some time after the last
-connection.
+``python -m skymagic.kernels.relay DAEMON ADDRESS`` reads a certificate from its standard input,
+writes the port at which it listens, and leaves the login, as an agent's daemon does. Each
+connection names a module and its arguments, and is connected to a process that runs it. The relay
+ends with the pool, or some time after the last connection.
 """
 
 from __future__ import annotations
@@ -25,19 +26,19 @@ from skymagic.wire.processes import RELAY
 from skymagic.wire.record import answers
 
 IDLE_SECONDS = 60.0
-"""For which it waits for a connection when there is none."""
+"""Seconds without a connection after which the relay ends."""
 POLL = 2.0
 HANDSHAKE_TIMEOUT = 10.0
 END = b"-----END PRIVATE KEY-----\n"
 
 
 class ProcessRelay:
-    """Serves the head.
+    """Server for the head.
 
     Args:
-        daemon: the name of the node's daemon, with which it ends.
-        listener: where the head connects.
-        context: knows the head.
+        daemon: name of the node's daemon; the relay ends with it.
+        listener: accepts the head's connections.
+        context: authenticates the head.
     """
 
     def __init__(self, daemon: str, listener: socket.socket, context: ssl.SSLContext) -> None:
@@ -48,7 +49,7 @@ class ProcessRelay:
         self._door = Door(listener, self._serve, context, seconds=HANDSHAKE_TIMEOUT)
 
     def run(self) -> None:
-        """Serve until the pool is gone, or nobody comes."""
+        """Serve until the pool has ended, or no connection comes."""
         self._listener.settimeout(POLL)
         while answers(self._daemon) and (
             self._serving or time.monotonic() - self._used < IDLE_SECONDS
@@ -69,40 +70,46 @@ class ProcessRelay:
     def _joined(self, secure: ssl.SSLSocket) -> None:
         secure.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         line = b""
-        while not line.endswith(b"\n"):  # what follows belongs to the process
+        while not line.endswith(b"\n"):  # the bytes after it belong to the process
             byte = secure.recv(1)
             if not byte:
                 return
             line += byte
-        ours, theirs = socket.socketpair()
-        with theirs:
-            words: list[str] = [sys.executable, "-P", "-m", *json.loads(line)]
-            end = theirs.fileno()
+        relay_end, process_end = socket.socketpair()
+        with process_end:
+            command: list[str] = [sys.executable, "-P", "-m", *json.loads(line)]
+            end = process_end.fileno()
             process = subprocess.Popen(
-                words, stdin=end, stdout=end, stderr=subprocess.DEVNULL, start_new_session=True
+                command, stdin=end, stdout=end, stderr=subprocess.DEVNULL, start_new_session=True
             )
-        tls.pump(secure, ours)
+        tls.pump(secure, relay_end)
         process.wait()
 
 
 def main(daemon: str, address: str, answer: str = "") -> int:
-    """Begin to listen, and leave the login; or have the job's holder do so (`kernels.fork`), which is told where the port is answered."""
+    """Start to listen, and leave the login.
+
+    In a scheduler's job the job's holder starts the relay instead (`kernels.fork`).
+
+    Args:
+        answer: path for the port, if a holder starts the relay.
+    """
     pem = b""
     while not pem.endswith(END) and (piece := os.read(0, 1 << 16)):
         pem += piece
-    if (place := holder()) and not answer:
-        file = Path(place, f"relay-{os.getpid()}.port")
-        words = ["-P", "-m", RELAY, daemon, address, str(file)]
-        said = held(
-            place,
+    if (holder_path := holder()) and not answer:
+        file = Path(holder_path, f"relay-{os.getpid()}.port")
+        arguments = ["-P", "-m", RELAY, daemon, address, str(file)]
+        reply = held(
+            holder_path,
             file.stem,
-            words,
+            arguments,
             pem.decode(),
             lambda: file.read_text() if file.exists() else None,
         )
-        if said is None:
+        if reply is None:
             raise TimeoutError(f"no process at {address} answers")
-        write_all(1, f"\nlistens {said}\n".encode())  # the port, or why there is none
+        write_all(1, f"\nlistens {reply}\n".encode())  # the port, or an error
         return 0
     context = tls.context(pem.decode(), server=True)
     try:
