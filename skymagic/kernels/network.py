@@ -43,6 +43,7 @@ def interface_addresses() -> dict[str, str]:
         for _, name in socket.if_nameindex():
             with contextlib.suppress(OSError):  # an interface without an address
                 packed = fcntl.ioctl(probe, SIOCGIFADDR, struct.pack("256s", name.encode()))
+                # the address within struct ifreq
                 addresses[name] = socket.inet_ntoa(packed[20:24])
     return addresses
 

@@ -43,6 +43,7 @@ def status(pid: int | str) -> list[bytes]:
 
 def processor_seconds(fields: list[bytes]) -> float:
     """Return the processor seconds in a `status`."""
+    # utime and stime, in clock ticks
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
@@ -77,6 +78,7 @@ def marked(mark: bytes, group: int, since: int) -> dict[int, tuple[int, int]]:
     for name in filter(str.isdigit, os.listdir("/proc")):
         with contextlib.suppress(OSError):
             state, _, member_of, *_ = fields = status(name)
+            # skip zombies; field 19 is the start time in clock ticks since boot
             if state in (b"Z", b"X") or (start_time := int(fields[19])) < since:
                 continue
             if int(member_of) == group or mark in told(int(name), "environ").split(b"\0"):

@@ -116,6 +116,7 @@ def main(daemon: str, address: str, answer: str = "") -> int:
         listener = socket.create_server((address, 0))
     except OSError as problem:
         if answer:
+            # the process that ordered the relay reads the error there
             atomic.write(Path(answer), str(problem).encode())
         raise
     if answer:

@@ -123,6 +123,7 @@ def on_signal(file: IO[bytes]) -> None:
     Called again before each cell, for two reasons: threads that start later are the cell's own, and
     programs reset the handlers of all signals (Lightning's Trainer does after each fit).
     """
+    # a program may have replaced the handler
     faulthandler.unregister(SIGNAL)
     _threads_before.clear()
     _threads_before.update(threading.enumerate())
@@ -139,6 +140,7 @@ def catches(pid: int) -> bool:
     Also returns True if that is unknown.
     """
     with contextlib.suppress(OSError), open(f"/proc/{pid}/status", "rb") as file:
+        # the bit mask of handled signals
         caught = next((int(line.split()[1], 16) for line in file if line.startswith(b"SigCgt:")), 0)
         return bool(caught >> (SIGNAL - 1) & 1)
     return not os.path.exists("/proc/self")

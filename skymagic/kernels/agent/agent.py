@@ -117,6 +117,7 @@ class Agent:
         os.dup2(log, 2)
         os.close(log)
         os.environ.update(self.spec.env)
+        # processes of ranks become children of this one if the forkserver is killed
         forkserver.adopt()
         # before the controller, which inherits the ignored signals
         self._ending = SignalledEnd(self._loop, self._woken, self._requests.hooks, self._on_signal)
@@ -124,6 +125,7 @@ class Agent:
             self._start_controller(self.spec.address)
         controllers = set() if self._controller is None else self._controller.descriptors
         links = {self._woken, self._link_in, self._link_out, self._errors}
+        # the forkserver must close these: a copy would keep a link or a lock open
         foreign = {*links, *controllers, *self.directories.locks}
         self._ranks.forkserver = Forkserver(
             self._loop, self.spec.preload, foreign, self._ranks.on_forkserver, self._send
@@ -147,6 +149,7 @@ class Agent:
             self._ending.warn(float(self.spec.notices.removeprefix(SLURM)), self._on_notice)
         elif self.spec.notices:
             self._notices = NoticeWatch(self._loop, self._on_notice)
+        # remove the folders of agents that were killed
         directories.sweep()
         self._loop.call_later(TOUCH_SECONDS, self._touch)
         if self.spec.head and self.spec.address is None:
@@ -251,6 +254,7 @@ class Agent:
         """Send a message to the notebook, and to the readers that it concerns."""
         if self._readers is not None and self._readers.send(message):
             return
+        # kept for a notebook that takes over
         if isinstance(message, wire.AgentStarted | wire.ControllerUp | wire.InterruptionNotice):
             self._told[type(message)] = message
         try:
@@ -267,6 +271,8 @@ class Agent:
         if self._ending is not None and self._ending.due is not None:
             return  # it ends once the hooks have run
         if self._requests.hooks():
+            # Slurm signals all processes of a job, and the notebook may have exited first: wait for
+            # this agent's own signal, so that the hooks run
             self._stop_at = time.monotonic() + ABANDONED_SECONDS
             return
         self._ranks.kill()
@@ -450,6 +456,7 @@ def main(record: str | None = None) -> None:
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
     os.close(null)
+    # a read alone could miss a signal that arrives just before it
     select.select([link_in, woken], [], [])
     spec = wire.decode(read_line(link_in))  # the rest belongs to the event loop
     assert isinstance(spec, wire.AgentSpec)

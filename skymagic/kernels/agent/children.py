@@ -66,6 +66,7 @@ class Controller:
             f"--ip={address}",
             "--IPController.enable_curve=True",
         ]
+        # a separate process group, so that its heartbeat can be killed with it
         self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, process_group=0
         )

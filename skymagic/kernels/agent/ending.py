@@ -97,10 +97,12 @@ class SignalledEnd:
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         earlier, self._number = self._number, number
+        # a second signal, or no hook to wait for: exit at once
         if earlier or not self._hooks():
             sys.exit(SIGNALLED + number)
 
     def _begin(self) -> None:
+        # SIGURG is Slurm's advance warning; the numbers of all signals arrive in the pipe
         if WARNING in os.read(self._woken, 4096) and self._found is not None:
             self._found(Notice("Slurm ends the job at its time limit", time.time() + self._lead))
         if not self._number or self.due is not None:
@@ -250,6 +252,7 @@ class Metadata:
 
         Raises OSError or http.client.HTTPException if the service does not answer.
         """
+        # the second attempt gets a new token, if the first one had expired
         for _ in range(2):
             if not self._token:
                 header = {"X-aws-ec2-metadata-token-ttl-seconds": str(TOKEN_SECONDS)}

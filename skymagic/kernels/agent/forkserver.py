@@ -48,6 +48,7 @@ def send_spec(channel: socket.socket, spec: RankSpec, fds: Sequence[int]) -> Non
 
 
 def _receive_spec(channel: socket.socket) -> tuple[RankSpec, list[int]] | None:
+    # the descriptors arrive with the first 8 bytes, the length of the message
     head, fds, _, _ = socket.recv_fds(channel, 8, 8)
     if not head:
         return None
@@ -308,6 +309,7 @@ class Orphans:
         self._ended = time.monotonic()
         if not SUPPORTED:
             with contextlib.suppress(OSError):
+                # without a subreaper, its process group is all that can be found
                 os.killpg(pid, signal.SIGKILL)
         return True
 

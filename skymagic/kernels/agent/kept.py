@@ -43,6 +43,7 @@ class KeptOutput:
             if content["kind"] == "stream"
             else len(json.dumps(content, default=str))
         )
+        # once a content did not fit, all later ones belong to the end
         if not self._last and nbytes <= self._room:
             self._first.append(content)
             self._room -= nbytes

@@ -252,6 +252,7 @@ class RankLog:
             while view:
                 view = view[self._file.write(view) :]
             self._fails = False
+            # check the size only once per sixteenth of the limit
             if self._limit is not None and self._unlooked > self._limit // 16:
                 self.trim()
         except OSError as problem:  # a full disk must not stop the run

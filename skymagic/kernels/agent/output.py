@@ -243,6 +243,7 @@ class OutputFilter:
         self.flush(now)  # belongs to the previous request, whose parent is replaced two lines below
         self.log.begin(message.run, message.cell)
         self.screen.begin(message)
+        # without a bucket, the rank's text goes to the log only
         self._bucket = TokenBucket(message.limit, now) if message.visible else None
 
     def publish(self, message: Publish, now: float) -> None:
@@ -375,6 +376,7 @@ class Iopub:
             key=engine["key"].encode(), signature_scheme=scheme, packer=packer, unpacker=unpacker
         )
         socket = zmq.Context().socket(zmq.XPUB)
+        # no high water mark, so that nothing is dropped
         socket.sndhwm = 0
         socket.linger = 2000  # milliseconds for the last output of ranks when the agent ends
         socket.curve_publickey, socket.curve_secretkey = zmq.curve_keypair()

@@ -214,6 +214,7 @@ class Ranks:
         self._loop.watch(control, self._guarded(rank, lambda: self._on_control(rank)))
         for pipe in output.pipes:
             self._loop.watch(pipe.fd, self._guarded(rank, partial(self._on_output, rank, pipe)))
+        # values that were put before this rank started
         for put in self.values.values():
             rank.send(put)
 
@@ -290,6 +291,7 @@ class Ranks:
                 rank.output.begin(message, now)
             case wire.Publish():
                 rank.output.publish(message, now)
+                # the rank waits for this acknowledgment
                 rank.send(wire.Published())
             case wire.Reported():
                 rank.output.screen.report(message)
@@ -306,6 +308,8 @@ class Ranks:
                 if rank.pid is not None:
                     self._send(message)
                 if self._iopub is not None and all(rank.ready for rank in self.running.values()):
+                    # open it early: its imports take a tenth of a second, and ranks should not have
+                    # to wait
                     self._iopub.open()
             case wire.HookSet():
                 rank.hook = 0 if message.there else None
@@ -345,6 +349,7 @@ class Ranks:
             return
         rank.output.end(time.monotonic())
         self._lifetime.end(rank.number, time.monotonic())
+        # the kernel's counters tell an out-of-memory kill from any other SIGKILL
         before, self._oom_kills = self._oom_kills, oom_kills()
         oom = status == -signal.SIGKILL and not rank.expected and self._oom_kills > before
         exited = wire.RankExited(

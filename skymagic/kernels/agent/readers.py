@@ -89,6 +89,7 @@ class RankRequests:
             return
         path = Path(f"{self._ranks.logs.path(number)}.stack")
         before = path.stat().st_size if path.exists() else 0
+        # without its handler the signal would kill the rank
         if stacks.catches(rank.pid):
             rank.signal(stacks.SIGNAL)
 
@@ -259,6 +260,7 @@ class NodeReaders:
 
     def _serve(self, reader: NodeReader, message: wire.AgentMessage) -> None:
         if isinstance(message, wire.ReadLog):
+            # own, negative numbers keep the requests of several readers apart
             question = replace(message, number=self._question(reader, message.number))
             self._ranks.logs.read(question, reader.number)
 

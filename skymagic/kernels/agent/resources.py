@@ -117,11 +117,13 @@ class HeldGpus:
                 continue
             sockets = self._sockets[uuid] = [socket.socket(socket.AF_UNIX) for _ in range(2)]
             try:
+                # binding this name fails if another pool holds the GPU
                 sockets[0].bind(f"\0{HOLD}{uuid}")
             except OSError as problem:
                 raise PoolError(
                     f"another pool has taken {uuid} just now: start this one again"
                 ) from problem
+            # this name shows the owner in /proc/net/unix
             sockets[1].bind(f"\0{HOLD}{uuid}/{self._label}")
 
     def close(self) -> None:

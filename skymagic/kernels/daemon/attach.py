@@ -76,6 +76,7 @@ def _attach(name: str, command: list[str], request: HandshakeRequest) -> socket.
         # the job may end before its daemon has started
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
         try:
+            # simultaneous connections must not start two daemons
             with directory.locked():
                 return directory.connect() or _start(directory, command, request.secret)
         finally:

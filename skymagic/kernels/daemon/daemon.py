@@ -170,6 +170,7 @@ class Daemon:
 
     def _start(self, command: Sequence[str]) -> None:
         woken = signal_pipe()
+        # empty handlers: the signals wake the loop through the pipe
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.signal(signal.SIGTERM, lambda *_: None)
         # meant for ranks' hooks, but Slurm sends them to all processes of a job
@@ -337,6 +338,7 @@ class Daemon:
             if data := os.read(self.output, READ_SIZE):
                 self.mid_line = not data.endswith(b"\n")
                 if self.skipping:
+                    # skip the rest of a line whose beginning went to another notebook
                     _, end, data = data.partition(b"\n")
                     self.skipping = not end
                 if data:
@@ -363,6 +365,8 @@ class Daemon:
         The output may stay open in a process that the agent left behind.
         """
         before = -1
+        # read until nothing more arrives, not to the end of the stream: a process that the agent
+        # left behind may hold it open
         while self.output >= 0 and self.session.backlog != before:
             before = self.session.backlog
             self._on_output()

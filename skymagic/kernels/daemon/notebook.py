@@ -119,6 +119,7 @@ def _messages(folder: Path, *, follow: bool) -> Iterator[NotebookMessage]:
         if not (follow and running):
             yield state
             return
+        # the end of the input shows that the client is gone
         if select.select([0], [], [], POLL)[0] and not os.read(0, 1):
             return
 
@@ -155,6 +156,7 @@ def _stop(folder: Path) -> None:
     (folder / STOPPED).touch()
     with contextlib.suppress(OSError, ValueError):  # it has not started, or has ended
         process = (folder / NOTEBOOK_KERNEL).read_text()
+        # the number may belong to another process by now
         if identity(pid := int(process.split()[0])) == process:
             os.killpg(pid, signal.SIGKILL) if interrupted else os.kill(pid, signal.SIGINT)
 

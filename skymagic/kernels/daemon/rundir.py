@@ -123,7 +123,10 @@ def make(name: str) -> RunDirectory:
 
 
 def sweep(own_directory: RunDirectory, now: float) -> None:
-    """Remove neighboring folders of daemons that died a while ago, by a kill or with their machine."""
+    """Remove neighboring folders of daemons that died a while ago.
+
+    They were killed, or ended with their machine.
+    """
     parent, own = os.path.split(own_directory.path)
     prefix = own[: own.index("-", len("skymagic-daemon-")) + 1]
     for path in [entry.path for entry in os.scandir(parent) if entry.name.startswith(prefix)]:

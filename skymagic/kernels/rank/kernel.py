@@ -185,6 +185,7 @@ class RankKernel(IPythonParallelKernel):
     def release(self) -> int:
         """Release the main thread from a collective; called on the control thread."""
         self._context.freed = self.busy and not self._context.outside_groups
+        # a wait for a rendezvous value must end too
         self._context.control.cancel(self._context.freed)
         return self._context.hooks.release() if self._context.freed else 0
 

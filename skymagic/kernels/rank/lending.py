@@ -155,6 +155,7 @@ def _define(found: dict[str, Definition]) -> None:
             made(used_name)
         return space[name]
 
+    # PEP 562: called for names that the main module does not have yet
     space["__getattr__"] = made
 
 

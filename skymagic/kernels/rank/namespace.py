@@ -70,6 +70,7 @@ class Namespace:
         self.importer = RemoteImporter()
         self.held = HeldObjects()
         self.reads = CodeReads(variables)
+        # functions that are rebuilt from sent values count as code of this rank
         rebuild.here.function_made = self.reads.add
         self._known_reads: Sequence[str] = ()
         self._before = NameSnapshot()

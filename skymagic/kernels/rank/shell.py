@@ -226,6 +226,7 @@ class RankShell(ZMQInteractiveShell):
         if failed:
             return True
         try:
+            # CUDA reports the error of a kernel on a later call: it must be this cell's
             gpu.synchronize()
         except BaseException as problem:
             if (result := kwargs.get("result")) is not None:

@@ -139,6 +139,7 @@ def torchrun(cluster: InstanceInfo, text: str) -> dict[str, str]:
     resolve.
     """
     on_one_machine = cluster.head_addr.startswith("127.")
+    # torchrun would send other nodes a hostname that they may not be able to resolve
     defaults = {} if on_one_machine else {"PET_LOCAL_ADDR": cluster.peers[cluster.node].addr}
     if C10D_RENDEZVOUS.search(text) and STANDALONE not in text:
         defaults["PET_RDZV_CONF"] = f"is_host={int(cluster.is_head)}"
@@ -184,6 +185,7 @@ def hostfile(cluster: InstanceInfo, processes: int) -> str:
     """
     names = [peer.addr for peer in cluster.peers]
     if len(set(names)) < len(names):
+        # DeepSpeed refuses duplicate names
         names = [f"node{peer.node}" for peer in cluster.peers]
     return "".join(f"{name} slots={processes}\n" for name in names)
 

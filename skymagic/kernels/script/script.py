@@ -108,6 +108,7 @@ def run(asked: Mapping[str, Any]) -> dict[str, Any]:
             0, and of Stopped, raised when the
         run was interrupted.
     """
+    # a script does not use the rank's process groups: there is nothing to release
     current().outside_groups = True
     try:
         beside_log = os.path.dirname(current().log)
@@ -175,6 +176,7 @@ def _port(nodes: list[int]) -> int:
     """Return a free port of the script's head, which finds it and sends it to the other nodes."""
     run = runtime.run_number()
     if nodes[0] == current().info.node:
+        # the port of this rank's previous script
         rendezvous.delete(f"script {current().last_script_run}")
         current().last_script_run = run
         port = rendezvous.free_port(
@@ -263,6 +265,7 @@ class Command:
         processes in other groups; SIGKILL follows at the end of the period.
         """
         group = self._process.pid if self._process is not None else -1
+        # the command's own group first, which may pass the signal on
         self._signal(signal.SIGTERM, lambda member_of: member_of == group)
         if not self._gone_within(self._grace / 2):
             self._signal(signal.SIGTERM, lambda member_of: member_of != group)
@@ -285,6 +288,7 @@ class Command:
     def _gone_within(self, seconds: float) -> bool:
         """Return True if all of its processes end within the given time."""
         deadline, looks = time.monotonic() + seconds, 0
+        # two looks in a row must find nothing, because a process that is calling exec is invisible
         while looks < 2:
             looks = 0 if self._others() else looks + 1
             if not looks and time.monotonic() > deadline:

@@ -90,6 +90,7 @@ class IncomingValue:
         self._on_progress = on_progress
         self._lock = threading.Lock()
         self._open = True
+        # a value that does not fit into the store goes to the overflow folder on disk
         first = folder.directory if nbytes <= folder.room() else folder.overflow_folder()
         self._partial = Partial(first, folder.overflow_folder, _PREFIX)
 

@@ -123,6 +123,7 @@ class FileReader:
             offset += len(data)
             count += 1
             busy = busy or self._sender.busy
+            # the first pieces only fill buffers, so they cannot show that a connection is fast
             self._slow = busy or (self._slow and count < _FAST_AFTER_PIECES)
             sent = deflated(data) if self._slow else data
             check = xxhash.xxh3_64_hexdigest(data)
@@ -134,6 +135,7 @@ class FileReader:
 
 def deflated(data: bytes) -> bytes:
     """Return the bytes deflated, or the same object if that is not worthwhile."""
+    # an eighth of the data shows whether compressing all of it is worthwhile
     sample = data[: len(data) // 8]
     if len(zlib.compress(sample, 1)) > _WORTHWHILE_RATIO * len(sample):
         return data

@@ -52,6 +52,7 @@ class PeerConnection:
         self._stream = sock.makefile("rb")
         self._piece = memoryview(bytearray(PIECE_BYTES))
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        # detects that the peer's machine has lost its power
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         for name, seconds in KEEPALIVE.items():
             if hasattr(socket, name):
@@ -291,6 +292,7 @@ class Follower:
                 last_progress = time.monotonic()
             if isinstance(piece, ValuePiece) and piece.key:
                 return piece.key
+            # heartbeats only: the peer may be waiting for a value from this node
             if time.monotonic() - last_progress > 2 * HEARTBEAT_INTERVAL and self._yield(order):
                 return None
 

@@ -57,6 +57,7 @@ class ValueServer:
 
     def __init__(self, directory: Path, sender: Sender, settings: Settings) -> None:
         self._folder = StoreFolder(directory, settings.share)
+        # incomplete files of a server that was killed
         self._folder.remove_partials()
         self._sender = sender
         self._lock = threading.Lock()
@@ -149,6 +150,7 @@ class ValueServer:
         with self._lock:
             self._incoming.pop(name, None)
             if incoming.final != name:
+                # followers still ask for it by its first name
                 self._renamed[name] = renamed(name, key)
         self._wake_followers()
         path = self._folder.find(renamed(name, key))
@@ -315,6 +317,7 @@ def main(directory: str) -> None:
     os.dup2(2, 1)
     os.write(out, b"\n")  # ends the output of a login shell
     end = threading.Event()
+    # the server ends when the notebook no longer reads
     sender = Sender(out, lambda: os.kill(os.getpid(), signal.SIGTERM))
     inbox = messages(0, woken)
     settings = next(inbox, None)
