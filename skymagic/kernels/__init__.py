@@ -1,4 +1,4 @@
-"""Processes on the nodes: launchers and keepers of ranks, the ranks, and transfer servers.
+"""Processes on the nodes: daemons, agents, ranks, and the servers that carry values and files.
 
 An arrow is a fork or an exec; the text next to it describes the communication afterwards:
 
