@@ -1,20 +1,20 @@
-"""Where machines come from: a small protocol, and a table of names that are loaded on use.
+"""Providers: a small protocol for getting machines, and a table of implementations loaded on use.
 
-provider  the seam: plan, acquire, release
-choice    a provider as Python code names it, and by its name; entry points add third parties' own
+provider  the protocol: plan, acquire, release
+choice    selects a provider by class or by name; entry points add third-party providers
 local     ranks on this machine, which may outlive their notebook
-head      the machines of a pool as they are reached from its head
-ssh       machines of your own
-passing   one environment for several hosts of a kind: the first makes it, and it goes on from host to host
-found     the user's pools on such machines, asked by one script, found and ended without knowing of them
-cluster   what Slurm, Ray and Kubernetes share: nodes given together, reached by a channel, kept by a holder, and given back
-channel_key  the key by which notebook and nodes know each other in a scheduler's channel
+head      reach the machines of a pool from its head
+ssh       your own machines
+passing   copy one environment to several similar hosts: the first builds it, then hosts pass it along
+found     discover and stop the user's pools on such machines with one script, without a local record
+cluster   shared by Slurm, Ray and Kubernetes: nodes allocated together, channels, holders, release
+channel_key  the key that authenticates notebook and nodes in a scheduler's channel
 slurm     nodes of a Slurm cluster
-slurm_jobs  what is asked of Slurm: scripts, jobs and their ends in words
+slurm_jobs  requests to Slurm: scripts, jobs, and explanations of how jobs ended
 kubernetes  pods of a Kubernetes cluster
-kubernetes_api  what is asked of its API server: objects, exec as a channel, waits and ends in words
+kubernetes_api  requests to the API server: objects, exec as a channel, waits, explanations
 ray       nodes of a Ray cluster
-ray_driver  the process that is connected to Ray, and the actors on the nodes
+ray_driver  the process connected to Ray, and the actors on the nodes
 aws/      machines rented from EC2
 """
 

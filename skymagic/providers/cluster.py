@@ -1,8 +1,10 @@
-"""The seam of clusters: nodes that a scheduler gives to a pool together, each reached by a channel and used as a host of SSH is.
+"""Base of the cluster providers: nodes that a scheduler allocates to a pool together.
 
-A provider says what the request asks for, asks its scheduler for the nodes, waits with a reason, and gives them back; all else is here::
+Each node is reached through a channel and then used like an SSH host. A provider translates the
+request, asks its scheduler for nodes, waits while showing the reason, and releases the nodes.
+Everything else is here::
 
-    plan ──▶ ClusterSurvey ──acquire──▶ ClusterNode …, one for each node ──taken──▶ HostMachine, set up ──▶ Node
+    plan ──▶ ClusterSurvey ──acquire──▶ ClusterNode (one per node) ──taken──▶ HostMachine ──▶ Node
                   └──close──▶ give_back, then all connections
 """
 
@@ -40,18 +42,19 @@ from skymagic.wire.codec import Transport
 from skymagic.wire.threads import start_all
 
 BULK: tuple[str, ...] = (processes.VALUES, processes.FILES)
-"""Modules that values and files go to."""
+"""Modules that values and files are sent to."""
 DOOR_SECONDS = 3.0
-"""For which a node may take to answer at its own address, before its channel is used instead."""
+"""Time a node has to answer at its own address before its channel is used instead."""
 
 
 @dataclass(frozen=True)
 class ClusterAccess(HostAccess):
-    """What leads another notebook of this user to a node of a cluster.
+    """Everything another notebook of the same user needs to reach a cluster node.
 
     Attributes:
-        where: what its provider must know besides: Slurm's number of the job, a pod's namespace, …
-        channel_key: by which notebook and node know each other in the scheduler's channel; "" where that is encrypted itself.
+        where: provider-specific location: the Slurm job number, the pod's namespace, …
+        channel_key: key that authenticates notebook and node in the scheduler's channel; "" if the
+            channel is already encrypted.
     """
 
     where: tuple[str, ...] = ()
@@ -59,16 +62,17 @@ class ClusterAccess(HostAccess):
 
     @property
     def job_id(self) -> str:
-        """The pool's."""
+        """Job ID of the pool."""
         return self.daemon.rpartition("-")[0]
 
 
 @dataclass(frozen=True)
 class ClusterNode(ABC):
-    """A node that a scheduler has given: where it is, for connections and for what the scheduler says of it.
+    """A node allocated by a scheduler: how to connect to it, and how to ask what became of it.
 
     Attributes:
-        name: as users know it. job_id: the pool's.
+        name: node name as users know it.
+        job_id: job ID of the pool.
     """
 
     name: str
@@ -77,33 +81,46 @@ class ClusterNode(ABC):
     @property
     @abstractmethod
     def where(self) -> tuple[str, ...]:
-        """As of `ClusterAccess`."""
+        """Provider-specific location, see `ClusterAccess`."""
 
     @property
     def channel_key(self) -> str:
-        """As of `ClusterAccess`."""
+        """Key of the node's channel, see `ClusterAccess`."""
         return ""
 
     @abstractmethod
     def connection(self) -> ChannelConnection:
-        """Shells below the node's holder; the scheduler is not asked."""
+        """Return a connection that starts shells below the node's holder.
+
+        Does not ask the scheduler.
+        """
 
     def address(self) -> str:
-        """Where it may be reached from here, past its channel; "" where that is not tried. Raises OSError where it has none."""
+        """Return the node's address for direct connections that bypass its channel.
+
+        Returns "" if direct connections are not attempted. Raises OSError if the node has no
+        address.
+        """
         return ""
 
     @abstractmethod
     def fate(self) -> str:
-        """Why the node is gone, as the scheduler says; "" where it is not, or nobody says."""
+        """Return the scheduler's reason why the node is gone, or "" if it is present or unknown."""
 
     def reconnected(self) -> ChannelConnection:
-        """One more connection, unless the scheduler says that the node is gone. Raises HostGone."""
+        """Open another connection. Raises HostGone if the scheduler reports the node as gone."""
         if reason := self.fate():
             raise HostGone(self.name, reason)
         return self.connection()
 
     def node(self, machine: HostMachine, index: int, daemon: str) -> Node:
-        """The node as a pool sees it; `daemon` is the name of what keeps its agent there."""
+        """Return the `Node` that a pool uses.
+
+        Args:
+            machine: the node, inspected and set up.
+            index: index of the node in the pool.
+            daemon: name of the daemon that keeps the agent running on the node.
+        """
         node = machine.node(index, daemon)
         door = NodeDoor(self.address, head.NodeAccess(daemon, "", self.name), machine, node.run)
         access = ClusterAccess(**vars(node.access), where=self.where, channel_key=self.channel_key)
@@ -112,10 +129,11 @@ class ClusterNode(ABC):
         )
 
     def inspected(self, requirements: Requirements, patience: float) -> HostMachine:
-        """The node over its first connection, which is closed where it cannot be inspected.
+        """Inspect the node over a first connection, which is closed if the inspection fails.
 
         Args:
-            patience: seconds for which a node that was just given may refuse.
+            patience: seconds to tolerate refused connections, as a freshly allocated node may
+                refuse them.
         """
         connection, deadline = self.connection(), time.monotonic() + patience
         while True:
@@ -127,10 +145,10 @@ class ClusterNode(ABC):
                 connection.close()
                 raise
             except HostError as problem:
-                words = self.fate()
-                if words or time.monotonic() > deadline:
+                reason = self.fate()
+                if reason or time.monotonic() > deadline:
                     connection.close()
-                    raise HostError(self.name, words) if words else problem from None
+                    raise HostError(self.name, reason) if reason else problem from None
                 time.sleep(1.0)
             except BaseException:
                 connection.close()
@@ -138,12 +156,17 @@ class ClusterNode(ABC):
 
 
 class NodeDoor:
-    """Processes on a node, past its channel where the node's own address leads there: by TLS to a relay that the channel has started.
+    """Starts processes on a node directly, bypassing its channel where possible.
 
-    A channel through a scheduler is slow: srun and Ray's actors carry 20 and 40 MB/s, and srun holds small messages back for 40 ms.
+    Direct connections need the node's own address to be reachable. They use TLS to a relay that was
+    started through the channel. A scheduler's channel is slow: srun and Ray's actors carry 20 and
+    40 MB/s, and srun delays small messages by 40 ms.
 
     Args:
-        address: as of `ClusterNode.address`. access: names the node and its daemon. machine: the node. run: starts a process there by its channel.
+        address: see `ClusterNode.address`.
+        access: names the node and its daemon.
+        machine: the node.
+        run: starts a process on the node through its channel.
     """
 
     def __init__(
@@ -155,18 +178,23 @@ class NodeDoor:
     ) -> None:
         self._address, self._access, self._machine, self._run = address, access, machine, run
         self._shut = False
-        """Whether it was tried, and leads nowhere."""
+        """True once the direct route has been tried and found unreachable."""
         self._lock = threading.Lock()
 
     def start_agent(self, state: Callable[[str], None]) -> Transport:
-        """A new agent, and the tunnel to it: by the channel until its daemon is there, with which a relay can live, and then by that."""
+        """Start a new agent and return the tunnel to it.
+
+        The tunnel uses the channel until the agent's daemon runs, because a relay can only live
+        with a
+        daemon, and moves to the relay after that.
+        """
         tunnel, daemon = self._machine.tunnel, self._access.daemon
-        there = threading.Event()
+        daemon_started = threading.Event()
         if tunnel.takes_over:
-            there.set()
+            daemon_started.set()
 
         def connect() -> Transport:
-            direct = self._direct(processes.ATTACH, daemon) if there.is_set() else None
+            direct = self._direct(processes.ATTACH, daemon) if daemon_started.is_set() else None
             return direct or self._machine.attached(daemon)
 
         def move() -> None:
@@ -175,19 +203,22 @@ class NodeDoor:
 
         def changed(now: str) -> None:
             state(now)
-            if now == "connected" and not there.is_set():
-                there.set()
+            if now == "connected" and not daemon_started.is_set():
+                daemon_started.set()
                 start_all([move], name="skymagic-door")
 
         return tunnel.open(connect, changed)
 
     def run(self, module: str, *args: str) -> Transport:
-        """A process of this module."""
+        """Start a process that runs this module."""
         direct = self._direct(module, *args) if module in BULK else None
         return direct or self._run(module, *args)
 
     def _direct(self, *words: str) -> Transport | None:
-        """None where the node does not answer there; the relay may have ended, and another one is started once."""
+        """Return a direct connection, or None if the node does not answer at its address.
+
+        The relay may have ended; another one is started once.
+        """
         with self._lock:
             for _ in range(2):
                 with contextlib.suppress(OSError):
@@ -202,7 +233,10 @@ class NodeDoor:
             return bool(self._access.port) or self._opens()
 
     def _opens(self) -> bool:
-        """Start a relay there; whether it listens. One that cannot be reached is not tried again."""
+        """Start a relay on the node. Returns True if it listens.
+
+        An unreachable relay is not tried again.
+        """
         if self._shut:
             return False
         try:
@@ -222,56 +256,68 @@ class NodeDoor:
 
 @dataclass
 class Gang:
-    """The nodes of a pool, as far as there are any."""
+    """Nodes of a pool, as far as they have been allocated."""
 
     job_id: str = ""
-    """The pool's, by which its scheduler knows it; "" before it is asked for, and once all is given back."""
+    """Job ID under which the scheduler knows the pool; "" before the request and after the release.
+    """
     number: str = ""
-    """The scheduler's own name of it, where that has one."""
+    """The scheduler's own identifier of the allocation, if it has one."""
     asked: Future[Any] | None = None
-    """The order, from when it is on its way."""
+    """The request to the scheduler, from the moment it is sent."""
     key: ChannelKey | None = None
-    """Of its channels, where they go through a scheduler that does not encrypt them."""
+    """Key of the pool's channels, if they pass through a scheduler that does not encrypt them."""
     machines: list[HostMachine] = field(default_factory=list)
     plan: Plan | None = None
     ready: bool = False
     closing: threading.Lock = field(default_factory=threading.Lock)
 
     def ask(self, order: Callable[[], Any]) -> Any:
-        """Have a thread ask the scheduler: an interrupt ends the wait for its answer, and `close` knows what may come all the same."""
+        """Run a scheduler request on a thread and wait for its answer.
+
+        An interrupt ends the wait only. `close` still sees the request and releases what it
+        allocates.
+        """
         (self.asked,) = start_all([order], name="skymagic-order")
         return self.asked.result()
 
 
 @dataclass(frozen=True)
 class ClusterSurvey(Survey):
-    """What is asked for; owns what the scheduler gives."""
+    """A resource request; owns the nodes that the scheduler allocates for it."""
 
     requirements: Requirements
     gang: Gang = field(default_factory=Gang, kw_only=True)
 
     def give_back(self) -> str:
-        """End what the scheduler has given: what that was, in words; "" where there is nothing. Twice is safe.
+        """Release the scheduler's allocation. Twice is safe.
 
-        Called by `close` alone, once the order has been answered. Raises ProvisionError with why it goes on.
+        Called only by `close`, after the scheduler has answered the request.
+
+        Returns:
+            Description of what was released, or "" if there was nothing to release.
+
+        Raises:
+            ProvisionError: the allocation is still running; the message gives the reason.
         """
         raise NotImplementedError
 
     def leave(self) -> None:
-        """Close what leads to the scheduler; twice is safe."""
+        """Close the connection to the scheduler. Twice is safe."""
 
     def outcome(self) -> Plan:
-        """The plan with what the nodes have, and when they are taken back."""
+        """Return the plan with the nodes' actual hardware and the end of their allocation."""
         return self.gang.plan or self.plan
 
     def ready(self) -> None:
-        """All ranks are up."""
+        """Record that all ranks are up."""
         self.gang.ready = True
 
     def close(self) -> None:
-        """Give the nodes back, and close all connections; twice is safe.
+        """Release the nodes and close all connections. Twice is safe.
 
-        An interrupt ends the wait for it, and nothing else: nodes are never left because somebody was impatient.
+        An interrupt ends only the wait. The release continues, so an impatient user never leaks
+        nodes.
         """
         start_all([self._end], name="skymagic-cluster-end", daemon=False)[0].result()
 
@@ -300,12 +346,15 @@ class ClusterSurvey(Survey):
         patience: float = 0.0,
         **known: Any,
     ) -> list[Node]:
-        """The nodes that were given, once they are connected to, inspected and set up, side by side.
+        """Connect to the allocated nodes, inspect them and set them up, all in parallel.
 
         Args:
-            told: who has given them, before their names. patience: as of `ClusterNode.inspected`. known: fields of the plan beside what they have.
+            places: the allocated nodes.
+            told: start of the progress line, before the node names: who allocated them.
+            patience: see `ClusterNode.inspected`.
+            known: fields of the plan that do not come from the inspection.
         """
-        gang, names = self.gang, [place.name for place in places]
+        gang, names = self.gang, [node.name for node in places]
         say(StartStep(f"{told} {', '.join(names)} …", "connecting", names))
         before = gang.machines[:]
         gang.machines[:] = side_by_side(
@@ -314,7 +363,8 @@ class ClusterSurvey(Survey):
         side_by_side(HostMachine.close, before)
         if gang.key is not None and (unverified := sorted(gang.key.unverified)):
             print_note(
-                f"[{', '.join(unverified)}: trusted on first use, for no home folder is shared to prove the channel's key by: SECURITY.md]"
+                f"[{', '.join(unverified)}: trusted on first use, for no home folder is shared "
+                "to prove the channel's key by: SECURITY.md]"
             )
         gang.plan = replace(_measured(self.plan, gang.machines, self.requirements), **known)
         set_up(gang.machines, self.requirements, say)
@@ -323,68 +373,88 @@ class ClusterSurvey(Survey):
     def attached(
         self, places: Sequence[ClusterNode], accesses: Sequence[ClusterAccess]
     ) -> list[Node]:
-        """The nodes of a pool that another notebook of this user has made; nothing is connected to yet.
+        """Return the nodes of a pool that another notebook of this user created.
+
+        Connects to nothing yet.
 
         Raises:
-            CloudError: the scheduler says that all of them are gone.
+            CloudError: the scheduler reports that all of them are gone.
         """
-        if (words := places[0].fate()) and all(place.fate() for place in places[1:]):
+        if (reason := places[0].fate()) and all(node.fate() for node in places[1:]):
             self.leave()
-            raise CloudError("missing", "", words)
+            raise CloudError("missing", "", reason)
         gang = self.gang
         gang.job_id, gang.plan, gang.ready = places[0].job_id, self.plan, True
         gang.machines.extend(
             HostMachine(
-                place.name,
-                place.reconnected,
+                node.name,
+                node.reconnected,
                 None,
-                one.installation.facts,
-                one.secret,
-                one.installation,
+                access.installation.facts,
+                access.secret,
+                access.installation,
             )
-            for place, one in zip(places, accesses, strict=True)
+            for node, access in zip(places, accesses, strict=True)
         )
-        return self._nodes(places, [one.daemon for one in accesses])
+        return self._nodes(places, [access.daemon for access in accesses])
 
     def _nodes(self, places: Sequence[ClusterNode], daemons: Sequence[str]) -> list[Node]:
-        each = enumerate(zip(places, self.gang.machines, daemons, strict=True))
-        return [place.node(machine, index, daemon) for index, (place, machine, daemon) in each]
+        numbered = enumerate(zip(places, self.gang.machines, daemons, strict=True))
+        return [node.node(machine, index, daemon) for index, (node, machine, daemon) in numbered]
 
 
-# ------------------------------------------------------------------------------------ what is asked for
+# ------------------------------------------------------------------------------------ the request
 
 
 def cpus_of(request: PoolRequest) -> int:
-    """CPUs of each node: one for each rank, unless more are asked for."""
+    """Return the CPUs per node: one per rank, unless the request asks for more."""
     return max(int(request.cpus.amount) if request.cpus else 1, topology(request).procs_per_node)
 
 
 def counted(gpu: Accelerator | GpuChoice, who: str, whole: bool = True) -> None:
-    """Raises RequestError for GPUs that are named one by one, and, unless `whole`, for all of a node's: `who` chooses them."""
+    """Raise RequestError if the request selects individual GPUs, which the cluster chooses itself.
+
+    Unless `whole`, a request for all of a node's GPUs is refused too.
+
+    Args:
+        who: name of the scheduler, used in the message.
+    """
     if isinstance(gpu, GpuChoice) and (gpu.words or not (whole or gpu.count)):
         raise RequestError(
-            f"--gpu {gpu}: {who} chooses the GPUs: write how many, as in --gpu {len(gpu.words) or 8}"
+            f"--gpu {gpu}: {who} chooses the GPUs: "
+            f"write how many, as in --gpu {len(gpu.words) or 8}"
         )
 
 
 def _measured(plan: Plan, machines: Sequence[HostMachine], requirements: Requirements) -> Plan:
-    """A plan with the CPUs and GPUs that its nodes have. Raises RequestError where one has not what the cluster says."""
-    here = [
-        replace(one.facts.inventory(requirements.minor), hostname=one.name, machine=one.name)
-        for one in machines
+    """Return the plan with the CPUs and GPUs found on its nodes.
+
+    Raises RequestError if a node lacks what the cluster promised.
+    """
+    inventories = [
+        replace(
+            machine.facts.inventory(requirements.minor), hostname=machine.name, machine=machine.name
+        )
+        for machine in machines
     ]
-    made = plan_over(replace(plan.request, cpus=None, memory=None), here, plan.provider)
+    measured = plan_over(replace(plan.request, cpus=None, memory=None), inventories, plan.provider)
     return replace(
-        plan, hosts=made.hosts, cpus=made.cpus, memory_gb=made.memory_gb, devices=made.devices, topology=made.topology,
-        gpu_words=made.gpu_words,
-    )  # fmt: skip
+        plan,
+        hosts=measured.hosts,
+        cpus=measured.cpus,
+        memory_gb=measured.memory_gb,
+        devices=measured.devices,
+        topology=measured.topology,
+        gpu_words=measured.gpu_words,
+    )
 
 
 # ------------------------------------------------------------------------------------ the holder
 
 
 HOLDER_SECONDS = 3600
-"""For which a job waits for its first daemon: a notebook that was killed meanwhile leaves no job for longer."""
+"""Seconds a job waits for its first daemon. A notebook killed meanwhile leaves no job for longer.
+"""
 HOLDER = r"""umask 077
 find /tmp -maxdepth 1 -name 'skymagic-holder-*' -user "$(id -u)" -mtime +7 -exec rm -rf {} + 2>/dev/null
 sweep() { for run in /tmp "$HOME/.skymagic/run" "${TMPDIR:-/var/tmp}"; do [ -s "$run/$name/daemon.log" ] || rm -rf "$run/$name"; done; }
@@ -414,28 +484,32 @@ while [ -z "$ending" ] || [ "$running" -gt 0 ]; do
     esac
 done
 """
-"""What runs on each node: starts the daemons whose names come, and ends when the last of them has ended, or the job.
+"""Script on each node: starts the daemons named on its pipe, and ends after the last one, or with
+the job.
 
-Signals come to all processes of a job. The holder outlives them, for what it has started ends in its own time, and nothing of a step lives
-longer than its first process. A daemon that is killed before it heeds signals leaves its folder, which is removed then. Frameworks take
-SLURM_* for their own launcher's (Lightning #18650), so daemons have none of it.
+Signals reach all processes of a job. The holder outlives them, because the daemons it started end
+in their own time, and nothing in a step lives longer than the step's first process. A daemon that
+is killed before it handles signals leaves its folder behind; the holder removes it. Frameworks take
+SLURM_* for their own launcher's variables (Lightning #18650), so daemons get none of them.
 """
 
 
 def holder_folder(job_id: str, node: str) -> str:
     """Return the holder's folder on a node, which the channel's shell has as `SKYMAGIC_HOLDER`.
 
-    Where another user has taken that name, the holder's is this one with a plus sign and random letters (`kernels.fork.holder`).
+    If another user has taken that name, the holder appends a plus sign and random letters
+    (`kernels.fork.holder`).
     """
     return f"/tmp/skymagic-holder-{job_id}-{node}"
 
 
 def holder_script(folder: str, sealed_job: str = "") -> str:
-    """`HOLDER` with its folder, as sh writes it.
+    """Return `HOLDER` with its folder filled in, as an sh expression.
 
     Args:
-        sealed_job: the pool's job id, where the holder says whether it sees the pool's channel key.
+        sealed_job: job ID of the pool, if the holder reports whether it sees the pool's channel
+            key.
     """
-    seen = MARK_SEEN.replace("@JOB@", sealed_job) if sealed_job else ""
+    mark_seen = MARK_SEEN.replace("@JOB@", sealed_job) if sealed_job else ""
     text = HOLDER.replace("@DIR@", folder).replace("@SECONDS@", str(HOLDER_SECONDS))
-    return text.replace("@SEEN@", seen)
+    return text.replace("@SEEN@", mark_seen)

@@ -1,11 +1,12 @@
-"""The API server of a cluster, as a pool needs it: what is asked of it, exec as a channel, and why pods wait or have ended, in words.
+"""The API server of a Kubernetes cluster: requests, exec as a channel, and explanations.
 
-A pool is one Indexed Job and a headless Service that goes with it. Each pod runs a *holder*, as Slurm's nodes do; all else comes by exec::
+A pool is one Indexed Job and a headless Service that belongs to it. Each pod runs a *holder*, as on
+Slurm's nodes; everything else goes through exec::
 
     Job ──▶ pod, whose first process runs the holder ──▶ daemon ──▶ agent ──▶ ranks
-    GET pods/NAME/exec, a WebSocket (v5.channel.k8s.io): /bin/sh …      a channel: scripts, processes, and the way to the daemon
+    GET pods/NAME/exec, a WebSocket (v5.channel.k8s.io): /bin/sh …      a channel: scripts, daemon
 
-Only this module imports the official client, and only when it is used.
+Only this module imports the official client, and only on use.
 """
 
 from __future__ import annotations
@@ -36,16 +37,20 @@ from skymagic.wire.threads import start_all
 
 Json = dict[str, Any]
 SECONDS = (10.0, 60.0)
-"""For which a connection, and an answer, may take."""
+"""Timeouts in seconds for connecting and for an answer."""
 PING_SECONDS = 20.0
-"""Between two pings: load balancers cut connections that say nothing for five minutes, some for one."""
+"""Seconds between pings.
+
+Load balancers cut connections that are silent for five minutes, some after one minute.
+"""
 PIECE = 1 << 16
 OLDEST = (1, 30)
-"""The first version whose exec can end a shell's input and go on with its output (v5.channel.k8s.io)."""
+"""First version whose exec can close a shell's input and still read its output (v5.channel.k8s.io).
+"""
 STDIN, STDOUT, STDERR, STATUS, CLOSE = 0, 1, 2, 3, 255
 """Channels of exec: the first byte of each message."""
 JOB, USER, MANAGED = "skymagic/job", "skymagic/user", "app.kubernetes.io/managed-by"
-"""Labels of all that a pool has."""
+"""Labels on all of a pool's objects."""
 ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 RIGHTS = (
     ("batch", "jobs", "", ("create", "get", "list", "delete")),
@@ -53,39 +58,47 @@ RIGHTS = (
     ("", "pods", "", ("get", "list", "watch")),
     ("", "pods", "exec", ("get", "create")),
 )
-"""(API group, resource, subresource, verbs) that a pool needs. Exec over a WebSocket is a GET; servers from 1.35 want `create` as well."""
+"""Permissions that a pool needs: (API group, resource, subresource, verbs).
+
+Exec over a WebSocket is a GET; servers from 1.35 require `create` as well.
+"""
 ROLE = "docs/how-to/kubernetes.md has a Role with all of them"
 
 
 @cache
 def official() -> Any:
-    """The official client. Raises ProvisionError with how to install it."""
+    """Return the official client. Raises ProvisionError that explains how to install it."""
     try:
         import kubernetes
         import kubernetes.stream.ws_client
         import kubernetes.watch
     except ImportError as problem:
         raise ProvisionError(
-            f"--provider kubernetes needs the package kubernetes ({problem}): pip install 'skymagic[kubernetes]'"
+            f"--provider kubernetes needs the package kubernetes ({problem}): "
+            "pip install 'skymagic[kubernetes]'"
         ) from None
     return kubernetes
 
 
 def _kubeconfigs() -> list[Path]:
     return [
-        Path(one).expanduser()
-        for one in os.environ.get("KUBECONFIG", "~/.kube/config").split(os.pathsep)
-        if one
+        Path(file).expanduser()
+        for file in os.environ.get("KUBECONFIG", "~/.kube/config").split(os.pathsep)
+        if file
     ]
 
 
 def configured_at() -> tuple[object, ...]:
-    """A value that changes when the kubeconfig does."""
-    return tuple((str(one), one.stat().st_mtime_ns) for one in _kubeconfigs() if one.exists())
+    """Return a value that changes whenever the kubeconfig does."""
+    return tuple((str(file), file.stat().st_mtime_ns) for file in _kubeconfigs() if file.exists())
 
 
 def _configured(context: str) -> tuple[Any, str, str]:
-    """The client's configuration, the context's name ("" in a pod), and its namespace. Raises RequestError."""
+    """Load the client's configuration. Raises RequestError.
+
+    Returns:
+        The configuration, the context's name ("" in a pod), and the context's namespace.
+    """
     kubernetes = official()
     from yaml import YAMLError
 
@@ -94,14 +107,16 @@ def _configured(context: str) -> tuple[Any, str, str]:
         config.load_incluster_config(client_configuration=configuration)
         return configuration, "", (ACCOUNT / "namespace").read_text().strip()
     try:
-        files = os.pathsep.join(
-            map(str, _kubeconfigs())
-        )  # the client has read KUBECONFIG when it was imported
+        # the client itself reads KUBECONFIG only on import
+        files = os.pathsep.join(map(str, _kubeconfigs()))
         contexts, active = config.list_kube_config_contexts(config_file=files)
-        found = {one["name"]: one["context"] for one in contexts}
+        contexts_by_name = {entry["name"]: entry["context"] for entry in contexts}
         name = context or active["name"]
-        if name not in found:
-            nearest = did_you_mean(name, found) or f"; available: {', '.join(found)}"
+        if name not in contexts_by_name:
+            nearest = (
+                did_you_mean(name, contexts_by_name)
+                or f"; available: {', '.join(contexts_by_name)}"
+            )
             raise RequestError(f"--context: the kubeconfig has no context {name!r}{nearest}")
         config.load_kube_config(config_file=files, context=name, client_configuration=configuration)
     except (config.ConfigException, OSError, YAMLError) as problem:
@@ -110,20 +125,23 @@ def _configured(context: str) -> tuple[Any, str, str]:
         ) from None
     if not configuration.verify_ssl:
         raise RequestError(
-            f"--context: {name} does not check the server's certificate (insecure-skip-tls-verify): "
-            "anybody between could read and change what a pool sends; give it the cluster's certificate-authority"
+            f"--context: {name} does not check the server's certificate "
+            "(insecure-skip-tls-verify): "
+            "anybody between could read and change what a pool sends; "
+            "give it the cluster's certificate-authority"
         )
     address = urlsplit(configuration.host)
     if address.scheme == "http" and not _is_loopback(address.hostname or ""):
         raise RequestError(
-            f"--context: {name} reaches its server at {configuration.host} without TLS: anybody between could read and change what "
+            f"--context: {name} reaches its server at {configuration.host} without TLS: "
+            "anybody between could read and change what "
             "a pool sends; give it the server's https:// address"
         )
-    return configuration, name, found[name].get("namespace") or "default"
+    return configuration, name, contexts_by_name[name].get("namespace") or "default"
 
 
 def _is_loopback(host: str) -> bool:
-    """Whether a server is on this machine, as `kubectl proxy` is."""
+    """Return True for a server on this machine, such as `kubectl proxy`."""
     if host == "localhost":
         return True
     try:
@@ -133,19 +151,20 @@ def _is_loopback(host: str) -> bool:
 
 
 class KubernetesCluster:
-    """One namespace of a cluster. Thread-safe; answers are the objects' own JSON.
+    """Client for one namespace of a cluster. Thread-safe. Returns objects as JSON.
 
     Args:
-        context: of the kubeconfig; "" for the current one, or, in a pod without a kubeconfig, its service account.
-        namespace: "" for the context's.
+        context: context of the kubeconfig; "" for the current one or, in a pod without a
+            kubeconfig, its service account.
+        namespace: namespace to use; "" for the context's.
 
     Raises:
-        RequestError: there is no such context, or none at all.
+        RequestError: the context does not exist, or no context is configured.
     """
 
     def __init__(self, context: str = "", namespace: str = "") -> None:
         self._configuration, self.context, usual = _configured(context)
-        self._configuration.retries = False  # urllib3 tells of each
+        self._configuration.retries = False  # urllib3 would print each retry
         self.namespace = namespace or usual
         client = official().client
         self.client = api = client.ApiClient(self._configuration)
@@ -154,10 +173,14 @@ class KubernetesCluster:
         self._version, self._reviews = client.VersionApi(api), client.AuthorizationV1Api(api)
 
     def _ask(self, call: Callable[..., Any], *args: Any, **options: Any) -> Json:
-        """What a call answers. Raises ProvisionError with why it is refused; a missing object is ``{}``."""
+        """Return the answer to a call, or ``{}`` for a missing object.
+
+        Raises ProvisionError with the reason if the server refuses the call.
+        """
         from urllib3.exceptions import HTTPError
 
-        repeated = not call.__name__.startswith("create")  # a connection that was idle may be gone
+        # an idle connection may have been closed, so everything but a creation is retried once
+        repeated = not call.__name__.startswith("create")
         while True:
             try:
                 answer = call(*args, **options, _preload_content=False, _request_timeout=SECONDS)
@@ -185,18 +208,24 @@ class KubernetesCluster:
         )
 
     def mistakes(self, attaching: bool) -> list[str]:
-        """Why no pool can be made here: an old server, and all rights that are missing, each named."""
-        told = self._ask(self._version.get_code)
+        """Return why no pool can be created here.
+
+        Reports a server that is too old, or each missing permission.
+        """
+        server_version = self._ask(self._version.get_code)
         number = tuple(
-            int(re.sub(r"\D.*", "", told.get(part, "")) or 0) for part in ("major", "minor")
+            int(re.sub(r"\D.*", "", server_version.get(part, "")) or 0)
+            for part in ("major", "minor")
         )
         if number < OLDEST:
             return [
-                f"{self.label} runs version {told.get('gitVersion')}: skymagic needs 1.30 or newer, whose exec has half-close"
+                f"{self.label} runs version {server_version.get('gitVersion')}: "
+                "skymagic needs 1.30 or newer, whose exec has half-close"
             ]
-        needed = [each for each in RIGHTS if not attaching or each[1] == "pods"]
+        needed = [right for right in RIGHTS if not attaching or right[1] == "pods"]
         missing = [
-            f"you may not {verb} {'/'.join(filter(None, (resource, sub)))} in namespace {self.namespace}"
+            f"you may not {verb} {'/'.join(filter(None, (resource, sub)))} "
+            f"in namespace {self.namespace}"
             for group, resource, sub, verbs in needed
             for verb in verbs
             if not self._allowed(group, resource, sub, verb)
@@ -204,7 +233,7 @@ class KubernetesCluster:
         return [*missing, ROLE] if missing else []
 
     def _allowed(self, group: str, resource: str, sub: str, verb: str) -> bool:
-        what = {
+        attributes = {
             "namespace": self.namespace,
             "group": group,
             "resource": resource,
@@ -214,34 +243,37 @@ class KubernetesCluster:
         body = {"apiVersion": "authorization.k8s.io/v1", "kind": "SelfSubjectAccessReview"}
         review = self._ask(
             self._reviews.create_self_subject_access_review,
-            {**body, "spec": {"resourceAttributes": what}},
+            {**body, "spec": {"resourceAttributes": attributes}},
         )
         return bool(review["status"]["allowed"])
 
     def create(self, job: Json) -> None:
-        """Make a job, and the Service that goes with it."""
-        # strict: else a misspelt field of a template is dropped without a word
-        made = self._ask(
+        """Create a job and the Service that belongs to it."""
+        # strict: otherwise a misspelt field of a template is dropped silently
+        created = self._ask(
             self._batch.create_namespaced_job, self.namespace, job, field_validation="Strict"
         )
         self._ask(
             self._core.create_namespaced_service,
             self.namespace,
-            service_of(job, made["metadata"]["uid"]),
+            service_of(job, created["metadata"]["uid"]),
         )
 
     def delete(self, job: str) -> None:
-        """Delete a job with its pods and its Service; one that is not there is deleted."""
+        """Delete a job with its pods and its Service.
+
+        A job that does not exist counts as deleted.
+        """
         self._ask(
             self._batch.delete_namespaced_job, job, self.namespace, propagation_policy="Background"
         )
 
     def job(self, name: str) -> Json:
-        """A job; {} where it is gone."""
+        """Return a job, or {} if it is gone."""
         return self._ask(self._batch.read_namespaced_job, name, self.namespace)
 
     def jobs(self) -> list[Json]:
-        """All jobs of pools here, of every user."""
+        """Return all pool jobs in the namespace, of every user."""
         labels = f"{MANAGED}=skymagic"
         return list(
             self._ask(self._batch.list_namespaced_job, self.namespace, label_selector=labels)[
@@ -250,23 +282,30 @@ class KubernetesCluster:
         )
 
     def pod(self, name: str) -> Json:
-        """A pod; {} where it is gone."""
+        """Return a pod, or {} if it is gone."""
         return self._ask(self._core.read_namespaced_pod, name, self.namespace)
 
     def pods(self, labels: str) -> tuple[list[Json], str]:
-        """The pods that have these labels, in the order of their index and name; and the version of the list."""
-        found = self._ask(self._core.list_namespaced_pod, self.namespace, label_selector=labels)
-        return sorted(found["items"], key=_place), found["metadata"]["resourceVersion"]
+        """Return the pods with these labels by index and name, and the version of the list."""
+        answer = self._ask(self._core.list_namespaced_pod, self.namespace, label_selector=labels)
+        return sorted(answer["items"], key=_place), answer["metadata"]["resourceVersion"]
 
     def changed(self, labels: str, version: str, seconds: int) -> None:
-        """Wait until one of these pods has changed since that list, for so many seconds at most; an interrupt is heard."""
+        """Wait until one of these pods changes after that list, or until the timeout.
+
+        Can be interrupted.
+        """
         kubernetes = official()
         watch = kubernetes.watch.Watch()
         try:
             for _ in watch.stream(
-                self._core.list_namespaced_pod, self.namespace, label_selector=labels, resource_version=version,
-                timeout_seconds=seconds, _request_timeout=seconds + SECONDS[0],
-            ):  # fmt: skip
+                self._core.list_namespaced_pod,
+                self.namespace,
+                label_selector=labels,
+                resource_version=version,
+                timeout_seconds=seconds,
+                _request_timeout=seconds + SECONDS[0],
+            ):
                 return
         except kubernetes.client.ApiException as problem:
             if problem.status != 410:  # the list is too old: the next one is not
@@ -277,9 +316,9 @@ class KubernetesCluster:
             watch.stop()
 
     def events(self, name: str) -> list[Json]:
-        """What was told of an object, the newest last; nothing where that may not be read."""
+        """Return the events of an object, the newest last; nothing if reading them is forbidden."""
         try:
-            found = self._ask(
+            answer = self._ask(
                 self._core.list_namespaced_event,
                 self.namespace,
                 field_selector=f"involvedObject.name={name}",
@@ -287,22 +326,32 @@ class KubernetesCluster:
         except ProvisionError:
             return []
         return sorted(
-            found.get("items", []),
+            answer.get("items", []),
             key=lambda one: str(one.get("lastTimestamp") or one.get("eventTime") or ""),
         )
 
     def exec(self, pod: str, container: str, command: Sequence[str]) -> Any:
-        """A WebSocket to a command that runs in a container. Raises HostError."""
+        """Open a WebSocket to a command that runs in a container. Raises HostError."""
         kubernetes = official()
-        # a client of its own: `stream` changes the one that it is given
+        # a separate client, because `stream` modifies the one it gets
         core = kubernetes.client.CoreV1Api(kubernetes.client.ApiClient(self._configuration))
         try:
             opened = kubernetes.stream.stream(
-                core.connect_get_namespaced_pod_exec, pod, self.namespace, command=list(command), container=container,
-                stdin=True, stdout=True, stderr=True, tty=False, _preload_content=False, binary=True,
-            )  # fmt: skip
+                core.connect_get_namespaced_pod_exec,
+                pod,
+                self.namespace,
+                command=list(command),
+                container=container,
+                stdin=True,
+                stdout=True,
+                stderr=True,
+                tty=False,
+                _preload_content=False,
+                binary=True,
+            )
         except (kubernetes.client.ApiException, AttributeError) as failed:
-            # client 36 decodes the body of each refusal, and that of a WebSocket has none: what it was about is behind that error
+            # client 36 decodes the body of each refusal, but a WebSocket's refusal has none:
+            # the original error is the context of the decoding error
             problem = (
                 failed if isinstance(failed, kubernetes.client.ApiException) else failed.__context__
             )
@@ -314,7 +363,8 @@ class KubernetesCluster:
             opened.close()
             raise HostError(
                 pod,
-                f"{self.label} speaks {opened.subprotocol}: something between it and here is older than 1.30",
+                f"{self.label} speaks {opened.subprotocol}: "
+                "something between it and here is older than 1.30",
             )
         return opened.sock
 
@@ -330,7 +380,7 @@ def _place(pod: Json) -> tuple[int, str]:
 
 
 class ExecChannel(SocketChannel):
-    """Exec as a channel: a thread for each way.
+    """Channel over exec, with a thread for each direction.
 
     Args:
         connect: opens the WebSocket to a command.
@@ -363,7 +413,7 @@ class ExecChannel(SocketChannel):
             self._out.close()
 
     def _write(self, out: socket.socket) -> None:
-        """Pass the shell's input on, to its end."""
+        """Forward the shell's input until it ends."""
         with contextlib.suppress(OSError):  # closed, here or there
             while data := self._theirs.recv(PIECE):
                 with self._sending:
@@ -372,14 +422,16 @@ class ExecChannel(SocketChannel):
                 out.sendall(_frame("BINARY", bytes([CLOSE, STDIN])))
 
     def _read(self, web: Any) -> None:
-        """Pass the shell's output and errors on, to its end; ping where nothing comes."""
+        """Forward the shell's output and errors until they end.
+
+        Pings while the connection is silent.
+        """
         import websocket
 
-        said, silent, channel = bytearray(), 0, STDOUT
+        status_message, silent, channel = bytearray(), 0, STDOUT
         try:
-            while (
-                silent < 3
-            ):  # else not even a pong came: the connection was cut, and nobody was told
+            # after three silent intervals not even a pong came: the connection was cut silently
+            while silent < 3:
                 try:
                     frame = web.recv_frame()
                     silent = 0
@@ -393,29 +445,30 @@ class ExecChannel(SocketChannel):
                     self._answer("PONG", frame.data)
                 elif frame.opcode != frame.OPCODE_PONG:
                     data = memoryview(frame.data)
-                    if (
-                        frame.opcode != frame.OPCODE_CONT and data
-                    ):  # what continues a message has no channel of its own
+                    # frames that continue a message have no channel byte
+                    if frame.opcode != frame.OPCODE_CONT and data:
                         channel, data = data[0], data[1:]
                     if channel == STATUS:
-                        said += data
+                        status_message += data
                     else:
                         (self._theirs if channel == STDOUT else self._their_errors).sendall(data)
         except (OSError, websocket.WebSocketException):
             pass  # lost, or nobody reads any more
-        self._status, words = exit_status(bytes(said))
+        self._status, message = exit_status(bytes(status_message))
         with contextlib.suppress(OSError):
-            self._their_errors.sendall(words.encode())
-        for each in filter(
-            None, (web.sock, self._theirs, self._their_errors)
-        ):  # a WebSocket that was lost has none
+            self._their_errors.sendall(message.encode())
+        # a lost WebSocket has no socket
+        for connection in filter(None, (web.sock, self._theirs, self._their_errors)):
             with contextlib.suppress(OSError):
-                each.shutdown(socket.SHUT_RDWR)
+                connection.shutdown(socket.SHUT_RDWR)
         web.shutdown()
         self.status_event.set()
 
     def _answer(self, kind: str, data: bytes) -> None:
-        """Unless something is sent just now, which says as much, and may wait for what is read here."""
+        """Send a frame unless something is being sent right now.
+
+        Data in flight proves as much, and sending it may depend on what is read here.
+        """
         if self._sending.acquire(blocking=False):
             try:
                 assert self._out is not None
@@ -430,7 +483,11 @@ def _frame(kind: str, data: bytes) -> bytes:
 
 
 def exit_status(said: bytes) -> tuple[int, str]:
-    """(exit status, words where there is none) of what exec's status channel says; -1 where it says nothing. Pure."""
+    """Parse the message on exec's status channel. Pure.
+
+    Returns:
+        The exit status and "", or -1 and the reason why the status is missing.
+    """
     try:
         status = json.loads(said)
     except ValueError:
@@ -438,7 +495,7 @@ def exit_status(said: bytes) -> tuple[int, str]:
     if status.get("status") == "Success":
         return 0, ""
     causes = (status.get("details") or {}).get("causes") or []
-    codes = [one.get("message", "") for one in causes if one.get("reason") == "ExitCode"]
+    codes = [cause.get("message", "") for cause in causes if cause.get("reason") == "ExitCode"]
     return (
         (int(codes[0]), "")
         if codes and codes[0].isdigit()
@@ -446,7 +503,7 @@ def exit_status(said: bytes) -> tuple[int, str]:
     )
 
 
-# ------------------------------------------------------------------------------------ what is made
+# ------------------------------------------------------------------------------------ objects
 
 
 HOME = r"""id=$(id -u); name=$(id -un 2>/dev/null) || name=$id; : "${USER:=$name}" "${LOGNAME:=$USER}"
@@ -454,7 +511,10 @@ case $HOME in ''|/) HOME=/none ;; esac
 [ -w "$HOME" ] || { HOME=/tmp/skymagic-home-$id; (umask 077; mkdir -p "$HOME"); }
 export HOME USER LOGNAME
 """
-"""Before each shell: an image that runs as a number without a name has neither a home that can be written nor a user's name."""
+"""Runs before each shell.
+
+An image with a numeric user has neither a writable home nor a user name.
+"""
 CONTAINER = r"""(
 @HOLDER@) & holder=$!
 depth() {
@@ -475,34 +535,39 @@ trap end HUP INT TERM
 while kill -0 $holder 2>/dev/null; do wait $holder; done
 wait $holder
 """
-"""The first process of a pod: passes the signal that ends the pod on to the holder and to its daemons' agents, which have the hooks of ranks run.
+"""First process of a pod. Forwards the signal that ends the pod.
 
-Holder, its subshell, daemon, agent: that is how deep they are below it. Ranks do not get it, for it would end them; nor what has come by exec,
-over which their last words go.
+The signal goes to the holder and to its daemons' agents, which run the ranks' hooks. The processes
+are told apart by their depth below this one: holder, its subshell, daemon, agent. Ranks do not get
+the signal, because it would kill them; nor do processes started through exec, because they carry
+the ranks' last output.
 """
 
 
 def object_name(job_id: str) -> str:
-    """The name of a pool's objects: a DNS label that begins with a letter, as a Service's must, with room for a pod's number."""
+    """Return the name of a pool's objects.
+
+    It is a DNS label that begins with a letter, as a Service's must, with room for a pod's number.
+    """
     head = re.sub(r"[^a-z0-9]+", "-", job_id[:-9].lower()).strip("-")[:40].strip("-")
     return f"{'' if head[:1].isalpha() else 'pool-'}{head}".strip("-") + job_id[-9:].lower()
 
 
 def user() -> str:
-    """Who makes pools here, as a label has it."""
+    """Return the local user's name in the form of a label."""
     return re.sub(r"[^A-Za-z0-9_.-]", "-", getpass.getuser()).strip("-_.")[:63]
 
 
 def job_words(job: Json) -> tuple[str, float | None]:
-    """How a job is, and when it ends at the latest in seconds since 1970."""
+    """Describe the state of a job, with its latest end in seconds since 1970."""
     if ended := _true(job, "Complete", "Failed", "Suspended"):
         return ended[0]["type"].lower(), None
     status = job.get("status", {})
     state = f"{count(status.get('active', 0), 'pod')} active, {status.get('ready', 0)} ready"
-    begun = status.get("startTime")
+    started = status.get("startTime")
     ends = (
-        datetime.fromisoformat(begun).timestamp() + job["spec"]["activeDeadlineSeconds"]
-        if begun
+        datetime.fromisoformat(started).timestamp() + job["spec"]["activeDeadlineSeconds"]
+        if started
         else None
     )
     return state, ends
@@ -511,23 +576,27 @@ def job_words(job: Json) -> tuple[str, float | None]:
 def job_manifest(
     job_id: str, nodes: int, seconds: int, resources: Json, image: str, template: Json
 ) -> Json:
-    """The Indexed Job of a pool; pure.
+    """Return the Indexed Job of a pool. Pure.
 
     Args:
-        seconds: after which the cluster ends it in any case.
-        resources: of each pod's container.
-        image: "" for the template's.
-        template: a pod template of the user's, which is kept but for what a pool needs; labels hold for the job too (Kueue reads them there).
+        seconds: lifetime after which the cluster ends the job in any case.
+        resources: resources of each pod's container.
+        image: image of the container; "" for the template's.
+        template: pod template of the user, changed only where a pool needs it. Its labels also
+            apply to the job, where Kueue reads them.
     """
     labels = {
         **(template.get("metadata", {}).get("labels") or {}),
-        MANAGED: "skymagic", JOB: job_id, USER: user(),
-    }  # fmt: skip
-    asked = template.get("spec", {})
-    first, *others = asked.get("containers") or [{}]
-    kept, mounts = first.get("resources") or {}, first.get("volumeMounts") or []
-    # 64 MB are usual, and break NCCL and data loaders; this counts as the container's memory. A template may have one of its own
-    shm = all(one.get("mountPath", "").rstrip("/") != "/dev/shm" for one in mounts)
+        MANAGED: "skymagic",
+        JOB: job_id,
+        USER: user(),
+    }
+    pod_spec = template.get("spec", {})
+    first, *other_containers = pod_spec.get("containers") or [{}]
+    existing, mounts = first.get("resources") or {}, first.get("volumeMounts") or []
+    # the default of 64 MB breaks NCCL and data loaders; this volume counts as the container's
+    # memory. A template may already have one
+    shm = all(mount.get("mountPath", "").rstrip("/") != "/dev/shm" for mount in mounts)
     own_mounts = [{"name": "skymagic-shm", "mountPath": "/dev/shm"}] * shm
     script = (
         "trap 'exit 143' HUP INT TERM\n"
@@ -535,23 +604,41 @@ def job_manifest(
         + CONTAINER.replace("@HOLDER@", holder_script(holder_folder(job_id, "pod")))
     )
     container = {
-        "name": "skymagic", **first, **({"image": image} if image else {}),
-        "command": ["/bin/sh", "-c", script.replace("$", "$$")],  # Kubernetes makes $ of each $$, and puts variables in: $(NAME)
-        "resources": {kind: {**(kept.get(kind) or {}), **resources.get(kind, {})} for kind in ("requests", "limits")},
+        "name": "skymagic",
+        **first,
+        **({"image": image} if image else {}),
+        # Kubernetes turns each $$ into $, and expands $(NAME)
+        "command": ["/bin/sh", "-c", script.replace("$", "$$")],
+        "resources": {
+            kind: {**(existing.get(kind) or {}), **resources.get(kind, {})}
+            for kind in ("requests", "limits")
+        },
         "volumeMounts": [*mounts, *own_mounts],
-    }  # fmt: skip
+    }
     container.pop("args", None)
     pod = {
-        "automountServiceAccountToken": False, "enableServiceLinks": False, **asked,
-        "restartPolicy": "Never", "subdomain": object_name(job_id), "containers": [container, *others],
-        "volumes": [*(asked.get("volumes") or []), *({"name": one["name"], "emptyDir": {"medium": "Memory"}} for one in own_mounts)],
-    }  # fmt: skip
+        "automountServiceAccountToken": False,
+        "enableServiceLinks": False,
+        **pod_spec,
+        "restartPolicy": "Never",
+        "subdomain": object_name(job_id),
+        "containers": [container, *other_containers],
+        "volumes": [
+            *(pod_spec.get("volumes") or []),
+            *({"name": mount["name"], "emptyDir": {"medium": "Memory"}} for mount in own_mounts),
+        ],
+    }
     spec = {
-        "completions": nodes, "parallelism": nodes, "completionMode": "Indexed", "activeDeadlineSeconds": seconds,
-        # a pod that is lost takes its own ranks alone, and none comes in its place that nobody uses
-        "backoffLimitPerIndex": 0, "podReplacementPolicy": "Failed", "ttlSecondsAfterFinished": 600,
+        "completions": nodes,
+        "parallelism": nodes,
+        "completionMode": "Indexed",
+        "activeDeadlineSeconds": seconds,
+        # a lost pod takes only its own ranks with it, and is not replaced by a pod that nobody uses
+        "backoffLimitPerIndex": 0,
+        "podReplacementPolicy": "Failed",
+        "ttlSecondsAfterFinished": 600,
         "template": {"metadata": {**template.get("metadata", {}), "labels": labels}, "spec": pod},
-    }  # fmt: skip
+    }
     return {
         "apiVersion": "batch/v1",
         "kind": "Job",
@@ -561,7 +648,10 @@ def job_manifest(
 
 
 def service_of(job: Json, uid: str) -> Json:
-    """The headless Service that names a job's pods for each other; it goes with the job, which has this uid. Pure."""
+    """Return the headless Service that lets a job's pods resolve each other. Pure.
+
+    It is owned by the job with this uid, and deleted with it.
+    """
     owner = {"apiVersion": "batch/v1", "kind": "Job", "name": job["metadata"]["name"], "uid": uid}
     metadata = {**job["metadata"], "ownerReferences": [owner]}
     spec = {
@@ -572,26 +662,32 @@ def service_of(job: Json, uid: str) -> Json:
     return {"apiVersion": "v1", "kind": "Service", "metadata": metadata, "spec": spec}
 
 
-# ------------------------------------------------------------------------------------ in words; all of it pure
+# --------------------------------------------------------------------------- explanations; all pure
 
 
 def refusal_words(status: int, body: Any, label: str) -> str:
-    """Why the API server refuses, with what to do."""
+    """Explain why the API server refused a request, and what to do."""
     text = body.decode(errors="replace") if isinstance(body, bytes) else str(body)
-    found = re.search(r'"message"\s*:\s*"((?:[^"\\]|\\.)*)"', text)
-    words = json.loads(f'"{found[1]}"') if found else " ".join(text.split())[:300]
+    match = re.search(r'"message"\s*:\s*"((?:[^"\\]|\\.)*)"', text)
+    message = json.loads(f'"{match[1]}"') if match else " ".join(text.split())[:300]
     if status == 401:
-        return f"{label}: your login has expired or is not valid: log in again, and try kubectl get pods"
-    return f"{label}: {words}" + (f"\n  {ROLE}" if status == 403 else "")
+        return (
+            f"{label}: your login has expired or is not valid: "
+            "log in again, and try kubectl get pods"
+        )
+    return f"{label}: {message}" + (f"\n  {ROLE}" if status == 403 else "")
 
 
 def _handshake_status(reason: str) -> int:
-    found = re.search(r"Handshake status (\d+)", str(reason))
-    return int(found[1]) if found else 0
+    match = re.search(r"Handshake status (\d+)", str(reason))
+    return int(match[1]) if match else 0
 
 
 CREATING = "ContainerCreating"
-"""Volumes, network and image come now; only events tell which of them takes long, or fails again and again."""
+"""The container's volumes, network and image are being prepared.
+
+Only events reveal which of them is slow or keeps failing.
+"""
 WORDS = {
     "Unschedulable": "no node has room for it",
     "SchedulingGated": "a scheduling gate holds it: a queue such as Kueue lets it through",
@@ -612,26 +708,30 @@ WORDS = {
     "OOMKilled": "it has used more memory than its limit",
     "DeadlineExceeded": "the pool has reached its --max-lifetime",
 }
-"""Kubernetes' reason → why a pod waits, or has ended."""
+"""Explanations why a pod waits or has ended, by Kubernetes' reason."""
 HOPELESS = ("ImagePullBackOff", "InvalidImageName", "CreateContainerConfigError")
-"""What does not change by itself."""
+"""Reasons that do not resolve by themselves."""
 
 
 def _true(thing: Json, *kinds: str) -> list[Json]:
-    """The conditions of these kinds that hold."""
-    told = thing.get("status", {}).get("conditions", [])
-    return [one for one in told if one["type"] in kinds and one["status"] == "True"]
+    """Return the conditions of these kinds that are true."""
+    conditions = thing.get("status", {}).get("conditions", [])
+    return [
+        condition
+        for condition in conditions
+        if condition["type"] in kinds and condition["status"] == "True"
+    ]
 
 
 def waiting(pod: Json) -> tuple[str, str]:
-    """(reason, message) why a pod does not run, both Kubernetes' own; ("", "") where it runs."""
+    """Return Kubernetes' reason and message why a pod does not run, or ("", "") if it runs."""
     status = pod.get("status", {})
     for container in [
         *status.get("initContainerStatuses", []),
         *status.get("containerStatuses", []),
     ]:
-        if told := container.get("state", {}).get("waiting"):
-            return told.get("reason", ""), told.get("message", "")
+        if waiting_state := container.get("state", {}).get("waiting"):
+            return waiting_state.get("reason", ""), waiting_state.get("message", "")
     if status.get("phase") == "Running":
         return "", ""
     for condition in status.get("conditions", []):
@@ -647,79 +747,85 @@ def waiting_words(
     suspended: bool,
     creating: Sequence[Json] = (),
 ) -> str:
-    """Why a pool's pods do not all run, those with the same reason together; "" where they do.
+    """Explain why a pool's pods do not all run, grouped by reason; "" if they do.
 
     Args:
-        events: of their job. creating: of the first one that is `CREATING`.
+        events: events of their job.
+        creating: events of the first pod that is `CREATING`.
     """
     groups: dict[str, int] = {}
     for pod in pods:
         reason, message = waiting(pod)
         message = _creating_words(creating) if reason == CREATING else message
         if reason:
-            told = "; ".join(filter(None, (WORDS.get(reason, ""), message))) or "nobody says why"
-            groups[f"{told} ({reason})"] = groups.get(f"{told} ({reason})", 0) + 1
+            explanation = (
+                "; ".join(filter(None, (WORDS.get(reason, ""), message))) or "nobody says why"
+            )
+            groups[f"{explanation} ({reason})"] = groups.get(f"{explanation} ({reason})", 0) + 1
     if (missing := wanted - len(pods)) > 0:
-        said = [one.get("message", "") for one in events if one.get("type") == "Warning"]
-        why = "the job is suspended: a queue such as Kueue starts it" if suspended else ""
-        groups[why or (said[-1] if said else "they are not made yet")] = missing
-    return "; ".join(f"{count(number, 'pod')}: {words}" for words, number in groups.items())
+        warnings = [event.get("message", "") for event in events if event.get("type") == "Warning"]
+        suspension = "the job is suspended: a queue such as Kueue starts it" if suspended else ""
+        groups[suspension or (warnings[-1] if warnings else "they are not made yet")] = missing
+    return "; ".join(
+        f"{count(number, 'pod')}: {explanation}" for explanation, number in groups.items()
+    )
 
 
 def _creating_words(events: Sequence[Json]) -> str:
-    """What takes long, or has failed last, while a container is made; "" where nobody tells."""
-    told = [
-        one
-        for one in events
-        if one.get("reason", "").startswith("Failed") or one.get("reason") == "Pulling"
+    """Return the slow step or latest failure while a container is created, or "" if unknown."""
+    progress = [
+        event
+        for event in events
+        if event.get("reason", "").startswith("Failed") or event.get("reason") == "Pulling"
     ]
-    return str(told[-1].get("message", "")) if told else ""
+    return str(progress[-1].get("message", "")) if progress else ""
 
 
 def fate_words(name: str, pod: Json, job: Json, events: Sequence[Json]) -> str:
-    """Why a pod is gone; "" where it is not.
+    """Explain why a pod is gone, or return "" if it is not.
 
     Args:
-        pod, job: {} where they are not there any more; the job of a pod that was there before is {} too.
-        events: of the pod.
+        pod: the pod, or {} if it no longer exists.
+        job: its job, or {} if it no longer exists or if the pod was not created for a pool.
+        events: events of the pod.
     """
     status = pod.get("status", {})
-    told = [*_true(pod, "DisruptionTarget"), *([status] if status.get("reason") else [])]
+    records = [*_true(pod, "DisruptionTarget"), *([status] if status.get("reason") else [])]
     for container in status.get("containerStatuses", []):
         if ended := container.get("state", {}).get("terminated"):
-            told.append(
+            records.append(
                 {"reason": ended.get("reason"), "message": f"exit status {ended.get('exitCode')}"}
             )
     if (
         status.get("phase") == "Running"
         and not pod["metadata"].get("deletionTimestamp")
-        and not told
+        and not records
     ):
         return ""
-    told += [*_true(job, "Failed", "FailureTarget"), *events]
-    reasons = [(one.get("reason") or "", one.get("message") or "") for one in told]
-    if known := next((each for each in reasons if each[0] in WORDS), None):
-        return f"{WORDS[known[0]]} ({': '.join(filter(None, known))})"
+    records += [*_true(job, "Failed", "FailureTarget"), *events]
+    reasons = [(record.get("reason") or "", record.get("message") or "") for record in records]
+    if known_reason := next((entry for entry in reasons if entry[0] in WORDS), None):
+        return f"{WORDS[known_reason[0]]} ({': '.join(filter(None, known_reason))})"
     if reasons and status.get("phase") in ("Failed", "Succeeded"):
         return f"pod {name} has ended ({', '.join(filter(None, reasons[0]))})"
     return f"pod {name} was deleted, and not from this notebook"
 
 
 def hopeless(pods: Iterable[Json], events: Iterable[Json] = ()) -> str:
-    """Why pods will not run in any case; "" where they may.
+    """Explain why pods can never run, or return "" if they may.
 
     Args:
-        events: of their job.
+        events: events of their job.
     """
-    told = [waiting(pod) for pod in pods]
-    said = [
-        f"{WORDS[reason]}: {message} ({reason})" for reason, message in told if reason in HOPELESS
+    states = [waiting(pod) for pod in pods]
+    explanations = [
+        f"{WORDS[reason]}: {message} ({reason})" for reason, message in states if reason in HOPELESS
     ]
-    barred = [one["message"] for one in events if "violates PodSecurity" in one.get("message", "")][
-        -1:
+    barred = [
+        event["message"] for event in events if "violates PodSecurity" in event.get("message", "")
+    ][-1:]
+    explanations += [
+        f"{violation}\n  docs/how-to/kubernetes.md has a --pod-template for such namespaces"
+        for violation in barred
     ]
-    said += [
-        f"{words}\n  docs/how-to/kubernetes.md has a --pod-template for such namespaces"
-        for words in barred
-    ]
-    return "; ".join(dict.fromkeys(said))
+    return "; ".join(dict.fromkeys(explanations))

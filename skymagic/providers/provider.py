@@ -1,4 +1,4 @@
-"""The seam between pools and what gives them machines."""
+"""Interface between pools and the providers that allocate their machines."""
 
 from __future__ import annotations
 
@@ -12,57 +12,83 @@ from skymagic.plan.plans import Plan
 from skymagic.plan.requests import PoolRequest
 
 Say = Callable[[str], None]
-"""Gets a line on what is being done, and how far it is."""
+"""Callback that receives a line about the current step and its progress."""
 
 
 @dataclass(frozen=True)
 class Survey:
-    """A plan and what a provider found when it made it; owns what planning and acquiring have opened."""
+    """A plan and what the provider learned while making it.
+
+    Owns everything that planning and acquiring have opened.
+    """
 
     plan: Plan
 
     def outcome(self) -> Plan:
-        """The plan as it was carried out, asked after acquiring: machines that were had only elsewhere have another price."""
+        """Return the plan as it was carried out. Call it after `acquire`.
+
+        Machines that were only available elsewhere have another price.
+        """
         return self.plan
 
     def ready(self) -> None:
         """Called once all ranks are up."""
 
     def close(self) -> None:
-        """Give everything back. Called after the agents have ended, also when acquiring failed; twice is safe."""
+        """Release everything.
+
+        Called after the agents have ended, and also if acquiring failed. Calling it twice is safe.
+        """
 
 
 class Provider(Protocol):
-    """Plan, then acquire. It keeps nothing between the calls: what it found and opened is in the survey."""
+    """Plans, then acquires machines.
+
+    Keeps no state between the calls: everything it found or opened is in the survey.
+    """
 
     def plan(self, request: PoolRequest, say: Say) -> Survey:
-        """What would be made, with its price; inspects, and starts nothing. Raises RequestError with all mistakes."""
+        """Return what would be created, with its price. Inspects, but starts nothing.
+
+        Raises:
+            RequestError: lists all mistakes in the request.
+        """
 
     def acquire(self, survey: Any, job_id: str, say: Say) -> Sequence[Node]:
-        """Machines that can run an agent, the head first. Called once with what `plan` gave; the survey releases them."""
+        """Return machines that can run an agent, the head first.
+
+        Called once with the survey that `plan` returned. The survey releases the machines.
+        """
 
 
 @runtime_checkable
 class Attachable(Protocol):
-    """What a provider has whose nodes outlive their notebook (`Node.access`)."""
+    """Implemented by providers whose nodes outlive their notebook (`Node.access`)."""
 
     def attach(self, plan: Plan, accesses: Sequence[Any]) -> tuple[Survey, Sequence[Node]]:
-        """The machines of a pool that another notebook has made from this plan, each with what its node had as `access`.
+        """Return the machines of a pool that another notebook created from this plan.
 
-        Called once; nothing is started, and what the survey's `close` gives back is the caller's from now on.
+        Called once. Starts nothing. The caller now owns everything that the survey's `close`
+        releases.
+
+        Args:
+            plan: plan from which the pool was created.
+            accesses: the `access` of each of its nodes.
 
         Raises:
-            CloudError: machines are gone; all of them where `kind` is ``missing``, and then nothing of the pool is left.
+            CloudError: some machines no longer exist. `kind` is ``missing`` if none of them do;
+                then nothing of the pool remains.
         """
 
 
 @dataclass(frozen=True)
 class ListedPool:
-    """A pool of the user's as its provider tells of it, whoever made it.
+    """A pool of this user as its provider reports it, whichever notebook created it.
 
     Attributes:
-        where: what it runs in, and on which nodes: "Slurm job 7 on n[1-2]". state: in words.
-        ends: seconds since 1970 at which it ends by itself at the latest; None where nobody knows.
+        where: location and nodes of the pool: "Slurm job 7 on n[1-2]".
+        state: state of the pool, readable by users.
+        ends: latest possible end of the pool in seconds since 1970, or None if unknown.
     """
 
     name: str
@@ -74,33 +100,40 @@ class ListedPool:
 
 @runtime_checkable
 class Listable(Protocol):
-    """What a provider has that knows the user's pools by itself, from every machine that may ask it."""
+    """Implemented by providers that can list the user's pools from any machine with access."""
 
     def pools(self) -> Sequence[ListedPool]:
-        """The user's pools. Raises ProvisionError where nobody answers."""
+        """Return the user's pools. Raises ProvisionError if the provider does not answer."""
 
     def end(self, job_id: str) -> None:
-        """End a pool that `pools` has named, or that was left; no other notebook is asked. Twice is safe.
+        """End a pool that `pools` listed or that was abandoned. Twice is safe.
+
+        Does not ask the notebook that uses the pool.
 
         Raises:
-            ProvisionError: it goes on; says why.
+            ProvisionError: the pool is still running; the message gives the reason.
         """
 
 
 @runtime_checkable
 class Replaceable(Protocol):
-    """What a provider has whose machines may be taken away while they run."""
+    """Implemented by providers whose machines may be taken away while they run."""
 
     def replace(
         self, survey: Any, lost: Sequence[int], say: Say, stop: threading.Event
     ) -> Mapping[int, Node]:
-        """Other machines in the place of these, by their numbers; waits until there are some, on a thread of its own.
+        """Replace lost machines and return the new ones by node index.
 
-        Called for machines that are gone, with nothing else asked for meanwhile. What it makes the survey releases.
+        Blocks until they are available.
+
+        Called on its own thread after machines are lost, with no other call to the provider
+        meanwhile.
+        The survey releases the machines created here.
 
         Args:
-            stop: set where nobody wants them any more: then it returns soon, with none.
+            stop: set when the replacements are no longer needed; the call then returns soon, with
+                none.
 
         Raises:
-            ProvisionError: there will be none.
+            ProvisionError: no replacement is possible.
         """

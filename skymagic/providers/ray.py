@@ -1,4 +1,7 @@
-"""Nodes of a Ray cluster: one placement group for a pool, reached through an actor on each node, used as hosts of SSH are, and removed at the end."""
+"""Ray provider: one placement group per pool, removed at the end.
+
+Each node is reached through an actor and then used like an SSH host.
+"""
 
 from __future__ import annotations
 
@@ -47,26 +50,29 @@ from skymagic.wire.threads import start_all
 from skymagic.wire.untrusted import sanitized_line
 
 DRIVER = Path(__file__).with_name("ray_driver.py")
-"""What is connected to Ray, in a process of its own."""
+"""Program of the process that is connected to Ray."""
 CONNECT_SECONDS = 5.0
 SETTINGS = b"\x04"
 HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(3) + SETTINGS + bytes(5)
-"""What opens a connection of gRPC's, which Ray uses, and the kind of the frame that both sides begin with (RFC 9113)."""
-ANSWER_SECONDS, CLIENT_SECONDS = (
-    60.0,
-    120.0,
-)  # Ray Client may need 40 s to find out that it must try again
+"""Opening bytes of a gRPC connection, the protocol Ray uses.
+
+`SETTINGS` is the type of the first frame that both sides send (RFC 9113).
+"""
+# Ray Client may need 40 s to notice that it must retry
+ANSWER_SECONDS, CLIENT_SECONDS = 60.0, 120.0
 HERE = Programs("sh", "PATH|HOME")
-"""This machine, whose home folder the cluster's nodes may share."""
+"""This machine, whose home folder may be shared with the cluster's nodes."""
 KIND = "accelerator_type:"
-"""What Ray calls a GPU's kind among a node's resources."""
+"""Prefix under which Ray lists a GPU's type among a node's resources."""
 
 
-# ------------------------------------------------------------------------------------ the way to Ray
+# ---------------------------------------------------------------------------------- the link to Ray
 
 
 class RayLink:
-    """The process that is connected to Ray, started on use, and again where it has ended: Ray ends it when the cluster's head is gone.
+    """The process that is connected to Ray. Started on first use, and restarted if it has ended.
+
+    Ray ends it when the cluster's head is gone.
 
     Args:
         address: ``auto``, ``HOST:PORT`` or ``ray://HOST:PORT``.
@@ -76,14 +82,17 @@ class RayLink:
         self.address = address
         self._lock = threading.Lock()
         self._lost: float | None = None
-        """Since when nobody answers there."""
+        """Time since when the address has not answered."""
         self._program: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None
 
     def ask(
         self, request: Mapping[str, Any], seconds: float | None = ANSWER_SECONDS
     ) -> Iterator[dict[str, Any]]:
-        """The answers to a request, as they come; an interrupt is heard. Raises ProvisionError where there is no cluster, or it refuses."""
+        """Yield the answers to a request as they arrive. Can be interrupted.
+
+        Raises ProvisionError if no cluster answers, or it refuses the request.
+        """
         near, far = socket.socketpair()
         answer = None
         with near, near.makefile("rb") as lines:
@@ -102,7 +111,10 @@ class RayLink:
             raise ProvisionError(f"the connection to the Ray cluster at {self.address} is lost")
 
     def send(self, request: Mapping[str, Any], sockets: Sequence[socket.socket]) -> None:
-        """Hand a request over, with the sockets for its answers. Raises ProvisionError where there is no cluster."""
+        """Send a request together with the sockets for its answers.
+
+        Raises ProvisionError if no cluster answers.
+        """
         with self._lock:
             for _ in range(2):
                 if self._program is None or self._program.poll() is not None:
@@ -112,7 +124,7 @@ class RayLink:
                     socket.send_fds(
                         self._control,
                         [json.dumps(request).encode()],
-                        [each.fileno() for each in sockets],
+                        [end.fileno() for end in sockets],
                     )
                     return
                 except OSError:  # Ray is ending it
@@ -121,42 +133,51 @@ class RayLink:
             raise ProvisionError(f"the connection to the Ray cluster at {self.address} is lost")
 
     def lost(self) -> str:
-        """That the head is gone, once nodes have ended too, as Ray has them do without it; "" where that is not known from here."""
+        """Return a message that the head is gone, or "" if that is not known from here.
+
+        Returns it only after Ray has ended the nodes too, which wait some time for their head.
+        """
         if (
             self._lost is None
             or self.address.startswith("ray://")
             or time.monotonic() - self._lost < _head_seconds()
         ):
             return ""
-        return f"the head of the Ray cluster at {self.address} is gone, and Ray ends nodes that do not reach it for {_head_seconds():.0f} s"
+        return (
+            f"the head of the Ray cluster at {self.address} is gone, and Ray ends nodes "
+            f"that do not reach it for {_head_seconds():.0f} s"
+        )
 
     def _start(self) -> None:
         try:
             _reach(self.address)
         except ProvisionError:
-            # a process that Ray has ended has waited as long as nodes do
+            # if Ray ended the driver, it had already waited as long as the nodes do
             self._lost = self._lost or time.monotonic() - (
                 _head_seconds() if self._program else 0.0
             )
             raise
         self._lost = None
         self._stop()
-        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._control, driver_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._control.settimeout(
             CLIENT_SECONDS if self.address.startswith("ray://") else ANSWER_SECONDS
         )
         try:
-            with theirs:
+            with driver_end:
                 self._program = subprocess.Popen(
-                    [sys.executable, "-P", str(DRIVER), str(theirs.fileno()), self.address], pass_fds=[theirs.fileno()],
-                    stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+                    [sys.executable, "-P", str(DRIVER), str(driver_end.fileno()), self.address],
+                    pass_fds=[driver_end.fileno()],
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    stderr=subprocess.DEVNULL,
                     start_new_session=True,  # a terminal's Ctrl-C is for the notebook
-                )  # fmt: skip
-            told = json.loads(
+                )
+            greeting = json.loads(
                 self._control.recv(1 << 18) or b'{"error": "its driver ended without a word"}'
             )
-            if "error" in told:
-                raise ProvisionError(refusal(self.address, told["error"]))
+            if "error" in greeting:
+                raise ProvisionError(refusal(self.address, greeting["error"]))
         except TimeoutError:
             self._stop()
             raise ProvisionError(f"the Ray cluster at {self.address} does not answer") from None
@@ -164,10 +185,10 @@ class RayLink:
             self._stop()
             raise
         self._control.settimeout(None)
-        self.address = told["address"]
+        self.address = greeting["address"]
 
     def close(self) -> None:
-        """Leave the cluster; twice is safe."""
+        """Disconnect from the cluster. Twice is safe."""
         with self._lock:
             self._stop()
 
@@ -184,55 +205,71 @@ class RayLink:
 
 
 def _head_seconds() -> float:
-    """For which Ray's nodes wait for a head that is gone: Ray's variable, which holds for the cluster and here, and its default."""
-    return float(os.environ.get("RAY_gcs_rpc_server_reconnect_timeout_s", 60.0))  # noqa: SIM112  # its own name
+    """Return how long Ray's nodes wait for a lost head, in seconds.
+
+    Reads Ray's own variable, which applies both to the cluster and here, or uses its default.
+    """
+    return float(os.environ.get("RAY_gcs_rpc_server_reconnect_timeout_s", 60.0))  # noqa: SIM112
 
 
 def _reach(address: str) -> None:
-    """Raises ProvisionError where nothing listens, or nothing of Ray's: Ray itself would try for half a minute."""
+    """Raise ProvisionError if nothing listens at the address, or something other than Ray does.
+
+    Ray itself would retry for half a minute.
+    """
     host, _, port = address.removeprefix("ray://").rpartition(":")
     if address == "auto":
         return
     try:
         with (
-            socket.create_connection((host.strip("[]"), int(port)), CONNECT_SECONDS) as there,
+            socket.create_connection((host.strip("[]"), int(port)), CONNECT_SECONDS) as connection,
             contextlib.suppress(TimeoutError),
         ):
             if os.environ.get("RAY_USE_TLS", "0") == "0":
-                there.sendall(HELLO)
-                if there.recv(4, socket.MSG_WAITALL)[3:] != SETTINGS:
+                connection.sendall(HELLO)
+                if connection.recv(4, socket.MSG_WAITALL)[3:] != SETTINGS:
                     raise OSError("what listens there is not Ray")
     except (OSError, ValueError) as problem:
         raise ProvisionError(
-            f"no Ray cluster answers at {address}: {getattr(problem, 'strerror', None) or problem}\n"
-            "  `ray status` on its head says whether it runs; its port is 6379, and 10001 for ray:// addresses"
+            f"no Ray cluster answers at {address}: "
+            f"{getattr(problem, 'strerror', None) or problem}\n"
+            "  `ray status` on its head says whether it runs; its port is 6379, "
+            "and 10001 for ray:// addresses"
         ) from None
 
 
 def refusal(address: str, said: str) -> str:
-    """Why Ray lets nobody in, in words; pure."""
+    """Explain why Ray refused the connection. Pure."""
     versions = re.findall(r"Ray: (\S+)\s+Python: (\S+)", said)
     if "ersion mismatch" in said and len(versions) == 2:
         (ray, python), (own, own_python) = versions
         return (
-            f"the Ray cluster at {address} has Ray {ray} and Python {python}, this notebook Ray {own} and Python {own_python}: Ray works "
-            f"only where both are the same\n  run the notebook with Python {python} and pip install ray=={ray}"
+            f"the Ray cluster at {address} has Ray {ray} and Python {python}, "
+            f"this notebook Ray {own} and Python {own_python}: Ray works "
+            "only where both are the same\n"
+            f"  run the notebook with Python {python} and pip install ray=={ray}"
         )
     if address == "auto" and "Could not find any running Ray instance" in said:
-        return "--address auto: no Ray cluster runs on this machine, and RAY_ADDRESS is not set; write --address HOST:PORT, or ray://HOST:10001"
-    words = f"the Ray cluster at {address} lets nobody in: {' '.join(said.split())[:1000]}"
-    if (
-        "Starting Ray client server failed" in said
-    ):  # gRPC crashes in the process that Ray's server forks
-        words += "\n  Ray loses some clients (ray-project/ray#63202): try again, or start the head with GRPC_ENABLE_FORK_SUPPORT=0"
-    return words
+        return (
+            "--address auto: no Ray cluster runs on this machine, and RAY_ADDRESS is not set; "
+            "write --address HOST:PORT, or ray://HOST:10001"
+        )
+    message = f"the Ray cluster at {address} lets nobody in: {' '.join(said.split())[:1000]}"
+    # gRPC crashes in the process that Ray's server forks
+    if "Starting Ray client server failed" in said:
+        message += (
+            "\n  Ray loses some clients (ray-project/ray#63202): try again, "
+            "or start the head with GRPC_ENABLE_FORK_SUPPORT=0"
+        )
+    return message
 
 
 class RayChannel(SocketChannel):
-    """A shell on a node, whose streams the link's process passes on.
+    """A shell on a node whose streams are forwarded by the link's process.
 
     Args:
-        opening: starts it, with a command line, and the far ends of its streams, its standard error, and what tells its exit status.
+        opening: starts the shell, given a command line and the far ends of three sockets: its
+            streams, its standard error, and its exit status.
     """
 
     def __init__(self, opening: Callable[[str, Sequence[socket.socket]], None]) -> None:
@@ -260,30 +297,33 @@ class RayChannel(SocketChannel):
 
 @dataclass(frozen=True)
 class RayNode(ClusterNode):
-    """A node of a pool's placement group, and its number in that."""
+    """A node of a pool's placement group, with its index in the group."""
 
     link: RayLink
     index: int
     host: str
-    """The node's address, in the cluster's network."""
+    """Address of the node in the cluster's network."""
     key: ChannelKey = field(repr=False)
 
     @property
     def channel_key(self) -> str:
-        """As of `ClusterAccess`."""
+        """Key of the node's channel, see `ClusterAccess`."""
         return self.key.secret
 
     @property
     def where(self) -> tuple[str, ...]:
-        """The cluster's address, and its own."""
+        """Address of the cluster, and of the node."""
         return self.link.address, self.host
 
     def address(self) -> str:
-        """None from outside of the cluster."""
+        """Return the node's address, or "" outside of the cluster."""
         return "" if self.link.address.startswith("ray://") else self.host
 
     def connection(self) -> ChannelConnection:
-        """Shells beside the node's holder, each with an encrypted session: Ray's calls are in clear."""
+        """Return a connection that starts shells on the node through its actor.
+
+        Each shell has an encrypted session, because Ray's calls are unencrypted.
+        """
         which = {"job": self.job_id, "index": self.index, "key": self.key.secret}
 
         def shell(command: str, ends: Sequence[socket.socket]) -> None:
@@ -295,7 +335,7 @@ class RayNode(ClusterNode):
         return ChannelConnection(self.name, f"ray status --address {self.link.address}", opening)
 
     def introduce(self, pem: str) -> None:
-        """Give the node the channel key, without which nobody can call it. Raises HostError.
+        """Give the node the channel key, which every later call needs. Raises HostError.
 
         Args:
             pem: certificate and key whose fingerprint the node was started with.
@@ -308,13 +348,12 @@ class RayNode(ClusterNode):
         channel.introduce(START_TIMEOUT)
 
     def fate(self) -> str:
-        """Why the node is gone, as Ray says; "" where it is not, or nobody says."""
-        asked = {"do": "fate", "job": self.job_id, "index": self.index}
-        for _ in range(
-            2
-        ):  # without the head the first may wait until Ray ends the process that asks
+        """Return Ray's reason why the node is gone, or "" if it is present or unknown."""
+        question = {"do": "fate", "job": self.job_id, "index": self.index}
+        # without the head, the first attempt may block until Ray ends the process that asks
+        for _ in range(2):
             with contextlib.suppress(ProvisionError):
-                return "".join(one["fate"] for one in self.link.ask(asked))
+                return "".join(answer["fate"] for answer in self.link.ask(question))
         return self.link.lost()
 
 
@@ -323,7 +362,7 @@ class RayNode(ClusterNode):
 
 @dataclass(frozen=True)
 class RaySurvey(ClusterSurvey):
-    """What is asked for; owns the link and the group.
+    """A resource request; owns the link and the placement group.
 
     Attributes:
         bundles: Ray's resources of each node.
@@ -333,22 +372,22 @@ class RaySurvey(ClusterSurvey):
     bundles: tuple[Mapping[str, float], ...] = ()
 
     def give_back(self) -> str:
-        """Remove group and actors, unless they are gone with the head."""
-        if words := self.link.lost():
-            return words
+        """Remove the group and its actors, unless they are gone with the head."""
+        if reason := self.link.lost():
+            return reason
         _end(self.link, self.gang.job_id)
         return "the pool's placement group is removed"
 
     def leave(self) -> None:
-        """Close the link; twice is safe."""
+        """Close the link. Twice is safe."""
         self.link.close()
 
 
 class Ray:
-    """The provider of a Ray cluster, from one of its machines, or from any other by a ``ray://`` address."""
+    """Provider for a Ray cluster, used from one of its machines or through a ``ray://`` address."""
 
     def plan(self, request: PoolRequest, say: Say) -> RaySurvey:
-        """Ask what the cluster has; nothing is started there."""
+        """Query what the cluster offers. Starts nothing on it."""
         mistakes = for_others(request, "ray")
         if importlib.util.find_spec("ray") is None:
             missing = (
@@ -360,65 +399,79 @@ class Ray:
         shape = topology(request)
         link = RayLink(request.address or _address())
         try:
-            # while Ray is imported, which takes most of a second
+            # runs while the driver imports Ray, which takes most of a second
             (needed,) = start_all([lambda: ssh.needs(request, shape, say)], name="skymagic-needs")
             (answer,) = link.ask({"do": "nodes"})
-            wanted = bundle(request, answer["nodes"])
+            resources = bundle(request, answer["nodes"])
             image, requirements = needed.result()
         except BaseException:
             link.close()
             raise
         gpu = request.accelerator
         plan = Plan(
-            provider="ray", request=request, topology=shape, image=image,
+            provider="ray",
+            request=request,
+            topology=shape,
+            image=image,
             hosts=(f"{count(shape.nodes, 'node')} of the Ray cluster at {link.address}",),
-            cpus=int(wanted["CPU"]), memory_gb=min((each.get("memory", 0.0) for each in answer["nodes"]), default=0.0) // 1e9,
-            devices=(gpus.named(*[gpu.name] * gpu.count),) * shape.nodes if gpu else (), remote=True,
-        )  # fmt: skip
-        return RaySurvey(plan, requirements, link, (wanted,) * shape.nodes)
+            cpus=int(resources["CPU"]),
+            memory_gb=min((node.get("memory", 0.0) for node in answer["nodes"]), default=0.0)
+            // 1e9,
+            devices=(gpus.named(*[gpu.name] * gpu.count),) * shape.nodes if gpu else (),
+            remote=True,
+        )
+        return RaySurvey(plan, requirements, link, (resources,) * shape.nodes)
 
     def acquire(self, survey: RaySurvey, job_id: str, say: Say) -> Sequence[Node]:
-        """Have Ray place the group and wait for it; then set its nodes up side by side."""
+        """Have Ray place the group, wait for it, then set its nodes up in parallel."""
         survey.gang.job_id = job_id
         survey.gang.key = key = ChannelKey(job_id, HERE.run)
         key.share()
         atomic.keep(_note(job_id), survey.link.address.encode())
         pem = tls.certificate()
-        given = _placed(survey, pem, say)
-        places = [
-            RayNode(name, job_id, survey.link, index, one["address"], key)
-            for index, (name, one) in enumerate(zip(_names(given), given, strict=True))
+        allocated = _placed(survey, pem, say)
+        nodes = [
+            RayNode(name, job_id, survey.link, index, record["address"], key)
+            for index, (name, record) in enumerate(zip(_names(allocated), allocated, strict=True))
         ]
-        ssh.side_by_side(lambda place: place.introduce(pem), places)
-        hold = {"do": "hold", "job": job_id, "count": len(places), "key": key.secret}
+        ssh.side_by_side(lambda place: place.introduce(pem), nodes)
+        hold = {"do": "hold", "job": job_id, "count": len(nodes), "key": key.secret}
         next(survey.link.ask(hold))
-        return survey.taken(places, "Ray has given", say)
+        return survey.taken(nodes, "Ray has given", say)
 
     def attach(
         self, plan: Plan, accesses: Sequence[ClusterAccess]
     ) -> tuple[RaySurvey, Sequence[Node]]:
-        """The nodes of a pool that another notebook of this user has made from this plan; no node is connected to yet."""
+        """Return the nodes of a pool that another notebook of this user created from this plan.
+
+        Connects to no node yet.
+        """
         survey = RaySurvey(
             plan, accesses[0].installation.requirements, RayLink(accesses[0].where[0])
         )
         key = ChannelKey(accesses[0].job_id, HERE.run, accesses[0].channel_key)
         survey.gang.key = key
-        places = [
-            RayNode(one.host, one.job_id, survey.link, index, one.where[1], key)
-            for index, one in enumerate(accesses)
+        nodes = [
+            RayNode(access.host, access.job_id, survey.link, index, access.where[1], key)
+            for index, access in enumerate(accesses)
         ]
-        return survey, survey.attached(places, accesses)
+        return survey, survey.attached(nodes, accesses)
 
     def pools(self) -> Sequence[ListedPool]:
-        """Pools in the cluster that `RAY_ADDRESS` or this machine leads to, and in those where pools were made from here."""
-        notes = [each.read_text() for each in _note("*").parent.glob("*.ray")]
+        """Return the pools in all clusters known from here.
+
+        These are the clusters where pools were created from this machine or, if none were, the
+        cluster
+        named by `RAY_ADDRESS` or running on this machine.
+        """
+        notes = [file.read_text() for file in _note("*").parent.glob("*.ray")]
         listed = []
         for address in dict.fromkeys(notes or [_address()]):
             with contextlib.closing(RayLink(address)) as link:
                 (answer,) = link.ask({"do": "pools"})
-            where = f"the Ray cluster at {link.address}"
+            cluster = f"the Ray cluster at {link.address}"
             listed += [
-                ListedPool(job.rpartition("-")[0], job, where, state.lower())
+                ListedPool(job.rpartition("-")[0], job, cluster, state.lower())
                 for job, state in answer["pools"]
             ]
         return listed
@@ -435,32 +488,37 @@ def _address() -> str:
 
 
 def _note(job: str) -> Path:
-    """What says in which cluster a pool is, for who ends it without its notebook."""
+    """Return the file that records a pool's cluster, so that any process can end the pool."""
     return atomic.state_folder("pools") / f"{job}.ray"
 
 
 def _end(link: RayLink, job: str) -> None:
-    """Raises ProvisionError where something is left."""
-    if left := [each for answer in link.ask({"do": "end", "job": job}) for each in answer["left"]]:
+    """Remove a pool from Ray. Raises ProvisionError if something remains."""
+    if remaining := [
+        name for answer in link.ask({"do": "end", "job": job}) for name in answer["left"]
+    ]:
         raise ProvisionError(
-            f"Ray has not removed {', '.join(left)} (namespace skymagic) of pool {job}"
+            f"Ray has not removed {', '.join(remaining)} (namespace skymagic) of pool {job}"
         )
     _note(job).unlink(missing_ok=True)
     ChannelKey(job, HERE.run).drop()
 
 
 def bundle(request: PoolRequest, nodes: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Ray's resources of each node of a pool; pure. Raises RequestError for GPUs that no node has.
+    """Return Ray's resources for each node of a pool. Pure.
 
     Args:
-        nodes: what the cluster's nodes have.
+        nodes: resources of the cluster's nodes.
+
+    Raises:
+        RequestError: no node has the requested GPUs.
     """
-    wanted: dict[str, float] = {"CPU": cpus_of(request)}
+    resources: dict[str, float] = {"CPU": cpus_of(request)}
     if request.memory:
-        wanted["memory"] = request.memory.amount * 1e9
+        resources["memory"] = request.memory.amount * 1e9
     if not gpus.asked(request) or request.gpu is None:
-        return wanted
-    return wanted | _gpu_resources(request.gpu, nodes)
+        return resources
+    return resources | _gpu_resources(request.gpu, nodes)
 
 
 def _gpu_resources(
@@ -475,15 +533,15 @@ def _gpu_resources(
     kinds = dict.fromkeys(
         key.removeprefix(KIND) for each in nodes for key in each if key.startswith(KIND)
     )
-    named = next((each for each in kinds if matches(gpu.name, each)), None)
-    return {"GPU": float(gpu.count), f"{KIND}{named or gpu.name}": 0.001}
+    kind = next((each for each in kinds if matches(gpu.name, each)), None)
+    return {"GPU": float(gpu.count), f"{KIND}{kind or gpu.name}": 0.001}
 
 
 def _placed(survey: RaySurvey, pem: str, say: Say) -> list[dict[str, str]]:
-    """The nodes that Ray has given, once it has. Raises ProvisionError.
+    """Wait until Ray has placed the pool and return its nodes. Raises ProvisionError.
 
     Args:
-        pem: certificate and key of the notebook for the session in which nodes get the channel key.
+        pem: certificate and key of the notebook for the session that gives nodes the channel key.
     """
     job = survey.gang.job_id
     folder = holder_folder(job, "@NODE@")
@@ -495,22 +553,22 @@ def _placed(survey: RaySurvey, pem: str, say: Say) -> list[dict[str, str]]:
         "script": holder_script(folder, job),
         "introduction": bootstrap(job, sealed.fingerprint_of(pem)),
     }
-    for one in survey.link.ask(request, None):
-        if "nodes" in one:
-            return list(one["nodes"])
-        if words := one.get("waits"):
+    for answer in survey.link.ask(request, None):
+        if "nodes" in answer:
+            return list(answer["nodes"])
+        if missing := answer.get("waits"):
             say(
                 StartStep(
-                    f"Ray has no place yet for {words}", "requested", step=f"waits for {words}"
+                    f"Ray has no place yet for {missing}", "requested", step=f"waits for {missing}"
                 )
             )
     raise ProvisionError(f"the connection to the Ray cluster at {survey.link.address} is lost")
 
 
 def _names(nodes: Sequence[Mapping[str, str]]) -> list[str]:
-    """What nodes are called: by their hosts, and by Ray's number where two are on one."""
-    hosts = [sanitized_line(each["host"]) for each in nodes]
+    """Return display names of nodes: host names, with Ray's ID added if two nodes share a host."""
+    hosts = [sanitized_line(node["host"]) for node in nodes]
     return [
-        host if hosts.count(host) == 1 else f"{host}-{each['ray'][:6]}"
-        for host, each in zip(hosts, nodes, strict=True)
+        host if hosts.count(host) == 1 else f"{host}-{node['ray'][:6]}"
+        for host, node in zip(hosts, nodes, strict=True)
     ]

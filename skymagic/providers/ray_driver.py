@@ -1,18 +1,25 @@
-"""The process that is connected to a Ray cluster for a notebook, and the actors by which it holds a pool's nodes there; run as a file.
+"""The process connected to a Ray cluster, and the actors that hold a pool's nodes. Run as a file.
 
-It is a process of its own because Ray ends the one that it is connected from when the cluster's head is gone, and because the notebook may use
-Ray itself::
+It is a separate process because Ray ends the process it is connected from when the cluster's head
+is gone, and because the notebook may use Ray itself::
 
-    notebook ──requests with sockets for their answers──▶ this process ──calls, and shells in pieces──▶ RayHolder: one per node, detached
-                                                                                                         └──▶ guard ──▶ holder ──▶ daemons
+    notebook ──requests, with sockets for their answers──▶ this process
+    this process ──calls, shells in pieces──▶ RayHolder: one per node, detached
+    RayHolder ──▶ guard ──▶ holder ──▶ daemons
 
-Every client of the cluster can call the actors, so each call has a *ticket*: proof that the caller knows the pool's channel key, good for this
-call alone. A node gets the key in its first session with the notebook, whose fingerprint it knows from the start (`RayHolder.introduce`).
-Shells are sessions of their own (`wire.sealed`): what passes here and through Ray is encrypted.
+Every client of the cluster can call the actors. Each call therefore carries a *ticket*: proof that
+the caller knows the pool's channel key, valid for this call only. A node receives the key in its
+first session with the notebook, whose fingerprint it knows from the start (`RayHolder.introduce`).
+Shells are separate sessions (`wire.sealed`), so everything passing through here and Ray is
+encrypted.
 
-A pool is a detached placement group and a detached actor in each of its bundles, made at once. With the group Ray ends the actors. They remove it
-themselves when none of them is needed: all daemons have ended, or none has run and nobody has called for `FORGOTTEN` seconds.
-Standard library and Ray only: nodes have nothing else, and Ray copies the classes of ``__main__``.
+A pool is a detached placement group and a detached actor in each of its bundles, created together.
+When the group is removed, Ray ends the actors. The actors remove the group themselves when none of
+them is needed: all daemons have ended, or none ever ran and no call arrived for `FORGOTTEN`
+seconds.
+
+Uses only the standard library and Ray: nodes have nothing else, and Ray copies the classes of
+``__main__``.
 """
 
 from __future__ import annotations
@@ -38,7 +45,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-# Jupyter's environments have it for jsonschema, which Ray imports and which can do without: 1.2 of the 1.6 s for which Ray's import takes
+# Jupyter's environments have it for jsonschema, which Ray imports and which works without it:
+# it takes 1.2 of the 1.6 s that importing Ray takes
 sys.modules["rfc3987_syntax"] = None  # type: ignore[assignment]
 import ray
 from ray.exceptions import ActorUnavailableError, GetTimeoutError, RayActorError, RayError
@@ -52,23 +60,29 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 NAMESPACE = PREFIX = "skymagic"
 FORGOTTEN = 30.0
-"""Seconds after which a node that has not been used and that nobody calls, or a shell that nobody reads, is not needed."""
+"""Idle time in seconds after which an unused node, or a shell that no client reads, is dropped."""
 POLL, LOOK = 10.0, 2.0
-"""Seconds for which a holder waits for output before it answers without any, and between its looks at whether it is needed."""
+"""Timeouts in seconds: a holder's wait for output before it answers without any, and its interval
+between checks whether it is still needed.
+"""
 PIECE = 96_000
-"""Bytes of one call: below 100 KB Ray passes values with the call itself, and others through object stores, where some take a second more."""
+"""Maximum size of one call in bytes.
+
+Below 100 KB Ray sends values with the call itself. Larger ones go through object stores, where some
+take another second.
+"""
 Answers = Iterator[dict[str, Any]]
 KEY_NAME = "channel.key"
-"""File of a holder's folder that `wire.sealed` writes; this file runs without our packages."""
+"""File in a holder's folder that `wire.sealed` writes. This file runs without our packages."""
 NO_DAEMONS = {"start", "python", KEY_NAME}
-"""Files of a holder's folder that are of no daemon."""
+"""Files in a holder's folder that do not belong to a daemon."""
 MAX_INTRODUCTIONS = 8
 WINDOW = 1000
-"""Calls of a session that may overtake one another."""
+"""Number of calls of a session that may overtake one another."""
 Ticket = tuple[str, int, str]
-"""A caller's session, the call's number in it, and the proof."""
+"""A caller's session, the number of the call in it, and the proof."""
 WAITING: dict[str, Any] = {}
-"""Job id → the group of a pool whose nodes are not there yet."""
+"""Placement groups of pools whose nodes are not ready yet, by job ID."""
 RAYS_OWN = ("OMP_NUM_THREADS", "PYTHONBREAKPOINT", "PYTHONUNBUFFERED", "SPT_NOENV")
 """Variables that Ray sets for its workers, besides RAY_*."""
 GUARD = r"""umask 077
@@ -84,30 +98,33 @@ exec 4<&0 </dev/null >/dev/null 2>&1
     rm -rf "$0" "$0+"*
 ) &
 """
-"""What outlives an actor on its node, by a double fork, for Ray ends an actor's children but not theirs: it starts the holder, and when the
-actor is gone, however it went, it ends all that carries its mark."""
+"""Script that outlives the actor on its node, by a double fork.
+
+Ray ends an actor's children but not their children. The guard starts the holder and, once the actor
+is gone for any reason, ends all processes that carry its mark.
+"""
 
 
-# ------------------------------------------------------------------------------------ who may call
+# ----------------------------------------------------------------------------------- authentication
 
 
 def ticket_proof(
     key: str, session: str, number: int, name: str, method: str, *arguments: str | bytes
 ) -> str:
-    """Return the HMAC of a call of this method of the actor of this name; pure."""
-    made = hmac.new(key.encode(), digestmod=hashlib.sha256)
+    """Return the HMAC of a call of this method of the named actor. Pure."""
+    mac = hmac.new(key.encode(), digestmod=hashlib.sha256)
     for part in (session, str(number), name, method, *arguments):
         data = part if isinstance(part, bytes) else part.encode()
-        made.update(len(data).to_bytes(8, "big"))
-        made.update(data)
-    return made.hexdigest()
+        mac.update(len(data).to_bytes(8, "big"))
+        mac.update(data)
+    return mac.hexdigest()
 
 
 class Caller:
     """Makes tickets for calls.
 
     Args:
-        key: the pool's channel key.
+        key: channel key of the pool.
     """
 
     def __init__(self, key: str) -> None:
@@ -115,7 +132,7 @@ class Caller:
         self._numbers = itertools.count(1)
 
     def ticket(self, name: str, method: str, *arguments: str | bytes) -> Ticket:
-        """Return the ticket for one call of this method of the actor of this name."""
+        """Return the ticket for one call of this method of the named actor."""
         number = next(self._numbers)
         proof = ticket_proof(self._key, self._session, number, name, method, *arguments)
         return self._session, number, proof
@@ -127,12 +144,12 @@ class TicketCheck:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._used: dict[str, set[int]] = {}
-        """Session → numbers of its latest calls."""
+        """Numbers of the latest calls, by session."""
 
     def accept(
         self, key: str, ticket: object, name: str, method: str, *arguments: str | bytes
     ) -> None:
-        """Raise PermissionError for a ticket that is not the key's, is for another call, or was used."""
+        """Raise PermissionError for a ticket with a wrong key, for another call, or used before."""
         session, number, proof = _read(ticket)
         expected = ticket_proof(key, session, number, name, method, *arguments)
         if not key or not hmac.compare_digest(proof.encode(), expected.encode()):
@@ -143,11 +160,11 @@ class TicketCheck:
                 raise PermissionError(f"this call of {name} was made before")
             used.add(number)
             if len(used) > 2 * WINDOW:
-                self._used[session] = {each for each in used if each > max(used) - WINDOW}
+                self._used[session] = {old for old in used if old > max(used) - WINDOW}
 
 
 def _read(ticket: object) -> Ticket:
-    """A ticket as a stranger may have made it up: one that proves nothing where it is none."""
+    """Return the ticket, or one that proves nothing if a stranger sent something malformed."""
     if isinstance(ticket, tuple) and tuple(map(type, ticket)) == (str, int, str):
         session, number, proof = ticket
         return session, number, proof
@@ -158,9 +175,10 @@ def _read(ticket: object) -> Ticket:
 
 
 def own_folder(usual: str) -> str | None:
-    """Return the folder in which this user's holder waits, under its usual name or, where another user has taken that, a random one.
+    """Return the folder of this user's waiting holder, or None if it does not exist yet.
 
-    As `skymagic.kernels.fork.holder` does, which is not here.
+    It has its usual name, or a random one if another user has taken the usual name. Duplicates
+    `skymagic.kernels.fork.holder`, which is not available here.
     """
     first = Path(usual)
     for folder in [first, *first.parent.glob(f"{first.name}+*")]:
@@ -173,12 +191,16 @@ def own_folder(usual: str) -> str | None:
 
 
 class HeldNode:
-    """A node of a pool: starts what holds the pool's daemons there, and passes the streams of shells.
+    """A node of a pool. Starts the holder of the pool's daemons and forwards the streams of shells.
 
     Args:
-        group: the pool's. names: of its holders. name: this one's.
-        folder: of the holder. script: sh of the holder, which starts the daemons whose names come.
-        introduction: sh of a session with the notebook that has made the pool, in which this node gets the channel key.
+        group: placement group of the pool.
+        names: names of the pool's holders.
+        name: name of this holder.
+        folder: folder of the holder.
+        script: sh of the holder, which starts the daemons named on its pipe.
+        introduction: sh of the session that gives this node the channel key, run with the notebook
+            that created the pool.
     """
 
     def __init__(
@@ -193,17 +215,17 @@ class HeldNode:
         self.called = time.monotonic()
         self._name, self._introduction = name, introduction
         self._introductions = set[str]()
-        """Shells that anyone may call: what they carry convinces only those who may know."""
+        """Shells that need no ticket: their contents authenticate the caller."""
         self._tickets = TicketCheck()
         self._usual = folder
         self._shells, self._asked = dict[str, subprocess.Popen[bytes]](), dict[str, float]()
-        kept = {
+        inherited = {
             key: value
             for key, value in os.environ.items()
             if not key.startswith("RAY_") and key not in RAYS_OWN
         }
         # Ray used in a cell finds its own cluster
-        self._env = {**kept, "RAY_ADDRESS": ray.get_runtime_context().gcs_address}
+        self._env = {**inherited, "RAY_ADDRESS": ray.get_runtime_context().gcs_address}
         command = ["/bin/sh", "-c", GUARD, folder, script]
         self._guard = subprocess.Popen(
             command, stdin=subprocess.PIPE, env=self._env, start_new_session=True
@@ -215,14 +237,14 @@ class HeldNode:
         threading.Thread(target=self._watch, args=(group, names), daemon=True).start()
 
     def accept(self, ticket: object, method: str, *arguments: str | bytes) -> None:
-        """Raise PermissionError where the caller may not make this call."""
+        """Raise PermissionError if the caller may not make this call."""
         # a session of introduction needs no ticket: nobody has the key before it
         shell = arguments[0] if arguments else ""
         if ticket is not None or method == "start" or shell not in self._introductions:
             self._tickets.accept(self._key(), ticket, self._name, method, *arguments)
 
     def introduce(self, shell: str) -> None:
-        """As of `RayHolder`."""
+        """See `RayHolder.introduce`."""
         if self._key() or len(self._introductions) >= MAX_INTRODUCTIONS or shell in self._shells:
             raise PermissionError(f"{self._name} answers only to its pool's notebook")
         self.called = time.monotonic()
@@ -230,20 +252,25 @@ class HeldNode:
         self.start(shell, self._introduction)
 
     def needed(self) -> bool:
-        """As of `RayHolder`."""
-        files = {each.name for each in Path(self._folder).glob("*")}
+        """See `RayHolder.needed`."""
+        files = {file.name for file in Path(self._folder).glob("*")}
         return bool(files - NO_DAEMONS) or (
             bool(files) and time.monotonic() - self.called < FORGOTTEN
         )
 
     def _key(self) -> str:
-        """The pool's channel key; "" until this node has been introduced."""
+        """Return the pool's channel key, or "" until this node has been introduced."""
         with contextlib.suppress(OSError):
             return Path(self._folder, KEY_NAME).read_text()
         return ""
 
     def _others_need(self, names: Sequence[str]) -> bool:
-        """Whether another node is needed. Before nodes know each other: whether one is not there yet, for which the notebook waits."""
+        """Return True if another node is needed.
+
+        Before the nodes have the key, return True if one has not started yet, since the notebook
+        waits for
+        it.
+        """
         if key := self._key():
             caller = Caller(key)
             return any(is_needed(name, caller) for name in names if name != self._name)
@@ -253,13 +280,17 @@ class HeldNode:
         return True
 
     def _watch(self, group: Any, names: Sequence[str]) -> None:
-        """End shells that nobody reads any more, the pool once no node is needed, and this process once Ray's own on this node is gone."""
+        """Wait until this process is no longer needed.
+
+        Ends abandoned shells meanwhile. Removes the pool once no node is needed, and exits once
+        Ray's own
+        process on this node (the raylet) is gone.
+        """
         raylet = os.getppid()
         while self.needed() or self._others_need(names):
             time.sleep(LOOK)
-            if (
-                os.getppid() != raylet
-            ):  # without a head it ends, and may leave an actor whose threads wait
+            # without a head the raylet ends, and may leave an actor whose threads wait
+            if os.getppid() != raylet:
                 os._exit(1)
             for shell in [
                 shell
@@ -270,7 +301,7 @@ class HeldNode:
         remove_placement_group(group)  # upon which Ray ends this process
 
     def start(self, shell: str, command: str) -> None:
-        """As of `RayHolder`."""
+        """See `RayHolder.start`."""
         env, pipe = (
             {
                 **self._env,
@@ -282,11 +313,17 @@ class HeldNode:
         )
         self._asked[shell] = time.monotonic()
         self._shells[shell] = subprocess.Popen(
-            ["/bin/sh", "-c", command], stdin=pipe, stdout=pipe, stderr=pipe, env=env, cwd="/tmp", start_new_session=True
-        )  # fmt: skip
+            ["/bin/sh", "-c", command],
+            stdin=pipe,
+            stdout=pipe,
+            stderr=pipe,
+            env=env,
+            cwd="/tmp",
+            start_new_session=True,
+        )
 
     def write(self, shell: str, data: bytes) -> bool:
-        """As of `RayHolder`."""
+        """See `RayHolder.write`."""
         try:
             stream = self._shells[shell].stdin
             assert stream is not None
@@ -299,14 +336,14 @@ class HeldNode:
         return True
 
     def read(self, shell: str) -> tuple[int, bytes] | None:
-        """As of `RayHolder`."""
+        """See `RayHolder.read`."""
         if (process := self._shells.get(shell)) is None:
             return 0, b"-1"
         self._asked[shell] = time.monotonic()
         streams = {
-            each: number
-            for number, each in enumerate((process.stdout, process.stderr), 1)
-            if each and not each.closed
+            stream: number
+            for number, stream in enumerate((process.stdout, process.stderr), 1)
+            if stream and not stream.closed
         }
         if not streams:
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -319,7 +356,7 @@ class HeldNode:
         return streams[ready[-1]], data
 
     def close(self, shell: str) -> None:
-        """As of `RayHolder`."""
+        """See `RayHolder.close`."""
         self._introductions.discard(shell)
         self._asked.pop(shell, None)
         if (process := self._shells.pop(shell, None)) is None:
@@ -332,32 +369,36 @@ class HeldNode:
 
 
 class RayHolder:
-    """An actor on one node, with a thread for each call; the arguments are `HeldNode`'s.
+    """Actor on one node, with a thread for each call. Takes the arguments of `HeldNode`.
 
-    Ray lets every client call every method of an actor, also those whose names begin with an underscore: each of them checks its ticket.
+    Ray lets every client call every method of an actor, including methods whose names begin with an
+    underscore. Therefore each method checks its ticket.
     """
 
     def __init_subclass__(cls) -> None:
         def refused(self: RayHolder, *_: object, **__: object) -> None:
             raise PermissionError("this actor answers only to its pool's notebook")
 
-        # Ray derives a class from this one, by whose method every client could run any function here
+        # Ray derives a class from this one, and its __ray_call__ lets every client run any function
         cls.__ray_call__ = refused  # type: ignore[attr-defined]
 
     def __init__(self, *arguments: Any) -> None:
         self._node = HeldNode(*arguments)
 
     def introduce(self, shell: str) -> None:
-        """Start the session in which this node gets the channel key. Once it has that, nobody can start another one."""
+        """Start the session that gives this node the channel key.
+
+        After that, no client can start another one.
+        """
         self._node.introduce(shell)
 
     def renew(self, ticket: Ticket) -> None:
-        """The notebook is there, and needs this node."""
+        """Keep this node: the notebook is alive and needs it."""
         self._node.accept(ticket, "renew")
         self._node.called = time.monotonic()
 
     def needed(self, ticket: Ticket) -> bool:
-        """Whether daemons run here, or may be started soon."""
+        """Return True if daemons run here or may be started soon."""
         self._node.accept(ticket, "needed")
         return self._node.needed()
 
@@ -368,23 +409,31 @@ class RayHolder:
         self._node.start(shell, command)
 
     def write(self, ticket: Ticket | None, shell: str, data: bytes) -> bool:
-        """Write to a shell's standard input, b"" to end it; whether it took that."""
+        """Write to a shell's standard input; b"" closes it.
+
+        Returns True if the shell accepted the data.
+        """
         self._node.accept(ticket, "write", shell, data)
         return self._node.write(shell, data)
 
     def read(self, ticket: Ticket | None, shell: str) -> tuple[int, bytes] | None:
-        """The next of a shell's output (1) or standard error (2), b"" at their ends, then its exit status (0); None for nothing in a while."""
+        """Return the next piece of a shell's output, or None if nothing arrives for a while.
+
+        Returns:
+            A stream number and data: output (1) or standard error (2), with b"" at their ends, then
+                the exit status (0).
+        """
         self._node.accept(ticket, "read", shell)
         return self._node.read(shell)
 
     def close(self, ticket: Ticket | None, shell: str) -> None:
-        """End a shell with its process group; twice is safe."""
+        """End a shell and its process group. Twice is safe."""
         self._node.accept(ticket, "close", shell)
         self._node.close(shell)
 
 
 def is_needed(name: str, caller: Caller) -> bool:
-    """Whether a node is, as its holder says; one that does not answer may be."""
+    """Return the holder's answer whether its node is needed, or True if it does not answer."""
     try:
         ticket = caller.ticket(name, "needed")
         return bool(ray.get(ray.get_actor(name, NAMESPACE).needed.remote(ticket), timeout=10))
@@ -397,7 +446,7 @@ def is_needed(name: str, caller: Caller) -> bool:
 
 
 def is_there(name: str) -> bool:
-    """Whether a node's holder has been started, or is gone."""
+    """Return True if a node's holder has started, or is gone already."""
     try:
         ray.get(ray.get_actor(name, NAMESPACE).__ray_ready__.remote(), timeout=10)
     except (ActorUnavailableError, GetTimeoutError):
@@ -412,71 +461,74 @@ def waits(
     bundles: Sequence[Mapping[str, float]],
     nodes: Sequence[Mapping[str, Any]],
 ) -> str:
-    """What a group waits for, with Ray's own word; pure.
+    """Describe what a placement group waits for, with Ray's own state. Pure.
 
     Args:
-        group: its row of `placement_group_table`. nodes: those that are alive, as `ray.nodes` lists them.
+        group: its row of `placement_group_table`.
+        nodes: the nodes that are alive, as `ray.nodes` lists them.
     """
     able = sum(
-        all(each["Resources"].get(key, 0) >= amount for key, amount in bundles[0].items())
-        for each in nodes
+        all(node["Resources"].get(key, 0) >= amount for key, amount in bundles[0].items())
+        for node in nodes
     )
-    wanted = ", ".join(
+    resources = ", ".join(
         f"{key} {amount:g}" if amount >= 1 else key for key, amount in bundles[0].items()
     )
-    said = ", ".join(
+    state = ", ".join(
         filter(None, (group.get("state"), group.get("stats", {}).get("scheduling_state")))
     )
-    why = "which others use"
+    reason = "which others use"
     if able < len(bundles):
-        why = f"and {able} of the cluster's {len(nodes)} nodes are such: an autoscaler may add some, else stop it and ask for less"
-    return f"{len(bundles)} × ({wanted}), {why} (Ray: {said})"
+        reason = (
+            f"and {able} of the cluster's {len(nodes)} nodes are such: "
+            "an autoscaler may add some, else stop it and ask for less"
+        )
+    return f"{len(bundles)} × ({resources}), {reason} (Ray: {state})"
 
 
-# ------------------------------------------------------------------------------------ beside the notebook
+# ------------------------------------------------------------------------------------ requests
 
 
 def serve(control: socket.socket) -> None:
-    """Answer each request on a thread of its own, until the notebook closes its end."""
+    """Answer each request on its own thread until the notebook closes its end."""
     while True:
         data, descriptors, _, _ = socket.recv_fds(control, 1 << 18, 3)
         if not data:
             return
-        request, sockets = json.loads(data), [socket.socket(fileno=each) for each in descriptors]
-        if (
-            request["do"] == "place"
-        ):  # before anything else is read: a later "end" must find what there is to end
+        request, sockets = (
+            json.loads(data),
+            [socket.socket(fileno=descriptor) for descriptor in descriptors],
+        )
+        # before the next request is read: a later "end" must find the pool that it ends
+        if request["do"] == "place":
             request["made"] = made(**request)
         threading.Thread(target=answer, args=(request, sockets), daemon=True).start()
 
 
 def answer(request: dict[str, Any], sockets: Sequence[socket.socket]) -> None:
-    """Carry a request out: a line of JSON for each answer."""
-    named = {each.__name__: each for each in ANSWERS}
-    with (
-        contextlib.ExitStack() as closing,
-        contextlib.suppress(OSError),
-    ):  # nobody may wait for it any more
-        for each in sockets:
-            closing.enter_context(each)
+    """Execute a request and send one line of JSON per answer."""
+    named = {handler.__name__: handler for handler in ANSWERS}
+    # the notebook may no longer wait for the answer
+    with contextlib.ExitStack() as closing, contextlib.suppress(OSError):
+        for handler in sockets:
+            closing.enter_context(handler)
         try:
             for line in named[request.pop("do")](sockets, **request):
                 sockets[0].sendall(json.dumps(line).encode() + b"\n")
-        except (
-            Exception
-        ) as problem:  # Ray's own asserts among them: who asked would take silence for an answer
-            words = str(problem) if isinstance(problem, (RayError, ValueError)) else repr(problem)
-            sockets[0].sendall(json.dumps({"error": words}).encode() + b"\n")
+        # includes Ray's own asserts: the caller would take silence for an answer
+        except Exception as problem:
+            message = str(problem) if isinstance(problem, (RayError, ValueError)) else repr(problem)
+            sockets[0].sendall(json.dumps({"error": message}).encode() + b"\n")
 
 
 def nodes(_: object) -> Answers:
-    """The resources of each of the cluster's nodes."""
-    yield {"nodes": [each["Resources"] for each in alive_nodes()]}
+    """Yield the resources of each node in the cluster."""
+    yield {"nodes": [node["Resources"] for node in alive_nodes()]}
 
 
 def alive_nodes() -> list[dict[str, Any]]:
-    """Nodes that are alive, as `ray.nodes` lists them."""
-    return [each for each in ray.nodes() if each["Alive"]]
+    """Return the nodes that are alive, as `ray.nodes` lists them."""
+    return [node for node in ray.nodes() if node["Alive"]]
 
 
 def made(
@@ -487,21 +539,36 @@ def made(
     script: str,
     introduction: str,
 ) -> Any:
-    """The holders of a new pool, or why there are none."""
+    """Create the holders of a new pool. Returns the error if Ray refuses."""
     name = f"{PREFIX}-{job}"
     names = [f"{name}-{index}" for index in range(len(bundles))]
     try:
         WAITING[job] = group = placement_group(bundles, "STRICT_SPREAD", name, "detached")
         return [
-            ray.remote(RayHolder).options(
-                name=names[index], lifetime="detached", max_concurrency=100, scheduling_strategy=PlacementGroupSchedulingStrategy(group, index),
-                num_cpus=bundle.get("CPU", 0), num_gpus=bundle.get("GPU", 0), memory=bundle.get("memory"),
-                resources={key: amount for key, amount in bundle.items() if key not in ("CPU", "GPU", "memory")},
-            ).remote(
-                group, names, names[index], *(text.replace("@NODE@", str(index)) for text in (folder, script)), introduction
+            ray.remote(RayHolder)
+            .options(
+                name=names[index],
+                lifetime="detached",
+                max_concurrency=100,
+                scheduling_strategy=PlacementGroupSchedulingStrategy(group, index),
+                num_cpus=bundle.get("CPU", 0),
+                num_gpus=bundle.get("GPU", 0),
+                memory=bundle.get("memory"),
+                resources={
+                    key: amount
+                    for key, amount in bundle.items()
+                    if key not in ("CPU", "GPU", "memory")
+                },
+            )
+            .remote(
+                group,
+                names,
+                names[index],
+                *(text.replace("@NODE@", str(index)) for text in (folder, script)),
+                introduction,
             )
             for index, bundle in enumerate(bundles)
-        ]  # fmt: skip
+        ]
     except (RayError, ValueError) as problem:
         return problem
 
@@ -509,32 +576,38 @@ def made(
 def place(
     _: object, job: str, bundles: Sequence[Mapping[str, float]], made: Any, **_more: str
 ) -> Answers:
-    """What a pool waits for, until its nodes are there: what they are called, by their systems and by Ray, and where Ray's nodes reach them."""
+    """Yield what a pool waits for until its nodes are ready, then its nodes.
+
+    Nodes are given by host name, Ray's node ID, and the address for Ray's other nodes.
+    """
     if isinstance(made, Exception):
         raise made
-    told, asked = "", [each.__ray_ready__.remote() for each in made]
-    while len(ray.wait(asked, num_returns=len(asked), timeout=1.0)[0]) < len(asked):
+    last_message, starting = "", [holder.__ray_ready__.remote() for holder in made]
+    while len(ray.wait(starting, num_returns=len(starting), timeout=1.0)[0]) < len(starting):
         row = placement_group_table(WAITING[job])
-        if row.get("state") != "CREATED" and (said := waits(row, bundles, alive_nodes())) != told:
-            yield {"waits": (told := said)}
-    ray.get(asked)
-    given = placement_group_table(WAITING[job])["bundles_to_node_id"]
-    known = {each["NodeID"]: each for each in ray.nodes()}
-    nodes = [known[given[index]] for index in range(len(bundles))]
+        if (
+            row.get("state") != "CREATED"
+            and (message := waits(row, bundles, alive_nodes())) != last_message
+        ):
+            yield {"waits": (last_message := message)}
+    ray.get(starting)
+    node_ids = placement_group_table(WAITING[job])["bundles_to_node_id"]
+    nodes_by_id = {holder["NodeID"]: holder for holder in ray.nodes()}
+    nodes = [nodes_by_id[node_ids[index]] for index in range(len(bundles))]
     yield {
         "nodes": [
             {
-                "host": each["NodeManagerHostname"],
-                "ray": each["NodeID"],
-                "address": each["NodeManagerAddress"],
+                "host": holder["NodeManagerHostname"],
+                "ray": holder["NodeID"],
+                "address": holder["NodeManagerAddress"],
             }
-            for each in nodes
+            for holder in nodes
         ]
     }
 
 
 def hold(_: object, job: str, count: int, key: str) -> Answers:
-    """Hold the nodes of a pool, which know the key, while this process is there."""
+    """Keep the nodes of a pool, which already know the key, for as long as this process lives."""
     named = [f"{PREFIX}-{job}-{index}" for index in range(count)]
 
     def renew() -> None:
@@ -555,74 +628,91 @@ def hold(_: object, job: str, count: int, key: str) -> Answers:
 
 @functools.cache
 def caller(key: str) -> Caller:
-    """Return what makes this process's tickets."""
+    """Return the maker of this process's tickets."""
     return Caller(key)
 
 
 def fate(_: object, job: str, index: int) -> Answers:
-    """Why a node is gone; "" where it is not. For a while Ray may not know of a dead actor, nor that the head is gone: then it ends this process."""
-    words, deadline = None, time.monotonic() + POLL
-    while words is None:
+    """Yield why a node is gone, or "" if it is not.
+
+    Ray may not know for a while that an actor is dead, nor that the head is gone. In the latter
+    case
+    Ray ends this process.
+    """
+    reason, deadline = None, time.monotonic() + POLL
+    while reason is None:
         try:
             ray.get(holder_of(job, index).__ray_ready__.remote(), timeout=POLL)
-            words = ""
+            reason = ""
         except (ActorUnavailableError, GetTimeoutError):
             time.sleep(0.2)
-            words = "" if time.monotonic() > deadline else None
+            reason = "" if time.monotonic() > deadline else None
         except RayActorError as problem:
-            said = " ".join(str(problem).split())
-            words = f"Ray says: {said[said.rfind('The actor ') :]}"
+            message = " ".join(str(problem).split())
+            reason = f"Ray says: {message[message.rfind('The actor ') :]}"
         except ValueError:
-            words = (
+            reason = (
                 "Ray has ended what held it: the pool has ended, or the node has left the cluster"
             )
-    yield {"fate": words}
+    yield {"fate": reason}
 
 
 @functools.cache
 def holder_of(job: str, index: int) -> Any:
-    """Raises ValueError where there is none. What is known here tells its fate, for Ray forgets the names of the dead."""
+    """Return the actor that holds a node. Raises ValueError if it does not exist.
+
+    Cached, because Ray forgets the names of dead actors and a known handle still reveals their
+    fate.
+    """
     return ray.get_actor(f"{PREFIX}-{job}-{index}", NAMESPACE)
 
 
 def end(_: object, job: str) -> Answers:
-    """Remove a pool; what is left of it after a while."""
+    """Remove a pool. Yields the names that remain after a while."""
     deadline = time.monotonic() + 30.0
-    while (left := remove(job)) and time.monotonic() < deadline:
+    while (remaining := remove(job)) and time.monotonic() < deadline:
         time.sleep(0.05)
-    yield {"left": left}
+    yield {"left": remaining}
 
 
 def remove(job: str) -> list[str]:
-    """Remove a pool's group, and its holders, for Ray ends only those that run: what there was of them."""
+    """Remove a pool's group and its holders, and return the names found.
+
+    Ray itself ends only holders that run, so they are killed explicitly.
+    """
     name = f"{PREFIX}-{job}"
-    found = [each for each in everything() if each.startswith(name)]
+    names = [item for item in everything() if item.startswith(name)]
     with contextlib.suppress(ValueError):
         remove_placement_group(get_placement_group(name))
-    for each in found:
+    for actor in names:
         # AssertionError: Ray's nodes have forgotten the class, with the last of its actors
         with contextlib.suppress(ValueError, AssertionError):
-            ray.kill(ray.get_actor(each, NAMESPACE))
-    return found
+            ray.kill(ray.get_actor(actor, NAMESPACE))
+    return names
 
 
 def everything() -> dict[str, str]:
-    """Names of actors and placement groups of pools, with the groups' states in Ray's words."""
+    """Return the states of the pools' actors and placement groups by name, in Ray's words."""
     actors = ray.util.list_named_actors(all_namespaces=True)
-    named = {each["name"]: "PENDING" for each in actors if each["namespace"] == NAMESPACE}
+    named = {record["name"]: "PENDING" for record in actors if record["namespace"] == NAMESPACE}
     groups = placement_group_table().values()
-    return named | {each["name"]: each["state"] for each in groups if each["state"] != "REMOVED"}
+    return named | {
+        record["name"]: record["state"] for record in groups if record["state"] != "REMOVED"
+    }
 
 
 def pools(_: object) -> Answers:
-    """Job ids of pools, with the states of their groups."""
+    """Yield the job IDs of pools with the states of their groups."""
     states = everything()
     named = (re.fullmatch(rf"{PREFIX}-(.+-[0-9a-f]{{8}})", name) for name in states)
     yield {"pools": [(match[1], states[match[0]]) for match in named if match]}
 
 
 def pass_on(ends: Sequence[socket.socket], job: str, index: int, command: str, key: str) -> Answers:
-    """A shell on a node with its streams, its standard error and its exit status, until it has ended or the notebook has closed them."""
+    """Run a shell on a node and forward its streams, its standard error and its exit status.
+
+    Ends when the shell has ended or the notebook has closed the sockets.
+    """
     name, shell = f"{PREFIX}-{job}-{index}", os.urandom(8).hex()
 
     def call(method: str, *arguments: str | bytes) -> Any:
@@ -634,7 +724,7 @@ def pass_on(ends: Sequence[socket.socket], job: str, index: int, command: str, k
 
 
 def introduce(ends: Sequence[socket.socket], job: str, index: int) -> Answers:
-    """The session in which a node gets the channel key, with which it can be called afterwards; as `pass_on`."""
+    """Run the session that gives a node the channel key, which later calls need. See `pass_on`."""
     shell = os.urandom(8).hex()
 
     def call(method: str, *arguments: str | bytes) -> Any:
@@ -650,10 +740,10 @@ def _join(
     call: Callable[..., Any],
     start: Callable[[], object],
 ) -> None:
-    """Start a shell and pass its streams on.
+    """Start a shell and forward its streams.
 
     Args:
-        call: calls a method of its holder.
+        call: calls a method of the shell's holder.
     """
     streams, errors, status = ends
     try:
@@ -672,21 +762,25 @@ def _join(
             with contextlib.suppress(OSError):
                 status.shutdown(socket.SHUT_RDWR)
             feeding.join()
-    except (RayError, ValueError) as problem:  # what comes of the shell is no place for it
+    # the shell's output must not contain it
+    except (RayError, ValueError) as problem:
         errors.sendall(f"Ray: {problem}".encode())
 
 
 def feed(
     call: Callable[..., Any], shell: str, streams: socket.socket, status: socket.socket
 ) -> None:
-    """What the notebook sends, as long as the shell takes it; closes the shell when the notebook closes its sockets."""
-    heard = [streams, status]
+    """Forward the notebook's input while the shell accepts it.
+
+    Closes the shell when the notebook closes its sockets.
+    """
+    sockets = [streams, status]
     with contextlib.suppress(OSError, RayError):
-        while status not in select.select(heard, [], [])[0]:
+        while status not in select.select(sockets, [], [])[0]:
             data = streams.recv(PIECE)
             if not (call("write", shell, data) and data):
                 streams.shutdown(socket.SHUT_RD)  # upon which the notebook's writes fail
-                heard = [status]
+                sockets = [status]
         call("close", shell)
 
 
@@ -703,7 +797,11 @@ ANSWERS: Sequence[Callable[..., Answers]] = (
 
 
 def connect(address: str) -> None:
-    """Connect to Ray; once more where Ray Client's proxy has lost the process that it starts for a client (ray-project/ray#63202)."""
+    """Connect to Ray.
+
+    Retries once, because Ray Client's proxy loses some of the processes that it starts for a client
+    (ray-project/ray#63202).
+    """
     settings = {"namespace": NAMESPACE, "log_to_driver": False, "logging_level": logging.ERROR}
     try:
         ray.init(address, **settings)
@@ -719,8 +817,8 @@ def main(descriptor: str, address: str) -> None:
     except Exception as problem:
         control.send(json.dumps({"error": str(problem)}).encode())
         return
-    found = address if address.startswith("ray://") else ray.get_runtime_context().gcs_address
-    control.send(json.dumps({"address": found}).encode())
+    connected = address if address.startswith("ray://") else ray.get_runtime_context().gcs_address
+    control.send(json.dumps({"address": connected}).encode())
     serve(control)
     for job in WAITING:  # the notebook was killed
         remove(job)

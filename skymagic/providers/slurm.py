@@ -1,4 +1,7 @@
-"""Nodes of a Slurm cluster: one job for a pool, waited for, reached by ``srun``, used as hosts of SSH are, and cancelled at the end."""
+"""Slurm provider: one job per pool, reached through ``srun`` and cancelled at the end.
+
+The job's nodes are used like SSH hosts.
+"""
 
 from __future__ import annotations
 
@@ -36,11 +39,15 @@ from skymagic.ssh.sealed import SealedChannel
 from skymagic.wire import processes
 
 DELAYS = (0.5, 1.5, 4.0, 12.0, 14.0, 18.0, 30.0)
-"""Seconds before each look at a job that waits, the last for all that follow: a job that starts at once is seen at once."""
+"""Seconds before each poll of a waiting job; the last value repeats.
+
+The first delays are short, so that a job that starts at once is seen at once.
+"""
 FIRST_LOOKS = 3
-"""Looks at this job alone, before those at all jobs of the user, which several pools share."""
+"""Polls of this job alone before polling all of the user's jobs, a query that several pools share.
+"""
 RETRY_SECONDS = 30.0
-"""For which a node that has just been given may refuse steps: its prologue runs."""
+"""Seconds to tolerate refused steps: a freshly allocated node first runs its prologue."""
 HERE = LoginNode(Programs("sbatch", slurm_jobs.KEPT))
 CARRIED = r"""cd "${XDG_STATE_HOME:-$HOME/.local/state}/skymagic/pools" || exit
 [ -z "$1" ] || exec rm -f "$0".*
@@ -53,10 +60,12 @@ printf %s "${state:-alive}" | base64
 
 @dataclass(frozen=True)
 class SlurmSurvey(ClusterSurvey):
-    """What is asked for; owns the job.
+    """A resource request; owns the job.
 
     Attributes:
-        login: where Slurm's programs run. directives: of sbatch. prologue: the site's, which holders run first.
+        login: where Slurm's programs run.
+        directives: options of sbatch.
+        prologue: the site's sh prologue, which holders run first.
     """
 
     login: LoginNode
@@ -66,24 +75,25 @@ class SlurmSurvey(ClusterSurvey):
     def give_back(self) -> str:
         """Cancel the job."""
         gang = self.gang
-        if (
-            gang.asked is not None and not gang.number
-        ):  # it was interrupted, and the job has come all the same
+        # an interrupt ended the wait for the answer, but Slurm has accepted the job
+        if gang.asked is not None and not gang.number:
             gang.number = "" if gang.asked.exception() else gang.asked.result()
-        number = (
-            "" if self.plan.request.replace else gang.number
-        )  # by its name a successor is cancelled as well
+        # cancelling by name also cancels a successor
+        number = "" if self.plan.request.replace else gang.number
         if problem := self.login.cancel(number, gang.job_id):
-            words = f"Slurm job {gang.number} could not be cancelled: {problem}"
-            raise ProvisionError(f"{words}\n  scancel --name={gang.job_id} cancels it")
+            failure = f"Slurm job {gang.number} could not be cancelled: {problem}"
+            raise ProvisionError(f"{failure}\n  scancel --name={gang.job_id} cancels it")
         return f"Slurm job {gang.number} is cancelled" if gang.number else ""
 
     def leave(self) -> None:
-        """Close what leads to the login node; twice is safe."""
+        """Close the connection to the login node. Twice is safe."""
         self.login.close()
 
     def submit(self, **more: str) -> str:
-        """Hand a job in: Slurm's number of it. Raises ProvisionError with what to try."""
+        """Submit a job and return its Slurm job number.
+
+        Raises ProvisionError, with a remedy if one is known.
+        """
         directives = {**self.directives, **more}
         try:
             return self._submit(directives)
@@ -101,22 +111,25 @@ class SlurmSurvey(ClusterSurvey):
         return self.login.submit(["sbatch", "--parsable"], script, job_id)
 
     def succeed(self) -> None:
-        """Queue a job that begins when this one has ended otherwise than by itself, where that is wanted."""
+        """Queue a successor job if the request wants replacement.
+
+        The successor starts once this job has ended in any way but by itself.
+        """
         if self.plan.request.replace:
             self.submit(
                 **{"dependency": f"afternotok:{self.gang.number}", "kill-on-invalid-dep": "yes"}
             )
 
     def given(self, job: SlurmJob, say: Say) -> list[Node]:
-        """The nodes of a job that runs, set up."""
+        """Set up the nodes of a running job and return them."""
         gang, login = self.gang, self.login
         assert gang.key is not None
-        places = [
+        nodes = [
             JobNode(name, gang.job_id, login, gang.number, gang.key)
             for name in login.hostnames(job.nodes)
         ]
         return self.taken(
-            places,
+            nodes,
             f"Slurm job {gang.number} has",
             say,
             patience=RETRY_SECONDS,
@@ -127,16 +140,17 @@ class SlurmSurvey(ClusterSurvey):
 
 @dataclass(frozen=True)
 class Slurm:
-    """The provider of a Slurm cluster, on a login node or from elsewhere through a login node.
+    """Provider for a Slurm cluster, used on a login node or through one.
 
     Attributes:
-        login: through which pools are listed and ended; None where Slurm's programs are on this machine.
+        login: login node used to list and end pools, or None if Slurm's programs are on this
+            machine.
     """
 
     login: str | None = None
 
     def plan(self, request: PoolRequest, say: Say) -> SlurmSurvey:
-        """Ask what the cluster has; nothing is submitted."""
+        """Query what the cluster offers. Submits nothing."""
         with contextlib.ExitStack() as opened:
             survey = self._plan(
                 request, opened.enter_context(contextlib.closing(_login(request))), say
@@ -153,21 +167,26 @@ class Slurm:
         if mistakes:
             raise RequestError(mistakes)
         image, requirements = ssh.needs(request, shape, say)
-        names = ",".join(dict.fromkeys(one.name for one in nodes))
+        names = ",".join(dict.fromkeys(partition.name for partition in nodes))
         gpu = request.accelerator
-        devices = (
-            (gpus.named(*[gpu.name] * gpu.count),) * shape.nodes if gpu else ()
-        )  # which ones, the nodes will say
+        # which GPUs exactly is known once the nodes are inspected
+        devices = (gpus.named(*[gpu.name] * gpu.count),) * shape.nodes if gpu else ()
         plan = Plan(
-            provider="slurm", request=request, topology=shape, image=image,
+            provider="slurm",
+            request=request,
+            topology=shape,
+            image=image,
             hosts=(f"{count(shape.nodes, 'node')} of Slurm (partition {names})",),
-            cpus=int(directives.get("cpus-per-task", 1)), memory_gb=min((one.memory_gb for one in nodes), default=0.0),
-            devices=devices, remote=True, notes=_preview(login, request, directives, prologue),
-        )  # fmt: skip
+            cpus=int(directives.get("cpus-per-task", 1)),
+            memory_gb=min((partition.memory_gb for partition in nodes), default=0.0),
+            devices=devices,
+            remote=True,
+            notes=_preview(login, request, directives, prologue),
+        )
         return SlurmSurvey(plan, requirements, login, directives, prologue)
 
     def acquire(self, survey: SlurmSurvey, job_id: str, say: Say) -> Sequence[Node]:
-        """Submit the job, wait for it, and set its nodes up side by side."""
+        """Submit the job, wait for it, and set its nodes up in parallel."""
         gang, login = survey.gang, survey.login
         gang.job_id, gang.key = job_id, ChannelKey(job_id, login.run)
         gang.key.share()
@@ -180,12 +199,15 @@ class Slurm:
     def replace(
         self, survey: SlurmSurvey, lost: Sequence[int], say: Say, stop: threading.Event
     ) -> Mapping[int, Node]:
-        """The nodes of the job that follows one which has ended, in the place of all of that one's (`provider.Replaceable`)."""
+        """Return the nodes of the job's successor.
+
+        They replace all nodes of a job that has ended. See `provider.Replaceable`.
+        """
         gang, login = survey.gang, survey.login
         job = login.queue.now(gang.number)
         if job is None or not (job.over or job.waits or job.state == "COMPLETING"):
             raise ProvisionError(f"Slurm job {gang.number} runs: --renew is for its end")
-        # of a pool without its head no other node is missed; else the head is about to be
+        # without its head, a pool misses no other node; any other loss means the head follows soon
         if 0 not in lost or job.state == "COMPLETING":
             stop.wait(0.5)
             return {}
@@ -207,7 +229,10 @@ class Slurm:
     def attach(
         self, plan: Plan, accesses: Sequence[ClusterAccess]
     ) -> tuple[SlurmSurvey, Sequence[Node]]:
-        """The nodes of a pool that another notebook of this user has made from this plan; nothing is connected to yet."""
+        """Return the nodes of a pool that another notebook of this user created from this plan.
+
+        Connects to nothing yet.
+        """
         login = _login(plan.request)
         directives, prologue = (
             (_asked(login, plan.request)[0], _prologue(login)) if plan.request.replace else ({}, "")
@@ -218,27 +243,31 @@ class Slurm:
         (survey.gang.number,) = accesses[0].where
         key = ChannelKey(accesses[0].job_id, login.run, accesses[0].channel_key)
         survey.gang.key = key
-        places = [
-            JobNode(one.host, one.job_id, survey.login, survey.gang.number, key) for one in accesses
+        nodes = [
+            JobNode(access.host, access.job_id, survey.login, survey.gang.number, key)
+            for access in accesses
         ]
-        return survey, survey.attached(places, accesses)
+        return survey, survey.attached(nodes, accesses)
 
     def pools(self) -> Sequence[ListedPool]:
-        """Jobs of this user's that are pools, whichever login node they were submitted from."""
+        """Return this user's pools, whichever login node their jobs were submitted from."""
         with self._programs() as login:
             answer = login.run(*slurm_jobs.SQUEUE)
         if answer.returncode:
             raise ProvisionError(f"Slurm does not answer: {slurm_jobs.said(answer)}")
-        # of a pool with a successor the job that runs
-        listed = sorted(slurm_jobs.jobs_of(answer.stdout).items(), key=lambda one: not one[1].waits)
+        # for a pool with a successor, list the job that runs
+        jobs = sorted(slurm_jobs.jobs_of(answer.stdout).items(), key=lambda one: not one[1].waits)
         return [
             ListedPool(
-                job.pool.rpartition("-")[0], job.pool, f"Slurm job {number}" + (f" on {job.nodes}" if job.nodes else ""),
-                f"waits: {slurm_jobs.reason_words(job)}" if job.waits else job.state.lower(), job.ends,
+                job.pool.rpartition("-")[0],
+                job.pool,
+                f"Slurm job {number}" + (f" on {job.nodes}" if job.nodes else ""),
+                f"waits: {slurm_jobs.reason_words(job)}" if job.waits else job.state.lower(),
+                job.ends,
             )
-            for number, job in {job.pool: (number, job) for number, job in listed}.values()
+            for number, job in {job.pool: (number, job) for number, job in jobs}.values()
             if job.pool
-        ]  # fmt: skip
+        ]
 
     def end(self, job_id: str) -> None:
         """Cancel the job of a pool, by its name."""
@@ -250,13 +279,16 @@ class Slurm:
             ChannelKey(job_id, login.run).drop()
 
     def carried(self, job_id: str, drop: bool = False) -> list[bytes]:
-        """The files of a pool that a notebook on the login node has made: its record and its key (`pool.keys`), and "alive" or "gone".
+        """Return the files of a pool that a notebook on the login node created.
 
         Args:
-            drop: remove them: the pool is another notebook's from now on.
+            drop: remove the files, because another notebook now owns the pool.
+
+        Returns:
+            The pool's record, its key (`pool.keys`), and "alive" or "gone".
 
         Raises:
-            ProvisionError: they are not there.
+            ProvisionError: the files do not exist.
         """
         with self._programs() as login:
             done = login.run("sh", "-c", CARRIED, job_id, "drop" * drop)
@@ -264,17 +296,17 @@ class Slurm:
             raise ProvisionError(
                 f"{self.login}: the key of pool {job_id} is not there: {slurm_jobs.said(done)}"
             )
-        return [base64.b64decode(one) for one in done.stdout.split()]
+        return [base64.b64decode(encoded) for encoded in done.stdout.split()]
 
     def _programs(self) -> contextlib.closing[LoginNode]:
         return contextlib.closing(_login(PoolRequest(login=self.login)))
 
 
-# ------------------------------------------------------------------------------------ what is asked for
+# ------------------------------------------------------------------------------------ the request
 
 
 def _login(request: PoolRequest) -> LoginNode:
-    """Where Slurm's programs run for a request. Raises ProvisionError where nobody can log in."""
+    """Return where Slurm's programs run for a request. Raises ProvisionError if the login fails."""
     if not request.login:
         return HERE
     programs = HostPrograms(request.login, request.ssh, "sbatch", slurm_jobs.KEPT)
@@ -283,26 +315,29 @@ def _login(request: PoolRequest) -> LoginNode:
 
 
 def _elsewhere(request: PoolRequest) -> list[str]:
-    """What has no meaning on a cluster."""
-    way = ["--ssh is for the way to a login node: name that with --login, or leave it out"]
-    return for_others(request, "slurm") + way * (request.ssh != "auto" and not request.login)
+    """Return mistakes: options that have no meaning on a cluster."""
+    misplaced = ["--ssh is for the way to a login node: name that with --login, or leave it out"]
+    return for_others(request, "slurm") + misplaced * (request.ssh != "auto" and not request.login)
 
 
 def _asked(
     login: LoginNode, request: PoolRequest
 ) -> tuple[dict[str, str], Sequence[SlurmPartition]]:
-    """Return sbatch's options for a request, and the nodes it may have. Raises RequestError, ProvisionError."""
-    found = login.run(*slurm_jobs.SINFO)
-    if found.returncode:
-        raise ProvisionError(f"Slurm does not answer: {slurm_jobs.said(found).splitlines()[-1]}")
+    """Return sbatch's options for a request, and the node kinds it may get.
+
+    Raises RequestError or ProvisionError.
+    """
+    answer = login.run(*slurm_jobs.SINFO)
+    if answer.returncode:
+        raise ProvisionError(f"Slurm does not answer: {slurm_jobs.said(answer).splitlines()[-1]}")
     nodes = slurm_jobs.fitting(
-        slurm_jobs.partitions(found.stdout), dict(request.slurm).get("partition")
+        slurm_jobs.partitions(answer.stdout), dict(request.slurm).get("partition")
     )
     return _directives(request, nodes), nodes
 
 
 def _directives(request: PoolRequest, nodes: Sequence[SlurmPartition]) -> dict[str, str]:
-    """sbatch's options for a request, in the order of the script. Raises RequestError."""
+    """Return sbatch's options for a request, in the order of the script. Raises RequestError."""
     shape, mistakes = topology(request), list[str]()
     usual = {
         "nodes": str(shape.nodes),
@@ -321,26 +356,38 @@ def _directives(request: PoolRequest, nodes: Sequence[SlurmPartition]) -> dict[s
             usual["gres"] = slurm_jobs.gres_word(request.gpu, nodes)
     if request.max_lifetime:
         usual["time"] = f"{request.max_lifetime / 60 + 1:.0f}"
-    elif all(not any(mark.isdigit() for mark in one.usual + one.limit) for one in nodes):
+    elif all(
+        not any(mark.isdigit() for mark in partition.usual + partition.limit) for partition in nodes
+    ):
         usual["time"] = slurm_jobs.UNBOUNDED_LIMIT
-    made = usual
+    directives = usual
     with noted_in(mistakes):
-        made = slurm_jobs.asked_directives(request.slurm, usual)
-    if (most := sum(one.nodes for one in nodes)) < shape.nodes:
+        directives = slurm_jobs.asked_directives(request.slurm, usual)
+    if (most := sum(partition.nodes for partition in nodes)) < shape.nodes:
         mistakes.append(f"--nodes {shape.nodes} is more than the partition has ({most})")
     if mistakes:
         raise RequestError(mistakes)
-    return made if "signal" in dict(request.slurm) else {**made, "signal": f"URG@{lead(made)}"}
+    return (
+        directives
+        if "signal" in dict(request.slurm)
+        else {**directives, "signal": f"URG@{lead(directives)}"}
+    )
 
 
 def lead(directives: Mapping[str, str]) -> int:
-    """Seconds before the limit at which ranks hear of it; of jobs of some minutes, fewer."""
+    """Return how many seconds before the time limit ranks are warned.
+
+    Jobs of a few minutes are warned later.
+    """
     limit = directives.get("time", "")
     return 60 if limit.isdigit() and int(limit) <= 10 else 120
 
 
 def _prologue(login: LoginNode) -> str:
-    """What the user keeps for this cluster: sh that loads modules, or sets variables. Raises RequestError for a file that cannot be read."""
+    """Return the user's prologue for this cluster: sh that loads modules or sets variables.
+
+    Raises RequestError if the file cannot be read.
+    """
     from platformdirs import user_config_path
 
     folder = user_config_path("skymagic") / "slurm"
@@ -360,14 +407,14 @@ def _prologue(login: LoginNode) -> str:
 def _preview(
     login: LoginNode, request: PoolRequest, directives: Mapping[str, str], prologue: str
 ) -> tuple[str, ...]:
-    """The script, and what Slurm says of it, where the user only wants to see the plan."""
+    """Return the script and Slurm's comment on it if the user only wants to see the plan."""
     if not request.dry_run:
         return ()
     text = slurm_jobs.script(directives, request.name or "main", prologue)
     answer = login.run("sbatch", "--test-only", text=text)
-    words = slurm_jobs.said(answer).removeprefix("sbatch: ")
+    verdict = slurm_jobs.said(answer).removeprefix("sbatch: ")
     return (
-        *f"Slurm says: {words}{slurm_jobs.remedy(words, directives, login.run)}".splitlines(),
+        *f"Slurm says: {verdict}{slurm_jobs.remedy(verdict, directives, login.run)}".splitlines(),
         *text.splitlines(),
     )
 
@@ -382,15 +429,19 @@ def wait_for(
     delays: Sequence[float] = DELAYS,
     stop: threading.Event | None = None,
 ) -> SlurmJob:
-    """A job once it runs; an interrupt is heard.
+    """Wait until a job runs. Can be interrupted.
 
     Args:
-        stop: ends the wait where it is set; what is returned then waits still.
+        queue: source of job states.
+        number: Slurm's number of the job.
+        say: receives the reason each time it changes.
+        delays: seconds before each poll, see `DELAYS`.
+        stop: ends the wait when set; the returned job is then still pending.
 
     Raises:
-        ProvisionError: it has ended instead.
+        ProvisionError: the job ended instead of starting.
     """
-    told, looks, stop = "", 0, stop or threading.Event()
+    last_reason, looks, stop = "", 0, stop or threading.Event()
     while True:
         if stop.wait(delays[min(looks, len(delays) - 1)]):
             return SlurmJob("PENDING")
@@ -402,16 +453,18 @@ def wait_for(
             raise ProvisionError(f"{slurm_jobs.end_words(number, job)} before its nodes were ready")
         if not job.waits and job.nodes:
             return job
-        if (words := slurm_jobs.reason_words(job)) != told:
-            told = words
+        if (reason := slurm_jobs.reason_words(job)) != last_reason:
+            last_reason = reason
             say(
-                StartStep(f"Slurm job {number} waits: {words}", "requested", step=f"waits: {words}")
+                StartStep(
+                    f"Slurm job {number} waits: {reason}", "requested", step=f"waits: {reason}"
+                )
             )
 
 
 @dataclass(frozen=True)
 class JobNode(ClusterNode):
-    """A node of a job, and Slurm's number of that."""
+    """A node of a Slurm job, with the job's number."""
 
     login: LoginNode
     number: str
@@ -419,18 +472,35 @@ class JobNode(ClusterNode):
 
     @property
     def channel_key(self) -> str:
-        """As of `ClusterAccess`."""
+        """Key of the node's channel, see `ClusterAccess`."""
         return self.key.secret
 
     @property
     def where(self) -> tuple[str, ...]:
-        """The job's number."""
+        """Number of the job."""
         return (self.number,)
 
     def connection(self) -> ChannelConnection:
-        """Steps of the job on this node, each with an encrypted session: srun's streams are in clear."""
-        command = ["srun", "--overlap", "--jobid", self.number, "-w", self.name, "-N1", "-n1", "--unbuffered", "--quiet",
-                   "--mpi=none", "--cpu-bind=none", "--chdir=/tmp", "--kill-on-bad-exit=0"]  # fmt: skip
+        """Return a connection that runs steps of the job on this node.
+
+        Each step has an encrypted session, because srun's streams are unencrypted.
+        """
+        command = [
+            "srun",
+            "--overlap",
+            "--jobid",
+            self.number,
+            "-w",
+            self.name,
+            "-N1",
+            "-n1",
+            "--unbuffered",
+            "--quiet",
+            "--mpi=none",
+            "--cpu-bind=none",
+            "--chdir=/tmp",
+            "--kill-on-bad-exit=0",
+        ]
         variables = {processes.HOLDER: holder_folder(self.job_id, self.name)}
         step = functools.partial(self.login.channel, [*command, "/bin/sh", "-c"], variables)
 
@@ -440,9 +510,9 @@ class JobNode(ClusterNode):
         return ChannelConnection(self.name, shlex.join([*command[:8], "true"]), opening)
 
     def fate(self) -> str:
-        """Why the node is gone, as Slurm says; "" where it is not, or nobody says."""
+        """Return Slurm's reason why the node is gone, or "" if it is present or unknown."""
         return self.login.fate(self.number, self.name)
 
     def address(self) -> str:
-        """As Slurm knows it."""
+        """Return the address that Slurm knows."""
         return self.login.address(self.name)

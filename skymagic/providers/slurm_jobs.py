@@ -1,13 +1,15 @@
-"""What is asked of Slurm: the script of a job, what there is to ask for, jobs and their ends in words. Texts are pure, calls are few.
+"""Requests to Slurm: job scripts, available resources, job states, and explanations.
 
-A job runs one *holder* on each node, which starts the node's daemon and ends with it (`kernels.daemon.attach`); all else is done by steps
-beside it::
+Text functions are pure; calls to Slurm are few. A job runs one *holder* per node, which starts the
+node's daemon and ends with it (`kernels.daemon.attach`). Everything else runs in steps of the job::
 
     sbatch ──▶ job ──▶ srun, a holder on each node ──▶ daemon ──▶ agent ──▶ ranks
-    srun --overlap --jobid JOB -w NODE /bin/sh …              a channel: scripts, processes, and the way to the daemon
+    srun --overlap --jobid JOB -w NODE /bin/sh …              a channel: scripts, processes, daemon
 
-Slurm's controller is shared by all users of a site: `JobQueue` asks it at most six times a minute for all pools of a process, and no answer
-is no news: only a job that Slurm itself calls ended has ended.
+All users of a site share Slurm's controller. `JobQueue` therefore asks it at most six times a
+minute
+for all pools of a process. A missing answer changes nothing: a job has ended only if Slurm itself
+reports it as ended.
 """
 
 from __future__ import annotations
@@ -32,17 +34,22 @@ from skymagic.ssh.programs import Programs
 from skymagic.wire import processes
 
 UNBOUNDED_LIMIT = "8:00:00"
-"""Time limit where neither the user nor the site sets one: nobody pays for a job that was forgotten."""
+"""Time limit if neither the user nor the site sets one, so that a forgotten job does not cost
+forever.
+"""
 Asking = Callable[..., subprocess.CompletedProcess[str]]
-"""Runs one of Slurm's programs, as `Programs.run` does."""
+"""Runs one of Slurm's programs, like `Programs.run`."""
 KEPT = r"PATH|HOME|USER|LOGNAME|SHELL|LANG|LC_\w+|TZ|LD_LIBRARY_PATH|MODULEPATH|SLURM_CONF"
-"""Variables of the notebook's that jobs have: no secrets, and nothing by which a job inside a job takes the outer one's shape."""
+"""Variables of the notebook that jobs inherit.
+
+Contains no secrets, and nothing that would give a job inside a job the outer job's shape.
+"""
 OWN = ("array", "job-name", "parsable", "test-only", "wait", "wrap")
-"""Options of sbatch that are not the user's."""
+"""Options of sbatch that users cannot set."""
 ALLOCATED = "salloc"
-"""Among the directives: the job is asked for by salloc."""
+"""Marks among the directives that the job is requested with salloc."""
 OF_SCRIPTS = (ALLOCATED, "output", "error", "open-mode", "requeue", "no-requeue", "export")
-"""Directives that salloc has not."""
+"""Directives that salloc does not support."""
 SALLOC = r"""said=$(mktemp) || exit
 setsid salloc "$@" >"$said" 2>&1 </dev/null &
 until grep -Eq 'allocation [0-9]|error:' "$said" || ! kill -0 $!; do sleep 0.2; done 2>/dev/null
@@ -51,14 +58,14 @@ grep error: "$said" >&2
 rm "$said"
 """
 OURS = "skymagic"
-"""Comment of a pool's job, by which it is found from every login node."""
+"""Comment on a pool's job, used to find it from every login node."""
 GONE = "Invalid job id"
 UNSURE = re.compile(r"timed out|[Uu]nable to contact|Zero Bytes|[Cc]ommunication|[Cc]onnect")
-"""What sbatch says where nobody knows whether the job was taken."""
+"""Errors of sbatch after which it is unknown whether Slurm accepted the job."""
 UNSURE_DELAYS = (0.0, 2.0, 5.0, 10.0, 15.0)
 
 
-# ------------------------------------------------------------------------------------ what there is
+# ------------------------------------------------------------------------------------ resources
 
 
 @dataclass(frozen=True)
@@ -66,8 +73,11 @@ class SlurmPartition:
     """Nodes of one kind in a partition, as sinfo lists them.
 
     Attributes:
-        memory_gb: of each node. limit, usual: longest and default time of a job, as Slurm writes them.
-        gpus: the site's names of a node's GPUs → how many; the name is "" where it does not tell them apart.
+        memory_gb: memory per node.
+        gpus: GPU counts per node by the site's GPU name; the name is "" if the site does not
+            distinguish them.
+        limit: longest time of a job, as Slurm writes it.
+        usual: default time of a job, as Slurm writes it.
     """
 
     name: str
@@ -83,14 +93,21 @@ SINFO = ("sinfo", "-h", "-o", "%P|%a|%D|%m|%G|%l|%L")
 
 
 def partitions(text: str) -> tuple[SlurmPartition, ...]:
-    """What `SINFO` prints; lines of another form, and partitions that are down, are left out."""
+    """Parse the output of `SINFO`, skipping malformed lines and partitions that are down."""
     rows = ([cell.strip() for cell in line.split("|")] for line in text.splitlines())
     return tuple(
         SlurmPartition(
-            name.rstrip("*"), name.endswith("*"), _number(nodes), round(_number(memory) * 1.048576e-3, 1), _gpus(gres), limit, usual
+            name.rstrip("*"),
+            name.endswith("*"),
+            _number(nodes),
+            round(_number(memory) * 1.048576e-3, 1),
+            _gpus(gres),
+            limit,
+            usual,
         )
-        for name, up, nodes, memory, gres, limit, usual in (row for row in rows if len(row) == 7) if up == "up"
-    )  # fmt: skip
+        for name, up, nodes, memory, gres, limit, usual in (row for row in rows if len(row) == 7)
+        if up == "up"
+    )
 
 
 def _number(cell: str) -> int:
@@ -98,31 +115,41 @@ def _number(cell: str) -> int:
 
 
 def _gpus(text: str) -> dict[str, int]:
-    """The GPUs among generic resources: ``gpu:a100:4(S:0-1),nvme:1`` → ``{"a100": 4}``."""
+    """Return the GPUs among generic resources: ``gpu:a100:4(S:0-1),nvme:1`` → ``{"a100": 4}``."""
     entries = (entry.split(":") for entry in re.sub(r"\([^)]*\)", "", text).split(","))
-    found = [
+    gpu_entries = [
         entry
         for entry in entries
         if entry[0] == "gpu" and entry[-1].isdigit() and len(entry) in (2, 3)
     ]
-    return {entry[1] if len(entry) == 3 else "": int(entry[-1]) for entry in found}
+    return {entry[1] if len(entry) == 3 else "": int(entry[-1]) for entry in gpu_entries}
 
 
 def fitting(here: Sequence[SlurmPartition], name: str | None) -> list[SlurmPartition]:
-    """The nodes of a partition, or of the default one. Raises RequestError for one that there is not, with the nearest name."""
-    names = list(dict.fromkeys(one.name for one in here))
-    asked = name.split(",") if name else [one.name for one in here if one.default] or names[:1]
-    if unknown := [one for one in asked if one not in names]:
+    """Return the nodes of the named partition, or of the default one.
+
+    Raises RequestError for an unknown partition and suggests the nearest name.
+    """
+    names = list(dict.fromkeys(partition.name for partition in here))
+    requested = (
+        name.split(",")
+        if name
+        else [partition.name for partition in here if partition.default] or names[:1]
+    )
+    if unknown := [partition for partition in requested if partition not in names]:
         nearest = did_you_mean(unknown[0], names) or f"; available: {', '.join(names) or 'none'}"
         raise RequestError(f"--partition: Slurm has no partition {unknown[0]!r}{nearest}")
-    return [one for one in here if one.name in asked]
+    return [partition for partition in here if partition.name in requested]
 
 
 def gres_word(gpu: Accelerator | GpuChoice, here: Sequence[SlurmPartition]) -> str:
-    """``gpu:a100:4`` for what ``--gpu`` asks for, in the site's own names. Raises RequestError with what there is."""
+    """Translate ``--gpu`` to the site's own GPU names: ``gpu:a100:4``.
+
+    Raises RequestError, listing the available GPUs, if no node satisfies it.
+    """
     kinds: dict[str, int] = {}
-    for node in here:
-        kinds |= {kind: max(number, kinds.get(kind, 0)) for kind, number in node.gpus.items()}
+    for partition in here:
+        kinds |= {kind: max(number, kinds.get(kind, 0)) for kind, number in partition.gpus.items()}
     listed = ", ".join(f"{kind or 'gpu'}:{count}" for kind, count in kinds.items()) or "none"
     counted(gpu, "Slurm")
     if isinstance(gpu, GpuChoice):
@@ -134,7 +161,8 @@ def gres_word(gpu: Accelerator | GpuChoice, here: Sequence[SlurmPartition]) -> s
     enough = [kind for kind in named or {""} & {*kinds} if kinds[kind] >= gpu.count]
     if not enough:
         raise RequestError(
-            f"--gpu {gpu}: no node there has that (GPUs per node: {listed}); --partition may name others"
+            f"--gpu {gpu}: no node there has that (GPUs per node: {listed}); "
+            "--partition may name others"
         )
     return ":".join(filter(None, ("gpu", enough[0], str(gpu.count))))
 
@@ -143,35 +171,48 @@ def gres_word(gpu: Accelerator | GpuChoice, here: Sequence[SlurmPartition]) -> s
 
 
 def holder(job_id: str, prologue: str = "") -> str:
-    """What holds a node of a pool.
+    """Return the holder script for a node of a pool.
 
     Args:
-        prologue: sh of the site's, which each holder runs first.
+        prologue: sh prologue of the site, which each holder runs first.
     """
     own = holder_script(holder_folder(job_id, "$SLURMD_NODENAME"), job_id)
     return f"export {processes.SITE}=1\n{prologue}\n{own}" if prologue else own
 
 
 def step_command(script: str) -> list[str]:
-    """A step that runs a script of sh on each node."""
+    """Return the command of a step that runs an sh script on each node."""
     return [
-        "srun", "--ntasks-per-node=1", "--overlap", "--no-kill", "--kill-on-bad-exit=0", "--wait=0", "--mpi=none", "--quiet",
-        "--cpu-bind=none", "--export=ALL", "--chdir=/tmp", "/bin/sh", "-c", script,
-    ]  # fmt: skip
+        "srun",
+        "--ntasks-per-node=1",
+        "--overlap",
+        "--no-kill",
+        "--kill-on-bad-exit=0",
+        "--wait=0",
+        "--mpi=none",
+        "--quiet",
+        "--cpu-bind=none",
+        "--export=ALL",
+        "--chdir=/tmp",
+        "/bin/sh",
+        "-c",
+        script,
+    ]
 
 
 def script(directives: Mapping[str, str], job_id: str, prologue: str = "") -> str:
-    """The script of a pool's job, which has the pool's name, with its directives in order; pure.
+    """Return the batch script of a pool's job, named after the pool. Pure.
 
     Args:
-        directives: names of sbatch's options → values, "" for those without one. prologue: as of `holder`.
+        directives: values by sbatch option name, in order; "" for options without a value.
+        prologue: see `holder`.
     """
     named = {"job-name": job_id, **directives}
     lines = [
         f"#SBATCH --{name}" + (f"={_quoted(value)}" if value else "")
         for name, value in named.items()
     ]
-    # what Slurm starts a second time, nobody waits for
+    # nobody waits for a job that Slurm restarts, so it exits at once
     once, command = (
         '[ -z "$SLURM_RESTART_COUNT" ] || exit 0',
         shlex.join(step_command(holder(job_id, prologue))),
@@ -180,7 +221,7 @@ def script(directives: Mapping[str, str], job_id: str, prologue: str = "") -> st
 
 
 def allocation(directives: Mapping[str, str], job_id: str, prologue: str = "") -> list[str]:
-    """Return the command that asks for the same job by salloc, which runs on the login node until the job ends."""
+    """Return the salloc command for the same job. It runs on the login node until the job ends."""
     named = {
         "job-name": job_id,
         **{name: value for name, value in directives.items() if name not in OF_SCRIPTS},
@@ -190,7 +231,10 @@ def allocation(directives: Mapping[str, str], job_id: str, prologue: str = "") -
 
 
 def _quoted(value: str) -> str:
-    """As sbatch reads its directives: blanks and ``#`` end a bare value, and a backslash holds in quotes too."""
+    """Quote a value for sbatch directives.
+
+    Blanks and ``#`` end an unquoted value, and a backslash escapes inside quotes too.
+    """
     if re.fullmatch(r"[\w@%+=:,./\[\]&|*()-]+", value):
         return value
     return '"' + re.sub(r'(["\\])', r"\\\1", value) + '"'
@@ -199,15 +243,15 @@ def _quoted(value: str) -> str:
 def asked_directives(
     options: Iterable[tuple[str, str]], usual: Mapping[str, str]
 ) -> dict[str, str]:
-    """The directives of a job: `usual` ones, with the user's options in their place.
+    """Return the directives of a job: the `usual` ones, overridden by the user's options.
 
     Args:
-        options: (name, value) in their order; a value of ``none`` leaves a directive out.
+        options: (name, value) pairs in their order; the value ``none`` removes a directive.
 
     Raises:
-        RequestError: all options that cannot be.
+        RequestError: lists all invalid options.
     """
-    made, mistakes = dict(usual), []
+    directives, mistakes = dict(usual), []
     for name, value in options:
         if not re.fullmatch(r"[a-z][a-z0-9-]*", name):
             mistakes.append(
@@ -218,38 +262,49 @@ def asked_directives(
         elif re.search(r"[\x00-\x1f\x7f]", value):
             mistakes.append(f"--{name}: {value!r} has a control character")
         elif value == "none":
-            made.pop(name, None)
+            directives.pop(name, None)
         else:
             with noted_in(mistakes):
-                made[name] = _time(value) if name == "time" else value
+                directives[name] = _time(value) if name == "time" else value
     if mistakes:
         raise RequestError(mistakes)
-    return made
+    return directives
 
 
 def _time(value: str) -> str:
-    """A time limit as Slurm reads it: its own forms, and durations as everywhere here. Raises RequestError."""
+    """Return a time limit in Slurm's format.
+
+    Accepts Slurm's own formats and the durations used everywhere here. Raises RequestError.
+    """
     if re.fullmatch(r"(\d+-)?\d+(:\d+){0,2}", value):
         return value
     try:
         return str(max(1, round(duration(value) / 60)))
     except RequestError:
         raise RequestError(
-            f"--time: {value!r} is no time limit: write 4h, 90m, or 1-12:00:00; a job without an end is not asked for"
+            f"--time: {value!r} is no time limit: write 4h, 90m, or 1-12:00:00; "
+            "a job without an end is not asked for"
         ) from None
 
 
-# ------------------------------------------------------------------------------------ what it refuses
+# ------------------------------------------------------------------------------------ refusals
 
 REMEDIES = {
-    r"\bsalloc\b|\binteractive (job|use|session)|\bbatch jobs?\b(?! submission)": "if the site refuses sbatch, add --slurm salloc: the job is then asked for by salloc",
-    r"policy|policies": "you, or your group, may not have so much at once: ask for fewer nodes, or a shorter --time",
+    r"\bsalloc\b|\binteractive (job|use|session)|\bbatch jobs?\b(?! submission)": (
+        "if the site refuses sbatch, add --slurm salloc: the job is then asked for by salloc"
+    ),
+    r"policy|policies": (
+        "you, or your group, may not have so much at once: ask for fewer nodes, or a shorter --time"
+    ),
     r"time limit": "--time is above the partition's limit, which `sinfo -o '%P %l'` lists",
-    r"node configuration": "no node of the partition has such CPUs, memory, or GPUs: `sinfo -o '%P %c %m %G'` lists what they have",
+    r"node configuration": (
+        "no node of the partition has such CPUs, memory, or GPUs: "
+        "`sinfo -o '%P %c %m %G'` lists what they have"
+    ),
     r"feature": "`sinfo -o '%P %f'` lists what --constraint can name",
     r"reservation": "`scontrol show reservation` lists what --reservation can name",
 }
-"""What Slurm says where it refuses a job → what to look at."""
+"""Advice by pattern in Slurm's refusal of a job."""
 ASSOCIATIONS = (
     "sh",
     "-c",
@@ -258,48 +313,55 @@ ASSOCIATIONS = (
 
 
 def remedy(problem: str, directives: Mapping[str, str], asking: Asking) -> str:
-    """What to try where Slurm has refused a job and says this, as another line; "" where nothing is known of it."""
+    """Return advice for a refused job as another line, or "" if the refusal is unknown."""
     folded = problem.lower()
     if not (wrong := re.search(r"invalid (account|qos)\b", folded)):
         return next(
-            (f"\n  {words}" for said, words in REMEDIES.items() if re.search(said, folded)), ""
+            (f"\n  {advice}" for pattern, advice in REMEDIES.items() if re.search(pattern, folded)),
+            "",
         )
     rows = [
         row
         for row in (line.split("|") for line in asking(*ASSOCIATIONS).stdout.splitlines())
         if len(row) == 3
     ]
-    option, asked = wrong[1], directives.get(wrong[1], "")
+    option, current = wrong[1], directives.get(wrong[1], "")
     if option == "qos":
         rows = [row for row in rows if row[0] == directives.get("account", row[0])]
-        known = {name: name for row in rows for name in row[1].split(",") if name}
+        allowed = {name: name for row in rows for name in row[1].split(",") if name}
     else:
-        known = {row[0]: row[0] + (f" (in partition {row[2]})" if row[2] else "") for row in rows}
-    if not known:
+        allowed = {row[0]: row[0] + (f" (in partition {row[2]})" if row[2] else "") for row in rows}
+    if not allowed:
         return (
             f"\n  sacctmgr lists no {option} for you: ask the site's staff which --{option} to use"
         )
-    yours = f"you may use {', '.join(sorted(known.values()))}{did_you_mean(asked, known) if asked else ''}"
-    return f"\n  --{option}{f' {asked}' if asked else ''}: {yours}"
+    yours = (
+        f"you may use {', '.join(sorted(allowed.values()))}"
+        f"{did_you_mean(current, allowed) if current else ''}"
+    )
+    return f"\n  --{option}{f' {current}' if current else ''}: {yours}"
 
 
 # ------------------------------------------------------------------------------------ calls
 
 
 def said(done: subprocess.CompletedProcess[str]) -> str:
-    """What a program has complained of, without its own name before each line."""
+    """Return a program's error message without its name at the start of each line."""
     return re.sub(r"(?m)^\w+: (error|fatal): ", "", (done.stderr or done.stdout).strip())
 
 
 @dataclass(frozen=True)
 class SlurmJob:
-    """A job as Slurm tells of it.
+    """State of a job as Slurm reports it.
 
     Attributes:
-        state: ``PENDING``, ``RUNNING``, … reason: why it waits, Slurm's word.
-        begins, ends: seconds since 1970; None where nobody knows.
-        nodes: as Slurm writes them: ``n[1-2]``. pool: the pool's name for it; "" for a job that is no pool.
-        restarts: how many times Slurm has started it again.
+        state: ``PENDING``, ``RUNNING``, …
+        reason: Slurm's word for why the job waits.
+        begins: estimated start in seconds since 1970, or None if unknown.
+        ends: end in seconds since 1970, or None if unknown.
+        nodes: node list as Slurm writes it: ``n[1-2]``.
+        pool: job ID of the pool, or "" if the job is not a pool.
+        restarts: how many times Slurm has restarted it.
     """
 
     state: str
@@ -312,12 +374,12 @@ class SlurmJob:
 
     @property
     def over(self) -> bool:
-        """Whether it has ended for certain."""
+        """True if the job has certainly ended."""
         return self.state in ENDS
 
     @property
     def waits(self) -> bool:
-        """Whether it has no nodes yet."""
+        """True if the job has no nodes yet."""
         return bool(WAITS.fullmatch(self.state))
 
 
@@ -325,7 +387,10 @@ WAITS = re.compile(
     "PENDING|CONFIGURING|REQUEUED|REQUEUE_FED|REQUEUE_HOLD|RESV_DEL_HOLD|SPECIAL_EXIT|EXPEDITING"
 )
 ENDS = {
-    "CANCELLED": "was cancelled, and not from this notebook: by you elsewhere, by an administrator, or as a node's prologue failed (sinfo -R)",
+    "CANCELLED": (
+        "was cancelled, and not from this notebook: by you elsewhere, by an administrator, "
+        "or as a node's prologue failed (sinfo -R)"
+    ),
     "COMPLETED": "has ended: nothing was left to hold its nodes for",
     "FAILED": "has failed",
     "TIMEOUT": "has reached its time limit (--time)",
@@ -335,7 +400,10 @@ ENDS = {
     "BOOT_FAIL": "has ended because its nodes did not boot",
     "DEADLINE": "was ended at its deadline",
     "REVOKED": "was started on another cluster of the federation",
-    "REQUEUED": "was put back into the queue by a job of higher priority, or by an administrator: what ran in it is gone",
+    "REQUEUED": (
+        "was put back into the queue by a job of higher priority, or by an administrator: "
+        "what ran in it is gone"
+    ),
 }
 REASONS = {
     "Priority": "jobs of higher priority come first",
@@ -347,7 +415,9 @@ REASONS = {
     "JobHeldAdmin": "an administrator holds it",
     "PartitionDown": "its partition is down",
     "Licenses": "licenses that it needs are in use",
-    "ReqNodeNotAvail|Nodes.required.*": "a node that it needs is down, drained or reserved: a maintenance may come",
+    "ReqNodeNotAvail|Nodes.required.*": (
+        "a node that it needs is down, drained or reserved: a maintenance may come"
+    ),
     "PartitionNodeLimit": "the partition gives no job so many nodes",
     "PartitionTimeLimit": "its time limit is above the partition's",
     "Reservation": "its reservation has not begun",
@@ -361,20 +431,30 @@ HOPELESS = re.compile(
 
 
 def reason_words(job: SlurmJob) -> str:
-    """Why a job waits, in words and in Slurm's own."""
+    """Return why a job waits, in plain words followed by Slurm's own."""
     reason = job.reason.strip("()").partition(",")[0]
-    words = next((words for said, words in REASONS.items() if re.fullmatch(said, reason)), "")
+    explanation = next(
+        (explanation for pattern, explanation in REASONS.items() if re.fullmatch(pattern, reason)),
+        "",
+    )
     if HOPELESS.fullmatch(reason):
-        words = f"{words or 'it cannot start as it is asked for'}, and that does not change by itself: stop it, and ask for other nodes"
-    told = f"{words} ({reason})" if words else reason or "nobody says why"
+        explanation = (
+            f"{explanation or 'it cannot start as it is asked for'}, and that does not change by "
+            "itself: stop it, and ask for other nodes"
+        )
+    message = f"{explanation} ({reason})" if explanation else reason or "nobody says why"
     if job.begins:
-        told += f"; Slurm estimates a start at {time.strftime('%H:%M on %Y-%m-%d', time.localtime(job.begins))}"
-    return told
+        message += (
+            "; Slurm estimates a start at "
+            f"{time.strftime('%H:%M on %Y-%m-%d', time.localtime(job.begins))}"
+        )
+    return message
 
 
 def end_words(number: str, job: SlurmJob) -> str:
-    """How a job has ended."""
-    again = job.waits or (job.restarts and job.state == "COMPLETED")  # its script ends at once then
+    """Return a sentence on how a job ended."""
+    # a restarted job's script exits at once
+    again = job.waits or (job.restarts and job.state == "COMPLETED")
     return f"Slurm job {number} {ENDS.get('REQUEUED' if again else job.state, f'is {job.state}')}"
 
 
@@ -389,18 +469,28 @@ SQUEUE = ("squeue", "-h", "--me", "-o", "%i|%T|%r|%S|%e|%N|%j|%k")
 
 
 def jobs_of(text: str) -> dict[str, SlurmJob]:
-    """What `SQUEUE` prints, by number."""
+    """Parse the output of `SQUEUE` into jobs by number."""
     rows = (line.strip().split("|", 7) for line in text.splitlines())
     return {
         number: SlurmJob(
-            state, reason, _moment(start) if state == "PENDING" else None, _moment(end), nodes, name if comment == OURS else ""
+            state,
+            reason,
+            _moment(start) if state == "PENDING" else None,
+            _moment(end),
+            nodes,
+            name if comment == OURS else "",
         )
-        for number, state, reason, start, end, nodes, name, comment in (row for row in rows if len(row) == 8)
-    }  # fmt: skip
+        for number, state, reason, start, end, nodes, name, comment in (
+            row for row in rows if len(row) == 8
+        )
+    }
 
 
 class JobQueue:
-    """The user's jobs as Slurm tells of them, asked for all of them at once, and at most six times a minute however many ask."""
+    """States of all the user's jobs, fetched together.
+
+    Asks Slurm at most six times a minute, however many callers there are.
+    """
 
     SECONDS = 10.0
 
@@ -411,7 +501,10 @@ class JobQueue:
         self._jobs: dict[str, SlurmJob] = {}
 
     def look(self, number: str) -> SlurmJob | None:
-        """A job as it was when Slurm was asked last; None where nothing is known of it: that is no end."""
+        """Return a job's state at the last query, or None if unknown.
+
+        None does not mean it has ended.
+        """
         with self._lock:
             if (now := self._clock()) - self._asked >= self.SECONDS:
                 self._asked = now
@@ -422,7 +515,10 @@ class JobQueue:
             return self._jobs.get(number)
 
     def end(self, number: str) -> SlurmJob | None:
-        """How a job that had nodes has ended, or that it waits again; None where it has not, or nobody says. Takes some seconds at most."""
+        """Return the final state of a job that had nodes, or the state of one that waits again.
+
+        Returns None if the job still runs or Slurm does not answer. Takes a few seconds at most.
+        """
         for _ in range(8):
             job = self.now(number)
             if job is None or job.state != "COMPLETING":
@@ -431,31 +527,46 @@ class JobQueue:
         return None
 
     def now(self, number: str) -> SlurmJob | None:
-        """One job as it is, also some minutes after its end; for what cannot wait. None where Slurm does not say."""
+        """Return the current state of one job, or None if Slurm does not answer.
+
+        Also knows jobs for some minutes after their end. For callers that cannot wait for the
+        shared query.
+        """
         done = self._call("scontrol", "show", "job", "-o", number)
         if GONE in done.stderr:
             return SlurmJob("COMPLETED")
         # the first: new versions repeat salloc's line
-        told = dict(reversed(re.findall(r"(?<!\S)(\w+)=(\S*)", done.stdout)))
+        properties = dict(reversed(re.findall(r"(?<!\S)(\w+)=(\S*)", done.stdout)))
         fields = ("JobState", "Reason", "StartTime", "EndTime", "NodeList", "JobName", "Comment")
-        cells = [told.get(name, "") for name in fields]
+        cells = [properties.get(name, "") for name in fields]
         job = jobs_of("|".join([number, *cells])).get(number) if cells[0] else None
-        return replace(job, restarts=int(told.get("Restarts", 0))) if job else None
+        return replace(job, restarts=int(properties.get("Restarts", 0))) if job else None
 
 
 class LoginNode:
-    """What Slurm's programs are asked, wherever they run; `run`, `channel` and `close` are those of `Programs`."""
+    """Slurm's programs, wherever they run. `run`, `channel` and `close` are those of `Programs`."""
 
     def __init__(self, programs: Programs) -> None:
         self.run, self.channel, self.close = programs.run, programs.channel, programs.close
         self.queue = JobQueue(self.run)
 
     def submit(self, words: Sequence[str], text: str, job_id: str) -> str:
-        """Ask for a job by these words, with this text as their input: Slurm's number of it. Raises ProvisionError with why there is none."""
+        """Submit a job and return its Slurm job number.
+
+        If Slurm's answer is lost, the job is looked up under the pool's job ID.
+
+        Args:
+            words: command that submits the job.
+            text: standard input of the command.
+            job_id: job ID of the pool.
+
+        Raises:
+            ProvisionError: Slurm refused the job; the message gives the reason.
+        """
         done = self.run(*words, text=text)
-        if found := re.search(r"(?m)^(\d+)(;.*)?$", done.stdout):
-            return found[1]
-        # a busy controller takes a job whose answer is lost, some of them seconds later
+        if match := re.search(r"(?m)^(\d+)(;.*)?$", done.stdout):
+            return match[1]
+        # a busy controller may accept a job although its answer is lost, sometimes seconds later
         for seconds in UNSURE_DELAYS if UNSURE.search(done.stderr) or not done.stderr else ():
             time.sleep(seconds)
             if numbers := self.numbers(job_id):
@@ -463,40 +574,43 @@ class LoginNode:
         raise ProvisionError(f"Slurm refused the job: {said(done) or 'it names no job'}")
 
     def numbers(self, job_id: str) -> list[str]:
-        """The jobs of a pool that have not ended, the oldest first."""
+        """Return the numbers of a pool's unfinished jobs, the oldest first."""
         return sorted(
             self.run("squeue", "-h", f"--name={job_id}", "-o", "%A").stdout.split(), key=int
         )
 
     def name(self) -> str:
-        """The cluster's; "" where it does not say."""
-        found = re.search(
+        """Return the cluster's name, or "" if unknown."""
+        match = re.search(
             r"(?m)^ClusterName\s*=\s*(\S+)", self.run("scontrol", "show", "config").stdout
         )
-        return found[1] if found else ""
+        return match[1] if match else ""
 
     def cancel(self, job: str, job_id: str) -> str:
-        """Cancel a job by its number, or by its name where the number is not known; why it could not be, "" when it is."""
+        """Cancel a job by its number, or by its name if the number is unknown.
+
+        Returns "" on success, else the reason for the failure.
+        """
         who = job or f"--name={job_id}"  # a name is one pool's alone
         done = self.run("scancel", who)
         return "" if not done.returncode or GONE in done.stderr else said(done)
 
     def hostnames(self, nodes: str) -> list[str]:
-        """``n[1-2]`` → n1, n2, as Slurm itself reads it. Raises ProvisionError."""
+        """Expand a node list with Slurm itself: ``n[1-2]`` → n1, n2. Raises ProvisionError."""
         done = self.run("scontrol", "show", "hostnames", nodes)
         if done.returncode or not done.stdout.split():
             raise ProvisionError(f"Slurm does not name the nodes of {nodes!r}: {said(done)}")
         return done.stdout.split()
 
     def address(self, node: str) -> str:
-        """A node's address, as it is known here. Raises OSError where it has none."""
-        found = re.search(
+        """Return a node's address as seen from here. Raises OSError if it has none."""
+        match = re.search(
             r"\bNodeAddr=(\S+)", self.run("scontrol", "show", "node", "-o", node).stdout
         )
-        return socket.gethostbyname(found[1] if found else node)
+        return socket.gethostbyname(match[1] if match else node)
 
     def fate(self, job: str, node: str) -> str:
-        """Why a node that does not answer is gone, as Slurm says; "" where it is not, or nobody says."""
+        """Return Slurm's reason why a silent node is gone, or "" if it is present or unknown."""
         if ended := self.queue.end(job):
             return end_words(job, ended)
         running = self.queue.now(job)
